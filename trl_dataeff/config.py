@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from trl import GRPOConfig
@@ -174,8 +174,7 @@ class DataEfficientGRPOConfig(GRPOConfig):
         config.__dict__.update(copy.copy(args.__dict__))
         for f in fields(cls):
             if f.name not in config.__dict__:
-                value = f.default if f.default is not MISSING else f.default_factory()  # type: ignore[misc]
-                config.__dict__[f.name] = value
+                config.__dict__[f.name] = f.default  # none of this class's own fields has a factory
         config._check_dataeff_fields()
         return config
 
@@ -236,7 +235,6 @@ class DataEfficientGRPOConfig(GRPOConfig):
 
     def _check_groups_are_whole(self) -> None:
         """All completions of a prompt are scored and kept together, so a rank must hold whole groups."""
-        assert self.steps_per_generation is not None and self.num_generations is not None
         rows = self.per_device_train_batch_size * self.steps_per_generation
         if rows % self.num_generations != 0:
             g, s = self.num_generations, self.steps_per_generation

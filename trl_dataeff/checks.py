@@ -1,0 +1,49 @@
+"""What can be refused before a model is loaded: datasets that a run cannot use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from datasets import Dataset, IterableDataset
+from transformers.utils import logging
+
+from trl_dataeff.config import AVAILABLE_SELECTIONS, DataEfficientGRPOConfig
+
+
+logger = logging.get_logger(__name__)
+
+
+def check_dataset(args: DataEfficientGRPOConfig, dataset: Any, environment_factory: Any) -> None:
+    """Raise a `ValueError` that says what is wrong with the training dataset and what would do."""
+    if dataset is None:
+        if environment_factory is None:
+            raise ValueError("`train_dataset` is required, unless an `environment_factory` provides the prompts.")
+        return
+    chooses = args.selection not in ("auto", "uniform")
+    if isinstance(dataset, IterableDataset) and (chooses or args.dynamic_sampling):
+        wanted = f"selection={args.selection!r}" if chooses else "dynamic_sampling=True"
+        raise ValueError(
+            f"`{wanted}` needs a dataset whose rows can be taken in any order; a streaming (iterable) dataset cannot "
+            "give that. Load it without `streaming=True`, or use `selection='uniform'` without `dynamic_sampling`."
+        )
+    if not isinstance(dataset, Dataset):
+        return  # TRL refuses other types
+    if environment_factory is None and "prompt" not in dataset.column_names:
+        raise ValueError(
+            f"`train_dataset` has no column `prompt`; its columns are {dataset.column_names}. Rename the column that "
+            "holds the prompts: `dataset.rename_column('question', 'prompt')`."
+        )
+    prompts = args.generation_batch_size // args.num_generations
+    if len(dataset) < prompts:
+        raise ValueError(
+            f"`train_dataset` has {len(dataset)} prompts, and each batch takes {prompts} different ones "
+            f"(`generation_batch_size` {args.generation_batch_size} / `num_generations` {args.num_generations}). Use "
+            "a larger dataset, or a smaller `per_device_train_batch_size` x `steps_per_generation`."
+        )
+
+
+def resolve_selection(args: DataEfficientGRPOConfig, dataset: Any) -> str:
+    """The selection that `"auto"` stands for with this dataset; any other is what it is."""
+    if args.selection != "auto":
+        return args.selection
+    return AVAILABLE_SELECTIONS[-1] if isinstance(dataset, Dataset) else "uniform"

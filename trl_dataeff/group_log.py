@@ -1,0 +1,96 @@
+"""`GroupLog`: one row per group rolled out, in `<output_dir>/dataeff/groups.parquet`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from trl_dataeff.files import write_atomically
+from trl_dataeff.group import KINDS, RolloutGroup, total_rewards
+
+
+SCHEMA = pa.schema(
+    [
+        pa.field("step", pa.int32(), metadata={"meaning": "optimizer step at which the group was rolled out"}),
+        pa.field("prompt_id", pa.int64(), metadata={"meaning": "row of the training dataset; -1 if not known"}),
+        pa.field("round", pa.int16(), metadata={"meaning": "round of its window, from 0"}),
+        pa.field("success_rate", pa.float32(), metadata={"meaning": "in [0, 1]; null if no completion was scorable"}),
+        pa.field("reward", pa.float32(), metadata={"meaning": "mean total reward of the scorable completions"}),
+        pa.field("kind", pa.string(), metadata={"meaning": " | ".join(KINDS)}),
+        pa.field("predicted", pa.float32(), metadata={"meaning": "success rate predicted before the rollout"}),
+        pa.field("source", pa.string(), metadata={"meaning": "fresh | reference"}),
+        pa.field("dropped", pa.bool_(), metadata={"meaning": "not trained on, being of zero variance"}),
+        pa.field("tokens", pa.int32(), metadata={"meaning": "tokens generated for its completions"}),
+        pa.field("seconds", pa.float32(), metadata={"meaning": "its share of the time its round took"}),
+    ]
+)
+
+
+FLUSH_SECONDS = 10.0
+
+
+class GroupLog:
+    """
+    Collects rows and writes them, as it goes, to a parquet file that is whole at every moment.
+
+    The file is rewritten at every checkpoint, at the end, and in between when the last time is `FLUSH_SECONDS` ago and
+    the rows that wait are a twentieth of those written: what a run writes stays proportional to the file's size.
+
+    Args:
+        path (`Path`): the file. One that is there already belongs to an earlier run and is replaced, unless
+            [`resume`] is called first.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._written = SCHEMA.empty_table()
+        self._waiting: list[dict] = []
+        self._flushed_at = time.monotonic()
+
+    def resume(self, step: int) -> None:
+        """Keep the rows of the file that were rolled out before optimizer step `step`."""
+        if self.path.exists():
+            table = pq.read_table(self.path)
+            self._written = table.filter(pc.less(table["step"], step)).cast(SCHEMA)
+
+    def add(self, groups: Iterable[RolloutGroup], dropped: Iterable[RolloutGroup], weights) -> None:
+        """Enter groups; `dropped` are those among them that are not trained on."""
+        dropped_ids = {id(group) for group in dropped}
+        for group in groups:
+            totals = total_rewards(group.rewards, weights)
+            scored = totals[totals == totals]
+            self._waiting.append(
+                {
+                    "step": group.step,
+                    "prompt_id": group.prompt_id,
+                    "round": group.round,
+                    "success_rate": _number_or_none(group.success_rate),
+                    "reward": float(scored.mean()) if len(scored) else None,
+                    "kind": KINDS[group.kind],
+                    "predicted": _number_or_none(group.predicted),
+                    "source": "fresh",
+                    "dropped": id(group) in dropped_ids,
+                    "tokens": group.tokens,
+                    "seconds": group.seconds,
+                }
+            )
+
+    def flush(self, force: bool = False) -> None:
+        """Write what waits, if it is time or `force` is set."""
+        due = time.monotonic() - self._flushed_at >= FLUSH_SECONDS and len(self._waiting) >= len(self._written) / 20
+        if not self._waiting or not (force or due):
+            return
+        waiting = pa.Table.from_pylist(self._waiting, schema=SCHEMA)
+        self._written = pa.concat_tables([self._written, waiting])
+        self._waiting = []
+        self._flushed_at = time.monotonic()
+        write_atomically(self.path, lambda path: pq.write_table(self._written, path))
+
+
+def _number_or_none(value: float) -> float | None:
+    return None if value != value else float(value)

@@ -1,0 +1,260 @@
+"""
+`RolloutLedger`: what a run knows about its prompts and rollouts, and the one place where a group is classified and
+entered. Equal on every process, because it is fed with gathered numbers only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers.utils import logging
+
+from trl_dataeff.config import DataEfficientGRPOConfig
+from trl_dataeff.distributed import all_gather
+from trl_dataeff.group import (
+    EASY,
+    EFFECTIVE,
+    HARD,
+    RewardScale,
+    RolloutGroup,
+    Rollouts,
+    classify,
+    is_zero_variance,
+    pack_groups,
+    total_rewards,
+    unpack_groups,
+)
+from trl_dataeff.group_log import GroupLog
+from trl_dataeff.metrics import Counters
+from trl_dataeff.pool import PromptPool
+from trl_dataeff.rollout import Collection, ZeroVarianceShare, round_size
+from trl_dataeff.selection import Selector
+from trl_dataeff.state import check_fingerprint
+
+
+logger = logging.get_logger(__name__)
+
+
+class RolloutLedger:
+    """
+    Args:
+        config ([`DataEfficientGRPOConfig`]): the run's configuration.
+        pool ([`PromptPool`] or `None`): the prompts; `None` where they are not known by row (streaming, environments).
+        selector ([`Selector`] or `None`): proposes prompts; `None` as above.
+        reward_names (`list[str]`), reward_weights (`np.ndarray` of shape `(F,)`): the reward functions.
+        group_log ([`GroupLog`] or `None`): `None` on all processes but the main one.
+        world_size (`int`): number of processes.
+    """
+
+    def __init__(
+        self,
+        config: DataEfficientGRPOConfig,
+        pool: PromptPool | None,
+        selector: Selector | None,
+        reward_names: Sequence[str],
+        reward_weights: np.ndarray,
+        group_log: GroupLog | None,
+        world_size: int,
+    ):
+        self.config = config
+        self.pool = pool
+        self.selector = selector
+        self.reward_names = list(reward_names)
+        self.reward_weights = np.asarray(reward_weights, dtype=np.float32)
+        self.group_log = group_log
+        self.world_size = world_size
+        self.group_size = config.num_generations
+        self.batch_groups = config.generation_batch_size // config.num_generations
+        self.scale = RewardScale.of(config.reward_range)
+        self.zero_share = ZeroVarianceShare()
+        self.counters = Counters()
+        self.carried: list[RolloutGroup] = []
+        self.windows = 0
+        # TRL seeds the sampler of `GRPOTrainer` in the same way
+        self.rng = torch.Generator().manual_seed(config.seed)
+
+    def propose(self, n: int) -> np.ndarray:
+        """Ids of n prompts, in the order of ranks: each process rolls out an equal, contiguous part of them."""
+        if self.selector is None:
+            return np.full(n, -1, dtype=np.int64)
+        return self.selector.propose(n, self.rng)
+
+    def round_size(self, missing: int) -> int:
+        config = self.config
+        return round_size(
+            missing,
+            batch_groups=self.batch_groups,
+            zero_share=self.zero_share.value,
+            margin=config.rollout_margin,
+            low=config.rollout_round_min,
+            high=config.rollout_round_max,
+            multiple=self.world_size,
+            pool=len(self.pool) if self.pool is not None else self.batch_groups,
+        )
+
+    def enter_round(
+        self,
+        prompt_ids: np.ndarray,
+        rewards: np.ndarray,
+        lengths: np.ndarray,
+        *,
+        step: int,
+        round_index: int,
+        seconds: float,
+        rank: int = 0,
+        rollouts: Sequence[Rollouts] = (),
+    ) -> list[RolloutGroup]:
+        """
+        Classify the groups of a round and enter them in the history.
+
+        Args:
+            prompt_ids (`np.ndarray` of shape `(n,)`): in the order of ranks.
+            rewards (`np.ndarray` of shape `(n * G, F)`), lengths (`np.ndarray` of shape `(n * G,)`): of all processes.
+            step (`int`), round_index (`int`), seconds (`float`): when the round was, and how long it took.
+            rank (`int`), rollouts: this process and the rollouts it holds, n / world_size of them (or none).
+        """
+        n = len(prompt_ids)
+        rewards = np.asarray(rewards, dtype=np.float32).reshape(n, self.group_size, -1)
+        tokens = np.asarray(lengths).reshape(n, self.group_size).sum(axis=1)
+        self._check_rewards(rewards)
+        totals = total_rewards(rewards, self.reward_weights)
+        self.scale.observe(totals)
+        success_rates = self.scale.success_rate(totals)
+        zero_variance = is_zero_variance(rewards, self.reward_weights, self.config.multi_objective_aggregation)
+        kinds = classify(zero_variance, success_rates)
+        per_rank = n // self.world_size
+        groups = [
+            RolloutGroup(
+                prompt_id=int(prompt_ids[i]),
+                step=step,
+                round=round_index,
+                rewards=rewards[i],
+                success_rate=float(success_rates[i]),
+                kind=int(kinds[i]),
+                tokens=int(tokens[i]),
+                seconds=seconds / n,
+                owner=i // per_rank,
+                rollouts=rollouts[i - rank * per_rank] if rollouts and i // per_rank == rank else None,
+            )
+            for i in range(n)
+        ]
+        if self.pool is not None:
+            self.pool.observe(groups)
+        if self.selector is not None:
+            self.selector.observe(groups, step)
+        self.zero_share.observe(groups)
+        return groups
+
+    def _check_rewards(self, rewards: np.ndarray) -> None:
+        """A reward function that scores nothing is most likely a mistake: say so before it costs a run."""
+        silent = np.isnan(rewards).all(axis=(0, 1))
+        if not silent.any() or self.windows:
+            return
+        names = ", ".join(f"`{name}`" for name, s in zip(self.reward_names, silent, strict=True) if s)
+        count = rewards.shape[0] * rewards.shape[1]
+        if silent.all():
+            raise ValueError(
+                f"No reward function gave a score for any of the first {count} completions: {names} returned only "
+                "None or NaN. Check that the columns it reads are in the dataset and hold what it expects; a function "
+                "may return None for completions it does not apply to, but each needs a score from one of them."
+            )
+        logger.warning(
+            f"{names} returned only None or NaN for the first {count} completions and has no part in training so far. "
+            "Check that the columns it reads are in the dataset."
+        )
+
+    def enter_window(self, collection: Collection) -> dict[str, float]:
+        """Close a window: keep its surplus, count, log the groups. Returns the window's metrics."""
+        fresh, replayed = collection.fresh, min(len(self.carried), self.batch_groups)
+        ages = [collection.fresh[0].step - g.step for g in self.carried[:replayed]] if fresh else []
+        self.carried = collection.surplus
+        self.windows += 1
+        self.counters.add(
+            rollouts_generated=len(fresh) * self.group_size,
+            rollouts_trained=len(collection.trained) * self.group_size,
+            rollouts_replayed=replayed * self.group_size,
+            rollouts_discarded=len(collection.dropped) * self.group_size,
+            tokens_generated=sum(group.tokens for group in fresh),
+        )
+        if self.group_log is not None:
+            self.group_log.add(fresh, collection.dropped, self.reward_weights)
+            self.group_log.flush()
+        metrics: dict[str, float] = dict(self.counters.values)
+        metrics.update(
+            rounds=collection.rounds, padded_groups=collection.padded, surplus_groups=len(collection.surplus)
+        )
+        if fresh:
+            kinds = np.array([group.kind for group in fresh])
+            rates = np.array([group.success_rate for group in fresh])
+            unscorable = np.isnan(np.stack([group.rewards for group in fresh])).all(axis=2)
+            metrics.update(
+                effective_ratio=float((kinds == EFFECTIVE).mean()),
+                easy_ratio=float((kinds == EASY).mean()),
+                hard_ratio=float((kinds == HARD).mean()),
+                unscorable_ratio=float(unscorable.mean()),
+            )
+            if not np.isnan(rates).all():
+                metrics["success_rate"] = float(np.nanmean(rates))
+        if ages:
+            metrics["replay/age_mean"] = float(np.mean(ages))
+        return metrics | (self.selector.metrics() if self.selector is not None else {})
+
+    def state_dict(self) -> tuple[dict[str, Any], dict[str, dict[str, np.ndarray]]]:
+        """
+        Scalars and named arrays, for `trl_dataeff.state.save_state`. A collective where groups are carried: they are
+        spread over the processes.
+        """
+        scalars: dict[str, Any] = {
+            "counters": self.counters.values,
+            "windows": self.windows,
+            "zero_share": [self.zero_share.zero, self.zero_share.total],
+            # JSON has no infinity
+            "reward_scale": [self.scale.low, self.scale.high] if math.isfinite(self.scale.low) else None,
+            "dataset_size": len(self.pool) if self.pool is not None else None,
+            "fingerprint": self.pool.fingerprint if self.pool is not None else None,
+            "selector": type(self.selector).__name__,
+        }
+        arrays = {"rng": self.rng.get_state().numpy()}
+        if self.pool is not None:
+            arrays.update({f"pool.{name}": value for name, value in self.pool.state_dict().items()})
+        if self.selector is not None:
+            arrays.update({f"selector.{name}": value for name, value in self.selector.state_dict().items()})
+        files = {"arrays": arrays}
+        if self.carried:
+            held = all_gather(
+                {i: group.rollouts for i, group in enumerate(self.carried) if group.rollouts is not None}
+            )
+            for rank_rollouts in held:
+                for i, rollouts in rank_rollouts.items():
+                    self.carried[i].rollouts = rollouts
+            files["surplus"] = pack_groups(self.carried)
+        return scalars, files
+
+    def load_state_dict(
+        self, scalars: dict[str, Any], files: dict[str, dict[str, np.ndarray]], step: int, path: Path
+    ) -> None:
+        """The inverse of [`state_dict`]; `step` is the optimizer step at which training goes on, `path` for errors."""
+        if self.pool is not None:
+            check_fingerprint(
+                path, scalars["fingerprint"], self.pool.fingerprint, scalars["dataset_size"], len(self.pool)
+            )
+        self.counters.values.update(scalars["counters"])
+        self.windows = scalars["windows"]
+        self.zero_share.zero, self.zero_share.total = scalars["zero_share"]
+        if scalars["reward_scale"] is not None and not self.scale.fixed:
+            self.scale.low, self.scale.high = scalars["reward_scale"]
+        arrays = files["arrays"]
+        self.rng.set_state(torch.from_numpy(arrays["rng"]))
+        for prefix, part in (("pool.", self.pool), ("selector.", self.selector)):
+            if part is not None:
+                part.load_state_dict({k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)})
+        self.carried = unpack_groups(files["surplus"]) if "surplus" in files else []
+        for group in self.carried:
+            group.owner = group.owner % self.world_size
+        if self.group_log is not None:
+            self.group_log.resume(step)

@@ -1,0 +1,70 @@
+"""
+Every metric of the package: its name, unit and meaning, in one table.
+
+All of them go through `Trainer.log`, under the prefix `dataeff/`. The documentation lists this table, and a name that
+is not in it cannot be logged.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+PREFIX = "dataeff/"
+
+
+class Metric(NamedTuple):
+    """`cumulative` metrics count since the start of training; the others are means over a logging interval."""
+
+    unit: str
+    meaning: str
+    cumulative: bool = False
+
+
+METRICS: dict[str, Metric] = {
+    "rollouts_generated": Metric("completions", "Generated so far by all processes, dropped ones included.", True),
+    "rollouts_trained": Metric("completions", "Trained on so far.", True),
+    "rollouts_replayed": Metric("completions", "Of those trained on, rolled out in an earlier window.", True),
+    "rollouts_discarded": Metric("completions", "Generated so far and dropped, being of zero variance.", True),
+    "tokens_generated": Metric("tokens", "Generated so far by all processes, dropped completions included.", True),
+    "rounds": Metric("rounds per window", "Rounds of rollouts that a window took."),
+    "success_rate": Metric("share", "Mean success rate of the fresh groups: what the policy does now."),
+    "effective_ratio": Metric("share", "Effective groups among the fresh ones."),
+    "easy_ratio": Metric("share", "Fresh groups in which every completion has the highest reward."),
+    "hard_ratio": Metric("share", "Fresh groups of zero variance that are not easy."),
+    "padded_groups": Metric("groups per window", "Zero-variance groups that completed a window which stayed short."),
+    "surplus_groups": Metric("groups per window", "Effective groups that a window leaves to the next one."),
+    "unscorable_ratio": Metric("share", "Fresh completions that no reward function scored."),
+    "replay/age_mean": Metric("steps", "Age of the groups trained on that an earlier window rolled out."),
+    "replay/ratio_mean": Metric("ratio", "Mean of pi_old / pi_behavior over those groups' tokens."),
+    "replay/ratio_max": Metric("ratio", "Largest pi_old / pi_behavior over those groups' tokens."),
+    "time/selection_s": Metric("seconds per step", "Choosing prompts and groups, on the main process."),
+    "time/generation_s": Metric("seconds per step", "Generating and scoring rollouts, on the main process."),
+    "time/training_s": Metric("seconds per step", "The rest of the step, on the main process."),
+}
+
+
+def record(store: dict[str, list[float]], values: dict[str, float]) -> None:
+    """
+    Hand metrics to TRL's store, which logs the mean of each list and then empties it.
+
+    Args:
+        store (`dict`): `trainer._metrics["train"]`.
+        values (`dict`): by name, without the prefix.
+    """
+    for name, value in values.items():
+        if METRICS[name].cumulative:
+            store[PREFIX + name] = [value]
+        else:
+            store[PREFIX + name].append(value)
+
+
+class Counters:
+    """The cumulative metrics, all from 0."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, int] = {name: 0 for name, metric in METRICS.items() if metric.cumulative}
+
+    def add(self, **amounts: int) -> None:
+        for name, amount in amounts.items():
+            self.values[name] += int(amount)

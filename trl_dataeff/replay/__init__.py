@@ -1,0 +1,1 @@
+"""Training on rollouts of an earlier policy."""

@@ -1,0 +1,106 @@
+"""Log-probabilities under the policy that sampled: kept for groups that outlive their window, given back to the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from trl.models.utils import disable_gradient_checkpointing
+from trl.trainer.utils import pad
+
+from trl_dataeff.group import RolloutGroup
+
+
+if TYPE_CHECKING:
+    from trl_dataeff.trainer import DataEfficientGRPOTrainer
+
+
+def keep_behavior_logps(
+    trainer: DataEfficientGRPOTrainer, groups: Sequence[RolloutGroup], spare: RolloutGroup
+) -> None:
+    """
+    Give groups the log-probs of the present policy, in place. They never meet the loss's forward before the next
+    update, so this is a forward of their own; where the sampler gave its log-probs (vLLM), those are it, at no cost.
+
+    Sharded models run their forward in lockstep: every process makes as many passes as the one with most groups, and
+    one that has no more groups repeats `spare`.
+
+    Args:
+        trainer: gives the model and TRL's forward.
+        groups: fresh groups of all processes that are left for the next window.
+        spare: any group that this process holds.
+    """
+    if not groups or (spare.rollouts is not None and spare.rollouts.sampling_logps is not None):
+        return
+    rank, world_size = trainer.accelerator.process_index, trainer.accelerator.num_processes
+    held = [sum(group.owner == r for group in groups) for r in range(world_size)]
+    mine = [group for group in groups if group.owner == rank]
+    for i in range(max(held)):
+        group = mine[i] if i < len(mine) else spare
+        logps = _group_logps(trainer, group)
+        if i < len(mine):
+            assert group.rollouts is not None
+            group.rollouts.behavior_logps = logps
+
+
+@torch.no_grad()
+def _group_logps(trainer: DataEfficientGRPOTrainer, group: RolloutGroup) -> list[np.ndarray]:
+    """Log-probs of a group's completion tokens by TRL's own forward, one array of shape `(T_i,)` per completion."""
+    rollouts = group.rollouts
+    assert rollouts is not None
+    device = trainer.accelerator.device
+    completions = [torch.from_numpy(tokens).long() for tokens in rollouts.completion_tokens]
+    completion_ids = pad(completions, padding_value=trainer._tokenizer.pad_token_id, padding_side="right")
+    mask = pad([torch.ones_like(tokens) for tokens in completions], padding_value=0, padding_side="right")
+    prompt_ids = torch.from_numpy(rollouts.prompt_tokens).long().expand(len(completions), -1)
+    input_ids = torch.cat([prompt_ids, completion_ids], dim=1).to(device)
+    attention_mask = torch.cat([torch.ones_like(prompt_ids), mask], dim=1).to(device)
+    with disable_gradient_checkpointing(trainer.model, trainer.args.gradient_checkpointing_kwargs):
+        logps, _, _ = trainer._get_per_token_logps_and_entropies(
+            trainer.model,
+            input_ids,
+            attention_mask,
+            completion_ids.size(1),
+            batch_size=trainer.args.per_device_train_batch_size,
+        )
+    rows = logps.float().cpu().numpy()
+    return [row[: len(tokens)].copy() for row, tokens in zip(rows, completions, strict=True)]
+
+
+def behavior_tensors(
+    trained: Sequence[RolloutGroup], carried: Sequence[RolloutGroup], completion_ids: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """
+    What the loss needs to know of groups from an earlier window.
+
+    Args:
+        trained: this process's groups of the window, in the order of the batch.
+        carried: the groups that earlier windows rolled out.
+        completion_ids (`torch.Tensor` of shape `(B, T)`): the batch's completions.
+
+    Returns:
+        `replayed` (B,), bool, and `behavior_per_token_logps` (B, T), float32, NaN for rows of this window (their
+        behaviour policy is pi_old) and for padding.
+    """
+    carried_ids = {id(group) for group in carried}
+    logps = np.full(completion_ids.shape, np.nan, dtype=np.float32)
+    replayed = np.zeros(len(logps), dtype=bool)
+    row = 0
+    for group in trained:
+        rollouts = group.rollouts
+        assert rollouts is not None
+        for i in range(len(rollouts)):
+            if id(group) in carried_ids:
+                known = rollouts.sampling_logps or rollouts.behavior_logps
+                if known is None:
+                    raise RuntimeError(f"The group of prompt {group.prompt_id} was carried without its log-probs.")
+                logps[row, : len(known[i])] = known[i]
+                replayed[row] = True
+            row += 1
+    device = completion_ids.device
+    return {
+        "replayed": torch.from_numpy(replayed).to(device),
+        "behavior_per_token_logps": torch.from_numpy(logps).to(device),
+    }

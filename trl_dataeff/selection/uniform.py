@@ -1,0 +1,60 @@
+"""Uniform selection: shuffled passes over the dataset, in the order in which `GRPOTrainer` would take them."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from trl_dataeff.selection.base import Selector, check_request
+
+
+class UniformSelector(Selector):
+    """
+    Shuffled passes over the prompts. A pass holds as many whole batches as the dataset gives, as TRL's
+    `RepeatSampler` does; what is left over is another random part in every pass. With `rng` seeded as TRL seeds that
+    sampler and `n = batch` at every call, the prompts come in exactly its order.
+
+    Args:
+        size (`int`): number of prompts.
+        batch (`int`): prompts per window, at most `size`.
+        shuffle (`bool`, *optional*, defaults to `True`): without it, every pass is in the dataset's order.
+    """
+
+    def __init__(self, size: int, batch: int, shuffle: bool = True):
+        check_request(batch, size)
+        self.size = size
+        self.batch = batch
+        self.shuffle = shuffle
+        self._pass = np.empty(0, dtype=np.int64)
+        self._position = 0
+
+    def propose(self, n: int, rng: torch.Generator) -> np.ndarray:
+        check_request(n, self.size)
+        taken = self._pass[self._position : self._position + n]
+        self._position += len(taken)
+        if len(taken) == n:
+            return taken.copy()
+        # The pass is over: take the rest from the next one, passing over what this proposal has already. What is
+        # passed over moves to the end, so that the new pass still offers each of its prompts once.
+        self._start_pass(rng)
+        offered = ~np.isin(self._pass, taken)
+        self._pass = np.concatenate([self._pass[offered], self._pass[~offered]])
+        self._position = min(n - len(taken), int(offered.sum()))
+        taken = np.concatenate([taken, self._pass[: self._position]])
+        if len(taken) < n:  # only where a proposal is larger than a pass: the prompts that this pass left out
+            left_out = np.setdiff1d(np.arange(self.size), taken)
+            chosen = torch.randperm(len(left_out), generator=rng).numpy() if self.shuffle else np.arange(len(left_out))
+            taken = np.concatenate([taken, left_out[chosen[: n - len(taken)]]])
+        return taken
+
+    def _start_pass(self, rng: torch.Generator) -> None:
+        order = torch.randperm(self.size, generator=rng).numpy() if self.shuffle else np.arange(self.size)
+        self._pass = order[: self.size // self.batch * self.batch].astype(np.int64)
+        self._position = 0
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        return {"pass": self._pass.copy(), "position": np.array([self._position])}
+
+    def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
+        self._pass = state["pass"].astype(np.int64)
+        self._position = int(state["position"][0])

@@ -1,0 +1,364 @@
+"""`DataEfficientGRPOTrainer`: the wiring between TRL's `GRPOTrainer` and this package. No method of TRL is copied."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections import defaultdict
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.utils import logging
+from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.utils import get_config_model_id
+
+from trl_dataeff import state
+from trl_dataeff.callback import SelectionCallback
+from trl_dataeff.checks import check_dataset, resolve_selection
+from trl_dataeff.config import DataEfficientGRPOConfig
+from trl_dataeff.distributed import assign, hand_over
+from trl_dataeff.group import RolloutGroup
+from trl_dataeff.group_log import GroupLog
+from trl_dataeff.ledger import RolloutLedger
+from trl_dataeff.metrics import record
+from trl_dataeff.pool import PromptPool
+from trl_dataeff.replay.behavior import behavior_tensors, keep_behavior_logps
+from trl_dataeff.replay.ratio import correct_inputs, ratio_statistics, reduce_ratio_statistics
+from trl_dataeff.rollout import Collection, Playback, collect, row_value, split_rollouts, tool_dicts
+from trl_dataeff.selection import UniformSelector
+
+
+logger = logging.get_logger(__name__)
+
+
+@dataclass
+class _Recording:
+    """What passed through TRL's `_generate` and `_calculate_rewards` in a round of rollouts."""
+
+    lengths: list[int] = field(default_factory=list)
+    rewards: torch.Tensor | None = None
+    seconds: float = 0.0
+
+
+class DataEfficientGRPOTrainer(GRPOTrainer):
+    """
+    [`~trl.GRPOTrainer`] that spends its rollouts where they teach. Takes the same arguments.
+
+    Overridden methods, and why:
+
+    - `_generate_and_score_completions`: a window's prompts come from the selector, not from the dataloader, and with
+      `dynamic_sampling` from as many rounds of rollouts as it takes.
+    - `_generate`, `_calculate_rewards`: note what is rolled out; give back what was rolled out before.
+    - `_compute_loss`, `_get_per_token_logps_and_entropies`: the ratio of groups from an earlier window, put in between
+      the loss's forward and its use of the advantages.
+    - `_load_optimizer_and_scheduler`: read the selection state of a checkpoint (`SelectionCallback` writes it).
+
+    Args:
+        model, reward_funcs, args, train_dataset, ...: see [`~trl.GRPOTrainer`]. `args` may be a
+            [`DataEfficientGRPOConfig`] or a [`~trl.GRPOConfig`], which gets the defaults of the former.
+
+    Example:
+
+    ```python
+    from datasets import load_dataset
+    from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
+    from trl.rewards import accuracy_reward
+
+    trainer = DataEfficientGRPOTrainer(
+        model="Qwen/Qwen2.5-0.5B-Instruct",
+        reward_funcs=accuracy_reward,
+        args=DataEfficientGRPOConfig("Qwen2.5-0.5B-GRPO", dynamic_sampling=True),
+        train_dataset=load_dataset("trl-lib/DeepMath-103K", split="train"),
+    )
+    trainer.train()
+    ```
+    """
+
+    tools: list
+    rollout_func: Any
+    _tag_names = ["trl", "grpo", "trl-dataeff"]  # noqa: RUF012
+
+    def __init__(self, *args, **kwargs):
+        call = inspect.signature(GRPOTrainer.__init__).bind(self, *args, **kwargs)
+        given = call.arguments
+        config = given.get("args")
+        if config is None:
+            model = given["model"]
+            name = model if isinstance(model, str) else get_config_model_id(model.config)
+            config = DataEfficientGRPOConfig(f"{name.split('/')[-1]}-GRPO")
+        elif not isinstance(config, GRPOConfig):
+            raise TypeError(f"`args` must be a DataEfficientGRPOConfig or a GRPOConfig, got {type(config).__name__}.")
+        given["args"] = DataEfficientGRPOConfig.from_grpo_config(config)
+        check_dataset(given["args"], given.get("train_dataset"), given.get("environment_factory"))
+
+        # TRL asks for batches only once training begins, but callbacks may run before
+        self._recording: _Recording | None = None
+        self._playback: Playback | None = None
+        self._loss_inputs: dict[str, Any] | None = None
+        super().__init__(*call.args[1:], **call.kwargs)
+
+        selects = isinstance(given.get("train_dataset"), Dataset)
+        self.selection = resolve_selection(self.args, given.get("train_dataset"))
+        self._refills = self.args.dynamic_sampling and self._can_refill()
+        self._seconds: defaultdict[str, float] = defaultdict(float)  # since the last optimizer step
+        self.ledger = self._make_ledger(selects)
+        self.add_callback(SelectionCallback(self))
+
+    __init__.__signature__ = inspect.signature(GRPOTrainer.__init__)  # type: ignore[attr-defined]
+
+    def _make_ledger(self, selects: bool) -> RolloutLedger:
+        batch_groups = self.args.generation_batch_size // self.num_generations
+        self._rows_dataset = self.train_dataset
+        if selects and self.args.remove_unused_columns:
+            self._rows_dataset = self._remove_unused_columns(self.train_dataset, description="training")
+        path = Path(self.args.output_dir) / state.FOLDER / "groups.parquet"
+        return RolloutLedger(
+            self.args,
+            pool=PromptPool.from_dataset(self.train_dataset) if selects else None,
+            selector=UniformSelector(len(self.train_dataset), batch_groups, self.shuffle_dataset) if selects else None,
+            reward_names=self.reward_func_names,
+            reward_weights=self.reward_weights.numpy(),
+            group_log=GroupLog(path) if self.accelerator.is_main_process else None,
+            world_size=self.accelerator.num_processes,
+        )
+
+    def _can_refill(self) -> bool:
+        """Whether rounds can be rolled out one by one; images and environments are prepared by TRL in its one pass."""
+        columns = self.train_dataset.column_names or []
+        obstacle = None
+        if self.environment_factories is not None:
+            obstacle = "prompts that are prepared by an environment"
+        elif "image" in columns or "images" in columns or (self._is_vlm and self.tools):
+            obstacle = "prompts or tools with images"
+        if obstacle is None:
+            return True
+        logger.warning(
+            f"`dynamic_sampling=True` does not refill batches for {obstacle}: each batch takes a single round of "
+            "rollouts, and its zero-variance groups stay in it."
+        )
+        return False
+
+    # Rolling out
+
+    def _generate_and_score_completions(self, inputs):
+        if not self.model.training:
+            return super()._generate_and_score_completions(inputs)
+        if self._refills:
+            return self._collect_window()
+        return self._single_round_window(inputs)
+
+    def _single_round_window(self, inputs):
+        """All groups of a window are rolled out within TRL's one pass and trained on."""
+        with self._timed_selection():
+            ids = self.ledger.propose(self.ledger.batch_groups)
+            if self.ledger.selector is not None:
+                inputs = self._rows(self._local(ids))
+        with self._recorded() as recording:
+            batch = super()._generate_and_score_completions(inputs)
+        with self._timed_selection():
+            groups = self._enter_round(ids, recording, round_index=0)
+            self._enter_window(Collection(trained=groups, fresh=groups, rounds=1))
+        return batch
+
+    def _collect_window(self):
+        """Groups are rolled out in rounds; those that are kept go through TRL's one pass as if they came from it."""
+        ledger, rank, world_size = self.ledger, self.accelerator.process_index, self.accelerator.num_processes
+        with self._timed_selection(), self._metrics_of_trained_rows():
+            collection = collect(
+                self._roll_out,
+                ledger.round_size,
+                batch_groups=ledger.batch_groups,
+                carried=ledger.carried,
+                max_rounds=self.args.max_rollout_rounds,
+            )
+            destinations = assign([group.owner for group in collection.trained], world_size)
+            hand_over(collection.trained, destinations, rank)
+            trained = [collection.trained[i] for i in np.argsort(destinations, kind="stable")]
+            mine = [group for group in trained if group.owner == rank]
+            self._playback = Playback(mine, np.concatenate([group.rewards for group in trained]))
+            rows = self._rows(np.array([group.prompt_id for group in mine]))
+        try:
+            for column, values in self._playback.by_row("logged").items():
+                self._log_completion_extra(column, values)
+            batch = super()._generate_and_score_completions(rows)
+        finally:
+            self._playback = None
+        keep_behavior_logps(self, collection.fresh_surplus, spare=mine[0])
+        if ledger.carried:
+            batch.update(behavior_tensors(mine, ledger.carried, batch["completion_ids"]))
+        with self._timed_selection():
+            self._enter_window(collection)
+        return batch
+
+    def _roll_out(self, n: int, round_index: int) -> list[RolloutGroup]:
+        """Generate and score n prompts, each process an equal part of them, outside of TRL's one pass."""
+        ids = self.ledger.propose(n)
+        rows = self._rows(self._local(ids))
+        prompts = [row["prompt"] for row in rows]
+        if self.tools:  # TRL prepares these for the rows of its one pass
+            self._sync_tool_dicts, self._async_tool_dicts = tool_dicts(self._standalone_tools, len(rows))
+        with self._recorded() as recording:
+            prompt_ids, completion_ids, tool_mask, completions, logprobs, extra, _, _ = self._generate(prompts)
+            for i, row in enumerate(rows):
+                row.update({name: row_value(values, i) for name, values in extra.items()})
+            self._calculate_rewards(rows, prompts, completions, completion_ids)
+        logged = dict(self._pending_extra_logs)
+        self._pending_extra_logs.clear()
+        rollouts = split_rollouts(
+            self.num_generations, prompt_ids, completion_ids, tool_mask, completions, logprobs, extra, logged
+        )
+        return self._enter_round(ids, recording, round_index, rollouts)
+
+    def _generate(self, prompts: list):
+        if self._playback is not None:
+            return self._play_back(self._playback)
+        if self._recording is None:
+            return super()._generate(prompts)
+        started = time.perf_counter()
+        generated = super()._generate(prompts)
+        _, completion_ids, tool_mask, *_ = generated
+        self._recording.lengths = [len(c) for c in completion_ids] if tool_mask is None else list(map(sum, tool_mask))
+        self._recording.seconds += time.perf_counter() - started
+        return generated
+
+    def _play_back(self, playback: Playback):
+        """TRL's own `_generate` on completions that are there already: they enter through its `rollout_func` slot."""
+        rollout_func, tools = self.rollout_func, self.tools
+        self.rollout_func, self.tools = playback.rollout_func, []
+        try:
+            # The prompts are tokenized already. As plain text they spare TRL parsing messages that are parsed already
+            generated = super()._generate([""] * len(playback.completions))
+        finally:
+            self.rollout_func, self.tools = rollout_func, tools
+        prompt_ids, completion_ids, tool_mask, _, *rest = generated
+        return prompt_ids, completion_ids, tool_mask, playback.completions, *rest
+
+    def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
+        if self._playback is not None:
+            return torch.from_numpy(self._playback.rewards).to(self.accelerator.device)
+        if self._recording is None:
+            return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        started = time.perf_counter()
+        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        self._recording.rewards = rewards
+        self._recording.seconds += time.perf_counter() - started
+        return rewards
+
+    # Bookkeeping
+
+    def _local(self, ids: np.ndarray) -> np.ndarray:
+        """The part of a round's prompts that this process rolls out."""
+        share = len(ids) // self.accelerator.num_processes
+        return ids[self.accelerator.process_index * share :][:share]
+
+    def _rows(self, ids: np.ndarray) -> list[dict[str, Any]]:
+        """The dataset's rows, G in a row for each prompt, as TRL's dataloader would deliver them."""
+        return self._rows_dataset.__getitems__(np.repeat(ids, self.num_generations).tolist())
+
+    @contextmanager
+    def _recorded(self):
+        self._recording = recording = _Recording()
+        try:
+            yield recording
+        finally:
+            self._recording = None
+        self._seconds["time/generation_s"] += recording.seconds
+
+    @contextmanager
+    def _timed_selection(self):
+        """Times what is done in it, but for the rollouts."""
+        started = time.perf_counter() - self._seconds["time/generation_s"]
+        yield
+        self._seconds["time/selection_s"] += time.perf_counter() - self._seconds["time/generation_s"] - started
+
+    @contextmanager
+    def _metrics_of_trained_rows(self):
+        """Keeps rounds out of TRL's lengths and token counts, which are logged when the kept rows are played back."""
+        store, tokens = self._metrics["train"], self.state.num_input_tokens_seen
+        names = {name for name in store if name.startswith("completions/")}
+        before = {name: list(store[name]) for name in names}
+        yield
+        for name in [name for name in store if name.startswith("completions/") or name == "num_tokens"]:
+            store[name] = before.get(name, [])
+        self.state.num_input_tokens_seen = tokens
+
+    def _enter_round(self, ids, recording: _Recording, round_index: int, rollouts=()) -> list[RolloutGroup]:
+        assert recording.rewards is not None
+        lengths = torch.tensor(recording.lengths, device=self.accelerator.device)
+        return self.ledger.enter_round(
+            ids,
+            recording.rewards.cpu().numpy(),
+            self.accelerator.gather(lengths).cpu().numpy(),
+            step=self.state.global_step,
+            round_index=round_index,
+            seconds=recording.seconds,
+            rank=self.accelerator.process_index,
+            rollouts=rollouts,
+        )
+
+    def _enter_window(self, collection: Collection) -> None:
+        record(self._metrics["train"], self.ledger.enter_window(collection))
+
+    def record_step_time(self, seconds: float) -> None:
+        """Log how an optimizer step of `seconds` was spent. Called by `SelectionCallback`."""
+        spent = {name: self._seconds.pop(name, 0.0) for name in ("time/selection_s", "time/generation_s")}
+        record(self._metrics["train"], spent | {"time/training_s": seconds - sum(spent.values())})
+
+    # The ratio of groups from an earlier window
+
+    def _compute_loss(self, model, inputs):
+        if "replayed" not in inputs:
+            return super()._compute_loss(model, inputs)
+        self._loss_inputs = dict(inputs)  # a copy: TRL passes a micro-batch again with `num_iterations > 1`
+        try:
+            return super()._compute_loss(model, self._loss_inputs)
+        finally:
+            self._loss_inputs = None
+
+    def _get_per_token_logps_and_entropies(self, *args, **kwargs):
+        outputs = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        if self._loss_inputs is not None:
+            ratio = correct_inputs(
+                self._loss_inputs,
+                outputs[0].detach(),
+                clip=self.args.replay_clip,
+                cap=self.args.replay_ratio_cap,
+                level=self.importance_sampling_level,
+                loss_type=self.loss_type,
+            )
+            statistics = ratio_statistics(ratio, self._loss_inputs)
+            mean, largest = reduce_ratio_statistics(self.accelerator.gather(statistics))
+            record(self._metrics["train"], {"replay/ratio_mean": mean, "replay/ratio_max": largest})
+        return outputs
+
+    # Checkpoints
+
+    def save_selection_state(self) -> None:
+        """Write what decides the next batches into the checkpoint of this step. Called by `SelectionCallback`."""
+        checkpoint = Path(self._get_output_dir(trial=None)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        half_used = self._step % (self.args.steps_per_generation * self.num_iterations) != 0
+        if half_used:
+            state.save_window(checkpoint, self.accelerator.process_index, self._buffered_inputs)
+        self.accelerator.wait_for_everyone()
+        scalars, files = self.ledger.state_dict()
+        if self.accelerator.is_main_process:
+            state.save_state(checkpoint, {"micro_step": self._step, "half_used_window": half_used, **scalars}, files)
+            if self.ledger.group_log is not None:
+                self.ledger.group_log.flush(force=True)
+
+    def _load_optimizer_and_scheduler(self, checkpoint):
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None:
+            return
+        scalars, files = state.load_state(Path(checkpoint))
+        self.ledger.load_state_dict(scalars, files, self.state.global_step, Path(checkpoint))
+        self._step = scalars["micro_step"]
+        if scalars["half_used_window"]:
+            rank, device = self.accelerator.process_index, self.accelerator.device
+            self._buffered_inputs = state.load_window(Path(checkpoint), rank, device)
