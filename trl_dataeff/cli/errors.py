@@ -1,0 +1,38 @@
+"""The one error that the command shows without a traceback, and help for typing mistakes."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """
+    Something in the command line, a recipe, a dataset or a reward path that only the user can put right.
+
+    The command prints it on stderr without a traceback; every other exception keeps its traceback, because it is a
+    mistake in a program.
+
+    Args:
+        *messages (`str`):
+            One message per problem. Each says what was given, what is allowed and the way out.
+        exit_code (`int`, *optional*, defaults to `2`):
+            Exit code of the command.
+    """
+
+    def __init__(self, *messages: str, exit_code: int = 2):
+        super().__init__("\n".join(messages))
+        self.messages = messages
+        self.exit_code = exit_code
+
+
+def closest(name: str, known: Iterable[str]) -> str:
+    """Return `" Did you mean `x`?"` for the known names nearest to `name`, or an empty string if none is near."""
+    by_lower = {candidate.lower(): candidate for candidate in known}
+    matches = [by_lower[match] for match in difflib.get_close_matches(name.lower(), list(by_lower), n=2, cutoff=0.6)]
+    return f" Did you mean {' or '.join(f'`{match}`' for match in matches)}?" if matches else ""
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return the names in backquotes, separated by commas."""
+    return ", ".join(f"`{name}`" for name in names)

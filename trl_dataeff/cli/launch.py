@@ -1,0 +1,127 @@
+"""Training here, or through `accelerate launch`.
+
+`trl grpo` always starts a second Python through `accelerate launch`. That takes some seconds and changes nothing for
+one process, so training stays in this process unless there is something to launch: an option of `accelerate launch`,
+a default configuration of accelerate on this machine, or several devices (which accelerate would use all).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from trl_dataeff.cli.errors import UserError, closest
+
+
+#: Option of TRL's command: a file, or the name of a configuration that TRL ships (`fsdp2`, `zero3`, ...).
+ACCELERATE_CONFIG = "--accelerate_config"
+MODULE = "trl_dataeff.cli.grpo"
+
+
+def is_launched() -> bool:
+    """Return whether a launcher (accelerate, torchrun) started this process and gave it a rank."""
+    return "LOCAL_RANK" in os.environ or "ACCELERATE_MIXED_PRECISION" in os.environ
+
+
+def needs_launch(launch_args: list[str], use_cpu: bool) -> bool:
+    """Return whether training goes through `accelerate launch`."""
+    if is_launched():
+        return False
+    if launch_args:
+        return True
+    from accelerate.commands.config import default_config_file
+
+    return os.path.isfile(default_config_file) or (not use_cpu and device_count() > 1)
+
+
+def device_count() -> int:
+    """Return the number of accelerators (of any vendor) that this process sees."""
+    import torch
+
+    return torch.accelerator.device_count() if torch.accelerator.is_available() else 0
+
+
+@cache
+def launch_options() -> dict[str, int | None]:
+    """Return the options of `accelerate launch` without their dashes, and whether each takes a value (0: none)."""
+    from accelerate.commands.launch import launch_command_parser
+
+    actions = launch_command_parser()._option_string_actions.items()
+    options: dict[str, int | None] = {
+        name[2:]: (0 if action.nargs == 0 else None) for name, action in actions if name.startswith("--")
+    }
+    return {**options, ACCELERATE_CONFIG[2:]: None}
+
+
+def launch_option(key: str, value: Any) -> list[str] | None:
+    """Return a recipe's `key: value` as an option of `accelerate launch`, or `None` if it has no such option."""
+    if key not in launch_options():
+        return None
+    if launch_options()[key] == 0:
+        return [f"--{key}"] if value in (True, "true") else []
+    return [f"--{key}", str(value)]
+
+
+def check_launch_args(args: list[str], fields: list[str]) -> list[str]:
+    """
+    Return the arguments that training does not take as ones that `accelerate launch` takes.
+
+    Args:
+        args (`list[str]`):
+            What is left of the command line, in order.
+        fields (`list[str]`):
+            Names of the fields of training, for the hint in a message.
+    """
+    checked: list[str] = []
+    expects_value = False
+    for token in args:
+        if token.startswith("--"):
+            name, _, value = token[2:].partition("=")
+            if name not in launch_options():
+                hint = closest(name.replace("-", "_"), [*fields, *launch_options()])
+                raise UserError(f"`--{name}` is no option of `trl-dataeff grpo` or `accelerate launch`.{hint}")
+            checked += [f"--{name}", value] if value else [f"--{name}"]
+            expects_value = not value and launch_options()[name] != 0
+        elif expects_value:
+            checked.append(token)
+            expects_value = False
+        else:
+            raise UserError(_stray(token))
+    return checked
+
+
+def launch(launch_args: list[str], training_args: list[str]) -> int:
+    """
+    Run `trl-dataeff grpo` through `accelerate launch`, and return its exit code.
+
+    Args:
+        launch_args (`list[str]`):
+            Options of `accelerate launch`, and `--accelerate_config` as in TRL's command.
+        training_args (`list[str]`):
+            Arguments of the processes that it starts.
+    """
+    from accelerate.commands.launch import launch_command, launch_command_parser
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from trl.cli.accelerate_config import resolve_accelerate_config_argument
+
+    try:
+        launch_args = resolve_accelerate_config_argument(launch_args)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    args = launch_command_parser().parse_args([*launch_args, "--module", MODULE, *training_args])
+    try:
+        launch_command(args)
+    except subprocess.CalledProcessError as error:
+        return error.returncode  # the process has said on stderr what was wrong
+    except ChildFailedError:
+        return 1
+    return 0
+
+
+def _stray(token: str) -> str:
+    if Path(token).suffix in (".yaml", ".yml"):
+        return f"{token!r} stands alone. A recipe is given as `--config {token}`."
+    return f"{token!r} stands alone: every value follows its option, as in `--learning_rate 1e-6`."

@@ -1,0 +1,105 @@
+"""The command `trl-dataeff`: hands what follows a sub-command to its module, and shows a user's mistakes as such."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+from collections.abc import Callable
+
+from trl_dataeff.cli.errors import UserError, closest
+from trl_dataeff.version import __version__
+
+
+HELP = """\
+usage: trl-dataeff COMMAND [options]
+
+Data-efficient GRPO for Hugging Face TRL: spend rollouts where they teach.
+
+commands:
+  grpo       train a model with GRPO from a recipe           trl-dataeff grpo --config recipe.yaml
+  recipes    list, show, copy and validate recipes           trl-dataeff recipes list
+  env        print the versions of everything that matters, for a report
+
+options:
+  -h, --help    show this help; `trl-dataeff COMMAND --help` shows that of a command
+  --version     show the version
+
+to begin:
+  trl-dataeff recipes list
+  trl-dataeff recipes copy Qwen2.5-0.5B-Instruct/gsm8k/uniform recipe.yaml
+  trl-dataeff grpo --config recipe.yaml --max_steps 20
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """
+    Run the command and return its exit code: 0, 2 for a mistake in what was given, 1 for a recipe that is not valid.
+
+    Args:
+        argv (`list[str]`, *optional*):
+            Arguments; those of the process if not given.
+    """
+    argv = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(argv)
+    except UserError as error:
+        show(error)
+        return error.exit_code
+
+
+def show(error: UserError) -> None:
+    """Print a user's mistake on stderr, one line per problem."""
+    for message in error.messages:
+        print(f"trl-dataeff: error: {message}", file=sys.stderr)
+
+
+def _dispatch(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(HELP, end="")
+        return 0
+    if argv[0] in ("--version", "-V"):
+        print(f"trl-dataeff {__version__}")
+        return 0
+    if argv[0] not in _COMMANDS:
+        raise UserError(
+            f"There is no command {argv[0]!r}.{closest(argv[0], _COMMANDS)} `trl-dataeff --help` lists all."
+        )
+    return _COMMANDS[argv[0]](argv[1:])
+
+
+def _grpo(argv: list[str]) -> int:
+    from trl_dataeff.cli.grpo import run
+
+    return run(argv)
+
+
+def _recipes(argv: list[str]) -> int:
+    from trl_dataeff.cli.recipes import run
+
+    return run(argv)
+
+
+def _env(argv: list[str]) -> int:
+    """TRL's report, with our versions at its end."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    from trl.scripts.env import print_env
+
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        print_env()
+    try:
+        math_verify = version("math-verify")
+    except PackageNotFoundError:
+        math_verify = "not installed"
+    print(output.getvalue().rstrip())
+    print(f"- trl-dataeff version: {__version__}\n- math-verify version: {math_verify}\n")
+    return 0
+
+
+_COMMANDS: dict[str, Callable[[list[str]], int]] = {"grpo": _grpo, "recipes": _recipes, "env": _env}
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,119 @@
+"""`trl-dataeff recipes list|show|copy|validate`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from trl_dataeff.cli.errors import UserError
+from trl_dataeff.cli.recipe import check_recipe, find_recipe, read_recipe, recipe_name, shipped_recipes
+
+
+def run(argv: list[str]) -> int:
+    """Run the sub-command and return its exit code."""
+    args = _parser().parse_args(argv)
+    return args.run(args)
+
+
+def problems_of(path: Path) -> list[str]:
+    """
+    Return everything that is wrong with a recipe, one message per problem; an empty list if it is valid.
+
+    Nothing is loaded, and nothing depends on this machine: a recipe for a GPU is valid on a laptop.
+    """
+    from trl_dataeff.cli.arguments import PORTABLE_TYPES
+    from trl_dataeff.cli.parser import GRPOParser
+
+    try:
+        problems = check_recipe(read_recipe(path), PORTABLE_TYPES)
+    except UserError as error:
+        return list(error.messages)
+    if problems:
+        return problems
+    try:
+        GRPOParser(portable=True).parse(["--config", str(path)])
+    except UserError as error:
+        return [f"{path}: {message}" for message in error.messages]
+    return []
+
+
+def description_of(path: Path) -> str:
+    """Return a recipe's first comment line."""
+    first = path.read_text(encoding="utf-8").partition("\n")[0]
+    return first.lstrip("# ").strip() if first.startswith("#") else ""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="trl-dataeff recipes",
+        description="Recipes: YAML files of training fields, named <model>/<task>/<method>.",
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(required=True, metavar="list|show|copy|validate")
+    listing = commands.add_parser("list", help="list the recipes that come with the package")
+    listing.set_defaults(run=_list)
+    show = commands.add_parser("show", help="print a recipe")
+    show.add_argument("name", metavar="NAME", help="a name that `recipes list` prints")
+    show.set_defaults(run=_show)
+    copy = commands.add_parser("copy", help="copy a recipe, to change it")
+    copy.add_argument("name", metavar="NAME", help="a name that `recipes list` prints")
+    copy.add_argument("dest", metavar="DEST", nargs="?", help="file or folder (default: <task>-<method>.yaml here)")
+    copy.add_argument("--force", action="store_true", help="replace a file that is already there")
+    copy.set_defaults(run=_copy)
+    validate = commands.add_parser("validate", help="check recipes: keys, types and values, without loading anything")
+    validate.add_argument("paths", metavar="PATH", nargs="+", help="recipe file, folder of recipes, or recipe name")
+    validate.set_defaults(run=_validate)
+    return parser
+
+
+def _list(args: argparse.Namespace) -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("model", "task", "method", "what it does", box=None, header_style="bold", pad_edge=False)
+    for path in shipped_recipes():
+        table.add_row(*recipe_name(path).split("/"), description_of(path))
+    # Not a terminal: whole lines, for grep
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
+    print(
+        "\nUse one: trl-dataeff grpo --config MODEL/TASK/METHOD      Change one: trl-dataeff recipes copy MODEL/TASK/METHOD"
+    )
+    return 0
+
+
+def _show(args: argparse.Namespace) -> int:
+    print(find_recipe(args.name).read_text(encoding="utf-8"), end="")
+    return 0
+
+
+def _copy(args: argparse.Namespace) -> int:
+    source = find_recipe(args.name)
+    dest = Path(args.dest).expanduser() if args.dest else Path()
+    if dest.is_dir():
+        dest = dest / f"{source.parent.name}-{source.name}"
+    if dest.exists() and not args.force:
+        raise UserError(f"{str(dest)!r} exists already. Name another file, or replace it with --force.")
+    dest.parent.mkdir(parents=True, exist_ok=True)
+    dest.write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
+    print(f"Copied to {dest}. Train with it: trl-dataeff grpo --config {dest}")
+    return 0
+
+
+def _validate(args: argparse.Namespace) -> int:
+    paths = [path for name in args.paths for path in _recipes_at(name)]
+    problems = [problem for path in paths for problem in problems_of(path)]
+    if problems:
+        raise UserError(*problems, exit_code=1)
+    print(f"{len(paths)} valid." if len(paths) > 1 else f"{paths[0]}: valid.")
+    return 0
+
+
+def _recipes_at(name: str) -> list[Path]:
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        return [find_recipe(name)]
+    found = sorted([*folder.rglob("*.yaml"), *folder.rglob("*.yml")])
+    if not found:
+        raise UserError(f"The folder {name!r} has no recipes: no .yaml file.")
+    return found
