@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from datasets import Dataset
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, PrinterCallback
 
 
 CHAT_TEMPLATE = (
@@ -46,7 +46,7 @@ def tiny_model(tokenizer=None, seed: int = 0, hidden: int = 32) -> LlamaForCausa
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=512,
+        max_position_embeddings=1024,
         initializer_range=0.2,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
@@ -96,3 +96,38 @@ def letter_share_reward(completions, **kwargs) -> list[float]:
 def even_length_reward(completion_ids, **kwargs) -> list[float]:
     """0 or 1, each common, for the completions of a random model."""
     return [float(sum(ids) % 2 == 0) for ids in completion_ids]
+
+
+def run(trainer_class, config_class, output_dir, *, rewards=even_length_reward, train=True, trainer=None, **fields):
+    """
+    A short training run on the CPU. `fields` go into the config; `trainer` are further arguments of the trainer, such
+    as `train_dataset`, `processing_class` or `model`.
+    """
+    defaults = {
+        "output_dir": str(output_dir),
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "per_device_train_batch_size": 8,
+        "num_generations": 4,
+        "max_completion_length": 8,
+        "learning_rate": 1e-2,
+        "max_steps": 12,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+    arguments = {"train_dataset": plain_dataset(), **(trainer or {})}
+    tokenizer = arguments.setdefault("processing_class", tiny_tokenizer())
+    arguments.setdefault("model", tiny_model(tokenizer))
+    instance = trainer_class(reward_funcs=rewards, args=config_class(**{**defaults, **fields}), **arguments)
+    instance.remove_callback(PrinterCallback)
+    if train:
+        instance.train()
+    return instance
+
+
+def logged(trainer, *names: str) -> list[tuple]:
+    """The values of `names` in each of the trainer's logs that has the first one."""
+    return [tuple(log.get(name) for name in names) for log in trainer.state.log_history if names[0] in log]

@@ -1,0 +1,23 @@
+import os
+
+
+# Before torch is imported: the models are tiny, and more threads only get in each other's way
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import pytest
+import torch
+from transformers.utils import logging
+
+
+torch.set_num_threads(1)
+logging.disable_progress_bar()
+
+
+@pytest.fixture
+def caplog_transformers(caplog):
+    """`caplog` for loggers below `transformers`, which do not propagate by themselves."""
+    logging.enable_propagation()
+    yield caplog
+    logging.disable_propagation()
