@@ -1,0 +1,1 @@
+"""What produces every figure that the documentation quotes."""

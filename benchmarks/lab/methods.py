@@ -1,0 +1,41 @@
+"""The methods that can be compared: a trainer class, a config and a part of the pool each. A new one is a line."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from .pools import LEARNABLE
+
+
+@dataclass(frozen=True)
+class Method:
+    """`trainer` and `config` are `module:Class`, imported when a run starts; `options` go to the config."""
+
+    what: str
+    trainer: str = "trl:GRPOTrainer"
+    config: str = "trl:GRPOConfig"
+    options: Mapping = field(default_factory=dict)
+    only: tuple[str, ...] | None = None  # kinds of the pool's prompts that are kept; None: all
+
+    def classes(self) -> tuple[type, type]:
+        return _load(self.trainer), _load(self.config)
+
+
+def _load(path: str) -> type:
+    module, name = path.split(":")
+    return getattr(importlib.import_module(module), name)
+
+
+OURS = {"trainer": "trl_dataeff:DataEfficientGRPOTrainer", "config": "trl_dataeff:DataEfficientGRPOConfig"}
+
+METHODS = {
+    "uniform": Method("GRPOTrainer: shuffled passes over the whole pool"),
+    "dynamic": Method(
+        "zero-variance groups dropped, batch refilled",
+        **OURS,
+        options={"selection": "uniform", "dynamic_sampling": True},
+    ),
+    "oracle": Method("GRPOTrainer on the learnable prompts alone: the bound for selection", only=(LEARNABLE,)),
+}

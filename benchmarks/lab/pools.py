@@ -1,0 +1,114 @@
+"""The prompt pools: how much of each is easy, learnable and dead for the trained start.
+
+A (family, length) cell is classified by the start's own mean success on `CELL_TASKS` fixed tasks, computed exactly
+(see `evaluate`), so a pool follows from the start without sampling noise. Arithmetic fills the dead part.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from datasets import Dataset
+
+from .evaluate import success
+from .rewards import exact_match, right_characters
+from .tasks import CELLS, Task, make_task
+
+
+Cell = tuple[str, int]
+EASY, LEARNABLE, DEAD = "easy", "learnable", "dead"
+#: Mean success of a cell from which it is easy; up to which it is dead; within which it is learnable.
+EASY_FROM, DEAD_UP_TO, LEARNABLE_RANGE = 0.95, 0.002, (0.01, 0.85)
+CELL_TASKS = 128
+HELD_OUT = 512
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Shares of the three kinds, the number of prompts, and the reward that is trained on."""
+
+    easy: float
+    learnable: float
+    dead: float
+    reward: object = exact_match
+    size: int = 512
+
+    def counts(self) -> dict[str, int]:
+        easy, learnable = round(self.easy * self.size), round(self.learnable * self.size)
+        return {EASY: easy, LEARNABLE: learnable, DEAD: self.size - easy - learnable}
+
+
+POOLS = {
+    "first": Pool(easy=0.12, learnable=0.18, dead=0.70),
+    "second": Pool(easy=0.15, learnable=0.35, dead=0.50),
+    "third": Pool(easy=0.12, learnable=0.18, dead=0.70, reward=right_characters),
+}
+
+
+def cell_success(model, tokenizer) -> dict[Cell, float]:
+    """The start's mean chance of a right completion, by cell, on tasks that depend on the cell alone."""
+    result = {}
+    for index, (family, length) in enumerate(CELLS):
+        rng = np.random.default_rng([97, index])
+        tasks = [make_task(rng, family, length) for _ in range(CELL_TASKS)]
+        result[family, length] = success(model, tokenizer, tasks)[0].mean().item()
+    return result
+
+
+def cached_cell_success(folder: Path, model, tokenizer) -> dict[Cell, float]:
+    """`cell_success`, kept beside the trained start in `folder`."""
+    file = folder / "cells.json"
+    if not file.exists():
+        rows = [[family, length, p] for (family, length), p in cell_success(model, tokenizer).items()]
+        partial = file.with_suffix(".partial")
+        partial.write_text(json.dumps(rows))
+        partial.replace(file)
+    return {(family, length): p for family, length, p in json.loads(file.read_text())}
+
+
+def classify(success_by_cell: dict[Cell, float]) -> dict[str, list[Cell]]:
+    """The cells of each kind. A cell between two kinds belongs to none and is not used."""
+    low, high = LEARNABLE_RANGE
+    return {
+        EASY: [cell for cell, p in success_by_cell.items() if p >= EASY_FROM],
+        LEARNABLE: [cell for cell, p in success_by_cell.items() if low <= p <= high],
+        DEAD: [cell for cell, p in success_by_cell.items() if p <= DEAD_UP_TO],
+    }
+
+
+def draw(rng: np.random.Generator, cells: list[Cell], n: int, taken: set[str]) -> list[Task]:
+    """`n` tasks from `cells` in turn, none of them with a prompt in `taken`, which grows by theirs."""
+    if n and not cells:
+        raise ValueError("The trained start has no cell of a kind that the pool needs; change its noise or its steps.")
+    tasks: list[Task] = []
+    while len(tasks) < n:
+        task = make_task(rng, *cells[len(tasks) % len(cells)])
+        if task.prompt not in taken:
+            taken.add(task.prompt)
+            tasks.append(task)
+    return tasks
+
+
+def held_out_tasks(kinds: dict[str, list[Cell]]) -> list[Task]:
+    """`HELD_OUT` tasks of the learnable cells, the same for every pool, method and seed."""
+    return draw(np.random.default_rng(1234), kinds[LEARNABLE], HELD_OUT, set())
+
+
+def pool_dataset(pool: Pool, kinds: dict[str, list[Cell]], seed: int, only: Iterable[str] | None = None) -> Dataset:
+    """The pool's prompts for `seed`, in random order, without held-out prompts.
+
+    Columns: `prompt`, `answer`, `family`, `length`, `kind`. `only` keeps some kinds: the same prompts as in the whole pool.
+    """
+    rng = np.random.default_rng([seed, 2])
+    taken = {task.prompt for task in held_out_tasks(kinds)}
+    rows = [
+        {"prompt": t.prompt, "answer": t.answer, "family": t.family, "length": t.length, "kind": kind}
+        for kind, n in pool.counts().items()
+        for t in draw(rng, kinds[kind], n, taken)
+    ]
+    rows = [rows[i] for i in rng.permutation(len(rows))]
+    return Dataset.from_list([row for row in rows if only is None or row["kind"] in set(only)])

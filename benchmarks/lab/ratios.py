@@ -1,0 +1,132 @@
+"""The ratio table: what each method needs, against uniform, to reach what uniform has come to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from .curves import final, reach
+
+
+BASELINE = "uniform"
+Setting = tuple[str, float]  # pool, learning rate
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One run, by evaluation. Arrays of shape (evaluations,)."""
+
+    method: str
+    seed: int
+    rows: list[dict]
+
+    def column(self, name: str) -> np.ndarray:
+        return np.array([row[name] for row in self.rows], dtype=float)
+
+    def effective_share(self, which: str = "") -> float:
+        """Effective share of all groups generated, or (`which="_trained"`) of all trained on; NaN without groups."""
+        groups = self.column(f"groups{which}").sum()
+        return float(self.column(f"effective_groups{which}").sum() / groups) if groups else math.nan
+
+
+def curves_by_setting(rows: Iterable[dict]) -> dict[Setting, list[Curve]]:
+    """The runs in `rows`, apart by pool and learning rate, in the order in which they stand."""
+    runs: dict[str, list[dict]] = {}
+    for row in rows:
+        runs.setdefault(row["run"], []).append(row)
+    settings: dict[Setting, list[Curve]] = {}
+    for points in runs.values():
+        first = points[0]
+        curve = Curve(first["method"], first["seed"], points)
+        settings.setdefault((first["pool"], first["learning_rate"]), []).append(curve)
+    return settings
+
+
+def methods_of(curves: Iterable[Curve]) -> list[str]:
+    return list(dict.fromkeys(curve.method for curve in curves))
+
+
+def ratios(curves: list[Curve], baseline: str = BASELINE) -> list[dict]:
+    """A row per method: its end, and what it needs of rollouts, steps and time against the baseline.
+
+    The target is the accuracy that the baseline has come to with the same seed. A ratio is the mean over seeds of
+    `x(method) / x(baseline)`, infinite if a seed never got there; NaN without a baseline run of that seed.
+    """
+    base = {curve.seed: curve for curve in curves if curve.method == baseline}
+    table = []
+    for method in methods_of(curves):
+        own = [curve for curve in curves if curve.method == method]
+        row = {
+            "method": method,
+            "seeds": len(own),
+            "start": np.mean([c.column("accuracy_sampled")[0] for c in own]),
+            "end": np.mean([final(c.column("accuracy_sampled")) for c in own]),
+            "end_greedy": np.mean([c.column("accuracy_greedy")[-1] for c in own]),
+            "rollouts": np.mean([c.column("rollouts")[-1] for c in own]),
+            "effective": np.mean([c.effective_share() for c in own]),
+            "effective_trained": np.mean([c.effective_share("_trained") for c in own]),
+        }
+        for x in ("rollouts", "step", "wall_s", "cpu_s"):
+            each = [_ratio(c, base.get(c.seed), x) for c in own]
+            row[f"{x}_ratio"], row[f"{x}_ratios"] = float(np.mean(each)), each
+        row["reach"] = float(
+            np.mean([_reach(c, base[c.seed], "rollouts") for c in own if c.seed in base] or [math.nan])
+        )
+        table.append(row)
+    return table
+
+
+def _reach(curve: Curve, base: Curve, x: str) -> float:
+    return reach(curve.column(x), curve.column("accuracy_sampled"), final(base.column("accuracy_sampled")))
+
+
+def _ratio(curve: Curve, base: Curve | None, x: str) -> float:
+    if base is None:
+        return math.nan
+    own, other = _reach(curve, base, x), _reach(base, base, x)
+    return own / other if other > 0 else math.nan
+
+
+def show(value: float, digits: int = 2) -> str:
+    """A number for the table: `never` for an infinite one, `-` for one that does not exist."""
+    if math.isnan(value):
+        return "-"
+    return "never" if math.isinf(value) else f"{value:.{digits}f}"
+
+
+HEADER = (
+    "method", "seeds", "accuracy", "greedy", "rollouts", "effective", "to reach", "ratio", "per seed", "steps", "wall", "cpu",
+)  # fmt: skip
+
+
+def cells(row: dict) -> list[str]:
+    """One row of `ratios` as text, in the order of `HEADER`."""
+    return [
+        row["method"],
+        str(row["seeds"]),
+        f"{row['start']:.3f} -> {row['end']:.3f}",
+        f"{row['end_greedy']:.3f}",
+        f"{row['rollouts']:.0f}",
+        f"{row['effective']:.2f}",
+        show(row["reach"], 0),
+        show(row["rollouts_ratio"]),
+        " ".join(show(value) for value in row["rollouts_ratios"]),
+        show(row["step_ratio"]),
+        show(row["wall_s_ratio"]),
+        show(row["cpu_s_ratio"]),
+    ]
+
+
+def as_text(settings: dict[Setting, list[Curve]]) -> str:
+    """The ratio tables as Markdown, one per pool and learning rate."""
+    parts = []
+    for (pool, rate), curves in settings.items():
+        body = [HEADER, *(cells(row) for row in ratios(curves))]
+        widths = [max(len(line[i]) for line in body) for i in range(len(HEADER))]
+        lines = ["| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |" for line in body]
+        lines.insert(1, "|" + "|".join("-" * (w + 2) for w in widths) + "|")
+        parts.append(f"pool {pool}, learning rate {rate:g}:\n\n" + "\n".join(lines))
+    return "\n\n".join(parts)

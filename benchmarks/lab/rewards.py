@@ -1,0 +1,49 @@
+"""The rewards, and the tally of effective groups that is kept where they are computed."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+
+#: Below this share of right characters a completion is worth nothing, so that groups can be all zero.
+SHARE_FROM = 0.7
+
+
+def exact_match(completions: list[str], answer: list[str], **columns) -> list[float]:
+    """1 for the right answer, else 0."""
+    return [float(completion == right) for completion, right in zip(completions, answer, strict=True)]
+
+
+def right_characters(completions: list[str], answer: list[str], **columns) -> list[float]:
+    """Share of characters that are right and in their place, in [0, 1]; 0 below `SHARE_FROM`."""
+    rewards = []
+    for completion, right in zip(completions, answer, strict=True):
+        hits = sum(a == b for a, b in zip(completion, right, strict=False))
+        share = hits / max(len(completion), len(right))
+        rewards.append(share if share >= SHARE_FROM else 0.0)
+    return rewards
+
+
+class Tally:
+    """Calls a reward and counts, over groups of equal prompts, those with unequal rewards.
+
+    Every freshly generated group is scored once, whatever the trainer does with it afterwards, so this is the share of
+    effective groups among those *generated*.
+    """
+
+    def __init__(self, reward, group_size: int):
+        self.reward, self.group_size = reward, group_size
+        self.groups = self.effective = 0
+        self.__name__ = reward.__name__
+
+    def __call__(self, prompts, completions, **columns) -> list[float]:
+        rewards = self.reward(completions=completions, **columns)
+        by_prompt = defaultdict(list)
+        for prompt, reward in zip(prompts, rewards, strict=True):
+            by_prompt[prompt].append(reward)
+        for values in by_prompt.values():
+            for start in range(0, len(values), self.group_size):
+                group = values[start : start + self.group_size]
+                self.groups += 1
+                self.effective += min(group) != max(group)
+        return rewards

@@ -1,0 +1,73 @@
+"""Runs many specs: interleaved, in worker processes of one thread each, going on where an earlier call stopped."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from .store import RunFile
+from .train import RunSpec, run
+
+
+ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+def interleaved(methods: Iterable[str], seeds: Iterable[int], rates: Iterable[float], **shared) -> list[RunSpec]:
+    """Specs in the order in which they are run: all methods of the first seed, then of the second, ...
+
+    A machine that is busier at some hours than at others so touches all methods alike, and an early look at the table
+    compares like with like.
+    """
+    return [
+        RunSpec(method=method, seed=seed, learning_rate=rate, **shared)
+        for seed, rate, method in itertools.product(seeds, rates, methods)
+    ]
+
+
+def _progress(spec: RunSpec, row: dict, started: float) -> None:
+    share = row["step"] / spec.steps
+    left = "" if not share else f", {(time.monotonic() - started) * (1 / share - 1):.0f} s left"
+    groups = row["groups"] or 1
+    print(
+        f"  {spec.pool}/{spec.method} lr {spec.learning_rate:g} seed {spec.seed}: step {row['step']}/{spec.steps}, "
+        f"{row['rollouts']} rollouts, accuracy {row['accuracy_sampled']:.3f} (greedy {row['accuracy_greedy']:.3f}), "
+        f"effective {row['effective_groups'] / groups:.2f}{left}",
+        flush=True,
+    )
+
+
+def _run_one(spec: RunSpec, start: Path, folder: Path) -> str:
+    file, started = RunFile(folder, spec.name), time.monotonic()
+    file.begin()
+
+    def sink(row: dict) -> None:
+        file.append(row)
+        _progress(spec, row, started)
+
+    run(spec, start, sink)
+    file.end()
+    return spec.name
+
+
+def _job(arguments) -> str:
+    return _run_one(*arguments)
+
+
+def run_all(specs: Sequence[RunSpec], start: Path, folder: Path, workers: int, fresh: bool = False) -> list[dict]:
+    """Run what is not finished yet and return the rows of all `specs`, in their order."""
+    missing = [spec for spec in specs if fresh or not RunFile(folder, spec.name).finished()]
+    print(f"{len(specs)} runs, {len(specs) - len(missing)} of them finished before", flush=True)
+    jobs = [(spec, start, folder) for spec in missing]
+    if workers == 1:
+        for n, job in enumerate(jobs, 1):
+            print(f"[{n}/{len(jobs)}] done: {_job(job)}", flush=True)
+    elif jobs:
+        os.environ.update(dict.fromkeys(ONE_THREAD, "1"))  # read by the libraries of the processes made below
+        with multiprocessing.get_context("spawn").Pool(min(workers, len(jobs))) as pool:
+            for n, name in enumerate(pool.imap_unordered(_job, jobs), 1):
+                print(f"[{n}/{len(jobs)}] done: {name}", flush=True)
+    return [row for spec in specs for row in RunFile(folder, spec.name).rows()]

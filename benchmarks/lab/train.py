@@ -1,0 +1,156 @@
+"""One run: one method, one seed, one pool, from the trained start; a row per evaluation."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
+
+from .counting import counting
+from .evaluate import success
+from .methods import METHODS
+from .pools import POOLS, cached_cell_success, classify, held_out_tasks, pool_dataset
+from .rewards import Tally
+from .tasks import MAX_ANSWER
+
+
+#: Longest answer, its end token, and one more, so that a completion that is cut off is never right.
+LEARNING_RATE = 1e-4  # found by the search in docs/lab.md
+MAX_COMPLETION = MAX_ANSWER + 2
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """What decides a run, apart from the code. Two runs of one spec are equal on one machine, times aside."""
+
+    method: str
+    seed: int
+    pool: str
+    start: str  # key of the trained start
+    steps: int = 100
+    learning_rate: float = 1e-4
+    eval_every: int = 5  # steps
+    prompts: int = 16  # groups per step
+    group_size: int = 8
+    max_rollouts: int | None = None  # stop here if it comes before `steps`
+
+    @property
+    def name(self) -> str:
+        recipe = {**asdict(self), "options": dict(METHODS[self.method].options), "only": METHODS[self.method].only}
+        key = hashlib.sha256(json.dumps(recipe, sort_keys=True, default=str).encode()).hexdigest()[:8]
+        return f"{self.pool}-{self.method}-lr{self.learning_rate:g}-seed{self.seed}-{key}"
+
+
+class Evaluations(TrainerCallback):
+    """Evaluates at the start, every `eval_every` steps and at the end; hands each row to `sink`.
+
+    `wall_s` and `cpu_s` are the time of training alone, generation included and evaluation left out.
+    """
+
+    def __init__(self, spec: RunSpec, tokenizer, tasks, tally: Tally, sink: Callable[[dict], None]):
+        self.spec, self.tokenizer, self.tasks, self.tally, self.sink = spec, tokenizer, tasks, tally, sink
+        self.trainer = None  # set once the trainer exists
+        self.wall_s = self.cpu_s = 0.0
+        self.since: tuple[float, float] = (0.0, 0.0)
+        self.counted = (0, 0, 0, 0)
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self._evaluate(0)
+
+    def on_step_end(self, args, state, control, **kwargs):
+        limit = self.spec.max_rollouts
+        control.should_training_stop |= limit is not None and self.trainer.rollouts_generated >= limit
+        last = state.global_step == self.spec.steps or control.should_training_stop
+        if last or state.global_step % self.spec.eval_every == 0:
+            wall, cpu = time.perf_counter() - self.since[0], time.process_time() - self.since[1]
+            self.wall_s, self.cpu_s = self.wall_s + wall, self.cpu_s + cpu
+            self._evaluate(state.global_step)
+        return control
+
+    def _evaluate(self, step: int) -> None:
+        model, trainer = self.trainer.model, self.trainer
+        training = model.training
+        model.eval()
+        sampled, greedy = success(model, self.tokenizer, self.tasks)
+        model.train(training)
+        now = (self.tally.groups, self.tally.effective, trainer.groups_trained, trainer.effective_trained)
+        groups, effective, trained, trained_effective = (a - b for a, b in zip(now, self.counted, strict=True))
+        self.counted = now
+        self.sink(
+            {
+                "pool": self.spec.pool,
+                "method": self.spec.method,
+                "seed": self.spec.seed,
+                "learning_rate": self.spec.learning_rate,
+                "step": step,
+                "rollouts": trainer.rollouts_generated,
+                "tokens": trainer.tokens_generated,
+                "wall_s": round(self.wall_s, 2),
+                "cpu_s": round(self.cpu_s, 2),
+                "accuracy_sampled": sampled.mean().item(),
+                "accuracy_greedy": greedy.float().mean().item(),
+                "groups": groups,
+                "effective_groups": effective,
+                "groups_trained": trained,
+                "effective_groups_trained": trained_effective,
+                "start": self.spec.start,
+                "run": self.spec.name,
+            }
+        )
+        self.since = (time.perf_counter(), time.process_time())
+
+
+def config_options(spec: RunSpec, output_dir: str) -> dict:
+    """Arguments of the config that all methods share."""
+    return {
+        "output_dir": output_dir,
+        "seed": spec.seed,
+        "max_steps": spec.steps,
+        "learning_rate": spec.learning_rate,
+        "lr_scheduler_type": "constant",
+        "per_device_train_batch_size": spec.prompts * spec.group_size,
+        "gradient_accumulation_steps": 1,
+        "num_generations": spec.group_size,
+        "max_completion_length": MAX_COMPLETION,
+        "temperature": 1.0,
+        "beta": 0.0,
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "dataloader_pin_memory": False,
+        "disable_tqdm": True,
+        "logging_strategy": "no",
+        "save_strategy": "no",
+        "report_to": "none",
+    }
+
+
+def run(spec: RunSpec, start: Path, sink: Callable[[dict], None]) -> None:
+    """Train `spec` from the start in the folder `start`; `sink` gets a row per evaluation."""
+    torch.set_num_threads(1)
+    method, pool = METHODS[spec.method], POOLS[spec.pool]
+    trainer_class, config_class = method.classes()
+    tokenizer = AutoTokenizer.from_pretrained(start)
+    model = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
+    kinds = classify(cached_cell_success(start, model, tokenizer))
+    tally = Tally(pool.reward, spec.group_size)
+    evaluations = Evaluations(spec, tokenizer, held_out_tasks(kinds), tally, sink)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = counting(trainer_class)(
+            model=model,
+            reward_funcs=tally,
+            args=config_class(**config_options(spec, folder), **method.options),
+            train_dataset=pool_dataset(pool, kinds, spec.seed, method.only),
+            processing_class=tokenizer,
+            callbacks=[evaluations],
+        )
+        trainer.remove_callback(PrinterCallback)
+        evaluations.trainer = trainer
+        trainer.train()

@@ -1,0 +1,44 @@
+"""The command, from arguments to files."""
+
+from __future__ import annotations
+
+import pyarrow.parquet as pq
+import pytest
+
+from benchmarks.lab import cli, pretrain
+
+from .conftest import TINY
+
+
+@pytest.fixture
+def tiny_start(monkeypatch, start):
+    monkeypatch.setattr(pretrain, "StartRecipe", lambda: TINY)
+    return start
+
+
+@pytest.mark.usefixtures("tiny_bounds")
+def test_run_and_report(tiny_start, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    arguments = ["run", "--methods", "uniform", "oracle", "--seeds", "0", "--steps", "1"]
+    cli.main([*arguments, "--cache", str(tiny_start.parent), "--out", str(tmp_path)])
+    assert "| oracle " in capsys.readouterr().out
+    table = pq.read_table(tmp_path / "results.parquet")
+    assert table.num_rows == 4
+    assert b"python -m benchmarks.lab run --methods uniform oracle" in table.schema.metadata[b"command"]
+    (tmp_path / "report.html").unlink()
+    cli.main(["report", str(tmp_path / "results.parquet")])
+    assert "<svg" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.usefixtures("tiny_bounds")
+def test_pools_are_shown(tiny_start, capsys):
+    cli.main(["pools", "--cache", str(tiny_start.parent)])
+    text = capsys.readouterr().out
+    assert "interleave 14" in text
+    assert "third {'easy': 61" in text
+
+
+@pytest.mark.parametrize("wrong", [["--methods", "nothing"], ["--pool", "fourth"]])
+def test_unknown_names_are_refused(wrong):
+    with pytest.raises(SystemExit, match="is not one of"):
+        cli.main(["run", *wrong])

@@ -1,0 +1,198 @@
+"""Runs: what is counted, that they repeat, and that a killed series goes on where it stopped."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from benchmarks.lab import runs, train
+from benchmarks.lab.counting import counting
+from benchmarks.lab.methods import METHODS
+from benchmarks.lab.ratios import as_text, curves_by_setting, ratios
+from benchmarks.lab.report import write_report
+from benchmarks.lab.store import RunFile, read_rows, write_table
+from benchmarks.lab.train import RunSpec
+
+
+pytestmark = pytest.mark.usefixtures("tiny_bounds")
+SPEC = RunSpec("uniform", 0, "first", "tiny", steps=3, eval_every=2, prompts=4, group_size=4)
+TIMES = ("wall_s", "cpu_s")
+
+
+def rows_of(spec, start):
+    rows = []
+    train.run(spec, start, rows.append)
+    return rows
+
+
+def without_times(rows):
+    return [{name: value for name, value in row.items() if name not in TIMES} for row in rows]
+
+
+def trainer_of(method: str, start, tmp_path, model, tokenizer, **options):
+    """A trainer of `method` on eight prompts, with a reward of 0 and 1 that is common."""
+    from datasets import Dataset
+
+    trainer_class, config_class = METHODS[method].classes()
+    spec = dataclasses.replace(SPEC, method=method)
+    arguments = {**train.config_options(spec, str(tmp_path)), **METHODS[method].options, **options}
+    data = Dataset.from_list([{"prompt": f"S:{a}{b}=", "answer": a} for a in "abcd" for b in "xy"])
+    return counting(trainer_class)(
+        model=model,
+        reward_funcs=lambda completion_ids, **_: [float(sum(ids) % 2 == 0) for ids in completion_ids],
+        args=config_class(**arguments),
+        train_dataset=data,
+        eval_dataset=data,
+        processing_class=tokenizer,
+    )
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_counter_is_right_by_hand(method, start, tmp_path, model, tokenizer, monkeypatch):
+    """The rows that leave the model's own `generate`, and their tokens up to the end token."""
+    by_hand = {"train": [0, 0], "eval": [0, 0]}
+    generate = model.generate
+    mode = "train"
+
+    def counted(input_ids, **kwargs):
+        output = generate(input_ids=input_ids, **kwargs)
+        for row in output[:, input_ids.shape[1] :].tolist():
+            end = row.index(tokenizer.eos_token_id) + 1 if tokenizer.eos_token_id in row else len(row)
+            by_hand[mode][0] += 1
+            by_hand[mode][1] += end
+        return output
+
+    monkeypatch.setattr(model, "generate", counted)
+    trainer = trainer_of(method, start, tmp_path, model, tokenizer)
+    trainer.train()
+    mode = "eval"
+    trainer.evaluate()
+    assert by_hand["eval"][0] > 0
+    assert [trainer.rollouts_generated, trainer.tokens_generated] == by_hand["train"]
+    assert trainer.groups_trained == SPEC.steps * SPEC.prompts
+    if method != "dynamic":
+        assert trainer.rollouts_generated == SPEC.steps * SPEC.prompts * SPEC.group_size
+    assert trainer.rollouts_generated >= SPEC.steps * SPEC.prompts * SPEC.group_size
+
+
+def test_trained_groups_are_effective_where_rewards_differ(start, tmp_path, model, tokenizer):
+    trainer = trainer_of("uniform", start, tmp_path, model, tokenizer)
+    seen = []
+    calculate = trainer._calculate_rewards
+    trainer._calculate_rewards = lambda *args: seen.append(calculate(*args)) or seen[-1]
+    trainer.train()
+    effective = sum((r.reshape(-1, 4).amax(1) != r.reshape(-1, 4).amin(1)).sum().item() for r in seen)
+    assert 0 < effective < trainer.groups_trained
+    assert trainer.effective_trained == effective
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_equal_seeds_give_equal_runs(method, start):
+    spec = dataclasses.replace(SPEC, method=method)
+    one = rows_of(spec, start)
+    assert without_times(one) == without_times(rows_of(spec, start))
+    assert [row["step"] for row in one] == [0, 2, 3]
+    assert one[0]["rollouts"] == 0
+    other = rows_of(dataclasses.replace(spec, seed=1), start)
+    assert other[0]["accuracy_sampled"] == one[0]["accuracy_sampled"]
+    assert other[-1]["accuracy_sampled"] != one[-1]["accuracy_sampled"]
+
+
+def test_generated_groups_are_tallied(start):
+    rows = rows_of(SPEC, start)
+    assert [row["groups"] for row in rows] == [0, 8, 4]
+    assert sum(row["groups"] for row in rows) * SPEC.group_size == rows[-1]["rollouts"]
+
+
+def test_a_budget_of_rollouts_ends_a_run(start):
+    rows = rows_of(dataclasses.replace(SPEC, steps=50, max_rollouts=40), start)
+    assert rows[-1]["rollouts"] == 48  # the first multiple of 16 that is not below 40
+    assert [row["step"] for row in rows] == [0, 2, 3]
+
+
+def test_methods_are_interleaved():
+    specs = runs.interleaved(["uniform", "oracle"], [0, 1], [1e-4], pool="first", start="x")
+    assert [(s.seed, s.method) for s in specs] == [(0, "uniform"), (0, "oracle"), (1, "uniform"), (1, "oracle")]
+    assert len({s.name for s in specs}) == 4
+
+
+def test_a_killed_series_goes_on_where_it_stopped(start, tmp_path, monkeypatch):
+    specs = runs.interleaved(
+        ["uniform", "oracle"], [0], [1e-4], pool="first", start="x", steps=2, eval_every=1, prompts=4, group_size=4
+    )
+    whole = runs.run_all(specs, start, tmp_path / "whole", workers=1)
+
+    started, real = [], train.run
+
+    def dies_in_the_second(spec, start, sink):
+        started.append(spec.method)
+
+        def sink_or_die(row):
+            sink(row)
+            if spec.method == "oracle" and row["step"] == 1 and len(started) == 2:
+                raise KeyboardInterrupt
+
+        real(spec, start, sink_or_die)
+
+    monkeypatch.setattr(runs, "run", dies_in_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        runs.run_all(specs, start, tmp_path / "cut", workers=1)
+    unfinished = RunFile(tmp_path / "cut", specs[1].name)
+    assert len(unfinished.rows()) == 2
+    assert not unfinished.finished()
+    with unfinished.path.open("a") as file:
+        file.write('{"half a li')
+    resumed = runs.run_all(specs, start, tmp_path / "cut", workers=1)
+    assert started == ["uniform", "oracle", "oracle"]
+    assert without_times(resumed) == without_times(whole)
+    runs.run_all(specs, start, tmp_path / "cut", workers=1)
+    assert len(started) == 3
+    runs.run_all(specs[:1], start, tmp_path / "cut", workers=1, fresh=True)
+    assert started[3:] == ["uniform"]
+
+
+def made_up_rows():
+    """Two seeds; the oracle is four times as fast as uniform in rollouts, `idle` never moves."""
+    rows = []
+    for seed in (0, 1):
+        for method, speed in (("uniform", 1), ("oracle", 4), ("idle", 0)):
+            for step in range(0, 101, 10):
+                accuracy = min(0.9, 0.1 + speed * step / 200)
+                rows.append(
+                    {
+                        "pool": "first", "method": method, "seed": seed, "learning_rate": 1e-4, "step": step,
+                        "rollouts": 128 * step, "tokens": 0, "wall_s": 2.0 * step, "cpu_s": 1.0 * step,
+                        "accuracy_sampled": accuracy, "accuracy_greedy": accuracy, "groups": 16 * (step > 0),
+                        "effective_groups": 4 * (step > 0), "groups_trained": 16 * (step > 0),
+                        "effective_groups_trained": 4 * (step > 0), "start": "x", "run": f"{method}-{seed}",
+                    }
+                )  # fmt: skip
+    return rows
+
+
+def test_the_ratio_table_by_hand():
+    table = {row["method"]: row for row in ratios(curves_by_setting(made_up_rows())["first", 1e-4])}
+    assert table["uniform"]["rollouts_ratio"] == pytest.approx(1)
+    assert table["uniform"]["reach"] == pytest.approx(12800)
+    assert table["oracle"]["rollouts_ratio"] == pytest.approx(0.25)
+    assert table["oracle"]["wall_s_ratio"] == pytest.approx(0.25)
+    assert table["idle"]["rollouts_ratio"] == float("inf")
+    assert table["uniform"]["effective"] == pytest.approx(0.25)
+    text = as_text(curves_by_setting(made_up_rows()))
+    assert "never" in text
+    assert "0.25" in text
+
+
+def test_table_and_report_are_written(tmp_path):
+    rows = made_up_rows()
+    write_table(rows, tmp_path / "results.parquet", {"command": "x"})
+    assert read_rows(tmp_path / "results.parquet") == rows
+    pytest.importorskip("matplotlib")
+    write_report(curves_by_setting(rows), tmp_path / "report.html", "the <command>")
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("<svg") == 1
+    assert "the &lt;command&gt;" in page
+    assert "oracle" in page
+    for outside in ("http-equiv", "<script", "<img", "<link"):
+        assert outside not in page
