@@ -122,7 +122,9 @@ def test_off_is_grpo_with_tools(tmp_path):
         }
 
     reference = run(scripted_tool_calls(GRPOTrainer), GRPOConfig, tmp_path / "a", **options())
-    ours = run(scripted_tool_calls(DataEfficientGRPOTrainer), DataEfficientGRPOConfig, tmp_path / "b", **options(), **OFF)
+    ours = run(
+        scripted_tool_calls(DataEfficientGRPOTrainer), DataEfficientGRPOConfig, tmp_path / "b", **options(), **OFF
+    )
     assert_identical(reference, ours)
     assert any(log.get("tools/call_frequency") for log in ours.state.log_history), "no tool was called"
 
@@ -132,7 +134,12 @@ def test_off_is_grpo_with_a_rollout_func(tmp_path):
         generator = random.Random(str(prompts) + str(trainer.state.global_step))
         ids = [trainer.processing_class(prompt)["input_ids"] for prompt in prompts]
         completions = [[generator.randrange(6, 60) for _ in range(5)] for _ in prompts]
-        return {"prompt_ids": ids, "completion_ids": completions, "logprobs": None, "luck": [sum(c) % 3 for c in completions]}
+        return {
+            "prompt_ids": ids,
+            "completion_ids": completions,
+            "logprobs": None,
+            "luck": [sum(c) % 3 for c in completions],
+        }
 
     def luck_reward(completions, luck, **kwargs):
         return [float(value) for value in luck]
@@ -195,7 +202,14 @@ def test_prompts_come_from_the_selector_not_from_the_dataloader(tmp_path):
         seen.update(prompts)
         return even_length_reward([c.encode() for c in completions])
 
-    run(Fixed, DataEfficientGRPOConfig, tmp_path, rewards=watching_reward, trainer={"train_dataset": dataset}, max_steps=2)
+    run(
+        Fixed,
+        DataEfficientGRPOConfig,
+        tmp_path,
+        rewards=watching_reward,
+        trainer={"train_dataset": dataset},
+        max_steps=2,
+    )
     assert seen == {dataset[3]["prompt"], dataset[11]["prompt"]}
 
 

@@ -1,0 +1,100 @@
+"""Spreading groups over processes; and training with two of them (gloo, on the CPU)."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.test_group import make_group
+from trl_dataeff.distributed import assign, hand_over
+
+
+@given(world_size=st.integers(1, 5), quota=st.integers(1, 6), data=st.data())
+def test_assign_is_even_and_moves_as_few_as_possible(world_size, quota, data):
+    n = world_size * quota
+    owners = data.draw(st.lists(st.integers(0, world_size - 1), min_size=n, max_size=n))
+    destinations = assign(owners, world_size)
+    assert np.bincount(destinations, minlength=world_size).tolist() == [quota] * world_size
+    moved = (destinations != np.array(owners)).sum()
+    assert moved == sum(max(0, owners.count(r) - quota) for r in range(world_size))
+
+
+def test_an_uneven_number_is_refused():
+    with pytest.raises(ValueError, match="3 groups cannot be spread evenly over 2"):
+        assign([0, 0, 1], 2)
+
+
+def test_nothing_is_sent_if_nothing_moves(monkeypatch):
+    monkeypatch.setattr("trl_dataeff.distributed.all_gather", lambda value: pytest.fail("a needless collective"))
+    hand_over([make_group(owner=0), make_group(owner=1)], np.array([0, 1]), rank=0)
+
+
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory):
+    """What `distributed_run.py` reports from each of two processes."""
+    folder = tmp_path_factory.mktemp("distributed")
+    script = Path(__file__).with_name("distributed_run.py")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", script, folder]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=script.parents[1])
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
+
+
+def test_off_is_grpo_on_two_processes(two_processes):
+    for report in two_processes:
+        assert report["grpo"] == report["off"]
+        assert len(report["off"]) >= 12
+        assert any(row[1] for row in report["off"]), "no gradient"
+
+
+def test_both_processes_decide_the_same(two_processes):
+    first, second = (report["dynamic"] for report in two_processes)
+    assert first["decisions"] == second["decisions"]
+    assert any(d["rounds"] > 1 for d in first["decisions"])
+    assert any(d["surplus"] for d in first["decisions"])
+    assert any(d["moved"] for d in first["decisions"]), "no group was handed over"
+
+
+def test_groups_are_whole_and_rows_constant_on_each_process(two_processes):
+    for report in two_processes:
+        for window in report["dynamic"]["windows"]:
+            assert len(window["prompts"]) == 8  # per_device_train_batch_size 4 x steps_per_generation 2
+            assert window["prompts"][0:4] == [window["prompts"][0]] * 4
+            assert window["prompts"][4:8] == [window["prompts"][4]] * 4
+
+
+def test_each_process_trains_on_its_part_of_the_window(two_processes):
+    first, second = (report["dynamic"] for report in two_processes)
+    for decision, a, b in zip(first["decisions"], first["windows"], second["windows"]):
+        assert sorted(a["prompts"][::4] + b["prompts"][::4]) == sorted(decision["trained"])
+
+
+def test_tokens_and_rewards_belong_together(two_processes):
+    """The reward is a function of the tokens: recomputed from what each process trains on, the advantages agree."""
+    for report in two_processes:
+        for window in report["dynamic"]["windows"]:
+            for start in (0, 4):
+                rewards = np.array(window["rewards"][start : start + 4])
+                expected = (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-4)
+                np.testing.assert_allclose(window["advantages"][start : start + 4], expected, atol=1e-4)
+
+
+def test_surplus_is_trained_on_with_its_ratio(two_processes):
+    carried = [w for report in two_processes for w in report["dynamic"]["windows"] if any(w["replayed"])]
+    assert carried
+    for report in two_processes:
+        ages = [
+            log["dataeff/replay/age_mean"] for log in report["dynamic"]["logs"] if "dataeff/replay/age_mean" in log
+        ]
+        assert ages
+        assert min(ages) >= 1
+
+
+def test_resume_on_two_processes_gives_the_same_losses(two_processes):
+    for report in two_processes:
+        assert report["resumed"] == report["uninterrupted"]

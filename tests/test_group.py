@@ -1,0 +1,154 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from trl_dataeff.group import (
+    EASY,
+    EFFECTIVE,
+    HARD,
+    RewardScale,
+    RolloutGroup,
+    Rollouts,
+    all_equal,
+    classify,
+    is_zero_variance,
+    pack_groups,
+    total_rewards,
+    unpack_groups,
+)
+
+
+NAN = math.nan
+
+
+def kind_of(rewards, weights=(1.0,), reward_range=(0, 1), aggregation="sum_then_normalize") -> int:
+    """The kind of one group, `rewards` being (G, F) or (G,)."""
+    rewards = np.array(rewards, dtype=np.float32).reshape(1, len(rewards), -1)
+    scale = RewardScale.of(reward_range)
+    totals = total_rewards(rewards, np.array(weights))
+    scale.observe(totals)
+    return int(classify(is_zero_variance(rewards, np.array(weights), aggregation), scale.success_rate(totals))[0])
+
+
+@pytest.mark.parametrize(
+    ("rewards", "options", "kind"),
+    [
+        ([1, 1, 1, 1], {}, EASY),
+        ([0, 0, 0, 0], {}, HARD),
+        ([0, 0, 1, 0], {}, EFFECTIVE),
+        ([0.5, 0.5, 0.5], {}, HARD),  # zero variance in the middle counts as hard
+        ([1e-9, 2e-9, 1e-9], {}, EFFECTIVE),  # TRL's isclose test calls this zero
+        ([1e6, 1e6 + 1, 1e6], {"reward_range": (0, 2e6)}, EFFECTIVE),
+        ([NAN, 1, 1], {}, EASY),  # what is unscorable is left out
+        ([NAN, 1, 0], {}, EFFECTIVE),
+        ([NAN, NAN, 1], {}, EASY),  # one completion has nothing to differ from
+        ([NAN, NAN, NAN], {}, HARD),
+        ([[1, NAN], [1, NAN], [1, NAN]], {"weights": (1, 1)}, EASY),
+        ([[0.1, 0.2], [0.3, 0.0], [0.3, NAN]], {"weights": (1, 1)}, HARD),  # equal but for rounding
+        ([[1, 0], [0, 1]], {"weights": (0.5, 0.5)}, HARD),  # equal totals from different parts
+        ([[1, 0], [0, 1]], {"weights": (0.5, 0.6)}, EFFECTIVE),
+        ([[1, 0], [0, 1]], {"weights": (0.5, 0.5), "aggregation": "normalize_then_sum"}, EFFECTIVE),
+        ([[1, 0], [1, 1]], {"weights": (1, 0)}, EASY),  # a function without weight does not count
+        ([[1, 0], [1, 1]], {"weights": (1, 0), "aggregation": "normalize_then_sum"}, EASY),
+        ([-2, -2], {"reward_range": (-2, 3)}, HARD),
+        ([3, 3], {"reward_range": (-2, 3)}, EASY),
+    ],
+)
+def test_kinds(rewards, options, kind):
+    assert kind_of(rewards, **options) == kind
+
+
+def test_totals_are_trls():
+    """As in TRL: nansum of the weighted columns, NaN where no function gave a score."""
+    torch = pytest.importorskip("torch")
+    rewards = torch.tensor([[1.0, NAN], [0.25, 2.0], [NAN, NAN], [NAN, 3.0]])
+    weights = torch.tensor([0.3, 1.7])
+    expected = (rewards * weights).nansum(dim=1)
+    expected[2] = NAN
+    np.testing.assert_array_equal(total_rewards(rewards.numpy(), weights.numpy()), expected.numpy())
+
+
+@given(arrays(np.float32, st.tuples(st.integers(1, 5), st.integers(1, 6)), elements=st.sampled_from([0, 1, 2, NAN])))
+def test_all_equal_is_at_most_one_distinct_value(values):
+    expected = [len({v for v in row if not math.isnan(v)}) <= 1 for row in values.tolist()]
+    assert all_equal(values).tolist() == expected
+
+
+@given(st.lists(st.floats(-10, 10, width=32), min_size=2, max_size=8), st.floats(-5, 5), st.floats(0.5, 5))
+def test_success_rate_is_the_mean_place_in_the_range(rewards, low, width):
+    scale = RewardScale.of((low, low + width))
+    expected = sum(min(max((r - low) / width, 0), 1) for r in rewards) / len(rewards)
+    assert scale.success_rate(np.array([rewards]))[0] == pytest.approx(expected, abs=1e-9)
+
+
+def test_running_range_widens_and_passes_over_what_is_not_finite():
+    scale = RewardScale.of(None)
+    assert scale.success_rate(np.array([[0.0, 0.0], [3.0, 3.0], [NAN, NAN]])).tolist()[:2] == [0.0, 1.0]
+    scale.observe(np.array([[1.0, NAN], [3.0, np.inf]]))
+    assert (scale.low, scale.high) == (1.0, 3.0)
+    assert scale.success_rate(np.array([[2.0, 3.0]]))[0] == 0.75
+    scale.observe(np.array([-1.0]))
+    assert scale.success_rate(np.array([[1.0, 1.0]]))[0] == 0.5
+
+
+def test_a_given_range_stays():
+    scale = RewardScale.of([0, 2])
+    scale.observe(np.array([5.0, -5.0]))
+    assert (scale.low, scale.high) == (0.0, 2.0)
+
+
+def make_group(prompt_id=3, g=2, **fields) -> RolloutGroup:
+    rollouts = Rollouts(
+        prompt_tokens=np.array([5, 6, 7], dtype=np.int32),
+        completion_tokens=[np.arange(i + 1, dtype=np.int32) for i in range(g)],
+        completions=[f"text {i} ä" for i in range(g)],
+        **{name: fields.pop(name) for name in list(fields) if name in Rollouts.__dataclass_fields__},
+    )
+    values = {
+        "prompt_id": prompt_id,
+        "step": 4,
+        "round": 1,
+        "rewards": np.array([[0.5], [NAN]], dtype=np.float32)[:g],
+        "success_rate": 0.5,
+        "kind": EFFECTIVE,
+        "tokens": 3,
+        "seconds": 0.1,
+        "owner": 1,
+    }
+    return RolloutGroup(**{**values, **fields}, rollouts=rollouts)
+
+
+def test_groups_survive_packing():
+    plain = make_group()
+    rich = make_group(
+        prompt_id=9,
+        tool_masks=[np.array([1], np.int8), np.array([1, 0], np.int8)],
+        sampling_logps=[np.array([-0.5], np.float32), np.array([NAN, -2], np.float32)],
+        behavior_logps=[np.array([-0.25], np.float32), np.array([-1, -2], np.float32)],
+        extra={"luck": [1, None]},
+        logged={"column": ["a", "b"]},
+    )
+    rich.rollouts.completions = [[{"role": "assistant", "content": "x"}], [{"role": "assistant", "content": "y"}]]
+    for before, after in zip([plain, rich], unpack_groups(pack_groups([plain, rich])), strict=True):
+        for name in ("prompt_id", "step", "round", "success_rate", "kind", "tokens", "seconds", "owner"):
+            assert getattr(before, name) == getattr(after, name)
+        np.testing.assert_array_equal(before.rewards, after.rewards)
+        for name in ("completion_tokens", "tool_masks", "sampling_logps", "behavior_logps"):
+            a, b = getattr(before.rollouts, name), getattr(after.rollouts, name)
+            assert (a is None) == (b is None)
+            for x, y in zip(a or [], b or [], strict=True):
+                np.testing.assert_array_equal(x, y)
+                assert x.dtype == y.dtype
+        for name in ("completions", "extra", "logged"):
+            assert getattr(before.rollouts, name) == getattr(after.rollouts, name)
+
+
+def test_packing_a_group_held_elsewhere_is_an_error():
+    group = make_group()
+    group.rollouts = None
+    with pytest.raises(ValueError, match="held by process 1"):
+        pack_groups([group])

@@ -1,0 +1,122 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trl_dataeff.group import EFFECTIVE, HARD, RolloutGroup
+from trl_dataeff.rollout import ZeroVarianceShare, collect, round_size, row_value, split_rollouts
+
+
+def group(effective: bool) -> RolloutGroup:
+    return RolloutGroup(0, 0, 0, np.zeros((2, 1)), 0.5, EFFECTIVE if effective else HARD, 0, 0.0)
+
+
+@given(
+    batch=st.integers(1, 8),
+    carried=st.integers(0, 12),
+    max_rounds=st.integers(1, 5),
+    outcomes=st.lists(st.booleans(), max_size=60),
+    over=st.integers(0, 6),
+)
+def test_collect_keeps_every_group_once_and_fills_the_window(batch, carried, max_rounds, outcomes, over):
+    outcomes = iter(outcomes)
+    sizes = []
+
+    def roll_out(n, round_index):
+        assert round_index == len(sizes)
+        sizes.append(n)
+        return [group(next(outcomes, False)) for _ in range(n)]
+
+    kept = [group(True) for _ in range(carried)]
+    result = collect(roll_out, lambda missing: missing + over, batch_groups=batch, carried=kept, max_rounds=max_rounds)
+    assert len(result.trained) == batch
+    everything = [id(g) for g in result.trained + result.surplus + result.dropped]
+    assert sorted(everything) == sorted(id(g) for g in kept + result.fresh)
+    assert all(g.effective for g in result.surplus)
+    assert not any(g.effective for g in result.dropped)
+    assert result.padded == sum(not g.effective for g in result.trained)
+    assert result.rounds == len(sizes) <= max_rounds
+    assert [id(g) for g in result.trained[: min(carried, batch)]] == [id(g) for g in kept[:batch]]
+    if result.padded:  # only when rounds ran out, and with nothing effective left aside
+        assert result.rounds == max_rounds
+        assert not result.surplus
+    if carried >= batch:
+        assert result.rounds == 0
+    assert {id(g) for g in result.fresh_surplus} == {id(g) for g in result.surplus} - {id(g) for g in kept}
+
+
+def test_no_round_follows_a_full_window():
+    rounds = []
+    collect(lambda n, r: rounds.append(n) or [group(True)] * n, lambda m: m, batch_groups=4, max_rounds=9)
+    assert rounds == [4]
+
+
+@given(
+    batch=st.integers(1, 600),
+    share=st.floats(0, 1),
+    margin=st.floats(1, 3),
+    multiple=st.sampled_from([1, 2, 3, 8]),
+    data=st.data(),
+)
+def test_round_size_keeps_its_bounds(batch, share, margin, multiple, data):
+    batch *= multiple  # a window spreads evenly over processes
+    missing = data.draw(st.integers(1, batch))
+    pool = batch + data.draw(st.integers(0, 3 * batch))
+    n = round_size(
+        missing, batch_groups=batch, zero_share=share, margin=margin, low=0.25, high=1.5, multiple=multiple, pool=pool
+    )
+    assert n % multiple == 0
+    assert missing <= n <= pool
+    assert n >= min(batch / 4, pool // multiple * multiple)
+    assert n < 1.5 * batch + multiple
+
+
+@pytest.mark.parametrize(
+    ("missing", "share", "margin", "expected"),
+    [
+        (16, 0.0, 1.0, 16),
+        (8, 0.5, 1.0, 16),
+        (8, 0.5, 1.25, 20),
+        (1, 0.0, 1.0, 4),
+        (16, 0.9, 1.0, 24),
+        (2, 1.0, 1.0, 24),
+    ],
+)
+def test_round_size_by_hand(missing, share, margin, expected):
+    """ceil(margin * missing / (1 - share)) within [16 / 4, 1.5 * 16]."""
+    options = {"batch_groups": 16, "low": 0.25, "high": 1.5, "multiple": 1, "pool": 1000}
+    assert round_size(missing, zero_share=share, margin=margin, **options) == expected
+
+
+def test_running_share_weighs_by_size_and_fades():
+    share = ZeroVarianceShare(decay=0.5)
+    assert share.value == 0.0
+    share.observe([group(False)] * 3 + [group(True)])
+    assert share.value == 0.75
+    share.observe([group(True)] * 2)
+    assert share.value == pytest.approx(1.5 / 4)
+    share.observe([])
+    assert share.value == pytest.approx(1.5 / 4)
+
+
+def test_rollouts_are_cut_by_group():
+    logged = {"whole": list("abcd"), "partial": ["x"]}
+    first, second = split_rollouts(
+        2,
+        prompt_ids=[[1], [1], [2, 3], [2, 3]],
+        completion_ids=[[4], [5, 6], [7], [8]],
+        tool_mask=[[1], [1, 0], [1], [1]],
+        completions=["a", "b", "c", "d"],
+        logprobs=[[-1.0], [None, -2.0], [-3.0], [-4.0]],
+        extra={"by_row": [10, 11, 12, 13], "for_all": "same"},
+        logged=logged,
+    )
+    assert first.completions == ["a", "b"]
+    assert second.prompt_tokens.tolist() == [2, 3]
+    assert [t.tolist() for t in first.completion_tokens] == [[4], [5, 6]]
+    assert np.isnan(first.sampling_logps[1][0])
+    assert first.sampling_logps[1][1] == -2.0
+    assert [m.tolist() for m in first.tool_masks] == [[1], [1, 0]]
+    assert second.extra == {"by_row": [12, 13], "for_all": ["same", "same"]}
+    assert second.logged == {"whole": ["c", "d"]}
+    assert row_value([1], 1) is None
