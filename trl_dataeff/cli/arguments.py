@@ -97,9 +97,9 @@ class PortableConfig(DataEfficientGRPOConfig):
 
     def __post_init__(self):
         given = {name: getattr(self, name) for name in self._LEFT_OUT}
-        vars(self).update(self._LEFT_OUT)
+        self.__dict__.update(self._LEFT_OUT)
         super().__post_init__()
-        vars(self).update(given)
+        self.__dict__.update(given)
 
     @cached_property
     def _setup_devices(self) -> torch.device:

@@ -6,7 +6,7 @@ import json
 import re
 from copy import copy
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict, load_dataset
 from datasets.exceptions import DatasetGenerationError, DatasetsError
@@ -22,8 +22,8 @@ logger = logging.get_logger(__name__)
 #: File name endings that can be loaded, and the loader of 🤗 Datasets for each.
 LOADERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
 
-AnyDataset = Dataset | IterableDataset
-AnyDatasetDict = DatasetDict | IterableDatasetDict
+AnyDataset: TypeAlias = Dataset | IterableDataset
+AnyDatasetDict: TypeAlias = DatasetDict | IterableDatasetDict
 
 
 class Source(NamedTuple):
@@ -46,11 +46,10 @@ def load_data(arguments: GRPOArguments) -> tuple[AnyDataset, AnyDataset | None]:
             Training dataset, and evaluation dataset or `None`.
     """
     script = arguments.script
-    given = "the dataset mixture" if arguments.dataset.datasets else f"The dataset {script.dataset_name!r}"
     splits = _load_splits(script, arguments.dataset)
-    if arguments.dataset.datasets:
-        given, train_split, test_split = "The dataset mixture (`datasets`)", "train", "test"
-    else:
+    given, train_split, test_split = "The dataset mixture (`datasets`)", "train", "test"
+    if not arguments.dataset.datasets:
+        given = f"The dataset {script.dataset_name!r}"
         train_split, test_split = script.dataset_train_split, script.dataset_test_split
     train = prepare(_split(splits, train_split, "dataset_train_split", given), script, given)
     if arguments.training.eval_strategy == "no":
@@ -142,10 +141,9 @@ def _load_splits(script: DataEfficientGRPOScriptArguments, mixture: DatasetMixtu
             "a mixture under `datasets`."
         )
     source = find_source(script.dataset_name)
+    config = script.dataset_config if source.files is None else None  # a file has no configurations
     try:
-        return load_dataset(
-            source.path, name=script.dataset_config, data_files=source.files, streaming=script.dataset_streaming
-        )
+        return load_dataset(source.path, name=config, data_files=source.files, streaming=script.dataset_streaming)
     except (OSError, ValueError, DatasetsError) as error:
         raise _not_loaded(script.dataset_name, source, error) from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any, NamedTuple, NoReturn
@@ -49,6 +50,7 @@ class GRPOParser(TrlParser):
         types = PORTABLE_TYPES if portable else TYPES
         super().__init__(types, prog="trl-dataeff grpo", formatter_class=HelpFormatter, add_help=False)
         self.allow_abbrev = False
+        self.portable = portable
 
     def parse(self, args: list[str]) -> ParsedCommand:
         """Parse a command line with its `--config`; wrong input is a [`UserError`]."""
@@ -87,9 +89,12 @@ class GRPOParser(TrlParser):
     def _build(self, args: Iterable[str]) -> tuple[Any, ...]:
         """Make the dataclasses. They refuse a value with a `ValueError` that is written for the user."""
         try:
-            return self.parse_args_into_dataclasses(
-                list(args), return_remaining_strings=True, look_for_args_file=False
-            )
+            with warnings.catch_warnings():
+                if self.portable:  # the dataclasses are made again for training, with their warnings
+                    warnings.simplefilter("ignore")
+                return self.parse_args_into_dataclasses(
+                    list(args), return_remaining_strings=True, look_for_args_file=False
+                )
         except UserError:
             raise
         except (ValueError, ImportError, OSError) as error:

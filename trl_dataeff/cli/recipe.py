@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from trl_dataeff.cli.errors import UserError, closest
-from trl_dataeff.cli.values import WrongType, fit, got
+from trl_dataeff.cli.values import WrongEntry, WrongType, fit, got
 
 
 #: What TRL's documentation allows beyond the annotation of its field.
@@ -91,6 +91,8 @@ def check_recipe(recipe: Recipe, dataclass_types: Iterable[type]) -> list[str]:
             continue
         try:
             recipe.values[key] = fit(value, hints[key])
+        except WrongEntry as error:
+            problems.append(f"{recipe.at(key)}: `{key}` {error}")
         except WrongType as error:
             problems.append(f"{recipe.at(key)}: `{key}` is {got(value)}; it takes {error}.")
     return sorted(problems, key=_line_of)

@@ -6,7 +6,7 @@ import types
 import typing
 from argparse import ArgumentTypeError
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from typing import Any, Literal, Union
 
@@ -17,6 +17,10 @@ from trl_dataeff.cli.errors import closest
 
 class WrongType(Exception):
     """A value does not fit a hint; the message is the hint in words."""
+
+
+class WrongEntry(WrongType):
+    """An entry of a list of mappings is wrong; the message says how."""
 
 
 def fit(value: Any, hint: Any) -> Any:
@@ -76,7 +80,7 @@ def got(value: Any) -> str:
     if value is None:
         return "nothing (null)"
     if isinstance(value, bool):
-        return f"{str(value).lower()} (YAML reads an unquoted yes/no/on/off as true/false)"
+        return f"{str(value).lower()} (YAML reads yes, no, on and off without quotes as true or false)"
     names = {str: "text", dict: "a mapping", list: "a list", int: "an integer", float: "a number"}
     text = repr(value)
     return f"{text if len(text) <= 60 else text[:57] + '...'} ({names.get(type(value), type(value).__name__)})"
@@ -152,19 +156,24 @@ def _fit_list(value: Any, hint: Any) -> list:
     try:
         return [fit(item, typing.get_args(hint)[0]) for item in value]
     except WrongType as error:
-        # An entry of a mapping knows better what is wrong with it.
-        raise error if error.args[0].startswith("a mapping") else WrongType(describe(hint)) from error
+        raise error if isinstance(error, WrongEntry) else WrongType(describe(hint)) from error
 
 
 def _fit_dataclass(value: Any, hint: Any) -> Any:
-    if not isinstance(value, dict):
-        raise WrongType("a mapping with " + ", ".join(f"`{f.name}`" for f in fields(hint)))
     hints = typing.get_type_hints(hint)
+    keys = ", ".join(f"`{key}`" for key in hints)
+    if not isinstance(value, dict):
+        raise WrongEntry(f"has the entry {got(value)}; an entry is a mapping with {keys}.")
+    required = [f.name for f in fields(hint) if f.default is MISSING and f.default_factory is MISSING]
+    for key in required:
+        if key not in value:
+            raise WrongEntry(f"has the entry {value!r} without `{key}`; an entry is a mapping with {keys}.")
+    fitted = {}
     for key, item in value.items():
         if key not in hints:
-            raise WrongType(f"a mapping without `{key}`.{closest(str(key), hints)}")
+            raise WrongEntry(f"has an entry with the unknown key `{key}`.{closest(str(key), hints)}")
         try:
-            value[key] = fit(item, hints[key])
+            fitted[key] = fit(item, hints[key])
         except WrongType as error:
-            raise WrongType(f"a mapping whose `{key}` is {error}") from error
-    return value
+            raise WrongEntry(f"has an entry whose `{key}` is {got(item)}; it takes {error}.") from error
+    return fitted
