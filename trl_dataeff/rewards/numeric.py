@@ -20,7 +20,7 @@ _SIGN = r"(?:(?<![\w.)\]}])[-+])?"
 _FRAC = rf"(?P<fsign>{_SIGN})(?:(?P<fwhole>[0-9]+)\s*)?\\[dt]?frac\s*\{{\s*(?P<fnum>-?[0-9]+)\s*\}}\s*\{{\s*(?P<fden>[0-9]+)\s*\}}"
 _PLAIN = (
     rf"(?P<sign>{_SIGN})(?:(?P<whole>[0-9]+)[ ]+(?=[0-9]+/[0-9]))?(?P<number>{_DIGITS})"
-    rf"(?:[eE](?P<exponent>[-+]?[0-9]{{1,3}})(?![\w]))?(?:\s*/\s*(?P<den>[0-9]+)(?![0-9./]))?"
+    rf"(?:[eE](?P<exponent>[-+]?[0-9]{{1,3}})(?![\w]))?(?:\s*/\s*(?P<den>[0-9]+)(?![0-9/]|\.[0-9]))?"
 )
 _NUMBER = re.compile(rf"(?:{_FRAC}|{_PLAIN})(?P<percent>\s*\\?%)?")
 _UNITS = re.compile(

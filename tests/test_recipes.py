@@ -1,0 +1,150 @@
+"""Every recipe under `recipes/` is found, parsed strictly, and trained for a step on a tiny model, as the command does."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from datasets import Dataset
+
+from tests.tiny import save_tiny
+from trl_dataeff import DataEfficientGRPOTrainer
+from trl_dataeff.cli.grpo import parse, train
+from trl_dataeff.cli.recipes import description_of, problems_of
+
+
+ROOT = Path(__file__).resolve().parents[1] / "recipes"
+RECIPES = sorted(ROOT.glob("**/*.yaml"))
+NAMES = [path.relative_to(ROOT).with_suffix("").as_posix() for path in RECIPES]
+each_recipe = pytest.mark.parametrize("path", RECIPES, ids=NAMES)
+
+#: Columns of the published datasets. Every other task has its data made by the package, as `prompt` and `answer`.
+COLUMNS = {
+    "gsm8k": {"question": "Tom has {i} eggs and buys 2.", "answer": "He has {i} + 2 = {j} eggs.\n#### {j}"},
+    "dapo_math": {"prompt": "Find x, if x - 2 = {i}.", "solution": "{j}"},
+}
+MADE = {"prompt": "{i}+2=", "answer": "{j}"}
+#: A step of any recipe in a second on a CPU: 8 completions are two whole groups. A random model never ends in time, so
+#: that what is cut off must count.
+SMALL = (
+    "--use_cpu --bf16 false --fp16 false --dtype float32 --use_vllm false --report_to none --max_steps 1 "
+    "--per_device_train_batch_size 8 --gradient_accumulation_steps 1 --num_generations 4 --max_completion_length 6 "
+    "--mask_truncated_completions false --save_strategy no --logging_steps 1 --eval_strategy no --gradient_checkpointing false --disable_tqdm true"
+).split()
+
+
+@pytest.fixture(scope="module")
+def tiny_path(tmp_path_factory) -> str:
+    return save_tiny(tmp_path_factory.mktemp("tiny"))
+
+
+def stub(task: str, path: Path) -> str:
+    texts = COLUMNS.get(task, MADE)
+    rows = [{name: text.format(i=i, j=i + 2) for name, text in texts.items()} for i in range(8)]
+    Dataset.from_list(rows).to_json(path / "train.jsonl")
+    return str(path / "train.jsonl")
+
+
+def test_the_recipes_that_are_promised_exist():
+    for size in ("0.5B", "1.5B"):
+        for task in ("gsm8k", "dapo_math"):
+            for method in ("uniform", "dynamic_sampling"):
+                assert f"Qwen2.5-{size}-Instruct/{task}/{method}" in NAMES
+
+
+@each_recipe
+def test_recipe_is_valid_and_named_by_model_task_and_method(path):
+    assert problems_of(path) == []
+    model, task, method = path.relative_to(ROOT).with_suffix("").parts
+    values = yaml.safe_load(path.read_text())
+    assert values["model_name_or_path"].rstrip("/").endswith(model)
+    for part in (model, task, method):
+        assert part in values["output_dir"], "two recipes must not write to the same folder"
+
+
+@each_recipe
+def test_recipe_opens_with_what_a_reader_needs(path):
+    text = path.read_text()
+    header = re.match(r"(#[^\n]*\n)+", text)
+    assert header is not None
+    assert 20 < len(description_of(path)) < 100
+    for heading in ("# Needs", "# Launch", "# Expect"):
+        assert heading in header[0]
+    name = path.relative_to(ROOT).with_suffix("").as_posix()
+    assert f"--config {name}" in header[0] or f"--config recipes/{name}.yaml" in header[0]
+    assert max(map(len, text.splitlines())) <= 119
+
+
+@each_recipe
+def test_recipe_trains_a_step(path, tiny_path, tmp_path):
+    task = path.parent.name
+    data = stub(task, tmp_path)
+    arguments = parse(
+        ["--config", str(path), *SMALL, "--model_name_or_path", tiny_path, "--dataset_name", data]
+        + ["--output_dir", str(tmp_path / "out"), "--learning_rate", "1e-2"]
+    )
+    seen = []
+
+    def reward(completions, prompts, **columns):
+        """Takes the place of the recipe's, which a random model never gets; notes what it is given."""
+        seen.append((prompts[0], columns))
+        return [float(i % 2) for i in range(len(completions))]
+
+    names = arguments.script.reward_funcs
+    assert names, "a recipe names its rewards"
+    trainer = train_with(arguments, reward)
+    assert isinstance(trainer, DataEfficientGRPOTrainer)
+    assert trainer.state.global_step == 1
+    log = next(entry for entry in trainer.state.log_history if "dataeff/rollouts_trained" in entry)
+    assert log["dataeff/rollouts_trained"] == 8
+    assert log["grad_norm"] > 0
+    prompt, columns = seen[0]
+    assert isinstance(prompt, list), "instruct models get conversations"
+    assert any(text.split("{")[0] in prompt[-1]["content"] for text in COLUMNS.get(task, MADE).values())
+    assert {"answer", "solution"} & set(columns)
+    assert (tmp_path / "out" / "training_args.bin").is_file()
+
+
+def train_with(arguments, reward):
+    """Train as the command does, with `reward` beside the recipe's own rewards."""
+    from trl_dataeff.cli import rewards
+
+    rewards.REWARDS["test_reward"] = reward
+    try:
+        arguments.script.reward_funcs.append("test_reward")
+        if arguments.training.reward_weights:
+            arguments.training.reward_weights.append(1.0)
+        return train(arguments)
+    finally:
+        del rewards.REWARDS["test_reward"]
+
+
+@each_recipe
+def test_gold_answers_of_the_dataset_are_understood(path):
+    """The right answer, as a model would write it, gets the highest reward, and a wrong one does not."""
+    from trl_dataeff.cli.rewards import COLUMNS as READS
+    from trl_dataeff.cli.rewards import load_reward
+
+    names = [n for n in yaml.safe_load(path.read_text())["reward_funcs"] if n in READS]
+    row = {name: [text.format(i=5, j=7)] * 2 for name, text in COLUMNS.get(path.parent.name, MADE).items()}
+    gold = {name: row[name] for name in ("answer", "solution") if name in row}
+    completions = [[{"role": "assistant", "content": text}] for text in (r"\boxed{7}", r"\boxed{8}")]
+    for name in names:
+        assert load_reward(name)(completions=completions, **gold) == [1.0, 0.0]
+
+
+def test_gpu_recipe_stays_what_it_says_when_it_is_checked_without_a_gpu():
+    """Checking leaves the machine out of it; it does not change the fields."""
+    from trl_dataeff.cli.parser import GRPOParser
+
+    path = ROOT / "Qwen2.5-0.5B-Instruct" / "gsm8k" / "uniform.yaml"
+    training = GRPOParser(portable=True).parse(["--config", str(path)]).arguments.training
+    assert training.bf16 is True
+    assert training.use_vllm is True
+    assert training.use_cpu is False
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="bf16"):
+            parse(["--config", str(path)])

@@ -1,0 +1,283 @@
+"""Rewards for answers that can be checked, against answers judged by hand."""
+
+from __future__ import annotations
+
+import builtins
+import threading
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trl_dataeff.rewards import exact_answer_reward, math_verify_reward, numeric_answer_reward
+from trl_dataeff.rewards.numeric import Number, answer_number, gold_number, single_number
+from trl_dataeff.rewards.text import completion_text, final_answer, marked_answer
+
+
+ALL = [exact_answer_reward, numeric_answer_reward, math_verify_reward]
+each_reward = pytest.mark.parametrize("reward", ALL, ids=lambda reward: reward.__name__)
+
+
+def chat(text):
+    return [{"role": "assistant", "content": text}]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (r"so \boxed{12}", "12"),
+        (r"\boxed{1} no, \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
+        (r"\fbox{3} is it", "3"),
+        (r"\boxed{open", None),
+        (r"\boxed{2} and then \boxed{open", "2"),
+        ("<answer> Paris </answer> bye", "Paris"),
+        ("3 + 4 = 7\n#### 7", "7"),
+        ("#### 7\nthen #### 8 apples\nmore", "8 apples"),
+        (r"#### 7 but \boxed{8}", "8"),
+        ("####", None),
+        ("nothing marked", None),
+    ],
+)
+def test_marked_answer(text, expected):
+    assert marked_answer(text) == expected
+
+
+def test_reasoning_is_no_answer():
+    assert final_answer(r"<think>maybe \boxed{1}</think> It is 2") == "It is 2"
+    assert answer_number("<think>1 or 2?</think>\nI do not know") is None
+    assert answer_number("<think>3</think>4</think> 5 of them") == Number(Fraction(5))
+
+
+@pytest.mark.parametrize(
+    ("completion", "expected"),
+    [
+        ("text", "text"),
+        (chat("text"), "text"),
+        ([{"role": "assistant", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}], "ab"),
+        (
+            [
+                {"role": "assistant", "content": None, "tool_calls": []},
+                {"role": "tool", "content": "13"},
+                {"role": "assistant", "content": "so 14"},
+            ],
+            "so 14",
+        ),
+        ([{"role": "assistant", "content": None}], ""),
+        ([], ""),
+    ],
+)
+def test_text_of_a_completion(completion, expected):
+    assert completion_text(completion) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("The answer is 42.", 42),
+        ("12 then 7, so 5", 5),
+        ("1,234,567 in all", 1234567),
+        ("1,2,3", 3),
+        ("costs $1,200.50.", Fraction(120050, 100)),
+        ("a loss of -$5", -5),
+        ("x=-3", -3),
+        ("10-7", 7),
+        ("it is −8 degrees", -8),  # noqa: RUF001
+        (".5 of it", Fraction(1, 2)),
+        ("3/4", Fraction(3, 4)),
+        ("-3 / 4 of a cup", Fraction(-3, 4)),
+        ("1 3/4 cups", Fraction(7, 4)),
+        (r"\frac{3}{4}", Fraction(3, 4)),
+        (r"-\dfrac{3}{4}", Fraction(-3, 4)),
+        (r"\frac{-3}{4}", Fraction(-3, 4)),
+        (r"1\frac{3}{4}", Fraction(7, 4)),
+        (r"-1\tfrac{1}{2}", Fraction(-3, 2)),
+        (r"1{,}000", 1000),
+        ("1e-3", Fraction(1, 1000)),
+        ("2.5E3", 2500),
+        ("about 007", 7),
+        (r"\boxed{12 \text{ cm}}", 12),
+        (r"\boxed{x = 5}", 5),
+        (r"\boxed{\$5}", 5),
+        ("3 2 1\n#### 1,000", 1000),
+        (r"\boxed{2\sqrt{3}}", None),
+        (r"\boxed{3\pi}", None),
+        (r"\boxed{2^{10}}", None),
+        (r"\boxed{(1, 2)}", None),
+        (r"\boxed{}", None),
+        ("1/0", None),
+        ("no number", None),
+        ("", None),
+    ],
+)
+def test_number_of_a_completion(text, value):
+    number = answer_number(text)
+    assert (None if number is None else number.value) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("72", 72), ("72 apples", 72), ("48/2=24 clips\n#### 24", 24), ("3 or 4", None), ("many", None), ("x^2", None)],
+)
+def test_number_of_a_gold_answer(text, value):
+    number = gold_number(text)
+    assert (None if number is None else number.value) == value
+
+
+@pytest.mark.parametrize(
+    ("completion", "gold", "expected"),
+    [
+        ("1234567", "1234568", 0.0),  # whole numbers are equal or not
+        ("42.0", "42", 1.0),
+        ("0.667", "2/3", 1.0),
+        ("0.66", "2/3", 0.0),
+        ("33.33", "100/3", 1.0),
+        ("5.00", "5.01", 0.0),
+        ("50.01", "50", 0.0),
+        ("12345", "12345.67", 0.0),  # near, but more than a cent off
+        ("0.0015", "0.001", 0.0),
+        ("0.0004", "0", 0.0),
+        ("-7", "7", 0.0),
+        ("75%", "75", 1.0),
+        ("75%", "0.75", 1.0),
+        (r"75\%", "3/4", 1.0),
+        ("0.75", "75%", 1.0),
+        ("25%", "0.25%", 0.0),  # two percentages are compared as such
+        ("25%", "25%", 1.0),
+        ("7500%", "0.75", 0.0),
+    ],
+)
+def test_numbers_are_compared(completion, gold, expected):
+    assert numeric_answer_reward([completion], answer=[gold]) == [expected]
+
+
+@given(numerator=st.integers(-(10**9), 10**9), denominator=st.integers(1, 10**6))
+def test_every_spelling_of_a_fraction_is_that_number(numerator, denominator):
+    value = Fraction(numerator, denominator)
+    sign = "-" if numerator < 0 else ""
+    spellings = [
+        f"{numerator}/{denominator}",
+        rf"{sign}\frac{{{abs(numerator)}}}{{{denominator}}}",
+        rf"$\dfrac{{{numerator}}}{{{denominator}}}$",
+    ]
+    for spelling in spellings:
+        assert single_number(spelling) == Number(value)
+        assert answer_number(f"Thus 17 gives {spelling}.") == Number(value)
+        assert answer_number(rf"1 \boxed{{{spelling}}} 2") == Number(value)
+
+
+@given(value=st.decimals(min_value=-(10**9), max_value=10**9, places=3))
+def test_every_spelling_of_a_decimal_is_that_number(value):
+    for spelling in (f"{value}", f"{value:,}", f"${value:,}"):
+        assert answer_number(f"we get {spelling}") == Number(Fraction(value))
+    assert numeric_answer_reward([f"{value:,}"], answer=[float(value)]) == [1.0]
+
+
+@given(text=st.text())
+def test_any_text_is_scored(text):
+    assert numeric_answer_reward([text, chat(text)], answer=["3", "3"])[0] in (0.0, 1.0)
+    assert exact_answer_reward([text], answer=["3"])[0] in (0.0, 1.0)
+    assert gold_number(text) is None or isinstance(gold_number(text).value, Fraction)
+
+
+@pytest.mark.parametrize(
+    ("completion", "gold", "expected"),
+    [
+        ("Paris", "paris", 1.0),
+        (" Paris.\n", "Paris", 1.0),
+        ("new   york", "New York", 1.0),
+        ('"yes"', "Yes", 1.0),
+        ("Paris, France", "Paris", 0.0),
+        ("I think Paris", "Paris", 0.0),
+        (r"It is \boxed{Paris}", "Paris", 1.0),
+        ("<answer>paris</answer>", "Paris", 1.0),
+        ("42", "so 42\n#### 42", 1.0),
+        ("42", 42, 1.0),
+        ("-42", "42", 0.0),
+        ("ﬁne", "fine", 1.0),
+        ("?", "?", 1.0),
+        ("!", "?", 0.0),
+        ("", "a", 0.0),
+    ],
+)
+def test_exact_answers_are_compared(completion, gold, expected):
+    assert exact_answer_reward([completion], answer=[gold]) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("completion", "gold", "expected"),
+    [
+        (r"\boxed{\frac{2}{6}}", r"\frac{1}{3}", 1.0),
+        (r"It is $\frac13$.", "1/3", 1.0),
+        ("it is 34", "34", 1.0),
+        ("it is 35", "34", 0.0),
+        (r"\boxed{2\sqrt{3}}", r"2\sqrt{3}", 1.0),
+        (r"\boxed{2}", r"2\sqrt{3}", 0.0),
+        (r"\boxed{\sqrt{12}}", r"$2\sqrt{3}$", 1.0),
+        (r"\boxed{(1, 2)}", "(1,2)", 1.0),
+        ("so 24", "48/2=24\n#### 24", 1.0),
+        (r"\boxed{x^2+1}", r"\boxed{1+x^2}", 1.0),
+        (r"<think>\boxed{34}</think> \boxed{35}", "34", 0.0),
+        ("", "34", 0.0),
+        ("34", "hello there", None),
+    ],
+)
+def test_mathematics_is_compared(completion, gold, expected):
+    assert math_verify_reward([completion], answer=[gold]) == [expected]
+
+
+def test_math_verify_works_outside_of_the_main_thread():
+    """Where signals, which stop a parse that takes too long, are not allowed."""
+    result = []
+    thread = threading.Thread(target=lambda: result.extend(math_verify_reward(["34", "35"], answer=["34", "34"])))
+    thread.start()
+    thread.join()
+    assert result == [1.0, 0.0]
+
+
+def test_without_math_verify_the_extra_is_named(monkeypatch):
+    real_import = builtins.__import__
+
+    def without(name, *args, **kwargs):
+        if name.partition(".")[0] == "math_verify":
+            raise ImportError("No module named 'math_verify'")
+        return real_import(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ImportError, match=r'math_verify_reward.*pip install "trl-dataeff\[math\]"'):
+        math_verify_reward(["34"], answer=["34"])
+
+
+@each_reward
+def test_plain_and_conversational_completions_score_alike(reward):
+    texts, gold = ["7", "8", r"\boxed{7}"], ["7", "7", "7"]
+    assert reward(texts, answer=gold) == reward([chat(text) for text in texts], answer=gold) == [1.0, 0.0, 1.0]
+
+
+@each_reward
+def test_answer_comes_before_solution_row_by_row(reward):
+    scores = reward(completions=["1", "2", "3", "4"], answer=["1", None, "", None], solution=["9", "2", "3", None])
+    assert scores == [1.0, 1.0, 1.0, None]
+    assert reward(completions=["5"], solution=["5"]) == [1.0]
+
+
+@each_reward
+def test_numbers_as_gold_answers_and_other_columns(reward):
+    scores = reward(completions=["7", "8"], prompts=["a", "b"], answer=[7, 7], level=["x", "y"], trainer_state=None)
+    assert scores == [1.0, 0.0]
+
+
+@each_reward
+def test_dataset_without_gold_answers_is_refused(reward):
+    with pytest.raises(ValueError, match=rf"{reward.__name__}.*`answer` or `solution`"):
+        reward(completions=["1"])
+
+
+@each_reward
+def test_columns_of_another_length_are_refused(reward):
+    with pytest.raises(ValueError, match="shorter|longer"):
+        reward(completions=["1", "2"], answer=["1"])
+
+
+def test_unparseable_gold_is_left_out():
+    assert numeric_answer_reward(["3", "3"], answer=["three", "3"]) == [None, 1.0]
