@@ -1,0 +1,175 @@
+"""The correction for rollouts of an earlier policy, against the objective written out by hand."""
+
+import inspect
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from trl import GRPOTrainer
+
+from tests.test_dynamic_sampling import Watched, dynamic
+from trl_dataeff.replay.ratio import behavior_ratio, correct_inputs, ratio_statistics, reduce_ratio_statistics
+
+
+NAN = float("nan")
+
+
+def test_ratio_by_hand():
+    old = torch.log(torch.tensor([[0.5, 0.2, 0.9], [0.5, 0.5, 0.5]]))
+    behavior = torch.log(torch.tensor([[0.25, 0.4, 0.1], [NAN, NAN, NAN]]))
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
+    ratio = behavior_ratio(old, behavior, mask, level="token", cap=10.0)
+    torch.testing.assert_close(ratio, torch.tensor([[2.0, 0.5, 1.0], [1.0, 1.0, 1.0]]))
+    capped = behavior_ratio(old, behavior, mask, level="token", cap=1.5)
+    torch.testing.assert_close(capped, torch.tensor([[1.5, 0.5, 1.0], [1.0, 1.0, 1.0]]))
+    sequence = behavior_ratio(old, behavior, mask, level="sequence", cap=10.0)
+    torch.testing.assert_close(sequence, torch.tensor([[1.0], [1.0]]))  # sqrt(2 * 0.5)
+
+
+@given(st.floats(0.05, 5), st.floats(0.05, 5), st.floats(-3, 3), st.floats(0.01, 0.5))
+def test_the_identity_behind_the_proximal_form(w, rho, advantage, eps):
+    clipped = min(max(w, 1 - eps), 1 + eps)
+    left = rho * min(w * advantage, clipped * advantage)
+    shifted = min(max(rho * w, rho * (1 - eps)), rho * (1 + eps))
+    assert left == pytest.approx(min(rho * w * advantage, shifted * advantage), rel=1e-9, abs=1e-12)
+    scaled = advantage * rho
+    assert left == pytest.approx(min(w * scaled, clipped * scaled), rel=1e-9, abs=1e-12)
+
+
+def test_statistics_cover_replayed_tokens_only():
+    inputs = {
+        "replayed": torch.tensor([True, False, True]),
+        "completion_mask": torch.tensor([[1, 1], [1, 1], [1, 0]]),
+    }
+    ratio = torch.tensor([[2.0, 0.5], [9.0, 9.0], [1.0, 7.0]])
+    first = ratio_statistics(ratio, inputs)
+    assert first.tolist() == [3.5, 3.0, 2.0]
+    nothing = ratio_statistics(ratio, inputs | {"replayed": torch.zeros(3, dtype=torch.bool)})
+    mean, largest = reduce_ratio_statistics(torch.cat([first, nothing]))
+    assert mean == pytest.approx(3.5 / 3)
+    assert largest == 2.0
+    assert np.isnan(reduce_ratio_statistics(nothing)).all()
+
+
+def test_vllm_correction_is_left_to_trl():
+    """With TRL's own correction on, pi_old / sampler is in the loss already: advantages stay as they are."""
+    inputs = {
+        "advantages": torch.ones(1),
+        "behavior_per_token_logps": torch.tensor([[-1.0, -2.0]]),
+        "completion_mask": torch.ones(1, 2),
+        "old_per_token_logps": torch.tensor([[-0.5, -1.0]]),
+        "importance_sampling_ratio": torch.ones(1, 2),
+        "replayed": torch.tensor([True]),
+    }
+    before = inputs["advantages"]
+    correct_inputs(inputs, torch.zeros(1, 2), clip="proximal", cap=2.0, level="token", loss_type="grpo")
+    assert inputs["advantages"] is before
+
+
+class Checked(Watched):
+    """Computes every micro-batch's loss by hand and compares it with the trainer's."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.checked = 0
+
+    def _compute_loss(self, model, inputs):
+        loss = super()._compute_loss(model, inputs)
+        if "replayed" in inputs and inputs["replayed"].any():
+            expected = self.loss_by_hand(model, inputs)
+            torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-6)
+            self.assert_gradients_agree(model, loss, expected)
+            self.checked += 1
+        return loss
+
+    def assert_gradients_agree(self, model, loss, expected):
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        ours = torch.autograd.grad(loss, parameters, retain_graph=True)
+        for a, b in zip(ours, torch.autograd.grad(expected, parameters)):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+    def loss_by_hand(self, model, inputs):
+        """The objectives of arXiv 2506.05316 and of the loss types, from plain logits."""
+        args, mask = self.args, inputs["completion_mask"]
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+        attention = torch.cat([inputs["prompt_mask"], mask], dim=1)
+        t = mask.size(1)
+        logits = model(input_ids=ids, attention_mask=attention).logits[:, -t - 1 : -1]
+        logps = logits.log_softmax(-1).gather(-1, ids[:, -t:, None])[..., 0]
+        advantages = inputs["advantages"][:, None]
+        behavior = inputs["behavior_per_token_logps"]
+        old = inputs.get("old_per_token_logps", logps.detach())
+        known = ~behavior.isnan()
+        assert (known.any(dim=1) == inputs["replayed"]).all()
+        if args.replay_clip == "behavior":
+            w, rho = (logps - torch.where(known, behavior, old)).exp(), torch.ones_like(logps)
+        else:
+            w = (logps - old).exp()
+            rho = torch.where(known, (old - behavior).exp(), torch.ones(())).clamp(max=args.replay_ratio_cap)
+        if args.loss_type == "cispo":
+            per_token = -rho * w.clamp(max=args.epsilon).detach() * advantages * logps
+        else:
+            clipped = w.clamp(1 - args.epsilon, 1 + args.epsilon)
+            per_token = -rho * torch.min(w * advantages, clipped * advantages)
+        per_token = per_token * mask
+        accumulation = self.current_gradient_accumulation_steps
+        if args.loss_type == "grpo":
+            return (per_token.sum(1) / mask.sum(1)).mean() / accumulation
+        if args.loss_type == "bnpo":
+            return per_token.sum() / mask.sum() / accumulation
+        if args.loss_type == "dr_grpo":
+            return per_token.sum() / (len(mask) * self.max_completion_length) / accumulation
+        return per_token.sum() / (inputs["num_items_in_batch"] * accumulation / args.steps_per_generation)
+
+
+@pytest.mark.parametrize("clip", ["proximal", "behavior"])
+@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo", "bnpo", "cispo"])
+@pytest.mark.parametrize("aligned", [True, False])
+def test_loss_and_gradient_by_hand(tmp_path, loss_type, clip, aligned):
+    """Aligned: pi_old is the loss's own forward. Misaligned: TRL has put it into the batch."""
+    windows = {"steps_per_generation": 1} if aligned else {"steps_per_generation": 2}
+    options = {"replay_clip": clip, "loss_type": loss_type, "replay_ratio_cap": 1.1, "learning_rate": 3e-2, **windows}
+    trainer = dynamic(tmp_path, trainer_class=Checked, rollout_margin=2.0, **options)
+    assert trainer.checked >= 2
+    largest = [
+        log["dataeff/replay/ratio_max"] for log in trainer.state.log_history if "dataeff/replay/ratio_max" in log
+    ]
+    if clip == "proximal":
+        assert max(largest) == pytest.approx(1.1), "the cap was never reached"
+
+
+def test_with_a_frozen_policy_the_ratio_is_one_and_the_gradient_that_of_fresh_rows(tmp_path):
+    gradients = []
+
+    class Compared(Watched):
+        def _compute_loss(self, model, inputs):
+            loss = super()._compute_loss(model, inputs)
+            if "replayed" in inputs and inputs["replayed"].any():
+                fresh = {k: v for k, v in inputs.items() if k not in ("replayed", "behavior_per_token_logps")}
+                weights = model.model.layers[0].mlp.up_proj.weight
+                both = loss, super()._compute_loss(model, fresh)
+                gradients.append([torch.autograd.grad(value, weights, retain_graph=True)[0] for value in both])
+            return loss
+
+    trainer = dynamic(tmp_path, trainer_class=Compared, learning_rate=0.0)
+    ratios = [log for log in trainer.state.log_history if log.get("dataeff/replay/ratio_max")]
+    assert ratios
+    for log in ratios:
+        assert log["dataeff/replay/ratio_max"] == pytest.approx(1, abs=1e-5)
+        assert log["dataeff/replay/ratio_mean"] == pytest.approx(1, abs=1e-5)
+    assert len(gradients) >= 2
+    for replayed, fresh in gradients:
+        assert fresh.abs().max() > 1e-4
+        torch.testing.assert_close(replayed, fresh, rtol=1e-4, atol=1e-6)
+
+
+def test_the_loss_reads_advantages_and_old_logps_after_its_forward():
+    """The ratio is put into the batch when the loss has its log-probs. If TRL reads these before, that is too late."""
+    source = inspect.getsource(GRPOTrainer._compute_loss)
+    forward = source.index("self._get_per_token_logps_and_entropies(")
+    for read in ('inputs["advantages"]', 'inputs.get("old_per_token_logps")', 'inputs.get("sampling_per_token_logps"'):
+        assert source.count(read) == 1, f"trl's _compute_loss reads {read} {source.count(read)} times, not once"
+        assert source.index(read) > forward, f"trl's _compute_loss reads {read} before its forward"
+    assert 'inputs.get("importance_sampling_ratio")' in source[forward:], "VESPO no longer takes the ratio from there"
