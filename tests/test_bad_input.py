@@ -1,0 +1,155 @@
+"""Each mistake ends in one message that says what was given and what would do, before a model is loaded if possible."""
+
+import subprocess
+import sys
+
+import pytest
+import trl
+from datasets import Dataset, IterableDataset
+
+import trl_dataeff
+from tests.tiny import chat_dataset, even_length_reward, plain_dataset, run, tiny_model, tiny_tokenizer
+from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
+
+
+def config(tmp_path, **fields):
+    return DataEfficientGRPOConfig(str(tmp_path), use_cpu=True, bf16=False, report_to="none", **fields)
+
+
+def build(tmp_path, dataset, **fields):
+    """A model that does not exist: whatever is found out before it is loaded is found out here."""
+    return DataEfficientGRPOTrainer(
+        model="no/such-model", reward_funcs=even_length_reward, args=config(tmp_path, **fields), train_dataset=dataset
+    )
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        (Dataset.from_dict({"prompt": []}), "has 0 prompts, and each batch takes 1"),
+        (plain_dataset(3).rename_column("prompt", "question"), r"no column `prompt`; its columns are \['question'"),
+        (None, "`train_dataset` is required"),
+    ],
+)
+def test_datasets_that_cannot_be_used(tmp_path, dataset, message):
+    with pytest.raises(ValueError, match=message):
+        build(tmp_path, dataset)
+
+
+def test_fewer_prompts_than_a_window_needs(tmp_path):
+    with pytest.raises(ValueError, match="has 3 prompts, and each batch takes 4") as error:
+        build(tmp_path, plain_dataset(3), per_device_train_batch_size=16, num_generations=4)
+    assert "`generation_batch_size` 16 / `num_generations` 4" in str(error.value)
+
+
+def test_streaming_with_dynamic_sampling(tmp_path):
+    stream = IterableDataset.from_generator(lambda: iter(plain_dataset()))
+    with pytest.raises(ValueError, match=r"`dynamic_sampling=True` needs a dataset whose rows"):
+        build(tmp_path, stream, dynamic_sampling=True, max_steps=2)
+
+
+def test_args_of_another_type(tmp_path):
+    with pytest.raises(TypeError, match="must be a DataEfficientGRPOConfig or a GRPOConfig, got dict"):
+        DataEfficientGRPOTrainer("no/such-model", even_length_reward, {"output_dir": "x"}, plain_dataset())
+
+
+def test_reward_of_the_wrong_length(tmp_path):
+    with pytest.raises(ValueError, match="returned 1 rewards, but 8 were expected"):
+        run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, rewards=lambda **kwargs: [1.0])
+
+
+@pytest.mark.parametrize("dynamic_sampling", [False, True])
+@pytest.mark.parametrize("value", [None, float("nan")])
+def test_rewards_that_score_nothing(tmp_path, value, dynamic_sampling):
+    def silent_reward(completions, **kwargs):
+        return [value] * len(completions)
+
+    with pytest.raises(ValueError, match="No reward function gave a score for any of the first 8 completions") as error:
+        run(
+            DataEfficientGRPOTrainer,
+            DataEfficientGRPOConfig,
+            tmp_path,
+            rewards=silent_reward,
+            dynamic_sampling=dynamic_sampling,
+        )
+    assert "`silent_reward`" in str(error.value)
+
+
+def test_one_silent_reward_of_two_is_a_warning(tmp_path, caplog_transformers):
+    def silent_reward(completions, **kwargs):
+        return [None] * len(completions)
+
+    run(
+        DataEfficientGRPOTrainer,
+        DataEfficientGRPOConfig,
+        tmp_path,
+        rewards=[even_length_reward, silent_reward],
+        max_steps=3,
+    )
+    warnings = [r.message for r in caplog_transformers.records if "returned only None or NaN" in r.message]
+    assert len(warnings) == 1
+    assert warnings[0].startswith("`silent_reward`")
+
+
+def test_scores_that_fall_silent_later_do_not_end_the_run(tmp_path):
+    calls = []
+
+    def failing_judge(completion_ids, **kwargs):
+        calls.append(1)
+        return even_length_reward(completion_ids) if len(calls) < 3 else [None] * len(completion_ids)
+
+    trainer = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, rewards=failing_judge, max_steps=5)
+    assert trainer.state.global_step == 5
+    assert trainer.state.log_history[4]["dataeff/unscorable_ratio"] == 1.0
+
+
+def test_a_wrong_dataset_type_is_refused_as_by_trl(tmp_path):
+    with pytest.raises(TypeError, match="must be a `Dataset` or `IterableDataset`"):
+        run(
+            DataEfficientGRPOTrainer,
+            DataEfficientGRPOConfig,
+            tmp_path,
+            trainer={"train_dataset": chat_dataset().to_list()},
+        )
+
+
+def test_args_may_be_left_out(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    # TRL's default, bf16, is refused on a machine without a GPU
+    monkeypatch.setattr("transformers.training_args.is_torch_bf16_gpu_available", lambda: True)
+    tokenizer = tiny_tokenizer()
+    trainer = DataEfficientGRPOTrainer(
+        tiny_model(tokenizer), even_length_reward, train_dataset=plain_dataset(), processing_class=tokenizer
+    )
+    assert isinstance(trainer.args, DataEfficientGRPOConfig)
+    assert trainer.args.output_dir.endswith("-GRPO")
+
+
+def test_an_untested_trl_is_a_warning_not_an_error():
+    code = (
+        "import warnings, trl; trl.__version__ = '1.99.0'\n"
+        "with warnings.catch_warnings(record=True) as seen:\n"
+        "    warnings.simplefilter('always'); import trl_dataeff\n"
+        "print([str(w.message) for w in seen if 'trl_dataeff' in str(w.message)])"
+    )
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "has not been tested with the installed trl 1.99.0" in printed
+    assert trl.__version__.startswith("1.16") is ("has not been tested" not in _warning_now())
+
+
+def _warning_now() -> str:
+    code = "import warnings; warnings.simplefilter('always'); import trl_dataeff"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stderr
+
+
+def test_the_public_names():
+    assert set(trl_dataeff.__all__) >= {
+        "DataEfficientGRPOConfig",
+        "DataEfficientGRPOTrainer",
+        "PromptPool",
+        "RolloutGroup",
+        "Selector",
+        "UniformSelector",
+    }
+    for name in trl_dataeff.__all__:
+        assert getattr(trl_dataeff, name) is not None

@@ -1,0 +1,140 @@
+"""Checkpoints: a run that is resumed goes on as if it had never stopped."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from peft import LoraConfig
+
+from tests.test_dynamic_sampling import mixed_reward
+from tests.tiny import logged, plain_dataset, run
+from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
+from trl_dataeff.files import write_atomically
+from trl_dataeff.state import CheckpointError, load_window, save_window
+
+
+NAMES = ("loss", "grad_norm", "reward", "num_tokens", "dataeff/rollouts_generated", "dataeff/effective_ratio")
+CASES = {
+    "between windows": {},
+    "in the middle of a window": {"steps_per_generation": 3, "gradient_accumulation_steps": 2},
+    "num_iterations": {"num_iterations": 2, "steps_per_generation": 2, "gradient_accumulation_steps": 1},
+    "off": {"dynamic_sampling": False},
+    "off, in the middle of a window": {"dynamic_sampling": False, "steps_per_generation": 4},
+    "a later epoch": {"dynamic_sampling": False, "trainer": {"train_dataset": plain_dataset(7)}},
+    "with surplus": {"rollout_margin": 3.0, "steps_per_generation": 2, "save_steps": 4},
+    "lora": {"trainer": {"peft_config": LoraConfig(r=4, target_modules=["q_proj"])}},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_resume_gives_the_same_run(case, tmp_path):
+    options = {"dynamic_sampling": True, "rewards": mixed_reward, "save_strategy": "steps", "save_steps": 5, **CASES[case]}
+    whole = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path / "whole", **options)
+    resumed = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path / "resumed", train=False, **options)
+    step = options["save_steps"]
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{step}"))
+    assert len(logged(whole, *NAMES)) == 12
+    assert logged(resumed, *NAMES) == logged(whole, *NAMES)
+    for (name, a), (_, b) in zip(whole.model.named_parameters(), resumed.model.named_parameters(), strict=True):
+        assert torch.equal(a, b), name
+    for name, values in whole.ledger.pool.state_dict().items():
+        np.testing.assert_array_equal(values, resumed.ledger.pool.state_dict()[name])
+    if case == "with surplus":
+        scalars = json.loads((tmp_path / "whole" / f"checkpoint-{step}" / "dataeff" / "state.json").read_text())
+        assert "surplus" in scalars["files"]
+
+
+def test_groups_table_goes_on_where_the_checkpoint_was(tmp_path):
+    options = {"dynamic_sampling": True, "rewards": mixed_reward, "save_strategy": "steps", "save_steps": 5}
+    run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, **options)
+    path = tmp_path / "dataeff" / "groups.parquet"
+    before = pd.read_parquet(path).drop(columns="seconds")
+    again = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, train=False, **options)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
+    pd.testing.assert_frame_equal(pd.read_parquet(path).drop(columns="seconds"), before)
+    run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, **{**options, "max_steps": 1})
+    assert len(pd.read_parquet(path)) < len(before), "a new run starts a new table"
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    run(
+        DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path / "run",
+        max_steps=2, save_strategy="steps", save_steps=2,
+    )  # fmt: skip
+    return tmp_path / "run" / "checkpoint-2"
+
+
+def resume(checkpoint, **options):
+    trainer = run(
+        DataEfficientGRPOTrainer, DataEfficientGRPOConfig, checkpoint.parent, train=False, max_steps=3, **options
+    )
+    trainer.train(resume_from_checkpoint=str(checkpoint))
+
+
+def test_another_dataset_is_refused(checkpoint):
+    with pytest.raises(CheckpointError, match=r"for a dataset of 24 prompts .* the present one has 23 prompts"):
+        resume(checkpoint, trainer={"train_dataset": plain_dataset(23)})
+
+
+def test_a_checkpoint_without_selection_state_is_refused(checkpoint):
+    (checkpoint / "dataeff" / "state.json").unlink()
+    with pytest.raises(CheckpointError, match=r"has no dataeff/state\.json"):
+        resume(checkpoint)
+
+
+@pytest.mark.parametrize("name", ["state.json", "arrays.safetensors"])
+@pytest.mark.parametrize("damage", ["cut", "garbage", "gone"])
+def test_damage_is_said(checkpoint, name, damage):
+    path = checkpoint / "dataeff" / name
+    if damage == "gone":
+        path.unlink()
+    else:
+        data = path.read_bytes()
+        path.write_bytes(data[: len(data) // 2] if damage == "cut" else b"\xff\x00" + data[2:])
+    with pytest.raises(CheckpointError, match=r"is damaged|has no dataeff/state\.json"):
+        resume(checkpoint)
+
+
+def test_another_format_names_the_version_that_wrote_it(checkpoint):
+    path = checkpoint / "dataeff" / "state.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 99, "trl_dataeff": "7.0"}))
+    with pytest.raises(CheckpointError, match=r"format 99, written by trl_dataeff 7\.0"):
+        resume(checkpoint)
+
+
+def test_changing_what_may_be_changed_is_no_mismatch(checkpoint):
+    resume(checkpoint, logging_steps=2, max_rollout_rounds=7)
+
+
+def test_nothing_is_pickled(checkpoint):
+    suffixes = {path.suffix for path in (checkpoint / "dataeff").iterdir()}
+    assert suffixes <= {".json", ".safetensors"}
+
+
+def test_windows_keep_lists_and_shared_scalars(tmp_path):
+    count = torch.tensor(3)
+    batches = [{"x": torch.ones(2, 3), "n": count, "num_images": [1, 2], "none": None}, {"x": torch.zeros(2, 3), "n": count}]
+    save_window(tmp_path, 1, batches)
+    first, second = load_window(tmp_path, 1, torch.device("cpu"))
+    assert torch.equal(first["x"], batches[0]["x"])
+    assert first["num_images"] == [1, 2]
+    assert second["n"] == 3
+    with pytest.raises(CheckpointError, match="as many processes as wrote it"):
+        load_window(tmp_path, 0, torch.device("cpu"))
+
+
+def test_a_write_that_fails_leaves_the_former_file(tmp_path):
+    path = tmp_path / "file"
+    write_atomically(path, lambda p: p.write_text("old"))
+
+    def fail(p):
+        p.write_text("half")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        write_atomically(path, fail)
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
