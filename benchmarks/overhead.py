@@ -1,0 +1,119 @@
+"""
+What the trainer costs when everything in it is switched off: step time against `GRPOTrainer`, interleaved in one run.
+
+    python -m benchmarks.overhead
+
+Both trainers train the same small Llama (made in code, about 1.3M parameters) on the same prompts, 16 x 8 completions of
+32 tokens a step, in short runs that take turns, so that whatever else the machine does falls on both. Each run's first
+steps are left out. Prints the medians and the ratio of medians, and exits with 1 if it is above the limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+
+import torch
+from datasets import Dataset
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, PrinterCallback, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
+
+
+LIMIT = 1.01
+WARM_UP = 2
+CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz +-*/=:?"
+
+
+class StepTimes(TrainerCallback):
+    """Seconds of each step, from its begin to its end."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self.began = time.perf_counter()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.seconds.append(time.perf_counter() - self.began)
+
+
+def character_tokenizer() -> PreTrainedTokenizerFast:
+    vocabulary = {token: i for i, token in enumerate(["<pad>", "<eos>", *CHARACTERS])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", padding_side="left"
+    )
+
+
+def small_llama(vocabulary: int) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=vocabulary, hidden_size=160, intermediate_size=448, num_hidden_layers=4, num_attention_heads=4,
+            max_position_embeddings=128, bos_token_id=None, eos_token_id=None, pad_token_id=0,
+        )  # fmt: skip
+    )
+
+
+def digits_reward(completions: list[str], **kwargs) -> list[float]:
+    return [sum(c.isdigit() for c in completion) / 32 for completion in completions]
+
+
+def run_steps(trainer_class: type, config_class: type, steps: int, folder: str) -> list[float]:
+    """Seconds of `steps` steps after the warm-up."""
+    tokenizer, times = character_tokenizer(), StepTimes()
+    config = config_class(
+        folder, use_cpu=True, bf16=False, gradient_checkpointing=False, per_device_train_batch_size=128,
+        num_generations=8, max_completion_length=32, learning_rate=1e-5, max_steps=steps + WARM_UP,
+        logging_steps=1, save_strategy="no", report_to="none", disable_tqdm=True,
+        **({"selection": "uniform"} if config_class is DataEfficientGRPOConfig else {}),
+    )  # fmt: skip
+    trainer = trainer_class(
+        model=small_llama(len(tokenizer)),
+        reward_funcs=digits_reward,
+        args=config,
+        train_dataset=Dataset.from_dict({"prompt": [f"{i}+{i * 7}=?" for i in range(512)], "answer": ["0"] * 512}),
+        processing_class=tokenizer,
+        callbacks=[times],
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.train()
+    return times.seconds[WARM_UP:]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=int, default=12, help="runs of each trainer")
+    parser.add_argument("--steps", type=int, default=8, help="timed steps of a run")
+    parser.add_argument("--limit", type=float, default=LIMIT, help="largest ratio that passes")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    contestants = {
+        "GRPOTrainer": (GRPOTrainer, GRPOConfig),
+        "DataEfficientGRPOTrainer, everything off": (DataEfficientGRPOTrainer, DataEfficientGRPOConfig),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    with tempfile.TemporaryDirectory() as folder:
+        for turn in range(options.turns):
+            order = list(contestants) if turn % 2 == 0 else list(reversed(contestants))
+            for name in order:
+                seconds[name] += run_steps(*contestants[name], options.steps, folder)
+            print(f"turn {turn + 1}/{options.turns}", file=sys.stderr)
+    reference, ours = (statistics.median(values) for values in seconds.values())
+    for name, values in seconds.items():
+        quartiles = statistics.quantiles(values, n=4)
+        print(f"{name:42s} median {statistics.median(values) * 1e3:7.1f} ms   quartiles {quartiles[0] * 1e3:.1f}"
+              f" to {quartiles[2] * 1e3:.1f} ms   {len(values)} steps")  # fmt: skip
+    print(f"ratio of medians {ours / reference:.4f} (limit {options.limit})")
+    sys.exit(ours / reference > options.limit)
+
+
+if __name__ == "__main__":
+    main()
