@@ -56,9 +56,16 @@ def small_llama(vocabulary: int) -> LlamaForCausalLM:
     torch.manual_seed(0)
     return LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=vocabulary, hidden_size=160, intermediate_size=448, num_hidden_layers=4, num_attention_heads=4,
-            max_position_embeddings=128, bos_token_id=None, eos_token_id=None, pad_token_id=0,
-        )  # fmt: skip
+            vocab_size=vocabulary,
+            hidden_size=160,
+            intermediate_size=448,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            max_position_embeddings=128,
+            bos_token_id=None,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
     )
 
 
@@ -70,11 +77,21 @@ def run_steps(trainer_class: type, config_class: type, steps: int, folder: str) 
     """Seconds of `steps` steps after the warm-up."""
     tokenizer, times = character_tokenizer(), StepTimes()
     config = config_class(
-        folder, use_cpu=True, bf16=False, gradient_checkpointing=False, per_device_train_batch_size=128,
-        num_generations=8, max_completion_length=32, learning_rate=1e-5, max_steps=steps + WARM_UP,
-        logging_steps=1, save_strategy="no", report_to="none", disable_tqdm=True,
+        folder,
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        per_device_train_batch_size=128,
+        num_generations=8,
+        max_completion_length=32,
+        learning_rate=1e-5,
+        max_steps=steps + WARM_UP,
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
         **({"selection": "uniform"} if config_class is DataEfficientGRPOConfig else {}),
-    )  # fmt: skip
+    )
     trainer = trainer_class(
         model=small_llama(len(tokenizer)),
         reward_funcs=digits_reward,
@@ -109,8 +126,10 @@ def main() -> None:
     reference, ours = (statistics.median(values) for values in seconds.values())
     for name, values in seconds.items():
         quartiles = statistics.quantiles(values, n=4)
-        print(f"{name:42s} median {statistics.median(values) * 1e3:7.1f} ms   quartiles {quartiles[0] * 1e3:.1f}"
-              f" to {quartiles[2] * 1e3:.1f} ms   {len(values)} steps")  # fmt: skip
+        print(
+            f"{name:42s} median {statistics.median(values) * 1e3:7.1f} ms   quartiles {quartiles[0] * 1e3:.1f}"
+            f" to {quartiles[2] * 1e3:.1f} ms   {len(values)} steps"
+        )
     print(f"ratio of medians {ours / reference:.4f} (limit {options.limit})")
     sys.exit(ours / reference > options.limit)
 

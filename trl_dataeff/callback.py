@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transformers import TrainerCallback
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from trl_dataeff.state import load_state, load_window, save_state, save_window
 
 
 if TYPE_CHECKING:
@@ -13,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class SelectionCallback(TrainerCallback):
-    """Times steps, saves the selection state with every checkpoint, and completes `groups.parquet`."""
+    """Times steps, saves and loads the selection state with every checkpoint, and completes `groups.parquet`."""
 
     def __init__(self, trainer: DataEfficientGRPOTrainer):
         self.trainer = trainer
@@ -25,9 +29,30 @@ class SelectionCallback(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         self.trainer.record_step_time(time.perf_counter() - self._step_began)
 
-    def on_save(self, args, state, control, **kwargs):
-        self.trainer.save_selection_state()
-
     def on_train_end(self, args, state, control, **kwargs):
         if self.trainer.ledger.group_log is not None:
             self.trainer.ledger.group_log.flush(force=True)
+
+    def on_save(self, args, state, control, **kwargs):
+        """Write what decides the next batches into the checkpoint that the Trainer has just written."""
+        trainer = self.trainer
+        checkpoint = Path(trainer._get_output_dir(trial=None)) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+        half_used = trainer._step % (args.steps_per_generation * trainer.num_iterations) != 0
+        if half_used:
+            save_window(checkpoint, trainer.accelerator.process_index, trainer._buffered_inputs)
+        trainer.accelerator.wait_for_everyone()  # what is written last says that the rest is there
+        scalars, files = trainer.ledger.state_dict()
+        if trainer.accelerator.is_main_process:
+            save_state(checkpoint, {"micro_step": trainer._step, "half_used_window": half_used, **scalars}, files)
+        if trainer.ledger.group_log is not None:
+            trainer.ledger.group_log.flush(force=True)
+
+    def load(self, checkpoint: Path) -> None:
+        """Go on from a checkpoint. The Trainer has no callback for this moment: its subclass calls it."""
+        trainer = self.trainer
+        scalars, files = load_state(checkpoint)
+        trainer.ledger.load_state_dict(scalars, files, trainer.state.global_step, checkpoint)
+        trainer._step = scalars["micro_step"]
+        if scalars["half_used_window"]:
+            accelerator = trainer.accelerator
+            trainer._buffered_inputs = load_window(checkpoint, accelerator.process_index, accelerator.device)

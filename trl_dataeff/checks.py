@@ -47,3 +47,27 @@ def resolve_selection(args: DataEfficientGRPOConfig, dataset: Any) -> str:
     if args.selection != "auto":
         return args.selection
     return AVAILABLE_SELECTIONS[-1] if isinstance(dataset, Dataset) else "uniform"
+
+
+def can_refill(dataset: Any, *, environments: bool, tool_images: bool) -> bool:
+    """
+    Whether `dynamic_sampling` can roll out rounds one by one. TRL prepares images and environments in its own pass, so
+    prompts that carry them get the one round that this pass makes; a warning says so.
+
+    Args:
+        dataset: the training dataset.
+        environments (`bool`): whether prompts are prepared by an environment.
+        tool_images (`bool`): whether tools may answer with images.
+    """
+    columns = dataset.column_names or []
+    if environments:
+        obstacle = "prompts that are prepared by an environment"
+    elif "image" in columns or "images" in columns or tool_images:
+        obstacle = "prompts or tools with images"
+    else:
+        return True
+    logger.warning(
+        f"`dynamic_sampling=True` does not refill batches for {obstacle}: each batch takes a single round of rollouts, "
+        "and its zero-variance groups stay in it."
+    )
+    return False

@@ -7,7 +7,11 @@ is not in it cannot be logged.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
+
+from transformers import TrainerState
 
 
 PREFIX = "dataeff/"
@@ -57,6 +61,24 @@ def record(store: dict[str, list[float]], values: dict[str, float]) -> None:
             store[PREFIX + name] = [value]
         else:
             store[PREFIX + name].append(value)
+
+
+@contextmanager
+def rounds_left_out(store: dict[str, list[float]], state: TrainerState) -> Iterator[None]:
+    """
+    Keeps what TRL logs while it generates (lengths, token counts) out of its metrics. Rounds of rollouts run in it:
+    their completions are logged when those that are kept are played back, and the dropped ones by `METRICS` alone.
+
+    Args:
+        store (`dict`): `trainer._metrics["train"]`.
+        state ([`~transformers.TrainerState`]): its `num_input_tokens_seen` is restored.
+    """
+    tokens = state.num_input_tokens_seen
+    before = {name: list(values) for name, values in store.items() if name.startswith("completions/")}
+    yield
+    for name in [name for name in store if name.startswith("completions/") or name == "num_tokens"]:
+        store[name] = before.get(name, [])
+    state.num_input_tokens_seen = tokens
 
 
 class Counters:

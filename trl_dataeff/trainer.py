@@ -13,28 +13,23 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
-from transformers.utils import logging
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import get_config_model_id
 
-from trl_dataeff import state
 from trl_dataeff.callback import SelectionCallback
-from trl_dataeff.checks import check_dataset, resolve_selection
+from trl_dataeff.checks import can_refill, check_dataset, resolve_selection
 from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.distributed import assign, hand_over
 from trl_dataeff.group import RolloutGroup
 from trl_dataeff.group_log import GroupLog
 from trl_dataeff.ledger import RolloutLedger
-from trl_dataeff.metrics import record
+from trl_dataeff.metrics import record, rounds_left_out
 from trl_dataeff.pool import PromptPool
 from trl_dataeff.replay.behavior import behavior_tensors, keep_behavior_logps
 from trl_dataeff.replay.ratio import correct_inputs, ratio_statistics, reduce_ratio_statistics
 from trl_dataeff.rollout import Collection, Playback, collect, row_value, split_rollouts, tool_dicts
 from trl_dataeff.selection import UniformSelector
-
-
-logger = logging.get_logger(__name__)
+from trl_dataeff.state import FOLDER
 
 
 @dataclass
@@ -105,10 +100,14 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
 
         selects = isinstance(given.get("train_dataset"), Dataset)
         self.selection = resolve_selection(self.args, given.get("train_dataset"))
-        self._refills = self.args.dynamic_sampling and self._can_refill()
+        images = self._is_vlm and bool(self.tools)
+        self._refills = self.args.dynamic_sampling and can_refill(
+            self.train_dataset, environments=self.environment_factories is not None, tool_images=images
+        )
         self._seconds: defaultdict[str, float] = defaultdict(float)  # since the last optimizer step
         self.ledger = self._make_ledger(selects)
-        self.add_callback(SelectionCallback(self))
+        self._selection_callback = SelectionCallback(self)
+        self.add_callback(self._selection_callback)
 
     __init__.__signature__ = inspect.signature(GRPOTrainer.__init__)  # type: ignore[attr-defined]
 
@@ -117,7 +116,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         self._rows_dataset = self.train_dataset
         if selects and self.args.remove_unused_columns:
             self._rows_dataset = self._remove_unused_columns(self.train_dataset, description="training")
-        path = Path(self.args.output_dir) / state.FOLDER / "groups.parquet"
+        path = Path(self.args.output_dir) / FOLDER / "groups.parquet"
         return RolloutLedger(
             self.args,
             pool=PromptPool.from_dataset(self.train_dataset) if selects else None,
@@ -127,22 +126,6 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             group_log=GroupLog(path) if self.accelerator.is_main_process else None,
             world_size=self.accelerator.num_processes,
         )
-
-    def _can_refill(self) -> bool:
-        """Whether rounds can be rolled out one by one; images and environments are prepared by TRL in its one pass."""
-        columns = self.train_dataset.column_names or []
-        obstacle = None
-        if self.environment_factories is not None:
-            obstacle = "prompts that are prepared by an environment"
-        elif "image" in columns or "images" in columns or (self._is_vlm and self.tools):
-            obstacle = "prompts or tools with images"
-        if obstacle is None:
-            return True
-        logger.warning(
-            f"`dynamic_sampling=True` does not refill batches for {obstacle}: each batch takes a single round of "
-            "rollouts, and its zero-variance groups stay in it."
-        )
-        return False
 
     # Rolling out
 
@@ -169,7 +152,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     def _collect_window(self):
         """Groups are rolled out in rounds; those that are kept go through TRL's one pass as if they came from it."""
         ledger, rank, world_size = self.ledger, self.accelerator.process_index, self.accelerator.num_processes
-        with self._timed_selection(), self._metrics_of_trained_rows():
+        with self._timed_selection(), rounds_left_out(self._metrics["train"], self.state):
             collection = collect(
                 self._roll_out,
                 ledger.round_size,
@@ -277,17 +260,6 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         yield
         self._seconds["time/selection_s"] += time.perf_counter() - self._seconds["time/generation_s"] - started
 
-    @contextmanager
-    def _metrics_of_trained_rows(self):
-        """Keeps rounds out of TRL's lengths and token counts, which are logged when the kept rows are played back."""
-        store, tokens = self._metrics["train"], self.state.num_input_tokens_seen
-        names = {name for name in store if name.startswith("completions/")}
-        before = {name: list(store[name]) for name in names}
-        yield
-        for name in [name for name in store if name.startswith("completions/") or name == "num_tokens"]:
-            store[name] = before.get(name, [])
-        self.state.num_input_tokens_seen = tokens
-
     def _enter_round(self, ids, recording: _Recording, round_index: int, rollouts=()) -> list[RolloutGroup]:
         assert recording.rewards is not None
         lengths = torch.tensor(recording.lengths, device=self.accelerator.device)
@@ -310,7 +282,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         spent = {name: self._seconds.pop(name, 0.0) for name in ("time/selection_s", "time/generation_s")}
         record(self._metrics["train"], spent | {"time/training_s": seconds - sum(spent.values())})
 
-    # The ratio of groups from an earlier window
+    # Groups from an earlier window, and checkpoints
 
     def _compute_loss(self, model, inputs):
         if "replayed" not in inputs:
@@ -337,28 +309,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             record(self._metrics["train"], {"replay/ratio_mean": mean, "replay/ratio_max": largest})
         return outputs
 
-    # Checkpoints
-
-    def save_selection_state(self) -> None:
-        """Write what decides the next batches into the checkpoint of this step. Called by `SelectionCallback`."""
-        checkpoint = Path(self._get_output_dir(trial=None)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-        half_used = self._step % (self.args.steps_per_generation * self.num_iterations) != 0
-        if half_used:
-            state.save_window(checkpoint, self.accelerator.process_index, self._buffered_inputs)
-        self.accelerator.wait_for_everyone()
-        scalars, files = self.ledger.state_dict()
-        if self.accelerator.is_main_process:
-            state.save_state(checkpoint, {"micro_step": self._step, "half_used_window": half_used, **scalars}, files)
-            if self.ledger.group_log is not None:
-                self.ledger.group_log.flush(force=True)
-
     def _load_optimizer_and_scheduler(self, checkpoint):
         super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is None:
-            return
-        scalars, files = state.load_state(Path(checkpoint))
-        self.ledger.load_state_dict(scalars, files, self.state.global_step, Path(checkpoint))
-        self._step = scalars["micro_step"]
-        if scalars["half_used_window"]:
-            rank, device = self.accelerator.process_index, self.accelerator.device
-            self._buffered_inputs = state.load_window(Path(checkpoint), rank, device)
+        if checkpoint is not None:
+            self._selection_callback.load(Path(checkpoint))
