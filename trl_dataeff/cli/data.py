@@ -22,6 +22,11 @@ logger = logging.get_logger(__name__)
 #: File name endings that can be loaded, and the loader of 🤗 Datasets for each.
 LOADERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
 
+#: What 🤗 Datasets raises for data that it cannot load; `StopIteration` for a .jsonl file without a line.
+LOADING_ERRORS = (OSError, ValueError, DatasetsError, StopIteration)
+#: What it says of files without rows.
+NO_DATA = ("corresponds to no data", "pass `features` or at least one example")
+
 AnyDataset: TypeAlias = Dataset | IterableDataset
 AnyDatasetDict: TypeAlias = DatasetDict | IterableDatasetDict
 
@@ -100,7 +105,7 @@ def prepare(dataset: AnyDataset, script: DataEfficientGRPOScriptArguments, given
     """
     first = next(iter(dataset), None)
     if first is None:
-        raise UserError(f"{given} is empty: it has no rows. Training needs at least one prompt per group of a batch.")
+        raise _empty(given)
     columns = list(first)
     _check_columns(columns, script, given)
     shapes = (script.prompt_column, script.prompt_template, script.system_prompt, script.answer_column)
@@ -144,7 +149,7 @@ def _load_splits(script: DataEfficientGRPOScriptArguments, mixture: DatasetMixtu
     config = script.dataset_config if source.files is None else None  # a file has no configurations
     try:
         return load_dataset(source.path, name=config, data_files=source.files, streaming=script.dataset_streaming)
-    except (OSError, ValueError, DatasetsError) as error:
+    except LOADING_ERRORS as error:
         raise _not_loaded(script.dataset_name, source, error) from error
 
 
@@ -158,7 +163,7 @@ def _load_mixture(mixture: DatasetMixtureConfig) -> AnyDatasetDict:
         local.datasets.append(resolved)
     try:
         return get_dataset(local)
-    except (OSError, ValueError, DatasetsError) as error:
+    except LOADING_ERRORS as error:
         paths = " + ".join(entry.path for entry in mixture.datasets)
         sources = [find_source(entry.path, entry.data_files) for entry in mixture.datasets]
         broken = next((s for s in sources if _bad_line(s) is not None), sources[0])
@@ -227,13 +232,19 @@ def _check_prompts(dataset: AnyDataset, given: str) -> None:
             raise UserError(f"{given} has {len(empty)} rows without a prompt, the first is row {empty[0]}. Drop them.")
 
 
+def _empty(given: str) -> UserError:
+    return UserError(f"{given} is empty: it has no rows. Training takes a different prompt for each group of a batch.")
+
+
 def _not_loaded(name: str, source: Source, error: Exception) -> UserError:
     """Say why a dataset was not loaded: the line of a file that cannot be parsed, or what the loader says."""
     bad = _bad_line(source)
     if bad is not None:
         return UserError(f"The dataset {name!r} cannot be parsed: {bad}")
     cause = error.__cause__ if isinstance(error, DatasetGenerationError) and error.__cause__ else error
-    reason = str(cause).strip().rstrip(".")
+    reason = str(cause).strip().rstrip(".!")
+    if isinstance(error, StopIteration) or any(text in reason for text in NO_DATA):
+        return _empty(f"The dataset {name!r}")
     if source.files is None and not Path(source.path).exists():
         return UserError(
             f"The dataset {name!r} could not be loaded from the Hub: {reason}. It is not a file or folder here either; "

@@ -25,6 +25,7 @@ def run(argv: list[str]) -> int:
         argv (`list[str]`):
             What follows `trl-dataeff grpo`.
     """
+    from trl_dataeff.cli.checks import check
     from trl_dataeff.cli.launch import launch, needs_launch
     from trl_dataeff.cli.parser import GRPOParser
 
@@ -54,20 +55,6 @@ def parse(argv: list[str]) -> GRPOArguments:
     return GRPOParser().parse(argv).arguments
 
 
-def check(arguments: GRPOArguments) -> None:
-    """Check what needs neither the dataset nor the model: reward functions, and local files and folders."""
-    from trl_dataeff.cli.data import find_source
-    from trl_dataeff.cli.rewards import load_rewards
-
-    load_rewards(arguments.script.reward_funcs, arguments.script.reward_model_name_or_path)
-    for entry in arguments.dataset.datasets:
-        find_source(entry.path, entry.data_files)
-    if arguments.script.dataset_name and not arguments.dataset.datasets:
-        find_source(arguments.script.dataset_name)
-    _check_model_path(arguments.model.model_name_or_path)
-    _resume_from(arguments.training)
-
-
 def train(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
     """
     Train, save the model and, if `push_to_hub` is set, push it.
@@ -80,8 +67,10 @@ def train(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
         [`DataEfficientGRPOTrainer`]:
             The trainer, after training.
     """
+    from trl_dataeff.cli.checks import checkpoint_of
+
     trainer = make_trainer(arguments)
-    trainer.train(resume_from_checkpoint=_resume_from(arguments.training))
+    trainer.train(resume_from_checkpoint=checkpoint_of(arguments.training))
     trainer.accelerator.print("✅ Training completed.")
     trainer.save_model(arguments.training.output_dir)
     trainer.accelerator.print(f"💾 Model saved to {arguments.training.output_dir}.")
@@ -94,17 +83,20 @@ def train(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
 
 
 def make_trainer(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
-    """Load rewards, then data, then the model: what is quick to find wrong comes first."""
+    """Make the trainer: rewards, then data, then the model, so that what is quick to find wrong comes first."""
     from trl import get_peft_config, get_quantization_config
 
     from trl_dataeff import DataEfficientGRPOTrainer
     from trl_dataeff.checks import check_dataset
+    from trl_dataeff.cli.checks import check, check_model
     from trl_dataeff.cli.data import load_data
     from trl_dataeff.cli.rewards import check_rewards, load_rewards
 
     script, training, model, _ = arguments
+    check(arguments)
+    assert model.model_name_or_path is not None
+    check_model(model)
     rewards = load_rewards(script.reward_funcs, script.reward_model_name_or_path)
-    _check_model_path(model.model_name_or_path)
     train_dataset, eval_dataset = load_data(arguments)
     check_rewards(script.reward_funcs, next(iter(train_dataset)), "the dataset")
     try:
@@ -113,7 +105,7 @@ def make_trainer(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
         raise UserError(str(error)) from error
     training.model_init_kwargs = _model_init_kwargs(arguments)
     return DataEfficientGRPOTrainer(
-        model=model.model_name_or_path,
+        model=os.path.expanduser(model.model_name_or_path),
         reward_funcs=rewards,
         args=training,
         train_dataset=train_dataset,
@@ -134,36 +126,6 @@ def _model_init_kwargs(arguments: GRPOArguments) -> dict[str, Any]:
     }
 
 
-def _check_model_path(path: str | None) -> None:
-    if not path:
-        raise UserError("No model: set `model_name_or_path` to a Hub id or a local folder.")
-    is_local = path.startswith((".", "/", "~")) or path.count("/") > 1
-    if is_local and not os.path.isdir(os.path.expanduser(path)):
-        raise UserError(f"The model {path!r} does not exist: there is no such folder (`model_name_or_path`).")
-
-
-def _resume_from(training: Any) -> str | bool | None:
-    """`true` and `last` stand for the last checkpoint in `output_dir`."""
-    from transformers.trainer_utils import get_last_checkpoint
-
-    wanted = training.resume_from_checkpoint
-    if wanted is None or wanted is False or str(wanted).lower() == "false":
-        return None
-    if str(wanted).lower() in ("true", "last"):
-        found = get_last_checkpoint(training.output_dir) if os.path.isdir(training.output_dir) else None
-        if found is None:
-            raise UserError(
-                f"`resume_from_checkpoint` is {wanted!r}, but `output_dir` ({training.output_dir}) has no checkpoint. "
-                "Leave it out to start anew."
-            )
-        return found
-    if not os.path.isdir(str(wanted)):
-        raise UserError(
-            f"The checkpoint {wanted!r} does not exist: there is no such folder (`resume_from_checkpoint`)."
-        )
-    return str(wanted)
-
-
 def main() -> None:
     """Entry point of the processes that `accelerate launch` starts."""
     from trl_dataeff.cli.main import show
@@ -171,8 +133,7 @@ def main() -> None:
     try:
         train(parse(sys.argv[1:]))
     except UserError as error:
-        if int(os.environ.get("RANK", "0")) == 0:
-            show(error)
+        show(error)
         raise SystemExit(error.exit_code) from None
 
 

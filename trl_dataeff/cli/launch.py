@@ -81,7 +81,7 @@ def check_launch_args(args: list[str], fields: list[str]) -> list[str]:
         if token.startswith("--"):
             name, _, value = token[2:].partition("=")
             if name not in launch_options():
-                hint = closest(name.replace("-", "_"), [*fields, *launch_options()])
+                hint = closest(name.replace("-", "_"), [*fields, *(o for o in launch_options() if "-" not in o)])
                 raise UserError(f"`--{name}` is no option of `trl-dataeff grpo` or `accelerate launch`.{hint}")
             checked += [f"--{name}", value] if value else [f"--{name}"]
             expects_value = not value and launch_options()[name] != 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import sys
 from collections.abc import Callable
 
@@ -49,7 +50,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def show(error: UserError) -> None:
-    """Print a user's mistake on stderr, one line per problem."""
+    """Print a user's mistake on stderr, one line per problem; of several processes, only the first one says it."""
+    if os.environ.get("RANK", "0") != "0":
+        return
     for message in error.messages:
         print(f"trl-dataeff: error: {message}", file=sys.stderr)
 

@@ -189,7 +189,7 @@ def _take_launch_options(recipe: Recipe, keys: list[str], known: Iterable[str]) 
         value = recipe.values.pop(key)
         tokens = launch_option(str(key), value)
         if tokens is None:
-            hint = closest(str(key), [*known, "env", *launch_options()])
+            hint = closest(str(key), [*known, "env", *(option for option in launch_options() if "-" not in option)])
             problems.append(f"{recipe.at(key)}: `{key}` is no field of `trl-dataeff grpo`.{hint}")
         else:
             recipe.launch += tokens
