@@ -17,6 +17,7 @@ def test_the_table_is_what_is_logged(tmp_path):
         rewards=mixed_reward,
         dynamic_sampling=True,
         rollout_margin=2.0,
+        selection="greso",
     )
     logged = {name for log in trainer.state.log_history for name in log if name.startswith(PREFIX)}
     assert logged == {PREFIX + name for name in METRICS}
@@ -25,7 +26,7 @@ def test_the_table_is_what_is_logged(tmp_path):
 def test_cumulative_metrics_only_grow_and_times_add_up(tmp_path):
     trainer = run(
         DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, rewards=mixed_reward, dynamic_sampling=True,
-        logging_steps=2,
+        logging_steps=2, selection="greso",
     )  # fmt: skip
     logs = [log for log in trainer.state.log_history if "loss" in log]
     for name, metric in METRICS.items():

@@ -9,11 +9,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trl.trainer.utils import RepeatSampler
 
-from trl_dataeff.selection import Selector, UniformSelector
+from tests.test_pool import visit
+from trl_dataeff.group import EASY, HARD
+from trl_dataeff.pool import PromptPool
+from trl_dataeff.selection import GresoController, GresoSelector, Selector, UniformSelector
 
 
 # (size, batch) -> selector. A new selector is tested by being listed.
+def greso(size: int, batch: int) -> GresoSelector:
+    """In the middle of a run: half of the prompts have a streak."""
+    pool = PromptPool(size)
+    pool.observe([visit(i, (EASY, HARD)[i % 4 // 2], 0) for i in range(0, size, 2) for _ in range(1 + i % 3)])
+    return GresoSelector(pool, GresoController(0.5, 0.01, 0.05, 0.95, 0.25, 1 / 3))
+
+
 SELECTORS: dict[str, Callable[[int, int], Selector]] = {
+    "greso": greso,
     "uniform": UniformSelector,
     "uniform in order": lambda size, batch: UniformSelector(size, batch, shuffle=False),
 }

@@ -24,6 +24,7 @@ CASES = {
     "off, in the middle of a window": {"dynamic_sampling": False, "steps_per_generation": 4},
     "a later epoch": {"dynamic_sampling": False, "trainer": {"train_dataset": plain_dataset(7)}},
     "with surplus": {"rollout_margin": 3.0, "steps_per_generation": 2, "save_steps": 4},
+    "greso": {"selection": "greso"},
     "lora": {"trainer": {"peft_config": LoraConfig(r=4, target_modules=["q_proj"])}},
 }
 

@@ -7,7 +7,7 @@ from typing import Any
 from datasets import Dataset, IterableDataset
 from transformers.utils import logging
 
-from trl_dataeff.config import AVAILABLE_SELECTIONS, DataEfficientGRPOConfig
+from trl_dataeff.config import DataEfficientGRPOConfig
 
 
 logger = logging.get_logger(__name__)
@@ -40,13 +40,6 @@ def check_dataset(args: DataEfficientGRPOConfig, dataset: Any, environment_facto
             f"(`generation_batch_size` {args.generation_batch_size} / `num_generations` {args.num_generations}). Use "
             "a larger dataset, or a smaller `per_device_train_batch_size` x `steps_per_generation`."
         )
-
-
-def resolve_selection(args: DataEfficientGRPOConfig, dataset: Any) -> str:
-    """The selection that `"auto"` stands for with this dataset; any other is what it is."""
-    if args.selection != "auto":
-        return args.selection
-    return AVAILABLE_SELECTIONS[-1] if isinstance(dataset, Dataset) else "uniform"
 
 
 def can_refill(dataset: Any, *, environments: bool, tool_images: bool) -> bool:

@@ -16,8 +16,8 @@ from trl import GRPOConfig
 
 
 SELECTIONS = ("auto", "uniform", "dots", "greso", "dots+greso")
-#: What this version can do. `"auto"` takes the last of them that fits the dataset.
-AVAILABLE_SELECTIONS = ("uniform",)
+#: What this version can do
+AVAILABLE_SELECTIONS = ("uniform", "greso")
 
 
 @dataclass

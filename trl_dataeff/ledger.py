@@ -145,8 +145,6 @@ class RolloutLedger:
         ]
         if self.pool is not None:
             self.pool.observe(groups)
-        if self.selector is not None:
-            self.selector.observe(groups, step)
         self.zero_share.observe(groups)
         return groups
 
@@ -174,6 +172,8 @@ class RolloutLedger:
         ages = [collection.fresh[0].step - g.step for g in self.carried[:replayed]] if fresh else []
         self.carried = collection.surplus
         self.windows += 1
+        if self.selector is not None and fresh:
+            self.selector.observe(fresh, fresh[0].step)
         self.counters.add(
             rollouts_generated=len(fresh) * self.group_size,
             rollouts_trained=len(collection.trained) * self.group_size,

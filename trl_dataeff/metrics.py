@@ -31,6 +31,7 @@ METRICS: dict[str, Metric] = {
     "rollouts_replayed": Metric("completions", "Of those trained on, rolled out in an earlier window.", True),
     "rollouts_discarded": Metric("completions", "Generated so far and dropped, being of zero variance.", True),
     "tokens_generated": Metric("tokens", "Generated so far by all processes, dropped completions included.", True),
+    "prompts_skipped": Metric("prompts", "Skipped so far, before they were rolled out (GRESO).", True),
     "rounds": Metric("rounds per window", "Rounds of rollouts that a window took."),
     "success_rate": Metric("share", "Mean success rate of the fresh groups: what the policy does now."),
     "effective_ratio": Metric("share", "Effective groups among the fresh ones."),
@@ -38,6 +39,8 @@ METRICS: dict[str, Metric] = {
     "hard_ratio": Metric("share", "Fresh groups of zero variance that are not easy."),
     "padded_groups": Metric("groups per window", "Zero-variance groups that completed a window which stayed short."),
     "surplus_groups": Metric("groups per window", "Effective groups that a window leaves to the next one."),
+    "p_easy": Metric("probability", "Kept per visit of an easy streak (GRESO)."),
+    "p_hard": Metric("probability", "Kept per visit of a hard streak (GRESO)."),
     "unscorable_ratio": Metric("share", "Fresh completions that no reward function scored."),
     "replay/age_mean": Metric("steps", "Age of the groups trained on that an earlier window rolled out."),
     "replay/ratio_mean": Metric("ratio", "Mean of pi_old / pi_behavior over those groups' tokens."),
@@ -82,10 +85,11 @@ def rounds_left_out(store: dict[str, list[float]], state: TrainerState) -> Itera
 
 
 class Counters:
-    """The cumulative metrics, all from 0."""
+    """How many rollouts and tokens, all from 0."""
 
     def __init__(self) -> None:
-        self.values: dict[str, int] = {name: 0 for name, metric in METRICS.items() if metric.cumulative}
+        names = (name for name in METRICS if name.startswith(("rollouts_", "tokens_")))
+        self.values: dict[str, int] = dict.fromkeys(names, 0)
 
     def add(self, **amounts: int) -> None:
         for name, amount in amounts.items():

@@ -17,7 +17,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import get_config_model_id
 
 from trl_dataeff.callback import SelectionCallback
-from trl_dataeff.checks import can_refill, check_dataset, resolve_selection
+from trl_dataeff.checks import can_refill, check_dataset
 from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.distributed import assign, hand_over
 from trl_dataeff.group import RolloutGroup
@@ -28,7 +28,7 @@ from trl_dataeff.pool import PromptPool
 from trl_dataeff.replay.behavior import behavior_tensors, keep_behavior_logps
 from trl_dataeff.replay.ratio import correct_inputs, ratio_statistics, reduce_ratio_statistics
 from trl_dataeff.rollout import Collection, Playback, collect, row_value, split_rollouts, tool_dicts
-from trl_dataeff.selection import UniformSelector
+from trl_dataeff.selection import make_selector
 from trl_dataeff.state import FOLDER
 
 
@@ -99,7 +99,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         super().__init__(*call.args[1:], **call.kwargs)
 
         selects = isinstance(given.get("train_dataset"), Dataset)
-        self.selection = resolve_selection(self.args, given.get("train_dataset"))
+        self.selection = "uniform" if self.args.selection == "auto" else self.args.selection
         images = self._is_vlm and bool(self.tools)
         self._refills = self.args.dynamic_sampling and can_refill(
             self.train_dataset, environments=self.environment_factories is not None, tool_images=images
@@ -112,15 +112,15 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     __init__.__signature__ = inspect.signature(GRPOTrainer.__init__)  # type: ignore[attr-defined]
 
     def _make_ledger(self, selects: bool) -> RolloutLedger:
-        batch_groups = self.args.generation_batch_size // self.num_generations
         self._rows_dataset = self.train_dataset
         if selects and self.args.remove_unused_columns:
             self._rows_dataset = self._remove_unused_columns(self.train_dataset, description="training")
         path = Path(self.args.output_dir) / FOLDER / "groups.parquet"
+        pool = PromptPool.from_dataset(self.train_dataset) if selects else None
         return RolloutLedger(
             self.args,
-            pool=PromptPool.from_dataset(self.train_dataset) if selects else None,
-            selector=UniformSelector(len(self.train_dataset), batch_groups, self.shuffle_dataset) if selects else None,
+            pool=pool,
+            selector=make_selector(self.selection, pool, self.args) if pool is not None else None,
             reward_names=self.reward_func_names,
             reward_weights=self.reward_weights.numpy(),
             group_log=GroupLog(path) if self.accelerator.is_main_process else None,

@@ -33,7 +33,7 @@ class Selector(ABC):
         """
 
     def observe(self, groups: Sequence[RolloutGroup], step: int) -> None:  # noqa: B027
-        """Learn from groups that were rolled out at optimizer step `step`, before any was dropped."""
+        """Learn from the groups that a window rolled out at optimizer step `step`, those that are dropped included."""
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """All that decides later proposals, as arrays (`rng` and the pool are kept by the trainer)."""
