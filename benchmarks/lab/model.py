@@ -6,11 +6,11 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from .tasks import LETTERS
+from .tasks import DIGITS, LETTERS
 
 
 PAD, EOS = "<pad>", "<eos>"
-CHARACTERS = LETTERS + "0123456789" + "RVISMA" + ":=,*+"
+CHARACTERS = LETTERS + DIGITS + "RVISMA" + ":=,*+"
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:

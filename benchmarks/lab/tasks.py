@@ -22,6 +22,7 @@ import numpy as np
 
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
+DIGITS = "0123456789"
 VOWELS = "aeiou"
 #: Length of a task of the learnable families: its input letters in all, both ends included.
 LENGTHS = range(2, 15)

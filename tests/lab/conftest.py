@@ -10,7 +10,7 @@ from benchmarks.lab import pools
 from benchmarks.lab.pretrain import StartRecipe, start_folder
 
 
-TINY = StartRecipe(hidden=32, layers=2, steps=60, batch_size=64, learning_rate=1e-2)
+TINY = StartRecipe(hidden=32, layers=2, steps=150, batch_size=64, learning_rate=1e-2)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -40,7 +40,7 @@ def tokenizer(start):
 @pytest.fixture
 def tiny_bounds(monkeypatch):
     """Bounds under which the small start has cells of every kind, and few held-out prompts."""
-    monkeypatch.setattr(pools, "EASY_FROM", 0.03)
-    monkeypatch.setattr(pools, "LEARNABLE_RANGE", (0.001, 0.03))
+    monkeypatch.setattr(pools, "EASY_FROM", 0.3)
+    monkeypatch.setattr(pools, "LEARNABLE_RANGE", (0.003, 0.3))
     monkeypatch.setattr(pools, "DEAD_UP_TO", 1e-4)
     monkeypatch.setattr(pools, "HELD_OUT", 64)

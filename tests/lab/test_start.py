@@ -10,22 +10,64 @@ import torch
 
 from benchmarks.lab import pools
 from benchmarks.lab.evaluate import encode, success
-from benchmarks.lab.pretrain import corrupt, learning_rate_at, start_folder, train_start
+from benchmarks.lab.model import make_model
+from benchmarks.lab.pretrain import (
+    backward,
+    corrupt,
+    demonstration,
+    learning_rate_at,
+    partners,
+    start_folder,
+    train_start,
+)
 from benchmarks.lab.rewards import Tally, exact_match, right_characters
-from benchmarks.lab.tasks import Task, make_task
+from benchmarks.lab.tasks import ARITHMETIC, Task, make_task
 
 from .conftest import TINY
 
 
-def test_noise_replaces_the_share_of_characters_that_it_says():
+def test_noise_replaces_confusable_characters_by_their_partners():
     rng = np.random.default_rng(0)
-    text = "abc123" * 2000
-    noisy = corrupt(rng, text, 0.2)
-    assert len(noisy) == len(text)
-    assert np.mean([a != b for a, b in zip(text, noisy, strict=True)]) == pytest.approx(0.2, abs=0.01)
-    assert all(a.isdigit() == b.isdigit() for a, b in zip(text, noisy, strict=True))
-    assert corrupt(rng, text, 0.0) == text
-    assert all(a != b for a, b in zip(text, corrupt(rng, text, 1.0), strict=True))
+    text = "abc" * 4000
+    noisy = corrupt(rng, text, {"a": "x", "c": "y"}, 0.3)
+    assert np.mean([c == "x" for c in noisy[::3]]) == pytest.approx(0.3, abs=0.02)
+    assert set(noisy[::3]) == {"a", "x"}
+    assert set(noisy[1::3]) == {"b"}
+    assert set(noisy[2::3]) == {"c", "y"}
+    assert corrupt(rng, text, {"a": "x"}, 0.0) == text
+
+
+def test_partners_are_other_characters_of_the_same_kind():
+    tables = partners(TINY)
+    assert len({tuple(sorted(table)) for table in tables.values()}) == len(tables)  # each family has its own
+    for family, table in tables.items():
+        assert len(table) == (4 if family in ARITHMETIC else 10)
+        assert all(a != b and a.isdigit() == b.isdigit() for a, b in table.items())
+
+
+def test_short_tasks_are_demonstrated_without_noise():
+    rng = np.random.default_rng(0)
+    recipe = dataclasses.replace(TINY, confusable=1.0, confusion=1.0)
+    tables = partners(recipe)
+    for _ in range(300):
+        task, answer = demonstration(rng, recipe, tables, noisy=True)
+        clean = task.family not in ARITHMETIC and task.length <= recipe.clean_up_to
+        assert (answer == task.answer) == clean
+        assert len(answer) == len(task.answer)
+        task, answer = demonstration(rng, recipe, tables, noisy=False)
+        assert answer == task.answer
+
+
+def test_parts_do_not_change_the_gradient(tokenizer):
+    rng = np.random.default_rng(0)
+    batch = [demonstration(rng, TINY, partners(TINY), noisy=True) for _ in range(20)]
+    gradients = []
+    for parts in (1, 3):
+        model = make_model(tokenizer, 0, hidden=32, layers=2)
+        loss = backward(model, tokenizer, batch, parts)
+        gradients.append((loss, [p.grad for p in model.parameters()]))
+    assert gradients[0][0] == pytest.approx(gradients[1][0], rel=1e-5)
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(gradients[0][1], gradients[1][1], strict=True))
 
 
 def test_the_start_is_cached_under_its_recipe(start):
@@ -33,7 +75,7 @@ def test_the_start_is_cached_under_its_recipe(start):
         raise AssertionError("trained again")
 
     assert start_folder(TINY, start.parent, fail) == start
-    assert dataclasses.replace(TINY, noise=0.1).key != TINY.key
+    assert dataclasses.replace(TINY, confusion=0.1).key != TINY.key
 
 
 def test_equal_recipes_give_equal_starts(tokenizer):
