@@ -1,0 +1,160 @@
+"""
+What GRESO saves, on simulated prompts whose success rates drift upward, and what a proposal costs.
+
+    python -m benchmarks.greso
+
+The prompts are simulated; selection, rounds, history and controller are the package's own, driven as the trainer drives
+them. Three methods roll out from the same population until they have the same number of effective groups: uniform,
+dynamic sampling, and GRESO with dynamic sampling. Prints rollouts per effective group, for several numbers of passes
+over the dataset, and exits with 1 if GRESO needs more than half of dynamic sampling's with 70 % dead prompts. The results
+on the lab's language model come from `python -m benchmarks.lab run` (see docs/greso.md).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+import numpy as np
+import torch
+
+from trl_dataeff import DataEfficientGRPOConfig, PromptPool
+from trl_dataeff.group import HARD
+from trl_dataeff.ledger import RolloutLedger
+from trl_dataeff.rollout import Collection, collect
+from trl_dataeff.selection import make_selector
+
+
+G = 8
+BATCH = 16
+LIMIT = 0.5
+
+
+class Population:
+    """
+    N prompts with success rates sigmoid(skill - difficulty). `dead` of them are far out of reach, a tenth is easy, the
+    rest is graded; skill rises with the optimizer steps, so that a few of the dead come alive and some are learned.
+    """
+
+    def __init__(self, n: int, dead: float, drift: float, seed: int):
+        rng = np.random.default_rng(seed)
+        kinds = rng.random(n)
+        difficulty = rng.uniform(-1.5, 3.0, n)
+        difficulty[kinds < dead] = rng.uniform(9.0, 30.0, (kinds < dead).sum())
+        difficulty[kinds > 0.9] = -8.0
+        self.difficulty, self.drift, self.rng = difficulty, drift, rng
+
+    def rewards(self, ids: np.ndarray, step: int) -> np.ndarray:
+        """0/1 rewards of G completions of each prompt, `(n, G)`."""
+        success = 1 / (1 + np.exp(self.difficulty[ids] - self.drift * step))
+        return (self.rng.random((len(ids), G)) < success[:, None]).astype(np.float32)
+
+
+def make_ledger(n: int, **fields) -> RolloutLedger:
+    config = DataEfficientGRPOConfig(
+        "unused",
+        use_cpu=True,
+        bf16=False,
+        report_to="none",
+        per_device_train_batch_size=BATCH * G,
+        num_generations=G,
+        rollout_margin=1.25,
+        **fields,
+    )
+    pool = PromptPool(n)
+    selector = make_selector(config.selection, pool, config)
+    return RolloutLedger(config, pool, selector, ["simulated"], np.ones(1), group_log=None, world_size=1)
+
+
+def simulate(n: int, dead: float, drift: float, effective: int, seed: int, **fields) -> tuple[float, float]:
+    """Rollouts per effective group until `effective` of them were had, and the last tenth's share of hard groups."""
+    ledger, population = make_ledger(n, **fields), Population(n, dead, drift, seed)
+    generated, had, step = 0, 0, 0
+    hard_shares = []
+
+    def roll_out(size: int, round_index: int):
+        ids = ledger.propose(size)
+        rewards = population.rewards(ids, step).reshape(-1, 1)
+        return ledger.enter_round(ids, rewards, np.ones(size * G), step=step, round_index=round_index, seconds=0.0)
+
+    while had < effective:
+        if ledger.config.dynamic_sampling:
+            collection = collect(
+                roll_out,
+                ledger.round_size,
+                batch_groups=BATCH,
+                carried=ledger.carried,
+                max_rounds=ledger.config.max_rollout_rounds,
+            )
+        else:
+            groups = roll_out(BATCH, 0)
+            collection = Collection(trained=groups, fresh=groups, rounds=1)
+        ledger.enter_window(collection)
+        step += 1
+        generated += len(collection.fresh) * G
+        had += sum(group.effective for group in collection.fresh)
+        hard_shares += [group.kind == HARD for group in collection.fresh]
+    tail = hard_shares[-max(1, len(hard_shares) // 10) :]
+    return generated / had, float(np.mean(tail))
+
+
+METHODS = {
+    "uniform": {"selection": "uniform"},
+    "dynamic sampling": {"selection": "uniform", "dynamic_sampling": True},
+    "GRESO": {"selection": "greso", "dynamic_sampling": True},
+}
+
+
+def compare(n: int, dead: float, drift: float, passes: int, seeds: int) -> dict[str, tuple[float, float]]:
+    """
+    Means over seeds of rollouts per effective group and of the final share of hard groups. The number of effective
+    groups is what uniform selection has after `passes` passes over the living prompts.
+    """
+    effective = int(passes * n * (0.9 - dead))
+    results = {}
+    for name, fields in METHODS.items():
+        runs = [simulate(n, dead, drift, effective, seed, **fields) for seed in range(seeds)]
+        results[name] = tuple(np.mean(runs, axis=0))
+    return results
+
+
+def time_proposals(n: int = 10_000_000, batch: int = 512) -> float:
+    """Slowest of ten proposals from n prompts, nine tenths of which have long streaks; seconds."""
+    pool, rng = PromptPool(n), np.random.default_rng(0)
+    pool.streak[:] = np.where(rng.random(n) < 0.9, 20, 0)
+    pool.streak_kind[:] = rng.integers(1, 3, n)
+    config = make_ledger(64, selection="greso").config
+    selector, generator = make_selector("greso", pool, config), torch.Generator().manual_seed(0)
+    slowest = 0.0
+    for _ in range(10):
+        began = time.perf_counter()
+        selector.propose(batch, generator)
+        slowest = max(slowest, time.perf_counter() - began)
+    return slowest
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", type=int, default=2048)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--drift", type=float, default=2e-4, help="rise of skill per step, in logits")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    failed = False
+    print(f"{options.prompts} prompts, {BATCH} groups of {G} a window, mean of {options.seeds} seeds")
+    print("dead  passes  " + "".join(f"{name:>20s}" for name in METHODS) + "   GRESO / dynamic   hard share")
+    for dead in (0.5, 0.7):
+        for passes in (4, 8, 16):
+            results = compare(options.prompts, dead, options.drift, passes, options.seeds)
+            ratio = results["GRESO"][0] / results["dynamic sampling"][0]
+            failed |= dead == 0.7 and ratio > LIMIT
+            values = "".join(f"{value:20.2f}" for value, _ in results.values())
+            print(f"{dead:4.1f}  {passes:6d}  {values}   {ratio:15.3f}   {results['GRESO'][1]:10.3f}")
+    print("(rollouts per effective group; hard share: of GRESO's last tenth of rollouts, target 0.167)")
+    print(f"512 prompts proposed from 10,000,000 on one core: {time_proposals() * 1e3:.1f} ms at most (limit 200)")
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()
