@@ -29,11 +29,12 @@ COLUMNS = {
 MADE = {"prompt": "{i}+2=", "answer": "{j}"}
 #: A step of any recipe in a second on a CPU: 8 completions are two whole groups. A random model never ends in time, so
 #: that what is cut off must count.
-SMALL = (
-    "--use_cpu --bf16 false --fp16 false --dtype float32 --use_vllm false --report_to none --max_steps 1 "
-    "--per_device_train_batch_size 8 --gradient_accumulation_steps 1 --num_generations 4 --max_completion_length 6 "
-    "--mask_truncated_completions false --save_strategy no --logging_steps 1 --eval_strategy no --gradient_checkpointing false --disable_tqdm true"
-).split()
+SMALL = """
+    --use_cpu --bf16 false --fp16 false --dtype float32 --use_vllm false --report_to none --max_steps 1
+    --per_device_train_batch_size 8 --gradient_accumulation_steps 1 --num_generations 4 --max_completion_length 6
+    --mask_truncated_completions false --save_strategy no --logging_steps 1 --eval_strategy no
+    --gradient_checkpointing false --disable_tqdm true --learning_rate 1e-2
+"""
 
 
 @pytest.fixture(scope="module")
@@ -82,10 +83,8 @@ def test_recipe_opens_with_what_a_reader_needs(path):
 def test_recipe_trains_a_step(path, tiny_path, tmp_path):
     task = path.parent.name
     data = stub(task, tmp_path)
-    arguments = parse(
-        ["--config", str(path), *SMALL, "--model_name_or_path", tiny_path, "--dataset_name", data]
-        + ["--output_dir", str(tmp_path / "out"), "--learning_rate", "1e-2"]
-    )
+    paths = ["--model_name_or_path", tiny_path, "--dataset_name", data, "--output_dir", str(tmp_path / "out")]
+    arguments = parse(["--config", str(path), *SMALL.split(), *paths])
     seen = []
 
     def reward(completions, prompts, **columns):

@@ -14,7 +14,10 @@ from trl_dataeff.rewards.text import Completion, completion_text, gold_answers, 
 #: Two numbers that are not both whole are the same if they differ by less than both of these.
 RELATIVE_TOLERANCE = Fraction(1, 1000)
 ABSOLUTE_TOLERANCE = Fraction(1, 100)
+#: A longer row of digits is a model that does not stop, and Python refuses to read one of more than 4,300.
+MAX_CHARACTERS = 200
 
+# Digits with thousands separators or without, and a sign that is not an operator between two operands
 _DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
 _SIGN = r"(?:(?<![\w.)\]}])[-+])?"
 _FRAC = rf"(?P<fsign>{_SIGN})(?:(?P<fwhole>[0-9]+)\s*)?\\[dt]?frac\s*\{{\s*(?P<fnum>-?[0-9]+)\s*\}}\s*\{{\s*(?P<fden>[0-9]+)\s*\}}"
@@ -142,6 +145,8 @@ def _cleaned(text: str) -> str:
 
 
 def _number(match: re.Match[str]) -> Number | None:
+    if len(match[0]) > MAX_CHARACTERS:
+        return None
     part = match.groupdict()
     if part["fden"] is not None:
         sign, whole, numerator, denominator = part["fsign"], part["fwhole"], Fraction(part["fnum"]), part["fden"]

@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.tiny import save_tiny
+
+
+@pytest.fixture(scope="session")
+def tiny_path(tmp_path_factory) -> str:
+    """Folder of a tiny model and its tokenizer."""
+    return save_tiny(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Write a file in the current folder, which is an empty one; returns its name."""
+    monkeypatch.chdir(tmp_path)
+
+    def _write(name: str, text: str) -> str:
+        (tmp_path / name).write_text(text)
+        return name
+
+    return _write

@@ -1,0 +1,310 @@
+"""The command from end to end: help, recipes, training here, and what goes to `accelerate launch`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from trl import GRPOConfig
+
+import trl_dataeff
+from tests.tiny import plain_dataset
+from trl_dataeff import DataEfficientGRPOConfig
+from trl_dataeff.cli import launch as launching
+from trl_dataeff.cli.arguments import TYPES
+from trl_dataeff.cli.errors import UserError
+from trl_dataeff.cli.grpo import make_trainer, parse, train
+from trl_dataeff.cli.help import own_fields
+from trl_dataeff.cli.main import main
+
+
+RECIPE = """\
+# A small run.
+model_name_or_path: {model}
+dataset_name: train.jsonl
+reward_funcs: [numeric_answer_reward, tests.tiny.letter_share_reward]
+reward_weights: [1.0, 0.5]
+use_peft: true
+lora_target_modules: [q_proj, v_proj]
+output_dir: out
+use_cpu: true
+bf16: false
+learning_rate: 1e-2
+per_device_train_batch_size: 8
+num_generations: 4
+max_completion_length: 6
+max_steps: 2
+logging_steps: 1
+report_to: none
+disable_tqdm: true
+dynamic_sampling: true
+"""
+
+
+@pytest.fixture
+def recipe(write, tmp_path, tiny_path) -> str:
+    plain_dataset(16).to_json(tmp_path / "train.jsonl")
+    return write("r.yaml", RECIPE.format(model=tiny_path))
+
+
+def test_training_from_a_recipe(recipe, tmp_path, capsys):
+    assert main(["grpo", "--config", recipe, "--seed", "7"]) == 0
+    out = tmp_path / "out"
+    assert "Training completed" in capsys.readouterr().out
+    weights = load_file(out / "adapter_model.safetensors")
+    moved = [name for name, weight in weights.items() if "lora_B" in name and weight.abs().sum() > 0]
+    assert len(moved) == sum("lora_B" in name for name in weights) == 4  # two layers, two modules each
+    state = json.loads((out / "checkpoint-2" / "trainer_state.json").read_text())
+    log = state["log_history"][-1]
+    assert log["dataeff/rollouts_trained"] == 16
+    assert "rewards/numeric_answer_reward/mean" in log
+    assert "rewards/letter_share_reward/mean" in log
+    args = torch.load(out / "training_args.bin", weights_only=False)
+    assert isinstance(args, DataEfficientGRPOConfig)
+    assert (args.seed, args.dynamic_sampling, args.learning_rate) == (7, True, 1e-2)
+
+
+def test_training_from_python_returns_the_trainer_and_resumes(recipe, tmp_path):
+    arguments = ["--config", recipe, "--output_dir", str(tmp_path / "two")]
+    first = train(parse([*arguments, "--max_steps", "1", "--save_steps", "1"]))
+    assert isinstance(first, trl_dataeff.DataEfficientGRPOTrainer)
+    assert first.state.global_step == 1
+    second = train(parse([*arguments, "--resume_from_checkpoint", "last"]))
+    assert second.state.global_step == 2
+    assert [entry["step"] for entry in second.state.log_history if "loss" in entry] == [1, 2]
+
+
+def test_model_is_loaded_as_the_fields_say(recipe):
+    options = ["--dtype", "bfloat16", "--attn_implementation", "eager", "--lora_r", "2", "--lora_alpha", "6"]
+    trainer = make_trainer(parse(["--config", recipe, *options]))
+    model = trainer.model
+    assert model.peft_config["default"].r == 2
+    assert model.peft_config["default"].lora_alpha == 6
+    assert model.config._attn_implementation == "eager"
+    assert next(p for name, p in model.named_parameters() if "base_layer" in name).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("args", "part"),
+    [
+        (["--model_name_or_path", "./nowhere"], "The model './nowhere' does not exist"),
+        (["--model_name_or_path", "folder"], "no config.json"),
+        (["--dataset_name", "nowhere.jsonl"], "The dataset 'nowhere.jsonl' does not exist"),
+        (["--reward_funcs", "nowhere.reward"], "cannot be imported"),
+        (["--reward_weights", "1", "2", "3"], "3 numbers for 2 rewards"),
+        (["--resume_from_checkpoint", "nowhere"], "The checkpoint 'nowhere' does not exist"),
+        (["--resume_from_checkpoint", "last"], "has no checkpoint"),
+        (["--report_to", "nowhere"], "`report_to` is 'nowhere'"),
+        (["--selection", "best"], "`selection` is 'best'"),
+        (["--num_generations", "3"], "divisible"),
+        (["--per_device_train_batch_size", "128"], "16 prompts"),
+        (["--accelerate_config", "nowhere"], "nowhere"),
+        (["--learning_rat", "1"], "Did you mean `learning_rate`"),
+    ],
+)
+def test_mistakes_end_in_one_line_before_a_model_is_loaded(args, part, recipe, tmp_path, monkeypatch, capsys):
+    (tmp_path / "folder").mkdir()
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("a model is loaded")
+
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", refuse)
+    monkeypatch.setattr("trl.trainer.grpo_trainer.create_model_from_path", refuse)
+    assert main(["grpo", "--config", recipe, *args]) == 2
+    error = capsys.readouterr().err.strip().splitlines()
+    errors = [line for line in error if line.startswith("trl-dataeff: error: ")]
+    assert len(errors) == 1
+    assert part in errors[0]
+
+
+def test_use_vllm_without_vllm(recipe, monkeypatch, capsys):
+    monkeypatch.setattr("trl_dataeff.cli.checks.is_vllm_available", lambda: False)
+    assert main(["grpo", "--config", recipe, "--use_vllm"]) == 2
+    assert 'pip install "trl-dataeff[vllm]"' in capsys.readouterr().err
+
+
+def test_mistake_in_a_program_keeps_its_traceback(recipe, monkeypatch):
+    def broken(completions, **kwargs):
+        raise KeyError("a mistake in the reward")
+
+    monkeypatch.setitem(sys.modules["trl_dataeff.cli.rewards"].REWARDS, "broken", broken)
+    with pytest.raises(KeyError, match="a mistake in the reward"):
+        main(["grpo", "--config", recipe, "--reward_funcs", "broken", "--reward_weights", "1"])
+
+
+def test_only_the_first_process_says_what_is_wrong(monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "1")
+    assert main(["grop"]) == 2
+    assert capsys.readouterr().err == ""
+
+
+class Launched:
+    """Stands in for accelerate's launcher, and keeps what it was given."""
+
+    def __init__(self):
+        self.args = None
+
+    def __call__(self, args):
+        self.args = args
+
+
+@pytest.fixture
+def launched(monkeypatch) -> Launched:
+    launcher = Launched()
+    monkeypatch.setattr("accelerate.commands.launch.launch_command", launcher)
+    return launcher
+
+
+def test_launch_options_go_to_accelerate(recipe, launched):
+    options = ["--num_processes", "2", "--seed", "3", "--accelerate_config", "fsdp2"]
+    assert main(["grpo", "--config", recipe, *options]) == 0
+    assert launched.args.num_processes == 2
+    assert launched.args.config_file.endswith("accelerate_configs/fsdp2.yaml")
+    assert launched.args.module is True
+    assert launched.args.training_script == "trl_dataeff.cli.grpo"
+    assert launched.args.training_script_args == ["--config", recipe, "--seed", "3"]
+
+
+def test_failed_processes_end_the_command_with_their_code(recipe, monkeypatch):
+    def fail(args):
+        raise subprocess.CalledProcessError(returncode=3, cmd="python")
+
+    monkeypatch.setattr("accelerate.commands.launch.launch_command", fail)
+    assert main(["grpo", "--config", recipe, "--num_processes", "2"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("launch_args", "devices", "use_cpu", "rank", "expected"),
+    [
+        ([], 0, False, None, False),
+        ([], 1, False, None, False),
+        ([], 2, False, None, True),  # accelerate launch uses all GPUs, so do we
+        ([], 2, True, None, False),
+        (["--num_processes", "1"], 0, False, None, True),
+        ([], 2, False, "0", False),  # started by torchrun
+    ],
+)
+def test_when_training_is_launched(launch_args, devices, use_cpu, rank, expected, monkeypatch):
+    monkeypatch.setattr(launching, "device_count", lambda: devices)
+    monkeypatch.setattr("accelerate.commands.config.default_config_file", "/nowhere/default_config.yaml")
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    if rank is not None:
+        monkeypatch.setenv("LOCAL_RANK", rank)
+    assert launching.needs_launch(launch_args, use_cpu) is expected
+
+
+def test_configuration_of_accelerate_on_this_machine_is_honoured(write, tmp_path, monkeypatch):
+    config = write("default_config.yaml", "")
+    monkeypatch.setattr("accelerate.commands.config.default_config_file", str(tmp_path / config))
+    assert launching.needs_launch([], use_cpu=True) is True
+
+
+def test_two_processes_train_together(recipe, tmp_path):
+    """Started by torchrun, which gives each process its rank."""
+    root = Path(__file__).resolve().parents[2]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
+    command += ["-m", "trl_dataeff.cli.grpo", "--config", recipe, "--max_steps", "1", "--save_strategy", "no"]
+    env = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    pipe = subprocess.PIPE
+    started = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=pipe, stderr=pipe, text=True, process_group=0)
+    try:
+        output, errors = started.communicate(timeout=180)
+    except subprocess.TimeoutExpired:
+        os.killpg(started.pid, signal.SIGKILL)  # its workers too
+        raise
+    assert started.returncode == 0, errors[-3000:]
+    assert output.count("Training completed") == 1
+    assert "'dataeff/rollouts_trained': '16'" in output
+    assert (tmp_path / "out" / "adapter_model.safetensors").is_file()
+
+
+def test_help_shows_what_matters_and_help_all_shows_everything(capsys):
+    assert main(["grpo", "--help"]) == 0
+    short = capsys.readouterr().out
+    assert main(["grpo", "--help-all"]) == 0
+    full = capsys.readouterr().out
+    names = [f.name for dataclass_type in TYPES for f in dataclasses.fields(dataclass_type) if f.init]
+    assert [name for name in names if f"  --{name} " not in full] == []
+    for name in ("model_name_or_path", "dataset_name", "prompt_column", "reward_funcs", "selection", "use_peft"):
+        assert f"  --{name} " in short
+    assert len(short.splitlines()) < len(full.splitlines()) / 3
+    places = [short.index(f"\n{title} - ") for title in ("essentials", "data efficiency", "rewards", "dataset")]
+    assert places == sorted(places)
+    assert "--config RECIPE" in short
+    assert max(map(len, short.splitlines())) <= 120
+
+
+def test_help_shows_every_field_of_ours_that_this_version_can_use(capsys):
+    """A field whose feature is not there yet waits in `--help-all`."""
+    main(["grpo", "--help"])
+    short = capsys.readouterr().out
+    assert all(f"  --{name} " in short for name in own_fields())
+    ours = {f.name for f in dataclasses.fields(DataEfficientGRPOConfig)} - {
+        f.name for f in dataclasses.fields(GRPOConfig)
+    }
+    prefixes = ("replay_", "dots_", "greso_", "history_", "exploration")
+    assert set(own_fields()) | set(own_fields(*prefixes)) == ours
+    for selection, prefix in (("dots", "dots_"), ("greso", "greso_")):
+        assert works(selection=selection) == all(f"  --{name} " in short for name in own_fields(prefix))
+    assert works(replay_fraction=0.5) == all(f"  --{name} " in short for name in own_fields("replay_"))
+
+
+def works(**fields) -> bool:
+    try:
+        DataEfficientGRPOConfig(use_cpu=True, **fields)
+    except ValueError:
+        return False
+    return True
+
+
+def test_version_env_and_unknown_command(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"trl-dataeff {trl_dataeff.__version__}\n"
+    assert main(["env"]) == 0
+    report = capsys.readouterr().out
+    for package in ("TRL", "PyTorch", "Transformers", "trl-dataeff", "math-verify"):
+        assert f"- {package} version: " in report
+    assert main(["recipe"]) == 2
+    assert "Did you mean `recipes`" in capsys.readouterr().err
+    assert main([]) == 0
+    assert "trl-dataeff COMMAND" in capsys.readouterr().out
+
+
+def test_recipes_list_show_copy_validate(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    name = "Qwen2.5-0.5B-Instruct/gsm8k/uniform"
+    assert main(["recipes", "list"]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if "GSM8K" in line and "uniform" in line)
+    assert line.split()[:3] == name.split("/")
+    assert main(["recipes", "show", name]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("# Qwen2.5-0.5B-Instruct on GSM8K")
+    assert main(["recipes", "copy", name]) == 0
+    assert (tmp_path / "gsm8k-uniform.yaml").read_text() == text
+    assert main(["recipes", "copy", name]) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert main(["recipes", "copy", name, "--force"]) == 0
+    assert main(["recipes", "copy", name, "new/mine.yaml"]) == 0
+    assert main(["recipes", "validate", "gsm8k-uniform.yaml", "new", name]) == 0
+    assert "3 valid" in capsys.readouterr().out
+    (tmp_path / "new" / "bad.yaml").write_text("max_step: 1\n")
+    assert main(["recipes", "validate", "new"]) == 1
+    captured = capsys.readouterr()
+    assert "bad.yaml:1: `max_step`" in captured.err
+    assert "mine" not in captured.err
+    assert main(["recipes", "show", "Qwen2.5-0.5B-Instruct/gsm8k/unifrom"]) == 2
+    assert f"Did you mean `{name}`" in capsys.readouterr().err
+
+
+def test_wrong_input_from_python_is_a_value_error():
+    with pytest.raises(UserError, match="No model"):
+        train(parse(["--use_cpu", "--reward_funcs", "exact_answer_reward", "--dataset_name", "x/y"]))
+    assert issubclass(UserError, ValueError)

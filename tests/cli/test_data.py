@@ -1,0 +1,198 @@
+"""Datasets of every kind arrive as prompts and answers; those that cannot are refused with a reason."""
+
+from __future__ import annotations
+
+import pytest
+from datasets import Dataset, DatasetDict, IterableDataset
+
+from trl_dataeff.cli.data import load_data
+from trl_dataeff.cli.errors import UserError
+from trl_dataeff.cli.grpo import parse
+
+
+ROWS = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(6)]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    import datasets.config
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
+
+
+def load(*args: str):
+    return load_data(parse(["--use_cpu", *args]))
+
+
+def jsonl(path, rows=ROWS):
+    Dataset.from_list(rows).to_json(path)
+    return str(path)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "parquet", "folder", "disk", "disk_dict"])
+def test_local_datasets(kind, tmp_path):
+    dataset, path = Dataset.from_list(ROWS), tmp_path / f"data.{kind}"
+    if kind == "jsonl":
+        dataset.to_json(path)
+    elif kind == "json":
+        dataset.to_json(path, lines=False)
+    elif kind == "csv":
+        dataset.to_csv(path)
+    elif kind == "parquet":
+        dataset.to_parquet(path)
+    elif kind == "folder":
+        path.mkdir()
+        dataset.to_parquet(path / "train.parquet")
+    elif kind == "disk":
+        dataset.save_to_disk(path)
+    else:
+        DatasetDict({"train": dataset, "test": dataset.select([1])}).save_to_disk(path)
+    train, evaluation = load("--dataset_name", str(path))
+    assert train["prompt"][:] == [row["prompt"] for row in ROWS]
+    assert [str(answer) for answer in train["answer"]] == [row["answer"] for row in ROWS]
+    assert evaluation is None
+
+
+def test_rows_chosen_before_saving_are_the_ones_loaded(tmp_path):
+    Dataset.from_list(ROWS).select([4, 2]).save_to_disk(tmp_path / "chosen")
+    train, _ = load("--dataset_name", str(tmp_path / "chosen"))
+    assert train["prompt"][:] == ["4+1=", "2+1="]
+
+
+def test_splits_and_evaluation(tmp_path):
+    parts = DatasetDict({"mine": Dataset.from_list(ROWS), "dev": Dataset.from_list(ROWS[:2])})
+    parts.save_to_disk(tmp_path / "d")
+    splits = ["--dataset_train_split", "mine", "--dataset_test_split", "dev"]
+    train, evaluation = load("--dataset_name", str(tmp_path / "d"), *splits, "--eval_strategy", "epoch")
+    assert (len(train), len(evaluation)) == (6, 2)
+
+
+def test_configuration_name_of_the_hub_does_not_matter_for_a_local_file(tmp_path):
+    train, _ = load("--dataset_name", jsonl(tmp_path / "a.jsonl"), "--dataset_config", "main")
+    assert len(train) == 6
+
+
+def test_streaming(tmp_path):
+    train, _ = load("--dataset_name", jsonl(tmp_path / "a.jsonl"), "--dataset_streaming", "--prompt_as_chat")
+    assert isinstance(train, IterableDataset)
+    assert next(iter(train))["prompt"] == [{"role": "user", "content": "0+1="}]
+
+
+def test_mixture_of_files_and_folders(tmp_path):
+    jsonl(tmp_path / "a.jsonl")
+    Dataset.from_list(ROWS[:2]).save_to_disk(tmp_path / "b")
+    (tmp_path / "r.yaml").write_text(
+        f"datasets:\n  - path: {tmp_path}/a.jsonl\n    columns: [prompt, answer]\n  - path: {tmp_path}/b\n"
+    )
+    train, _ = load("--config", str(tmp_path / "r.yaml"))
+    assert sorted(train["prompt"][:]) == sorted([row["prompt"] for row in ROWS + ROWS[:2]])
+
+
+def test_mixture_with_a_test_split(tmp_path):
+    jsonl(tmp_path / "a.jsonl")
+    (tmp_path / "r.yaml").write_text(f"datasets:\n  - path: {tmp_path}/a.jsonl\ntest_split_size: 0.5\n")
+    train, evaluation = load("--config", str(tmp_path / "r.yaml"), "--eval_strategy", "epoch")
+    assert (len(train), len(evaluation)) == (3, 3)
+
+
+def test_gsm8k_as_it_is_published(tmp_path):
+    rows = [{"question": "How many {eggs}?", "answer": "1+1=2\n#### 2"}]
+    system = r"Answer in \boxed{}."
+    train, _ = load(
+        "--dataset_name",
+        jsonl(tmp_path / "a.jsonl", rows),
+        "--prompt_column",
+        "question",
+        "--system_prompt",
+        system,
+    )
+    row = train[0]
+    assert row["prompt"] == [
+        {"role": "system", "content": system},
+        {"role": "user", "content": "How many {eggs}?"},
+    ]
+    assert row["answer"] == "1+1=2\n#### 2"
+
+
+def test_template_fills_columns_and_leaves_other_braces(tmp_path):
+    rows = [{"question": "Why {answer}?", "answer": "a\\1", "n": 3}]
+    path = jsonl(tmp_path / "a.jsonl", rows)
+    train, _ = load("--dataset_name", path, "--prompt_template", r"{n}: {question} \boxed{} {other} {answer}")
+    assert train[0]["prompt"] == r"3: Why {answer}? \boxed{} {other} a\1"
+
+
+def test_system_prompt_goes_before_a_conversation(tmp_path):
+    rows = [{"prompt": [{"role": "user", "content": "hi"}]}]
+    train, _ = load("--dataset_name", jsonl(tmp_path / "a.jsonl", rows), "--system_prompt", "be brief")
+    assert [message["role"] for message in train[0]["prompt"]] == ["system", "user"]
+
+
+def test_answer_column_is_what_rewards_read(tmp_path):
+    rows = [{"prompt": "p", "answer": "long", "final": 7}]
+    train, _ = load("--dataset_name", jsonl(tmp_path / "a.jsonl", rows), "--answer_column", "final")
+    assert (str(train[0]["answer"]), str(train[0]["solution"])) == ("7", "7")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "parts"),
+    [
+        ("a.jsonl", '{"prompt": "a"}\n{"prompt": b}\n', ["a.jsonl:2", "cannot be parsed"]),
+        ("a.jsonl", '{"prompt": "a"}\n[1]\n', ["a.jsonl:2", "no JSON object"]),
+        ("a.json", "{", ["'a.json' cannot be loaded"]),
+        ("a.parquet", "nothing of the kind", ["'a.parquet' cannot be loaded", "not a parquet file"]),
+        ("a.jsonl", "", ["'a.jsonl' is empty"]),
+        ("a.jsonl", "\n\n", ["'a.jsonl' is empty"]),
+        ("a.json", "[]", ["'a.json' is empty"]),
+        ("a.csv", "prompt,answer\n", ["'a.csv' is empty"]),
+        ("a.txt", "hello", ["'a.txt'", "`.jsonl`"]),
+        ("a.jsonl", '{"question": "a", "level": 1}', ["no column `prompt`", "`question`, `level`", "--prompt_column"]),
+        ("a.jsonl", '{"prompt": 7}', ["7", "A prompt is text"]),
+        ("a.jsonl", '{"prompt": "a"}\n{"prompt": null}\n{"prompt": ""}', ["2 rows without a prompt", "row 1"]),
+    ],
+)
+def test_files_that_cannot_be_used(name, text, parts, write):
+    write(name, text)
+    with pytest.raises(UserError) as error:
+        load("--dataset_name", name)
+    for part in parts:
+        assert part in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("args", "parts"),
+    [
+        (["--dataset_name", "trian.jsonl"], ["'trian.jsonl' does not exist", "Did you mean `train.jsonl`"]),
+        (["--dataset_name", "./data"], ["'./data' does not exist"]),
+        (["--dataset_name", "empty"], ["'empty' has no files"]),
+        ([], ["No dataset", "`dataset_name`"]),
+        (["--dataset_name", "train.jsonl", "--dataset_train_split", "dev"], ["no split `dev`", "has `train`"]),
+        (["--dataset_name", "train.jsonl", "--eval_strategy", "epoch"], ["no split `test`", "`eval_strategy`"]),
+        (["--dataset_name", "train.jsonl", "--prompt_column", "promt"], ["'promt'", "Did you mean `prompt`"]),
+        (["--dataset_name", "train.jsonl", "--answer_column", "gold"], ["`answer_column` is 'gold'", "`answer`"]),
+        (["--dataset_name", "train.jsonl", "--prompt_template", "same"], ["names no column"]),
+    ],
+)
+def test_datasets_that_are_not_there(args, parts, write, tmp_path):
+    jsonl(tmp_path / "train.jsonl")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError) as error:
+        load(*args)
+    for part in parts:
+        assert part in str(error.value)
+
+
+def test_mixture_names_the_file_that_is_broken(write, tmp_path):
+    jsonl(tmp_path / "good.jsonl")
+    write("bad.jsonl", '{"prompt": "a"}\nnot json\n')
+    write("r.yaml", "datasets:\n  - path: good.jsonl\n  - path: bad.jsonl\n")
+    with pytest.raises(UserError, match=r"bad\.jsonl:2"):
+        load("--config", "r.yaml")
+
+
+def test_hub_that_does_not_answer(monkeypatch):
+    def offline(*args, **kwargs):
+        raise ConnectionError("Couldn't reach the Hub")
+
+    monkeypatch.setattr("trl_dataeff.cli.data.load_dataset", offline)
+    with pytest.raises(UserError, match=r"'some/data' could not be loaded from the Hub.*`dataset_config`"):
+        load("--dataset_name", "some/data")

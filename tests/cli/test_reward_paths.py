@@ -1,0 +1,93 @@
+"""Reward functions by name and by dotted path."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import trl.rewards
+
+import trl_dataeff.rewards
+from trl_dataeff.cli.errors import UserError
+from trl_dataeff.cli.rewards import REWARDS, check_rewards, load_rewards
+
+
+def test_names_are_those_of_trl_and_ours():
+    assert load_rewards(["accuracy_reward", "numeric_answer_reward"]) == [
+        trl.rewards.accuracy_reward,
+        trl_dataeff.rewards.numeric_answer_reward,
+    ]
+    for name in trl_dataeff.rewards.__all__:
+        assert REWARDS[name] is getattr(trl_dataeff.rewards, name)
+
+
+def test_overlong_punishment_has_the_values_that_the_help_names():
+    (punish,) = load_rewards(["get_soft_overlong_punishment"])
+    assert punish(completion_ids=[[0] * n for n in (1024, 1152, 1280, 1281)]) == [0.0, -0.5, -1.0, -1.0]
+
+
+def test_reward_model_comes_first():
+    rewards = load_rewards(["exact_answer_reward"], "org/reward-model")
+    assert rewards == ["org/reward-model", trl_dataeff.rewards.exact_answer_reward]
+
+
+def test_path_is_found_in_the_current_folder(write, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    write("my_rewards_for_a_test.py", "def brevity(completions, **kwargs):\n    return [1.0]\n")
+    (reward,) = load_rewards(["my_rewards_for_a_test.brevity"])
+    assert reward(completions=["a"]) == [1.0]
+    with pytest.raises(UserError, match=r"has no 'brevty'. Did you mean `brevity`"):
+        load_rewards(["my_rewards_for_a_test.brevty"])
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("numeric_awnser_reward", ["unknown", "Did you mean `numeric_answer_reward`", "dotted path"]),
+        ("nowhere_to_be_found.reward", ["no module 'nowhere_to_be_found'", "PYTHONPATH"]),
+        ("os.path.sep", ["cannot be called"]),
+        ("broken_module_for_a_test.reward", ["ZeroDivisionError", "broken_module_for_a_test.py, line 2"]),
+        ("missing_import_for_a_test.reward", ["ModuleNotFoundError", "not_installed_at_all"]),
+    ],
+)
+def test_paths_that_lead_nowhere(name, parts, write, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    write("broken_module_for_a_test.py", "\n1 / 0\n")
+    write("missing_import_for_a_test.py", "import not_installed_at_all\n")
+    with pytest.raises(UserError) as error:
+        load_rewards([name])
+    for part in parts:
+        assert part in str(error.value)
+
+
+def test_no_reward_is_refused():
+    with pytest.raises(UserError, match=r"No reward.*`numeric_answer_reward`"):
+        load_rewards(None)
+
+
+@pytest.mark.parametrize("name", ["math_verify_reward", "accuracy_reward"])
+def test_missing_math_verify_is_said_at_once(name, monkeypatch):
+    monkeypatch.setitem(sys.modules, "math_verify", None)
+    with pytest.raises(UserError, match=r"trl-dataeff\[math\]"):
+        load_rewards([name])
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "part"),
+    [
+        ("exact_answer_reward", {"prompt": "p", "label": 1}, "`answer` or `solution`"),
+        ("accuracy_reward", {"prompt": [], "answer": 1}, "`solution`"),
+        ("accuracy_reward", {"prompt": "p", "solution": 1}, "`math_verify_reward`"),
+        ("think_format_reward", {"prompt": "p"}, "`prompt_as_chat`"),
+    ],
+)
+def test_dataset_that_a_reward_cannot_read(name, row, part):
+    with pytest.raises(UserError) as error:
+        check_rewards([name], row, "the dataset")
+    assert part in str(error.value)
+
+
+def test_dataset_that_rewards_can_read():
+    check_rewards(["exact_answer_reward", "my.own"], {"prompt": "p", "solution": 1}, "the dataset")
+    check_rewards(["accuracy_reward"], {"prompt": [{"role": "user"}], "solution": 1}, "the dataset")
+    check_rewards(None, {"prompt": "p"}, "the dataset")
