@@ -80,7 +80,7 @@ def main() -> None:
     ):
         trainer = run(trainer_class, config_class, FOLDER / name, **BATCH)
         report[name] = logged(trainer, "loss", "grad_norm", "reward", "completions/mean_length", "num_tokens")
-    dynamic = {"dynamic_sampling": True, "rewards": often_dead_reward, **BATCH}
+    dynamic = {"selection": "greso", "dynamic_sampling": True, "rewards": often_dead_reward, **BATCH}
     trainer = run(Watched, DataEfficientGRPOConfig, FOLDER / "dynamic", **dynamic)
     report["dynamic"] = {
         "decisions": trainer.decisions,

@@ -48,6 +48,14 @@ def test_streaming_with_dynamic_sampling(tmp_path):
         build(tmp_path, stream, dynamic_sampling=True, max_steps=2)
 
 
+@pytest.mark.parametrize("fields", [{"dynamic_sampling": True}, {"selection": "greso"}])
+def test_prompts_of_an_environment_cannot_be_chosen(tmp_path, fields):
+    with pytest.raises(ValueError, match="prompts that an environment makes up cannot give"):
+        DataEfficientGRPOTrainer(
+            "no/such-model", args=config(tmp_path, **fields), environment_factory=object, reward_funcs=None
+        )
+
+
 def test_args_of_another_type(tmp_path):
     with pytest.raises(TypeError, match="must be a DataEfficientGRPOConfig or a GRPOConfig, got dict"):
         DataEfficientGRPOTrainer("no/such-model", even_length_reward, {"output_dir": "x"}, plain_dataset())
@@ -64,7 +72,9 @@ def test_rewards_that_score_nothing(tmp_path, value, dynamic_sampling):
     def silent_reward(completions, **kwargs):
         return [value] * len(completions)
 
-    with pytest.raises(ValueError, match="No reward function gave a score for any of the first 8 completions") as error:
+    with pytest.raises(
+        ValueError, match="No reward function gave a score for any of the first 8 completions"
+    ) as error:
         run(
             DataEfficientGRPOTrainer,
             DataEfficientGRPOConfig,

@@ -167,6 +167,7 @@ SETTINGS = {
     "behavior clip": {"replay_clip": "behavior"},
     "scale_rewards batch": {"scale_rewards": "batch"},
     "gradient checkpointing": {"gradient_checkpointing": True},
+    "greso": {"selection": "greso"},
     "entropy mask": {"top_entropy_quantile": 0.5},
     **{loss: {"loss_type": loss} for loss in ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "luspo", "sapo", "vespo")},
 }

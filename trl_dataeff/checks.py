@@ -15,16 +15,15 @@ logger = logging.get_logger(__name__)
 
 def check_dataset(args: DataEfficientGRPOConfig, dataset: Any, environment_factory: Any) -> None:
     """Raise a `ValueError` that says what is wrong with the training dataset and what would do."""
-    if dataset is None:
-        if environment_factory is None:
-            raise ValueError("`train_dataset` is required, unless an `environment_factory` provides the prompts.")
-        return
+    if dataset is None and environment_factory is None:
+        raise ValueError("`train_dataset` is required, unless an `environment_factory` provides the prompts.")
     chooses = args.selection not in ("auto", "uniform")
-    if isinstance(dataset, IterableDataset) and (chooses or args.dynamic_sampling):
+    if (dataset is None or isinstance(dataset, IterableDataset)) and (chooses or args.dynamic_sampling):
         wanted = f"selection={args.selection!r}" if chooses else "dynamic_sampling=True"
+        lacks = "prompts that an environment makes up" if dataset is None else "a streaming (iterable) dataset"
         raise ValueError(
-            f"`{wanted}` needs a dataset whose rows can be taken in any order; a streaming (iterable) dataset cannot "
-            "give that. Load it without `streaming=True`, or use `selection='uniform'` without `dynamic_sampling`."
+            f"`{wanted}` needs a dataset whose rows can be taken in any order, which {lacks} cannot give. Use a "
+            "dataset that is loaded without streaming, or `selection='uniform'` without `dynamic_sampling`."
         )
     if not isinstance(dataset, Dataset):
         return  # TRL refuses other types
