@@ -22,7 +22,7 @@ from .tasks import CELLS, Task, make_task
 Cell = tuple[str, int]
 EASY, LEARNABLE, DEAD = "easy", "learnable", "dead"
 #: Mean success of a cell from which it is easy; up to which it is dead; within which it is learnable.
-EASY_FROM, DEAD_UP_TO, LEARNABLE_RANGE = 0.95, 0.002, (0.01, 0.85)
+EASY_FROM, DEAD_UP_TO, LEARNABLE_RANGE = 0.93, 0.002, (0.01, 0.7)
 CELL_TASKS = 128
 HELD_OUT = 512
 

@@ -48,7 +48,9 @@ def figure(curves: list[Curve]) -> str:
     import matplotlib
 
     matplotlib.use("Agg")
-    matplotlib.rcParams.update({"svg.hashsalt": "lab", "axes.spines.top": False, "axes.spines.right": False})
+    matplotlib.rcParams.update(
+        {"svg.hashsalt": "lab", "svg.fonttype": "none", "axes.spines.top": False, "axes.spines.right": False}
+    )
     import matplotlib.pyplot as plt
 
     fig, axes = plt.subplots(2, 3, figsize=(15, 8), layout="constrained")
@@ -80,10 +82,12 @@ def ratio_table(curves: list[Curve]) -> str:
 
 
 def write_report(settings: dict[Setting, list[Curve]], path: Path, command: str) -> None:
-    """Write the page; `command` is what produced its runs."""
+    """Write the page, and each figure beside it as an SVG file; `command` is what produced the runs."""
     parts = []
     for (pool, rate), curves in settings.items():
-        parts += [f"<h2>Pool {html.escape(pool)}, learning rate {rate:g}</h2>", ratio_table(curves), figure(curves)]
+        svg = figure(curves)
+        path.with_name(f"{pool}-lr{rate:g}.svg").write_text(svg)
+        parts += [f"<h2>Pool {html.escape(pool)}, learning rate {rate:g}</h2>", ratio_table(curves), svg]
     path.write_text(
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>The lab</title><style>{STYLE}</style>'
         f"<h1>The lab</h1><p><code>{html.escape(command)}</code></p>{NOTES}{''.join(parts)}</html>\n"

@@ -128,7 +128,7 @@ def test_batches_do_not_change_success(model, tokenizer):
 
 
 def test_kinds_follow_from_success():
-    cells = {("second", 2): 0.99, ("second", 5): 0.4, ("second", 3): 0.9, ("rotate", 14): 0.005, ("sum", 3): 0.0}
+    cells = {("second", 2): 0.99, ("second", 5): 0.4, ("second", 3): 0.9, ("rotate", 14): 0.005, ("rotate", 3): 0.8, ("sum", 3): 0.0}
     assert pools.classify(cells) == {
         "easy": [("second", 2)],
         "learnable": [("second", 5)],
