@@ -1,0 +1,162 @@
+"""`python -m trl_dataeff.quickstart`: prepare, measure, train by `trl-dataeff grpo`, measure, sum up."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+
+RECIPES = "SmolLM2-135M-Instruct/short_answers"
+FOLDER = Path("quickstart")
+MODEL = FOLDER / "SmolLM2-135M-Instruct"
+TRAIN = FOLDER / "data" / "train.jsonl"
+HELD_OUT = FOLDER / "data" / "held_out.jsonl"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the quickstart and return its exit code."""
+    args, overrides = _parser().parse_known_args(argv)
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    try:
+        prepare()
+        if args.prepare_only:
+            print(f"Ready: the model is in {MODEL}, the data in {TRAIN.parent}.")
+            return 0
+        return train_and_sum_up(args.recipe, overrides, measured=not args.no_measuring)
+    except (FileNotFoundError, ImportError, subprocess.CalledProcessError) as error:
+        print(f"quickstart: error: {error}", file=sys.stderr)
+        return 1
+
+
+def prepare() -> None:
+    """Convert the weights, unless that is done, and write the questions, which takes seconds."""
+    from trl_dataeff.quickstart.tasks import make_questions, write_jsonl
+
+    if not (MODEL / "config.json").is_file():
+        from trl_dataeff.quickstart.weights import convert, find_gguf
+
+        _say(f"Converting the weights of SmolLM2-135M-Instruct, once, into {MODEL}")
+        convert(find_gguf(), MODEL)
+    if not (TRAIN.is_file() and HELD_OUT.is_file()):
+        _say(f"Making questions, in {TRAIN.parent}")
+        train, held_out = make_questions()
+        write_jsonl(TRAIN, train)
+        write_jsonl(HELD_OUT, held_out)
+
+
+def train_and_sum_up(recipe: str, overrides: list[str], measured: bool) -> int:
+    """Train with a recipe of the quickstart, and print what came of it."""
+    from trl_dataeff.cli.errors import UserError
+    from trl_dataeff.cli.grpo import parse
+    from trl_dataeff.quickstart.summary import read_logs, render, sum_up
+
+    command = ["grpo", "--config", f"{RECIPES}/{recipe}", *overrides]
+    try:
+        config = parse(command[1:]).training
+    except UserError as error:
+        for message in error.messages:
+            print(f"quickstart: error: {message}", file=sys.stderr)
+        return error.exit_code
+    output_dir = Path(config.output_dir)
+    if config.resume_from_checkpoint is None:
+        remove_checkpoints(output_dir)
+    sampling = {"max_completion_length": config.max_completion_length, "temperature": config.temperature}
+
+    before = _success(output_dir, None, sampling) if measured else None
+    _say(f"Training: {_shown(command)}")
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-m", "trl_dataeff.cli.main", *command], check=True)
+    seconds = time.monotonic() - began
+    after = _success(output_dir, output_dir, sampling) if measured else None
+
+    n = len(HELD_OUT.read_text(encoding="utf-8").splitlines())
+    print(render(sum_up(read_logs(output_dir)), seconds, output_dir, before, after, n))
+    print(next_steps(recipe))
+    return 0
+
+
+def remove_checkpoints(output_dir: Path) -> None:
+    """Remove the checkpoints of an earlier run: among them, those of this one could not be told."""
+    for checkpoint in output_dir.glob("checkpoint-*"):
+        shutil.rmtree(checkpoint)
+
+
+def next_steps(recipe: str) -> str:
+    """Return what to try after a run with `recipe`."""
+    other = "uniform" if recipe != "uniform" else "dynamic_sampling"
+    return "\n".join(
+        [
+            "",
+            "Next",
+            f"  every rollout as TRL would do it  {_python()} -m trl_dataeff.quickstart --recipe {other}"
+            if other == "uniform"
+            else f"  drop what teaches nothing         {_python()} -m trl_dataeff.quickstart --recipe {other}",
+            f"  a recipe of your own              {_shown(['recipes', 'copy', f'{RECIPES}/{recipe}', 'recipe.yaml'])}",
+            f"                                    {_shown(['grpo', '--config', 'recipe.yaml'])}",
+            f"  the recipes for larger models     {_shown(['recipes', 'list'])}",
+        ]
+    )
+
+
+def _success(output_dir: Path, adapter: Path | None, sampling: dict[str, Any]) -> dict[str, float]:
+    """Success rates on the held-out questions; those of the untrained model are kept for the next run."""
+    from trl_dataeff.quickstart.evaluate import measure
+
+    kept = FOLDER / "data" / "before.json"
+    if adapter is None and kept.is_file():
+        saved = json.loads(kept.read_text(encoding="utf-8"))
+        if saved["sampling"] == sampling:
+            return saved["success"]
+    description = "Success before training" if adapter is None else "Success after training"
+    rates = measure(MODEL, adapter, HELD_OUT, description, **sampling)
+    if adapter is None:
+        kept.write_text(json.dumps({"sampling": sampling, "success": rates}), encoding="utf-8")
+    return rates
+
+
+def _shown(command: list[str]) -> str:
+    """The command as a user types it here."""
+    found = shutil.which("trl-dataeff")
+    beside = Path(sys.executable).parent / "trl-dataeff"
+    name = "trl-dataeff" if found or not beside.exists() else _relative(beside)
+    return " ".join([name, *command])
+
+
+def _python() -> str:
+    return "python" if shutil.which("python") == sys.executable else _relative(Path(sys.executable))
+
+
+def _relative(path: Path) -> str:
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def _say(text: str) -> None:
+    print(f"\n==> {text}", flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m trl_dataeff.quickstart",
+        description="Fine-tune SmolLM2-135M-Instruct on the CPU, in a few minutes. Everything lies in ./quickstart.",
+        epilog="Every other argument goes to `trl-dataeff grpo`, for instance --max_steps 5.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--recipe", default="dynamic_sampling", help=f"method of {RECIPES}: dynamic_sampling (default) or uniform"
+    )
+    parser.add_argument("--prepare-only", action="store_true", help="make the model and the data, and stop")
+    parser.add_argument(
+        "--no-measuring", action="store_true", help="leave out the held-out questions before and after training"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

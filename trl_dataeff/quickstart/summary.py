@@ -1,0 +1,111 @@
+"""What a run did, in a few lines: from the logs that its last checkpoint keeps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from trl_dataeff.metrics import PREFIX
+
+
+class Run(NamedTuple):
+    """Steps, completions (generated = trained + dropped + waiting for a next step), and success rates of rollouts."""
+
+    steps: int
+    generated: int
+    trained: int
+    dropped: int
+    first_success: float
+    last_success: float
+
+    @property
+    def waiting(self) -> int:
+        return self.generated - self.trained - self.dropped
+
+
+def read_logs(output_dir: str | Path) -> list[dict[str, Any]]:
+    """Return the logs of the newest checkpoint in a run's folder."""
+    states = sorted(Path(output_dir).glob("checkpoint-*/trainer_state.json"), key=lambda path: path.stat().st_mtime)
+    if not states:
+        raise FileNotFoundError(
+            f"{output_dir} has no checkpoint, so there are no logs to sum up. The recipes of the quickstart save one at "
+            "the end (`save_strategy: steps`)."
+        )
+    return json.loads(states[-1].read_text(encoding="utf-8"))["log_history"]
+
+
+def sum_up(logs: list[dict[str, Any]], window: int = 5) -> Run:
+    """
+    Sum up a run.
+
+    Args:
+        logs (`list[dict]`): what the trainer logged, in order.
+        window (`int`, *optional*, defaults to `5`):
+            Logs at the start, and at the end, whose success rates are averaged. Half of the logs if there are fewer
+            than twice as many.
+
+    Returns:
+        [`Run`]: the cumulative counts of the last log, and the two averages.
+    """
+    steps = [log for log in logs if PREFIX + "rollouts_generated" in log]
+    if not steps:
+        raise ValueError(f"None of the {len(logs)} logs has `{PREFIX}rollouts_generated`; was a step trained?")
+    last = steps[-1]
+    rates = [log[PREFIX + "success_rate"] for log in steps if PREFIX + "success_rate" in log]
+    n = max(1, min(window, len(rates) // 2))
+    return Run(
+        steps=last["step"],
+        generated=round(last[PREFIX + "rollouts_generated"]),
+        trained=round(last[PREFIX + "rollouts_trained"]),
+        dropped=round(last.get(PREFIX + "rollouts_discarded", 0)),
+        first_success=_mean(rates[:n]),
+        last_success=_mean(rates[-n:]),
+    )
+
+
+def render(
+    run: Run,
+    seconds: float,
+    model: str | Path,
+    before: dict[str, float] | None,
+    after: dict[str, float] | None,
+    n: int,
+) -> str:
+    """
+    Return the summary as text.
+
+    Args:
+        run ([`Run`]): what was trained.
+        seconds (`float`): the training command took.
+        model (`str` or `Path`): where the adapter lies.
+        before, after (`dict`, *optional*): success rates by task on held-out questions; without them, the rollouts' own.
+        n (`int`): held-out questions.
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    lines = [
+        "",
+        f"Trained {run.steps} steps in {minutes} min {rest:02d} s.",
+        "",
+        f"Rollouts   {run.generated:,} generated",
+        f"           {run.trained:,} kept: trained on",
+        f"           {run.dropped:,} dropped: all answers of the group right, or all wrong, which teaches nothing",
+    ]
+    if run.waiting:
+        lines.append(f"           {run.waiting:,} waiting: kept for a next step that was not reached")
+    lines.append("")
+    if before is None or after is None:
+        lines += [
+            "Success    of the first and of the last rollouts (other questions, so only roughly comparable)",
+            f"           {run.first_success:4.0%} at the start, {run.last_success:.0%} at the end",
+        ]
+    else:
+        lines.append(f"Success    on {n} questions that were not trained on, one sampled answer each")
+        lines.append(f"           {'':10}{'before':>8}{'after':>8}")
+        lines += [f"           {task:10}{before[task]:>8.0%}{after[task]:>8.0%}" for task in before]
+    lines += ["", f"Model      {model}  (a LoRA adapter)"]
+    return "\n".join(lines)
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else float("nan")
