@@ -68,6 +68,52 @@ def test_vllm_correction_is_left_to_trl():
     assert inputs["advantages"] is before
 
 
+def micro_batch(**fields) -> dict:
+    """A replayed row and a fresh one, of three tokens."""
+    return {
+        "advantages": torch.tensor([2.0, -1.0]),
+        "behavior_per_token_logps": torch.tensor([[-1.0, -2.0, -3.0], [NAN, NAN, NAN]]),
+        "completion_mask": torch.tensor([[1, 1, 0], [1, 1, 1]]),
+        "replayed": torch.tensor([True, False]),
+        **fields,
+    }
+
+
+PRESENT = torch.tensor([[-1.5, -1.5, -1.0], [-0.5, -0.6, -0.7]])
+CORRECTION = {"clip": "proximal", "cap": 10.0, "level": "token", "loss_type": "grpo"}
+
+
+def test_the_off_policy_mask_gets_the_policy_that_sampled():
+    """TRL compares `sampling_per_token_logps` with the present policy: for a replayed row that is its own sampler."""
+    inputs = micro_batch()
+    correct_inputs(inputs, PRESENT, **CORRECTION)
+    expected = torch.stack([torch.tensor([-1.0, -2.0, -3.0]), PRESENT[1]])
+    torch.testing.assert_close(inputs["sampling_per_token_logps"], expected)
+
+
+def test_a_sequence_has_one_ratio():
+    inputs = micro_batch()
+    correct_inputs(inputs, PRESENT, **{**CORRECTION, "level": "sequence"})
+    geometric_mean = np.exp(((-1.5 + 1.0) + (-1.5 + 2.0)) / 2)
+    torch.testing.assert_close(inputs["advantages"], torch.tensor([[2.0 * geometric_mean], [-1.0]]).float())
+
+
+def test_vespo_gets_the_ratio_where_it_looks_for_it():
+    """It takes the sum of log ratios over the row without a mask: 1 outside of the completion."""
+    inputs = micro_batch()
+    before = inputs["advantages"]
+    correct_inputs(inputs, PRESENT, **{**CORRECTION, "loss_type": "vespo"})
+    expected = torch.tensor([[-0.5, 0.5, 0.0], [0.0, 0.0, 0.0]]).exp()
+    torch.testing.assert_close(inputs["importance_sampling_ratio"], expected)
+    assert inputs["advantages"] is before
+
+
+def test_tokens_of_a_tool_have_no_ratio():
+    inputs = micro_batch(tool_mask=torch.tensor([[1, 0, 1], [1, 1, 1]]))
+    ratio = correct_inputs(inputs, PRESENT, **CORRECTION)
+    torch.testing.assert_close(ratio[0], torch.tensor([-0.5, 0.0, 0.0]).exp())
+
+
 class Checked(Watched):
     """Computes every micro-batch's loss by hand and compares it with the trainer's."""
 
