@@ -31,7 +31,13 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_resume_gives_the_same_run(case, tmp_path):
-    options = {"dynamic_sampling": True, "rewards": mixed_reward, "save_strategy": "steps", "save_steps": 5, **CASES[case]}
+    options = {
+        "dynamic_sampling": True,
+        "rewards": mixed_reward,
+        "save_strategy": "steps",
+        "save_steps": 5,
+        **CASES[case],
+    }
     whole = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path / "whole", **options)
     resumed = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path / "resumed", train=False, **options)
     step = options["save_steps"]
@@ -117,7 +123,10 @@ def test_nothing_is_pickled(checkpoint):
 
 def test_windows_keep_lists_and_shared_scalars(tmp_path):
     count = torch.tensor(3)
-    batches = [{"x": torch.ones(2, 3), "n": count, "num_images": [1, 2], "none": None}, {"x": torch.zeros(2, 3), "n": count}]
+    batches = [
+        {"x": torch.ones(2, 3), "n": count, "num_images": [1, 2], "none": None},
+        {"x": torch.zeros(2, 3), "n": count},
+    ]
     save_window(tmp_path, 1, batches)
     first, second = load_window(tmp_path, 1, torch.device("cpu"))
     assert torch.equal(first["x"], batches[0]["x"])
