@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import datasets.config
 import pytest
 import torch
 import yaml
@@ -40,6 +41,12 @@ SMALL = """
 @pytest.fixture(scope="module")
 def tiny_path(tmp_path_factory) -> str:
     return save_tiny(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    """Nothing is left in the user's cache."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
 
 
 def stub(task: str, path: Path) -> str:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import datasets.config
 import pytest
 
 from tests.tiny import save_tiny
@@ -21,3 +22,9 @@ def write(tmp_path, monkeypatch):
         return name
 
     return _write
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    """No test reads what another one has loaded, and none leaves anything in the user's cache."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))

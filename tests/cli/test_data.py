@@ -13,13 +13,6 @@ from trl_dataeff.cli.grpo import parse
 ROWS = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(6)]
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    import datasets.config
-
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
-
-
 def load(*args: str):
     return load_data(parse(["--use_cpu", *args]))
 

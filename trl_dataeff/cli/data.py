@@ -146,9 +146,10 @@ def _load_splits(script: DataEfficientGRPOScriptArguments, mixture: DatasetMixtu
             "a mixture under `datasets`."
         )
     source = find_source(script.dataset_name)
-    config = script.dataset_config if source.files is None else None  # a file has no configurations
     try:
-        return load_dataset(source.path, name=config, data_files=source.files, streaming=script.dataset_streaming)
+        return load_dataset(
+            source.path, name=script.dataset_config, data_files=source.files, streaming=script.dataset_streaming
+        )
     except LOADING_ERRORS as error:
         raise _not_loaded(script.dataset_name, source, error) from error
 

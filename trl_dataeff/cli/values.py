@@ -137,8 +137,7 @@ def _fit_union(value: Any, hint: Any) -> Any:
     enums = [member for member in members if _is_enum(member)]
     if enums:
         return fit(value, enums[0])
-    # Text is tried as it is last, so that "1e-6" becomes a number where the field takes a number or text.
-    for member in sorted(members, key=lambda m: m is str):
+    for member in members:
         try:
             return fit(value, member)
         except WrongType:
