@@ -7,7 +7,7 @@ A (family, length) cell is classified by the start's own mean success on `CELL_T
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,7 +34,7 @@ class Pool:
     easy: float
     learnable: float
     dead: float
-    reward: object = exact_match
+    reward: Callable[..., list[float]] = exact_match
     size: int = 512
 
     def counts(self) -> dict[str, int]:
@@ -85,11 +85,15 @@ def draw(rng: np.random.Generator, cells: list[Cell], n: int, taken: set[str]) -
     if n and not cells:
         raise ValueError("The trained start has no cell of a kind that the pool needs; change its noise or its steps.")
     tasks: list[Task] = []
-    while len(tasks) < n:
+    for _ in range(100 * n):
+        if len(tasks) == n:
+            break
         task = make_task(rng, *cells[len(tasks) % len(cells)])
         if task.prompt not in taken:
             taken.add(task.prompt)
             tasks.append(task)
+    if len(tasks) < n:
+        raise ValueError(f"{cells} do not hold {n} different prompts; make the pool smaller.")
     return tasks
 
 

@@ -6,6 +6,7 @@ import itertools
 import multiprocessing
 import os
 import time
+import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -40,7 +41,16 @@ def _progress(spec: RunSpec, row: dict, started: float) -> None:
     )
 
 
+def _quiet() -> None:
+    """No bar for the loading of a tiny model, nothing on how transformers renames its own arguments."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"transformers\.")
+
+
 def _run_one(spec: RunSpec, start: Path, folder: Path) -> str:
+    _quiet()
     file, started = RunFile(folder, spec.name), time.monotonic()
     file.begin()
 

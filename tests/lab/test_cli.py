@@ -31,6 +31,18 @@ def test_run_and_report(tiny_start, tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("tiny_bounds")
+def test_quick_prints_the_ratio_table(tiny_start, tmp_path, capsys, monkeypatch):
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(cli, "QUICK", {"steps": 1, "prompts": 4, "group_size": 4})
+    cli.main(["quick", "--workers", "1", "--cache", str(tiny_start.parent), "--out", str(tmp_path)])
+    text = capsys.readouterr().out
+    assert "| method " in text
+    for method in cli.QUICK_METHODS:
+        assert f"| {method} " in text
+    assert pq.read_table(tmp_path / "results.parquet").num_rows == 3 * 2 * 2
+
+
+@pytest.mark.usefixtures("tiny_bounds")
 def test_pools_are_shown(tiny_start, capsys):
     cli.main(["pools", "--cache", str(tiny_start.parent)])
     text = capsys.readouterr().out

@@ -128,7 +128,14 @@ def test_batches_do_not_change_success(model, tokenizer):
 
 
 def test_kinds_follow_from_success():
-    cells = {("second", 2): 0.99, ("second", 5): 0.4, ("second", 3): 0.9, ("rotate", 14): 0.005, ("rotate", 3): 0.8, ("sum", 3): 0.0}
+    cells = {
+        ("second", 2): 0.99,
+        ("second", 5): 0.4,
+        ("second", 3): 0.9,
+        ("rotate", 14): 0.005,
+        ("rotate", 3): 0.8,
+        ("sum", 3): 0.0,
+    }
     assert pools.classify(cells) == {
         "easy": [("second", 2)],
         "learnable": [("second", 5)],
@@ -154,6 +161,8 @@ def test_a_pool_has_its_shares_and_no_held_out_prompt(name, start, model, tokeni
 def test_a_pool_without_a_kind_says_so():
     with pytest.raises(ValueError, match="no cell of a kind"):
         pools.draw(np.random.default_rng(0), [], 3, set())
+    with pytest.raises(ValueError, match="do not hold 30 different prompts"):
+        pools.draw(np.random.default_rng(0), [("second", 1)], 30, set())
 
 
 def test_rewards_by_hand():
