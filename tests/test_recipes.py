@@ -22,19 +22,20 @@ RECIPES = sorted(ROOT.glob("**/*.yaml"))
 NAMES = [path.relative_to(ROOT).with_suffix("").as_posix() for path in RECIPES]
 each_recipe = pytest.mark.parametrize("path", RECIPES, ids=NAMES)
 
-#: Columns of the published datasets. Every other task has its data made by the package, as `prompt` and `answer`.
+#: Columns of the published datasets. Every other task has its data made by the package, as
+#: conversations in `prompt`, and `answer`.
 COLUMNS = {
     "gsm8k": {"question": "Tom has {i} eggs and buys 2.", "answer": "He has {i} + 2 = {j} eggs.\n#### {j}"},
     "dapo_math": {"prompt": "Find x, if x - 2 = {i}.", "solution": "{j}"},
 }
 MADE = {"prompt": "{i}+2=", "answer": "{j}"}
 #: A step of any recipe in a second on a CPU: 8 completions are two whole groups. A random model never ends in time, so
-#: that what is cut off must count.
+#: that what is cut off must count, and has other layers than the recipe's model.
 SMALL = """
     --use_cpu --bf16 false --fp16 false --dtype float32 --use_vllm false --report_to none --max_steps 1
     --per_device_train_batch_size 8 --gradient_accumulation_steps 1 --num_generations 4 --max_completion_length 6
     --mask_truncated_completions false --save_strategy no --logging_steps 1 --eval_strategy no
-    --gradient_checkpointing false --disable_tqdm true --learning_rate 1e-2
+    --gradient_checkpointing false --disable_tqdm true --learning_rate 1e-2 --lora_target_modules all-linear
 """
 
 
@@ -51,7 +52,9 @@ def own_cache(tmp_path_factory, monkeypatch):
 
 def stub(task: str, path: Path) -> str:
     texts = COLUMNS.get(task, MADE)
-    rows = [{name: text.format(i=i, j=i + 2) for name, text in texts.items()} for i in range(8)]
+    rows: list[dict] = [{name: text.format(i=i, j=i + 2) for name, text in texts.items()} for i in range(8)]
+    if task not in COLUMNS:
+        rows = [{**row, "prompt": [{"role": "user", "content": row["prompt"]}]} for row in rows]
     Dataset.from_list(rows).to_json(path / "train.jsonl")
     return str(path / "train.jsonl")
 
@@ -66,11 +69,13 @@ def test_the_recipes_that_are_promised_exist():
 @each_recipe
 def test_recipe_is_valid_and_named_by_model_task_and_method(path):
     assert problems_of(path) == []
-    model, task, method = path.relative_to(ROOT).with_suffix("").parts
-    values = yaml.safe_load(path.read_text())
-    assert values["model_name_or_path"].rstrip("/").endswith(model)
-    for part in (model, task, method):
-        assert part in values["output_dir"], "two recipes must not write to the same folder"
+    model, _, _ = path.relative_to(ROOT).with_suffix("").parts
+    assert yaml.safe_load(path.read_text())["model_name_or_path"].rstrip("/").endswith(model)
+
+
+def test_no_two_recipes_write_to_the_same_folder():
+    folders = [yaml.safe_load(path.read_text())["output_dir"] for path in RECIPES]
+    assert len(set(folders)) == len(folders)
 
 
 @each_recipe
