@@ -8,36 +8,68 @@ The way of the data, which is also the order of the modules:
                   ^             ^         generates, scores) v
                   +-- history --+------- RolloutLedger <- observe(group)
                                           (ledger.py)
+
+The public names are imported when they are first used: the command answers `--version` without loading torch.
 """
 
+import importlib
+import importlib.metadata
 import warnings
+from typing import TYPE_CHECKING
 
-import trl
 from packaging.version import Version
 
-from trl_dataeff.config import DataEfficientGRPOConfig
-from trl_dataeff.group import RolloutGroup
-from trl_dataeff.pool import PromptPool
-from trl_dataeff.selection import Selector, UniformSelector
-from trl_dataeff.trainer import DataEfficientGRPOTrainer
 from trl_dataeff.version import __version__
 
 
-_TESTED_TRL = ("1.16", "1.17")
-if not Version(_TESTED_TRL[0]) <= Version(Version(trl.__version__).base_version) < Version(_TESTED_TRL[1]):
-    warnings.warn(
-        f"trl_dataeff {__version__} is tested with trl {_TESTED_TRL[0]} and has not been tested with the installed "
-        f"trl {trl.__version__}, whose trainer may differ where this one meets it. Install 'trl>={_TESTED_TRL[0]},"
-        f"<{_TESTED_TRL[1]}', or run this package's tests first.",
-        stacklevel=2,
-    )
+if TYPE_CHECKING:
+    from trl_dataeff.config import DataEfficientGRPOConfig
+    from trl_dataeff.group import RolloutGroup
+    from trl_dataeff.pool import PromptPool
+    from trl_dataeff.selection import GresoSelector, Selector, UniformSelector
+    from trl_dataeff.trainer import DataEfficientGRPOTrainer
 
 __all__ = [
     "DataEfficientGRPOConfig",
     "DataEfficientGRPOTrainer",
+    "GresoSelector",
     "PromptPool",
     "RolloutGroup",
     "Selector",
     "UniformSelector",
     "__version__",
 ]
+
+_HOMES = {
+    "DataEfficientGRPOConfig": "config",
+    "DataEfficientGRPOTrainer": "trainer",
+    "GresoSelector": "selection",
+    "PromptPool": "pool",
+    "RolloutGroup": "group",
+    "Selector": "selection",
+    "UniformSelector": "selection",
+}
+_TESTED_TRL = ("1.16", "1.17")
+
+
+def __getattr__(name: str):
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])
+
+
+def _warn_of_an_untested_trl(installed: str) -> None:
+    if not Version(_TESTED_TRL[0]) <= Version(Version(installed).base_version) < Version(_TESTED_TRL[1]):
+        warnings.warn(
+            f"trl_dataeff {__version__} is tested with trl {_TESTED_TRL[0]} and has not been tested with the "
+            f"installed trl {installed}, whose trainer may differ where this one meets it. Install "
+            f"'trl>={_TESTED_TRL[0]},<{_TESTED_TRL[1]}', or run this package's tests first.",
+            stacklevel=3,
+        )
+
+
+_warn_of_an_untested_trl(importlib.metadata.version("trl"))
