@@ -19,6 +19,14 @@ MODEL = FOLDER / "SmolLM2-135M-Instruct"
 TRAIN = FOLDER / "data" / "train.jsonl"
 HELD_OUT = FOLDER / "data" / "held_out.jsonl"
 
+#: glibc hands large blocks back to the system at once, only to ask for them again; keeping them took a sixth off the
+#: processor time of a step. Other systems ignore these.
+ALLOCATOR = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(2**36),
+    "MALLOC_TOP_PAD_": str(2**28),
+}
+
 
 def main(argv: list[str] | None = None) -> int:
     """Run the quickstart and return its exit code."""
@@ -72,7 +80,9 @@ def train_and_sum_up(recipe: str, overrides: list[str], measured: bool) -> int:
     before = _success(output_dir, None, sampling) if measured else None
     _say(f"Training: {_shown(command)}")
     began = time.monotonic()
-    subprocess.run([sys.executable, "-m", "trl_dataeff.cli.main", *command], check=True)
+    subprocess.run(
+        [sys.executable, "-m", "trl_dataeff.cli.main", *command], check=True, env={**ALLOCATOR, **os.environ}
+    )
     seconds = time.monotonic() - began
     after = _success(output_dir, output_dir, sampling) if measured else None
 

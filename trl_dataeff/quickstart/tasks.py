@@ -42,10 +42,10 @@ PATIENCE = 200
 
 
 def largest(seed: int) -> Iterator[tuple[str, str]]:
-    """The largest of two to four numbers, all of one to three digits."""
+    """The largest of two to four numbers, all of one digit or all of two."""
     rng = random.Random(seed)
     while True:
-        digits = rng.randint(1, 3)
+        digits = rng.randint(1, 2)
         numbers = rng.sample(range(10 ** (digits - 1), 10**digits), rng.randint(2, 4))
         yield f"Largest of {' '.join(map(str, numbers))}?", str(max(numbers))
 
@@ -71,10 +71,10 @@ def sums(seed: int) -> Iterator[tuple[str, str]]:
 
 
 TASKS: dict[str, Task] = {
-    "largest": Task(("Largest of 4 9 2?", "9"), 0.5, largest),
-    "letters": Task(('How many "o" in "book"?', "2"), 0.2, letters),
-    "gcd": Task(("GCD of 12 8?", "4"), 0.15, gcd),
-    "sums": Task(("2 + 6 =", "8"), 0.15, sums),
+    "largest": Task(("Largest of 35 66 30?", "66"), 0.5, largest),
+    "letters": Task(('How many "o" in "book"?', "2"), 0.3, letters),
+    "gcd": Task(("GCD of 12 8?", "4"), 0.1, gcd),
+    "sums": Task(("2 + 6 =", "8"), 0.1, sums),
 }
 
 
