@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from trl import GRPOConfig, GRPOTrainer

@@ -161,7 +161,6 @@ SETTINGS = {
     "misaligned": {"steps_per_generation": 3, "gradient_accumulation_steps": 2},
     "num_iterations": {"num_iterations": 2},
     "several windows a step": {"steps_per_generation": 1, "gradient_accumulation_steps": 3},
-    "mask truncated": {"mask_truncated_completions": True},
     "off-policy mask": {"off_policy_mask_threshold": 0.5},
     "sequence level": {"importance_sampling_level": "sequence", "loss_type": "grpo"},
     "behavior clip": {"replay_clip": "behavior"},
@@ -188,8 +187,51 @@ def test_settings_train_and_replay_their_surplus(setting, tmp_path):
             assert not torch.equal(before[name], parameter), name
     assert all(np.isfinite(loss) for (loss,) in logged(trainer, "loss"))
     assert any(trainer.waiting)
-    if setting != "mask truncated":  # there, hardly a token is trained on
-        assert any(r and r > 0 for (r,) in logged(trainer, "dataeff/replay/ratio_mean"))
+    assert any(r and r > 0 for (r,) in logged(trainer, "dataeff/replay/ratio_mean"))
+
+
+def test_what_was_cut_off_does_not_make_a_group_effective(tmp_path):
+    """With masking, a group can differ in completions that are not trained on alone: it has no gradient."""
+    trainer = dynamic(tmp_path, mask_truncated_completions=True, max_rollout_rounds=8, max_completion_length=12)
+    for collection, batch in zip(trainer.collections, trainer.batches):
+        trained = batch["completion_mask"].sum(dim=1) * batch["advantages"].abs() > 0
+        for group, rows in zip(collection.trained, trained.view(4, 4)):
+            assert group.effective == bool(rows.any())
+    assert any(g.effective for c in trainer.collections for g in c.fresh)
+    assert any(not g.effective and len(np.unique(g.rewards)) > 1 for c in trainer.collections for g in c.fresh)
+
+
+def test_infinite_rewards_are_no_gradient_and_one_warning(tmp_path, caplog_transformers):
+    def infinite_reward(completion_ids, **kwargs):
+        return [float("inf") if sum(ids) % 2 else 1.0 for ids in completion_ids]
+
+    trainer = dynamic(tmp_path, rewards=infinite_reward, max_steps=4, max_rollout_rounds=2)
+    assert not any(np.isinf(g.rewards).any() and g.effective for c in trainer.collections for g in c.fresh)
+    assert len([r for r in caplog_transformers.records if "`infinite_reward` returned an infinite" in r.message]) == 1
+
+
+def test_lengths_are_kept_over_a_logging_interval(tmp_path):
+    trainer = dynamic(tmp_path, logging_steps=4, steps_per_generation=1)
+    for i, (mean,) in enumerate(logged(trainer, "completions/mean_length")):
+        means = [b["completion_mask"].sum(1).float().mean().item() for b in trainer.batches[4 * i : 4 * i + 4]]
+        assert mean == pytest.approx(np.mean(means))
+
+
+def test_a_second_call_of_train_starts_anew_with_the_dataset_that_is_there(tmp_path):
+    trainer = dynamic(tmp_path, max_steps=2)
+    trainer.train_dataset = plain_dataset(12)
+    trainer.collections.clear()
+    trainer.train()
+    assert {g.prompt_id for c in trainer.collections for g in c.fresh} <= set(range(12))
+    generated = sum(4 * len(c.fresh) for c in trainer.collections)
+    assert trainer.ledger.counters.values["rollouts_generated"] == generated
+
+
+def test_prompts_that_a_transform_makes(tmp_path):
+    questions = Dataset.from_dict({"question": plain_dataset()["prompt"]})
+    questions.set_transform(lambda batch: {"prompt": [f"{q}?" for q in batch["question"]]})
+    trainer = dynamic(tmp_path, max_steps=3, trainer={"train_dataset": questions})
+    assert trainer.state.global_step == 3
 
 
 def test_async_weighted_and_silent_rewards(tmp_path):
@@ -248,6 +290,8 @@ def test_tools_are_called_in_rounds_and_not_again(tmp_path):
     assert calls
     assert sum(len(c.fresh) for c in trainer.collections) * 4 >= len(calls) > 0
     assert any(m["role"] == "tool" for m in messages)
+    table = trainer._logs["completion"]  # what the last batch trained on, with the messages of the tool
+    assert any(m["role"] == "tool" for completion in table for m in completion)
     for batch in trainer.batches:  # tokens of the tool are masked
         assert (batch["tool_mask"] * batch["completion_mask"]).sum() < batch["completion_mask"].sum()
 
@@ -267,8 +311,9 @@ def test_rollout_func_fields_reach_the_rewards(tmp_path):
         assert luck == [sum(c) % 2 for c in completion_ids]
         return [float(v) if number(p) % 2 else 0.0 for p, v in zip(prompts, luck)]
 
-    trainer = dynamic(tmp_path, rewards=luck_reward, trainer={"rollout_func": rollout_func})
+    trainer = dynamic(tmp_path, rewards=luck_reward, rollout_margin=2.0, trainer={"rollout_func": rollout_func})
     assert any(c.dropped for c in trainer.collections)
+    assert any(c.surplus for c in trainer.collections)
     for collection, batch in zip(trainer.collections, trainer.batches):
         assert "sampling_per_token_logps" in batch
         for group in collection.surplus:  # the sampler's log-probs are the behaviour policy: no forward for them
@@ -292,8 +337,12 @@ def test_evaluation_touches_nothing(tmp_path):
     assert len(pd.read_parquet(tmp_path / "dataeff" / "groups.parquet")) == rows
 
 
-def test_prompts_with_images_take_one_round_and_say_so(tmp_path, caplog_transformers):
-    rows = [{"prompt": f"{i:02d}", "image": None} for i in range(24)]
+@pytest.mark.parametrize("where", ["column", "message"])
+def test_prompts_with_images_take_one_round_and_say_so(tmp_path, caplog_transformers, where):
+    image = [{"type": "image"}, {"type": "text", "text": "What is it?"}]
+    column = [{"prompt": f"{i:02d}", "image": None} for i in range(24)]
+    message = [{"prompt": [{"role": "user", "content": image}]} for _ in range(24)]
+    rows = {"column": column, "message": message}[where]
     trainer = dynamic(tmp_path, train=False, trainer={"train_dataset": Dataset.from_list(rows)})
     assert trainer._refills is False
     warnings = [r.message for r in caplog_transformers.records if "does not refill" in r.message]

@@ -1,7 +1,9 @@
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -17,6 +19,7 @@ from trl_dataeff.group import (
     classify,
     is_zero_variance,
     pack_groups,
+    teaches_nothing_untruncated,
     total_rewards,
     unpack_groups,
 )
@@ -56,15 +59,32 @@ def kind_of(rewards, weights=(1.0,), reward_range=(0, 1), aggregation="sum_then_
         ([[1, 0], [1, 1]], {"weights": (1, 0), "aggregation": "normalize_then_sum"}, EASY),
         ([-2, -2], {"reward_range": (-2, 3)}, HARD),
         ([3, 3], {"reward_range": (-2, 3)}, EASY),
+        ([0.9, 0.9], {}, HARD),
+        ([0.9, 0.9], {"reward_range": (0, 0.9)}, EASY),  # 0.9 is not the same number in float32
+        ([[0.7, 0.2, 0.1], [0.1, 0.7, 0.2]], {"weights": (1, 1, 1)}, EASY),
+        ([[0.7, 0.8, 0.1], [0.7, 0.9, 0.0]], {"weights": (1, 1, 1), "reward_range": (0, 2)}, HARD),
+        ([[0.7, 0.8, 0.1], [0.7, 0.9, 0.001]], {"weights": (1, 1, 1), "reward_range": (0, 2)}, EFFECTIVE),
+        ([math.inf, 0.0], {}, HARD),  # TRL sets the advantages of such a group to 0
     ],
 )
 def test_kinds(rewards, options, kind):
     assert kind_of(rewards, **options) == kind
 
 
+@given(st.lists(st.tuples(*[st.integers(0, 9)] * 3), min_size=2, max_size=2))
+def test_totals_of_tenths_compare_as_their_exact_sums(rows):
+    rewards = np.array(rows, dtype=np.float32)[None] / np.float32(10)
+    assert is_zero_variance(rewards, np.ones(3))[0] == (sum(rows[0]) == sum(rows[1]))
+
+
+def test_a_group_whose_differing_completions_were_all_cut_off_teaches_nothing():
+    rewards = np.array([[[1], [0], [0.5]]] * 4, dtype=np.float32)
+    truncated = np.array([[1, 1, 0], [1, 0, 0], [1, 1, 1], [0, 0, 0]], dtype=bool)  # the third is at the mean
+    assert teaches_nothing_untruncated(rewards, np.ones(1), truncated).tolist() == [True, False, True, False]
+
+
 def test_totals_are_trls():
     """As in TRL: nansum of the weighted columns, NaN where no function gave a score."""
-    torch = pytest.importorskip("torch")
     rewards = torch.tensor([[1.0, NAN], [0.25, 2.0], [NAN, NAN], [NAN, 3.0]])
     weights = torch.tensor([0.3, 1.7])
     expected = (rewards * weights).nansum(dim=1)
@@ -82,7 +102,7 @@ def test_all_equal_is_at_most_one_distinct_value(values):
 def test_success_rate_is_the_mean_place_in_the_range(rewards, low, width):
     scale = RewardScale.of((low, low + width))
     expected = sum(min(max((r - low) / width, 0), 1) for r in rewards) / len(rewards)
-    assert scale.success_rate(np.array([rewards]))[0] == pytest.approx(expected, abs=1e-9)
+    assert scale.success_rate(np.array([rewards]))[0] == pytest.approx(expected, abs=1e-6)
 
 
 def test_running_range_widens_and_passes_over_what_is_not_finite():
@@ -129,7 +149,6 @@ def test_groups_survive_packing():
         tool_masks=[np.array([1], np.int8), np.array([1, 0], np.int8)],
         sampling_logps=[np.array([-0.5], np.float32), np.array([NAN, -2], np.float32)],
         behavior_logps=[np.array([-0.25], np.float32), np.array([-1, -2], np.float32)],
-        extra={"luck": [1, None]},
         logged={"column": ["a", "b"]},
     )
     rich.rollouts.completions = [[{"role": "assistant", "content": "x"}], [{"role": "assistant", "content": "y"}]]
@@ -143,8 +162,14 @@ def test_groups_survive_packing():
             for x, y in zip(a or [], b or [], strict=True):
                 np.testing.assert_array_equal(x, y)
                 assert x.dtype == y.dtype
-        for name in ("completions", "extra", "logged"):
+        for name in ("completions", "logged"):
             assert getattr(before.rollouts, name) == getattr(after.rollouts, name)
+
+
+def test_logged_numbers_of_numpy_and_torch_survive_as_numbers():
+    group = make_group(logged={"a": [np.float32(0.5), torch.tensor(2)], "b": [np.array([1, 2]), Path("x")]})
+    (after,) = unpack_groups(pack_groups([group]))
+    assert after.rollouts.logged == {"a": [0.5, 2], "b": [[1, 2], "x"]}
 
 
 def test_packing_a_group_held_elsewhere_is_an_error():

@@ -3,6 +3,7 @@ import pytest
 from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from tests.tiny import chat_dataset, plain_dataset
 from trl_dataeff.group import EASY, EFFECTIVE, HARD, RolloutGroup
@@ -55,6 +56,18 @@ def test_state_round_trip_and_mismatch():
         np.testing.assert_array_equal(values, other.state_dict()[name])
     with pytest.raises(ValueError, match="4 prompts does not fit a pool of 5"):
         PromptPool(5).load_state_dict(pool.state_dict())
+
+
+def test_fingerprint_does_not_run_transforms_or_read_addresses():
+    """The stored bytes count: an image has another address each time it is decoded."""
+    picture = Image.new("RGB", (4, 4), "red")
+    rows = Dataset.from_list([{"prompt": [{"role": "user", "content": "x"}], "image": picture}] * 3)
+    assert dataset_fingerprint(rows) == dataset_fingerprint(Dataset.from_list(rows.to_list(), features=rows.features))
+    made = Dataset.from_dict({"question": ["a", "b"]})
+    made.set_transform(lambda batch: {"prompt": [object() for _ in batch["question"]]})
+    other = Dataset.from_dict({"question": ["a", "c"]})
+    assert dataset_fingerprint(made) == dataset_fingerprint(made)
+    assert dataset_fingerprint(made) != dataset_fingerprint(other)
 
 
 def test_fingerprint_knows_prompts_order_and_length():

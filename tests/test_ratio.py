@@ -1,6 +1,7 @@
 """The correction for rollouts of an earlier policy, against the objective written out by hand."""
 
 import inspect
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +11,9 @@ from hypothesis import strategies as st
 from trl import GRPOTrainer
 
 from tests.test_dynamic_sampling import Watched, dynamic
+from tests.test_group import make_group
+from tests.tiny import tiny_model
+from trl_dataeff.replay.behavior import behavior_tensors, keep_behavior_logps
 from trl_dataeff.replay.ratio import behavior_ratio, correct_inputs, ratio_statistics, reduce_ratio_statistics
 
 
@@ -53,21 +57,6 @@ def test_statistics_cover_replayed_tokens_only():
     assert np.isnan(reduce_ratio_statistics(nothing)).all()
 
 
-def test_vllm_correction_is_left_to_trl():
-    """With TRL's own correction on, pi_old / sampler is in the loss already: advantages stay as they are."""
-    inputs = {
-        "advantages": torch.ones(1),
-        "behavior_per_token_logps": torch.tensor([[-1.0, -2.0]]),
-        "completion_mask": torch.ones(1, 2),
-        "old_per_token_logps": torch.tensor([[-0.5, -1.0]]),
-        "importance_sampling_ratio": torch.ones(1, 2),
-        "replayed": torch.tensor([True]),
-    }
-    before = inputs["advantages"]
-    correct_inputs(inputs, torch.zeros(1, 2), clip="proximal", cap=2.0, level="token", loss_type="grpo")
-    assert inputs["advantages"] is before
-
-
 def micro_batch(**fields) -> dict:
     """A replayed row and a fresh one, of three tokens."""
     return {
@@ -96,6 +85,17 @@ def test_a_sequence_has_one_ratio():
     correct_inputs(inputs, PRESENT, **{**CORRECTION, "level": "sequence"})
     geometric_mean = np.exp(((-1.5 + 1.0) + (-1.5 + 2.0)) / 2)
     torch.testing.assert_close(inputs["advantages"], torch.tensor([[2.0 * geometric_mean], [-1.0]]).float())
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (2, 1)])
+def test_with_vllm_replayed_rows_have_our_ratio_and_fresh_rows_trls(shape):
+    """TRL's default masks a whole sequence whose ratio is far off, which would throw a paid rollout away."""
+    inputs = micro_batch(importance_sampling_ratio=torch.full(shape, 0.25))
+    correct_inputs(inputs, PRESENT, **CORRECTION)
+    assert inputs["importance_sampling_ratio"][0].eq(1).all()
+    assert inputs["importance_sampling_ratio"][1].eq(0.25).all()
+    torch.testing.assert_close(inputs["advantages"][0], 2.0 * torch.tensor([-0.5, 0.5, 0.0]).exp())
+    assert inputs["advantages"][1].eq(-1).all()
 
 
 def test_vespo_gets_the_ratio_where_it_looks_for_it():
@@ -154,6 +154,11 @@ class Checked(Watched):
         else:
             w = (logps - old).exp()
             rho = torch.where(known, (old - behavior).exp(), torch.ones(())).clamp(max=args.replay_ratio_cap)
+            if args.importance_sampling_level == "sequence":
+                lengths = mask.sum(1, keepdim=True)
+                w = (((logps - old) * mask).sum(1, keepdim=True) / lengths).exp()
+                drift = torch.where(known, old - behavior, torch.zeros(())) * mask
+                rho = (drift.sum(1, keepdim=True) / lengths).exp().clamp(max=args.replay_ratio_cap)
         if args.loss_type == "cispo":
             per_token = -rho * w.clamp(max=args.epsilon).detach() * advantages * logps
         else:
@@ -184,6 +189,14 @@ def test_loss_and_gradient_by_hand(tmp_path, loss_type, clip, aligned):
     ]
     if clip == "proximal":
         assert max(largest) == pytest.approx(1.1), "the cap was never reached"
+    else:
+        assert max(largest) > 1.1, "this form has no cap"
+
+
+def test_sequence_level_loss_by_hand(tmp_path):
+    options = {"importance_sampling_level": "sequence", "loss_type": "grpo", "learning_rate": 3e-2}
+    trainer = dynamic(tmp_path, trainer_class=Checked, rollout_margin=2.0, steps_per_generation=2, **options)
+    assert trainer.checked >= 2
 
 
 def test_with_a_frozen_policy_the_ratio_is_one_and_the_gradient_that_of_fresh_rows(tmp_path):
@@ -219,3 +232,43 @@ def test_the_loss_reads_advantages_and_old_logps_after_its_forward():
         assert source.count(read) == 1, f"trl's _compute_loss reads {read} {source.count(read)} times, not once"
         assert source.index(read) > forward, f"trl's _compute_loss reads {read} before its forward"
     assert 'inputs.get("importance_sampling_ratio")' in source[forward:], "VESPO no longer takes the ratio from there"
+
+
+class FakeTrainer:
+    """As much of a trainer as `keep_behavior_logps` uses; counts forwards."""
+
+    def __init__(self, rank: int):
+        self.accelerator = SimpleNamespace(process_index=rank, num_processes=2, device=torch.device("cpu"))
+        self.args = SimpleNamespace(per_device_train_batch_size=8, gradient_checkpointing_kwargs=None, use_vllm=False)
+        self.model, self._tokenizer = tiny_model(), SimpleNamespace(pad_token_id=0)
+        self.forwards = 0
+
+    def _get_per_token_logps_and_entropies(self, model, ids, mask, keep, batch_size):
+        self.forwards += 1
+        return -ids[:, -keep:].float(), None, None
+
+
+def test_processes_make_equally_many_forwards_for_their_surplus():
+    """A sharded model's forward is a collective: a process without surplus has to take part."""
+    for rank, expected in ((0, 3), (1, 3)):
+        groups = [make_group(owner=0) for _ in range(3)] + [make_group(owner=1)]
+        for group in groups:
+            if group.owner != rank:
+                group.rollouts = None
+        trainer = FakeTrainer(rank)
+        keep_behavior_logps(trainer, groups, spare=make_group(owner=rank))
+        assert trainer.forwards == expected
+        for group in groups:
+            if group.owner == rank:
+                for logps, tokens in zip(group.rollouts.behavior_logps, group.rollouts.completion_tokens, strict=True):
+                    np.testing.assert_array_equal(logps, -tokens.astype(np.float32))
+
+
+def test_the_samplers_own_logps_come_first():
+    sampled = [np.array([-0.5], np.float32), np.array([-0.5, -0.25], np.float32)]
+    policy = [np.array([-9.0], np.float32), np.array([-9.0, -9.0], np.float32)]
+    carried = make_group(sampling_logps=sampled, behavior_logps=policy)
+    batch = behavior_tensors([make_group(), carried], [carried], torch.zeros(4, 2))
+    assert batch["replayed"].tolist() == [False, False, True, True]
+    np.testing.assert_array_equal(batch["behavior_per_token_logps"][3], [-0.5, -0.25])
+    assert batch["behavior_per_token_logps"][:2].isnan().all()

@@ -42,6 +42,8 @@ def test_collect_keeps_every_group_once_and_fills_the_window(batch, carried, max
         assert not result.surplus
     if carried >= batch:
         assert result.rounds == 0
+    in_order = [g for g in kept + result.fresh if g.effective]
+    assert [id(g) for g in result.surplus] == [id(g) for g in in_order[batch:]]
     assert {id(g) for g in result.fresh_surplus} == {id(g) for g in result.surplus} - {id(g) for g in kept}
 
 
@@ -108,7 +110,6 @@ def test_rollouts_are_cut_by_group():
         tool_mask=[[1], [1, 0], [1], [1]],
         completions=["a", "b", "c", "d"],
         logprobs=[[-1.0], [None, -2.0], [-3.0], [-4.0]],
-        extra={"by_row": [10, 11, 12, 13], "for_all": "same"},
         logged=logged,
     )
     assert first.completions == ["a", "b"]
@@ -117,6 +118,9 @@ def test_rollouts_are_cut_by_group():
     assert np.isnan(first.sampling_logps[1][0])
     assert first.sampling_logps[1][1] == -2.0
     assert [m.tolist() for m in first.tool_masks] == [[1], [1, 0]]
-    assert second.extra == {"by_row": [12, 13], "for_all": ["same", "same"]}
     assert second.logged == {"whole": ["c", "d"]}
-    assert row_value([1], 1) is None
+
+
+def test_fields_of_a_rollout_func_are_by_row_or_for_all():
+    assert [row_value([10, 11], i) for i in range(3)] == [10, 11, None]
+    assert row_value("same", 1) == "same"

@@ -1,6 +1,7 @@
 """Checkpoints: a run that is resumed goes on as if it had never stopped."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -9,13 +10,21 @@ import torch
 from peft import LoraConfig
 
 from tests.test_dynamic_sampling import mixed_reward
-from tests.tiny import logged, plain_dataset, run
+from tests.tiny import even_length_reward, letter_share_reward, logged, plain_dataset, run
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 from trl_dataeff.files import write_atomically
 from trl_dataeff.state import CheckpointError, load_window, save_window
 
 
-NAMES = ("loss", "grad_norm", "reward", "num_tokens", "dataeff/rollouts_generated", "dataeff/effective_ratio")
+NAMES = (
+    "loss",
+    "grad_norm",
+    "reward",
+    "num_tokens",
+    "dataeff/rollouts_generated",
+    "dataeff/effective_ratio",
+    "dataeff/success_rate",
+)
 CASES = {
     "between windows": {},
     "in the middle of a window": {"steps_per_generation": 3, "gradient_accumulation_steps": 2},
@@ -25,6 +34,8 @@ CASES = {
     "a later epoch": {"dynamic_sampling": False, "trainer": {"train_dataset": plain_dataset(7)}},
     "with surplus": {"rollout_margin": 3.0, "steps_per_generation": 2, "save_steps": 4},
     "greso": {"selection": "greso"},
+    "num_iterations, in the middle": {"num_iterations": 2, "steps_per_generation": 2, "save_steps": 7},
+    "continuous rewards": {"rewards": letter_share_reward},
     "lora": {"trainer": {"peft_config": LoraConfig(r=4, target_modules=["q_proj"])}},
 }
 
@@ -46,6 +57,8 @@ def test_resume_gives_the_same_run(case, tmp_path):
     assert logged(resumed, *NAMES) == logged(whole, *NAMES)
     for (name, a), (_, b) in zip(whole.model.named_parameters(), resumed.model.named_parameters(), strict=True):
         assert torch.equal(a, b), name
+    assert resumed.ledger.scale == whole.ledger.scale
+    assert resumed.ledger.windows == whole.ledger.windows
     for name, values in whole.ledger.pool.state_dict().items():
         np.testing.assert_array_equal(values, resumed.ledger.pool.state_dict()[name])
     if case == "with surplus":
@@ -114,6 +127,41 @@ def test_another_format_names_the_version_that_wrote_it(checkpoint):
 
 def test_changing_what_may_be_changed_is_no_mismatch(checkpoint):
     resume(checkpoint, logging_steps=2, max_rollout_rounds=7)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ({}, {"selection": "greso"}, "selector = 'UniformSelector'; it is 'GresoSelector'"),
+        ({"rollout_margin": 3.0}, {"num_generations": 8}, "num_generations = 4; it is 8"),
+        ({"rollout_margin": 3.0}, {"rewards": [mixed_reward, even_length_reward]}, "reward_functions = "),
+        ({"steps_per_generation": 4}, {"steps_per_generation": 8}, "steps_per_generation = 4; it is 8"),
+    ],
+)
+def test_settings_that_the_state_depends_on_are_compared(tmp_path, before, after, message):
+    options = {"dynamic_sampling": True, "rewards": mixed_reward, "save_strategy": "steps", "save_steps": 3, **before}
+    first = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, **{**options, "max_steps": 3})
+    assert first.ledger.carried or "rollout_margin" not in before
+    again = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, train=False, **{**options, **after})
+    with pytest.raises(CheckpointError, match=message):
+        again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+
+
+def test_a_judge_that_is_silent_right_after_a_resume_does_not_end_the_run(checkpoint):
+    resume(checkpoint, rewards=lambda completion_ids, **kwargs: [None] * len(completion_ids))
+
+
+def test_the_state_is_there_when_the_trainer_says_that_a_checkpoint_is_whole(tmp_path, monkeypatch):
+    """What is pushed to the Hub, or copied by another callback, has it."""
+    seen = []
+    written = DataEfficientGRPOTrainer._save_rng_state
+    monkeypatch.setattr(
+        DataEfficientGRPOTrainer,
+        "_save_rng_state",
+        lambda self, folder: (seen.append((Path(folder) / "dataeff" / "state.json").exists()), written(self, folder)),
+    )
+    run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, max_steps=2, save_strategy="steps", save_steps=1)
+    assert seen == [True, True]
 
 
 def test_nothing_is_pickled(checkpoint):

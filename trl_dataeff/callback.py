@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transformers import TrainerCallback
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from trl_dataeff.state import load_state, load_window, save_state, save_window
 
@@ -33,22 +32,24 @@ class SelectionCallback(TrainerCallback):
         if self.trainer.ledger.group_log is not None:
             self.trainer.ledger.group_log.flush(force=True)
 
-    def on_save(self, args, state, control, **kwargs):
-        """Write what decides the next batches into the checkpoint that the Trainer has just written."""
+    def save(self, checkpoint: Path) -> None:
+        """
+        Write what decides the next batches. The trainer calls it before it writes a checkpoint's other files, so that a
+        checkpoint that is complete for the Trainer, pushed to the Hub or seen by other callbacks, has it.
+        """
         trainer = self.trainer
-        checkpoint = Path(trainer._get_output_dir(trial=None)) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
-        half_used = trainer._step % (args.steps_per_generation * trainer.num_iterations) != 0
+        half_used = trainer._step % (trainer.args.steps_per_generation * trainer.num_iterations) != 0
         if half_used:
             save_window(checkpoint, trainer.accelerator.process_index, trainer._buffered_inputs)
         trainer.accelerator.wait_for_everyone()  # what is written last says that the rest is there
         scalars, files = trainer.ledger.state_dict()
-        if trainer.accelerator.is_main_process:
+        if trainer.args.should_save:
             save_state(checkpoint, {"micro_step": trainer._step, "half_used_window": half_used, **scalars}, files)
         if trainer.ledger.group_log is not None:
             trainer.ledger.group_log.flush(force=True)
 
     def load(self, checkpoint: Path) -> None:
-        """Go on from a checkpoint. The Trainer has no callback for this moment: its subclass calls it."""
+        """Go on from a checkpoint. The Trainer has no callback for this moment either."""
         trainer = self.trainer
         scalars, files = load_state(checkpoint)
         trainer.ledger.load_state_dict(scalars, files, trainer.state.global_step, checkpoint)

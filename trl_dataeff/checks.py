@@ -27,7 +27,7 @@ def check_dataset(args: DataEfficientGRPOConfig, dataset: Any, environment_facto
         )
     if not isinstance(dataset, Dataset):
         return  # TRL refuses other types
-    if environment_factory is None and "prompt" not in dataset.column_names:
+    if len(dataset) and environment_factory is None and "prompt" not in dataset[0]:  # a transform may make it
         raise ValueError(
             f"`train_dataset` has no column `prompt`; its columns are {dataset.column_names}. Rename the column that "
             "holds the prompts: `dataset.rename_column('question', 'prompt')`."
@@ -39,6 +39,13 @@ def check_dataset(args: DataEfficientGRPOConfig, dataset: Any, environment_facto
             f"(`generation_batch_size` {args.generation_batch_size} / `num_generations` {args.num_generations}). Use "
             "a larger dataset, or a smaller `per_device_train_batch_size` x `steps_per_generation`."
         )
+
+
+def _has_image(prompt: Any) -> bool:
+    """Whether the messages of a conversational prompt carry an image."""
+    contents = [message["content"] for message in prompt] if isinstance(prompt, list) else []
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return any(part.get("type") == "image" for part in parts)
 
 
 def can_refill(dataset: Any, *, environments: bool, tool_images: bool) -> bool:
@@ -54,7 +61,7 @@ def can_refill(dataset: Any, *, environments: bool, tool_images: bool) -> bool:
     columns = dataset.column_names or []
     if environments:
         obstacle = "prompts that are prepared by an environment"
-    elif "image" in columns or "images" in columns or tool_images:
+    elif "image" in columns or "images" in columns or tool_images or _has_image(dataset[0].get("prompt")):
         obstacle = "prompts or tools with images"
     else:
         return True

@@ -39,7 +39,7 @@ class DataEfficientGRPOConfig(GRPOConfig):
         metadata={
             "help": "How prompts are chosen: 'uniform' (shuffled passes, as `GRPOTrainer`), 'dots' (near the success "
             "rate that teaches most, arXiv 2506.05316), 'greso' (skip prompts that keep giving nothing, arXiv "
-            "2506.02177), 'dots+greso', or 'auto': the best of those that this version has and that fits the dataset."
+            "2506.02177), 'dots+greso', or 'auto': what this version takes if nothing is said, at present 'uniform'."
         },
     )
     dynamic_sampling: bool = field(
@@ -163,7 +163,8 @@ class DataEfficientGRPOConfig(GRPOConfig):
 
     @classmethod
     def from_grpo_config(cls, args: GRPOConfig) -> DataEfficientGRPOConfig:
-        """Return `args` with the defaults of this class for the fields it lacks; `args` itself is left as it is.
+        """Return a copy of `args` with the defaults of this class for the fields it lacks; `args` is left as it is, and
+        what is changed in it afterwards is not seen.
 
         `GRPOConfig.__post_init__` derives fields from one another and cannot run twice, so the object is filled, not
         constructed.

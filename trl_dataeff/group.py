@@ -24,8 +24,7 @@ def total_rewards(rewards: np.ndarray, weights: np.ndarray) -> np.ndarray:
     Weighted sum of the reward functions, as TRL forms it: a function that gave no score (NaN) is left out, and a
     completion that no function scored is NaN (unscorable).
 
-    The sum runs in float64 and is then rounded to float32, so that totals that are equal but for rounding
-    (0.1 + 0.2 and 0.3) compare equal, while totals that one function gave are left as they are.
+    The sum runs in float64 and is then rounded to float32; what one function gave with weight 1 is left as it is.
 
     Args:
         rewards (`np.ndarray` of shape `(..., F)`): one column per reward function, NaN where it gave no score.
@@ -41,12 +40,13 @@ def total_rewards(rewards: np.ndarray, weights: np.ndarray) -> np.ndarray:
     return totals.astype(np.float32)
 
 
-def all_equal(values: np.ndarray) -> np.ndarray:
+def all_equal(values: np.ndarray, tolerance: np.ndarray | float = 0.0) -> np.ndarray:
     """
     Whether the values of each row that are not NaN are all equal; true for rows with fewer than two of them.
 
     Args:
         values (`np.ndarray` of shape `(n, G)`).
+        tolerance (`np.ndarray` of shape `(n,)` or `float`, *optional*, defaults to `0.0`): spread that counts as equal.
 
     Returns:
         `np.ndarray` of shape `(n,)` and dtype bool.
@@ -54,12 +54,15 @@ def all_equal(values: np.ndarray) -> np.ndarray:
     unscored = np.isnan(values)
     low = np.where(unscored, np.inf, values).min(axis=1)
     high = np.where(unscored, -np.inf, values).max(axis=1)
-    return low >= high
+    with np.errstate(invalid="ignore"):  # a row of infinities, or of NaN
+        return (low >= high) | (high - low <= tolerance)
 
 
 def is_zero_variance(rewards: np.ndarray, weights: np.ndarray, aggregation: str = "sum_then_normalize") -> np.ndarray:
     """
-    Whether a group carries no gradient: all of its scorable rewards are equal.
+    Whether a group carries no gradient: all of its scorable rewards are equal. So does a group with an infinite reward,
+    whose advantages TRL sets to 0. Totals of several functions are compared up to the rounding of their sum (four units
+    in the last place of float32), totals of one exactly.
 
     Under TRL's `multi_objective_aggregation="normalize_then_sum"` each function is normalised in the group on its own,
     so there every function with a weight has to give equal rewards; else the weighted totals have to be equal.
@@ -72,10 +75,36 @@ def is_zero_variance(rewards: np.ndarray, weights: np.ndarray, aggregation: str 
     Returns:
         `np.ndarray` of shape `(n,)` and dtype bool.
     """
+    totals = total_rewards(rewards, weights)
+    infinite = np.isinf(totals).any(axis=1)
+    weighted = np.flatnonzero(weights)
     if aggregation == "normalize_then_sum":
-        columns = [all_equal(rewards[:, :, k]) for k in np.flatnonzero(weights)]
-        return np.logical_and.reduce(columns) if columns else np.ones(len(rewards), dtype=bool)
-    return all_equal(total_rewards(rewards, weights))
+        columns = [all_equal(rewards[:, :, k]) for k in weighted]
+        return infinite | np.logical_and.reduce([np.ones(len(rewards), dtype=bool), *columns])
+    tolerance: np.ndarray | float = 0.0
+    if len(weighted) > 1:
+        sizes = total_rewards(np.abs(rewards), np.abs(weights))
+        tolerance = 4 * np.finfo(np.float32).eps * np.where(np.isnan(sizes), 0.0, sizes).max(axis=1)
+    return infinite | all_equal(totals, tolerance)
+
+
+def teaches_nothing_untruncated(rewards: np.ndarray, weights: np.ndarray, truncated: np.ndarray) -> np.ndarray:
+    """
+    Whether all completions that differ from their group's mean reward were cut off, and so are not trained on under
+    `mask_truncated_completions`.
+
+    Args:
+        rewards (`np.ndarray` of shape `(n, G, F)`), weights (`np.ndarray` of shape `(F,)`): see [`is_zero_variance`].
+        truncated (`np.ndarray` of shape `(n, G)` and dtype bool): completions that did not end by themselves.
+
+    Returns:
+        `np.ndarray` of shape `(n,)` and dtype bool.
+    """
+    totals = total_rewards(rewards, weights).astype(np.float64)
+    scored = ~np.isnan(totals)
+    mean = np.where(scored, totals, 0.0).sum(axis=1) / np.maximum(scored.sum(axis=1), 1)
+    teaches = scored & ~truncated & (totals != mean[:, None])
+    return ~teaches.any(axis=1)
 
 
 @dataclass
@@ -93,7 +122,10 @@ class RewardScale:
 
     @classmethod
     def of(cls, reward_range: Sequence[float] | None) -> RewardScale:
-        return cls() if reward_range is None else cls(float(reward_range[0]), float(reward_range[1]), fixed=True)
+        if reward_range is None:
+            return cls()
+        low, high = (float(np.float32(bound)) for bound in reward_range)  # totals are float32, and may lie on a bound
+        return cls(low, high, fixed=True)
 
     def observe(self, totals: np.ndarray) -> None:
         """Widen the range by totals of any shape; NaN and infinite ones are passed over."""
@@ -119,7 +151,7 @@ def classify(zero_variance: np.ndarray, success_rate: np.ndarray) -> np.ndarray:
     Codes of the groups' kinds (see `KINDS`), `(n,)`. A zero-variance group is easy at the top of the reward range and
     hard everywhere else: at the bottom, in the middle, and where no completion could be scored.
     """
-    zero_variance_kind = np.where(success_rate >= 1.0, EASY, HARD)
+    zero_variance_kind = np.where(success_rate >= 1.0 - 1e-6, EASY, HARD)  # but for the rounding of a sum of rewards
     return np.where(zero_variance, zero_variance_kind, EFFECTIVE).astype(np.int8)
 
 
@@ -136,7 +168,6 @@ class Rollouts:
         sampling_logps: the sampler's log-probabilities (vLLM), float32 of shape `(T_i,)`, NaN where it gave none.
         behavior_logps: the policy's log-probabilities when it sampled, float32 of shape `(T_i,)`; set for groups that
             outlive their window.
-        extra: fields that a `rollout_func` added for the reward functions.
         logged: columns that reward functions logged for the completions table.
     """
 
@@ -146,7 +177,6 @@ class Rollouts:
     tool_masks: list[np.ndarray] | None = None
     sampling_logps: list[np.ndarray] | None = None
     behavior_logps: list[np.ndarray] | None = None
-    extra: dict[str, list[Any]] = field(default_factory=dict)
     logged: dict[str, list[Any]] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -199,8 +229,8 @@ _SCALARS = ("prompt_id", "step", "round", "success_rate", "kind", "tokens", "sec
 
 def pack_groups(groups: Sequence[RolloutGroup]) -> dict[str, np.ndarray]:
     """
-    Groups with their rollouts as flat arrays for a safetensors file; the inverse of [`unpack_groups`]. Texts and
-    messages travel as JSON bytes.
+    Groups with their rollouts as flat arrays for a safetensors file; the inverse of [`unpack_groups`]. Texts,
+    messages and logged columns travel as JSON bytes.
     """
     meta: list[dict[str, Any]] = []
     arrays: dict[str, np.ndarray] = {}
@@ -209,7 +239,7 @@ def pack_groups(groups: Sequence[RolloutGroup]) -> dict[str, np.ndarray]:
             raise ValueError(f"Group {i} of {len(groups)} is held by process {group.owner}: gather it before packing.")
         rollouts = group.rollouts
         entry: dict[str, Any] = {name: getattr(group, name) for name in _SCALARS}
-        entry.update(completions=rollouts.completions, extra=rollouts.extra, logged=rollouts.logged)
+        entry.update(completions=rollouts.completions, logged=rollouts.logged)
         entry["lengths"] = [len(tokens) for tokens in rollouts.completion_tokens]
         arrays[f"{i}.rewards"] = np.ascontiguousarray(group.rewards, dtype=np.float32)
         arrays[f"{i}.prompt_tokens"] = rollouts.prompt_tokens.astype(np.int32)
@@ -218,8 +248,13 @@ def pack_groups(groups: Sequence[RolloutGroup]) -> dict[str, np.ndarray]:
             if values is not None:
                 arrays[f"{i}.{name}"] = np.concatenate(values).astype(dtype)
         meta.append(entry)
-    arrays["meta"] = np.frombuffer(json.dumps(meta).encode(), dtype=np.uint8).copy()
+    arrays["meta"] = np.frombuffer(json.dumps(meta, default=_plain).encode(), dtype=np.uint8).copy()
     return arrays
+
+
+def _plain(value: Any) -> Any:
+    """Numbers and arrays of numpy or torch as Python's own; anything else that JSON does not know as its text."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 def unpack_groups(arrays: dict[str, np.ndarray]) -> list[RolloutGroup]:
@@ -231,7 +266,6 @@ def unpack_groups(arrays: dict[str, np.ndarray]) -> list[RolloutGroup]:
         rollouts = Rollouts(
             prompt_tokens=arrays[f"{i}.prompt_tokens"],
             completions=entry["completions"],
-            extra=entry["extra"],
             logged=entry["logged"],
             **lists,
         )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from trl_dataeff.group import (
     classify,
     is_zero_variance,
     pack_groups,
+    teaches_nothing_untruncated,
     total_rewards,
     unpack_groups,
 )
@@ -34,7 +36,7 @@ from trl_dataeff.metrics import Counters
 from trl_dataeff.pool import PromptPool
 from trl_dataeff.rollout import Collection, ZeroVarianceShare, round_size
 from trl_dataeff.selection import Selector
-from trl_dataeff.state import check_fingerprint
+from trl_dataeff.state import check_fingerprint, check_layout
 
 
 logger = logging.get_logger(__name__)
@@ -75,6 +77,7 @@ class RolloutLedger:
         self.counters = Counters()
         self.carried: list[RolloutGroup] = []
         self.windows = 0
+        self._warned: set[str] = set()
         # TRL seeds the sampler of `GRPOTrainer` in the same way
         self.rng = torch.Generator().manual_seed(config.seed)
 
@@ -85,6 +88,7 @@ class RolloutLedger:
         return self.selector.propose(n, self.rng)
 
     def round_size(self, missing: int) -> int:
+        assert self.pool is not None  # rounds are rolled out only where prompts can be chosen
         config = self.config
         return round_size(
             missing,
@@ -94,7 +98,7 @@ class RolloutLedger:
             low=config.rollout_round_min,
             high=config.rollout_round_max,
             multiple=self.world_size,
-            pool=len(self.pool) if self.pool is not None else self.batch_groups,
+            pool=len(self.pool),
         )
 
     def enter_round(
@@ -102,6 +106,7 @@ class RolloutLedger:
         prompt_ids: np.ndarray,
         rewards: np.ndarray,
         lengths: np.ndarray,
+        truncated: np.ndarray,
         *,
         step: int,
         round_index: int,
@@ -114,18 +119,23 @@ class RolloutLedger:
 
         Args:
             prompt_ids (`np.ndarray` of shape `(n,)`): in the order of ranks.
-            rewards (`np.ndarray` of shape `(n * G, F)`), lengths (`np.ndarray` of shape `(n * G,)`): of all processes.
+            rewards (`np.ndarray` of shape `(n * G, F)`): of all processes.
+            lengths (`np.ndarray` of shape `(n * G,)`): tokens of each completion.
+            truncated (`np.ndarray` of shape `(n * G,)`): whether each was cut off.
             step (`int`), round_index (`int`), seconds (`float`): when the round was, and how long it took.
             rank (`int`), rollouts: this process and the rollouts it holds, n / world_size of them (or none).
         """
         n = len(prompt_ids)
-        rewards = np.asarray(rewards, dtype=np.float32).reshape(n, self.group_size, -1)
+        rewards = np.asarray(rewards, dtype=np.float32).reshape(n, self.group_size, len(self.reward_names))
         tokens = np.asarray(lengths).reshape(n, self.group_size).sum(axis=1)
         self._check_rewards(rewards)
         totals = total_rewards(rewards, self.reward_weights)
         self.scale.observe(totals)
         success_rates = self.scale.success_rate(totals)
         zero_variance = is_zero_variance(rewards, self.reward_weights, self.config.multi_objective_aggregation)
+        if self.config.mask_truncated_completions:
+            cut_off = np.asarray(truncated, dtype=bool).reshape(n, self.group_size)
+            zero_variance |= teaches_nothing_untruncated(rewards, self.reward_weights, cut_off)
         kinds = classify(zero_variance, success_rates)
         per_rank = n // self.world_size
         groups = [
@@ -150,10 +160,16 @@ class RolloutLedger:
 
     def _check_rewards(self, rewards: np.ndarray) -> None:
         """A reward function that scores nothing is most likely a mistake: say so before it costs a run."""
+        infinite = np.isinf(rewards).any(axis=(0, 1))
+        if infinite.any():
+            self._warn_once(
+                f"{self._names(infinite)} returned an infinite reward. TRL gives no gradient to a group that holds one, "
+                "so it counts as a group of zero variance."
+            )
         silent = np.isnan(rewards).all(axis=(0, 1))
         if not silent.any() or self.windows:
             return
-        names = ", ".join(f"`{name}`" for name, s in zip(self.reward_names, silent, strict=True) if s)
+        names = self._names(silent)
         count = rewards.shape[0] * rewards.shape[1]
         if silent.all():
             raise ValueError(
@@ -161,19 +177,27 @@ class RolloutLedger:
                 "None or NaN. Check that the columns it reads are in the dataset and hold what it expects; a function "
                 "may return None for completions it does not apply to, but each needs a score from one of them."
             )
-        logger.warning(
+        self._warn_once(
             f"{names} returned only None or NaN for the first {count} completions and has no part in training so far. "
             "Check that the columns it reads are in the dataset."
         )
 
-    def enter_window(self, collection: Collection) -> dict[str, float]:
-        """Close a window: keep its surplus, count, log the groups. Returns the window's metrics."""
+    def _names(self, chosen: np.ndarray) -> str:
+        return ", ".join(f"`{name}`" for name, c in zip(self.reward_names, chosen, strict=True) if c)
+
+    def _warn_once(self, message: str) -> None:
+        if message not in self._warned and self.group_log is not None:  # the main process speaks for all
+            logger.warning(message)
+        self._warned.add(message)
+
+    def enter_window(self, collection: Collection, step: int) -> dict[str, float]:
+        """Close a window at optimizer step `step`: keep its surplus, count, log the groups. Returns its metrics."""
         fresh, replayed = collection.fresh, min(len(self.carried), self.batch_groups)
-        ages = [collection.fresh[0].step - g.step for g in self.carried[:replayed]] if fresh else []
+        ages = [step - group.step for group in self.carried[:replayed]]
         self.carried = collection.surplus
         self.windows += 1
         if self.selector is not None and fresh:
-            self.selector.observe(fresh, fresh[0].step)
+            self.selector.observe(fresh, step)
         self.counters.add(
             rollouts_generated=len(fresh) * self.group_size,
             rollouts_trained=len(collection.trained) * self.group_size,
@@ -217,7 +241,7 @@ class RolloutLedger:
             "reward_scale": [self.scale.low, self.scale.high] if math.isfinite(self.scale.low) else None,
             "dataset_size": len(self.pool) if self.pool is not None else None,
             "fingerprint": self.pool.fingerprint if self.pool is not None else None,
-            "selector": type(self.selector).__name__,
+            "layout": self._layout(),
         }
         arrays = {"rng": self.rng.get_state().numpy()}
         if self.pool is not None:
@@ -226,14 +250,26 @@ class RolloutLedger:
             arrays.update({f"selector.{name}": value for name, value in self.selector.state_dict().items()})
         files = {"arrays": arrays}
         if self.carried:
-            held = all_gather(
-                {i: group.rollouts for i, group in enumerate(self.carried) if group.rollouts is not None}
+            mine = {i: group.rollouts for i, group in enumerate(self.carried) if group.rollouts is not None}
+            rollouts = {i: value for part in all_gather(mine) for i, value in part.items()}
+            files["surplus"] = pack_groups(
+                [replace(group, rollouts=rollouts[i]) for i, group in enumerate(self.carried)]
             )
-            for rank_rollouts in held:
-                for i, rollouts in rank_rollouts.items():
-                    self.carried[i].rollouts = rollouts
-            files["surplus"] = pack_groups(self.carried)
         return scalars, files
+
+    def _layout(self) -> dict[str, Any]:
+        """The settings on which what a checkpoint holds depends."""
+        config = self.config
+        return {
+            "selector": type(self.selector).__name__,
+            "num_generations": config.num_generations,
+            "reward_functions": self.reward_names,
+            "use_vllm": config.use_vllm,
+            "number of processes": self.world_size,
+            "per_device_train_batch_size": config.per_device_train_batch_size,
+            "steps_per_generation": config.steps_per_generation,
+            "num_iterations": config.num_iterations,
+        }
 
     def load_state_dict(
         self, scalars: dict[str, Any], files: dict[str, dict[str, np.ndarray]], step: int, path: Path
@@ -243,6 +279,12 @@ class RolloutLedger:
             check_fingerprint(
                 path, scalars["fingerprint"], self.pool.fingerprint, scalars["dataset_size"], len(self.pool)
             )
+        present, saved = self._layout(), scalars["layout"]
+        check_layout(path, saved, present, ["selector"], "the selection state")
+        if "surplus" in files:
+            check_layout(path, saved, present, ["num_generations", "reward_functions", "use_vllm"], "rollouts")
+        if scalars["half_used_window"]:
+            check_layout(path, saved, present, list(present), "a half-used batch")
         self.counters.values.update(scalars["counters"])
         self.windows = scalars["windows"]
         self.zero_share.zero, self.zero_share.total = scalars["zero_share"]

@@ -97,13 +97,15 @@ class PromptPool:
 
 def dataset_fingerprint(dataset: Dataset) -> str:
     """
-    A short hash of the dataset's length and of the prompts of up to 1024 rows spread over it: the same on every
-    machine, at a cost that does not grow with the dataset.
+    A short hash of the dataset's length and of the prompts of up to 1024 rows spread over it (of whole rows, where a
+    transform makes the prompts): the same on every machine, at a cost that does not grow with the dataset.
     """
     n = len(dataset)
     rows = np.unique(np.linspace(0, n - 1, min(n, _FINGERPRINT_ROWS)).astype(np.int64)) if n else np.array([], int)
-    digest = hashlib.sha256(str(n).encode())
+    stored = dataset.with_format("arrow")  # what is stored: no transform runs, no image is decoded
     if "prompt" in dataset.column_names:
-        for prompt in dataset.select_columns(["prompt"])[rows.tolist()]["prompt"]:
-            digest.update(json.dumps(prompt, sort_keys=True, default=str).encode())
+        stored = stored.select_columns(["prompt"])
+    digest = hashlib.sha256(str(n).encode())
+    for row in stored[rows.tolist()].to_pylist() if n else []:
+        digest.update(json.dumps(row, sort_keys=True, default=str).encode())
     return digest.hexdigest()[:16]

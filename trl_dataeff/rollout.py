@@ -144,7 +144,6 @@ def split_rollouts(
     tool_mask: Sequence[Sequence[int]] | None,
     completions: Sequence,
     logprobs: Sequence[Sequence[float | None]] | None,
-    extra: dict,
     logged: dict[str, list],
 ) -> list[Rollouts]:
     """Cut the outputs of TRL's `_generate` (one entry per completion, G in a row per prompt) into groups."""
@@ -161,7 +160,6 @@ def split_rollouts(
                 sampling_logps=None
                 if logprobs is None
                 else [np.array([np.nan if p is None else p for p in logprobs[i]], dtype=np.float32) for i in rows],
-                extra={name: [row_value(values, i) for i in rows] for name, values in extra.items()},
                 # A column that was not logged once per completion cannot be told apart by completion
                 logged={name: [values[i] for i in rows] for name, values in logged.items() if len(values) == n},
             )
@@ -201,16 +199,14 @@ class Playback:
         return [completion for rollouts in self.rollouts for completion in rollouts.completions]
 
     def rollout_func(self, prompts: list, trainer=None) -> dict:
-        """What TRL's `rollout_func` returns: token ids, the sampler's log-probs, and fields for reward functions."""
+        """What TRL's `rollout_func` returns: token ids, and the sampler's log-probs and tool masks, where there are any."""
         output: dict = {
             "prompt_ids": [r.prompt_tokens.tolist() for r in self.rollouts for _ in range(len(r))],
             "completion_ids": [tokens.tolist() for r in self.rollouts for tokens in r.completion_tokens],
             "logprobs": self._listed("sampling_logps"),
         }
         tool_mask = self._listed("tool_masks")
-        if tool_mask is not None:
-            output["env_mask"] = tool_mask
-        return output | self.by_row("extra")
+        return output if tool_mask is None else output | {"env_mask": tool_mask}
 
     def _listed(self, name: str) -> list[list] | None:
         """The arrays of one field as lists, one per completion; `None` if the groups do not have it."""
@@ -218,10 +214,10 @@ class Playback:
             return None
         return [values.tolist() for r in self.rollouts for values in getattr(r, name)]
 
-    def by_row(self, name: str) -> dict[str, list]:
-        """The columns of `extra` or `logged`, one entry per completion; `None` where a group lacks the column."""
-        columns = dict.fromkeys(column for r in self.rollouts for column in getattr(r, name))
+    @property
+    def logged(self) -> dict[str, list]:
+        """The columns that reward functions logged, one entry per completion; `None` where a group lacks the column."""
+        columns = dict.fromkeys(column for r in self.rollouts for column in r.logged)
         return {
-            column: [v for r in self.rollouts for v in getattr(r, name).get(column, [None] * len(r))]
-            for column in columns
+            column: [v for r in self.rollouts for v in r.logged.get(column, [None] * len(r))] for column in columns
         }

@@ -13,6 +13,7 @@ Each file is written under a temporary name, synced and renamed. Nothing is pick
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,16 @@ def load_state(checkpoint: Path) -> tuple[dict[str, Any], dict[str, dict[str, np
             "earlier checkpoint."
         ) from error
     return scalars, arrays
+
+
+def check_layout(path: Path, saved: dict[str, Any], present: dict[str, Any], names: Sequence[str], what: str) -> None:
+    """Raise [`CheckpointError`] if one of the settings `names`, on which `what` depends, is not what it was."""
+    for name in names:
+        if saved[name] != present[name]:
+            raise CheckpointError(
+                f"{path} holds {what} of a run with {name} = {saved[name]!r}; it is {present[name]!r} now. Resume with "
+                "the former value, or start a new run with this checkpoint's weights as the model."
+            )
 
 
 def check_fingerprint(path: Path, saved: str, present: str, saved_size: int, present_size: int) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import get_config_model_id
 
@@ -36,7 +37,8 @@ from trl_dataeff.state import FOLDER
 class _Recording:
     """What passed through TRL's `_generate` and `_calculate_rewards` in a round of rollouts."""
 
-    lengths: list[int] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)  # of completions, in tokens of the model
+    truncated: list[bool] = field(default_factory=list)
     rewards: torch.Tensor | None = None
     seconds: float = 0.0
 
@@ -52,7 +54,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     - `_generate`, `_calculate_rewards`: note what is rolled out; give back what was rolled out before.
     - `_compute_loss`, `_get_per_token_logps_and_entropies`: the ratio of groups from an earlier window, put in between
       the loss's forward and its use of the advantages.
-    - `_load_optimizer_and_scheduler`: read the selection state of a checkpoint (`SelectionCallback` writes it).
+    - `train`, `_save_checkpoint`, `_load_optimizer_and_scheduler`: start, write and read the selection state.
 
     Args:
         model, reward_funcs, args, train_dataset, ...: see [`~trl.GRPOTrainer`]. `args` may be a
@@ -98,20 +100,27 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         self._loss_inputs: dict[str, Any] | None = None
         super().__init__(*call.args[1:], **call.kwargs)
 
-        selects = isinstance(given.get("train_dataset"), Dataset)
+        self._prompts_are_made_up = given.get("train_dataset") is None  # by an environment; TRL sets placeholders
         self.selection = "uniform" if self.args.selection == "auto" else self.args.selection
         images = self._is_vlm and bool(self.tools)
         self._refills = self.args.dynamic_sampling and can_refill(
             self.train_dataset, environments=self.environment_factories is not None, tool_images=images
         )
         self._seconds: defaultdict[str, float] = defaultdict(float)  # since the last optimizer step
-        self.ledger = self._make_ledger(selects)
+        self.ledger = self._make_ledger()
         self._selection_callback = SelectionCallback(self)
         self.add_callback(self._selection_callback)
 
     __init__.__signature__ = inspect.signature(GRPOTrainer.__init__)  # type: ignore[attr-defined]
 
-    def _make_ledger(self, selects: bool) -> RolloutLedger:
+    def train(self, *args, **kwargs):
+        self.ledger = self._make_ledger()  # as in TRL, a second call starts anew, with the dataset that there is then
+        return super().train(*args, **kwargs)
+
+    def _make_ledger(self) -> RolloutLedger:
+        selects = isinstance(self.train_dataset, Dataset) and not self._prompts_are_made_up
+        if selects:
+            check_dataset(self.args, self.train_dataset, self.environment_factories)
         self._rows_dataset = self.train_dataset
         if selects and self.args.remove_unused_columns:
             self._rows_dataset = self._remove_unused_columns(self.train_dataset, description="training")
@@ -167,7 +176,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             self._playback = Playback(mine, np.concatenate([group.rewards for group in trained]))
             rows = self._rows(np.array([group.prompt_id for group in mine]))
         try:
-            for column, values in self._playback.by_row("logged").items():
+            for column, values in self._playback.logged.items():
                 self._log_completion_extra(column, values)
             batch = super()._generate_and_score_completions(rows)
         finally:
@@ -187,14 +196,22 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         if self.tools:  # TRL prepares these for the rows of its one pass
             self._sync_tool_dicts, self._async_tool_dicts = tool_dicts(self._standalone_tools, len(rows))
         with self._recorded() as recording:
-            prompt_ids, completion_ids, tool_mask, completions, logprobs, extra, _, _ = self._generate(prompts)
+            prompt_ids, completion_ids, tool_mask, completions, logprobs, extra, images, tool_images = self._generate(
+                prompts
+            )
+            if images is not None or any(tool_images):
+                raise ValueError(
+                    "`dynamic_sampling` cannot refill batches with prompts or tools that carry images, and one of these "
+                    "prompts does while the dataset's first does not. Put such prompts into a column `images`, or "
+                    "switch `dynamic_sampling` off."
+                )
             for i, row in enumerate(rows):
                 row.update({name: row_value(values, i) for name, values in extra.items()})
             self._calculate_rewards(rows, prompts, completions, completion_ids)
         logged = dict(self._pending_extra_logs)
         self._pending_extra_logs.clear()
         rollouts = split_rollouts(
-            self.num_generations, prompt_ids, completion_ids, tool_mask, completions, logprobs, extra, logged
+            self.num_generations, prompt_ids, completion_ids, tool_mask, completions, logprobs, logged
         )
         return self._enter_round(ids, recording, round_index, rollouts)
 
@@ -207,6 +224,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         generated = super()._generate(prompts)
         _, completion_ids, tool_mask, *_ = generated
         self._recording.lengths = [len(c) for c in completion_ids] if tool_mask is None else list(map(sum, tool_mask))
+        ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
+        self._recording.truncated = [ids[-1] not in ends for ids in completion_ids]
         self._recording.seconds += time.perf_counter() - started
         return generated
 
@@ -214,6 +233,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         """TRL's own `_generate` on completions that are there already: they enter through its `rollout_func` slot."""
         rollout_func, tools = self.rollout_func, self.tools
         self.rollout_func, self.tools = playback.rollout_func, []
+        if self.use_vllm:
+            self._last_loaded_step = self.state.global_step  # nothing is generated: vLLM needs no new weights
         try:
             # The prompts are tokenized already. As plain text they spare TRL parsing messages that are parsed already
             generated = super()._generate([""] * len(playback.completions))
@@ -262,11 +283,13 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
 
     def _enter_round(self, ids, recording: _Recording, round_index: int, rollouts=()) -> list[RolloutGroup]:
         assert recording.rewards is not None
-        lengths = torch.tensor(recording.lengths, device=self.accelerator.device)
+        per_completion = torch.tensor([recording.lengths, recording.truncated], device=self.accelerator.device).T
+        lengths, truncated = self.accelerator.gather(per_completion.contiguous()).cpu().numpy().T
         return self.ledger.enter_round(
             ids,
             recording.rewards.cpu().numpy(),
-            self.accelerator.gather(lengths).cpu().numpy(),
+            lengths,
+            truncated,
             step=self.state.global_step,
             round_index=round_index,
             seconds=recording.seconds,
@@ -275,7 +298,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         )
 
     def _enter_window(self, collection: Collection) -> None:
-        record(self._metrics["train"], self.ledger.enter_window(collection))
+        record(self._metrics["train"], self.ledger.enter_window(collection, self.state.global_step))
 
     def record_step_time(self, seconds: float) -> None:
         """Log how an optimizer step of `seconds` was spent. Called by `SelectionCallback`."""
@@ -308,6 +331,11 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             mean, largest = reduce_ratio_statistics(self.accelerator.gather(statistics))
             record(self._metrics["train"], {"replay/ratio_mean": mean, "replay/ratio_max": largest})
         return outputs
+
+    def _save_checkpoint(self, model, trial):
+        folder = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        self._selection_callback.save(Path(self._get_output_dir(trial=trial)) / folder)
+        super()._save_checkpoint(model, trial)
 
     def _load_optimizer_and_scheduler(self, checkpoint):
         super()._load_optimizer_and_scheduler(checkpoint)

@@ -37,5 +37,15 @@ METHODS = {
         **OURS,
         options={"selection": "uniform", "dynamic_sampling": True},
     ),
+    "greso": Method(
+        "prompts that keep giving nothing are skipped before they are rolled out",
+        **OURS,
+        options={"selection": "greso"},
+    ),
+    "greso_dynamic": Method(
+        "GRESO as published: skipping, and zero-variance groups dropped and refilled with a margin of 1.25",
+        **OURS,
+        options={"selection": "greso", "dynamic_sampling": True, "rollout_margin": 1.25},
+    ),
     "oracle": Method("GRPOTrainer on the learnable prompts alone: the bound for selection", only=(LEARNABLE,)),
 }

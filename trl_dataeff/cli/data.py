@@ -23,7 +23,7 @@ logger = logging.get_logger(__name__)
 LOADERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
 
 #: What 🤗 Datasets raises for data that it cannot load; `StopIteration` for a .jsonl file without a line.
-LOADING_ERRORS = (OSError, ValueError, DatasetsError, StopIteration)
+LOADING_ERRORS = (OSError, ValueError, TypeError, DatasetsError, StopIteration)
 #: What it says of files without rows.
 NO_DATA = ("corresponds to no data", "pass `features` or at least one example")
 

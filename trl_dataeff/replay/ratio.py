@@ -73,12 +73,14 @@ def correct_inputs(
     # The off-policy sequence mask measures the divergence from the policy that sampled
     sampled_logps = inputs.get("sampling_per_token_logps", old_logps)
     inputs["sampling_per_token_logps"] = torch.where(known, behavior_logps, sampled_logps)
-    if "importance_sampling_ratio" in inputs:
-        return ratio  # vLLM: TRL corrects by pi_old / sampler, and the sampler is the behaviour policy
+    if "importance_sampling_ratio" in inputs:  # vLLM: TRL's pi_old / sampler, over which replayed rows have their own
+        replayed = inputs["replayed"].unsqueeze(1)
+        inputs["importance_sampling_ratio"] = inputs["importance_sampling_ratio"].masked_fill(replayed, 1.0)
     if clip == "behavior":
         inputs["old_per_token_logps"] = torch.where(known, behavior_logps, old_logps)
     elif loss_type == "vespo":
-        inputs["importance_sampling_ratio"] = ratio  # VESPO reshapes the sequence's ratio; this is its slot for rho
+        # VESPO reshapes the sequence's ratio; this is its slot for rho
+        inputs["importance_sampling_ratio"] = ratio * inputs.get("importance_sampling_ratio", 1.0)
     else:
         inputs["advantages"] = inputs["advantages"].unsqueeze(1) * ratio
     return ratio
@@ -88,7 +90,8 @@ def ratio_statistics(ratio: torch.Tensor, inputs: dict) -> torch.Tensor:
     """Sum, count and maximum of `ratio` over the tokens (or sequences) of replayed rows, `(3,)`, to be gathered."""
     chosen = inputs["replayed"].unsqueeze(1).expand_as(ratio)
     if ratio.size(1) > 1:
-        chosen = chosen & inputs["completion_mask"].bool()
+        mask = inputs["completion_mask"]
+        chosen = chosen & (mask * inputs["tool_mask"] if "tool_mask" in inputs else mask).bool()
     values = ratio[chosen]
     largest = values.max() if values.numel() else ratio.new_zeros(())
     return torch.stack([values.sum(), ratio.new_tensor(float(values.numel())), largest]).float()
