@@ -1,4 +1,4 @@
-"""What can be refused before a model is loaded: datasets that a run cannot use."""
+"""What the trainer is given: its configuration resolved, and datasets refused that a run cannot use."""
 
 from __future__ import annotations
 
@@ -6,11 +6,23 @@ from typing import Any
 
 from datasets import Dataset, IterableDataset
 from transformers.utils import logging
+from trl import GRPOConfig
+from trl.trainer.utils import get_config_model_id
 
 from trl_dataeff.config import DataEfficientGRPOConfig
 
 
 logger = logging.get_logger(__name__)
+
+
+def resolve_config(args: Any, model: Any) -> DataEfficientGRPOConfig:
+    """The trainer's configuration from what it was given: ours, a plain `GRPOConfig`, or nothing for the defaults."""
+    if args is None:
+        name = model if isinstance(model, str) else get_config_model_id(model.config)
+        return DataEfficientGRPOConfig(f"{name.split('/')[-1]}-GRPO")
+    if not isinstance(args, GRPOConfig):
+        raise TypeError(f"`args` must be a DataEfficientGRPOConfig or a GRPOConfig, got {type(args).__name__}.")
+    return DataEfficientGRPOConfig.from_grpo_config(args)
 
 
 def check_dataset(args: DataEfficientGRPOConfig, dataset: Any, environment_factory: Any) -> None:
@@ -38,6 +50,15 @@ def check_dataset(args: DataEfficientGRPOConfig, dataset: Any, environment_facto
             f"`train_dataset` has {len(dataset)} prompts, and each batch takes {prompts} different ones "
             f"(`generation_batch_size` {args.generation_batch_size} / `num_generations` {args.num_generations}). Use "
             "a larger dataset, or a smaller `per_device_train_batch_size` x `steps_per_generation`."
+        )
+
+
+def check_no_images(images: Any, tool_images: Any) -> None:
+    """Raise a `ValueError` if a round that was rolled out on its own has images, which would be lost to the loss."""
+    if images is not None or any(tool_images):
+        raise ValueError(
+            "`dynamic_sampling` cannot refill batches with prompts that carry images, and one of these prompts does "
+            "while the dataset's first does not. Put such images into a column `images`, or switch it off."
         )
 
 

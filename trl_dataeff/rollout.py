@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 
 from trl_dataeff.group import RolloutGroup, Rollouts
 
@@ -172,6 +173,31 @@ def row_value(values, i: int):
     if isinstance(values, list):
         return values[i] if i < len(values) else None
     return values
+
+
+@dataclass
+class Recording:
+    """
+    What passed through TRL's `_generate` and `_calculate_rewards` in a round of rollouts.
+
+    Attributes:
+        lengths: tokens of the model in each of this process's completions.
+        truncated: whether each was cut off.
+        rewards: of all processes, `(completions, functions)`.
+        seconds: that the round took.
+    """
+
+    lengths: list[int] = field(default_factory=list)
+    truncated: list[bool] = field(default_factory=list)
+    rewards: torch.Tensor | None = None
+    seconds: float = 0.0
+
+    def note(
+        self, completion_ids: Sequence[Sequence[int]], tool_mask: Sequence[Sequence[int]] | None, ends: set
+    ) -> None:
+        """Enter completions; one that does not end with a token of `ends` was cut off."""
+        self.lengths = [len(ids) for ids in completion_ids] if tool_mask is None else [sum(mask) for mask in tool_mask]
+        self.truncated = [ids[-1] not in ends for ids in completion_ids]
 
 
 def tool_dicts(tools: Sequence[Callable], n: int) -> tuple[list[dict], list[dict]]:

@@ -6,7 +6,6 @@ import inspect
 import time
 from collections import defaultdict
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,10 @@ import numpy as np
 import torch
 from datasets import Dataset
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
-from trl import GRPOConfig, GRPOTrainer
-from trl.trainer.utils import get_config_model_id
+from trl import GRPOTrainer
 
 from trl_dataeff.callback import SelectionCallback
-from trl_dataeff.checks import can_refill, check_dataset
-from trl_dataeff.config import DataEfficientGRPOConfig
+from trl_dataeff.checks import can_refill, check_dataset, check_no_images, resolve_config
 from trl_dataeff.distributed import assign, hand_over
 from trl_dataeff.group import RolloutGroup
 from trl_dataeff.group_log import GroupLog
@@ -28,19 +25,9 @@ from trl_dataeff.metrics import record, rounds_left_out
 from trl_dataeff.pool import PromptPool
 from trl_dataeff.replay.behavior import behavior_tensors, keep_behavior_logps
 from trl_dataeff.replay.ratio import correct_inputs, ratio_statistics, reduce_ratio_statistics
-from trl_dataeff.rollout import Collection, Playback, collect, row_value, split_rollouts, tool_dicts
+from trl_dataeff.rollout import Collection, Playback, Recording, collect, row_value, split_rollouts, tool_dicts
 from trl_dataeff.selection import make_selector
 from trl_dataeff.state import FOLDER
-
-
-@dataclass
-class _Recording:
-    """What passed through TRL's `_generate` and `_calculate_rewards` in a round of rollouts."""
-
-    lengths: list[int] = field(default_factory=list)  # of completions, in tokens of the model
-    truncated: list[bool] = field(default_factory=list)
-    rewards: torch.Tensor | None = None
-    seconds: float = 0.0
 
 
 class DataEfficientGRPOTrainer(GRPOTrainer):
@@ -84,19 +71,11 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     def __init__(self, *args, **kwargs):
         call = inspect.signature(GRPOTrainer.__init__).bind(self, *args, **kwargs)
         given = call.arguments
-        config = given.get("args")
-        if config is None:
-            model = given["model"]
-            name = model if isinstance(model, str) else get_config_model_id(model.config)
-            config = DataEfficientGRPOConfig(f"{name.split('/')[-1]}-GRPO")
-        elif not isinstance(config, GRPOConfig):
-            raise TypeError(f"`args` must be a DataEfficientGRPOConfig or a GRPOConfig, got {type(config).__name__}.")
-        given["args"] = DataEfficientGRPOConfig.from_grpo_config(config)
+        given["args"] = resolve_config(given.get("args"), given["model"])
         check_dataset(given["args"], given.get("train_dataset"), given.get("environment_factory"))
 
-        # TRL asks for batches only once training begins, but callbacks may run before
-        self._recording: _Recording | None = None
-        self._playback: Playback | None = None
+        self._recording: Recording | None = None  # while a round is rolled out
+        self._playback: Playback | None = None  # while what was rolled out goes through TRL's one pass
         self._loss_inputs: dict[str, Any] | None = None
         super().__init__(*call.args[1:], **call.kwargs)
 
@@ -196,15 +175,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         if self.tools:  # TRL prepares these for the rows of its one pass
             self._sync_tool_dicts, self._async_tool_dicts = tool_dicts(self._standalone_tools, len(rows))
         with self._recorded() as recording:
-            prompt_ids, completion_ids, tool_mask, completions, logprobs, extra, images, tool_images = self._generate(
-                prompts
-            )
-            if images is not None or any(tool_images):
-                raise ValueError(
-                    "`dynamic_sampling` cannot refill batches with prompts or tools that carry images, and one of these "
-                    "prompts does while the dataset's first does not. Put such prompts into a column `images`, or "
-                    "switch `dynamic_sampling` off."
-                )
+            prompt_ids, completion_ids, tool_mask, completions, logprobs, extra, *images = self._generate(prompts)
+            check_no_images(*images)
             for i, row in enumerate(rows):
                 row.update({name: row_value(values, i) for name, values in extra.items()})
             self._calculate_rewards(rows, prompts, completions, completion_ids)
@@ -223,23 +195,22 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         started = time.perf_counter()
         generated = super()._generate(prompts)
         _, completion_ids, tool_mask, *_ = generated
-        self._recording.lengths = [len(c) for c in completion_ids] if tool_mask is None else list(map(sum, tool_mask))
-        ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
-        self._recording.truncated = [ids[-1] not in ends for ids in completion_ids]
+        self._recording.note(completion_ids, tool_mask, ends={*self.eos_token_ids, self._tokenizer.pad_token_id})
         self._recording.seconds += time.perf_counter() - started
         return generated
 
     def _play_back(self, playback: Playback):
         """TRL's own `_generate` on completions that are there already: they enter through its `rollout_func` slot."""
-        rollout_func, tools = self.rollout_func, self.tools
-        self.rollout_func, self.tools = playback.rollout_func, []
-        if self.use_vllm:
-            self._last_loaded_step = self.state.global_step  # nothing is generated: vLLM needs no new weights
+        # Nothing is generated: no tool is called, and vLLM needs no new weights
+        present = {"rollout_func": playback.rollout_func, "tools": []}
+        present |= {"_last_loaded_step": self.state.global_step} if self.use_vllm else {}
+        former = {name: getattr(self, name) for name in present}
+        self.__dict__.update(present)
         try:
             # The prompts are tokenized already. As plain text they spare TRL parsing messages that are parsed already
             generated = super()._generate([""] * len(playback.completions))
         finally:
-            self.rollout_func, self.tools = rollout_func, tools
+            self.__dict__.update(former)
         prompt_ids, completion_ids, tool_mask, _, *rest = generated
         return prompt_ids, completion_ids, tool_mask, playback.completions, *rest
 
@@ -267,7 +238,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
 
     @contextmanager
     def _recorded(self):
-        self._recording = recording = _Recording()
+        self._recording = recording = Recording()
         try:
             yield recording
         finally:
@@ -281,7 +252,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         yield
         self._seconds["time/selection_s"] += time.perf_counter() - self._seconds["time/generation_s"] - started
 
-    def _enter_round(self, ids, recording: _Recording, round_index: int, rollouts=()) -> list[RolloutGroup]:
+    def _enter_round(self, ids, recording: Recording, round_index: int, rollouts=()) -> list[RolloutGroup]:
         assert recording.rewards is not None
         per_completion = torch.tensor([recording.lengths, recording.truncated], device=self.accelerator.device).T
         lengths, truncated = self.accelerator.gather(per_completion.contiguous()).cpu().numpy().T
