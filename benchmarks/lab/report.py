@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from .curves import band, on_grid
-from .ratios import HEADER, Curve, Setting, cells, methods_of, ratios
+from .ratios import BASELINE, HEADER, Curve, Setting, cells, methods_of, ratios
 
 
 #: Okabe and Ito's colours, which colour-blind readers can tell apart.
@@ -27,11 +27,12 @@ PANELS = (
 STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:1100px;margin:2em auto;padding:0 1em;color:#222}
 table{border-collapse:collapse;margin:1em 0}td,th{padding:.25em .7em;border-bottom:1px solid #ddd;text-align:right}
 td:first-child,th:first-child{text-align:left}code,pre{background:#f4f4f4;padding:.1em .3em}svg{max-width:100%;height:auto}"""
-NOTES = """<p>Accuracy is on held-out prompts of the learnable families: the chance that a completion sampled at temperature 1 is
-right, computed exactly. <b>Rollouts</b> are all completions generated in training, discarded ones included. Bands are 95 %
-confidence intervals of the mean over seeds (Student's t). <b>To reach</b>: rollouts until the isotonic fit of a run's curve is where
-the uniform run of the same seed ended; <b>ratio</b>: mean over seeds of that, divided by uniform's; the columns after it are the same
-for steps and time. Time excludes evaluation; wall-clock depends on what else the machine did.</p>"""
+NOTES = """<p>Accuracy is on held-out prompts of the learnable families: the chance that a completion sampled at temperature 1
+is right, computed exactly. <b>Rollouts</b> are all completions generated in training, discarded ones included. Bands are
+95 % confidence intervals of the mean over seeds (Student's t); axes end at 2.5 times uniform's end. <b>To reach</b>:
+rollouts until the isotonic fit of a run's curve is where the uniform run of the same seed ended; <b>ratio</b>: that,
+divided by what uniform needed, mean over seeds; the columns after it are the same for steps and time. Time excludes
+evaluation; wall-clock depends on what else the machine did.</p>"""
 
 
 def series(curve: Curve, x: str, y: str) -> tuple[np.ndarray, np.ndarray]:
@@ -65,6 +66,9 @@ def figure(curves: list[Curve]) -> str:
             axis.plot(grid, mean, color=colour, label=f"{method} ({len(points)})", linewidth=1.8)
             axis.fill_between(grid, mean - half, mean + half, color=colour, alpha=0.15, linewidth=0)
         axis.set(xlabel=xlabel, ylabel=ylabel, ylim=(0, 1))
+        ends = [series(c, x, y)[0].max(initial=0) for c in curves if c.method == BASELINE]
+        if ends and max(ends) > 0:
+            axis.set_xlim(right=min(axis.get_xlim()[1], 2.5 * max(ends)))
         axis.grid(alpha=0.25)
     axes.flat[0].legend(frameon=False, title="method (seeds)")
     text = io.StringIO()
