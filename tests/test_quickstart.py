@@ -365,6 +365,12 @@ def test_what_is_there_is_not_made_again(tmp_path, monkeypatch):
     assert quickstart.main(["--prepare-only"]) == 0
 
 
+@pytest.fixture(autouse=True)
+def _environment_stays(monkeypatch):
+    for name in ("HF_HUB_DISABLE_TELEMETRY", "PYTHONWARNINGS"):
+        monkeypatch.setenv(name, "")
+
+
 def test_wrong_input_ends_in_one_message_before_anything_is_measured(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(quickstart, "prepare", lambda: None)

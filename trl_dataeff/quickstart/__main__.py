@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,9 @@ def main(argv: list[str] | None = None) -> int:
     """Run the quickstart and return its exit code."""
     args, overrides = _parser().parse_known_args(argv)
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    # Notices of the libraries to one another are nothing that a newcomer can act on; the command inherits this
+    os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")
+    warnings.simplefilter("ignore", FutureWarning)
     try:
         prepare()
         if args.prepare_only:
