@@ -19,7 +19,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 STAMPS := $(VENV)/.stamps
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-slow lint types format bench-quick clean
+.PHONY: help setup quickstart test test-slow lint types format bench-quick docs clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -49,6 +49,10 @@ format: $(STAMPS)/dev  ## let ruff rewrite the files
 
 bench-quick: $(STAMPS)/dev  ## a small benchmark of the methods against each other
 	$(BIN)/python -m benchmarks.lab quick
+
+docs: $(STAMPS)/dev  ## the documentation as a website, in site/
+	$(PIP) install --quiet --editable ".[docs]"
+	$(BIN)/mkdocs build --strict
 
 clean:  ## remove the environment and every cache; your runs stay
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build site
