@@ -6,8 +6,8 @@ What GRESO saves, on simulated prompts whose success rates drift upward, and wha
 The prompts are simulated; selection, rounds, history and controller are the package's own, driven as the trainer drives
 them. Three methods roll out from the same population until they have the same number of effective groups: uniform,
 dynamic sampling, and GRESO with dynamic sampling. Prints rollouts per effective group, for several numbers of passes
-over the dataset, and exits with 1 if GRESO needs more than half of dynamic sampling's with 70 % dead prompts. The results
-on the lab's language model come from `python -m benchmarks.lab run` (see docs/greso.md).
+over the dataset, and exits with 1 if GRESO needs more than half of dynamic sampling's with 70 % dead prompts. Then prints
+the same for the runs of the lab's language model, from the table that `python -m benchmarks.lab run` wrote.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import torch
 
 from trl_dataeff import DataEfficientGRPOConfig, PromptPool
@@ -29,6 +31,7 @@ from trl_dataeff.selection import make_selector
 G = 8
 BATCH = 16
 LIMIT = 0.5
+LAB = Path(__file__).parent / "results" / "lab" / "first" / "results.parquet"
 
 
 class Population:
@@ -76,7 +79,9 @@ def simulate(n: int, dead: float, drift: float, effective: int, seed: int, **fie
     def roll_out(size: int, round_index: int):
         ids = ledger.propose(size)
         rewards = population.rewards(ids, step).reshape(-1, 1)
-        return ledger.enter_round(ids, rewards, np.ones(size * G), step=step, round_index=round_index, seconds=0.0)
+        return ledger.enter_round(
+            ids, rewards, np.ones(size * G), np.zeros(size * G, bool), step=step, round_index=round_index, seconds=0.0
+        )
 
     while had < effective:
         if ledger.config.dynamic_sampling:
@@ -90,7 +95,7 @@ def simulate(n: int, dead: float, drift: float, effective: int, seed: int, **fie
         else:
             groups = roll_out(BATCH, 0)
             collection = Collection(trained=groups, fresh=groups, rounds=1)
-        ledger.enter_window(collection)
+        ledger.enter_window(collection, step)
         step += 1
         generated += len(collection.fresh) * G
         had += sum(group.effective for group in collection.fresh)
@@ -109,7 +114,7 @@ METHODS = {
 def compare(n: int, dead: float, drift: float, passes: int, seeds: int) -> dict[str, tuple[float, float]]:
     """
     Means over seeds of rollouts per effective group and of the final share of hard groups. The number of effective
-    groups is what uniform selection has after `passes` passes over the living prompts.
+    groups is what `passes` passes over the living prompts can give.
     """
     effective = int(passes * n * (0.9 - dead))
     results = {}
@@ -134,11 +139,18 @@ def time_proposals(n: int = 10_000_000, batch: int = 512) -> float:
     return slowest
 
 
+def lab_rollouts_per_effective_group(path: Path) -> dict[str, float]:
+    """By method of a lab table, whose rows count the groups generated since the row before."""
+    table = pq.read_table(path).group_by("method").aggregate([("groups", "sum"), ("effective_groups", "sum")])
+    return {row["method"]: G * row["groups_sum"] / row["effective_groups_sum"] for row in table.to_pylist()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=int, default=2048)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--drift", type=float, default=2e-4, help="rise of skill per step, in logits")
+    parser.add_argument("--lab", type=Path, default=LAB, help="table of `python -m benchmarks.lab run`")
     options = parser.parse_args()
     torch.set_num_threads(1)
     failed = False
@@ -153,7 +165,10 @@ def main() -> None:
             print(f"{dead:4.1f}  {passes:6d}  {values}   {ratio:15.3f}   {results['GRESO'][1]:10.3f}")
     print("(rollouts per effective group; hard share: of GRESO's last tenth of rollouts, target 0.167)")
     print(f"512 prompts proposed from 10,000,000 on one core: {time_proposals() * 1e3:.1f} ms at most (limit 200)")
-    sys.exit(failed)
+    print(f"\nthe lab's runs in {options.lab}: rollouts per effective group")
+    for name, value in sorted(lab_rollouts_per_effective_group(options.lab).items()):
+        print(f"  {name:14s} {value:8.2f}")
+    sys.exit(int(failed))
 
 
 if __name__ == "__main__":
