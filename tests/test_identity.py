@@ -2,6 +2,7 @@
 
 import random
 
+import numpy as np
 import pytest
 from datasets import Dataset, IterableDataset
 from peft import LoraConfig
@@ -191,9 +192,9 @@ def test_prompts_come_from_the_selector_not_from_the_dataloader(tmp_path):
     dataset = plain_dataset(24)
 
     class Fixed(DataEfficientGRPOTrainer):
-        def _make_ledger(self, selects):
-            ledger = super()._make_ledger(selects)
-            ledger.selector.propose = lambda n, rng: __import__("numpy").array([3, 11])
+        def _make_ledger(self):
+            ledger = super()._make_ledger()
+            ledger.selector.propose = lambda n, rng: np.array([3, 11])
             return ledger
 
     seen = set()
