@@ -145,6 +145,17 @@ def lab_rollouts_per_effective_group(path: Path) -> dict[str, float]:
     return {row["method"]: G * row["groups_sum"] / row["effective_groups_sum"] for row in table.to_pylist()}
 
 
+def lab_accuracy_at(path: Path, rollouts: int) -> dict[str, float]:
+    """By method of a lab table: sampled accuracy after so many rollouts, interpolated in each run, mean over seeds."""
+    runs: dict[tuple[str, int], list[tuple[float, float]]] = {}
+    for row in pq.read_table(path).sort_by("step").to_pylist():
+        runs.setdefault((row["method"], row["seed"]), []).append((row["rollouts"], row["accuracy_sampled"]))
+    values: dict[str, list[float]] = {}
+    for (method, _), points in runs.items():
+        values.setdefault(method, []).append(float(np.interp(rollouts, *zip(*points, strict=True))))
+    return {method: float(np.mean(v)) for method, v in values.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=int, default=2048)
@@ -165,9 +176,10 @@ def main() -> None:
             print(f"{dead:4.1f}  {passes:6d}  {values}   {ratio:15.3f}   {results['GRESO'][1]:10.3f}")
     print("(rollouts per effective group; hard share: of GRESO's last tenth of rollouts, target 0.167)")
     print(f"512 prompts proposed from 10,000,000 on one core: {time_proposals() * 1e3:.1f} ms at most (limit 200)")
-    print(f"\nthe lab's runs in {options.lab}: rollouts per effective group")
+    print("\nthe lab's runs: rollouts per effective group, and accuracy after 12,800 rollouts")
+    accuracy = lab_accuracy_at(options.lab, 12_800)
     for name, value in sorted(lab_rollouts_per_effective_group(options.lab).items()):
-        print(f"  {name:14s} {value:8.2f}")
+        print(f"  {name:14s} {value:8.2f} {accuracy[name]:8.3f}")
     sys.exit(int(failed))
 
 

@@ -35,3 +35,5 @@ def test_figures_in_the_docs_are_those_of_the_committed_tables():
         assert f"| {float(dead):.0%} | {passes} | {uniform} | {dynamic} | {ours} | {ratio} |" in page
     for method, value in greso.lab_rollouts_per_effective_group(greso.LAB).items():
         assert f"{value:.1f}" in page, method
+    for method, value in greso.lab_accuracy_at(greso.LAB, 12_800).items():
+        assert f"{value:.3f}" in page, method
