@@ -30,6 +30,7 @@ def test_overhead_times_each_step_after_the_warm_up(tmp_path):
 
 def test_figures_in_the_docs_are_those_of_the_committed_tables():
     page = (RESULTS.parents[1] / "docs" / "greso.md").read_text()
+    readme = (RESULTS.parents[1] / "README.md").read_text()
     for line in (RESULTS / "greso.txt").read_text().splitlines()[2:8]:
         dead, passes, uniform, dynamic, ours, ratio, _ = line.split()
         assert f"| {float(dead):.0%} | {passes} | {uniform} | {dynamic} | {ours} | {ratio} |" in page
@@ -37,3 +38,5 @@ def test_figures_in_the_docs_are_those_of_the_committed_tables():
         assert f"{value:.1f}" in page, method
     for method, value in greso.lab_accuracy_at(greso.LAB, 12_800).items():
         assert f"{value:.3f}" in page, method
+        if method in ("uniform", "greso", "oracle"):
+            assert f"| {value:.3f} |" in readme, method
