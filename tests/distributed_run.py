@@ -65,6 +65,7 @@ class Watched(DataEfficientGRPOTrainer):
                 "rounds": collection.rounds,
                 "trained": names,
                 "surplus": [group.prompt_id for group in collection.surplus],
+                "replayed": [group.prompt_id for group in collection.replayed],
                 "dropped": [group.prompt_id for group in collection.dropped],
                 "fresh": [group.prompt_id for group in collection.fresh],
                 "rates": np.round([group.success_rate for group in collection.fresh], 9).tolist(),
@@ -92,6 +93,18 @@ def main() -> None:
     whole = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, FOLDER / "whole", **saving)
     resumed = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, FOLDER / "resumed", train=False, **saving)
     resumed.train(resume_from_checkpoint=str(FOLDER / "whole" / "checkpoint-5"))
+    replay = {**saving, "dynamic_sampling": False, "replay_fraction": 0.5, "per_device_train_batch_size": 8}
+    replayed = run(Watched, DataEfficientGRPOConfig, FOLDER / "replay", **replay)
+    again = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, FOLDER / "again", train=False, **replay)
+    again.train(resume_from_checkpoint=str(FOLDER / "replay" / "checkpoint-5"))
+    names = ("loss", "grad_norm", "reward", "dataeff/replay/ratio_mean", "dataeff/rollouts_replayed")
+    report["replay"] = {
+        "decisions": replayed.decisions,
+        "windows": replayed.windows,
+        "stored": [[g.prompt_id, g.owner, g.rollouts is not None] for g in replayed.ledger.buffer.groups],
+        "logs": logged(replayed, *names),
+        "resumed": logged(again, *names),
+    }
     report["uninterrupted"] = logged(whole, "loss", "grad_norm", "reward", "num_tokens")
     report["resumed"] = logged(resumed, "loss", "grad_norm", "reward", "num_tokens")
     rank = trainer.accelerator.process_index

@@ -157,5 +157,3 @@ class TestPlainConfig:
 def test_what_this_version_lacks_is_said():
     with pytest.raises(ValueError, match="not part of this version"):
         DataEfficientGRPOConfig("out", **BASE, selection="dots")
-    with pytest.raises(ValueError, match="not part of this version"):
-        DataEfficientGRPOConfig("out", **BASE, replay_fraction=0.5)

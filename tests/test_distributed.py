@@ -98,3 +98,24 @@ def test_surplus_is_trained_on_with_its_ratio(two_processes):
 def test_resume_on_two_processes_gives_the_same_losses(two_processes):
     for report in two_processes:
         assert report["resumed"] == report["uninterrupted"]
+
+
+def test_replay_on_two_processes(two_processes):
+    """Both hold the same buffer, each the rollouts that it owns; sampled groups are spread evenly, with their ratio."""
+    first, second = (report["replay"] for report in two_processes)
+    assert first["decisions"] == second["decisions"]
+    assert [len(d["replayed"]) for d in first["decisions"]][-3:] == [4, 4, 4]
+    assert all(not set(d["replayed"]) & set(d["fresh"]) for d in first["decisions"])
+    assert any(d["moved"] for d in first["decisions"]), "no group was handed over"
+    assert [row[:2] for row in first["stored"]] == [row[:2] for row in second["stored"]]
+    for rank, report in enumerate((first, second)):
+        assert all(held == (owner == rank) for _, owner, held in report["stored"])
+        assert any(row[3] for row in report["logs"])
+    for decision, a, b in zip(first["decisions"], first["windows"], second["windows"], strict=True):
+        assert sum(a["replayed"] + b["replayed"]) == 4 * len(decision["replayed"])
+        assert sorted(a["prompts"][::4] + b["prompts"][::4]) == sorted(decision["trained"])
+
+
+def test_replay_resumes_on_two_processes(two_processes):
+    for report in two_processes:
+        assert report["replay"]["resumed"] == report["replay"]["logs"]

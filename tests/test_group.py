@@ -122,12 +122,13 @@ def test_a_given_range_stays():
 
 
 def make_group(prompt_id=3, g=2, **fields) -> RolloutGroup:
-    rollouts = Rollouts(
-        prompt_tokens=np.array([5, 6, 7], dtype=np.int32),
-        completion_tokens=[np.arange(i + 1, dtype=np.int32) for i in range(g)],
-        completions=[f"text {i} ä" for i in range(g)],
-        **{name: fields.pop(name) for name in list(fields) if name in Rollouts.__dataclass_fields__},
-    )
+    parts = {
+        "prompt_tokens": np.array([5, 6, 7], dtype=np.int32),
+        "completion_tokens": [np.arange(i + 1, dtype=np.int32) for i in range(g)],
+        "completions": [f"text {i} ä" for i in range(g)],
+    }
+    parts.update({name: fields.pop(name) for name in list(fields) if name in Rollouts.__dataclass_fields__})
+    rollouts = Rollouts(**parts)
     values = {
         "prompt_id": prompt_id,
         "step": 4,
@@ -135,7 +136,8 @@ def make_group(prompt_id=3, g=2, **fields) -> RolloutGroup:
         "rewards": np.array([[0.5], [NAN]], dtype=np.float32)[:g],
         "success_rate": 0.5,
         "kind": EFFECTIVE,
-        "tokens": 3,
+        "lengths": np.arange(1, g + 1, dtype=np.int32),
+        "truncated": np.arange(g) % 2 == 1,
         "seconds": 0.1,
         "owner": 1,
     }
@@ -153,9 +155,11 @@ def test_groups_survive_packing():
     )
     rich.rollouts.completions = [[{"role": "assistant", "content": "x"}], [{"role": "assistant", "content": "y"}]]
     for before, after in zip([plain, rich], unpack_groups(pack_groups([plain, rich])), strict=True):
-        for name in ("prompt_id", "step", "round", "success_rate", "kind", "tokens", "seconds", "owner"):
+        for name in ("prompt_id", "step", "round", "success_rate", "kind", "seconds", "owner"):
             assert getattr(before, name) == getattr(after, name)
-        np.testing.assert_array_equal(before.rewards, after.rewards)
+        for name in ("rewards", "lengths", "truncated"):
+            np.testing.assert_array_equal(getattr(before, name), getattr(after, name))
+            assert getattr(before, name).dtype == getattr(after, name).dtype
         for name in ("completion_tokens", "tool_masks", "sampling_logps", "behavior_logps"):
             a, b = getattr(before.rollouts, name), getattr(after.rollouts, name)
             assert (a is None) == (b is None)

@@ -18,6 +18,7 @@ def test_the_table_is_what_is_logged(tmp_path):
         dynamic_sampling=True,
         rollout_margin=2.0,
         selection="greso",
+        replay_fraction=0.5,
     )
     logged = {name for log in trainer.state.log_history for name in log if name.startswith(PREFIX)}
     assert logged == {PREFIX + name for name in METRICS}

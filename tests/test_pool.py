@@ -11,7 +11,7 @@ from trl_dataeff.pool import PromptPool, dataset_fingerprint
 
 
 def visit(prompt_id: int, kind: int, step: int, rate: float = 0.5) -> RolloutGroup:
-    return RolloutGroup(prompt_id, step, 0, np.zeros((2, 1)), rate, kind, 0, 0.0)
+    return RolloutGroup(prompt_id, step, 0, np.zeros((2, 1)), rate, kind, np.array([3, 4]), np.zeros(2, bool), 0.0)
 
 
 @given(

@@ -1,6 +1,7 @@
 """The correction for rollouts of an earlier policy, against the objective written out by hand."""
 
 import inspect
+import itertools
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,8 +13,9 @@ from trl import GRPOTrainer
 
 from tests.test_dynamic_sampling import Watched, dynamic
 from tests.test_group import make_group
-from tests.tiny import tiny_model
+from tests.tiny import even_length_reward, save_tiny, tiny_model
 from trl_dataeff.replay.behavior import behavior_tensors, keep_behavior_logps
+from trl_dataeff.replay.kl import missing_kl, token_scale
 from trl_dataeff.replay.ratio import behavior_ratio, correct_inputs, ratio_statistics, reduce_ratio_statistics
 
 
@@ -159,12 +161,17 @@ class Checked(Watched):
                 w = (((logps - old) * mask).sum(1, keepdim=True) / lengths).exp()
                 drift = torch.where(known, old - behavior, torch.zeros(())) * mask
                 rho = (drift.sum(1, keepdim=True) / lengths).exp().clamp(max=args.replay_ratio_cap)
+        if args.beta:
+            reference = inputs["ref_per_token_logps"]
+            kl = (reference - logps).exp() - (reference - logps) - 1
+            # use_bias_correction_kl: by the whole ratio to the policy that sampled, pi_theta / pi_behavior
+            kl = args.beta * kl * (rho * w if args.use_bias_correction_kl else 1.0)
         if args.loss_type == "cispo":
             per_token = -rho * w.clamp(max=args.epsilon).detach() * advantages * logps
         else:
             clipped = w.clamp(1 - args.epsilon, 1 + args.epsilon)
             per_token = -rho * torch.min(w * advantages, clipped * advantages)
-        per_token = per_token * mask
+        per_token = (per_token + (kl if args.beta else 0.0)) * mask
         accumulation = self.current_gradient_accumulation_steps
         if args.loss_type == "grpo":
             return (per_token.sum(1) / mask.sum(1)).mean() / accumulation
@@ -175,14 +182,19 @@ class Checked(Watched):
         return per_token.sum() / (inputs["num_items_in_batch"] * accumulation / args.steps_per_generation)
 
 
+REPLAY = {"dynamic_sampling": False, "replay_fraction": 0.5, "rewards": even_length_reward}
+
+
 @pytest.mark.parametrize("clip", ["proximal", "behavior"])
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo", "bnpo", "cispo"])
 @pytest.mark.parametrize("aligned", [True, False])
-def test_loss_and_gradient_by_hand(tmp_path, loss_type, clip, aligned):
+@pytest.mark.parametrize("kind", ["replayed", "carried over"])
+def test_loss_and_gradient_by_hand(tmp_path, loss_type, clip, aligned, kind):
     """Aligned: pi_old is the loss's own forward. Misaligned: TRL has put it into the batch."""
     windows = {"steps_per_generation": 1} if aligned else {"steps_per_generation": 2}
+    windows |= REPLAY if kind == "replayed" else {"rollout_margin": 2.0}
     options = {"replay_clip": clip, "loss_type": loss_type, "replay_ratio_cap": 1.1, "learning_rate": 3e-2, **windows}
-    trainer = dynamic(tmp_path, trainer_class=Checked, rollout_margin=2.0, **options)
+    trainer = dynamic(tmp_path, trainer_class=Checked, **options)
     assert trainer.checked >= 2
     largest = [
         log["dataeff/replay/ratio_max"] for log in trainer.state.log_history if "dataeff/replay/ratio_max" in log
@@ -199,7 +211,26 @@ def test_sequence_level_loss_by_hand(tmp_path):
     assert trainer.checked >= 2
 
 
-def test_with_a_frozen_policy_the_ratio_is_one_and_the_gradient_that_of_fresh_rows(tmp_path):
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"loss_type": loss, "replay_clip": clip, "use_bias_correction_kl": corrected}
+        for clip in ("proximal", "behavior")
+        for loss in ("grpo", "dapo", "dr_grpo", "bnpo", "cispo")
+        for corrected in (True, False)
+        if corrected or loss == "dapo"
+    ]
+    + [{"loss_type": "grpo", "importance_sampling_level": "sequence", "replay_ratio_cap": 10.0}],
+)
+def test_loss_with_a_kl_term_by_hand(tmp_path, options):
+    model = {"trainer": {"model": save_tiny(tmp_path / "model")}}  # the reference model is loaded by its path
+    options = {"replay_ratio_cap": 1.1, "learning_rate": 3e-2, "beta": 0.3, **options}
+    trainer = dynamic(tmp_path / "run", trainer_class=Checked, **REPLAY, **options, **model)
+    assert trainer.checked >= 2
+
+
+@pytest.mark.parametrize("options", [REPLAY, {}, REPLAY | {"steps_per_generation": 1}])
+def test_with_a_frozen_policy_the_ratio_is_one_and_the_gradient_that_of_fresh_rows(tmp_path, options):
     gradients = []
 
     class Compared(Watched):
@@ -212,7 +243,7 @@ def test_with_a_frozen_policy_the_ratio_is_one_and_the_gradient_that_of_fresh_ro
                 gradients.append([torch.autograd.grad(value, weights, retain_graph=True)[0] for value in both])
             return loss
 
-    trainer = dynamic(tmp_path, trainer_class=Compared, learning_rate=0.0)
+    trainer = dynamic(tmp_path, trainer_class=Compared, learning_rate=0.0, **options)
     ratios = [log for log in trainer.state.log_history if log.get("dataeff/replay/ratio_max")]
     assert ratios
     for log in ratios:
@@ -272,3 +303,101 @@ def test_the_samplers_own_logps_come_first():
     assert batch["replayed"].tolist() == [False, False, True, True]
     np.testing.assert_array_equal(batch["behavior_per_token_logps"][3], [-0.5, -0.25])
     assert batch["behavior_per_token_logps"][:2].isnan().all()
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo", "bnpo", "cispo", "sapo", "vespo", "luspo"])
+def test_scale_of_a_token_is_trls(tmp_path, loss_type):
+    """Without advantages TRL's loss is its KL term alone, which tells by how much it counts each token."""
+    seen = []
+
+    class NoAdvantages(Watched):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            for parameter in self.model.parameters():
+                parameter.data.mul_(1.1)  # away from the reference
+
+        def _compute_loss(self, model, inputs):
+            silent = {**inputs, "advantages": torch.zeros_like(inputs["advantages"])}
+            silent.pop("replayed", None)
+            loss = super()._compute_loss(model, silent)
+            scale = token_scale(
+                inputs["completion_mask"],
+                loss_type,
+                num_items=inputs["num_items_in_batch"],
+                num_processes=1,
+                max_completion_length=self.max_completion_length,
+                accumulation_steps=self.current_gradient_accumulation_steps,
+                steps_per_generation=self.args.steps_per_generation,
+            )
+            with torch.no_grad():
+                ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+                attention = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+                logps, _, _ = self._get_per_token_logps_and_entropies(model, ids, attention, scale.size(1))
+                # twice the ratio: what is missing is once the whole term
+                ratio = torch.full_like(logps, 2.0)
+                expected = self.beta * missing_kl(inputs, logps, ratio, level="token", scale=scale)
+            seen.append((loss.item(), expected.item()))
+            return loss
+
+    options = {"loss_type": loss_type, "beta": 1.0, "gradient_accumulation_steps": 2, "steps_per_generation": 3}
+    options |= {"trainer": {"model": save_tiny(tmp_path / "model")}, "max_steps": 6, "learning_rate": 1e-2}
+    dynamic(tmp_path / "run", trainer_class=NoAdvantages, **REPLAY, **options)
+    assert sum(value > 1e-4 for _, value in seen) >= 4
+    for loss, expected in seen:
+        assert loss == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+class Bandit(torch.nn.Module):
+    """Two arms, and completions of one token: the policy is a vector of two logits."""
+
+    def __init__(self, logits):
+        super().__init__()
+        self.logits = torch.nn.Parameter(torch.tensor(logits))
+
+    def forward(self, input_ids, **kwargs):
+        log_probs = self.logits.log_softmax(0)[input_ids]
+        return SimpleNamespace(log_probs=log_probs, entropy=torch.zeros_like(log_probs))
+
+
+REWARDS = torch.tensor([0.2, 1.0])
+
+
+def expected_gradient(trainer, present, sampler, *, corrected: bool) -> torch.Tensor:
+    """The gradient of the trainer's loss, summed over all groups of four that `sampler` can give, by probability."""
+    behavior, total = torch.tensor(sampler).log_softmax(0), torch.zeros(2)
+    for arms in itertools.product((0, 1), repeat=4):
+        ids = torch.tensor(arms)[:, None]
+        rewards = REWARDS[ids[:, 0]]
+        inputs = {
+            "prompt_ids": torch.zeros(4, 1, dtype=torch.long),
+            "prompt_mask": torch.ones(4, 1, dtype=torch.long),
+            "completion_ids": ids,
+            "completion_mask": torch.ones(4, 1, dtype=torch.long),
+            "advantages": rewards - rewards.mean(),
+            "num_items_in_batch": torch.tensor(4),
+        }
+        if corrected:
+            inputs |= {"replayed": torch.ones(4, dtype=torch.bool), "behavior_per_token_logps": behavior[ids]}
+        policy = Bandit(present)
+        trainer._compute_loss(policy, inputs).backward()
+        total += behavior[list(arms)].sum().exp() * policy.logits.grad
+    return total
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "bnpo", "dr_grpo", "cispo"])
+def test_the_replayed_gradient_is_unbiased_and_without_the_ratio_it_is_not(tmp_path, loss_type):
+    """All groups are enumerated, so there is no sampling error. Without normalisation, cap and clip it is exact."""
+    options = {"replay_ratio_cap": 1e6, "max_completion_length": 1, "steps_per_generation": 1, "train": False}
+    trainer = dynamic(tmp_path, **REPLAY, loss_type=loss_type, epsilon=1e6, **options)
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    present, sampler = [0.3, -0.2], [-0.6, 0.9]
+    on_policy = expected_gradient(trainer, present, present, corrected=False)
+    replayed = expected_gradient(trainer, present, sampler, corrected=True)
+    uncorrected = expected_gradient(trainer, present, sampler, corrected=False)
+    torch.testing.assert_close(replayed, on_policy, rtol=1e-5, atol=1e-7)
+    assert (uncorrected - on_policy).abs().max() > 0.1 * on_policy.abs().max()
+    # and it is that of the expected reward: p0 p1 (r0 - r1), by the logit of the first arm; 1 - 1/G is the group's own mean
+    p = torch.tensor(present).softmax(0)
+    by_hand = -(1 - 1 / 4) * p[0] * p[1] * (REWARDS[0] - REWARDS[1])
+    assert on_policy[0].item() == pytest.approx(by_hand.item(), rel=1e-4)

@@ -1,14 +1,17 @@
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.test_pool import visit
 from trl_dataeff.group import EFFECTIVE, HARD, RolloutGroup
+from trl_dataeff.replay.buffer import ReplayBuffer
 from trl_dataeff.rollout import ZeroVarianceShare, collect, round_size, row_value, split_rollouts
 
 
-def group(effective: bool) -> RolloutGroup:
-    return RolloutGroup(0, 0, 0, np.zeros((2, 1)), 0.5, EFFECTIVE if effective else HARD, 0, 0.0)
+def group(effective: bool, prompt_id: int = 0) -> RolloutGroup:
+    return visit(prompt_id, EFFECTIVE if effective else HARD, step=0)
 
 
 @given(
@@ -45,6 +48,53 @@ def test_collect_keeps_every_group_once_and_fills_the_window(batch, carried, max
     in_order = [g for g in kept + result.fresh if g.effective]
     assert [id(g) for g in result.surplus] == [id(g) for g in in_order[batch:]]
     assert {id(g) for g in result.fresh_surplus} == {id(g) for g in result.surplus} - {id(g) for g in kept}
+
+
+@given(
+    batch=st.integers(1, 8),
+    share=st.integers(0, 7),
+    buffered=st.sets(st.integers(0, 12)),
+    max_rounds=st.sampled_from([None, 1, 3]),
+    draws=st.lists(st.tuples(st.booleans(), st.integers(0, 12)), max_size=60),
+)
+def test_a_window_with_replay(batch, share, buffered, max_rounds, draws):
+    """Whatever the rounds give: the window is full, no prompt is fresh and replayed, and no group is lost."""
+    share = min(share, batch - 1)
+    buffer, draws, sizes = ReplayBuffer(99), iter(draws), []
+    stored = [group(True, i) for i in sorted(buffered)]
+    buffer.add(stored)
+
+    def roll_out(n, round_index):
+        sizes.append(n)
+        return [group(*next(draws, (False, 20 + i))) for i in range(n)]
+
+    result = collect(
+        roll_out,
+        lambda missing: missing,
+        batch_groups=batch,
+        max_rounds=max_rounds,
+        buffer=buffer,
+        replay_groups=share,
+        rng=torch.Generator().manual_seed(0),
+    )
+    assert len(result.trained) == batch
+    assert sizes[0] == batch - min(share, len(buffered))
+    everything = [id(g) for g in result.trained + result.surplus + result.dropped]
+    assert sorted(everything) == sorted(id(g) for g in result.fresh + result.replayed)
+    fresh, replayed = [g.prompt_id for g in result.fresh], [g.prompt_id for g in result.replayed]
+    assert len(set(replayed)) == len(replayed)
+    assert not set(fresh) & set(replayed)
+    assert {id(g) for g in result.replayed} <= {id(g) for g in stored}
+    assert {id(g) for g in result.stale} == {id(g) for g in result.replayed}
+    assert {id(g) for g in result.fresh_trained} == {id(g) for g in result.trained} - {id(g) for g in stored}
+    if max_rounds is None:
+        assert not result.dropped
+        assert not result.padded
+        assert len(replayed) <= share
+    if len(replayed) > share:  # only where rounds ran out
+        assert result.rounds >= max_rounds
+    if result.padded:  # only when nothing else was left
+        assert len(replayed) == len(set(buffered) - set(fresh))
 
 
 def test_no_round_follows_a_full_window():

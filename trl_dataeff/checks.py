@@ -10,6 +10,7 @@ from trl import GRPOConfig
 from trl.trainer.utils import get_config_model_id
 
 from trl_dataeff.config import DataEfficientGRPOConfig
+from trl_dataeff.replay.buffer import replay_groups
 
 
 logger = logging.get_logger(__name__)
@@ -57,8 +58,8 @@ def check_no_images(images: Any, tool_images: Any) -> None:
     """Raise a `ValueError` if a round that was rolled out on its own has images, which would be lost to the loss."""
     if images is not None or any(tool_images):
         raise ValueError(
-            "`dynamic_sampling` cannot refill batches with prompts that carry images, and one of these prompts does "
-            "while the dataset's first does not. Put such images into a column `images`, or switch it off."
+            "`dynamic_sampling` and `replay_fraction` cannot be used with prompts that carry images, and one of these "
+            "prompts does while the dataset's first does not. Put such images into a column `images`, or switch both off."
         )
 
 
@@ -69,25 +70,40 @@ def _has_image(prompt: Any) -> bool:
     return any(part.get("type") == "image" for part in parts)
 
 
-def can_refill(dataset: Any, *, environments: bool, tool_images: bool) -> bool:
+def rounds_obstacle(dataset: Any, *, environments: bool, tool_images: bool) -> str | None:
     """
-    Whether `dynamic_sampling` can roll out rounds one by one. TRL prepares images and environments in its own pass, so
-    prompts that carry them get the one round that this pass makes; a warning says so.
+    What keeps rounds of rollouts from being made, and replayed, apart from TRL's one pass over a batch; `None` if
+    nothing does. TRL prepares images and environments in that pass, and a stream's rows cannot be had again.
 
     Args:
         dataset: the training dataset.
         environments (`bool`): whether prompts are prepared by an environment.
         tool_images (`bool`): whether tools may answer with images.
     """
-    columns = dataset.column_names or []
     if environments:
-        obstacle = "prompts that are prepared by an environment"
-    elif "image" in columns or "images" in columns or tool_images or _has_image(dataset[0].get("prompt")):
-        obstacle = "prompts or tools with images"
-    else:
-        return True
-    logger.warning(
-        f"`dynamic_sampling=True` does not refill batches for {obstacle}: each batch takes a single round of rollouts, "
-        "and its zero-variance groups stay in it."
-    )
-    return False
+        return "prompts that are prepared by an environment"
+    if not isinstance(dataset, Dataset):
+        return "a streaming (iterable) dataset"
+    columns = dataset.column_names or []
+    if "image" in columns or "images" in columns or tool_images or _has_image(dataset[0].get("prompt")):
+        return "prompts or tools with images"
+    return None
+
+
+def warn_of_idle_options(args: DataEfficientGRPOConfig, obstacle: str | None) -> None:
+    """Say which options of `args` are without effect in this run; `obstacle` is that of [`rounds_obstacle`]."""
+    if args.dynamic_sampling and obstacle is not None:
+        logger.warning(
+            f"`dynamic_sampling=True` does not refill batches for {obstacle}: each batch takes a single round of "
+            "rollouts, and its zero-variance groups stay in it."
+        )
+    groups = args.per_device_train_batch_size * args.steps_per_generation // args.num_generations
+    if args.replay_fraction > 0 and obstacle is not None:
+        logger.warning(
+            f"`replay_fraction={args.replay_fraction}` does not replay {obstacle}: each batch is rolled out afresh."
+        )
+    elif args.replay_fraction > 0 and not replay_groups(args.replay_fraction, groups, world_size=1):
+        logger.warning(
+            f"`replay_fraction={args.replay_fraction}` of {groups} groups per process rounds to no group: nothing is "
+            "replayed. A larger `per_device_train_batch_size` x `steps_per_generation` makes room for it."
+        )

@@ -206,11 +206,6 @@ class DataEfficientGRPOConfig(GRPOConfig):
         self._check_groups_are_whole()
 
     def _check_ranges(self) -> None:
-        if self.replay_fraction > 0:
-            raise ValueError(
-                f"`replay_fraction={self.replay_fraction}`: rollout replay is not part of this version of "
-                "trl_dataeff. Set it to 0."
-            )
         if self.rollout_round_min > self.rollout_round_max:
             raise ValueError(
                 f"`rollout_round_min` ({self.rollout_round_min}) is above `rollout_round_max` "

@@ -195,7 +195,8 @@ class RolloutGroup:
         rewards: float32 of shape `(G, F)`, one column per reward function.
         success_rate: in [0, 1], or NaN.
         kind: code of its kind (see `KINDS`).
-        tokens: tokens generated for it.
+        lengths: tokens generated for each completion, int32 of shape `(G,)`.
+        truncated: whether each completion was cut off, bool of shape `(G,)`.
         seconds: its share of the time its round took.
         owner: index of the process that holds `rollouts`.
         predicted: success rate predicted before it was rolled out, or NaN.
@@ -207,7 +208,8 @@ class RolloutGroup:
     rewards: np.ndarray
     success_rate: float
     kind: int
-    tokens: int
+    lengths: np.ndarray
+    truncated: np.ndarray
     seconds: float
     owner: int = 0
     predicted: float = float("nan")
@@ -217,6 +219,11 @@ class RolloutGroup:
     def effective(self) -> bool:
         return self.kind == EFFECTIVE
 
+    @property
+    def tokens(self) -> int:
+        """Tokens generated for it."""
+        return int(self.lengths.sum())
+
 
 _LISTS = (
     ("completion_tokens", np.int32),
@@ -224,7 +231,8 @@ _LISTS = (
     ("sampling_logps", np.float32),
     ("behavior_logps", np.float32),
 )
-_SCALARS = ("prompt_id", "step", "round", "success_rate", "kind", "tokens", "seconds", "owner", "predicted")
+_ARRAYS = (("rewards", np.float32), ("lengths", np.int32), ("truncated", np.bool_))
+_SCALARS = ("prompt_id", "step", "round", "success_rate", "kind", "seconds", "owner", "predicted")
 
 
 def pack_groups(groups: Sequence[RolloutGroup]) -> dict[str, np.ndarray]:
@@ -240,8 +248,8 @@ def pack_groups(groups: Sequence[RolloutGroup]) -> dict[str, np.ndarray]:
         rollouts = group.rollouts
         entry: dict[str, Any] = {name: getattr(group, name) for name in _SCALARS}
         entry.update(completions=rollouts.completions, logged=rollouts.logged)
-        entry["lengths"] = [len(tokens) for tokens in rollouts.completion_tokens]
-        arrays[f"{i}.rewards"] = np.ascontiguousarray(group.rewards, dtype=np.float32)
+        entry["ends"] = np.cumsum([len(tokens) for tokens in rollouts.completion_tokens])[:-1].tolist()
+        arrays.update({f"{i}.{name}": np.ascontiguousarray(getattr(group, name), dtype) for name, dtype in _ARRAYS})
         arrays[f"{i}.prompt_tokens"] = rollouts.prompt_tokens.astype(np.int32)
         for name, dtype in _LISTS:
             values = getattr(rollouts, name)
@@ -261,15 +269,13 @@ def unpack_groups(arrays: dict[str, np.ndarray]) -> list[RolloutGroup]:
     """Groups from the arrays of [`pack_groups`]."""
     groups = []
     for i, entry in enumerate(json.loads(arrays["meta"].tobytes().decode())):
-        ends = np.cumsum(entry["lengths"])[:-1]
-        lists = {name: np.split(arrays[f"{i}.{name}"], ends) for name, _ in _LISTS if f"{i}.{name}" in arrays}
+        lists = {name: np.split(arrays[f"{i}.{name}"], entry["ends"]) for name, _ in _LISTS if f"{i}.{name}" in arrays}
         rollouts = Rollouts(
             prompt_tokens=arrays[f"{i}.prompt_tokens"],
             completions=entry["completions"],
             logged=entry["logged"],
             **lists,
         )
-        groups.append(
-            RolloutGroup(**{name: entry[name] for name in _SCALARS}, rewards=arrays[f"{i}.rewards"], rollouts=rollouts)
-        )
+        values = {name: entry[name] for name in _SCALARS} | {name: arrays[f"{i}.{name}"] for name, _ in _ARRAYS}
+        groups.append(RolloutGroup(**values, rollouts=rollouts))
     return groups

@@ -6,7 +6,7 @@ entered. Equal on every process, because it is fed with gathered numbers only.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,8 @@ from trl_dataeff.group import (
 from trl_dataeff.group_log import GroupLog
 from trl_dataeff.metrics import Counters
 from trl_dataeff.pool import PromptPool
-from trl_dataeff.rollout import Collection, ZeroVarianceShare, round_size
+from trl_dataeff.replay.buffer import ReplayBuffer, replay_groups
+from trl_dataeff.rollout import Collection, ZeroVarianceShare, collect, round_size
 from trl_dataeff.selection import Selector
 from trl_dataeff.state import check_fingerprint, check_layout
 
@@ -50,7 +51,9 @@ class RolloutLedger:
         selector ([`Selector`] or `None`): proposes prompts; `None` as above.
         reward_names (`list[str]`), reward_weights (`np.ndarray` of shape `(F,)`): the reward functions.
         group_log ([`GroupLog`] or `None`): `None` on all processes but the main one.
-        world_size (`int`): number of processes.
+        rank (`int`), world_size (`int`): this process, and how many there are.
+        refills (`bool`): whether zero-variance groups are dropped and made up for (dynamic sampling).
+        replays (`bool`): whether groups can be replayed.
     """
 
     def __init__(
@@ -61,7 +64,10 @@ class RolloutLedger:
         reward_names: Sequence[str],
         reward_weights: np.ndarray,
         group_log: GroupLog | None,
+        rank: int,
         world_size: int,
+        refills: bool,
+        replays: bool,
     ):
         self.config = config
         self.pool = pool
@@ -69,13 +75,19 @@ class RolloutLedger:
         self.reward_names = list(reward_names)
         self.reward_weights = np.asarray(reward_weights, dtype=np.float32)
         self.group_log = group_log
+        self.rank = rank
         self.world_size = world_size
+        self.refills = refills
         self.group_size = config.num_generations
         self.batch_groups = config.generation_batch_size // config.num_generations
         self.scale = RewardScale.of(config.reward_range)
         self.zero_share = ZeroVarianceShare()
         self.counters = Counters()
         self.carried: list[RolloutGroup] = []
+        self.buffer: ReplayBuffer | None = None
+        if replays:
+            self.buffer = ReplayBuffer(config.replay_capacity, config.replay_max_age)
+        self.replay_groups = replay_groups(config.replay_fraction, self.batch_groups, world_size) if replays else 0
         self.windows = 0
         self._warned: set[str] = set()
         # TRL seeds the sampler of `GRPOTrainer` in the same way
@@ -87,7 +99,26 @@ class RolloutLedger:
             return np.full(n, -1, dtype=np.int64)
         return self.selector.propose(n, self.rng)
 
-    def round_size(self, missing: int) -> int:
+    def collect(self, roll_out: Callable[[int, int], Sequence[RolloutGroup]], step: int) -> Collection:
+        """The groups of the window that begins at optimizer step `step` (see [`trl_dataeff.rollout.collect`])."""
+        replayed = 0
+        if self.buffer is not None:
+            self.buffer.expire(step)
+            replayed = self.replay_groups if len(self.buffer) >= self.replay_groups else 0
+        return collect(
+            roll_out,
+            self._round_size,
+            batch_groups=self.batch_groups,
+            max_rounds=self.config.max_rollout_rounds if self.refills else None,
+            carried=self.carried,
+            buffer=self.buffer,
+            replay_groups=replayed,
+            rng=self.rng,
+        )
+
+    def _round_size(self, missing: int) -> int:
+        if not self.refills:
+            return math.ceil(missing / self.world_size) * self.world_size
         assert self.pool is not None  # rounds are rolled out only where prompts can be chosen
         config = self.config
         return round_size(
@@ -111,7 +142,6 @@ class RolloutLedger:
         step: int,
         round_index: int,
         seconds: float,
-        rank: int = 0,
         rollouts: Sequence[Rollouts] = (),
     ) -> list[RolloutGroup]:
         """
@@ -123,19 +153,19 @@ class RolloutLedger:
             lengths (`np.ndarray` of shape `(n * G,)`): tokens of each completion.
             truncated (`np.ndarray` of shape `(n * G,)`): whether each was cut off.
             step (`int`), round_index (`int`), seconds (`float`): when the round was, and how long it took.
-            rank (`int`), rollouts: this process and the rollouts it holds, n / world_size of them (or none).
+            rollouts: those that this process holds, n / world_size of them (or none).
         """
         n = len(prompt_ids)
         rewards = np.asarray(rewards, dtype=np.float32).reshape(n, self.group_size, len(self.reward_names))
-        tokens = np.asarray(lengths).reshape(n, self.group_size).sum(axis=1)
+        lengths = np.asarray(lengths, dtype=np.int32).reshape(n, self.group_size)
+        truncated = np.asarray(truncated, dtype=bool).reshape(n, self.group_size)
         self._check_rewards(rewards)
         totals = total_rewards(rewards, self.reward_weights)
         self.scale.observe(totals)
         success_rates = self.scale.success_rate(totals)
         zero_variance = is_zero_variance(rewards, self.reward_weights, self.config.multi_objective_aggregation)
         if self.config.mask_truncated_completions:
-            cut_off = np.asarray(truncated, dtype=bool).reshape(n, self.group_size)
-            zero_variance |= teaches_nothing_untruncated(rewards, self.reward_weights, cut_off)
+            zero_variance |= teaches_nothing_untruncated(rewards, self.reward_weights, truncated)
         kinds = classify(zero_variance, success_rates)
         per_rank = n // self.world_size
         groups = [
@@ -146,10 +176,11 @@ class RolloutLedger:
                 rewards=rewards[i],
                 success_rate=float(success_rates[i]),
                 kind=int(kinds[i]),
-                tokens=int(tokens[i]),
+                lengths=lengths[i],
+                truncated=truncated[i],
                 seconds=seconds / n,
                 owner=i // per_rank,
-                rollouts=rollouts[i - rank * per_rank] if rollouts and i // per_rank == rank else None,
+                rollouts=rollouts[i % per_rank] if rollouts and i // per_rank == self.rank else None,
             )
             for i in range(n)
         ]
@@ -191,17 +222,20 @@ class RolloutLedger:
         self._warned.add(message)
 
     def enter_window(self, collection: Collection, step: int) -> dict[str, float]:
-        """Close a window at optimizer step `step`: keep its surplus, count, log the groups. Returns its metrics."""
-        fresh, replayed = collection.fresh, min(len(self.carried), self.batch_groups)
-        ages = [step - group.step for group in self.carried[:replayed]]
-        self.carried = collection.surplus
+        """Close a window at optimizer step `step`: keep what may be used again, count, log the groups. Returns metrics."""
+        fresh, stale = collection.fresh, collection.stale
+        if self.buffer is None:
+            self.carried = collection.surplus
+        else:
+            self.carried = []
+            self.buffer.add(group for group in [*collection.surplus, *fresh] if group.effective)
         self.windows += 1
         if self.selector is not None and fresh:
             self.selector.observe(fresh, step)
         self.counters.add(
             rollouts_generated=len(fresh) * self.group_size,
             rollouts_trained=len(collection.trained) * self.group_size,
-            rollouts_replayed=replayed * self.group_size,
+            rollouts_replayed=len(stale) * self.group_size,
             rollouts_discarded=len(collection.dropped) * self.group_size,
             tokens_generated=sum(group.tokens for group in fresh),
         )
@@ -224,8 +258,10 @@ class RolloutLedger:
             )
             if not np.isnan(rates).all():
                 metrics["success_rate"] = float(np.nanmean(rates))
-        if ages:
-            metrics["replay/age_mean"] = float(np.mean(ages))
+        if stale:
+            metrics["replay/age_mean"] = float(np.mean([step - group.step for group in stale]))
+        if self.buffer is not None:
+            metrics["replay/size"] = len(self.buffer)
         return metrics | (self.selector.metrics() if self.selector is not None else {})
 
     def state_dict(self) -> tuple[dict[str, Any], dict[str, dict[str, np.ndarray]]]:
@@ -249,12 +285,11 @@ class RolloutLedger:
         if self.selector is not None:
             arrays.update({f"selector.{name}": value for name, value in self.selector.state_dict().items()})
         files = {"arrays": arrays}
-        if self.carried:
-            mine = {i: group.rollouts for i, group in enumerate(self.carried) if group.rollouts is not None}
-            rollouts = {i: value for part in all_gather(mine) for i, value in part.items()}
-            files["surplus"] = pack_groups(
-                [replace(group, rollouts=rollouts[i]) for i, group in enumerate(self.carried)]
-            )
+        for name, groups in (("surplus", self.carried), ("replay", self.buffer.groups if self.buffer else [])):
+            if groups:
+                mine = {i: group.rollouts for i, group in enumerate(groups) if group.owner == self.rank}
+                held = {i: value for part in all_gather(mine) for i, value in part.items()}
+                files[name] = pack_groups([replace(group, rollouts=held[i]) for i, group in enumerate(groups)])
         return scalars, files
 
     def _layout(self) -> dict[str, Any]:
@@ -281,7 +316,7 @@ class RolloutLedger:
             )
         present, saved = self._layout(), scalars["layout"]
         check_layout(path, saved, present, ["selector"], "the selection state")
-        if "surplus" in files:
+        if "surplus" in files or "replay" in files:
             check_layout(path, saved, present, ["num_generations", "reward_functions", "use_vllm"], "rollouts")
         if scalars["half_used_window"]:
             check_layout(path, saved, present, list(present), "a half-used batch")
@@ -295,8 +330,16 @@ class RolloutLedger:
         for prefix, part in (("pool.", self.pool), ("selector.", self.selector)):
             if part is not None:
                 part.load_state_dict({k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)})
-        self.carried = unpack_groups(files["surplus"]) if "surplus" in files else []
-        for group in self.carried:
-            group.owner = group.owner % self.world_size
+        self.carried = self._unpack(files, "surplus")
+        if self.buffer is not None:
+            self.buffer.add(self._unpack(files, "replay"))
         if self.group_log is not None:
             self.group_log.resume(step)
+
+    def _unpack(self, files: dict[str, dict[str, np.ndarray]], name: str) -> list[RolloutGroup]:
+        """The groups of a file, each with its rollouts on the process that owns it."""
+        groups = unpack_groups(files[name]) if name in files else []
+        for group in groups:
+            group.owner = group.owner % self.world_size
+            group.rollouts = group.rollouts if group.owner == self.rank else None
+        return groups

@@ -7,11 +7,16 @@ is not in it cannot be logged.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
+import numpy as np
+import torch
 from transformers import TrainerState
+from trl.trainer.utils import nanstd
+
+from trl_dataeff.group import RolloutGroup, total_rewards
 
 
 PREFIX = "dataeff/"
@@ -42,6 +47,7 @@ METRICS: dict[str, Metric] = {
     "p_easy": Metric("probability", "Kept per visit of an easy streak (GRESO)."),
     "p_hard": Metric("probability", "Kept per visit of a hard streak (GRESO)."),
     "unscorable_ratio": Metric("share", "Fresh completions that no reward function scored."),
+    "replay/size": Metric("groups", "In the replay buffer."),
     "replay/age_mean": Metric("steps", "Age of the groups trained on that an earlier window rolled out."),
     "replay/ratio_mean": Metric("ratio", "Mean of pi_old / pi_behavior over those groups' tokens."),
     "replay/ratio_max": Metric("ratio", "Largest pi_old / pi_behavior over those groups' tokens."),
@@ -82,6 +88,38 @@ def rounds_left_out(store: dict[str, list[float]], state: TrainerState) -> Itera
     for name in [name for name in store if name.startswith("completions/") or name == "num_tokens"]:
         store[name] = before.get(name, [])
     state.num_input_tokens_seen = tokens
+
+
+def of_fresh_groups(groups: Sequence[RolloutGroup], names: Sequence[str], weights: np.ndarray) -> dict[str, float]:
+    """
+    TRL's metrics of rewards and lengths, over fresh groups only: what the policy does now. NaN, which TRL leaves out,
+    if there are none.
+
+    Args:
+        groups: fresh groups.
+        names (`list[str]`), weights (`np.ndarray` of shape `(F,)`): the reward functions.
+    """
+    nothing = np.full((1, len(names)), np.nan, dtype=np.float32)
+    rewards = np.concatenate([group.rewards for group in groups] or [nothing])
+    totals = torch.from_numpy(total_rewards(rewards, weights))
+    lengths = np.concatenate([group.lengths for group in groups] or [nothing[:, 0]]).astype(np.float64)
+    truncated = np.concatenate([group.truncated for group in groups] or [nothing[:, 0]]).astype(np.float64)
+    ended = lengths[truncated != 1] if (truncated != 1).any() else np.zeros(1)
+    values = {"reward": totals.nanmean().item(), "reward_std": nanstd(totals).item()}
+    for name, column in zip(names, torch.from_numpy(rewards).T, strict=True):
+        values[f"rewards/{name}/mean"] = column.nanmean().item()
+        values[f"rewards/{name}/std"] = nanstd(column).item()
+    values["completions/clipped_ratio"] = float(truncated.mean())
+    for kind, tokens in (("", lengths), ("terminated_", ended)):
+        for statistic in ("mean", "min", "max"):
+            values[f"completions/{statistic}_{kind}length"] = float(getattr(tokens, statistic)())
+    return values
+
+
+def replace_last(store: dict[str, list[float]], values: dict[str, float]) -> None:
+    """Put `values` in the place of those that were entered last under their names."""
+    for name, value in values.items():
+        store[name][-1] = value
 
 
 class Counters:

@@ -16,18 +16,20 @@ import numpy as np
 import torch
 
 from trl_dataeff.group import RolloutGroup, Rollouts
+from trl_dataeff.replay.buffer import ReplayBuffer
 
 
 @dataclass
 class Collection:
     """
-    What the rounds of a window gave. `trained + surplus + dropped` is `carried + fresh`, each group once.
+    What the rounds of a window gave. `trained + surplus + dropped` is `carried + fresh + replayed`, each group once.
 
     Attributes:
         trained: the groups to train on, as many as a window holds.
-        surplus: effective groups beyond them, for the next window.
+        surplus: effective groups beyond them.
         dropped: zero-variance groups that are not trained on.
         fresh: all groups rolled out in this window, in their order.
+        replayed: those of `trained` that came out of the replay buffer.
         rounds: rounds taken.
         padded: how many of `trained` are zero-variance groups that complete a short window.
     """
@@ -36,14 +38,27 @@ class Collection:
     surplus: list[RolloutGroup] = field(default_factory=list)
     dropped: list[RolloutGroup] = field(default_factory=list)
     fresh: list[RolloutGroup] = field(default_factory=list)
+    replayed: list[RolloutGroup] = field(default_factory=list)
     rounds: int = 0
     padded: int = 0
 
     @property
+    def stale(self) -> list[RolloutGroup]:
+        """Those of `trained` that an earlier window rolled out: carried over, or replayed."""
+        return _without(self.trained, self.fresh)
+
+    @property
+    def fresh_trained(self) -> list[RolloutGroup]:
+        return _without(self.trained, self.stale)
+
+    @property
     def fresh_surplus(self) -> list[RolloutGroup]:
-        """The surplus that this window rolled out: fresh groups come after those carried over."""
-        fresh = {id(group) for group in self.fresh}
-        return [group for group in self.surplus if id(group) in fresh]
+        return _without(self.surplus, _without(self.surplus, self.fresh))
+
+
+def _without(groups: Sequence[RolloutGroup], others: Sequence[RolloutGroup]) -> list[RolloutGroup]:
+    left_out = {id(group) for group in others}
+    return [group for group in groups if id(group) not in left_out]
 
 
 def collect(
@@ -51,39 +66,53 @@ def collect(
     round_size: Callable[[int], int],
     *,
     batch_groups: int,
+    max_rounds: int | None = None,
     carried: Sequence[RolloutGroup] = (),
-    max_rounds: int,
+    buffer: ReplayBuffer | None = None,
+    replay_groups: int = 0,
+    rng: torch.Generator | None = None,
 ) -> Collection:
     """
-    Roll out until a window has `batch_groups` effective groups, or `max_rounds` rounds have been made.
+    Roll out until a window has its groups, `replay_groups` of them from `buffer` and the rest fresh.
 
-    Effective groups that were carried over come first, then fresh ones in the order of their rounds. A window that
-    stays short is completed with its own zero-variance groups, so that it always has `batch_groups` groups.
+    With `max_rounds` zero-variance groups are dropped, and further rounds make up for them until the window is full
+    or so many rounds have been made (dynamic sampling). Groups that were carried over come first, then fresh ones in
+    the order of their rounds, then replayed ones. A window that stays short is completed with more from `buffer`,
+    then with its own zero-variance groups. Without `max_rounds` every fresh group is trained on. In either case the window
+    has `batch_groups` groups, and no replayed prompt is fresh in it.
 
     Args:
-        roll_out: `(n, round) -> n groups`, generated and scored.
+        roll_out: `(n, round) -> at least n groups`, generated and scored.
         round_size: `(missing groups) -> n`, at least as many as are missing in the first round.
         batch_groups (`int`): B, groups trained on per window.
+        max_rounds (`int`, *optional*): at least 1; `None`: nothing is dropped.
         carried: effective groups that the last window had too many.
-        max_rounds (`int`): at least 1.
+        buffer ([`ReplayBuffer`], *optional*): where replayed groups come from.
+        replay_groups (`int`, *optional*, defaults to `0`): below `batch_groups`; fewer are replayed where `buffer` has
+            no more whose prompts are not fresh.
+        rng (`torch.Generator`, *optional*): draws the replayed groups; needed with `buffer`.
     """
     result = Collection()
-    effective = list(carried)
+    kept = list(carried)
     idle: list[RolloutGroup] = []
-    while len(effective) < batch_groups and result.rounds < max_rounds:
-        groups = roll_out(round_size(batch_groups - len(effective)), result.rounds)
+    while True:
+        present = {group.prompt_id for group in kept + idle}
+        available = buffer.available(present) if buffer is not None else 0
+        fresh_share = batch_groups - min(replay_groups, available)
+        rounds_are_out = max_rounds is not None and result.rounds >= max_rounds
+        if len(kept) >= fresh_share or (rounds_are_out and len(kept) + len(idle) + available >= batch_groups):
+            break
+        groups = roll_out(round_size(fresh_share - len(kept)), result.rounds)
         result.rounds += 1
         result.fresh.extend(groups)
-        effective.extend(group for group in groups if group.effective)
-        idle.extend(group for group in groups if not group.effective)
-    result.padded = max(0, batch_groups - len(effective))
-    if result.padded > len(idle):
-        raise RuntimeError(
-            f"A window of {batch_groups} groups got {len(effective)} effective and {len(idle)} other groups in "
-            f"{result.rounds} rounds: the first round must be at least as large as what is missing."
-        )
-    result.trained = effective[:batch_groups] + idle[: result.padded]
-    result.surplus = effective[batch_groups:]
+        kept.extend(group for group in groups if group.effective or max_rounds is None)
+        idle.extend(group for group in groups if not group.effective and max_rounds is not None)
+    used = min(len(kept), fresh_share if max_rounds is not None else batch_groups)
+    if buffer is not None and rng is not None:
+        result.replayed = buffer.sample(min(batch_groups - used, available), rng, present)
+    result.padded = batch_groups - used - len(result.replayed)
+    result.trained = kept[:used] + result.replayed + idle[: result.padded]
+    result.surplus = kept[used:]
     result.dropped = idle[result.padded :]
     return result
 

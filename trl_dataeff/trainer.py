@@ -16,16 +16,17 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 
 from trl_dataeff.callback import SelectionCallback
-from trl_dataeff.checks import can_refill, check_dataset, check_no_images, resolve_config
+from trl_dataeff.checks import check_dataset, check_no_images, resolve_config, rounds_obstacle, warn_of_idle_options
 from trl_dataeff.distributed import assign, hand_over
 from trl_dataeff.group import RolloutGroup
 from trl_dataeff.group_log import GroupLog
 from trl_dataeff.ledger import RolloutLedger
-from trl_dataeff.metrics import record, rounds_left_out
+from trl_dataeff.metrics import of_fresh_groups, record, replace_last, rounds_left_out
 from trl_dataeff.pool import PromptPool
-from trl_dataeff.replay.behavior import behavior_tensors, keep_behavior_logps
+from trl_dataeff.replay.behavior import BehaviorRecorder, behavior_tensors, keep_behavior_logps
+from trl_dataeff.replay.kl import missing_kl, token_scale
 from trl_dataeff.replay.ratio import correct_inputs, ratio_statistics, reduce_ratio_statistics
-from trl_dataeff.rollout import Collection, Playback, Recording, collect, row_value, split_rollouts, tool_dicts
+from trl_dataeff.rollout import Collection, Playback, Recording, row_value, split_rollouts, tool_dicts
 from trl_dataeff.selection import make_selector
 from trl_dataeff.state import FOLDER
 
@@ -76,15 +77,20 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
 
         self._recording: Recording | None = None  # while a round is rolled out
         self._playback: Playback | None = None  # while what was rolled out goes through TRL's one pass
-        self._loss_inputs: dict[str, Any] | None = None
+        self._recorder = BehaviorRecorder()
+        self._loss_inputs: dict[str, Any] | None = None  # while a micro-batch is in the loss
         super().__init__(*call.args[1:], **call.kwargs)
 
         self._prompts_are_made_up = given.get("train_dataset") is None  # by an environment; TRL sets placeholders
         self.selection = "uniform" if self.args.selection == "auto" else self.args.selection
-        images = self._is_vlm and bool(self.tools)
-        self._refills = self.args.dynamic_sampling and can_refill(
-            self.train_dataset, environments=self.environment_factories is not None, tool_images=images
+        obstacle = rounds_obstacle(
+            self.train_dataset,
+            environments=self.environment_factories is not None,
+            tool_images=self._is_vlm and bool(self.tools),
         )
+        self._refills = self.args.dynamic_sampling and obstacle is None
+        self._replays = self.args.replay_fraction > 0 and obstacle is None
+        warn_of_idle_options(self.args, obstacle)
         self._seconds: defaultdict[str, float] = defaultdict(float)  # since the last optimizer step
         self.ledger = self._make_ledger()
         self._selection_callback = SelectionCallback(self)
@@ -112,7 +118,10 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             reward_names=self.reward_func_names,
             reward_weights=self.reward_weights.numpy(),
             group_log=GroupLog(path) if self.accelerator.is_main_process else None,
+            rank=self.accelerator.process_index,
             world_size=self.accelerator.num_processes,
+            refills=self._refills,
+            replays=self._replays,
         )
 
     # Rolling out
@@ -120,7 +129,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     def _generate_and_score_completions(self, inputs):
         if not self.model.training:
             return super()._generate_and_score_completions(inputs)
-        if self._refills:
+        if self._refills or self._replays:
             return self._collect_window()
         return self._single_round_window(inputs)
 
@@ -141,13 +150,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         """Groups are rolled out in rounds; those that are kept go through TRL's one pass as if they came from it."""
         ledger, rank, world_size = self.ledger, self.accelerator.process_index, self.accelerator.num_processes
         with self._timed_selection(), rounds_left_out(self._metrics["train"], self.state):
-            collection = collect(
-                self._roll_out,
-                ledger.round_size,
-                batch_groups=ledger.batch_groups,
-                carried=ledger.carried,
-                max_rounds=self.args.max_rollout_rounds,
-            )
+            collection = ledger.collect(self._roll_out, self.state.global_step)
             destinations = assign([group.owner for group in collection.trained], world_size)
             hand_over(collection.trained, destinations, rank)
             trained = [collection.trained[i] for i in np.argsort(destinations, kind="stable")]
@@ -161,8 +164,10 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         finally:
             self._playback = None
         keep_behavior_logps(self, collection.fresh_surplus, spare=mine[0])
-        if ledger.carried:
-            batch.update(behavior_tensors(mine, ledger.carried, batch["completion_ids"]))
+        if collection.stale:
+            batch.update(behavior_tensors(mine, collection.stale, batch["completion_ids"]))
+        if ledger.buffer is not None:
+            self._recorder.expect(mine, [g for g in collection.fresh_trained if g.effective], batch)
         with self._timed_selection():
             self._enter_window(collection)
         return batch
@@ -264,11 +269,13 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             step=self.state.global_step,
             round_index=round_index,
             seconds=recording.seconds,
-            rank=self.accelerator.process_index,
             rollouts=rollouts,
         )
 
     def _enter_window(self, collection: Collection) -> None:
+        if collection.stale:  # TRL has logged rewards and lengths of all that is trained on
+            fresh = of_fresh_groups(collection.fresh_trained, self.reward_func_names, self.reward_weights.numpy())
+            replace_last(self._metrics["train"], fresh)
         record(self._metrics["train"], self.ledger.enter_window(collection, self.state.global_step))
 
     def record_step_time(self, seconds: float) -> None:
@@ -279,26 +286,51 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     # Groups from an earlier window, and checkpoints
 
     def _compute_loss(self, model, inputs):
-        if "replayed" not in inputs:
+        if "replayed" not in inputs and "window_row" not in inputs:
             return super()._compute_loss(model, inputs)
         self._loss_inputs = dict(inputs)  # a copy: TRL passes a micro-batch again with `num_iterations > 1`
         try:
-            return super()._compute_loss(model, self._loss_inputs)
+            loss = super()._compute_loss(model, self._loss_inputs)
+            return loss + self._missing_kl(self._loss_inputs) if "replay_ratio" in self._loss_inputs else loss
         finally:
             self._loss_inputs = None
 
+    def _missing_kl(self, inputs):
+        if not (self.beta and self.args.use_bias_correction_kl and self.args.replay_clip == "proximal"):
+            return 0.0
+        scale = token_scale(
+            inputs["completion_mask"] * inputs.get("tool_mask", 1),
+            self.loss_type,
+            num_items=inputs["num_items_in_batch"],
+            num_processes=self.accelerator.num_processes,
+            max_completion_length=self.max_completion_length,
+            accumulation_steps=self.current_gradient_accumulation_steps,
+            steps_per_generation=self.args.steps_per_generation,
+        )
+        return self.beta * missing_kl(
+            inputs,
+            inputs["per_token_logps"],
+            inputs["replay_ratio"],
+            level=self.importance_sampling_level,
+            scale=scale,
+        )
+
     def _get_per_token_logps_and_entropies(self, *args, **kwargs):
         outputs = super()._get_per_token_logps_and_entropies(*args, **kwargs)
-        if self._loss_inputs is not None:
+        inputs = self._loss_inputs or {}
+        if "window_row" in inputs:
+            self._recorder.note(inputs["window_row"], outputs[0].detach())
+        if "replayed" in inputs:
             ratio = correct_inputs(
-                self._loss_inputs,
+                inputs,
                 outputs[0].detach(),
                 clip=self.args.replay_clip,
                 cap=self.args.replay_ratio_cap,
                 level=self.importance_sampling_level,
                 loss_type=self.loss_type,
             )
-            statistics = ratio_statistics(ratio, self._loss_inputs)
+            inputs.update(replay_ratio=ratio, per_token_logps=outputs[0])
+            statistics = ratio_statistics(ratio, inputs)
             mean, largest = reduce_ratio_statistics(self.accelerator.gather(statistics))
             record(self._metrics["train"], {"replay/ratio_mean": mean, "replay/ratio_max": largest})
         return outputs

@@ -30,6 +30,11 @@ def _load(path: str) -> type:
 
 OURS = {"trainer": "trl_dataeff:DataEfficientGRPOTrainer", "config": "trl_dataeff:DataEfficientGRPOConfig"}
 
+
+def _replay(share: float, what: str, **options) -> Method:
+    return Method(what, **OURS, options={"selection": "uniform", "replay_fraction": share, **options})
+
+
 METHODS = {
     "uniform": Method("GRPOTrainer: shuffled passes over the whole pool"),
     "dynamic": Method(
@@ -47,5 +52,13 @@ METHODS = {
         **OURS,
         options={"selection": "greso", "dynamic_sampling": True, "rollout_margin": 1.25},
     ),
+    **{
+        f"replay{round(100 * share)}": _replay(share, f"{share:.0%} of each batch replayed from recent rollouts")
+        for share in (0.25, 0.5, 0.75)
+    },
+    "replay50_age20": _replay(0.5, "... that are at most 20 steps old", replay_max_age=20),
+    "replay50_behavior": _replay(0.5, "... with the clip centred on the policy that sampled", replay_clip="behavior"),
+    "replay50_cap1": _replay(0.5, "... with a ratio of at most 1", replay_ratio_cap=1.0),
+    "greso_replay50": _replay(0.5, "GRESO, and half of each batch replayed", selection="greso"),
     "oracle": Method("GRPOTrainer on the learnable prompts alone: the bound for selection", only=(LEARNABLE,)),
 }

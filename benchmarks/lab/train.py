@@ -26,6 +26,19 @@ LEARNING_RATE = 1e-4  # found by the search in docs/lab.md
 MAX_COMPLETION = MAX_ANSWER + 2
 
 
+#: Columns of what the trainer itself measures: means since the last evaluation, empty where a method has no such thing.
+MEASURED = {
+    "entropy": "entropy",
+    "replay_age": "dataeff/replay/age_mean",
+    "replay_ratio": "dataeff/replay/ratio_mean",
+    "replay_ratio_max": "dataeff/replay/ratio_max",
+    "pearson": "dataeff/predictor/pearson",
+    "selection_s": "dataeff/time/selection_s",
+    "generation_s": "dataeff/time/generation_s",
+    "training_s": "dataeff/time/training_s",
+}
+
+
 @dataclass(frozen=True)
 class RunSpec:
     """What decides a run, apart from the code. Two runs of one spec are equal on one machine, times aside."""
@@ -60,6 +73,7 @@ class Evaluations(TrainerCallback):
         self.wall_s = self.cpu_s = 0.0
         self.since: tuple[float, float] = (0.0, 0.0)
         self.counted = (0, 0, 0, 0)
+        self.measured = dict.fromkeys(MEASURED, 0)  # how many values of each there were
 
     def on_train_begin(self, args, state, control, **kwargs):
         self._evaluate(0)
@@ -102,9 +116,20 @@ class Evaluations(TrainerCallback):
                 "effective_groups_trained": trained_effective,
                 "start": self.spec.start,
                 "run": self.spec.name,
+                **self._measured(),
             }
         )
         self.since = (time.perf_counter(), time.process_time())
+
+    def _measured(self) -> dict[str, float | None]:
+        """Nothing is logged in the lab, so TRL's store holds every value since the start."""
+        means: dict[str, float | None] = {}
+        for column, name in MEASURED.items():
+            values = self.trainer._metrics["train"].get(name, [])
+            new = [value for value in values[self.measured[column] :] if value == value]
+            self.measured[column] = len(values)
+            means[column] = sum(new) / len(new) if new else None
+        return means
 
 
 def config_options(spec: RunSpec, output_dir: str) -> dict:

@@ -1,4 +1,13 @@
-"""Log-probabilities under the policy that sampled: kept for groups that outlive their window, given back to the loss."""
+"""
+Log-probabilities under the policy that sampled: kept for groups that outlive their window, given back to the loss.
+
+What they cost, by where they come from:
+
+- the sampler gave its own (vLLM): nothing;
+- `old_per_token_logps`, which TRL computes where generation and optimization are misaligned: nothing;
+- the loss's own forward, where they are aligned: nothing but a copy to the CPU;
+- a forward of their own, without gradient, for groups that are not trained on in their window (surplus).
+"""
 
 from __future__ import annotations
 
@@ -15,6 +24,44 @@ from trl_dataeff.group import RolloutGroup
 
 if TYPE_CHECKING:
     from trl_dataeff.trainer import DataEfficientGRPOTrainer
+
+
+class BehaviorRecorder:
+    """Notes the log-probs of this process's fresh groups while they are trained on."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, np.ndarray] = {}  # by row of the window
+
+    def expect(self, groups: Sequence[RolloutGroup], wanted: Sequence[RolloutGroup], batch: dict) -> None:
+        """
+        Provide for the log-probs of a window's groups, from the batch where it has them, else from its forwards.
+
+        Args:
+            groups: this process's groups of the window, in the order of the batch.
+            wanted: those whose log-probs are to be kept.
+            batch (`dict`): TRL's batch; gets `window_row` (B,), int64, if its forwards are needed.
+        """
+        wanted_ids, row = {id(group) for group in wanted}, 0
+        self._waiting = {}
+        for group in groups:
+            rollouts = group.rollouts
+            assert rollouts is not None
+            if id(group) in wanted_ids and rollouts.sampling_logps is None:
+                rollouts.behavior_logps = [np.full(len(t), np.nan, np.float32) for t in rollouts.completion_tokens]
+                self._waiting.update(zip(range(row, row + len(rollouts)), rollouts.behavior_logps, strict=True))
+            row += len(rollouts)
+        rows = torch.arange(row, device=batch["completion_ids"].device)
+        if "old_per_token_logps" in batch:
+            self.note(rows, batch["old_per_token_logps"])
+        else:
+            batch["window_row"] = rows
+
+    def note(self, rows: torch.Tensor, logps: torch.Tensor) -> None:
+        """Enter the log-probs `(b, T)` of rows `(b,)` of the window."""
+        for row, values in zip(rows.tolist(), logps.float().cpu().numpy(), strict=True):
+            known = self._waiting.pop(row, None)
+            if known is not None:
+                known[:] = values[: len(known)]
 
 
 def keep_behavior_logps(
@@ -70,21 +117,21 @@ def _group_logps(trainer: DataEfficientGRPOTrainer, group: RolloutGroup) -> list
 
 
 def behavior_tensors(
-    trained: Sequence[RolloutGroup], carried: Sequence[RolloutGroup], completion_ids: torch.Tensor
+    trained: Sequence[RolloutGroup], stale: Sequence[RolloutGroup], completion_ids: torch.Tensor
 ) -> dict[str, torch.Tensor]:
     """
     What the loss needs to know of groups from an earlier window.
 
     Args:
         trained: this process's groups of the window, in the order of the batch.
-        carried: the groups that earlier windows rolled out.
+        stale: the groups of the window that earlier ones rolled out, of all processes.
         completion_ids (`torch.Tensor` of shape `(B, T)`): the batch's completions.
 
     Returns:
         `replayed` (B,), bool, and `behavior_per_token_logps` (B, T), float32, NaN for rows of this window (their
         behaviour policy is pi_old) and for padding.
     """
-    carried_ids = {id(group) for group in carried}
+    stale_ids = {id(group) for group in stale}
     logps = np.full(completion_ids.shape, np.nan, dtype=np.float32)
     replayed = np.zeros(len(logps), dtype=bool)
     row = 0
@@ -92,10 +139,10 @@ def behavior_tensors(
         rollouts = group.rollouts
         assert rollouts is not None
         for i in range(len(rollouts)):
-            if id(group) in carried_ids:
+            if id(group) in stale_ids:
                 known = rollouts.sampling_logps or rollouts.behavior_logps
-                if known is None:
-                    raise RuntimeError(f"The group of prompt {group.prompt_id} was carried without its log-probs.")
+                if known is None or (known is rollouts.behavior_logps and np.isnan(known[i]).any()):
+                    raise RuntimeError(f"The group of prompt {group.prompt_id} is used again without its log-probs.")
                 logps[row, : len(known[i])] = known[i]
                 replayed[row] = True
             row += 1
