@@ -44,7 +44,7 @@ class LogisticDifficultyPredictor(DifficultyPredictor):
         self.mean = torch.zeros(0)
         self.basis = torch.zeros(0, 0)
         self.coefficients: torch.Tensor | None = None
-        self.intercept = torch.zeros(())
+        self.intercept = torch.zeros(1)
         self.prior: torch.Tensor | None = None
 
     @property
@@ -97,7 +97,7 @@ class LogisticDifficultyPredictor(DifficultyPredictor):
         if self.prior is not None:
             prior[:-1] = self.prior
         theta = _newton(X, p[used].double(), weight[used].double(), self.l2, prior)
-        self.coefficients, self.intercept = theta[:-1].float(), theta[-1].float()
+        self.coefficients, self.intercept = theta[:-1].float(), theta[-1:].float()
 
     def project(self, E: Embeddings) -> torch.Tensor:
         if not self.embedding_width:
@@ -122,7 +122,7 @@ class LogisticDifficultyPredictor(DifficultyPredictor):
         mean, basis, intercept = tensors["mean"], tensors["basis"], tensors["intercept"]
         coefficients, prior = tensors.get("coefficients"), tensors.get("prior")
         widths = [len(value) for value in (coefficients, prior) if value is not None]
-        if len(mean) != len(basis) or any(width != basis.shape[1] for width in widths) or intercept.ndim:
+        if len(mean) != len(basis) or any(width != basis.shape[1] for width in widths) or len(intercept) != 1:
             raise ValueError("the shapes of its tensors disagree")
         self.mean, self.basis, self.intercept = mean, basis, intercept
         self.coefficients, self.prior = coefficients, prior
