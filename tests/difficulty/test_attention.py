@@ -1,0 +1,268 @@
+"""The paper's predictor against its authors' architecture, written out here from their checkpoint's layout."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from tests.difficulty.test_predictor import generator, problem
+from trl_dataeff.difficulty import attention
+from trl_dataeff.difficulty.predictor import AttentionDifficultyPredictor, PredictorError, load_predictor
+
+
+class SimHead(nn.Module):
+    def __init__(self, h: int, width: int):
+        super().__init__()
+        self.query_proj, self.ref_proj = self.tower(h, width), self.tower(h, width)
+
+    def tower(self, h: int, width: int) -> nn.Sequential:
+        hidden = [nn.Linear(h, width), nn.GELU(), nn.Dropout(0.1), nn.Linear(width, width), nn.GELU(), nn.Dropout(0.1)]
+        return nn.Sequential(nn.LayerNorm(h), *hidden, nn.Linear(width, width), nn.LayerNorm(width))
+
+
+class Regressor(nn.Module):
+    def __init__(self, h: int, width: int):
+        super().__init__()
+        self.sim_head = SimHead(h, width)
+        self.mlp = nn.Sequential(nn.Linear(2, 10), nn.ReLU(), nn.Linear(10, 2))
+        self.scale = math.sqrt(width)
+
+    def forward(self, queries, references, values):
+        scores = self.sim_head.query_proj(queries) @ self.sim_head.ref_proj(references).T / self.scale
+        p = (torch.softmax(scores, dim=-1) * values).sum(dim=-1).clamp(1e-4, 1 - 1e-4)
+        out = self.mlp(torch.stack([values.mean(), values.std()]))
+        temperature, bias = nn.functional.softplus(out[0]).clamp(0.01, 10), torch.tanh(out[1])
+        return torch.sigmoid(torch.log(p / (1 - p)) / temperature + bias)
+
+
+class Published(nn.Module):
+    def __init__(self, h: int = 24, width: int = 16, seed: int = 0):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.regressor = Regressor(h, width)
+            for parameter in self.parameters():  # so that each of them matters
+                nn.init.normal_(parameter, std=0.5)
+
+
+def checkpoint(path, model, **more):
+    torch.save({"model_state_dict": model.state_dict(), "epoch": 20, **more}, path)
+    return path
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 50), st.integers(2, 40), st.sampled_from([0.0, 0.3, 1.0]))
+def test_published_checkpoints_predict_what_their_code_predicts(tmp_path_factory, seed, k, scale):
+    model = Published(seed=seed).eval()
+    path = checkpoint(tmp_path_factory.mktemp("published") / "model.pt", model)
+    rng = generator(seed)
+    E, R, values = torch.randn(30, 24, generator=rng), torch.randn(k, 24, generator=rng), torch.rand(k, generator=rng)
+    values = (0.5 + scale * (values - 0.5)).clamp(0, 1)
+    predictor = load_predictor(path)
+    with torch.no_grad():
+        expected = model.regressor(E, R, values)
+        got = predictor.attend(predictor.project_queries(E), predictor.project_references(R), values)
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
+    predictor.set_references(R, values)
+    torch.testing.assert_close(predictor.predict(E), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_half_precision_checkpoints_are_read(tmp_path):
+    model = Published().half()
+    predictor = AttentionDifficultyPredictor.from_published(checkpoint(tmp_path / "m.pt", model))
+    assert all(parameter.dtype == torch.float32 for parameter in predictor.parameters())
+
+
+def without(name):
+    def change(state):
+        del state[name]
+
+    return change
+
+
+def with_(name, value):
+    return lambda state: state.update({name: value})
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (without("regressor.sim_head.query_proj.1.weight"), "lacks the parameter `regressor.sim_head.query_proj.1"),
+        (without("regressor.mlp.2.bias"), r"lacks regressor\.mlp\.2\.bias"),
+        (with_("regressor.sim_head.query_proj.9.weight", torch.ones(3)), r"unknown .*query_proj\.9\.weight"),
+        (with_("regressor.mlp.0.weight", torch.ones(10, 3)), r"`regressor.mlp.0.weight` has shape \(10, 3\)"),
+        (with_("regressor.sim_head.query_proj.1.weight", torch.ones(3)), r"has shape \(3,\)"),
+        (with_("regressor.mlp.0.bias", torch.full((10,), math.nan)), "not finite"),
+    ],
+)
+def test_other_architectures_are_refused(tmp_path, change, says):
+    state = dict(Published().state_dict())
+    change(state)
+    torch.save({"model_state_dict": state}, tmp_path / "m.pt")
+    with pytest.raises(PredictorError, match=says):
+        load_predictor(tmp_path / "m.pt")
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99])
+def test_truncated_files_are_refused(tmp_path, share):
+    path = checkpoint(tmp_path / "m.pt", Published())
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * share)])
+    with pytest.raises(PredictorError, match=r"m\.pt \(\d+ bytes\) cannot be read as a torch checkpoint"):
+        load_predictor(path)
+
+
+def test_files_that_are_no_checkpoint(tmp_path):
+    (tmp_path / "text.pt").write_text("not a checkpoint, but some text")
+    with pytest.raises(PredictorError, match="cannot be read as a torch checkpoint"):
+        load_predictor(tmp_path / "text.pt")
+    for i, content in enumerate([torch.ones(3), {"weights": torch.ones(2)}, {"model_state_dict": {"a": 1}}, {}]):
+        torch.save(content, tmp_path / f"{i}.pt")
+        with pytest.raises(PredictorError, match="is no checkpoint of a difficulty predictor"):
+            load_predictor(tmp_path / f"{i}.pt")
+    with pytest.raises(PredictorError, match="There is no file"):
+        AttentionDifficultyPredictor.from_published(tmp_path / "absent.pt")
+
+
+class Payload:
+    ran = False
+
+    def __reduce__(self):
+        return setattr, (Payload, "ran", True)
+
+
+def test_pickled_objects_are_refused_and_not_run(tmp_path):
+    checkpoint(tmp_path / "m.pt", Published(), optimizer=Payload())
+    with pytest.raises(PredictorError, match="holds pickled objects other than tensors"):
+        load_predictor(tmp_path / "m.pt")
+    assert not Payload.ran
+
+
+def test_embeddings_of_another_width_are_refused(tmp_path):
+    predictor = load_predictor(checkpoint(tmp_path / "m.pt", Published(h=24)))
+    with pytest.raises(PredictorError, match="width 24, and these have width 25"):
+        predictor.project_queries(torch.ones(2, 25))
+
+
+# ---------------------------------------------------------------- attend
+
+
+def parts(n: int = 12, k: int = 7):
+    model = AttentionDifficultyPredictor(10, width=8, seed=3)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.7, generator=generator(4))
+    zq, zr = torch.randn(n, 8, generator=generator(5)), torch.randn(k, 8, generator=generator(6))
+    return model.requires_grad_(False), zq, zr, torch.rand(k, generator=generator(7))
+
+
+def test_excluding_a_reference_is_as_if_it_had_no_part_in_the_average():
+    model, zq, zr, p = parts()
+    model.regressor.mlp[2].weight.zero_()  # the calibration sees all references; here it sees nothing
+    exclude = torch.tensor([-1, 0, 1, 2, 3, 4, 5, 6, -1, 6, 6, 0])
+    got = model.attend(zq, zr, p, exclude=exclude)
+    for i, out in enumerate(exclude.tolist()):
+        others = [j for j in range(7) if j != out]
+        torch.testing.assert_close(got[i], model.attend(zq[[i]], zr[others], p[others])[0])
+
+
+def test_whole_weights_are_repetitions_up_to_the_unbiased_deviation():
+    model, zq, zr, p = parts()
+    model.regressor.mlp[2].weight.zero_()
+    weight = torch.tensor([1.0, 2.0, 0.0, 3.0, 1.0, 1.0, 0.0])
+    repeated = torch.repeat_interleave(torch.arange(7), weight.long())
+    torch.testing.assert_close(model.attend(zq, zr, p, weight), model.attend(zq, zr[repeated], p[repeated]))
+    torch.testing.assert_close(model.attend(zq, zr, p, 10 * weight), model.attend(zq, zr, p, weight))
+
+
+def test_weighted_moments_by_hand():
+    mean, deviation = attention._moments(torch.tensor([0.0, 1.0, 0.5]), torch.tensor([1.0, 1.0, 2.0]))
+    assert mean == 0.5
+    # sum of w (p - mean)^2 = (1 + 1) / 4 * 0.25 = 0.125; 1 - sum of w^2 = 1 - (1 + 1 + 4) / 16 = 0.625
+    assert deviation == pytest.approx(math.sqrt(0.125 / 0.625))
+    p = torch.rand(20, generator=generator())
+    assert attention._moments(p, torch.full((20,), 0.3))[1] == pytest.approx(p.std().item(), rel=1e-5)
+
+
+def test_one_reference_and_none_left():
+    model, zq, zr, p = parts(k=1)
+    got = model.attend(zq, zr, p, exclude=torch.tensor([0] + [-1] * 11))
+    assert bool(got.isfinite().all())
+    out = model.regressor.mlp(torch.tensor([p[0], 0.0]))
+    assert got[0] == pytest.approx(torch.sigmoid(torch.tanh(out[1])).item(), rel=1e-5)
+
+
+def test_chunks_change_nothing(monkeypatch):
+    model, zq, zr, p = parts(n=50)
+    exclude = torch.arange(50) % 8 - 1
+    whole = model.attend(zq, zr, p, exclude=exclude)
+    monkeypatch.setattr(attention, "SCORES", 30)
+    torch.testing.assert_close(model.attend(zq, zr, p, exclude=exclude), whole)
+    assert model.attend(zq[:0], zr, p).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda zq, zr, p: (zq, zr[:0], p[:0]),
+        lambda zq, zr, p: (zq, zr[:-1], p),
+        lambda zq, zr, p: (zq[:, :-1], zr, p),
+        lambda zq, zr, p: (zq, zr, p, torch.ones(3)),
+        lambda zq, zr, p: (zq, zr, p, torch.zeros(7)),
+        lambda zq, zr, p: (zq, zr, p * math.nan),
+    ],
+)
+def test_references_that_do_not_fit_are_refused(wrong):
+    model, zq, zr, p = parts()
+    with pytest.raises(PredictorError, match=r"do not fit|need known"):
+        model.attend(*wrong(zq, zr, p))
+
+
+# ---------------------------------------------------------------- fit
+
+
+def test_a_fit_repeats_and_leaves_the_global_random_state_alone():
+    E, p = problem(60)
+    torch.manual_seed(0)
+    state = torch.random.get_rng_state()
+    models = [AttentionDifficultyPredictor(40, width=16, seed=1) for _ in range(3)]
+    for model, seed in zip(models, [5, 5, 6]):
+        model.fit(E, p, seed=seed, epochs=3)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    one, two, other = (model.predict(E) for model in models)
+    assert torch.equal(one, two)
+    assert not torch.equal(one, other)
+    assert not any(module.training for module in models[0].modules())
+
+
+def test_every_parameter_learns_and_a_second_fit_goes_on_from_the_first():
+    E, p = problem(200)
+    model = AttentionDifficultyPredictor(40, width=16)
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+    model.fit(E, p, epochs=2)
+    middle = {name: value.clone() for name, value in model.state_dict().items()}
+    assert [name for name in start if torch.equal(start[name], middle[name])] == []
+    model.fit(E, p, epochs=0)
+    assert all(torch.equal(value, middle[name]) for name, value in model.state_dict().items())
+
+
+def test_held_out_groups_end_a_fit_that_only_learns_noise():
+    E, _ = problem(120)
+    p = torch.rand(120, generator=generator()).round()
+    model = AttentionDifficultyPredictor(40, width=32)
+    model.fit(E, p)
+    model.set_references(E[:60], p[:60])
+    assert (model.predict(E[60:]) - 0.5).abs().mean() < 0.25
+
+
+def test_few_groups_change_the_references_alone():
+    E, p = problem(31)
+    model = AttentionDifficultyPredictor(40, width=16)
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+    model.fit(E, p)
+    assert all(torch.equal(value, start[name]) for name, value in model.state_dict().items())
+    assert model.fitted

@@ -1,0 +1,1 @@
+"""How likely each prompt is solved now: prompts as vectors, and predictors of their success rates."""

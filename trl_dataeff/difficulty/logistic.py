@@ -1,0 +1,180 @@
+"""`LogisticDifficultyPredictor`: logistic regression on the leading principal components of the embeddings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from trl_dataeff.difficulty.contract import (
+    ROWS,
+    DifficultyPredictor,
+    Embeddings,
+    PredictorError,
+    check_labels,
+    check_width,
+    chunks,
+    take,
+)
+
+
+BASIS_ROWS = 20_000
+NEWTON_STEPS = 100
+CLAMP = 1e-4  # bounds of the mean success rate that an intercept without any spread in its labels is taken from
+
+
+class LogisticDifficultyPredictor(DifficultyPredictor):
+    """
+    Ridge logistic regression of fractional success rates on principal components that are *not* whitened: all are
+    divided by the first one's deviation, so that those along which prompts differ little count little.
+
+    Minimises `sum_i w_i BCE(p_i, sigmoid(z_i c + b)) + l2 / 2 |c - c_0|^2` over `c` and the unpenalised `b`, in
+    float64. `c_0` is 0, or what [`anchor`] sets.
+
+    Args:
+        components (`int`, *optional*, defaults to `32`): principal components; fewer if the embeddings have fewer.
+        l2 (`float`, *optional*, defaults to `0.3`): ridge, in units of a group's weight; greater than 0.
+    """
+
+    def __init__(self, components: int = 32, l2: float = 0.3):
+        if components < 1 or not l2 > 0:
+            raise PredictorError(f"components is {components} and l2 {l2}; at least 1, and more than 0, are needed.")
+        self.components, self.l2 = components, l2
+        self.mean = torch.zeros(0)
+        self.basis = torch.zeros(0, 0)
+        self.coefficients: torch.Tensor | None = None
+        self.intercept = torch.zeros(1)
+        self.prior: torch.Tensor | None = None
+
+    @property
+    def fitted(self) -> bool:
+        return self.coefficients is not None
+
+    @property
+    def embedding_width(self) -> int:
+        return len(self.mean)
+
+    def fit_basis(self, E: Embeddings) -> None:
+        """
+        Find the components of a pool; once, before any fit. At most 20,000 rows, evenly spread, are looked at.
+
+        Args:
+            E (`torch.Tensor` or `np.ndarray` of shape `(N, h)`): embeddings of the pool.
+        """
+        check_width(E, 0)
+        if not len(E):
+            raise PredictorError("There are no embeddings to find principal components of.")
+        ids = np.unique(np.linspace(0, len(E) - 1, min(len(E), BASIS_ROWS)).astype(np.int64))
+        mean, covariance = _moments(E, ids)
+        values, vectors = torch.linalg.eigh(covariance)
+        count = min(self.components, len(values))
+        values, vectors = values.flip(0)[:count], vectors.flip(1)[:, :count]
+        # A direction in which the pool does not differ says nothing about it
+        vectors = torch.where(values > 1e-10 * values[0].clamp_min(1e-30), vectors, 0.0)
+        largest = vectors.gather(0, vectors.abs().argmax(dim=0, keepdim=True))
+        vectors = vectors * torch.where(largest < 0, -1.0, 1.0)
+        deviation = values[0].clamp_min(0).sqrt()
+        self.mean = mean.float()
+        self.basis = (vectors / (deviation if deviation > 0 else 1.0)).float().contiguous()
+        self.coefficients = self.prior = None
+
+    def anchor(self) -> None:
+        """Let later fits be drawn to the present coefficients, in place of 0: what other runs taught is kept."""
+        self.prior = self.coefficients
+
+    def fit(self, E: Embeddings, p: torch.Tensor, weight: torch.Tensor | None = None) -> None:
+        if not self.embedding_width:
+            self.fit_basis(E)
+        self.fit_projected(self.project(E), p, weight)
+
+    def fit_projected(self, Z: torch.Tensor, p: torch.Tensor, weight: torch.Tensor | None = None) -> None:
+        """[`fit`] from what [`project`] gave, `(n, d)`."""
+        p, weight = check_labels(Z, p, weight)
+        used = weight > 0
+        X = torch.cat([Z.cpu()[used], torch.ones(int(used.sum()), 1)], dim=1).double()
+        prior = torch.zeros(X.shape[1], dtype=torch.float64)
+        if self.prior is not None:
+            prior[:-1] = self.prior
+        theta = _newton(X, p[used].double(), weight[used].double(), self.l2, prior)
+        self.coefficients, self.intercept = theta[:-1].float(), theta[-1:].float()
+
+    def project(self, E: Embeddings) -> torch.Tensor:
+        if not self.embedding_width:
+            raise PredictorError("The predictor has no principal components yet: call `fit` or `fit_basis` first.")
+        pieces = [rows.sub_(self.mean) @ self.basis for rows in chunks(E, self.embedding_width)]
+        return torch.cat([torch.empty(0, self.basis.shape[1]), *pieces])
+
+    def predict_projected(self, Z: torch.Tensor) -> torch.Tensor:
+        if self.coefficients is None:
+            raise PredictorError("The predictor has not been fitted: call `fit` first.")
+        return torch.sigmoid(Z @ self.coefficients + self.intercept)
+
+    def settings(self) -> dict[str, Any]:
+        return {"components": self.components, "l2": self.l2}
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        tensors = {"mean": self.mean, "basis": self.basis, "intercept": self.intercept}
+        fitted = {"coefficients": self.coefficients, "prior": self.prior}
+        return tensors | {name: value for name, value in fitted.items() if value is not None}
+
+    def load_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
+        mean, basis, intercept = tensors["mean"], tensors["basis"], tensors["intercept"]
+        coefficients, prior = tensors.get("coefficients"), tensors.get("prior")
+        widths = [len(value) for value in (coefficients, prior) if value is not None]
+        if len(mean) != len(basis) or any(width != basis.shape[1] for width in widths) or len(intercept) != 1:
+            raise ValueError("the shapes of its tensors disagree")
+        self.mean, self.basis, self.intercept = mean, basis, intercept
+        self.coefficients, self.prior = coefficients, prior
+
+
+def _moments(E: Embeddings, ids: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean `(h,)` and covariance `(h, h)` of the rows `ids`, in float64, by two passes in chunks."""
+    pieces = [ids[start : start + ROWS] for start in range(0, len(ids), ROWS)]
+    mean = torch.zeros(E.shape[1], dtype=torch.float64)
+    for piece in pieces:
+        mean += take(E, piece).double().sum(dim=0)
+    mean /= len(ids)
+    covariance = torch.zeros(len(mean), len(mean), dtype=torch.float64)
+    for piece in pieces:
+        rows = take(E, piece).double() - mean
+        covariance += rows.T @ rows
+    return mean, covariance / len(ids)
+
+
+def _newton(X: torch.Tensor, p: torch.Tensor, weight: torch.Tensor, l2: float, prior: torch.Tensor) -> torch.Tensor:
+    """
+    Coefficients and, last, the intercept, `(d + 1,)`, by Newton's method with halved steps where the loss would rise.
+    Without labels: the prior; with labels that are all 0 or all 1, whose intercept would run away: the prior's
+    coefficients, and the intercept of a mean clamped to [1e-4, 1 - 1e-4].
+    """
+    theta = prior.clone()
+    if not len(p):
+        return theta
+    mean = float((weight * p).sum() / weight.sum())
+    theta[-1] = torch.logit(torch.tensor(mean).clamp(CLAMP, 1 - CLAMP).double())
+    if bool((p == p[0]).all()) and float(p[0]) in (0.0, 1.0):
+        return theta
+    ridge = torch.full_like(theta, l2)
+    ridge[-1] = 0.0
+
+    def loss(at: torch.Tensor) -> torch.Tensor:
+        scores = X @ at
+        bce = torch.nn.functional.softplus(scores) - p * scores
+        return (weight * bce).sum() + 0.5 * (ridge * (at - prior) ** 2).sum()
+
+    present = loss(theta)
+    for _ in range(NEWTON_STEPS):
+        q = torch.sigmoid(X @ theta)
+        gradient = X.T @ (weight * (q - p)) + ridge * (theta - prior)
+        hessian = X.T @ (X * (weight * q * (1 - q))[:, None]) + torch.diag(ridge)
+        hessian[-1, -1] += 1e-12 * float(weight.sum())
+        step = torch.linalg.solve(hessian, gradient)
+        scale, moved = 1.0, loss(theta - step)
+        while moved > present and scale > 1e-6:
+            scale /= 2
+            moved = loss(theta - scale * step)
+        if moved > present or float(step.abs().max()) < 1e-10:
+            break
+        theta, present = theta - scale * step, moved
+    return theta

@@ -1,0 +1,44 @@
+"""How good predicted success rates are. Pairs in which either value is NaN are left out."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+BINS = 10
+
+
+def pearson(predicted: np.ndarray, observed: np.ndarray) -> float:
+    """Pearson correlation in [-1, 1]; NaN with fewer than two pairs, or if one side does not vary."""
+    x, y = _pairs(predicted, observed)
+    if len(x) < 2 or x.min() == x.max() or y.min() == y.max():
+        return float("nan")
+    x, y = x - x.mean(), y - y.mean()
+    return float(np.clip((x @ y) / np.sqrt((x @ x) * (y @ y)), -1.0, 1.0))
+
+
+def mean_absolute_error(predicted: np.ndarray, observed: np.ndarray) -> float:
+    """Mean of `|predicted - observed|`; NaN without a pair."""
+    x, y = _pairs(predicted, observed)
+    return float(np.abs(x - y).mean()) if len(x) else float("nan")
+
+
+def calibration_error(predicted: np.ndarray, observed: np.ndarray) -> float:
+    """
+    Expected calibration error: predictions in [0, 1] fall in 10 bins of equal width, the upper end belonging to the
+    last one, and the distances of each bin's mean prediction from its mean observation are averaged, weighted by the
+    bin's share of the predictions. In [0, 1]; NaN without a pair.
+    """
+    x, y = _pairs(predicted, observed)
+    if not len(x):
+        return float("nan")
+    bins = np.clip((x * BINS).astype(np.int64), 0, BINS - 1)
+    return float(np.abs(np.bincount(bins, x - y, BINS)).sum() / len(x))
+
+
+def _pairs(predicted: np.ndarray, observed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    x, y = np.asarray(predicted, dtype=np.float64), np.asarray(observed, dtype=np.float64)
+    if x.shape != y.shape or x.ndim != 1:
+        raise ValueError(f"Predictions {x.shape} and observations {y.shape} have to be of one shape, (n,).")
+    known = ~(np.isnan(x) | np.isnan(y))
+    return x[known], y[known]
