@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,8 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     former `path`, whole.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Process ids are not unique where nodes share a folder
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
     try:
         write(temporary)
         with open(temporary, "rb") as handle:
