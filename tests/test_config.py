@@ -152,8 +152,3 @@ class TestPlainConfig:
             special: int = 3
 
         assert DataEfficientGRPOConfig.from_grpo_config(Special("out", **BASE, special=5)).special == 5
-
-
-def test_what_this_version_lacks_is_said():
-    with pytest.raises(ValueError, match="not part of this version"):
-        DataEfficientGRPOConfig("out", **BASE, selection="dots")

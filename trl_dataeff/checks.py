@@ -10,6 +10,7 @@ from trl import GRPOConfig
 from trl.trainer.utils import get_config_model_id
 
 from trl_dataeff.config import DataEfficientGRPOConfig
+from trl_dataeff.difficulty.predictor import load_predictor
 from trl_dataeff.replay.buffer import replay_groups
 
 
@@ -52,6 +53,23 @@ def check_dataset(args: DataEfficientGRPOConfig, dataset: Any, environment_facto
             f"(`generation_batch_size` {args.generation_batch_size} / `num_generations` {args.num_generations}). Use "
             "a larger dataset, or a smaller `per_device_train_batch_size` x `steps_per_generation`."
         )
+
+
+def resolve_selection(args: DataEfficientGRPOConfig, obstacle: str | None) -> str:
+    """
+    The selection of a run: what "auto" stands for, and a `ValueError` for what cannot be had with this dataset or
+    these files. `obstacle` is that of [`rounds_obstacle`].
+    """
+    selection = "uniform" if args.selection == "auto" else args.selection
+    if "dots" in selection:
+        if args.dots_predictor not in ("logistic", "attention"):
+            load_predictor(args.dots_predictor)  # a mistake in it shows before anything is embedded
+        if args.dots_reference == "paper" and obstacle is not None:
+            raise ValueError(
+                f"`dots_reference='paper'` rolls out its reference prompts apart from TRL's pass over a batch, which "
+                f"{obstacle} do not allow. Use `dots_reference='rolling'`, which needs no rollouts of its own."
+            )
+    return selection
 
 
 def check_no_images(images: Any, tool_images: Any) -> None:

@@ -16,8 +16,6 @@ from trl import GRPOConfig
 
 
 SELECTIONS = ("auto", "uniform", "dots", "greso", "dots+greso")
-#: What this version can do
-AVAILABLE_SELECTIONS = ("uniform", "greso")
 
 
 @dataclass
@@ -181,11 +179,6 @@ class DataEfficientGRPOConfig(GRPOConfig):
 
     def _check_dataeff_fields(self) -> None:
         _check_choice("selection", self.selection, SELECTIONS)
-        if self.selection not in ("auto", *AVAILABLE_SELECTIONS):
-            raise ValueError(
-                f"`selection={self.selection!r}` is not part of this version of trl_dataeff, which has "
-                f"{_listed(('auto', *AVAILABLE_SELECTIONS))}."
-            )
         for name, allowed in _CHOICES.items():
             _check_choice(name, getattr(self, name), allowed)
         for name, (ok, takes) in _NUMBERS.items():

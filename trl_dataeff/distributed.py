@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 import numpy as np
-from accelerate.utils import gather_object
+from accelerate.utils import broadcast_object_list, gather_object
 
 from trl_dataeff.group import RolloutGroup
 
@@ -59,3 +59,8 @@ def hand_over(groups: Sequence[RolloutGroup], destinations: np.ndarray, rank: in
 def all_gather(value: T) -> list[T]:
     """`value` of every process, in the order of ranks, on every process. A collective: all processes must call it."""
     return gather_object([value])
+
+
+def from_main(ids: np.ndarray) -> np.ndarray:
+    """`ids` of the main process, on every process. A collective: all processes must call it."""
+    return broadcast_object_list([ids])[0]

@@ -200,6 +200,7 @@ class RolloutGroup:
         seconds: its share of the time its round took.
         owner: index of the process that holds `rollouts`.
         predicted: success rate predicted before it was rolled out, or NaN.
+        reference: whether it was rolled out for the sake of predictions.
     """
 
     prompt_id: int
@@ -213,6 +214,7 @@ class RolloutGroup:
     seconds: float
     owner: int = 0
     predicted: float = float("nan")
+    reference: bool = False
     rollouts: Rollouts | None = None
 
     @property
@@ -232,7 +234,7 @@ _LISTS = (
     ("behavior_logps", np.float32),
 )
 _ARRAYS = (("rewards", np.float32), ("lengths", np.int32), ("truncated", np.bool_))
-_SCALARS = ("prompt_id", "step", "round", "success_rate", "kind", "seconds", "owner", "predicted")
+_SCALARS = ("prompt_id", "step", "round", "success_rate", "kind", "seconds", "owner", "predicted", "reference")
 
 
 def pack_groups(groups: Sequence[RolloutGroup]) -> dict[str, np.ndarray]:

@@ -73,7 +73,7 @@ class GroupLog:
                     "reward": float(scored.mean()) if len(scored) else None,
                     "kind": KINDS[group.kind],
                     "predicted": _number_or_none(group.predicted),
-                    "source": "fresh",
+                    "source": "reference" if group.reference else "fresh",
                     "dropped": id(group) in dropped_ids,
                     "tokens": group.tokens,
                     "seconds": group.seconds,

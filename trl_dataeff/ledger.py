@@ -16,7 +16,7 @@ import torch
 from transformers.utils import logging
 
 from trl_dataeff.config import DataEfficientGRPOConfig
-from trl_dataeff.distributed import all_gather
+from trl_dataeff.distributed import all_gather, from_main
 from trl_dataeff.group import (
     EASY,
     EFFECTIVE,
@@ -92,28 +92,49 @@ class RolloutLedger:
         self._warned: set[str] = set()
         # TRL seeds the sampler of `GRPOTrainer` in the same way
         self.rng = torch.Generator().manual_seed(config.seed)
+        # Apart from what is proposed, so that all processes replay the same groups
+        self.replay_rng = torch.Generator().manual_seed(config.seed)
 
     def propose(self, n: int) -> np.ndarray:
         """Ids of n prompts, in the order of ranks: each process rolls out an equal, contiguous part of them."""
         if self.selector is None:
             return np.full(n, -1, dtype=np.int64)
-        return self.selector.propose(n, self.rng)
+        return self._agreed(self.selector.propose(n, self.rng))
 
-    def collect(self, roll_out: Callable[[int, int], Sequence[RolloutGroup]], step: int) -> Collection:
-        """The groups of the window that begins at optimizer step `step` (see [`trl_dataeff.rollout.collect`])."""
+    def _agreed(self, ids: np.ndarray) -> np.ndarray:
+        """What the main process proposes, where rounding could make another one propose otherwise."""
+        if self.world_size == 1 or self.selector is None or self.selector.exact:
+            return ids
+        return from_main(ids)
+
+    def collect(self, roll_out: Callable[[np.ndarray, int, bool], list[RolloutGroup]], step: int) -> Collection:
+        """
+        The groups of the window that begins at optimizer step `step` (see [`trl_dataeff.rollout.collect`]).
+
+        Args:
+            roll_out: `(prompt ids, round, whether for the sake of predictions) -> groups`.
+            step (`int`): the present optimizer step.
+        """
+        assert self.selector is not None  # rounds are rolled out only where prompts can be chosen
+        references: list[RolloutGroup] = []
+        asked = self._agreed(self.selector.propose_references(self.rng))
+        if len(asked):
+            references = roll_out(asked[: max(1, len(asked) // self.world_size) * self.world_size], 0, True)
+            self.selector.observe_references(references)
         replayed = 0
         if self.buffer is not None:
             self.buffer.expire(step)
             replayed = self.replay_groups if len(self.buffer) >= self.replay_groups else 0
         return collect(
-            roll_out,
+            lambda n, round_index: roll_out(self.propose(n), round_index, False),
             self._round_size,
             batch_groups=self.batch_groups,
             max_rounds=self.config.max_rollout_rounds if self.refills else None,
             carried=self.carried,
+            references=references,
             buffer=self.buffer,
             replay_groups=replayed,
-            rng=self.rng,
+            rng=self.replay_rng,
         )
 
     def _round_size(self, missing: int) -> int:
@@ -143,6 +164,7 @@ class RolloutLedger:
         round_index: int,
         seconds: float,
         rollouts: Sequence[Rollouts] = (),
+        reference: bool = False,
     ) -> list[RolloutGroup]:
         """
         Classify the groups of a round and enter them in the history.
@@ -154,6 +176,7 @@ class RolloutLedger:
             truncated (`np.ndarray` of shape `(n * G,)`): whether each was cut off.
             step (`int`), round_index (`int`), seconds (`float`): when the round was, and how long it took.
             rollouts: those that this process holds, n / world_size of them (or none).
+            reference (`bool`): whether the round was for the sake of predictions.
         """
         n = len(prompt_ids)
         rewards = np.asarray(rewards, dtype=np.float32).reshape(n, self.group_size, len(self.reward_names))
@@ -167,6 +190,7 @@ class RolloutLedger:
         if self.config.mask_truncated_completions:
             zero_variance |= teaches_nothing_untruncated(rewards, self.reward_weights, truncated)
         kinds = classify(zero_variance, success_rates)
+        predicted = np.full(n, np.nan) if self.selector is None else self.selector.predict(prompt_ids)
         per_rank = n // self.world_size
         groups = [
             RolloutGroup(
@@ -180,6 +204,8 @@ class RolloutLedger:
                 truncated=truncated[i],
                 seconds=seconds / n,
                 owner=i // per_rank,
+                predicted=float(predicted[i]),
+                reference=reference,
                 rollouts=rollouts[i % per_rank] if rollouts and i // per_rank == self.rank else None,
             )
             for i in range(n)
@@ -279,7 +305,7 @@ class RolloutLedger:
             "fingerprint": self.pool.fingerprint if self.pool is not None else None,
             "layout": self._layout(),
         }
-        arrays = {"rng": self.rng.get_state().numpy()}
+        arrays = {"rng": self.rng.get_state().numpy(), "replay_rng": self.replay_rng.get_state().numpy()}
         if self.pool is not None:
             arrays.update({f"pool.{name}": value for name, value in self.pool.state_dict().items()})
         if self.selector is not None:
@@ -327,6 +353,7 @@ class RolloutLedger:
             self.scale.low, self.scale.high = scalars["reward_scale"]
         arrays = files["arrays"]
         self.rng.set_state(torch.from_numpy(arrays["rng"]))
+        self.replay_rng.set_state(torch.from_numpy(arrays["replay_rng"]))
         for prefix, part in (("pool.", self.pool), ("selector.", self.selector)):
             if part is not None:
                 part.load_state_dict({k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)})

@@ -46,6 +46,13 @@ METRICS: dict[str, Metric] = {
     "surplus_groups": Metric("groups per window", "Effective groups that a window leaves to the next one."),
     "p_easy": Metric("probability", "Kept per visit of an easy streak (GRESO)."),
     "p_hard": Metric("probability", "Kept per visit of a hard streak (GRESO)."),
+    "predictor/pearson": Metric(
+        "correlation", "Of predicted and observed success rates, over the newest groups; each predicted beforehand."
+    ),
+    "predictor/pearson_explored": Metric("correlation", "The same over prompts drawn uniformly: unbiased."),
+    "predictor/pearson_selected": Metric("correlation", "The same over prompts chosen for their prediction."),
+    "predictor/mae": Metric("success rate", "Mean distance of predicted from observed success rates."),
+    "predictor/calibration_error": Metric("success rate", "Expected calibration error of the predictions, 10 bins."),
     "unscorable_ratio": Metric("share", "Fresh completions that no reward function scored."),
     "replay/size": Metric("groups", "In the replay buffer."),
     "replay/age_mean": Metric("steps", "Age of the groups trained on that an earlier window rolled out."),

@@ -68,6 +68,7 @@ def collect(
     batch_groups: int,
     max_rounds: int | None = None,
     carried: Sequence[RolloutGroup] = (),
+    references: Sequence[RolloutGroup] = (),
     buffer: ReplayBuffer | None = None,
     replay_groups: int = 0,
     rng: torch.Generator | None = None,
@@ -87,16 +88,19 @@ def collect(
         batch_groups (`int`): B, groups trained on per window.
         max_rounds (`int`, *optional*): at least 1; `None`: nothing is dropped.
         carried: effective groups that the last window had too many.
+        references: groups that this window rolled out for the sake of predictions. The effective ones open the window,
+            or, where there is a `buffer`, are left to it as surplus; the others are dropped.
         buffer ([`ReplayBuffer`], *optional*): where replayed groups come from.
         replay_groups (`int`, *optional*, defaults to `0`): below `batch_groups`; fewer are replayed where `buffer` has
             no more whose prompts are not fresh.
         rng (`torch.Generator`, *optional*): draws the replayed groups; needed with `buffer`.
     """
-    result = Collection()
-    kept = list(carried)
+    result = Collection(fresh=list(references), dropped=[group for group in references if not group.effective])
+    taught = [group for group in references if group.effective]
+    kept = list(carried) + (taught if buffer is None else [])
     idle: list[RolloutGroup] = []
     while True:
-        present = {group.prompt_id for group in kept + idle}
+        present = {group.prompt_id for group in [*kept, *idle, *references]}
         available = buffer.available(present) if buffer is not None else 0
         fresh_share = batch_groups - min(replay_groups, available)
         rounds_are_out = max_rounds is not None and result.rounds >= max_rounds
@@ -112,8 +116,8 @@ def collect(
         result.replayed = buffer.sample(min(batch_groups - used, available), rng, present)
     result.padded = batch_groups - used - len(result.replayed)
     result.trained = kept[:used] + result.replayed + idle[: result.padded]
-    result.surplus = kept[used:]
-    result.dropped = idle[result.padded :]
+    result.surplus = kept[used:] + (taught if buffer is not None else [])
+    result.dropped += idle[result.padded :]
     return result
 
 

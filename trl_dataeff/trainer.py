@@ -16,7 +16,15 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 
 from trl_dataeff.callback import SelectionCallback
-from trl_dataeff.checks import check_dataset, check_no_images, resolve_config, rounds_obstacle, warn_of_idle_options
+from trl_dataeff.checks import (
+    check_dataset,
+    check_no_images,
+    resolve_config,
+    resolve_selection,
+    rounds_obstacle,
+    warn_of_idle_options,
+)
+from trl_dataeff.difficulty.embedding import embed_dataset
 from trl_dataeff.distributed import assign, hand_over
 from trl_dataeff.group import RolloutGroup
 from trl_dataeff.group_log import GroupLog
@@ -65,6 +73,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     ```
     """
 
+    ledger: RolloutLedger  # from `train` on
     tools: list
     rollout_func: Any
     _tag_names = ["trl", "grpo", "trl-dataeff"]  # noqa: RUF012
@@ -82,17 +91,18 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         super().__init__(*call.args[1:], **call.kwargs)
 
         self._prompts_are_made_up = given.get("train_dataset") is None  # by an environment; TRL sets placeholders
-        self.selection = "uniform" if self.args.selection == "auto" else self.args.selection
         obstacle = rounds_obstacle(
             self.train_dataset,
             environments=self.environment_factories is not None,
             tool_images=self._is_vlm and bool(self.tools),
         )
+        self.selection = resolve_selection(self.args, obstacle)
         self._refills = self.args.dynamic_sampling and obstacle is None
         self._replays = self.args.replay_fraction > 0 and obstacle is None
+        refers = "dots" in self.selection and self.args.dots_reference == "paper"
+        self._collects = self._refills or self._replays or refers
         warn_of_idle_options(self.args, obstacle)
         self._seconds: defaultdict[str, float] = defaultdict(float)  # since the last optimizer step
-        self.ledger = self._make_ledger()
         self._selection_callback = SelectionCallback(self)
         self.add_callback(self._selection_callback)
 
@@ -114,7 +124,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         return RolloutLedger(
             self.args,
             pool=pool,
-            selector=make_selector(self.selection, pool, self.args) if pool is not None else None,
+            selector=make_selector(self.selection, pool, self.args, self._embed) if pool is not None else None,
             reward_names=self.reward_func_names,
             reward_weights=self.reward_weights.numpy(),
             group_log=GroupLog(path) if self.accelerator.is_main_process else None,
@@ -124,12 +134,26 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             replays=self._replays,
         )
 
+    def _embed(self) -> np.ndarray:
+        """Every prompt as a vector, by the policy as it is before training, or by `dots_embedding`."""
+        return embed_dataset(
+            self.train_dataset,
+            self.args.dots_embedding,
+            policy=self.model,
+            tokenizer=self.processing_class,
+            accelerator=self.accelerator,
+            progress=not self.args.disable_tqdm,
+            chat_template=self.chat_template,
+            tools=self.tools or None,
+            chat_template_kwargs=self.chat_template_kwargs,
+        )
+
     # Rolling out
 
     def _generate_and_score_completions(self, inputs):
         if not self.model.training:
             return super()._generate_and_score_completions(inputs)
-        if self._refills or self._replays:
+        if self._collects:
             return self._collect_window()
         return self._single_round_window(inputs)
 
@@ -172,9 +196,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             self._enter_window(collection)
         return batch
 
-    def _roll_out(self, n: int, round_index: int) -> list[RolloutGroup]:
-        """Generate and score n prompts, each process an equal part of them, outside of TRL's one pass."""
-        ids = self.ledger.propose(n)
+    def _roll_out(self, ids: np.ndarray, round_index: int, reference: bool) -> list[RolloutGroup]:
+        """Generate and score prompts, each process an equal part of them, outside of TRL's one pass."""
         rows = self._rows(self._local(ids))
         prompts = [row["prompt"] for row in rows]
         if self.tools:  # TRL prepares these for the rows of its one pass
@@ -190,7 +213,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         rollouts = split_rollouts(
             self.num_generations, prompt_ids, completion_ids, tool_mask, completions, logprobs, logged
         )
-        return self._enter_round(ids, recording, round_index, rollouts)
+        return self._enter_round(ids, recording, round_index, rollouts, reference)
 
     def _generate(self, prompts: list):
         if self._playback is not None:
@@ -257,7 +280,9 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         yield
         self._seconds["time/selection_s"] += time.perf_counter() - self._seconds["time/generation_s"] - started
 
-    def _enter_round(self, ids, recording: Recording, round_index: int, rollouts=()) -> list[RolloutGroup]:
+    def _enter_round(
+        self, ids, recording: Recording, round_index: int, rollouts=(), reference=False
+    ) -> list[RolloutGroup]:
         assert recording.rewards is not None
         per_completion = torch.tensor([recording.lengths, recording.truncated], device=self.accelerator.device).T
         lengths, truncated = self.accelerator.gather(per_completion.contiguous()).cpu().numpy().T
@@ -270,6 +295,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             round_index=round_index,
             seconds=recording.seconds,
             rollouts=rollouts,
+            reference=reference,
         )
 
     def _enter_window(self, collection: Collection) -> None:

@@ -35,6 +35,10 @@ def _replay(share: float, what: str, **options) -> Method:
     return Method(what, **OURS, options={"selection": "uniform", "replay_fraction": share, **options})
 
 
+def _dots(what: str, **options) -> Method:
+    return Method(what, **OURS, options={"selection": "dots", "replay_fraction": 0.0, **options})
+
+
 METHODS = {
     "uniform": Method("GRPOTrainer: shuffled passes over the whole pool"),
     "dynamic": Method(
@@ -60,5 +64,20 @@ METHODS = {
     "replay50_behavior": _replay(0.5, "... with the clip centred on the policy that sampled", replay_clip="behavior"),
     "replay50_cap1": _replay(0.5, "... with a ratio of at most 1", replay_ratio_cap=1.0),
     "greso_replay50": _replay(0.5, "GRESO, and half of each batch replayed", selection="greso"),
+    "dots": _dots("prompts by predicted success rate"),
+    "dots_greso": _dots("... and those that keep giving nothing are skipped", selection="dots+greso"),
+    "dots_replay50": _dots("DOTS, and half of each batch replayed", replay_fraction=0.5),
+    "dots_greso_replay50": _dots("all three", selection="dots+greso", replay_fraction=0.5),
+    "dots_greso_replay25": _dots("all three, a quarter replayed", selection="dots+greso", replay_fraction=0.25),
+    "dots_paper": _dots(
+        "DOTS and replay as the paper has them: near 0.5 at temperature 1e-3, from 8 reference prompts every 2 steps",
+        dots_objective="target",
+        dots_reference="paper",
+        dots_reference_size=8,
+        dots_refresh_windows=2,
+        exploration=0.0,
+        replay_fraction=0.5,
+    ),
+    "dots_replay50_age20": _dots("... at most 20 steps old", replay_fraction=0.5, replay_max_age=20),
     "oracle": Method("GRPOTrainer on the learnable prompts alone: the bound for selection", only=(LEARNABLE,)),
 }

@@ -245,27 +245,15 @@ def test_help_shows_what_matters_and_help_all_shows_everything(capsys):
     assert max(map(len, short.splitlines())) <= 120
 
 
-def test_help_shows_every_field_of_ours_that_this_version_can_use(capsys):
-    """A field whose feature is not there yet waits in `--help-all`."""
+def test_help_shows_every_field_of_ours(capsys):
     main(["grpo", "--help"])
     short = capsys.readouterr().out
-    assert all(f"  --{name} " in short for name in own_fields())
     ours = {f.name for f in dataclasses.fields(DataEfficientGRPOConfig)} - {
         f.name for f in dataclasses.fields(GRPOConfig)
     }
     prefixes = ("replay_", "dots_", "greso_", "history_", "exploration")
     assert set(own_fields()) | set(own_fields(*prefixes)) == ours
-    for selection, prefix in (("dots", "dots_"), ("greso", "greso_")):
-        assert works(selection=selection) == all(f"  --{name} " in short for name in own_fields(prefix))
-    assert works(replay_fraction=0.5) == all(f"  --{name} " in short for name in own_fields("replay_"))
-
-
-def works(**fields) -> bool:
-    try:
-        DataEfficientGRPOConfig(use_cpu=True, **fields)
-    except ValueError:
-        return False
-    return True
+    assert all(f"  --{name} " in short for name in ours)
 
 
 def test_version_env_and_unknown_command(capsys):

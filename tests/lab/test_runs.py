@@ -17,7 +17,7 @@ from benchmarks.lab.train import RunSpec
 
 pytestmark = pytest.mark.usefixtures("tiny_bounds")
 SPEC = RunSpec("uniform", 0, "first", "tiny", steps=3, eval_every=2, prompts=4, group_size=4)
-TIMES = ("wall_s", "cpu_s")
+TIMES = ("wall_s", "cpu_s", "selection_s", "generation_s", "training_s")
 
 
 def rows_of(spec, start):
@@ -71,9 +71,13 @@ def test_the_counter_is_right_by_hand(method, start, tmp_path, model, tokenizer,
     assert by_hand["eval"][0] > 0
     assert [trainer.rollouts_generated, trainer.tokens_generated] == by_hand["train"]
     assert trainer.groups_trained == SPEC.steps * SPEC.prompts
-    if not METHODS[method].options.get("dynamic_sampling"):
-        assert trainer.rollouts_generated == SPEC.steps * SPEC.prompts * SPEC.group_size
-    assert trainer.rollouts_generated >= SPEC.steps * SPEC.prompts * SPEC.group_size
+    options, rollouts = METHODS[method].options, SPEC.steps * SPEC.prompts * SPEC.group_size
+    if options.get("dynamic_sampling") or options.get("dots_reference") == "paper":
+        assert trainer.rollouts_generated >= rollouts * (1 - options.get("replay_fraction", 0))
+    elif options.get("replay_fraction"):
+        assert (1 - options["replay_fraction"]) * rollouts <= trainer.rollouts_generated < rollouts
+    else:
+        assert trainer.rollouts_generated == rollouts
 
 
 def test_trained_groups_are_effective_where_rewards_differ(start, tmp_path, model, tokenizer):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from trl import GRPOConfig, ModelConfig
 
-from trl_dataeff.config import AVAILABLE_SELECTIONS, DataEfficientGRPOConfig
+from trl_dataeff.config import DataEfficientGRPOConfig
 
 
 USAGE = """\
@@ -94,21 +94,18 @@ def own_fields(*prefixes: str) -> tuple[str, ...]:
 
 
 def groups() -> list[Group]:
-    """Return the sections of the help, in order. What this version cannot do yet is left to `--help-all`."""
-    dots, greso = (any(name in selection for selection in AVAILABLE_SELECTIONS) for name in ("dots", "greso"))
-    replay = DataEfficientGRPOConfig.replay_fraction > 0
+    """Return the sections of the help, in order."""
     model = tuple(f.name for f in fields(ModelConfig) if f.name not in (*LORA, *ESSENTIALS))
     return [
         Group("essentials", "What most runs set.", ESSENTIALS),
         Group("data efficiency", "Which prompts are rolled out, and which rollouts are kept.", own_fields()),
-        Group("replay", "Training on recent rollouts again.", own_fields("replay_"), short=replay),
+        Group("replay", "Training on recent rollouts again.", own_fields("replay_")),
         Group(
             "DOTS",
             "With `selection` 'dots': prompts by predicted success rate.",
             own_fields("dots_", "history_", "exploration"),
-            short=dots,
         ),
-        Group("GRESO", "With `selection` 'greso': skip prompts that gave nothing.", own_fields("greso_"), short=greso),
+        Group("GRESO", "With `selection` 'greso': skip prompts that gave nothing.", own_fields("greso_")),
         Group("rewards", "What a completion is worth; several rewards are added up.", REWARDS),
         Group("dataset", "One dataset, or a mixture (`datasets:` in a recipe).", DATASET),
         Group("LoRA and quantisation", "Train adapters instead of the whole model.", LORA),

@@ -137,7 +137,10 @@ class RollingDifficulty:
         }
 
     def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
-        """Raises [`PredictorError`] if the state is that of another predictor or of another number of prompts."""
+        """
+        The inverse of `state_dict`; without the predictor's arrays only the groups are taken. Raises [`PredictorError`]
+        if the state is that of another predictor or of another number of prompts.
+        """
         ids = state["ids"]
         if len(ids) and ids.max() >= len(self.embeddings):
             raise PredictorError(
@@ -146,7 +149,8 @@ class RollingDifficulty:
             )
         given = {name.removeprefix(_PREDICTOR): value for name, value in state.items() if name.startswith(_PREDICTOR)}
         try:
-            self.predictor.load_tensors({name: torch.from_numpy(value.copy()) for name, value in given.items()})
+            if given:
+                self.predictor.load_tensors({name: torch.from_numpy(value.copy()) for name, value in given.items()})
         except (KeyError, ValueError, RuntimeError) as error:
             raise PredictorError(
                 f"The state is not that of a {type(self.predictor).__name__} with these settings ({error}). Resume with "

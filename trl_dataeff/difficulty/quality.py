@@ -36,6 +36,45 @@ def calibration_error(predicted: np.ndarray, observed: np.ndarray) -> float:
     return float(np.abs(np.bincount(bins, x - y, BINS)).sum() / len(x))
 
 
+class PredictionRecord:
+    """
+    The newest predictions, each made before its group was rolled out, beside what the group then gave.
+
+    Args:
+        capacity (`int`, *optional*, defaults to `256`): groups of each kind: those drawn uniformly, and those chosen.
+    """
+
+    def __init__(self, capacity: int = 256):
+        self.capacity = capacity
+        self._rows = np.empty((0, 3), dtype=np.float32)  # predicted, observed, whether drawn uniformly
+
+    def add(self, predicted: np.ndarray, observed: np.ndarray, uniform: np.ndarray) -> None:
+        """Enter groups, all `(n,)`; those with NaN are passed over."""
+        rows = np.stack([predicted, observed, uniform], axis=1).astype(np.float32)
+        rows = np.concatenate([self._rows, rows[~np.isnan(rows).any(axis=1)]])
+        newer_of_its_kind = np.where(rows[:, 2] == 1, *(np.cumsum(rows[::-1, 2] == kind)[::-1] for kind in (1, 0)))
+        self._rows = rows[newer_of_its_kind <= self.capacity]
+
+    def metrics(self) -> dict[str, float]:
+        """By their names in `trl_dataeff.metrics`; those that are not defined yet are left out."""
+        predicted, observed, uniform = self._rows.T
+        chosen = uniform == 0
+        values = {
+            "predictor/pearson": pearson(predicted, observed),
+            "predictor/pearson_explored": pearson(predicted[~chosen], observed[~chosen]),
+            "predictor/pearson_selected": pearson(predicted[chosen], observed[chosen]),
+            "predictor/mae": mean_absolute_error(predicted, observed),
+            "predictor/calibration_error": calibration_error(predicted, observed),
+        }
+        return {name: value for name, value in values.items() if not np.isnan(value)}
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        return {"rows": self._rows.copy()}
+
+    def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
+        self._rows = state["rows"].astype(np.float32)
+
+
 def _pairs(predicted: np.ndarray, observed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     x, y = np.asarray(predicted, dtype=np.float64), np.asarray(observed, dtype=np.float64)
     if x.shape != y.shape or x.ndim != 1:

@@ -17,7 +17,13 @@ class Selector(ABC):
 
     A selector decides the same on every process: it may use its own state, the pool's history, and `rng`, all of
     which are equal everywhere, and nothing else.
+
+    Attributes:
+        exact (`bool`): whether that holds to the last bit on any machine, since nothing is computed that rounds. If it
+            does not, the main process's proposals are taken everywhere.
     """
+
+    exact: bool = False
 
     @abstractmethod
     def propose(self, n: int, rng: torch.Generator) -> np.ndarray:
@@ -31,6 +37,17 @@ class Selector(ABC):
         Returns:
             `np.ndarray` of shape `(n,)` and dtype int64: prompt ids without repetition.
         """
+
+    def predict(self, prompt_ids: np.ndarray) -> np.ndarray:
+        """Success rates expected of prompts that are about to be rolled out, float32 `(n,)`; NaN where unknown."""
+        return np.full(len(prompt_ids), np.nan, dtype=np.float32)
+
+    def propose_references(self, rng: torch.Generator) -> np.ndarray:
+        """Ids of prompts that this window is to roll out for the sake of predictions, before anything is proposed."""
+        return np.empty(0, dtype=np.int64)
+
+    def observe_references(self, groups: Sequence[RolloutGroup]) -> None:  # noqa: B027
+        """Learn from their groups at once; `observe` gets them too."""
 
     def observe(self, groups: Sequence[RolloutGroup], step: int) -> None:  # noqa: B027
         """Learn from the groups that a window rolled out at optimizer step `step`, those that are dropped included."""

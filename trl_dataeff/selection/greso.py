@@ -63,6 +63,50 @@ class GresoController:
         return min(max(p - self.p_step if down else p + self.p_step, self.p_min), self.p_max)
 
 
+class GresoGate:
+    """
+    Admits prompts by their streaks of zero-variance groups.
+
+    Args:
+        pool ([`PromptPool`]): the history.
+        controller ([`GresoController`]): the keep probabilities.
+    """
+
+    def __init__(self, pool: PromptPool, controller: GresoController):
+        self.pool = pool
+        self.controller = controller
+        self.skipped = 0
+
+    def admit(self, ids: np.ndarray, rng: torch.Generator) -> np.ndarray:
+        """Whether each of `ids` is let through, bool of its shape: a draw."""
+        draws = torch.rand(len(ids), generator=rng, dtype=torch.float64).numpy()
+        p = np.where(self.pool.streak_kind[ids] == EASY, self.controller.p_easy, self.controller.p_hard)
+        return draws < keep_probability(self.pool.streak[ids], p)
+
+    def adapt(self, groups: Sequence[RolloutGroup]) -> None:
+        """Move the keep probabilities by the groups of a window."""
+        if groups:
+            kinds = np.array([group.kind for group in groups])
+            self.controller.update(float((kinds == EASY).mean()), float((kinds == HARD).mean()))
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        return {
+            "keep": np.array([self.controller.p_easy, self.controller.p_hard]),
+            "skipped": np.array([self.skipped]),
+        }
+
+    def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
+        self.controller.p_easy, self.controller.p_hard = (float(value) for value in state["keep"])
+        self.skipped = int(state["skipped"][0])
+
+    def metrics(self) -> dict[str, float]:
+        return {
+            "prompts_skipped": self.skipped,
+            "p_easy": self.controller.p_easy,
+            "p_hard": self.controller.p_hard,
+        }
+
+
 class GresoSelector(Selector):
     """
     Shuffled passes over the prompts, in which a prompt that keeps giving nothing is skipped with a probability. A pass
@@ -75,8 +119,7 @@ class GresoSelector(Selector):
 
     def __init__(self, pool: PromptPool, controller: GresoController):
         self.pool = pool
-        self.controller = controller
-        self.skipped = 0
+        self.gate = GresoGate(pool, controller)
         self._passes = 0
         self._position = len(pool)  # a pass that is over: the first proposal starts the first one
         self._order = ShuffledOrder(0, 0)
@@ -90,45 +133,32 @@ class GresoSelector(Selector):
                 self._order = ShuffledOrder(len(self.pool), int(torch.randint(2**62, (1,), generator=rng)))
                 self._position, self._passes = 0, self._passes + 1
             ids = self._order.take(self._position, min(self._position + piece, len(self.pool)))
-            draws = torch.rand(len(ids), generator=rng, dtype=torch.float64).numpy()
-            kept = draws < self._keep_probability(ids)
+            kept = self.gate.admit(ids, rng)
             offered = kept & ~np.isin(ids, chosen)  # where this proposal spans two passes
             looked_at = np.searchsorted(np.cumsum(offered), n - len(chosen)) + 1 if offered.any() else len(ids)
             looked_at = min(int(looked_at), len(ids))
             chosen = np.concatenate([chosen, ids[:looked_at][offered[:looked_at]]])
-            self.skipped += looked_at - int(kept[:looked_at].sum())
+            self.gate.skipped += looked_at - int(kept[:looked_at].sum())
             self._position += looked_at
             piece *= 2  # most prompts may be skipped: look at more and more at once
         return chosen
 
-    def _keep_probability(self, ids: np.ndarray) -> np.ndarray:
-        p = np.where(self.pool.streak_kind[ids] == EASY, self.controller.p_easy, self.controller.p_hard)
-        return keep_probability(self.pool.streak[ids], p)
-
     def observe(self, groups: Sequence[RolloutGroup], step: int) -> None:
         """Adapt to the groups of a window, once every prompt has had its chance to be seen."""
-        if not groups or not self._first_pass_is_over():
-            return
-        kinds = np.array([group.kind for group in groups])
-        self.controller.update(float((kinds == EASY).mean()), float((kinds == HARD).mean()))
+        if self._first_pass_is_over():
+            self.gate.adapt(groups)
 
     def _first_pass_is_over(self) -> bool:
         return self._passes > 1 or (self._passes == 1 and self._position == len(self.pool))
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        return {
-            "order": np.array([self._order.size, self._order.key, self._position, self._passes, self.skipped]),
-            "keep": np.array([self.controller.p_easy, self.controller.p_hard]),
-        }
+        order = np.array([self._order.size, self._order.key, self._position, self._passes])
+        return {"order": order, **self.gate.state_dict()}
 
     def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
-        size, key, self._position, self._passes, self.skipped = (int(value) for value in state["order"])
+        size, key, self._position, self._passes = (int(value) for value in state["order"])
         self._order = ShuffledOrder(size, key)
-        self.controller.p_easy, self.controller.p_hard = (float(value) for value in state["keep"])
+        self.gate.load_state_dict(state)
 
     def metrics(self) -> dict[str, float]:
-        return {
-            "prompts_skipped": self.skipped,
-            "p_easy": self.controller.p_easy,
-            "p_hard": self.controller.p_hard,
-        }
+        return self.gate.metrics()

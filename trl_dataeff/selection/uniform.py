@@ -20,6 +20,8 @@ class UniformSelector(Selector):
         shuffle (`bool`, *optional*, defaults to `True`): without it, every pass is in the dataset's order.
     """
 
+    exact = True
+
     def __init__(self, size: int, batch: int, shuffle: bool = True):
         check_request(batch, size)
         self.size = size
