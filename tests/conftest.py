@@ -1,10 +1,12 @@
 import os
+import tempfile
 
 
 # Before torch is imported: the models are tiny, and more threads only get in each other's way
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ["TRL_DATAEFF_CACHE"] = tempfile.mkdtemp(prefix="trl_dataeff_tests_")
 
 import pytest
 import torch
