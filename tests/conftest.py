@@ -8,11 +8,14 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["TRL_DATAEFF_CACHE"] = tempfile.mkdtemp(prefix="trl_dataeff_tests_")
 
+import hypothesis
 import pytest
 import torch
 from transformers.utils import logging
 
 
+hypothesis.settings.register_profile("noisy machines", deadline=None)
+hypothesis.settings.load_profile("noisy machines")
 torch.set_num_threads(1)
 logging.disable_progress_bar()
 

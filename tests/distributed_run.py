@@ -93,7 +93,13 @@ def main() -> None:
     whole = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, FOLDER / "whole", **saving)
     resumed = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, FOLDER / "resumed", train=False, **saving)
     resumed.train(resume_from_checkpoint=str(FOLDER / "whole" / "checkpoint-5"))
-    replay = {**saving, "dynamic_sampling": False, "replay_fraction": 0.5, "per_device_train_batch_size": 8}
+    replay = {
+        **saving,
+        "selection": "dots+greso",
+        "dynamic_sampling": False,
+        "replay_fraction": 0.5,
+        "per_device_train_batch_size": 8,
+    }
     replayed = run(Watched, DataEfficientGRPOConfig, FOLDER / "replay", **replay)
     again = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, FOLDER / "again", train=False, **replay)
     again.train(resume_from_checkpoint=str(FOLDER / "replay" / "checkpoint-5"))

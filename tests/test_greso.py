@@ -48,14 +48,14 @@ def test_skip_rate_follows_the_formula(streak, kind):
         admitted += selector._passes == 1
     expected = max(p[kind] ** streak, 0.01)
     assert abs(admitted / 10_000 - expected) <= 3 * np.sqrt(expected * (1 - expected) / 10_000)
-    assert selector.skipped >= 10_000 - admitted
+    assert selector.gate.skipped >= 10_000 - admitted
 
 
 def test_unseen_prompts_are_always_admitted_and_each_once_a_pass():
     selector, rng = GresoSelector(PromptPool(100), controller()), generator()
     seen = np.concatenate([selector.propose(20, rng) for _ in range(5)])
     assert sorted(seen.tolist()) == list(range(100))
-    assert selector.skipped == 0
+    assert selector.gate.skipped == 0
 
 
 def test_a_prompt_that_turns_effective_is_admitted_at_its_next_pass():

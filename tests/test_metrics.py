@@ -17,7 +17,8 @@ def test_the_table_is_what_is_logged(tmp_path):
         rewards=mixed_reward,
         dynamic_sampling=True,
         rollout_margin=2.0,
-        selection="greso",
+        selection="dots+greso",
+        exploration=0.3,
         replay_fraction=0.5,
     )
     logged = {name for log in trainer.state.log_history for name in log if name.startswith(PREFIX)}

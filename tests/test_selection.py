@@ -1,6 +1,7 @@
 """One conformance suite over all selectors, and what is special to each."""
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,9 +11,10 @@ from hypothesis import strategies as st
 from trl.trainer.utils import RepeatSampler
 
 from tests.test_pool import visit
-from trl_dataeff.group import EASY, HARD
+from trl_dataeff import DataEfficientGRPOConfig
+from trl_dataeff.group import EASY, EFFECTIVE, HARD
 from trl_dataeff.pool import PromptPool
-from trl_dataeff.selection import GresoController, GresoSelector, Selector, UniformSelector
+from trl_dataeff.selection import GresoController, GresoSelector, Selector, UniformSelector, make_selector
 
 
 # (size, batch) -> selector. A new selector is tested by being listed.
@@ -23,8 +25,26 @@ def greso(size: int, batch: int) -> GresoSelector:
     return GresoSelector(pool, GresoController(0.5, 0.01, 0.05, 0.95, 0.25, 1 / 3))
 
 
+def dots(size: int, batch: int, name: str = "dots", **fields) -> Selector:
+    """In the middle of a run, with a window behind it."""
+    config = DataEfficientGRPOConfig(
+        "out", use_cpu=True, bf16=False, num_generations=2, per_device_train_batch_size=2 * batch, **fields
+    )
+    pool = PromptPool(size)
+    embeddings = np.random.default_rng(0).normal(size=(size, 6)).astype(np.float16)
+    selector = make_selector(name, pool, config, lambda: embeddings)
+    groups = [visit(i, (EASY, EFFECTIVE, HARD)[i % 3], 0, (1.0, 0.5, 0.0)[i % 3]) for i in range(0, size, 2)]
+    pool.observe(groups)
+    selector.observe(groups, 0)
+    return selector
+
+
 SELECTORS: dict[str, Callable[[int, int], Selector]] = {
     "greso": greso,
+    "dots": dots,
+    "dots, the paper's": partial(dots, dots_objective="target", dots_reference="paper"),
+    "dots, attention": partial(dots, dots_predictor="attention", dots_refresh_windows=2),
+    "dots+greso": partial(dots, name="dots+greso"),
     "uniform": UniformSelector,
     "uniform in order": lambda size, batch: UniformSelector(size, batch, shuffle=False),
 }

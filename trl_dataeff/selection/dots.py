@@ -195,6 +195,8 @@ class DotsSelector(Selector):
             "window": np.array([self.window, self._knows]),
             "embeddings": _checksum(self.difficulty.embeddings),
             "prior": self._prior.copy(),
+            "proposed": self._proposed.copy(),
+            "explored": self._explored.copy(),
             **{f"history.{name}": value for name, value in self.history.state_dict().items()},
             **{f"difficulty.{name}": value for name, value in self.difficulty.state_dict().items()},
             **{f"record.{name}": value for name, value in self.record.state_dict().items()},
@@ -203,6 +205,7 @@ class DotsSelector(Selector):
     def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
         self.window, self._knows = int(state["window"][0]), bool(state["window"][1])
         self._prior = state["prior"].astype(np.float32)
+        self._proposed, self._explored = state["proposed"].astype(np.int64), state["explored"].astype(np.int64)
         if not np.array_equal(state["embeddings"], _checksum(self.difficulty.embeddings)):
             logger.warning(
                 "The prompts' embeddings are not those of the run that is resumed: they were made anew, by another "
