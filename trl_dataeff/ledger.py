@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from transformers.utils import logging
 
 from trl_dataeff.config import DataEfficientGRPOConfig
-from trl_dataeff.distributed import all_gather, from_main
+from trl_dataeff.distributed import from_main
 from trl_dataeff.group import (
     EASY,
     EFFECTIVE,
@@ -26,21 +24,17 @@ from trl_dataeff.group import (
     Rollouts,
     classify,
     is_zero_variance,
-    pack_groups,
     teaches_nothing_untruncated,
     total_rewards,
-    unpack_groups,
 )
 from trl_dataeff.group_log import GroupLog
+from trl_dataeff.ledger_state import ledger_state, restore_ledger
 from trl_dataeff.metrics import Counters
 from trl_dataeff.pool import PromptPool
 from trl_dataeff.replay.buffer import ReplayBuffer, replay_groups
+from trl_dataeff.reward_checks import RewardChecks
 from trl_dataeff.rollout import Collection, ZeroVarianceShare, collect, round_size
 from trl_dataeff.selection import Selector
-from trl_dataeff.state import check_fingerprint, check_layout
-
-
-logger = logging.get_logger(__name__)
 
 
 class RolloutLedger:
@@ -89,7 +83,7 @@ class RolloutLedger:
             self.buffer = ReplayBuffer(config.replay_capacity, config.replay_max_age)
         self.replay_groups = replay_groups(config.replay_fraction, self.batch_groups, world_size) if replays else 0
         self.windows = 0
-        self._warned: set[str] = set()
+        self._reward_checks = RewardChecks(self.reward_names, speaks=group_log is not None)
         # TRL seeds the sampler of `GRPOTrainer` in the same way
         self.rng = torch.Generator().manual_seed(config.seed)
         # Apart from what is proposed, so that all processes replay the same groups
@@ -182,7 +176,7 @@ class RolloutLedger:
         rewards = np.asarray(rewards, dtype=np.float32).reshape(n, self.group_size, len(self.reward_names))
         lengths = np.asarray(lengths, dtype=np.int32).reshape(n, self.group_size)
         truncated = np.asarray(truncated, dtype=bool).reshape(n, self.group_size)
-        self._check_rewards(rewards)
+        self._reward_checks.check(rewards, first_window=not self.windows)
         totals = total_rewards(rewards, self.reward_weights)
         self.scale.observe(totals)
         success_rates = self.scale.success_rate(totals)
@@ -214,38 +208,6 @@ class RolloutLedger:
             self.pool.observe(groups)
         self.zero_share.observe(groups)
         return groups
-
-    def _check_rewards(self, rewards: np.ndarray) -> None:
-        """A reward function that scores nothing is most likely a mistake: say so before it costs a run."""
-        infinite = np.isinf(rewards).any(axis=(0, 1))
-        if infinite.any():
-            self._warn_once(
-                f"{self._names(infinite)} returned an infinite reward. TRL gives no gradient to a group that holds one, "
-                "so it counts as a group of zero variance."
-            )
-        silent = np.isnan(rewards).all(axis=(0, 1))
-        if not silent.any() or self.windows:
-            return
-        names = self._names(silent)
-        count = rewards.shape[0] * rewards.shape[1]
-        if silent.all():
-            raise ValueError(
-                f"No reward function gave a score for any of the first {count} completions: {names} returned only "
-                "None or NaN. Check that the columns it reads are in the dataset and hold what it expects; a function "
-                "may return None for completions it does not apply to, but each needs a score from one of them."
-            )
-        self._warn_once(
-            f"{names} returned only None or NaN for the first {count} completions and has no part in training so far. "
-            "Check that the columns it reads are in the dataset."
-        )
-
-    def _names(self, chosen: np.ndarray) -> str:
-        return ", ".join(f"`{name}`" for name, c in zip(self.reward_names, chosen, strict=True) if c)
-
-    def _warn_once(self, message: str) -> None:
-        if message not in self._warned and self.group_log is not None:  # the main process speaks for all
-            logger.warning(message)
-        self._warned.add(message)
 
     def enter_window(self, collection: Collection, step: int) -> dict[str, float]:
         """Close a window at optimizer step `step`: keep what may be used again, count, log the groups. Returns metrics."""
@@ -291,82 +253,11 @@ class RolloutLedger:
         return metrics | (self.selector.metrics() if self.selector is not None else {})
 
     def state_dict(self) -> tuple[dict[str, Any], dict[str, dict[str, np.ndarray]]]:
-        """
-        Scalars and named arrays, for `trl_dataeff.state.save_state`. A collective where groups are carried: they are
-        spread over the processes.
-        """
-        scalars: dict[str, Any] = {
-            "counters": self.counters.values,
-            "windows": self.windows,
-            "zero_share": [self.zero_share.zero, self.zero_share.total],
-            # JSON has no infinity
-            "reward_scale": [self.scale.low, self.scale.high] if math.isfinite(self.scale.low) else None,
-            "dataset_size": len(self.pool) if self.pool is not None else None,
-            "fingerprint": self.pool.fingerprint if self.pool is not None else None,
-            "layout": self._layout(),
-        }
-        arrays = {"rng": self.rng.get_state().numpy(), "replay_rng": self.replay_rng.get_state().numpy()}
-        if self.pool is not None:
-            arrays.update({f"pool.{name}": value for name, value in self.pool.state_dict().items()})
-        if self.selector is not None:
-            arrays.update({f"selector.{name}": value for name, value in self.selector.state_dict().items()})
-        files = {"arrays": arrays}
-        for name, groups in (("surplus", self.carried), ("replay", self.buffer.groups if self.buffer else [])):
-            if groups:
-                mine = {i: group.rollouts for i, group in enumerate(groups) if group.owner == self.rank}
-                held = {i: value for part in all_gather(mine) for i, value in part.items()}
-                files[name] = pack_groups([replace(group, rollouts=held[i]) for i, group in enumerate(groups)])
-        return scalars, files
-
-    def _layout(self) -> dict[str, Any]:
-        """The settings on which what a checkpoint holds depends."""
-        config = self.config
-        return {
-            "selector": type(self.selector).__name__,
-            "num_generations": config.num_generations,
-            "reward_functions": self.reward_names,
-            "use_vllm": config.use_vllm,
-            "number of processes": self.world_size,
-            "per_device_train_batch_size": config.per_device_train_batch_size,
-            "steps_per_generation": config.steps_per_generation,
-            "num_iterations": config.num_iterations,
-        }
+        """See [`ledger_state`]. A collective where groups are kept: they are spread over the processes."""
+        return ledger_state(self)
 
     def load_state_dict(
         self, scalars: dict[str, Any], files: dict[str, dict[str, np.ndarray]], step: int, path: Path
     ) -> None:
-        """The inverse of [`state_dict`]; `step` is the optimizer step at which training goes on, `path` for errors."""
-        if self.pool is not None:
-            check_fingerprint(
-                path, scalars["fingerprint"], self.pool.fingerprint, scalars["dataset_size"], len(self.pool)
-            )
-        present, saved = self._layout(), scalars["layout"]
-        check_layout(path, saved, present, ["selector"], "the selection state")
-        if "surplus" in files or "replay" in files:
-            check_layout(path, saved, present, ["num_generations", "reward_functions", "use_vllm"], "rollouts")
-        if scalars["half_used_window"]:
-            check_layout(path, saved, present, list(present), "a half-used batch")
-        self.counters.values.update(scalars["counters"])
-        self.windows = scalars["windows"]
-        self.zero_share.zero, self.zero_share.total = scalars["zero_share"]
-        if scalars["reward_scale"] is not None and not self.scale.fixed:
-            self.scale.low, self.scale.high = scalars["reward_scale"]
-        arrays = files["arrays"]
-        self.rng.set_state(torch.from_numpy(arrays["rng"]))
-        self.replay_rng.set_state(torch.from_numpy(arrays["replay_rng"]))
-        for prefix, part in (("pool.", self.pool), ("selector.", self.selector)):
-            if part is not None:
-                part.load_state_dict({k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)})
-        self.carried = self._unpack(files, "surplus")
-        if self.buffer is not None:
-            self.buffer.add(self._unpack(files, "replay"))
-        if self.group_log is not None:
-            self.group_log.resume(step)
-
-    def _unpack(self, files: dict[str, dict[str, np.ndarray]], name: str) -> list[RolloutGroup]:
-        """The groups of a file, each with its rollouts on the process that owns it."""
-        groups = unpack_groups(files[name]) if name in files else []
-        for group in groups:
-            group.owner = group.owner % self.world_size
-            group.rollouts = group.rollouts if group.owner == self.rank else None
-        return groups
+        """See [`restore_ledger`]."""
+        restore_ledger(self, scalars, files, step, path)

@@ -31,15 +31,13 @@ from trl_dataeff.group_log import GroupLog
 from trl_dataeff.ledger import RolloutLedger
 from trl_dataeff.metrics import of_fresh_groups, record, replace_last, rounds_left_out
 from trl_dataeff.pool import PromptPool
-from trl_dataeff.replay.behavior import BehaviorRecorder, behavior_tensors, keep_behavior_logps
-from trl_dataeff.replay.kl import missing_kl, token_scale
-from trl_dataeff.replay.ratio import correct_inputs, ratio_statistics, reduce_ratio_statistics
+from trl_dataeff.replay.trainer import CorrectedGRPOTrainer
 from trl_dataeff.rollout import Collection, Playback, Recording, row_value, split_rollouts, tool_dicts
 from trl_dataeff.selection import make_selector
 from trl_dataeff.state import FOLDER
 
 
-class DataEfficientGRPOTrainer(GRPOTrainer):
+class DataEfficientGRPOTrainer(CorrectedGRPOTrainer):
     """
     [`~trl.GRPOTrainer`] that spends its rollouts where they teach. Takes the same arguments.
 
@@ -48,9 +46,9 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     - `_generate_and_score_completions`: a window's prompts come from the selector, not from the dataloader, and with
       `dynamic_sampling` from as many rounds of rollouts as it takes.
     - `_generate`, `_calculate_rewards`: note what is rolled out; give back what was rolled out before.
-    - `_compute_loss`, `_get_per_token_logps_and_entropies`: the ratio of groups from an earlier window, put in between
-      the loss's forward and its use of the advantages.
     - `train`, `_save_checkpoint`, `_load_optimizer_and_scheduler`: start, write and read the selection state.
+
+    The loss of groups from an earlier window is in the base class, [`CorrectedGRPOTrainer`].
 
     Args:
         model, reward_funcs, args, train_dataset, ...: see [`~trl.GRPOTrainer`]. `args` may be a
@@ -86,8 +84,6 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
 
         self._recording: Recording | None = None  # while a round is rolled out
         self._playback: Playback | None = None  # while what was rolled out goes through TRL's one pass
-        self._recorder = BehaviorRecorder()
-        self._loss_inputs: dict[str, Any] | None = None  # while a micro-batch is in the loss
         super().__init__(*call.args[1:], **call.kwargs)
 
         self._prompts_are_made_up = given.get("train_dataset") is None  # by an environment; TRL sets placeholders
@@ -187,11 +183,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             batch = super()._generate_and_score_completions(rows)
         finally:
             self._playback = None
-        keep_behavior_logps(self, collection.fresh_surplus, spare=mine[0])
-        if collection.stale:
-            batch.update(behavior_tensors(mine, collection.stale, batch["completion_ids"]))
-        if ledger.buffer is not None:
-            self._recorder.expect(mine, [g for g in collection.fresh_trained if g.effective], batch)
+        self._prepare_correction(batch, mine, collection, stores=ledger.buffer is not None)
         with self._timed_selection():
             self._enter_window(collection)
         return batch
@@ -309,57 +301,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         spent = {name: self._seconds.pop(name, 0.0) for name in ("time/selection_s", "time/generation_s")}
         record(self._metrics["train"], spent | {"time/training_s": seconds - sum(spent.values())})
 
-    # Groups from an earlier window, and checkpoints
-
-    def _compute_loss(self, model, inputs):
-        if "replayed" not in inputs and "window_row" not in inputs:
-            return super()._compute_loss(model, inputs)
-        self._loss_inputs = dict(inputs)  # a copy: TRL passes a micro-batch again with `num_iterations > 1`
-        try:
-            loss = super()._compute_loss(model, self._loss_inputs)
-            return loss + self._missing_kl(self._loss_inputs) if "replay_ratio" in self._loss_inputs else loss
-        finally:
-            self._loss_inputs = None
-
-    def _missing_kl(self, inputs):
-        if not (self.beta and self.args.use_bias_correction_kl and self.args.replay_clip == "proximal"):
-            return 0.0
-        scale = token_scale(
-            inputs["completion_mask"] * inputs.get("tool_mask", 1),
-            self.loss_type,
-            num_items=inputs["num_items_in_batch"],
-            num_processes=self.accelerator.num_processes,
-            max_completion_length=self.max_completion_length,
-            accumulation_steps=self.current_gradient_accumulation_steps,
-            steps_per_generation=self.args.steps_per_generation,
-        )
-        return self.beta * missing_kl(
-            inputs,
-            inputs["per_token_logps"],
-            inputs["replay_ratio"],
-            level=self.importance_sampling_level,
-            scale=scale,
-        )
-
-    def _get_per_token_logps_and_entropies(self, *args, **kwargs):
-        outputs = super()._get_per_token_logps_and_entropies(*args, **kwargs)
-        inputs = self._loss_inputs or {}
-        if "window_row" in inputs:
-            self._recorder.note(inputs["window_row"], outputs[0].detach())
-        if "replayed" in inputs:
-            ratio = correct_inputs(
-                inputs,
-                outputs[0].detach(),
-                clip=self.args.replay_clip,
-                cap=self.args.replay_ratio_cap,
-                level=self.importance_sampling_level,
-                loss_type=self.loss_type,
-            )
-            inputs.update(replay_ratio=ratio, per_token_logps=outputs[0])
-            statistics = ratio_statistics(ratio, inputs)
-            mean, largest = reduce_ratio_statistics(self.accelerator.gather(statistics))
-            record(self._metrics["train"], {"replay/ratio_mean": mean, "replay/ratio_max": largest})
-        return outputs
+    # Checkpoints
 
     def _save_checkpoint(self, model, trial):
         folder = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"

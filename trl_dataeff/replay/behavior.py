@@ -23,7 +23,7 @@ from trl_dataeff.group import RolloutGroup
 
 
 if TYPE_CHECKING:
-    from trl_dataeff.trainer import DataEfficientGRPOTrainer
+    from trl_dataeff.replay.trainer import CorrectedGRPOTrainer
 
 
 class BehaviorRecorder:
@@ -64,9 +64,7 @@ class BehaviorRecorder:
                 known[:] = values[: len(known)]
 
 
-def keep_behavior_logps(
-    trainer: DataEfficientGRPOTrainer, groups: Sequence[RolloutGroup], spare: RolloutGroup
-) -> None:
+def keep_behavior_logps(trainer: CorrectedGRPOTrainer, groups: Sequence[RolloutGroup], spare: RolloutGroup) -> None:
     """
     Give groups the log-probs of the present policy, in place. They never meet the loss's forward before the next
     update, so this is a forward of their own; where the sampler gave its log-probs (vLLM), those are it, at no cost.
@@ -93,7 +91,7 @@ def keep_behavior_logps(
 
 
 @torch.no_grad()
-def _group_logps(trainer: DataEfficientGRPOTrainer, group: RolloutGroup) -> list[np.ndarray]:
+def _group_logps(trainer: CorrectedGRPOTrainer, group: RolloutGroup) -> list[np.ndarray]:
     """Log-probs of a group's completion tokens by TRL's own forward, one array of shape `(T_i,)` per completion."""
     rollouts = group.rollouts
     assert rollouts is not None
