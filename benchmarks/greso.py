@@ -24,7 +24,6 @@ import torch
 from trl_dataeff import DataEfficientGRPOConfig, PromptPool
 from trl_dataeff.group import HARD
 from trl_dataeff.ledger import RolloutLedger
-from trl_dataeff.rollout import Collection, collect
 from trl_dataeff.selection import make_selector
 
 
@@ -67,7 +66,18 @@ def make_ledger(n: int, **fields) -> RolloutLedger:
     )
     pool = PromptPool(n)
     selector = make_selector(config.selection, pool, config)
-    return RolloutLedger(config, pool, selector, ["simulated"], np.ones(1), group_log=None, world_size=1)
+    one_process = {"rank": 0, "world_size": 1}
+    return RolloutLedger(
+        config,
+        pool,
+        selector,
+        ["simulated"],
+        np.ones(1),
+        group_log=None,
+        **one_process,
+        refills=config.dynamic_sampling,
+        replays=False,
+    )
 
 
 def simulate(n: int, dead: float, drift: float, effective: int, seed: int, **fields) -> tuple[float, float]:
@@ -76,25 +86,20 @@ def simulate(n: int, dead: float, drift: float, effective: int, seed: int, **fie
     generated, had, step = 0, 0, 0
     hard_shares = []
 
-    def roll_out(size: int, round_index: int):
-        ids = ledger.propose(size)
+    def roll_out(ids: np.ndarray, round_index: int, reference: bool):
         rewards = population.rewards(ids, step).reshape(-1, 1)
         return ledger.enter_round(
-            ids, rewards, np.ones(size * G), np.zeros(size * G, bool), step=step, round_index=round_index, seconds=0.0
+            ids,
+            rewards,
+            np.ones(len(ids) * G),
+            np.zeros(len(ids) * G),
+            step=step,
+            round_index=round_index,
+            seconds=0.0,
         )
 
     while had < effective:
-        if ledger.config.dynamic_sampling:
-            collection = collect(
-                roll_out,
-                ledger.round_size,
-                batch_groups=BATCH,
-                carried=ledger.carried,
-                max_rounds=ledger.config.max_rollout_rounds,
-            )
-        else:
-            groups = roll_out(BATCH, 0)
-            collection = Collection(trained=groups, fresh=groups, rounds=1)
+        collection = ledger.collect(roll_out, step)
         ledger.enter_window(collection, step)
         step += 1
         generated += len(collection.fresh) * G
