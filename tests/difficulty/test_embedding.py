@@ -1,6 +1,7 @@
 """Embeddings of prompts: their values, their cache, and that a run is the same with them as without."""
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from transformers import BertConfig, BertModel, RobertaConfig, RobertaModel
 from tests.tiny import CHAT_TEMPLATE, chat_dataset, plain_dataset, save_tiny, tiny_model, tiny_tokenizer
 from trl_dataeff.difficulty import embedding_cache, embedding_model
 from trl_dataeff.difficulty.embedding import EmbeddingError, embed_dataset, length_batches
+from trl_dataeff.difficulty.embedding_identity import folder_identity
 from trl_dataeff.difficulty.embedding_model import Embedder
 
 
@@ -337,7 +339,9 @@ def test_random_states_modes_and_parameters_are_left_alone(embed, tmp_path):
         seed_all(5)
         expected = draw_all()
         seed_all(5)
-        embed(varied_dataset(), embedding, model=model)
+        dataset = varied_dataset()
+        dataset.set_transform(lambda rows: rows if draw_all() else None)
+        embed(dataset, embedding, model=model)
         assert draw_all() == expected
     assert embed.forwards == 2
     assert modes == [module.training for module in model.modules()]
@@ -436,11 +440,23 @@ def test_a_hit_does_not_load_the_model(embed, tmp_path, monkeypatch):
 def test_weights_changed_in_place_are_embedded_anew(embed, tmp_path):
     folder = save_bert(tmp_path / "bert")
     embed(varied_dataset(), folder)
+    times = {path: path.stat().st_mtime_ns for path in Path(folder).iterdir()}
     model = BertModel.from_pretrained(folder)
     model.embeddings.word_embeddings.weight.data[50, 7] += 0.001
     model.save_pretrained(folder)
+    for path, time in times.items():  # as a copy that keeps the time of change
+        os.utime(path, ns=(time, time))
     embed(varied_dataset(), folder)
     assert embed.forwards == 2
+
+
+def test_the_time_of_change_counts(tmp_path):
+    """Of a large file only samples are read."""
+    folder = Path(save_bert(tmp_path / "bert"))
+    before = folder_identity(folder)
+    assert folder_identity(folder) == before
+    os.utime(folder / "model.safetensors", ns=(1, 1))
+    assert folder_identity(folder) != before
 
 
 def test_positions_of_roberta_start_behind_its_padding_index(embed, tmp_path, caplog_transformers):
@@ -559,3 +575,17 @@ def test_two_processes_give_what_one_gives(embed, tmp_path):
         assert report["lost"] == report["forwards"], "both embed again if one finds no cache"
         assert "see different prompts" in report["different"]
         assert "under FSDP" in report["sharded"]
+
+
+@pytest.mark.slow
+def test_memory_of_100_000_prompts(tmp_path):
+    """Beyond the memory map; a second run does no more than read."""
+    script = Path(__file__).with_name("embedding_memory.py")
+    command = [sys.executable, script, tmp_path]
+    environment = {**os.environ, "PYTHONPATH": str(script.parents[2])}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1200, env=environment)
+    assert done.returncode == 0, done.stderr[-6000:]
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["map"] == 100_000 * 384 * 2
+    assert report["first_grown"] - report["map"] < 4e8
+    assert report["second_s"] < 0.2 * report["first_s"]
