@@ -152,7 +152,9 @@ def compare(size: int, turns: int) -> tuple[Cost, Cost]:
     p, _ = refresh(predictor, zq, E_ref, p_ref, generator)
     same, _ = published_refresh(predictor, E[: 4 * QUESTIONS + 1], E_ref, p_ref, generator, drawn=64)
     torch.testing.assert_close(p[: len(same)], same, atol=1e-4, rtol=0)
-    ours_cost, published_cost = (Cost(*map(statistics.median, zip(*costs))) for costs in (ours, published))
+    ours_cost, published_cost = (
+        Cost(*map(statistics.median, zip(*costs, strict=True))) for costs in (ours, published)
+    )
     return ours_cost, published_cost
 
 
