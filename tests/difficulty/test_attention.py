@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.difficulty.test_predictor import generator, problem
-from trl_dataeff.difficulty import attention
+from trl_dataeff.difficulty import attention, training
 from trl_dataeff.difficulty.predictor import AttentionDifficultyPredictor, PredictorError, load_predictor
 
 
@@ -70,6 +71,16 @@ def test_published_checkpoints_predict_what_their_code_predicts(tmp_path_factory
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
     predictor.set_references(R, values)
     torch.testing.assert_close(predictor.predict(E), expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_references_that_all_fail_or_succeed_are_clamped_as_published(tmp_path, value):
+    model = Published().eval()
+    predictor = load_predictor(checkpoint(tmp_path / "m.pt", model))
+    E, values = torch.randn(9, 24, generator=generator()), torch.full((5,), value)
+    predictor.set_references(E[:5], values)
+    with torch.no_grad():
+        torch.testing.assert_close(predictor.predict(E), model.regressor(E, E[:5], values), atol=1e-6, rtol=1e-4)
 
 
 def test_half_precision_checkpoints_are_read(tmp_path):
@@ -250,13 +261,77 @@ def test_every_parameter_learns_and_a_second_fit_goes_on_from_the_first():
     assert all(torch.equal(value, middle[name]) for name, value in model.state_dict().items())
 
 
-def test_held_out_groups_end_a_fit_that_only_learns_noise():
-    E, _ = problem(120)
-    p = torch.rand(120, generator=generator()).round()
+def noise(n: int = 120) -> tuple[torch.Tensor, torch.Tensor, list[training.Task]]:
+    """Labels that cannot be learned, in a task with a fifth of its groups held out."""
+    E, _ = problem(n)
+    p = torch.rand(n, generator=generator()).round()
+    return E, p, training.leave_one_out(p, torch.ones(n), seed=0)
+
+
+def test_held_out_groups_end_a_fit_that_only_learns_noise_and_choose_its_best_parameters(monkeypatch):
+    E, _, tasks = noise()
     model = AttentionDifficultyPredictor(40, width=32)
-    model.fit(E, p)
-    model.set_references(E[:60], p[:60])
-    assert (model.predict(E[60:]) - 0.5).abs().mean() < 0.25
+    losses, held_out_loss = [], training.held_out_loss
+    monkeypatch.setattr(training, "held_out_loss", lambda *args: losses.append(held_out_loss(*args)) or losses[-1])
+    training.train(model, E, tasks, seed=0, epochs=50)
+    best = int(np.argmin(losses))
+    assert len(losses) == best + 1 + training.PATIENCE < 50
+    assert losses[-1] > losses[best]
+    assert held_out_loss(model, E, tasks) == losses[best]
+
+
+def test_a_task_holds_out_a_fifth_and_leaves_out_what_has_no_weight():
+    weight = torch.ones(100)
+    weight[::2] = 0
+    (task,) = training.leave_one_out(torch.rand(100), weight, seed=1)
+    assert task.rows.tolist() == list(range(1, 100, 2))
+    assert task.held_out.sum() == 10
+    (other,) = training.leave_one_out(torch.rand(100), weight, seed=2)
+    assert (task.held_out != other.held_out).any()
+
+
+def test_each_group_is_predicted_from_all_others():
+    E, p, (task,) = noise(40)
+    model = AttentionDifficultyPredictor(40, width=32).requires_grad_(False)
+    groups = np.flatnonzero(~task.held_out)
+    weight = torch.rand(40, generator=generator(3)) + 0.1
+    got = training._loss(model, E, task._replace(weight=weight), groups[4:9], groups)
+    predicted = []
+    for i in groups[4:9]:
+        others = groups[groups != i]
+        zq, zr = model.project_queries(E[[i]]), model.project_references(E[others])
+        predicted.append(model.attend(zq, zr, p[others], weight[others]))
+    bce = nn.functional.binary_cross_entropy(torch.cat(predicted), p[groups[4:9]], reduction="none")
+    share = weight[groups[4:9]] / weight[groups[4:9]].sum()
+    assert got.item() == pytest.approx((bce * share).sum().item(), rel=1e-5)
+
+
+def test_batches_draw_from_groups_that_are_not_held_out(monkeypatch):
+    monkeypatch.setattr(training, "QUERIES", 16)
+    _, _, (task,) = noise(100)
+    batches = training._batches([task], np.random.default_rng(0))
+    assert len(batches) == 10  # 80 groups by 16, twice: 8 steps at the least
+    for _, queries, references in batches:
+        assert len(references) == len(np.unique(references)) == 16
+        assert not task.held_out[np.concatenate([queries, references])].any()
+    counts = np.bincount(np.concatenate([queries for _, queries, _ in batches]), minlength=100)
+    np.testing.assert_array_equal(counts, np.where(task.held_out, 0, 2))
+
+
+def test_dropout_works_while_the_towers_are_fitted():
+    E, p = problem(100)
+    models = [AttentionDifficultyPredictor(40, width=16, dropout=dropout) for dropout in (0.0, 0.5)]
+    assert torch.equal(*(model.project_queries(E) for model in models))
+    for model in models:
+        model.fit(E, p, epochs=1)
+    assert not torch.equal(*(model.project_queries(E) for model in models))
+
+
+def test_the_seed_decides_the_first_parameters():
+    one, same, other = (AttentionDifficultyPredictor(6, width=4, seed=seed).state_dict() for seed in (1, 1, 2))
+    name = "regressor.sim_head.query_proj.1.weight"
+    assert torch.equal(one[name], same[name])
+    assert not torch.equal(one[name], other[name])
 
 
 def test_few_groups_change_the_references_alone():

@@ -202,6 +202,15 @@ def test_a_logistic_predictor_of_other_runs_is_where_it_begins():
     assert np.corrcoef(difficulty.refresh(2), expected)[0, 1] > 0.9  # and stays where it began
 
 
+def test_what_other_runs_taught_is_in_the_state():
+    predictor = LogisticDifficultyPredictor(8)
+    predictor.fit(E, P)
+    difficulty, restored = RollingDifficulty(E, predictor), rolling("logistic", half_life=20.0)
+    run(difficulty, range(2))
+    restored.load_state_dict(difficulty.state_dict())
+    np.testing.assert_array_equal(run(restored, range(2, 4)), run(difficulty, range(2, 4)))
+
+
 @KINDS
 def test_wrong_groups_are_refused(kind):
     difficulty = rolling(kind)

@@ -62,6 +62,19 @@ def load_data(arguments: GRPOArguments) -> tuple[AnyDataset, AnyDataset | None]:
     return train, prepare(_split(splits, test_split, "dataset_test_split", given), script, given)
 
 
+def load_prompts(script: DataEfficientGRPOScriptArguments) -> Dataset:
+    """
+    Load the training split alone, in the shape that the trainer wants.
+
+    Args:
+        script ([`DataEfficientGRPOScriptArguments`]):
+            Which dataset, and how it is shaped.
+    """
+    given = f"The dataset {script.dataset_name!r}"
+    splits = _load_splits(script, DatasetMixtureConfig())
+    return prepare(_split(splits, script.dataset_train_split, "dataset_train_split", given), script, given)
+
+
 def find_source(path: str, data_files: Any = None) -> Source:
     """
     Say how a dataset given by `path` is loaded.

@@ -21,6 +21,8 @@ commands:
   grpo       train a model with GRPO from a recipe           trl-dataeff grpo --config recipe.yaml
   recipes    list, show, copy and validate recipes           trl-dataeff recipes list
   env        print the versions of everything that matters, for a report
+  fit-predictor
+             fit a predictor of success rates to the groups of finished runs
 
 options:
   -h, --help    show this help; `trl-dataeff COMMAND --help` shows that of a command
@@ -83,6 +85,12 @@ def _recipes(argv: list[str]) -> int:
     return run(argv)
 
 
+def _fit_predictor(argv: list[str]) -> int:
+    from trl_dataeff.cli.fit_predictor import run
+
+    return run(argv)
+
+
 def _env(argv: list[str]) -> int:
     """TRL's report, with our versions at its end."""
     from importlib.metadata import PackageNotFoundError, version
@@ -101,7 +109,12 @@ def _env(argv: list[str]) -> int:
     return 0
 
 
-_COMMANDS: dict[str, Callable[[list[str]], int]] = {"grpo": _grpo, "recipes": _recipes, "env": _env}
+_COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "grpo": _grpo,
+    "recipes": _recipes,
+    "fit-predictor": _fit_predictor,
+    "env": _env,
+}
 
 
 if __name__ == "__main__":

@@ -251,11 +251,12 @@ def _attended(
     exclude: torch.Tensor | None,
 ) -> torch.Tensor:
     """Attention averages of success rates: `(n, width) x (width, K) -> (n, K)`, `(n, K) x (K,) -> (n,)`."""
-    scores = (zq.float() @ keys) + log_weight
-    if exclude is not None:
-        rows = torch.nonzero(exclude >= 0).squeeze(1)
-        scores = scores.index_put((rows, exclude[rows]), scores.new_tensor(-math.inf))
-    alone = (scores == -math.inf).all(dim=1)
+    scores = torch.addmm(log_weight, zq.float(), keys)
+    if exclude is None:
+        return torch.softmax(scores, dim=1) @ p_ref
+    rows = torch.nonzero(exclude >= 0).squeeze(1)
+    scores = scores.index_put((rows, exclude[rows]), scores.new_tensor(-math.inf))
+    alone = scores.detach().amax(dim=1) == -math.inf
     if bool(alone.any()):
         scores = scores.masked_fill(alone[:, None], 0.0)
     return torch.where(alone, 0.5, torch.softmax(scores, dim=1) @ p_ref)

@@ -87,8 +87,8 @@ class RollingDifficulty:
         ids, rates = self._known(prompt_ids, success_rates)
         ids, rates = np.concatenate([self.ids, ids]), np.concatenate([self.rates, rates])
         windows = np.concatenate([self.windows, np.full(len(ids) - len(self.windows), window, dtype=np.int64)])
-        newest = _newest(ids)[-self.capacity :]
-        self.ids, self.rates, self.windows = ids[newest], rates[newest], windows[newest]
+        kept = newest(ids)[-self.capacity :]
+        self.ids, self.rates, self.windows = ids[kept], rates[kept], windows[kept]
 
     def refresh(self, window: int) -> np.ndarray:
         """
@@ -123,8 +123,8 @@ class RollingDifficulty:
         if window is not None:
             self._fit_towers(window)
         ids, rates = self._known(prompt_ids, success_rates)
-        newest = _newest(ids)
-        return self._predict(ids[newest], rates[newest], np.ones(len(newest), dtype=np.float32))
+        kept = newest(ids)
+        return self._predict(ids[kept], rates[kept], np.ones(len(kept), dtype=np.float32))
 
     def state_dict(self) -> dict[str, np.ndarray]:
         tensors = self.predictor.tensors()
@@ -208,7 +208,7 @@ class RollingDifficulty:
         self._fitted_at, self._projected = window, None
 
 
-def _newest(ids: np.ndarray) -> np.ndarray:
-    """Places of each id's last occurrence, in order."""
+def newest(ids: np.ndarray) -> np.ndarray:
+    """Places, in order, of the last occurrence of each of the ids `(n,)`."""
     _, place = np.unique(ids[::-1], return_index=True)
     return np.sort(len(ids) - 1 - place)

@@ -39,7 +39,7 @@ def read_published(path: str | Path) -> AttentionDifficultyPredictor:
             f"{path} is no checkpoint of a difficulty predictor: it needs a dictionary of tensors under "
             f"`model_state_dict`, and holds {found or 'nothing'}."
         )
-    ours = {name: value.float() for name, value in state.items() if name.startswith(PREFIX)}
+    ours = {name: value for name, value in state.items() if name.startswith(PREFIX)}
     embedding_width, width = _widths(path, ours)
     predictor = AttentionDifficultyPredictor(embedding_width, width)
     _check(path, ours, predictor.state_dict())

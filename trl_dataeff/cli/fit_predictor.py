@@ -1,0 +1,149 @@
+"""`trl-dataeff fit-predictor`: groups of finished runs -> a predictor for `dots_predictor`, and a report."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trl_dataeff.cli.errors import UserError
+from trl_dataeff.files import write_atomically
+
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from trl_dataeff.difficulty.offline import Quality, Slice
+
+
+EPILOG = """\
+The groups are predicted from others of the same run and of nearby steps. A fifth of the prompts is held out, and the
+report compares the predictions of their groups with two baselines. Runs of several models may be given, if all were on
+this dataset.
+
+example:
+  trl-dataeff fit-predictor --groups out/dataeff/groups.parquet --dataset openai/gsm8k --dataset_config main \\
+      --prompt_column question --embedding Qwen/Qwen2.5-0.5B-Instruct --output predictor
+  trl-dataeff grpo --config recipe.yaml --dots_predictor predictor --dots_embedding Qwen/Qwen2.5-0.5B-Instruct
+"""
+
+
+def run(argv: list[str]) -> int:
+    """
+    Run the sub-command and return its exit code.
+
+    Args:
+        argv (`list[str]`):
+            What follows `trl-dataeff fit-predictor`.
+    """
+    args = _parser().parse_args(argv)
+    output = Path(args.output).expanduser()
+    if output.exists() and (not output.is_dir() or (any(output.iterdir()) and not args.force)):
+        raise UserError(f"{args.output!r} exists already. Name another folder, or write into it with --force.")
+
+    from trl_dataeff.cli.arguments import DataEfficientGRPOScriptArguments
+    from trl_dataeff.cli.data import load_prompts
+    from trl_dataeff.difficulty.offline import fit_offline, read_slices
+    from trl_dataeff.difficulty.predictor import PredictorError
+
+    script = DataEfficientGRPOScriptArguments(
+        dataset_name=args.dataset,
+        dataset_config=args.dataset_config,
+        dataset_train_split=args.dataset_split,
+        prompt_column=args.prompt_column,
+        prompt_template=args.prompt_template,
+        prompt_as_chat=args.prompt_as_chat,
+        system_prompt=args.system_prompt,
+    )
+    dataset = load_prompts(script)
+    try:
+        slices = read_slices(args.groups, len(dataset))
+        predictor, quality = fit_offline(args.kind, _embed(dataset, args.embedding), slices, args.seed)
+    except PredictorError as error:
+        raise UserError(str(error)) from error
+    predictor.embedding = args.embedding
+    predictor.save(output)
+    text = report(args, slices, quality)
+    write_atomically(output / "report.md", lambda path: path.write_text(text, encoding="utf-8"))
+    print(text)
+    print(f"Written to {output}. Train with it: --dots_predictor {output} --dots_embedding {args.embedding}")
+    return 0
+
+
+def report(args: argparse.Namespace, slices: Sequence[Slice], quality: Sequence[Quality]) -> str:
+    """
+    Return the report, in Markdown.
+
+    Args:
+        args (`argparse.Namespace`):
+            Options of the command.
+        slices (sequence of [`~trl_dataeff.difficulty.offline.Slice`]):
+            The groups.
+        quality (sequence of [`~trl_dataeff.difficulty.offline.Quality`]):
+            One row each.
+    """
+    rows = [
+        f"| {row.name} | {row.pearson:.3f} | {row.mean_absolute_error:.3f} | {row.calibration_error:.3f} |"
+        for row in quality
+    ]
+    prompts = len({int(i) for piece in slices for i in piece.prompt_ids})
+    lines = [
+        f"# Predictor of success rates: {args.kind}",
+        "",
+        f"- groups: {', '.join(args.groups)} ({sum(len(piece.rates) for piece in slices)} groups of {prompts} prompts)",
+        f"- dataset: {args.dataset}, embedded by {args.embedding}",
+        f"- seed: {args.seed}",
+        "",
+        "Groups of held-out prompts, a fifth of all, predicted from other groups of the same run and of nearby steps:",
+        "",
+        "| predictor | Pearson | mean absolute error | calibration error |",
+        "|---|---|---|---|",
+        *rows,
+        "",
+        "Pearson is the mean over slices of a run. Calibration error is the expected one, in 10 bins of equal width.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _embed(dataset, embedding: str) -> np.ndarray:
+    """The prompts' embeddings `(N, h)`; what is wrong with the model is the user's to put right."""
+    from trl_dataeff.difficulty.embedding import EmbeddingError, embed_dataset
+
+    if embedding == "policy":
+        raise UserError("`--embedding` is 'policy'. There is no policy here: give the id or the path of its model.")
+    try:
+        return embed_dataset(dataset, embedding)
+    except EmbeddingError as error:
+        raise UserError(str(error)) from error
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="trl-dataeff fit-predictor",
+        description="Fit a predictor of prompts' success rates to the groups of finished runs.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    needed = parser.add_argument_group("needed")
+    needed.add_argument(
+        "--groups", nargs="+", required=True, metavar="FILE", help="dataeff/groups.parquet of each run"
+    )
+    needed.add_argument("--dataset", required=True, metavar="NAME", help="the runs' dataset: Hub id, folder or file")
+    needed.add_argument(
+        "--embedding", required=True, metavar="MODEL", help="model that embeds the prompts: id or path"
+    )
+    needed.add_argument("--output", required=True, metavar="DIR", help="folder of the predictor and of report.md")
+    parser.add_argument("--kind", choices=("attention", "logistic"), default="attention", help="default: attention")
+    parser.add_argument("--seed", type=int, default=0, help="of the held-out prompts and of the fit (default: 0)")
+    parser.add_argument("--force", action="store_true", help="write into a folder that has files already")
+    shape = parser.add_argument_group("how the runs' recipe shapes the dataset")
+    shape.add_argument("--dataset_config", metavar="NAME", help="configuration of a dataset on the Hub")
+    shape.add_argument("--dataset_split", metavar="NAME", default="train", help="split (default: train)")
+    shape.add_argument("--prompt_column", metavar="NAME", help="column that holds the prompts")
+    shape.add_argument("--prompt_template", metavar="TEXT", help="text of a prompt, with {column} for a column")
+    shape.add_argument("--prompt_as_chat", action="store_true", help="make a text prompt the user's message")
+    shape.add_argument("--system_prompt", metavar="TEXT", help="system message in front of every prompt")
+    return parser

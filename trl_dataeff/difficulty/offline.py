@@ -1,0 +1,217 @@
+"""
+Fitting a predictor to the groups of finished runs, and measuring it on prompts that it has not seen.
+
+Groups are known to the policy that rolled them out, so that each is predicted from groups of its own run and of nearby
+steps: a run is cut, in the order of its steps, into slices of about 512 groups, and a slice is a task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from trl_dataeff.difficulty.contract import DifficultyPredictor, Embeddings, PredictorError, take
+from trl_dataeff.difficulty.fitting import newest
+from trl_dataeff.difficulty.predictor import AttentionDifficultyPredictor, LogisticDifficultyPredictor
+from trl_dataeff.difficulty.quality import calibration_error, mean_absolute_error, pearson
+from trl_dataeff.difficulty.training import HELD_OUT, Task, train
+
+
+SLICE = 512
+EPOCHS = 20
+NEIGHBOURS = 10
+FEWEST = 20  # prompts
+COLUMNS = ("step", "prompt_id", "success_rate")
+
+#: Predicts the held-out groups of a task from its others: rows `(K,)`, success rates `(K,)`, rows `(n,)` -> `(n,)`.
+Predict = Callable[[np.ndarray, torch.Tensor, np.ndarray], np.ndarray]
+
+
+class Slice(NamedTuple):
+    """Groups of one run and of nearby steps, each of another prompt: int64 `(n,)` and float32 `(n,)`."""
+
+    prompt_ids: np.ndarray
+    rates: np.ndarray
+
+
+class Quality(NamedTuple):
+    """How well held-out groups are predicted; `pearson` is the mean over tasks, the others are over all groups."""
+
+    name: str
+    pearson: float
+    mean_absolute_error: float
+    calibration_error: float
+
+
+def read_slices(paths: Sequence[str | Path], size: int) -> list[Slice]:
+    """
+    Read the groups of runs.
+
+    Args:
+        paths (sequence of `str` or `Path`): a `groups.parquet` for each run.
+        size (`int`): number of prompts in the dataset.
+
+    Raises:
+        PredictorError: a file cannot be read, is of another kind or of another dataset, or there are too few groups.
+    """
+    slices = [piece for path in paths for piece in _slices_of(Path(path).expanduser(), size)]
+    prompts = len(np.unique(np.concatenate([piece.prompt_ids for piece in slices]))) if slices else 0
+    if prompts < FEWEST:
+        raise PredictorError(
+            f"{', '.join(map(str, paths))}: {prompts} prompts with a known success rate. At least {FEWEST} are needed; "
+            "give the groups of longer or of more runs."
+        )
+    return slices
+
+
+def fit_offline(
+    kind: str, E: Embeddings, slices: Sequence[Slice], seed: int
+) -> tuple[DifficultyPredictor, list[Quality]]:
+    """
+    Fit a predictor to all prompts but a fifth, and measure it on that fifth.
+
+    Args:
+        kind (`str`): `"logistic"`, which is then fitted to all groups, or `"attention"`, which attends to the last
+            slice when it is loaded.
+        E (`torch.Tensor` or `np.ndarray` of shape `(N, h)`): embeddings of all prompts.
+        slices (sequence of [`Slice`]): see [`read_slices`].
+        seed (`int`): of the held-out prompts and of the fit.
+
+    Returns:
+        `tuple`: the predictor, and the quality of its predictions and of two baselines: each task's mean, and the mean
+        of the 10 prompts of the task whose embeddings have the highest cosine similarity.
+    """
+    rng = np.random.default_rng(seed)
+    prompts = np.unique(np.concatenate([piece.prompt_ids for piece in slices]))
+    held_out = np.zeros(len(E), dtype=bool)
+    held_out[rng.permutation(prompts)[: max(1, int(len(prompts) * HELD_OUT))]] = True
+    predictor: DifficultyPredictor
+    if kind == "logistic":
+        predictor, predict = _fit_logistic(E, slices, held_out)
+    else:
+        predictor, predict = _fit_attention(E, slices, held_out, rng, seed)
+    contestants: dict[str, Predict] = {
+        kind: predict,
+        "mean": lambda references, p, queries: np.full(len(queries), float(p.mean())),
+        "nearest neighbours": lambda references, p, queries: nearest_neighbours(E, references, p, queries),
+    }
+    quality = [measure(name, predict, slices, held_out) for name, predict in contestants.items()]
+    if isinstance(predictor, LogisticDifficultyPredictor):
+        predictor.prior = None
+        _fit_all(predictor, E, slices, np.zeros(len(E), dtype=bool))
+    else:
+        assert isinstance(predictor, AttentionDifficultyPredictor)
+        predictor.set_references(take(E, slices[-1].prompt_ids), torch.from_numpy(slices[-1].rates))
+    return predictor, quality
+
+
+def measure(name: str, predict: Predict, slices: Sequence[Slice], held_out: np.ndarray) -> Quality:
+    """Quality of the predictions of each slice's held-out prompts, `held_out` being bool `(N,)`, from its others."""
+    predicted, observed, correlation, count = [], [], [], []
+    for piece in slices:
+        out = held_out[piece.prompt_ids]
+        if not out.any() or out.all():
+            continue
+        known = torch.from_numpy(piece.rates[~out])
+        predicted.append(predict(piece.prompt_ids[~out], known, piece.prompt_ids[out]))
+        observed.append(piece.rates[out])
+        correlation.append(pearson(predicted[-1], observed[-1]))
+        count.append(out.sum())
+    if not predicted:
+        return Quality(name, float("nan"), float("nan"), float("nan"))
+    defined = ~np.isnan(correlation)
+    mean = np.average(np.array(correlation)[defined], weights=np.array(count)[defined]) if defined.any() else np.nan
+    x, y = np.concatenate(predicted), np.concatenate(observed)
+    return Quality(name, float(mean), mean_absolute_error(x, y), calibration_error(x, y))
+
+
+def nearest_neighbours(E: Embeddings, references: np.ndarray, p: torch.Tensor, queries: np.ndarray) -> np.ndarray:
+    """Mean success rate of each query's 10 nearest references by cosine similarity of raw embeddings, `(n,)`."""
+    directions = torch.nn.functional.normalize(take(E, references), dim=1)
+    similarity = torch.nn.functional.normalize(take(E, queries), dim=1) @ directions.T
+    return p[similarity.topk(min(NEIGHBOURS, len(references)), dim=1).indices].mean(dim=1).numpy()
+
+
+def _fit_logistic(
+    E: Embeddings, slices: Sequence[Slice], held_out: np.ndarray
+) -> tuple[LogisticDifficultyPredictor, Predict]:
+    """As it is used in a run: fitted to a slice, and drawn to what all slices say."""
+    predictor = LogisticDifficultyPredictor()
+    predictor.fit_basis(E)
+    _fit_all(predictor, E, slices, held_out)
+    predictor.anchor()
+
+    def predict(references: np.ndarray, p: torch.Tensor, queries: np.ndarray) -> np.ndarray:
+        predictor.fit(take(E, references), p)
+        return predictor.predict(take(E, queries)).numpy()
+
+    return predictor, predict
+
+
+def _fit_all(
+    predictor: LogisticDifficultyPredictor, E: Embeddings, slices: Sequence[Slice], left_out: np.ndarray
+) -> None:
+    ids, rates = (np.concatenate(column) for column in zip(*slices, strict=True))
+    used = ~left_out[ids]
+    predictor.fit_projected(predictor.project(take(E, ids[used])), torch.from_numpy(rates[used]))
+
+
+def _fit_attention(
+    E: Embeddings, slices: Sequence[Slice], held_out: np.ndarray, rng: np.random.Generator, seed: int
+) -> tuple[AttentionDifficultyPredictor, Predict]:
+    """A fifth of the other prompts says when to stop."""
+    stopping = ~held_out & (rng.random(len(E)) < HELD_OUT)
+    tasks = []
+    for piece in slices:
+        rows, rates = (values[~held_out[piece.prompt_ids]] for values in piece)
+        if (~stopping[rows]).sum() > 1:
+            tasks.append(Task(rows, torch.from_numpy(rates), torch.ones(len(rows)), stopping[rows]))
+    predictor = AttentionDifficultyPredictor(E.shape[1], seed=seed)
+    train(predictor, E, tasks, seed, EPOCHS)
+
+    def predict(references: np.ndarray, p: torch.Tensor, queries: np.ndarray) -> np.ndarray:
+        predictor.set_references(take(E, references), p)
+        return predictor.predict(take(E, queries)).numpy()
+
+    return predictor, predict
+
+
+def _slices_of(path: Path, size: int) -> list[Slice]:
+    table = _read(path)
+    rates = table["success_rate"].to_numpy().astype(np.float32)
+    ids, step = table["prompt_id"].to_numpy(), table["step"].to_numpy()
+    known = (ids >= 0) & ~np.isnan(rates)
+    ids, rates, step = ids[known], rates[known], step[known]
+    if len(ids) and ids.max() >= size:
+        raise PredictorError(
+            f"{path} has a group of prompt {ids.max()}, and the dataset has {size} rows: give the dataset of that run."
+        )
+    if len(ids) and not bool(((rates >= 0) & (rates <= 1)).all()):
+        raise PredictorError(f"{path}: success rates lie in [0, 1]; these reach from {rates.min()} to {rates.max()}.")
+    order = np.argsort(step, kind="stable")
+    pieces = np.array_split(order, max(1, round(len(order) / SLICE)))
+    slices = [Slice(ids[piece].astype(np.int64), rates[piece]) for piece in pieces]
+    kept = [newest(piece.prompt_ids) for piece in slices]
+    return [Slice(s.prompt_ids[k], s.rates[k]) for s, k in zip(slices, kept, strict=True) if len(k)]
+
+
+def _read(path: Path) -> pa.Table:
+    if not path.is_file():
+        raise PredictorError(f"There is no file {path}. A run writes <output_dir>/dataeff/groups.parquet.")
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        raise PredictorError(f"{path} is not a parquet file, or is damaged: {error}") from error
+    missing = [name for name in COLUMNS if name not in table.column_names]
+    if missing:
+        raise PredictorError(
+            f"{path} has the columns {', '.join(table.column_names)}, and lacks {', '.join(missing)}. Give the "
+            "dataeff/groups.parquet of a run."
+        )
+    return table.select(list(COLUMNS))
