@@ -29,6 +29,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from benchmarks.gaussian_process import GaussianProcess
 from trl_dataeff.difficulty.quality import pearson
 
 
@@ -110,18 +111,6 @@ def neighbours(run: dict, known: np.ndarray) -> np.ndarray:
     return run["rates"][known][nearest].mean(axis=1)
 
 
-def gaussian_process(run: dict, newest: np.ndarray, weight: np.ndarray, basis) -> np.ndarray:
-    """Regression with a squared-exponential kernel of width 1 on the components; noise grows as groups fade."""
-    X, Y = basis.project(run["pool"][run["ids"][newest]]).numpy(), basis.project(run["unseen"]).numpy()
-    y = run["rates"][newest]
-
-    def kernel(a, b):
-        return np.exp(-0.5 * ((a[:, None] - b[None]) ** 2).sum(-1))
-
-    noise = 0.3 / weight
-    return kernel(Y, X) @ np.linalg.solve(kernel(X, X) + np.diag(noise), y - y.mean()) + y.mean()
-
-
 def compare(run: dict, seed: int) -> list[dict[str, float]]:
     """Correlations at each look."""
     from trl_dataeff.difficulty.fitting import RollingDifficulty
@@ -150,6 +139,12 @@ def compare(run: dict, seed: int) -> list[dict[str, float]]:
         newest = np.flatnonzero(known)[::-1]
         newest = np.sort(newest[np.unique(run["ids"][newest], return_index=True)[1]])
         weight = 0.5 ** ((at - run["windows"][newest]) / HALF_LIFE)
+        process = GaussianProcess()
+        process.fit_projected(
+            rolling.predictor.project(run["pool"][run["ids"][newest]]),
+            torch.from_numpy(run["rates"][newest]),
+            torch.from_numpy(weight.astype(np.float32)),
+        )
         references = rng.choice(len(run["pool"]), K, replace=False)
         given = (rng.random((K, GROUP)) < true_pool[references, None]).mean(axis=1).astype(np.float32)
         paper = LogisticDifficultyPredictor()
@@ -159,7 +154,7 @@ def compare(run: dict, seed: int) -> list[dict[str, float]]:
             "rolling": rolling.predictor.predict(unseen).numpy(),
             "paper set": paper.predict(unseen).numpy(),
             "neighbours": neighbours(run, known),
-            "Gaussian process": gaussian_process(run, newest, weight, rolling.predictor),
+            "Gaussian process": process.predict_projected(rolling.predictor.project(unseen)).numpy(),
         }
         attention.refresh(at)
         predictions["attention"] = attention.predictor.predict(unseen).detach().numpy()

@@ -31,6 +31,7 @@ import torch
 
 from benchmarks.gaussian_process import GaussianProcess
 from trl_dataeff.difficulty.predictor import AttentionDifficultyPredictor, LogisticDifficultyPredictor
+from trl_dataeff.selection.dots import gumbel_top_k, log_weight_target
 
 
 RESULTS = Path(__file__).parent / "results" / "selection_scale.txt"
@@ -46,12 +47,6 @@ class Cost(NamedTuple):
 
     seconds: float
     cpu_seconds: float
-
-
-def gumbel_top_k(log_weights: torch.Tensor, n: int, generator: torch.Generator) -> torch.Tensor:
-    """`n` of N ids, without repetition, by the largest of their log-weights plus Gumbel noise."""
-    noise = -torch.empty(len(log_weights), dtype=torch.float64).exponential_(generator=generator).log()
-    return (log_weights.double() + noise).topk(n).indices
 
 
 def refresh(
@@ -88,7 +83,7 @@ def published_refresh(
 
 def log_weight(p: torch.Tensor) -> torch.Tensor:
     """The paper's, at a temperature of 0.05 so that a plain softmax has as many chances above 0 as are drawn."""
-    return -(p - 0.5).abs() / 0.05
+    return log_weight_target(p, 0.5, 0.05)
 
 
 def references(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
