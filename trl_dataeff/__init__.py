@@ -3,11 +3,13 @@ Data-efficient GRPO for Hugging Face TRL: [`DataEfficientGRPOTrainer`] in the pl
 
 The way of the data, which is also the order of the modules:
 
-    dataset -> PromptPool -> Selector -> rollout rounds -> effective groups -> + carried groups -> GRPO loss
-               (pool.py)   (selection/)  (rollout.py; TRL   |  (group.py)       (replay/ratio.py)
-                  ^             ^         generates, scores) v
-                  +-- history --+------- RolloutLedger <- observe(group)
-                                          (ledger.py)
+    dataset -> PromptPool -> Selector -> rollout rounds -> effective groups -> + replayed groups -> GRPO loss
+               (pool.py)   (selection/)  (rollout.py; TRL   |  (group.py)          ^  (replay/ratio.py)
+                  ^             ^         generates, scores) v                     |
+                  +-- history --+------- RolloutLedger <- observe(group) -> ReplayBuffer
+                                |         (ledger.py)                      (replay/buffer.py)
+                        predictions <- embeddings of all prompts
+                            (difficulty/)
 
 The public names are imported when they are first used: the command answers `--version` without loading torch.
 """
@@ -26,14 +28,18 @@ if TYPE_CHECKING:
     from trl_dataeff.config import DataEfficientGRPOConfig
     from trl_dataeff.group import RolloutGroup
     from trl_dataeff.pool import PromptPool
-    from trl_dataeff.selection import GresoSelector, Selector, UniformSelector
+    from trl_dataeff.replay.buffer import ReplayBuffer
+    from trl_dataeff.selection import DotsGresoSelector, DotsSelector, GresoSelector, Selector, UniformSelector
     from trl_dataeff.trainer import DataEfficientGRPOTrainer
 
 __all__ = [
     "DataEfficientGRPOConfig",
     "DataEfficientGRPOTrainer",
+    "DotsGresoSelector",
+    "DotsSelector",
     "GresoSelector",
     "PromptPool",
+    "ReplayBuffer",
     "RolloutGroup",
     "Selector",
     "UniformSelector",
@@ -43,8 +49,11 @@ __all__ = [
 _HOMES = {
     "DataEfficientGRPOConfig": "config",
     "DataEfficientGRPOTrainer": "trainer",
+    "DotsGresoSelector": "selection",
+    "DotsSelector": "selection",
     "GresoSelector": "selection",
     "PromptPool": "pool",
+    "ReplayBuffer": "replay.buffer",
     "RolloutGroup": "group",
     "Selector": "selection",
     "UniformSelector": "selection",
