@@ -101,7 +101,7 @@ def test_another_dataset_is_refused(checkpoint):
 
 def test_a_checkpoint_without_selection_state_is_refused(checkpoint):
     (checkpoint / "dataeff" / "state.json").unlink()
-    with pytest.raises(CheckpointError, match=r"has no dataeff/state\.json"):
+    with pytest.raises(CheckpointError, match=r"is damaged: dataeff/state.json is missing"):
         resume(checkpoint)
 
 
@@ -114,7 +114,7 @@ def test_damage_is_said(checkpoint, name, damage):
     else:
         data = path.read_bytes()
         path.write_bytes(data[: len(data) // 2] if damage == "cut" else b"\xff\x00" + data[2:])
-    with pytest.raises(CheckpointError, match=r"is damaged|has no dataeff/state\.json"):
+    with pytest.raises(CheckpointError, match=r"is damaged"):
         resume(checkpoint)
 
 

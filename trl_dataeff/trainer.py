@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 
 from trl_dataeff.callback import SelectionCallback
@@ -23,6 +22,7 @@ from trl_dataeff.group_log import GroupLog
 from trl_dataeff.ledger import RolloutLedger
 from trl_dataeff.metrics import record, rounds_left_out
 from trl_dataeff.pool import PromptPool
+from trl_dataeff.reliability.trainer import ReliableGRPOTrainer
 from trl_dataeff.replay.behavior import behavior_tensors, keep_behavior_logps
 from trl_dataeff.replay.ratio import correct_inputs, ratio_statistics, reduce_ratio_statistics
 from trl_dataeff.rollout import Collection, Playback, Recording, collect, row_value, split_rollouts, tool_dicts
@@ -30,7 +30,7 @@ from trl_dataeff.selection import make_selector
 from trl_dataeff.state import FOLDER
 
 
-class DataEfficientGRPOTrainer(GRPOTrainer):
+class DataEfficientGRPOTrainer(ReliableGRPOTrainer):
     """
     [`~trl.GRPOTrainer`] that spends its rollouts where they teach. Takes the same arguments.
 
@@ -41,7 +41,9 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     - `_generate`, `_calculate_rewards`: note what is rolled out; give back what was rolled out before.
     - `_compute_loss`, `_get_per_token_logps_and_entropies`: the ratio of groups from an earlier window, put in between
       the loss's forward and its use of the advantages.
-    - `train`, `_save_checkpoint`, `_load_optimizer_and_scheduler`: start, write and read the selection state.
+    - `train`, `_save_state`, `_load_optimizer_and_scheduler`: start, write and read the selection state.
+
+    What makes runs survive is in the base class, [`ReliableGRPOTrainer`].
 
     Args:
         model, reward_funcs, args, train_dataset, ...: see [`~trl.GRPOTrainer`]. `args` may be a
@@ -194,8 +196,9 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             return super()._generate(prompts)
         started = time.perf_counter()
         generated = super()._generate(prompts)
-        _, completion_ids, tool_mask, *_ = generated
+        prompt_ids, completion_ids, tool_mask, *_ = generated
         self._recording.note(completion_ids, tool_mask, ends={*self.eos_token_ids, self._tokenizer.pad_token_id})
+        self._recording.overlong = self._without_room(prompt_ids)
         self._recording.seconds += time.perf_counter() - started
         return generated
 
@@ -254,8 +257,13 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
 
     def _enter_round(self, ids, recording: Recording, round_index: int, rollouts=()) -> list[RolloutGroup]:
         assert recording.rewards is not None
-        per_completion = torch.tensor([recording.lengths, recording.truncated], device=self.accelerator.device).T
-        lengths, truncated = self.accelerator.gather(per_completion.contiguous()).cpu().numpy().T
+        faults = [self._reward_guard.faults, *[0] * (len(recording.lengths) - 1)]  # a sum is all that is wanted
+        per_completion = torch.tensor(
+            [recording.lengths, recording.truncated, recording.overlong, faults], device=self.accelerator.device
+        )
+        gathered = self.accelerator.gather(per_completion.T.contiguous()).cpu().numpy().T
+        lengths, truncated, overlong, faults = gathered
+        self._count_fault(overlong_prompts=overlong.sum(), reward_faults=faults.sum())
         return self.ledger.enter_round(
             ids,
             recording.rewards.cpu().numpy(),
@@ -303,10 +311,15 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             record(self._metrics["train"], {"replay/ratio_mean": mean, "replay/ratio_max": largest})
         return outputs
 
-    def _save_checkpoint(self, model, trial):
-        folder = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-        self._selection_callback.save(Path(self._get_output_dir(trial=trial)) / folder)
-        super()._save_checkpoint(model, trial)
+    def _save_state(self, checkpoint):
+        self._selection_callback.save(checkpoint)
+
+    def _keep_what_can_be_kept(self):
+        if self.ledger.group_log is not None:
+            self.ledger.group_log.flush(force=True)
+
+    def _count_fault(self, **amounts):
+        self.ledger.counters.add(**amounts)
 
     def _load_optimizer_and_scheduler(self, checkpoint):
         super()._load_optimizer_and_scheduler(checkpoint)
