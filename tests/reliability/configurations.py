@@ -26,7 +26,7 @@ CONFIGURATIONS: dict[str, dict] = {
     "greso, dynamic": {**DYNAMIC, "selection": "greso"},
     "several steps to a log": {**DYNAMIC, "logging_steps": 5, "steps_per_generation": 2},
     "two rewards": {**DYNAMIC, "rewards": [letter_share_reward, even_length_reward], "reward_weights": [1.0, 0.5]},
-    "KL and another loss": {**DYNAMIC, "beta": 0.1, "loss_type": "dr_grpo"},
+    "another loss": {**DYNAMIC, "loss_type": "dr_grpo", "scale_rewards": "batch"},
     "lora": {**DYNAMIC, "trainer": {"peft_config": LoraConfig(r=4, target_modules=["q_proj"])}},
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -46,5 +47,10 @@ def assert_same_end(a, b) -> None:
     assert files[0].keys() == files[1].keys()
     for name, arrays in files[0].items():
         for key, value in arrays.items():
-            if name != "surplus" or "seconds" not in key:
-                np.testing.assert_array_equal(value, files[1][name][key], err_msg=f"{name}.{key}")
+            x, y = without_seconds(key, value), without_seconds(key, files[1][name][key])
+            np.testing.assert_array_equal(x, y, err_msg=f"{name}.{key}")
+
+
+def without_seconds(key: str, value: np.ndarray) -> np.ndarray | str:
+    """`meta` of packed groups is text, in which each group says how long it took."""
+    return re.sub(r'"seconds": [^,}]*', "", value.tobytes().decode()) if key == "meta" else value
