@@ -68,11 +68,13 @@ def wait_for_a_save(rng: random.Random, folder: Path):
     return wait
 
 
-def kill_until_it_ends(
-    processes, folder: Path, rng: random.Random, longest: float, kills: int
-) -> tuple[int, int, int]:
-    """At most `kills` kills, then let it end. How many there were, in a save, and with nothing whole to go on from."""
-    done = saving = lost = 0
+def wait_seconds(seconds: float):
+    return lambda process: process.join(seconds)
+
+
+def kill_until_it_ends(processes, folder: Path, rng: random.Random, longest: float, kills: int) -> tuple[int, int]:
+    """At most `kills` kills, then let it end. How many there were, and how many in the middle of a save."""
+    done = saving = 0
     while done < kills:
         wait = wait_for_a_save(rng, folder) if rng.random() < 0.5 else wait_seconds(rng.random() * longest)
         if run_and_kill(processes, folder, wait):
