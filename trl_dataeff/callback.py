@@ -36,6 +36,10 @@ class SelectionCallback(TrainerCallback):
         self.trainer.record_step_time(time.perf_counter() - self._step_began)
         self.trainer.stop_if_asked(control)
 
+    def on_epoch_end(self, args, state, control, **kwargs):
+        if self.trainer.stopped_by is not None:  # in the middle of it, and the checkpoint is there
+            control.should_save = control.should_evaluate = False
+
     def on_train_end(self, args, state, control, **kwargs):
         if self.trainer.ledger.group_log is not None:
             self.trainer.ledger.group_log.flush(force=True)

@@ -38,6 +38,7 @@ class ReliableGRPOTrainer(GRPOTrainer):
     - `train`: the checkpoint to resume from is checked before anything is loaded; SIGTERM and Ctrl-C end the run after
       the current step; a run that fails keeps what it can, and its error says where to go on.
     - `_save_checkpoint`: a manifest is written last, and before older checkpoints are deleted.
+    - `_run_epoch`: a run that is resumed from its last checkpoint has nothing more to do.
     - `_finalize_training`: a run that was stopped neither loads its best model nor deletes its last checkpoint.
     - `_get_grad_norm`: a step whose gradient is not finite is skipped.
     - `_calculate_rewards`: counts what is wrong with rewards.
@@ -118,6 +119,11 @@ class ReliableGRPOTrainer(GRPOTrainer):
         if number and self.state.global_step < self.state.max_steps:
             self.stopped_by = signal.Signals(number)
             control.should_save = control.should_training_stop = True
+
+    def _run_epoch(self, *args, **kwargs):
+        if self.state.global_step < self.state.max_steps:
+            return super()._run_epoch(*args, **kwargs)
+        self.control.should_training_stop = True  # the Trainer would look at it after one step more
 
     def _finalize_training(self, *args, **kwargs):
         if self.stopped_by is None:
