@@ -237,6 +237,7 @@ class DataEfficientGRPOTrainer(ReliableGRPOTrainer):
 
     def _rows(self, ids: np.ndarray) -> list[dict[str, Any]]:
         """The dataset's rows, G in a row for each prompt, as TRL's dataloader would deliver them."""
+        self._rows_in_hand = ids.tolist()
         return self._rows_dataset.__getitems__(np.repeat(ids, self.num_generations).tolist())
 
     @contextmanager

@@ -7,6 +7,7 @@ import functools
 import math
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -20,7 +21,7 @@ from trl.trainer.utils import is_async_callable
 
 logger = logging.get_logger(__name__)
 # Not SIGALRM, which reward functions use themselves (math-verify does)
-_SIGNAL = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else getattr(signal, "SIGUSR2", None)
+_SIGNAL = getattr(signal, "SIGVTALRM", None)
 
 
 class _OutOfTime(BaseException):
@@ -128,20 +129,24 @@ def _time_limit(seconds: float | None) -> Iterator[None]:
             "`reward_timeout` interrupts reward functions by a signal, which needs training in the main thread of a "
             "POSIX system. Train there, set it to nothing, or let the functions keep the time themselves."
         )
-    running = True
+    deadline, running = time.monotonic() + seconds, True
 
     def interrupt(number, frame):
-        if running:
+        if running and time.monotonic() >= deadline:
             raise _OutOfTime
 
     former = signal.signal(_SIGNAL, interrupt)
+    # Two clocks: a thread, which a regular expression that keeps the interpreter would keep waiting, and the system's
+    # clock of CPU time, which stands still while the function waits for the network
     timer = threading.Timer(seconds, signal.pthread_kill, (threading.main_thread().ident, _SIGNAL))
     timer.daemon = True
     timer.start()
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds, max(seconds / 10, 0.1))
     try:
         yield
     finally:
         running = False
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         timer.cancel()
         timer.join()  # one that has just run out sends its signal while `interrupt` is there to take it
         signal.signal(_SIGNAL, former)

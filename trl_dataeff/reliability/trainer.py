@@ -57,6 +57,7 @@ class ReliableGRPOTrainer(GRPOTrainer):
         self._signals = StopSignals()
         self._skipped_in_a_row = 0
         self._said_overlong = False
+        self._rows_in_hand: list[int] = []
         self._reward_guard = RewardGuard(self.args.reward_timeout)
         self.reward_funcs = [
             self._reward_guard.wrap(function, name)
@@ -90,6 +91,7 @@ class ReliableGRPOTrainer(GRPOTrainer):
         )
         self.stopped_by = None
         self._skipped_in_a_row = 0
+        self._rows_in_hand = []
         launched = accelerator.num_processes > 1
         with StopSignals(speaks=accelerator.is_main_process, delivered_twice=launched) as self._signals:
             try:
@@ -99,6 +101,11 @@ class ReliableGRPOTrainer(GRPOTrainer):
                 raise
 
     def _end_in(self, error: BaseException) -> None:
+        if self._rows_in_hand and isinstance(error, Exception):
+            more = "" if len(self._rows_in_hand) <= 16 else f" and {len(self._rows_in_hand) - 16} more"
+            error.add_note(
+                f"The last prompts of this process were the dataset's rows {self._rows_in_hand[:16]}{more}."
+            )
         try:
             self._keep_what_can_be_kept()
         except OSError as second:
