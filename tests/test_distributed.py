@@ -98,3 +98,12 @@ def test_surplus_is_trained_on_with_its_ratio(two_processes):
 def test_resume_on_two_processes_gives_the_same_losses(two_processes):
     for report in two_processes:
         assert report["resumed"] == report["uninterrupted"]
+
+
+def test_a_signal_to_one_process_stops_both_after_the_same_step(two_processes):
+    first, second = (report["stopped"] for report in two_processes)
+    assert first == second
+    assert first[1] == "SIGTERM"
+    assert 4 <= first[0] < 12
+    for report in two_processes:
+        assert report["after_stop"] == report["uninterrupted"]

@@ -56,12 +56,21 @@ def test_a_reward_function_that_raises_ends_the_run_after_what_can_be_kept_is(tm
     assert make(tmp_path, "off", rewards=even_length_reward).train(True).global_step == 12
 
 
-@pytest.mark.parametrize("dynamic", ["off", "dynamic"])
 @pytest.mark.parametrize("garbage", ["0.5", [1.0], {}, object(), np.zeros(2), torch.zeros(2), 1j, b"1", 10**400])
-def test_rewards_that_are_no_numbers_are_no_scores(tmp_path, caplog_transformers, garbage, dynamic):
+def test_what_is_no_number_is_no_score(garbage, caplog_transformers):
+    guard = RewardGuard()
+    wrapped = guard.wrap(lambda completions: [1.0, garbage, None, garbage], "f")
+    assert wrapped(completions="abcd") == [1.0, None, None, None]
+    assert guard.faults == 2
+    (message,) = said(caplog_transformers, "which is no number")
+    assert message.startswith("The reward function 'f' returned")
+
+
+@pytest.mark.parametrize("dynamic", ["off", "dynamic"])
+def test_rewards_that_are_no_numbers_are_no_scores(tmp_path, caplog_transformers, dynamic):
     def sometimes(completion_ids, **kwargs):
         rewards = even_length_reward(completion_ids)
-        rewards[3] = garbage
+        rewards[3] = "0.5"
         return rewards
 
     def unscored(completion_ids, **kwargs):
@@ -95,7 +104,7 @@ def test_what_is_no_list_is_an_error(tmp_path, returned):
 
 def test_numbers_of_every_kind_go_through():
     guard = RewardGuard()
-    rewards = [1, True, 0.25, np.float32(0.1), np.int64(3), torch.tensor(0.5), np.array([2.0]), None]
+    rewards = [1, True, 0.25, np.float32(0.1), np.int64(3), torch.tensor(0.5), torch.tensor([2.0]), None]
     wrapped = guard.wrap(lambda completions: rewards, "f")
     assert wrapped(completions=["x"] * 8) == [1.0, 1.0, 0.25, float(np.float32(0.1)), 3.0, 0.5, 2.0, None]
     assert guard.wrap(lambda completions: torch.tensor([1.0, 2.0]), "f")(completions="ab") == [1.0, 2.0]
@@ -254,7 +263,7 @@ def test_a_row_that_cannot_be_tokenized_is_named(tmp_path):
     dataset = plain_dataset(8).with_transform(transform)
     with pytest.raises((TypeError, ValueError)) as raised:
         make(tmp_path, "off", trainer={"train_dataset": dataset}, max_steps=8).train()
-    assert any("rows [5]" in note for note in raised.value.__notes__)
+    assert any(re.search(r"dataset's rows \[.*\b5\b.*\]", note) for note in raised.value.__notes__)
 
 
 def test_a_prompt_that_fills_the_context(tmp_path, caplog_transformers):
@@ -263,7 +272,7 @@ def test_a_prompt_that_fills_the_context(tmp_path, caplog_transformers):
     trainer = train(tmp_path, "off", trainer={"train_dataset": dataset}, max_steps=10)
     assert trainer.state.global_step == 10
     assert finite(trainer)
-    assert last(trainer, "overlong_prompts") in (8, 16)
+    assert last(trainer, "overlong_prompts") in (4, 8, 12)  # once an epoch, four completions each
     (message,) = said(caplog_transformers, "leaves no room")
     assert (
         "A prompt of 1021 tokens leaves no room for `max_completion_length` (8) in the model's context of 1024"
