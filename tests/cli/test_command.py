@@ -85,16 +85,17 @@ def test_training_from_python_returns_the_trainer_and_resumes(recipe, tmp_path):
 
 def test_a_run_that_is_stopped_ends_with_the_signals_code(recipe, tmp_path, monkeypatch, capsys):
     folder = tmp_path / "out"
-    record = trl_dataeff.DataEfficientGRPOTrainer.record_step_time
-    monkeypatch.setattr(
-        trl_dataeff.DataEfficientGRPOTrainer,
-        "record_step_time",
-        lambda self, seconds: (signal.raise_signal(signal.SIGTERM), record(self, seconds)),
-    )
-    assert main(["grpo", "--config", recipe, "--max_steps", "3"]) == 143
+    trainer_class = trl_dataeff.DataEfficientGRPOTrainer
+    record = trainer_class.record_step_time
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            trainer_class,
+            "record_step_time",
+            lambda self, seconds: (signal.raise_signal(signal.SIGTERM), record(self, seconds)),
+        )
+        assert main(["grpo", "--config", recipe, "--max_steps", "3"]) == 143
     assert "Training completed" not in capsys.readouterr().out
     assert not (folder / "adapter_model.safetensors").exists()
-    monkeypatch.undo()
     assert main(["grpo", "--config", recipe, "--max_steps", "3", "--resume_from_checkpoint", "last"]) == 0
     checkpoint = folder / "checkpoint-3"
     (checkpoint / "optimizer.pt").write_bytes(b"")
