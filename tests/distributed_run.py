@@ -1,6 +1,7 @@
 """Run by `torch.distributed.run`: trains on each process and reports what it saw. See `test_distributed.py`."""
 
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -74,6 +75,25 @@ class Watched(DataEfficientGRPOTrainer):
         super()._enter_window(collection)
 
 
+def stop_one_of_two(options) -> tuple:
+    """Only process 1 receives a signal, in step 4. Where each stops; and the whole run's logs, once it has gone on."""
+    options = {**options, "save_steps": 100}
+    trainer = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, FOLDER / "stopped", train=False, **options)
+    plain, pending = trainer.reward_funcs[0], [signal.SIGTERM]
+
+    def reward(*args, **kwargs):
+        if trainer.accelerator.process_index == 1 and trainer.state.global_step >= 3 and pending:
+            signal.raise_signal(pending.pop())
+        return plain(*args, **kwargs)
+
+    trainer.reward_funcs[0] = reward
+    trainer.train()
+    stopped = (trainer.state.global_step, trainer.stopped_by.name, trainer._step)
+    trainer = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, FOLDER / "stopped", train=False, **options)
+    trainer.train(resume_from_checkpoint=True)
+    return stopped, logged(trainer, "loss", "grad_norm", "reward", "num_tokens")
+
+
 def main() -> None:
     report = {}
     for name, trainer_class, config_class in (
@@ -113,6 +133,7 @@ def main() -> None:
     }
     report["uninterrupted"] = logged(whole, "loss", "grad_norm", "reward", "num_tokens")
     report["resumed"] = logged(resumed, "loss", "grad_norm", "reward", "num_tokens")
+    report["stopped"], report["after_stop"] = stop_one_of_two(saving)
     rank = trainer.accelerator.process_index
     (FOLDER / f"rank-{rank}.json").write_text(json.dumps(report))
     trainer.accelerator.wait_for_everyone()

@@ -119,3 +119,12 @@ def test_replay_on_two_processes(two_processes):
 def test_replay_resumes_on_two_processes(two_processes):
     for report in two_processes:
         assert report["replay"]["resumed"] == report["replay"]["logs"]
+
+
+def test_a_signal_to_one_process_stops_both_after_the_same_step(two_processes):
+    first, second = (report["stopped"] for report in two_processes)
+    assert first == second
+    assert first[1] == "SIGTERM"
+    assert 4 <= first[0] < 12
+    for report in two_processes:
+        assert report["after_stop"] == report["uninterrupted"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from datasets import Dataset, IterableDataset
 from transformers.utils import logging
 from trl import GRPOConfig
@@ -46,6 +48,7 @@ def check_dataset(args: DataEfficientGRPOConfig, dataset: Any, environment_facto
             f"`train_dataset` has no column `prompt`; its columns are {dataset.column_names}. Rename the column that "
             "holds the prompts: `dataset.rename_column('question', 'prompt')`."
         )
+    check_prompts(dataset)
     prompts = args.generation_batch_size // args.num_generations
     if len(dataset) < prompts:
         raise ValueError(
@@ -70,6 +73,25 @@ def resolve_selection(args: DataEfficientGRPOConfig, obstacle: str | None) -> st
                 f"{obstacle} do not allow. Use `dots_reference='rolling'`, which needs no rollouts of its own."
             )
     return selection
+
+
+def check_prompts(dataset: Dataset) -> None:
+    """Raise a `ValueError` that names rows without a prompt, on which tokenization would fail in the middle of a run."""
+    if "prompt" not in dataset.column_names:
+        return  # a transform makes it
+    column = dataset.data.column("prompt")
+    lengths = pc.list_value_length(column) if pa.types.is_list(column.type) else None
+    empty = column.null_count or (lengths is not None and pc.any(pc.equal(lengths, 0)).as_py())
+    if not empty:
+        return  # without looking at a row; those that a selection left out count too
+    rows = dataset.with_format("arrow").select_columns(["prompt"])[:]["prompt"].to_pylist()
+    bad = [i for i, prompt in enumerate(rows) if prompt is None or prompt == []]
+    if bad:
+        shown = ", ".join(map(str, bad[:5])) + (", ..." if len(bad) > 5 else "")
+        raise ValueError(
+            f"`train_dataset` has {len(bad)} rows without a prompt (None, or a conversation of no messages): {shown}. "
+            "Remove them: `dataset.filter(lambda row: row['prompt'])`."
+        )
 
 
 def check_no_images(images: Any, tool_images: Any) -> None:

@@ -85,6 +85,15 @@ class DataEfficientGRPOConfig(GRPOConfig):
         metadata={"help": "With 'dots': share of each round that is drawn uniformly, in [0, 1]."},
     )
 
+    # Parameters that control what happens when something goes wrong
+    reward_timeout: float | None = field(
+        default=None,
+        metadata={
+            "help": "Seconds that one call of a reward function may take; its completions have no score if it takes "
+            "longer, and training goes on. Unset: no limit."
+        },
+    )
+
     # Parameters that control rollout replay
     replay_fraction: float = field(
         default=0.0,
@@ -182,6 +191,8 @@ class DataEfficientGRPOConfig(GRPOConfig):
         for name, allowed in _CHOICES.items():
             _check_choice(name, getattr(self, name), allowed)
         for name, (ok, takes) in _NUMBERS.items():
+            if getattr(self, name) is None and name in _OPTIONAL:
+                continue
             _check_number(name, getattr(self, name), ok, takes)
         for name, takes in _INTEGERS.items():
             value = getattr(self, name)
@@ -247,6 +258,7 @@ _NUMBERS: dict[str, tuple[Callable[[float], bool], str]] = {
     "rollout_round_min": (lambda v: 0 < v <= 1, "a number in (0, 1]"),
     "rollout_round_max": (lambda v: v >= 1, "a number >= 1"),
     "exploration": (lambda v: 0 <= v <= 1, "a number in [0, 1]"),
+    "reward_timeout": (lambda v: v > 0, "a number of seconds > 0, or nothing for no limit"),
     "replay_fraction": (lambda v: 0 <= v < 1, "a number in [0, 1)"),
     "replay_ratio_cap": (lambda v: v >= 1, "a number >= 1"),
     "dots_sharpness": (lambda v: v > 0, "a number > 0"),
@@ -268,7 +280,7 @@ _INTEGERS = {
     "dots_reference_size": "an integer >= 1",
     "dots_refresh_windows": "an integer >= 1",
 }
-_OPTIONAL = ("replay_max_age",)
+_OPTIONAL = ("replay_max_age", "reward_timeout")
 
 
 def _is_number(value: Any) -> bool:

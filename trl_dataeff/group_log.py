@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from transformers.utils import logging
 
 from trl_dataeff.files import write_atomically
 from trl_dataeff.group import KINDS, RolloutGroup, total_rewards
@@ -31,6 +32,7 @@ SCHEMA = pa.schema(
 )
 
 
+logger = logging.get_logger(__name__)
 FLUSH_SECONDS = 10.0
 
 
@@ -51,12 +53,25 @@ class GroupLog:
         self._written = SCHEMA.empty_table()
         self._waiting: list[dict] = []
         self._flushed_at = time.monotonic()
+        self._said = False
 
     def resume(self, step: int) -> None:
-        """Keep the rows of the file that were rolled out before optimizer step `step`."""
-        if self.path.exists():
+        """
+        Keep the rows of the file that were rolled out before optimizer step `step`. A file that cannot be read is set
+        aside, with a warning: training does not depend on it.
+        """
+        if not self.path.exists():
+            return
+        try:
             table = pq.read_table(self.path)
             self._written = table.filter(pc.less(table["step"], step)).cast(SCHEMA)
+        except (OSError, KeyError, pa.ArrowException) as error:
+            aside = self.path.with_suffix(".damaged.parquet")
+            self.path.replace(aside)
+            logger.warning(
+                f"{self.path} is damaged ({type(error).__name__}: {error}) and is now {aside.name}. The table begins anew "
+                f"with step {step}; what is trained is not touched by it."
+            )
 
     def add(self, groups: Iterable[RolloutGroup], dropped: Iterable[RolloutGroup], weights) -> None:
         """Enter groups; `dropped` are those among them that are not trained on."""
@@ -85,11 +100,24 @@ class GroupLog:
         due = time.monotonic() - self._flushed_at >= FLUSH_SECONDS and len(self._waiting) >= len(self._written) / 20
         if not self._waiting or not (force or due):
             return
-        waiting = pa.Table.from_pylist(self._waiting, schema=SCHEMA)
-        self._written = pa.concat_tables([self._written, waiting])
-        self._waiting = []
+        table = pa.concat_tables([self._written, pa.Table.from_pylist(self._waiting, schema=SCHEMA)])
         self._flushed_at = time.monotonic()
-        write_atomically(self.path, lambda path: pq.write_table(self._written, path))
+        try:
+            write_atomically(self.path, lambda path: pq.write_table(table, path))
+        except OSError as error:
+            self._say_that_rows_wait(error)
+        else:
+            self._written, self._waiting = table, []
+            self._said = False
+
+    def _say_that_rows_wait(self, error: OSError) -> None:
+        """A table of what was rolled out is not worth a run: its rows are kept for the next time."""
+        if not self._said:
+            logger.warning(
+                f"{self.path} could not be written ({error}). Training goes on; the rows are kept in memory and written "
+                "when there is room. This is said once."
+            )
+        self._said = True
 
 
 def _number_or_none(value: float) -> float | None:

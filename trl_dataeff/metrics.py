@@ -58,6 +58,10 @@ METRICS: dict[str, Metric] = {
     "replay/age_mean": Metric("steps", "Age of the groups trained on that an earlier window rolled out."),
     "replay/ratio_mean": Metric("ratio", "Mean of pi_old / pi_behavior over those groups' tokens."),
     "replay/ratio_max": Metric("ratio", "Largest pi_old / pi_behavior over those groups' tokens."),
+    "reward_faults": Metric("rewards", "So far, rewards that were no number, infinite, or late (no score).", True),
+    "overlong_prompts": Metric("completions", "So far, those to whose prompt the model's context left no room.", True),
+    "steps_skipped": Metric("steps", "Skipped so far, because the gradient was not finite.", True),
+    "server_returns": Metric("times", "So far, that the vLLM server went away and came back.", True),
     "time/selection_s": Metric("seconds per step", "Choosing prompts and groups, on the main process."),
     "time/generation_s": Metric("seconds per step", "Generating and scoring rollouts, on the main process."),
     "time/training_s": Metric("seconds per step", "The rest of the step, on the main process."),
@@ -130,10 +134,10 @@ def replace_last(store: dict[str, list[float]], values: dict[str, float]) -> Non
 
 
 class Counters:
-    """How many rollouts and tokens, all from 0."""
+    """The cumulative metrics, all from 0, but for the one that the selector counts."""
 
     def __init__(self) -> None:
-        names = (name for name in METRICS if name.startswith(("rollouts_", "tokens_")))
+        names = (name for name, metric in METRICS.items() if metric.cumulative and name != "prompts_skipped")
         self.values: dict[str, int] = dict.fromkeys(names, 0)
 
     def add(self, **amounts: int) -> None:

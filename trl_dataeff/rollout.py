@@ -216,12 +216,14 @@ class Recording:
     Attributes:
         lengths: tokens of the model in each of this process's completions.
         truncated: whether each was cut off.
+        overlong: whether its prompt left no room in the model's context.
         rewards: of all processes, `(completions, functions)`.
         seconds: that the round took.
     """
 
     lengths: list[int] = field(default_factory=list)
     truncated: list[bool] = field(default_factory=list)
+    overlong: list[bool] = field(default_factory=list)
     rewards: torch.Tensor | None = None
     seconds: float = 0.0
 

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 
 from trl_dataeff.callback import SelectionCallback
@@ -31,13 +30,14 @@ from trl_dataeff.group_log import GroupLog
 from trl_dataeff.ledger import RolloutLedger
 from trl_dataeff.metrics import of_fresh_groups, record, replace_last, rounds_left_out
 from trl_dataeff.pool import PromptPool
+from trl_dataeff.reliability.trainer import ReliableGRPOTrainer
 from trl_dataeff.replay.trainer import CorrectedGRPOTrainer
 from trl_dataeff.rollout import Collection, Playback, Recording, row_value, split_rollouts, tool_dicts
 from trl_dataeff.selection import make_selector
 from trl_dataeff.state import FOLDER
 
 
-class DataEfficientGRPOTrainer(CorrectedGRPOTrainer):
+class DataEfficientGRPOTrainer(ReliableGRPOTrainer, CorrectedGRPOTrainer):
     """
     [`~trl.GRPOTrainer`] that spends its rollouts where they teach. Takes the same arguments.
 
@@ -46,9 +46,10 @@ class DataEfficientGRPOTrainer(CorrectedGRPOTrainer):
     - `_generate_and_score_completions`: a window's prompts come from the selector, not from the dataloader, and with
       `dynamic_sampling` from as many rounds of rollouts as it takes.
     - `_generate`, `_calculate_rewards`: note what is rolled out; give back what was rolled out before.
-    - `train`, `_save_checkpoint`, `_load_optimizer_and_scheduler`: start, write and read the selection state.
+    - `train`, `_save_state`, `_load_optimizer_and_scheduler`: start, write and read the selection state.
 
-    The loss of groups from an earlier window is in the base class, [`CorrectedGRPOTrainer`].
+    What makes runs survive is in the base class [`ReliableGRPOTrainer`].
+    The loss of groups from an earlier window is in the base class [`CorrectedGRPOTrainer`].
 
     Args:
         model, reward_funcs, args, train_dataset, ...: see [`~trl.GRPOTrainer`]. `args` may be a
@@ -214,8 +215,9 @@ class DataEfficientGRPOTrainer(CorrectedGRPOTrainer):
             return super()._generate(prompts)
         started = time.perf_counter()
         generated = super()._generate(prompts)
-        _, completion_ids, tool_mask, *_ = generated
+        prompt_ids, completion_ids, tool_mask, *_ = generated
         self._recording.note(completion_ids, tool_mask, ends={*self.eos_token_ids, self._tokenizer.pad_token_id})
+        self._recording.overlong = self._without_room(prompt_ids)
         self._recording.seconds += time.perf_counter() - started
         return generated
 
@@ -254,6 +256,7 @@ class DataEfficientGRPOTrainer(CorrectedGRPOTrainer):
 
     def _rows(self, ids: np.ndarray) -> list[dict[str, Any]]:
         """The dataset's rows, G in a row for each prompt, as TRL's dataloader would deliver them."""
+        self._rows_in_hand = ids.tolist()
         return self._rows_dataset.__getitems__(np.repeat(ids, self.num_generations).tolist())
 
     @contextmanager
@@ -276,8 +279,13 @@ class DataEfficientGRPOTrainer(CorrectedGRPOTrainer):
         self, ids, recording: Recording, round_index: int, rollouts=(), reference=False
     ) -> list[RolloutGroup]:
         assert recording.rewards is not None
-        per_completion = torch.tensor([recording.lengths, recording.truncated], device=self.accelerator.device).T
-        lengths, truncated = self.accelerator.gather(per_completion.contiguous()).cpu().numpy().T
+        faults = [self._reward_guard.faults, *[0] * (len(recording.lengths) - 1)]  # a sum is all that is wanted
+        per_completion = torch.tensor(
+            [recording.lengths, recording.truncated, recording.overlong, faults], device=self.accelerator.device
+        )
+        gathered = self.accelerator.gather(per_completion.T.contiguous()).cpu().numpy().T
+        lengths, truncated, overlong, faults = gathered
+        self._count_fault(overlong_prompts=overlong.sum(), reward_faults=faults.sum())
         return self.ledger.enter_round(
             ids,
             recording.rewards.cpu().numpy(),
@@ -303,10 +311,16 @@ class DataEfficientGRPOTrainer(CorrectedGRPOTrainer):
 
     # Checkpoints
 
-    def _save_checkpoint(self, model, trial):
-        folder = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-        self._selection_callback.save(Path(self._get_output_dir(trial=trial)) / folder)
-        super()._save_checkpoint(model, trial)
+    def _save_state(self, checkpoint):
+        self._selection_callback.save(checkpoint)
+
+    def _keep_what_can_be_kept(self):
+        ledger = getattr(self, "ledger", None)  # there is none yet if the prompts could not be embedded
+        if ledger is not None and ledger.group_log is not None:
+            ledger.group_log.flush(force=True)
+
+    def _count_fault(self, **amounts):
+        self.ledger.counters.add(**amounts)
 
     def _load_optimizer_and_scheduler(self, checkpoint):
         super()._load_optimizer_and_scheduler(checkpoint)

@@ -79,7 +79,10 @@ METHODS = {
         replay_fraction=0.5,
     ),
     "dots_greso_replay50_age20": _dots(
-        "all three, replayed groups at most 20 steps old", selection="dots+greso", replay_fraction=0.5, replay_max_age=20
+        "all three, replayed groups at most 20 steps old",
+        selection="dots+greso",
+        replay_fraction=0.5,
+        replay_max_age=20,
     ),
     "dots_replay50_age20": _dots("... at most 20 steps old", replay_fraction=0.5, replay_max_age=20),
     "oracle": Method("GRPOTrainer on the learnable prompts alone: the bound for selection", only=(LEARNABLE,)),

@@ -83,6 +83,27 @@ def test_training_from_python_returns_the_trainer_and_resumes(recipe, tmp_path):
     assert second.state.log_history[0] == first.state.log_history[0]
 
 
+def test_a_run_that_is_stopped_ends_with_the_signals_code(recipe, tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "out"
+    trainer_class = trl_dataeff.DataEfficientGRPOTrainer
+    record = trainer_class.record_step_time
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            trainer_class,
+            "record_step_time",
+            lambda self, seconds: (signal.raise_signal(signal.SIGTERM), record(self, seconds)),
+        )
+        assert main(["grpo", "--config", recipe, "--max_steps", "3"]) == 143
+    assert "Training completed" not in capsys.readouterr().out
+    assert not (folder / "adapter_model.safetensors").exists()
+    assert main(["grpo", "--config", recipe, "--max_steps", "3", "--resume_from_checkpoint", "last"]) == 0
+    checkpoint = folder / "checkpoint-3"
+    (checkpoint / "optimizer.pt").write_bytes(b"")
+    again = ["grpo", "--config", recipe, "--max_steps", "4", "--resume_from_checkpoint", str(checkpoint)]
+    assert main(again) == 2
+    assert "optimizer.pt has 0 bytes instead of" in capsys.readouterr().err
+
+
 def test_model_is_loaded_as_the_fields_say(recipe):
     options = ["--dtype", "bfloat16", "--attn_implementation", "eager", "--lora_r", "2", "--lora_alpha", "6"]
     options += ["--model_init_kwargs", '{"tie_word_embeddings": true}']

@@ -6,7 +6,6 @@ import os
 
 from transformers import PretrainedConfig
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
-from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import is_bitsandbytes_available
 from trl import ModelConfig
 from trl.import_utils import is_vllm_available
@@ -16,6 +15,7 @@ from trl_dataeff.cli.data import find_source
 from trl_dataeff.cli.errors import UserError, listed
 from trl_dataeff.cli.rewards import load_rewards
 from trl_dataeff.config import DataEfficientGRPOConfig
+from trl_dataeff.reliability.resume import checkpoints
 
 
 def check(arguments: GRPOArguments) -> None:
@@ -51,24 +51,26 @@ def check_model(model: ModelConfig) -> None:
         )
 
 
-def checkpoint_of(training: DataEfficientGRPOConfig) -> str | None:
-    """Return the checkpoint to resume from, if any; `true` and `last` stand for the last one in `output_dir`."""
+def checkpoint_of(training: DataEfficientGRPOConfig) -> str | bool | None:
+    """
+    Return what to resume from, as `train` takes it: a checkpoint, `True` for the newest whole one in `output_dir`
+    (given as `true` or `last`), or `None`.
+    """
     wanted = training.resume_from_checkpoint
     if wanted is None or str(wanted).lower() == "false":
         return None
     if str(wanted).lower() in ("true", "last"):
         assert training.output_dir is not None
-        found = get_last_checkpoint(training.output_dir) if os.path.isdir(training.output_dir) else None
-        if found is None:
+        if not checkpoints(training.output_dir):
             raise UserError(
                 f"`resume_from_checkpoint` is {wanted!r}, but `output_dir` ({training.output_dir}) has no checkpoint. "
                 "Leave it out to start anew."
             )
-        return found
+        return True
     if not os.path.isdir(str(wanted)):
         raise UserError(
             f"The checkpoint {wanted!r} does not exist: there is no such folder (`resume_from_checkpoint`). `true` "
-            "stands for the last one in `output_dir`."
+            "stands for the newest whole one in `output_dir`."
         )
     return str(wanted)
 

@@ -37,8 +37,7 @@ def run(argv: list[str]) -> int:
     check(command.arguments)
     if needs_launch(command.launch_args, command.arguments.training.use_cpu):
         return launch(command.launch_args, command.training_args)
-    train(parse(command.training_args))
-    return 0
+    return exit_code(train(parse(command.training_args)))
 
 
 def parse(argv: list[str]) -> GRPOArguments:
@@ -57,7 +56,8 @@ def parse(argv: list[str]) -> GRPOArguments:
 
 def train(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
     """
-    Train, save the model and, if `push_to_hub` is set, push it.
+    Train, save the model and, if `push_to_hub` is set, push it. A run that was stopped by a signal has its checkpoint, and
+    is not saved as if it were done.
 
     Args:
         arguments ([`GRPOArguments`]):
@@ -68,18 +68,32 @@ def train(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
             The trainer, after training.
     """
     from trl_dataeff.cli.checks import checkpoint_of
+    from trl_dataeff.state import CheckpointError
 
     trainer = make_trainer(arguments)
-    trainer.train(resume_from_checkpoint=checkpoint_of(arguments.training))
+    try:
+        trainer.train(resume_from_checkpoint=checkpoint_of(arguments.training))
+    except CheckpointError as error:
+        raise UserError(str(error)) from error
+    if trainer.stopped_by is None:
+        _finish(trainer, arguments)
+    if hasattr(trainer, "end"):  # transformers >= 5.18: finish trackers, destroy the process group
+        trainer.end()
+    return trainer
+
+
+def _finish(trainer: DataEfficientGRPOTrainer, arguments: GRPOArguments) -> None:
     trainer.accelerator.print("✅ Training completed.")
     trainer.save_model(arguments.training.output_dir)
     trainer.accelerator.print(f"💾 Model saved to {arguments.training.output_dir}.")
     if arguments.training.push_to_hub:
         trainer.push_to_hub(dataset_name=arguments.script.dataset_name)
         trainer.accelerator.print(f"🤗 Model pushed to the Hub in https://huggingface.co/{trainer.hub_model_id}.")
-    if hasattr(trainer, "end"):  # transformers >= 5.18: finish trackers, destroy the process group
-        trainer.end()
-    return trainer
+
+
+def exit_code(trainer: DataEfficientGRPOTrainer) -> int:
+    """0 for a run that is done; 128 + the signal's number (SIGTERM: 143, Ctrl-C: 130) for one that was stopped."""
+    return 0 if trainer.stopped_by is None else 128 + trainer.stopped_by
 
 
 def make_trainer(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
@@ -131,10 +145,11 @@ def main() -> None:
     from trl_dataeff.cli.main import show
 
     try:
-        train(parse(sys.argv[1:]))
+        code = exit_code(train(parse(sys.argv[1:])))
     except UserError as error:
         show(error)
         raise SystemExit(error.exit_code) from None
+    raise SystemExit(code)
 
 
 if __name__ == "__main__":

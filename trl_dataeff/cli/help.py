@@ -89,7 +89,7 @@ def own_fields(*prefixes: str) -> tuple[str, ...]:
     """Return our fields that start with one of the prefixes, or those that start with none, if no prefix is given."""
     inherited = {f.name for f in fields(GRPOConfig)}
     names = [f.name for f in fields(DataEfficientGRPOConfig) if f.name not in inherited]
-    every = ("replay_", "dots_", "greso_", "history_", "exploration")
+    every = ("replay_", "dots_", "greso_", "history_", "exploration", "reward_timeout")
     return tuple(n for n in names if (n.startswith(prefixes) if prefixes else not n.startswith(every)))
 
 
@@ -99,6 +99,7 @@ def groups() -> list[Group]:
     return [
         Group("essentials", "What most runs set.", ESSENTIALS),
         Group("data efficiency", "Which prompts are rolled out, and which rollouts are kept.", own_fields()),
+        Group("faults", "What happens when something goes wrong.", own_fields("reward_timeout")),
         Group("replay", "Training on recent rollouts again.", own_fields("replay_")),
         Group(
             "DOTS",

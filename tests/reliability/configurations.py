@@ -1,0 +1,38 @@
+"""The runs whose resumption is tested: a new feature is tested by a line here."""
+
+from __future__ import annotations
+
+from peft import LoraConfig
+
+from tests.test_dynamic_sampling import mixed_reward
+from tests.tiny import even_length_reward, letter_share_reward, plain_dataset, run
+from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
+
+
+STEPS = 12
+DYNAMIC = {"dynamic_sampling": True}
+# 7 prompts, one a step: the second epoch begins at step 7
+SHORT_EPOCH = {"trainer": {"train_dataset": plain_dataset(7)}}
+CONFIGURATIONS: dict[str, dict] = {
+    "off": {},
+    "off, windows of 4 steps": {"steps_per_generation": 4},
+    "off, a short epoch": SHORT_EPOCH,
+    "dynamic": DYNAMIC,
+    "dynamic, windows of 3 micro-batches": {**DYNAMIC, "steps_per_generation": 3, "gradient_accumulation_steps": 2},
+    "dynamic, num_iterations": {**DYNAMIC, "num_iterations": 2, "steps_per_generation": 2},
+    "dynamic, surplus": {**DYNAMIC, "rollout_margin": 3.0, "steps_per_generation": 2},
+    "dynamic, a short epoch": {**DYNAMIC, **SHORT_EPOCH},
+    "greso": {"selection": "greso", "steps_per_generation": 2},
+    "greso, dynamic": {**DYNAMIC, "selection": "greso"},
+    "several steps to a log": {**DYNAMIC, "logging_steps": 5, "steps_per_generation": 2},
+    "two rewards": {**DYNAMIC, "rewards": [letter_share_reward, even_length_reward], "reward_weights": [1.0, 0.5]},
+    "another loss": {**DYNAMIC, "loss_type": "dr_grpo", "scale_rewards": "batch"},
+    "lora": {**DYNAMIC, "trainer": {"peft_config": LoraConfig(r=4, target_modules=["q_proj"])}},
+}
+
+
+def make(folder, name: str, **options) -> DataEfficientGRPOTrainer:
+    """A trainer that saves after every step unless `options` say otherwise, not yet run."""
+    defaults = {"rewards": mixed_reward, "max_steps": STEPS, "save_strategy": "steps", "save_steps": 1, "train": False}
+    fields = {**defaults, **CONFIGURATIONS[name], **options}
+    return run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, folder, **fields)

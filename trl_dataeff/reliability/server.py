@@ -1,0 +1,109 @@
+"""A vLLM server (`vllm_mode="server"`) that goes away and comes back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from transformers.utils import logging
+
+
+logger = logging.get_logger(__name__)
+_RESTARTS = 3  # in a row, before one call is given up
+_GONE = OSError  # what `requests` raises derives from it, and so does ConnectionError
+
+
+class PatientClient:
+    """
+    TRL's `VLLMClient` that, if the server is gone, waits for it and goes on.
+
+    The client itself repeats a request five times within about a minute. What comes after that is here: wait until
+    the server answers again, join its weight-transfer group anew, send the present weights (a server that was restarted
+    has those of the original model, and would generate from them without a word), and repeat the request.
+
+    Args:
+        client: the client, on the main process.
+        device: where weights are sent from.
+        timeout (`float`): seconds to wait for the server each time (`vllm_server_timeout`).
+        named_params (`Callable` or `None`): makes a new iterator over the policy's weights, without communication between
+            processes; `None` where they are sharded, so that this process cannot send them alone.
+        on_return (`Callable`): called after each time the server came back.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        *,
+        device: Any,
+        timeout: float,
+        named_params: Callable[[], Iterator] | None,
+        on_return: Callable[[], None],
+    ):
+        self._client = client
+        self._device = device
+        self._timeout = timeout
+        self._named_params = named_params
+        self._on_return = on_return
+        self._metadata: list | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def generate(self, *args, **kwargs):
+        return self._patiently(self._client.generate, *args, **kwargs)
+
+    def chat(self, *args, **kwargs):
+        return self._patiently(self._client.chat, *args, **kwargs)
+
+    def image_features(self, *args, **kwargs):
+        return self._patiently(self._client.image_features, *args, **kwargs)
+
+    def update_named_params(self, metadata: list, named_params: Iterator) -> None:
+        self._metadata = metadata
+        try:
+            self._client.update_named_params(metadata, named_params)
+        except _GONE as error:
+            self._wait_for_return(error)  # sends them too
+
+    def reset_prefix_cache(self) -> None:
+        self._patiently(self._client.reset_prefix_cache)
+
+    def _patiently(self, request: Callable, *args, **kwargs):
+        for _ in range(_RESTARTS):
+            try:
+                return request(*args, **kwargs)
+            except _GONE as error:
+                self._wait_for_return(error)
+        return request(*args, **kwargs)
+
+    def _wait_for_return(self, error: OSError) -> None:
+        logger.warning(
+            f"The vLLM server at {self._client.base_url} does not answer ({type(error).__name__}: {error}). Waiting up "
+            f"to `vllm_server_timeout` ({self._timeout} s) for it to come back."
+        )
+        if self._named_params is None:
+            raise ConnectionError(
+                "The vLLM server went away, and with weights that are sharded over processes (FSDP, DeepSpeed ZeRO-3) "
+                "it cannot be given the present ones in the middle of a step. Restart it, and resume the run from its "
+                "last checkpoint."
+            ) from error
+        for attempt in range(_RESTARTS):
+            self._client.check_server(self._timeout)  # TRL's ConnectionError says what it waited for
+            try:
+                self._client.close_communicator()
+                self._client.init_communicator(device=self._device)
+                if self._metadata is not None:
+                    self._client.update_named_params(self._metadata, self._named_params())
+                self._client.reset_prefix_cache()
+            except _GONE as again:
+                error = again
+                time.sleep(min(2.0**attempt, self._timeout))
+            else:
+                logger.warning("The vLLM server is back, with the present weights.")
+                self._on_return()
+                return
+        raise ConnectionError(
+            f"The vLLM server at {self._client.base_url} came back {_RESTARTS} times without taking the present weights "
+            f"({error}). See its own log; then restart it and resume the run from its last checkpoint."
+        ) from error
