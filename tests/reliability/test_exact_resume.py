@@ -10,7 +10,7 @@ from tests.reliability.history import assert_same_end, groups_since, history
 
 
 # In the default run each configuration is resumed once: in a window, between windows, in the second epoch
-QUICK = dict(zip(CONFIGURATIONS, [5, 7, 9, 5, 4, 5, 3, 9, 3, 6, 7, 5, 5, 5], strict=True))
+QUICK = dict(zip(CONFIGURATIONS, [5, 7, 9, 5, 4, 5, 3, 9, 3, 6, 6, 5, 7, 5, 7, 5, 5, 5], strict=True))
 
 
 @pytest.fixture(scope="module")
