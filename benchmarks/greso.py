@@ -62,6 +62,7 @@ def make_ledger(n: int, **fields) -> RolloutLedger:
         per_device_train_batch_size=BATCH * G,
         num_generations=G,
         rollout_margin=1.25,
+        replay_fraction=0.0,
         **fields,
     )
     pool = PromptPool(n)

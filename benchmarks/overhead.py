@@ -90,7 +90,7 @@ def run_steps(trainer_class: type, config_class: type, steps: int, folder: str) 
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
-        **({"selection": "uniform"} if config_class is DataEfficientGRPOConfig else {}),
+        **({"selection": "uniform", "replay_fraction": 0.0} if config_class is DataEfficientGRPOConfig else {}),
     )
     trainer = trainer_class(
         model=small_llama(len(tokenizer)),

@@ -19,7 +19,7 @@ DEFAULTS = {
     "reward_range": None,
     "exploration": 0.1,
     "reward_timeout": None,
-    "replay_fraction": 0.0,
+    "replay_fraction": 0.5,
     "replay_capacity": 512,
     "replay_max_age": None,
     "replay_clip": "proximal",

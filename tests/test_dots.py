@@ -12,11 +12,13 @@ from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
 from peft import LoraConfig
+from trl import GRPOConfig
 
 from tests.test_dynamic_sampling import Watched, mixed_reward
 from tests.test_pool import visit
 from tests.tiny import chat_dataset, even_length_reward, logged, plain_dataset, run
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer, PromptPool
+from trl_dataeff.checks import resolve_selection
 from trl_dataeff.difficulty.fitting import RollingDifficulty
 from trl_dataeff.difficulty.predictor import LogisticDifficultyPredictor
 from trl_dataeff.difficulty.quality import PredictionRecord, pearson
@@ -348,6 +350,31 @@ def test_the_papers_reference_set_is_refused_where_no_round_can_be_made(tmp_path
     rows = [{"prompt": [{"role": "user", "content": f"{i:02d}"}], "image": None} for i in range(24)]
     with pytest.raises(ValueError, match="Use `dots_reference='rolling'`"):
         dots(tmp_path, train=False, dots_reference="paper", trainer={"train_dataset": Dataset.from_list(rows)})
+
+
+def test_what_changing_one_import_gives(tmp_path):
+    """A plain `GRPOConfig` on text prompts: DOTS and GRESO, and half of each batch replayed; else what can be had."""
+    trainer = run(DataEfficientGRPOTrainer, GRPOConfig, tmp_path, rewards=even_length_reward, steps_per_generation=2)
+    assert trainer.selection == "dots+greso"
+    assert logged(trainer, "dataeff/rollouts_replayed")[-1][0] > 0
+    stream = {"train_dataset": plain_dataset().to_iterable_dataset()}
+    streaming = run(DataEfficientGRPOTrainer, GRPOConfig, tmp_path, max_steps=1, trainer=stream)
+    assert streaming.selection == "uniform"
+
+
+@pytest.mark.parametrize(
+    ("fields", "obstacle", "sharded", "expected"),
+    [
+        ({}, None, False, "dots+greso"),
+        ({}, "images", False, "uniform"),
+        ({}, None, True, "greso"),
+        ({"dots_embedding": "some/model"}, None, True, "dots+greso"),
+        ({"selection": "greso"}, "images", True, "greso"),
+    ],
+)
+def test_what_auto_stands_for(fields, obstacle, sharded, expected):
+    config = DataEfficientGRPOConfig("out", use_cpu=True, bf16=False, **fields)
+    assert resolve_selection(config, obstacle, sharded=sharded) == expected
 
 
 def test_a_stream_is_refused(tmp_path):

@@ -97,6 +97,28 @@ def test_a_window_with_replay(batch, share, buffered, max_rounds, draws):
         assert len(replayed) == len(set(buffered) - set(fresh))
 
 
+def test_rounds_go_on_while_what_is_left_cannot_fill_the_window():
+    """The one round that is allowed gives nothing effective, and its prompts are those that could have been replayed."""
+    buffer, sizes = ReplayBuffer(9), []
+    buffer.add([group(True, i) for i in range(2)])
+
+    def roll_out(n, round_index):
+        sizes.append(n)
+        return [group(False, i) for i in range(n)]
+
+    result = collect(
+        roll_out,
+        lambda missing: missing,
+        batch_groups=4,
+        max_rounds=1,
+        buffer=buffer,
+        replay_groups=2,
+        rng=torch.Generator(),
+    )
+    assert sizes == [2, 4]
+    assert len(result.trained) == result.padded == 4
+
+
 def test_no_round_follows_a_full_window():
     rounds = []
     collect(lambda n, r: rounds.append(n) or [group(True)] * n, lambda m: m, batch_groups=4, max_rounds=9)

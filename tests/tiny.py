@@ -10,6 +10,8 @@ from datasets import Dataset
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, PrinterCallback
 
+from trl_dataeff import DataEfficientGRPOConfig
+
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<eos>{% endfor %}"
@@ -100,8 +102,8 @@ def even_length_reward(completion_ids, **kwargs) -> list[float]:
 
 def run(trainer_class, config_class, output_dir, *, rewards=even_length_reward, train=True, trainer=None, **fields):
     """
-    A short training run on the CPU. `fields` go into the config; `trainer` are further arguments of the trainer, such
-    as `train_dataset`, `processing_class` or `model`.
+    A short training run on the CPU. `fields` go into the config, whose own features are off unless they are given;
+    `trainer` are further arguments of the trainer, such as `train_dataset`, `processing_class` or `model`.
     """
     defaults = {
         "output_dir": str(output_dir),
@@ -118,6 +120,8 @@ def run(trainer_class, config_class, output_dir, *, rewards=even_length_reward, 
         "report_to": "none",
         "disable_tqdm": True,
     }
+    if issubclass(config_class, DataEfficientGRPOConfig):
+        defaults |= {"selection": "uniform", "replay_fraction": 0.0}
     arguments = {"train_dataset": plain_dataset(), **(trainer or {})}
     tokenizer = arguments.setdefault("processing_class", tiny_tokenizer())
     arguments.setdefault("model", tiny_model(tokenizer))

@@ -58,12 +58,25 @@ def check_dataset(args: DataEfficientGRPOConfig, dataset: Any, environment_facto
         )
 
 
-def resolve_selection(args: DataEfficientGRPOConfig, obstacle: str | None) -> str:
+def resolve_selection(args: DataEfficientGRPOConfig, obstacle: str | None, *, sharded: bool) -> str:
     """
     The selection of a run: what "auto" stands for, and a `ValueError` for what cannot be had with this dataset or
-    these files. `obstacle` is that of [`rounds_obstacle`].
+    these files.
+
+    Args:
+        args ([`DataEfficientGRPOConfig`]): the configuration.
+        obstacle (`str`, *optional*): that of [`rounds_obstacle`].
+        sharded (`bool`): whether the policy's weights are spread over processes, so that it cannot embed prompts.
     """
-    selection = "uniform" if args.selection == "auto" else args.selection
+    selection = args.selection
+    if selection == "auto":
+        selection = "uniform" if obstacle is not None else "dots+greso"
+        if selection == "dots+greso" and sharded and args.dots_embedding == "policy":
+            selection = "greso"
+            logger.warning(
+                "`selection='auto'` is 'greso' here: a policy whose weights are sharded cannot embed the prompts for DOTS. "
+                "Set `dots_embedding` to a model id to have it."
+            )
     if "dots" in selection:
         if args.dots_predictor not in ("logistic", "attention"):
             load_predictor(args.dots_predictor)  # a mistake in it shows before anything is embedded

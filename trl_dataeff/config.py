@@ -37,7 +37,8 @@ class DataEfficientGRPOConfig(GRPOConfig):
         metadata={
             "help": "How prompts are chosen: 'uniform' (shuffled passes, as `GRPOTrainer`), 'dots' (near the success "
             "rate that teaches most, arXiv 2506.05316), 'greso' (skip prompts that keep giving nothing, arXiv "
-            "2506.02177), 'dots+greso', or 'auto': what this version takes if nothing is said, at present 'uniform'."
+            "2506.02177), 'dots+greso', or 'auto': 'dots+greso' for a dataset of text prompts whose rows can be taken in any "
+            "order, else 'uniform'."
         },
     )
     dynamic_sampling: bool = field(
@@ -96,7 +97,7 @@ class DataEfficientGRPOConfig(GRPOConfig):
 
     # Parameters that control rollout replay
     replay_fraction: float = field(
-        default=0.0,
+        default=0.5,
         metadata={
             "help": "Share of each batch's groups that is replayed from recent rollouts, in [0, 1); 0 switches "
             "replay off."

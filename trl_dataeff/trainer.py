@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
+from transformers.integrations import is_deepspeed_zero3_enabled
 from trl import GRPOTrainer
 
 from trl_dataeff.callback import SelectionCallback
@@ -93,7 +94,8 @@ class DataEfficientGRPOTrainer(ReliableGRPOTrainer, CorrectedGRPOTrainer):
             environments=self.environment_factories is not None,
             tool_images=self._is_vlm and bool(self.tools),
         )
-        self.selection = resolve_selection(self.args, obstacle)
+        sharded = self.is_fsdp_enabled or is_deepspeed_zero3_enabled()
+        self.selection = resolve_selection(self.args, obstacle, sharded=sharded)
         self._refills = self.args.dynamic_sampling and obstacle is None
         self._replays = self.args.replay_fraction > 0 and obstacle is None
         refers = "dots" in self.selection and self.args.dots_reference == "paper"

@@ -44,17 +44,17 @@ METHODS = {
     "dynamic": Method(
         "zero-variance groups dropped, batch refilled",
         **OURS,
-        options={"selection": "uniform", "dynamic_sampling": True},
+        options={"selection": "uniform", "replay_fraction": 0.0, "dynamic_sampling": True},
     ),
     "greso": Method(
         "prompts that keep giving nothing are skipped before they are rolled out",
         **OURS,
-        options={"selection": "greso"},
+        options={"selection": "greso", "replay_fraction": 0.0},
     ),
     "greso_dynamic": Method(
         "GRESO as published: skipping, and zero-variance groups dropped and refilled with a margin of 1.25",
         **OURS,
-        options={"selection": "greso", "dynamic_sampling": True, "rollout_margin": 1.25},
+        options={"selection": "greso", "replay_fraction": 0.0, "dynamic_sampling": True, "rollout_margin": 1.25},
     ),
     **{
         f"replay{round(100 * share)}": _replay(share, f"{share:.0%} of each batch replayed from recent rollouts")

@@ -272,7 +272,7 @@ def test_help_shows_every_field_of_ours(capsys):
     ours = {f.name for f in dataclasses.fields(DataEfficientGRPOConfig)} - {
         f.name for f in dataclasses.fields(GRPOConfig)
     }
-    prefixes = ("replay_", "dots_", "greso_", "history_", "exploration")
+    prefixes = ("replay_", "dots_", "greso_", "history_", "exploration", "reward_timeout")
     assert set(own_fields()) | set(own_fields(*prefixes)) == ours
     assert all(f"  --{name} " in short for name in ours)
 
