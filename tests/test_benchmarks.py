@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import greso, overhead
+from benchmarks import greso, overhead, selection_scale
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 
 
@@ -40,3 +40,10 @@ def test_figures_in_the_docs_are_those_of_the_committed_tables():
         assert f"{value:.3f}" in page, method
         if method in ("uniform", "greso", "oracle"):
             assert f"| {value:.3f} |" in readme, method
+
+
+def test_refreshes_agree_with_the_published_way_and_are_timed():
+    ours, published = selection_scale.compare(size=600, turns=1)  # raises if their predictions differ
+    assert 0 < ours.seconds < published.seconds
+    for kind in selection_scale.KINDS:
+        assert selection_scale.measure(kind, size=600, turns=1).seconds > 0

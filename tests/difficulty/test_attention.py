@@ -74,8 +74,9 @@ def test_published_checkpoints_predict_what_their_code_predicts(tmp_path_factory
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0])
-def test_references_that_all_fail_or_succeed_are_clamped_as_published(tmp_path, value):
-    model = Published().eval()
+@pytest.mark.parametrize("seed", range(5))
+def test_references_that_all_fail_or_succeed_are_clamped_as_published(tmp_path, value, seed):
+    model = Published(seed=seed).eval()
     predictor = load_predictor(checkpoint(tmp_path / "m.pt", model))
     E, values = torch.randn(9, 24, generator=generator()), torch.full((5,), value)
     predictor.set_references(E[:5], values)

@@ -159,11 +159,11 @@ def test_all_prompts_are_projected_only_after_a_fit(monkeypatch):
 
 @KINDS
 def test_a_restored_run_predicts_the_same_bits(kind, tmp_path):
-    difficulty = rolling(kind, capacity=60)
+    difficulty = rolling(kind, capacity=60, fit_every=4)
     run(difficulty, range(5))
     save_file({k: np.ascontiguousarray(v) for k, v in difficulty.state_dict().items()}, tmp_path / "state")
     expected = [*run(difficulty, range(5, 9)), difficulty.predict_with_references(np.arange(40), RATES[:40], 9)]
-    restored = rolling(kind, capacity=60)
+    restored = rolling(kind, capacity=60, fit_every=4)
     run(restored, range(20, 22))  # what it knew before is gone
     restored.load_state_dict(load_file(tmp_path / "state"))
     got = [*run(restored, range(5, 9)), restored.predict_with_references(np.arange(40), RATES[:40], 9)]
