@@ -28,7 +28,8 @@ from trl_dataeff.selection.uniform import UniformSelector
 logger = logging.get_logger(__name__)
 
 FIT_EVERY = 16  # windows between two fits of the towers of an attention predictor that the run itself fits
-REFERENCE_WINDOWS = 16  # windows whose groups predictions rest on, at most
+REFERENCE_WINDOWS = 16  # windows whose groups a logistic predictor is fitted to, at most
+ATTENDED = 512  # groups that an attention predictor attends to: all prompts times these is what a refresh costs
 
 
 def make_selector(
@@ -80,10 +81,11 @@ def _dots_options(config: DataEfficientGRPOConfig, embeddings: Embeddings) -> di
     if config.dots_reference == "paper":
         references = ReferenceSet(config.dots_reference_size, config.dots_refresh_windows)
     predictor, fitted_here = _predictor(config, embeddings.shape[1])
+    logistic = isinstance(predictor, LogisticDifficultyPredictor)
     difficulty = RollingDifficulty(
         embeddings,
         predictor,
-        capacity=max(2048, REFERENCE_WINDOWS * _batch_groups(config)),
+        capacity=max(2048, REFERENCE_WINDOWS * _batch_groups(config)) if logistic else ATTENDED,
         half_life=config.history_half_life,
         fit_every=FIT_EVERY if fitted_here else 0,
         seed=config.seed,
