@@ -21,7 +21,7 @@ DEFAULTS = {
     "reward_timeout": None,
     "replay_fraction": 0.5,
     "replay_capacity": 512,
-    "replay_max_age": None,
+    "replay_max_age": 20,
     "replay_clip": "proximal",
     "replay_ratio_cap": 2.0,
     "dots_objective": "effective",

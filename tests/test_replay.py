@@ -44,6 +44,12 @@ def test_what_is_replayed_is_recent_effective_and_not_fresh(tmp_path):
         rolled_out.update({g.prompt_id: g for g in collection.fresh if g.effective})
 
 
+def test_the_last_window_may_be_replayed_whatever_the_age_limit(tmp_path):
+    trainer = replaying(tmp_path, steps_per_generation=4, replay_max_age=1, max_steps=24)
+    ages = [4 * window - g.step for window, c in enumerate(trainer.collections) for g in c.replayed]
+    assert set(ages) == {4}
+
+
 def test_advantages_are_those_of_the_stored_rewards(tmp_path):
     trainer = replaying(tmp_path, rewards=letter_share_reward)
     replayed = 0

@@ -105,8 +105,11 @@ class DataEfficientGRPOConfig(GRPOConfig):
     )
     replay_capacity: int = field(default=512, metadata={"help": "Groups that the replay buffer holds."})
     replay_max_age: int | None = field(
-        default=None,
-        metadata={"help": "Optimizer steps after which a stored group is not replayed any more; unset: no limit."},
+        default=20,
+        metadata={
+            "help": "Optimizer steps after which a stored group is not replayed any more; the groups of the last batch "
+            "always may. `None` (`null` in a recipe): no limit but `replay_capacity`."
+        },
     )
     replay_clip: str = field(
         default="proximal",

@@ -80,7 +80,7 @@ class RolloutLedger:
         self.carried: list[RolloutGroup] = []
         self.buffer: ReplayBuffer | None = None
         if replays:
-            self.buffer = ReplayBuffer(config.replay_capacity, config.replay_max_age)
+            self.buffer = ReplayBuffer(config.replay_capacity, self._max_age())
         self.replay_groups = replay_groups(config.replay_fraction, self.batch_groups, world_size) if replays else 0
         self.windows = 0
         self._reward_checks = RewardChecks(self.reward_names, speaks=group_log is not None)
@@ -88,6 +88,12 @@ class RolloutLedger:
         self.rng = torch.Generator().manual_seed(config.seed)
         # Apart from what is proposed, so that all processes replay the same groups
         self.replay_rng = torch.Generator().manual_seed(config.seed)
+
+    def _max_age(self) -> int | None:
+        """The age limit of replayed groups; those of the last window are within it."""
+        config = self.config
+        window = math.ceil(config.steps_per_generation * config.num_iterations / config.gradient_accumulation_steps)
+        return None if config.replay_max_age is None else max(config.replay_max_age, window)
 
     def propose(self, n: int) -> np.ndarray:
         """Ids of n prompts, in the order of ranks: each process rolls out an equal, contiguous part of them."""
