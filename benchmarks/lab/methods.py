@@ -30,13 +30,16 @@ def _load(path: str) -> type:
 
 OURS = {"trainer": "trl_dataeff:DataEfficientGRPOTrainer", "config": "trl_dataeff:DataEfficientGRPOConfig"}
 
+#: Replayed groups of any age, as long as the buffer holds them.
+FIFO = {"replay_max_age": None}
+
 
 def _replay(share: float, what: str, **options) -> Method:
-    return Method(what, **OURS, options={"selection": "uniform", "replay_fraction": share, **options})
+    return Method(what, **OURS, options={**FIFO, "selection": "uniform", "replay_fraction": share, **options})
 
 
 def _dots(what: str, **options) -> Method:
-    return Method(what, **OURS, options={"selection": "dots", "replay_fraction": 0.0, **options})
+    return Method(what, **OURS, options={**FIFO, "selection": "dots", "replay_fraction": 0.0, **options})
 
 
 METHODS = {
