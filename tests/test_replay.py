@@ -78,8 +78,8 @@ def test_stored_log_probs_are_those_of_the_policy_that_sampled(tmp_path, name):
     samplers = {}
 
     class Copied(Watched):
-        def _roll_out(self, n, round_index):
-            groups = super()._roll_out(n, round_index)
+        def _roll_out(self, ids, round_index, reference):
+            groups = super()._roll_out(ids, round_index, reference)
             samplers.update({id(g): copy.deepcopy(self.model.state_dict()) for g in groups})
             return groups
 
@@ -150,7 +150,7 @@ def test_metrics_of_replay(tmp_path):
             assert log["dataeff/replay/age_mean"] == pytest.approx(
                 np.mean([step - g.step for g in collection.replayed])
             )
-            assert 0.2 < log["dataeff/replay/ratio_mean"] <= log["dataeff/replay/ratio_max"] <= 2.0 + 1e-6
+            assert 0.2 < log["dataeff/replay/ratio_mean"] <= log["dataeff/replay/ratio_max"]
             assert log["dataeff/replay/ratio_mean"] != 1.0
 
 

@@ -4,10 +4,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.test_group import make_group
 from tests.test_pool import visit
 from trl_dataeff.group import EFFECTIVE, HARD, RolloutGroup
 from trl_dataeff.replay.buffer import ReplayBuffer
-from trl_dataeff.rollout import ZeroVarianceShare, collect, round_size, row_value, split_rollouts
+from trl_dataeff.rollout import Playback, ZeroVarianceShare, collect, round_size, row_value, split_rollouts
 
 
 def group(effective: bool, prompt_id: int = 0) -> RolloutGroup:
@@ -117,6 +118,49 @@ def test_rounds_go_on_while_what_is_left_cannot_fill_the_window():
     )
     assert sizes == [2, 4]
     assert len(result.trained) == result.padded == 4
+
+
+@pytest.mark.parametrize("replay", [True, False])
+def test_references_leave_room_for_what_is_chosen(replay):
+    """Many effective references: they go into the buffer, or open at most half of the window; none waits for the next."""
+    references = [group(i % 2 == 0, i) for i in range(40)]
+    chosen = []
+
+    def roll_out(n, round_index):
+        chosen.extend(group(True, 100 + i) for i in range(n))
+        return chosen
+
+    result = collect(
+        roll_out,
+        lambda missing: missing,
+        batch_groups=8,
+        references=references,
+        buffer=ReplayBuffer(9) if replay else None,
+        rng=torch.Generator(),
+    )
+    assert len(chosen) == (8 if replay else 4)
+    assert {id(g) for g in chosen} <= {id(g) for g in result.trained}
+    assert len(result.surplus) == (20 if replay else 0)
+    everything = [id(g) for g in result.trained + result.surplus + result.dropped]
+    assert sorted(everything) == sorted(id(g) for g in references + chosen)
+
+
+def test_a_group_with_different_prompts_is_refused():
+    with pytest.raises(ValueError, match="different `prompt_ids`"):
+        split_rollouts(2, [[1], [2]], [[3], [4]], None, ["a", "b"], None, {})
+
+
+def test_groups_with_and_without_a_tool_mask_are_played_back_together():
+    plain = make_group()
+    masked = make_group(
+        tool_masks=[np.array([0], np.int8), np.array([1, 0], np.int8)],
+        sampling_logps=[np.array([-1.0], np.float32), np.array([-1.0, -2.0], np.float32)],
+    )
+    output = Playback([plain, masked], np.zeros((4, 1))).rollout_func([])
+    assert output["env_mask"] == [[1], [1, 1], [0], [1, 0]]
+    assert np.isnan(output["logprobs"][0] + output["logprobs"][1]).all()
+    assert output["logprobs"][2:] == [[-1.0], [-1.0, -2.0]]
+    assert Playback([plain], np.zeros((2, 1))).rollout_func([])["logprobs"] is None
 
 
 def test_no_round_follows_a_full_window():

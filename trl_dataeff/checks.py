@@ -58,7 +58,9 @@ def check_dataset(args: DataEfficientGRPOConfig, dataset: Any, environment_facto
         )
 
 
-def resolve_selection(args: DataEfficientGRPOConfig, obstacle: str | None, *, sharded: bool) -> str:
+def resolve_selection(
+    args: DataEfficientGRPOConfig, obstacle: str | None, *, sharded: bool, processes: int = 1
+) -> str:
     """
     The selection of a run: what "auto" stands for, and a `ValueError` for what cannot be had with this dataset or
     these files.
@@ -67,6 +69,7 @@ def resolve_selection(args: DataEfficientGRPOConfig, obstacle: str | None, *, sh
         args ([`DataEfficientGRPOConfig`]): the configuration.
         obstacle (`str`, *optional*): that of [`rounds_obstacle`].
         sharded (`bool`): whether the policy's weights are spread over processes, so that it cannot embed prompts.
+        processes (`int`, *optional*, defaults to `1`): how many there are.
     """
     selection = args.selection
     if selection == "auto":
@@ -80,6 +83,11 @@ def resolve_selection(args: DataEfficientGRPOConfig, obstacle: str | None, *, sh
     if "dots" in selection:
         if args.dots_predictor not in ("logistic", "attention"):
             load_predictor(args.dots_predictor)  # a mistake in it shows before anything is embedded
+        if args.dots_reference == "paper" and args.dots_reference_size < processes:
+            raise ValueError(
+                f"`dots_reference_size` is {args.dots_reference_size}, and each of {processes} processes rolls out at least "
+                "one reference prompt. Set it to at least that."
+            )
         if args.dots_reference == "paper" and obstacle is not None:
             raise ValueError(
                 f"`dots_reference='paper'` rolls out its reference prompts apart from TRL's pass over a batch, which "

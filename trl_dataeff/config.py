@@ -52,7 +52,7 @@ class DataEfficientGRPOConfig(GRPOConfig):
         default=4,
         metadata={
             "help": "With `dynamic_sampling`: rounds of rollouts that one batch may take. A batch that is still short "
-            "afterwards is completed with zero-variance groups; training never stops for it."
+            "afterwards is completed by replay, then with zero-variance groups; training never stops for it."
         },
     )
     rollout_margin: float = field(

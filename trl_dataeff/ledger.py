@@ -119,7 +119,9 @@ class RolloutLedger:
         references: list[RolloutGroup] = []
         asked = self._agreed(self.selector.propose_references(self.rng))
         if len(asked):
-            references = roll_out(asked[: max(1, len(asked) // self.world_size) * self.world_size], 0, True)
+            asked = asked[: len(asked) // self.world_size * self.world_size]
+            for start in range(0, len(asked), self.batch_groups):  # no more at once than a batch
+                references += roll_out(asked[start : start + self.batch_groups], 0, True)
             self.selector.observe_references(references)
         replayed = 0
         if self.buffer is not None:
@@ -212,7 +214,8 @@ class RolloutLedger:
         ]
         if self.pool is not None:
             self.pool.observe(groups)
-        self.zero_share.observe(groups)
+        if not reference:
+            self.zero_share.observe(groups)
         return groups
 
     def enter_window(self, collection: Collection, step: int) -> dict[str, float]:

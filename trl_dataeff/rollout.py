@@ -88,16 +88,18 @@ def collect(
         batch_groups (`int`): B, groups trained on per window.
         max_rounds (`int`, *optional*): at least 1; `None`: nothing is dropped.
         carried: effective groups that the last window had too many.
-        references: groups that this window rolled out for the sake of predictions. The effective ones open the window,
-            or, where there is a `buffer`, are left to it as surplus; the others are dropped.
+        references: groups that this window rolled out for the sake of predictions. Where there is a `buffer`, the
+            effective ones are left to it as surplus; else they open the window, up to half of it. The others are dropped.
         buffer ([`ReplayBuffer`], *optional*): where replayed groups come from.
         replay_groups (`int`, *optional*, defaults to `0`): below `batch_groups`; fewer are replayed where `buffer` has
             no more whose prompts are not fresh.
         rng (`torch.Generator`, *optional*): draws the replayed groups; needed with `buffer`.
     """
-    result = Collection(fresh=list(references), dropped=[group for group in references if not group.effective])
     taught = [group for group in references if group.effective]
-    kept = list(carried) + (taught if buffer is None else [])
+    opening = taught[: batch_groups // 2] if buffer is None else []  # the rest of the window is chosen
+    stored = taught if buffer is not None else []
+    result = Collection(fresh=list(references), dropped=_without(references, opening + stored))
+    kept = list(carried) + opening
     idle: list[RolloutGroup] = []
     while True:
         present = {group.prompt_id for group in [*kept, *idle, *references]}
@@ -116,8 +118,8 @@ def collect(
         result.replayed = buffer.sample(min(batch_groups - used, available), rng, present)
     result.padded = batch_groups - used - len(result.replayed)
     result.trained = kept[:used] + result.replayed + idle[: result.padded]
-    result.surplus = kept[used:] + (taught if buffer is not None else [])
-    result.dropped += idle[result.padded :]
+    result.surplus = [group for group in kept[used:] if group.effective] + stored
+    result.dropped += [group for group in kept[used:] if not group.effective] + idle[result.padded :]
     return result
 
 
@@ -180,11 +182,20 @@ def split_rollouts(
     logprobs: Sequence[Sequence[float | None]] | None,
     logged: dict[str, list],
 ) -> list[Rollouts]:
-    """Cut the outputs of TRL's `_generate` (one entry per completion, G in a row per prompt) into groups."""
+    """
+    Cut the outputs of TRL's `_generate` (one entry per completion, G in a row per prompt) into groups. Raises a
+    `ValueError` if the completions of a group do not answer one and the same prompt.
+    """
     n = len(completion_ids)
     result = []
     for start in range(0, n, group_size):
         rows = range(start, start + group_size)
+        if any(list(prompt_ids[i]) != list(prompt_ids[start]) for i in rows):
+            raise ValueError(
+                "The completions of a group have different `prompt_ids`, as a `rollout_func` may return them. Rollouts "
+                "that are kept or replayed need one prompt per group: return the same for all completions of a prompt, "
+                "or set `replay_fraction=0` and `dynamic_sampling=False`."
+            )
         result.append(
             Rollouts(
                 prompt_tokens=np.array(prompt_ids[start], dtype=np.int32),
@@ -270,10 +281,18 @@ class Playback:
         return output if tool_mask is None else output | {"env_mask": tool_mask}
 
     def _listed(self, name: str) -> list[list] | None:
-        """The arrays of one field as lists, one per completion; `None` if the groups do not have it."""
-        if any(getattr(r, name) is None for r in self.rollouts):
+        """
+        The arrays of one field as lists, one per completion; `None` if no group has it. A group that lacks it has only
+        tokens of the model, and log-probs that are not known.
+        """
+        if all(getattr(r, name) is None for r in self.rollouts):
             return None
-        return [values.tolist() for r in self.rollouts for values in getattr(r, name)]
+        missing = {"tool_masks": 1, "sampling_logps": float("nan")}[name]
+        return [
+            [missing] * len(tokens) if values is None else values.tolist()
+            for r in self.rollouts
+            for tokens, values in zip(r.completion_tokens, getattr(r, name) or [None] * len(r), strict=True)
+        ]
 
     @property
     def logged(self) -> dict[str, list]:

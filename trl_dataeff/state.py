@@ -5,6 +5,7 @@ What a checkpoint holds of data selection, in the folder `dataeff/` of each `che
                              says that the folder is whole
     arrays.safetensors       history of the pool, the selector, the random state
     surplus.safetensors      effective groups that wait for the next window
+    replay.safetensors       the replay buffer
     window-R.safetensors     what process R has yet to train on of a half-used window
 
 Each file is written under a temporary name, synced and renamed. Nothing is pickled.

@@ -32,6 +32,7 @@ from trl_dataeff.ledger import RolloutLedger
 from trl_dataeff.metrics import of_fresh_groups, record, replace_last, rounds_left_out
 from trl_dataeff.pool import PromptPool
 from trl_dataeff.reliability.trainer import ReliableGRPOTrainer
+from trl_dataeff.replay.behavior import BehaviorRecorder
 from trl_dataeff.replay.trainer import CorrectedGRPOTrainer
 from trl_dataeff.rollout import Collection, Playback, Recording, row_value, split_rollouts, tool_dicts
 from trl_dataeff.selection import make_selector
@@ -95,7 +96,9 @@ class DataEfficientGRPOTrainer(ReliableGRPOTrainer, CorrectedGRPOTrainer):
             tool_images=self._is_vlm and bool(self.tools),
         )
         sharded = self.is_fsdp_enabled or is_deepspeed_zero3_enabled()
-        self.selection = resolve_selection(self.args, obstacle, sharded=sharded)
+        self.selection = resolve_selection(
+            self.args, obstacle, sharded=sharded, processes=self.accelerator.num_processes
+        )
         self._refills = self.args.dynamic_sampling and obstacle is None
         self._replays = self.args.replay_fraction > 0 and obstacle is None
         refers = "dots" in self.selection and self.args.dots_reference == "paper"
@@ -108,6 +111,7 @@ class DataEfficientGRPOTrainer(ReliableGRPOTrainer, CorrectedGRPOTrainer):
     __init__.__signature__ = inspect.signature(GRPOTrainer.__init__)  # type: ignore[attr-defined]
 
     def train(self, *args, **kwargs):
+        self._recorder = BehaviorRecorder()
         self.ledger = self._make_ledger()  # as in TRL, a second call starts anew, with the dataset that there is then
         return super().train(*args, **kwargs)
 

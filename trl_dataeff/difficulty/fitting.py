@@ -158,7 +158,7 @@ class RollingDifficulty:
             ) from error
         check_width(self.embeddings, self.predictor.embedding_width)
         self.ids, self.rates, self.windows = ids.copy(), state["rates"].copy(), state["windows"].copy()
-        self._fitted_at = int(state["fitted_at"][0])
+        self._fitted_at = int(state["fitted_at"][0]) if given else -1
         self._projected = None
 
     def _known(self, prompt_ids: np.ndarray, success_rates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

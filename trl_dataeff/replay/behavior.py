@@ -41,8 +41,9 @@ class BehaviorRecorder:
             wanted: those whose log-probs are to be kept.
             batch (`dict`): TRL's batch; gets `window_row` (B,), int64, if its forwards are needed.
         """
+        if self._waiting:
+            raise RuntimeError(f"{len(self._waiting)} rows of the last window never met the loss.")
         wanted_ids, row = {id(group) for group in wanted}, 0
-        self._waiting = {}
         for group in groups:
             rollouts = group.rollouts
             assert rollouts is not None
@@ -139,7 +140,7 @@ def behavior_tensors(
         for i in range(len(rollouts)):
             if id(group) in stale_ids:
                 known = rollouts.sampling_logps or rollouts.behavior_logps
-                if known is None or (known is rollouts.behavior_logps and np.isnan(known[i]).any()):
+                if known is None:
                     raise RuntimeError(f"The group of prompt {group.prompt_id} is used again without its log-probs.")
                 logps[row, : len(known[i])] = known[i]
                 replayed[row] = True

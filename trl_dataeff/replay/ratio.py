@@ -58,7 +58,8 @@ def correct_inputs(
         loss_type (`str`): TRL's loss type.
 
     Returns:
-        `torch.Tensor`: pi_old / pi_behavior, `(B, T)` or `(B, 1)`, truncated for `"proximal"`.
+        `torch.Tensor`: pi_old / pi_behavior, `(B, T)` or `(B, 1)`, not truncated. The one that was put in, truncated for
+        `"proximal"`, is in `inputs["replay_ratio"]`.
     """
     behavior_logps = inputs["behavior_per_token_logps"]
     mask = inputs["completion_mask"]
@@ -66,9 +67,11 @@ def correct_inputs(
         mask = mask * inputs["tool_mask"]
     old_logps = inputs.get("old_per_token_logps")
     old_logps = per_token_logps if old_logps is None else old_logps
-    ratio = behavior_ratio(
-        old_logps, behavior_logps, mask, level=level, cap=cap if clip == "proximal" else float("inf")
-    )
+    if loss_type == "vespo":
+        level = "token"  # it sums the log ratios over the sequence itself
+    full_ratio = behavior_ratio(old_logps, behavior_logps, mask, level=level, cap=math.inf)
+    ratio = full_ratio.clamp(max=cap) if clip == "proximal" else full_ratio
+    inputs["replay_ratio"] = ratio
     known = ~torch.isnan(behavior_logps)
     # The off-policy sequence mask measures the divergence from the policy that sampled
     sampled_logps = inputs.get("sampling_per_token_logps", old_logps)
@@ -83,7 +86,7 @@ def correct_inputs(
         inputs["importance_sampling_ratio"] = ratio * inputs.get("importance_sampling_ratio", 1.0)
     else:
         inputs["advantages"] = inputs["advantages"].unsqueeze(1) * ratio
-    return ratio
+    return full_ratio
 
 
 def ratio_statistics(ratio: torch.Tensor, inputs: dict) -> torch.Tensor:

@@ -95,7 +95,7 @@ class CorrectedGRPOTrainer(GRPOTrainer):
                 level=self.importance_sampling_level,
                 loss_type=self.loss_type,
             )
-            inputs.update(replay_ratio=ratio, per_token_logps=outputs[0])
+            inputs["per_token_logps"] = outputs[0]
             statistics = ratio_statistics(ratio, inputs)
             mean, largest = reduce_ratio_statistics(self.accelerator.gather(statistics))
             record(self._metrics["train"], {"replay/ratio_mean": mean, "replay/ratio_max": largest})

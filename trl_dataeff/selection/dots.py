@@ -152,7 +152,8 @@ class DotsSelector(Selector):
         out = torch.zeros(self.size, dtype=torch.bool)
         if self.size - len(self._proposed) >= n:  # no prompt twice in a window, as long as there are others
             out[torch.from_numpy(self._proposed)] = True
-        log_weights = self.log_weights(torch.from_numpy(self.estimate()))
+        # Away from 0 and 1: a weight of 0 is for prompts that are out
+        log_weights = self.log_weights(torch.from_numpy(self.estimate()).double().clamp(1e-6, 1 - 1e-6))
         uniform = int(self.exploration * n + torch.rand((), generator=rng, dtype=torch.float64).item())
         explored = gumbel_top_k(torch.zeros(self.size).masked_fill(out, -torch.inf), uniform, rng).numpy()
         out[torch.from_numpy(explored)] = True
