@@ -32,7 +32,7 @@ LIMIT = 0.55
 SHARES = (0.0, 0.25, 0.5)
 WARM_UP = 3  # steps, after which the buffer can give every share
 PARTS = ("generation", "training", "selection")
-LAB = Path(__file__).parent / "results" / "lab" / "replay" / "results.parquet"
+LAB = Path(__file__).parent / "results" / "lab" / "methods" / "results.parquet"
 
 
 def run_steps(share: float, steps: int, folder: str) -> list[dict[str, float]]:

@@ -1,4 +1,5 @@
 import os
+import signal
 import tempfile
 
 
@@ -14,6 +15,8 @@ import torch
 from transformers.utils import logging
 
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it for what it runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 hypothesis.settings.register_profile("noisy machines", deadline=None)
 hypothesis.settings.load_profile("noisy machines")
 torch.set_num_threads(1)

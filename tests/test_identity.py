@@ -151,9 +151,11 @@ def test_off_is_grpo_with_a_rollout_func(tmp_path):
     assert_identical(reference, ours)
 
 
-def test_a_plain_grpo_config_does(tmp_path):
-    reference = run(GRPOTrainer, GRPOConfig, tmp_path / "a")
-    ours = run(DataEfficientGRPOTrainer, GRPOConfig, tmp_path / "b")
+def test_a_plain_grpo_config_does_where_nothing_can_be_selected(tmp_path):
+    """A stream of prompts: a plain config gets our defaults, which are all off there."""
+    stream = plain_dataset().to_iterable_dataset()
+    reference = run(GRPOTrainer, GRPOConfig, tmp_path / "a", trainer={"train_dataset": stream})
+    ours = run(DataEfficientGRPOTrainer, GRPOConfig, tmp_path / "b", trainer={"train_dataset": stream})
     assert isinstance(ours.args, DataEfficientGRPOConfig)
     assert_identical(reference, ours)
 

@@ -33,7 +33,7 @@ MADE = {"prompt": "{i}+2=", "answer": "{j}"}
 #: that what is cut off must count, and has other layers than the recipe's model.
 SMALL = """
     --use_cpu --bf16 false --fp16 false --dtype float32 --use_vllm false --report_to none --max_steps 1
-    --per_device_train_batch_size 8 --gradient_accumulation_steps 1 --num_generations 4 --max_completion_length 6
+    --per_device_train_batch_size 8 --gradient_accumulation_steps 1 --steps_per_generation 1 --num_generations 4 --max_completion_length 6
     --mask_truncated_completions false --save_strategy no --logging_steps 1 --eval_strategy no
     --dots_embedding policy --gradient_checkpointing false --disable_tqdm true --learning_rate 1e-2 --lora_target_modules all-linear
 """
