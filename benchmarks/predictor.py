@@ -23,7 +23,6 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -192,7 +191,7 @@ def main() -> None:
     torch.set_num_threads(1)
     from benchmarks.lab.pretrain import StartRecipe, start_folder
 
-    start = start_folder(replace(StartRecipe()), options.cache, lambda step, loss: None)
+    start = start_folder(StartRecipe(), options.cache, lambda step, loss: None)
     rows: list[dict] = []
     for seed in options.seeds:
         rows += compare(record_run(seed, options.steps, options.every, start), seed)

@@ -23,6 +23,7 @@ import torch
 from datasets import Dataset
 from transformers import PrinterCallback
 
+from benchmarks.greso import lab_accuracy_at
 from benchmarks.lab.ratios import curves_by_setting, ratios, show
 from benchmarks.overhead import character_tokenizer, digits_reward, small_llama
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
@@ -90,6 +91,20 @@ def lab_table(path: Path) -> str:
     return "\n".join(lines)
 
 
+def selection_shares(path: Path) -> dict[str, float]:
+    """By method of a lab table: share of a step that choosing prompts took, mean over the runs' evaluations."""
+    parts: dict[str, list[list[float]]] = {}
+    for row in pq.read_table(path).to_pylist():
+        if row["step"] and row["selection_s"] is not None:
+            parts.setdefault(row["method"], []).append(
+                [row[f"{part}_s"] for part in ("selection", "generation", "training")]
+            )
+    means = {
+        method: [statistics.fmean(column) for column in zip(*rows, strict=True)] for method, rows in parts.items()
+    }
+    return {method: values[0] / sum(values) for method, values in means.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=6, help="runs of each share")
@@ -115,7 +130,12 @@ def main() -> None:
         step, ratio = sum(parts.values()), parts["generation"] / none["generation"]
         print(f"| {share:.2f} | {cells} | {1e3 * step:.0f} | {ratio:.2f} | {step / sum(none.values()):.2f} |")
     if options.lab.exists():
-        print(f"\n{lab_table(options.lab)}")
+        print(f"\n{lab_table(options.lab)}\n")
+        for rollouts in (3000, 6400):
+            accuracy = lab_accuracy_at(options.lab, rollouts)
+            print(f"accuracy after {rollouts:,} rollouts:", *(f"{name} {v:.3f}" for name, v in accuracy.items()))
+        shares = selection_shares(options.lab)
+        print("share of a step that is selection:", *(f"{name} {share:.1%}" for name, share in shares.items()))
     sys.exit(int(medians[0.5]["generation"] > LIMIT * none["generation"]))
 
 

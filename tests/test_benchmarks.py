@@ -61,6 +61,8 @@ def test_the_pages_of_dots_and_replay_say_what_the_data_say():
             assert f"{accuracy[method]:.3f}" in line
     for method in ("uniform", "dots", "dots_greso_replay50_age20", "oracle"):
         assert f"{accuracy[method]:.3f}" in readme
+    shares = {name: share for name, share in replay.selection_shares(replay.LAB).items() if "dots" in name}
+    assert f"Selection took {100 * min(shares.values()):.1f} to {max(shares.values()):.1%}".replace("%", " %") in dots
     rows = json.loads((RESULTS / "predictor.json").read_text())
     for line in predictor.table(rows, [10, 20, 40, 60, 80]).splitlines():
         assert line in dots

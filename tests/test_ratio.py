@@ -26,11 +26,9 @@ def test_ratio_by_hand():
     old = torch.log(torch.tensor([[0.5, 0.2, 0.9], [0.5, 0.5, 0.5]]))
     behavior = torch.log(torch.tensor([[0.25, 0.4, 0.1], [NAN, NAN, NAN]]))
     mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
-    ratio = behavior_ratio(old, behavior, mask, level="token", cap=10.0)
+    ratio = behavior_ratio(old, behavior, mask, level="token")
     torch.testing.assert_close(ratio, torch.tensor([[2.0, 0.5, 1.0], [1.0, 1.0, 1.0]]))
-    capped = behavior_ratio(old, behavior, mask, level="token", cap=1.5)
-    torch.testing.assert_close(capped, torch.tensor([[1.5, 0.5, 1.0], [1.0, 1.0, 1.0]]))
-    sequence = behavior_ratio(old, behavior, mask, level="sequence", cap=10.0)
+    sequence = behavior_ratio(old, behavior, mask, level="sequence")
     torch.testing.assert_close(sequence, torch.tensor([[1.0], [1.0]]))  # sqrt(2 * 0.5)
 
 
@@ -128,9 +126,7 @@ def test_a_log_prob_that_is_not_known_has_ratio_one():
     logps = [np.array([NAN], np.float32), np.array([-1.0, NAN], np.float32)]
     batch = behavior_tensors([(group := make_group(behavior_logps=logps))], [group], torch.zeros(2, 2))
     assert batch["replayed"].all()
-    ratio = behavior_ratio(
-        -torch.ones(2, 2), batch["behavior_per_token_logps"], torch.ones(2, 2), level="token", cap=2.0
-    )
+    ratio = behavior_ratio(-torch.ones(2, 2), batch["behavior_per_token_logps"], torch.ones(2, 2), level="token")
     assert ratio.eq(1).all()
     with pytest.raises(RuntimeError, match="without its log-probs"):
         behavior_tensors([(group := make_group())], [group], torch.zeros(2, 2))

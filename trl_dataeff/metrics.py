@@ -34,7 +34,9 @@ METRICS: dict[str, Metric] = {
     "rollouts_generated": Metric("completions", "Generated so far by all processes, dropped ones included.", True),
     "rollouts_trained": Metric("completions", "Trained on so far.", True),
     "rollouts_replayed": Metric("completions", "Of those trained on, rolled out in an earlier window.", True),
-    "rollouts_discarded": Metric("completions", "Generated so far and dropped, being of zero variance.", True),
+    "rollouts_discarded": Metric(
+        "completions", "Generated so far and dropped: of zero variance, or references without room.", True
+    ),
     "tokens_generated": Metric("tokens", "Generated so far by all processes, dropped completions included.", True),
     "prompts_skipped": Metric("prompts", "Skipped so far, before they were rolled out (GRESO).", True),
     "rounds": Metric("rounds per window", "Rounds of rollouts that a window took."),
@@ -43,7 +45,9 @@ METRICS: dict[str, Metric] = {
     "easy_ratio": Metric("share", "Fresh groups in which every completion has the highest reward."),
     "hard_ratio": Metric("share", "Fresh groups of zero variance that are not easy."),
     "padded_groups": Metric("groups per window", "Zero-variance groups that completed a window which stayed short."),
-    "surplus_groups": Metric("groups per window", "Effective groups that a window leaves to the next one."),
+    "surplus_groups": Metric(
+        "groups per window", "Effective groups that are left to the next window, or to the replay buffer."
+    ),
     "p_easy": Metric("probability", "Kept per visit of an easy streak (GRESO)."),
     "p_hard": Metric("probability", "Kept per visit of a hard streak (GRESO)."),
     "predictor/pearson": Metric(

@@ -15,23 +15,20 @@ A log-probability that is not known is NaN, and its ratio is 1: a row that was s
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 
 def behavior_ratio(
-    old_logps: torch.Tensor, behavior_logps: torch.Tensor, mask: torch.Tensor, *, level: str, cap: float
+    old_logps: torch.Tensor, behavior_logps: torch.Tensor, mask: torch.Tensor, *, level: str
 ) -> torch.Tensor:
     r"""
-    \(\rho = \min(\pi_{old} / \pi_b, cap)\).
+    \(\pi_{old} / \pi_b\), not truncated.
 
     Args:
         old_logps (`torch.Tensor` of shape `(B, T)`): log-probs under the policy at the start of the window.
         behavior_logps (`torch.Tensor` of shape `(B, T)`): log-probs under the policy that sampled; NaN: ratio 1.
         mask (`torch.Tensor` of shape `(B, T)`): 1 for the tokens that are trained on.
         level (`str`): `"token"`, or `"sequence"` for the geometric mean over a completion's tokens (GSPO).
-        cap (`float`): truncation from above.
 
     Returns:
         `torch.Tensor` of shape `(B, T)` for tokens, 1 where `mask` is 0, or `(B, 1)` for sequences.
@@ -39,7 +36,7 @@ def behavior_ratio(
     log_ratio = torch.nan_to_num(old_logps - behavior_logps, nan=0.0) * mask
     if level == "sequence":
         log_ratio = log_ratio.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
-    return log_ratio.clamp(max=math.log(cap)).exp()
+    return log_ratio.exp()
 
 
 def correct_inputs(
@@ -54,7 +51,8 @@ def correct_inputs(
         per_token_logps (`torch.Tensor` of shape `(B, T)`): the loss's own log-probs, detached. Where generation and
             optimization are aligned they are those of the policy at the start of the window.
         clip (`str`): `"proximal"` or `"behavior"`.
-        cap (`float`), level (`str`): see [`behavior_ratio`].
+        cap (`float`): truncation of the ratio, for `"proximal"`.
+        level (`str`): see [`behavior_ratio`].
         loss_type (`str`): TRL's loss type.
 
     Returns:
@@ -69,7 +67,7 @@ def correct_inputs(
     old_logps = per_token_logps if old_logps is None else old_logps
     if loss_type == "vespo":
         level = "token"  # it sums the log ratios over the sequence itself
-    full_ratio = behavior_ratio(old_logps, behavior_logps, mask, level=level, cap=math.inf)
+    full_ratio = behavior_ratio(old_logps, behavior_logps, mask, level=level)
     ratio = full_ratio.clamp(max=cap) if clip == "proximal" else full_ratio
     inputs["replay_ratio"] = ratio
     known = ~torch.isnan(behavior_logps)

@@ -145,7 +145,7 @@ class DotsSelector(Selector):
     def predict(self, prompt_ids: np.ndarray) -> np.ndarray:
         if not self._knows:
             return np.full(len(prompt_ids), np.nan, dtype=np.float32)
-        return self.estimate()[prompt_ids]
+        return self.history.estimate(self._prior[prompt_ids], self.window, prompt_ids)
 
     def propose(self, n: int, rng: torch.Generator) -> np.ndarray:
         check_request(n, self.size)

@@ -49,10 +49,10 @@ class SuccessHistory:
         np.add.at(self.successes, ids, rates * trials)
         np.add.at(self.trials, ids, trials)
 
-    def estimate(self, predicted: np.ndarray, window: int) -> np.ndarray:
-        """Mean of the posterior of every prompt, float32 `(N,)`, from predictions `(N,)` in [0, 1]."""
-        fade = self._fade(slice(None), window)
-        return (self.prior * predicted + fade * self.successes) / (self.prior + fade * self.trials)
+    def estimate(self, predicted: np.ndarray, window: int, ids: np.ndarray | slice = slice(None)) -> np.ndarray:
+        """Mean of the posterior of prompts `ids`, by default all, float32 `(n,)`, from predictions `(n,)` in [0, 1]."""
+        fade = self._fade(ids, window)
+        return (self.prior * predicted + fade * self.successes[ids]) / (self.prior + fade * self.trials[ids])
 
     def _fade(self, ids: np.ndarray | slice, window: int) -> np.ndarray:
         return np.exp2((self.window[ids] - window).astype(np.float32) / np.float32(self.half_life))
