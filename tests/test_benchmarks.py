@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import greso, overhead, predictor, replay, selection_scale, theorem
+from benchmarks import greso, manifest, overhead, predictor, replay, selection_scale, theorem
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 
 
@@ -80,3 +80,8 @@ def test_the_theorem_holds_where_it_is_measured():
     ratio, error = theorem.measure(0.3, 8, 2000, np.random.default_rng(1))
     assert ratio == pytest.approx(1, abs=5 * error)
     assert error < 0.03
+
+
+def test_the_cost_of_a_manifest_is_measured_on_files_that_it_lists(tmp_path):
+    assert min(manifest.measure(tmp_path, megabytes=4, files=2, turns=1)) > 0
+    assert len(json.loads((tmp_path / "dataeff" / "manifest.json").read_text())["files"]) == 2
