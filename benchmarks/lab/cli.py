@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib.util
 import os
 import shlex
 import sys
@@ -12,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 #: `quick`: fewer seeds, fewer steps, and for no method more than twice the rollouts that uniform takes.
-QUICK_METHODS = ("uniform", "dynamic", "oracle")
+QUICK_METHODS = ("uniform", "default")
 QUICK = {"steps": 60, "eval_every": 4, "max_rollouts": 2 * 60 * 128}
 
 
@@ -21,7 +23,12 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True)
 
     run = commands.add_parser("run", help="run methods over seeds; goes on where an earlier call stopped")
-    run.add_argument("--methods", nargs="+", default=["uniform", "dynamic", "oracle"])
+    run.add_argument(
+        "--methods",
+        nargs="+",
+        default=["uniform", "dynamic", "oracle"],
+        help="names, each with changes of its config if you like: default,replay_fraction=0.25,exploration=0",
+    )
     run.add_argument("--pool", default="first", help="first, second or third")
     run.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     run.add_argument("--learning-rates", nargs="+", type=float, default=None, help="default: the lab's own")
@@ -30,12 +37,23 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--max-rollouts", type=int, default=None, help="stop a run here if that comes before --steps")
     _common(run, "runs/lab")
 
-    quick = commands.add_parser("quick", help="a small version: 2 seeds, under 15 minutes on 2 cores")
+    study = commands.add_parser("study", help="run one of the studies whose tables are committed")
+    study.add_argument("name", help="one of those in benchmarks/lab/studies.py")
+    study.add_argument(
+        "--methods", nargs="+", default=None, help="run these alone; the table has all that are finished"
+    )
+    study.add_argument("--seeds", nargs="+", type=int, default=None, help="run these alone")
+    _common(study, "runs/studies")
+
+    quick = commands.add_parser("quick", help="plain GRPO and the defaults: 2 seeds, under 15 minutes on 2 cores")
     _common(quick, "runs/lab-quick")
     quick.set_defaults(workers=2)
 
     report = commands.add_parser("report", help="tables and report.html once more, from a result table")
     report.add_argument("table", type=Path, help="a results.parquet")
+    report.add_argument(
+        "--at-step", type=int, help="the target is what uniform has come to at this step; default: its end"
+    )
 
     pools = commands.add_parser("pools", help="show what the trained start can do, and the pools that follow")
     pools.add_argument("--cache", type=Path, default=ROOT / ".cache" / "lab")
@@ -55,7 +73,8 @@ def main(arguments: list[str] | None = None) -> None:
     options.shown = "python -m benchmarks.lab " + shlex.join(given)
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # before the numerical libraries are imported
         os.environ.setdefault(name, "1")
-    {"run": _run, "quick": _quick, "report": _report, "pools": _pools}[options.command](options)
+    commands = {"run": _run, "study": _study, "quick": _quick, "report": _report, "pools": _pools}
+    commands[options.command](options)
 
 
 def _start(cache: Path) -> Path:
@@ -75,15 +94,17 @@ def _start(cache: Path) -> Path:
 
 
 def _run(options) -> None:
-    from .methods import METHODS
+    from .methods import find
     from .pools import POOLS
     from .pretrain import StartRecipe
     from .runs import interleaved
     from .train import LEARNING_RATE
 
-    for name in options.methods:
-        if name not in METHODS:
-            raise SystemExit(f"--methods: {name!r} is not one of {', '.join(METHODS)}")
+    try:
+        for name in options.methods:
+            find(name)
+    except ValueError as error:
+        raise SystemExit(f"--methods: {error}") from None
     if options.pool not in POOLS:
         raise SystemExit(f"--pool: {options.pool!r} is not one of {', '.join(POOLS)}")
     specs = interleaved(
@@ -99,6 +120,32 @@ def _run(options) -> None:
     _run_specs(specs, options)
 
 
+def _study(options) -> None:
+    from .methods import find
+    from .pretrain import StartRecipe
+    from .runs import finished
+    from .studies import STUDIES
+
+    if options.name not in STUDIES:
+        raise SystemExit(f"{options.name!r} is not one of {', '.join(STUDIES)}")
+    specs = STUDIES[options.name].specs(StartRecipe().key)
+    for given, of in ((options.methods, "method"), (options.seeds, "seed")):
+        unknown = set(given or ()) - {getattr(spec, of) for spec in specs}
+        if unknown:
+            raise SystemExit(f"--{of}s: {', '.join(map(str, sorted(unknown)))}: not in the study {options.name!r}")
+    chosen = [
+        spec
+        for spec in specs
+        if spec.method in (options.methods or [spec.method]) and spec.seed in (options.seeds or [spec.seed])
+    ]
+    left_out = {spec.method for spec in chosen if importlib.util.find_spec(find(spec.method).package) is None}
+    for method in sorted(left_out):
+        print(f"{method}: {find(method).package} is not installed here, so that it is not run")
+    chosen = [spec for spec in chosen if spec.method not in left_out]
+    options.out = options.out / options.name
+    _run_specs(chosen, options, lambda folder: finished(specs, folder))
+
+
 def _quick(options) -> None:
     from .pretrain import StartRecipe
     from .runs import interleaved
@@ -108,13 +155,16 @@ def _quick(options) -> None:
     _run_specs(specs, options)
 
 
-def _run_specs(specs, options) -> None:
+def _run_specs(specs, options, all_rows=None) -> None:
+    """Run `specs` and report on them, or on the rows that `all_rows` gives for the folder of runs."""
     from .ratios import as_text, curves_by_setting
     from .report import write_report
     from .runs import run_all
     from .store import write_table
 
-    rows = run_all(specs, _start(options.cache), options.out / "runs", options.workers, options.fresh)
+    folder = options.out / "runs"
+    rows = run_all(specs, _start(options.cache), folder, options.workers, options.fresh)
+    rows = all_rows(folder) if all_rows else rows
     write_table(rows, options.out / "results.parquet", _metadata(options.shown))
     settings = curves_by_setting(rows)
     write_report(settings, options.out / "report.html", options.shown)
@@ -122,10 +172,13 @@ def _run_specs(specs, options) -> None:
 
 
 def _metadata(command: str) -> dict[str, str]:
-    from importlib.metadata import version
+    from importlib.metadata import PackageNotFoundError, version
 
-    names = ("trl-dataeff", "trl", "transformers", "torch", "numpy")
-    return {"command": command, **{name: version(name) for name in names}}
+    found = {"command": command}
+    for name in ("trl-dataeff", "trl", "transformers", "torch", "numpy"):
+        with contextlib.suppress(PackageNotFoundError):  # another package's environment
+            found[name] = version(name)
+    return found
 
 
 def _report(options) -> None:
@@ -138,7 +191,7 @@ def _report(options) -> None:
     metadata = pq.read_schema(options.table).metadata or {}
     settings = curves_by_setting(read_rows(options.table))
     write_report(settings, options.table.with_name("report.html"), metadata.get(b"command", b"").decode())
-    print(f"{as_text(settings)}\n\n{options.table.with_name('report.html')}")
+    print(f"{as_text(settings, options.at_step)}\n\n{options.table.with_name('report.html')}")
 
 
 def _pools(options) -> None:

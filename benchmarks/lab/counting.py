@@ -1,16 +1,21 @@
 """The rollout counter: one place for every method, at the moment at which completions are generated.
 
 TRL generates through `_generate_single_turn`, and it does so for plain `GRPOTrainer` and for every subclass: discarded
-groups, reference groups and exploration included. Generation in evaluation mode does not count.
+groups, reference groups, calibration and exploration included. Generation in evaluation mode does not count.
 """
 
 from __future__ import annotations
 
 import functools
 
+from trl import GRPOTrainer
 
-class CountsRollouts:
-    """Mixin in front of a trainer class: counts completions and their tokens, and trained-on effective groups."""
+
+class CountsRollouts(GRPOTrainer):
+    """
+    Counts completions and their tokens, and trained-on effective groups. It stands between `GRPOTrainer` and the class
+    that is counted: completions that this class makes up, or generates beside its batches, are seen for what they are.
+    """
 
     rollouts_generated = 0  # completions generated in training mode
     tokens_generated = 0  # their tokens, end token included
@@ -38,5 +43,6 @@ class CountsRollouts:
 
 @functools.cache
 def counting(trainer_class: type) -> type:
-    """`trainer_class` with the counter in front of it."""
-    return type(f"Counting{trainer_class.__name__}", (CountsRollouts, trainer_class), {})
+    """`trainer_class` with the counter underneath it."""
+    bases = (CountsRollouts,) if trainer_class is GRPOTrainer else (trainer_class, CountsRollouts)
+    return type(f"Counting{trainer_class.__name__}", bases, {})

@@ -57,6 +57,18 @@ def band(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return mean, T_95.get(n - 1, 1.96) * values.std(0, ddof=1) / math.sqrt(n)
 
 
+def geometric_mean(values: Sequence[float]) -> tuple[float, float, float]:
+    """Geometric mean of positive values and its 95 % confidence interval (Student's t on the logarithms).
+
+    The interval is NaN for a single value; so is all of it with a value that is NaN, and the mean is infinite with an
+    infinite one.
+    """
+    if any(math.isinf(value) for value in values):
+        return math.inf, math.nan, math.nan
+    mean, half = band(np.log(np.asarray(values, dtype=float)[:, None]))
+    return tuple(float(np.exp(x[0])) for x in (mean, mean - half, mean + half))
+
+
 def on_grid(curves: Sequence[tuple[Sequence[float], Sequence[float]]], points: int = 60):
     """Curves `(x, y)` of several seeds on one grid, up to where the shortest ends: `x` (points,), `y` (seeds, points)."""
     end = min(x[-1] for x, _ in curves)

@@ -2,12 +2,13 @@
 
 The chance that a completion sampled at temperature 1 is right is `prod_t p(a_t | prompt, a_<t)` over the answer and its
 end token; greedy decoding is right exactly if every one of these tokens is the likeliest. One forward pass over
-prompt and answer gives both, free of sampling noise and of generation.
+prompt and answer gives both, free of sampling noise and of generation, and the policy's entropy along the answer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -33,15 +34,32 @@ def encode(tokenizer, tasks: Sequence[Task], answers: Sequence[str] | None = Non
     return ids, is_answer
 
 
+class Success(NamedTuple):
+    """
+    For N tasks: `sampled` (N,) float32, the chance of a right completion at temperature 1; `greedy` (N,) bool, whether
+    greedy decoding is right; `entropy` (N,) float32, in nats, the mean over the tokens of the right answer.
+    """
+
+    sampled: torch.Tensor
+    greedy: torch.Tensor
+    entropy: torch.Tensor
+
+
 @torch.no_grad()
-def success(model, tokenizer, tasks: Sequence[Task], batch_size: int = 256) -> tuple[torch.Tensor, torch.Tensor]:
-    """Chance of a right completion at temperature 1, (N,) float32, and whether greedy decoding is right, (N,) bool."""
-    sampled, greedy = [], []
+def success(model, tokenizer, tasks: Sequence[Task], batch_size: int = 64) -> Success:
+    """How well the policy does on `tasks`, exactly."""
+    sampled, greedy = torch.empty(len(tasks)), torch.empty(len(tasks), dtype=torch.bool)
+    entropy = torch.empty(len(tasks))
+    ordered = sorted(range(len(tasks)), key=lambda i: len(tasks[i].prompt) + len(tasks[i].answer))  # less padding
     for start in range(0, len(tasks), batch_size):
-        ids, is_answer = encode(tokenizer, tasks[start : start + batch_size])
+        rows = ordered[start : start + batch_size]
+        ids, is_answer = encode(tokenizer, [tasks[i] for i in rows])
         logits = model(input_ids=ids[:, :-1]).logits.float()  # (n, T-1, V)
         target, counted = ids[:, 1:], is_answer[:, 1:]  # (n, T-1)
-        logps = logits.log_softmax(-1).gather(-1, target[..., None])[..., 0]
-        sampled.append((logps * counted).sum(-1).exp())
-        greedy.append(((logits.argmax(-1) == target) | ~counted).all(-1))
-    return torch.cat(sampled), torch.cat(greedy)
+        all_logps = logits.log_softmax(-1)
+        logps = all_logps.gather(-1, target[..., None])[..., 0]
+        sampled[rows] = (logps * counted).sum(-1).exp()
+        entropies = -(all_logps.exp() * all_logps).sum(-1)  # (n, T-1)
+        entropy[rows] = (entropies * counted).sum(-1) / counted.sum(-1)
+        greedy[rows] = ((logits.argmax(-1) == target) | ~counted).all(-1)
+    return Success(sampled, greedy, entropy)

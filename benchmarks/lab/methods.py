@@ -1,48 +1,74 @@
-"""The methods that can be compared: a trainer class, a config and a part of the pool each. A new one is a line."""
+"""The methods that can be compared: a trainer class, a config and a part of the pool each. A new one is a line.
+
+A variation needs none: `default,replay_fraction=0.25` is the method `default` with that field of its config changed.
+"""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
-from .pools import LEARNABLE
+import yaml
+
+from .pools import LEARNABLE, Cell, Pool
+
+
+OURS = {"trainer": "trl_dataeff:DataEfficientGRPOTrainer", "config": "trl_dataeff:DataEfficientGRPOConfig"}
 
 
 @dataclass(frozen=True)
 class Method:
-    """`trainer` and `config` are `module:Class`, imported when a run starts; `options` go to the config."""
+    """
+    `trainer` and `config` are `module:Class`, imported when a run starts; `options` go to the config. `extras` is a
+    `module:function` that gives further arguments of the trainer, `(pool, kinds, seed) -> arguments`.
+    """
 
     what: str
     trainer: str = "trl:GRPOTrainer"
     config: str = "trl:GRPOConfig"
     options: Mapping = field(default_factory=dict)
     only: tuple[str, ...] | None = None  # kinds of the pool's prompts that are kept; None: all
+    extras: str | None = None
 
     def classes(self) -> tuple[type, type]:
         return _load(self.trainer), _load(self.config)
 
+    @property
+    def package(self) -> str:
+        """What has to be installed."""
+        return self.trainer.split(":")[0]
 
-def _load(path: str) -> type:
+    def settings(self) -> dict[str, Any]:
+        """What decides the method beside TRL's own fields: its options, and this package's defaults where it uses them."""
+        own = {}
+        if self.config == OURS["config"]:
+            from trl import GRPOConfig
+
+            inherited = {f.name for f in fields(GRPOConfig)}
+            own = {f.name: f.default for f in fields(self.classes()[1]) if f.name not in inherited}
+        return {**own, **self.options}
+
+    def extra_arguments(self, pool: Pool, kinds: dict[str, list[Cell]], seed: int) -> dict[str, Any]:
+        return _load(self.extras)(pool, kinds, seed) if self.extras else {}
+
+
+def _load(path: str) -> Any:
     module, name = path.split(":")
     return getattr(importlib.import_module(module), name)
 
 
-OURS = {"trainer": "trl_dataeff:DataEfficientGRPOTrainer", "config": "trl_dataeff:DataEfficientGRPOConfig"}
-
-#: Replayed groups of any age, as long as the buffer holds them.
-FIFO = {"replay_max_age": None}
-
-
 def _replay(share: float, what: str, **options) -> Method:
-    return Method(what, **OURS, options={**FIFO, "selection": "uniform", "replay_fraction": share, **options})
+    return Method(what, **OURS, options={"selection": "uniform", "replay_fraction": share, **options})
 
 
 def _dots(what: str, **options) -> Method:
-    return Method(what, **OURS, options={**FIFO, "selection": "dots", "replay_fraction": 0.0, **options})
+    return Method(what, **OURS, options={"selection": "dots", "replay_fraction": 0.0, **options})
 
 
 METHODS = {
+    "default": Method("the package as it comes: DOTS, GRESO and replay", **OURS),
     "uniform": Method("GRPOTrainer: shuffled passes over the whole pool"),
     "dynamic": Method(
         "zero-variance groups dropped, batch refilled",
@@ -59,19 +85,12 @@ METHODS = {
         **OURS,
         options={"selection": "greso", "replay_fraction": 0.0, "dynamic_sampling": True, "rollout_margin": 1.25},
     ),
-    **{
-        f"replay{round(100 * share)}": _replay(share, f"{share:.0%} of each batch replayed from recent rollouts")
-        for share in (0.25, 0.5, 0.75)
-    },
-    "replay50_age20": _replay(0.5, "... that are at most 20 steps old", replay_max_age=20),
-    "replay50_behavior": _replay(0.5, "... with the clip centred on the policy that sampled", replay_clip="behavior"),
-    "replay50_cap1": _replay(0.5, "... with a ratio of at most 1", replay_ratio_cap=1.0),
+    "replay50": _replay(0.5, "half of each batch replayed from recent rollouts"),
+    "replay75": _replay(0.75, "three quarters of each batch replayed"),
     "greso_replay50": _replay(0.5, "GRESO, and half of each batch replayed", selection="greso"),
     "dots": _dots("prompts by predicted success rate"),
     "dots_greso": _dots("... and those that keep giving nothing are skipped", selection="dots+greso"),
     "dots_replay50": _dots("DOTS, and half of each batch replayed", replay_fraction=0.5),
-    "dots_greso_replay50": _dots("all three", selection="dots+greso", replay_fraction=0.5),
-    "dots_greso_replay25": _dots("all three, a quarter replayed", selection="dots+greso", replay_fraction=0.25),
     "dots_paper": _dots(
         "DOTS and replay as the paper has them: near 0.5 at temperature 1e-3, from 8 reference prompts every 2 steps",
         dots_objective="target",
@@ -80,13 +99,36 @@ METHODS = {
         dots_refresh_windows=2,
         exploration=0.0,
         replay_fraction=0.5,
+        replay_max_age=None,
     ),
-    "dots_greso_replay50_age20": _dots(
-        "all three, replayed groups at most 20 steps old",
-        selection="dots+greso",
-        replay_fraction=0.5,
-        replay_max_age=20,
+    "cgrpo": Method(
+        "C-GRPO (trl-cgrpo): groups of 2, 4 or 8, as few as its conformal test finds enough; runs with TRL 1.12 to 1.14",
+        trainer="trl_cgrpo:CGRPOTrainer",
+        config="trl_cgrpo:CGRPOConfig",
+        options={"budget_grid": [2, 4, 8]},
+        extras="benchmarks.lab.peers:cgrpo",
     ),
-    "dots_replay50_age20": _dots("... at most 20 steps old", replay_fraction=0.5, replay_max_age=20),
     "oracle": Method("GRPOTrainer on the learnable prompts alone: the bound for selection", only=(LEARNABLE,)),
 }
+
+
+def find(name: str) -> Method:
+    """The method `name`, which may carry changes of its config: `dots,dots_sharpness=2,exploration=0`.
+
+    Raises:
+        `ValueError`: there is no such method, or a change is not `field=value` with a field of its config.
+    """
+    base, *changes = name.split(",")
+    if base not in METHODS:
+        raise ValueError(f"{base!r} is not one of {', '.join(METHODS)}")
+    method = METHODS[base]
+    if not changes:
+        return method
+    known = {f.name for f in fields(method.classes()[1])}
+    options = dict(method.options)
+    for change in changes:
+        field_name, equals, value = change.partition("=")
+        if not equals or field_name not in known:
+            raise ValueError(f"{change!r} in {name!r} is not field=value with a field of {method.config}")
+        options[field_name] = yaml.safe_load(value)
+    return replace(method, what=f"{method.what}; {', '.join(changes)}", options=options)

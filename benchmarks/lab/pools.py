@@ -102,6 +102,13 @@ def held_out_tasks(kinds: dict[str, list[Cell]]) -> list[Task]:
     return draw(np.random.default_rng(1234), kinds[LEARNABLE], HELD_OUT, set())
 
 
+def as_rows(tasks: Iterable[Task], kind: str) -> list[dict]:
+    """Tasks as rows of a dataset."""
+    return [
+        {"prompt": t.prompt, "answer": t.answer, "family": t.family, "length": t.length, "kind": kind} for t in tasks
+    ]
+
+
 def pool_dataset(pool: Pool, kinds: dict[str, list[Cell]], seed: int, only: Iterable[str] | None = None) -> Dataset:
     """The pool's prompts for `seed`, in random order, without held-out prompts.
 
@@ -109,10 +116,6 @@ def pool_dataset(pool: Pool, kinds: dict[str, list[Cell]], seed: int, only: Iter
     """
     rng = np.random.default_rng([seed, 2])
     taken = {task.prompt for task in held_out_tasks(kinds)}
-    rows = [
-        {"prompt": t.prompt, "answer": t.answer, "family": t.family, "length": t.length, "kind": kind}
-        for kind, n in pool.counts().items()
-        for t in draw(rng, kinds[kind], n, taken)
-    ]
+    rows = [row for kind, n in pool.counts().items() for row in as_rows(draw(rng, kinds[kind], n, taken), kind)]
     rows = [rows[i] for i in rng.permutation(len(rows))]
     return Dataset.from_list([row for row in rows if only is None or row["kind"] in set(only)])

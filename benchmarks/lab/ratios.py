@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .curves import final, reach
+from .curves import final, geometric_mean, reach
 
 
 BASELINE = "uniform"
@@ -25,6 +25,11 @@ class Curve:
 
     def column(self, name: str) -> np.ndarray:
         return np.array([row[name] for row in self.rows], dtype=float)
+
+    def until(self, step: int | None) -> Curve:
+        """The run as it was at optimizer step `step`; whole for `None`."""
+        rows = [row for row in self.rows if step is None or row["step"] <= step]
+        return Curve(self.method, self.seed, rows)
 
     def effective_share(self, which: str = "") -> float:
         """Effective share of all groups generated, or (`which="_trained"`) of all trained on; NaN without groups."""
@@ -49,13 +54,14 @@ def methods_of(curves: Iterable[Curve]) -> list[str]:
     return list(dict.fromkeys(curve.method for curve in curves))
 
 
-def ratios(curves: list[Curve], baseline: str = BASELINE) -> list[dict]:
+def ratios(curves: list[Curve], baseline: str = BASELINE, at_step: int | None = None) -> list[dict]:
     """A row per method: its end, and what it needs of rollouts, steps and time against the baseline.
 
-    The target is the accuracy that the baseline has come to with the same seed. A ratio is the mean over seeds of
-    `x(method) / x(baseline)`, infinite if a seed never got there; NaN without a baseline run of that seed.
+    The target is the accuracy that the baseline has come to with the same seed, at its end or at step `at_step`. A ratio is
+    the geometric mean over seeds of `x(method) / x(baseline)`, infinite if a seed never got there; NaN without a
+    baseline run of that seed. `.._low` and `.._high` are its 95 % confidence interval.
     """
-    base = {curve.seed: curve for curve in curves if curve.method == baseline}
+    base = {curve.seed: curve.until(at_step) for curve in curves if curve.method == baseline}
     table = []
     for method in methods_of(curves):
         own = [curve for curve in curves if curve.method == method]
@@ -70,8 +76,10 @@ def ratios(curves: list[Curve], baseline: str = BASELINE) -> list[dict]:
             "effective_trained": np.mean([c.effective_share("_trained") for c in own]),
         }
         for x in ("rollouts", "step", "wall_s", "cpu_s"):
-            each = [_ratio(c, base.get(c.seed), x) for c in own]
-            row[f"{x}_ratio"], row[f"{x}_ratios"] = float(np.mean(each)), each
+            # The baseline, too, is what it was then: what it came to afterwards moves the fit of its curve
+            each = [_ratio(base.get(c.seed, c) if method == baseline else c, base.get(c.seed), x) for c in own]
+            row[f"{x}_ratios"] = each
+            row[f"{x}_ratio"], row[f"{x}_low"], row[f"{x}_high"] = geometric_mean(each)
         row["reach"] = float(
             np.mean([_reach(c, base[c.seed], "rollouts") for c in own if c.seed in base] or [math.nan])
         )
@@ -98,7 +106,7 @@ def show(value: float, digits: int = 2) -> str:
 
 
 HEADER = (
-    "method", "seeds", "accuracy", "greedy", "rollouts", "effective", "to reach", "ratio", "per seed", "steps", "wall", "cpu",
+    "method", "seeds", "accuracy", "greedy", "rollouts", "effective", "to reach", "ratio", "95 %", "per seed", "steps", "wall", "cpu",
 )  # fmt: skip
 
 
@@ -113,6 +121,7 @@ def cells(row: dict) -> list[str]:
         f"{row['effective']:.2f}",
         show(row["reach"], 0),
         show(row["rollouts_ratio"]),
+        "-" if math.isnan(row["rollouts_low"]) else f"{row['rollouts_low']:.2f}-{row['rollouts_high']:.2f}",
         " ".join(show(value) for value in row["rollouts_ratios"]),
         show(row["step_ratio"]),
         show(row["wall_s_ratio"]),
@@ -120,11 +129,11 @@ def cells(row: dict) -> list[str]:
     ]
 
 
-def as_text(settings: dict[Setting, list[Curve]]) -> str:
+def as_text(settings: dict[Setting, list[Curve]], at_step: int | None = None) -> str:
     """The ratio tables as Markdown, one per pool and learning rate."""
     parts = []
     for (pool, rate), curves in settings.items():
-        body = [HEADER, *(cells(row) for row in ratios(curves))]
+        body = [HEADER, *(cells(row) for row in ratios(curves, at_step=at_step))]
         widths = [max(len(line[i]) for line in body) for i in range(len(HEADER))]
         lines = ["| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |" for line in body]
         lines.insert(1, "|" + "|".join("-" * (w + 2) for w in widths) + "|")

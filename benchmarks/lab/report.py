@@ -31,7 +31,7 @@ NOTES = """<p>Accuracy is on held-out prompts of the learnable families: the cha
 is right, computed exactly. <b>Rollouts</b> are all completions generated in training, discarded ones included. Bands are
 95 % confidence intervals of the mean over seeds (Student's t); axes end at 2.5 times uniform's end. <b>To reach</b>:
 rollouts until the isotonic fit of a run's curve is where the uniform run of the same seed ended; <b>ratio</b>: that,
-divided by what uniform needed, mean over seeds; the columns after it are the same for steps and time. Time excludes
+divided by what uniform needed, geometric mean over seeds, with its 95 % confidence interval; the columns after it are the same for steps and time. Time excludes
 evaluation; wall-clock depends on what else the machine did.</p>"""
 
 

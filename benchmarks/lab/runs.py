@@ -81,3 +81,9 @@ def run_all(specs: Sequence[RunSpec], start: Path, folder: Path, workers: int, f
             for n, name in enumerate(pool.imap_unordered(_job, jobs), 1):
                 print(f"[{n}/{len(jobs)}] done: {name}", flush=True)
     return [row for spec in specs for row in RunFile(folder, spec.name).rows()]
+
+
+def finished(specs: Iterable[RunSpec], folder: Path) -> list[dict]:
+    """The rows of those of `specs` that are finished, in their order."""
+    files = [RunFile(folder, spec.name) for spec in specs]
+    return [row for file in files if file.finished() for row in file.rows()]

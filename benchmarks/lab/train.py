@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, T
 
 from .counting import counting
 from .evaluate import success
-from .methods import METHODS
+from .methods import find
 from .pools import POOLS, cached_cell_success, classify, held_out_tasks, pool_dataset
 from .rewards import Tally
 from .tasks import MAX_ANSWER
@@ -28,7 +28,7 @@ MAX_COMPLETION = MAX_ANSWER + 2
 
 #: Columns of what the trainer itself measures: means since the last evaluation, empty where a method has no such thing.
 MEASURED = {
-    "entropy": "entropy",
+    "entropy": "entropy",  # of what is trained on, dead prompts included
     "replay_age": "dataeff/replay/age_mean",
     "replay_ratio": "dataeff/replay/ratio_mean",
     "replay_ratio_max": "dataeff/replay/ratio_max",
@@ -56,7 +56,8 @@ class RunSpec:
 
     @property
     def name(self) -> str:
-        recipe = {**asdict(self), "options": dict(METHODS[self.method].options), "only": METHODS[self.method].only}
+        method = find(self.method)
+        recipe = {**asdict(self), "settings": method.settings(), "only": method.only}
         key = hashlib.sha256(json.dumps(recipe, sort_keys=True, default=str).encode()).hexdigest()[:8]
         return f"{self.pool}-{self.method}-lr{self.learning_rate:g}-seed{self.seed}-{key}"
 
@@ -92,7 +93,7 @@ class Evaluations(TrainerCallback):
         model, trainer = self.trainer.model, self.trainer
         training = model.training
         model.eval()
-        sampled, greedy = success(model, self.tokenizer, self.tasks)
+        held_out = success(model, self.tokenizer, self.tasks)
         model.train(training)
         now = (self.tally.groups, self.tally.effective, trainer.groups_trained, trainer.effective_trained)
         groups, effective, trained, trained_effective = (a - b for a, b in zip(now, self.counted, strict=True))
@@ -108,8 +109,9 @@ class Evaluations(TrainerCallback):
                 "tokens": trainer.tokens_generated,
                 "wall_s": round(self.wall_s, 2),
                 "cpu_s": round(self.cpu_s, 2),
-                "accuracy_sampled": sampled.mean().item(),
-                "accuracy_greedy": greedy.float().mean().item(),
+                "accuracy_sampled": held_out.sampled.mean().item(),
+                "accuracy_greedy": held_out.greedy.float().mean().item(),
+                "entropy_held_out": held_out.entropy.mean().item(),
                 "groups": groups,
                 "effective_groups": effective,
                 "groups_trained": trained,
@@ -160,7 +162,7 @@ def config_options(spec: RunSpec, output_dir: str) -> dict:
 def run(spec: RunSpec, start: Path, sink: Callable[[dict], None]) -> None:
     """Train `spec` from the start in the folder `start`; `sink` gets a row per evaluation."""
     torch.set_num_threads(1)
-    method, pool = METHODS[spec.method], POOLS[spec.pool]
+    method, pool = find(spec.method), POOLS[spec.pool]
     trainer_class, config_class = method.classes()
     tokenizer = AutoTokenizer.from_pretrained(start)
     model = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
@@ -175,6 +177,7 @@ def run(spec: RunSpec, start: Path, sink: Callable[[dict], None]) -> None:
             train_dataset=pool_dataset(pool, kinds, spec.seed, method.only),
             processing_class=tokenizer,
             callbacks=[evaluations],
+            **method.extra_arguments(pool, kinds, spec.seed),
         )
         trainer.remove_callback(PrinterCallback)
         evaluations.trainer = trainer

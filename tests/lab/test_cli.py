@@ -5,7 +5,8 @@ from __future__ import annotations
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks.lab import cli, pretrain
+from benchmarks.lab import cli, pretrain, studies
+from benchmarks.lab.methods import METHODS, Method
 
 from .conftest import TINY
 
@@ -39,7 +40,28 @@ def test_quick_prints_the_ratio_table(tiny_start, tmp_path, capsys, monkeypatch)
     assert "| method " in text
     for method in cli.QUICK_METHODS:
         assert f"| {method} " in text
-    assert pq.read_table(tmp_path / "results.parquet").num_rows == 3 * 2 * 2
+    assert pq.read_table(tmp_path / "results.parquet").num_rows == len(cli.QUICK_METHODS) * 2 * 2
+
+
+@pytest.mark.usefixtures("tiny_bounds")
+def test_a_study_goes_on_and_leaves_out_what_is_not_installed(tiny_start, tmp_path, capsys, monkeypatch):
+    pytest.importorskip("matplotlib")
+    short = {"steps": 1, "prompts": 4, "group_size": 4}
+    monkeypatch.setitem(METHODS, "stranger", Method("x", trainer="not_installed_here:Trainer"))
+    study = studies.Study("x", "first", dict.fromkeys(("uniform", "oracle", "stranger"), short), seeds=[0, 1])
+    monkeypatch.setitem(studies.STUDIES, "small", study)
+    places = ["--cache", str(tiny_start.parent), "--out", str(tmp_path)]
+    cli.main(["study", "small", "--methods", "uniform", "--seeds", "1", *places])
+    assert "1 runs, 0 of them finished" in capsys.readouterr().out
+    cli.main(["study", "small", *places])
+    text = capsys.readouterr().out
+    assert "4 runs, 1 of them finished" in text
+    assert "not_installed_here is not installed" in text
+    rows = pq.read_table(tmp_path / "small" / "results.parquet").to_pylist()
+    assert {(row["method"], row["seed"]) for row in rows} == {(m, s) for m in ("uniform", "oracle") for s in (0, 1)}
+    for wrong in (["study", "large"], ["study", "small", "--methods", "dots"]):
+        with pytest.raises(SystemExit, match=r"not (one of|in the study)"):
+            cli.main([*wrong, *places])
 
 
 @pytest.mark.usefixtures("tiny_bounds")

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
+from trl import GRPOTrainer
 
 from benchmarks.lab import runs, train
 from benchmarks.lab.counting import counting
-from benchmarks.lab.methods import METHODS
+from benchmarks.lab.methods import METHODS, find
 from benchmarks.lab.ratios import as_text, curves_by_setting, ratios
 from benchmarks.lab.report import write_report
 from benchmarks.lab.store import RunFile, read_rows, write_table
+from benchmarks.lab.studies import STUDIES, Study
 from benchmarks.lab.train import RunSpec
 
 
@@ -19,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("tiny_bounds")
 SPEC = RunSpec("uniform", 0, "first", "tiny", steps=3, eval_every=2, prompts=4, group_size=4)
 #: One of each kind: the others differ in a setting
 EACH_KIND = (
-    "uniform", "dynamic", "greso", "greso_dynamic", "replay50", "dots", "dots_greso_replay50_age20", "dots_paper", "oracle",
+    "uniform", "dynamic", "greso", "greso_dynamic", "replay50", "dots", "default", "dots_paper", "oracle",
 )  # fmt: skip
 TIMES = ("wall_s", "cpu_s", "selection_s", "generation_s", "training_s")
 
@@ -75,7 +78,7 @@ def test_the_counter_is_right_by_hand(method, start, tmp_path, model, tokenizer,
     assert by_hand["eval"][0] > 0
     assert [trainer.rollouts_generated, trainer.tokens_generated] == by_hand["train"]
     assert trainer.groups_trained == SPEC.steps * SPEC.prompts
-    options, rollouts = METHODS[method].options, SPEC.steps * SPEC.prompts * SPEC.group_size
+    options, rollouts = METHODS[method].settings(), SPEC.steps * SPEC.prompts * SPEC.group_size
     if options.get("dynamic_sampling") or options.get("dots_reference") == "paper":
         assert trainer.rollouts_generated >= rollouts * (1 - options.get("replay_fraction", 0))
     elif options.get("replay_fraction"):
@@ -105,6 +108,60 @@ def test_equal_seeds_give_equal_runs(method, start):
     other = rows_of(dataclasses.replace(spec, seed=1), start)
     assert other[0]["accuracy_sampled"] == one[0]["accuracy_sampled"]
     assert other[-1]["accuracy_sampled"] != one[-1]["accuracy_sampled"]
+
+
+def test_a_method_may_carry_changes():
+    method = find("default,replay_fraction=0.25,dots_objective=target,replay_max_age=null")
+    assert method.options == {"replay_fraction": 0.25, "dots_objective": "target", "replay_max_age": None}
+    assert method.classes() == METHODS["default"].classes()
+    for wrong in ("nothing", "default,replay_fraction", "default,replay_fractoin=0.5", "uniform,replay_fraction=0"):
+        with pytest.raises(ValueError, match=r"is not (one of|field=value)"):
+            find(wrong)
+
+
+def test_the_name_of_a_run_follows_the_packages_defaults(monkeypatch):
+    from trl_dataeff import DataEfficientGRPOConfig
+
+    ours, plain = RunSpec("default", 0, "first", "x"), RunSpec("uniform", 0, "first", "x")
+    names = ours.name, plain.name
+    monkeypatch.setattr(DataEfficientGRPOConfig.__dataclass_fields__["exploration"], "default", 0.77)
+    assert ours.name != names[0]
+    assert plain.name == names[1]
+
+
+class Peer(GRPOTrainer):
+    """Like a trainer of another package: generates beside its batches, and pads its groups with made-up completions."""
+
+    def _generate_and_score_completions(self, inputs):
+        super()._generate_single_turn(self.processing_class(["S:ab="] * 3)["input_ids"], None, {}, 1)
+        return super()._generate_and_score_completions(inputs)
+
+    def _generate_single_turn(self, prompt_ids, *args, **kwargs):
+        completions, logps = super()._generate_single_turn(prompt_ids[: len(prompt_ids) // 2], *args, **kwargs)
+        return completions * 2, None if logps is None else logps * 2
+
+
+def test_what_a_trainer_generates_beside_its_batches_counts_and_what_it_makes_up_does_not(
+    start, tmp_path, model, tokenizer, monkeypatch
+):
+    monkeypatch.setitem(METHODS, "peer", dataclasses.replace(METHODS["uniform"], trainer=f"{__name__}:Peer"))
+    trainer = trainer_of("peer", start, tmp_path, model, tokenizer)
+    trainer.train()
+    assert trainer.rollouts_generated == SPEC.steps * (3 + SPEC.prompts * SPEC.group_size // 2)
+
+
+def test_studies_are_interleaved_and_may_leave_seeds_out():
+    study = Study("x", "second", {"uniform": {"steps": 7}, "dots": {"seeds": [1]}}, seeds=[0, 1], shared={"steps": 5})
+    specs = study.specs("key")
+    assert [(s.seed, s.method, s.steps) for s in specs] == [(0, "uniform", 7), (1, "uniform", 7), (1, "dots", 5)]
+    assert {s.pool for s in specs} == {"second"}
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_the_studies_name_methods_that_there_are(name):
+    specs = STUDIES[name].specs("key")
+    assert len({spec.name for spec in specs}) == len(specs)
+    assert "uniform" in {spec.method for spec in specs} or name not in ("first", "second", "third")
 
 
 def test_generated_groups_are_tallied(start):
@@ -187,6 +244,20 @@ def test_the_ratio_table_by_hand():
     assert table["oracle"]["wall_s_ratio"] == pytest.approx(0.25)
     assert table["idle"]["rollouts_ratio"] == float("inf")
     assert table["uniform"]["effective"] == pytest.approx(0.25)
+    # Seed 1's oracle twice as slow: the geometric mean of 1/4 and 1/2, the interval by Student's t for two values
+    slower = [
+        row | {"rollouts": row["rollouts"] * (2 if row["method"] == "oracle" and row["seed"] == 1 else 1)}
+        for row in made_up_rows()
+    ]
+    oracle = ratios(curves_by_setting(slower)["first", 1e-4])[1]
+    assert oracle["rollouts_ratio"] == pytest.approx(8**-0.5)
+    half = 12.71 * np.log(2) / 2  # t times the standard error of the two logarithms
+    assert oracle["rollouts_high"] == pytest.approx(8**-0.5 * np.exp(half))
+    # The target is what uniform had at half time: 0.35, at 6,400 rollouts; the oracle has it after 1,600
+    early = {row["method"]: row for row in ratios(curves_by_setting(made_up_rows())["first", 1e-4], at_step=50)}
+    assert early["oracle"]["reach"] == pytest.approx(1600)
+    assert early["oracle"]["rollouts_ratio"] == pytest.approx(0.25)
+    assert early["uniform"]["rollouts_ratio"] == pytest.approx(1)
     text = as_text(curves_by_setting(made_up_rows()))
     assert "never" in text
     assert "0.25" in text

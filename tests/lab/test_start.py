@@ -106,7 +106,7 @@ def test_exact_success_is_what_sampling_gives(model, tokenizer):
     """The chance of a right completion against 4,000 sampled ones; greedy against greedy decoding."""
     rng = np.random.default_rng(0)
     tasks = [make_task(rng, "second", 2) for _ in range(40)]
-    chance, greedy = success(model, tokenizer, tasks)
+    chance, greedy, _ = success(model, tokenizer, tasks)
     assert 0.05 < chance.mean() < 0.95  # else the comparison says little
     prompts = tokenizer([t.prompt for t in tasks], return_tensors="pt")
     torch.manual_seed(0)
@@ -125,6 +125,15 @@ def test_batches_do_not_change_success(model, tokenizer):
     whole, parts = success(model, tokenizer, tasks), success(model, tokenizer, tasks, batch_size=3)
     assert torch.allclose(whole[0], parts[0], atol=1e-6)
     assert torch.equal(whole[1], parts[1])
+    assert torch.allclose(whole[2], parts[2], atol=1e-5)
+
+
+def test_entropy_is_that_of_the_tokens_along_the_right_answer(model, tokenizer):
+    task = Task("second", 3, "S:abc=", "ac")
+    ids = torch.tensor([tokenizer(task.prompt + task.answer)["input_ids"]])
+    p = model(input_ids=ids).logits[0, -3:].softmax(-1)  # what comes at a, at c and at the end
+    by_hand = [torch.distributions.Categorical(row).entropy().item() for row in p]
+    assert success(model, tokenizer, [task]).entropy.item() == pytest.approx(np.mean(by_hand), abs=1e-5)
 
 
 def test_kinds_follow_from_success():

@@ -23,6 +23,7 @@ commands:
   env        print the versions of everything that matters, for a report
   fit-predictor
              fit a predictor of success rates to the groups of finished runs
+  simulate   what a run would save and with which settings, before it is made
 
 options:
   -h, --help    show this help; `trl-dataeff COMMAND --help` shows that of a command
@@ -91,6 +92,12 @@ def _fit_predictor(argv: list[str]) -> int:
     return run(argv)
 
 
+def _simulate(argv: list[str]) -> int:
+    from trl_dataeff.cli.simulate import run
+
+    return run(argv)
+
+
 def _env(argv: list[str]) -> int:
     """TRL's report, with our versions at its end."""
     from importlib.metadata import PackageNotFoundError, version
@@ -113,6 +120,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "grpo": _grpo,
     "recipes": _recipes,
     "fit-predictor": _fit_predictor,
+    "simulate": _simulate,
     "env": _env,
 }
 

@@ -1,0 +1,292 @@
+"""`trl-dataeff simulate`: what a run would save, before it is made, and which settings to take."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import typing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trl_dataeff.cli.errors import UserError, closest
+
+
+if TYPE_CHECKING:
+    from trl_dataeff.analysis.simulate import Outcome, Prompts
+
+
+EPILOG = """\
+The package's own selection, rounds and replay are run on simulated prompts, whose success rates rise as a simulated
+policy learns, until each setting has learned what plain GRPO learns in --max_steps steps. What it says of rollouts and
+steps is an estimate: on a small language model it was within about a third of what runs measured.
+
+A guess at the shares: roll out some prompts once. Groups in which all completions are right are mostly easy, and of the
+groups in which all are wrong, most are dead where they outnumber those with one or two right ones. Or let --groups
+estimate them, from the log of a run, even a short one, with `selection: uniform`.
+
+examples:
+  # 7,473 prompts, 64 groups of 8 a step; 0.2 s a rollout, all devices at work, and 25 s for the rest of a step
+  trl-dataeff simulate --prompts 7473 --easy 0.3 --dead 0.2 --num_generations 8 --groups_per_step 64 --max_steps 300 \\
+      --seconds_per_rollout 0.2 --seconds_per_step 25
+
+  # shares from the log of a run; a setting of one's own beside the others
+  trl-dataeff simulate --groups out/dataeff/groups.parquet --prompts 7473 --max_steps 300 --try replay_fraction=0.25
+"""
+FEWEST = 32  # prompts in a log
+
+
+def run(argv: list[str]) -> int:
+    """
+    Run the sub-command and return its exit code.
+
+    Args:
+        argv (`list[str]`):
+            What follows `trl-dataeff simulate`.
+    """
+    args = _parser().parse_args(argv)
+
+    import numpy as np
+    from transformers.utils import logging
+
+    from trl_dataeff.analysis.simulate import SETTINGS, Costs, Learning, SimulatedRun, compare, embed, make_config
+
+    logging.set_verbosity_error()
+    settings = {**SETTINGS, **{text: _changes(text) for text in args.tried}}
+    prompts, source = _prompts(args)
+    learning = Learning(speed=args.speed)
+
+    def make_run(fields, seed: int) -> SimulatedRun:
+        rng = np.random.default_rng(seed)
+        log_odds = prompts.log_odds(rng)
+        config = make_config(args.num_generations, args.groups_per_step, seed=seed, **fields)
+        return SimulatedRun(config, log_odds, lambda: embed(log_odds, prompts.predictability, rng), learning)
+
+    def progress(name: str, seed: int) -> None:
+        if sys.stderr.isatty() or prompts.size * args.max_steps > 10**8:
+            print(f"  {name}, seed {seed}", file=sys.stderr, flush=True)
+
+    try:
+        for fields in settings.values():
+            make_config(args.num_generations, args.groups_per_step, **fields)
+        outcomes = compare(
+            make_run,
+            settings,
+            steps=args.max_steps,
+            costs=Costs(args.seconds_per_rollout, args.seconds_per_step),
+            seeds=args.seeds,
+            progress=progress,
+        )
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    print(report(args, source, outcomes, settings))
+    return 0
+
+
+def report(
+    args: argparse.Namespace, source: str, outcomes: dict[str, Outcome], settings: dict[str, dict[str, Any]]
+) -> str:
+    """
+    Return the table and the advice, in Markdown.
+
+    Args:
+        args (`argparse.Namespace`):
+            Options of the command.
+        source (`str`):
+            The prompts, in words.
+        outcomes (`dict[str, Outcome]`):
+            By setting.
+        settings (`dict[str, dict]`):
+            Fields of the configuration, by setting.
+    """
+    import yaml
+
+    from trl_dataeff.analysis.simulate import BASELINE, best
+
+    base = outcomes[BASELINE]
+    body = [("setting", "steps", "rollouts", "of uniform's", "effective", "time", "of uniform's")]
+    for name, o in sorted(outcomes.items(), key=lambda item: item[1].seconds):
+        there = math.isfinite(o.rollouts)
+        body.append(
+            (
+                name,
+                f"{o.steps:,.0f}" if there else "never",
+                f"{o.rollouts:,.0f}" if there else "never",
+                f"{o.ratio:.2f}" if there else "-",
+                f"{o.effective:.0%}",
+                _duration(o.seconds) if there else "-",
+                f"{o.seconds / base.seconds:.2f}" if there else "-",
+            )
+        )
+    widths = [max(len(line[i]) for line in body) for i in range(len(body[0]))]
+    lines = ["| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |" for line in body]
+    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    chosen = best(outcomes)
+    head = [
+        f"{source}; {args.groups_per_step} groups of {args.num_generations} a step.",
+        f"Until each setting has learned what uniform sampling learns in {args.max_steps:,} steps "
+        f"({args.seeds} simulated runs each):",
+        "",
+    ]
+    advice = [""]
+    if chosen == BASELINE:
+        advice.append("Little is to be saved here: nothing is faster than uniform sampling by more than 5 %.")
+    else:
+        o = outcomes[chosen]
+        advice.append(
+            f"Take {chosen!r}: about {o.seconds / base.seconds:.0%} of the time and {o.ratio:.0%} of the rollouts."
+        )
+        fields = settings[chosen]
+        advice.append("That is what the package does by default." if not fields else "In the recipe:")
+        if fields:
+            advice += ["", *(f"    {line}" for line in yaml.safe_dump(fields, sort_keys=False).splitlines())]
+    return "\n".join([*head, *lines, *advice])
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _changes(text: str) -> dict[str, Any]:
+    """`"replay_fraction=0.25,exploration=0"` as fields of the configuration, of their types."""
+    import yaml
+
+    from trl_dataeff.cli.values import WrongType, fit, got
+    from trl_dataeff.config import DataEfficientGRPOConfig
+
+    hints = typing.get_type_hints(DataEfficientGRPOConfig)
+    fields = {}
+    for change in text.split(","):
+        name, equals, value = (part.strip() for part in change.partition("="))
+        if not equals or name not in hints:
+            raise UserError(f"`--try {text}`: {change!r} is not FIELD=VALUE.{closest(name, hints)}")
+        parsed = yaml.safe_load(value)
+        try:
+            fields[name] = fit(parsed, hints[name])
+        except WrongType as error:
+            raise UserError(f"`--try {text}`: `{name}` is {got(parsed)}; it takes {error}.") from error
+    return fields
+
+
+def _prompts(args: argparse.Namespace) -> tuple[Prompts, str]:
+    """The prompts to simulate, and what they are in words."""
+    from trl_dataeff.analysis.simulate import Prompts
+
+    if args.groups is None:
+        missing = [f"`--{name}`" for name in ("prompts", "easy", "dead") if getattr(args, name) is None]
+        if missing:
+            raise UserError(f"{', '.join(missing)} is missing. Give guesses, or the log of a run: --groups FILE.")
+        low, high = args.success_rates
+        source = f"{args.prompts:,} prompts, {args.easy:.0%} of them easy and {args.dead:.0%} dead"
+        rates: Any = (low, high)
+        easy, dead = args.easy, args.dead
+    else:
+        if args.easy is not None or args.dead is not None:
+            raise UserError("`--easy` and `--dead` are estimated from `--groups`. Leave one or the other out.")
+        easy, dead, rates, logged = _from_log(args.groups, args.num_generations)
+        if args.prompts is None:
+            raise UserError("`--prompts` is missing: how many prompts the dataset has, seen or not.")
+        source = (
+            f"{args.prompts:,} prompts like the {logged:,} in {args.groups}: {easy:.0%} of them easy, {dead:.0%} dead, "
+            f"the others with success rates of {rates[0]:.2f} to {rates[1]:.2f}"
+        )
+    try:
+        return Prompts(args.prompts, easy, dead, rates, args.predictability), source
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def _from_log(path: str, group_size: int) -> tuple[float, float, tuple[float, float], int]:
+    """Shares of easy and of dead prompts, the range of the others' success rates, and how many prompts were seen."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from trl_dataeff.analysis.simulate import success_rate_distribution
+
+    try:
+        table = pq.read_table(Path(path).expanduser(), columns=["step", "prompt_id", "success_rate"])
+    except (OSError, pa.ArrowException, KeyError) as error:
+        raise UserError(f"`--groups {path}` is not the groups.parquet of a run ({error}).") from error
+    ids, rates = table["prompt_id"].to_numpy(), table["success_rate"].to_numpy().astype(np.float64)
+    ids, rates = ids[~np.isnan(rates)], rates[~np.isnan(rates)]
+    _, first = np.unique(ids, return_index=True)  # the policy as it was at the start, as far as may be
+    if len(first) < FEWEST:
+        raise UserError(f"`--groups {path}` has groups of {len(first)} prompts; at least {FEWEST} are needed.")
+    successes = np.round(rates[first] * group_size)
+    grid, weights = success_rate_distribution(successes, np.full(len(first), float(group_size)))
+    easy, dead = float(weights[grid >= 0.95].sum()), float(weights[grid < 0.01].sum())
+    between = (grid >= 0.01) & (grid < 0.95)
+    cumulative = np.cumsum(weights[between]) / max(weights[between].sum(), 1e-12)
+    low, high = (float(grid[between][np.searchsorted(cumulative, q)]) for q in (0.05, 0.95))
+    return easy, dead, (low, high), len(first)
+
+
+def _parser() -> argparse.ArgumentParser:
+    from trl_dataeff.analysis.simulate import SPEED
+
+    parser = argparse.ArgumentParser(
+        prog="trl-dataeff simulate",
+        description="What would a run save, and with which settings? Nothing is trained.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    prompts = parser.add_argument_group("prompts")
+    prompts.add_argument("--prompts", type=int, metavar="N", help="prompts in the dataset")
+    prompts.add_argument("--easy", type=float, metavar="SHARE", help="share that is always solved already")
+    prompts.add_argument(
+        "--dead", type=float, metavar="SHARE", help="share that the policy will not solve in this run"
+    )
+    prompts.add_argument(
+        "--success_rates",
+        type=float,
+        nargs=2,
+        default=(0.01, 0.7),
+        metavar=("LOW", "HIGH"),
+        help="of the others, at the start (default: 0.01 0.7)",
+    )
+    prompts.add_argument("--groups", metavar="FILE", help="dataeff/groups.parquet of a run, to estimate these from")
+    prompts.add_argument(
+        "--predictability",
+        type=float,
+        default=0.9,
+        metavar="R",
+        help="how well a prompt's text tells how hard it is, as a correlation (default: 0.9; 0.5 for prompts that look alike)",
+    )
+    training = parser.add_argument_group("run")
+    training.add_argument("--num_generations", type=int, default=8, metavar="G", help="completions of a prompt (8)")
+    training.add_argument("--groups_per_step", type=int, default=16, metavar="B", help="prompts of a step (16)")
+    training.add_argument(
+        "--max_steps", type=int, default=200, metavar="N", help="steps planned with plain GRPO (200)"
+    )
+    training.add_argument(
+        "--speed",
+        type=float,
+        default=SPEED,
+        help=f"log-odds of success that a step adds if all groups are effective (default: {SPEED:g})",
+    )
+    costs = parser.add_argument_group("costs")
+    costs.add_argument(
+        "--seconds_per_rollout",
+        type=float,
+        default=1.0,
+        metavar="S",
+        help="to generate and score a completion with all devices at work: those of a batch over its completions (1)",
+    )
+    costs.add_argument(
+        "--seconds_per_step", type=float, default=0.0, metavar="S", help="the rest of a step, mostly training (0)"
+    )
+    parser.add_argument(
+        "--try",
+        dest="tried",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE[,...]",
+        help="a setting beside the others, as changes of the package's defaults; may be repeated",
+    )
+    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="simulated runs of each setting (3)")
+    return parser
