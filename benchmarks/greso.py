@@ -21,9 +21,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import torch
 
-from trl_dataeff import DataEfficientGRPOConfig, PromptPool
+from trl_dataeff import PromptPool
+from trl_dataeff.analysis.simulate import Learning, SimulatedRun, make_config
 from trl_dataeff.group import HARD
-from trl_dataeff.ledger import RolloutLedger
 from trl_dataeff.selection import make_selector
 
 
@@ -33,81 +33,30 @@ LIMIT = 0.5
 LAB = Path(__file__).parent / "results" / "lab" / "first" / "results.parquet"
 
 
-class Population:
+def difficulties(n: int, dead: float, seed: int) -> np.ndarray:
     """
-    N prompts with success rates sigmoid(skill - difficulty). `dead` of them are far out of reach, a tenth is easy, the
-    rest is graded; skill rises with the optimizer steps, so that a few of the dead come alive and some are learned.
+    Log-odds of success of N prompts at the start. `dead` of them are far out of reach, a tenth is easy, the rest is
+    graded; skill rises with the optimizer steps, so that a few of the dead come alive and some are learned.
     """
-
-    def __init__(self, n: int, dead: float, drift: float, seed: int):
-        rng = np.random.default_rng(seed)
-        kinds = rng.random(n)
-        difficulty = rng.uniform(-1.5, 3.0, n)
-        difficulty[kinds < dead] = rng.uniform(9.0, 30.0, (kinds < dead).sum())
-        difficulty[kinds > 0.9] = -8.0
-        self.difficulty, self.drift, self.rng = difficulty, drift, rng
-
-    def rewards(self, ids: np.ndarray, step: int) -> np.ndarray:
-        """0/1 rewards of G completions of each prompt, `(n, G)`."""
-        success = 1 / (1 + np.exp(self.difficulty[ids] - self.drift * step))
-        return (self.rng.random((len(ids), G)) < success[:, None]).astype(np.float32)
-
-
-def make_ledger(n: int, **fields) -> RolloutLedger:
-    config = DataEfficientGRPOConfig(
-        "unused",
-        use_cpu=True,
-        bf16=False,
-        report_to="none",
-        per_device_train_batch_size=BATCH * G,
-        num_generations=G,
-        rollout_margin=1.25,
-        replay_fraction=0.0,
-        **fields,
-    )
-    pool = PromptPool(n)
-    selector = make_selector(config.selection, pool, config)
-    one_process = {"rank": 0, "world_size": 1}
-    return RolloutLedger(
-        config,
-        pool,
-        selector,
-        ["simulated"],
-        np.ones(1),
-        group_log=None,
-        **one_process,
-        refills=config.dynamic_sampling,
-        replays=False,
-    )
+    rng = np.random.default_rng(seed)
+    kinds = rng.random(n)
+    difficulty = rng.uniform(-1.5, 3.0, n)
+    difficulty[kinds < dead] = rng.uniform(9.0, 30.0, (kinds < dead).sum())
+    difficulty[kinds > 0.9] = -8.0
+    return -difficulty
 
 
 def simulate(n: int, dead: float, drift: float, effective: int, seed: int, **fields) -> tuple[float, float]:
     """Rollouts per effective group until `effective` of them were had, and the last tenth's share of hard groups."""
-    ledger, population = make_ledger(n, **fields), Population(n, dead, drift, seed)
-    generated, had, step = 0, 0, 0
-    hard_shares = []
-
-    def roll_out(ids: np.ndarray, round_index: int, reference: bool):
-        rewards = population.rewards(ids, step).reshape(-1, 1)
-        return ledger.enter_round(
-            ids,
-            rewards,
-            np.ones(len(ids) * G),
-            np.zeros(len(ids) * G),
-            step=step,
-            round_index=round_index,
-            seconds=0.0,
-        )
-
-    while had < effective:
-        collection = ledger.collect(roll_out, step)
-        ledger.enter_window(collection, step)
-        step += 1
-        generated += len(collection.fresh) * G
-        had += sum(group.effective for group in collection.fresh)
+    config = make_config(G, BATCH, seed=seed, rollout_margin=1.25, replay_fraction=0.0, **fields)
+    steady = Learning(speed=drift, alpha=0.0)  # skill that rises with the steps, whatever they teach
+    run = SimulatedRun(config, difficulties(n, dead, seed), lambda: np.empty((0, 0)), steady)
+    hard_shares: list[bool] = []
+    while run.now.effective < effective:
+        _, collection = run.step()
         hard_shares += [group.kind == HARD for group in collection.fresh]
     tail = hard_shares[-max(1, len(hard_shares) // 10) :]
-    return generated / had, float(np.mean(tail))
+    return run.now.rollouts / run.now.effective, float(np.mean(tail))
 
 
 METHODS = {
@@ -135,8 +84,7 @@ def time_proposals(n: int = 10_000_000, batch: int = 512) -> float:
     pool, rng = PromptPool(n), np.random.default_rng(0)
     pool.streak[:] = np.where(rng.random(n) < 0.9, 20, 0)
     pool.streak_kind[:] = rng.integers(1, 3, n)
-    config = make_ledger(64, selection="greso").config
-    selector, generator = make_selector("greso", pool, config), torch.Generator().manual_seed(0)
+    selector, generator = make_selector("greso", pool, make_config(G, BATCH)), torch.Generator().manual_seed(0)
     slowest = 0.0
     for _ in range(10):
         began = time.perf_counter()

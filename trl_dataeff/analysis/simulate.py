@@ -29,11 +29,11 @@ from trl_dataeff.selection import make_selector
 
 
 #: Progress of a step is its effective share to this power.
-ALPHA = 0.65
+ALPHA = 0.75
 #: What a replayed effective group adds to a step, against a fresh one.
-REPLAY_VALUE = 0.35
+REPLAY_VALUE = 0.15
 #: Log-odds that a step gains if all of its groups are effective.
-SPEED = 0.05
+SPEED = 0.1
 EMBEDDING_WIDTH = 8
 EASY_LOG_ODDS, DEAD_LOG_ODDS = (3.0, 8.0), (-40.0, -12.0)
 
@@ -324,7 +324,7 @@ def best(outcomes: Mapping[str, Outcome], tolerance: float = 0.05) -> str:
 
 
 def success_rate_distribution(
-    successes: np.ndarray, trials: np.ndarray, points: int = 41, rounds: int = 300
+    successes: np.ndarray, trials: np.ndarray, points: int = 41, rounds: int = 2000
 ) -> tuple[np.ndarray, np.ndarray]:
     """
     The distribution of success rates from which counts of successes most likely come (the nonparametric
@@ -336,7 +336,7 @@ def success_rate_distribution(
     Args:
         successes (`np.ndarray` of shape `(n,)`), trials (`np.ndarray` of shape `(n,)`): of each prompt's group.
         points (`int`, *optional*, defaults to `41`): of the grid, which is even in log-odds, with 0 and 1 at its ends.
-        rounds (`int`, *optional*, defaults to `300`): of EM.
+        rounds (`int`, *optional*, defaults to `2000`): of EM.
 
     Returns:
         Grid `(points,)` and weights `(points,)` that sum to 1.

@@ -6,6 +6,7 @@ import argparse
 import math
 import sys
 import typing
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ examples:
   trl-dataeff simulate --groups out/dataeff/groups.parquet --prompts 7473 --max_steps 300 --try replay_fraction=0.25
 """
 FEWEST = 32  # prompts in a log
+DEAD_BELOW, EASY_FROM = 0.02, 0.95  # success rates; a group of 8 cannot tell 0.01 from 0
 
 
 def run(argv: list[str]) -> int:
@@ -45,6 +47,7 @@ def run(argv: list[str]) -> int:
             What follows `trl-dataeff simulate`.
     """
     args = _parser().parse_args(argv)
+    _check_numbers(args)
 
     import numpy as np
     from transformers.utils import logging
@@ -52,6 +55,7 @@ def run(argv: list[str]) -> int:
     from trl_dataeff.analysis.simulate import SETTINGS, Costs, Learning, SimulatedRun, compare, embed, make_config
 
     logging.set_verbosity_error()
+    warnings.simplefilter("ignore", FutureWarning)  # what transformers says of its own fields
     settings = {**SETTINGS, **{text: _changes(text) for text in args.tried}}
     prompts, source = _prompts(args)
     learning = Learning(speed=args.speed)
@@ -171,6 +175,28 @@ def _changes(text: str) -> dict[str, Any]:
     return fields
 
 
+def _check_numbers(args: argparse.Namespace) -> None:
+    """The numbers that nothing later looks at before the simulation begins."""
+    at_least = {"prompts": 1, "max_steps": 1, "groups_per_step": 1, "num_generations": 2, "seeds": 1}
+    wrong = [
+        f"`--{name}` is {getattr(args, name)}; it takes an integer >= {low}."
+        for name, low in at_least.items()
+        if getattr(args, name) is not None and getattr(args, name) < low
+    ]
+    for name in ("speed", "seconds_per_rollout"):
+        if not 0 < getattr(args, name) < math.inf:
+            wrong.append(f"`--{name}` is {getattr(args, name)}; it takes a number > 0.")
+    if not 0 <= args.seconds_per_step < math.inf:
+        wrong.append(f"`--seconds_per_step` is {args.seconds_per_step}; it takes a number >= 0.")
+    if not wrong and args.prompts is not None and args.prompts < args.groups_per_step:
+        wrong.append(
+            f"A step takes {args.groups_per_step} prompts (`--groups_per_step`), and there are {args.prompts} "
+            "(`--prompts`)."
+        )
+    if wrong:
+        raise UserError(*wrong)
+
+
 def _prompts(args: argparse.Namespace) -> tuple[Prompts, str]:
     """The prompts to simulate, and what they are in words."""
     from trl_dataeff.analysis.simulate import Prompts
@@ -212,14 +238,15 @@ def _from_log(path: str, group_size: int) -> tuple[float, float, tuple[float, fl
     except (OSError, pa.ArrowException, KeyError) as error:
         raise UserError(f"`--groups {path}` is not the groups.parquet of a run ({error}).") from error
     ids, rates = table["prompt_id"].to_numpy(), table["success_rate"].to_numpy().astype(np.float64)
-    ids, rates = ids[~np.isnan(rates)], rates[~np.isnan(rates)]
+    known = ~np.isnan(rates) & (ids >= 0)
+    ids, rates = ids[known], rates[known]
     _, first = np.unique(ids, return_index=True)  # the policy as it was at the start, as far as may be
     if len(first) < FEWEST:
         raise UserError(f"`--groups {path}` has groups of {len(first)} prompts; at least {FEWEST} are needed.")
     successes = np.round(rates[first] * group_size)
     grid, weights = success_rate_distribution(successes, np.full(len(first), float(group_size)))
-    easy, dead = float(weights[grid >= 0.95].sum()), float(weights[grid < 0.01].sum())
-    between = (grid >= 0.01) & (grid < 0.95)
+    between = (grid >= DEAD_BELOW) & (grid < EASY_FROM)
+    easy, dead = float(weights[grid >= EASY_FROM].sum()), float(weights[grid < DEAD_BELOW].sum())
     cumulative = np.cumsum(weights[between]) / max(weights[between].sum(), 1e-12)
     low, high = (float(grid[between][np.searchsorted(cumulative, q)]) for q in (0.05, 0.95))
     return easy, dead, (low, high), len(first)

@@ -1,0 +1,175 @@
+"""The simulated population and the runs on it, against probabilities worked out apart from them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from trl_dataeff.analysis.simulate import (
+    BASELINE,
+    SETTINGS,
+    Costs,
+    Learning,
+    Outcome,
+    Prompts,
+    SimulatedRun,
+    best,
+    compare,
+    embed,
+    make_config,
+    success_rate_distribution,
+)
+from trl_dataeff.rollout import Collection
+from trl_dataeff.selection import DotsGresoSelector
+
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
+MIXED = Prompts(400, easy=0.1, dead=0.6)
+
+
+def runs_on(prompts: Prompts, learning: Learning | None = None, group_size: int = 8, groups: int = 16):
+    def make_run(fields, seed):
+        rng = np.random.default_rng(seed)
+        log_odds = prompts.log_odds(rng)
+        config = make_config(group_size, groups, seed=seed, **fields)
+        return SimulatedRun(config, log_odds, lambda: embed(log_odds, prompts.predictability, rng), learning)
+
+    return make_run
+
+
+def test_prompts_have_the_shares_and_rates_that_were_asked_for():
+    log_odds = Prompts(100_000, easy=0.2, dead=0.5, rates=(0.1, 0.4)).log_odds(np.random.default_rng(0))
+    p = 1 / (1 + np.exp(-log_odds.astype(np.float64)))
+    assert np.mean(p > 0.9) == pytest.approx(0.2, abs=0.01)
+    assert np.mean(p < 1e-4) == pytest.approx(0.5, abs=0.01)
+    between = p[(p >= 1e-4) & (p <= 0.9)]
+    assert 0.1 - 1e-6 < between.min() < 0.101
+    assert 0.399 < between.max() < 0.4 + 1e-6
+    # Evenly in log-odds: as many below the middle as above it
+    assert np.mean(between < 1 / (1 + math.sqrt(9 * 1.5))) == pytest.approx(0.5, abs=0.01)
+
+
+@pytest.mark.parametrize("predictability", [0.0, 0.5, 1.0])
+def test_embeddings_tell_as_much_as_was_asked_for(predictability):
+    rng = np.random.default_rng(1)
+    log_odds = Prompts(20_000, easy=0, dead=0).log_odds(rng)
+    E = embed(log_odds, predictability, rng).astype(np.float64)
+    fitted = E @ np.linalg.lstsq(E, log_odds - log_odds.mean(), rcond=None)[0]
+    assert math.sqrt(1 - np.var(log_odds - log_odds.mean() - fitted) / np.var(log_odds)) == pytest.approx(
+        predictability, abs=0.03
+    )
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"size": 0}, {"easy": 0.7, "dead": 0.4}, {"dead": -0.1}, {"rates": (0.5, 0.1)}, {"rates": (0.0, 0.1)}, {"predictability": 1.5}],
+)  # fmt: skip
+def test_impossible_prompts_are_refused(wrong):
+    with pytest.raises(ValueError, match=r"has to be|have to be|take"):
+        Prompts(**{"size": 10, "easy": 0.1, "dead": 0.1} | wrong)
+
+
+def test_groups_are_effective_as_often_as_their_success_rates_say():
+    run = runs_on(Prompts(4_000, easy=0.1, dead=0.5), Learning(speed=0.0))(SETTINGS["uniform"], 0)
+    p = run.success()
+    expected = np.mean(1 - p**8 - (1 - p) ** 8)
+    for _ in run.steps(250):  # a pass over all prompts
+        pass
+    assert run.now.groups == 4_000
+    assert run.now.rollouts == 250 * 16 * 8
+    assert run.now.effective / run.now.groups == pytest.approx(expected, abs=3 * math.sqrt(0.25 / 4_000))
+
+
+def test_skill_grows_by_the_effective_groups_of_a_step(monkeypatch):
+    learning = Learning(speed=0.2, alpha=0.5, replay_value=0.25)
+    run = runs_on(Prompts(64, easy=0, dead=0, rates=(0.4, 0.6)), learning)({}, 0)
+    skills = [0.0]
+    for _ in range(6):
+        progress, collection = run.step()
+        replayed = [group for group in collection.trained if group.step < progress.step - 1]
+        fresh = sum(len(set(g.rewards.ravel())) == 2 for g in collection.trained) - len(replayed)
+        skills.append(skills[-1] + 0.2 * math.sqrt((fresh + 0.25 * len(replayed)) / 16))
+        assert progress.skill == pytest.approx(skills[-1])
+    assert len(replayed) == 8
+    assert learning.gain(Collection(), 16) == 0
+
+
+def test_success_follows_skill():
+    run = runs_on(MIXED)({}, 0)
+    before = run.success()
+    odds = before / (1 - before)
+    for _ in run.steps(20):
+        pass
+    after = run.success() / (1 - run.success())
+    assert after == pytest.approx(odds * math.exp(run.now.skill), rel=1e-6)
+
+
+def test_the_default_is_what_the_trainer_would_select_with():
+    run = runs_on(MIXED)({}, 0)
+    assert isinstance(run.ledger.selector, DotsGresoSelector)
+    assert run.ledger.replay_groups == 8
+
+
+def test_where_prompts_are_dead_selection_and_replay_save_and_dynamic_sampling_does_not():
+    outcomes = compare(runs_on(MIXED), SETTINGS, steps=60, costs=Costs(2.0, 10.0), seeds=2)
+    assert outcomes[BASELINE].rollouts == 60 * 128
+    assert outcomes[BASELINE].seconds == pytest.approx(2 * 60 * 128 + 10 * 60)
+    assert outcomes["dynamic sampling"].ratio > 1
+    assert outcomes["dynamic sampling"].steps < 40
+    assert outcomes["default"].ratio < outcomes["dots+greso"].ratio < outcomes["greso"].ratio < 1
+    assert outcomes["dots"].effective > 2 * outcomes[BASELINE].effective
+    assert best(outcomes) != BASELINE
+
+
+def test_where_every_group_teaches_there_is_nothing_to_save_by_selection():
+    even = Prompts(400, easy=0, dead=0, rates=(0.5, 0.5))
+    settings = {name: SETTINGS[name] for name in ("dots", "greso")}
+    outcomes = compare(runs_on(even, Learning(speed=0.001)), settings, steps=40, costs=Costs(), seeds=1)
+    for name in settings:
+        assert outcomes[name].ratio == pytest.approx(1, abs=0.06), name
+    assert best({name: outcomes[name] for name in (BASELINE, "greso")}) == BASELINE
+
+
+def test_a_setting_that_does_not_arrive_is_said_not_to():
+    # Twice the groups for half of the learning, where only the number of steps counts
+    learning = Learning(alpha=0.01)
+    settings = {"dynamic sampling": SETTINGS["dynamic sampling"]}
+    outcomes = compare(runs_on(MIXED, learning), settings, steps=30, costs=Costs(), seeds=1)
+    assert outcomes["dynamic sampling"].rollouts == math.inf
+
+
+def test_equal_seeds_give_equal_outcomes():
+    settings = {"default": {}}
+    one, two = (compare(runs_on(MIXED), settings, steps=20, costs=Costs(), seeds=1) for _ in range(2))
+    assert one == two
+
+
+def test_the_defaults_are_preferred_among_equals():
+    def outcome(seconds):
+        return Outcome(1, 1, seconds, 0.5)
+
+    assert best({BASELINE: outcome(100), "dots": outcome(50), "default": outcome(52)}) == "default"
+    assert best({BASELINE: outcome(100), "dots": outcome(50), "default": outcome(60)}) == "dots"
+    assert best({BASELINE: outcome(51), "dots": outcome(50)}) == BASELINE
+
+
+def test_the_distribution_of_success_rates_is_found_behind_the_counts():
+    rng = np.random.default_rng(0)
+    true = rng.choice([0.0, 0.12, 0.6, 1.0], 20_000, p=[0.3, 0.3, 0.25, 0.15])
+    successes = rng.binomial(8, true)
+    assert np.mean(successes == 0) > 0.4  # counting zeros would say a third too many are dead
+    grid, weights = success_rate_distribution(successes, np.full(len(true), 8))
+    assert weights.sum() == pytest.approx(1)
+    assert weights[grid < 0.02].sum() == pytest.approx(0.3, abs=0.04)
+    assert weights[grid > 0.97].sum() == pytest.approx(0.15, abs=0.04)
+    assert weights[(grid > 0.05) & (grid < 0.25)].sum() == pytest.approx(0.3, abs=0.05)
+    assert weights @ grid == pytest.approx(np.mean(successes) / 8, abs=1e-3)  # a property of every EM fixed point
+
+
+def test_a_million_prompts_take_seconds():
+    run = runs_on(Prompts(1_000_000, easy=0.1, dead=0.5))({}, 0)
+    for _ in run.steps(3):
+        pass
+    assert run.now.effective > 0
