@@ -17,7 +17,7 @@ DEFAULTS = {
     "rollout_round_min": 0.25,
     "rollout_round_max": 1.5,
     "reward_range": None,
-    "exploration": 0.1,
+    "exploration": 0.05,
     "reward_timeout": None,
     "replay_fraction": 0.5,
     "replay_capacity": 512,

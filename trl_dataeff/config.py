@@ -82,7 +82,7 @@ class DataEfficientGRPOConfig(GRPOConfig):
         },
     )
     exploration: float = field(
-        default=0.1,
+        default=0.05,
         metadata={"help": "With 'dots': share of each round that is drawn uniformly, in [0, 1]."},
     )
 

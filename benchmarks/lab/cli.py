@@ -165,13 +165,13 @@ def _run_specs(specs, options, all_rows=None) -> None:
     folder = options.out / "runs"
     rows = run_all(specs, _start(options.cache), folder, options.workers, options.fresh)
     rows = all_rows(folder) if all_rows else rows
-    write_table(rows, options.out / "results.parquet", _metadata(options.shown))
+    write_table(rows, options.out / "results.parquet", metadata(options.shown))
     settings = curves_by_setting(rows)
     write_report(settings, options.out / "report.html", options.shown)
     print(f"\n{as_text(settings)}\n\n{options.out / 'results.parquet'}\n{options.out / 'report.html'}")
 
 
-def _metadata(command: str) -> dict[str, str]:
+def metadata(command: str) -> dict[str, str]:
     from importlib.metadata import PackageNotFoundError, version
 
     found = {"command": command}

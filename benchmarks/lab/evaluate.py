@@ -53,13 +53,13 @@ def success(model, tokenizer, tasks: Sequence[Task], batch_size: int = 64) -> Su
     ordered = sorted(range(len(tasks)), key=lambda i: len(tasks[i].prompt) + len(tasks[i].answer))  # less padding
     for start in range(0, len(tasks), batch_size):
         rows = ordered[start : start + batch_size]
-        ids, is_answer = encode(tokenizer, [tasks[i] for i in rows])
+        ids, is_answer = (t.to(model.device) for t in encode(tokenizer, [tasks[i] for i in rows]))
         logits = model(input_ids=ids[:, :-1]).logits.float()  # (n, T-1, V)
         target, counted = ids[:, 1:], is_answer[:, 1:]  # (n, T-1)
         all_logps = logits.log_softmax(-1)
         logps = all_logps.gather(-1, target[..., None])[..., 0]
-        sampled[rows] = (logps * counted).sum(-1).exp()
+        sampled[rows] = (logps * counted).sum(-1).exp().cpu()
         entropies = -(all_logps.exp() * all_logps).sum(-1)  # (n, T-1)
-        entropy[rows] = (entropies * counted).sum(-1) / counted.sum(-1)
-        greedy[rows] = ((logits.argmax(-1) == target) | ~counted).all(-1)
+        entropy[rows] = ((entropies * counted).sum(-1) / counted.sum(-1)).cpu()
+        greedy[rows] = ((logits.argmax(-1) == target) | ~counted).all(-1).cpu()
     return Success(sampled, greedy, entropy)

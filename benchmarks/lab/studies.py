@@ -14,7 +14,7 @@ from .train import LEARNING_RATE, RunSpec
 
 @dataclass(frozen=True)
 class Study:
-    """`methods`: by name, what differs from `shared` (`steps`, `max_rollouts`, `eval_every`, `seeds`)."""
+    """`methods`: by name, fields of their specs (`steps`, `max_rollouts`, ..., or `seeds`) that differ from `shared`."""
 
     what: str
     pool: str
@@ -29,9 +29,9 @@ class Study:
         for seed in self.seeds:
             for rate in self.rates:
                 for method, own in self.methods.items():
-                    options = {**self.shared, **own}
+                    options = {"learning_rate": rate, **self.shared, **own}
                     if seed in options.pop("seeds", self.seeds):
-                        specs.append(RunSpec(method, seed, self.pool, start, learning_rate=rate, **options))
+                        specs.append(RunSpec(method, seed, self.pool, start, **options))
         return specs
 
 
@@ -42,10 +42,14 @@ REPLAYED = {"steps": 200}
 DYNAMIC = {"steps": 100, "max_rollouts": 25_600}
 #: What the ablation gives every variation: uniform has learned a third of what it learns by then
 SHORT = {"steps": 110, "max_rollouts": 3_600}
+#: Three quarters replayed are stable with the clip centred on the policy that sampled
+MORE_REPLAY = "default,replay_fraction=0.75,replay_clip=behavior"
+#: What the variations vary: the defaults with the exploration that they began with. The table led to 0.05.
+BASE = "default,exploration=0.1"
 
 
-def _variations(*changes: str) -> dict[str, Mapping]:
-    return {",".join(["default", change]) if change else "default": {} for change in changes}
+def _of_base(*changes: str) -> dict[str, Mapping]:
+    return {f"{BASE},{change}": {} for change in changes}
 
 
 STUDIES = {
@@ -55,6 +59,7 @@ STUDIES = {
         {
             "uniform": {"steps": 300},
             "default": REPLAYED,
+            MORE_REPLAY: REPLAYED,
             "dots_greso": STEPS,
             "dots": STEPS,
             "dots_replay50": STEPS,
@@ -76,5 +81,73 @@ STUDIES = {
         "graded rewards",
         "third",
         {"uniform": STEPS, "default": REPLAYED, "dots_greso": STEPS, "dynamic": DYNAMIC, "oracle": STEPS},
+    ),
+    "ablation": Study(
+        "each part of the defaults taken away, and each main setting at three values or more",
+        "first",
+        {
+            BASE: {"seeds": range(5)},
+            "default,exploration=0.0": {},
+            "default,exploration=0.05": {"seeds": range(5)},
+            "default,exploration=0.2": {},
+            **_of_base(
+                "selection=uniform",
+                "selection=greso",
+                "selection=dots",
+                "replay_fraction=0.0",
+                "replay_fraction=0.25",
+                "replay_fraction=0.75",
+                "replay_max_age=5",
+                "replay_max_age=10",
+                "replay_max_age=40",
+                "replay_ratio_cap=1",
+                "replay_ratio_cap=4",
+                "replay_clip=behavior",
+                "dots_sharpness=2",
+                "dots_sharpness=8",
+                "dots_objective=target,dots_temperature=0.1",
+                "history_half_life=5",
+                "history_half_life=60",
+                "history_prior=1",
+                "history_prior=16",
+                "dynamic_sampling=true,max_rollout_rounds=1",
+            ),
+        },
+        seeds=range(2),
+        shared=SHORT,
+    ),
+    "beyond": Study(
+        "more replay, kept stable or not; less exploration with a sharper weight",
+        "first",
+        {
+            **_of_base(
+                "replay_fraction=0.65",
+                "replay_fraction=0.75",
+                "replay_fraction=0.75,replay_max_age=10",
+                "replay_fraction=0.75,replay_ratio_cap=1",
+                "replay_fraction=0.75,importance_sampling_level=sequence",
+                "replay_fraction=0.75,replay_clip=behavior",
+            ),
+            "default,replay_fraction=0.75,exploration=0.0": {},
+            "default,exploration=0.0,dots_sharpness=8": {},
+            BASE: {},
+        },
+        seeds=range(2),
+        shared=SHORT,
+    ),
+    "rates": Study(
+        "is a method held back by its learning rate",
+        "first",
+        {
+            BASE: {},
+            f"{BASE},replay_fraction=0.75": {},
+            "uniform": {"max_rollouts": 6_400},
+            "dynamic": {"max_rollouts": 12_800},
+            "dots": {"max_rollouts": 6_400},
+            "oracle": {"max_rollouts": 6_400},
+        },
+        seeds=range(2),
+        rates=(LEARNING_RATE, LEARNING_RATE / 2, LEARNING_RATE * 2),
+        shared=SHORT,
     ),
 }

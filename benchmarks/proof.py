@@ -1,0 +1,332 @@
+"""
+The tables and pictures of docs/results.md, from the committed results of the lab's studies.
+
+    python -m benchmarks.proof            # prints the tables as Markdown
+    python -m benchmarks.proof --write    # puts them into the pages, and draws the pictures
+
+A page holds a table between `<!-- table NAME -->` and `<!-- end -->`. Nothing is run here: `python -m benchmarks.lab study
+NAME` makes the results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.lab.curves import band, geometric_mean, isotonic, on_grid, reach
+from benchmarks.lab.ratios import BASELINE, Curve, curves_by_setting, methods_of, ratios, show
+from benchmarks.lab.report import COLOURS, series
+from benchmarks.lab.store import read_rows
+from benchmarks.lab.studies import BASE
+
+
+RESULTS = Path(__file__).parent / "results" / "lab"
+PICTURES = Path(__file__).parents[1] / "docs" / "img"
+PAGES = [Path(__file__).parents[1] / "README.md", *sorted(PICTURES.parent.glob("*.md"))]
+ACCURACY = "accuracy_sampled"
+SHOWN = ("uniform", "dynamic", "greso", "dots_greso", "dots_paper", "default", "oracle")
+
+
+def load(study: str, root: Path = RESULTS) -> dict[float, list[Curve]]:
+    """The runs of a study, by learning rate."""
+    settings = curves_by_setting(read_rows(root / study / "results.parquet"))
+    return {rate: curves for (_, rate), curves in settings.items()}
+
+
+def together(studies: dict[float, list[Curve]]) -> list[Curve]:
+    """All runs; those at another learning rate than the first have it in their method's name."""
+    first = next(iter(studies))
+    return [
+        curve if rate == first else replace(curve, method=f"{curve.method}, learning rate {rate:g}")
+        for rate, curves in studies.items()
+        for curve in curves
+    ]
+
+
+def at(curve: Curve, x: str, where: float, column: str = ACCURACY) -> float:
+    """A column of a run where `x` is `where`, linear between evaluations; NaN beyond the run's end."""
+    xs, ys = curve.column(x), curve.column(column)
+    known = ~np.isnan(ys)
+    if where > xs[-1] * 1.03:  # a run ends with a whole step
+        return math.nan
+    return float(np.interp(where, xs[known], ys[known]))
+
+
+def mean_and_half(values: Iterable[float]) -> tuple[float, float]:
+    mean, half = band(np.array(list(values), dtype=float)[:, None])
+    return float(mean[0]), float(half[0])
+
+
+def number(values: Iterable[float], digits: int = 3) -> str:
+    """Mean over seeds and half-width of its 95 % interval; empty if a run does not go so far."""
+    values = list(values)
+    if not values or any(map(math.isnan, values)):
+        return ""
+    mean, half = mean_and_half(values)
+    return f"{mean:.{digits}f}" if math.isnan(half) else f"{mean:.{digits}f} ± {half:.{digits}f}"
+
+
+def interval(row: dict, x: str) -> str:
+    """A ratio and its interval, as `0.24 (0.18-0.31)`."""
+    ratio, low, high = (row[f"{x}_{what}"] for what in ("ratio", "low", "high"))
+    if math.isnan(low):
+        return show(ratio)
+    return f"{ratio:.2f} ({low:.2f}-{high:.2f})"
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+
+
+def by_method(curves: list[Curve]) -> dict[str, list[Curve]]:
+    return {method: [c for c in curves if c.method == method] for method in methods_of(curves)}
+
+
+def reach_table(curves: list[Curve], at_step: int) -> str:
+    """What each method takes to come to what uniform has at `at_step`, against what uniform takes."""
+    rows = [
+        (
+            f"`{row['method']}`",
+            str(row["seeds"]),
+            show(row["reach"], 0),
+            interval(row, "rollouts"),
+            ", ".join(map(show, row["rollouts_ratios"])),
+            interval(row, "step"),
+            interval(row, "wall_s"),
+            interval(row, "cpu_s"),
+        )
+        for row in ratios(curves, at_step=at_step)
+    ]
+    return table(
+        ("method", "seeds", "rollouts", "ratio of rollouts", "per seed", "of steps", "of time", "of CPU time"), rows
+    )
+
+
+def equal_table(curves: list[Curve], rollouts: Sequence[int], steps: Sequence[int]) -> str:
+    """Accuracy after equal rollouts and after equal steps, and what the policy is then."""
+    header = [
+        "method",
+        *(f"after {n:,} rollouts" for n in rollouts),
+        *(f"after {n} steps" for n in steps),
+        f"greedy, {rollouts[0]:,} rollouts",
+        f"entropy, {rollouts[0]:,} rollouts",
+        "effective of generated",
+    ]
+    rows = []
+    for method, own in by_method(curves).items():
+        cells = [number(at(c, "rollouts", n) for c in own) for n in rollouts]
+        cells += [number(at(c, "step", n) for c in own) for n in steps]
+        cells += [
+            number(at(c, "rollouts", rollouts[0], name) for c in own)
+            for name in ("accuracy_greedy", "entropy_held_out")
+        ]
+        rows.append((f"`{method}`", *cells, f"{np.mean([c.effective_share() for c in own]):.2f}"))
+    return table(header, rows)
+
+
+def entropy_table(curves: list[Curve], accuracies: Sequence[float]) -> str:
+    """Entropy on held-out prompts where each method's accuracy first is so much: a collapse shows at equal accuracy."""
+    rows = []
+    for method, own in by_method(curves).items():
+        cells = []
+        for accuracy in accuracies:
+            places = [reach(c.column("step"), c.column(ACCURACY), accuracy) for c in own]
+            values = [
+                at(c, "step", step, "entropy_held_out") for c, step in zip(own, places, strict=True) if step < math.inf
+            ]
+            cells.append(f"{np.mean(values):.3f} ({len(values)})" if values else "never")
+        rows.append((f"`{method}`", *cells))
+    return table(("method", *(f"at accuracy {a:g}" for a in accuracies)), rows)
+
+
+def against(curves: list[Curve], other: str, at_step: int) -> str:
+    """Rollouts to uniform's accuracy, of the default against another method: ratio and its interval."""
+    rows = {row["method"]: row for row in ratios(curves, at_step=at_step)}
+    own, base = (by_method(curves)[name] for name in ("default", other))
+    ratio_of = {
+        name: dict(zip([c.seed for c in group], rows[name]["rollouts_ratios"], strict=True))
+        for name, group in (("default", own), (other, base))
+    }
+    each = [
+        ratio_of["default"][seed] / ratio_of[other][seed] for seed in ratio_of["default"] if seed in ratio_of[other]
+    ]
+    mean, low, high = geometric_mean(each)
+    return f"{show(mean)} ({show(low)}-{show(high)})"
+
+
+def variations_table(curves: list[Curve], base: str = BASE, rollouts: int = 3300, target: float = 0.5) -> str:
+    """Each variation at equal rollouts, and the difference to the base over the same seeds."""
+    groups = by_method(curves)
+    reference = {c.seed: at(c, "rollouts", rollouts) for c in groups[base]}
+    rows = []
+    for method, own in groups.items():
+        values = {c.seed: at(c, "rollouts", rollouts) for c in own}
+        difference = [value - reference[seed] for seed, value in values.items() if seed in reference]
+        mean, half = mean_and_half(difference)
+        to_target = [reach(c.column("rollouts"), c.column(ACCURACY), target) for c in own]
+        rows.append(
+            (
+                at_end := float(np.mean(list(values.values()))),
+                (
+                    f"`{method.removeprefix(base + ',').removeprefix('default,')}`",
+                    str(len(own)),
+                    f"{at_end:.3f}",
+                    "" if method == base else f"{mean:+.3f} ± {half:.3f}",
+                    f"{np.mean([at(c, 'rollouts', rollouts, 'accuracy_greedy') for c in own]):.3f}",
+                    show(float(np.mean(to_target)), 0),
+                ),
+            )
+        )
+    header = (
+        "changed", "seeds", f"accuracy after {rollouts:,} rollouts", "against the base, same seeds", "greedy",
+        f"rollouts to {target:g}",
+    )  # fmt: skip
+    return table(header, [cells for _, cells in sorted(rows, key=lambda row: -row[0])])
+
+
+def noise(curves: list[Curve], method: str = BASELINE, step: int = 100) -> tuple[float, float]:
+    """Of a method: deviation between seeds at a step, and that of a run's points from its isotonic fit (RMS)."""
+    own = by_method(curves)[method]
+    between = float(np.std([at(c, "step", step) for c in own], ddof=1))
+    residuals = np.concatenate([c.column(ACCURACY) - isotonic(c.column(ACCURACY)) for c in own])
+    return between, float(np.sqrt(np.mean(residuals**2)))
+
+
+def rate_table(studies: dict[float, list[Curve]], rollouts: int) -> str:
+    """Accuracy after equal rollouts, by learning rate."""
+    methods = list(dict.fromkeys(method for curves in studies.values() for method in methods_of(curves)))
+    rows = []
+    for method in methods:
+        cells = []
+        for curves in studies.values():
+            cells.append(number(at(c, "rollouts", rollouts) for c in by_method(curves).get(method, [])))
+        rows.append((f"`{method}`", *cells))
+    return table(("method", *(f"{rate:g}" for rate in studies)), rows)
+
+
+def picture(curves: list[Curve], path: Path, methods: Sequence[str] = SHOWN, rollouts: int = 12_800) -> None:
+    """Accuracy over rollouts and over steps, and the effective share, with 95 % bands over seeds; an SVG file."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams.update(
+        {"svg.hashsalt": "lab", "svg.fonttype": "none", "axes.spines.top": False, "axes.spines.right": False}
+    )
+    import matplotlib.pyplot as plt
+
+    fig, axes = plt.subplots(1, 3, figsize=(15, 4.4), layout="constrained")
+    panels = (("rollouts", ACCURACY, rollouts), ("step", ACCURACY, 100), ("step", "effective", 100))
+    for axis, (x, y, end) in zip(axes, panels, strict=True):
+        for method, colour in zip(methods, COLOURS, strict=False):
+            points = [series(c, x, y) for c in curves if c.method == method]
+            if not points:
+                continue
+            grid, values = on_grid(points)
+            mean, half = band(values)
+            axis.plot(grid, mean, color=colour, label=f"{method} ({len(points)})", linewidth=1.8)
+            axis.fill_between(grid, mean - half, mean + half, color=colour, alpha=0.12, linewidth=0)
+        axis.set(xlim=(0, end), ylim=(0, 1))
+        axis.grid(alpha=0.25)
+    axes[0].set(xlabel="rollouts generated", ylabel="held-out accuracy, sampled")
+    axes[1].set(xlabel="optimizer steps", ylabel="held-out accuracy, sampled")
+    axes[2].set(xlabel="optimizer steps", ylabel="effective share of generated groups")
+    axes[0].legend(frameon=False, title="method (seeds)", fontsize=9)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fig.savefig(path, format="svg", metadata={"Date": None})
+    plt.close(fig)
+
+
+def share_of_selection(curves: list[Curve]) -> dict[str, float]:
+    """By method: share of a step's time that choosing prompts takes, mean over the runs' evaluations."""
+    shares = {}
+    for method, own in by_method(curves).items():
+        parts = np.concatenate(
+            [np.stack([c.column(f"{part}_s") for part in ("selection", "generation", "training")], 1) for c in own]
+        )
+        parts = parts[~np.isnan(parts).any(1)]
+        if len(parts):
+            shares[method] = float(parts[:, 0].sum() / parts.sum())
+    return shares
+
+
+def replay_table(curves: list[Curve]) -> str:
+    """Of the methods that replay: means over the runs of age and ratio."""
+    rows = []
+    for method, own in by_method(curves).items():
+        columns = [
+            np.concatenate([c.column(name) for c in own])
+            for name in ("replay_age", "replay_ratio", "replay_ratio_max")
+        ]
+        if not np.isnan(columns[0]).all():
+            rows.append((f"`{method}`", *(f"{np.nanmean(values):.2f}" for values in columns)))
+    return table(("method", "age, steps", "ratio, mean", "ratio, largest of a step"), rows)
+
+
+def rollouts_per_effective_group(curves: list[Curve], group_size: int = 8) -> dict[str, float]:
+    """By method: rollouts generated for one group with a gradient, over all runs."""
+    return {
+        method: group_size
+        * sum(c.column("groups").sum() for c in own)
+        / sum(c.column("effective_groups").sum() for c in own)
+        for method, own in by_method(curves).items()
+    }
+
+
+#: What pages may hold, by name
+TABLES: dict[str, Callable[[], str]] = {
+    **{
+        f"{pool}-{step}": partial(lambda pool, step: reach_table(together(load(pool)), step), pool, step)
+        for pool, step in (("first", 100), ("first", 300), ("second", 100), ("third", 100))
+    },
+    **{
+        f"{pool}-equal": partial(lambda pool: equal_table(together(load(pool)), (6_400, 12_800), (50, 100)), pool)
+        for pool in ("first", "second", "third")
+    },
+    "first-entropy": lambda: entropy_table(together(load("first")), (0.4, 0.5, 0.6)),
+    "ablation": lambda: variations_table(together(load("ablation"))),
+    "beyond": lambda: variations_table(together(load("beyond"))),
+    "rates": lambda: rate_table(load("rates"), 3_300),
+    "replay": lambda: replay_table(together(load("first"))),
+}
+MARKED = re.compile(r"<!-- table (?P<name>[\w-]+) -->\n(?P<body>.*?)<!-- end -->", re.DOTALL)
+
+
+def fill(page: str) -> str:
+    """The page with its tables as the results have them."""
+    return MARKED.sub(
+        lambda found: f"<!-- table {found['name']} -->\n\n{TABLES[found['name']]()}\n\n<!-- end -->", page
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="put the tables into the pages, and draw the pictures")
+    write = parser.parse_args().write
+    if write:
+        for page in PAGES:
+            page.write_text(fill(page.read_text(encoding="utf-8")), encoding="utf-8")
+        picture(together(load("first")), PICTURES / "results-first.svg")
+        return
+    for name, make in TABLES.items():
+        print(f"## {name}\n\n{make()}\n")
+    curves = together(load("first"))
+    between, within = noise(curves)
+    print(
+        f"uniform at step 100: {between:.3f} between seeds; points are {within:.3f} off the isotonic fit of their run"
+    )
+    for other in ("oracle", "dynamic"):
+        print(f"default against {other}, rollouts to uniform's accuracy at step 100: {against(curves, other, 100)}")
+    print("share of a step that is selection:", {k: f"{v:.1%}" for k, v in share_of_selection(curves).items()})
+    print("rollouts per effective group:", {k: f"{v:.1f}" for k, v in rollouts_per_effective_group(curves).items()})
+
+
+if __name__ == "__main__":
+    main()
