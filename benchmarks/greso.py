@@ -6,8 +6,7 @@ What GRESO saves, on simulated prompts whose success rates drift upward, and wha
 The prompts are simulated; selection, rounds, history and controller are the package's own, driven as the trainer drives
 them. Three methods roll out from the same population until they have the same number of effective groups: uniform,
 dynamic sampling, and GRESO with dynamic sampling. Prints rollouts per effective group, for several numbers of passes
-over the dataset, and exits with 1 if GRESO needs more than half of dynamic sampling's with 70 % dead prompts. Then prints
-the same for the runs of the lab's language model, from the table that `python -m benchmarks.lab run` wrote.
+over the dataset, and exits with 1 if GRESO needs more than half of dynamic sampling's with 70 % dead prompts.
 """
 
 from __future__ import annotations
@@ -15,10 +14,8 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import torch
 
 from trl_dataeff import PromptPool
@@ -30,7 +27,6 @@ from trl_dataeff.selection import make_selector
 G = 8
 BATCH = 16
 LIMIT = 0.5
-LAB = Path(__file__).parent / "results" / "lab" / "first" / "results.parquet"
 
 
 def difficulties(n: int, dead: float, seed: int) -> np.ndarray:
@@ -93,29 +89,11 @@ def time_proposals(n: int = 10_000_000, batch: int = 512) -> float:
     return slowest
 
 
-def lab_rollouts_per_effective_group(path: Path) -> dict[str, float]:
-    """By method of a lab table, whose rows count the groups generated since the row before."""
-    table = pq.read_table(path).group_by("method").aggregate([("groups", "sum"), ("effective_groups", "sum")])
-    return {row["method"]: G * row["groups_sum"] / row["effective_groups_sum"] for row in table.to_pylist()}
-
-
-def lab_accuracy_at(path: Path, rollouts: int) -> dict[str, float]:
-    """By method of a lab table: sampled accuracy after so many rollouts, interpolated in each run, mean over seeds."""
-    runs: dict[tuple[str, int], list[tuple[float, float]]] = {}
-    for row in pq.read_table(path).sort_by("step").to_pylist():
-        runs.setdefault((row["method"], row["seed"]), []).append((row["rollouts"], row["accuracy_sampled"]))
-    values: dict[str, list[float]] = {}
-    for (method, _), points in runs.items():
-        values.setdefault(method, []).append(float(np.interp(rollouts, *zip(*points, strict=True))))
-    return {method: float(np.mean(v)) for method, v in values.items()}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=int, default=2048)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--drift", type=float, default=2e-4, help="rise of skill per step, in logits")
-    parser.add_argument("--lab", type=Path, default=LAB, help="table of `python -m benchmarks.lab run`")
     options = parser.parse_args()
     torch.set_num_threads(1)
     failed = False
@@ -130,10 +108,6 @@ def main() -> None:
             print(f"{dead:4.1f}  {passes:6d}  {values}   {ratio:15.3f}   {results['GRESO'][1]:10.3f}")
     print("(rollouts per effective group; hard share: of GRESO's last tenth of rollouts, target 0.167)")
     print(f"512 prompts proposed from 10,000,000 on one core: {time_proposals() * 1e3:.1f} ms at most (limit 200)")
-    print("\nthe lab's runs: rollouts per effective group, and accuracy after 12,800 rollouts")
-    accuracy = lab_accuracy_at(options.lab, 12_800)
-    for name, value in sorted(lab_rollouts_per_effective_group(options.lab).items()):
-        print(f"  {name:14s} {value:8.2f} {accuracy[name]:8.3f}")
     sys.exit(int(failed))
 
 

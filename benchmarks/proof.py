@@ -13,14 +13,14 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.lab.curves import band, geometric_mean, isotonic, on_grid, reach
+from benchmarks.lab.curves import band, geometric_mean, isotonic, on_grid, reach, t_95
 from benchmarks.lab.ratios import BASELINE, Curve, curves_by_setting, methods_of, ratios, show
 from benchmarks.lab.report import COLOURS, series
 from benchmarks.lab.store import read_rows
@@ -28,10 +28,12 @@ from benchmarks.lab.studies import BASE
 
 
 RESULTS = Path(__file__).parent / "results" / "lab"
+SIMULATED = RESULTS.parent / "simulate.txt"  # what `python -m benchmarks.simulate` printed
 PICTURES = Path(__file__).parents[1] / "docs" / "img"
 PAGES = [Path(__file__).parents[1] / "README.md", *sorted(PICTURES.parent.glob("*.md"))]
 ACCURACY = "accuracy_sampled"
-SHOWN = ("uniform", "dynamic", "greso", "dots_greso", "dots_paper", "default", "oracle")
+PADS = ("cgrpo",)  # completions that it makes up are scored with the others: no telling here what was effective
+SHOWN = ("uniform", "dynamic", "greso", "dots", "dots_paper", "default", "oracle")
 
 
 def load(study: str, root: Path = RESULTS) -> dict[float, list[Curve]]:
@@ -90,6 +92,11 @@ def by_method(curves: list[Curve]) -> dict[str, list[Curve]]:
     return {method: [c for c in curves if c.method == method] for method in methods_of(curves)}
 
 
+def chosen(curves: list[Curve], *methods: str) -> list[Curve]:
+    """The runs of these methods, in their order; all of them for none."""
+    return [c for method in methods for c in curves if c.method == method] if methods else curves
+
+
 def reach_table(curves: list[Curve], at_step: int) -> str:
     """What each method takes to come to what uniform has at `at_step`, against what uniform takes."""
     rows = [
@@ -117,7 +124,7 @@ def equal_table(curves: list[Curve], rollouts: Sequence[int], steps: Sequence[in
         *(f"after {n:,} rollouts" for n in rollouts),
         *(f"after {n} steps" for n in steps),
         f"greedy, {rollouts[0]:,} rollouts",
-        f"entropy, {rollouts[0]:,} rollouts",
+        f"on easy prompts, {rollouts[0]:,} rollouts",
         "effective of generated",
     ]
     rows = []
@@ -125,10 +132,10 @@ def equal_table(curves: list[Curve], rollouts: Sequence[int], steps: Sequence[in
         cells = [number(at(c, "rollouts", n) for c in own) for n in rollouts]
         cells += [number(at(c, "step", n) for c in own) for n in steps]
         cells += [
-            number(at(c, "rollouts", rollouts[0], name) for c in own)
-            for name in ("accuracy_greedy", "entropy_held_out")
+            number(at(c, "rollouts", rollouts[0], name) for c in own) for name in ("accuracy_greedy", "accuracy_easy")
         ]
-        rows.append((f"`{method}`", *cells, f"{np.mean([c.effective_share() for c in own]):.2f}"))
+        effective = "" if method in PADS else f"{np.mean([c.effective_share() for c in own]):.2f}"
+        rows.append((f"`{method}`", *cells, effective))
     return table(header, rows)
 
 
@@ -155,41 +162,63 @@ def against(curves: list[Curve], other: str, at_step: int) -> str:
         name: dict(zip([c.seed for c in group], rows[name]["rollouts_ratios"], strict=True))
         for name, group in (("default", own), (other, base))
     }
-    each = [
-        ratio_of["default"][seed] / ratio_of[other][seed] for seed in ratio_of["default"] if seed in ratio_of[other]
-    ]
-    mean, low, high = geometric_mean(each)
+    seeds = [seed for seed in ratio_of["default"] if seed in ratio_of[other]]
+    late = {name: sum(math.isinf(ratio_of[name][seed]) for seed in seeds) for name in ("default", other)}
+    if any(late.values()):
+        return "; ".join(f"{name} never, in {n} of {len(seeds)} seeds" for name, n in late.items() if n)
+    mean, low, high = geometric_mean([ratio_of["default"][seed] / ratio_of[other][seed] for seed in seeds])
     return f"{show(mean)} ({show(low)}-{show(high)})"
+
+
+def pooled_deviation(differences: Mapping[str, Mapping[int, float]]) -> tuple[float, int]:
+    """
+    Deviation of one difference to the base, and its degrees of freedom, from all variations together: two seeds say little
+    of one variation, twenty variations of two seeds each say more. The base's own luck on a seed is in all differences of
+    that seed, so that seeds, as well as variations, have means of their own (two-way residuals).
+    """
+    found = {key: values for key, values in differences.items() if len(values) > 1}
+    common = sorted(set.intersection(*(set(values) for values in found.values())))
+    table = np.array([[values[seed] for seed in common] for values in found.values()])
+    residuals = table - table.mean(0) - table.mean(1, keepdims=True) + table.mean()
+    degrees = (table.shape[0] - 1) * (table.shape[1] - 1)
+    alone = float((residuals**2).sum() / degrees)  # variance of a variation's run; the base's is as large
+    return math.sqrt(2 * alone), degrees
 
 
 def variations_table(curves: list[Curve], base: str = BASE, rollouts: int = 3300, target: float = 0.5) -> str:
     """Each variation at equal rollouts, and the difference to the base over the same seeds."""
     groups = by_method(curves)
-    reference = {c.seed: at(c, "rollouts", rollouts) for c in groups[base]}
+    ends = {method: {c.seed: at(c, "rollouts", rollouts) for c in own} for method, own in groups.items()}
+    differences = {
+        method: {seed: value - ends[base][seed] for seed, value in values.items()}
+        for method, values in ends.items()
+        if method != base
+    }
+    deviation, degrees = pooled_deviation(differences)
     rows = []
     for method, own in groups.items():
-        values = {c.seed: at(c, "rollouts", rollouts) for c in own}
-        difference = [value - reference[seed] for seed, value in values.items() if seed in reference]
-        mean, half = mean_and_half(difference)
+        paired = float(np.mean(list(differences[method].values()))) if method != base else 0.0
+        half = t_95(degrees) * deviation / math.sqrt(len(own))
         to_target = [reach(c.column("rollouts"), c.column(ACCURACY), target) for c in own]
-        rows.append(
-            (
-                at_end := float(np.mean(list(values.values()))),
-                (
-                    f"`{method.removeprefix(base + ',').removeprefix('default,')}`",
-                    str(len(own)),
-                    f"{at_end:.3f}",
-                    "" if method == base else f"{mean:+.3f} ± {half:.3f}",
-                    f"{np.mean([at(c, 'rollouts', rollouts, 'accuracy_greedy') for c in own]):.3f}",
-                    show(float(np.mean(to_target)), 0),
-                ),
-            )
+        cells = (
+            f"`{_changes(method, base)}`" if method != base else "base",
+            str(len(own)),
+            f"{np.mean(list(ends[method].values())):.3f}",
+            "" if method == base else f"{paired:+.3f} ± {half:.3f}",
+            number(at(c, "rollouts", rollouts, "accuracy_greedy") for c in own).split(" ")[0],
+            show(float(np.mean(to_target)), 0),
         )
+        rows.append((paired, cells))
     header = (
         "changed", "seeds", f"accuracy after {rollouts:,} rollouts", "against the base, same seeds", "greedy",
         f"rollouts to {target:g}",
     )  # fmt: skip
     return table(header, [cells for _, cells in sorted(rows, key=lambda row: -row[0])])
+
+
+def _changes(method: str, base: str) -> str:
+    """What a variation changes: what its name says and the base's does not."""
+    return ",".join(change for change in method.split(",") if change not in base.split(","))
 
 
 def noise(curves: list[Curve], method: str = BASELINE, step: int = 100) -> tuple[float, float]:
@@ -198,6 +227,29 @@ def noise(curves: list[Curve], method: str = BASELINE, step: int = 100) -> tuple
     between = float(np.std([at(c, "step", step) for c in own], ddof=1))
     residuals = np.concatenate([c.column(ACCURACY) - isotonic(c.column(ACCURACY)) for c in own])
     return between, float(np.sqrt(np.mean(residuals**2)))
+
+
+def course_table(curves: list[Curve], rollouts: Sequence[int]) -> str:
+    """Accuracy of each run along its way."""
+    rows = [
+        (f"`{c.method}`", str(c.seed), *(f"{at(c, 'rollouts', n):.3f}" for n in rollouts))
+        for own in by_method(curves).values()
+        for c in own
+    ]
+    return table(("method", "seed", *(f"{n:,} rollouts" for n in rollouts)), rows)
+
+
+def long_table(curves: list[Curve], rollouts: Sequence[int]) -> str:
+    """Accuracy along the way, mean over seeds, and the effective share of what is generated in the last quarter of it."""
+    rows = []
+    for method, own in by_method(curves).items():
+        shares = []
+        for c in own:
+            late = c.column("rollouts") > 0.75 * rollouts[-1]
+            shares.append(c.column("effective_groups")[late].sum() / c.column("groups")[late].sum())
+        cells = [number(at(c, "rollouts", n) for c in own) for n in rollouts]
+        rows.append((f"`{method}`", str(len(own)), *cells, f"{np.mean(shares):.2f}"))
+    return table(("method", "seeds", *(f"{n:,} rollouts" for n in rollouts), "effective at last"), rows)
 
 
 def rate_table(studies: dict[float, list[Curve]], rollouts: int) -> str:
@@ -270,14 +322,33 @@ def replay_table(curves: list[Curve]) -> str:
     return table(("method", "age, steps", "ratio, mean", "ratio, largest of a step"), rows)
 
 
-def rollouts_per_effective_group(curves: list[Curve], group_size: int = 8) -> dict[str, float]:
+def rollouts_per_effective_group(curves: list[Curve]) -> dict[str, float]:
     """By method: rollouts generated for one group with a gradient, over all runs."""
     return {
-        method: group_size
-        * sum(c.column("groups").sum() for c in own)
-        / sum(c.column("effective_groups").sum() for c in own)
+        method: sum(c.column("rollouts")[-1] for c in own) / sum(c.column("effective_groups").sum() for c in own)
         for method, own in by_method(curves).items()
+        if method not in PADS
     }
+
+
+def readme_table(curves: list[Curve]) -> str:
+    """The few lines that say it all."""
+    words = {
+        "uniform": "`GRPOTrainer` (uniform)",
+        "dynamic": "dynamic sampling (DAPO)",
+        "dots_paper": "DOTS and replay as published, with our predictor",
+        "default": "**DOTS and replay (the default)**",
+        "oracle": "learnable prompts alone (the bound for selection without replay)",
+    }
+    rows = {row["method"]: row for row in ratios(curves, at_step=100)}
+    groups = by_method(curves)
+    body = [
+        (text, number(at(c, "rollouts", 6_400) for c in groups[name]), interval(rows[name], "rollouts"), interval(rows[name], "step"),
+         interval(rows[name], "cpu_s"))
+        for name, text in words.items()
+    ]  # fmt: skip
+    header = ("", "accuracy after 6,400 rollouts", "rollouts to uniform's accuracy at step 100", "steps", "CPU time")
+    return table(header, body)
 
 
 #: What pages may hold, by name
@@ -292,10 +363,47 @@ TABLES: dict[str, Callable[[], str]] = {
     },
     "first-entropy": lambda: entropy_table(together(load("first")), (0.4, 0.5, 0.6)),
     "ablation": lambda: variations_table(together(load("ablation"))),
-    "beyond": lambda: variations_table(together(load("beyond"))),
+    "clip": lambda: course_table(together(load("clip")), (2_700, 5_300, 6_500, 7_800, 9_000, 10_300)),
     "rates": lambda: rate_table(load("rates"), 3_300),
+    "long": lambda: long_table(
+        [
+            *together(load("long")),
+            *chosen(together(load("first")), "dots", "dots_greso", "dots_greso_replay50", "oracle", "uniform"),
+        ],
+        (6_400, 8_000, 9_600, 11_200, 12_800),
+    ),
     "replay": lambda: replay_table(together(load("first"))),
+    "greso": lambda: reach_table(
+        chosen(together(load("first")), "uniform", "greso", "dynamic", "greso_dynamic", "oracle"), 100
+    ),
+    "dots": lambda: equal_table(
+        chosen(together(load("first")), "uniform", "dots", "dots_greso", "dots_paper", "default", "oracle"),
+        (3_000, 6_400),
+        (50, 100),
+    ),
+    "simulate": lambda: SIMULATED.read_text(encoding="utf-8").strip(),
+    "readme": lambda: readme_table(together(load("first"))),
 }
+
+
+def in_words() -> str:
+    """What the pages quote of the first pool beside its tables."""
+    curves = together(load("first"))
+    between, within = noise(curves)
+    lines = [
+        f"uniform at step 100: {between:.3f} between seeds; points are {within:.3f} off the isotonic fit of their run"
+    ]
+    for other in ("oracle", "dynamic", "dots_paper"):
+        lines.append(
+            f"default against {other}, rollouts to uniform's accuracy at step 100: {against(curves, other, 100)}"
+        )
+    for method, share in share_of_selection(curves).items():
+        lines.append(f"{method}: {share:.1%} of a step is selection")
+    for method, value in rollouts_per_effective_group(curves).items():
+        lines.append(f"{method}: {value:.1f} rollouts per effective group")
+    return "\n".join(lines)
+
+
 MARKED = re.compile(r"<!-- table (?P<name>[\w-]+) -->\n(?P<body>.*?)<!-- end -->", re.DOTALL)
 
 
@@ -317,15 +425,7 @@ def main() -> None:
         return
     for name, make in TABLES.items():
         print(f"## {name}\n\n{make()}\n")
-    curves = together(load("first"))
-    between, within = noise(curves)
-    print(
-        f"uniform at step 100: {between:.3f} between seeds; points are {within:.3f} off the isotonic fit of their run"
-    )
-    for other in ("oracle", "dynamic"):
-        print(f"default against {other}, rollouts to uniform's accuracy at step 100: {against(curves, other, 100)}")
-    print("share of a step that is selection:", {k: f"{v:.1%}" for k, v in share_of_selection(curves).items()})
-    print("rollouts per effective group:", {k: f"{v:.1f}" for k, v in rollouts_per_effective_group(curves).items()})
+    print(in_words())
 
 
 if __name__ == "__main__":

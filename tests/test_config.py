@@ -22,7 +22,7 @@ DEFAULTS = {
     "replay_fraction": 0.5,
     "replay_capacity": 512,
     "replay_max_age": 20,
-    "replay_clip": "proximal",
+    "replay_clip": "behavior",
     "replay_ratio_cap": 2.0,
     "dots_objective": "effective",
     "dots_sharpness": 4.0,

@@ -369,7 +369,7 @@ def test_the_papers_reference_set_is_refused_where_no_round_can_be_made(tmp_path
 def test_what_changing_one_import_gives(tmp_path):
     """A plain `GRPOConfig` on text prompts: DOTS and GRESO, and half of each batch replayed; else what can be had."""
     trainer = run(DataEfficientGRPOTrainer, GRPOConfig, tmp_path, rewards=even_length_reward, steps_per_generation=2)
-    assert trainer.selection == "dots+greso"
+    assert trainer.selection == "dots"
     assert logged(trainer, "dataeff/rollouts_replayed")[-1][0] > 0
     stream = {"train_dataset": plain_dataset().to_iterable_dataset()}
     streaming = run(DataEfficientGRPOTrainer, GRPOConfig, tmp_path, max_steps=1, trainer=stream)
@@ -379,10 +379,10 @@ def test_what_changing_one_import_gives(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "obstacle", "sharded", "expected"),
     [
-        ({}, None, False, "dots+greso"),
+        ({}, None, False, "dots"),
         ({}, "images", False, "uniform"),
         ({}, None, True, "greso"),
-        ({"dots_embedding": "some/model"}, None, True, "dots+greso"),
+        ({"dots_embedding": "some/model"}, None, True, "dots"),
         ({"selection": "greso"}, "images", True, "greso"),
     ],
 )

@@ -11,7 +11,7 @@ from transformers.utils import logging
 from trl import GRPOConfig
 from trl.trainer.utils import get_config_model_id
 
-from trl_dataeff.config import DataEfficientGRPOConfig
+from trl_dataeff.config import AUTO_SELECTION, DataEfficientGRPOConfig
 from trl_dataeff.difficulty.predictor import load_predictor
 from trl_dataeff.replay.buffer import replay_groups
 
@@ -73,8 +73,8 @@ def resolve_selection(
     """
     selection = args.selection
     if selection == "auto":
-        selection = "uniform" if obstacle is not None else "dots+greso"
-        if selection == "dots+greso" and sharded and args.dots_embedding == "policy":
+        selection = "uniform" if obstacle is not None else AUTO_SELECTION
+        if "dots" in selection and sharded and args.dots_embedding == "policy":
             selection = "greso"
             logger.warning(
                 "`selection='auto'` is 'greso' here: a policy whose weights are sharded cannot embed the prompts for DOTS. "

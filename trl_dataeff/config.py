@@ -16,6 +16,7 @@ from trl import GRPOConfig
 
 
 SELECTIONS = ("auto", "uniform", "dots", "greso", "dots+greso")
+AUTO_SELECTION = "dots"  # what "auto" stands for where prompts can be chosen and embedded
 
 
 @dataclass
@@ -37,7 +38,7 @@ class DataEfficientGRPOConfig(GRPOConfig):
         metadata={
             "help": "How prompts are chosen: 'uniform' (shuffled passes, as `GRPOTrainer`), 'dots' (near the success "
             "rate that teaches most, arXiv 2506.05316), 'greso' (skip prompts that keep giving nothing, arXiv "
-            "2506.02177), 'dots+greso', or 'auto': 'dots+greso' for a dataset of text prompts whose rows can be taken in any "
+            "2506.02177), 'dots+greso', or 'auto': 'dots' for a dataset of text prompts whose rows can be taken in any "
             "order, else 'uniform'."
         },
     )
@@ -112,7 +113,7 @@ class DataEfficientGRPOConfig(GRPOConfig):
         },
     )
     replay_clip: str = field(
-        default="proximal",
+        default="behavior",
         metadata={
             "help": "Where the clip of groups from an earlier policy is centred: 'proximal', on the policy at the "
             "start of the window (pi_old), or 'behavior', on the policy that sampled them (arXiv 2506.05316)."

@@ -8,8 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 
 
-#: Two-sided 95 % quantiles of Student's t, by degrees of freedom; beyond the table 1.96.
+#: Two-sided 95 % quantiles of Student's t, by degrees of freedom.
 T_95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
+
+
+def t_95(degrees: int) -> float:
+    """Two-sided 95 % quantile of Student's t; within 1 % beyond the table."""
+    return T_95.get(degrees, 1.96 + 2.5 / degrees)
 
 
 def isotonic(values: Sequence[float]) -> np.ndarray:
@@ -54,7 +59,7 @@ def band(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     mean = values.mean(0)
     if n < 2:
         return mean, np.full_like(mean, np.nan)
-    return mean, T_95.get(n - 1, 1.96) * values.std(0, ddof=1) / math.sqrt(n)
+    return mean, t_95(n - 1) * values.std(0, ddof=1) / math.sqrt(n)
 
 
 def geometric_mean(values: Sequence[float]) -> tuple[float, float, float]:
@@ -65,6 +70,8 @@ def geometric_mean(values: Sequence[float]) -> tuple[float, float, float]:
     """
     if any(math.isinf(value) for value in values):
         return math.inf, math.nan, math.nan
+    if any(value <= 0 for value in values):
+        raise ValueError(f"A geometric mean takes values above 0, not {list(values)}.")
     mean, half = band(np.log(np.asarray(values, dtype=float)[:, None]))
     return tuple(float(np.exp(x[0])) for x in (mean, mean - half, mean + half))
 

@@ -48,7 +48,12 @@ class Method:
 
             inherited = {f.name for f in fields(GRPOConfig)}
             own = {f.name: f.default for f in fields(self.classes()[1]) if f.name not in inherited}
-        return {**own, **self.options}
+        settings = {**own, **self.options}
+        if settings.get("selection") == "auto":
+            from trl_dataeff.config import AUTO_SELECTION
+
+            settings["selection"] = AUTO_SELECTION
+        return settings
 
     def extra_arguments(self, pool: Pool, kinds: dict[str, list[Cell]], seed: int) -> dict[str, Any]:
         return _load(self.extras)(pool, kinds, seed) if self.extras else {}
@@ -68,8 +73,12 @@ def _dots(what: str, **options) -> Method:
 
 
 METHODS = {
-    "default": Method("the package as it comes: DOTS, GRESO and replay", **OURS),
+    "default": Method("the package as it comes: DOTS, and half of each batch replayed", **OURS),
     "uniform": Method("GRPOTrainer: shuffled passes over the whole pool"),
+    "uniform_half": Method(
+        "GRPOTrainer with half the batch: as many optimizer steps from its rollouts as with half of a batch replayed",
+        options={"per_device_train_batch_size": 64},
+    ),
     "dynamic": Method(
         "zero-variance groups dropped, batch refilled",
         **OURS,
@@ -90,16 +99,19 @@ METHODS = {
     "greso_replay50": _replay(0.5, "GRESO, and half of each batch replayed", selection="greso"),
     "dots": _dots("prompts by predicted success rate"),
     "dots_greso": _dots("... and those that keep giving nothing are skipped", selection="dots+greso"),
-    "dots_replay50": _dots("DOTS, and half of each batch replayed", replay_fraction=0.5),
+    "dots_greso_replay50": _dots("all three: DOTS, GRESO and replay", selection="dots+greso", replay_fraction=0.5),
     "dots_paper": _dots(
-        "DOTS and replay as the paper has them: near 0.5 at temperature 1e-3, from 8 reference prompts every 2 steps",
+        "DOTS's objective, references and replay as published (near 0.5 at temperature 1e-3, from half a batch of random "
+        "prompts every 2 steps, no age limit), with our predictor, which is fitted in the run",
         dots_objective="target",
         dots_reference="paper",
         dots_reference_size=8,
         dots_refresh_windows=2,
         exploration=0.0,
+        history_prior=1e9,  # a prompt's own groups do not count
         replay_fraction=0.5,
         replay_max_age=None,
+        replay_clip="proximal",  # as in the authors' code
     ),
     "cgrpo": Method(
         "C-GRPO (trl-cgrpo): groups of 2, 4 or 8, as few as its conformal test finds enough; runs with TRL 1.12 to 1.14",

@@ -25,6 +25,7 @@ EASY, LEARNABLE, DEAD = "easy", "learnable", "dead"
 EASY_FROM, DEAD_UP_TO, LEARNABLE_RANGE = 0.93, 0.002, (0.01, 0.7)
 CELL_TASKS = 128
 HELD_OUT = 512
+EASY_TASKS = 96
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,11 @@ def draw(rng: np.random.Generator, cells: list[Cell], n: int, taken: set[str]) -
 def held_out_tasks(kinds: dict[str, list[Cell]]) -> list[Task]:
     """`HELD_OUT` tasks of the learnable cells, the same for every pool, method and seed."""
     return draw(np.random.default_rng(1234), kinds[LEARNABLE], HELD_OUT, set())
+
+
+def easy_tasks(kinds: dict[str, list[Cell]], pool_prompts: set[str]) -> list[Task]:
+    """`EASY_TASKS` tasks of the easy cells that are not in a pool: what a method forgets shows on them."""
+    return draw(np.random.default_rng(4321), kinds[EASY], EASY_TASKS, set(pool_prompts))
 
 
 def as_rows(tasks: Iterable[Task], kind: str) -> list[dict]:

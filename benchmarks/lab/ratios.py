@@ -31,10 +31,10 @@ class Curve:
         rows = [row for row in self.rows if step is None or row["step"] <= step]
         return Curve(self.method, self.seed, rows)
 
-    def effective_share(self, which: str = "") -> float:
-        """Effective share of all groups generated, or (`which="_trained"`) of all trained on; NaN without groups."""
-        groups = self.column(f"groups{which}").sum()
-        return float(self.column(f"effective_groups{which}").sum() / groups) if groups else math.nan
+    def effective_share(self) -> float:
+        """Effective share of all groups generated; NaN without groups."""
+        groups = self.column("groups").sum()
+        return float(self.column("effective_groups").sum() / groups) if groups else math.nan
 
 
 def curves_by_setting(rows: Iterable[dict]) -> dict[Setting, list[Curve]]:
@@ -73,15 +73,15 @@ def ratios(curves: list[Curve], baseline: str = BASELINE, at_step: int | None = 
             "end_greedy": np.mean([c.column("accuracy_greedy")[-1] for c in own]),
             "rollouts": np.mean([c.column("rollouts")[-1] for c in own]),
             "effective": np.mean([c.effective_share() for c in own]),
-            "effective_trained": np.mean([c.effective_share("_trained") for c in own]),
         }
         for x in ("rollouts", "step", "wall_s", "cpu_s"):
             # The baseline, too, is what it was then: what it came to afterwards moves the fit of its curve
             each = [_ratio(base.get(c.seed, c) if method == baseline else c, base.get(c.seed), x) for c in own]
             row[f"{x}_ratios"] = each
             row[f"{x}_ratio"], row[f"{x}_low"], row[f"{x}_high"] = geometric_mean(each)
+        then = [base.get(c.seed, c) if method == baseline else c for c in own]
         row["reach"] = float(
-            np.mean([_reach(c, base[c.seed], "rollouts") for c in own if c.seed in base] or [math.nan])
+            np.mean([_reach(c, base[c.seed], "rollouts") for c in then if c.seed in base] or [math.nan])
         )
         table.append(row)
     return table

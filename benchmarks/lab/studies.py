@@ -1,7 +1,7 @@
 """The studies whose tables are committed: which methods, for how long, over which seeds.
 
-A study is run with one command, which goes on where an earlier call stopped. Methods of other packages run in
-environments of their own: give `--methods` there, with the same `--out`; the table takes all runs that are finished.
+A study is run with one command, which goes on where an earlier call stopped; its table takes all runs that are finished.
+Methods of other packages are run in environments of their own with `lab run`; their files, moved to the study's, join it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ class Study:
     what: str
     pool: str
     methods: Mapping[str, Mapping]
-    seeds: Sequence[int] = range(5)
+    seeds: Sequence[int] = range(10, 15)  # settings were chosen on 0 to 4
     rates: Sequence[float] = (LEARNING_RATE,)
     shared: Mapping = field(default_factory=dict)
 
     def specs(self, start: str) -> list[RunSpec]:
         """All runs, interleaved: all methods of the first seed, then of the second, ..."""
         specs = []
-        for seed in self.seeds:
+        for seed in sorted({*self.seeds, *(seed for own in self.methods.values() for seed in own.get("seeds", ()))}):
             for rate in self.rates:
                 for method, own in self.methods.items():
                     options = {"learning_rate": rate, **self.shared, **own}
@@ -36,20 +36,28 @@ class Study:
 
 
 STEPS = {"steps": 100}
-#: With half of a batch replayed, 200 steps take the rollouts of 100 without
-REPLAYED = {"steps": 200}
-#: Two rollouts for each of uniform's, and no more
-DYNAMIC = {"steps": 100, "max_rollouts": 25_600}
+#: Until 12,800 rollouts, about; half of a batch is replayed as long as there is enough to replay
+LONGER = {"steps": 200, "max_rollouts": 13_000}
+#: One and a half rollouts for each of uniform's, and no more
+DYNAMIC = {"steps": 100, "max_rollouts": 19_200}
 #: What the ablation gives every variation: uniform has learned a third of what it learns by then
 SHORT = {"steps": 110, "max_rollouts": 3_600}
-#: Three quarters replayed are stable with the clip centred on the policy that sampled
-MORE_REPLAY = "default,replay_fraction=0.75,replay_clip=behavior"
-#: What the variations vary: the defaults with the exploration that they began with. The table led to 0.05.
-BASE = "default,exploration=0.1"
+
+
+def _began_with(changes: str) -> str:
+    """The defaults that the variations began with; what they showed led to others in these three."""
+    before = {"selection": "dots+greso", "exploration": "0.1", "replay_clip": "proximal"}
+    changed = {change.split("=")[0] for change in changes.split(",")}
+    return ",".join(
+        ["default", *(f"{k}={v}" for k, v in before.items() if k not in changed), *([changes] * bool(changes))]
+    )
+
+
+BASE = _began_with("")
 
 
 def _of_base(*changes: str) -> dict[str, Mapping]:
-    return {f"{BASE},{change}": {} for change in changes}
+    return {_began_with(change): {} for change in changes}
 
 
 STUDIES = {
@@ -58,38 +66,40 @@ STUDIES = {
         "first",
         {
             "uniform": {"steps": 300},
-            "default": REPLAYED,
-            MORE_REPLAY: REPLAYED,
-            "dots_greso": STEPS,
+            "default": STEPS,
             "dots": STEPS,
-            "dots_replay50": STEPS,
+            "dots_greso": STEPS,
+            "dots_greso_replay50": LONGER,
             "dots_paper": STEPS,
             "greso": STEPS,
             "dynamic": DYNAMIC,
-            "greso_dynamic": {**DYNAMIC, "seeds": range(3)},
-            "replay50": STEPS,
+            "greso_dynamic": {**DYNAMIC, "seeds": range(10, 12)},
+            "replay50": {**STEPS, "seeds": range(10, 12)},
             "oracle": STEPS,
-            "cgrpo": {**STEPS, "seeds": range(3)},
+            "uniform_half": {"steps": 200, "max_rollouts": 9_600, "seeds": range(10, 12)},
+            "cgrpo": {**STEPS, "seeds": range(10, 12)},
         },
     ),
     "second": Study(
         "half of the pool dead",
         "second",
-        {"uniform": STEPS, "default": REPLAYED, "dots_greso": STEPS, "dynamic": DYNAMIC, "oracle": STEPS},
+        {"uniform": STEPS, "default": STEPS, "oracle": STEPS},
+        seeds=range(10, 12),
     ),
     "third": Study(
         "graded rewards",
         "third",
-        {"uniform": STEPS, "default": REPLAYED, "dots_greso": STEPS, "dynamic": DYNAMIC, "oracle": STEPS},
+        {"uniform": STEPS, "default": STEPS, "oracle": STEPS},
+        seeds=range(10, 12),
     ),
     "ablation": Study(
-        "each part of the defaults taken away, and each main setting at three values or more",
+        "each part of the defaults taken away, each main setting at three values or more, and what lies beyond them",
         "first",
         {
             BASE: {"seeds": range(5)},
-            "default,exploration=0.0": {},
-            "default,exploration=0.05": {"seeds": range(5)},
-            "default,exploration=0.2": {},
+            _began_with("exploration=0.0"): {},
+            _began_with("exploration=0.05"): {"seeds": range(5)},
+            _began_with("exploration=0.2"): {},
             **_of_base(
                 "selection=uniform",
                 "selection=greso",
@@ -111,29 +121,33 @@ STUDIES = {
                 "history_prior=1",
                 "history_prior=16",
                 "dynamic_sampling=true,max_rollout_rounds=1",
+                # Beyond the defaults: more replay, kept stable or not
+                "replay_fraction=0.65",
+                "replay_fraction=0.75,replay_max_age=10",
+                "replay_fraction=0.75,replay_ratio_cap=1",
+                "replay_fraction=0.75,replay_clip=behavior",
+                "replay_fraction=0.75,importance_sampling_level=sequence",
             ),
+            _began_with("replay_fraction=0.75,exploration=0.0"): {},
+            _began_with("exploration=0.0,dots_sharpness=8"): {},
         },
         seeds=range(2),
         shared=SHORT,
     ),
-    "beyond": Study(
-        "more replay, kept stable or not; less exploration with a sharper weight",
+    "clip": Study(
+        "the defaults for longer, when the pool has little left to teach",
         "first",
         {
-            **_of_base(
-                "replay_fraction=0.65",
-                "replay_fraction=0.75",
-                "replay_fraction=0.75,replay_max_age=10",
-                "replay_fraction=0.75,replay_ratio_cap=1",
-                "replay_fraction=0.75,importance_sampling_level=sequence",
-                "replay_fraction=0.75,replay_clip=behavior",
-            ),
-            "default,replay_fraction=0.75,exploration=0.0": {},
-            "default,exploration=0.0,dots_sharpness=8": {},
-            BASE: {},
+            "dots_greso_replay50": {"steps": 160, "eval_every": 10},
+            "dots_greso_replay50,replay_clip=proximal": {"steps": 200},
         },
         seeds=range(2),
-        shared=SHORT,
+    ),
+    "long": Study(
+        "the defaults for as many rollouts as uniform has",
+        "first",
+        {"default": LONGER},
+        seeds=range(10, 12),
     ),
     "rates": Study(
         "is a method held back by its learning rate",
@@ -141,10 +155,9 @@ STUDIES = {
         {
             BASE: {},
             f"{BASE},replay_fraction=0.75": {},
-            "uniform": {"max_rollouts": 6_400},
-            "dynamic": {"max_rollouts": 12_800},
-            "dots": {"max_rollouts": 6_400},
-            "oracle": {"max_rollouts": 6_400},
+            "uniform": {"max_rollouts": 3_900, "seeds": [0]},
+            "dots": {"max_rollouts": 3_900, "seeds": [0]},
+            "oracle": {"max_rollouts": 3_900, "seeds": [0]},
         },
         seeds=range(2),
         rates=(LEARNING_RATE, LEARNING_RATE / 2, LEARNING_RATE * 2),

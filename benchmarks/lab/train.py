@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, T
 from .counting import counting
 from .evaluate import success
 from .methods import find
-from .pools import POOLS, cached_cell_success, classify, held_out_tasks, pool_dataset
+from .pools import POOLS, cached_cell_success, classify, easy_tasks, held_out_tasks, pool_dataset
 from .rewards import Tally
 from .tasks import MAX_ANSWER
 
@@ -65,18 +65,31 @@ class RunSpec:
 class Evaluations(TrainerCallback):
     """Evaluates at the start, every `eval_every` steps and at the end; hands each row to `sink`.
 
-    `wall_s` and `cpu_s` are the time of training alone, generation included and evaluation left out.
+    `wall_s` and `cpu_s` are the time of `train()`, embedding of the prompts included and evaluation left out. `tasks` are
+    held-out ones of the learnable kind; on `easy` ones shows what is forgotten.
     """
 
-    def __init__(self, spec: RunSpec, tokenizer, tasks, tally: Tally, sink: Callable[[dict], None]):
-        self.spec, self.tokenizer, self.tasks, self.tally, self.sink = spec, tokenizer, tasks, tally, sink
+    def __init__(self, spec: RunSpec, tokenizer, tasks, easy, tally: Tally, sink: Callable[[dict], None]):
+        self.spec, self.tokenizer, self.tasks, self.easy = spec, tokenizer, tasks, easy
+        self.tally, self.sink = tally, sink
         self.trainer = None  # set once the trainer exists
         self.wall_s = self.cpu_s = 0.0
         self.since: tuple[float, float] = (0.0, 0.0)
         self.counted = (0, 0, 0, 0)
         self.measured = dict.fromkeys(MEASURED, 0)  # how many values of each there were
 
+    def start_clock(self) -> None:
+        """Call it right before `train()`."""
+        self.since = (time.perf_counter(), time.process_time())
+
+    def _stop_clock(self) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self.wall_s += time.perf_counter() - self.since[0]
+        self.cpu_s += time.process_time() - self.since[1]
+
     def on_train_begin(self, args, state, control, **kwargs):
+        self._stop_clock()
         self._evaluate(0)
 
     def on_step_end(self, args, state, control, **kwargs):
@@ -84,8 +97,7 @@ class Evaluations(TrainerCallback):
         control.should_training_stop |= limit is not None and self.trainer.rollouts_generated >= limit
         last = state.global_step == self.spec.steps or control.should_training_stop
         if last or state.global_step % self.spec.eval_every == 0:
-            wall, cpu = time.perf_counter() - self.since[0], time.process_time() - self.since[1]
-            self.wall_s, self.cpu_s = self.wall_s + wall, self.cpu_s + cpu
+            self._stop_clock()
             self._evaluate(state.global_step)
         return control
 
@@ -93,7 +105,7 @@ class Evaluations(TrainerCallback):
         model, trainer = self.trainer.model, self.trainer
         training = model.training
         model.eval()
-        held_out = success(model, self.tokenizer, self.tasks)
+        held_out, easy = (success(model, self.tokenizer, tasks) for tasks in (self.tasks, self.easy))
         model.train(training)
         now = (self.tally.groups, self.tally.effective, trainer.groups_trained, trainer.effective_trained)
         groups, effective, trained, trained_effective = (a - b for a, b in zip(now, self.counted, strict=True))
@@ -111,6 +123,7 @@ class Evaluations(TrainerCallback):
                 "cpu_s": round(self.cpu_s, 2),
                 "accuracy_sampled": held_out.sampled.mean().item(),
                 "accuracy_greedy": held_out.greedy.float().mean().item(),
+                "accuracy_easy": easy.sampled.mean().item() if len(self.easy) else None,
                 "entropy_held_out": held_out.entropy.mean().item(),
                 "groups": groups,
                 "effective_groups": effective,
@@ -121,7 +134,7 @@ class Evaluations(TrainerCallback):
                 **self._measured(),
             }
         )
-        self.since = (time.perf_counter(), time.process_time())
+        self.start_clock()
 
     def _measured(self) -> dict[str, float | None]:
         """Nothing is logged in the lab, so TRL's store holds every value since the start."""
@@ -168,17 +181,23 @@ def run(spec: RunSpec, start: Path, sink: Callable[[dict], None]) -> None:
     model = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
     kinds = classify(cached_cell_success(start, model, tokenizer))
     tally = Tally(pool.reward, spec.group_size)
-    evaluations = Evaluations(spec, tokenizer, held_out_tasks(kinds), tally, sink)
+    dataset = pool_dataset(pool, kinds, spec.seed, method.only)
+    easy = easy_tasks(kinds, set(pool_dataset(pool, kinds, spec.seed)["prompt"]))
+    evaluations = Evaluations(spec, tokenizer, held_out_tasks(kinds), easy, tally, sink)
     with tempfile.TemporaryDirectory() as folder:
         trainer = counting(trainer_class)(
             model=model,
             reward_funcs=tally,
-            args=config_class(**config_options(spec, folder), **method.options),
-            train_dataset=pool_dataset(pool, kinds, spec.seed, method.only),
+            args=config_class(**config_options(spec, folder) | method.options),
+            train_dataset=dataset,
             processing_class=tokenizer,
             callbacks=[evaluations],
             **method.extra_arguments(pool, kinds, spec.seed),
         )
         trainer.remove_callback(PrinterCallback)
         evaluations.trainer = trainer
+        evaluations.start_clock()
         trainer.train()
+    enough = spec.max_rollouts is not None and trainer.rollouts_generated >= spec.max_rollouts
+    if trainer.state.global_step < spec.steps and not enough:
+        raise RuntimeError(f"{spec.name} was stopped at step {trainer.state.global_step}; it is run again next time")

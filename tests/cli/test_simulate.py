@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -43,6 +44,7 @@ def test_it_says_what_a_run_would_save_and_how(capsys):
     rows = table(text)
     assert rows["uniform"][:3] == ["25", f"{25 * 16 * 8:,}", "1.00"]
     assert rows["uniform"][4] == "2.7 h"  # 25 x 128 rollouts of 3 s
+    assert "% of the time" in text
     assert float(rows["default"][2]) < 0.6
     times = [float(row[5]) for row in rows.values() if row[5] != "-"]
     assert times == sorted(times)
@@ -59,6 +61,22 @@ def test_a_setting_of_ones_own_stands_beside_the_others_and_can_be_taken_into_a_
     recipe = yaml.safe_load("".join(line + "\n" for line in text.splitlines() if line.startswith("    ")))
     assert recipe == {"replay_fraction": 0.75, "exploration": 0.0}
     assert set(recipe) <= set(DataEfficientGRPOConfig.__dataclass_fields__)
+
+
+def test_time_is_left_out_where_it_is_not_known(capsys):
+    assert main(["simulate", *SMALL, "--easy", "0.1", "--dead", "0.6"]) == 0
+    text = capsys.readouterr().out
+    assert len(table(text)["uniform"]) == 4
+    assert " h " not in text
+    assert "of the time" not in text
+
+
+def test_it_says_when_the_plan_goes_on_long_after_everything_is_learned(capsys):
+    given = ["--prompts", "300", "--max_steps", "60", "--seeds", "1", "--easy", "0.1", "--dead", "0.1", "--speed", "1"]
+    assert main(["simulate", *given]) == 0
+    assert "nearly everything is learned" in capsys.readouterr().out
+    assert main(["simulate", *SMALL, "--easy", "0.1", "--dead", "0.6"]) == 0
+    assert "nearly everything is learned" not in capsys.readouterr().out
 
 
 def test_where_nothing_is_to_be_saved_it_says_so(capsys):
@@ -83,6 +101,34 @@ def test_shares_come_from_the_log_of_a_run(tmp_path, capsys):
     assert "the 3,000 in" in text
 
 
+def test_a_log_says_how_many_completions_its_groups_had(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    rates = rng.binomial(4, rng.choice([0.0, 0.4, 1.0], 3000, p=[0.3, 0.5, 0.2])) / 4
+    path = log(tmp_path / "groups.parquet", rates)
+    assert main(["simulate", *SMALL, "--groups", path, "--logged_num_generations", "4"]) == 0
+    dead = int(re.search(r"(\d+)% dead", capsys.readouterr().out).group(1))
+    assert dead == pytest.approx(30, abs=6)
+    assert main(["simulate", *SMALL, "--groups", path, "--logged_num_generations", "6"]) == 2
+    assert "are not shares of 6 completions" in capsys.readouterr().err
+
+
+def test_a_log_without_mixed_groups_is_taken_for_what_it_says(tmp_path, capsys):
+    path = log(tmp_path / "groups.parquet", [0.0] * 40)
+    assert main(["simulate", *SMALL, "--groups", path]) == 2
+    assert "learns next to nothing" in capsys.readouterr().err
+
+
+def test_the_log_of_a_run_that_chose_its_prompts_is_refused(tmp_path, capsys):
+    path = log(tmp_path / "groups.parquet", [0.5] * 40)
+    rows = pq.read_table(path)
+    predicted = rows.set_column(
+        rows.column_names.index("predicted"), "predicted", pa.array([0.4] * len(rows), pa.float32())
+    )
+    pq.write_table(predicted, path)
+    assert main(["simulate", *SMALL, "--groups", path]) == 2
+    assert "chose its prompts" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [
@@ -90,6 +136,11 @@ def test_shares_come_from_the_log_of_a_run(tmp_path, capsys):
         (["--prompts", "99", "--easy", "0.8", "--dead", "0.8"], "together at most 1"),
         (["--prompts", "10", "--easy", "0.1", "--dead", "0.1"], "A step takes 16 prompts"),
         (["--prompts", "99", "--easy", "0.1", "--dead", "0.1", "--try", "replay_fractoin=0.2"], "Did you mean `replay_fraction`"),
+        (["--prompts", "99", "--easy", "0.1", "--dead", "0.1", "--try", "num_generations=4"], "decides which prompts"),
+        (["--prompts", "99", "--easy", "0.1", "--dead", "0.1", "--try", "learning_rate=1e-5"], "decides which prompts"),
+        (["--prompts", "99", "--easy", "0.1", "--dead", "0.1", "--seconds_per_step", "3"], "needs `--seconds_per_rollout`"),
+        (["--prompts", "99", "--easy", "0", "--dead", "1"], "learns next to nothing"),
+        (["--prompts", "99", "--groups", "x.parquet", "--success_rates", "0.1", "0.2"], "estimated from `--groups`"),
         (["--prompts", "99", "--easy", "0.1", "--dead", "0.1", "--try", "replay_fraction=high"], "it takes a number"),
         (["--prompts", "99", "--easy", "0.1", "--dead", "0.1", "--try", "replay_fraction=1.5"], "`replay_fraction` is 1.5"),
         (["--prompts", "99", "--groups", "absent.parquet"], "is not the groups.parquet of a run"),
@@ -108,3 +159,11 @@ def test_mistakes_are_said(given, says, capsys):
 def test_a_log_of_few_prompts_is_refused(tmp_path, capsys):
     assert main(["simulate", *SMALL, "--groups", log(tmp_path / "groups.parquet", [0.5] * 8)]) == 2
     assert "groups of 8 prompts; at least 32" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_example_of_the_page_prints_what_the_page_shows(capsys):
+    page = (Path(__file__).parents[2] / "docs" / "simulate.md").read_text()
+    command = re.search(r"^trl-dataeff (simulate .*?)\n```", page, re.DOTALL | re.MULTILINE).group(1)
+    assert main(command.replace("\\\n", " ").split()) == 0
+    assert capsys.readouterr().out.strip() in page

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import signal
 
 import numpy as np
 import pytest
@@ -150,10 +152,13 @@ def test_what_a_trainer_generates_beside_its_batches_counts_and_what_it_makes_up
     assert trainer.rollouts_generated == SPEC.steps * (3 + SPEC.prompts * SPEC.group_size // 2)
 
 
-def test_studies_are_interleaved_and_may_leave_seeds_out():
-    study = Study("x", "second", {"uniform": {"steps": 7}, "dots": {"seeds": [1]}}, seeds=[0, 1], shared={"steps": 5})
+def test_studies_are_interleaved_and_a_method_may_have_seeds_of_its_own():
+    study = Study(
+        "x", "second", {"uniform": {"steps": 7}, "dots": {"seeds": [1, 2]}}, seeds=[0, 1], shared={"steps": 5}
+    )
     specs = study.specs("key")
-    assert [(s.seed, s.method, s.steps) for s in specs] == [(0, "uniform", 7), (1, "uniform", 7), (1, "dots", 5)]
+    expected = [(0, "uniform", 7), (1, "uniform", 7), (1, "dots", 5), (2, "dots", 5)]
+    assert [(s.seed, s.method, s.steps) for s in specs] == expected
     assert {s.pool for s in specs} == {"second"}
 
 
@@ -174,6 +179,22 @@ def test_a_budget_of_rollouts_ends_a_run(start):
     rows = rows_of(dataclasses.replace(SPEC, steps=50, max_rollouts=40), start)
     assert rows[-1]["rollouts"] == 48  # the first multiple of 16 that is not below 40
     assert [row["step"] for row in rows] == [0, 2, 3]
+
+
+def test_a_run_that_a_signal_stops_is_not_finished(start, tmp_path, monkeypatch):
+    """The package's trainer ends a run in good order when it is told to stop; that is no result."""
+    real = train.Evaluations.on_step_end
+
+    def signalled(self, args, state, control, **kwargs):
+        if state.global_step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(self, args, state, control, **kwargs)
+
+    monkeypatch.setattr(train.Evaluations, "on_step_end", signalled)
+    specs = [dataclasses.replace(SPEC, method="default", steps=5)]
+    with pytest.raises(RuntimeError, match="stopped at step"):
+        runs.run_all(specs, start, tmp_path, workers=1)
+    assert not RunFile(tmp_path, specs[0].name).finished()
 
 
 def test_methods_are_interleaved():

@@ -4,7 +4,7 @@ trainer drives them, over a population of success rates that rise as the policy 
 
 The population stands for the policy. Prompt i succeeds with probability \(\sigma(\ell_i + s)\), where \(\ell_i\) is its
 log-odds at the start and s the policy's skill, which is 0 at the start; prompts that are *dead* are out of reach
-of any skill that a run gets to. An optimizer step on e effective groups of B adds \((e / B)^\alpha\) times `speed` to the
+of any skill. An optimizer step on e effective groups of B adds \((e / B)^\alpha\) times `speed` to the
 skill, a replayed group counting `replay_value` of a fresh one: twice the signal in a batch is less than twice
 the progress. `alpha` and `replay_value` are those that fit the runs of a language model (see `benchmarks/simulate.py`).
 
@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from trl_dataeff.config import DataEfficientGRPOConfig
+from trl_dataeff.config import AUTO_SELECTION, DataEfficientGRPOConfig
 from trl_dataeff.ledger import RolloutLedger
 from trl_dataeff.pool import PromptPool
 from trl_dataeff.rollout import Collection
@@ -35,7 +35,7 @@ REPLAY_VALUE = 0.15
 #: Log-odds that a step gains if all of its groups are effective.
 SPEED = 0.1
 EMBEDDING_WIDTH = 8
-EASY_LOG_ODDS, DEAD_LOG_ODDS = (3.0, 8.0), (-40.0, -12.0)
+EASY_LOG_ODDS, DEAD_LOG_ODDS = (3.0, 8.0), (-1000.0, -900.0)  # no skill that a run gets to brings the dead to life
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Prompts:
         rates (`tuple[float, float]`, *optional*, defaults to `(0.01, 0.7)`): success rates that the learnable ones have
             at the start, spread evenly in log-odds.
         predictability (`float`, *optional*, defaults to `0.9`): correlation, in [0, 1], of the log-odds at the start
-            with the best that can be said from a prompt's embedding.
+            (within -6 and 6) with the best that can be said from a prompt's embedding.
     """
 
     size: int
@@ -166,9 +166,9 @@ class SimulatedRun:
         learning: Learning | None = None,
     ):
         self.log_odds, self.learning = log_odds, learning or Learning()
-        self.rng = np.random.default_rng(config.seed)
+        self.rng = np.random.default_rng([config.seed, 1])  # apart from the one that a caller draws the prompts with
         pool = PromptPool(len(log_odds))
-        selection = "dots+greso" if config.selection == "auto" else config.selection
+        selection = AUTO_SELECTION if config.selection == "auto" else config.selection
         self.ledger = RolloutLedger(
             config,
             pool,
@@ -184,8 +184,13 @@ class SimulatedRun:
         self.now = Progress(0, 0, 0.0, 0, 0)
 
     def success(self, ids: np.ndarray | slice = slice(None)) -> np.ndarray:
-        """Success rates of prompts as they are now."""
-        return 1 / (1 + np.exp(-(self.log_odds[ids].astype(np.float64) + self.now.skill)))
+        """Success rates of prompts (ids, or a mask) as they are now."""
+        return 1 / (1 + np.exp(-np.clip(self.log_odds[ids].astype(np.float64) + self.now.skill, -50.0, 50.0)))
+
+    def learnable_success(self) -> float:
+        """Mean success rate, now, of the prompts that were neither easy nor dead; NaN if there are none."""
+        learnable = (self.log_odds < EASY_LOG_ODDS[0]) & (self.log_odds > DEAD_LOG_ODDS[1])
+        return float(self.success(learnable).mean()) if learnable.any() else math.nan
 
     def _roll_out(self, ids: np.ndarray, round_index: int, reference: bool):
         size = self.ledger.group_size
@@ -226,12 +231,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "greso": {"selection": "greso", "replay_fraction": 0.0},
     "dots": {"selection": "dots", "replay_fraction": 0.0},
     "dots+greso": {"selection": "dots+greso", "replay_fraction": 0.0},
-    "dots+greso, replay 0.25": {"selection": "dots+greso", "replay_fraction": 0.25},
+    "dots, replay 0.25": {"selection": "dots", "replay_fraction": 0.25},
     "default": {},
 }
 BASELINE = "uniform"
-#: A setting gets so many times the baseline's steps and rollouts, then it counts as never arriving.
-PATIENCE = 2.0
+#: A setting gets so many times the baseline's time, then it counts as not arriving; and so many times its steps at most.
+PATIENCE, MOST_STEPS = 2.0, 20.0
 
 
 @dataclass(frozen=True)
@@ -243,6 +248,7 @@ class Outcome:
         steps, rollouts, seconds: until it is there; infinite if a seed does not arrive.
         effective: share of effective groups among those rolled out.
         ratio: `rollouts` over those of uniform sampling.
+        success: mean success rate of the learnable prompts at the end, by the simulated policy.
     """
 
     steps: float
@@ -250,6 +256,11 @@ class Outcome:
     seconds: float
     effective: float
     ratio: float = 1.0
+    success: float = math.nan
+
+
+class NothingLearned(ValueError):
+    """Uniform sampling learns nothing in the planned steps, so that there is nothing to compare with."""
 
 
 def compare(
@@ -271,31 +282,43 @@ def compare(
         costs ([`Costs`]): what rollouts and steps take.
         seeds (`int`, *optional*, defaults to `1`): populations, and draws, to average over.
         progress (`Callable`, *optional*): called with the name and the seed before each run.
+
+    Raises:
+        [`NothingLearned`]: less than one step's worth of full batches is learned by uniform sampling.
     """
     ends: dict[str, list[Progress | None]] = {name: [] for name in (BASELINE, *settings)}
     shares: dict[str, list[float]] = {name: [] for name in ends}
+    successes: list[float] = []
     for seed in range(seeds):
         progress(BASELINE, seed)
         base = make_run(SETTINGS[BASELINE], seed)
         for _ in base.steps(steps):
             pass
+        if base.now.skill < base.learning.speed:
+            raise NothingLearned(
+                f"In {steps} steps uniform sampling had {base.now.effective} effective groups of {base.now.groups}: it "
+                "learns next to nothing, so that there is nothing to compare. Plan more steps, or more prompts that can "
+                "be learned."
+            )
+        successes.append(base.learnable_success())
         for name in ends:
             if name == BASELINE:
                 end: Progress | None = base.now
                 last = base.now
             else:
                 progress(name, seed)
-                end, last = _arrival(make_run(settings[name], seed), base.now)
+                end, last = _arrival(make_run(settings[name], seed), base.now, costs)
             ends[name].append(end)
             shares[name].append(last.effective / max(last.groups, 1))
     outcomes = {name: _outcome(ends[name], shares[name], costs) for name in ends}
-    base_rollouts = outcomes[BASELINE].rollouts
-    return {name: replace(o, ratio=o.rollouts / base_rollouts) for name, o in outcomes.items()}
+    base_rollouts, success = outcomes[BASELINE].rollouts, float(np.mean(successes))
+    return {name: replace(o, ratio=o.rollouts / base_rollouts, success=success) for name, o in outcomes.items()}
 
 
-def _arrival(run: SimulatedRun, base: Progress) -> tuple[Progress | None, Progress]:
+def _arrival(run: SimulatedRun, base: Progress, costs: Costs) -> tuple[Progress | None, Progress]:
     """Where the run reaches the baseline's skill (`None`: it does not), and where it was stopped."""
-    while run.now.step < PATIENCE * base.step and run.now.rollouts < PATIENCE * base.rollouts:
+    patience = PATIENCE * costs.seconds(base.rollouts, base.step)
+    while costs.seconds(run.now.rollouts, run.now.step) < patience and run.now.step < MOST_STEPS * base.step:
         run.step()
         if run.now.skill >= base.skill:
             return run.now, run.now
