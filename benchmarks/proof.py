@@ -76,8 +76,11 @@ def number(values: Iterable[float], digits: int = 3) -> str:
 
 
 def interval(row: dict, x: str) -> str:
-    """A ratio and its interval, as `0.24 (0.18-0.31)`."""
+    """A ratio and its interval, as `0.24 (0.18-0.31)`; or in how many runs the target was not reached."""
     ratio, low, high = (row[f"{x}_{what}"] for what in ("ratio", "low", "high"))
+    late = sum(map(math.isinf, row[f"{x}_ratios"]))
+    if late:
+        return f"never, in {late} of {row['seeds']}"
     if math.isnan(low):
         return show(ratio)
     return f"{ratio:.2f} ({low:.2f}-{high:.2f})"

@@ -49,7 +49,7 @@ def test_reach_table_by_hand():
     assert row[3] == "0.25 (0.25-0.25)"
     assert row[5:] == ["0.50 (0.50-0.50)"] * 3
     slow = [*curves, run("slow", 0, 0.001), run("slow", 1, 0.001)]
-    assert cells(proof.reach_table(slow, 50), "slow")[2:4] == ["never", "never"]
+    assert cells(proof.reach_table(slow, 50), "slow")[2:4] == ["never", "never, in 2 of 2"]
 
 
 def test_equal_table_leaves_out_what_a_run_has_not_come_to():
