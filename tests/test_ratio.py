@@ -182,16 +182,18 @@ class Checked(Watched):
         old = inputs.get("old_per_token_logps", logps.detach())
         known = ~behavior.isnan()
         assert (known.any(dim=1) == inputs["replayed"]).all()
-        if args.replay_clip == "behavior":
-            w, rho = (logps - torch.where(known, behavior, old)).exp(), torch.ones_like(logps)
+        sampled = torch.where(known, behavior, old)
+        if args.importance_sampling_level == "sequence":
+            lengths = mask.sum(1, keepdim=True)
+            logps_of, old_of, sampled_of = (
+                ((values * mask).sum(1, keepdim=True) / lengths) for values in (logps, old, sampled)
+            )
         else:
-            w = (logps - old).exp()
-            rho = torch.where(known, (old - behavior).exp(), torch.ones(())).clamp(max=args.replay_ratio_cap)
-            if args.importance_sampling_level == "sequence":
-                lengths = mask.sum(1, keepdim=True)
-                w = (((logps - old) * mask).sum(1, keepdim=True) / lengths).exp()
-                drift = torch.where(known, old - behavior, torch.zeros(())) * mask
-                rho = (drift.sum(1, keepdim=True) / lengths).exp().clamp(max=args.replay_ratio_cap)
+            logps_of, old_of, sampled_of = logps, old, sampled
+        if args.replay_clip == "behavior":
+            w, rho = (logps_of - sampled_of).exp(), torch.ones(())
+        else:
+            w, rho = (logps_of - old_of).exp(), (old_of - sampled_of).exp().clamp(max=args.replay_ratio_cap)
         if args.beta:
             reference = inputs["ref_per_token_logps"]
             kl = (reference - logps).exp() - (reference - logps) - 1
@@ -233,8 +235,14 @@ def test_loss_and_gradient_by_hand(tmp_path, loss_type, clip, aligned, kind):
     assert max(largest) > 1.1, "the cap was never reached"
 
 
-def test_sequence_level_loss_by_hand(tmp_path):
-    options = {"importance_sampling_level": "sequence", "loss_type": "grpo", "learning_rate": 3e-2}
+@pytest.mark.parametrize("clip", ["proximal", "behavior"])
+def test_sequence_level_loss_by_hand(tmp_path, clip):
+    options = {
+        "importance_sampling_level": "sequence",
+        "loss_type": "grpo",
+        "learning_rate": 3e-2,
+        "replay_clip": clip,
+    }
     trainer = dynamic(tmp_path, trainer_class=Checked, rollout_margin=2.0, steps_per_generation=2, **options)
     assert trainer.checked >= 2
 
@@ -248,7 +256,10 @@ def test_sequence_level_loss_by_hand(tmp_path):
         for corrected in (True, False)
         if corrected or loss == "dapo"
     ]
-    + [{"loss_type": "grpo", "importance_sampling_level": "sequence", "replay_ratio_cap": 10.0}],
+    + [
+        {"loss_type": "grpo", "importance_sampling_level": "sequence", "replay_ratio_cap": 10.0, "replay_clip": clip}
+        for clip in ("proximal", "behavior")
+    ],
 )
 def test_loss_with_a_kl_term_by_hand(tmp_path, options):
     model = {"trainer": {"model": save_tiny(tmp_path / "model")}}  # the reference model is loaded by its path
