@@ -20,9 +20,9 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.lab.curves import band, geometric_mean, isotonic, on_grid, reach, t_95
+from benchmarks.lab.curves import band, geometric_mean, isotonic, reach, t_95
 from benchmarks.lab.ratios import BASELINE, Curve, curves_by_setting, methods_of, ratios, show
-from benchmarks.lab.report import COLOURS, series
+from benchmarks.lab.report import draw, pyplot
 from benchmarks.lab.store import read_rows
 from benchmarks.lab.studies import BASE
 
@@ -96,8 +96,8 @@ def by_method(curves: list[Curve]) -> dict[str, list[Curve]]:
 
 
 def chosen(curves: list[Curve], *methods: str) -> list[Curve]:
-    """The runs of these methods, in their order; all of them for none."""
-    return [c for method in methods for c in curves if c.method == method] if methods else curves
+    """The runs of these methods, in their order."""
+    return [c for method in methods for c in curves if c.method == method]
 
 
 def reach_table(curves: list[Curve], at_step: int) -> str:
@@ -269,25 +269,11 @@ def rate_table(studies: dict[float, list[Curve]], rollouts: int) -> str:
 
 def picture(curves: list[Curve], path: Path, methods: Sequence[str] = SHOWN, rollouts: int = 12_800) -> None:
     """Accuracy over rollouts and over steps, and the effective share, with 95 % bands over seeds; an SVG file."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    matplotlib.rcParams.update(
-        {"svg.hashsalt": "lab", "svg.fonttype": "none", "axes.spines.top": False, "axes.spines.right": False}
-    )
-    import matplotlib.pyplot as plt
-
+    plt = pyplot()
     fig, axes = plt.subplots(1, 3, figsize=(15, 4.4), layout="constrained")
     panels = (("rollouts", ACCURACY, rollouts), ("step", ACCURACY, 100), ("step", "effective", 100))
     for axis, (x, y, end) in zip(axes, panels, strict=True):
-        for method, colour in zip(methods, COLOURS, strict=False):
-            points = [series(c, x, y) for c in curves if c.method == method]
-            if not points:
-                continue
-            grid, values = on_grid(points)
-            mean, half = band(values)
-            axis.plot(grid, mean, color=colour, label=f"{method} ({len(points)})", linewidth=1.8)
-            axis.fill_between(grid, mean - half, mean + half, color=colour, alpha=0.12, linewidth=0)
+        draw(axis, curves, methods, x, y)
         axis.set(xlim=(0, end), ylim=(0, 1))
         axis.grid(alpha=0.25)
     axes[0].set(xlabel="rollouts generated", ylabel="held-out accuracy, sampled")

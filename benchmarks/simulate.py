@@ -3,6 +3,7 @@ What `trl-dataeff simulate` says of the lab's pools, against what the lab's runs
 
     python -m benchmarks.simulate          # the table
     python -m benchmarks.simulate --fit    # which constants fit the first pool best
+    python -m benchmarks.simulate --scale  # what a step costs, and what `--predictability` is in a run's own metric
 
 The simulation is given what a user could give: the pool's shares of easy and dead prompts, the range of the others'
 success rates, and how well embeddings tell them apart. The constants are fitted to the first pool; the others are
@@ -14,8 +15,11 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
+import resource
+import time
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +47,7 @@ from trl_dataeff.analysis.simulate import (
 
 
 RESULT = Path(__file__).parent / "results" / "simulate.txt"
+SCALE = RESULT.with_name("simulate_scale.txt")
 PREDICTABILITY = 0.9  # predictions of the simulated runs then correlate with success rates as those of the lab's, 0.94
 STEPS, GROUPS, GROUP_SIZE = 100, 16, 8
 ORACLE = "oracle"
@@ -121,13 +126,48 @@ def fit(seeds: int) -> list[tuple[float, float, float]]:
     return sorted(found)
 
 
+def scale(seeds: int) -> str:
+    """CPU seconds of a step of DOTS by the number of prompts, and the correlation that simulated runs report."""
+    lines = ["| prompts | seconds a step |", "|---|---|"]
+    for size in (10_000, 1_000_000, 10_000_000):
+        rng = np.random.default_rng(0)
+        log_odds = Prompts(size, 0.1, 0.5).log_odds(rng)
+        run = SimulatedRun(make_config(8, 64), log_odds, lambda log_odds=log_odds, rng=rng: embed(log_odds, 0.9, rng))
+        run.step()
+        began = time.process_time()
+        for _ in run.steps(3):
+            pass
+        lines.append(f"| {size:,} | {(time.process_time() - began) / 3:.2g} |")
+    gigabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    lines += ["", f"At most {gigabytes:.1f} GB.", "", "| predictability | pearson_explored |", "|---|---|"]
+    for predictability in (0.3, 0.5, 0.7, 0.9, 0.95):
+        reported = []
+        for seed in range(seeds):
+            rng = np.random.default_rng(seed)
+            log_odds = replace(prompts_of("first"), size=4096).log_odds(rng)
+            E = embed(log_odds, predictability, rng)
+            run = SimulatedRun(make_config(8, 64, seed=seed, exploration=0.3), log_odds, lambda E=E: E)
+            for _ in run.steps(20):
+                pass
+            assert run.ledger.selector is not None
+            reported.append(run.ledger.selector.metrics()["predictor/pearson_explored"])
+        lines.append(f"| {predictability} | {np.mean(reported):.2f} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--fit", action="store_true")
+    parser.add_argument("--scale", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", FutureWarning)
+    if options.scale:
+        text = scale(options.seeds)
+        SCALE.write_text(text + "\n")
+        print(text)
+        return
     if options.fit:
         for value, alpha, replay in fit(options.seeds)[:8]:
             print(f"alpha {alpha:g}, replay_value {replay:g}: error {value:.3f}")

@@ -27,16 +27,15 @@ import numpy as np
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.lab.cli import metadata
-from benchmarks.lab.counting import counting
 from benchmarks.lab.methods import find
 from benchmarks.lab.ratios import as_text, curves_by_setting
 from benchmarks.lab.rewards import Tally, exact_match
 from benchmarks.lab.store import RunFile, write_table
 from benchmarks.lab.tasks import Task
-from benchmarks.lab.train import Evaluations
+from benchmarks.lab.train import Evaluations, train_counted
 from trl_dataeff.quickstart.tasks import TASKS, Question, conversation
 from trl_dataeff.quickstart.tasks import Task as Kind
 from trl_dataeff.quickstart.weights import convert, find_gguf
@@ -157,19 +156,16 @@ def run(spec: Spec, size: Size, weights: Path, sink: Callable[[dict], None]) -> 
     tasks = [Task(q.task, 0, prompt(tokenizer, q), q.answer) for q in held_out[: HELD_OUT if gpu else 8]]
     evaluations = Evaluations(spec, tokenizer, tasks, tasks[:0], tally, sink)
     with tempfile.TemporaryDirectory() as folder:
-        trainer = counting(trainer_class)(
+        train_counted(
+            trainer_class,
+            evaluations,
             model=model,
             reward_funcs=tally,
             args=config_class(**options(spec, size, folder, gpu), **method.options),
             train_dataset=Dataset.from_list([{"prompt": prompt(tokenizer, q), "answer": q.answer} for q in rows]),
             processing_class=tokenizer,
-            callbacks=[evaluations],
             peft_config=LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"),
         )
-        trainer.remove_callback(PrinterCallback)
-        evaluations.trainer = trainer
-        evaluations.start_clock()
-        trainer.train()
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import io
 import itertools
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -44,8 +45,8 @@ def series(curve: Curve, x: str, y: str) -> tuple[np.ndarray, np.ndarray]:
     return curve.column(x)[has], curve.column("effective_groups")[has] / groups[has]
 
 
-def figure(curves: list[Curve]) -> str:
-    """All panels of one setting as an SVG element."""
+def pyplot():
+    """Matplotlib, drawing to files that are the same for the same data."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -54,17 +55,28 @@ def figure(curves: list[Curve]) -> str:
     )
     import matplotlib.pyplot as plt
 
+    return plt
+
+
+def draw(axis, curves: list[Curve], methods: Iterable[str], x: str, y: str) -> None:
+    """Each method's mean over seeds with its 95 % band."""
+    for method, colour in zip(methods, itertools.cycle(COLOURS), strict=False):
+        points = [series(c, x, y) for c in curves if c.method == method]
+        points = [p for p in points if len(p[0])]
+        if not points:
+            continue
+        grid, values = on_grid(points)
+        mean, half = band(values)
+        axis.plot(grid, mean, color=colour, label=f"{method} ({len(points)})", linewidth=1.8)
+        axis.fill_between(grid, mean - half, mean + half, color=colour, alpha=0.15, linewidth=0)
+
+
+def figure(curves: list[Curve]) -> str:
+    """All panels of one setting as an SVG element."""
+    plt = pyplot()
     fig, axes = plt.subplots(2, 3, figsize=(15, 8), layout="constrained")
     for axis, (x, y, xlabel, ylabel) in zip(axes.flat, PANELS, strict=True):
-        for method, colour in zip(methods_of(curves), itertools.cycle(COLOURS), strict=False):
-            points = [series(c, x, y) for c in curves if c.method == method]
-            points = [p for p in points if len(p[0])]
-            if not points:
-                continue
-            grid, values = on_grid(points)
-            mean, half = band(values)
-            axis.plot(grid, mean, color=colour, label=f"{method} ({len(points)})", linewidth=1.8)
-            axis.fill_between(grid, mean - half, mean + half, color=colour, alpha=0.15, linewidth=0)
+        draw(axis, curves, methods_of(curves), x, y)
         axis.set(xlabel=xlabel, ylabel=ylabel, ylim=(0, 1))
         ends = [series(c, x, y)[0].max(initial=0) for c in curves if c.method == BASELINE]
         if ends and max(ends) > 0:

@@ -172,6 +172,16 @@ def config_options(spec: RunSpec, output_dir: str) -> dict:
     }
 
 
+def train_counted(trainer_class: type, evaluations: Evaluations, **arguments):
+    """Make a trainer that counts its rollouts, train it under `evaluations`, and return it."""
+    trainer = counting(trainer_class)(callbacks=[evaluations], **arguments)
+    trainer.remove_callback(PrinterCallback)
+    evaluations.trainer = trainer
+    evaluations.start_clock()
+    trainer.train()
+    return trainer
+
+
 def run(spec: RunSpec, start: Path, sink: Callable[[dict], None]) -> None:
     """Train `spec` from the start in the folder `start`; `sink` gets a row per evaluation."""
     torch.set_num_threads(1)
@@ -185,19 +195,16 @@ def run(spec: RunSpec, start: Path, sink: Callable[[dict], None]) -> None:
     easy = easy_tasks(kinds, set(pool_dataset(pool, kinds, spec.seed)["prompt"]))
     evaluations = Evaluations(spec, tokenizer, held_out_tasks(kinds), easy, tally, sink)
     with tempfile.TemporaryDirectory() as folder:
-        trainer = counting(trainer_class)(
+        trainer = train_counted(
+            trainer_class,
+            evaluations,
             model=model,
             reward_funcs=tally,
             args=config_class(**config_options(spec, folder) | method.options),
             train_dataset=dataset,
             processing_class=tokenizer,
-            callbacks=[evaluations],
             **method.extra_arguments(pool, kinds, spec.seed),
         )
-        trainer.remove_callback(PrinterCallback)
-        evaluations.trainer = trainer
-        evaluations.start_clock()
-        trainer.train()
     enough = spec.max_rollouts is not None and trainer.rollouts_generated >= spec.max_rollouts
     if trainer.state.global_step < spec.steps and not enough:
         raise RuntimeError(f"{spec.name} was stopped at step {trainer.state.global_step}; it is run again next time")

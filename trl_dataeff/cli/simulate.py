@@ -38,6 +38,8 @@ FEWEST = 32  # prompts in a log
 DEAD_BELOW, EASY_FROM = 0.02, 0.95  # success rates; a group of 8 cannot tell 0.01 from 0
 SATURATED = 0.97  # success rate of the learnable prompts beyond which the comparison is about their rests
 RATES = (0.01, 0.7)
+#: Fields that change nothing here: there are no texts, no weights, and rewards are 0 and 1
+NOT_SIMULATED = ("dots_embedding", "replay_clip", "replay_ratio_cap", "reward_range")
 
 
 def run(argv: list[str]) -> int:
@@ -64,6 +66,7 @@ def run(argv: list[str]) -> int:
         embed,
         make_config,
     )
+    from trl_dataeff.difficulty.predictor import PredictorError
 
     logging.set_verbosity_error()
     warnings.simplefilter("ignore", FutureWarning)  # what transformers says of its own fields
@@ -95,7 +98,7 @@ def run(argv: list[str]) -> int:
             seeds=args.seeds,
             progress=progress,
         )
-    except NothingLearned as error:
+    except (NothingLearned, PredictorError) as error:
         raise UserError(str(error)) from error
     print(report(args, source, outcomes, settings))
     return 0
@@ -185,6 +188,7 @@ def _changes(text: str) -> dict[str, Any]:
 
     hints = typing.get_type_hints(DataEfficientGRPOConfig)
     known = own_fields() + own_fields("replay_", "dots_", "greso_", "history_", "exploration")
+    known = tuple(name for name in known if name not in NOT_SIMULATED)
     fields = {}
     for change in text.split(","):
         name, equals, value = (part.strip() for part in change.partition("="))
@@ -287,9 +291,9 @@ def _from_log(path: str, group_size: int) -> tuple[float, float, tuple[float, fl
         )
     grid, weights = success_rate_distribution(successes, np.full(len(first), float(group_size)))
     between = (grid >= DEAD_BELOW) & (grid < EASY_FROM)
-    if weights[between].sum() < 0.5 / len(first):
-        return float(weights[grid >= EASY_FROM].sum()), float(weights[grid < DEAD_BELOW].sum()), RATES, len(first)
     easy, dead = float(weights[grid >= EASY_FROM].sum()), float(weights[grid < DEAD_BELOW].sum())
+    if weights[between].sum() < 0.5 / len(first):  # less than half a prompt: nothing to tell a range from
+        return easy, dead, RATES, len(first)
     cumulative = np.cumsum(weights[between]) / weights[between].sum()
     low, high = (float(grid[between][np.searchsorted(cumulative, q)]) for q in (0.05, 0.95))
     return easy, dead, (low, high), len(first)
