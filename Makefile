@@ -26,7 +26,7 @@ help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 quickstart: $(STAMPS)/quickstart  ## fine-tune a 135M model on the CPU, in a few minutes
-	$(BIN)/python -m trl_dataeff.quickstart $(ARGS)
+	$(BIN)/python -m examples.quickstart $(ARGS)
 
 setup: $(STAMPS)/dev  ## only make the environment for development
 

@@ -20,7 +20,7 @@ import torch
 
 from trl_dataeff import PromptPool
 from trl_dataeff.analysis.simulate import Learning, SimulatedRun, make_config
-from trl_dataeff.group import HARD
+from trl_dataeff.rollouts.group import HARD
 from trl_dataeff.selection import make_selector
 
 

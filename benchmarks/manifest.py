@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from trl_dataeff.reliability.manifest import check_checkpoint, write_manifest
+from trl_dataeff.checkpoint.manifest import check_checkpoint, write_manifest
 
 
 def measure(folder: Path, megabytes: int, files: int, turns: int) -> tuple[float, float]:

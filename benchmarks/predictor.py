@@ -112,9 +112,9 @@ def neighbours(run: dict, known: np.ndarray) -> np.ndarray:
 
 def compare(run: dict, seed: int) -> list[dict[str, float]]:
     """Correlations at each look."""
-    from trl_dataeff.difficulty.fitting import RollingDifficulty
+    from trl_dataeff.difficulty.online import RollingDifficulty
     from trl_dataeff.difficulty.predictor import AttentionDifficultyPredictor, LogisticDifficultyPredictor
-    from trl_dataeff.selection.posterior import SuccessHistory
+    from trl_dataeff.selection.history import SuccessHistory
 
     rng = np.random.default_rng(seed)
     width = run["pool"].shape[1]

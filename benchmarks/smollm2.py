@@ -36,9 +36,9 @@ from benchmarks.lab.rewards import Tally, exact_match
 from benchmarks.lab.store import RunFile, write_table
 from benchmarks.lab.tasks import Task
 from benchmarks.lab.train import Evaluations, train_counted
-from trl_dataeff.quickstart.tasks import TASKS, Question, conversation
-from trl_dataeff.quickstart.tasks import Task as Kind
-from trl_dataeff.quickstart.weights import convert, find_gguf
+from examples.quickstart.tasks import TASKS, Question, conversation
+from examples.quickstart.tasks import Task as Kind
+from examples.quickstart.weights import convert, find_gguf
 
 
 POOL = "smollm2"

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tests.test_group import make_group
 from tests.test_pool import visit
-from trl_dataeff.group import EASY, EFFECTIVE, HARD, pack_groups, unpack_groups
 from trl_dataeff.replay.buffer import ReplayBuffer, replay_groups
+from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD, pack_groups, unpack_groups
 
 
 KINDS = st.sampled_from([EFFECTIVE, EFFECTIVE, EASY, HARD])

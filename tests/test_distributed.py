@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.test_group import make_group
-from trl_dataeff.distributed import assign, hand_over
+from trl_dataeff.rollouts.distributed import assign, hand_over
 
 
 @given(world_size=st.integers(1, 5), quota=st.integers(1, 6), data=st.data())
@@ -30,7 +30,9 @@ def test_an_uneven_number_is_refused():
 
 
 def test_nothing_is_sent_if_nothing_moves(monkeypatch):
-    monkeypatch.setattr("trl_dataeff.distributed.all_gather", lambda value: pytest.fail("a needless collective"))
+    monkeypatch.setattr(
+        "trl_dataeff.rollouts.distributed.all_gather", lambda value: pytest.fail("a needless collective")
+    )
     hand_over([make_group(owner=0), make_group(owner=1)], np.array([0, 1]), rank=0)
 
 

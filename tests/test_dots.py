@@ -18,14 +18,14 @@ from tests.test_dynamic_sampling import Watched, mixed_reward
 from tests.test_pool import visit
 from tests.tiny import chat_dataset, even_length_reward, logged, plain_dataset, run
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer, PromptPool
-from trl_dataeff.checks import resolve_selection
-from trl_dataeff.difficulty.fitting import RollingDifficulty
+from trl_dataeff.difficulty.online import RollingDifficulty
 from trl_dataeff.difficulty.predictor import LogisticDifficultyPredictor
 from trl_dataeff.difficulty.quality import PredictionRecord, pearson
-from trl_dataeff.group import EASY, EFFECTIVE, HARD
+from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD
 from trl_dataeff.selection import make_selector
 from trl_dataeff.selection.dots import gumbel_top_k, log_weight_effective, log_weight_target
-from trl_dataeff.selection.posterior import SuccessHistory
+from trl_dataeff.selection.history import SuccessHistory
+from trl_dataeff.validation import resolve_selection
 
 
 getcontext().prec = 60

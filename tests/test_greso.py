@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.test_pool import visit
-from trl_dataeff.group import EASY, EFFECTIVE, HARD
-from trl_dataeff.pool import PromptPool
+from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD
 from trl_dataeff.selection import GresoController, GresoSelector
 from trl_dataeff.selection.greso import keep_probability
+from trl_dataeff.selection.pool import PromptPool
 from trl_dataeff.selection.shuffle import ShuffledOrder
 
 

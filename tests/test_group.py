@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from trl_dataeff.group import (
+from trl_dataeff.rollouts.group import (
     EASY,
     EFFECTIVE,
     HARD,

@@ -6,7 +6,7 @@ import pytest
 from tests.test_dynamic_sampling import mixed_reward
 from tests.tiny import run
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
-from trl_dataeff.metrics import METRICS, PREFIX, record
+from trl_dataeff.tracking.metrics import METRICS, PREFIX, record
 
 
 def test_the_table_is_what_is_logged(tmp_path):

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tests.tiny import chat_dataset, plain_dataset
-from trl_dataeff.group import EASY, EFFECTIVE, HARD, RolloutGroup
-from trl_dataeff.pool import PromptPool, dataset_fingerprint
+from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD, RolloutGroup
+from trl_dataeff.selection.pool import PromptPool, dataset_fingerprint
 
 
 def visit(prompt_id: int, kind: int, step: int, rate: float = 0.5) -> RolloutGroup:

@@ -14,12 +14,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from examples.quickstart import __main__ as quickstart
+from examples.quickstart.evaluate import success_rates
+from examples.quickstart.summary import Run, read_logs, render, sum_up
+from examples.quickstart.tasks import TASKS, Question, conversation, make_questions, write_jsonl
+from examples.quickstart.weights import convert, find_gguf
 from tests.tiny import tiny_model, tiny_tokenizer
-from trl_dataeff.quickstart import __main__ as quickstart
-from trl_dataeff.quickstart.evaluate import success_rates
-from trl_dataeff.quickstart.summary import Run, read_logs, render, sum_up
-from trl_dataeff.quickstart.tasks import TASKS, Question, conversation, make_questions, write_jsonl
-from trl_dataeff.quickstart.weights import convert, find_gguf
 
 
 HEADS, KV_HEADS = 4, 2
@@ -258,7 +258,7 @@ def test_success_rates_are_shares_by_task_and_leave_the_random_state(monkeypatch
     tokenizer = tiny_tokenizer()
     rows = [{"prompt": [{"role": "user", "content": str(i)}], "answer": "a", "task": "ab"[i % 2]} for i in range(40)]
     monkeypatch.setattr(
-        "trl_dataeff.quickstart.evaluate.exact_answer_reward",
+        "examples.quickstart.evaluate.exact_answer_reward",
         lambda texts, answer: [float(len(texts) == 8)] * len(texts),  # of 40 rows, the second batch has 8
     )
     state = torch.get_rng_state()
@@ -360,8 +360,8 @@ def test_what_is_there_is_not_made_again(tmp_path, monkeypatch):
     quickstart.TRAIN.parent.mkdir(parents=True)
     quickstart.TRAIN.write_text("")
     quickstart.HELD_OUT.write_text("")
-    monkeypatch.setattr("trl_dataeff.quickstart.weights.convert", pytest.fail)
-    monkeypatch.setattr("trl_dataeff.quickstart.tasks.make_questions", pytest.fail)
+    monkeypatch.setattr("examples.quickstart.weights.convert", pytest.fail)
+    monkeypatch.setattr("examples.quickstart.tasks.make_questions", pytest.fail)
     assert quickstart.main(["--prepare-only"]) == 0
 
 

@@ -14,9 +14,9 @@ from trl import GRPOTrainer
 from tests.test_dynamic_sampling import Watched, dynamic
 from tests.test_group import make_group
 from tests.tiny import even_length_reward, save_tiny, tiny_model
-from trl_dataeff.replay.behavior import BehaviorRecorder, behavior_tensors, keep_behavior_logps
+from trl_dataeff.replay.correction import behavior_ratio, correct_inputs, ratio_statistics, reduce_ratio_statistics
 from trl_dataeff.replay.kl import missing_kl, token_scale
-from trl_dataeff.replay.ratio import behavior_ratio, correct_inputs, ratio_statistics, reduce_ratio_statistics
+from trl_dataeff.replay.logprobs import BehaviorRecorder, behavior_tensors, keep_behavior_logps
 
 
 NAN = float("nan")

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from tests.test_group import make_group
 from tests.test_pool import visit
-from trl_dataeff.group import EFFECTIVE, HARD, RolloutGroup
 from trl_dataeff.replay.buffer import ReplayBuffer
-from trl_dataeff.rollout import Playback, ZeroVarianceShare, collect, round_size, row_value, split_rollouts
+from trl_dataeff.rollouts.capture import Playback, ZeroVarianceShare, collect, round_size, row_value, split_rollouts
+from trl_dataeff.rollouts.group import EFFECTIVE, HARD, RolloutGroup
 
 
 def group(effective: bool, prompt_id: int = 0) -> RolloutGroup:

@@ -12,9 +12,9 @@ from trl.trainer.utils import RepeatSampler
 
 from tests.test_pool import visit
 from trl_dataeff import DataEfficientGRPOConfig
-from trl_dataeff.group import EASY, EFFECTIVE, HARD
-from trl_dataeff.pool import PromptPool
+from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD
 from trl_dataeff.selection import GresoController, GresoSelector, Selector, UniformSelector, make_selector
+from trl_dataeff.selection.pool import PromptPool
 
 
 # (size, batch) -> selector. A new selector is tested by being listed.

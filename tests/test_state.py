@@ -10,9 +10,9 @@ import torch
 from tests.test_dynamic_sampling import mixed_reward
 from tests.tiny import even_length_reward, plain_dataset, run
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
-from trl_dataeff.files import write_atomically
-from trl_dataeff.reliability.manifest import write_manifest
-from trl_dataeff.state import CheckpointError, load_window, save_window
+from trl_dataeff.checkpoint.files import write_atomically
+from trl_dataeff.checkpoint.manifest import write_manifest
+from trl_dataeff.checkpoint.state import CheckpointError, load_window, save_window
 
 
 def test_groups_table_goes_on_where_the_checkpoint_was(tmp_path):

@@ -26,10 +26,10 @@ from trl_dataeff.version import __version__
 
 if TYPE_CHECKING:
     from trl_dataeff.config import DataEfficientGRPOConfig
-    from trl_dataeff.group import RolloutGroup
-    from trl_dataeff.pool import PromptPool
     from trl_dataeff.replay.buffer import ReplayBuffer
+    from trl_dataeff.rollouts.group import RolloutGroup
     from trl_dataeff.selection import DotsGresoSelector, DotsSelector, GresoSelector, Selector, UniformSelector
+    from trl_dataeff.selection.pool import PromptPool
     from trl_dataeff.trainer import DataEfficientGRPOTrainer
 
 __all__ = [
@@ -52,9 +52,9 @@ _HOMES = {
     "DotsGresoSelector": "selection",
     "DotsSelector": "selection",
     "GresoSelector": "selection",
-    "PromptPool": "pool",
+    "PromptPool": "selection.pool",
     "ReplayBuffer": "replay.buffer",
-    "RolloutGroup": "group",
+    "RolloutGroup": "rollouts.group",
     "Selector": "selection",
     "UniformSelector": "selection",
 }

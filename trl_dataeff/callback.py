@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
 
+from trl_dataeff.checkpoint.state import load_state, load_window, save_state, save_window
 from trl_dataeff.reliability.logs import pending_logs, restore_pending_logs
-from trl_dataeff.state import load_state, load_window, save_state, save_window
 
 
 if TYPE_CHECKING:

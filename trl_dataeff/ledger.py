@@ -14,8 +14,12 @@ import numpy as np
 import torch
 
 from trl_dataeff.config import DataEfficientGRPOConfig
-from trl_dataeff.distributed import from_main
-from trl_dataeff.group import (
+from trl_dataeff.ledger_state import ledger_state, restore_ledger
+from trl_dataeff.replay.buffer import ReplayBuffer, replay_groups
+from trl_dataeff.reward_checks import RewardChecks
+from trl_dataeff.rollouts.capture import Collection, ZeroVarianceShare, collect, round_size
+from trl_dataeff.rollouts.distributed import from_main
+from trl_dataeff.rollouts.group import (
     EASY,
     EFFECTIVE,
     HARD,
@@ -27,14 +31,10 @@ from trl_dataeff.group import (
     teaches_nothing_untruncated,
     total_rewards,
 )
-from trl_dataeff.group_log import GroupLog
-from trl_dataeff.ledger_state import ledger_state, restore_ledger
-from trl_dataeff.metrics import Counters
-from trl_dataeff.pool import PromptPool
-from trl_dataeff.replay.buffer import ReplayBuffer, replay_groups
-from trl_dataeff.reward_checks import RewardChecks
-from trl_dataeff.rollout import Collection, ZeroVarianceShare, collect, round_size
 from trl_dataeff.selection import Selector
+from trl_dataeff.selection.pool import PromptPool
+from trl_dataeff.tracking.group_log import GroupLog
+from trl_dataeff.tracking.metrics import Counters
 
 
 class RolloutLedger:
@@ -109,7 +109,7 @@ class RolloutLedger:
 
     def collect(self, roll_out: Callable[[np.ndarray, int, bool], list[RolloutGroup]], step: int) -> Collection:
         """
-        The groups of the window that begins at optimizer step `step` (see [`trl_dataeff.rollout.collect`]).
+        The groups of the window that begins at optimizer step `step` (see [`trl_dataeff.rollouts.capture.collect`]).
 
         Args:
             roll_out: `(prompt ids, round, whether for the sake of predictions) -> groups`.

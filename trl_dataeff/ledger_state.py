@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from trl_dataeff.distributed import all_gather
-from trl_dataeff.group import RolloutGroup, pack_groups, unpack_groups
-from trl_dataeff.state import check_fingerprint, check_layout
+from trl_dataeff.checkpoint.state import check_fingerprint, check_layout
+from trl_dataeff.rollouts.distributed import all_gather
+from trl_dataeff.rollouts.group import RolloutGroup, pack_groups, unpack_groups
 
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def ledger_state(ledger: RolloutLedger) -> tuple[dict[str, Any], dict[str, dict[str, np.ndarray]]]:
     """
-    Scalars and named arrays, for `trl_dataeff.state.save_state`. A collective where groups are carried: they are
+    Scalars and named arrays, for `trl_dataeff.checkpoint.state.save_state`. A collective where groups are carried: they are
     spread over the processes.
     """
     scalars: dict[str, Any] = {

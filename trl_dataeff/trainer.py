@@ -16,7 +16,20 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from trl import GRPOTrainer
 
 from trl_dataeff.callback import SelectionCallback
-from trl_dataeff.checks import (
+from trl_dataeff.checkpoint.state import FOLDER
+from trl_dataeff.difficulty.embedding import embed_dataset
+from trl_dataeff.ledger import RolloutLedger
+from trl_dataeff.reliability.trainer import ReliableGRPOTrainer
+from trl_dataeff.replay.logprobs import BehaviorRecorder
+from trl_dataeff.replay.trainer import CorrectedGRPOTrainer
+from trl_dataeff.rollouts.capture import Collection, Playback, Recording, row_value, split_rollouts, tool_dicts
+from trl_dataeff.rollouts.distributed import assign, hand_over
+from trl_dataeff.rollouts.group import RolloutGroup
+from trl_dataeff.selection import make_selector
+from trl_dataeff.selection.pool import PromptPool
+from trl_dataeff.tracking.group_log import GroupLog
+from trl_dataeff.tracking.metrics import of_fresh_groups, record, replace_last, rounds_left_out
+from trl_dataeff.validation import (
     check_dataset,
     check_no_images,
     resolve_config,
@@ -24,19 +37,6 @@ from trl_dataeff.checks import (
     rounds_obstacle,
     warn_of_idle_options,
 )
-from trl_dataeff.difficulty.embedding import embed_dataset
-from trl_dataeff.distributed import assign, hand_over
-from trl_dataeff.group import RolloutGroup
-from trl_dataeff.group_log import GroupLog
-from trl_dataeff.ledger import RolloutLedger
-from trl_dataeff.metrics import of_fresh_groups, record, replace_last, rounds_left_out
-from trl_dataeff.pool import PromptPool
-from trl_dataeff.reliability.trainer import ReliableGRPOTrainer
-from trl_dataeff.replay.behavior import BehaviorRecorder
-from trl_dataeff.replay.trainer import CorrectedGRPOTrainer
-from trl_dataeff.rollout import Collection, Playback, Recording, row_value, split_rollouts, tool_dicts
-from trl_dataeff.selection import make_selector
-from trl_dataeff.state import FOLDER
 
 
 class DataEfficientGRPOTrainer(ReliableGRPOTrainer, CorrectedGRPOTrainer):

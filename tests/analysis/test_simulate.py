@@ -23,7 +23,7 @@ from trl_dataeff.analysis.simulate import (
     make_config,
     success_rate_distribution,
 )
-from trl_dataeff.rollout import Collection
+from trl_dataeff.rollouts.capture import Collection
 from trl_dataeff.selection import DotsSelector
 
 

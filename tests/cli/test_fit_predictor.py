@@ -16,9 +16,9 @@ from datasets import Dataset
 from tests.difficulty.test_predictor import problem
 from trl_dataeff.cli.main import main
 from trl_dataeff.difficulty import offline
-from trl_dataeff.difficulty.fitting import RollingDifficulty
+from trl_dataeff.difficulty.online import RollingDifficulty
 from trl_dataeff.difficulty.predictor import load_predictor
-from trl_dataeff.group_log import SCHEMA
+from trl_dataeff.tracking.group_log import SCHEMA
 
 
 N = 200

@@ -13,7 +13,7 @@ import yaml
 
 from trl_dataeff.cli.main import main
 from trl_dataeff.config import DataEfficientGRPOConfig
-from trl_dataeff.group_log import SCHEMA
+from trl_dataeff.tracking.group_log import SCHEMA
 
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")

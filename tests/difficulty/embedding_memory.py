@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.tiny import tiny_tokenizer
 from trl_dataeff.difficulty.embedding import embed_dataset
-from trl_dataeff.difficulty.embedding_prompts import prompts_fingerprint
+from trl_dataeff.difficulty.embedding.tokenize import prompts_fingerprint
 
 
 N = 100_000

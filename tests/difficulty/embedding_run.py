@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.tiny import plain_dataset, tiny_model, tiny_tokenizer
 from trl_dataeff.difficulty.embedding import EmbeddingError, embed_dataset
-from trl_dataeff.difficulty.embedding_model import Embedder
+from trl_dataeff.difficulty.embedding.model import Embedder
 
 
 torch.set_num_threads(1)

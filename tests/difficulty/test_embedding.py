@@ -17,10 +17,11 @@ from peft import LoraConfig, get_peft_model
 from transformers import BertConfig, BertModel, RobertaConfig, RobertaModel
 
 from tests.tiny import CHAT_TEMPLATE, chat_dataset, plain_dataset, save_tiny, tiny_model, tiny_tokenizer
-from trl_dataeff.difficulty import embedding_cache, embedding_model
 from trl_dataeff.difficulty.embedding import EmbeddingError, embed_dataset, length_batches
-from trl_dataeff.difficulty.embedding_identity import folder_identity
-from trl_dataeff.difficulty.embedding_model import Embedder
+from trl_dataeff.difficulty.embedding import cache as embedding_cache
+from trl_dataeff.difficulty.embedding import model as embedding_model
+from trl_dataeff.difficulty.embedding.identity import folder_identity
+from trl_dataeff.difficulty.embedding.model import Embedder
 
 
 TEXTS = ["1+1=", "a", "What is the third prime number after 12?", "xy" * 30, "0", "12+30="]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from tests.difficulty.test_predictor import problem
-from trl_dataeff.difficulty.fitting import RollingDifficulty
+from trl_dataeff.difficulty.online import RollingDifficulty
 from trl_dataeff.difficulty.predictor import (
     AttentionDifficultyPredictor,
     LogisticDifficultyPredictor,

@@ -12,9 +12,9 @@ from pathlib import Path
 from tests.reliability.configurations import make
 from tests.reliability.history import history
 from trl_dataeff import DataEfficientGRPOTrainer
-from trl_dataeff.files import write_atomically
+from trl_dataeff.checkpoint.files import write_atomically
+from trl_dataeff.checkpoint.resume import newest_finished
 from trl_dataeff.reliability import trainer as reliable
-from trl_dataeff.reliability.resume import newest_finished
 
 
 NAME = "greso, dynamic"

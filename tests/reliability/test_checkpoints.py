@@ -14,12 +14,12 @@ import torch
 from tests.reliability.configurations import make
 from tests.reliability.history import history
 from tests.tiny import plain_dataset
-from trl_dataeff import group_log
+from trl_dataeff.checkpoint.manifest import MANIFEST, check_checkpoint, is_finished
+from trl_dataeff.checkpoint.resume import checkpoints, remove_older, resolve_checkpoint
+from trl_dataeff.checkpoint.state import CheckpointError
+from trl_dataeff.fault_tolerance.signals import StopSignals
 from trl_dataeff.reliability import trainer as reliable
-from trl_dataeff.reliability.manifest import MANIFEST, check_checkpoint, is_finished
-from trl_dataeff.reliability.resume import checkpoints, remove_older, resolve_checkpoint
-from trl_dataeff.reliability.signals import StopSignals
-from trl_dataeff.state import CheckpointError
+from trl_dataeff.tracking import group_log
 
 
 def train(folder, name="dynamic", resume=None, **options):
@@ -225,7 +225,7 @@ def test_another_number_of_processes_or_version_is_said(tmp_path, caplog_transfo
     train(tmp_path, max_steps=1)
     resolve_checkpoint(True, tmp_path)
     assert not [m for m in messages(caplog_transformers) if "was written with" in m]
-    monkeypatch.setattr("trl_dataeff.reliability.resume.version", lambda name: "99.0")
+    monkeypatch.setattr("trl_dataeff.checkpoint.resume.version", lambda name: "99.0")
     resolve_checkpoint(True, tmp_path, processes=2)
     (said,) = [m for m in messages(caplog_transformers) if "was written with" in m]
     assert f"torch {torch.__version__}, now 99.0" in said

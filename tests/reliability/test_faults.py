@@ -14,8 +14,8 @@ from tests.reliability.configurations import make
 from tests.reliability.history import history
 from tests.test_dynamic_sampling import mixed_reward
 from tests.tiny import chat_dataset, even_length_reward, plain_dataset
-from trl_dataeff.reliability.rewards import RewardGuard
-from trl_dataeff.reliability.server import PatientClient
+from trl_dataeff.fault_tolerance.reconnect import PatientClient
+from trl_dataeff.fault_tolerance.reward_guard import RewardGuard
 
 
 def train(folder, name="dynamic", **options):

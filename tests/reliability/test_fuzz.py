@@ -13,9 +13,9 @@ import torch
 
 from tests.reliability.configurations import make
 from tests.reliability.history import history
-from trl_dataeff.reliability.manifest import MANIFEST, check_checkpoint
-from trl_dataeff.reliability.resume import resolve_checkpoint
-from trl_dataeff.state import CheckpointError, load_state, load_window
+from trl_dataeff.checkpoint.manifest import MANIFEST, check_checkpoint
+from trl_dataeff.checkpoint.resume import resolve_checkpoint
+from trl_dataeff.checkpoint.state import CheckpointError, load_state, load_window
 
 
 DAMAGES_PER_FILE = 24

@@ -12,8 +12,8 @@ import pytest
 
 from tests.reliability import child
 from tests.reliability.history import groups_since
-from trl_dataeff.reliability.manifest import is_finished
-from trl_dataeff.reliability.resume import checkpoints
+from trl_dataeff.checkpoint.manifest import is_finished
+from trl_dataeff.checkpoint.resume import checkpoints
 
 
 SAVING = 0.02  # seconds, at each of some twenty stations of a save

@@ -23,9 +23,9 @@ import numpy as np
 
 from trl_dataeff.config import AUTO_SELECTION, DataEfficientGRPOConfig
 from trl_dataeff.ledger import RolloutLedger
-from trl_dataeff.pool import PromptPool
-from trl_dataeff.rollout import Collection
+from trl_dataeff.rollouts.capture import Collection
 from trl_dataeff.selection import make_selector
+from trl_dataeff.selection.pool import PromptPool
 
 
 #: Progress of a step is its effective share to this power.

@@ -10,12 +10,12 @@ from transformers.utils import is_bitsandbytes_available
 from trl import ModelConfig
 from trl.import_utils import is_vllm_available
 
+from trl_dataeff.checkpoint.resume import checkpoints
 from trl_dataeff.cli.arguments import GRPOArguments
 from trl_dataeff.cli.data import find_source
 from trl_dataeff.cli.errors import UserError, listed
 from trl_dataeff.cli.rewards import load_rewards
 from trl_dataeff.config import DataEfficientGRPOConfig
-from trl_dataeff.reliability.resume import checkpoints
 
 
 def check(arguments: GRPOArguments) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trl_dataeff.checkpoint.files import write_atomically
 from trl_dataeff.cli.errors import UserError
-from trl_dataeff.files import write_atomically
 
 
 if TYPE_CHECKING:

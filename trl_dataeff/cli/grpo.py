@@ -67,8 +67,8 @@ def train(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
         [`DataEfficientGRPOTrainer`]:
             The trainer, after training.
     """
+    from trl_dataeff.checkpoint.state import CheckpointError
     from trl_dataeff.cli.checks import checkpoint_of
-    from trl_dataeff.state import CheckpointError
 
     trainer = make_trainer(arguments)
     try:
@@ -101,10 +101,10 @@ def make_trainer(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
     from trl import get_peft_config, get_quantization_config
 
     from trl_dataeff import DataEfficientGRPOTrainer
-    from trl_dataeff.checks import check_dataset
     from trl_dataeff.cli.checks import check, check_model
     from trl_dataeff.cli.data import load_data
     from trl_dataeff.cli.rewards import check_rewards, load_rewards
+    from trl_dataeff.validation import check_dataset
 
     script, training, model, _ = arguments
     check(arguments)

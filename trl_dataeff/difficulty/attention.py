@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from trl_dataeff.difficulty.contract import (
+from trl_dataeff.difficulty.base import (
     DifficultyPredictor,
     Embeddings,
     PredictorError,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trl_dataeff.difficulty.contract import (
+from trl_dataeff.difficulty.base import (
     ROWS,
     DifficultyPredictor,
     Embeddings,

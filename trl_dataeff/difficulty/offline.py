@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from trl_dataeff.difficulty.contract import DifficultyPredictor, Embeddings, PredictorError, take
-from trl_dataeff.difficulty.fitting import newest
+from trl_dataeff.difficulty.base import DifficultyPredictor, Embeddings, PredictorError, take
+from trl_dataeff.difficulty.online import newest
 from trl_dataeff.difficulty.predictor import AttentionDifficultyPredictor, LogisticDifficultyPredictor
 from trl_dataeff.difficulty.quality import calibration_error, mean_absolute_error, pearson
 from trl_dataeff.difficulty.training import HELD_OUT, Task, train

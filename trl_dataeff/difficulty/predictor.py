@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from trl_dataeff.difficulty.attention import AttentionDifficultyPredictor
-from trl_dataeff.difficulty.contract import (
+from trl_dataeff.difficulty.base import (
     CONFIG_FILE,
     FORMAT,
     TENSORS_FILE,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from trl_dataeff.difficulty.attention import AttentionDifficultyPredictor
-from trl_dataeff.difficulty.contract import PredictorError
+from trl_dataeff.difficulty.base import PredictorError
 
 
 PREFIX = "regressor."

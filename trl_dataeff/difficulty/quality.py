@@ -56,7 +56,7 @@ class PredictionRecord:
         self._rows = rows[newer_of_its_kind <= self.capacity]
 
     def metrics(self) -> dict[str, float]:
-        """By their names in `trl_dataeff.metrics`; those that are not defined yet are left out."""
+        """By their names in `trl_dataeff.tracking.metrics`; those that are not defined yet are left out."""
         predicted, observed, uniform = self._rows.T
         chosen = uniform == 0
         values = {

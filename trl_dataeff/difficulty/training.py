@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy
 
 from trl_dataeff.difficulty.attention import AttentionDifficultyPredictor, own_random_state
-from trl_dataeff.difficulty.contract import Embeddings, take
+from trl_dataeff.difficulty.base import Embeddings, take
 
 
 LEARNING_RATE = 1e-3

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trl_dataeff.distributed import all_gather
+from trl_dataeff.rollouts.distributed import all_gather
 
 
 if TYPE_CHECKING:

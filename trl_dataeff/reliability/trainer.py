@@ -17,13 +17,13 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
 from trl import GRPOTrainer
 
-from trl_dataeff.distributed import all_gather
-from trl_dataeff.reliability.manifest import write_manifest
-from trl_dataeff.reliability.resume import give_up, newest_finished, remove_older, resolve_checkpoint, set_aside
-from trl_dataeff.reliability.rewards import RewardGuard
-from trl_dataeff.reliability.server import PatientClient
-from trl_dataeff.reliability.signals import StopSignals
-from trl_dataeff.state import CheckpointError
+from trl_dataeff.checkpoint.manifest import write_manifest
+from trl_dataeff.checkpoint.resume import give_up, newest_finished, remove_older, resolve_checkpoint, set_aside
+from trl_dataeff.checkpoint.state import CheckpointError
+from trl_dataeff.fault_tolerance.reconnect import PatientClient
+from trl_dataeff.fault_tolerance.reward_guard import RewardGuard
+from trl_dataeff.fault_tolerance.signals import StopSignals
+from trl_dataeff.rollouts.distributed import all_gather
 
 
 logger = logging.get_logger(__name__)

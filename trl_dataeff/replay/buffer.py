@@ -8,7 +8,7 @@ from itertools import islice
 
 import torch
 
-from trl_dataeff.group import RolloutGroup
+from trl_dataeff.rollouts.group import RolloutGroup
 
 
 def replay_groups(fraction: float, batch_groups: int, world_size: int) -> int:

@@ -8,12 +8,12 @@ from typing import Any
 from trl import GRPOTrainer
 
 from trl_dataeff.config import DataEfficientGRPOConfig
-from trl_dataeff.group import RolloutGroup
-from trl_dataeff.metrics import record
-from trl_dataeff.replay.behavior import BehaviorRecorder, behavior_tensors, keep_behavior_logps
+from trl_dataeff.replay.correction import correct_inputs, ratio_statistics, reduce_ratio_statistics
 from trl_dataeff.replay.kl import missing_kl, token_scale
-from trl_dataeff.replay.ratio import correct_inputs, ratio_statistics, reduce_ratio_statistics
-from trl_dataeff.rollout import Collection
+from trl_dataeff.replay.logprobs import BehaviorRecorder, behavior_tensors, keep_behavior_logps
+from trl_dataeff.rollouts.capture import Collection
+from trl_dataeff.rollouts.group import RolloutGroup
+from trl_dataeff.tracking.metrics import record
 
 
 class CorrectedGRPOTrainer(GRPOTrainer):

@@ -8,20 +8,20 @@ from functools import partial
 from transformers.utils import logging
 
 from trl_dataeff.config import DataEfficientGRPOConfig
-from trl_dataeff.difficulty.contract import Embeddings
-from trl_dataeff.difficulty.fitting import RollingDifficulty
+from trl_dataeff.difficulty.base import Embeddings
+from trl_dataeff.difficulty.online import RollingDifficulty
 from trl_dataeff.difficulty.predictor import (
     AttentionDifficultyPredictor,
     DifficultyPredictor,
     LogisticDifficultyPredictor,
     load_predictor,
 )
-from trl_dataeff.pool import PromptPool
 from trl_dataeff.selection.base import Selector
 from trl_dataeff.selection.combined import DotsGresoSelector
 from trl_dataeff.selection.dots import DotsSelector, ReferenceSet, log_weight_effective, log_weight_target
 from trl_dataeff.selection.greso import GresoController, GresoGate, GresoSelector
-from trl_dataeff.selection.posterior import SuccessHistory
+from trl_dataeff.selection.history import SuccessHistory
+from trl_dataeff.selection.pool import PromptPool
 from trl_dataeff.selection.uniform import UniformSelector
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from trl_dataeff.group import RolloutGroup
+from trl_dataeff.rollouts.group import RolloutGroup
 
 
 class Selector(ABC):
@@ -60,7 +60,7 @@ class Selector(ABC):
         """The inverse of `state_dict`."""
 
     def metrics(self) -> dict[str, float]:
-        """Numbers to log, by their names in `trl_dataeff.metrics`."""
+        """Numbers to log, by their names in `trl_dataeff.tracking.metrics`."""
         return {}
 
 

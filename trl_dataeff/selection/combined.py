@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from trl_dataeff.group import RolloutGroup
+from trl_dataeff.rollouts.group import RolloutGroup
 from trl_dataeff.selection.dots import DotsSelector, gumbel_keys
 from trl_dataeff.selection.greso import GresoGate
 

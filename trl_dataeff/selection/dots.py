@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from transformers.utils import logging
 
-from trl_dataeff.difficulty.contract import Embeddings
-from trl_dataeff.difficulty.fitting import RollingDifficulty
+from trl_dataeff.difficulty.base import Embeddings
+from trl_dataeff.difficulty.online import RollingDifficulty
 from trl_dataeff.difficulty.quality import PredictionRecord
-from trl_dataeff.group import RolloutGroup
+from trl_dataeff.rollouts.group import RolloutGroup
 from trl_dataeff.selection.base import Selector, check_request
-from trl_dataeff.selection.posterior import SuccessHistory
+from trl_dataeff.selection.history import SuccessHistory
 
 
 logger = logging.get_logger(__name__)

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from trl_dataeff.group import EASY, HARD, RolloutGroup
-from trl_dataeff.pool import PromptPool
+from trl_dataeff.rollouts.group import EASY, HARD, RolloutGroup
 from trl_dataeff.selection.base import Selector, check_request
+from trl_dataeff.selection.pool import PromptPool
 from trl_dataeff.selection.shuffle import ShuffledOrder
 
 

@@ -23,8 +23,8 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModel, AutoTokenizer
 from transformers.utils import logging
 
-from trl_dataeff.difficulty.embedding_identity import folder_identity, weights_identity
-from trl_dataeff.difficulty.embedding_prompts import EmbeddingError, PromptTokenizer
+from trl_dataeff.difficulty.embedding.identity import folder_identity, weights_identity
+from trl_dataeff.difficulty.embedding.tokenize import EmbeddingError, PromptTokenizer
 
 
 logger = logging.get_logger(__name__)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trl_dataeff.metrics import PREFIX
+from trl_dataeff.tracking.metrics import PREFIX
 
 
 class Run(NamedTuple):

@@ -8,7 +8,7 @@ from typing import TypeVar
 import numpy as np
 from accelerate.utils import broadcast_object_list, gather_object
 
-from trl_dataeff.group import RolloutGroup
+from trl_dataeff.rollouts.group import RolloutGroup
 
 
 T = TypeVar("T")

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.lib.format import open_memmap
 from transformers.utils import logging
 
-from trl_dataeff.difficulty.embedding_prompts import EmbeddingError
-from trl_dataeff.files import write_atomically
+from trl_dataeff.checkpoint.files import write_atomically
+from trl_dataeff.difficulty.embedding.tokenize import EmbeddingError
 from trl_dataeff.version import __version__
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from trl_dataeff.difficulty.contract import DifficultyPredictor, Embeddings, PredictorError, check_width, take
+from trl_dataeff.difficulty.base import DifficultyPredictor, Embeddings, PredictorError, check_width, take
 from trl_dataeff.difficulty.predictor import AttentionDifficultyPredictor, LogisticDifficultyPredictor
 
 

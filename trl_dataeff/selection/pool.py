@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import numpy as np
 from datasets import Dataset
 
-from trl_dataeff.group import EFFECTIVE, RolloutGroup
+from trl_dataeff.rollouts.group import EFFECTIVE, RolloutGroup
 
 
 _ARRAYS = {
@@ -36,7 +36,7 @@ class PromptPool:
     Attributes:
         visits: int32 `(N,)`, groups rolled out so far.
         streak: int32 `(N,)`, trailing zero-variance visits of one kind; 0 after an effective one.
-        streak_kind: int8 `(N,)`, the kind of that streak (see `trl_dataeff.group.KINDS`).
+        streak_kind: int8 `(N,)`, the kind of that streak (see `trl_dataeff.rollouts.group.KINDS`).
         last_success_rate: float32 `(N,)`, NaN before the first visit.
         last_step: int32 `(N,)`, optimizer step of the last visit, -1 before the first.
     """

@@ -27,7 +27,7 @@ from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file as load_tensors
 from safetensors.torch import save_file as save_tensors
 
-from trl_dataeff.files import write_atomically
+from trl_dataeff.checkpoint.files import write_atomically
 from trl_dataeff.version import __version__
 
 

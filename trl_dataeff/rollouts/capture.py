@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from trl_dataeff.group import RolloutGroup, Rollouts
 from trl_dataeff.replay.buffer import ReplayBuffer
+from trl_dataeff.rollouts.group import RolloutGroup, Rollouts
 
 
 @dataclass

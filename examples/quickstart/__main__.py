@@ -1,4 +1,4 @@
-"""`python -m trl_dataeff.quickstart`: prepare, measure, train by `trl-dataeff grpo`, measure, sum up."""
+"""`python -m examples.quickstart`: prepare, measure, train by `trl-dataeff grpo`, measure, sum up."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def main(argv: list[str] | None = None) -> int:
 
 def prepare() -> None:
     """Convert the weights, unless that is done, and write the questions, which takes seconds."""
-    from trl_dataeff.quickstart.tasks import make_questions, write_jsonl
+    from examples.quickstart.tasks import make_questions, write_jsonl
 
     if not (MODEL / "config.json").is_file():
-        from trl_dataeff.quickstart.weights import convert, find_gguf
+        from examples.quickstart.weights import convert, find_gguf
 
         _say(f"Converting the weights of SmolLM2-135M-Instruct, once, into {MODEL}")
         convert(find_gguf(), MODEL)
@@ -65,9 +65,9 @@ def prepare() -> None:
 
 def train_and_sum_up(recipe: str, overrides: list[str], measured: bool) -> int:
     """Train with a recipe of the quickstart, and print what came of it."""
+    from examples.quickstart.summary import read_logs, render, sum_up
     from trl_dataeff.cli.errors import UserError
     from trl_dataeff.cli.grpo import parse
-    from trl_dataeff.quickstart.summary import read_logs, render, sum_up
 
     command = ["grpo", "--config", f"{RECIPES}/{recipe}", *overrides]
     try:
@@ -109,9 +109,9 @@ def next_steps(recipe: str) -> str:
         [
             "",
             "Next",
-            f"  every rollout as TRL would do it  {_python()} -m trl_dataeff.quickstart --recipe {other}"
+            f"  every rollout as TRL would do it  {_python()} -m examples.quickstart --recipe {other}"
             if other == "uniform"
-            else f"  drop what teaches nothing         {_python()} -m trl_dataeff.quickstart --recipe {other}",
+            else f"  drop what teaches nothing         {_python()} -m examples.quickstart --recipe {other}",
             f"  a recipe of your own              {_shown(['recipes', 'copy', f'{RECIPES}/{recipe}', 'recipe.yaml'])}",
             f"                                    {_shown(['grpo', '--config', 'recipe.yaml'])}",
             f"  the recipes for larger models     {_shown(['recipes', 'list'])}",
@@ -121,7 +121,7 @@ def next_steps(recipe: str) -> str:
 
 def _success(output_dir: Path, adapter: Path | None, sampling: dict[str, Any]) -> dict[str, float]:
     """Success rates on the held-out questions; those of the untrained model are kept for the next run."""
-    from trl_dataeff.quickstart.evaluate import measure
+    from examples.quickstart.evaluate import measure
 
     kept = FOLDER / "data" / "before.json"
     if adapter is None and kept.is_file():
@@ -157,7 +157,7 @@ def _say(text: str) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m trl_dataeff.quickstart",
+        prog="python -m examples.quickstart",
         description="Fine-tune SmolLM2-135M-Instruct on the CPU, in a few minutes. Everything lies in ./quickstart.",
         epilog="Every other argument goes to `trl-dataeff grpo`, for instance --max_steps 5.",
         allow_abbrev=False,

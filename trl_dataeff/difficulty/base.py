@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from trl_dataeff.files import write_atomically
+from trl_dataeff.checkpoint.files import write_atomically
 from trl_dataeff.version import __version__
 
 

@@ -20,10 +20,10 @@ from datasets import Dataset
 from tqdm import tqdm
 from transformers.utils import logging
 
-from trl_dataeff.difficulty.embedding_cache import CachedEmbeddings, EmbeddingCache, default_folder
-from trl_dataeff.difficulty.embedding_model import Embedder, Source, policy_source, pretrained_source
-from trl_dataeff.difficulty.embedding_prompts import EmbeddingError, TokenizedPrompts, prompts_fingerprint
-from trl_dataeff.distributed import all_gather
+from trl_dataeff.difficulty.embedding.cache import CachedEmbeddings, EmbeddingCache, default_folder
+from trl_dataeff.difficulty.embedding.model import Embedder, Source, policy_source, pretrained_source
+from trl_dataeff.difficulty.embedding.tokenize import EmbeddingError, TokenizedPrompts, prompts_fingerprint
+from trl_dataeff.rollouts.distributed import all_gather
 
 
 __all__ = ["EmbeddingError", "embed_dataset", "length_batches"]

@@ -18,8 +18,8 @@ from typing import Any
 from transformers.trainer_utils import sort_checkpoints
 from transformers.utils import logging
 
-from trl_dataeff.reliability.manifest import check_checkpoint, is_finished
-from trl_dataeff.state import CheckpointError
+from trl_dataeff.checkpoint.manifest import check_checkpoint, is_finished
+from trl_dataeff.checkpoint.state import CheckpointError
 
 
 logger = logging.get_logger(__name__)

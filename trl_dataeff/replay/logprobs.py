@@ -19,7 +19,7 @@ import torch
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import pad
 
-from trl_dataeff.group import RolloutGroup
+from trl_dataeff.rollouts.group import RolloutGroup
 
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from transformers.utils import logging
 
-from trl_dataeff.files import write_atomically
-from trl_dataeff.group import KINDS, RolloutGroup, total_rewards
+from trl_dataeff.checkpoint.files import write_atomically
+from trl_dataeff.rollouts.group import KINDS, RolloutGroup, total_rewards
 
 
 SCHEMA = pa.schema(

@@ -16,8 +16,8 @@ from typing import Any
 
 import xxhash
 
-from trl_dataeff.files import sync_folder, write_atomically
-from trl_dataeff.state import FOLDER, CheckpointError
+from trl_dataeff.checkpoint.files import sync_folder, write_atomically
+from trl_dataeff.checkpoint.state import FOLDER, CheckpointError
 from trl_dataeff.version import __version__
 
 

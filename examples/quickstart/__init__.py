@@ -1,4 +1,4 @@
-"""A real run on a laptop: `python -m trl_dataeff.quickstart`, which is what `make quickstart` calls.
+"""A real run on a laptop: `python -m examples.quickstart`, which is what `make quickstart` calls.
 
 In order: `weights.py` turns a GGUF file into a Hugging Face folder, `tasks.py` makes questions, the command
 `trl-dataeff grpo` trains, `evaluate.py` measures before and after, `summary.py` says what happened.

@@ -1,0 +1,1 @@
+"""Files of a checkpoint: complete or absent, checked on load."""

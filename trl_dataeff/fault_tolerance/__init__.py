@@ -1,0 +1,1 @@
+"""What keeps a run alive when something outside of it fails. Each part is off unless chosen."""

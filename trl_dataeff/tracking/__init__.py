@@ -1,0 +1,1 @@
+"""What a run records about itself: metrics, and one row per group."""
