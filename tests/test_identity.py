@@ -8,17 +8,20 @@ from datasets import Dataset, IterableDataset
 from peft import LoraConfig
 from trl import GRPOConfig, GRPOTrainer
 
-from tests.tiny import (
+from tests.factories import (
+    add,
     chat_dataset,
     even_length_reward,
     letter_share_reward,
     plain_dataset,
     run,
     save_tiny,
+    scripted_tool_calls,
     text_of,
     tiny_tokenizer,
+    tool_dataset,
+    tool_tokenizer,
 )
-from tests.tools import add, scripted_tool_calls, tool_dataset, tool_tokenizer
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 
 

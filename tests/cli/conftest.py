@@ -3,7 +3,7 @@ from __future__ import annotations
 import datasets.config
 import pytest
 
-from tests.tiny import save_tiny
+from tests.factories import save_tiny
 
 
 @pytest.fixture(scope="session")

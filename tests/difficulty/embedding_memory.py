@@ -10,7 +10,7 @@ import torch
 from datasets import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tests.tiny import tiny_tokenizer
+from tests.factories import tiny_tokenizer
 from trl_dataeff.difficulty.embedding import embed_dataset
 from trl_dataeff.difficulty.embedding.tokenize import prompts_fingerprint
 

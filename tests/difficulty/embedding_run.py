@@ -12,7 +12,7 @@ from accelerate.utils import DistributedType
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.tiny import plain_dataset, tiny_model, tiny_tokenizer
+from tests.factories import plain_dataset, tiny_model, tiny_tokenizer
 from trl_dataeff.difficulty.embedding import EmbeddingError, embed_dataset
 from trl_dataeff.difficulty.embedding.model import Embedder
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from transformers import BertConfig, BertModel, RobertaConfig, RobertaModel
 
-from tests.tiny import CHAT_TEMPLATE, chat_dataset, plain_dataset, save_tiny, tiny_model, tiny_tokenizer
+from tests.factories import CHAT_TEMPLATE, chat_dataset, plain_dataset, save_tiny, tiny_model, tiny_tokenizer
 from trl_dataeff.difficulty.embedding import EmbeddingError, embed_dataset, length_batches
 from trl_dataeff.difficulty.embedding import cache as embedding_cache
 from trl_dataeff.difficulty.embedding import model as embedding_model
