@@ -122,7 +122,8 @@ def test_off_is_grpo_with_tools(tmp_path):
     def options():
         return {
             "max_completion_length": 150,
-            "trainer": {"train_dataset": tool_dataset(), "processing_class": tool_tokenizer(), "tools": [add]},
+            "max_steps": 6,  # one and a half epochs
+            "trainer": {"train_dataset": tool_dataset(8), "processing_class": tool_tokenizer(), "tools": [add]},
         }
 
     reference = run(scripted_tool_calls(GRPOTrainer), GRPOConfig, tmp_path / "a", **options())

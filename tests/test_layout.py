@@ -3,14 +3,12 @@
 import ast
 from pathlib import Path
 
-import pytest
-
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 MODULES = sorted(TESTS.rglob("*.py"))
-# These test what is not a folder of the package: `benchmarks/`, `examples/`, and training on several processes
-OUTSIDE = {"benchmarks", "examples", "distributed"}
+OUTSIDE = {"benchmarks", "examples"}  # folders of the repository
+SCENARIOS = {"distributed"}  # no folder of their own: training on several processes
 
 
 def imported(path: Path) -> set[str]:
@@ -27,23 +25,23 @@ def imported(path: Path) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("path", MODULES, ids=[path.relative_to(TESTS).as_posix() for path in MODULES])
-def test_only_factories_are_imported(path):
+def test_only_factories_are_imported():
     """Besides, a test may import the script beside it that it runs as a child process."""
-    folder = ".".join(path.relative_to(ROOT).parts[:-1])
-    for name in imported(path):
-        last = [part for part in name.split(".") if part.startswith("test_") or part == "conftest"]
-        assert not (name.startswith("tests.") and last), (
-            f"{name} is a test module: move what is shared to tests/factories"
-        )
-        if name.startswith("tests.") and folder != "tests.factories":
-            beside = folder != "tests" and (name == folder or name.startswith(f"{folder}."))
-            assert beside or name.startswith("tests.factories"), f"{name} belongs to other tests"
+    wrong = []
+    for path in MODULES:
+        folder = ".".join(path.relative_to(ROOT).parts[:-1])
+        for name in sorted(imported(path)):
+            a_test = any(part.startswith("test_") or part == "conftest" for part in name.split("."))
+            beside = folder != "tests" and f"{name}.".startswith(f"{folder}.")
+            if name.startswith("tests.") and (a_test or not (beside or f"{name}.".startswith("tests.factories."))):
+                wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert not wrong, "\n".join(["Move what is shared to tests/factories:", *wrong])
 
 
 def test_folders_are_those_of_the_package():
     for folder in {path.parent for path in TESTS.rglob("test_*.py")} - {TESTS}:
         name = folder.relative_to(TESTS)
         assert (folder / "__init__.py").exists(), f"tests/{name} lacks its __init__.py"
-        if name.parts[0] not in OUTSIDE:
-            assert (ROOT / "trl_dataeff" / name).is_dir(), f"tests/{name}: there is no trl_dataeff/{name}"
+        tested = (ROOT if name.parts[0] in OUTSIDE else ROOT / "trl_dataeff") / name
+        if name.parts[0] not in SCENARIOS:
+            assert tested.is_dir() or tested.with_suffix(".py").is_file(), f"tests/{name}: there is no {tested}"

@@ -11,6 +11,15 @@ from tests.factories.comparison import (
 )
 from tests.factories.configurations import CONFIGURATIONS, DYNAMIC, STEPS, make_trainer, train, train_briefly
 from tests.factories.difficulty import difficulty_problem, generator
+from tests.factories.embeddings import (
+    VARIED_TEXTS,
+    assert_embeddings_close,
+    bert_states,
+    embedding_alone,
+    save_bert,
+    tiny_lora,
+    varied_dataset,
+)
 from tests.factories.groups import make_group, visit
 from tests.factories.tiny import (
     CHAT_TEMPLATE,
@@ -35,14 +44,18 @@ __all__ = [
     "DYNAMIC",
     "STEPS",
     "TRAINING_SETTINGS",
+    "VARIED_TEXTS",
     "Watched",
     "add",
     "all_finite",
+    "assert_embeddings_close",
     "assert_same_end",
+    "bert_states",
     "chat_dataset",
     "checkpoint_names",
     "difficulty_problem",
     "dynamic",
+    "embedding_alone",
     "even_length_reward",
     "generator",
     "groups_since",
@@ -57,14 +70,17 @@ __all__ = [
     "number",
     "plain_dataset",
     "run",
+    "save_bert",
     "save_tiny",
     "scripted_tool_calls",
     "text_of",
+    "tiny_lora",
     "tiny_model",
     "tiny_tokenizer",
     "tool_dataset",
     "tool_tokenizer",
     "train",
     "train_briefly",
+    "varied_dataset",
     "visit",
 ]

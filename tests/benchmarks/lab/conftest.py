@@ -7,10 +7,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.lab import pools
-from benchmarks.lab.pretrain import StartRecipe, start_folder
-
-
-TINY = StartRecipe(hidden=32, layers=2, steps=150, batch_size=64, learning_rate=1e-2)
+from benchmarks.lab.pretrain import start_folder
+from tests.benchmarks.lab.tiny import TINY
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,8 +7,7 @@ import pytest
 
 from benchmarks.lab import cli, pretrain, studies
 from benchmarks.lab.methods import METHODS, Method
-
-from .conftest import TINY
+from tests.benchmarks.lab.tiny import TINY
 
 
 @pytest.fixture

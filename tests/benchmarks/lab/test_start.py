@@ -22,8 +22,7 @@ from benchmarks.lab.pretrain import (
 )
 from benchmarks.lab.rewards import Tally, exact_match, right_characters
 from benchmarks.lab.tasks import ARITHMETIC, Task, make_task
-
-from .conftest import TINY
+from tests.benchmarks.lab.tiny import TINY
 
 
 def test_noise_replaces_confusable_characters_by_their_partners():

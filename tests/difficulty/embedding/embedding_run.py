@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType
 
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from tests.factories import plain_dataset, tiny_model, tiny_tokenizer
 from trl_dataeff.difficulty.embedding import EmbeddingError, embed_dataset
