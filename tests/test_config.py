@@ -34,7 +34,7 @@ DEFAULTS = {
     "dots_embedding": "policy",
     "dots_reference": "rolling",
     "dots_reference_size": 256,
-    "dots_refresh_windows": 1,
+    "dots_refresh_batches": 1,
     "history_prior": 4.0,
     "history_half_life": 20,
     "greso_p_init": 0.5,
@@ -68,7 +68,7 @@ WRONG = {
     "dots_embedding": ["", None],
     "dots_reference": ["fixed"],
     "dots_reference_size": [0],
-    "dots_refresh_windows": [0, 1.5],
+    "dots_refresh_batches": [0, 1.5],
     "history_prior": [0],
     "history_half_life": [0, NAN],
     "greso_p_init": [0, 1.5, 0.99],  # the last is above greso_p_max

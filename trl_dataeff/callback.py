@@ -1,73 +1,70 @@
-"""`SelectionCallback`: what data selection does at the Trainer's own moments."""
+"""`DataEfficientCallback`: what this package does at the Trainer's events."""
 
 from __future__ import annotations
 
+import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
-
-from trl_dataeff.checkpoint.state import load_state, load_window, save_state, save_window
-from trl_dataeff.reliability.logs import pending_logs, restore_pending_logs
-
-
-if TYPE_CHECKING:
-    from trl_dataeff.trainer import DataEfficientGRPOTrainer
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.utils import logging
 
 
-class SelectionCallback(TrainerCallback):
-    """Times steps, saves and loads the selection state with every checkpoint, and completes `groups.parquet`."""
+logger = logging.get_logger(__name__)
 
-    def __init__(self, trainer: DataEfficientGRPOTrainer):
-        self.trainer = trainer
+
+class DataEfficientCallback(TrainerCallback):
+    """
+    Times steps, stops a run after a signal, and completes the table of groups.
+
+    Args:
+        on_begin (`Callable`): called when the Trainer has begun training, after its own preparations.
+        on_step (`Callable`): called after each optimizer step, with the seconds that it took.
+        on_end (`Callable`): called when training has ended.
+        received_signal (`Callable`): the signal that a process has received, the same on all processes, or `None`.
+
+    Attributes:
+        stopped_by (`signal.Signals` or `None`): the signal that ended training early.
+    """
+
+    def __init__(
+        self,
+        *,
+        on_begin: Callable[[], None],
+        on_step: Callable[[float], None],
+        on_end: Callable[[], None],
+        received_signal: Callable[[], signal.Signals | None],
+    ):
+        self._on_begin, self._on_step, self._on_end = on_begin, on_step, on_end
+        self._received_signal = received_signal
         self._step_began = 0.0
-        self._pending: dict[str, Any] | None = None  # what a checkpoint holds of a logging interval
+        self.stopped_by: signal.Signals | None = None
 
     def on_train_begin(self, args, state, control, **kwargs):
-        if self._pending is not None:  # the Trainer has just begun a new interval
-            restore_pending_logs(self.trainer, self._pending)
-            self._pending = None
+        self._on_begin()
 
     def on_step_begin(self, args, state, control, **kwargs):
         self._step_began = time.perf_counter()
 
     def on_step_end(self, args, state, control, **kwargs):
-        self.trainer.record_step_time(time.perf_counter() - self._step_began)
-        self.trainer.stop_if_asked(control)
+        self._on_step(time.perf_counter() - self._step_began)
+        received = self._received_signal()
+        if received is not None and state.global_step < state.max_steps:
+            self.stopped_by = received
+            control.should_save = control.should_training_stop = True
 
     def on_epoch_end(self, args, state, control, **kwargs):
-        if self.trainer.stopped_by is not None:  # in the middle of it, and the checkpoint is there
+        if self.stopped_by is not None:  # within the epoch, and the checkpoint is written
             control.should_save = control.should_evaluate = False
 
     def on_train_end(self, args, state, control, **kwargs):
-        if self.trainer.ledger.group_log is not None:
-            self.trainer.ledger.group_log.flush(force=True)
-
-    def save(self, checkpoint: Path) -> None:
-        """
-        Write what decides the next batches. The trainer calls it before it writes a checkpoint's other files, so that a
-        checkpoint that is complete for the Trainer, pushed to the Hub or seen by other callbacks, has it.
-        """
-        trainer = self.trainer
-        half_used = trainer._step % (trainer.args.steps_per_generation * trainer.num_iterations) != 0
-        if half_used:
-            save_window(checkpoint, trainer.accelerator.process_index, trainer._buffered_inputs)
-        trainer.accelerator.wait_for_everyone()  # what is written last says that the rest is there
-        scalars, files = trainer.ledger.state_dict()
-        scalars |= {"micro_step": trainer._step, "half_used_window": half_used, "logs": pending_logs(trainer)}
-        if trainer.args.should_save:
-            save_state(checkpoint, scalars, files)
-        if trainer.ledger.group_log is not None:
-            trainer.ledger.group_log.flush(force=True)
-
-    def load(self, checkpoint: Path) -> None:
-        """Go on from a checkpoint. The Trainer has no callback for this moment either."""
-        trainer = self.trainer
-        scalars, files = load_state(checkpoint)
-        trainer.ledger.load_state_dict(scalars, files, trainer.state.global_step, checkpoint)
-        trainer._step = scalars["micro_step"]
-        self._pending = scalars["logs"]
-        if scalars["half_used_window"]:
-            accelerator = trainer.accelerator
-            trainer._buffered_inputs = load_window(checkpoint, accelerator.process_index, accelerator.device)
+        self._on_end()
+        if self.stopped_by is not None and state.is_world_process_zero:
+            checkpoint = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+            logger.warning(
+                f"Stopped by {self.stopped_by.name} after step {state.global_step} of {state.max_steps}, with the checkpoint "
+                f"{checkpoint}. Resume with `trainer.train(resume_from_checkpoint=True)`, or "
+                "`--resume_from_checkpoint last` on the command line."
+            )

@@ -1,7 +1,7 @@
-"""`DataEfficientGRPOConfig`: TRL's `GRPOConfig` and the fields that say where rollouts are spent.
+"""`DataEfficientGRPOConfig`: TRL's `GRPOConfig`, and the fields of this package.
 
 The fields are checked when the object is made, so that a wrong value ends in one message before a model is loaded.
-What is deliberately not here: anything that needs the dataset or the model (see `trainer.py`).
+What is deliberately not here: whatever needs the dataset, the model or plug-ins (see `validation.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 from trl import GRPOConfig
 
 
-SELECTIONS = ("auto", "uniform", "dots", "greso", "dots+greso")
 AUTO_SELECTION = "dots"  # what "auto" stands for where prompts can be chosen and embedded
 
 
@@ -27,7 +26,7 @@ class DataEfficientGRPOConfig(GRPOConfig):
     Takes every argument of [`~trl.GRPOConfig`] and those below. With `selection="uniform"`,
     `dynamic_sampling=False` and `replay_fraction=0` training is that of [`~trl.GRPOTrainer`], to the last bit.
 
-    Notation: B is the number of groups trained on per window (`generation_batch_size / num_generations`), G is
+    Notation: B is the number of groups trained on per generation batch (`generation_batch_size / num_generations`), G is
     `num_generations`. A *group* is the G completions of one prompt; it is *zero-variance* if all of its scorable
     rewards are equal, else *effective*.
     """
@@ -36,10 +35,17 @@ class DataEfficientGRPOConfig(GRPOConfig):
     selection: str = field(
         default="auto",
         metadata={
-            "help": "How prompts are chosen: 'uniform' (shuffled passes, as `GRPOTrainer`), 'dots' (near the success "
-            "rate that teaches most, arXiv 2506.05316), 'greso' (skip prompts that keep giving nothing, arXiv "
-            "2506.02177), 'dots+greso', or 'auto': 'dots' for a dataset of text prompts whose rows can be taken in any "
-            "order, else 'uniform'."
+            "help": "How prompts are selected: 'uniform' (shuffled passes, as `GRPOTrainer`), 'dots' (prompts whose groups "
+            "are likely to carry a gradient, arXiv 2506.05316), 'greso' (skip prompts with repeated zero-variance groups, "
+            "arXiv 2506.02177), 'dots+greso', the name of a registered selector, or 'auto': 'dots' for a map-style dataset "
+            "of text prompts, else 'uniform'."
+        },
+    )
+    selector_args: dict[str, Any] | str | None = field(
+        default=None,
+        metadata={
+            "help": "Keyword arguments of the selector that `selection` names, for arguments that have no field of their "
+            "own."
         },
     )
     dynamic_sampling: bool = field(
@@ -87,12 +93,30 @@ class DataEfficientGRPOConfig(GRPOConfig):
         metadata={"help": "With 'dots': share of each round that is drawn uniformly, in [0, 1]."},
     )
 
-    # Parameters that control what happens when something goes wrong
+    # Parameters that control fault tolerance, each off by default
+    save_on_signal: bool = field(
+        default=False,
+        metadata={
+            "help": "On SIGTERM or Ctrl-C, finish the present step, save a checkpoint, and end training with SystemExit(143) "
+            "or KeyboardInterrupt."
+        },
+    )
+    skip_nonfinite_steps: bool = field(
+        default=False,
+        metadata={"help": "Skip optimizer steps whose gradient is not finite; ten in a row end the run."},
+    )
+    vllm_reconnect: bool = field(
+        default=False,
+        metadata={
+            "help": "With `vllm_mode='server'`: wait up to `vllm_server_timeout` for a server that was restarted, send it "
+            "the present weights, and continue."
+        },
+    )
     reward_timeout: float | None = field(
         default=None,
         metadata={
-            "help": "Seconds that one call of a reward function may take; its completions have no score if it takes "
-            "longer, and training goes on. Unset: no limit."
+            "help": "Seconds that one call of a reward function may take. Completions of a call that takes longer, and "
+            "those with a non-numeric reward, then have no score, and training continues. Unset: no limit."
         },
     )
 
@@ -108,15 +132,15 @@ class DataEfficientGRPOConfig(GRPOConfig):
     replay_max_age: int | None = field(
         default=20,
         metadata={
-            "help": "Optimizer steps after which a stored group is not replayed any more; the groups of the last batch "
+            "help": "Optimizer steps after which a stored group is no longer replayed; the groups of the last batch "
             "always may. `None` (`null` in a recipe): no limit but `replay_capacity`."
         },
     )
     replay_clip: str = field(
         default="behavior",
         metadata={
-            "help": "Where the clip of groups from an earlier policy is centred: 'proximal', on the policy at the "
-            "start of the window (pi_old), or 'behavior', on the policy that sampled them (arXiv 2506.05316)."
+            "help": "Where the clip of groups from an earlier policy is centred: 'proximal', on the policy at the start of "
+            "the generation batch (pi_old), or 'behavior', on the policy that sampled them (arXiv 2506.05316)."
         },
     )
     replay_ratio_cap: float = field(
@@ -137,7 +161,12 @@ class DataEfficientGRPOConfig(GRPOConfig):
     dots_temperature: float = field(default=1e-3, metadata={"help": "Temperature of the 'target' weight."})
     dots_predictor: str = field(
         default="logistic",
-        metadata={"help": "'logistic', 'attention', or the path of a saved or published predictor."},
+        metadata={
+            "help": "'logistic', 'attention', the name of a registered predictor, or the path of a saved or published one."
+        },
+    )
+    dots_predictor_args: dict[str, Any] | str | None = field(
+        default=None, metadata={"help": "Keyword arguments of the predictor that `dots_predictor` names."}
     )
     dots_embedding: str = field(
         default="policy",
@@ -148,13 +177,15 @@ class DataEfficientGRPOConfig(GRPOConfig):
         metadata={"help": "'rolling' (every recent group is a reference), or 'paper' (a random set each refresh)."},
     )
     dots_reference_size: int = field(default=256, metadata={"help": "Size of the reference set of 'paper'."})
-    dots_refresh_windows: int = field(default=1, metadata={"help": "Windows between two refreshes of predictions."})
+    dots_refresh_batches: int = field(
+        default=1, metadata={"help": "Generation batches between two refreshes of predictions."}
+    )
     history_prior: float = field(
         default=4.0,
         metadata={"help": "Strength of the predictor's prior against a prompt's own history, in completions."},
     )
     history_half_life: float = field(
-        default=20.0, metadata={"help": "Windows after which a prompt's own evidence counts half."}
+        default=20.0, metadata={"help": "Generation batches after which a prompt's own evidence counts half."}
     )
 
     # Parameters that control GRESO
@@ -169,14 +200,25 @@ class DataEfficientGRPOConfig(GRPOConfig):
         default=1 / 3, metadata={"help": "Part of `greso_target_zero_variance` that falls to easy prompts."}
     )
 
+    _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "selector_args", "dots_predictor_args"]  # noqa: RUF012
+
     def __post_init__(self):
         super().__post_init__()
         self._check_dataeff_fields()
 
+    def selector_arguments(self, name: str) -> dict[str, Any]:
+        """
+        Keyword arguments of the selector `name`: fields of this configuration for the built-in ones, and `selector_args`,
+        which win.
+        """
+        fields_of = {argument: getattr(self, field) for argument, field in _SELECTOR_FIELDS.get(name, {}).items()}
+        assert not isinstance(self.selector_args, str)  # TrainingArguments parses JSON text
+        return fields_of | (self.selector_args or {})
+
     @classmethod
     def from_grpo_config(cls, args: GRPOConfig) -> DataEfficientGRPOConfig:
-        """Return a copy of `args` with the defaults of this class for the fields it lacks; `args` is left as it is, and
-        what is changed in it afterwards is not seen.
+        """Return a copy of `args` with the defaults of this class for the fields it lacks. `args` is not changed, and
+        later changes of it have no effect.
 
         `GRPOConfig.__post_init__` derives fields from one another and cannot run twice, so the object is filled, not
         constructed.
@@ -192,7 +234,6 @@ class DataEfficientGRPOConfig(GRPOConfig):
         return config
 
     def _check_dataeff_fields(self) -> None:
-        _check_choice("selection", self.selection, SELECTIONS)
         for name, allowed in _CHOICES.items():
             _check_choice(name, getattr(self, name), allowed)
         for name, (ok, takes) in _NUMBERS.items():
@@ -205,12 +246,22 @@ class DataEfficientGRPOConfig(GRPOConfig):
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"`{name}` is {value!r}; it takes {takes}.")
-        for name in ("dots_predictor", "dots_embedding"):
+        for name in ("selection", "dots_predictor", "dots_embedding"):
             value = getattr(self, name)
             if not isinstance(value, str) or not value:
                 raise ValueError(f"`{name}` is {value!r}; it takes a name or a path.")
-        if not isinstance(self.dynamic_sampling, bool):
-            raise ValueError(f"`dynamic_sampling` is {self.dynamic_sampling!r}; it takes True or False.")
+        for name in ("selector_args", "dots_predictor_args"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, dict):
+                raise ValueError(f"`{name}` is {value!r}; it takes a dictionary of keyword arguments.")
+        for name in ("dynamic_sampling", "save_on_signal", "skip_nonfinite_steps", "vllm_reconnect"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"`{name}` is {getattr(self, name)!r}; it takes True or False.")
+        if self.save_on_signal and self.enable_jit_checkpoint:
+            raise ValueError(
+                "`save_on_signal` and `enable_jit_checkpoint` both handle SIGTERM. Set one of them to False: "
+                "`save_on_signal` saves after the present step, with the selection state."
+            )
         self._check_ranges()
         self._check_groups_are_whole()
 
@@ -253,6 +304,24 @@ class DataEfficientGRPOConfig(GRPOConfig):
             )
 
 
+_DOTS_FIELDS = {
+    **{
+        name: f"dots_{name}"
+        for name in ("objective", "sharpness", "target", "temperature", "predictor", "predictor_args")
+    },
+    **{name: f"dots_{name}" for name in ("reference", "reference_size", "refresh_batches")},
+    **{name: name for name in ("exploration", "history_prior", "history_half_life")},
+}
+_GRESO_FIELDS = {
+    name: f"greso_{name}" for name in ("p_init", "p_step", "p_min", "p_max", "target_zero_variance", "easy_share")
+}
+#: For each built-in selector: its arguments, and the fields that they come from
+_SELECTOR_FIELDS: dict[str, dict[str, str]] = {
+    "uniform": {"shuffle": "shuffle_dataset"},
+    "greso": _GRESO_FIELDS,
+    "dots": _DOTS_FIELDS,
+    "dots+greso": {**_DOTS_FIELDS, **_GRESO_FIELDS},
+}
 _CHOICES: dict[str, tuple[str, ...]] = {
     "replay_clip": ("proximal", "behavior"),
     "dots_objective": ("effective", "target"),
@@ -283,7 +352,7 @@ _INTEGERS = {
     "replay_capacity": "an integer >= 1",
     "replay_max_age": "an integer >= 1, or nothing for no limit",
     "dots_reference_size": "an integer >= 1",
-    "dots_refresh_windows": "an integer >= 1",
+    "dots_refresh_batches": "an integer >= 1",
 }
 _OPTIONAL = ("replay_max_age", "reward_timeout")
 

@@ -1,334 +1,412 @@
-"""`DataEfficientGRPOTrainer`: the wiring between TRL's `GRPOTrainer` and this package. No method of TRL is copied."""
+"""`DataEfficientGRPOTrainer`: translates calls of TRL's `GRPOTrainer`, and delegates. No method of TRL is copied."""
 
 from __future__ import annotations
 
 import inspect
-import time
-from collections import defaultdict
-from contextlib import contextmanager
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import DistributedType
 from datasets import Dataset
 from transformers.integrations import is_deepspeed_zero3_enabled
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
+from trl.models.utils import disable_gradient_checkpointing
 
-from trl_dataeff.callback import SelectionCallback
-from trl_dataeff.checkpoint.state import FOLDER
+import trl_dataeff.validation as validation
+from trl_dataeff.callback import DataEfficientCallback
+from trl_dataeff.checkpoint.resume import failure_notes, remove_older, resolve_checkpoint
+from trl_dataeff.checkpoint.saving import complete_checkpoint
+from trl_dataeff.collector import GenerationBatch, RolloutCollector, make_collector
+from trl_dataeff.collector.state import load_run, save_run
+from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.difficulty.embedding import embed_dataset
-from trl_dataeff.ledger import RolloutLedger
-from trl_dataeff.reliability.trainer import ReliableGRPOTrainer
-from trl_dataeff.replay.logprobs import BehaviorRecorder
-from trl_dataeff.replay.trainer import CorrectedGRPOTrainer
-from trl_dataeff.rollouts.capture import Collection, Playback, Recording, row_value, split_rollouts, tool_dicts
-from trl_dataeff.rollouts.distributed import assign, hand_over
-from trl_dataeff.rollouts.group import RolloutGroup
-from trl_dataeff.selection import make_selector
-from trl_dataeff.selection.pool import PromptPool
-from trl_dataeff.tracking.group_log import GroupLog
-from trl_dataeff.tracking.metrics import of_fresh_groups, record, replace_last, rounds_left_out
-from trl_dataeff.validation import (
-    check_dataset,
-    check_no_images,
-    resolve_config,
-    resolve_selection,
-    rounds_obstacle,
-    warn_of_idle_options,
-)
+from trl_dataeff.fault_tolerance.nonfinite import NonfiniteStepGuard
+from trl_dataeff.fault_tolerance.reconnect import ReconnectingClient
+from trl_dataeff.fault_tolerance.reward_guard import RewardGuard
+from trl_dataeff.fault_tolerance.signals import StopSignals, exception_of
+from trl_dataeff.replay.correction import LossCorrection
+from trl_dataeff.replay.logprobs import behavior_tensors, compute_leftover_logps
+from trl_dataeff.rollouts.capture import Playback, Recording, Round, row_value, split_rollouts, temporarily, tool_dicts
+from trl_dataeff.rollouts.distributed import Processes, all_gather
+from trl_dataeff.selection.base import Selector
+from trl_dataeff.tracking.metrics import group_metrics, record, record_selector, replace_last, without_rounds
+from trl_dataeff.tracking.timing import StepTimer
 
 
-class DataEfficientGRPOTrainer(ReliableGRPOTrainer, CorrectedGRPOTrainer):
+_SIGNATURE = inspect.signature(GRPOTrainer.__init__)
+
+
+class DataEfficientGRPOTrainer(GRPOTrainer):
     """
-    [`~trl.GRPOTrainer`] that spends its rollouts where they teach. Takes the same arguments.
+    [`~trl.GRPOTrainer`] that generates only rollouts that are likely to produce a gradient. Takes the same arguments.
 
     Overridden methods, and why:
 
-    - `_generate_and_score_completions`: a window's prompts come from the selector, not from the dataloader, and with
-      `dynamic_sampling` from as many rounds of rollouts as it takes.
-    - `_generate`, `_calculate_rewards`: note what is rolled out; give back what was rolled out before.
-    - `train`, `_save_state`, `_load_optimizer_and_scheduler`: start, write and read the selection state.
-
-    What makes runs survive is in the base class [`ReliableGRPOTrainer`].
-    The loss of groups from an earlier window is in the base class [`CorrectedGRPOTrainer`].
+    - `_generate_and_score_completions`: in training, rows come from the collector, not from the dataloader; TRL's method
+      runs once, on exactly what is trained on.
+    - `_generate`, `_calculate_rewards`: record what is generated; play back stored rollouts.
+    - `_compute_loss`, `_get_per_token_logps_and_entropies`: correct the loss of groups that an earlier policy sampled.
+    - `train`: checks the checkpoint to resume from, starts a collector, and handles signals and failures.
+    - `_save_checkpoint`, `_load_optimizer_and_scheduler`: save and load the state of the run, with a manifest.
+    - `_run_epoch`: a run that is resumed from its last checkpoint has nothing left to do.
+    - `_finalize_training`: a run that was stopped neither loads its best model nor deletes its last checkpoint.
+    - `_get_grad_norm`: skips steps whose gradient is not finite, if `skip_nonfinite_steps` is set.
 
     Args:
         model, reward_funcs, args, train_dataset, ...: see [`~trl.GRPOTrainer`]. `args` may be a
             [`DataEfficientGRPOConfig`] or a [`~trl.GRPOConfig`], which gets the defaults of the former.
+        selector ([`Selector`], *optional*): selects prompts, in place of the one that `args.selection` names.
+
+    Attributes:
+        collector ([`RolloutCollector`]): state of the run, from `train` on.
+        stopped_by (`signal.Signals` or `None`): the signal that ended the last call of `train` early, if one did.
 
     Example:
 
     ```python
-    from datasets import load_dataset
-    from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
-    from trl.rewards import accuracy_reward
-
-    trainer = DataEfficientGRPOTrainer(
-        model="Qwen/Qwen2.5-0.5B-Instruct",
-        reward_funcs=accuracy_reward,
-        args=DataEfficientGRPOConfig("Qwen2.5-0.5B-GRPO", dynamic_sampling=True),
-        train_dataset=load_dataset("trl-lib/DeepMath-103K", split="train"),
-    )
+    dataset = load_dataset("trl-lib/DeepMath-103K", split="train")
+    trainer = DataEfficientGRPOTrainer("Qwen/Qwen2.5-0.5B-Instruct", accuracy_reward, train_dataset=dataset)
     trainer.train()
     ```
     """
 
-    ledger: RolloutLedger  # from `train` on
-    tools: list
-    rollout_func: Any
+    args: DataEfficientGRPOConfig
+    collector: RolloutCollector
     _tag_names = ["trl", "grpo", "trl-dataeff"]  # noqa: RUF012
+    # TRL's methods may be called on an instance whose `__init__` did not run
+    _recording: Recording | None = None  # while a round is generated
+    _playback: Playback | None = None  # while stored rollouts pass through TRL's method
+    _correction: LossCorrection | None = None
+    _nonfinite: NonfiniteStepGuard | None = None
+    _reward_guard: RewardGuard | None = None
+    _signals: StopSignals | None = None
+    _loop: dict[str, Any] | None = None  # of the training loop, as a checkpoint has it
 
-    def __init__(self, *args, **kwargs):
-        call = inspect.signature(GRPOTrainer.__init__).bind(self, *args, **kwargs)
+    def __init__(self, *args, selector: Selector | None = None, **kwargs):
+        call = _SIGNATURE.bind(self, *args, **kwargs)
         given = call.arguments
-        given["args"] = resolve_config(given.get("args"), given["model"])
-        check_dataset(given["args"], given.get("train_dataset"), given.get("environment_factory"))
-
-        self._recording: Recording | None = None  # while a round is rolled out
-        self._playback: Playback | None = None  # while what was rolled out goes through TRL's one pass
+        given["args"] = config = validation.resolve_config(given.get("args"), given["model"])
+        validation.check_selection(config, selector)
+        validation.check_dataset(config, given.get("train_dataset"), given.get("environment_factory"), selector)
         super().__init__(*call.args[1:], **call.kwargs)
 
-        self._prompts_are_made_up = given.get("train_dataset") is None  # by an environment; TRL sets placeholders
-        obstacle = rounds_obstacle(
+        self._map_style = given.get("train_dataset") is not None and isinstance(self.train_dataset, Dataset)
+        reason = validation.unsupported_reason(
             self.train_dataset,
             environments=self.environment_factories is not None,
             tool_images=self._is_vlm and bool(self.tools),
         )
+        self._processes = Processes.of(self.accelerator)
         sharded = self.is_fsdp_enabled or is_deepspeed_zero3_enabled()
-        self.selection = resolve_selection(
-            self.args, obstacle, sharded=sharded, processes=self.accelerator.num_processes
+        count = self._processes.world_size
+        self.selector = validation.resolve_selector(config, selector, reason, sharded=sharded, processes=count)
+        self._refills = config.dynamic_sampling and reason is None
+        self._replays = config.replay_fraction > 0 and reason is None
+        self._in_rounds = self._refills or self._replays or self.selector.uses_references
+        validation.warn_ignored_options(config, reason)
+        self._set_up_fault_tolerance(sharded)
+
+        context = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        limits = [context, config.vllm_max_model_length]
+        self._context_check = validation.ContextCheck(limits, self.max_completion_length)
+        self._timer = StepTimer()
+        self._prompt_ids: list[int] = []  # of the rows that are generated or trained on now
+        self._callback = DataEfficientCallback(
+            on_begin=self._restore_logs,
+            on_step=lambda seconds: record(self._metrics["train"], self._timer.step(seconds)),
+            on_end=self._flush_group_log,
+            received_signal=lambda: None if self._signals is None else self._signals.agreed(),
         )
-        self._refills = self.args.dynamic_sampling and obstacle is None
-        self._replays = self.args.replay_fraction > 0 and obstacle is None
-        refers = "dots" in self.selection and self.args.dots_reference == "paper"
-        self._collects = self._refills or self._replays or refers
-        warn_of_idle_options(self.args, obstacle)
-        self._seconds: defaultdict[str, float] = defaultdict(float)  # since the last optimizer step
-        self._selection_callback = SelectionCallback(self)
-        self.add_callback(self._selection_callback)
+        self.add_callback(self._callback)
 
-    __init__.__signature__ = inspect.signature(GRPOTrainer.__init__)  # type: ignore[attr-defined]
+    __init__.__signature__ = _SIGNATURE.replace(  # type: ignore[attr-defined]
+        parameters=[*_SIGNATURE.parameters.values(), inspect.signature(__init__).parameters["selector"]]
+    )
 
-    def train(self, *args, **kwargs):
-        self._recorder = BehaviorRecorder()
-        self.ledger = self._make_ledger()  # as in TRL, a second call starts anew, with the dataset that there is then
-        return super().train(*args, **kwargs)
+    def _set_up_fault_tolerance(self, sharded: bool) -> None:
+        args = self.args
+        if args.reward_timeout is not None:
+            self._reward_guard = guard = RewardGuard(args.reward_timeout)
+            self.reward_funcs = list(map(guard.wrap, self.reward_funcs, self.reward_func_names))
+        if args.vllm_reconnect and self.use_vllm and args.vllm_mode == "server" and self._processes.is_main:
+            vllm = self.vllm_generation
+            vllm.vllm_client = ReconnectingClient(
+                vllm.vllm_client,
+                device=self.accelerator.device,
+                timeout=args.vllm_server_timeout,
+                named_params=None if sharded else vllm._iter_named_params,
+                on_return=lambda: self.collector.counters.add(server_returns=1),
+            )
 
-    def _make_ledger(self) -> RolloutLedger:
-        selects = isinstance(self.train_dataset, Dataset) and not self._prompts_are_made_up
-        if selects:
-            check_dataset(self.args, self.train_dataset, self.environment_factories)
-        self._rows_dataset = self.train_dataset
-        if selects and self.args.remove_unused_columns:
-            self._rows_dataset = self._remove_unused_columns(self.train_dataset, description="training")
-        path = Path(self.args.output_dir) / FOLDER / "groups.parquet"
-        pool = PromptPool.from_dataset(self.train_dataset) if selects else None
-        return RolloutLedger(
-            self.args,
-            pool=pool,
-            selector=make_selector(self.selection, pool, self.args, self._embed) if pool is not None else None,
+    # Starting and ending
+
+    def train(self, resume_from_checkpoint=None, *args, **kwargs):
+        output_dir, reads = self.args.output_dir, self.args.should_save
+        checkpoint = resolve_checkpoint(resume_from_checkpoint, output_dir, self._processes, checks=reads)
+        self._callback.stopped_by = None
+        self._prompt_ids = []
+        if self.args.save_on_signal:
+            self._signals = StopSignals(self._processes)
+        notes = failure_notes(output_dir, lambda: self._prompt_ids, self._flush_group_log)
+        with notes, self._signals or nullcontext():
+            self._begin_run()
+            output = super().train(checkpoint, *args, **kwargs)
+        if self.stopped_by is not None:
+            raise exception_of(self.stopped_by)
+        return output
+
+    def _begin_run(self) -> None:
+        """State of a run. As in TRL, a second call of `train` starts again, with the dataset that is there then."""
+        args, dataset = self.args, self.train_dataset
+        if self._map_style:
+            validation.check_dataset(args, dataset, self.environment_factories, self.selector)
+        self._rows_dataset = dataset
+        if self._map_style and args.remove_unused_columns:
+            self._rows_dataset = self._remove_unused_columns(dataset, description="training")
+        self.collector = make_collector(
+            args,
+            selector=self.selector if self._map_style else None,
+            dataset=dataset if self._map_style else None,
+            embed=partial(
+                embed_dataset,
+                dataset,
+                args.dots_embedding,
+                policy=self.model,
+                tokenizer=self.processing_class,
+                accelerator=self.accelerator,
+                progress=not args.disable_tqdm,
+                chat_template=self.chat_template,
+                tools=self.tools or None,
+                chat_template_kwargs=self.chat_template_kwargs,
+            ),
             reward_names=self.reward_func_names,
             reward_weights=self.reward_weights.numpy(),
-            group_log=GroupLog(path) if self.accelerator.is_main_process else None,
-            rank=self.accelerator.process_index,
-            world_size=self.accelerator.num_processes,
             refills=self._refills,
             replays=self._replays,
+            log_groups=True,
+            processes=self._processes,
         )
-
-    def _embed(self) -> np.ndarray:
-        """Every prompt as a vector, by the policy as it is before training, or by `dots_embedding`."""
-        return embed_dataset(
-            self.train_dataset,
-            self.args.dots_embedding,
-            policy=self.model,
-            tokenizer=self.processing_class,
-            accelerator=self.accelerator,
-            progress=not self.args.disable_tqdm,
-            chat_template=self.chat_template,
-            tools=self.tools or None,
-            chat_template_kwargs=self.chat_template_kwargs,
+        self._correction = LossCorrection(
+            clip=args.replay_clip,
+            cap=args.replay_ratio_cap,
+            level=self.importance_sampling_level,
+            loss_type=self.loss_type,
+            kl=self.beta if args.use_bias_correction_kl else 0.0,
+            max_completion_length=self.max_completion_length,
+            steps_per_generation=args.steps_per_generation,
+            processes=self._processes,
         )
+        # A loss scaler and DeepSpeed skip such steps themselves, and continue with a smaller scale
+        handled = self.accelerator.distributed_type == DistributedType.DEEPSPEED or self.accelerator.scaler is not None
+        if args.skip_nonfinite_steps and not handled:
+            counters = self.collector.counters
+            self._nonfinite = NonfiniteStepGuard(lambda: counters.add(steps_skipped=1), self._processes.is_main)
 
-    # Rolling out
+    @property
+    def stopped_by(self) -> signal.Signals | None:
+        return self._callback.stopped_by
+
+    def _run_epoch(self, *args, **kwargs):
+        if self.state.global_step < self.state.max_steps:
+            return super()._run_epoch(*args, **kwargs)
+        self.control.should_training_stop = True  # the Trainer would check that after one more step
+
+    def _finalize_training(self, *args, **kwargs):
+        kept = {} if self.stopped_by is None else {"load_best_model_at_end": False, "save_total_limit": None}
+        with temporarily(self.args, **kept):
+            return super()._finalize_training(*args, **kwargs)
+
+    # Generating
 
     def _generate_and_score_completions(self, inputs):
         if not self.model.training:
             return super()._generate_and_score_completions(inputs)
-        if self._collects:
-            return self._collect_window()
-        return self._single_round_window(inputs)
+        return self._train_on_rounds() if self._in_rounds else self._train_on_single_pass(inputs)
 
-    def _single_round_window(self, inputs):
-        """All groups of a window are rolled out within TRL's one pass and trained on."""
-        with self._timed_selection():
-            ids = self.ledger.propose(self.ledger.batch_groups)
-            if self.ledger.selector is not None:
-                inputs = self._rows(self._local(ids))
+    def _train_on_single_pass(self, inputs):
+        """All groups of a generation batch are generated within TRL's pass, and trained on."""
+        with self._timer.selection():
+            ids = self.collector.propose(self.collector.batch_groups)
+            if self.collector.selector is not None:
+                inputs = self._rows(self._processes.share(ids))
         with self._recorded() as recording:
-            batch = super()._generate_and_score_completions(inputs)
-        with self._timed_selection():
-            groups = self._enter_round(ids, recording, round_index=0)
-            self._enter_window(Collection(trained=groups, fresh=groups, rounds=1))
-        return batch
+            tensors = super()._generate_and_score_completions(inputs)
+        with self._timer.selection():
+            self._log(self.collector.enter(ids, recording.complete(self._processes), self.state.global_step))
+        return tensors
 
-    def _collect_window(self):
-        """Groups are rolled out in rounds; those that are kept go through TRL's one pass as if they came from it."""
-        ledger, rank, world_size = self.ledger, self.accelerator.process_index, self.accelerator.num_processes
-        with self._timed_selection(), rounds_left_out(self._metrics["train"], self.state):
-            collection = ledger.collect(self._roll_out, self.state.global_step)
-            destinations = assign([group.owner for group in collection.trained], world_size)
-            hand_over(collection.trained, destinations, rank)
-            trained = [collection.trained[i] for i in np.argsort(destinations, kind="stable")]
-            mine = [group for group in trained if group.owner == rank]
-            self._playback = Playback(mine, np.concatenate([group.rewards for group in trained]))
-            rows = self._rows(np.array([group.prompt_id for group in mine]))
+    def _train_on_rounds(self):
+        """Groups are generated in rounds; what is trained on passes through TRL's method as if generated there."""
+        with self._timer.selection(), without_rounds(self._metrics["train"], self.state):
+            batch = self.collector.collect(self._roll_out, self.state.global_step)
+            own = self.collector.own(batch.trained)
+            self._playback = Playback(own, np.concatenate([group.rewards for group in batch.trained]))
+            rows = self._rows(np.array([group.prompt_id for group in own]))
         try:
             for column, values in self._playback.logged.items():
                 self._log_completion_extra(column, values)
-            batch = super()._generate_and_score_completions(rows)
+            tensors = super()._generate_and_score_completions(rows)
         finally:
             self._playback = None
-        self._prepare_correction(batch, mine, collection, stores=ledger.buffer is not None)
-        with self._timed_selection():
-            self._enter_window(collection)
-        return batch
+        compute_leftover_logps(
+            batch.leftover_now,
+            self._forward,
+            padding_group=own[0],
+            pad_token_id=self._tokenizer.pad_token_id,
+            processes=self._processes,
+        )
+        if batch.trained_stale:
+            tensors.update(behavior_tensors(own, tensors["completion_ids"]))
+        if self.collector.buffer is not None:
+            self._correction.recorder.expect(own, tensors)
+        self._log(batch)
+        return tensors
 
-    def _roll_out(self, ids: np.ndarray, round_index: int, reference: bool) -> list[RolloutGroup]:
-        """Generate and score prompts, each process an equal part of them, outside of TRL's one pass."""
-        rows = self._rows(self._local(ids))
+    def _roll_out(self, ids: np.ndarray) -> Round:
+        """Generate and score prompts, each process an equal part of them, outside of TRL's pass."""
+        rows = self._rows(self._processes.share(ids))
         prompts = [row["prompt"] for row in rows]
-        if self.tools:  # TRL prepares these for the rows of its one pass
+        if self.tools:  # TRL prepares these for the rows of its pass
             self._sync_tool_dicts, self._async_tool_dicts = tool_dicts(self._standalone_tools, len(rows))
         with self._recorded() as recording:
             prompt_ids, completion_ids, tool_mask, completions, logprobs, extra, *images = self._generate(prompts)
-            check_no_images(*images)
+            validation.check_no_images(*images)
             for i, row in enumerate(rows):
                 row.update({name: row_value(values, i) for name, values in extra.items()})
             self._calculate_rewards(rows, prompts, completions, completion_ids)
-        logged = dict(self._pending_extra_logs)
+        outputs = (prompt_ids, completion_ids, tool_mask, completions, logprobs, dict(self._pending_extra_logs))
         self._pending_extra_logs.clear()
-        rollouts = split_rollouts(
-            self.num_generations, prompt_ids, completion_ids, tool_mask, completions, logprobs, logged
-        )
-        return self._enter_round(ids, recording, round_index, rollouts, reference)
+        return recording.complete(self._processes, split_rollouts(self.num_generations, *outputs))
 
     def _generate(self, prompts: list):
         if self._playback is not None:
             return self._play_back(self._playback)
-        if self._recording is None:
-            return super()._generate(prompts)
-        started = time.perf_counter()
-        generated = super()._generate(prompts)
-        prompt_ids, completion_ids, tool_mask, *_ = generated
-        self._recording.note(completion_ids, tool_mask, ends={*self.eos_token_ids, self._tokenizer.pad_token_id})
-        self._recording.overlong = self._without_room(prompt_ids)
-        self._recording.seconds += time.perf_counter() - started
-        return generated
+        if self._recording is not None:
+            return self._recording.generate(super()._generate, prompts)
+        return super()._generate(prompts)
 
     def _play_back(self, playback: Playback):
-        """TRL's own `_generate` on completions that are there already: they enter through its `rollout_func` slot."""
+        """TRL's own `_generate` on completions that exist already: they enter through its `rollout_func` slot."""
         # Nothing is generated: no tool is called, and vLLM needs no new weights
         present = {"rollout_func": playback.rollout_func, "tools": []}
         present |= {"_last_loaded_step": self.state.global_step} if self.use_vllm else {}
-        former = {name: getattr(self, name) for name in present}
-        self.__dict__.update(present)
-        try:
-            # The prompts are tokenized already. As plain text they spare TRL parsing messages that are parsed already
+        with temporarily(self, **present):
+            # The prompts are tokenized already. As plain text they need no parsing of messages
             generated = super()._generate([""] * len(playback.completions))
-        finally:
-            self.__dict__.update(former)
-        prompt_ids, completion_ids, tool_mask, _, *rest = generated
-        return prompt_ids, completion_ids, tool_mask, playback.completions, *rest
+        return *generated[:3], playback.completions, *generated[4:]
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         if self._playback is not None:
             return torch.from_numpy(self._playback.rewards).to(self.accelerator.device)
-        if self._recording is None:
-            return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        started = time.perf_counter()
-        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        self._recording.rewards = rewards
-        self._recording.seconds += time.perf_counter() - started
-        return rewards
-
-    # Bookkeeping
-
-    def _local(self, ids: np.ndarray) -> np.ndarray:
-        """The part of a round's prompts that this process rolls out."""
-        share = len(ids) // self.accelerator.num_processes
-        return ids[self.accelerator.process_index * share :][:share]
-
-    def _rows(self, ids: np.ndarray) -> list[dict[str, Any]]:
-        """The dataset's rows, G in a row for each prompt, as TRL's dataloader would deliver them."""
-        self._rows_in_hand = ids.tolist()
-        return self._rows_dataset.__getitems__(np.repeat(ids, self.num_generations).tolist())
+        arguments = (inputs, prompts, completions, completion_ids_list)
+        if self._recording is not None:
+            return self._recording.score(super()._calculate_rewards, *arguments)
+        return super()._calculate_rewards(*arguments)
 
     @contextmanager
-    def _recorded(self):
-        self._recording = recording = Recording()
+    def _recorded(self) -> Iterator[Recording]:
+        ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
+        self._recording = recording = Recording(ends, self._context_check.overlong, self._reward_guard)
         try:
             yield recording
         finally:
             self._recording = None
-        self._seconds["time/generation_s"] += recording.seconds
+        self._timer.add_generation(recording.seconds)
 
-    @contextmanager
-    def _timed_selection(self):
-        """Times what is done in it, but for the rollouts."""
-        started = time.perf_counter() - self._seconds["time/generation_s"]
-        yield
-        self._seconds["time/selection_s"] += time.perf_counter() - self._seconds["time/generation_s"] - started
+    def _rows(self, ids: np.ndarray) -> list[dict[str, Any]]:
+        """The dataset's rows, G in a row for each prompt, as TRL's dataloader would deliver them."""
+        self._prompt_ids = ids.tolist()
+        return self._rows_dataset.__getitems__(np.repeat(ids, self.num_generations).tolist())
 
-    def _enter_round(
-        self, ids, recording: Recording, round_index: int, rollouts=(), reference=False
-    ) -> list[RolloutGroup]:
-        assert recording.rewards is not None
-        faults = [self._reward_guard.faults, *[0] * (len(recording.lengths) - 1)]  # a sum is all that is wanted
-        per_completion = torch.tensor(
-            [recording.lengths, recording.truncated, recording.overlong, faults], device=self.accelerator.device
-        )
-        gathered = self.accelerator.gather(per_completion.T.contiguous()).cpu().numpy().T
-        lengths, truncated, overlong, faults = gathered
-        self._count_fault(overlong_prompts=overlong.sum(), reward_faults=faults.sum())
-        return self.ledger.enter_round(
-            ids,
-            recording.rewards.cpu().numpy(),
-            lengths,
-            truncated,
-            step=self.state.global_step,
-            round_index=round_index,
-            seconds=recording.seconds,
-            rollouts=rollouts,
-            reference=reference,
-        )
+    # The loss
 
-    def _enter_window(self, collection: Collection) -> None:
-        if collection.stale:  # TRL has logged rewards and lengths of all that is trained on
-            fresh = of_fresh_groups(collection.fresh_trained, self.reward_func_names, self.reward_weights.numpy())
-            replace_last(self._metrics["train"], fresh)
-        record(self._metrics["train"], self.ledger.enter_window(collection, self.state.global_step))
+    def _compute_loss(self, model, inputs):
+        if "replayed" not in inputs and "batch_row" not in inputs:
+            return super()._compute_loss(model, inputs)
+        with self._correction.micro_batch(inputs) as own_inputs:
+            loss = super()._compute_loss(model, own_inputs)
+            return loss + self._correction.missing_kl(self.current_gradient_accumulation_steps)
 
-    def record_step_time(self, seconds: float) -> None:
-        """Log how an optimizer step of `seconds` was spent. Called by `SelectionCallback`."""
-        spent = {name: self._seconds.pop(name, 0.0) for name in ("time/selection_s", "time/generation_s")}
-        record(self._metrics["train"], spent | {"time/training_s": seconds - sum(spent.values())})
+    def _get_per_token_logps_and_entropies(self, *args, **kwargs):
+        outputs = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        if self._correction is not None:
+            record(self._metrics["train"], self._correction.on_logps(outputs[0]))
+        return outputs
 
-    # Checkpoints
+    @torch.no_grad()
+    def _forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, length: int) -> torch.Tensor:
+        """Log-probs `(B, length)` under the present policy, by TRL's forward pass."""
+        with disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
+            logps, *_ = self._get_per_token_logps_and_entropies(
+                self.model, input_ids, attention_mask, length, batch_size=self.args.per_device_train_batch_size
+            )
+        return logps
 
-    def _save_state(self, checkpoint):
-        self._selection_callback.save(checkpoint)
+    def _get_grad_norm(self, model, grad_norm=None):
+        norm = super()._get_grad_norm(model, grad_norm=grad_norm)
+        if self._nonfinite is not None and self._nonfinite.skips(norm, self.state.global_step + 1):
+            model.zero_grad()  # without gradients the optimizer changes nothing
+        return norm
 
-    def _keep_what_can_be_kept(self):
-        ledger = getattr(self, "ledger", None)  # there is none yet if the prompts could not be embedded
-        if ledger is not None and ledger.group_log is not None:
-            ledger.group_log.flush(force=True)
+    # Logs and checkpoints
 
-    def _count_fault(self, **amounts):
-        self.ledger.counters.add(**amounts)
+    def _log(self, batch: GenerationBatch) -> None:
+        store = self._metrics["train"]
+        if batch.trained_stale:  # TRL has logged rewards and lengths of all that is trained on
+            replace_last(store, group_metrics(batch.trained_now, self.reward_func_names, self.reward_weights.numpy()))
+        record(store, batch.metrics)
+        record_selector(store, batch.selector_metrics)
+
+    def _flush_group_log(self) -> None:
+        if hasattr(self, "collector") and self.collector.group_log is not None:
+            self.collector.group_log.flush(force=True)
+
+    def _save_checkpoint(self, model, trial):
+        args, step = self.args, self.state.global_step
+        checkpoint = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{step}"
+        resumable = not args.save_only_model
+        writing = complete_checkpoint(checkpoint, step, resumable, args.should_save, self._processes)
+        with writing, temporarily(args, save_total_limit=None, push_to_hub=False):  # both only when it is complete
+            if resumable:
+                half_used = self._step % (args.steps_per_generation * self.num_iterations) != 0
+                micro_batches = self._buffered_inputs if half_used else None
+                save_run(checkpoint, self.collector, self._loop_state(), micro_batches, writes=args.should_save)
+            super()._save_checkpoint(model, trial)
+        if args.push_to_hub:
+            self._push_from_checkpoint(str(checkpoint))
+        if args.should_save:
+            remove_older(checkpoint, args.save_total_limit, keep=[self.state.best_model_checkpoint])
 
     def _load_optimizer_and_scheduler(self, checkpoint):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
-            self._selection_callback.load(Path(checkpoint))
+            self._loop, micro_batches = load_run(Path(checkpoint), self.collector, self.state.global_step)
+            self._step = self._loop["micro_step"]
+            self._buffered_inputs = micro_batches if micro_batches is not None else self._buffered_inputs
+
+    def _loop_state(self) -> dict[str, Any]:
+        """TRL's micro-step, and what was summed up since the last log. A collective."""
+        return {
+            "micro_step": self._step,
+            "last_logged": self._globalstep_last_logged,
+            "loss": all_gather(float(self._tr_loss)),
+            "metrics": {name: list(map(float, values)) for name, values in self._metrics["train"].items()},
+        }
+
+    def _restore_logs(self) -> None:
+        """Continue the logging interval of a checkpoint, once the Trainer has begun a new one."""
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            losses, mean = loop["loss"], sum(loop["loss"]) / len(loop["loss"])
+            own = losses[self._processes.rank] if len(losses) == self._processes.world_size else mean
+            self._tr_loss = torch.tensor(own, device=self.args.device)
+            self._total_loss_scalar = -mean  # `train_loss` is about the steps of this call of `train` alone
+            self._globalstep_last_logged = loop["last_logged"]
+            self._metrics["train"].update(loop["metrics"])

@@ -1,9 +1,11 @@
-"""What the trainer is given: its configuration resolved, and datasets refused that a run cannot use."""
+"""What can be wrong before a run starts: configuration, dataset and selector, and the rewards of the first batch."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset, IterableDataset
@@ -12,8 +14,9 @@ from trl import GRPOConfig
 from trl.trainer.utils import get_config_model_id
 
 from trl_dataeff.config import AUTO_SELECTION, DataEfficientGRPOConfig
-from trl_dataeff.difficulty.predictor import load_predictor
+from trl_dataeff.difficulty.loading import load_predictor, predictors
 from trl_dataeff.replay.buffer import replay_groups
+from trl_dataeff.selection.base import Selector, make_selector, selectors
 
 
 logger = logging.get_logger(__name__)
@@ -29,20 +32,26 @@ def resolve_config(args: Any, model: Any) -> DataEfficientGRPOConfig:
     return DataEfficientGRPOConfig.from_grpo_config(args)
 
 
-def check_dataset(args: DataEfficientGRPOConfig, dataset: Any, environment_factory: Any) -> None:
-    """Raise a `ValueError` that says what is wrong with the training dataset and what would do."""
+def check_dataset(
+    args: DataEfficientGRPOConfig, dataset: Any, environment_factory: Any, selector: Selector | None = None
+) -> None:
+    """Raise a `ValueError` that says what is wrong with the training dataset, and how to fix it."""
     if dataset is None and environment_factory is None:
         raise ValueError("`train_dataset` is required, unless an `environment_factory` provides the prompts.")
-    chooses = args.selection not in ("auto", "uniform")
-    if (dataset is None or isinstance(dataset, IterableDataset)) and (chooses or args.dynamic_sampling):
-        wanted = f"selection={args.selection!r}" if chooses else "dynamic_sampling=True"
-        lacks = "prompts that an environment makes up" if dataset is None else "a streaming (iterable) dataset"
+    selects = selector is not None or args.selection not in ("auto", "uniform")
+    if (dataset is None or isinstance(dataset, IterableDataset)) and (selects or args.dynamic_sampling):
+        wanted = "dynamic_sampling=True"
+        if selects:
+            wanted = (
+                f"selection={args.selection!r}" if selector is None else f"selector={type(selector).__name__}(...)"
+            )
+        given = "an environment provides the prompts" if dataset is None else "this one is streamed (iterable)"
         raise ValueError(
-            f"`{wanted}` needs a dataset whose rows can be taken in any order, which {lacks} cannot give. Use a "
-            "dataset that is loaded without streaming, or `selection='uniform'` without `dynamic_sampling`."
+            f"`{wanted}` needs a map-style dataset, and {given}. Use a dataset that is loaded without streaming, or "
+            "`selection='uniform'` without `dynamic_sampling`."
         )
     if not isinstance(dataset, Dataset):
-        return  # TRL refuses other types
+        return  # TRL rejects other types
     if len(dataset) and environment_factory is None and "prompt" not in dataset[0]:  # a transform may make it
         raise ValueError(
             f"`train_dataset` has no column `prompt`; its columns are {dataset.column_names}. Rename the column that "
@@ -58,42 +67,90 @@ def check_dataset(args: DataEfficientGRPOConfig, dataset: Any, environment_facto
         )
 
 
-def resolve_selection(
-    args: DataEfficientGRPOConfig, obstacle: str | None, *, sharded: bool, processes: int = 1
-) -> str:
+def check_selection(args: DataEfficientGRPOConfig, selector: Selector | None) -> None:
     """
-    The selection of a run: what "auto" stands for, and a `ValueError` for what cannot be had with this dataset or
-    these files.
+    Raise an error for a selector that cannot be made: both `selector=` and `selection=`, an unknown name, a wrong
+    argument, or a predictor that cannot be read.
+    """
+    if selector is not None and not isinstance(selector, Selector):
+        raise TypeError(
+            f"`selector` is a {type(selector).__name__}; it takes an instance of `trl_dataeff.Selector`, or use "
+            "`selection='name'` with a registered name."
+        )
+    if selector is not None and args.selection != "auto":
+        raise ValueError(
+            f"Both `selector={type(selector).__name__}(...)` and `selection={args.selection!r}` are given. Leave "
+            "`selection` at 'auto' to use the instance, or drop `selector`."
+        )
+    if selector is not None and args.selector_args:
+        raise ValueError(
+            f"`selector_args` ({args.selector_args}) are for a selector that is made by its name; give them to "
+            f"{type(selector).__name__} instead."
+        )
+    if selector is not None:
+        return
+    name = AUTO_SELECTION if args.selection == "auto" else args.selection
+    selectors.check(name, args.selector_arguments(name))
+    if "dots" in name and args.dots_predictor not in predictors.names():
+        predictor = load_predictor(args.dots_predictor)
+        if predictor.embedding and predictor.embedding != args.dots_embedding:
+            logger.warning(
+                f"The predictor in {args.dots_predictor!r} was fitted to embeddings of {predictor.embedding!r}, and "
+                f"`dots_embedding` is {args.dots_embedding!r}. Unless these are the same model, set it to the former."
+            )
+
+
+def resolve_selector(
+    args: DataEfficientGRPOConfig,
+    selector: Selector | None,
+    unsupported_reason: str | None,
+    *,
+    sharded: bool,
+    processes: int = 1,
+) -> Selector:
+    """
+    The selector of a run, not bound yet: the instance that was given, or the one that `selection` names.
 
     Args:
         args ([`DataEfficientGRPOConfig`]): the configuration.
-        obstacle (`str`, *optional*): that of [`rounds_obstacle`].
+        selector ([`Selector`], *optional*): instance given to the trainer.
+        unsupported_reason (`str`, *optional*): see [`unsupported_reason`].
         sharded (`bool`): whether the policy's weights are spread over processes, so that it cannot embed prompts.
         processes (`int`, *optional*, defaults to `1`): how many there are.
+
+    Raises:
+        `ValueError`: the selector needs reference rollouts, which this dataset does not allow.
     """
-    selection = args.selection
-    if selection == "auto":
-        selection = "uniform" if obstacle is not None else AUTO_SELECTION
-        if "dots" in selection and sharded and args.dots_embedding == "policy":
-            selection = "greso"
-            logger.warning(
-                "`selection='auto'` is 'greso' here: a policy whose weights are sharded cannot embed the prompts for DOTS. "
-                "Set `dots_embedding` to a model id to have it."
-            )
-    if "dots" in selection:
-        if args.dots_predictor not in ("logistic", "attention"):
-            load_predictor(args.dots_predictor)  # a mistake in it shows before anything is embedded
-        if args.dots_reference == "paper" and args.dots_reference_size < processes:
-            raise ValueError(
-                f"`dots_reference_size` is {args.dots_reference_size}, and each of {processes} processes rolls out at least "
-                "one reference prompt. Set it to at least that."
-            )
-        if args.dots_reference == "paper" and obstacle is not None:
-            raise ValueError(
-                f"`dots_reference='paper'` rolls out its reference prompts apart from TRL's pass over a batch, which "
-                f"{obstacle} do not allow. Use `dots_reference='rolling'`, which needs no rollouts of its own."
-            )
-    return selection
+    if selector is None:
+        name = _selection(args, unsupported_reason, sharded)
+        selector = make_selector(name, args.selector_arguments(name))
+    if not selector.uses_references:
+        return selector
+    if args.dots_reference == "paper" and args.dots_reference_size < processes:
+        raise ValueError(
+            f"`dots_reference_size` is {args.dots_reference_size}, and each of {processes} processes generates rollouts "
+            "for at least one reference prompt. Set it to at least that."
+        )
+    if unsupported_reason is not None:
+        raise ValueError(
+            f"{type(selector).__name__} generates reference rollouts outside of TRL's pass over a batch, which is not "
+            f"possible with {unsupported_reason}. With `dots_reference='rolling'` no reference rollouts are needed."
+        )
+    return selector
+
+
+def _selection(args: DataEfficientGRPOConfig, unsupported_reason: str | None, sharded: bool) -> str:
+    if args.selection != "auto":
+        return args.selection
+    if unsupported_reason is not None:
+        return "uniform"
+    if sharded and args.dots_embedding == "policy":
+        logger.warning(
+            "`selection='auto'` is 'greso' here: a policy whose weights are sharded cannot embed the prompts for DOTS. Set "
+            "`dots_embedding` to a model id for DOTS."
+        )
+        return "greso"
+    return AUTO_SELECTION
 
 
 def check_prompts(dataset: Dataset) -> None:
@@ -131,14 +188,14 @@ def _has_image(prompt: Any) -> bool:
     return any(part.get("type") == "image" for part in parts)
 
 
-def rounds_obstacle(dataset: Any, *, environments: bool, tool_images: bool) -> str | None:
+def unsupported_reason(dataset: Any, *, environments: bool, tool_images: bool) -> str | None:
     """
-    What keeps rounds of rollouts from being made, and replayed, apart from TRL's one pass over a batch; `None` if
-    nothing does. TRL prepares images and environments in that pass, and a stream's rows cannot be had again.
+    Why rounds of rollouts cannot be generated, and replayed, outside of TRL's pass over a batch; `None` if they can. TRL
+    prepares images and environments in that pass, and the rows of a stream cannot be read again.
 
     Args:
         dataset: the training dataset.
-        environments (`bool`): whether prompts are prepared by an environment.
+        environments (`bool`): whether an environment prepares the prompts.
         tool_images (`bool`): whether tools may answer with images.
     """
     if environments:
@@ -151,20 +208,106 @@ def rounds_obstacle(dataset: Any, *, environments: bool, tool_images: bool) -> s
     return None
 
 
-def warn_of_idle_options(args: DataEfficientGRPOConfig, obstacle: str | None) -> None:
-    """Say which options of `args` are without effect in this run; `obstacle` is that of [`rounds_obstacle`]."""
-    if args.dynamic_sampling and obstacle is not None:
+def warn_ignored_options(args: DataEfficientGRPOConfig, unsupported_reason: str | None) -> None:
+    """Warn of options of `args` that have no effect in this run; see [`unsupported_reason`]."""
+    if args.dynamic_sampling and unsupported_reason is not None:
         logger.warning(
-            f"`dynamic_sampling=True` does not refill batches for {obstacle}: each batch takes a single round of "
-            "rollouts, and its zero-variance groups stay in it."
+            f"`dynamic_sampling=True` does not refill batches with {unsupported_reason}: each batch is one round of rollouts, and "
+            "its zero-variance groups stay in it."
         )
     groups = args.per_device_train_batch_size * args.steps_per_generation // args.num_generations
-    if args.replay_fraction > 0 and obstacle is not None:
+    if args.replay_fraction > 0 and unsupported_reason is not None:
         logger.warning(
-            f"`replay_fraction={args.replay_fraction}` does not replay {obstacle}: each batch is rolled out afresh."
+            f"`replay_fraction={args.replay_fraction}` does not replay {unsupported_reason}: all rollouts of each batch are new."
         )
     elif args.replay_fraction > 0 and not replay_groups(args.replay_fraction, groups, world_size=1):
         logger.warning(
             f"`replay_fraction={args.replay_fraction}` of {groups} groups per process rounds to no group: nothing is "
             "replayed. A larger `per_device_train_batch_size` x `steps_per_generation` makes room for it."
         )
+
+
+class ContextCheck:
+    """
+    Finds prompts that leave no room for a completion in the model's context. Warns once.
+
+    Args:
+        limits (`list`): tokens that the model takes, by several settings; `None` where that is not known.
+        max_completion_length (`int`): tokens that a completion may take.
+    """
+
+    def __init__(self, limits: Sequence[int | None], max_completion_length: int):
+        self.context = min((limit for limit in limits if limit is not None), default=None)
+        self.max_completion_length = max_completion_length
+        self._warned = False
+
+    def overlong(self, prompt_lengths: Sequence[int]) -> list[bool]:
+        """For prompts of so many tokens, whether each leaves too little room."""
+        if self.context is None:
+            return [False] * len(prompt_lengths)
+        overlong = [length + self.max_completion_length > self.context for length in prompt_lengths]
+        if any(overlong) and not self._warned:
+            self._warned = True
+            logger.warning(
+                f"A prompt of {max(prompt_lengths)} tokens leaves no room for `max_completion_length` "
+                f"({self.max_completion_length}) in the model's context of {self.context} tokens: its completions are cut "
+                "off or meaningless. Remove such prompts from the dataset. This warning is shown once; "
+                "`dataeff/overlong_prompts` counts all."
+            )
+        return overlong
+
+
+class RewardChecks:
+    """
+    Finds rewards that are most likely a mistake.
+
+    Args:
+        names (`list[str]`): the reward functions.
+        is_main_process (`bool`, *optional*, defaults to `True`): whether this process warns.
+    """
+
+    def __init__(self, names: Sequence[str], *, is_main_process: bool = True):
+        self.names = list(names)
+        self.is_main_process = is_main_process
+        self._warned: set[str] = set()
+
+    def check(self, rewards: np.ndarray, *, first_batch: bool) -> None:
+        """
+        Check the rewards of a round.
+
+        Args:
+            rewards (`np.ndarray` of shape `(n, G, F)`): NaN where a function gave no score.
+            first_batch (`bool`): whether this is the run's first generation batch.
+
+        Raises:
+            `ValueError`: in the first generation batch, if no completion got a score.
+        """
+        infinite = np.isinf(rewards).any(axis=(0, 1))
+        if infinite.any():
+            self._warn_once(
+                f"{self._listed(infinite)} returned an infinite reward. TRL gives no gradient to a group that holds one, "
+                "so it counts as a zero-variance group."
+            )
+        silent = np.isnan(rewards).all(axis=(0, 1))
+        if not silent.any() or not first_batch:
+            return
+        names = self._listed(silent)
+        count = rewards.shape[0] * rewards.shape[1]
+        if silent.all():
+            raise ValueError(
+                f"No reward function gave a score for any of the first {count} completions: {names} returned only "
+                "None or NaN. Check that the columns it reads are in the dataset and hold what it expects; a function "
+                "may return None for completions it does not apply to, but each needs a score from one of them."
+            )
+        self._warn_once(
+            f"{names} returned only None or NaN for the first {count} completions and has no part in training so far. "
+            "Check that the columns it reads are in the dataset."
+        )
+
+    def _listed(self, chosen: np.ndarray) -> str:
+        return ", ".join(f"`{name}`" for name, c in zip(self.names, chosen, strict=True) if c)
+
+    def _warn_once(self, message: str) -> None:
+        if message not in self._warned and self.is_main_process:
+            logger.warning(message)
+        self._warned.add(message)

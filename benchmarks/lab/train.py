@@ -32,7 +32,7 @@ MEASURED = {
     "replay_age": "dataeff/replay/age_mean",
     "replay_ratio": "dataeff/replay/ratio_mean",
     "replay_ratio_max": "dataeff/replay/ratio_max",
-    "pearson": "dataeff/predictor/pearson",
+    "pearson": "dataeff/selector/predictor/pearson",
     "selection_s": "dataeff/time/selection_s",
     "generation_s": "dataeff/time/generation_s",
     "training_s": "dataeff/time/training_s",

@@ -41,7 +41,7 @@ def test_every_rollout_is_counted_and_accounted_for(tmp_path):
     trainer = dynamic(tmp_path)
     logs = logged(
         trainer, "dataeff/rollouts_generated", "dataeff/rollouts_trained", "dataeff/rollouts_discarded",
-        "dataeff/rollouts_replayed", "dataeff/surplus_groups",
+        "dataeff/rollouts_replayed", "dataeff/leftover_groups",
     )  # fmt: skip
     generated, trained, discarded, replayed, _ = logs[-1]
     assert generated == trainer.generated

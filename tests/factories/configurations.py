@@ -26,7 +26,7 @@ CONFIGURATIONS: dict[str, dict] = {
     "greso, dynamic": {**DYNAMIC, "selection": "greso"},
     "replay": {"replay_fraction": 0.5, "rewards": even_length_reward},
     "replay, windows of 2 steps": {"replay_fraction": 0.5, "rewards": even_length_reward, "steps_per_generation": 2},
-    "dots": {"selection": "dots", "dots_refresh_windows": 2},
+    "dots": {"selection": "dots", "dots_refresh_batches": 2},
     "all three": {**DYNAMIC, "selection": "dots+greso", "replay_fraction": 0.5, "steps_per_generation": 2},
     "several steps to a log": {**DYNAMIC, "logging_steps": 5, "steps_per_generation": 2},
     "two rewards": {**DYNAMIC, "rewards": [letter_share_reward, even_length_reward], "reward_weights": [1.0, 0.5]},

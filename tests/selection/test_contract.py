@@ -41,7 +41,7 @@ SELECTORS: dict[str, Callable[[int, int], Selector]] = {
     "greso": greso,
     "dots": dots,
     "dots, the paper's": partial(dots, dots_objective="target", dots_reference="paper"),
-    "dots, attention": partial(dots, dots_predictor="attention", dots_refresh_windows=2),
+    "dots, attention": partial(dots, dots_predictor="attention", dots_refresh_batches=2),
     "dots+greso": partial(dots, name="dots+greso"),
     "uniform": UniformSelector,
     "uniform in order": lambda size, batch: UniformSelector(size, batch, shuffle=False),

@@ -33,16 +33,16 @@ def test_predictions_are_made_before_the_rollout(tmp_path):
     first = table["step"] == 0
     assert table["predicted"][first].isna().all()
     assert table["predicted"][~first].between(0, 1).all()
-    logs = [log for log in trainer.state.log_history if "dataeff/predictor/mae" in log]
+    logs = [log for log in trainer.state.log_history if "dataeff/selector/predictor/mae" in log]
     seen = table[~first & table["success_rate"].notna()]
-    assert logs[-1]["dataeff/predictor/mae"] == pytest.approx(
+    assert logs[-1]["dataeff/selector/predictor/mae"] == pytest.approx(
         (seen["predicted"] - seen["success_rate"]).abs().mean(), abs=1e-4
     )
 
 
 @pytest.mark.parametrize("replay", [0.0, 0.5])
 def test_the_papers_reference_set(tmp_path, replay):
-    options = {"dots_reference": "paper", "dots_reference_size": 6, "dots_refresh_windows": 2, "max_steps": 16}
+    options = {"dots_reference": "paper", "dots_reference_size": 6, "dots_refresh_batches": 2, "max_steps": 16}
     trainer = dots(tmp_path, rewards=even_length_reward, replay_fraction=replay, **options)
     table = pd.read_parquet(tmp_path / "dataeff" / "groups.parquet")
     references = table[table["source"] == "reference"]
@@ -71,7 +71,7 @@ SETTINGS = {
     "all three, dynamic": {"selection": "dots+greso", "replay_fraction": 0.5, "dynamic_sampling": True},
     "target": {"dots_objective": "target"},
     "attention": {"dots_predictor": "attention"},
-    "refresh": {"dots_refresh_windows": 3},
+    "refresh": {"dots_refresh_batches": 3},
     "conversational": {"trainer": {"train_dataset": chat_dataset()}},
     "lora": {"trainer": {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"])}},
 }
@@ -82,7 +82,7 @@ def test_settings_train(setting, tmp_path):
     trainer = dots(tmp_path, **SETTINGS[setting])
     assert trainer.state.global_step == 12
     assert all(np.isfinite(loss) for (loss,) in logged(trainer, "loss"))
-    assert logged(trainer, "dataeff/predictor/mae")
+    assert logged(trainer, "dataeff/selector/predictor/mae")
     proposed = [{g.prompt_id for g in c.fresh} for c in trainer.collections]
     assert len(set.union(*proposed)) > 4
 
@@ -97,7 +97,7 @@ def test_resume_is_exact(tmp_path, setting):
         "loss",
         "grad_norm",
         "reward",
-        "dataeff/predictor/mae",
+        "dataeff/selector/predictor/mae",
         "dataeff/rollouts_generated",
         "dataeff/success_rate",
     )

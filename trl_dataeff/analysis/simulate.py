@@ -21,11 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from trl_dataeff.config import AUTO_SELECTION, DataEfficientGRPOConfig
-from trl_dataeff.ledger import RolloutLedger
-from trl_dataeff.rollouts.capture import Collection
-from trl_dataeff.selection import make_selector
-from trl_dataeff.selection.pool import PromptPool
+from trl_dataeff.collector import GenerationBatch, make_collector
+from trl_dataeff.config import DataEfficientGRPOConfig
+from trl_dataeff.rollouts.capture import Round
+from trl_dataeff.validation import check_selection, resolve_selector
 
 
 #: Progress of a step is its effective share to this power.
@@ -105,9 +104,9 @@ class Learning:
     alpha: float = ALPHA
     replay_value: float = REPLAY_VALUE
 
-    def gain(self, collection: Collection, batch_groups: int) -> float:
-        replayed = sum(group.effective for group in collection.replayed)
-        fresh = sum(group.effective for group in collection.trained) - replayed
+    def gain(self, batch: GenerationBatch, batch_groups: int) -> float:
+        replayed = sum(group.effective for group in batch.replayed)
+        fresh = sum(group.effective for group in batch.trained) - replayed
         return self.speed * ((fresh + self.replay_value * replayed) / batch_groups) ** self.alpha
 
 
@@ -134,7 +133,7 @@ class Progress:
 
 
 def make_config(group_size: int, batch_groups: int, **fields: Any) -> DataEfficientGRPOConfig:
-    """The configuration of a simulated run on one process, a window a step."""
+    """The configuration of a simulated run on one process, a generation batch per step."""
     return DataEfficientGRPOConfig(
         "unused",
         use_cpu=True,
@@ -167,17 +166,14 @@ class SimulatedRun:
     ):
         self.log_odds, self.learning = log_odds, learning or Learning()
         self.rng = np.random.default_rng([config.seed, 1])  # apart from the one that a caller draws the prompts with
-        pool = PromptPool(len(log_odds))
-        selection = AUTO_SELECTION if config.selection == "auto" else config.selection
-        self.ledger = RolloutLedger(
+        check_selection(config, None)
+        self.collector = make_collector(
             config,
-            pool,
-            make_selector(selection, pool, config, embeddings),
-            ["simulated"],
-            np.ones(1),
-            group_log=None,
-            rank=0,
-            world_size=1,
+            selector=resolve_selector(config, None, None, sharded=False),
+            num_prompts=len(log_odds),
+            embed=embeddings,
+            reward_names=["simulated"],
+            reward_weights=np.ones(1),
             refills=config.dynamic_sampling,
             replays=config.replay_fraction > 0,
         )
@@ -192,32 +188,23 @@ class SimulatedRun:
         learnable = (self.log_odds < EASY_LOG_ODDS[0]) & (self.log_odds > DEAD_LOG_ODDS[1])
         return float(self.success(learnable).mean()) if learnable.any() else math.nan
 
-    def _roll_out(self, ids: np.ndarray, round_index: int, reference: bool):
-        size = self.ledger.group_size
+    def _roll_out(self, ids: np.ndarray) -> Round:
+        size = self.collector.group_size
         rewards = self.rng.random((len(ids), size)) < self.success(ids)[:, None]
-        return self.ledger.enter_round(
-            ids,
-            rewards.reshape(-1, 1),
-            np.ones(len(ids) * size),
-            np.zeros(len(ids) * size),
-            step=self.now.step,
-            round_index=round_index,
-            seconds=0.0,
-            reference=reference,
-        )
+        rows = len(ids) * size
+        return Round(rewards.reshape(-1, 1).astype(np.float32), np.ones(rows, np.int32), np.zeros(rows, bool))
 
-    def step(self) -> tuple[Progress, Collection]:
-        """One window: collect its groups, learn from them."""
-        collection = self.ledger.collect(self._roll_out, self.now.step)
-        self.ledger.enter_window(collection, self.now.step)
+    def step(self) -> tuple[Progress, GenerationBatch]:
+        """One generation batch: collect its groups, learn from them."""
+        batch = self.collector.collect(self._roll_out, self.now.step)
         self.now = Progress(
             self.now.step + 1,
-            self.now.rollouts + len(collection.fresh) * self.ledger.group_size,
-            self.now.skill + self.learning.gain(collection, self.ledger.batch_groups),
-            self.now.groups + len(collection.fresh),
-            self.now.effective + sum(group.effective for group in collection.fresh),
+            self.now.rollouts + len(batch.generated) * self.collector.group_size,
+            self.now.skill + self.learning.gain(batch, self.collector.batch_groups),
+            self.now.groups + len(batch.generated),
+            self.now.effective + sum(group.effective for group in batch.generated),
         )
-        return self.now, collection
+        return self.now, batch
 
     def steps(self, n: int) -> Iterator[Progress]:
         for _ in range(n):

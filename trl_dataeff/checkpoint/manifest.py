@@ -1,7 +1,8 @@
 """
 The manifest of a checkpoint, `dataeff/manifest.json`: every file with its size and hash, written as the last thing.
 
-Its presence says that the checkpoint was written to the end; what it lists proves that it still is what was written.
+Its presence says that the checkpoint is complete: it is the one completeness marker. What it lists proves that the files
+are still what was written.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ def write_manifest(checkpoint: Path, *, step: int, processes: int, resumable: bo
     sync_folder(checkpoint.parent)
 
 
-def is_finished(checkpoint: Path) -> bool:
-    """Whether a checkpoint was written to the end. Quick: looks at nothing but the presence of its manifest."""
+def is_complete(checkpoint: Path) -> bool:
+    """Whether a checkpoint was written to the end. Fast: looks only for its manifest."""
     return (checkpoint / MANIFEST).is_file()
 
 
@@ -71,7 +72,7 @@ def check_checkpoint(checkpoint: Path) -> dict[str, Any]:
     list are not looked at.
 
     Raises:
-        `CheckpointError`: it is unfinished, damaged, or cannot be resumed from. The message says which and what to do.
+        `CheckpointError`: it is incomplete, corrupt, or cannot be resumed from. The message says which and what to do.
     """
     manifest = _read(checkpoint)
     for name, entry in manifest["files"].items():
@@ -80,10 +81,10 @@ def check_checkpoint(checkpoint: Path) -> dict[str, Any]:
     try:
         hashes = _in_threads(lambda name: _hash(checkpoint / name), names)
     except OSError as error:
-        raise CheckpointError(f"{checkpoint} is damaged: a file cannot be read ({error}). {_EARLIER}") from error
+        raise CheckpointError(f"{checkpoint} is corrupt: a file cannot be read ({error}). {_EARLIER}") from error
     for name, (_, digest) in zip(names, hashes, strict=True):
         if digest != manifest["files"][name]["xxh3_128"]:
-            raise CheckpointError(f"{checkpoint} is damaged: {name} is not what was written. {_EARLIER}")
+            raise CheckpointError(f"{checkpoint} is corrupt: {name} is not what was written. {_EARLIER}")
     if not manifest["resumable"]:
         raise CheckpointError(
             f"{checkpoint} was written with `save_only_model=True`: it holds the model, but neither the optimizer nor "
@@ -101,15 +102,15 @@ def _read(checkpoint: Path) -> dict[str, Any]:
         written = manifest.pop("xxh3_128")
     except FileNotFoundError as error:
         raise CheckpointError(
-            f"{checkpoint} is unfinished: it has no {MANIFEST}, which is written last. (Or it was not written by "
+            f"{checkpoint} is incomplete: it has no {MANIFEST}, which is written last. (Or it was not written by "
             f"DataEfficientGRPOTrainer at all.) {_EARLIER} To use its weights, start a new run with it as the model."
         ) from error
     except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
-            f"{checkpoint} is damaged: {MANIFEST} cannot be read ({type(error).__name__}: {error}). {_EARLIER}"
+            f"{checkpoint} is corrupt: {MANIFEST} cannot be read ({type(error).__name__}: {error}). {_EARLIER}"
         ) from error
     if written != _own_hash(manifest):
-        raise CheckpointError(f"{checkpoint} is damaged: {MANIFEST} is not what was written. {_EARLIER}")
+        raise CheckpointError(f"{checkpoint} is corrupt: {MANIFEST} is not what was written. {_EARLIER}")
     if manifest["format"] != FORMAT:
         raise CheckpointError(
             f"{path} has format {manifest['format']}, written by trl_dataeff {manifest['trl_dataeff']}; this is "
@@ -122,9 +123,9 @@ def _check_size(checkpoint: Path, name: str, size: int) -> None:
     try:
         present = (checkpoint / name).stat().st_size
     except OSError as error:
-        raise CheckpointError(f"{checkpoint} is damaged: {name} is missing ({error.strerror}). {_EARLIER}") from error
+        raise CheckpointError(f"{checkpoint} is corrupt: {name} is missing ({error.strerror}). {_EARLIER}") from error
     if present != size:
-        raise CheckpointError(f"{checkpoint} is damaged: {name} has {present} bytes instead of {size}. {_EARLIER}")
+        raise CheckpointError(f"{checkpoint} is corrupt: {name} has {present} bytes instead of {size}. {_EARLIER}")
 
 
 def _own_hash(content: dict[str, Any]) -> str:

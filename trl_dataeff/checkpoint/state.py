@@ -1,12 +1,12 @@
 """
 What a checkpoint holds of data selection, in the folder `dataeff/` of each `checkpoint-N`:
 
-    state.json               format, versions, dataset, counters, TRL's micro-step; written last, so that its presence
-                             says that the folder is whole
-    arrays.safetensors       history of the pool, the selector, the random state
-    surplus.safetensors      effective groups that wait for the next window
+    state.json               counters, dataset, settings, TRL's micro-step, the logging interval
+    arrays.safetensors       the selector and the random states
+    leftover.safetensors     effective groups that wait for the next generation batch
     replay.safetensors       the replay buffer
-    window-R.safetensors     what process R has yet to train on of a half-used window
+    batch-R.safetensors      what process R has yet to train on of a half-used generation batch
+    manifest.json            all files of the checkpoint; written last, so that its presence says that it is complete
 
 Each file is written under a temporary name, synced and renamed. Nothing is pickled.
 """
@@ -28,21 +28,19 @@ from safetensors.torch import load_file as load_tensors
 from safetensors.torch import save_file as save_tensors
 
 from trl_dataeff.checkpoint.files import write_atomically
-from trl_dataeff.version import __version__
 
 
-FORMAT = 1
 FOLDER = "dataeff"
 _LIST = "list:"
 
 
 class CheckpointError(ValueError):
-    """The selection state of a checkpoint is missing, damaged, or belongs to another run."""
+    """The selection state of a checkpoint is missing, corrupt, or belongs to another run."""
 
 
 def save_state(checkpoint: Path, scalars: dict[str, Any], arrays: dict[str, dict[str, np.ndarray]]) -> None:
     """
-    Write the state that all processes share. Call it on the main process, after the windows of all processes.
+    Write the state that all processes share. Call it on the main process.
 
     Args:
         checkpoint (`Path`): the `checkpoint-N` folder.
@@ -53,77 +51,79 @@ def save_state(checkpoint: Path, scalars: dict[str, Any], arrays: dict[str, dict
     for name, values in arrays.items():
         contiguous = {key: np.ascontiguousarray(value) for key, value in values.items()}
         write_atomically(folder / f"{name}.safetensors", partial(save_arrays, contiguous))
-    text = json.dumps({"format": FORMAT, "trl_dataeff": __version__, "files": sorted(arrays), **scalars}, indent=2)
+    text = json.dumps({"files": sorted(arrays), **scalars}, indent=2)
     write_atomically(folder / "state.json", lambda path: path.write_text(text))
 
 
 def load_state(checkpoint: Path) -> tuple[dict[str, Any], dict[str, dict[str, np.ndarray]]]:
-    """The inverse of [`save_state`]. Raises [`CheckpointError`] if anything is missing or damaged."""
-    path = checkpoint / FOLDER / "state.json"
-    if not path.exists():
-        raise CheckpointError(
-            f"{checkpoint} has no {FOLDER}/state.json: it was not written by DataEfficientGRPOTrainer, or not to the "
-            "end. Resume from another checkpoint, or start a new run with this checkpoint's weights as the model."
-        )
+    """
+    The inverse of [`save_state`], of a checkpoint whose manifest was checked.
+
+    Raises:
+        `CheckpointError`: a file is missing or cannot be read.
+    """
+    folder = checkpoint / FOLDER
     try:
-        scalars = json.loads(path.read_text())
-        files = scalars["files"]
-        if scalars["format"] != FORMAT:
-            raise CheckpointError(
-                f"{path} has format {scalars['format']}, written by trl_dataeff {scalars['trl_dataeff']}; this is "
-                f"trl_dataeff {__version__}, which reads format {FORMAT}. Resume with that version."
-            )
-        arrays = {name: load_arrays(checkpoint / FOLDER / f"{name}.safetensors") for name in files}
+        scalars = json.loads((folder / "state.json").read_text())
+        arrays = {name: load_arrays(folder / f"{name}.safetensors") for name in scalars["files"]}
     except (OSError, KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError, SafetensorError) as error:
         raise CheckpointError(
-            f"The selection state in {path.parent} is damaged ({type(error).__name__}: {error}). Resume from an "
-            "earlier checkpoint."
+            f"The selection state in {folder} cannot be read ({type(error).__name__}: {error}). Resume from an earlier "
+            "checkpoint."
         ) from error
     return scalars, arrays
 
 
-def check_layout(path: Path, saved: dict[str, Any], present: dict[str, Any], names: Sequence[str], what: str) -> None:
-    """Raise [`CheckpointError`] if one of the settings `names`, on which `what` depends, is not what it was."""
+def check_settings(
+    checkpoint: Path, saved: dict[str, Any], present: dict[str, Any], names: Sequence[str], what: str
+) -> None:
+    """Raise [`CheckpointError`] if one of the settings `names`, on which `what` depends, has changed."""
     for name in names:
         if saved[name] != present[name]:
             raise CheckpointError(
-                f"{path} holds {what} of a run with {name} = {saved[name]!r}; it is {present[name]!r} now. Resume with "
-                "the former value, or start a new run with this checkpoint's weights as the model."
+                f"{checkpoint} holds {what} of a run with {name} = {saved[name]!r}; now it is {present[name]!r}. Resume "
+                "with the former value, or start a new run with this checkpoint's weights as the model."
             )
 
 
-def check_fingerprint(path: Path, saved: str, present: str, saved_size: int, present_size: int) -> None:
-    """Raise [`CheckpointError`] if the checkpoint was made with another dataset."""
-    if saved != present:
+def check_dataset_hash(checkpoint: Path, saved: dict[str, Any], present: dict[str, Any]) -> None:
+    """
+    Raise [`CheckpointError`] if the checkpoint was made with another dataset.
+
+    Args:
+        checkpoint (`Path`): the checkpoint.
+        saved (`dict`), present (`dict`): `size` and `hash` of the dataset then and now.
+    """
+    if saved["hash"] != present["hash"]:
         raise CheckpointError(
-            f"{path} was written for a dataset of {saved_size} prompts with fingerprint {saved}; the present one has "
-            f"{present_size} prompts and fingerprint {present}. Prompts are known by their row, so resume with the "
-            "same dataset, or start a new run with this checkpoint's weights as the model."
+            f"{checkpoint} was written for a dataset of {saved['size']} prompts with the content hash {saved['hash']}; "
+            f"this one has {present['size']} prompts and {present['hash']}. Prompts are known by their row: resume with "
+            "the same dataset, or start a new run with this checkpoint's weights as the model."
         )
 
 
-def save_window(checkpoint: Path, rank: int, batches: list[dict[str, Any]]) -> None:
-    """Write what process `rank` has buffered: the micro-batches of a window."""
+def save_generation_batch(checkpoint: Path, rank: int, micro_batches: list[dict[str, Any]]) -> None:
+    """Write what process `rank` has buffered: the micro-batches of a generation batch."""
     tensors = {}
-    for i, batch in enumerate(batches):
+    for i, batch in enumerate(micro_batches):
         for key, value in batch.items():
             if isinstance(value, torch.Tensor):
-                # Micro-batches may share scalars; safetensors wants each tensor to own its memory
+                # Micro-batches may share scalars; safetensors requires that each tensor owns its memory
                 tensors[f"{i}.{key}"] = value.detach().cpu().contiguous().clone()
             elif value is not None:  # images or tiles per row, as a list of integers
                 tensors[f"{i}.{_LIST}{key}"] = torch.tensor(value)
-    write_atomically(checkpoint / FOLDER / f"window-{rank}.safetensors", lambda path: save_tensors(tensors, path))
+    write_atomically(checkpoint / FOLDER / f"batch-{rank}.safetensors", lambda path: save_tensors(tensors, path))
 
 
-def load_window(checkpoint: Path, rank: int, device: torch.device) -> list[dict[str, Any]]:
-    """The inverse of [`save_window`]."""
-    path = checkpoint / FOLDER / f"window-{rank}.safetensors"
+def load_generation_batch(checkpoint: Path, rank: int, device: torch.device) -> list[dict[str, Any]]:
+    """The inverse of [`save_generation_batch`]."""
+    path = checkpoint / FOLDER / f"batch-{rank}.safetensors"
     try:
         tensors = load_tensors(path)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
-            f"The checkpoint was written in the middle of a window, and {path} cannot be read ({error}). Resume with "
-            "as many processes as wrote it, or from another checkpoint."
+            f"The checkpoint was written within a generation batch, and {path} cannot be read ({error}). Resume with as "
+            "many processes as wrote it, or from another checkpoint."
         ) from error
     batches: dict[int, dict[str, Any]] = {}
     for name, value in tensors.items():

@@ -1,4 +1,4 @@
-"""A vLLM server (`vllm_mode="server"`) that goes away and comes back."""
+"""A vLLM server (`vllm_mode="server"`) that is restarted during a run (`vllm_reconnect`)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _RESTARTS = 3  # in a row, before one call is given up
 _GONE = OSError  # what `requests` raises derives from it, and so does ConnectionError
 
 
-class PatientClient:
+class ReconnectingClient:
     """
-    TRL's `VLLMClient` that, if the server is gone, waits for it and goes on.
+    TRL's `VLLMClient` that waits for a server that is gone, and continues when it is back.
 
-    The client itself repeats a request five times within about a minute. What comes after that is here: wait until
-    the server answers again, join its weight-transfer group anew, send the present weights (a server that was restarted
-    has those of the original model, and would generate from them without a word), and repeat the request.
+    The client itself repeats a request five times within about a minute. Then this class waits until the server answers
+    again, joins its weight-transfer group again, sends the present weights (a server that was restarted has those of the
+    original model), and repeats the request.
 
     Args:
         client: the client, on the main process.
@@ -28,7 +28,7 @@ class PatientClient:
         timeout (`float`): seconds to wait for the server each time (`vllm_server_timeout`).
         named_params (`Callable` or `None`): makes a new iterator over the policy's weights, without communication between
             processes; `None` where they are sharded, so that this process cannot send them alone.
-        on_return (`Callable`): called after each time the server came back.
+        on_return (`Callable`): called each time the server is back.
     """
 
     def __init__(
@@ -51,13 +51,13 @@ class PatientClient:
         return getattr(self._client, name)
 
     def generate(self, *args, **kwargs):
-        return self._patiently(self._client.generate, *args, **kwargs)
+        return self._retry(self._client.generate, *args, **kwargs)
 
     def chat(self, *args, **kwargs):
-        return self._patiently(self._client.chat, *args, **kwargs)
+        return self._retry(self._client.chat, *args, **kwargs)
 
     def image_features(self, *args, **kwargs):
-        return self._patiently(self._client.image_features, *args, **kwargs)
+        return self._retry(self._client.image_features, *args, **kwargs)
 
     def update_named_params(self, metadata: list, named_params: Iterator) -> None:
         self._metadata = metadata
@@ -67,9 +67,9 @@ class PatientClient:
             self._wait_for_return(error)  # sends them too
 
     def reset_prefix_cache(self) -> None:
-        self._patiently(self._client.reset_prefix_cache)
+        self._retry(self._client.reset_prefix_cache)
 
-    def _patiently(self, request: Callable, *args, **kwargs):
+    def _retry(self, request: Callable, *args, **kwargs):
         for _ in range(_RESTARTS):
             try:
                 return request(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Reward functions that return garbage for some completions, or do not return: the run goes on without those rewards."""
+"""Reward functions that hang or return non-numeric rewards (`reward_timeout`): the run continues without those rewards."""
 
 from __future__ import annotations
 
@@ -30,20 +30,25 @@ class _OutOfTime(BaseException):
 
 class RewardGuard:
     """
-    Wraps reward functions. A reward that is no number (a string, a list, an object) and every reward of a call that takes
-    longer than `timeout` becomes `None`: no score. Numbers and `None` go through as they are.
+    Wraps reward functions. A non-numeric reward (a string, a list, an object) and every reward of a call that takes longer
+    than `timeout` becomes `None`: no score. Numbers and `None` are passed on as they are.
 
     Args:
         timeout (`float` or `None`): seconds that one call of a function may take; `None` for no limit.
 
     Attributes:
-        faults (`int`): rewards that were no number, infinite, or late, since it was last set to 0.
+        faults (`int`): rewards that were non-numeric, infinite, or late, since [`take_faults`] was last called.
     """
 
     def __init__(self, timeout: float | None = None):
         self.timeout = timeout
         self.faults = 0
         self._warned: set[tuple[str, str]] = set()
+
+    def take_faults(self) -> int:
+        """Return `faults`, and count from 0 again."""
+        faults, self.faults = self.faults, 0
+        return faults
 
     def wrap(self, function: Any, name: str) -> Any:
         """The guarded function; a model is returned as it is."""
@@ -53,27 +58,27 @@ class RewardGuard:
             return self._wrap_async(function, name)
 
         @functools.wraps(function)
-        def guarded(*args, completions, **kwargs):
+        def guarded(*args, **kwargs):
             try:
                 with _time_limit(self.timeout):
-                    rewards = function(*args, completions=completions, **kwargs)
+                    rewards = function(*args, **kwargs)
             except _OutOfTime:
-                return self._late(name, len(completions))
-            return self._numbers(rewards, name, len(completions))
+                return self._late(name, _rows(kwargs))
+            return self._numbers(rewards, name)
 
         return guarded
 
     def _wrap_async(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
         @functools.wraps(function)
-        async def guarded(*args, completions, **kwargs):
+        async def guarded(*args, **kwargs):
             try:
                 async with asyncio.timeout(self.timeout) as limit:
-                    rewards = await function(*args, completions=completions, **kwargs)
+                    rewards = await function(*args, **kwargs)
             except TimeoutError:
                 if not limit.expired():
                     raise  # its own
-                return self._late(name, len(completions))
-            return self._numbers(rewards, name, len(completions))
+                return self._late(name, _rows(kwargs))
+            return self._numbers(rewards, name)
 
         return guarded
 
@@ -86,13 +91,13 @@ class RewardGuard:
         )
         return [None] * n
 
-    def _numbers(self, rewards: Any, name: str, n: int) -> list[float | None]:
+    def _numbers(self, rewards: Any, name: str) -> list[float | None]:
         if isinstance(rewards, (torch.Tensor, np.ndarray)):
             rewards = rewards.tolist()
         if isinstance(rewards, (str, bytes, Mapping)) or not isinstance(rewards, Iterable):
             raise TypeError(
-                f"The reward function '{name}' returned {_shown(rewards)}; it must return a list of {n} numbers, one "
-                "per completion (None for a completion that it does not apply to)."
+                f"The reward function '{name}' returned {_shown(rewards)}; it must return a list of numbers, one per "
+                "completion (None for a completion that it does not apply to)."
             )
         return [None if reward is None else self._number(reward, name) for reward in rewards]
 
@@ -105,15 +110,15 @@ class RewardGuard:
                 number = None
         if number is None:
             self.faults += 1
-            self._warn_once(name, "type", f"returned {_shown(reward)}, which is no number, as a reward: no score")
+            self._warn_once(name, "type", f"returned {_shown(reward)}, which is not a number, as a reward: no score")
         elif math.isinf(number):
-            self.faults += 1  # the ledger says what becomes of it
+            self.faults += 1  # `RewardChecks` warns of them
         return number
 
     def _warn_once(self, name: str, kind: str, what: str) -> None:
         if (name, kind) not in self._warned:
             logger.warning(
-                f"The reward function '{name}' {what}. This is said once; `dataeff/reward_faults` counts on."
+                f"The reward function '{name}' {what}. This warning is shown once; `dataeff/reward_faults` counts all."
             )
         self._warned.add((name, kind))
 
@@ -127,7 +132,7 @@ def _time_limit(seconds: float | None) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread() or _SIGNAL is None:
         raise RuntimeError(
             "`reward_timeout` interrupts reward functions by a signal, which needs training in the main thread of a "
-            "POSIX system. Train there, set it to nothing, or let the functions keep the time themselves."
+            "POSIX system. Train there, leave it unset, or limit the time in the functions themselves."
         )
     deadline, running = time.monotonic() + seconds, True
 
@@ -150,6 +155,11 @@ def _time_limit(seconds: float | None) -> Iterator[None]:
         timer.cancel()
         timer.join()  # one that has just run out sends its signal while `interrupt` is there to take it
         signal.signal(_SIGNAL, former)
+
+
+def _rows(kwargs: Mapping[str, Any]) -> int:
+    """Completions of a call, by the arguments that TRL gives: one entry each."""
+    return next(len(kwargs[name]) for name in ("completions", "prompts", "environments") if name in kwargs)
 
 
 def _shown(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C: the first one asks a run to end after the current step, a second one ends it at once."""
+"""SIGTERM and Ctrl-C (`save_on_signal`): the first one ends a run after the present step, a second one at once."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ import threading
 import time
 from types import FrameType
 
+import torch
+
+from trl_dataeff.rollouts.distributed import Processes
+
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _DEFAULTS = (signal.SIG_DFL, signal.default_int_handler)
@@ -16,23 +20,23 @@ _SAME_SECONDS = 2.0
 
 class StopSignals:
     """
-    While this context is entered, notes SIGINT and SIGTERM instead of dying of them. Signals for which the program has
-    set a handler of its own (or which it ignores) are left to it, and outside of the main thread nothing is changed:
-    Python delivers signals to that one alone.
+    While this context is entered, records SIGINT and SIGTERM instead of ending the process. Signals for which the program
+    has a handler of its own (or which it ignores) are left to it. Outside of the main thread nothing is changed: Python
+    delivers signals to that thread alone.
 
     Args:
-        speaks (`bool`, *optional*, defaults to `True`): whether to say on stderr that a signal was received.
-        delivered_twice (`bool`, *optional*, defaults to `False`): whether a second signal within two seconds is the first
-            one once more. Ctrl-C reaches the processes of a launcher from the terminal and from the launcher.
+        processes ([`Processes`], *optional*): of the run; by default a single one. The main process says on stderr that a
+            signal was received. With several, a second signal within two seconds is the first one once more: Ctrl-C
+            reaches them from the terminal and from the launcher.
 
     Attributes:
         received (`signal.Signals` or `None`): the first signal received.
     """
 
-    def __init__(self, speaks: bool = True, delivered_twice: bool = False):
+    def __init__(self, processes: Processes = Processes()):  # noqa: B008 (immutable)
         self.received: signal.Signals | None = None
-        self._speaks = speaks
-        self._same_seconds = _SAME_SECONDS if delivered_twice else 0.0
+        self._processes = processes
+        self._same_seconds = _SAME_SECONDS if processes.world_size > 1 else 0.0
         self._received_at = 0.0
         self._former: dict[signal.Signals, object] = {}
 
@@ -51,13 +55,25 @@ class StopSignals:
             signal.signal(number, handler)  # type: ignore[arg-type]
         self._former.clear()
 
+    def agreed(self) -> signal.Signals | None:
+        """The signal that a process has received, the same on all processes, or `None`. A collective."""
+        own = torch.tensor([int(self.received or 0)], device=self._processes.device)
+        number = int(self._processes.gather(own).max())
+        return signal.Signals(number) if number else None
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if self.received is None:
             self.received, self._received_at = signal.Signals(number), now
-            if self._speaks:
+            if self._processes.is_main:
                 # Logging and `print` may be what was interrupted, and cannot be entered again
-                os.write(2, f"\n{self.received.name}: ending after this step. Once more to end at once.\n".encode())
+                text = f"\n{self.received.name}: ending after this step, with a checkpoint. Again to end at once.\n"
+                os.write(2, text.encode())
         elif now - self._received_at >= self._same_seconds:
             self._restore()
             signal.raise_signal(number)
+
+
+def exception_of(number: signal.Signals) -> BaseException:
+    """What a signal raises in a program without handlers: `KeyboardInterrupt`, or `SystemExit` with 128 + its number."""
+    return KeyboardInterrupt() if number is signal.SIGINT else SystemExit(128 + number)

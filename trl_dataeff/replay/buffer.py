@@ -1,4 +1,4 @@
-"""`ReplayBuffer`: the effective groups that a run rolled out lately (arXiv 2506.05316, section on rollout replay)."""
+"""`ReplayBuffer`: a run's recent effective groups (arXiv 2506.05316, section on rollout replay)."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ import math
 from collections.abc import Collection, Iterable
 from itertools import islice
 
+import numpy as np
 import torch
 
+from trl_dataeff.rollouts.distributed import pack_distributed, unpack_distributed
 from trl_dataeff.rollouts.group import RolloutGroup
 
 
 def replay_groups(fraction: float, batch_groups: int, world_size: int) -> int:
     """
-    How many groups of a window are replayed: `fraction` of it, as a multiple of the number of processes, each of which
-    rolls out at least one group.
+    Replayed groups per generation batch: `fraction` of it, as a multiple of the number of processes, so that each process
+    generates at least one group.
 
     Args:
         fraction (`float`): in [0, 1).
-        batch_groups (`int`): B, groups trained on per window; a multiple of `world_size`.
+        batch_groups (`int`): B, groups trained on per generation batch; a multiple of `world_size`.
         world_size (`int`): number of processes.
     """
     per_process = batch_groups // world_size
@@ -29,17 +31,20 @@ class ReplayBuffer:
     """
     First in, first out, by group; of each prompt only the newest effective group.
 
-    Every process holds the same groups in the same order, so that all of them sample alike; the rollouts of a group
-    are there only on the process that owns it. Groups are compact arrays on the CPU (see [`Rollouts`]).
+    With several processes, each holds the same groups in the same order, so that all sample alike; a group's rollouts
+    are held by the process that owns it. Groups are compact arrays on the CPU (see [`Rollouts`]).
 
     Args:
         capacity (`int`): groups.
-        max_age (`int`, *optional*): a group is dropped once it is more than so many optimizer steps old; `None`: never.
+        max_age (`int`, *optional*): a group is removed once it is more than so many optimizer steps old; `None`: never.
+        rank (`int`, *optional*, defaults to `0`), world_size (`int`, *optional*, defaults to `1`): this process, and how
+            many there are.
     """
 
-    def __init__(self, capacity: int, max_age: int | None = None):
+    def __init__(self, capacity: int, max_age: int | None = None, *, rank: int = 0, world_size: int = 1):
         self.capacity = capacity
         self.max_age = max_age
+        self.rank, self.world_size = rank, world_size
         self._groups: dict[int, RolloutGroup] = {}  # by prompt, oldest first
 
     def __len__(self) -> int:
@@ -51,7 +56,7 @@ class ReplayBuffer:
         return list(self._groups.values())
 
     def add(self, groups: Iterable[RolloutGroup]) -> None:
-        """Enter groups in the order in which they were rolled out; those of zero variance are passed over."""
+        """Enter groups in the order in which they were generated; zero-variance groups are ignored."""
         for group in groups:
             if group.effective:
                 self._groups.pop(group.prompt_id, None)
@@ -60,7 +65,7 @@ class ReplayBuffer:
             del self._groups[prompt_id]
 
     def expire(self, step: int) -> None:
-        """Drop what is older than `max_age` at optimizer step `step`."""
+        """Remove groups that are older than `max_age` at optimizer step `step`."""
         if self.max_age is not None:
             self._groups = {i: group for i, group in self._groups.items() if step - group.step <= self.max_age}
 
@@ -78,7 +83,16 @@ class ReplayBuffer:
         excluded = set(exclude)
         candidates = [group for prompt_id, group in self._groups.items() if prompt_id not in excluded]
         if n > len(candidates):
-            raise ValueError(f"{n} groups were asked for; the replay buffer can give {len(candidates)}.")
+            raise ValueError(f"{n} groups were requested; the replay buffer has {len(candidates)} of other prompts.")
         if n == 0:
             return []
         return [candidates[i] for i in torch.randperm(len(candidates), generator=rng)[:n].tolist()]
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Its groups, with their rollouts, as arrays. A collective if there are several processes."""
+        return pack_distributed(self.groups, self.rank, self.world_size)
+
+    def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
+        """Replace the groups by those of `state_dict`; the oldest ones beyond `capacity` are dropped."""
+        self._groups = {}
+        self.add(unpack_distributed(state, self.rank, self.world_size))

@@ -1,8 +1,8 @@
 r"""
-The correction for rollouts of an earlier policy.
+The correction of the loss for rollouts of an earlier policy.
 
-With \(\pi_\theta\) the policy, \(\pi_{old}\) the policy at the start of the window and \(\pi_b\) the one that sampled
-the rollout, \(w = \pi_\theta / \pi_{old}\) and \(\rho = \pi_{old} / \pi_b > 0\):
+With \(\pi_\theta\) the policy, \(\pi_{old}\) the policy at the start of the generation batch and \(\pi_b\) the one that
+sampled the rollout, \(w = \pi_\theta / \pi_{old}\) and \(\rho = \pi_{old} / \pi_b > 0\):
 
     rho min(w A, clip(w, 1 - eps, 1 + eps) A) = min(rho w A, clip(rho w, rho (1 - eps), rho (1 + eps)) A)
 
@@ -10,12 +10,108 @@ so the objective with the clip centred on \(\pi_{old}\) (`"proximal"`) is TRL's 
 \(\rho\), whatever the loss type. The objective as printed in arXiv 2506.05316, clip(pi_theta / pi_b, 1 - eps, 1 + eps)
 (`"behavior"`), is TRL's own loss with \(\pi_b\) in the place of \(\pi_{old}\).
 
-A log-probability that is not known is NaN, and its ratio is 1: a row that was sampled in this window is all NaN.
+A log-probability that is not known is NaN, and its ratio is 1: a row that was generated for this batch is all NaN.
+
+The KL term: with `use_bias_correction_kl` TRL weighs it by \(\pi_\theta / \pi_{old}\), so that its gradient is that of the
+reverse KL (DeepSeek-V3.2, arXiv 2512.02556). For a rollout of an earlier policy the weight has to be
+\(\pi_\theta / \pi_b = \rho \, \pi_\theta / \pi_{old}\). TRL adds the term inside its loss, so [`missing_kl`], \(\rho - 1\)
+times the term, is added to the loss afterwards. With the clip `"behavior"` nothing is missing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import torch
+
+from trl_dataeff.replay.logprobs import LogprobRecorder
+from trl_dataeff.rollouts.distributed import Processes
+
+
+class LossCorrection:
+    """
+    Corrects TRL's loss of a micro-batch at the two moments at which a subclass can reach it: when the loss has its log-probs
+    ([`on_logps`]), before it reads its advantages, and when it returns.
+
+    Args:
+        clip (`str`), cap (`float`): `replay_clip` and `replay_ratio_cap`.
+        level (`str`), loss_type (`str`): TRL's `importance_sampling_level` and `loss_type`.
+        kl (`float`): weight of the KL term that has to be corrected: `beta` with `use_bias_correction_kl`, else 0.
+        max_completion_length (`int`), steps_per_generation (`int`): of the run.
+        processes ([`Processes`]): of the run.
+
+    Attributes:
+        recorder ([`LogprobRecorder`]): gets the log-probs of every micro-batch.
+    """
+
+    def __init__(
+        self,
+        *,
+        clip: str,
+        cap: float,
+        level: str,
+        loss_type: str,
+        kl: float,
+        max_completion_length: int,
+        steps_per_generation: int,
+        processes: Processes,
+    ):
+        self.clip, self.cap, self.level, self.loss_type = clip, cap, level, loss_type
+        self.kl = kl if clip == "proximal" else 0.0
+        self.max_completion_length, self.steps_per_generation = max_completion_length, steps_per_generation
+        self.processes = processes
+        self.recorder = LogprobRecorder()
+        self._inputs: dict[str, Any] | None = None  # the micro-batch that is in the loss
+
+    @contextmanager
+    def micro_batch(self, inputs: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Within this context, the loss gets the copy of `inputs` that this yields: TRL uses `inputs` again."""
+        self._inputs = dict(inputs)
+        try:
+            yield self._inputs
+        finally:
+            self._inputs = None
+
+    def on_logps(self, logps: torch.Tensor) -> dict[str, float]:
+        """
+        Record and correct, once the loss has its log-probs. Outside of [`micro_batch`] nothing happens.
+
+        Args:
+            logps (`torch.Tensor` of shape `(B, T)`): the loss's own, with gradient.
+
+        Returns:
+            `dict`: metrics of the ratio, if there are replayed rows on a process.
+        """
+        inputs = self._inputs or {}
+        if "batch_row" in inputs:
+            self.recorder.record(inputs["batch_row"], logps.detach())
+        if "replayed" not in inputs:
+            return {}
+        ratio = correct_inputs(
+            inputs, logps.detach(), clip=self.clip, cap=self.cap, level=self.level, loss_type=self.loss_type
+        )
+        inputs["per_token_logps"] = logps
+        mean, largest = reduce_ratio_statistics(self.processes.gather(ratio_statistics(ratio, inputs)))
+        return {"replay/ratio_mean": mean, "replay/ratio_max": largest}
+
+    def missing_kl(self, accumulation_steps: int) -> torch.Tensor | float:
+        """What the loss of the present micro-batch lacks of its KL term (see [`missing_kl`])."""
+        inputs = self._inputs or {}
+        if not self.kl or "replay_ratio" not in inputs:
+            return 0.0
+        scale = token_scale(
+            inputs["completion_mask"] * inputs.get("tool_mask", 1),
+            self.loss_type,
+            num_items=inputs["num_items_in_batch"],
+            num_processes=self.processes.world_size,
+            max_completion_length=self.max_completion_length,
+            accumulation_steps=accumulation_steps,
+            steps_per_generation=self.steps_per_generation,
+        )
+        logps, ratio = inputs["per_token_logps"], inputs["replay_ratio"]
+        return self.kl * missing_kl(inputs, logps, ratio, level=self.level, scale=scale)
 
 
 def behavior_ratio(
@@ -25,7 +121,7 @@ def behavior_ratio(
     \(\pi_{old} / \pi_b\), not truncated.
 
     Args:
-        old_logps (`torch.Tensor` of shape `(B, T)`): log-probs under the policy at the start of the window.
+        old_logps (`torch.Tensor` of shape `(B, T)`): log-probs under the policy at the start of the generation batch.
         behavior_logps (`torch.Tensor` of shape `(B, T)`): log-probs under the policy that sampled; NaN: ratio 1.
         mask (`torch.Tensor` of shape `(B, T)`): 1 for the tokens that are trained on.
         level (`str`): `"token"`, or `"sequence"` for the geometric mean over a completion's tokens (GSPO).
@@ -49,7 +145,7 @@ def correct_inputs(
     Args:
         inputs (`dict`): the micro-batch; its tensors are replaced, not changed.
         per_token_logps (`torch.Tensor` of shape `(B, T)`): the loss's own log-probs, detached. Where generation and
-            optimization are aligned they are those of the policy at the start of the window.
+            optimization are aligned they are those of the policy at the start of the generation batch.
         clip (`str`): `"proximal"` or `"behavior"`.
         cap (`float`): truncation of the ratio, for `"proximal"`.
         level (`str`): see [`behavior_ratio`].
@@ -105,3 +201,64 @@ def reduce_ratio_statistics(gathered: torch.Tensor) -> tuple[float, float]:
     if not count:
         return float("nan"), float("nan")
     return gathered[:, 0].sum().item() / count, gathered[:, 2].max().item()
+
+
+def missing_kl(
+    inputs: dict, per_token_logps: torch.Tensor, ratio: torch.Tensor, *, level: str, scale: torch.Tensor
+) -> torch.Tensor:
+    r"""
+    \(\sum (\rho - 1) \, \pi_\theta / \pi_{old} \, k_3\) over tokens, with the weights `scale`; k3 is TRL's estimator of the KL.
+
+    Args:
+        inputs (`dict`): the micro-batch; reads `ref_per_token_logps` and `old_per_token_logps` (B, T).
+        per_token_logps (`torch.Tensor` of shape `(B, T)`): the loss's own, with gradient.
+        ratio (`torch.Tensor` of shape `(B, T)` or `(B, 1)`): rho.
+        level (`str`): `"token"` or `"sequence"`, of the weight pi_theta / pi_old.
+        scale (`torch.Tensor` of shape `(B, T)`): see [`token_scale`].
+    """
+    mask = (scale != 0).to(scale.dtype)
+    old_logps = inputs.get("old_per_token_logps")
+    log_weight = per_token_logps - (per_token_logps.detach() if old_logps is None else old_logps)
+    if level == "sequence":
+        log_weight = (log_weight * mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1.0)
+    difference = inputs["ref_per_token_logps"] - per_token_logps
+    k3 = difference.exp() - difference - 1
+    return ((ratio - 1) * log_weight.exp() * k3 * scale).sum()
+
+
+def token_scale(
+    mask: torch.Tensor,
+    loss_type: str,
+    *,
+    num_items: torch.Tensor,
+    num_processes: int,
+    max_completion_length: int,
+    accumulation_steps: int,
+    steps_per_generation: int,
+) -> torch.Tensor:
+    """
+    By how much the loss of each token counts in TRL's loss of a micro-batch, by loss type.
+
+    Args:
+        mask (`torch.Tensor` of shape `(B, T)`): 1 for tokens that are trained on.
+        loss_type (`str`): TRL's loss type.
+        num_items (`torch.Tensor`, scalar): tokens trained on in the generation batch, of all processes.
+        num_processes (`int`), max_completion_length (`int`), accumulation_steps (`int`), steps_per_generation (`int`):
+            of the run.
+
+    Returns:
+        `torch.Tensor` of shape `(B, T)`.
+    """
+    mask = mask.float()
+    if loss_type in ("cispo", "dapo", "vespo"):
+        return mask * num_processes * steps_per_generation / (num_items.clamp(min=1.0) * accumulation_steps)
+    if loss_type == "bnpo":
+        return mask / mask.sum().clamp(min=1.0) / accumulation_steps
+    per_row = mask / len(mask) / accumulation_steps
+    if loss_type in ("grpo", "sapo"):
+        return per_row / mask.sum(-1, keepdim=True).clamp(min=1.0)
+    if loss_type == "dr_grpo":
+        return per_row / max_completion_length
+    if loss_type == "luspo":
+        return per_row
+    raise ValueError(f"`loss_type={loss_type!r}` is not one whose KL term can be corrected for replayed rollouts.")

@@ -1,150 +1,156 @@
 """
-Log-probabilities under the policy that sampled: kept for groups that outlive their window, given back to the loss.
+Log-probabilities under the policy that sampled a group: recorded for groups that may be used again, and given to the loss.
 
-What they cost, by where they come from:
+Their cost, by where they come from:
 
-- the sampler gave its own (vLLM): nothing;
+- the sampler returned its own (vLLM): nothing;
 - `old_per_token_logps`, which TRL computes where generation and optimization are misaligned: nothing;
-- the loss's own forward, where they are aligned: nothing but a copy to the CPU;
-- a forward of their own, without gradient, for groups that are not trained on in their window (surplus).
+- the loss's own forward pass, where they are aligned: a copy to the CPU;
+- a forward pass of their own, without gradient, for leftover groups: they never meet the loss before the next update.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import pad
 
-from trl_dataeff.rollouts.group import RolloutGroup
+from trl_dataeff.rollouts.distributed import Processes
+from trl_dataeff.rollouts.group import RolloutGroup, Rollouts
 
 
-if TYPE_CHECKING:
-    from trl_dataeff.replay.trainer import CorrectedGRPOTrainer
+#: `(input_ids (B, P + T), attention_mask (B, P + T), T) -> log-probs (B, T)`, without gradient
+Forward: TypeAlias = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
 
 
-class BehaviorRecorder:
-    """Notes the log-probs of this process's fresh groups while they are trained on."""
+class _Row(NamedTuple):
+    """A row of a generation batch: completion `i` of `rollouts`, and what was seen so far of all completions of these."""
+
+    rollouts: Rollouts
+    i: int
+    seen: dict[int, np.ndarray]
+
+
+class LogprobRecorder:
+    """
+    Collects the log-probs of this process's groups, row by row, from the forward passes of the loss. A group gets its
+    log-probs when the last of its rows was seen.
+    """
 
     def __init__(self) -> None:
-        self._waiting: dict[int, np.ndarray] = {}  # by row of the window
+        self._expected: dict[int, _Row] = {}  # by row of the generation batch
 
-    def expect(self, groups: Sequence[RolloutGroup], wanted: Sequence[RolloutGroup], batch: dict) -> None:
+    def expect(self, groups: Sequence[RolloutGroup], batch: dict) -> None:
         """
-        Provide for the log-probs of a window's groups, from the batch where it has them, else from its forwards.
+        Prepare for the rows of a generation batch. Log-probs that the batch has already are recorded at once.
 
         Args:
-            groups: this process's groups of the window, in the order of the batch.
-            wanted: those whose log-probs are to be kept.
-            batch (`dict`): TRL's batch; gets `window_row` (B,), int64, if its forwards are needed.
+            groups: this process's groups, in the order of the batch. Recorded are effective ones that were generated
+                for it and have no log-probs yet.
+            batch (`dict`): TRL's batch; gets `batch_row` (B,), int64, if its forward passes are needed.
         """
-        if self._waiting:
-            raise RuntimeError(f"{len(self._waiting)} rows of the last window never met the loss.")
-        wanted_ids, row = {id(group) for group in wanted}, 0
+        if self._expected:
+            raise RuntimeError(f"{len(self._expected)} rows of the last generation batch were not seen by the loss.")
+        row = 0
         for group in groups:
             rollouts = group.rollouts
             assert rollouts is not None
-            if id(group) in wanted_ids and rollouts.sampling_logps is None:
-                rollouts.behavior_logps = [np.full(len(t), np.nan, np.float32) for t in rollouts.completion_tokens]
-                self._waiting.update(zip(range(row, row + len(rollouts)), rollouts.behavior_logps, strict=True))
+            if group.generated_now and group.effective and rollouts.sampling_logps is None:
+                seen: dict[int, np.ndarray] = {}
+                self._expected.update({row + i: _Row(rollouts, i, seen) for i in range(len(rollouts))})
             row += len(rollouts)
         rows = torch.arange(row, device=batch["completion_ids"].device)
         if "old_per_token_logps" in batch:
-            self.note(rows, batch["old_per_token_logps"])
+            self.record(rows, batch["old_per_token_logps"])
         else:
-            batch["window_row"] = rows
+            batch["batch_row"] = rows
 
-    def note(self, rows: torch.Tensor, logps: torch.Tensor) -> None:
-        """Enter the log-probs `(b, T)` of rows `(b,)` of the window."""
+    def record(self, rows: torch.Tensor, logps: torch.Tensor) -> None:
+        """Enter the log-probs `(b, T)` of rows `(b,)` of the generation batch. A row counts once, at its first pass."""
         for row, values in zip(rows.tolist(), logps.float().cpu().numpy(), strict=True):
-            known = self._waiting.pop(row, None)
-            if known is not None:
-                known[:] = values[: len(known)]
+            if row not in self._expected:
+                continue
+            rollouts, i, seen = self._expected.pop(row)
+            seen[i] = values[: len(rollouts.completion_tokens[i])].copy()
+            if len(seen) == len(rollouts):
+                rollouts.behavior_logps = [seen[j] for j in range(len(rollouts))]
 
 
-def keep_behavior_logps(trainer: CorrectedGRPOTrainer, groups: Sequence[RolloutGroup], spare: RolloutGroup) -> None:
+def compute_leftover_logps(
+    groups: Sequence[RolloutGroup],
+    forward: Forward,
+    *,
+    padding_group: RolloutGroup,
+    pad_token_id: int,
+    processes: Processes,
+) -> None:
     """
-    Give groups the log-probs of the present policy, in place. They never meet the loss's forward before the next
-    update, so this is a forward of their own; where the sampler gave its log-probs (vLLM), those are it, at no cost.
+    Give leftover groups the log-probs of the present policy, in place, by a forward pass of their own. Where the sampler
+    returned its log-probs (vLLM), those are used, at no cost.
 
-    Sharded models run their forward in lockstep: every process makes as many passes as the one with most groups, and
-    one that has no more groups repeats `spare`.
+    Sharded models run their forward passes in lockstep: every process makes as many as the one with most groups, and
+    one that has no more groups repeats `padding_group`.
 
     Args:
-        trainer: gives the model and TRL's forward.
-        groups: fresh groups of all processes that are left for the next window.
-        spare: any group that this process holds.
+        groups: groups of all processes that were generated for this batch and are kept for a later one.
+        forward ([`Forward`]): TRL's forward pass.
+        padding_group: any group that this process holds.
+        pad_token_id (`int`): of the inputs.
+        processes ([`Processes`]): of the run.
     """
-    if not groups or (spare.rollouts is not None and spare.rollouts.sampling_logps is not None):
+    if not groups or (padding_group.rollouts is not None and padding_group.rollouts.sampling_logps is not None):
         return
-    rank, world_size = trainer.accelerator.process_index, trainer.accelerator.num_processes
-    held = [sum(group.owner == r for group in groups) for r in range(world_size)]
-    mine = [group for group in groups if group.owner == rank]
-    for i in range(max(held)):
-        group = mine[i] if i < len(mine) else spare
-        logps = _group_logps(trainer, group)
-        if i < len(mine):
-            assert group.rollouts is not None
+    passes = max(sum(group.owner == r for group in groups) for r in range(processes.world_size))
+    own = [group for group in groups if group.owner == processes.rank]
+    for i in range(passes):
+        group = own[i] if i < len(own) else padding_group
+        assert group.rollouts is not None
+        logps = _rollout_logps(group.rollouts, forward, pad_token_id, processes.device)
+        if i < len(own):
             group.rollouts.behavior_logps = logps
 
 
-@torch.no_grad()
-def _group_logps(trainer: CorrectedGRPOTrainer, group: RolloutGroup) -> list[np.ndarray]:
-    """Log-probs of a group's completion tokens by TRL's own forward, one array of shape `(T_i,)` per completion."""
-    rollouts = group.rollouts
-    assert rollouts is not None
-    device = trainer.accelerator.device
+def _rollout_logps(rollouts: Rollouts, forward: Forward, pad_token_id: int, device: torch.device) -> list[np.ndarray]:
+    """Log-probs of a group's completion tokens, one array of shape `(T_i,)` per completion."""
     completions = [torch.from_numpy(tokens).long() for tokens in rollouts.completion_tokens]
-    completion_ids = pad(completions, padding_value=trainer._tokenizer.pad_token_id, padding_side="right")
+    completion_ids = pad(completions, padding_value=pad_token_id, padding_side="right")
     mask = pad([torch.ones_like(tokens) for tokens in completions], padding_value=0, padding_side="right")
     prompt_ids = torch.from_numpy(rollouts.prompt_tokens).long().expand(len(completions), -1)
     input_ids = torch.cat([prompt_ids, completion_ids], dim=1).to(device)
     attention_mask = torch.cat([torch.ones_like(prompt_ids), mask], dim=1).to(device)
-    with disable_gradient_checkpointing(trainer.model, trainer.args.gradient_checkpointing_kwargs):
-        logps, _, _ = trainer._get_per_token_logps_and_entropies(
-            trainer.model,
-            input_ids,
-            attention_mask,
-            completion_ids.size(1),
-            batch_size=trainer.args.per_device_train_batch_size,
-        )
-    rows = logps.float().cpu().numpy()
+    rows = forward(input_ids, attention_mask, completion_ids.size(1)).float().cpu().numpy()
     return [row[: len(tokens)].copy() for row, tokens in zip(rows, completions, strict=True)]
 
 
-def behavior_tensors(
-    trained: Sequence[RolloutGroup], stale: Sequence[RolloutGroup], completion_ids: torch.Tensor
-) -> dict[str, torch.Tensor]:
+def behavior_tensors(groups: Sequence[RolloutGroup], completion_ids: torch.Tensor) -> dict[str, torch.Tensor]:
     """
-    What the loss needs to know of groups from an earlier window.
+    What the loss needs of groups that an earlier policy sampled.
 
     Args:
-        trained: this process's groups of the window, in the order of the batch.
-        stale: the groups of the window that earlier ones rolled out, of all processes.
+        groups: this process's groups, in the order of the batch.
         completion_ids (`torch.Tensor` of shape `(B, T)`): the batch's completions.
 
     Returns:
-        `replayed` (B,), bool, and `behavior_per_token_logps` (B, T), float32, NaN for rows of this window (their
-        behaviour policy is pi_old) and for padding.
+        `replayed` (B,), bool, and `behavior_per_token_logps` (B, T), float32, NaN for padding and for rows that were
+        generated for this batch (pi_old sampled them).
     """
-    stale_ids = {id(group) for group in stale}
     logps = np.full(completion_ids.shape, np.nan, dtype=np.float32)
     replayed = np.zeros(len(logps), dtype=bool)
     row = 0
-    for group in trained:
+    for group in groups:
         rollouts = group.rollouts
         assert rollouts is not None
-        for i in range(len(rollouts)):
-            if id(group) in stale_ids:
-                known = rollouts.sampling_logps or rollouts.behavior_logps
-                if known is None:
-                    raise RuntimeError(f"The group of prompt {group.prompt_id} is used again without its log-probs.")
-                logps[row, : len(known[i])] = known[i]
-                replayed[row] = True
-            row += 1
+        if not group.generated_now:
+            known = rollouts.sampling_logps or rollouts.behavior_logps
+            if known is None:
+                raise RuntimeError(f"The {group.origin} group of prompt {group.prompt_id} has no log-probs.")
+            for i, values in enumerate(known):
+                logps[row + i, : len(values)] = values
+            replayed[row : row + len(rollouts)] = True
+        row += len(rollouts)
     device = completion_ids.device
     return {
         "replayed": torch.from_numpy(replayed).to(device),

@@ -1,176 +1,120 @@
 """
-`collect()`: rounds of propose -> generate -> score -> keep, until a window has its groups.
+What passes through TRL's `_generate` and `_calculate_rewards`: recorded when a round of rollouts is generated, and played
+back when stored rollouts are trained on.
 
-The rounds run in lockstep on all processes: every decision here is taken on numbers that all of them hold. What is
-deliberately not here: models and collectives (see `trainer.py` and `distributed.py`).
+What is deliberately not here: the trainer, models and collectives. The functions take what TRL's methods return.
 """
 
 from __future__ import annotations
 
 import inspect
-import math
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 
-from trl_dataeff.replay.buffer import ReplayBuffer
+from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.rollouts.group import RolloutGroup, Rollouts
 
 
 @dataclass
-class Collection:
+class Round:
     """
-    What the rounds of a window gave. `trained + surplus + dropped` is `carried + fresh + replayed`, each group once.
+    What one round of rollouts gave, with the rewards of all processes in the order of ranks.
 
     Attributes:
-        trained: the groups to train on, as many as a window holds.
-        surplus: effective groups beyond them.
-        dropped: zero-variance groups that are not trained on.
-        fresh: all groups rolled out in this window, in their order.
-        replayed: those of `trained` that came out of the replay buffer.
-        rounds: rounds taken.
-        padded: how many of `trained` are zero-variance groups that complete a short window.
+        rewards: float32 of shape `(n * G, F)`, one column per reward function, NaN where it gave no score.
+        lengths: tokens of the model in each completion, int32 of shape `(n * G,)`.
+        truncated: whether each completion was cut off, bool of shape `(n * G,)`.
+        seconds: that generation and scoring took, on this process.
+        rollouts: those that this process holds, one per prompt; empty if they are not kept.
+        overlong_prompts: completions whose prompt leaves no room for them in the model's context.
+        reward_faults: rewards that were replaced by no score.
     """
 
-    trained: list[RolloutGroup] = field(default_factory=list)
-    surplus: list[RolloutGroup] = field(default_factory=list)
-    dropped: list[RolloutGroup] = field(default_factory=list)
-    fresh: list[RolloutGroup] = field(default_factory=list)
-    replayed: list[RolloutGroup] = field(default_factory=list)
-    rounds: int = 0
-    padded: int = 0
-
-    @property
-    def stale(self) -> list[RolloutGroup]:
-        """Those of `trained` that an earlier window rolled out: carried over, or replayed."""
-        return _without(self.trained, self.fresh)
-
-    @property
-    def fresh_trained(self) -> list[RolloutGroup]:
-        return _without(self.trained, self.stale)
-
-    @property
-    def fresh_surplus(self) -> list[RolloutGroup]:
-        return _without(self.surplus, _without(self.surplus, self.fresh))
-
-
-def _without(groups: Sequence[RolloutGroup], others: Sequence[RolloutGroup]) -> list[RolloutGroup]:
-    left_out = {id(group) for group in others}
-    return [group for group in groups if id(group) not in left_out]
-
-
-def collect(
-    roll_out: Callable[[int, int], Sequence[RolloutGroup]],
-    round_size: Callable[[int], int],
-    *,
-    batch_groups: int,
-    max_rounds: int | None = None,
-    carried: Sequence[RolloutGroup] = (),
-    references: Sequence[RolloutGroup] = (),
-    buffer: ReplayBuffer | None = None,
-    replay_groups: int = 0,
-    rng: torch.Generator | None = None,
-) -> Collection:
-    """
-    Roll out until a window has its groups, `replay_groups` of them from `buffer` and the rest fresh.
-
-    With `max_rounds` zero-variance groups are dropped, and further rounds make up for them until the window is full
-    or so many rounds have been made (dynamic sampling). Groups that were carried over come first, then fresh ones in
-    the order of their rounds, then replayed ones. A window that stays short is completed with more from `buffer`,
-    then with its own zero-variance groups. Without `max_rounds` every fresh group is trained on. In either case the window
-    has `batch_groups` groups, and no replayed prompt is fresh in it.
-
-    Args:
-        roll_out: `(n, round) -> at least n groups`, generated and scored.
-        round_size: `(missing groups) -> n`, at least as many as are missing in the first round.
-        batch_groups (`int`): B, groups trained on per window.
-        max_rounds (`int`, *optional*): at least 1; `None`: nothing is dropped.
-        carried: effective groups that the last window had too many.
-        references: groups that this window rolled out for the sake of predictions. Where there is a `buffer`, the
-            effective ones are left to it as surplus; else they open the window, up to half of it. The others are dropped.
-        buffer ([`ReplayBuffer`], *optional*): where replayed groups come from.
-        replay_groups (`int`, *optional*, defaults to `0`): below `batch_groups`; fewer are replayed where `buffer` has
-            no more whose prompts are not fresh.
-        rng (`torch.Generator`, *optional*): draws the replayed groups; needed with `buffer`.
-    """
-    taught = [group for group in references if group.effective]
-    opening = taught[: batch_groups // 2] if buffer is None else []  # the rest of the window is chosen
-    stored = taught if buffer is not None else []
-    result = Collection(fresh=list(references), dropped=_without(references, opening + stored))
-    kept = list(carried) + opening
-    idle: list[RolloutGroup] = []
-    while True:
-        present = {group.prompt_id for group in [*kept, *idle, *references]}
-        available = buffer.available(present) if buffer is not None else 0
-        fresh_share = batch_groups - min(replay_groups, available)
-        rounds_are_out = max_rounds is not None and result.rounds >= max_rounds
-        if len(kept) >= fresh_share or (rounds_are_out and len(kept) + len(idle) + available >= batch_groups):
-            break
-        groups = roll_out(round_size(fresh_share - len(kept)), result.rounds)
-        result.rounds += 1
-        result.fresh.extend(groups)
-        kept.extend(group for group in groups if group.effective or max_rounds is None)
-        idle.extend(group for group in groups if not group.effective and max_rounds is not None)
-    used = min(len(kept), fresh_share if max_rounds is not None else batch_groups)
-    if buffer is not None and rng is not None:
-        result.replayed = buffer.sample(min(batch_groups - used, available), rng, present)
-    result.padded = batch_groups - used - len(result.replayed)
-    result.trained = kept[:used] + result.replayed + idle[: result.padded]
-    result.surplus = [group for group in kept[used:] if group.effective] + stored
-    result.dropped += [group for group in kept[used:] if not group.effective] + idle[result.padded :]
-    return result
+    rewards: np.ndarray
+    lengths: np.ndarray
+    truncated: np.ndarray
+    seconds: float = 0.0
+    rollouts: Sequence[Rollouts] = ()
+    overlong_prompts: int = 0
+    reward_faults: int = 0
 
 
 @dataclass
-class ZeroVarianceShare:
+class Recording:
     """
-    Running share of zero-variance groups among those rolled out: counts that fade by `decay` with every round, so that
-    large rounds weigh more than small ones. 0 before the first round.
+    What passes through TRL's `_generate` and `_calculate_rewards` on this process while a round is generated.
+
+    Attributes:
+        ends: token ids that end a completion; one with another last token was cut off.
+        overlong: prompt lengths -> for each, whether the prompt leaves no room for a completion.
+        reward_guard: counts rewards that were replaced by no score; `None` if rewards are not guarded.
+        prompt_lengths: tokens of each completion's prompt.
+        lengths: tokens of the model in each completion.
+        truncated: whether each was cut off.
+        rewards: of all processes, `(completions, functions)`.
+        seconds: that the round took.
     """
 
-    decay: float = 0.8
-    zero: float = 0.0
-    total: float = 0.0
+    ends: set[int]
+    overlong: Callable[[Sequence[int]], Sequence[bool]] = lambda lengths: [False] * len(lengths)
+    reward_guard: Any = None
+    prompt_lengths: list[int] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    truncated: list[bool] = field(default_factory=list)
+    rewards: torch.Tensor | None = None
+    seconds: float = 0.0
 
-    def observe(self, groups: Sequence[RolloutGroup]) -> None:
-        self.zero = self.decay * self.zero + sum(not group.effective for group in groups)
-        self.total = self.decay * self.total + len(groups)
+    def generate(self, generate: Callable[[list], tuple], prompts: list) -> tuple:
+        """TRL's `_generate`, recorded."""
+        started = time.perf_counter()
+        generated = generate(prompts)
+        prompt_ids, completion_ids, tool_mask, *_ = generated
+        self.prompt_lengths = [len(ids) for ids in prompt_ids]
+        self.lengths = [len(ids) for ids in completion_ids] if tool_mask is None else [sum(mask) for mask in tool_mask]
+        self.truncated = [ids[-1] not in self.ends for ids in completion_ids]
+        self.seconds += time.perf_counter() - started
+        return generated
 
-    @property
-    def value(self) -> float:
-        return self.zero / self.total if self.total else 0.0
+    def score(self, calculate_rewards: Callable[..., torch.Tensor], *args) -> torch.Tensor:
+        """TRL's `_calculate_rewards`, recorded."""
+        started = time.perf_counter()
+        self.rewards = calculate_rewards(*args)
+        self.seconds += time.perf_counter() - started
+        return self.rewards
 
+    def complete(
+        self,
+        processes: Processes,
+        rollouts: Sequence[Rollouts] = (),
+    ) -> Round:
+        """
+        The round of all processes, by a single gather.
 
-def round_size(
-    missing: int,
-    *,
-    batch_groups: int,
-    zero_share: float,
-    margin: float,
-    low: float,
-    high: float,
-    multiple: int,
-    pool: int,
-) -> int:
-    """
-    Groups to roll out in a round: `ceil(margin * missing / (1 - zero_share))`, within `[low, high]` times the window
-    (GRESO, arXiv 2506.02177, section on adaptive batch size), never fewer than are missing while the bounds allow it.
-
-    Args:
-        missing (`int`): groups that the window lacks, from 1 to `batch_groups`.
-        batch_groups (`int`): B, groups of a window.
-        zero_share (`float`): expected share of zero-variance groups, in [0, 1]; at 1 the upper bound is taken.
-        margin (`float`): oversampling, at least 1.
-        low (`float`), high (`float`): bounds as shares of B; `low <= 1 <= high`.
-        multiple (`int`): the size is rounded up to a multiple of this (processes).
-        pool (`int`): prompts there are; the size is at most the largest multiple within it.
-    """
-    most = math.floor(high * batch_groups)
-    wanted = most if zero_share >= 1 else math.ceil(margin * missing / (1 - zero_share))
-    size = min(max(wanted, missing, math.ceil(low * batch_groups)), most)
-    return min(math.ceil(size / multiple) * multiple, pool // multiple * multiple)
+        Args:
+            processes ([`Processes`]): of the run.
+            rollouts: those of this process, one per prompt, if they are kept.
+        """
+        assert self.rewards is not None
+        faults = 0 if self.reward_guard is None else self.reward_guard.take_faults()
+        faults_row = [faults, *[0] * (len(self.lengths) - 1)]  # only its sum matters
+        rows = [self.lengths, self.truncated, list(self.overlong(self.prompt_lengths)), faults_row]
+        own = torch.tensor(rows, device=processes.device)
+        lengths, truncated, overlongs, all_faults = processes.gather(own.T.contiguous()).cpu().numpy().T
+        return Round(
+            rewards=self.rewards.float().cpu().numpy(),
+            lengths=lengths.astype(np.int32),
+            truncated=truncated.astype(bool),
+            overlong_prompts=int(overlongs.sum()),
+            reward_faults=int(all_faults.sum()),
+            seconds=self.seconds,
+            rollouts=rollouts,
+        )
 
 
 def split_rollouts(
@@ -219,31 +163,15 @@ def row_value(values, i: int):
     return values
 
 
-@dataclass
-class Recording:
-    """
-    What passed through TRL's `_generate` and `_calculate_rewards` in a round of rollouts.
-
-    Attributes:
-        lengths: tokens of the model in each of this process's completions.
-        truncated: whether each was cut off.
-        overlong: whether its prompt left no room in the model's context.
-        rewards: of all processes, `(completions, functions)`.
-        seconds: that the round took.
-    """
-
-    lengths: list[int] = field(default_factory=list)
-    truncated: list[bool] = field(default_factory=list)
-    overlong: list[bool] = field(default_factory=list)
-    rewards: torch.Tensor | None = None
-    seconds: float = 0.0
-
-    def note(
-        self, completion_ids: Sequence[Sequence[int]], tool_mask: Sequence[Sequence[int]] | None, ends: set
-    ) -> None:
-        """Enter completions; one that does not end with a token of `ends` was cut off."""
-        self.lengths = [len(ids) for ids in completion_ids] if tool_mask is None else [sum(mask) for mask in tool_mask]
-        self.truncated = [ids[-1] not in ends for ids in completion_ids]
+@contextmanager
+def temporarily(obj: Any, **attributes: Any) -> Iterator[None]:
+    """Sets attributes of an object within this context."""
+    former = {name: getattr(obj, name) for name in attributes}
+    obj.__dict__.update(attributes)
+    try:
+        yield
+    finally:
+        obj.__dict__.update(former)
 
 
 def tool_dicts(tools: Sequence[Callable], n: int) -> tuple[list[dict], list[dict]]:
@@ -255,7 +183,7 @@ def tool_dicts(tools: Sequence[Callable], n: int) -> tuple[list[dict], list[dict
 
 class Playback:
     """
-    Groups that were rolled out and scored before, in the shape in which TRL asks for completions and rewards.
+    Groups that were generated and scored before, in the form in which TRL asks for completions and rewards.
 
     Args:
         groups: the groups that this process trains on, with their rollouts.

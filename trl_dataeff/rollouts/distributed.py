@@ -1,23 +1,60 @@
-"""Every process trains on whole groups: who takes which, and handing them over."""
+"""Every process trains on whole groups: which process gets which group, and sending the groups that move."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import numpy as np
+import torch
 from accelerate.utils import broadcast_object_list, gather_object
 
-from trl_dataeff.rollouts.group import RolloutGroup
+from trl_dataeff.rollouts.group import RolloutGroup, pack_groups, unpack_groups
 
 
 T = TypeVar("T")
 
 
+@dataclass(frozen=True)
+class Processes:
+    """
+    The processes of a run, as this one sees them; by default it is the only one.
+
+    Attributes:
+        rank: index of this process.
+        world_size: how many there are.
+        device: of tensors that are gathered.
+        gather: a tensor -> those of all processes, joined along the first dimension. A collective.
+        wait: waits for all processes. A collective.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    device: torch.device = torch.device("cpu")
+    gather: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor
+    wait: Callable[[], None] = lambda: None
+
+    @classmethod
+    def of(cls, accelerator: Any) -> Processes:
+        """Those of an [`~accelerate.Accelerator`]."""
+        a = accelerator
+        return cls(a.process_index, a.num_processes, a.device, a.gather, a.wait_for_everyone)
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def share(self, ids: np.ndarray) -> np.ndarray:
+        """The part of a round's prompts that this process generates for, of n ids divisible by `world_size`."""
+        count = len(ids) // self.world_size
+        return ids[self.rank * count :][:count]
+
+
 def assign(owners: Sequence[int], world_size: int) -> np.ndarray:
     """
     Spread groups evenly over processes, moving as few as possible: each process keeps its own, in their order, up to
-    its share; the rest go to those that have room.
+    its share; the rest go to the processes that have room.
 
     Args:
         owners (`Sequence[int]` of length n): process that holds each group; n is divisible by `world_size`.
@@ -31,20 +68,25 @@ def assign(owners: Sequence[int], world_size: int) -> np.ndarray:
         raise ValueError(f"{len(owners)} groups cannot be spread evenly over {world_size} processes.")
     destinations = np.asarray(owners, dtype=np.int64).copy()
     room = np.full(world_size, quota)
-    homeless = []
+    overflow = []
     for i, owner in enumerate(owners):
         if room[owner]:
             room[owner] -= 1
         else:
-            homeless.append(i)
-    destinations[homeless] = np.repeat(np.arange(world_size), room)
+            overflow.append(i)
+    destinations[overflow] = np.repeat(np.arange(world_size), room)
     return destinations
 
 
-def hand_over(groups: Sequence[RolloutGroup], destinations: np.ndarray, rank: int) -> None:
+def redistribute(groups: Sequence[RolloutGroup], destinations: np.ndarray, rank: int) -> None:
     """
-    Bring the rollouts of each group to its destination, in place. Only groups that move are sent, and if none moves
-    anywhere there is no communication.
+    Send the rollouts of each group to its destination, in place. Only groups that move are sent; if none moves on any
+    process there is no communication.
+
+    Args:
+        groups: the same groups in the same order on every process.
+        destinations (`np.ndarray` of shape `(n,)`): process that is to have each group.
+        rank (`int`): this process.
     """
     moves = [i for i, group in enumerate(groups) if group.owner != destinations[i]]
     if not moves:
@@ -56,11 +98,35 @@ def hand_over(groups: Sequence[RolloutGroup], destinations: np.ndarray, rank: in
         group.owner = int(destinations[i])
 
 
+def pack_distributed(groups: Sequence[RolloutGroup], rank: int, world_size: int) -> dict[str, np.ndarray]:
+    """
+    Groups as arrays (see [`pack_groups`]), the same on every process. A collective if there are several.
+
+    Args:
+        groups: the same groups in the same order on every process.
+        rank (`int`), world_size (`int`): this process, and how many there are.
+    """
+    if world_size == 1:
+        return pack_groups(groups)
+    own = {i: group.rollouts for i, group in enumerate(groups) if group.owner == rank}
+    rollouts = {i: value for part in all_gather(own) for i, value in part.items()}
+    return pack_groups([replace(group, rollouts=rollouts[i]) for i, group in enumerate(groups)])
+
+
+def unpack_distributed(arrays: dict[str, np.ndarray], rank: int, world_size: int) -> list[RolloutGroup]:
+    """The inverse of [`pack_distributed`], for any number of processes: each keeps the rollouts that it owns."""
+    groups = unpack_groups(arrays)
+    for group in groups:
+        group.owner = group.owner % world_size
+        group.rollouts = group.rollouts if group.owner == rank else None
+    return groups
+
+
 def all_gather(value: T) -> list[T]:
     """`value` of every process, in the order of ranks, on every process. A collective: all processes must call it."""
     return gather_object([value])
 
 
-def from_main(ids: np.ndarray) -> np.ndarray:
+def broadcast_from_main(ids: np.ndarray) -> np.ndarray:
     """`ids` of the main process, on every process. A collective: all processes must call it."""
     return broadcast_object_list([ids])[0]

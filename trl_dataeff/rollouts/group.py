@@ -1,7 +1,6 @@
-"""`RolloutGroup`: the G completions of one prompt as data, and the one classifier of groups.
+"""`RolloutGroup`: the G completions of one prompt as data.
 
-History, controllers, metrics, dynamic sampling and replay all ask here whether a group teaches. What is deliberately
-not here: padding and devices. A group holds compact arrays on the CPU; TRL pads what is trained on.
+What is deliberately not here: padding and devices. A group holds compact arrays on the CPU; TRL pads what is trained on.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -18,141 +17,11 @@ import numpy as np
 KINDS = ("effective", "easy", "hard")
 EFFECTIVE, EASY, HARD = 0, 1, 2
 
-
-def total_rewards(rewards: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """
-    Weighted sum of the reward functions, as TRL forms it: a function that gave no score (NaN) is left out, and a
-    completion that no function scored is NaN (unscorable).
-
-    The sum runs in float64 and is then rounded to float32; what one function gave with weight 1 is left as it is.
-
-    Args:
-        rewards (`np.ndarray` of shape `(..., F)`): one column per reward function, NaN where it gave no score.
-        weights (`np.ndarray` of shape `(F,)`): weights of the functions.
-
-    Returns:
-        `np.ndarray` of shape `(...)` and dtype float32.
-    """
-    rewards = np.asarray(rewards, dtype=np.float64)
-    unscored = np.isnan(rewards)
-    totals = np.where(unscored, 0.0, rewards) @ np.asarray(weights, dtype=np.float64)
-    totals[unscored.all(axis=-1)] = np.nan
-    return totals.astype(np.float32)
-
-
-def all_equal(values: np.ndarray, tolerance: np.ndarray | float = 0.0) -> np.ndarray:
-    """
-    Whether the values of each row that are not NaN are all equal; true for rows with fewer than two of them.
-
-    Args:
-        values (`np.ndarray` of shape `(n, G)`).
-        tolerance (`np.ndarray` of shape `(n,)` or `float`, *optional*, defaults to `0.0`): spread that counts as equal.
-
-    Returns:
-        `np.ndarray` of shape `(n,)` and dtype bool.
-    """
-    unscored = np.isnan(values)
-    low = np.where(unscored, np.inf, values).min(axis=1)
-    high = np.where(unscored, -np.inf, values).max(axis=1)
-    with np.errstate(invalid="ignore"):  # a row of infinities, or of NaN
-        return (low >= high) | (high - low <= tolerance)
-
-
-def is_zero_variance(rewards: np.ndarray, weights: np.ndarray, aggregation: str = "sum_then_normalize") -> np.ndarray:
-    """
-    Whether a group carries no gradient: all of its scorable rewards are equal. So does a group with an infinite reward,
-    whose advantages TRL sets to 0. Totals of several functions are compared up to the rounding of their sum (four units
-    in the last place of float32), totals of one exactly.
-
-    Under TRL's `multi_objective_aggregation="normalize_then_sum"` each function is normalised in the group on its own,
-    so there every function with a weight has to give equal rewards; else the weighted totals have to be equal.
-
-    Args:
-        rewards (`np.ndarray` of shape `(n, G, F)`): rewards of n groups, NaN where a function gave no score.
-        weights (`np.ndarray` of shape `(F,)`): weights of the functions.
-        aggregation (`str`, *optional*, defaults to `"sum_then_normalize"`): TRL's option of that name.
-
-    Returns:
-        `np.ndarray` of shape `(n,)` and dtype bool.
-    """
-    totals = total_rewards(rewards, weights)
-    infinite = np.isinf(totals).any(axis=1)
-    weighted = np.flatnonzero(weights)
-    if aggregation == "normalize_then_sum":
-        columns = [all_equal(rewards[:, :, k]) for k in weighted]
-        return infinite | np.logical_and.reduce([np.ones(len(rewards), dtype=bool), *columns])
-    tolerance: np.ndarray | float = 0.0
-    if len(weighted) > 1:
-        sizes = total_rewards(np.abs(rewards), np.abs(weights))
-        tolerance = 4 * np.finfo(np.float32).eps * np.where(np.isnan(sizes), 0.0, sizes).max(axis=1)
-    return infinite | all_equal(totals, tolerance)
-
-
-def teaches_nothing_untruncated(rewards: np.ndarray, weights: np.ndarray, truncated: np.ndarray) -> np.ndarray:
-    """
-    Whether all completions that differ from their group's mean reward were cut off, and so are not trained on under
-    `mask_truncated_completions`.
-
-    Args:
-        rewards (`np.ndarray` of shape `(n, G, F)`), weights (`np.ndarray` of shape `(F,)`): see [`is_zero_variance`].
-        truncated (`np.ndarray` of shape `(n, G)` and dtype bool): completions that did not end by themselves.
-
-    Returns:
-        `np.ndarray` of shape `(n,)` and dtype bool.
-    """
-    totals = total_rewards(rewards, weights).astype(np.float64)
-    scored = ~np.isnan(totals)
-    mean = np.where(scored, totals, 0.0).sum(axis=1) / np.maximum(scored.sum(axis=1), 1)
-    teaches = scored & ~truncated & (totals != mean[:, None])
-    return ~teaches.any(axis=1)
-
-
-@dataclass
-class RewardScale:
-    """
-    Maps total rewards to success rates in [0, 1].
-
-    With `reward_range` the ends are given; without it they are the lowest and the highest total seen so far. While
-    only one value has been seen, it counts as success if it is positive and as failure if it is not.
-    """
-
-    low: float = float("inf")
-    high: float = float("-inf")
-    fixed: bool = False
-
-    @classmethod
-    def of(cls, reward_range: Sequence[float] | None) -> RewardScale:
-        if reward_range is None:
-            return cls()
-        low, high = (float(np.float32(bound)) for bound in reward_range)  # totals are float32, and may lie on a bound
-        return cls(low, high, fixed=True)
-
-    def observe(self, totals: np.ndarray) -> None:
-        """Widen the range by totals of any shape; NaN and infinite ones are passed over."""
-        seen = totals[np.isfinite(totals)]
-        if not self.fixed and seen.size:
-            self.low, self.high = min(self.low, float(seen.min())), max(self.high, float(seen.max()))
-
-    def success_rate(self, totals: np.ndarray) -> np.ndarray:
-        """Mean success of each row of `totals`, `(n, G)` -> `(n,)`, in [0, 1]; NaN for a row with no scorable one."""
-        totals = np.asarray(totals, dtype=np.float64)
-        if self.high > self.low:
-            success = np.clip((totals - self.low) / (self.high - self.low), 0.0, 1.0)
-        else:
-            success = np.where(np.isnan(totals), np.nan, (totals > 0).astype(np.float64))
-        scored = ~np.isnan(success)
-        count = scored.sum(axis=1)
-        mean = np.where(scored, success, 0.0).sum(axis=1) / np.maximum(count, 1)
-        return np.where(count > 0, mean, np.nan)
-
-
-def classify(zero_variance: np.ndarray, success_rate: np.ndarray) -> np.ndarray:
-    """
-    Codes of the groups' kinds (see `KINDS`), `(n,)`. A zero-variance group is easy at the top of the reward range and
-    hard everywhere else: at the bottom, in the middle, and where no completion could be scored.
-    """
-    zero_variance_kind = np.where(success_rate >= 1.0 - 1e-6, EASY, HARD)  # but for the rounding of a sum of rewards
-    return np.where(zero_variance, zero_variance_kind, EFFECTIVE).astype(np.int8)
+#: Where a group of a generation batch comes from: generated for this batch, generated for an earlier one and not trained
+#: on yet, drawn from the replay buffer, or generated to fit predictions.
+Origin: TypeAlias = Literal["fresh", "leftover", "replayed", "reference"]
+#: What becomes of it: trained on, kept for a later batch, or dropped.
+Disposition: TypeAlias = Literal["trained", "leftover", "dropped"]
 
 
 @dataclass
@@ -166,8 +35,8 @@ class Rollouts:
         completions: the decoded completion: text, or messages.
         tool_masks: 1 for tokens of the model and 0 for tokens of a tool, int8 of shape `(T_i,)`; `None` without tools.
         sampling_logps: the sampler's log-probabilities (vLLM), float32 of shape `(T_i,)`, NaN where it gave none.
-        behavior_logps: the policy's log-probabilities when it sampled, float32 of shape `(T_i,)`; set for groups that
-            outlive their window.
+        behavior_logps: log-probabilities under the policy that sampled, float32 of shape `(T_i,)`; `None` until they
+            are known. Groups that are used again need them (see `trl_dataeff.replay.logprobs`).
         logged: columns that reward functions logged for the completions table.
     """
 
@@ -183,15 +52,15 @@ class Rollouts:
         return len(self.completion_tokens)
 
 
-@dataclass
+@dataclass(eq=False)
 class RolloutGroup:
     """
-    One group. Every process knows all groups of a window; `rollouts` is there only on the process that holds them.
+    One group. Every process knows all groups of a generation batch; `rollouts` is set only on the process that owns them.
 
     Attributes:
         prompt_id: row index of the prompt in the training dataset; -1 if it is not known (streaming).
         step: optimizer step at which it was rolled out.
-        round: round of its window, from 0.
+        round: round of its generation batch, from 0.
         rewards: float32 of shape `(G, F)`, one column per reward function.
         success_rate: in [0, 1], or NaN.
         kind: code of its kind (see `KINDS`).
@@ -200,7 +69,8 @@ class RolloutGroup:
         seconds: its share of the time its round took.
         owner: index of the process that holds `rollouts`.
         predicted: success rate predicted before it was rolled out, or NaN.
-        reference: whether it was rolled out for the sake of predictions.
+        origin: where it comes from, in the generation batch that it belongs to now.
+        disposition: what becomes of it there; `None` until that is decided. Membership of the replay buffer is separate.
     """
 
     prompt_id: int
@@ -214,12 +84,18 @@ class RolloutGroup:
     seconds: float
     owner: int = 0
     predicted: float = float("nan")
-    reference: bool = False
+    origin: Origin = "fresh"
+    disposition: Disposition | None = None
     rollouts: Rollouts | None = None
 
     @property
     def effective(self) -> bool:
         return self.kind == EFFECTIVE
+
+    @property
+    def generated_now(self) -> bool:
+        """Whether it was generated for the present generation batch."""
+        return self.origin in ("fresh", "reference")
 
     @property
     def tokens(self) -> int:
@@ -234,7 +110,7 @@ _LISTS = (
     ("behavior_logps", np.float32),
 )
 _ARRAYS = (("rewards", np.float32), ("lengths", np.int32), ("truncated", np.bool_))
-_SCALARS = ("prompt_id", "step", "round", "success_rate", "kind", "seconds", "owner", "predicted", "reference")
+_SCALARS = ("prompt_id", "step", "round", "success_rate", "kind", "seconds", "owner", "predicted")
 
 
 def pack_groups(groups: Sequence[RolloutGroup]) -> dict[str, np.ndarray]:

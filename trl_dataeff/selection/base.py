@@ -1,29 +1,94 @@
-"""The contract of selectors. Everything but `propose` has a default that does nothing."""
+"""
+The contract of selectors, and their registry.
+
+    bind(context)            once, when training starts
+    propose(n, rng)          which prompts to generate rollouts for; one or more times per generation batch
+    observe(groups)          what those rollouts gave; once per generation batch
+    state_dict(), load_state_dict(state), metrics()
+
+A selector of your own implements `propose`. It takes part in training as an instance
+(`DataEfficientGRPOTrainer(..., selector=MySelector())`) or, once registered, by name (`selection="mine"`).
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 
+from trl_dataeff.difficulty.base import Embeddings
+from trl_dataeff.registry import Registry
 from trl_dataeff.rollouts.group import RolloutGroup
+
+
+@dataclass(frozen=True)
+class SelectorContext:
+    """
+    What a selector may know of the run.
+
+    Args:
+        num_prompts (`int`): N, prompts of the training dataset; a prompt's id is its row index.
+        batch_groups (`int`): B, groups trained on per generation batch, of all processes.
+        group_size (`int`): G, completions per prompt (`num_generations`).
+        seed (`int`, *optional*, defaults to `0`): seed of the run.
+        embed (`Callable`, *optional*): makes the embeddings of all prompts, `(N, h)`.
+    """
+
+    num_prompts: int
+    batch_groups: int
+    group_size: int
+    seed: int = 0
+    embed: Callable[[], Embeddings] | None = field(default=None, repr=False)
+
+    def embeddings(self) -> Embeddings:
+        """
+        Embeddings of all prompts, `(N, h)`, made at the first call: by the policy as it is before training, or by
+        `dots_embedding`.
+
+        Raises:
+            `ValueError`: the prompts of this run cannot be embedded.
+        """
+        return self._embeddings
+
+    @cached_property
+    def _embeddings(self) -> Embeddings:
+        if self.embed is None:
+            raise ValueError("This run has no embeddings of its prompts; give `SelectorContext` an `embed` function.")
+        return self.embed()
 
 
 class Selector(ABC):
     """
-    Answers which prompts to roll out next.
+    Decides which prompts to generate rollouts for.
 
-    A selector decides the same on every process: it may use its own state, the pool's history, and `rng`, all of
-    which are equal everywhere, and nothing else.
+    A selector decides the same on every process: it may use its own state and `rng`, which are equal on all processes,
+    and nothing else. Everything but `propose` has a default.
 
     Attributes:
-        exact (`bool`): whether that holds to the last bit on any machine, since nothing is computed that rounds. If it
-            does not, the main process's proposals are taken everywhere.
+        exact (`bool`): whether proposals are equal on all processes to the last bit because nothing is computed that
+            rounds. If not (the default), the main process's proposals are used everywhere.
+        uses_references (`bool`): whether [`roll_out_references`] generates rollouts. TRL must then be able to generate
+            outside of its own pass over a batch.
+        context ([`SelectorContext`]): the run, from `bind` on.
     """
 
     exact: bool = False
+    uses_references: bool = False
+    context: SelectorContext
+
+    def bind(self, context: SelectorContext) -> None:
+        """
+        Start a run: called when training starts, before anything else. Any state of an earlier run is discarded here.
+
+        Args:
+            context ([`SelectorContext`]): the run.
+        """
+        self.context = context
 
     @abstractmethod
     def propose(self, n: int, rng: torch.Generator) -> np.ndarray:
@@ -31,7 +96,7 @@ class Selector(ABC):
         Propose prompts.
 
         Args:
-            n (`int`): how many, at most as many as the pool holds.
+            n (`int`): how many, at most `context.num_prompts`.
             rng (`torch.Generator`): the only source of randomness.
 
         Returns:
@@ -39,32 +104,86 @@ class Selector(ABC):
         """
 
     def predict(self, prompt_ids: np.ndarray) -> np.ndarray:
-        """Success rates expected of prompts that are about to be rolled out, float32 `(n,)`; NaN where unknown."""
+        """Success rates expected of proposed prompts, float32 `(n,)`; NaN where unknown. Logged, and compared later."""
         return np.full(len(prompt_ids), np.nan, dtype=np.float32)
 
-    def propose_references(self, rng: torch.Generator) -> np.ndarray:
-        """Ids of prompts that this window is to roll out for the sake of predictions, before anything is proposed."""
-        return np.empty(0, dtype=np.int64)
+    def roll_out_references(
+        self, roll_out: Callable[[np.ndarray], Sequence[RolloutGroup]], rng: torch.Generator
+    ) -> None:
+        """
+        Generate rollouts of prompts of your choice before the first proposal of a generation batch, and learn from
+        them. Needs `uses_references = True`. [`observe`] gets these groups too.
 
-    def observe_references(self, groups: Sequence[RolloutGroup]) -> None:  # noqa: B027
-        """Learn from their groups at once; `observe` gets them too."""
+        Args:
+            roll_out (`Callable`): prompt ids `(k,)` -> their groups. With several processes the ids are those of the main
+                process, cut to a multiple of the number of processes.
+            rng (`torch.Generator`): the only source of randomness.
+        """
 
-    def observe(self, groups: Sequence[RolloutGroup], step: int) -> None:  # noqa: B027
-        """Learn from the groups that a window rolled out at optimizer step `step`, those that are dropped included."""
+    def observe(self, groups: Sequence[RolloutGroup]) -> None:  # noqa: B027
+        """
+        Learn from a generation batch. Called once per batch.
+
+        Args:
+            groups: all groups generated for it, dropped ones included, in order. A prompt may occur more than once; a
+                group's success rate may be NaN.
+        """
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """All that decides later proposals, as arrays (`rng` and the pool are kept by the trainer)."""
+        """A copy of all state that decides later proposals, as arrays (`rng` is saved by the trainer)."""
         return {}
 
     def load_state_dict(self, state: dict[str, np.ndarray]) -> None:  # noqa: B027
-        """The inverse of `state_dict`."""
+        """Restore what `state_dict` returned. Called after `bind`."""
 
     def metrics(self) -> dict[str, float]:
-        """Numbers to log, by their names in `trl_dataeff.tracking.metrics`."""
+        """Numbers to log, under `dataeff/selector/<name>`. The log has the latest value, not a mean."""
         return {}
 
 
+selectors: Registry[Callable[..., Selector]] = Registry("selector", "trl_dataeff.selectors")
+register_selector = selectors.register
+
+
+def make_selector(name: str, arguments: dict[str, Any] | None = None) -> Selector:
+    """
+    The selector of a registered name, not bound yet.
+
+    Args:
+        name (`str`): `"uniform"`, `"dots"`, `"greso"`, `"dots+greso"`, or a name of your own.
+        arguments (`dict`, *optional*): keyword arguments of its class or factory.
+
+    Raises:
+        `ValueError`: unknown name or argument.
+    """
+    selector = selectors.make(name, arguments or {})
+    if not isinstance(selector, Selector):
+        raise ValueError(f"The selector {name!r} made a {type(selector).__name__}, which is not a `Selector`.")
+    return selector
+
+
 def check_request(n: int, size: int) -> None:
-    """Raise a `ValueError` if `n` distinct prompts cannot be had from a pool of `size`."""
+    """Raise a `ValueError` if `n` distinct prompts cannot be taken from `size`."""
     if not 0 < n <= size:
-        raise ValueError(f"{n} prompts were asked for; a pool of {size} gives from 1 to {size} without repetition.")
+        raise ValueError(f"{n} prompts were requested; {size} prompts give from 1 to {size} without repetition.")
+
+
+def check_proposal(ids: Any, n: int, size: int, name: str) -> np.ndarray:
+    """
+    A selector's proposal as int64 `(n,)`.
+
+    Raises:
+        `ValueError`: it has another shape or dtype, a repeated id, or one outside of [0, size). The message has `name`.
+    """
+    ids = np.asarray(ids)
+    if ids.shape != (n,) or ids.dtype.kind not in "iu":
+        raise ValueError(
+            f"{name}.propose({n}) returned an array of shape {ids.shape} and dtype {ids.dtype}; it must return {n} prompt "
+            "ids as integers."
+        )
+    if ids.min() < 0 or ids.max() >= size or len(np.unique(ids)) < n:
+        raise ValueError(
+            f"{name}.propose({n}) returned repeated ids or ids outside of [0, {size}): {ids[:8].tolist()}... It must "
+            "return distinct rows of the training dataset."
+        )
+    return ids.astype(np.int64)

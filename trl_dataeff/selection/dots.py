@@ -1,5 +1,5 @@
 r"""
-DOTS: estimate what each prompt's success rate is now, and sample where a group teaches (arXiv 2506.05316).
+DOTS: estimate each prompt's present success rate, and sample prompts whose groups carry a gradient (arXiv 2506.05316).
 
 A group of G completions has a gradient if they do not all get the same reward: with success rate p that has the
 probability \(1 - p^G - (1 - p)^G\). Prompts are drawn without replacement, by weights that rise with it (`"effective"`)
@@ -8,23 +8,26 @@ or, as in the paper, fall with the distance from a target (`"target"`).
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from transformers.utils import logging
 
-from trl_dataeff.difficulty.base import Embeddings
+from trl_dataeff.checkpoint.hashing import hash_array
+from trl_dataeff.difficulty.base import DifficultyPredictor, Embeddings
+from trl_dataeff.difficulty.loading import make_predictor
 from trl_dataeff.difficulty.online import RollingDifficulty
 from trl_dataeff.difficulty.quality import PredictionRecord
 from trl_dataeff.rollouts.group import RolloutGroup
-from trl_dataeff.selection.base import Selector, check_request
+from trl_dataeff.selection.base import Selector, SelectorContext, check_request, register_selector
 from trl_dataeff.selection.history import SuccessHistory
 
 
 logger = logging.get_logger(__name__)
+
+FIT_EVERY = 16  # generation batches between two refits of an attention predictor's towers, if the run fits them
 
 
 def log_weight_effective(p: torch.Tensor, group_size: int, sharpness: float) -> torch.Tensor:
@@ -93,71 +96,103 @@ def gumbel_top_k(log_weights: torch.Tensor, n: int, generator: torch.Generator |
     return gumbel_keys(log_weights, generator).topk(n).indices
 
 
-class ReferenceSet(NamedTuple):
-    """The paper's way: `size` prompts at random are rolled out every `every` windows, and predictions rest on them."""
-
-    size: int
-    every: int
-
-
+@register_selector("dots")
 class DotsSelector(Selector):
     """
-    Samples by estimated success rates. Estimates join the prediction from a prompt's embedding with what the prompt
-    itself has given lately (see [`SuccessHistory`]).
+    Samples prompts by estimated success rates. An estimate joins the prediction from a prompt's embedding with the
+    prompt's own recent groups (see [`SuccessHistory`]).
 
     Args:
-        difficulty ([`RollingDifficulty`]): predicts all prompts from the run's recent groups.
-        history ([`SuccessHistory`]): evidence of each prompt's own.
-        log_weights (`Callable`): success rates `(N,)` -> log-weights `(N,)`.
-        exploration (`float`): share of each proposal that is drawn uniformly.
-        refresh_windows (`int`, *optional*, defaults to `1`): windows between two predictions.
-        references ([`ReferenceSet`], *optional*): predict from groups rolled out for that; by default from all groups.
+        objective (`str`, *optional*, defaults to `"effective"`): weight of a success rate: `"effective"`
+            ([`log_weight_effective`]) or `"target"` ([`log_weight_target`], the paper's).
+        sharpness (`float`, *optional*, defaults to `4.0`): of `"effective"`.
+        target (`float`, *optional*, defaults to `0.5`), temperature (`float`, *optional*, defaults to `1e-3`): of
+            `"target"`.
+        exploration (`float`, *optional*, defaults to `0.05`): share of each proposal that is drawn uniformly.
+        predictor (`str` or [`DifficultyPredictor`], *optional*, defaults to `"logistic"`): a registered name, the path
+            of a saved predictor, or an instance.
+        predictor_args (`dict`, *optional*): keyword arguments of a registered predictor.
+        reference (`str`, *optional*, defaults to `"rolling"`): `"rolling"` predicts from all recent groups, `"paper"`
+            from reference rollouts of random prompts.
+        reference_size (`int`, *optional*, defaults to `256`): prompts of such a reference set.
+        refresh_batches (`int`, *optional*, defaults to `1`): generation batches between two predictions.
+        history_prior (`float`, *optional*, defaults to `4.0`): strength of a prediction, in completions.
+        history_half_life (`float`, *optional*, defaults to `20.0`): generation batches after which a group counts half.
     """
 
     def __init__(
         self,
-        difficulty: RollingDifficulty,
-        history: SuccessHistory,
-        log_weights: Callable[[torch.Tensor], torch.Tensor],
         *,
-        exploration: float,
-        refresh_windows: int = 1,
-        references: ReferenceSet | None = None,
+        objective: str = "effective",
+        sharpness: float = 4.0,
+        target: float = 0.5,
+        temperature: float = 1e-3,
+        exploration: float = 0.05,
+        predictor: str | DifficultyPredictor = "logistic",
+        predictor_args: dict[str, Any] | None = None,
+        reference: str = "rolling",
+        reference_size: int = 256,
+        refresh_batches: int = 1,
+        history_prior: float = 4.0,
+        history_half_life: float = 20.0,
     ):
-        self.difficulty = difficulty
-        self.history = history
-        self.log_weights = log_weights
+        self.objective, self.sharpness, self.target, self.temperature = objective, sharpness, target, temperature
         self.exploration = exploration
-        self.refresh_windows = refresh_windows
-        self.references = references
-        self.size = len(difficulty.embeddings)
-        self.window = 0
+        self.predictor, self.predictor_args = predictor, predictor_args
+        self.uses_references = reference == "paper"
+        self.reference_size = reference_size
+        self.refresh_batches = refresh_batches
+        self.history_prior, self.history_half_life = history_prior, history_half_life
+
+    def bind(self, context: SelectorContext) -> None:
+        super().bind(context)
+        embeddings = context.embeddings()
+        predictor, fitted_in_run = make_predictor(
+            self.predictor, embeddings.shape[1], context.seed, **(self.predictor_args or {})
+        )
+        self.difficulty = RollingDifficulty(
+            embeddings,
+            predictor,
+            capacity=predictor.capacity(context.batch_groups),
+            half_life=self.history_half_life,
+            fit_every=FIT_EVERY if fitted_in_run else 0,
+            seed=context.seed,
+        )
+        self.history = SuccessHistory(context.num_prompts, self.history_prior, self.history_half_life)
         self.record = PredictionRecord()
-        self._prior = difficulty.refresh(0)  # what the embeddings say
-        self._knows = False
-        self._proposed = np.empty(0, dtype=np.int64)  # in this window
+        self.batch = 0  # generation batches observed
+        self._prior = self.difficulty.refresh(0)  # predictions from the embeddings
+        self._has_predictions = False
+        self._proposed = np.empty(0, dtype=np.int64)  # for this generation batch
         self._explored = np.empty(0, dtype=np.int64)
 
+    def log_weights(self, p: torch.Tensor) -> torch.Tensor:
+        """Log-weights `(N,)`, float64, of prompts with success rates `p` `(N,)`."""
+        if self.objective == "effective":
+            return log_weight_effective(p, self.context.group_size, self.sharpness)
+        return log_weight_target(p, self.target, self.temperature)
+
     def estimate(self) -> np.ndarray:
-        """Success rate of every prompt as it is thought to be now, float32 `(N,)`."""
-        return self.history.estimate(self._prior, self.window)
+        """Estimate of every prompt's present success rate, float32 `(N,)`."""
+        return self.history.estimate(self._prior, self.batch)
 
     def predict(self, prompt_ids: np.ndarray) -> np.ndarray:
-        if not self._knows:
+        if not self._has_predictions:
             return np.full(len(prompt_ids), np.nan, dtype=np.float32)
-        return self.history.estimate(self._prior[prompt_ids], self.window, prompt_ids)
+        return self.history.estimate(self._prior[prompt_ids], self.batch, prompt_ids)
 
     def propose(self, n: int, rng: torch.Generator) -> np.ndarray:
-        check_request(n, self.size)
-        out = torch.zeros(self.size, dtype=torch.bool)
-        if self.size - len(self._proposed) >= n:  # no prompt twice in a window, as long as there are others
-            out[torch.from_numpy(self._proposed)] = True
-        # Away from 0 and 1: a weight of 0 is for prompts that are out
+        size = self.context.num_prompts
+        check_request(n, size)
+        excluded = torch.zeros(size, dtype=torch.bool)
+        if size - len(self._proposed) >= n:  # no prompt twice in a generation batch, as long as there are others
+            excluded[torch.from_numpy(self._proposed)] = True
+        # Away from 0 and 1: a weight of 0 is for excluded prompts
         log_weights = self.log_weights(torch.from_numpy(self.estimate()).double().clamp(1e-6, 1 - 1e-6))
         uniform = int(self.exploration * n + torch.rand((), generator=rng, dtype=torch.float64).item())
-        explored = gumbel_top_k(torch.zeros(self.size).masked_fill(out, -torch.inf), uniform, rng).numpy()
-        out[torch.from_numpy(explored)] = True
-        selected = self._draw(log_weights.masked_fill(out, -torch.inf), n - uniform, rng)
+        explored = gumbel_top_k(torch.zeros(size).masked_fill(excluded, -torch.inf), uniform, rng).numpy()
+        excluded[torch.from_numpy(explored)] = True
+        selected = self._draw(log_weights.masked_fill(excluded, -torch.inf), n - uniform, rng)
         ids = np.concatenate([explored, selected])
         self._proposed = np.concatenate([self._proposed, ids])
         self._explored = np.concatenate([self._explored, explored])
@@ -166,35 +201,36 @@ class DotsSelector(Selector):
     def _draw(self, log_weights: torch.Tensor, n: int, rng: torch.Generator) -> np.ndarray:
         return gumbel_top_k(log_weights, n, rng).numpy()
 
-    def propose_references(self, rng: torch.Generator) -> np.ndarray:
-        if self.references is None or self.window % self.references.every:
-            return np.empty(0, dtype=np.int64)
-        return torch.randperm(self.size, generator=rng)[: self.references.size].numpy()
-
-    def observe_references(self, groups: Sequence[RolloutGroup]) -> None:
+    def roll_out_references(
+        self, roll_out: Callable[[np.ndarray], Sequence[RolloutGroup]], rng: torch.Generator
+    ) -> None:
+        """The paper's reference set: random prompts, every `refresh_batches`; all predictions rest on their groups."""
+        if not self.uses_references or self.batch % self.refresh_batches:
+            return
+        groups = roll_out(torch.randperm(self.context.num_prompts, generator=rng)[: self.reference_size].numpy())
         ids, rates = _ids_and_rates(groups)
-        self._prior = self.difficulty.predict_with_references(ids, rates, self.window)
-        self._knows = True
+        self._prior = self.difficulty.predict_with_references(ids, rates, self.batch)
+        self._has_predictions = True
         self._proposed = ids
 
-    def observe(self, groups: Sequence[RolloutGroup], step: int) -> None:
+    def observe(self, groups: Sequence[RolloutGroup]) -> None:
         ids, rates = _ids_and_rates(groups)
         predicted = np.array([group.predicted for group in groups], dtype=np.float32)
-        uniform = np.isin(ids, self._explored) | np.array([group.reference for group in groups], dtype=bool)
-        self.record.add(predicted, rates, uniform)
-        self.window += 1
+        from_references = np.array([group.origin == "reference" for group in groups], dtype=bool)
+        self.record.add(predicted, rates, np.isin(ids, self._explored) | from_references)
+        self.batch += 1
         trials = np.array([(~np.isnan(group.rewards).all(axis=1)).sum() for group in groups], dtype=np.float32)
-        self.history.observe(ids, rates, trials, self.window)
-        self.difficulty.observe(ids, rates, self.window)
-        if self.references is None and self.window % self.refresh_windows == 0:
-            self._prior = self.difficulty.refresh(self.window)
-            self._knows = True
+        self.history.observe(ids, rates, trials, self.batch)
+        self.difficulty.observe(ids, rates, self.batch)
+        if not self.uses_references and self.batch % self.refresh_batches == 0:
+            self._prior = self.difficulty.refresh(self.batch)
+            self._has_predictions = True
         self._proposed = self._explored = np.empty(0, dtype=np.int64)
 
     def state_dict(self) -> dict[str, np.ndarray]:
         return {
-            "window": np.array([self.window, self._knows]),
-            "embeddings": _checksum(self.difficulty.embeddings),
+            "batch": np.array([self.batch, self._has_predictions]),
+            "embeddings": _hash(self.difficulty.embeddings),
             "prior": self._prior.copy(),
             "proposed": self._proposed.copy(),
             "explored": self._explored.copy(),
@@ -204,13 +240,13 @@ class DotsSelector(Selector):
         }
 
     def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
-        self.window, self._knows = int(state["window"][0]), bool(state["window"][1])
+        self.batch, self._has_predictions = int(state["batch"][0]), bool(state["batch"][1])
         self._prior = state["prior"].astype(np.float32)
         self._proposed, self._explored = state["proposed"].astype(np.int64), state["explored"].astype(np.int64)
-        if not np.array_equal(state["embeddings"], _checksum(self.difficulty.embeddings)):
+        if not np.array_equal(state["embeddings"], _hash(self.difficulty.embeddings)):
             logger.warning(
-                "The prompts' embeddings are not those of the run that is resumed: they were made anew, by another "
-                "model or on other hardware. The predictor is fitted to them and to the run's groups; the run goes on, "
+                "The prompts' embeddings differ from those of the run that is resumed: another model or other hardware "
+                "made them. The predictor is fitted again, to the new embeddings and the run's groups. The run continues, "
                 "but not exactly as it would have."
             )
             state = {name: value for name, value in state.items() if not name.startswith("difficulty.predictor.")}
@@ -221,10 +257,10 @@ class DotsSelector(Selector):
         return self.record.metrics()
 
 
-def _checksum(embeddings: Embeddings) -> np.ndarray:
-    """Of up to 256 rows spread over them: whether two runs have the same."""
+def _hash(embeddings: Embeddings) -> np.ndarray:
+    """Hash of up to 256 rows spread over the embeddings: whether two runs have the same."""
     rows = np.unique(np.linspace(0, len(embeddings) - 1, min(len(embeddings), 256)).astype(np.int64))
-    return np.frombuffer(hashlib.sha256(np.ascontiguousarray(embeddings[rows]).tobytes()).digest(), dtype=np.uint8)
+    return np.frombuffer(bytes.fromhex(hash_array(np.ascontiguousarray(embeddings[rows]))), dtype=np.uint8)
 
 
 def _ids_and_rates(groups: Sequence[RolloutGroup]) -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""`GroupLog`: one row per group rolled out, in `<output_dir>/dataeff/groups.parquet`."""
+"""`GroupLog`: one row per generated group, in `<output_dir>/dataeff/groups.parquet`."""
 
 from __future__ import annotations
 
@@ -6,26 +6,28 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from transformers.utils import logging
 
 from trl_dataeff.checkpoint.files import write_atomically
-from trl_dataeff.rollouts.group import KINDS, RolloutGroup, total_rewards
+from trl_dataeff.rollouts.classification import total_rewards
+from trl_dataeff.rollouts.group import KINDS, RolloutGroup
 
 
 SCHEMA = pa.schema(
     [
-        pa.field("step", pa.int32(), metadata={"meaning": "optimizer step at which the group was rolled out"}),
+        pa.field("step", pa.int32(), metadata={"meaning": "optimizer step at which the group was generated"}),
         pa.field("prompt_id", pa.int64(), metadata={"meaning": "row of the training dataset; -1 if not known"}),
-        pa.field("round", pa.int16(), metadata={"meaning": "round of its window, from 0"}),
+        pa.field("round", pa.int16(), metadata={"meaning": "round of its generation batch, from 0"}),
         pa.field("success_rate", pa.float32(), metadata={"meaning": "in [0, 1]; null if no completion was scorable"}),
         pa.field("reward", pa.float32(), metadata={"meaning": "mean total reward of the scorable completions"}),
         pa.field("kind", pa.string(), metadata={"meaning": " | ".join(KINDS)}),
         pa.field("predicted", pa.float32(), metadata={"meaning": "success rate predicted before the rollout"}),
-        pa.field("source", pa.string(), metadata={"meaning": "fresh | reference"}),
-        pa.field("dropped", pa.bool_(), metadata={"meaning": "not trained on, being of zero variance"}),
+        pa.field("origin", pa.string(), metadata={"meaning": "fresh | reference"}),
+        pa.field("disposition", pa.string(), metadata={"meaning": "trained | leftover | dropped, in its own batch"}),
         pa.field("tokens", pa.int32(), metadata={"meaning": "tokens generated for its completions"}),
         pa.field("seconds", pa.float32(), metadata={"meaning": "its share of the time its round took"}),
     ]
@@ -38,14 +40,14 @@ FLUSH_SECONDS = 10.0
 
 class GroupLog:
     """
-    Collects rows and writes them, as it goes, to a parquet file that is whole at every moment.
+    Collects rows and writes them, during training, to a parquet file that is complete at every moment.
 
     The file is rewritten at every checkpoint, at the end, and in between when the last time is `FLUSH_SECONDS` ago and
-    the rows that wait are a twentieth of those written: what a run writes stays proportional to the file's size.
+    the rows that wait are a twentieth of those written, so that what a run writes stays proportional to the file's size.
 
     Args:
-        path (`Path`): the file. One that is there already belongs to an earlier run and is replaced, unless
-            [`resume`] is called first.
+        path (`Path`): the file. An existing one belongs to an earlier run and is replaced, unless [`resume`] is called
+            first.
     """
 
     def __init__(self, path: Path):
@@ -53,12 +55,12 @@ class GroupLog:
         self._written = SCHEMA.empty_table()
         self._waiting: list[dict] = []
         self._flushed_at = time.monotonic()
-        self._said = False
+        self._warned = False
 
     def resume(self, step: int) -> None:
         """
-        Keep the rows of the file that were rolled out before optimizer step `step`. A file that cannot be read is set
-        aside, with a warning: training does not depend on it.
+        Keep the rows of the file that were generated before optimizer step `step`. A file that cannot be read is renamed,
+        with a warning: training does not depend on it.
         """
         if not self.path.exists():
             return
@@ -66,16 +68,15 @@ class GroupLog:
             table = pq.read_table(self.path)
             self._written = table.filter(pc.less(table["step"], step)).cast(SCHEMA)
         except (OSError, KeyError, pa.ArrowException) as error:
-            aside = self.path.with_suffix(".damaged.parquet")
+            aside = self.path.with_suffix(".corrupt.parquet")
             self.path.replace(aside)
             logger.warning(
-                f"{self.path} is damaged ({type(error).__name__}: {error}) and is now {aside.name}. The table begins anew "
-                f"with step {step}; what is trained is not touched by it."
+                f"{self.path} cannot be read ({type(error).__name__}: {error}) and was renamed to {aside.name}. A new table "
+                f"begins with step {step}; training is not affected."
             )
 
-    def add(self, groups: Iterable[RolloutGroup], dropped: Iterable[RolloutGroup], weights) -> None:
-        """Enter groups; `dropped` are those among them that are not trained on."""
-        dropped_ids = {id(group) for group in dropped}
+    def add(self, groups: Iterable[RolloutGroup], weights: np.ndarray) -> None:
+        """Enter groups. `weights` `(F,)` are those of the reward functions."""
         for group in groups:
             totals = total_rewards(group.rewards, weights)
             scored = totals[totals == totals]
@@ -88,8 +89,8 @@ class GroupLog:
                     "reward": float(scored.mean()) if len(scored) else None,
                     "kind": KINDS[group.kind],
                     "predicted": _number_or_none(group.predicted),
-                    "source": "reference" if group.reference else "fresh",
-                    "dropped": id(group) in dropped_ids,
+                    "origin": group.origin,
+                    "disposition": group.disposition,
                     "tokens": group.tokens,
                     "seconds": group.seconds,
                 }
@@ -105,19 +106,19 @@ class GroupLog:
         try:
             write_atomically(self.path, lambda path: pq.write_table(table, path))
         except OSError as error:
-            self._say_that_rows_wait(error)
+            self._warn_once(error)
         else:
             self._written, self._waiting = table, []
-            self._said = False
+            self._warned = False
 
-    def _say_that_rows_wait(self, error: OSError) -> None:
-        """A table of what was rolled out is not worth a run: its rows are kept for the next time."""
-        if not self._said:
+    def _warn_once(self, error: OSError) -> None:
+        """The table is not worth a run: its rows are kept for the next time."""
+        if not self._warned:
             logger.warning(
-                f"{self.path} could not be written ({error}). Training goes on; the rows are kept in memory and written "
-                "when there is room. This is said once."
+                f"{self.path} could not be written ({error}). Training continues; the rows are kept in memory and written "
+                "when there is room. This warning is shown once."
             )
-        self._said = True
+        self._warned = True
 
 
 def _number_or_none(value: float) -> float | None:

@@ -1,8 +1,8 @@
 """
-Every metric of the package: its name, unit and meaning, in one table.
+The metrics of the package: name, unit and meaning, in one table. A new metric is a line in it.
 
-All of them go through `Trainer.log`, under the prefix `dataeff/`. The documentation lists this table, and a name that
-is not in it cannot be logged.
+All of them go through `Trainer.log`, under the prefix `dataeff/`. What a selector reports is logged under
+`dataeff/selector/`, by the selector's own names.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from trl_dataeff.rollouts.group import RolloutGroup, total_rewards
 
 
 PREFIX = "dataeff/"
+SELECTOR_PREFIX = PREFIX + "selector/"
 
 
 class Metric(NamedTuple):
@@ -33,43 +34,56 @@ class Metric(NamedTuple):
 METRICS: dict[str, Metric] = {
     "rollouts_generated": Metric("completions", "Generated so far by all processes, dropped ones included.", True),
     "rollouts_trained": Metric("completions", "Trained on so far.", True),
-    "rollouts_replayed": Metric("completions", "Of those trained on, rolled out in an earlier window.", True),
+    "rollouts_replayed": Metric(
+        "completions", "Of those trained on, generated for an earlier generation batch.", True
+    ),
     "rollouts_discarded": Metric(
-        "completions", "Generated so far and dropped: of zero variance, or references without room.", True
+        "completions",
+        "Generated so far and dropped: of zero-variance groups, or of references that found no room.",
+        True,
     ),
     "tokens_generated": Metric("tokens", "Generated so far by all processes, dropped completions included.", True),
-    "prompts_skipped": Metric("prompts", "Skipped so far, before they were rolled out (GRESO).", True),
-    "rounds": Metric("rounds per window", "Rounds of rollouts that a window took."),
-    "success_rate": Metric("share", "Mean success rate of the fresh groups: what the policy does now."),
-    "effective_ratio": Metric("share", "Effective groups among the fresh ones."),
-    "easy_ratio": Metric("share", "Fresh groups in which every completion has the highest reward."),
-    "hard_ratio": Metric("share", "Fresh groups of zero variance that are not easy."),
-    "padded_groups": Metric("groups per window", "Zero-variance groups that completed a window which stayed short."),
-    "surplus_groups": Metric(
-        "groups per window", "Effective groups that are left to the next window, or to the replay buffer."
+    "rounds": Metric("rounds per generation batch", "Rounds of rollouts that a generation batch took."),
+    "success_rate": Metric("share", "Mean success rate of the groups generated now."),
+    "effective_ratio": Metric("share", "Effective groups among those generated now."),
+    "easy_ratio": Metric("share", "Groups generated now in which every completion has the highest reward."),
+    "hard_ratio": Metric("share", "Zero-variance groups generated now that are not easy."),
+    "padded_groups": Metric(
+        "groups per generation batch", "Zero-variance groups that completed a generation batch which stayed short."
     ),
-    "p_easy": Metric("probability", "Kept per visit of an easy streak (GRESO)."),
-    "p_hard": Metric("probability", "Kept per visit of a hard streak (GRESO)."),
-    "predictor/pearson": Metric(
-        "correlation", "Of predicted and observed success rates, over the newest groups; each predicted beforehand."
+    "leftover_groups": Metric(
+        "groups per generation batch", "Effective groups kept for the next generation batch, or for the replay buffer."
     ),
-    "predictor/pearson_explored": Metric("correlation", "The same over prompts drawn uniformly: unbiased."),
-    "predictor/pearson_selected": Metric("correlation", "The same over prompts chosen for their prediction."),
-    "predictor/mae": Metric("success rate", "Mean distance of predicted from observed success rates."),
-    "predictor/calibration_error": Metric("success rate", "Expected calibration error of the predictions, 10 bins."),
-    "unscorable_ratio": Metric("share", "Fresh completions that no reward function scored."),
+    "unscorable_ratio": Metric("share", "Completions generated now that no reward function scored."),
     "replay/size": Metric("groups", "In the replay buffer."),
-    "replay/age_mean": Metric("steps", "Age of the groups trained on that an earlier window rolled out."),
+    "replay/age_mean": Metric(
+        "steps", "Age of the groups trained on that were generated for an earlier generation batch."
+    ),
     "replay/ratio_mean": Metric("ratio", "Mean of pi_old / pi_behavior, not truncated, over those groups' tokens."),
     "replay/ratio_max": Metric("ratio", "Largest pi_old / pi_behavior, not truncated, over those groups' tokens."),
-    "reward_faults": Metric("rewards", "So far, rewards that were no number, infinite, or late (no score).", True),
-    "overlong_prompts": Metric("completions", "So far, those to whose prompt the model's context left no room.", True),
+    "reward_faults": Metric("rewards", "So far, rewards that were non-numeric, infinite, or late.", True),
+    "overlong_prompts": Metric(
+        "completions", "So far, those whose prompt leaves no room for a completion in the model's context.", True
+    ),
     "steps_skipped": Metric("steps", "Skipped so far, because the gradient was not finite.", True),
-    "server_returns": Metric("times", "So far, that the vLLM server went away and came back.", True),
-    "time/selection_s": Metric("seconds per step", "Choosing prompts and groups, on the main process."),
+    "server_returns": Metric("times", "So far, restarts of the vLLM server.", True),
+    "time/selection_s": Metric("seconds per step", "Selecting prompts and groups, on the main process."),
     "time/generation_s": Metric("seconds per step", "Generating and scoring rollouts, on the main process."),
     "time/training_s": Metric("seconds per step", "The rest of the step, on the main process."),
 }
+
+
+def record_selector(store: dict[str, list[float]], values: dict[str, float]) -> None:
+    """
+    Hand a selector's metrics to TRL's store. The log has the latest value of each; NaN ones are left out.
+
+    Args:
+        store (`dict`): `trainer._metrics["train"]`.
+        values (`dict`): by the selector's names, without the prefix.
+    """
+    for name, value in values.items():
+        if value == value:
+            store[SELECTOR_PREFIX + name] = [float(value)]
 
 
 def record(store: dict[str, list[float]], values: dict[str, float]) -> None:
@@ -78,7 +92,7 @@ def record(store: dict[str, list[float]], values: dict[str, float]) -> None:
 
     Args:
         store (`dict`): `trainer._metrics["train"]`.
-        values (`dict`): by name, without the prefix.
+        values (`dict`): by name in `METRICS`, without the prefix.
     """
     for name, value in values.items():
         if METRICS[name].cumulative:
@@ -88,10 +102,10 @@ def record(store: dict[str, list[float]], values: dict[str, float]) -> None:
 
 
 @contextmanager
-def rounds_left_out(store: dict[str, list[float]], state: TrainerState) -> Iterator[None]:
+def without_rounds(store: dict[str, list[float]], state: TrainerState) -> Iterator[None]:
     """
-    Keeps what TRL logs while it generates (lengths, token counts) out of its metrics. Rounds of rollouts run in it:
-    their completions are logged when those that are kept are played back, and the dropped ones by `METRICS` alone.
+    Keeps what TRL logs while it generates (lengths, token counts) out of its metrics. Rounds of rollouts run in this
+    context: their completions are logged when the kept ones are played back, and dropped ones by `METRICS` alone.
 
     Args:
         store (`dict`): `trainer._metrics["train"]`.
@@ -105,13 +119,12 @@ def rounds_left_out(store: dict[str, list[float]], state: TrainerState) -> Itera
     state.num_input_tokens_seen = tokens
 
 
-def of_fresh_groups(groups: Sequence[RolloutGroup], names: Sequence[str], weights: np.ndarray) -> dict[str, float]:
+def group_metrics(groups: Sequence[RolloutGroup], names: Sequence[str], weights: np.ndarray) -> dict[str, float]:
     """
-    TRL's metrics of rewards and lengths, over fresh groups only: what the policy does now. NaN, which TRL leaves out,
-    if there are none.
+    TRL's metrics of rewards and lengths, over these groups only. NaN, which TRL leaves out, if there are none.
 
     Args:
-        groups: fresh groups.
+        groups: groups of the present policy.
         names (`list[str]`), weights (`np.ndarray` of shape `(F,)`): the reward functions.
     """
     nothing = np.full((1, len(names)), np.nan, dtype=np.float32)
@@ -132,18 +145,22 @@ def of_fresh_groups(groups: Sequence[RolloutGroup], names: Sequence[str], weight
 
 
 def replace_last(store: dict[str, list[float]], values: dict[str, float]) -> None:
-    """Put `values` in the place of those that were entered last under their names."""
+    """Replace the values that were entered last under these names."""
     for name, value in values.items():
         store[name][-1] = value
 
 
 class Counters:
-    """The cumulative metrics, all from 0, but for the one that the selector counts."""
+    """The cumulative metrics of a run, all starting at 0."""
 
     def __init__(self) -> None:
-        names = (name for name, metric in METRICS.items() if metric.cumulative and name != "prompts_skipped")
-        self.values: dict[str, int] = dict.fromkeys(names, 0)
+        self.values: dict[str, int] = {name: 0 for name, metric in METRICS.items() if metric.cumulative}
+
+    def load(self, values: dict[str, int]) -> None:
+        """Continue from the counts of a checkpoint."""
+        self.values.update(values)
 
     def add(self, **amounts: int) -> None:
+        """Add to the counts of these names."""
         for name, amount in amounts.items():
             self.values[name] += int(amount)

@@ -3,33 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
 from trl_dataeff.rollouts.group import RolloutGroup
+from trl_dataeff.selection.base import SelectorContext, register_selector
 from trl_dataeff.selection.dots import DotsSelector, gumbel_keys
-from trl_dataeff.selection.greso import GresoGate
+from trl_dataeff.selection.greso import GresoController, GresoGate
 
 
+@register_selector("dots+greso")
 class DotsGresoSelector(DotsSelector):
     """
-    Prompts come in the order in which DOTS draws them, and those that keep giving nothing are skipped with GRESO's
-    probability. The share that is explored is not skipped, so that it stays unbiased.
+    Prompts come in the order in which DOTS draws them, and those with repeated zero-variance groups are skipped with
+    GRESO's probability. The explored share is not skipped, so that it stays unbiased. The keep probabilities adapt once
+    as many prompts were looked at as there are.
 
     Args:
-        gate ([`GresoGate`]): admits prompts; it adapts once as many were looked at as there are prompts.
+        p_init, p_step, p_min, p_max, target_zero_variance, easy_share: see [`GresoController`].
         ...: see [`DotsSelector`].
     """
 
-    def __init__(self, *args, gate: GresoGate, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.gate = gate
+    def __init__(
+        self,
+        *,
+        p_init: float = 0.5,
+        p_step: float = 0.01,
+        p_min: float = 0.05,
+        p_max: float = 0.95,
+        target_zero_variance: float = 0.25,
+        easy_share: float = 1 / 3,
+        **dots: Any,
+    ):
+        super().__init__(**dots)
+        self._controller_arguments = (p_init, p_step, p_min, p_max, target_zero_variance, easy_share)
+
+    def bind(self, context: SelectorContext) -> None:
+        super().bind(context)
+        self.gate = GresoGate(context.num_prompts, GresoController(*self._controller_arguments))
         self._looked_at = 0
 
     def _draw(self, log_weights: torch.Tensor, n: int, rng: torch.Generator) -> np.ndarray:
         keys = gumbel_keys(log_weights, rng)
-        left = int((~log_weights.isneginf()).sum())  # the others are out
+        left = int((~log_weights.isneginf()).sum())  # the others are excluded
         order, admitted = np.empty(0, dtype=np.int64), np.empty(0, dtype=bool)
         wanted = min(2 * n, left)
         while True:  # most prompts may be skipped: look at more and more at once
@@ -42,15 +60,14 @@ class DotsGresoSelector(DotsSelector):
         looked_at = int(chosen[-1]) + 1 if len(chosen) == n and n else len(order)
         self.gate.skipped += looked_at - len(chosen)
         self._looked_at += looked_at
-        if len(chosen) < n:  # all that is left was skipped: the best of it after all, then what is out
+        if len(chosen) < n:  # all others were skipped: the first of these after all, then excluded ones
             rest = np.setdiff1d(keys.argsort(descending=True).numpy(), order[chosen], assume_unique=True)
             return np.concatenate([order[chosen], rest[: n - len(chosen)]])
         return order[chosen]
 
-    def observe(self, groups: Sequence[RolloutGroup], step: int) -> None:
-        super().observe(groups, step)
-        if self._looked_at >= self.size:
-            self.gate.adapt(groups)
+    def observe(self, groups: Sequence[RolloutGroup]) -> None:
+        super().observe(groups)
+        self.gate.observe(groups, adapt=self._looked_at >= self.context.num_prompts)
 
     def state_dict(self) -> dict[str, np.ndarray]:
         gate = {f"gate.{name}": value for name, value in self.gate.state_dict().items()}

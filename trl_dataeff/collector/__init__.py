@@ -1,0 +1,15 @@
+"""
+One generation batch, from proposal to history.
+
+    collector.py    RolloutCollector: proposes, has rounds generated, classifies, replays, updates history and buffer
+    batch.py        fill_batch(): which groups are trained on, left over, dropped; sizes of rounds
+    build.py        from the configuration to a collector
+    state.py        to a checkpoint and back
+"""
+
+from trl_dataeff.collector.batch import GenerationBatch
+from trl_dataeff.collector.build import make_collector
+from trl_dataeff.collector.collector import RolloutCollector
+
+
+__all__ = ["GenerationBatch", "RolloutCollector", "make_collector"]

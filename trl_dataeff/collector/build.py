@@ -1,0 +1,113 @@
+"""From the configuration to a collector and its parts: the one place where fields become plain arguments."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+
+from trl_dataeff.checkpoint.hashing import hash_prompts
+from trl_dataeff.checkpoint.state import FOLDER
+
+from trl_dataeff.collector.batch import RefillRounds
+from trl_dataeff.collector.collector import RolloutCollector
+from trl_dataeff.config import DataEfficientGRPOConfig
+from trl_dataeff.difficulty.base import Embeddings
+from trl_dataeff.replay.buffer import ReplayBuffer, replay_groups
+from trl_dataeff.rollouts.classification import GroupClassifier
+from trl_dataeff.rollouts.distributed import Processes
+from trl_dataeff.selection.base import Selector, SelectorContext
+from trl_dataeff.tracking.group_log import GroupLog
+
+
+def make_collector(
+    config: DataEfficientGRPOConfig,
+    *,
+    selector: Selector | None,
+    dataset: Dataset | None = None,
+    num_prompts: int = 0,
+    embed: Callable[[], Embeddings] | None = None,
+    reward_names: Sequence[str],
+    reward_weights: np.ndarray,
+    refills: bool,
+    replays: bool,
+    log_groups: bool = False,
+    processes: Processes = Processes(),  # noqa: B008 (immutable)
+) -> RolloutCollector:
+    """
+    The collector of a run; binds the selector.
+
+    Args:
+        config ([`DataEfficientGRPOConfig`]): the run's configuration.
+        selector ([`Selector`] or `None`): not bound yet; `None` where prompts are not known by row.
+        dataset ([`~datasets.Dataset`], *optional*): the prompts, where they are known by row.
+        num_prompts (`int`, *optional*, defaults to `0`): N, if there is no `dataset` to select from.
+        embed (`Callable`, *optional*): makes the embeddings of all prompts, `(N, h)`.
+        reward_names (`list[str]`), reward_weights (`np.ndarray` of shape `(F,)`): the reward functions.
+        refills (`bool`): whether zero-variance groups are dropped and replaced (dynamic sampling).
+        replays (`bool`): whether groups are replayed.
+        log_groups (`bool`, *optional*, defaults to `False`): whether the main process writes `groups.parquet`.
+        processes ([`Processes`], *optional*): of the run; by default a single one.
+    """
+    assert config.generation_batch_size is not None
+    group_size = config.num_generations
+    batch_groups = config.generation_batch_size // group_size
+    num_prompts = num_prompts if dataset is None else len(dataset)
+    if selector is not None:
+        selector.bind(SelectorContext(num_prompts, batch_groups, group_size, config.seed, embed))
+    return RolloutCollector(
+        classifier=GroupClassifier(
+            reward_weights,
+            reward_range=config.reward_range,
+            aggregation=config.multi_objective_aggregation,
+            masks_truncated=config.mask_truncated_completions,
+        ),
+        group_size=group_size,
+        batch_groups=batch_groups,
+        reward_names=reward_names,
+        selector=selector,
+        num_prompts=num_prompts,
+        dataset_hash="" if dataset is None else hash_prompts(dataset),
+        settings=_settings(config, selector, reward_names, processes.world_size),
+        refill=_refill_rounds(config) if refills else None,
+        buffer=_buffer(config, processes) if replays else None,
+        replay_groups=replay_groups(config.replay_fraction, batch_groups, processes.world_size) if replays else 0,
+        group_log=GroupLog(Path(config.output_dir) / FOLDER / "groups.parquet")
+        if log_groups and processes.is_main
+        else None,
+        seed=config.seed,
+        processes=processes,
+    )
+
+
+def _settings(
+    config: DataEfficientGRPOConfig, selector: Selector | None, reward_names: Sequence[str], world_size: int
+) -> dict[str, Any]:
+    """The settings on which the content of a checkpoint depends, by name."""
+    return {
+        "selector": type(selector).__name__,
+        "num_generations": config.num_generations,
+        "reward_functions": list(reward_names),
+        "use_vllm": config.use_vllm,
+        "number of processes": world_size,
+        "per_device_train_batch_size": config.per_device_train_batch_size,
+        "steps_per_generation": config.steps_per_generation,
+        "num_iterations": config.num_iterations,
+    }
+
+
+def _refill_rounds(config: DataEfficientGRPOConfig) -> RefillRounds:
+    return RefillRounds(
+        config.max_rollout_rounds, config.rollout_margin, config.rollout_round_min, config.rollout_round_max
+    )
+
+
+def _buffer(config: DataEfficientGRPOConfig, processes: Processes) -> ReplayBuffer:
+    # Groups of the last generation batch are always within the age limit
+    steps = math.ceil(config.steps_per_generation * config.num_iterations / config.gradient_accumulation_steps)
+    max_age = None if config.replay_max_age is None else max(config.replay_max_age, steps)
+    return ReplayBuffer(config.replay_capacity, max_age, rank=processes.rank, world_size=processes.world_size)

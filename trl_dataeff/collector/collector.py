@@ -1,0 +1,260 @@
+"""
+`RolloutCollector`: owns a generation batch from proposal to history.
+
+It asks the selector for prompts, has rounds of rollouts generated, classifies the groups, adds replayed ones, and updates
+history, selector and buffer. It is equal on every process, because it works on gathered numbers only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from trl_dataeff.collector.batch import GenerationBatch, RefillRounds, ZeroVarianceShare, fill_batch
+from trl_dataeff.replay.buffer import ReplayBuffer
+from trl_dataeff.rollouts.capture import Round
+from trl_dataeff.rollouts.classification import GroupClassifier
+from trl_dataeff.rollouts.distributed import Processes, assign, broadcast_from_main, redistribute
+from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD, Origin, RolloutGroup
+from trl_dataeff.selection.base import Selector, check_proposal
+from trl_dataeff.tracking.group_log import GroupLog
+from trl_dataeff.tracking.metrics import Counters
+from trl_dataeff.validation import RewardChecks
+
+
+class RolloutCollector:
+    """
+    Args:
+        classifier ([`GroupClassifier`]): classifies groups by their rewards.
+        group_size (`int`): G, completions per group.
+        batch_groups (`int`): B, groups trained on per generation batch, of all processes.
+        reward_names (`list[str]`): the reward functions.
+        selector ([`Selector`], *optional*): proposes prompts, bound; `None` where prompts are not known by row
+            (streaming, environments).
+        num_prompts (`int`, *optional*, defaults to `0`): N; 0 without a selector.
+        dataset_hash (`str`, *optional*, defaults to `""`): content hash of the prompts.
+        settings (`dict`, *optional*): settings on which the content of a checkpoint depends, by name.
+        refill ([`RefillRounds`], *optional*): drop zero-variance groups and replace them (dynamic sampling).
+        buffer ([`ReplayBuffer`], *optional*): source of replayed groups.
+        replay_groups (`int`, *optional*, defaults to `0`): replayed groups per generation batch.
+        group_log ([`GroupLog`], *optional*): table of all groups; on the main process alone.
+        seed (`int`, *optional*, defaults to `0`): of proposals and of replay.
+        processes ([`Processes`], *optional*): of the run; by default a single one.
+    """
+
+    def __init__(
+        self,
+        *,
+        classifier: GroupClassifier,
+        group_size: int,
+        batch_groups: int,
+        reward_names: Sequence[str],
+        selector: Selector | None = None,
+        num_prompts: int = 0,
+        dataset_hash: str = "",
+        settings: dict[str, Any] | None = None,
+        refill: RefillRounds | None = None,
+        buffer: ReplayBuffer | None = None,
+        replay_groups: int = 0,
+        group_log: GroupLog | None = None,
+        seed: int = 0,
+        processes: Processes = Processes(),  # noqa: B008 (immutable)
+    ):
+        self.classifier = classifier
+        self.group_size, self.batch_groups = group_size, batch_groups
+        self.reward_names = list(reward_names)
+        self.selector, self.num_prompts, self.dataset_hash = selector, num_prompts, dataset_hash
+        self.settings = settings or {}
+        self.refill = refill
+        self.buffer, self.replay_groups = buffer, replay_groups
+        self.group_log = group_log
+        self.processes = processes
+        self.zero_share = ZeroVarianceShare()
+        self.counters = Counters()
+        self.leftover: list[RolloutGroup] = []
+        self._reward_checks = RewardChecks(self.reward_names, is_main_process=processes.is_main)
+        # TRL seeds the sampler of `GRPOTrainer` in the same way
+        self.rng = torch.Generator().manual_seed(seed)
+        # Of its own: proposals of the main process alone would leave the processes' states different
+        self.replay_rng = torch.Generator().manual_seed(seed)
+
+    # A generation batch
+
+    def propose(self, n: int) -> np.ndarray:
+        """Ids of n prompts, in the order of ranks: each process generates for an equal, contiguous part of them."""
+        if self.selector is None:
+            return np.full(n, -1, dtype=np.int64)
+        ids = self._agreed(self.selector.propose(n, self.rng))
+        return check_proposal(ids, n, self.num_prompts, type(self.selector).__name__)
+
+    def collect(self, roll_out: Callable[[np.ndarray], Round], step: int) -> GenerationBatch:
+        """
+        Collect the generation batch that begins at optimizer step `step`, in as many rounds as it takes. Afterwards every
+        process owns an equal share of `trained`, which is in the order of ranks.
+
+        Args:
+            roll_out (`Callable`): prompt ids `(n,)` -> what they gave, with rollouts.
+            step (`int`): the present optimizer step.
+        """
+        assert self.selector is not None  # rounds need prompts that can be chosen
+        replay_groups = 0
+        references = self._roll_out_references(roll_out, step)
+        if self.buffer is not None:
+            self.buffer.expire(step)
+            replay_groups = self.replay_groups if len(self.buffer) >= self.replay_groups else 0
+
+        def generate(n: int, round_index: int) -> list[RolloutGroup]:
+            ids = self.propose(n)
+            return self._classify(ids, roll_out(ids), step, round_index)
+
+        batch = fill_batch(
+            generate,
+            self._round_size,
+            batch_groups=self.batch_groups,
+            max_rounds=None if self.refill is None else self.refill.most,
+            leftover=self.leftover,
+            references=references,
+            buffer=self.buffer,
+            replay_groups=replay_groups,
+            rng=self.replay_rng,
+        )
+        destinations = assign([group.owner for group in batch.trained], self.processes.world_size)
+        redistribute(batch.trained, destinations, self.processes.rank)
+        batch.trained = [batch.trained[i] for i in np.argsort(destinations, kind="stable")]
+        self._update(batch, step)
+        return batch
+
+    def enter(self, ids: np.ndarray, generated: Round, step: int) -> GenerationBatch:
+        """
+        Enter a generation batch that was generated in a single round and is trained on as it is.
+
+        Args:
+            ids (`np.ndarray` of shape `(B,)`): prompt ids, from [`propose`].
+            generated ([`Round`]): what they gave.
+            step (`int`): the present optimizer step.
+        """
+        groups = self._classify(ids, generated, step, 0)
+        for group in groups:
+            group.disposition = "trained"
+        batch = GenerationBatch(trained=groups, generated=groups, rounds=1)
+        self._update(batch, step)
+        return batch
+
+    def own(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
+        """Those of `groups` whose rollouts this process holds."""
+        return [group for group in groups if group.owner == self.processes.rank]
+
+    def _roll_out_references(self, roll_out: Callable[[np.ndarray], Round], step: int) -> list[RolloutGroup]:
+        references: list[RolloutGroup] = []
+        if self.selector is None or not self.selector.uses_references:
+            return references
+
+        def generate(ids: np.ndarray) -> list[RolloutGroup]:
+            ids = self._agreed(ids)
+            ids = ids[: len(ids) // self.processes.world_size * self.processes.world_size]
+            for start in range(0, len(ids), self.batch_groups):  # at most a batch per call of the generator
+                part = ids[start : start + self.batch_groups]
+                references.extend(self._classify(part, roll_out(part), step, 0, origin="reference"))
+            return references
+
+        self.selector.roll_out_references(generate, self.rng)
+        return references
+
+    def _agreed(self, ids: np.ndarray) -> np.ndarray:
+        """The main process's ids, unless proposals are equal on all processes to the last bit."""
+        exact = self.processes.world_size == 1 or self.selector is None or self.selector.exact
+        return ids if exact else broadcast_from_main(ids)
+
+    def _round_size(self, missing: int) -> int:
+        if self.refill is None:
+            return math.ceil(missing / self.processes.world_size) * self.processes.world_size
+        return self.refill.size(
+            missing,
+            batch_groups=self.batch_groups,
+            zero_share=self.zero_share.value,
+            multiple=self.processes.world_size,
+            num_prompts=self.num_prompts,
+        )
+
+    def _classify(
+        self, ids: np.ndarray, generated: Round, step: int, round_index: int, origin: Origin = "fresh"
+    ) -> list[RolloutGroup]:
+        n = len(ids)
+        rewards = generated.rewards.reshape(n, self.group_size, len(self.reward_names)).astype(np.float32)
+        lengths = generated.lengths.reshape(n, self.group_size).astype(np.int32)
+        truncated = generated.truncated.reshape(n, self.group_size).astype(bool)
+        self._reward_checks.check(rewards, first_batch=not self.counters.values["rollouts_generated"])
+        self.counters.add(overlong_prompts=generated.overlong_prompts, reward_faults=generated.reward_faults)
+        success_rates, kinds = self.classifier.classify(rewards, truncated)
+        predicted = np.full(n, np.nan) if self.selector is None else self.selector.predict(ids)
+        per_rank, rollouts = n // self.processes.world_size, generated.rollouts
+        groups = [
+            RolloutGroup(
+                prompt_id=int(ids[i]),
+                step=step,
+                round=round_index,
+                rewards=rewards[i],
+                success_rate=float(success_rates[i]),
+                kind=int(kinds[i]),
+                lengths=lengths[i],
+                truncated=truncated[i],
+                seconds=generated.seconds / n,
+                owner=i // per_rank,
+                predicted=float(predicted[i]),
+                origin=origin,
+                rollouts=rollouts[i % per_rank] if rollouts and i // per_rank == self.processes.rank else None,
+            )
+            for i in range(n)
+        ]
+        if origin == "fresh":
+            self.zero_share.observe(groups)
+        return groups
+
+    # After a generation batch
+
+    def _update(self, batch: GenerationBatch, step: int) -> None:
+        """Keep what may be used again, let the selector learn, count, and write the table."""
+        if self.buffer is None:
+            self.leftover = batch.leftover
+        else:
+            self.leftover = []
+            self.buffer.add([*batch.leftover, *batch.generated])
+        if self.selector is not None and batch.generated:
+            self.selector.observe(batch.generated)
+        self.counters.add(
+            rollouts_generated=len(batch.generated) * self.group_size,
+            rollouts_trained=len(batch.trained) * self.group_size,
+            rollouts_replayed=len(batch.trained_stale) * self.group_size,
+            rollouts_discarded=len(batch.dropped) * self.group_size,
+            tokens_generated=sum(group.tokens for group in batch.generated),
+        )
+        if self.group_log is not None:
+            self.group_log.add(batch.generated, self.classifier.weights)
+            self.group_log.flush()
+        batch.metrics = self._metrics(batch, step)
+        batch.selector_metrics = self.selector.metrics() if self.selector is not None else {}
+
+    def _metrics(self, batch: GenerationBatch, step: int) -> dict[str, float]:
+        metrics: dict[str, float] = dict(self.counters.values)
+        metrics.update(rounds=batch.rounds, padded_groups=batch.padded, leftover_groups=len(batch.leftover))
+        if batch.generated:
+            kinds = np.array([group.kind for group in batch.generated])
+            rates = np.array([group.success_rate for group in batch.generated])
+            unscorable = np.isnan(np.stack([group.rewards for group in batch.generated])).all(axis=2)
+            metrics.update(
+                effective_ratio=float((kinds == EFFECTIVE).mean()),
+                easy_ratio=float((kinds == EASY).mean()),
+                hard_ratio=float((kinds == HARD).mean()),
+                unscorable_ratio=float(unscorable.mean()),
+            )
+            if not np.isnan(rates).all():
+                metrics["success_rate"] = float(np.nanmean(rates))
+        if batch.trained_stale:
+            metrics["replay/age_mean"] = float(np.mean([step - group.step for group in batch.trained_stale]))
+        if self.buffer is not None:
+            metrics["replay/size"] = len(self.buffer)
+        return metrics

@@ -1,0 +1,137 @@
+"""State of a [`RolloutCollector`] to a checkpoint, and back."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from trl_dataeff.checkpoint.state import (
+    check_dataset_hash,
+    check_settings,
+    load_generation_batch,
+    load_state,
+    save_generation_batch,
+    save_state,
+)
+from trl_dataeff.collector.collector import RolloutCollector
+from trl_dataeff.rollouts.distributed import pack_distributed, unpack_distributed
+
+
+Arrays = dict[str, np.ndarray]
+
+
+def save_run(
+    checkpoint: Path,
+    collector: RolloutCollector,
+    loop: dict[str, Any],
+    micro_batches: list[dict[str, Any]] | None,
+    *,
+    writes: bool,
+) -> None:
+    """
+    Write what decides the next generation batches. A collective.
+
+    Args:
+        checkpoint (`Path`): the `checkpoint-N` folder.
+        collector ([`RolloutCollector`]): of the run.
+        loop (`dict`): values of the training loop, for JSON.
+        micro_batches (`list[dict]`, *optional*): what this process has yet to train on of a half-used generation batch.
+        writes (`bool`): whether this process writes what all share.
+    """
+    if micro_batches is not None:
+        save_generation_batch(checkpoint, collector.processes.rank, micro_batches)
+    collector.processes.wait()
+    scalars, files = collector_state(collector)
+    if writes:
+        save_state(checkpoint, scalars | {"loop": loop, "half_used": micro_batches is not None}, files)
+    if collector.group_log is not None:
+        collector.group_log.flush(force=True)
+
+
+def load_run(
+    checkpoint: Path, collector: RolloutCollector, step: int
+) -> tuple[dict[str, Any], list[dict[str, Any]] | None]:
+    """
+    The inverse of [`save_run`]: restores the collector and returns `loop` and `micro_batches`.
+
+    Args:
+        checkpoint (`Path`): a checkpoint whose manifest was checked.
+        collector ([`RolloutCollector`]): of a run that has just started.
+        step (`int`): optimizer step at which training continues.
+
+    Raises:
+        `CheckpointError`: it was written with another dataset or with settings that do not fit.
+    """
+    scalars, files = load_state(checkpoint)
+    if collector.selector is not None:
+        present = {"size": collector.num_prompts, "hash": collector.dataset_hash}
+        check_dataset_hash(checkpoint, scalars["dataset"], present)
+    saved = scalars["settings"]
+    check_settings(checkpoint, saved, collector.settings, ["selector"], "the selection state")
+    if "leftover" in files or "replay" in files:
+        names = ["num_generations", "reward_functions", "use_vllm"]
+        check_settings(checkpoint, saved, collector.settings, names, "rollouts")
+    if scalars["half_used"]:
+        check_settings(checkpoint, saved, collector.settings, list(collector.settings), "a half-used generation batch")
+    load_collector_state(collector, scalars, files)
+    if collector.group_log is not None:
+        collector.group_log.resume(step)
+    micro_batches = (
+        load_generation_batch(checkpoint, collector.processes.rank, collector.processes.device)
+        if scalars["half_used"]
+        else None
+    )
+    return scalars["loop"], micro_batches
+
+
+def collector_state(collector: RolloutCollector) -> tuple[dict[str, Any], dict[str, Arrays]]:
+    """
+    Scalars, and named arrays by file (`arrays`, and `leftover` and `replay` where there are groups), for
+    `trl_dataeff.checkpoint.state.save_state`. A collective if there are several processes.
+    """
+    scale = collector.classifier.scale
+    scalars = {
+        "counters": collector.counters.values,
+        "zero_share": [collector.zero_share.zero, collector.zero_share.total],
+        "reward_scale": [scale.low, scale.high] if math.isfinite(scale.low) else None,  # JSON has no infinity
+        "dataset": {"size": collector.num_prompts, "hash": collector.dataset_hash},
+        "settings": collector.settings,
+    }
+    arrays = {"rng": collector.rng.get_state().numpy(), "replay_rng": collector.replay_rng.get_state().numpy()}
+    if collector.selector is not None:
+        arrays.update({f"selector.{name}": value for name, value in collector.selector.state_dict().items()})
+    files = {"arrays": arrays}
+    if collector.leftover:
+        files["leftover"] = pack_distributed(
+            collector.leftover, collector.processes.rank, collector.processes.world_size
+        )
+    if collector.buffer is not None and len(collector.buffer):
+        files["replay"] = collector.buffer.state_dict()
+    return scalars, files
+
+
+def load_collector_state(collector: RolloutCollector, scalars: dict[str, Any], files: dict[str, Arrays]) -> None:
+    """The inverse of [`collector_state`], on a collector that was made with the same settings."""
+    collector.counters.load(scalars["counters"])
+    collector.zero_share.zero, collector.zero_share.total = scalars["zero_share"]
+    scale = collector.classifier.scale
+    if scalars["reward_scale"] is not None and not scale.fixed:
+        scale.low, scale.high = scalars["reward_scale"]
+    arrays = files["arrays"]
+    collector.rng.set_state(torch.from_numpy(arrays["rng"]))
+    collector.replay_rng.set_state(torch.from_numpy(arrays["replay_rng"]))
+    if collector.selector is not None:
+        collector.selector.load_state_dict(
+            {name.removeprefix("selector."): v for name, v in arrays.items() if name.startswith("selector.")}
+        )
+    collector.leftover = []
+    if "leftover" in files:
+        collector.leftover = unpack_distributed(
+            files["leftover"], collector.processes.rank, collector.processes.world_size
+        )
+    if collector.buffer is not None and "replay" in files:
+        collector.buffer.load_state_dict(files["replay"])

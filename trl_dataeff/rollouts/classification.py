@@ -1,0 +1,193 @@
+"""What a group of rewards is worth: success rate, zero variance, and kind. The one place where groups are classified."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD
+
+
+def total_rewards(rewards: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """
+    Weighted sum of the reward functions, as TRL forms it: a function that gave no score (NaN) is left out, and a
+    completion that no function scored is NaN (unscorable).
+
+    The sum runs in float64 and is then rounded to float32; what one function gave with weight 1 is left as it is.
+
+    Args:
+        rewards (`np.ndarray` of shape `(..., F)`): one column per reward function, NaN where it gave no score.
+        weights (`np.ndarray` of shape `(F,)`): weights of the functions.
+
+    Returns:
+        `np.ndarray` of shape `(...)` and dtype float32.
+    """
+    rewards = np.asarray(rewards, dtype=np.float64)
+    unscored = np.isnan(rewards)
+    totals = np.where(unscored, 0.0, rewards) @ np.asarray(weights, dtype=np.float64)
+    totals[unscored.all(axis=-1)] = np.nan
+    return totals.astype(np.float32)
+
+
+def all_equal(values: np.ndarray, tolerance: np.ndarray | float = 0.0) -> np.ndarray:
+    """
+    Whether the values of each row that are not NaN are all equal; true for rows with fewer than two of them.
+
+    Args:
+        values (`np.ndarray` of shape `(n, G)`).
+        tolerance (`np.ndarray` of shape `(n,)` or `float`, *optional*, defaults to `0.0`): spread that counts as equal.
+
+    Returns:
+        `np.ndarray` of shape `(n,)` and dtype bool.
+    """
+    unscored = np.isnan(values)
+    low = np.where(unscored, np.inf, values).min(axis=1)
+    high = np.where(unscored, -np.inf, values).max(axis=1)
+    with np.errstate(invalid="ignore"):  # a row of infinities, or of NaN
+        return (low >= high) | (high - low <= tolerance)
+
+
+def is_zero_variance(rewards: np.ndarray, weights: np.ndarray, aggregation: str = "sum_then_normalize") -> np.ndarray:
+    """
+    Whether a group carries no gradient: all of its scorable rewards are equal. So does a group with an infinite reward,
+    whose advantages TRL sets to 0. Totals of several functions are compared up to the rounding of their sum (four units
+    in the last place of float32), totals of one exactly.
+
+    Under TRL's `multi_objective_aggregation="normalize_then_sum"` each function is normalised in the group on its own,
+    so there every function with a weight has to give equal rewards; else the weighted totals have to be equal.
+
+    Args:
+        rewards (`np.ndarray` of shape `(n, G, F)`): rewards of n groups, NaN where a function gave no score.
+        weights (`np.ndarray` of shape `(F,)`): weights of the functions.
+        aggregation (`str`, *optional*, defaults to `"sum_then_normalize"`): TRL's option of that name.
+
+    Returns:
+        `np.ndarray` of shape `(n,)` and dtype bool.
+    """
+    totals = total_rewards(rewards, weights)
+    infinite = np.isinf(totals).any(axis=1)
+    weighted = np.flatnonzero(weights)
+    if aggregation == "normalize_then_sum":
+        columns = [all_equal(rewards[:, :, k]) for k in weighted]
+        return infinite | np.logical_and.reduce([np.ones(len(rewards), dtype=bool), *columns])
+    tolerance: np.ndarray | float = 0.0
+    if len(weighted) > 1:
+        sizes = total_rewards(np.abs(rewards), np.abs(weights))
+        tolerance = 4 * np.finfo(np.float32).eps * np.where(np.isnan(sizes), 0.0, sizes).max(axis=1)
+    return infinite | all_equal(totals, tolerance)
+
+
+def is_masked_out(rewards: np.ndarray, weights: np.ndarray, truncated: np.ndarray) -> np.ndarray:
+    """
+    Whether truncation removes a group's gradient under `mask_truncated_completions`: all completions that differ from
+    their group's mean reward were cut off.
+
+    Args:
+        rewards (`np.ndarray` of shape `(n, G, F)`), weights (`np.ndarray` of shape `(F,)`): see [`is_zero_variance`].
+        truncated (`np.ndarray` of shape `(n, G)` and dtype bool): completions that did not end by themselves.
+
+    Returns:
+        `np.ndarray` of shape `(n,)` and dtype bool.
+    """
+    totals = total_rewards(rewards, weights).astype(np.float64)
+    scored = ~np.isnan(totals)
+    mean = np.where(scored, totals, 0.0).sum(axis=1) / np.maximum(scored.sum(axis=1), 1)
+    has_gradient = scored & ~truncated & (totals != mean[:, None])
+    return ~has_gradient.any(axis=1)
+
+
+@dataclass
+class RewardScale:
+    """
+    Maps total rewards to success rates in [0, 1].
+
+    With `reward_range` the ends are given; without it they are the lowest and the highest total seen so far. While
+    only one value has been seen, it counts as success if it is positive and as failure if it is not.
+    """
+
+    low: float = float("inf")
+    high: float = float("-inf")
+    fixed: bool = False
+
+    @classmethod
+    def of(cls, reward_range: Sequence[float] | None) -> RewardScale:
+        if reward_range is None:
+            return cls()
+        low, high = (float(np.float32(bound)) for bound in reward_range)  # totals are float32, and may lie on a bound
+        return cls(low, high, fixed=True)
+
+    def observe(self, totals: np.ndarray) -> None:
+        """Widen the range by totals of any shape; NaN and infinite ones are passed over."""
+        seen = totals[np.isfinite(totals)]
+        if not self.fixed and seen.size:
+            self.low, self.high = min(self.low, float(seen.min())), max(self.high, float(seen.max()))
+
+    def success_rate(self, totals: np.ndarray) -> np.ndarray:
+        """Mean success of each row of `totals`, `(n, G)` -> `(n,)`, in [0, 1]; NaN for a row with no scorable one."""
+        totals = np.asarray(totals, dtype=np.float64)
+        if self.high > self.low:
+            success = np.clip((totals - self.low) / (self.high - self.low), 0.0, 1.0)
+        else:
+            success = np.where(np.isnan(totals), np.nan, (totals > 0).astype(np.float64))
+        scored = ~np.isnan(success)
+        count = scored.sum(axis=1)
+        mean = np.where(scored, success, 0.0).sum(axis=1) / np.maximum(count, 1)
+        return np.where(count > 0, mean, np.nan)
+
+
+def kinds_of(zero_variance: np.ndarray, success_rate: np.ndarray) -> np.ndarray:
+    """
+    Codes of the groups' kinds (see `KINDS`), `(n,)`. A zero-variance group is easy at the top of the reward range and
+    hard everywhere else: at the bottom, in the middle, and where no completion could be scored.
+    """
+    zero_variance_kind = np.where(success_rate >= 1.0 - 1e-6, EASY, HARD)  # but for the rounding of a sum of rewards
+    return np.where(zero_variance, zero_variance_kind, EFFECTIVE).astype(np.int8)
+
+
+class GroupClassifier:
+    """
+    Success rates and kinds of groups, from their rewards.
+
+    Args:
+        weights (`np.ndarray` of shape `(F,)`): weights of the reward functions.
+        reward_range (`tuple[float, float]`, *optional*): lowest and highest total; by default those seen so far.
+        aggregation (`str`, *optional*, defaults to `"sum_then_normalize"`): TRL's `multi_objective_aggregation`.
+        masks_truncated (`bool`, *optional*, defaults to `False`): TRL's `mask_truncated_completions`.
+
+    Attributes:
+        scale ([`RewardScale`]): widens with the rewards that were classified.
+    """
+
+    def __init__(
+        self,
+        weights: np.ndarray,
+        *,
+        reward_range: Sequence[float] | None = None,
+        aggregation: str = "sum_then_normalize",
+        masks_truncated: bool = False,
+    ):
+        self.weights = np.asarray(weights, dtype=np.float32)
+        self.scale = RewardScale.of(reward_range)
+        self.aggregation = aggregation
+        self.masks_truncated = masks_truncated
+
+    def classify(self, rewards: np.ndarray, truncated: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """
+        Classify the groups of a round, and widen the scale by their totals.
+
+        Args:
+            rewards (`np.ndarray` of shape `(n, G, F)`): NaN where a function gave no score.
+            truncated (`np.ndarray` of shape `(n, G)` and dtype bool): completions that did not end by themselves.
+
+        Returns:
+            Success rates `(n,)`, in [0, 1] or NaN, and codes of the kinds `(n,)`, int8.
+        """
+        totals = total_rewards(rewards, self.weights)
+        self.scale.observe(totals)
+        success_rates = self.scale.success_rate(totals)
+        zero_variance = is_zero_variance(rewards, self.weights, self.aggregation)
+        if self.masks_truncated:
+            zero_variance |= is_masked_out(rewards, self.weights, truncated)
+        return success_rates, kinds_of(zero_variance, success_rates)
