@@ -28,10 +28,9 @@ from safetensors.torch import load_file as load_tensors
 from safetensors.torch import save_file as save_tensors
 
 from trl_dataeff.checkpoint.files import write_atomically
-from trl_dataeff.version import __version__
+from trl_dataeff.version import FORMAT, __version__
 
 
-FORMAT = 1
 FOLDER = "dataeff"
 _LIST = "list:"
 
