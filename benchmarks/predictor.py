@@ -113,7 +113,7 @@ def neighbours(run: dict, known: np.ndarray) -> np.ndarray:
 def compare(run: dict, seed: int) -> list[dict[str, float]]:
     """Correlations at each look."""
     from trl_dataeff.difficulty.online import RollingDifficulty
-    from trl_dataeff.difficulty.predictor import AttentionDifficultyPredictor, LogisticDifficultyPredictor
+    from trl_dataeff.difficulty.loading import AttentionDifficultyPredictor, LogisticDifficultyPredictor
     from trl_dataeff.selection.history import SuccessHistory
 
     rng = np.random.default_rng(seed)

@@ -19,7 +19,7 @@ from tests.test_pool import visit
 from tests.tiny import chat_dataset, even_length_reward, logged, plain_dataset, run
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer, PromptPool
 from trl_dataeff.difficulty.online import RollingDifficulty
-from trl_dataeff.difficulty.predictor import LogisticDifficultyPredictor
+from trl_dataeff.difficulty.loading import LogisticDifficultyPredictor
 from trl_dataeff.difficulty.quality import PredictionRecord, pearson
 from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD
 from trl_dataeff.selection import make_selector

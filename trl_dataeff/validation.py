@@ -12,7 +12,7 @@ from trl import GRPOConfig
 from trl.trainer.utils import get_config_model_id
 
 from trl_dataeff.config import AUTO_SELECTION, DataEfficientGRPOConfig
-from trl_dataeff.difficulty.predictor import load_predictor
+from trl_dataeff.difficulty.loading import check_predictor
 from trl_dataeff.replay.buffer import replay_groups
 
 
@@ -81,8 +81,7 @@ def resolve_selection(
                 "Set `dots_embedding` to a model id to have it."
             )
     if "dots" in selection:
-        if args.dots_predictor not in ("logistic", "attention"):
-            load_predictor(args.dots_predictor)  # a mistake in it shows before anything is embedded
+        check_predictor(args.dots_predictor)  # a mistake in it shows before anything is embedded
         if args.dots_reference == "paper" and args.dots_reference_size < processes:
             raise ValueError(
                 f"`dots_reference_size` is {args.dots_reference_size}, and each of {processes} processes rolls out at least "

@@ -17,7 +17,7 @@ from tests.difficulty.test_predictor import problem
 from trl_dataeff.cli.main import main
 from trl_dataeff.difficulty import offline
 from trl_dataeff.difficulty.online import RollingDifficulty
-from trl_dataeff.difficulty.predictor import load_predictor
+from trl_dataeff.difficulty.loading import load_predictor
 from trl_dataeff.tracking.group_log import SCHEMA
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from tests.difficulty.test_predictor import generator, problem
 from trl_dataeff.difficulty import attention, training
-from trl_dataeff.difficulty.predictor import AttentionDifficultyPredictor, PredictorError, load_predictor
+from trl_dataeff.difficulty.loading import AttentionDifficultyPredictor, PredictorError, load_predictor
 
 
 class SimHead(nn.Module):

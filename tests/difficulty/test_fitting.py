@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from tests.difficulty.test_predictor import problem
 from trl_dataeff.difficulty.online import RollingDifficulty
-from trl_dataeff.difficulty.predictor import (
+from trl_dataeff.difficulty.loading import (
     AttentionDifficultyPredictor,
     LogisticDifficultyPredictor,
     PredictorError,

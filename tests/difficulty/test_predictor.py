@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from trl_dataeff.difficulty.predictor import (
+from trl_dataeff.difficulty.loading import (
     AttentionDifficultyPredictor,
     LogisticDifficultyPredictor,
     PredictorError,

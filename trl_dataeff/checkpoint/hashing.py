@@ -154,8 +154,6 @@ class _Streams:
             return
         while isinstance(array.type, pa.ExtensionType):
             array = array.storage
-        if pat.is_dictionary(array.type):
-            array = array.dictionary_decode()
         self._add_nulls(path, array)
         kind = array.type
         if pat.is_struct(kind):

@@ -10,12 +10,7 @@ from transformers.utils import logging
 from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.difficulty.base import Embeddings
 from trl_dataeff.difficulty.online import RollingDifficulty
-from trl_dataeff.difficulty.predictor import (
-    AttentionDifficultyPredictor,
-    DifficultyPredictor,
-    LogisticDifficultyPredictor,
-    load_predictor,
-)
+from trl_dataeff.difficulty.loading import DifficultyPredictor, make_predictor
 from trl_dataeff.selection.base import Selector
 from trl_dataeff.selection.combined import DotsGresoSelector
 from trl_dataeff.selection.dots import DotsSelector, ReferenceSet, log_weight_effective, log_weight_target
@@ -28,8 +23,6 @@ from trl_dataeff.selection.uniform import UniformSelector
 logger = logging.get_logger(__name__)
 
 FIT_EVERY = 16  # windows between two fits of the towers of an attention predictor that the run itself fits
-REFERENCE_WINDOWS = 16  # windows whose groups a logistic predictor is fitted to, at most
-ATTENDED = 512  # groups that an attention predictor attends to: all prompts times these is what a refresh costs
 
 
 def make_selector(
@@ -81,11 +74,10 @@ def _dots_options(config: DataEfficientGRPOConfig, embeddings: Embeddings) -> di
     if config.dots_reference == "paper":
         references = ReferenceSet(config.dots_reference_size, config.dots_refresh_windows)
     predictor, fitted_here = _predictor(config, embeddings.shape[1])
-    logistic = isinstance(predictor, LogisticDifficultyPredictor)
     difficulty = RollingDifficulty(
         embeddings,
         predictor,
-        capacity=max(2048, REFERENCE_WINDOWS * _batch_groups(config)) if logistic else ATTENDED,
+        capacity=predictor.capacity(_batch_groups(config)),
         half_life=config.history_half_life,
         fit_every=FIT_EVERY if fitted_here else 0,
         seed=config.seed,
@@ -102,17 +94,13 @@ def _dots_options(config: DataEfficientGRPOConfig, embeddings: Embeddings) -> di
 
 def _predictor(config: DataEfficientGRPOConfig, width: int) -> tuple[DifficultyPredictor, bool]:
     """The predictor, and whether its towers are fitted in the run."""
-    if config.dots_predictor == "logistic":
-        return LogisticDifficultyPredictor(), True
-    if config.dots_predictor == "attention":
-        return AttentionDifficultyPredictor(width, seed=config.seed), True
-    predictor = load_predictor(config.dots_predictor)
+    predictor, fitted_here = make_predictor(config.dots_predictor, width, config.seed)
     if predictor.embedding and predictor.embedding != config.dots_embedding:
         logger.warning(
             f"The predictor in {config.dots_predictor!r} was fitted to embeddings of {predictor.embedding!r}, and "
             f"`dots_embedding` is {config.dots_embedding!r}. Unless these are the same model, set it to the former."
         )
-    return predictor, False
+    return predictor, fitted_here
 
 
 __all__ = [

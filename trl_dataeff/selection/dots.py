@@ -207,15 +207,20 @@ class DotsSelector(Selector):
         self.window, self._knows = int(state["window"][0]), bool(state["window"][1])
         self._prior = state["prior"].astype(np.float32)
         self._proposed, self._explored = state["proposed"].astype(np.int64), state["explored"].astype(np.int64)
-        if not np.array_equal(state["embeddings"], _checksum(self.difficulty.embeddings)):
+        same = np.array_equal(state["embeddings"], _checksum(self.difficulty.embeddings))
+        if not same:
             logger.warning(
                 "The prompts' embeddings are not those of the run that is resumed: they were made anew, by another "
                 "model or on other hardware. The predictor is fitted to them and to the run's groups; the run goes on, "
                 "but not exactly as it would have."
             )
-            state = {name: value for name, value in state.items() if not name.startswith("difficulty.predictor.")}
-        for prefix, part in (("history.", self.history), ("difficulty.", self.difficulty), ("record.", self.record)):
-            part.load_state_dict({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
+
+        def of(prefix: str) -> dict[str, np.ndarray]:
+            return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+
+        self.history.load_state_dict(of("history."))
+        self.difficulty.load_state_dict(of("difficulty."), predictor=same)
+        self.record.load_state_dict(of("record."))
 
     def metrics(self) -> dict[str, float]:
         return self.record.metrics()
