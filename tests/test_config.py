@@ -1,3 +1,5 @@
+"""Fields of the config: names, defaults and ranges."""
+
 import dataclasses
 
 import pytest

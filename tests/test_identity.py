@@ -8,17 +8,20 @@ from datasets import Dataset, IterableDataset
 from peft import LoraConfig
 from trl import GRPOConfig, GRPOTrainer
 
-from tests.tiny import (
+from tests.factories import (
+    add,
     chat_dataset,
     even_length_reward,
     letter_share_reward,
     plain_dataset,
     run,
     save_tiny,
+    scripted_tool_calls,
     text_of,
     tiny_tokenizer,
+    tool_dataset,
+    tool_tokenizer,
 )
-from tests.tools import add, scripted_tool_calls, tool_dataset, tool_tokenizer
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 
 
@@ -119,7 +122,8 @@ def test_off_is_grpo_with_tools(tmp_path):
     def options():
         return {
             "max_completion_length": 150,
-            "trainer": {"train_dataset": tool_dataset(), "processing_class": tool_tokenizer(), "tools": [add]},
+            "max_steps": 6,  # one and a half epochs
+            "trainer": {"train_dataset": tool_dataset(8), "processing_class": tool_tokenizer(), "tools": [add]},
         }
 
     reference = run(scripted_tool_calls(GRPOTrainer), GRPOConfig, tmp_path / "a", **options())

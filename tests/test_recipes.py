@@ -11,7 +11,7 @@ import torch
 import yaml
 from datasets import Dataset
 
-from tests.tiny import save_tiny
+from tests.factories import save_tiny
 from trl_dataeff import DataEfficientGRPOTrainer
 from trl_dataeff.cli.grpo import parse, train
 from trl_dataeff.cli.recipes import description_of, problems_of

@@ -1,9 +1,11 @@
+"""Fixtures of the command's tests."""
+
 from __future__ import annotations
 
 import datasets.config
 import pytest
 
-from tests.tiny import save_tiny
+from tests.factories import save_tiny
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from trl import GRPOConfig
 
 import trl_dataeff
-from tests.tiny import plain_dataset
+from tests.factories import plain_dataset
 from trl_dataeff import DataEfficientGRPOConfig
 from trl_dataeff.cli import launch as launching
 from trl_dataeff.cli.arguments import TYPES
@@ -30,7 +30,7 @@ RECIPE = """\
 # A small run.
 model_name_or_path: {model}
 dataset_name: train.jsonl
-reward_funcs: [numeric_answer_reward, tests.tiny.letter_share_reward]
+reward_funcs: [numeric_answer_reward, tests.factories.letter_share_reward]
 reward_weights: [1.0, 0.5]
 use_peft: true
 lora_target_modules: [q_proj, v_proj]

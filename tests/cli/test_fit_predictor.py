@@ -13,7 +13,7 @@ import pytest
 import torch
 from datasets import Dataset
 
-from tests.difficulty.test_predictor import problem
+from tests.factories import difficulty_problem
 from trl_dataeff.cli.main import main
 from trl_dataeff.difficulty import offline
 from trl_dataeff.difficulty.online import RollingDifficulty
@@ -22,7 +22,7 @@ from trl_dataeff.tracking.group_log import SCHEMA
 
 
 N = 200
-E, P = problem(N)
+E, P = difficulty_problem(N)
 
 
 class EmbeddingError(ValueError):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from tests.difficulty.test_predictor import generator, problem
+from tests.factories import difficulty_problem, generator
 from trl_dataeff.difficulty import attention, training
 from trl_dataeff.difficulty.loading import AttentionDifficultyPredictor, PredictorError, load_predictor
 
@@ -238,7 +238,7 @@ def test_references_that_do_not_fit_are_refused(wrong):
 
 
 def test_a_fit_repeats_and_leaves_the_global_random_state_alone():
-    E, p = problem(60)
+    E, p = difficulty_problem(60)
     torch.manual_seed(0)
     state = torch.random.get_rng_state()
     models = [AttentionDifficultyPredictor(40, width=16, seed=1) for _ in range(3)]
@@ -252,7 +252,7 @@ def test_a_fit_repeats_and_leaves_the_global_random_state_alone():
 
 
 def test_every_parameter_learns_and_a_second_fit_goes_on_from_the_first():
-    E, p = problem(200)
+    E, p = difficulty_problem(200)
     model = AttentionDifficultyPredictor(40, width=16)
     start = {name: value.clone() for name, value in model.state_dict().items()}
     model.fit(E, p, epochs=2)
@@ -264,7 +264,7 @@ def test_every_parameter_learns_and_a_second_fit_goes_on_from_the_first():
 
 def noise(n: int = 120) -> tuple[torch.Tensor, torch.Tensor, list[training.Task]]:
     """Labels that cannot be learned, in a task with a fifth of its groups held out."""
-    E, _ = problem(n)
+    E, _ = difficulty_problem(n)
     p = torch.rand(n, generator=generator()).round()
     return E, p, training.leave_one_out(p, torch.ones(n), seed=0)
 
@@ -320,7 +320,7 @@ def test_batches_draw_from_groups_that_are_not_held_out(monkeypatch):
 
 
 def test_dropout_works_while_the_towers_are_fitted():
-    E, p = problem(100)
+    E, p = difficulty_problem(100)
     models = [AttentionDifficultyPredictor(40, width=16, dropout=dropout) for dropout in (0.0, 0.5)]
     assert torch.equal(*(model.project_queries(E) for model in models))
     for model in models:
@@ -336,7 +336,7 @@ def test_the_seed_decides_the_first_parameters():
 
 
 def test_few_groups_change_the_references_alone():
-    E, p = problem(31)
+    E, p = difficulty_problem(31)
     model = AttentionDifficultyPredictor(40, width=16)
     start = {name: value.clone() for name, value in model.state_dict().items()}
     model.fit(E, p)

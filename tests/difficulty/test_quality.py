@@ -1,3 +1,5 @@
+"""The quality of predictions, by hand and against numpy."""
+
 import math
 
 import numpy as np
@@ -6,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from trl_dataeff.difficulty.quality import calibration_error, mean_absolute_error, pearson
+from trl_dataeff.difficulty.quality import PredictionRecord, calibration_error, mean_absolute_error, pearson
 
 
 ALL = (pearson, mean_absolute_error, calibration_error)
@@ -53,3 +55,21 @@ def test_correlation_with_what_does_not_vary_is_nan():
     assert math.isnan(pearson(np.array([0.1, 0.1, 0.1]), np.array([0.2, 0.4, 0.5])))
     assert math.isnan(pearson(np.array([0.2, 0.4, 0.5]), np.array([0.0, 0.0, 0.0])))
     assert math.isnan(pearson(np.array([0.3]), np.array([0.4])))
+
+
+def test_the_record_keeps_the_newest_of_each_kind():
+    record, rng = PredictionRecord(capacity=4), np.random.default_rng(0)
+    predicted, observed = rng.random(30).astype(np.float32), rng.random(30).astype(np.float32)
+    predicted[7] = np.nan
+    uniform = np.arange(30) % 5 == 0
+    for start in range(0, 30, 6):
+        piece = slice(start, start + 6)
+        record.add(predicted[piece], observed[piece], uniform[piece])
+    newest = [i for i in range(30) if uniform[i]][-4:]
+    chosen = [i for i in range(30) if not uniform[i] and i != 7][-4:]
+    metrics = record.metrics()
+    assert metrics["predictor/pearson_explored"] == pytest.approx(pearson(predicted[newest], observed[newest]))
+    assert metrics["predictor/pearson_selected"] == pytest.approx(pearson(predicted[chosen], observed[chosen]))
+    both = sorted(newest + chosen)
+    assert metrics["predictor/mae"] == pytest.approx(np.abs(predicted[both] - observed[both]).mean())
+    assert PredictionRecord().metrics() == {}

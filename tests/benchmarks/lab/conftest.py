@@ -1,0 +1,44 @@
+"""A start small enough for tests: it knows little, so the bounds of easy, learnable and dead are moved to fit it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from benchmarks.lab import pools
+from benchmarks.lab.pretrain import start_folder
+from tests.benchmarks.lab.tiny import TINY
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def start(tmp_path_factory):
+    """The folder of the small trained start."""
+    return start_folder(TINY, tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture
+def model(start):
+    return AutoModelForCausalLM.from_pretrained(start)
+
+
+@pytest.fixture(scope="session")
+def tokenizer(start):
+    return AutoTokenizer.from_pretrained(start)
+
+
+@pytest.fixture
+def tiny_bounds(monkeypatch):
+    """Bounds under which the small start has cells of every kind, and few held-out prompts."""
+    monkeypatch.setattr(pools, "EASY_FROM", 0.3)
+    monkeypatch.setattr(pools, "LEARNABLE_RANGE", (0.003, 0.3))
+    monkeypatch.setattr(pools, "DEAD_UP_TO", 1e-4)
+    monkeypatch.setattr(pools, "HELD_OUT", 64)

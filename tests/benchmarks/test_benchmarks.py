@@ -1,0 +1,105 @@
+"""The benchmarks that the docs quote run, and say what the committed figures say."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import greso, manifest, overhead, predictor, proof, replay, selection_scale, theorem
+from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
+
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+#: Settings and published figures that the pages name beside what was measured
+CONSTANTS = {"0.05", "0.25", "0.75", "0.216", "0.70"}
+
+
+def test_greso_needs_fewer_rollouts_than_dynamic_sampling_on_simulated_prompts():
+    results = greso.compare(n=256, dead=0.7, drift=2e-4, passes=8, seeds=1)
+    assert results["GRESO"][0] < 0.75 * results["dynamic sampling"][0]
+    # 8 completions a group, of which about a fifth is effective: what dynamic sampling drops was paid for
+    assert results["dynamic sampling"][0] == pytest.approx(results["uniform"][0], rel=0.2)
+
+
+def test_proposals_from_a_million_prompts_take_milliseconds():
+    assert greso.time_proposals(n=1_000_000) < 0.2
+
+
+def test_overhead_times_each_step_after_the_warm_up(tmp_path):
+    seconds = overhead.run_steps(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, steps=1, folder=str(tmp_path))
+    assert len(seconds) == 1
+    assert seconds[0] > 0
+
+
+def test_figures_in_the_docs_are_those_of_the_committed_tables():
+    page = (RESULTS.parents[1] / "docs" / "greso.md").read_text()
+    for line in (RESULTS / "greso.txt").read_text().splitlines()[2:8]:
+        dead, passes, uniform, dynamic, ours, ratio, _ = line.split()
+        assert f"| {float(dead):.0%} | {passes} | {uniform} | {dynamic} | {ours} | {ratio} |" in page
+
+
+def test_refreshes_agree_with_the_published_way_and_are_timed():
+    ours, published = selection_scale.compare(size=600, turns=1)  # raises if their predictions differ
+    assert 0 < ours.seconds < published.seconds
+    for kind in selection_scale.KINDS:
+        assert selection_scale.measure(kind, size=600, turns=1).seconds > 0
+
+
+def test_the_pages_of_dots_and_replay_say_what_the_data_say():
+    docs = RESULTS.parents[1] / "docs"
+    page, dots = (docs / "replay.md").read_text(), (docs / "dots.md").read_text()
+    for line in (RESULTS / "replay.txt").read_text().splitlines():
+        assert line in page
+    shares = proof.share_of_selection(proof.together(proof.load("first")))
+    for page_text in (dots, (docs / "results.md").read_text()):
+        assert f"{shares['default']:.1%}".replace("%", " %") in page_text
+    rows = json.loads((RESULTS / "predictor.json").read_text())
+    for line in predictor.table(rows, [10, 20, 40, 60, 80]).splitlines():
+        assert line in dots
+    for name in ("selection_scale.txt", "embedding_layer.txt"):
+        for line in (RESULTS / name).read_text().splitlines():
+            assert line in dots
+
+
+@pytest.mark.parametrize("page", proof.PAGES, ids=lambda page: page.name)
+def test_the_tables_of_the_lab_are_those_of_the_committed_results(page):
+    text = page.read_text(encoding="utf-8")
+    assert proof.fill(text) == text, "python -m benchmarks.proof --write puts the tables in"
+
+
+def test_every_table_stands_on_a_page():
+    """Results that nobody shows are not looked at; a page that shows none of a study is out of date."""
+    pages = "".join(page.read_text(encoding="utf-8") for page in proof.PAGES)
+    assert {found["name"] for found in proof.MARKED.finditer(pages)} == set(proof.TABLES)
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/results.md", "docs/dots.md", "docs/greso.md", "docs/replay.md"])
+def test_figures_in_the_text_are_figures_of_the_data(name):
+    """What is quoted between the tables, with two or three digits after the point, is in a table or printed by a command."""
+    page = (RESULTS.parents[1] / name).read_text(encoding="utf-8")
+    prose = re.sub(r"^\|.*$|(?s:```.*?```)|`[^`]*`|https?://\S+|\]\(\S+\)", "", page, flags=re.MULTILINE)
+    quoted = set(re.findall(r"(?<![\d.])0\.\d{2,3}(?!\d)", prose))
+    data = "".join(make() for make in proof.TABLES.values()) + proof.in_words()
+    data += "".join(path.read_text() for path in RESULTS.glob("*.txt")) + predictor.table(
+        json.loads((RESULTS / "predictor.json").read_text()), [10, 20, 40, 60, 80]
+    )
+    assert quoted <= {*re.findall(r"\d\.\d+", data), *CONSTANTS}
+
+
+def test_replay_shrinks_generation(tmp_path):
+    steps = replay.run_steps(0.5, steps=1, folder=str(tmp_path))
+    assert len(steps) == 1
+    assert all(seconds > 0 for seconds in steps[0].values())
+
+
+def test_the_theorem_holds_where_it_is_measured():
+    ratio, error = theorem.measure(0.3, 8, 2000, np.random.default_rng(1))
+    assert ratio == pytest.approx(1, abs=5 * error)
+    assert error < 0.03
+
+
+def test_the_cost_of_a_manifest_is_measured_on_files_that_it_lists(tmp_path):
+    assert min(manifest.measure(tmp_path, megabytes=4, files=2, turns=1)) > 0
+    assert len(json.loads((tmp_path / "dataeff" / "manifest.json").read_text())["files"]) == 2

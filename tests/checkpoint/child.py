@@ -1,0 +1,67 @@
+"""A training process that is meant to be killed. See `test_kill.py`."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+from tests.factories import history, make_trainer
+from trl_dataeff import DataEfficientGRPOTrainer
+from trl_dataeff.checkpoint.files import write_atomically
+from trl_dataeff.checkpoint.resume import newest_finished
+from trl_dataeff.reliability import trainer as reliable
+
+
+NAME = "greso, dynamic"
+OPTIONS = {"steps_per_generation": 2, "rollout_margin": 2.0, "save_total_limit": 2}
+_STATIONS = ("_save_optimizer_and_scheduler", "_save_rng_state", "save_model", "_save_state")
+
+
+def train(folder: str, seconds: float) -> None:
+    """
+    Go on from the newest whole checkpoint in `folder`, or begin; at the end write `history.json`. Before and after each
+    part of a save it waits for up to `seconds`, as it would for the gigabytes of a real model.
+    """
+    rng = random.Random(os.getpid())
+    for name in _STATIONS:
+        slow_down(DataEfficientGRPOTrainer, name, rng, seconds)
+    for name in ("write_manifest", "remove_older", "set_aside"):
+        slow_down(reliable, name, rng, seconds)
+    trainer = make_trainer(folder, NAME, **OPTIONS)
+    begun = newest_finished(folder) is not None
+    trainer.train(resume_from_checkpoint=begun)
+    text = json.dumps(history(trainer.state.log_history))
+    write_atomically(Path(folder) / "history.json", lambda path: path.write_text(text))
+
+
+def slow_down(owner, name: str, rng: random.Random, seconds: float) -> None:
+    plain = getattr(owner, name)
+
+    def slow(*args, **kwargs):
+        time.sleep(rng.random() * seconds)
+        result = plain(*args, **kwargs)
+        time.sleep(rng.random() * seconds)
+        return result
+
+    setattr(owner, name, slow)
+
+
+def train_until(folder: str, step: int, numbers: list[int]) -> None:
+    """Train, and in the reward function of `step` send the signals `numbers` to this process."""
+    trainer = make_trainer(folder, NAME, **OPTIONS)
+    plain, pending = trainer.reward_funcs[0], list(numbers)
+
+    def reward(*args, **kwargs):
+        if trainer.state.global_step == step:
+            while pending:
+                signal.raise_signal(pending.pop(0))
+        return plain(*args, **kwargs)
+
+    trainer.reward_funcs[0] = reward
+    trainer.train()
+    stopped = trainer.stopped_by.name if trainer.stopped_by else None
+    (Path(folder) / "ended.json").write_text(json.dumps({"step": trainer.state.global_step, "stopped_by": stopped}))

@@ -1,0 +1,140 @@
+"""Training processes that are killed with SIGKILL, again and again, and end as the one that was never killed."""
+
+import json
+import multiprocessing
+import random
+import signal
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tests.checkpoint import child
+from tests.factories import groups_since
+from trl_dataeff.checkpoint.manifest import is_finished
+from trl_dataeff.checkpoint.resume import checkpoints
+
+
+SAVING = 0.02  # seconds, at each of some twenty stations of a save
+LONGEST = 60.0  # seconds; a process that takes longer hangs
+
+
+@pytest.fixture(scope="module")
+def processes():
+    """Processes that are forked from one which has imported everything: each starts in milliseconds."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.checkpoint.child"])
+    return context
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(processes, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    started = time.monotonic()
+    process = processes.Process(target=child.train, args=(str(folder), SAVING))
+    process.start()
+    process.join(LONGEST)
+    assert process.exitcode == 0
+    return folder, time.monotonic() - started
+
+
+def in_a_save(folder: Path) -> bool:
+    return any(not is_finished(path) for path in checkpoints(folder))
+
+
+def run_and_kill(processes, folder: Path, wait) -> bool:
+    """Start a process that goes on with the run, and kill it when `wait(process)` returns. Whether it was too late."""
+    process = processes.Process(target=child.train, args=(str(folder), SAVING))
+    process.start()
+    wait(process)
+    process.kill()
+    process.join(LONGEST)
+    assert process.exitcode in (0, -9), "the process failed by itself"
+    return process.exitcode == 0
+
+
+def wait_for_a_save(rng: random.Random, folder: Path):
+    def wait(process):
+        left = rng.randrange(1, 4)  # saves to let pass
+        was = in_a_save(folder)
+        while process.is_alive() and left:
+            now = in_a_save(folder)
+            left -= now and not was
+            was = now
+            time.sleep(0.002)
+        time.sleep(rng.random() * 0.15)
+
+    return wait
+
+
+def wait_seconds(seconds: float):
+    return lambda process: process.join(seconds)
+
+
+def kill_until_it_ends(processes, folder: Path, rng: random.Random, longest: float, kills: int) -> tuple[int, int]:
+    """At most `kills` kills, then let it end. How many there were, and how many in the middle of a save."""
+    done = saving = 0
+    while done < kills:
+        wait = wait_for_a_save(rng, folder) if rng.random() < 0.5 else wait_seconds(rng.random() * longest)
+        if run_and_kill(processes, folder, wait):
+            return done, saving
+        done += 1
+        saving += in_a_save(folder)
+    assert run_and_kill(processes, folder, wait_seconds(LONGEST))
+    return done, saving
+
+
+def check(processes, uninterrupted, tmp_path, seed: int, wanted: int, at_once: int) -> None:
+    whole, seconds = uninterrupted
+    rng = random.Random(seed)
+    kills = saving = 0
+    for i in range(10 * wanted):
+        folder = tmp_path / str(i)
+        folder.mkdir()
+        done, in_saves = kill_until_it_ends(processes, folder, rng, seconds, min(at_once, wanted - kills))
+        kills, saving = kills + done, saving + in_saves
+        expected, present = (json.loads((f / "history.json").read_text()) for f in (whole, folder))
+        assert len(expected) == 12
+        assert present == expected
+        pd.testing.assert_frame_equal(groups_since(folder, 0), groups_since(whole, 0))
+        # What was left unfinished has been replaced. One killed while it deleted an older one, after its last save, has
+        # nothing more to do when it goes on
+        last, *older = checkpoints(folder)
+        assert (last.name, is_finished(last)) == ("checkpoint-12", True)
+        assert len(older) <= 2
+        if kills >= wanted:
+            break
+    print(f"\n{kills} kills, {saving} of them in the middle of a save")
+    assert kills >= wanted
+    assert saving >= wanted // 5
+
+
+def test_a_killed_run_ends_as_if_it_had_never_been_killed(processes, uninterrupted, tmp_path):
+    check(processes, uninterrupted, tmp_path, seed=0, wanted=5, at_once=3)
+
+
+@pytest.mark.slow
+def test_many_kills(processes, uninterrupted, tmp_path):
+    check(processes, uninterrupted, tmp_path, seed=1, wanted=30, at_once=4)
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_signal_ends_the_run_after_the_step_with_a_checkpoint(processes, uninterrupted, tmp_path, name):
+    process = processes.Process(target=child.train_until, args=(str(tmp_path), 4, [getattr(signal, name)]))
+    process.start()
+    process.join(LONGEST)
+    assert process.exitcode == 0
+    assert json.loads((tmp_path / "ended.json").read_text()) == {"step": 5, "stopped_by": name}
+    assert run_and_kill(processes, tmp_path, wait_seconds(LONGEST))
+    assert json.loads((tmp_path / "history.json").read_text()) == json.loads(
+        (uninterrupted[0] / "history.json").read_text()
+    )
+
+
+def test_a_second_signal_ends_it_at_once(processes, tmp_path):
+    process = processes.Process(target=child.train_until, args=(str(tmp_path), 4, [signal.SIGTERM, signal.SIGTERM]))
+    process.start()
+    process.join(LONGEST)
+    assert process.exitcode == -signal.SIGTERM
+    assert not (tmp_path / "ended.json").exists()

@@ -1,0 +1,316 @@
+"""`dynamic_sampling=True` in training: what is generated, what is kept, what is logged."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from datasets import Dataset
+
+from tests.factories import (
+    TRAINING_SETTINGS,
+    Watched,
+    add,
+    dynamic,
+    letter_share_reward,
+    logged,
+    mixed_reward,
+    number,
+    plain_dataset,
+    scripted_tool_calls,
+    tool_dataset,
+    tool_tokenizer,
+)
+
+
+def completions_of(batch) -> list[tuple]:
+    return [tuple(ids[mask.bool()].tolist()) for ids, mask in zip(batch["completion_ids"], batch["completion_mask"])]
+
+
+def test_what_is_trained_on_has_gradient_and_the_rows_never_change(tmp_path):
+    trainer = dynamic(tmp_path, max_rollout_rounds=12)
+    assert all(batch["advantages"].shape == (16,) for batch in trainer.batches)
+    for collection, batch in zip(trainer.collections, trainer.batches):
+        for group, advantages in zip(collection.trained, batch["advantages"].view(4, 4)):
+            assert group.effective == bool(advantages.abs().max() > 0)
+    padded = logged(trainer, "dataeff/padded_groups")
+    assert sum(p for (p,) in padded) == 0
+    assert all(loss_zero == 0 for (loss_zero,) in logged(trainer, "frac_reward_zero_std"))
+
+
+def test_every_rollout_is_counted_and_accounted_for(tmp_path):
+    trainer = dynamic(tmp_path)
+    logs = logged(
+        trainer, "dataeff/rollouts_generated", "dataeff/rollouts_trained", "dataeff/rollouts_discarded",
+        "dataeff/rollouts_replayed", "dataeff/surplus_groups",
+    )  # fmt: skip
+    generated, trained, discarded, replayed, _ = logs[-1]
+    assert generated == trainer.generated
+    assert trained == sum(len(b["advantages"]) for b in trainer.batches)
+    assert generated == trained + discarded + 4 * len(trainer.ledger.carried)
+    assert replayed == 4 * sum(min(len(w), 4) for w in trainer.waiting) > 0
+    table = pd.read_parquet(tmp_path / "dataeff" / "groups.parquet")
+    assert len(table) * 4 == generated
+    assert table["dropped"].sum() * 4 == discarded
+    assert table["tokens"].sum() == logged(trainer, "dataeff/tokens_generated")[-1][0]
+
+
+def test_groups_table_tells_kinds_apart(tmp_path):
+    dynamic(tmp_path)
+    table = pd.read_parquet(tmp_path / "dataeff" / "groups.parquet")
+    kinds = {(row.prompt_id % 4, row.kind) for row in table.itertuples()}
+    assert kinds <= {(0, "effective"), (0, "easy"), (0, "hard"), (1, "easy"), (2, "hard"), (3, "hard")}
+    assert len(kinds) >= 4
+    assert table[table["prompt_id"] % 4 == 1]["success_rate"].eq(1).all()
+    assert table[table["prompt_id"] % 4 >= 2]["success_rate"].eq(0).all()
+    assert table["round"].max() > 0
+    assert table["step"].is_monotonic_increasing
+
+
+def test_surplus_is_trained_on_once_and_first(tmp_path):
+    trainer = dynamic(tmp_path)
+    seen: list[tuple] = []
+    for before, collection in zip(trainer.waiting, trainer.collections):
+        assert [id(g) for g in collection.trained[: len(before[:4])]] == [id(g) for g in before[:4]]
+        seen += [id(group) for group in collection.trained]
+    assert len(seen) == len(set(seen))
+    assert any(trainer.waiting)
+
+
+def test_a_dead_dataset_is_completed_with_zero_variance_groups_and_goes_on(tmp_path):
+    trainer = dynamic(tmp_path, rewards=lambda completions, **kwargs: [0.0] * len(completions), max_rollout_rounds=3)
+    assert trainer.state.global_step == 12
+    for rounds, padded, loss, grad in logged(trainer, "dataeff/rounds", "dataeff/padded_groups", "loss", "grad_norm"):
+        assert (rounds, padded, loss, grad) in {(3, 4, 0, 0), (None, None, 0, 0)}
+    assert all(len(b["advantages"]) == 16 for b in trainer.batches)
+
+
+def test_lengths_and_tokens_are_those_of_trained_rows(tmp_path):
+    trainer = dynamic(tmp_path, logging_steps=1, steps_per_generation=1)
+    tokens = 0
+    rows = logged(trainer, "num_tokens", "completions/mean_length", "completions/max_length", "reward")
+    assert any(c.dropped for c in trainer.collections)
+    for batch, (num_tokens, mean, longest, reward) in zip(trainer.batches, rows, strict=True):
+        lengths = batch["completion_mask"].sum(dim=1).float()
+        tokens += int(lengths.sum() + batch["prompt_mask"].sum())
+        assert num_tokens == tokens
+        assert mean == pytest.approx(lengths.mean().item())
+        assert longest == lengths.max().item()
+    expected = [np.concatenate([g.rewards for g in c.trained]).mean() for c in trainer.collections]
+    assert [r[3] for r in rows] == pytest.approx(expected)
+
+
+def test_completions_table_holds_what_is_trained_on(tmp_path):
+    def reward(prompts, completions, completion_ids, log_extra, log_metric, **kwargs):
+        log_extra("echo", [f"{p}|{c}" for p, c in zip(prompts, completions)])
+        log_metric("calls", 1.0)
+        return mixed_reward(prompts, completion_ids)
+
+    trainer = dynamic(tmp_path, rewards=reward, log_completions=True, num_completions_to_print=1, max_steps=4)
+    assert any(c.dropped for c in trainer.collections)
+    for path in sorted((tmp_path / "completions").glob("*.parquet")):
+        table = pd.read_parquet(path)
+        assert len(table) == 16
+        assert (table["echo"] == table["prompt"] + "|" + table["completion"]).all()
+        groups = table.groupby(np.arange(16) // 4)["reward"].nunique()
+        assert (groups == 2).sum() >= 1
+    assert all(calls == 1.0 for (calls,) in logged(trainer, "calls"))
+
+
+@pytest.mark.parametrize("setting", TRAINING_SETTINGS)
+def test_settings_train_and_replay_their_surplus(setting, tmp_path):
+    before = {}
+
+    class Changed(Watched):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            before.update({n: p.detach().clone() for n, p in self.model.named_parameters() if p.requires_grad})
+
+    trainer = dynamic(tmp_path, trainer_class=Changed, rollout_margin=2.0, **TRAINING_SETTINGS[setting])
+    for name, parameter in trainer.model.named_parameters():
+        if name in before and "lora_A" not in name:
+            assert not torch.equal(before[name], parameter), name
+    assert all(np.isfinite(loss) for (loss,) in logged(trainer, "loss"))
+    assert any(trainer.waiting)
+    assert any(r and r > 0 for (r,) in logged(trainer, "dataeff/replay/ratio_mean"))
+
+
+def test_what_was_cut_off_does_not_make_a_group_effective(tmp_path):
+    """With masking, a group can differ in completions that are not trained on alone: it has no gradient."""
+    trainer = dynamic(tmp_path, mask_truncated_completions=True, max_rollout_rounds=8, max_completion_length=12)
+    for collection, batch in zip(trainer.collections, trainer.batches):
+        trained = batch["completion_mask"].sum(dim=1) * batch["advantages"].abs() > 0
+        for group, rows in zip(collection.trained, trained.view(4, 4)):
+            assert group.effective == bool(rows.any())
+    assert any(g.effective for c in trainer.collections for g in c.fresh)
+    assert any(not g.effective and len(np.unique(g.rewards)) > 1 for c in trainer.collections for g in c.fresh)
+
+
+def test_infinite_rewards_are_no_gradient_and_one_warning(tmp_path, caplog_transformers):
+    def infinite_reward(completion_ids, **kwargs):
+        return [float("inf") if sum(ids) % 2 else 1.0 for ids in completion_ids]
+
+    trainer = dynamic(tmp_path, rewards=infinite_reward, max_steps=4, max_rollout_rounds=2)
+    assert not any(np.isinf(g.rewards).any() and g.effective for c in trainer.collections for g in c.fresh)
+    assert len([r for r in caplog_transformers.records if "`infinite_reward` returned an infinite" in r.message]) == 1
+
+
+def test_lengths_are_kept_over_a_logging_interval(tmp_path):
+    trainer = dynamic(tmp_path, logging_steps=4, steps_per_generation=1)
+    for i, (mean,) in enumerate(logged(trainer, "completions/mean_length")):
+        means = [b["completion_mask"].sum(1).float().mean().item() for b in trainer.batches[4 * i : 4 * i + 4]]
+        assert mean == pytest.approx(np.mean(means))
+
+
+def test_a_second_call_of_train_starts_anew_with_the_dataset_that_is_there(tmp_path):
+    trainer = dynamic(tmp_path, max_steps=2)
+    trainer.train_dataset = plain_dataset(12)
+    trainer.collections.clear()
+    trainer.train()
+    assert {g.prompt_id for c in trainer.collections for g in c.fresh} <= set(range(12))
+    generated = sum(4 * len(c.fresh) for c in trainer.collections)
+    assert trainer.ledger.counters.values["rollouts_generated"] == generated
+
+
+def test_prompts_that_a_transform_makes(tmp_path):
+    questions = Dataset.from_dict({"question": plain_dataset()["prompt"]})
+    questions.set_transform(lambda batch: {"prompt": [f"{q}?" for q in batch["question"]]})
+    trainer = dynamic(tmp_path, max_steps=3, trainer={"train_dataset": questions})
+    assert trainer.state.global_step == 3
+
+
+def test_async_weighted_and_silent_rewards(tmp_path):
+    async def sometimes(prompts, completions, **kwargs):
+        return [None if number(p) % 3 else len(c) / 8 for p, c in zip(prompts, completions)]
+
+    def never_for_some(prompts, completion_ids, **kwargs):
+        return [
+            float("nan") if number(p) % 4 == 1 else m for p, m in zip(prompts, mixed_reward(prompts, completion_ids))
+        ]
+
+    trainer = dynamic(tmp_path, rewards=[sometimes, never_for_some], reward_weights=[0.5, 2.0])
+    for collection in trainer.collections:
+        for group in collection.fresh:
+            totals = np.array(
+                [np.nan if np.isnan(row).all() else np.nansum(row * [0.5, 2.0]) for row in group.rewards]
+            )
+            distinct = set(np.round(totals[~np.isnan(totals)], 6))
+            assert group.effective == (len(distinct) > 1)
+    assert any(np.isnan(g.rewards).all() for c in trainer.collections for g in c.fresh)
+    assert any(share for (share,) in logged(trainer, "dataeff/unscorable_ratio"))
+
+
+def test_tools_are_called_in_rounds_and_not_again(tmp_path):
+    calls = []
+
+    def counted_add(a: int, b: int) -> int:
+        """
+        Add two numbers.
+
+        Args:
+            a: The first.
+            b: The second.
+        """
+        calls.append((a, b))
+        return add(a, b)
+
+    counted_add.__name__ = "add"
+
+    def reward(prompts, completions, **kwargs):
+        """Sees the messages of the tool; some groups are dead."""
+        answers = [[m["content"] for m in c if m["role"] == "tool"] for c in completions]
+        return [float(int(a[0]) % 2) if a and number(p) % 3 else 0.0 for p, a in zip(prompts, answers)]
+
+    trainer = dynamic(
+        tmp_path,
+        trainer_class=scripted_tool_calls(Watched),
+        rewards=reward,
+        max_steps=3,
+        steps_per_generation=1,
+        max_completion_length=150,
+        trainer={"train_dataset": tool_dataset(), "processing_class": tool_tokenizer(), "tools": [counted_add]},
+    )
+    messages = [m for c in trainer.collections for g in c.fresh if g.rollouts for m in sum(g.rollouts.completions, [])]
+    assert any(c.dropped for c in trainer.collections)
+    assert calls
+    assert sum(len(c.fresh) for c in trainer.collections) * 4 >= len(calls) > 0
+    assert any(m["role"] == "tool" for m in messages)
+    table = trainer._logs["completion"]  # what the last batch trained on, with the messages of the tool
+    assert any(m["role"] == "tool" for completion in table for m in completion)
+    for batch in trainer.batches:  # tokens of the tool are masked
+        assert (batch["tool_mask"] * batch["completion_mask"]).sum() < batch["completion_mask"].sum()
+
+
+def test_rollout_func_fields_reach_the_rewards(tmp_path):
+    def rollout_func(prompts, trainer):
+        ids = [trainer.processing_class(prompt)["input_ids"] for prompt in prompts]
+        completions = [torch.randint(6, 60, (5,)).tolist() for _ in prompts]
+        return {
+            "prompt_ids": ids,
+            "completion_ids": completions,
+            "logprobs": [[-4.0] * 5 for _ in prompts],
+            "luck": [sum(c) % 2 for c in completions],
+        }
+
+    def luck_reward(prompts, completion_ids, luck, **kwargs):
+        assert luck == [sum(c) % 2 for c in completion_ids]
+        return [float(v) if number(p) % 2 else 0.0 for p, v in zip(prompts, luck)]
+
+    trainer = dynamic(tmp_path, rewards=luck_reward, rollout_margin=2.0, trainer={"rollout_func": rollout_func})
+    assert any(c.dropped for c in trainer.collections)
+    assert any(c.surplus for c in trainer.collections)
+    for collection, batch in zip(trainer.collections, trainer.batches):
+        assert "sampling_per_token_logps" in batch
+        for group in collection.surplus:  # the sampler's log-probs are the behaviour policy: no forward for them
+            assert group.rollouts.behavior_logps is None
+
+
+def test_evaluation_touches_nothing(tmp_path):
+    evaluated = {"eval_dataset": plain_dataset(5)}
+    options = {"eval_strategy": "steps", "eval_steps": 4, "per_device_eval_batch_size": 8, "num_generations_eval": 2}
+    trainer = dynamic(tmp_path, trainer=evaluated, **options)
+    state = trainer.ledger.pool.state_dict(), dict(trainer.ledger.counters.values), trainer.ledger.rng.get_state()
+    rows = len(pd.read_parquet(tmp_path / "dataeff" / "groups.parquet"))
+    result = trainer.evaluate()
+    assert result["eval_reward"] is not None
+    assert not any("dataeff" in name for name in result)
+    for name, values in trainer.ledger.pool.state_dict().items():
+        np.testing.assert_array_equal(values, state[0][name])
+    assert trainer.ledger.counters.values == state[1]
+    assert torch.equal(trainer.ledger.rng.get_state(), state[2])
+    trainer.ledger.group_log.flush(force=True)
+    assert len(pd.read_parquet(tmp_path / "dataeff" / "groups.parquet")) == rows
+
+
+@pytest.mark.parametrize("where", ["column", "message"])
+def test_prompts_with_images_take_one_round_and_say_so(tmp_path, caplog_transformers, where):
+    image = [{"type": "image"}, {"type": "text", "text": "What is it?"}]
+    column = [{"prompt": f"{i:02d}", "image": None} for i in range(24)]
+    message = [{"prompt": [{"role": "user", "content": image}]} for _ in range(24)]
+    rows = {"column": column, "message": message}[where]
+    trainer = dynamic(tmp_path, train=False, trainer={"train_dataset": Dataset.from_list(rows)})
+    assert trainer._refills is False
+    warnings = [r.message for r in caplog_transformers.records if "does not refill" in r.message]
+    assert len(warnings) == 1
+    assert "single round" in warnings[0]
+
+
+def test_steps_and_schedule_count_optimizer_steps(tmp_path):
+    trainer = dynamic(tmp_path, max_steps=6)
+    assert trainer.state.global_step == 6
+    rates = [rate for (rate,) in logged(trainer, "learning_rate")]
+    assert rates == pytest.approx([1e-2 * (6 - i) / 6 for i in range(6)])
+
+
+def test_same_seed_same_run(tmp_path):
+    first = dynamic(tmp_path / "a", max_steps=5)
+    second = dynamic(tmp_path / "b", max_steps=5)
+    names = ("loss", "grad_norm", "reward", "dataeff/rollouts_generated")
+    assert logged(first, *names) == logged(second, *names)
+
+
+def test_continuous_rewards_are_effective(tmp_path):
+    trainer = dynamic(tmp_path, rewards=letter_share_reward)
+    kinds = [g.effective for c in trainer.collections for g in c.fresh]
+    spread = [len(np.unique(g.rewards)) > 1 for c in trainer.collections for g in c.fresh]
+    assert kinds == spread
+    assert any(kinds)

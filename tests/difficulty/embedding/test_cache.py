@@ -1,0 +1,219 @@
+"""The cache of embeddings: when it is used, and that a damaged one is not."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from transformers import BertModel
+
+from tests.factories import (
+    VARIED_TEXTS,
+    assert_embeddings_close,
+    embedding_alone,
+    save_bert,
+    tiny_lora,
+    tiny_model,
+    tiny_tokenizer,
+    varied_dataset,
+)
+from trl_dataeff.difficulty.embedding import EmbeddingError
+from trl_dataeff.difficulty.embedding import cache as embedding_cache
+from trl_dataeff.difficulty.embedding import model as embedding_model
+from trl_dataeff.difficulty.embedding.identity import folder_identity
+
+
+def test_a_second_run_makes_no_forward(embed):
+    first = embed(varied_dataset())
+    assert embed.forwards == 1
+    second = embed(Dataset.from_list(varied_dataset().to_list()), batch_tokens=10)
+    assert embed.forwards == 1
+    np.testing.assert_array_equal(first, second)
+
+
+def one_value_changed(seed=0):
+    model = tiny_model()
+    model.model.embed_tokens.weight.data[50, 7] += 0.001
+    return model
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dataset": Dataset.from_dict({"prompt": [*VARIED_TEXTS[:-1], "12+31="]})},
+        {"dataset": Dataset.from_dict({"prompt": VARIED_TEXTS[::-1]})},
+        {"dataset": Dataset.from_dict({"prompt": VARIED_TEXTS[:-1]})},
+        {"model": tiny_model(seed=1)},
+        {"model": one_value_changed()},
+        {"model": tiny_model().to(torch.bfloat16)},
+        {"tokenizer": tiny_tokenizer(chat_template="other")},
+    ],
+    ids=["text", "order", "length", "weights", "value", "dtype", "template"],
+)
+def test_what_is_changed_is_embedded_anew(embed, changes):
+    embed(varied_dataset())
+    changes = dict(changes)
+    embed(changes.pop("dataset", varied_dataset()), **changes)
+    assert embed.forwards == 2
+    embed(varied_dataset())
+    assert embed.forwards == 2, "the former cache is gone"
+
+
+def test_one_prompt_among_many_is_noticed(embed):
+    texts = [f"{i:04d}" for i in range(3000)]
+    embed(Dataset.from_dict({"prompt": texts}))
+    forwards = embed.forwards
+    texts[1234] = "9999"
+    embed(Dataset.from_dict({"prompt": texts}))
+    assert embed.forwards == 2 * forwards
+
+
+def test_an_adapter_at_its_start_is_the_base_model(embed):
+    base = embed(varied_dataset())
+    for seed in (0, 1):
+        np.testing.assert_array_equal(embed(varied_dataset(), model=tiny_lora(seed)), base)
+    assert embed.forwards == 1
+
+
+def test_an_adapter_that_was_trained_counts(embed):
+    embed(varied_dataset())
+    model, other = tiny_lora(0, lora_alpha=8), tiny_lora(0, lora_alpha=16)
+    for each in (model, other):
+        for name, parameter in each.named_parameters():
+            if "lora_B" in name:
+                parameter.data.fill_(0.05)
+    tokenizer = tiny_tokenizer()
+    expected = [embedding_alone(model, tokenizer(text)["input_ids"]) for text in VARIED_TEXTS]
+    assert_embeddings_close(embed(varied_dataset(), model=model), expected)
+    embed(varied_dataset(), model=other)
+    assert embed.forwards == 3
+
+
+def files(embed):
+    return next(embed.folder.glob("*.npy")), next(embed.folder.glob("*.json"))
+
+
+def truncate(array, info):
+    array.write_bytes(array.read_bytes()[:-7])
+
+
+def remove(array, info):
+    array.unlink()
+
+
+def zero_a_row(array, info):
+    values = np.load(array)
+    values[3] = 0
+    np.save(array, values)
+
+
+def other_shape(array, info):
+    np.save(array, np.load(array)[:, :-1])
+
+
+def garbage(array, info):
+    array.write_bytes(b"\x93NUMPY\x01\x00v\x00{'descr'((" + b"x" * 500)
+
+
+def other_identity(array, info):
+    stored = json.loads(info.read_text())
+    stored["identity"]["prompts_of"] = "0" * 64
+    info.write_text(json.dumps(stored))
+
+
+def half_a_json(array, info):
+    info.write_text(info.read_text()[:50])
+
+
+def a_list(array, info):
+    info.write_text("[]")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [truncate, remove, zero_a_row, other_shape, garbage, other_identity, half_a_json, a_list],
+    ids=lambda f: f.__name__,
+)
+def test_a_damaged_cache_is_never_used(embed, damage, caplog_transformers):
+    first = np.array(embed(varied_dataset()))
+    damage(*files(embed))
+    second = embed(varied_dataset())
+    assert embed.forwards == 2
+    assert "cannot be used" in caplog_transformers.text
+    np.testing.assert_array_equal(first, second)
+    embed(varied_dataset())
+    assert embed.forwards == 2
+
+
+def test_a_killed_run_leaves_nothing_that_looks_whole(embed, monkeypatch):
+    def killed(path, write):
+        write(path.with_name(f".{path.name}.tmp"))
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(embedding_cache, "write_atomically", killed)
+        with pytest.raises(KeyboardInterrupt):
+            embed(varied_dataset())
+    assert [path.name[0] for path in embed.folder.iterdir()] == ["."]
+    first = embed.forwards
+    embed(varied_dataset())
+    assert embed.forwards == 2 * first
+
+
+def test_the_environment_names_the_folder(embed, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRL_DATAEFF_CACHE", str(tmp_path / "elsewhere"))
+    embed(varied_dataset(), cache_dir=None)
+    assert len(list((tmp_path / "elsewhere" / "embeddings").iterdir())) == 2
+
+
+def test_another_pooling_is_another_cache(embed, tmp_path):
+    folder = save_bert(tmp_path / "bert", pooling_mode_mean_tokens=True)
+    mean = np.array(embed(varied_dataset(), folder))
+    (tmp_path / "bert" / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true}')
+    assert not np.array_equal(mean, embed(varied_dataset(), folder))
+
+
+def test_a_hit_does_not_load_the_model(embed, tmp_path, monkeypatch):
+    folder = save_bert(tmp_path / "bert")
+    embed(varied_dataset(), folder)
+    monkeypatch.setattr(embedding_model.AutoModel, "from_pretrained", lambda *a, **k: pytest.fail("loaded"))
+    embed(varied_dataset(), folder)
+
+
+def test_weights_changed_in_place_are_embedded_anew(embed, tmp_path):
+    folder = save_bert(tmp_path / "bert")
+    embed(varied_dataset(), folder)
+    times = {path: path.stat().st_mtime_ns for path in Path(folder).iterdir()}
+    model = BertModel.from_pretrained(folder)
+    model.embeddings.word_embeddings.weight.data[50, 7] += 0.001
+    model.save_pretrained(folder)
+    for path, time in times.items():  # as a copy that keeps the time of change
+        os.utime(path, ns=(time, time))
+    embed(varied_dataset(), folder)
+    assert embed.forwards == 2
+
+
+def test_the_time_of_change_counts(tmp_path):
+    """Of a large file only samples are read."""
+    folder = Path(save_bert(tmp_path / "bert"))
+    before = folder_identity(folder)
+    assert folder_identity(folder) == before
+    os.utime(folder / "model.safetensors", ns=(1, 1))
+    assert folder_identity(folder) != before
+
+
+def test_a_folder_that_cannot_be_written(embed, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EmbeddingError, match=r"cannot be written .*TRL_DATAEFF_CACHE"):
+        embed(varied_dataset(), cache_dir=tmp_path / "file" / "cache")
+    assert embed.forwards == 0
+
+
+def test_a_full_disk_is_said_before_anything_is_written(embed, monkeypatch):
+    monkeypatch.setattr(embedding_cache.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 100}))
+    with pytest.raises(EmbeddingError, match="GB free"):
+        embed(varied_dataset())
+    assert not list(embed.folder.iterdir())

@@ -1,0 +1,250 @@
+"""Embeddings of prompts by the policy: their values, and that a run is the same with them as without."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.factories import (
+    CHAT_TEMPLATE,
+    VARIED_TEXTS,
+    assert_embeddings_close,
+    chat_dataset,
+    embedding_alone,
+    plain_dataset,
+    save_bert,
+    tiny_lora,
+    tiny_model,
+    tiny_tokenizer,
+    varied_dataset,
+)
+from trl_dataeff.difficulty.embedding import EmbeddingError, embed_dataset, length_batches
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("batch_tokens", [1, 50, 8192])
+def test_the_mean_of_last_hidden_states_whatever_is_padded(embed, side, batch_tokens):
+    tokenizer = tiny_tokenizer()
+    tokenizer.padding_side = side
+    model = tiny_model(tokenizer)
+    embeddings = embed(varied_dataset(), model=model, tokenizer=tokenizer, batch_tokens=batch_tokens)
+    assert embeddings.dtype == np.float16
+    assert not embeddings.flags.writeable
+    assert_embeddings_close(
+        embeddings, [embedding_alone(model, tokenizer(text)["input_ids"]) for text in VARIED_TEXTS]
+    )
+    assert embed.forwards == {1: 6, 50: 3, 8192: 1}[batch_tokens]
+
+
+def test_conversations_go_through_the_chat_template(embed):
+    tokenizer = tiny_tokenizer()
+    model = tiny_model(tokenizer)
+    dataset = chat_dataset(5)
+    texts = [f"<|user|>{prompt[0]['content']}<eos><|assistant|>" for prompt in dataset["prompt"]]
+    expected = [embedding_alone(model, tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]
+    assert_embeddings_close(embed(dataset, model=model, tokenizer=tokenizer), expected)
+
+
+def test_template_arguments_reach_the_template(embed):
+    tokenizer = tiny_tokenizer()
+    model = tiny_model(tokenizer)
+    template = "{{ think }}{{ tools | length if tools else 0 }}" + CHAT_TEMPLATE
+    options = {"chat_template": template, "chat_template_kwargs": {"think": "yes"}, "tools": [{"name": "f"}]}
+    embeddings = embed(chat_dataset(2), model=model, tokenizer=tokenizer, **options)
+    texts = [f"yes1<|user|>{prompt[0]['content']}<eos><|assistant|>" for prompt in chat_dataset(2)["prompt"]]
+    assert_embeddings_close(embeddings, [embedding_alone(model, tokenizer(text)["input_ids"]) for text in texts])
+    embed(chat_dataset(2), model=model, tokenizer=tokenizer, **{**options, "chat_template_kwargs": {"think": "no"}})
+    assert embed.forwards == 2
+
+
+def test_text_parts_of_multimodal_prompts_are_embedded(embed):
+    parts = [{"type": "image"}, {"type": "text", "text": "What is"}, {"type": "text", "text": "it?"}]
+    dataset = Dataset.from_list([{"prompt": [{"role": "user", "content": parts}]}])
+    plain = Dataset.from_list([{"prompt": [{"role": "user", "content": "What is\nit?"}]}])
+    np.testing.assert_array_equal(embed(dataset), embed(plain))
+
+
+class Processor:
+    """A processor whose template, as those of vision models, takes the content of a message in parts."""
+
+    chat_template = (
+        "{% for m in messages %}{% for part in m.content %}[{{ part.type }}:{{ part.text }}]{% endfor %}{% endfor %}"
+    )
+
+    def __init__(self):
+        self.tokenizer = tiny_tokenizer(chat_template=None)
+
+
+def test_the_template_of_a_processor(embed):
+    processor = Processor()
+    model = tiny_model(processor.tokenizer)
+    expected = [
+        embedding_alone(model, processor.tokenizer(f"[text:{prompt[0]['content']}]")["input_ids"])
+        for prompt in chat_dataset(3)["prompt"]
+    ]
+    assert_embeddings_close(embed(chat_dataset(3), model=model, tokenizer=processor), expected)
+
+
+def test_prompts_without_tokens_have_an_embedding(embed):
+    tokenizer = tiny_tokenizer()
+    model = tiny_model(tokenizer)
+    stand_in = embedding_alone(model, [tokenizer.eos_token_id])
+    assert_embeddings_close(
+        embed(Dataset.from_dict({"prompt": ["", "1+1=", ""]}), model=model, tokenizer=tokenizer)[[0, 2]],
+        [stand_in, stand_in],
+    )
+    assert_embeddings_close(
+        embed(Dataset.from_dict({"prompt": [[], []]}), model=model, tokenizer=tokenizer)[:1], [stand_in]
+    )
+
+
+def test_long_prompts_are_cut_with_one_warning(embed, caplog_transformers):
+    tokenizer = tiny_tokenizer()
+    tokenizer.model_max_length = 10
+    model = tiny_model(tokenizer)
+    for _ in range(2):  # the second time from the cache
+        caplog_transformers.clear()
+        embeddings = embed(varied_dataset(), model=model, tokenizer=tokenizer)
+        assert [r.getMessage().split(":")[0] for r in caplog_transformers.records if r.levelname == "WARNING"] == [
+            "2 of 6 prompts are longer than the 10 tokens that the embedding model ('policy') takes"
+        ]
+    assert_embeddings_close(
+        embeddings, [embedding_alone(model, tokenizer(text)["input_ids"][:10]) for text in VARIED_TEXTS]
+    )
+
+
+def test_a_transform_may_make_the_prompts(embed):
+    dataset = Dataset.from_dict({"question": VARIED_TEXTS})
+    dataset.set_transform(lambda rows: {"prompt": [text.upper() for text in rows["question"]]})
+    upper = Dataset.from_dict({"prompt": [text.upper() for text in VARIED_TEXTS]})
+    np.testing.assert_array_equal(embed(dataset), embed(upper))
+    assert embed.forwards == 1
+
+
+def test_other_columns_are_not_read(embed):
+    dataset = varied_dataset().add_column("other", [0] * len(VARIED_TEXTS)).with_format("torch")
+    np.testing.assert_array_equal(embed(dataset), embed(varied_dataset()))
+
+
+def seed_all(seed):
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    torch.manual_seed(seed)
+
+
+def draw_all():
+    return random.random(), np.random.random(), torch.rand(1).item()  # noqa: NPY002
+
+
+def test_random_states_modes_and_parameters_are_left_alone(embed, tmp_path):
+    model = tiny_lora(0)
+    model.train()
+    model.base_model.model.model.layers[1].eval()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    modes = [module.training for module in model.modules()]
+    grads = [parameter.requires_grad for parameter in model.parameters()]
+    for embedding in ("policy", save_bert(tmp_path / "bert", without="pooler")):
+        seed_all(5)
+        expected = draw_all()
+        seed_all(5)
+        dataset = varied_dataset()
+        dataset.set_transform(lambda rows: rows if draw_all() else None)
+        embed(dataset, embedding, model=model)
+        assert draw_all() == expected
+    assert embed.forwards == 2
+    assert modes == [module.training for module in model.modules()]
+    assert grads == [parameter.requires_grad for parameter in model.parameters()]
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert torch.is_grad_enabled()
+
+
+def test_modes_come_back_after_an_error(embed):
+    model = tiny_model().train()
+    model.model.norm.weight.data[3] = torch.nan
+    with pytest.raises(EmbeddingError, match="not finite"):
+        embed(varied_dataset(), model=model)
+    assert all(module.training for module in model.modules())
+    assert torch.is_grad_enabled()
+    assert not list(embed.folder.iterdir())
+
+
+def test_datasets_that_cannot_be_embedded(embed):
+    with pytest.raises(EmbeddingError, match=r"no column 'prompt'.*\['question'\]"):
+        embed(Dataset.from_dict({"question": ["a"]}))
+    with pytest.raises(EmbeddingError, match="no rows"):
+        embed(Dataset.from_dict({"prompt": []}))
+    with pytest.raises(EmbeddingError, match="row 1 is of type NoneType"):
+        embed(Dataset.from_dict({"prompt": ["a", None]}))
+    broken = tiny_tokenizer(chat_template="{{ raise_exception('roles must alternate') }}")
+    with pytest.raises(EmbeddingError, match=r"row 0 .*roles must alternate"):
+        embed(chat_dataset(2), tokenizer=broken)
+
+
+def test_policies_that_are_missing_or_sharded(embed):
+    with pytest.raises(EmbeddingError, match="needs the arguments `policy` and `tokenizer`"):
+        embed_dataset(plain_dataset(2))
+    sharded = tiny_model()
+    next(sharded.parameters()).ds_id = 0
+    with pytest.raises(EmbeddingError, match=r"ZeRO-3 .*Set `dots_embedding` to the id"):
+        embed(varied_dataset(), model=sharded)
+    with pytest.raises(EmbeddingError, match=r"FSDP .*Set `dots_embedding` to the id"):
+        embed(varied_dataset(), model=tiny_model().to("meta"))
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=40), st.integers(1, 100))
+def test_batches_hold_every_prompt_once_within_the_budget(lengths, budget):
+    lengths = np.array(lengths)
+    batches = length_batches(lengths, budget)
+    assert sorted(np.concatenate(batches).tolist()) == list(range(len(lengths)))
+    for batch in batches:
+        assert len(batch) == 1 or len(batch) * lengths[batch].max() <= budget
+    longest = [lengths[batch].max() for batch in batches]
+    assert longest == sorted(longest, reverse=True)
+
+
+def test_two_processes_give_what_one_gives(embed, tmp_path):
+    script = Path(__file__).with_name("embedding_run.py")
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node",
+        "2",
+        script,
+        tmp_path,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=script.parents[3])
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    reports = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2)]
+    expected = embed(plain_dataset(23), batch_tokens=50)
+    for rank, report in enumerate(reports):
+        np.testing.assert_array_equal(np.load(tmp_path / f"rank-{rank}.npy"), expected)
+        assert report["forwards"] == -(-embed.forwards // 2)
+        assert report["again"] == 0
+        assert report["lost"] == report["forwards"], "both embed again if one finds no cache"
+        assert "see different prompts" in report["different"]
+        assert "under FSDP" in report["sharded"]
+
+
+@pytest.mark.slow
+def test_memory_of_100_000_prompts(tmp_path):
+    """Beyond the memory map; a second run does no more than read."""
+    script = Path(__file__).with_name("embedding_memory.py")
+    command = [sys.executable, script, tmp_path]
+    environment = {**os.environ, "PYTHONPATH": str(script.parents[3])}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1200, env=environment)
+    assert done.returncode == 0, done.stderr[-6000:]
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["map"] == 100_000 * 384 * 2
+    assert report["first_grown"] - report["map"] < 4e8
+    assert report["second_s"] < 0.2 * report["first_s"]

@@ -1,0 +1,156 @@
+"""What every predictor does: fit, predict, save, load, and reject wrong input."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from tests.factories import difficulty_problem
+from trl_dataeff.difficulty.predictor import (
+    AttentionDifficultyPredictor,
+    LogisticDifficultyPredictor,
+    PredictorError,
+    load_predictor,
+)
+
+
+def fitted(cls, E, p):
+    predictor = cls() if cls is LogisticDifficultyPredictor else cls(E.shape[1], width=32)
+    predictor.fit(E, p)
+    return predictor
+
+
+BOTH = pytest.mark.parametrize("cls", [LogisticDifficultyPredictor, AttentionDifficultyPredictor])
+
+
+@BOTH
+def test_predicts_prompts_that_it_has_not_seen(cls):
+    E, p = difficulty_problem(400)
+    predicted = fitted(cls, E[:200], p[:200]).predict(E[200:])
+    assert predicted.dtype == torch.float32
+    assert predicted.shape == (200,)
+    assert np.corrcoef(predicted, p[200:])[0, 1] > 0.75
+
+
+@BOTH
+def test_predict_is_project_and_the_rest(cls):
+    E, p = difficulty_problem(60)
+    predictor = fitted(cls, E, p)
+    assert torch.equal(predictor.predict(E), predictor.predict_projected(predictor.project(E)))
+
+
+@BOTH
+def test_arrays_memory_maps_and_half_precision_give_the_same(cls, tmp_path):
+    E, p = difficulty_problem(9000 if cls is LogisticDifficultyPredictor else 4200, h=12)
+    E = E.half()
+    predictor = fitted(cls, E[:100], p[:100])
+    expected = predictor.predict(E)
+    array = np.memmap(tmp_path / "e", np.float16, "w+", shape=tuple(E.shape))
+    array[:] = E.numpy()
+    array.flush()
+    mapped = np.memmap(tmp_path / "e", np.float16, "r", shape=tuple(E.shape))
+    for same in (mapped, E.numpy(), E.float(), E.double().numpy()):
+        assert torch.equal(predictor.predict(same), expected)
+    assert (predictor.predict(E.bfloat16()) - expected).abs().max() < 0.3
+
+
+@BOTH
+def test_saved_and_loaded_it_predicts_the_same_bits(cls, tmp_path):
+    E, p = difficulty_problem(50)
+    predictor = fitted(cls, E, p)
+    predictor.embedding = "some/model"
+    predictor.save(tmp_path / "new" / "folder")
+    loaded = cls.load(tmp_path / "new" / "folder")
+    assert type(loaded) is cls
+    assert loaded.embedding == "some/model"
+    assert torch.equal(loaded.predict(E), predictor.predict(E))
+    loaded.fit(E, 1 - p)
+    predictor.fit(E, 1 - p)
+    assert torch.equal(loaded.predict(E), predictor.predict(E))
+    assert sorted(path.name for path in (tmp_path / "new" / "folder").iterdir()) == [
+        "config.json",
+        "predictor.safetensors",
+    ]
+
+
+@BOTH
+def test_nan_labels_and_zero_weights_are_left_out(cls):
+    E, p = difficulty_problem(60)
+    known = fitted(cls, E[:40], p[:40])
+    weight = torch.ones(60)
+    weight[50:] = 0
+    marked = p.clone()
+    marked[40:50] = float("nan")
+    other = LogisticDifficultyPredictor() if cls is LogisticDifficultyPredictor else cls(E.shape[1], width=32)
+    if cls is LogisticDifficultyPredictor:
+        known.fit_basis(E)
+        known.fit(E[:40], p[:40])
+    other.fit(E, marked, weight)
+    torch.testing.assert_close(other.predict(E), known.predict(E), atol=1e-5, rtol=0)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda E, p: (E, p * 2 + 0.5), "Success rates lie in"),
+        (lambda E, p: (E, p[:-1]), "each embedding takes one of each"),
+        (lambda E, p: (E.flatten(), p), "one row per prompt"),
+        (lambda E, p: (torch.cat([E, E], dim=1), p), "width 40, and these have width 80"),
+        (lambda E, p: (E * torch.tensor(float("nan")), p), "not finite"),
+    ],
+)
+def test_wrong_groups_are_refused(cls, change, says):
+    E, p = difficulty_problem(50)
+    predictor = fitted(cls, E, p)
+    with pytest.raises(PredictorError, match=says):
+        predictor.fit(*change(E, p))
+
+
+@BOTH
+def test_negative_weights_are_refused(cls):
+    E, p = difficulty_problem(50)
+    with pytest.raises(PredictorError, match="not negative"):
+        fitted(cls, E, p).fit(E, p, torch.full((50,), -1.0))
+
+
+@BOTH
+def test_damaged_folders_are_refused(cls, tmp_path):
+    E, p = difficulty_problem(50)
+    fitted(cls, E, p).save(tmp_path)
+    config, tensors = tmp_path / "config.json", tmp_path / "predictor.safetensors"
+    whole, text = tensors.read_bytes(), config.read_text()
+    tensors.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(PredictorError, match="is damaged"):
+        load_predictor(tmp_path)
+    tensors.write_bytes(whole)
+    for broken, says in [
+        (text[:20], "is damaged"),
+        (json.dumps(json.loads(text) | {"class": "Oracle"}), "holds a Oracle of format 1"),
+        (json.dumps(json.loads(text) | {"format": 2}), "of format 2"),
+        (json.dumps(json.loads(text) | {"settings": {"wrong": 1}}), "is damaged"),
+    ]:
+        config.write_text(broken)
+        with pytest.raises(PredictorError, match=says):
+            load_predictor(tmp_path)
+    config.write_text(text)
+    other = {LogisticDifficultyPredictor, AttentionDifficultyPredictor} - {cls}
+    with pytest.raises(PredictorError, match=f"holds a {cls.__name__}"):
+        other.pop().load(tmp_path)
+
+
+def test_no_predictor_there(tmp_path):
+    with pytest.raises(PredictorError, match="There is no predictor at"):
+        load_predictor(tmp_path / "nothing")
+
+
+@BOTH
+def test_one_that_was_not_fitted_says_so(cls):
+    E, _ = difficulty_problem(5)
+    predictor = LogisticDifficultyPredictor() if cls is LogisticDifficultyPredictor else cls(40, width=8)
+    assert not predictor.fitted
+    with pytest.raises(PredictorError, match="call `fit`"):
+        predictor.predict(E)

@@ -1,0 +1,138 @@
+"""The logistic predictor against torch's optimizer and singular value decomposition."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from tests.factories import difficulty_problem, generator
+from trl_dataeff.difficulty.predictor import (
+    LogisticDifficultyPredictor,
+    PredictorError,
+)
+
+
+@pytest.mark.parametrize("n", [300, 7])
+def test_basis_is_that_of_the_singular_value_decomposition(n):
+    E = torch.randn(n, 12, generator=generator(), dtype=torch.float64) * torch.linspace(3, 1, 12) + 100
+    predictor = LogisticDifficultyPredictor(components=5)
+    predictor.fit_basis(E.float())
+    centred = E - E.mean(dim=0)
+    U, S, _ = torch.linalg.svd(centred, full_matrices=False)
+    expected = (U * S / (S[0] / math.sqrt(n)))[:, :5]
+    got = predictor.project(E.float()).double()
+    sign = torch.sign((got * expected).sum(dim=0))
+    torch.testing.assert_close(got, expected * sign, atol=2e-4, rtol=0)
+    assert got.var(dim=0, correction=0)[0] == pytest.approx(1, abs=1e-4)
+
+
+def test_signs_of_the_basis_are_settled():
+    E = torch.randn(9000, 12, generator=generator()) * torch.linspace(3, 1, 12)
+    one, two = LogisticDifficultyPredictor(9), LogisticDifficultyPredictor(9)
+    one.fit_basis(E)
+    two.fit_basis(E.flip(0))
+    torch.testing.assert_close(one.basis, two.basis, atol=1e-5, rtol=0)
+    assert torch.equal(one.basis.max(dim=0).values, one.basis.abs().max(dim=0).values)
+
+
+def test_large_pools_are_sampled_evenly():
+    E = torch.randn(50_000, 4, generator=generator()) * torch.tensor([3.0, 2.0, 1.0, 0.5])
+    E[25_000:] += 10  # a sample of the first rows alone would miss this
+    predictor = LogisticDifficultyPredictor(2)
+    predictor.fit_basis(E)
+    assert predictor.mean.mean() == pytest.approx(5, abs=0.1)
+
+
+def minimum(X: torch.Tensor, p: torch.Tensor, weight: torch.Tensor, l2: float) -> torch.Tensor:
+    """Predictions at the minimum of the loss, found by L-BFGS from zero."""
+    X, p, weight = X.double(), p.double(), weight.double()
+    theta = torch.zeros(X.shape[1] + 1, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.LBFGS([theta], max_iter=2000, tolerance_grad=1e-12, line_search_fn="strong_wolfe")
+
+    def closure():
+        optimizer.zero_grad()
+        scores = X @ theta[:-1] + theta[-1]
+        loss = nn.functional.binary_cross_entropy_with_logits(scores, p, weight, reduction="sum")
+        loss = loss + l2 / 2 * (theta[:-1] ** 2).sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    return torch.sigmoid(X @ theta[:-1] + theta[-1]).detach().float()
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(2, 80), st.floats(0.01, 10), st.integers(0, 1000), st.sampled_from([1.0, 0.5, 0.02]))
+def test_fit_is_the_minimum_of_its_loss(n, l2, seed, share):
+    rng = generator(seed)
+    X = torch.randn(n, 10, generator=rng) * torch.linspace(1, 0.1, 10)
+    p = torch.binomial(torch.full((n,), 8.0), torch.full((n,), share), generator=rng) / 8
+    p[0] = 0.5  # labels that are all 0 or all 1 have no minimum
+    weight = torch.rand(n, generator=rng) + 0.01
+    predictor = LogisticDifficultyPredictor(l2=l2)
+    predictor.fit_projected(X, p, weight)
+    torch.testing.assert_close(predictor.predict_projected(X), minimum(X, p, weight, l2), atol=2e-5, rtol=0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.sampled_from([0.0, 0.125, 0.5, 1.0, math.nan]), max_size=40), st.integers(0, 100))
+def test_any_labels_give_probabilities(labels, seed):
+    X = 3 * torch.randn(len(labels), 6, generator=generator(seed))
+    predictor = LogisticDifficultyPredictor()
+    predictor.fit_projected(X, torch.tensor(labels))
+    predicted = predictor.predict_projected(torch.randn(50, 6))
+    assert bool(predicted.isfinite().all() and (predicted >= 0).all() and (predicted <= 1).all())
+
+
+@pytest.mark.parametrize(("label", "expected"), [(0.0, 1e-4), (1.0, 1 - 1e-4), (0.25, 0.25), (math.nan, 0.5)])
+@pytest.mark.parametrize("n", [1, 20])
+def test_equal_labels_are_predicted_everywhere(label, expected, n):
+    predictor = LogisticDifficultyPredictor()
+    predictor.fit_projected(torch.randn(n, 32, generator=generator()), torch.full((n,), label))
+    predicted = predictor.predict_projected(torch.randn(9, 32, generator=generator(1)))
+    torch.testing.assert_close(predicted, torch.full((9,), expected), atol=1e-6, rtol=1e-4)
+
+
+def test_embeddings_that_are_all_equal_predict_the_mean():
+    predictor = LogisticDifficultyPredictor()
+    predictor.fit(torch.ones(4, 8), torch.tensor([0.0, 0.5, 1.0, 1.0]))
+    torch.testing.assert_close(predictor.predict(torch.ones(3, 8)), torch.full((3,), 0.625))
+
+
+def test_an_anchored_fit_starts_from_what_it_knew():
+    E, p = difficulty_problem(400)
+    predictor = LogisticDifficultyPredictor()
+    predictor.fit(E[:300], p[:300])
+    before = predictor.predict(E[300:])
+    cold = LogisticDifficultyPredictor()
+    cold.fit_basis(E[:300])
+    cold.fit(E[300:304], p[300:304])
+    predictor.anchor()
+    predictor.fit(E[300:304], p[300:304])
+    after = predictor.predict(E[300:])
+    assert np.corrcoef(before, after)[0, 1] > 0.9
+    assert np.corrcoef(cold.predict(E[304:]), p[304:])[0, 1] < np.corrcoef(after[4:], p[304:])[0, 1]
+
+
+def test_fitting_takes_milliseconds():
+    X = torch.randn(2048, 32, generator=generator()) * torch.linspace(1, 0.01, 32)
+    p = torch.binomial(torch.full((2048,), 8.0), torch.sigmoid(4 * X[:, 0]), generator=generator()) / 8
+    predictor, seconds = LogisticDifficultyPredictor(), []
+    for _ in range(5):
+        began = time.perf_counter()
+        predictor.fit_projected(X, p)
+        seconds.append(time.perf_counter() - began)
+    assert min(seconds) < 0.1
+
+
+@pytest.mark.parametrize("given", [{"components": 0}, {"l2": 0.0}])
+def test_settings_that_make_no_sense(given):
+    with pytest.raises(PredictorError, match="are needed"):
+        LogisticDifficultyPredictor(**given)

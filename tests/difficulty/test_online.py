@@ -1,0 +1,232 @@
+"""A predictor that is kept up to date by the groups of a run, and comes back from a checkpoint to the last bit."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
+
+from tests.factories import difficulty_problem
+from trl_dataeff.difficulty.online import RollingDifficulty
+from trl_dataeff.difficulty.loading import (
+    AttentionDifficultyPredictor,
+    LogisticDifficultyPredictor,
+    PredictorError,
+)
+
+
+N = 160
+E, P = difficulty_problem(N)
+RATES = P.numpy()
+
+
+def rolling(kind: str, **options) -> RollingDifficulty:
+    predictor = LogisticDifficultyPredictor(8) if kind == "logistic" else AttentionDifficultyPredictor(40, width=16)
+    return RollingDifficulty(E.numpy(), predictor, **{"half_life": 4.0, "fit_every": 3, **options})
+
+
+KINDS = pytest.mark.parametrize("kind", ["logistic", "attention"])
+
+
+def run(difficulty: RollingDifficulty, windows: range) -> list[np.ndarray]:
+    predictions = []
+    for window in windows:
+        rng = np.random.default_rng(window)
+        ids = rng.choice(N, 16, replace=False)
+        rates = RATES[ids].copy()
+        rates[0] = math.nan
+        difficulty.observe(ids, rates, window)
+        predictions.append(difficulty.refresh(window))
+    return predictions
+
+
+@KINDS
+def test_without_a_group_nothing_is_known(kind):
+    difficulty = rolling(kind)
+    difficulty.observe(np.array([3]), np.array([math.nan]), 0)
+    difficulty.observe(np.array([], dtype=np.int64), np.array([]), 1)
+    for predicted in (difficulty.refresh(0), difficulty.predict_with_references(np.array([], int), np.array([]))):
+        np.testing.assert_array_equal(predicted, np.full(N, 0.5, dtype=np.float32))
+        assert predicted.dtype == np.float32
+
+
+@KINDS
+def test_predicts_better_as_groups_come(kind):
+    predictions = run(rolling(kind), range(10))
+    correlation = [np.corrcoef(predicted, RATES)[0, 1] for predicted in predictions]
+    assert correlation[-1] > 0.7
+    assert correlation[-1] > correlation[0]
+
+
+def by_hand(entries, capacity):
+    """What is kept of (prompt, rate, window), oldest first: a loop in place of the arrays."""
+    kept: list[tuple[int, float, int]] = []
+    for prompt, rate, window in entries:
+        if not math.isnan(rate):
+            kept = [*[entry for entry in kept if entry[0] != prompt], (prompt, rate, window)]
+    return kept[-capacity:]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.lists(st.tuples(st.integers(0, 12), st.sampled_from([0.0, 0.5, 1.0, math.nan])), max_size=8), max_size=6
+    ),
+    st.integers(1, 20),
+)
+def test_keeps_the_newest_group_of_each_prompt(windows, capacity):
+    difficulty = RollingDifficulty(torch.rand(13, 4), LogisticDifficultyPredictor(), capacity=capacity)
+    for window, groups in enumerate(windows):
+        ids, rates = np.array([g[0] for g in groups], dtype=np.int64), np.array([g[1] for g in groups])
+        difficulty.observe(ids, rates, window)
+    expected = by_hand([(*group, window) for window, groups in enumerate(windows) for group in groups], capacity)
+    got = list(zip(difficulty.ids.tolist(), difficulty.rates.tolist(), difficulty.windows.tolist()))
+    assert got == expected
+    assert len(difficulty) == len(expected)
+
+
+def test_logistic_counts_groups_by_their_age():
+    difficulty = rolling("logistic", half_life=2.0)
+    difficulty.observe(np.arange(20), RATES[:20], 3)
+    difficulty.observe(np.arange(20, 40), RATES[20:40], 7)
+    predictor = LogisticDifficultyPredictor(8)
+    predictor.fit_basis(E)
+    predictor.fit(E[:40], P[:40], torch.cat([torch.full((20,), 0.125), torch.full((20,), 0.5)]))
+    np.testing.assert_allclose(difficulty.refresh(9), predictor.predict(E).numpy(), atol=1e-5)
+
+
+def test_attention_counts_groups_by_their_age_and_no_prompt_sees_itself():
+    difficulty = rolling("attention", half_life=2.0, fit_every=0)
+    difficulty.observe(np.arange(20), RATES[:20], 3)
+    difficulty.observe(np.arange(30, 50), RATES[30:50], 7)
+    ids = [*range(20), *range(30, 50)]
+    weight = torch.cat([torch.full((20,), 0.125), torch.full((20,), 0.5)])
+    model = AttentionDifficultyPredictor(40, width=16)
+    exclude = torch.tensor([ids.index(i) if i in ids else -1 for i in range(N)])
+    with torch.no_grad():
+        zq, zr = model.project_queries(E), model.project_references(E[ids])
+        expected = model.attend(zq, zr, P[ids], weight, exclude)
+    np.testing.assert_allclose(difficulty.refresh(9), expected.numpy(), atol=1e-6)
+
+
+@KINDS
+def test_groups_too_old_to_count_are_as_if_they_were_not(kind):
+    difficulty, other = rolling(kind, half_life=0.1, fit_every=0), rolling(kind, half_life=0.1, fit_every=0)
+    difficulty.observe(np.array([7, 3]), np.array([0.0, 1.0]), 0)
+    for one in (difficulty, other):
+        one.observe(np.arange(40, 60), RATES[40:60], 100)
+    np.testing.assert_array_equal(difficulty.refresh(100), other.refresh(100))
+
+
+@KINDS
+def test_the_papers_way_sees_the_references_alone(kind):
+    difficulty, other = rolling(kind, fit_every=0), rolling(kind, fit_every=0)
+    run(difficulty, range(3))
+    ids = np.arange(50, 90)
+    got = difficulty.predict_with_references(ids, RATES[ids])
+    other.observe(ids, RATES[ids], 5)
+    np.testing.assert_array_equal(got, other.refresh(5))
+    twice = difficulty.predict_with_references(
+        np.concatenate([ids[:9], ids]), np.concatenate([1 - RATES[:9], RATES[ids]])
+    )
+    np.testing.assert_array_equal(twice, got)
+
+
+def test_towers_are_fitted_when_their_time_has_come(monkeypatch):
+    difficulty, fits = rolling("attention", fit_every=3), []
+    fit = difficulty.predictor.fit
+    monkeypatch.setattr(difficulty.predictor, "fit", lambda *args, **kw: fits.append(window) or fit(*args, **kw))
+    for window in range(8):
+        ids = np.arange(16 * window, 16 * window + 16)
+        difficulty.observe(ids, RATES[ids], window)
+        difficulty.refresh(window) if window % 2 else difficulty.predict_with_references(ids, RATES[ids], window)
+        difficulty.predict_with_references(ids, RATES[ids])  # no window, no fit
+    assert fits == [1, 4, 7]  # 32 groups first, then every 3 windows
+
+
+def test_all_prompts_are_projected_only_after_a_fit(monkeypatch):
+    difficulty, calls = rolling("attention", fit_every=4), []
+    project = difficulty.predictor.project
+    monkeypatch.setattr(difficulty.predictor, "project", lambda E: calls.append(len(E)) or project(E))
+    run(difficulty, range(8))
+    assert 2 <= len(calls) <= 3
+
+
+@KINDS
+def test_a_restored_run_predicts_the_same_bits(kind, tmp_path):
+    difficulty = rolling(kind, capacity=60, fit_every=4)
+    run(difficulty, range(5))
+    save_file({k: np.ascontiguousarray(v) for k, v in difficulty.state_dict().items()}, tmp_path / "state")
+    expected = [*run(difficulty, range(5, 9)), difficulty.predict_with_references(np.arange(40), RATES[:40], 9)]
+    restored = rolling(kind, capacity=60, fit_every=4)
+    run(restored, range(20, 22))  # what it knew before is gone
+    restored.load_state_dict(load_file(tmp_path / "state"))
+    got = [*run(restored, range(5, 9)), restored.predict_with_references(np.arange(40), RATES[:40], 9)]
+    for one, other in zip(got, expected):
+        np.testing.assert_array_equal(one, other)
+
+
+@KINDS
+def test_a_state_does_not_change_with_the_run_that_it_was_taken_from(kind):
+    difficulty = rolling(kind)
+    run(difficulty, range(3))
+    state = difficulty.state_dict()
+    before = {name: value.copy() for name, value in state.items()}
+    run(difficulty, range(3, 8))
+    assert all(np.array_equal(before[name], state[name]) for name in state)
+
+
+def test_states_of_others_are_refused():
+    difficulty = rolling("logistic")
+    run(difficulty, range(2))
+    with pytest.raises(PredictorError, match="not that of a AttentionDifficultyPredictor"):
+        rolling("attention").load_state_dict(difficulty.state_dict())
+    small = RollingDifficulty(E[:10], LogisticDifficultyPredictor(8))
+    with pytest.raises(PredictorError, match="there are 10 prompts now"):
+        small.load_state_dict(difficulty.state_dict())
+
+
+def test_a_logistic_predictor_of_other_runs_is_where_it_begins():
+    predictor = LogisticDifficultyPredictor(8)
+    predictor.fit(E, P)
+    expected = predictor.predict(E).numpy()
+    difficulty = RollingDifficulty(E, predictor)
+    np.testing.assert_array_equal(difficulty.refresh(0), expected)
+    difficulty.observe(np.arange(4), RATES[:4], 1)
+    assert np.corrcoef(difficulty.refresh(1), expected)[0, 1] > 0.9
+    assert np.corrcoef(difficulty.refresh(2), expected)[0, 1] > 0.9  # and stays where it began
+
+
+def test_what_other_runs_taught_is_in_the_state():
+    predictor = LogisticDifficultyPredictor(8)
+    predictor.fit(E, P)
+    difficulty, restored = RollingDifficulty(E, predictor), rolling("logistic", half_life=20.0)
+    run(difficulty, range(2))
+    restored.load_state_dict(difficulty.state_dict())
+    np.testing.assert_array_equal(run(restored, range(2, 4)), run(difficulty, range(2, 4)))
+
+
+@KINDS
+def test_wrong_groups_are_refused(kind):
+    difficulty = rolling(kind)
+    with pytest.raises(ValueError, match="one shape"):
+        difficulty.observe(np.arange(3), np.zeros(2), 0)
+    for ids in ([-1], [N]):
+        with pytest.raises(ValueError, match=f"there are {N} prompts"):
+            difficulty.observe(np.array(ids), np.zeros(1), 0)
+
+
+@pytest.mark.parametrize("given", [{"capacity": 0}, {"half_life": 0.0}, {"fit_every": -1}])
+def test_settings_that_make_no_sense(given):
+    with pytest.raises(ValueError, match="they have to be"):
+        rolling("logistic", **given)
+
+
+def test_a_predictor_of_another_width_is_refused():
+    with pytest.raises(PredictorError, match="width 41, and these have width 40"):
+        RollingDifficulty(E, AttentionDifficultyPredictor(41, width=8))

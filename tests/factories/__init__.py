@@ -1,0 +1,86 @@
+"""Helpers shared by the tests: models, datasets, groups and runs, made in code; nothing is downloaded."""
+
+from tests.factories.comparison import (
+    all_finite,
+    assert_same_end,
+    checkpoint_names,
+    groups_since,
+    history,
+    last_logged,
+    messages,
+)
+from tests.factories.configurations import CONFIGURATIONS, DYNAMIC, STEPS, make_trainer, train, train_briefly
+from tests.factories.difficulty import difficulty_problem, generator
+from tests.factories.embeddings import (
+    VARIED_TEXTS,
+    assert_embeddings_close,
+    bert_states,
+    embedding_alone,
+    save_bert,
+    tiny_lora,
+    varied_dataset,
+)
+from tests.factories.groups import make_group, visit
+from tests.factories.tiny import (
+    CHAT_TEMPLATE,
+    chat_dataset,
+    even_length_reward,
+    letter_share_reward,
+    logged,
+    plain_dataset,
+    run,
+    save_tiny,
+    text_of,
+    tiny_model,
+    tiny_tokenizer,
+)
+from tests.factories.tools import add, scripted_tool_calls, tool_dataset, tool_tokenizer
+from tests.factories.training import TRAINING_SETTINGS, Watched, dynamic, mixed_reward, number
+
+
+__all__ = [
+    "CHAT_TEMPLATE",
+    "CONFIGURATIONS",
+    "DYNAMIC",
+    "STEPS",
+    "TRAINING_SETTINGS",
+    "VARIED_TEXTS",
+    "Watched",
+    "add",
+    "all_finite",
+    "assert_embeddings_close",
+    "assert_same_end",
+    "bert_states",
+    "chat_dataset",
+    "checkpoint_names",
+    "difficulty_problem",
+    "dynamic",
+    "embedding_alone",
+    "even_length_reward",
+    "generator",
+    "groups_since",
+    "history",
+    "last_logged",
+    "letter_share_reward",
+    "logged",
+    "make_group",
+    "make_trainer",
+    "messages",
+    "mixed_reward",
+    "number",
+    "plain_dataset",
+    "run",
+    "save_bert",
+    "save_tiny",
+    "scripted_tool_calls",
+    "text_of",
+    "tiny_lora",
+    "tiny_model",
+    "tiny_tokenizer",
+    "tool_dataset",
+    "tool_tokenizer",
+    "train",
+    "train_briefly",
+    "varied_dataset",
+    "visit",
+]

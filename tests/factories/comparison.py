@@ -1,0 +1,76 @@
+"""What a run left behind, and whether two runs are the same."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+
+
+FINAL = "train_runtime"  # of the last row, which is about seconds
+
+
+def is_time(name: str) -> bool:
+    return name == "step_time" or name.startswith(("dataeff/time/", "profiling/")) or "runtime" in name
+
+
+def history(log_history: list[dict]) -> list[dict]:
+    """Every metric of every log but seconds; NaN as a string, since it is not equal to itself."""
+    return [
+        {k: "nan" if isinstance(v, float) and math.isnan(v) else v for k, v in row.items() if not is_time(k)}
+        for row in log_history
+        if FINAL not in row
+    ]
+
+
+def groups_since(folder: Path, step: int) -> pd.DataFrame:
+    """Groups rolled out at `step` or later: prompts, rounds, kinds, what was dropped."""
+    table = pd.read_parquet(folder / "dataeff" / "groups.parquet").drop(columns="seconds")
+    return table[table["step"] >= step].reset_index(drop=True)
+
+
+def assert_same_end(a, b) -> None:
+    """Two trainers that ended with the same weights, optimizer and selection state."""
+    for (name, x), (_, y) in zip(a.model.named_parameters(), b.model.named_parameters(), strict=True):
+        assert torch.equal(x, y), name
+    states = [trainer.optimizer.state_dict()["state"] for trainer in (a, b)]
+    assert states[0].keys() == states[1].keys()
+    for key, values in states[0].items():
+        for name, value in values.items():
+            assert torch.equal(value, states[1][key][name]), (key, name)
+    scalars, files = zip(a.ledger.state_dict(), b.ledger.state_dict())
+    assert scalars[0] == scalars[1]
+    assert files[0].keys() == files[1].keys()
+    for name, arrays in files[0].items():
+        for key, value in arrays.items():
+            x, y = without_seconds(key, value), without_seconds(key, files[1][name][key])
+            np.testing.assert_array_equal(x, y, err_msg=f"{name}.{key}")
+
+
+def without_seconds(key: str, value: np.ndarray) -> np.ndarray | str:
+    """`meta` of packed groups is text, in which each group says how long it took."""
+    return re.sub(r'"seconds": [^,}]*', "", value.tobytes().decode()) if key == "meta" else value
+
+
+def checkpoint_names(folder: Path) -> set[str]:
+    """The names in `folder` that contain "checkpoint"."""
+    return {path.name for path in folder.iterdir() if "checkpoint" in path.name}
+
+
+def messages(caplog, text: str = "") -> list[str]:
+    """The logged messages that contain `text`."""
+    return [record.message for record in caplog.records if text in record.message]
+
+
+def last_logged(trainer, metric: str) -> float:
+    """The last logged value of `dataeff/{metric}`."""
+    return [log[f"dataeff/{metric}"] for log in trainer.state.log_history if f"dataeff/{metric}" in log][-1]
+
+
+def all_finite(trainer) -> bool:
+    """Whether every parameter of the model is finite."""
+    return all(p.isfinite().all() for p in trainer.model.parameters())

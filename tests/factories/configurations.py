@@ -1,0 +1,54 @@
+"""The configurations whose resumption is tested: a new feature is tested by a line here."""
+
+from __future__ import annotations
+
+from peft import LoraConfig
+
+from tests.factories.tiny import even_length_reward, letter_share_reward, plain_dataset, run
+from tests.factories.training import mixed_reward
+from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
+
+
+STEPS = 12
+DYNAMIC = {"dynamic_sampling": True}
+# 7 prompts, one a step: the second epoch begins at step 7
+SHORT_EPOCH = {"trainer": {"train_dataset": plain_dataset(7)}}
+CONFIGURATIONS: dict[str, dict] = {
+    "off": {},
+    "off, windows of 4 steps": {"steps_per_generation": 4},
+    "off, a short epoch": SHORT_EPOCH,
+    "dynamic": DYNAMIC,
+    "dynamic, windows of 3 micro-batches": {**DYNAMIC, "steps_per_generation": 3, "gradient_accumulation_steps": 2},
+    "dynamic, num_iterations": {**DYNAMIC, "num_iterations": 2, "steps_per_generation": 2},
+    "dynamic, surplus": {**DYNAMIC, "rollout_margin": 3.0, "steps_per_generation": 2},
+    "dynamic, a short epoch": {**DYNAMIC, **SHORT_EPOCH},
+    "greso": {"selection": "greso", "steps_per_generation": 2},
+    "greso, dynamic": {**DYNAMIC, "selection": "greso"},
+    "replay": {"replay_fraction": 0.5, "rewards": even_length_reward},
+    "replay, windows of 2 steps": {"replay_fraction": 0.5, "rewards": even_length_reward, "steps_per_generation": 2},
+    "dots": {"selection": "dots", "dots_refresh_windows": 2},
+    "all three": {**DYNAMIC, "selection": "dots+greso", "replay_fraction": 0.5, "steps_per_generation": 2},
+    "several steps to a log": {**DYNAMIC, "logging_steps": 5, "steps_per_generation": 2},
+    "two rewards": {**DYNAMIC, "rewards": [letter_share_reward, even_length_reward], "reward_weights": [1.0, 0.5]},
+    "another loss": {**DYNAMIC, "loss_type": "dr_grpo", "scale_rewards": "batch"},
+    "lora": {**DYNAMIC, "trainer": {"peft_config": LoraConfig(r=4, target_modules=["q_proj"])}},
+}
+
+
+def make_trainer(folder, name: str, **options) -> DataEfficientGRPOTrainer:
+    """A trainer that saves after every step unless `options` say otherwise, not yet run."""
+    defaults = {"rewards": mixed_reward, "max_steps": STEPS, "save_strategy": "steps", "save_steps": 1, "train": False}
+    fields = {**defaults, **CONFIGURATIONS[name], **options}
+    return run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, folder, **fields)
+
+
+def train(folder, name: str = "dynamic", resume=None, **options) -> DataEfficientGRPOTrainer:
+    """`make_trainer`, trained to its end; from the checkpoint `resume` if it is given."""
+    trainer = make_trainer(folder, name, **options)
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+def train_briefly(folder, name: str = "dynamic", **options) -> DataEfficientGRPOTrainer:
+    """Three steps without checkpoints."""
+    return train(folder, name, **{"max_steps": 3, "save_strategy": "no", **options})

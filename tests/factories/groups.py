@@ -1,0 +1,36 @@
+"""Groups of completions, made without a model."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trl_dataeff.rollouts.group import EFFECTIVE, RolloutGroup, Rollouts
+
+
+def make_group(prompt_id=3, g=2, **fields) -> RolloutGroup:
+    """A group with everything that it can carry; `fields` replace those of the group and of its rollouts."""
+    parts = {
+        "prompt_tokens": np.array([5, 6, 7], dtype=np.int32),
+        "completion_tokens": [np.arange(i + 1, dtype=np.int32) for i in range(g)],
+        "completions": [f"text {i} ä" for i in range(g)],
+    }
+    parts.update({name: fields.pop(name) for name in list(fields) if name in Rollouts.__dataclass_fields__})
+    rollouts = Rollouts(**parts)
+    values = {
+        "prompt_id": prompt_id,
+        "step": 4,
+        "round": 1,
+        "rewards": np.array([[0.5], [np.nan]], dtype=np.float32)[:g],
+        "success_rate": 0.5,
+        "kind": EFFECTIVE,
+        "lengths": np.arange(1, g + 1, dtype=np.int32),
+        "truncated": np.arange(g) % 2 == 1,
+        "seconds": 0.1,
+        "owner": 1,
+    }
+    return RolloutGroup(**{**values, **fields}, rollouts=rollouts)
+
+
+def visit(prompt_id: int, kind: int, step: int, rate: float = 0.5) -> RolloutGroup:
+    """A group without rollouts, as pools and selectors observe it."""
+    return RolloutGroup(prompt_id, step, 0, np.zeros((2, 1)), rate, kind, np.array([3, 4]), np.zeros(2, bool), 0.0)

@@ -1,0 +1,70 @@
+"""Short training runs whose decisions can be looked at."""
+
+from __future__ import annotations
+
+import re
+
+from peft import LoraConfig
+
+from tests.factories.tiny import chat_dataset, run, text_of
+from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
+
+
+def number(prompt) -> int:
+    """The two digits with which the prompts of `plain_dataset` and `tool_dataset` begin."""
+    return int(re.search(r"\d\d", text_of(prompt)).group())
+
+
+def mixed_reward(prompts, completion_ids, **kwargs):
+    """One prompt of four can be learned, one is always solved, two never are."""
+    return [
+        float(sum(ids) % 2 == 0) if number(p) % 4 == 0 else float(number(p) % 4 == 1)
+        for p, ids in zip(prompts, completion_ids)
+    ]
+
+
+class Watched(DataEfficientGRPOTrainer):
+    """Notes what is generated, each window's collection, and the batch that is trained on."""
+
+    def __init__(self, *args, **kwargs):
+        self.generated, self.collections, self.batches, self.waiting = 0, [], [], []
+        super().__init__(*args, **kwargs)
+
+    def _generate_single_turn(self, prompt_ids, *args, **kwargs):
+        self.generated += len(prompt_ids) if self.model.training else 0
+        return super()._generate_single_turn(prompt_ids, *args, **kwargs)
+
+    def _enter_window(self, collection):
+        self.waiting.append(list(self.ledger.carried))
+        self.collections.append(collection)
+        super()._enter_window(collection)
+
+    def _generate_and_score_completions(self, inputs):
+        batch = super()._generate_and_score_completions(inputs)
+        if self.model.training:
+            self.batches.append(batch)
+        return batch
+
+
+def dynamic(tmp_path, trainer_class=Watched, rewards=mixed_reward, **options):
+    """A short run with dynamic sampling, each generation batch of two steps."""
+    options = {"dynamic_sampling": True, "steps_per_generation": 2, **options}
+    return run(trainer_class, DataEfficientGRPOConfig, tmp_path, rewards=rewards, **options)
+
+
+# Options of TRL's and ours with which dynamic sampling and replay have to train
+TRAINING_SETTINGS = {
+    "conversational": {"trainer": {"train_dataset": chat_dataset()}},
+    "lora": {"trainer": {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"])}},
+    "misaligned": {"steps_per_generation": 3, "gradient_accumulation_steps": 2},
+    "num_iterations": {"num_iterations": 2},
+    "several windows a step": {"steps_per_generation": 1, "gradient_accumulation_steps": 3},
+    "off-policy mask": {"off_policy_mask_threshold": 0.5},
+    "sequence level": {"importance_sampling_level": "sequence", "loss_type": "grpo"},
+    "behavior clip": {"replay_clip": "behavior"},
+    "scale_rewards batch": {"scale_rewards": "batch"},
+    "gradient checkpointing": {"gradient_checkpointing": True},
+    "greso": {"selection": "greso"},
+    "entropy mask": {"top_entropy_quantile": 0.5},
+    **{loss: {"loss_type": loss} for loss in ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "luspo", "sapo", "vespo")},
+}

@@ -1,0 +1,101 @@
+"""A vLLM server that stops answering, and comes back or does not."""
+
+import time
+
+import pytest
+
+from trl_dataeff.fault_tolerance.reconnect import PatientClient
+
+
+class Server:
+    """A vLLM server as its client sees it: gone at the requests that are numbered; restarts lose the weights."""
+
+    base_url = "http://gone:8000"
+
+    def __init__(self, gone=()):
+        self.gone, self.requests, self.log = set(gone), 0, []
+        self.weights = self.joined = None
+
+    def request(self, name):
+        self.requests += 1
+        if self.requests in self.gone:
+            self.weights, self.joined = "original", False  # it is started again
+            raise ConnectionError(f"{name}: connection refused")
+        self.log.append(name)
+
+    def check_server(self, total_timeout):
+        self.log.append(f"wait {total_timeout}")
+
+    def close_communicator(self):
+        self.log.append("close")
+
+    def init_communicator(self, device):
+        self.request("join")
+        self.joined = True
+
+    def update_named_params(self, metadata, named_params):
+        self.request("weights")
+        assert self.joined
+        self.weights = list(named_params)
+
+    def reset_prefix_cache(self):
+        self.request("reset")
+
+    def generate(self, prompts):
+        self.request("generate")
+        return [self.weights, prompts]
+
+
+def client_of(server, version=None, **options):
+    returns = []
+    options = {"named_params": lambda: iter(version or ["present"]), **options}
+    client = PatientClient(server, device="cpu", timeout=7.0, on_return=lambda: returns.append(1), **options)
+    return client, returns
+
+
+@pytest.mark.parametrize("gone", [{4}, {3}, {2}, {4, 5}, {4, 6}, {4, 8}, {2, 3, 4}])
+def test_a_server_that_comes_back_gets_the_present_weights(gone, monkeypatch):
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    server = Server(gone)
+    server.joined = True
+    client, returns = client_of(server)
+    client.init_communicator(device="cpu")
+    client.update_named_params(["metadata"], iter(["present"]))
+    client.reset_prefix_cache()
+    for _ in range(3):
+        assert client.generate(["a"]) == [["present"], ["a"]]
+    assert len(returns) >= 1
+    assert "wait 7.0" in server.log
+    assert client.base_url == server.base_url
+
+
+def test_a_server_that_does_not_come_back(monkeypatch):
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    client, returns = client_of(Server(range(1, 100)))
+    with pytest.raises(
+        ConnectionError, match=r"came back 3 times without taking the present weights .* resume the run"
+    ):
+        client.generate(["a"])
+    server = Server({1})
+    monkeypatch.setattr(server, "check_server", lambda timeout: (_ for _ in ()).throw(ConnectionError("after 7 s")))
+    with pytest.raises(ConnectionError, match="after 7 s"):
+        client_of(server)[0].generate(["a"])
+    assert returns == []
+
+
+def test_sharded_weights_cannot_be_sent_in_the_middle_of_a_step():
+    client, _ = client_of(Server({1}), named_params=None)
+    with pytest.raises(ConnectionError, match=r"sharded over processes .* resume the run from its last checkpoint"):
+        client.generate(["a"])
+
+
+def test_a_mistake_in_a_request_is_not_repeated():
+    class Strict(Server):
+        def generate(self, prompts):
+            self.requests += 1
+            raise Exception("Request failed: 400, prompt too long")  # TRL's own type
+
+    server = Strict()
+    with pytest.raises(Exception, match="Request failed: 400"):
+        client_of(server)[0].generate(["a"])
+    assert server.requests == 1

@@ -1,0 +1,108 @@
+"""Signals that end a run with a checkpoint."""
+
+import os
+import signal
+import threading
+
+import pytest
+
+from tests.factories import checkpoint_names, history, make_trainer, messages, plain_dataset, train
+from trl_dataeff.fault_tolerance.signals import StopSignals
+from trl_dataeff.reliability import trainer as reliable
+
+
+def send(trainer, step: int, number: signal.Signals) -> None:
+    plain, pending = trainer.reward_funcs[0], [number]
+
+    def reward(*args, **kwargs):
+        if trainer.state.global_step == step and pending:  # once: a step may take several rounds
+            os.kill(os.getpid(), pending.pop())
+        return plain(*args, **kwargs)
+
+    trainer.reward_funcs[0] = reward
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_run_with_a_checkpoint(tmp_path, caplog_transformers, number):
+    options = {"save_steps": 100, "save_total_limit": 1}
+    trainer = make_trainer(tmp_path, "dynamic", **options)
+    former = signal.getsignal(number)
+    send(trainer, 4, number)
+    trainer.train()
+    assert signal.getsignal(number) is former
+    assert trainer.stopped_by is number
+    assert checkpoint_names(tmp_path) == {"checkpoint-5"}
+    said = [m for m in messages(caplog_transformers) if m.startswith(f"Stopped by {number.name} after step 5 of 12")]
+    assert len(said) == 1
+    resumed = train(tmp_path, resume=True, **options)
+    assert resumed.stopped_by is None
+    whole = train(tmp_path / "whole", **options)
+    assert history(resumed.state.log_history) == history(whole.state.log_history)
+
+
+def test_a_stopped_run_keeps_its_last_checkpoint_though_another_is_best(tmp_path):
+    options = {
+        "eval_strategy": "steps", "eval_steps": 1, "load_best_model_at_end": True, "save_total_limit": 1,
+        "metric_for_best_model": "eval_reward", "greater_is_better": False, "per_device_eval_batch_size": 4,
+        "trainer": {"train_dataset": plain_dataset(), "eval_dataset": plain_dataset(4)}, "max_steps": 8,
+    }  # fmt: skip
+    trainer = make_trainer(
+        tmp_path, "off", rewards=lambda completions, **_: [float(trainer.state.global_step)] * 4, **options
+    )
+    trainer.reward_funcs = [lambda completions, **_: [float(trainer.state.global_step)] * len(completions)]
+    send(trainer, 5, signal.SIGTERM)
+    trainer.train()
+    assert trainer.state.global_step == 6
+    assert trainer.state.best_global_step == 1
+    assert checkpoint_names(tmp_path) == {"checkpoint-1", "checkpoint-6"}
+
+
+@pytest.mark.parametrize("strategy", ["no", "epoch"])
+def test_it_is_saved_once_whatever_the_strategy(tmp_path, monkeypatch, strategy):
+    saves = []
+    write = reliable.write_manifest
+    monkeypatch.setattr(reliable, "write_manifest", lambda *a, **kw: (saves.append(a[0].name), write(*a, **kw)))
+    trainer = make_trainer(tmp_path, "dynamic", save_strategy=strategy)
+    send(trainer, 2, signal.SIGTERM)
+    trainer.train()
+    assert saves == ["checkpoint-3"]
+
+
+def test_a_signal_in_the_last_step_is_no_early_end(tmp_path):
+    trainer = make_trainer(tmp_path, "dynamic", max_steps=3, save_strategy="no")
+    send(trainer, 2, signal.SIGTERM)
+    trainer.train()
+    assert trainer.stopped_by is None
+    assert checkpoint_names(tmp_path) == set()
+
+
+def test_handlers_of_the_program_are_left_in_place():
+    seen = []
+    former = signal.signal(signal.SIGTERM, lambda *_: seen.append("own"))
+    try:
+        with StopSignals() as signals:
+            signal.raise_signal(signal.SIGTERM)
+        assert seen == ["own"]
+        assert signals.received is None
+    finally:
+        signal.signal(signal.SIGTERM, former)
+
+
+def test_a_second_signal_is_not_kept_back():
+    with StopSignals(speaks=False) as signals:
+        signal.raise_signal(signal.SIGINT)
+        assert signals.received is signal.SIGINT
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    with StopSignals(speaks=False, delivered_twice=True):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)  # the same one, from the launcher
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_training_in_another_thread_leaves_signals_alone(tmp_path):
+    ended = []
+    thread = threading.Thread(target=lambda: ended.append(train(tmp_path, max_steps=1).state.global_step))
+    thread.start()
+    thread.join()
+    assert ended == [1]

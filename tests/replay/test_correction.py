@@ -1,0 +1,400 @@
+"""The correction for rollouts of an earlier policy, against the objective written out by hand."""
+
+import inspect
+import itertools
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from trl import GRPOTrainer
+
+from tests.factories import Watched, dynamic, even_length_reward, make_group, save_tiny
+from trl_dataeff.replay.correction import behavior_ratio, correct_inputs, ratio_statistics, reduce_ratio_statistics
+from trl_dataeff.replay.kl import missing_kl, token_scale
+from trl_dataeff.replay.logprobs import BehaviorRecorder, behavior_tensors
+
+
+NAN = float("nan")
+
+
+def test_ratio_by_hand():
+    old = torch.log(torch.tensor([[0.5, 0.2, 0.9], [0.5, 0.5, 0.5]]))
+    behavior = torch.log(torch.tensor([[0.25, 0.4, 0.1], [NAN, NAN, NAN]]))
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
+    ratio = behavior_ratio(old, behavior, mask, level="token")
+    torch.testing.assert_close(ratio, torch.tensor([[2.0, 0.5, 1.0], [1.0, 1.0, 1.0]]))
+    sequence = behavior_ratio(old, behavior, mask, level="sequence")
+    torch.testing.assert_close(sequence, torch.tensor([[1.0], [1.0]]))  # sqrt(2 * 0.5)
+
+
+@given(st.floats(0.05, 5), st.floats(0.05, 5), st.floats(-3, 3), st.floats(0.01, 0.5))
+def test_the_identity_behind_the_proximal_form(w, rho, advantage, eps):
+    clipped = min(max(w, 1 - eps), 1 + eps)
+    left = rho * min(w * advantage, clipped * advantage)
+    shifted = min(max(rho * w, rho * (1 - eps)), rho * (1 + eps))
+    assert left == pytest.approx(min(rho * w * advantage, shifted * advantage), rel=1e-9, abs=1e-12)
+    scaled = advantage * rho
+    assert left == pytest.approx(min(w * scaled, clipped * scaled), rel=1e-9, abs=1e-12)
+
+
+def test_statistics_cover_replayed_tokens_only():
+    inputs = {
+        "replayed": torch.tensor([True, False, True]),
+        "completion_mask": torch.tensor([[1, 1], [1, 1], [1, 0]]),
+    }
+    ratio = torch.tensor([[2.0, 0.5], [9.0, 9.0], [1.0, 7.0]])
+    first = ratio_statistics(ratio, inputs)
+    assert first.tolist() == [3.5, 3.0, 2.0]
+    nothing = ratio_statistics(ratio, inputs | {"replayed": torch.zeros(3, dtype=torch.bool)})
+    mean, largest = reduce_ratio_statistics(torch.cat([first, nothing]))
+    assert mean == pytest.approx(3.5 / 3)
+    assert largest == 2.0
+    assert np.isnan(reduce_ratio_statistics(nothing)).all()
+
+
+def micro_batch(**fields) -> dict:
+    """A replayed row and a fresh one, of three tokens."""
+    return {
+        "advantages": torch.tensor([2.0, -1.0]),
+        "behavior_per_token_logps": torch.tensor([[-1.0, -2.0, -3.0], [NAN, NAN, NAN]]),
+        "completion_mask": torch.tensor([[1, 1, 0], [1, 1, 1]]),
+        "replayed": torch.tensor([True, False]),
+        **fields,
+    }
+
+
+PRESENT = torch.tensor([[-1.5, -1.5, -1.0], [-0.5, -0.6, -0.7]])
+CORRECTION = {"clip": "proximal", "cap": 10.0, "level": "token", "loss_type": "grpo"}
+
+
+def test_the_off_policy_mask_gets_the_policy_that_sampled():
+    """TRL compares `sampling_per_token_logps` with the present policy: for a replayed row that is its own sampler."""
+    inputs = micro_batch()
+    correct_inputs(inputs, PRESENT, **CORRECTION)
+    expected = torch.stack([torch.tensor([-1.0, -2.0, -3.0]), PRESENT[1]])
+    torch.testing.assert_close(inputs["sampling_per_token_logps"], expected)
+
+
+def test_a_sequence_has_one_ratio():
+    inputs = micro_batch()
+    correct_inputs(inputs, PRESENT, **{**CORRECTION, "level": "sequence"})
+    geometric_mean = np.exp(((-1.5 + 1.0) + (-1.5 + 2.0)) / 2)
+    torch.testing.assert_close(inputs["advantages"], torch.tensor([[2.0 * geometric_mean], [-1.0]]).float())
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (2, 1)])
+def test_with_vllm_replayed_rows_have_our_ratio_and_fresh_rows_trls(shape):
+    """TRL's default masks a whole sequence whose ratio is far off, which would throw a paid rollout away."""
+    inputs = micro_batch(importance_sampling_ratio=torch.full(shape, 0.25))
+    correct_inputs(inputs, PRESENT, **CORRECTION)
+    assert inputs["importance_sampling_ratio"][0].eq(1).all()
+    assert inputs["importance_sampling_ratio"][1].eq(0.25).all()
+    torch.testing.assert_close(inputs["advantages"][0], 2.0 * torch.tensor([-0.5, 0.5, 0.0]).exp())
+    assert inputs["advantages"][1].eq(-1).all()
+
+
+def test_vespo_gets_the_ratio_where_it_looks_for_it():
+    """It takes the sum of log ratios over the row without a mask: 1 outside of the completion."""
+    inputs = micro_batch()
+    before = inputs["advantages"]
+    correct_inputs(inputs, PRESENT, **{**CORRECTION, "loss_type": "vespo"})
+    expected = torch.tensor([[-0.5, 0.5, 0.0], [0.0, 0.0, 0.0]]).exp()
+    torch.testing.assert_close(inputs["importance_sampling_ratio"], expected)
+    assert inputs["advantages"] is before
+
+
+def test_vespo_has_a_ratio_for_each_token_whatever_the_level():
+    inputs = micro_batch()
+    correct_inputs(inputs, PRESENT, **{**CORRECTION, "loss_type": "vespo", "level": "sequence"})
+    assert inputs["importance_sampling_ratio"].shape == (2, 3)
+
+
+def test_the_ratio_that_is_reported_is_not_truncated():
+    inputs = micro_batch()
+    ratio = correct_inputs(inputs, PRESENT, **{**CORRECTION, "cap": 1.2})
+    torch.testing.assert_close(ratio[0], torch.tensor([-0.5, 0.5, 0.0]).exp())
+    torch.testing.assert_close(inputs["replay_ratio"][0], torch.tensor([-0.5, 0.5, 0.0]).exp().clamp(max=1.2))
+    torch.testing.assert_close(inputs["advantages"][0], 2 * inputs["replay_ratio"][0])
+
+
+def test_a_log_prob_that_is_not_known_has_ratio_one():
+    logps = [np.array([NAN], np.float32), np.array([-1.0, NAN], np.float32)]
+    batch = behavior_tensors([(group := make_group(behavior_logps=logps))], [group], torch.zeros(2, 2))
+    assert batch["replayed"].all()
+    ratio = behavior_ratio(-torch.ones(2, 2), batch["behavior_per_token_logps"], torch.ones(2, 2), level="token")
+    assert ratio.eq(1).all()
+    with pytest.raises(RuntimeError, match="without its log-probs"):
+        behavior_tensors([(group := make_group())], [group], torch.zeros(2, 2))
+
+
+def test_a_row_that_never_met_the_loss_is_an_error():
+    recorder, batch = BehaviorRecorder(), {"completion_ids": torch.zeros(2, 2)}
+    group = make_group()
+    recorder.expect([group], [group], batch)
+    recorder.note(batch["window_row"][:1], torch.zeros(1, 2))
+    with pytest.raises(RuntimeError, match="1 rows of the last window"):
+        recorder.expect([group], [group], batch)
+
+
+def test_tokens_of_a_tool_have_no_ratio():
+    inputs = micro_batch(tool_mask=torch.tensor([[1, 0, 1], [1, 1, 1]]))
+    ratio = correct_inputs(inputs, PRESENT, **CORRECTION)
+    torch.testing.assert_close(ratio[0], torch.tensor([-0.5, 0.0, 0.0]).exp())
+
+
+class Checked(Watched):
+    """Computes every micro-batch's loss by hand and compares it with the trainer's."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.checked = 0
+
+    def _compute_loss(self, model, inputs):
+        loss = super()._compute_loss(model, inputs)
+        if "replayed" in inputs and inputs["replayed"].any():
+            expected = self.loss_by_hand(model, inputs)
+            torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-6)
+            self.assert_gradients_agree(model, loss, expected)
+            self.checked += 1
+        return loss
+
+    def assert_gradients_agree(self, model, loss, expected):
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        ours = torch.autograd.grad(loss, parameters, retain_graph=True)
+        for a, b in zip(ours, torch.autograd.grad(expected, parameters)):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+    def loss_by_hand(self, model, inputs):
+        """The objectives of arXiv 2506.05316 and of the loss types, from plain logits."""
+        args, mask = self.args, inputs["completion_mask"]
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+        attention = torch.cat([inputs["prompt_mask"], mask], dim=1)
+        t = mask.size(1)
+        logits = model(input_ids=ids, attention_mask=attention).logits[:, -t - 1 : -1]
+        logps = logits.log_softmax(-1).gather(-1, ids[:, -t:, None])[..., 0]
+        advantages = inputs["advantages"][:, None]
+        behavior = inputs["behavior_per_token_logps"]
+        old = inputs.get("old_per_token_logps", logps.detach())
+        known = ~behavior.isnan()
+        assert (known.any(dim=1) == inputs["replayed"]).all()
+        sampled = torch.where(known, behavior, old)
+        if args.importance_sampling_level == "sequence":
+            lengths = mask.sum(1, keepdim=True)
+            logps_of, old_of, sampled_of = (
+                ((values * mask).sum(1, keepdim=True) / lengths) for values in (logps, old, sampled)
+            )
+        else:
+            logps_of, old_of, sampled_of = logps, old, sampled
+        if args.replay_clip == "behavior":
+            w, rho = (logps_of - sampled_of).exp(), torch.ones(())
+        else:
+            w, rho = (logps_of - old_of).exp(), (old_of - sampled_of).exp().clamp(max=args.replay_ratio_cap)
+        if args.beta:
+            reference = inputs["ref_per_token_logps"]
+            kl = (reference - logps).exp() - (reference - logps) - 1
+            # use_bias_correction_kl: by the whole ratio to the policy that sampled, pi_theta / pi_behavior
+            kl = args.beta * kl * (rho * w if args.use_bias_correction_kl else 1.0)
+        if args.loss_type == "cispo":
+            per_token = -rho * w.clamp(max=args.epsilon).detach() * advantages * logps
+        else:
+            clipped = w.clamp(1 - args.epsilon, 1 + args.epsilon)
+            per_token = -rho * torch.min(w * advantages, clipped * advantages)
+        per_token = (per_token + (kl if args.beta else 0.0)) * mask
+        accumulation = self.current_gradient_accumulation_steps
+        if args.loss_type == "grpo":
+            return (per_token.sum(1) / mask.sum(1)).mean() / accumulation
+        if args.loss_type == "bnpo":
+            return per_token.sum() / mask.sum() / accumulation
+        if args.loss_type == "dr_grpo":
+            return per_token.sum() / (len(mask) * self.max_completion_length) / accumulation
+        return per_token.sum() / (inputs["num_items_in_batch"] * accumulation / args.steps_per_generation)
+
+
+REPLAY = {"dynamic_sampling": False, "replay_fraction": 0.5, "rewards": even_length_reward}
+
+
+@pytest.mark.parametrize("clip", ["proximal", "behavior"])
+@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo", "bnpo", "cispo"])
+@pytest.mark.parametrize("aligned", [True, False])
+@pytest.mark.parametrize("kind", ["replayed", "carried over"])
+def test_loss_and_gradient_by_hand(tmp_path, loss_type, clip, aligned, kind):
+    """Aligned: pi_old is the loss's own forward. Misaligned: TRL has put it into the batch."""
+    windows = {"steps_per_generation": 1} if aligned else {"steps_per_generation": 2}
+    windows |= REPLAY if kind == "replayed" else {"rollout_margin": 2.0}
+    options = {"replay_clip": clip, "loss_type": loss_type, "replay_ratio_cap": 1.1, "learning_rate": 3e-2, **windows}
+    trainer = dynamic(tmp_path, trainer_class=Checked, **options)
+    assert trainer.checked >= 2
+    largest = [
+        log["dataeff/replay/ratio_max"] for log in trainer.state.log_history if "dataeff/replay/ratio_max" in log
+    ]
+    assert max(largest) > 1.1, "the cap was never reached"
+
+
+@pytest.mark.parametrize("clip", ["proximal", "behavior"])
+def test_sequence_level_loss_by_hand(tmp_path, clip):
+    options = {
+        "importance_sampling_level": "sequence",
+        "loss_type": "grpo",
+        "learning_rate": 3e-2,
+        "replay_clip": clip,
+    }
+    trainer = dynamic(tmp_path, trainer_class=Checked, rollout_margin=2.0, steps_per_generation=2, **options)
+    assert trainer.checked >= 2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"loss_type": loss, "replay_clip": clip, "use_bias_correction_kl": corrected}
+        for clip in ("proximal", "behavior")
+        for loss in ("grpo", "dapo", "dr_grpo", "bnpo", "cispo")
+        for corrected in (True, False)
+        if corrected or loss == "dapo"
+    ]
+    + [
+        {"loss_type": "grpo", "importance_sampling_level": "sequence", "replay_ratio_cap": 10.0, "replay_clip": clip}
+        for clip in ("proximal", "behavior")
+    ],
+)
+def test_loss_with_a_kl_term_by_hand(tmp_path, options):
+    model = {"trainer": {"model": save_tiny(tmp_path / "model")}}  # the reference model is loaded by its path
+    options = {"replay_ratio_cap": 1.1, "learning_rate": 3e-2, "beta": 0.3, **options}
+    trainer = dynamic(tmp_path / "run", trainer_class=Checked, **REPLAY, **options, **model)
+    assert trainer.checked >= 2
+
+
+@pytest.mark.parametrize("options", [REPLAY, {}, REPLAY | {"steps_per_generation": 1}])
+def test_with_a_frozen_policy_the_ratio_is_one_and_the_gradient_that_of_fresh_rows(tmp_path, options):
+    gradients = []
+
+    class Compared(Watched):
+        def _compute_loss(self, model, inputs):
+            loss = super()._compute_loss(model, inputs)
+            if "replayed" in inputs and inputs["replayed"].any():
+                fresh = {k: v for k, v in inputs.items() if k not in ("replayed", "behavior_per_token_logps")}
+                weights = model.model.layers[0].mlp.up_proj.weight
+                both = loss, super()._compute_loss(model, fresh)
+                gradients.append([torch.autograd.grad(value, weights, retain_graph=True)[0] for value in both])
+            return loss
+
+    trainer = dynamic(tmp_path, trainer_class=Compared, learning_rate=0.0, **options)
+    ratios = [log for log in trainer.state.log_history if log.get("dataeff/replay/ratio_max")]
+    assert ratios
+    for log in ratios:
+        assert log["dataeff/replay/ratio_max"] == pytest.approx(1, abs=1e-5)
+        assert log["dataeff/replay/ratio_mean"] == pytest.approx(1, abs=1e-5)
+    assert len(gradients) >= 2
+    for replayed, fresh in gradients:
+        assert fresh.abs().max() > 1e-4
+        torch.testing.assert_close(replayed, fresh, rtol=1e-4, atol=1e-6)
+
+
+def test_the_loss_reads_advantages_and_old_logps_after_its_forward():
+    """The ratio is put into the batch when the loss has its log-probs. If TRL reads these before, that is too late."""
+    source = inspect.getsource(GRPOTrainer._compute_loss)
+    forward = source.index("self._get_per_token_logps_and_entropies(")
+    for read in ('inputs["advantages"]', 'inputs.get("old_per_token_logps")', 'inputs.get("sampling_per_token_logps"'):
+        assert source.count(read) == 1, f"trl's _compute_loss reads {read} {source.count(read)} times, not once"
+        assert source.index(read) > forward, f"trl's _compute_loss reads {read} before its forward"
+    assert 'inputs.get("importance_sampling_ratio")' in source[forward:], "VESPO no longer takes the ratio from there"
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo", "bnpo", "cispo", "sapo", "vespo", "luspo"])
+def test_scale_of_a_token_is_trls(tmp_path, loss_type):
+    """Without advantages TRL's loss is its KL term alone, which tells by how much it counts each token."""
+    seen = []
+
+    class NoAdvantages(Watched):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            for parameter in self.model.parameters():
+                parameter.data.mul_(1.1)  # away from the reference
+
+        def _compute_loss(self, model, inputs):
+            silent = {**inputs, "advantages": torch.zeros_like(inputs["advantages"])}
+            silent.pop("replayed", None)
+            loss = super()._compute_loss(model, silent)
+            scale = token_scale(
+                inputs["completion_mask"],
+                loss_type,
+                num_items=inputs["num_items_in_batch"],
+                num_processes=1,
+                max_completion_length=self.max_completion_length,
+                accumulation_steps=self.current_gradient_accumulation_steps,
+                steps_per_generation=self.args.steps_per_generation,
+            )
+            with torch.no_grad():
+                ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+                attention = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+                logps, _, _ = self._get_per_token_logps_and_entropies(model, ids, attention, scale.size(1))
+                # twice the ratio: what is missing is once the whole term
+                ratio = torch.full_like(logps, 2.0)
+                expected = self.beta * missing_kl(inputs, logps, ratio, level="token", scale=scale)
+            seen.append((loss.item(), expected.item()))
+            return loss
+
+    options = {"loss_type": loss_type, "beta": 1.0, "gradient_accumulation_steps": 2, "steps_per_generation": 3}
+    options |= {"trainer": {"model": save_tiny(tmp_path / "model")}, "max_steps": 6, "learning_rate": 1e-2}
+    dynamic(tmp_path / "run", trainer_class=NoAdvantages, **REPLAY, **options)
+    assert sum(value > 1e-4 for _, value in seen) >= 4
+    for loss, expected in seen:
+        assert loss == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+class Bandit(torch.nn.Module):
+    """Two arms, and completions of one token: the policy is a vector of two logits."""
+
+    def __init__(self, logits):
+        super().__init__()
+        self.logits = torch.nn.Parameter(torch.tensor(logits))
+
+    def forward(self, input_ids, **kwargs):
+        log_probs = self.logits.log_softmax(0)[input_ids]
+        return SimpleNamespace(log_probs=log_probs, entropy=torch.zeros_like(log_probs))
+
+
+REWARDS = torch.tensor([0.2, 1.0])
+
+
+def expected_gradient(trainer, present, sampler, *, corrected: bool) -> torch.Tensor:
+    """The gradient of the trainer's loss, summed over all groups of four that `sampler` can give, by probability."""
+    behavior, total = torch.tensor(sampler).log_softmax(0), torch.zeros(2)
+    for arms in itertools.product((0, 1), repeat=4):
+        ids = torch.tensor(arms)[:, None]
+        rewards = REWARDS[ids[:, 0]]
+        inputs = {
+            "prompt_ids": torch.zeros(4, 1, dtype=torch.long),
+            "prompt_mask": torch.ones(4, 1, dtype=torch.long),
+            "completion_ids": ids,
+            "completion_mask": torch.ones(4, 1, dtype=torch.long),
+            "advantages": rewards - rewards.mean(),
+            "num_items_in_batch": torch.tensor(4),
+        }
+        if corrected:
+            inputs |= {"replayed": torch.ones(4, dtype=torch.bool), "behavior_per_token_logps": behavior[ids]}
+        policy = Bandit(present)
+        trainer._compute_loss(policy, inputs).backward()
+        total += behavior[list(arms)].sum().exp() * policy.logits.grad
+    return total
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "bnpo", "dr_grpo", "cispo"])
+def test_the_replayed_gradient_is_unbiased_and_without_the_ratio_it_is_not(tmp_path, loss_type):
+    """All groups are enumerated, so there is no sampling error. Without normalisation, cap and clip it is exact."""
+    options = {"replay_ratio_cap": 1e6, "max_completion_length": 1, "steps_per_generation": 1, "train": False}
+    trainer = dynamic(tmp_path, **REPLAY, loss_type=loss_type, epsilon=1e6, **options)
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    present, sampler = [0.3, -0.2], [-0.6, 0.9]
+    on_policy = expected_gradient(trainer, present, present, corrected=False)
+    replayed = expected_gradient(trainer, present, sampler, corrected=True)
+    uncorrected = expected_gradient(trainer, present, sampler, corrected=False)
+    torch.testing.assert_close(replayed, on_policy, rtol=1e-5, atol=1e-7)
+    assert (uncorrected - on_policy).abs().max() > 0.1 * on_policy.abs().max()
+    # and it is that of the expected reward: p0 p1 (r0 - r1), by the logit of the first arm; 1 - 1/G is the group's own mean
+    p = torch.tensor(present).softmax(0)
+    by_hand = -(1 - 1 / 4) * p[0] * p[1] * (REWARDS[0] - REWARDS[1])
+    assert on_policy[0].item() == pytest.approx(by_hand.item(), rel=1e-4)

@@ -1,0 +1,299 @@
+"""`replay_fraction > 0` in training: what is rolled out, what is replayed, what it costs and what is logged."""
+
+import copy
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from tests.factories import (
+    TRAINING_SETTINGS,
+    Watched,
+    even_length_reward,
+    letter_share_reward,
+    logged,
+    mixed_reward,
+    number,
+    plain_dataset,
+    run,
+    save_tiny,
+    scripted_tool_calls,
+    tiny_model,
+    tool_dataset,
+    tool_tokenizer,
+)
+from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
+
+
+def replaying(tmp_path, trainer_class=Watched, rewards=even_length_reward, **options):
+    options = {"replay_fraction": 0.5, "steps_per_generation": 2, **options}
+    return run(trainer_class, DataEfficientGRPOConfig, tmp_path, rewards=rewards, **options)
+
+
+def test_generation_shrinks_by_the_share_once_the_buffer_can_give_it(tmp_path):
+    trainer = replaying(tmp_path, max_steps=20)
+    sizes = [(len(c.fresh), len(c.replayed)) for c in trainer.collections]
+    assert sizes[0] == (4, 0)
+    assert sizes[1:] == [(2, 2)] * 9
+    assert trainer.generated == 4 * sum(fresh for fresh, _ in sizes)
+    assert all(c.rounds == 1 for c in trainer.collections)
+    names = ("rollouts_generated", "rollouts_trained", "rollouts_replayed", "rollouts_discarded")
+    assert logged(trainer, *(f"dataeff/{name}" for name in names))[-1] == (88, 160, 72, 0)
+    assert len(pd.read_parquet(tmp_path / "dataeff" / "groups.parquet")) * 4 == 88
+
+
+def test_what_is_replayed_is_recent_effective_and_not_fresh(tmp_path):
+    trainer = replaying(tmp_path, rewards=mixed_reward, max_steps=40, replay_max_age=20)
+    rolled_out: dict[int, object] = {}
+    assert sum(len(c.replayed) for c in trainer.collections) > 10
+    for window, collection in enumerate(trainer.collections):
+        step = 2 * window
+        fresh = {g.prompt_id for g in collection.fresh}
+        for group in collection.replayed:
+            assert group.prompt_id not in fresh
+            assert group is rolled_out[group.prompt_id], "not the newest effective group of its prompt"
+            assert 0 < step - group.step <= 20
+        rolled_out.update({g.prompt_id: g for g in collection.fresh if g.effective})
+
+
+def test_the_last_window_may_be_replayed_whatever_the_age_limit(tmp_path):
+    trainer = replaying(tmp_path, steps_per_generation=4, replay_max_age=1, max_steps=24)
+    ages = [4 * window - g.step for window, c in enumerate(trainer.collections) for g in c.replayed]
+    assert set(ages) == {4}
+
+
+def test_advantages_are_those_of_the_stored_rewards(tmp_path):
+    trainer = replaying(tmp_path, rewards=letter_share_reward)
+    replayed = 0
+    for collection, batch in zip(trainer.collections, trainer.batches, strict=True):
+        for group, advantages in zip(collection.trained, batch["advantages"].view(4, 4), strict=True):
+            rewards = group.rewards[:, 0].astype(np.float64)
+            expected = (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-4)
+            np.testing.assert_allclose(advantages.numpy(), expected, atol=1e-4)
+            replayed += group in collection.replayed
+    assert replayed >= 4
+
+
+ALIGNMENT = {
+    "aligned": {"steps_per_generation": 1},
+    "aligned, windows share a step": {"steps_per_generation": 1, "gradient_accumulation_steps": 2},
+    "aligned, micro-batches": {"steps_per_generation": 2, "gradient_accumulation_steps": 2},
+    "misaligned": {"steps_per_generation": 2},
+    "iterations": {"steps_per_generation": 1, "num_iterations": 2},
+    "surplus": {"steps_per_generation": 2, "dynamic_sampling": True, "rollout_margin": 2.0},
+}
+
+
+@pytest.mark.parametrize("name", ALIGNMENT)
+def test_stored_log_probs_are_those_of_the_policy_that_sampled(tmp_path, name):
+    """Against a forward of a copy of the policy, made when each group was rolled out, one completion at a time."""
+    samplers = {}
+
+    class Copied(Watched):
+        def _roll_out(self, ids, round_index, reference):
+            groups = super()._roll_out(ids, round_index, reference)
+            samplers.update({id(g): copy.deepcopy(self.model.state_dict()) for g in groups})
+            return groups
+
+    trainer = replaying(
+        tmp_path,
+        trainer_class=Copied,
+        learning_rate=3e-2,
+        per_device_train_batch_size=16,
+        max_steps=6,
+        **ALIGNMENT[name],
+    )
+    groups, checked = {id(g): g for c in trainer.collections for g in c.fresh}, 0
+    policy = tiny_model().eval()
+    for group in groups.values():
+        if not group.effective:
+            continue
+        policy.load_state_dict(samplers[id(group)])
+        for tokens, logps in zip(group.rollouts.completion_tokens, group.rollouts.behavior_logps, strict=True):
+            ids = torch.from_numpy(np.concatenate([group.rollouts.prompt_tokens, tokens])).long()[None]
+            with torch.no_grad():
+                expected = policy(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[-len(tokens) :, 0]
+            np.testing.assert_allclose(logps, expected.numpy(), atol=1e-4)
+            checked += 1
+    assert checked >= 20
+
+
+@pytest.mark.parametrize("name", [name for name in ALIGNMENT if name != "surplus"])
+def test_replay_makes_no_forward_that_trl_does_not_make(tmp_path, name):
+    class Counted(DataEfficientGRPOTrainer):
+        forwards = 0
+
+        def _get_per_token_logps_and_entropies(self, *args, **kwargs):
+            self.forwards += 1
+            return super()._get_per_token_logps_and_entropies(*args, **kwargs)
+
+    counts = [
+        replaying(tmp_path / str(share), trainer_class=Counted, replay_fraction=share, **ALIGNMENT[name]).forwards
+        for share in (0.0, 0.5)
+    ]
+    assert counts[0] == counts[1] > 0
+
+
+def test_rewards_and_lengths_are_logged_over_fresh_rollouts(tmp_path):
+    trainer = replaying(tmp_path, steps_per_generation=1, per_device_train_batch_size=16)
+    names = ("reward", "reward_std", "rewards/even_length_reward/mean", "completions/mean_length")
+    rows = logged(trainer, *names, "completions/max_length", "completions/clipped_ratio", "num_tokens")
+    tokens = 0
+    assert sum(len(c.replayed) for c in trainer.collections) > 10
+    for collection, row, batch in zip(trainer.collections, rows, trainer.batches, strict=True):
+        rewards = np.concatenate([g.rewards[:, 0] for g in collection.fresh])
+        completions = [tokens for g in collection.fresh for tokens in g.rollouts.completion_tokens]
+        lengths = [len(tokens) for tokens in completions]
+        cut_off = [tokens[-1] != trainer.processing_class.eos_token_id for tokens in completions]
+        assert row[:4] == pytest.approx((rewards.mean(), rewards.std(ddof=1), rewards.mean(), np.mean(lengths)))
+        assert row[4:6] == pytest.approx((max(lengths), np.mean(cut_off)))
+        tokens += int(batch["completion_mask"].sum() + batch["prompt_mask"].sum())
+        assert row[6] == tokens, "tokens are those that are trained on"
+
+
+def test_metrics_of_replay(tmp_path):
+    trainer = replaying(
+        tmp_path, max_steps=24, replay_capacity=6, steps_per_generation=1, per_device_train_batch_size=16
+    )
+    logs = [log for log in trainer.state.log_history if "dataeff/replay/size" in log]
+    assert max(log["dataeff/replay/size"] for log in logs) == 6 == len(trainer.ledger.buffer)
+    for step, (collection, log) in enumerate(zip(trainer.collections, logs, strict=True)):
+        if collection.replayed:
+            assert log["dataeff/replay/age_mean"] == pytest.approx(
+                np.mean([step - g.step for g in collection.replayed])
+            )
+            assert 0.2 < log["dataeff/replay/ratio_mean"] <= log["dataeff/replay/ratio_max"]
+            assert log["dataeff/replay/ratio_mean"] != 1.0
+
+
+MORE = {
+    "dynamic sampling": {"dynamic_sampling": True, "rollout_margin": 2.0},
+    **{f"beta {loss}": {"beta": 0.1, "loss_type": loss} for loss in ("sapo", "vespo", "luspo")},
+    "masked": {"mask_truncated_completions": True, "max_completion_length": 12},
+    "high share": {"replay_fraction": 0.75},
+    "two rewards": {"rewards": [even_length_reward, letter_share_reward], "reward_weights": [1.0, 0.5]},
+    "normalize_then_sum": {
+        "rewards": [even_length_reward, letter_share_reward],
+        "multi_objective_aggregation": "normalize_then_sum",
+    },
+}
+
+
+@pytest.mark.parametrize("setting", TRAINING_SETTINGS | MORE)
+def test_settings_train_and_replay(setting, tmp_path):
+    before = {}
+
+    class Changed(Watched):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            before.update({n: p.detach().clone() for n, p in self.model.named_parameters() if p.requires_grad})
+
+    options = dict((TRAINING_SETTINGS | MORE)[setting])
+    if "beta" in options:  # the reference model is loaded by its path
+        options["trainer"] = {"model": save_tiny(tmp_path / "model")}
+    trainer = replaying(tmp_path, trainer_class=Changed, **options)
+    for name, parameter in trainer.model.named_parameters():
+        if name in before and "lora_A" not in name:
+            assert not torch.equal(before[name], parameter), name
+    assert all(np.isfinite(loss) for (loss,) in logged(trainer, "loss"))
+    assert sum(len(c.replayed) for c in trainer.collections) >= 3
+    assert any(r and r > 0 for (r,) in logged(trainer, "dataeff/replay/ratio_mean"))
+
+
+def test_with_dynamic_sampling_the_surplus_is_stored_and_a_short_window_completed_by_replay(tmp_path):
+    trainer = replaying(
+        tmp_path, rewards=mixed_reward, dynamic_sampling=True, rollout_margin=2.0, max_rollout_rounds=2, max_steps=40
+    )
+    assert not trainer.ledger.carried
+    stored, surplus, completed = {}, 0, 0
+    for collection in trainer.collections:
+        assert all(stored[g.prompt_id] is g for g in collection.replayed)
+        stored.update({g.prompt_id: g for g in collection.fresh if g.effective})
+        surplus += len(collection.fresh_surplus)
+        completed += len(collection.replayed) > 2
+        fresh = {g.prompt_id for g in collection.fresh}
+        if collection.padded:  # nothing else was left
+            assert not {i for i in stored if i not in fresh} - {g.prompt_id for g in collection.replayed}
+    assert surplus
+    assert completed
+
+
+def test_tools_are_replayed_with_their_masks(tmp_path):
+    def add(a: int, b: int) -> int:
+        """
+        Add two numbers.
+
+        Args:
+            a: The first.
+            b: The second.
+        """
+        return a + b
+
+    def reward(prompts, completions, **kwargs):
+        answers = [[m["content"] for m in c if m["role"] == "tool"] for c in completions]
+        return [float(int(a[0]) % 2) if a and number(p) % 3 else 0.0 for p, a in zip(prompts, answers)]
+
+    trainer = replaying(
+        tmp_path,
+        trainer_class=scripted_tool_calls(Watched),
+        rewards=reward,
+        max_steps=8,
+        steps_per_generation=1,
+        max_completion_length=150,
+        per_device_train_batch_size=16,
+        trainer={"train_dataset": tool_dataset(), "processing_class": tool_tokenizer(), "tools": [add]},
+    )
+    assert sum(len(c.replayed) for c in trainer.collections) >= 4
+    for collection, batch in zip(trainer.collections, trainer.batches, strict=True):
+        masks = [mask for g in collection.trained for mask in g.rollouts.tool_masks]
+        assert any(not mask.all() for mask in masks)
+        for row, mask in zip(batch["tool_mask"], masks, strict=True):
+            np.testing.assert_array_equal(row[: len(mask)].numpy(), mask)
+
+
+def test_the_samplers_log_probs_need_no_forward(tmp_path):
+    def rollout_func(prompts, trainer):
+        ids = [trainer.processing_class(prompt)["input_ids"] for prompt in prompts]
+        completions = [torch.randint(6, 60, (5,)).tolist() for _ in prompts]
+        return {
+            "prompt_ids": ids,
+            "completion_ids": completions,
+            "logprobs": [[-4.0, None, -4.0, -4.0, -4.0] for _ in prompts],
+        }
+
+    trainer = replaying(
+        tmp_path, steps_per_generation=1, trainer={"rollout_func": rollout_func}, per_device_train_batch_size=16
+    )
+    assert all(g.rollouts.behavior_logps is None for c in trainer.collections for g in c.fresh)
+    replayed = [b for b in trainer.batches if "replayed" in b]
+    assert len(replayed) >= 4
+    for batch in replayed:
+        behavior = batch["behavior_per_token_logps"][batch["replayed"]]
+        assert behavior[:, [0, 2, 3, 4]].eq(-4).all()
+        assert behavior[:, 1].isnan().all(), "what the sampler could not score has ratio 1"
+
+
+def test_same_seed_same_run_and_nothing_in_evaluation(tmp_path):
+    evaluated = {"eval_dataset": plain_dataset(5)}
+    options = {"eval_strategy": "steps", "eval_steps": 3, "per_device_eval_batch_size": 8}
+    first = replaying(tmp_path / "a", trainer=evaluated, **options)
+    second = replaying(tmp_path / "b", trainer=evaluated, **options)
+    names = ("loss", "grad_norm", "reward", "dataeff/replay/ratio_mean")
+    assert logged(first, *names) == logged(second, *names)
+    stored = [id(g) for g in first.ledger.buffer.groups]
+    first.evaluate()
+    assert [id(g) for g in first.ledger.buffer.groups] == stored
+
+
+def test_a_stream_is_not_replayed_and_the_trainer_says_so(tmp_path, caplog_transformers):
+    trainer = replaying(tmp_path, max_steps=2, trainer={"train_dataset": plain_dataset().to_iterable_dataset()})
+    assert trainer.ledger.buffer is None
+    warnings = [r.message for r in caplog_transformers.records if "does not replay a streaming" in r.message]
+    assert len(warnings) == 1
+
+
+def test_a_window_of_one_group_is_not_replayed_and_the_trainer_says_so(tmp_path, caplog_transformers):
+    trainer = replaying(tmp_path, max_steps=2, per_device_train_batch_size=4, steps_per_generation=1)
+    assert not any(c.replayed for c in trainer.collections)
+    assert len([r for r in caplog_transformers.records if "rounds to no group" in r.message]) == 1

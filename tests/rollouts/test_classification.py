@@ -1,0 +1,118 @@
+"""Which groups have zero variance, and the success rate of each."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from trl_dataeff.rollouts.group import (
+    EASY,
+    EFFECTIVE,
+    HARD,
+    RewardScale,
+    all_equal,
+    classify,
+    is_zero_variance,
+    teaches_nothing_untruncated,
+    total_rewards,
+)
+
+
+NAN = math.nan
+
+
+def kind_of(rewards, weights=(1.0,), reward_range=(0, 1), aggregation="sum_then_normalize") -> int:
+    """The kind of one group, `rewards` being (G, F) or (G,)."""
+    rewards = np.array(rewards, dtype=np.float32).reshape(1, len(rewards), -1)
+    scale = RewardScale.of(reward_range)
+    totals = total_rewards(rewards, np.array(weights))
+    scale.observe(totals)
+    return int(classify(is_zero_variance(rewards, np.array(weights), aggregation), scale.success_rate(totals))[0])
+
+
+@pytest.mark.parametrize(
+    ("rewards", "options", "kind"),
+    [
+        ([1, 1, 1, 1], {}, EASY),
+        ([0, 0, 0, 0], {}, HARD),
+        ([0, 0, 1, 0], {}, EFFECTIVE),
+        ([0.5, 0.5, 0.5], {}, HARD),  # zero variance in the middle counts as hard
+        ([1e-9, 2e-9, 1e-9], {}, EFFECTIVE),  # TRL's isclose test calls this zero
+        ([1e6, 1e6 + 1, 1e6], {"reward_range": (0, 2e6)}, EFFECTIVE),
+        ([NAN, 1, 1], {}, EASY),  # what is unscorable is left out
+        ([NAN, 1, 0], {}, EFFECTIVE),
+        ([NAN, NAN, 1], {}, EASY),  # one completion has nothing to differ from
+        ([NAN, NAN, NAN], {}, HARD),
+        ([[1, NAN], [1, NAN], [1, NAN]], {"weights": (1, 1)}, EASY),
+        ([[0.1, 0.2], [0.3, 0.0], [0.3, NAN]], {"weights": (1, 1)}, HARD),  # equal but for rounding
+        ([[1, 0], [0, 1]], {"weights": (0.5, 0.5)}, HARD),  # equal totals from different parts
+        ([[1, 0], [0, 1]], {"weights": (0.5, 0.6)}, EFFECTIVE),
+        ([[1, 0], [0, 1]], {"weights": (0.5, 0.5), "aggregation": "normalize_then_sum"}, EFFECTIVE),
+        ([[1, 0], [1, 1]], {"weights": (1, 0)}, EASY),  # a function without weight does not count
+        ([[1, 0], [1, 1]], {"weights": (1, 0), "aggregation": "normalize_then_sum"}, EASY),
+        ([-2, -2], {"reward_range": (-2, 3)}, HARD),
+        ([3, 3], {"reward_range": (-2, 3)}, EASY),
+        ([0.9, 0.9], {}, HARD),
+        ([0.9, 0.9], {"reward_range": (0, 0.9)}, EASY),  # 0.9 is not the same number in float32
+        ([[0.7, 0.2, 0.1], [0.1, 0.7, 0.2]], {"weights": (1, 1, 1)}, EASY),
+        ([[0.7, 0.8, 0.1], [0.7, 0.9, 0.0]], {"weights": (1, 1, 1), "reward_range": (0, 2)}, HARD),
+        ([[0.7, 0.8, 0.1], [0.7, 0.9, 0.001]], {"weights": (1, 1, 1), "reward_range": (0, 2)}, EFFECTIVE),
+        ([math.inf, 0.0], {}, HARD),  # TRL sets the advantages of such a group to 0
+    ],
+)
+def test_kinds(rewards, options, kind):
+    assert kind_of(rewards, **options) == kind
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 9)] * 3), min_size=2, max_size=2))
+def test_totals_of_tenths_compare_as_their_exact_sums(rows):
+    rewards = np.array(rows, dtype=np.float32)[None] / np.float32(10)
+    assert is_zero_variance(rewards, np.ones(3))[0] == (sum(rows[0]) == sum(rows[1]))
+
+
+def test_a_group_whose_differing_completions_were_all_cut_off_teaches_nothing():
+    rewards = np.array([[[1], [0], [0.5]]] * 4, dtype=np.float32)
+    truncated = np.array([[1, 1, 0], [1, 0, 0], [1, 1, 1], [0, 0, 0]], dtype=bool)  # the third is at the mean
+    assert teaches_nothing_untruncated(rewards, np.ones(1), truncated).tolist() == [True, False, True, False]
+
+
+def test_totals_are_trls():
+    """As in TRL: nansum of the weighted columns, NaN where no function gave a score."""
+    rewards = torch.tensor([[1.0, NAN], [0.25, 2.0], [NAN, NAN], [NAN, 3.0]])
+    weights = torch.tensor([0.3, 1.7])
+    expected = (rewards * weights).nansum(dim=1)
+    expected[2] = NAN
+    np.testing.assert_array_equal(total_rewards(rewards.numpy(), weights.numpy()), expected.numpy())
+
+
+@given(arrays(np.float32, st.tuples(st.integers(1, 5), st.integers(1, 6)), elements=st.sampled_from([0, 1, 2, NAN])))
+def test_all_equal_is_at_most_one_distinct_value(values):
+    expected = [len({v for v in row if not math.isnan(v)}) <= 1 for row in values.tolist()]
+    assert all_equal(values).tolist() == expected
+
+
+@given(st.lists(st.floats(-10, 10, width=32), min_size=2, max_size=8), st.floats(-5, 5), st.floats(0.5, 5))
+def test_success_rate_is_the_mean_place_in_the_range(rewards, low, width):
+    scale = RewardScale.of((low, low + width))
+    expected = sum(min(max((r - low) / width, 0), 1) for r in rewards) / len(rewards)
+    assert scale.success_rate(np.array([rewards]))[0] == pytest.approx(expected, abs=1e-6)
+
+
+def test_running_range_widens_and_passes_over_what_is_not_finite():
+    scale = RewardScale.of(None)
+    assert scale.success_rate(np.array([[0.0, 0.0], [3.0, 3.0], [NAN, NAN]])).tolist()[:2] == [0.0, 1.0]
+    scale.observe(np.array([[1.0, NAN], [3.0, np.inf]]))
+    assert (scale.low, scale.high) == (1.0, 3.0)
+    assert scale.success_rate(np.array([[2.0, 3.0]]))[0] == 0.75
+    scale.observe(np.array([-1.0]))
+    assert scale.success_rate(np.array([[1.0, 1.0]]))[0] == 0.5
+
+
+def test_a_given_range_stays():
+    scale = RewardScale.of([0, 2])
+    scale.observe(np.array([5.0, -5.0]))
+    assert (scale.low, scale.high) == (0.0, 2.0)

@@ -1,0 +1,149 @@
+"""Training with prompts that DOTS selects."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from trl import GRPOConfig
+
+from tests.factories import Watched, chat_dataset, even_length_reward, logged, mixed_reward, plain_dataset, run
+from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
+from trl_dataeff.difficulty.predictor import LogisticDifficultyPredictor
+
+
+def dots(tmp_path, trainer_class=Watched, rewards=mixed_reward, **options):
+    options = {"selection": "dots", "steps_per_generation": 2, "replay_fraction": 0.0, **options}
+    return run(trainer_class, DataEfficientGRPOConfig, tmp_path, rewards=rewards, **options)
+
+
+def test_predictions_are_made_before_the_rollout(tmp_path):
+    """By an estimate taken when prompts are proposed, which cannot know what they will give."""
+
+    class Asked(Watched):
+        def _roll_out(self, ids, round_index, reference):
+            before = self.ledger.selector.predict(ids)
+            groups = super()._roll_out(ids, round_index, reference)
+            np.testing.assert_array_equal([g.predicted for g in groups], before)
+            return groups
+
+    trainer = dots(tmp_path, trainer_class=Asked, dynamic_sampling=True, max_steps=16)
+    table = pd.read_parquet(tmp_path / "dataeff" / "groups.parquet")
+    first = table["step"] == 0
+    assert table["predicted"][first].isna().all()
+    assert table["predicted"][~first].between(0, 1).all()
+    logs = [log for log in trainer.state.log_history if "dataeff/predictor/mae" in log]
+    seen = table[~first & table["success_rate"].notna()]
+    assert logs[-1]["dataeff/predictor/mae"] == pytest.approx(
+        (seen["predicted"] - seen["success_rate"]).abs().mean(), abs=1e-4
+    )
+
+
+@pytest.mark.parametrize("replay", [0.0, 0.5])
+def test_the_papers_reference_set(tmp_path, replay):
+    options = {"dots_reference": "paper", "dots_reference_size": 6, "dots_refresh_windows": 2, "max_steps": 16}
+    trainer = dots(tmp_path, rewards=even_length_reward, replay_fraction=replay, **options)
+    table = pd.read_parquet(tmp_path / "dataeff" / "groups.parquet")
+    references = table[table["source"] == "reference"]
+    assert references.groupby("step").size().to_dict() == {0: 6, 4: 6, 8: 6, 12: 6}
+    assert (table.groupby("step")["prompt_id"].nunique() == table.groupby("step").size()).all()
+    for collection in trainer.collections:
+        taught = [g for g in collection.fresh if g.reference and g.effective]
+        assert all(not g.effective or (g.reference and not replay) for g in collection.dropped)
+        for group in taught:  # nothing effective that was paid for is thrown away
+            if replay:
+                assert any(g.prompt_id == group.prompt_id for g in trainer.ledger.buffer.groups)
+        if not replay:  # they make up at most half of a window
+            assert sum(g.reference for g in collection.trained) == min(len(taught), 2)
+            assert not collection.surplus
+        if replay:
+            assert not any(g.reference for g in collection.trained if g not in collection.replayed)
+    # what is predicted rests on the references alone: not known in the round that rolls them out, then known
+    assert references["predicted"][references["step"] == 0].isna().all()
+    assert table[table["source"] == "fresh"]["predicted"].notna().all()
+
+
+SETTINGS = {
+    "dots": {},
+    "dots+greso": {"selection": "dots+greso"},
+    "all three": {"selection": "dots+greso", "replay_fraction": 0.5},
+    "all three, dynamic": {"selection": "dots+greso", "replay_fraction": 0.5, "dynamic_sampling": True},
+    "target": {"dots_objective": "target"},
+    "attention": {"dots_predictor": "attention"},
+    "refresh": {"dots_refresh_windows": 3},
+    "conversational": {"trainer": {"train_dataset": chat_dataset()}},
+    "lora": {"trainer": {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"])}},
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_settings_train(setting, tmp_path):
+    trainer = dots(tmp_path, **SETTINGS[setting])
+    assert trainer.state.global_step == 12
+    assert all(np.isfinite(loss) for (loss,) in logged(trainer, "loss"))
+    assert logged(trainer, "dataeff/predictor/mae")
+    proposed = [{g.prompt_id for g in c.fresh} for c in trainer.collections]
+    assert len(set.union(*proposed)) > 4
+
+
+@pytest.mark.parametrize("setting", ["all three", "attention", "refresh"])
+def test_resume_is_exact(tmp_path, setting):
+    options = {**SETTINGS[setting], "save_strategy": "steps", "save_steps": 5, "max_steps": 14}
+    whole = dots(tmp_path / "whole", trainer_class=DataEfficientGRPOTrainer, **options)
+    resumed = dots(tmp_path / "resumed", trainer_class=DataEfficientGRPOTrainer, train=False, **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-5"))
+    names = (
+        "loss",
+        "grad_norm",
+        "reward",
+        "dataeff/predictor/mae",
+        "dataeff/rollouts_generated",
+        "dataeff/success_rate",
+    )
+    assert logged(whole, *names) == logged(resumed, *names)
+
+
+def test_other_embeddings_on_resume_are_said_and_the_run_goes_on(tmp_path, caplog_transformers):
+    options = {"save_strategy": "steps", "save_steps": 5, "max_steps": 8}
+    dots(tmp_path / "whole", **options)
+
+    class Elsewhere(Watched):
+        def _embed(self):
+            return super()._embed()[:] * np.float16(1.01)
+
+    resumed = dots(tmp_path / "resumed", trainer_class=Elsewhere, train=False, **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-5"))
+    assert resumed.state.global_step == 8
+    assert any("embeddings are not those of the run" in r.message for r in caplog_transformers.records)
+
+
+def test_a_predictor_of_another_width_or_none_at_all_is_refused(tmp_path):
+    predictor = LogisticDifficultyPredictor()
+    predictor.fit(torch.randn(40, 9), torch.rand(40))
+    predictor.save(tmp_path / "predictor")
+    with pytest.raises(ValueError, match=r"width 9.*width 32"):
+        dots(tmp_path, dots_predictor=str(tmp_path / "predictor"))
+    with pytest.raises(ValueError, match="There is no predictor at"):
+        dots(tmp_path, dots_predictor="nowhere", train=False)
+
+
+def test_the_papers_reference_set_is_refused_where_no_round_can_be_made(tmp_path):
+    rows = [{"prompt": [{"role": "user", "content": f"{i:02d}"}], "image": None} for i in range(24)]
+    with pytest.raises(ValueError, match="Use `dots_reference='rolling'`"):
+        dots(tmp_path, train=False, dots_reference="paper", trainer={"train_dataset": Dataset.from_list(rows)})
+
+
+def test_what_changing_one_import_gives(tmp_path):
+    """A plain `GRPOConfig` on text prompts: DOTS and GRESO, and half of each batch replayed; else what can be had."""
+    trainer = run(DataEfficientGRPOTrainer, GRPOConfig, tmp_path, rewards=even_length_reward, steps_per_generation=2)
+    assert trainer.selection == "dots"
+    assert logged(trainer, "dataeff/rollouts_replayed")[-1][0] > 0
+    stream = {"train_dataset": plain_dataset().to_iterable_dataset()}
+    streaming = run(DataEfficientGRPOTrainer, GRPOConfig, tmp_path, max_steps=1, trainer=stream)
+    assert streaming.selection == "uniform"
+
+
+def test_a_stream_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="streaming"):
+        dots(tmp_path, train=False, trainer={"train_dataset": plain_dataset().to_iterable_dataset()})

@@ -1,0 +1,186 @@
+"""Each mistake ends in one message that says what was given and what would do, before a model is loaded if possible."""
+
+import re
+
+import pytest
+from datasets import Dataset, IterableDataset
+
+from tests.factories import (
+    all_finite,
+    chat_dataset,
+    even_length_reward,
+    last_logged,
+    make_trainer,
+    messages,
+    plain_dataset,
+    run,
+    train_briefly,
+)
+from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
+from trl_dataeff.validation import resolve_selection
+
+
+def config(tmp_path, **fields):
+    return DataEfficientGRPOConfig(str(tmp_path), use_cpu=True, bf16=False, report_to="none", **fields)
+
+
+def build(tmp_path, dataset, **fields):
+    """A model that does not exist: whatever is found out before it is loaded is found out here."""
+    return DataEfficientGRPOTrainer(
+        model="no/such-model", reward_funcs=even_length_reward, args=config(tmp_path, **fields), train_dataset=dataset
+    )
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        (Dataset.from_dict({"prompt": []}), "has 0 prompts, and each batch takes 1"),
+        (plain_dataset(3).rename_column("prompt", "question"), r"no column `prompt`; its columns are \['question'"),
+        (None, "`train_dataset` is required"),
+    ],
+)
+def test_datasets_that_cannot_be_used(tmp_path, dataset, message):
+    with pytest.raises(ValueError, match=message):
+        build(tmp_path, dataset)
+
+
+def test_fewer_prompts_than_a_window_needs(tmp_path):
+    with pytest.raises(ValueError, match="has 3 prompts, and each batch takes 4") as error:
+        build(tmp_path, plain_dataset(3), per_device_train_batch_size=16, num_generations=4)
+    assert "`generation_batch_size` 16 / `num_generations` 4" in str(error.value)
+
+
+def test_streaming_with_dynamic_sampling(tmp_path):
+    stream = IterableDataset.from_generator(lambda: iter(plain_dataset()))
+    with pytest.raises(ValueError, match=r"`dynamic_sampling=True` needs a dataset whose rows"):
+        build(tmp_path, stream, dynamic_sampling=True, max_steps=2)
+
+
+@pytest.mark.parametrize("fields", [{"dynamic_sampling": True}, {"selection": "greso"}])
+def test_prompts_of_an_environment_cannot_be_chosen(tmp_path, fields):
+    with pytest.raises(ValueError, match="prompts that an environment makes up cannot give"):
+        DataEfficientGRPOTrainer(
+            "no/such-model", args=config(tmp_path, **fields), environment_factory=object, reward_funcs=None
+        )
+
+
+def test_args_of_another_type(tmp_path):
+    with pytest.raises(TypeError, match="must be a DataEfficientGRPOConfig or a GRPOConfig, got dict"):
+        DataEfficientGRPOTrainer("no/such-model", even_length_reward, {"output_dir": "x"}, plain_dataset())
+
+
+def test_reward_of_the_wrong_length(tmp_path):
+    with pytest.raises(ValueError, match="returned 1 rewards, but 8 were expected"):
+        run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, rewards=lambda **kwargs: [1.0])
+
+
+@pytest.mark.parametrize("dynamic_sampling", [False, True])
+@pytest.mark.parametrize("value", [None, float("nan")])
+def test_rewards_that_score_nothing(tmp_path, value, dynamic_sampling):
+    def silent_reward(completions, **kwargs):
+        return [value] * len(completions)
+
+    with pytest.raises(
+        ValueError, match="No reward function gave a score for any of the first 8 completions"
+    ) as error:
+        run(
+            DataEfficientGRPOTrainer,
+            DataEfficientGRPOConfig,
+            tmp_path,
+            rewards=silent_reward,
+            dynamic_sampling=dynamic_sampling,
+        )
+    assert "`silent_reward`" in str(error.value)
+
+
+def test_one_silent_reward_of_two_is_a_warning(tmp_path, caplog_transformers):
+    def silent_reward(completions, **kwargs):
+        return [None] * len(completions)
+
+    run(
+        DataEfficientGRPOTrainer,
+        DataEfficientGRPOConfig,
+        tmp_path,
+        rewards=[even_length_reward, silent_reward],
+        max_steps=3,
+    )
+    messages = [r.message for r in caplog_transformers.records if "returned only None or NaN" in r.message]
+    assert len(messages) == 1
+    assert messages[0].startswith("`silent_reward`")
+
+
+def test_scores_that_fall_silent_later_do_not_end_the_run(tmp_path):
+    calls = []
+
+    def failing_judge(completion_ids, **kwargs):
+        calls.append(1)
+        return even_length_reward(completion_ids) if len(calls) < 3 else [None] * len(completion_ids)
+
+    trainer = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, rewards=failing_judge, max_steps=5)
+    assert trainer.state.global_step == 5
+    assert trainer.state.log_history[4]["dataeff/unscorable_ratio"] == 1.0
+
+
+def test_a_wrong_dataset_type_is_refused_as_by_trl(tmp_path):
+    with pytest.raises(TypeError, match="must be a `Dataset` or `IterableDataset`"):
+        run(
+            DataEfficientGRPOTrainer,
+            DataEfficientGRPOConfig,
+            tmp_path,
+            trainer={"train_dataset": chat_dataset().to_list()},
+        )
+
+
+@pytest.mark.parametrize("dynamic", ["off", "dynamic"])
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [*plain_dataset(8)["prompt"], None],
+        [*chat_dataset(8)["prompt"], []],
+        [*chat_dataset(8)["prompt"], None],
+    ],
+)
+def test_rows_without_a_prompt_are_named_before_training(tmp_path, rows, dynamic):
+    dataset = Dataset.from_dict({"prompt": rows})
+    with pytest.raises(ValueError, match=r"has 1 rows without a prompt .*: 8\. Remove them"):
+        make_trainer(tmp_path, dynamic, trainer={"train_dataset": dataset})
+    make_trainer(tmp_path, dynamic, trainer={"train_dataset": dataset.select(range(8))})
+
+
+def test_a_row_that_cannot_be_tokenized_is_named(tmp_path):
+    def transform(rows):
+        return {"prompt": [p if not p.startswith("05") else 7 for p in rows["prompt"]]}
+
+    dataset = plain_dataset(8).with_transform(transform)
+    with pytest.raises((TypeError, ValueError)) as raised:
+        make_trainer(tmp_path, "off", trainer={"train_dataset": dataset}, max_steps=8).train()
+    assert any(re.search(r"dataset's rows \[.*\b5\b.*\]", note) for note in raised.value.__notes__)
+
+
+def test_a_prompt_that_fills_the_context(tmp_path, caplog_transformers):
+    prompts = [f"{i:02d}:1+1=" for i in range(7)] + ["07:" + "1+" * 508 + "1="]
+    dataset = Dataset.from_dict({"prompt": prompts})
+    trainer = train_briefly(tmp_path, "off", trainer={"train_dataset": dataset}, max_steps=10)
+    assert trainer.state.global_step == 10
+    assert all_finite(trainer)
+    assert last_logged(trainer, "overlong_prompts") in (4, 8, 12)  # once an epoch, four completions each
+    (message,) = messages(caplog_transformers, "leaves no room")
+    assert (
+        "A prompt of 1021 tokens leaves no room for `max_completion_length` (8) in the model's context of 1024"
+        in message
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "obstacle", "sharded", "expected"),
+    [
+        ({}, None, False, "dots"),
+        ({}, "images", False, "uniform"),
+        ({}, None, True, "greso"),
+        ({"dots_embedding": "some/model"}, None, True, "dots"),
+        ({"selection": "greso"}, "images", True, "greso"),
+    ],
+)
+def test_what_auto_stands_for(fields, obstacle, sharded, expected):
+    config = DataEfficientGRPOConfig("out", use_cpu=True, bf16=False, **fields)
+    assert resolve_selection(config, obstacle, sharded=sharded) == expected

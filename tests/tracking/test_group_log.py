@@ -1,0 +1,52 @@
+"""The table of all groups that a run writes."""
+
+import errno
+from pathlib import Path
+
+import pandas as pd
+
+from tests.factories import history, messages, mixed_reward, run, train
+from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
+from trl_dataeff.tracking import group_log
+
+
+def test_groups_table_goes_on_where_the_checkpoint_was(tmp_path):
+    options = {"dynamic_sampling": True, "rewards": mixed_reward, "save_strategy": "steps", "save_steps": 5}
+    run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, **options)
+    path = tmp_path / "dataeff" / "groups.parquet"
+    before = pd.read_parquet(path).drop(columns="seconds")
+    again = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, train=False, **options)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
+    pd.testing.assert_frame_equal(pd.read_parquet(path).drop(columns="seconds"), before)
+    run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, **{**options, "max_steps": 1})
+    assert len(pd.read_parquet(path)) < len(before), "a new run starts a new table"
+
+
+def test_the_table_of_groups_waits_for_room(tmp_path, monkeypatch, caplog_transformers):
+    whole = train(tmp_path / "whole", max_steps=4, save_steps=1)
+    calls = []
+    write = group_log.pq.write_table
+
+    def sometimes_full(table, path):
+        calls.append(len(table))
+        if len(calls) in (2, 3):
+            Path(path).write_bytes(b"half")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(table, path)
+
+    monkeypatch.setattr(group_log.pq, "write_table", sometimes_full)
+    trainer = train(tmp_path / "full", max_steps=4, save_steps=1)
+    assert len(calls) >= 4
+    assert sum("groups.parquet could not be written" in m for m in messages(caplog_transformers)) == 1
+    tables = [pd.read_parquet(tmp_path / n / "dataeff" / "groups.parquet") for n in ("whole", "full")]
+    pd.testing.assert_frame_equal(*(table.drop(columns="seconds") for table in tables))
+    assert history(trainer.state.log_history) == history(whole.state.log_history)
+    assert {path.name for path in (tmp_path / "full" / "dataeff").iterdir()} == {"groups.parquet"}
+
+
+def test_a_damaged_table_of_groups_is_set_aside(tmp_path, caplog_transformers):
+    train(tmp_path, max_steps=2)
+    (tmp_path / "dataeff" / "groups.parquet").write_bytes(b"PAR1 no more")
+    train(tmp_path, max_steps=4, resume=True)
+    assert any("is damaged" in m and "groups.damaged.parquet" in m for m in messages(caplog_transformers))
+    assert pd.read_parquet(tmp_path / "dataeff" / "groups.parquet")["step"].min() >= 2
