@@ -136,7 +136,9 @@ class AttentionDifficultyPredictor(DifficultyPredictor, nn.Module):
         rows = max(1, SCORES // len(p_ref))
         keys, log_weight = zr.T / math.sqrt(zr.shape[1]), weight.log()
         pieces = [
-            attention_average(zq[i : i + rows], keys, log_weight, p_ref, None if exclude is None else exclude[i : i + rows])
+            attention_average(
+                zq[i : i + rows], keys, log_weight, p_ref, None if exclude is None else exclude[i : i + rows]
+            )
             for i in range(0, len(zq), rows)
         ]
         mean, deviation = weighted_moments(p_ref, weight)

@@ -159,7 +159,7 @@ class DifficultyPredictor(ABC):
         """
         return max(KEPT_GROUPS, KEPT_BATCHES * batch_groups)
 
-    def start(self, E: Embeddings) -> None:
+    def start(self, E: Embeddings) -> None:  # noqa: B027
         """
         Prepare for a run. Called once, before everything else. Default: nothing.
 

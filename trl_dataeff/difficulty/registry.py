@@ -39,22 +39,25 @@ class PluginRegistry(Generic[T]):
         """
 
         def decorate(cls: C) -> C:
-            if not name or not isinstance(cls, type) or not issubclass(cls, self.base):
-                raise self.error(
-                    f"{cls!r} cannot be registered as {name!r}: a {self.kind} needs a name and is a subclass of "
-                    f"{self.base.__name__}."
-                )
-            taken = self._classes.get(name)
-            if taken is not None and (taken.__module__, taken.__qualname__) != (cls.__module__, cls.__qualname__):
-                raise self.error(
-                    f"The name {name!r} belongs to the {self.kind} {taken.__module__}.{taken.__qualname__} already. "
-                    f"Register {cls.__module__}.{cls.__qualname__} under another name."
-                )
-            self._classes[name] = cls
-            cls.name = name
+            self._add(name, cls)
             return cls
 
         return decorate
+
+    def _add(self, name: str, cls: Any) -> None:
+        if not name or not isinstance(cls, type) or not issubclass(cls, self.base):
+            raise self.error(
+                f"{cls!r} cannot be registered as {name!r}: a {self.kind} needs a name and is a subclass of "
+                f"{self.base.__name__}."
+            )
+        taken = self._classes.get(name)
+        if taken is not None and _path(taken) != _path(cls):  # a module may be imported again
+            raise self.error(
+                f"The name {name!r} belongs to the {self.kind} {_path(taken)} already. Register {_path(cls)} under "
+                "another name."
+            )
+        self._classes[name] = cls
+        cls.name = name  # type: ignore[attr-defined]
 
     def name_of(self, cls: type) -> str | None:
         """Name that a class itself is registered as, or `None`; a name that it inherits does not count."""
@@ -97,7 +100,7 @@ class PluginRegistry(Generic[T]):
         named = self.name_of(cls)
         if named not in (None, point.name):
             raise self.error(f"{source} is registered as {named!r} in its own code. Give both the same name.")
-        self.register(point.name)(cls)
+        self._add(point.name, cls)
 
     def _unknown(self, name: str) -> str:
         known = self.names()
@@ -108,6 +111,10 @@ class PluginRegistry(Generic[T]):
             f"its class with @register_{self.kind}({name!r}) in a module that is imported, or install a package with an "
             f"entry point in {self.group!r}."
         )
+
+
+def _path(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def _source(point: metadata.EntryPoint) -> str:

@@ -9,8 +9,8 @@ from transformers.utils import logging
 
 from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.difficulty.base import Embeddings
-from trl_dataeff.difficulty.online import RollingDifficulty
 from trl_dataeff.difficulty.loading import DifficultyPredictor, make_predictor
+from trl_dataeff.difficulty.online import RollingDifficulty
 from trl_dataeff.selection.base import Selector
 from trl_dataeff.selection.combined import DotsGresoSelector
 from trl_dataeff.selection.dots import DotsSelector, ReferenceSet, log_weight_effective, log_weight_target
