@@ -67,7 +67,7 @@ class AttentionDifficultyPredictor(DifficultyPredictor, nn.Module):
         self.eval()
 
     @classmethod
-    def create(cls, embedding_width: int, seed: int, **arguments: Any) -> AttentionDifficultyPredictor:
+    def create(cls, embedding_width: int, seed: int, /, **arguments: Any) -> AttentionDifficultyPredictor:
         return cls(embedding_width, **{"seed": seed, **arguments})
 
     @property

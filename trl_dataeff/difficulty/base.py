@@ -88,7 +88,7 @@ class DifficultyPredictor(ABC):
     embedding: str = ""
 
     @classmethod
-    def create(cls, embedding_width: int, seed: int, **arguments: Any) -> DifficultyPredictor:
+    def create(cls, embedding_width: int, seed: int, /, **arguments: Any) -> DifficultyPredictor:
         """
         New predictor for a run. Override it if the class needs the width or the seed; by default neither is passed on.
 

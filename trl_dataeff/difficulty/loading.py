@@ -51,7 +51,7 @@ PREFIX = "regressor."
 
 
 def make_predictor(
-    name_or_path: str, embedding_width: int, seed: int = 0, **arguments: Any
+    name_or_path: str, embedding_width: int, seed: int = 0, /, **arguments: Any
 ) -> tuple[DifficultyPredictor, bool]:
     """
     Predictor for a run.
@@ -82,7 +82,7 @@ def make_predictor(
         ) from error
 
 
-def check_predictor(name_or_path: str, **arguments: Any) -> None:
+def check_predictor(name_or_path: str, /, **arguments: Any) -> None:
     """
     Raise the error that [`make_predictor`] would raise, before embeddings are there.
 
