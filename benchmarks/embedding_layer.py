@@ -23,8 +23,8 @@ from benchmarks.lab.evaluate import success
 from benchmarks.lab.pools import POOLS, cached_cell_success, classify, pool_dataset
 from benchmarks.lab.pretrain import StartRecipe, start_folder
 from benchmarks.lab.tasks import Task
+from trl_dataeff.difficulty.loading import LogisticDifficultyPredictor
 from trl_dataeff.difficulty.online import RollingDifficulty
-from trl_dataeff.difficulty.predictor import LogisticDifficultyPredictor
 from trl_dataeff.difficulty.quality import pearson
 
 

@@ -112,15 +112,15 @@ def neighbours(run: dict, known: np.ndarray) -> np.ndarray:
 
 def compare(run: dict, seed: int) -> list[dict[str, float]]:
     """Correlations at each look."""
+    from trl_dataeff.difficulty.loading import AttentionDifficultyPredictor, LogisticDifficultyPredictor
     from trl_dataeff.difficulty.online import RollingDifficulty
-    from trl_dataeff.difficulty.predictor import AttentionDifficultyPredictor, LogisticDifficultyPredictor
     from trl_dataeff.selection.history import SuccessHistory
 
     rng = np.random.default_rng(seed)
     width = run["pool"].shape[1]
     rolling = RollingDifficulty(run["pool"], LogisticDifficultyPredictor(), half_life=HALF_LIFE)
     attention = RollingDifficulty(
-        run["pool"], AttentionDifficultyPredictor(width, seed=seed), half_life=HALF_LIFE, fit_every=16, seed=seed
+        run["pool"], AttentionDifficultyPredictor(width, seed=seed), half_life=HALF_LIFE, capacity=2048, seed=seed
     )
     history, rows, done = SuccessHistory(len(run["pool"]), PRIOR, HALF_LIFE), [], 0
     unseen = torch.from_numpy(run["unseen"].astype(np.float32))
@@ -131,7 +131,7 @@ def compare(run: dict, seed: int) -> list[dict[str, float]]:
             history.observe(ids, rates, np.full(len(ids), float(GROUP), np.float32), window)
             rolling.observe(ids, rates, window)
             attention.observe(ids, rates, window)
-            attention._fit_towers(window)
+            attention._refit(window)
         done = at
         prior = rolling.refresh(at)
         known = run["windows"] <= at

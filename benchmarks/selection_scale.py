@@ -30,7 +30,7 @@ from typing import NamedTuple
 import torch
 
 from benchmarks.gaussian_process import GaussianProcess
-from trl_dataeff.difficulty.predictor import AttentionDifficultyPredictor, LogisticDifficultyPredictor
+from trl_dataeff.difficulty.loading import AttentionDifficultyPredictor, LogisticDifficultyPredictor
 from trl_dataeff.selection.dots import gumbel_top_k, log_weight_target
 
 

@@ -1,17 +1,23 @@
 """
-Data-efficient GRPO for Hugging Face TRL: [`DataEfficientGRPOTrainer`] in the place of `GRPOTrainer`.
+Data-efficient GRPO for Hugging Face TRL: [`DataEfficientGRPOTrainer`] in place of `GRPOTrainer`.
 
-The way of the data, which is also the order of the modules:
+Data flow of a generation batch, and the place of each part:
 
-    dataset -> PromptPool -> Selector -> rollout rounds -> effective groups -> + replayed groups -> GRPO loss
-               (pool.py)   (selection/)  (rollout.py; TRL   |  (group.py)          ^  (replay/ratio.py)
-                  ^             ^         generates, scores) v                     |
-                  +-- history --+------- RolloutLedger <- observe(group) -> ReplayBuffer
-                                |         (ledger.py)                      (replay/buffer.py)
-                        predictions <- embeddings of all prompts
-                            (difficulty/)
+    trainer.py           the only subclass of GRPOTrainer: translates TRL's calls, delegates everything else
+    collector/           one generation batch: propose -> generate -> classify -> replay -> update history
+      selection/           which prompts to generate rollouts for: a new selector goes here
+        difficulty/          predictions of success rates, from embeddings of the prompts
+      rollouts/            groups of completions, how they are classified, and how they pass through TRL's `_generate`
+      replay/              buffer.py: which groups are kept and evicted; correction.py: the loss of replayed groups
+    tracking/            what a run records: metrics.py lists every metric, group_log.py writes groups.parquet
+    checkpoint/          files that are complete or absent, and resuming from them
+    fault_tolerance/     signals, non-finite steps, vLLM restarts, reward time limits: each off unless chosen
+    config.py, validation.py, callback.py, registry.py
+    analysis/, cli/, testing.py, rewards/
 
-The public names are imported when they are first used: the command answers `--version` without loading torch.
+A module imports only from the layers below its own; `tests/test_layers.py` has their order.
+
+The public names are imported when they are first used: the command answers `--version` without importing torch.
 """
 
 import importlib
@@ -26,15 +32,25 @@ from trl_dataeff.version import __version__
 
 if TYPE_CHECKING:
     from trl_dataeff.config import DataEfficientGRPOConfig
+    from trl_dataeff.difficulty.base import DifficultyPredictor, register_predictor
     from trl_dataeff.replay.buffer import ReplayBuffer
     from trl_dataeff.rollouts.group import RolloutGroup
-    from trl_dataeff.selection import DotsGresoSelector, DotsSelector, GresoSelector, Selector, UniformSelector
+    from trl_dataeff.selection import (
+        DotsGresoSelector,
+        DotsSelector,
+        GresoSelector,
+        Selector,
+        SelectorContext,
+        UniformSelector,
+        register_selector,
+    )
     from trl_dataeff.selection.pool import PromptPool
     from trl_dataeff.trainer import DataEfficientGRPOTrainer
 
 __all__ = [
     "DataEfficientGRPOConfig",
     "DataEfficientGRPOTrainer",
+    "DifficultyPredictor",
     "DotsGresoSelector",
     "DotsSelector",
     "GresoSelector",
@@ -42,13 +58,17 @@ __all__ = [
     "ReplayBuffer",
     "RolloutGroup",
     "Selector",
+    "SelectorContext",
     "UniformSelector",
     "__version__",
+    "register_predictor",
+    "register_selector",
 ]
 
-_HOMES = {
+_MODULES = {
     "DataEfficientGRPOConfig": "config",
     "DataEfficientGRPOTrainer": "trainer",
+    "DifficultyPredictor": "difficulty.base",
     "DotsGresoSelector": "selection",
     "DotsSelector": "selection",
     "GresoSelector": "selection",
@@ -56,22 +76,25 @@ _HOMES = {
     "ReplayBuffer": "replay.buffer",
     "RolloutGroup": "rollouts.group",
     "Selector": "selection",
+    "SelectorContext": "selection",
     "UniformSelector": "selection",
+    "register_predictor": "difficulty.base",
+    "register_selector": "selection",
 }
 _TESTED_TRL = ("1.16", "1.17")
 
 
 def __getattr__(name: str):
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return sorted([*globals(), *_MODULES])
 
 
-def _warn_of_an_untested_trl(installed: str) -> None:
+def _warn_untested_trl(installed: str) -> None:
     if not Version(_TESTED_TRL[0]) <= Version(Version(installed).base_version) < Version(_TESTED_TRL[1]):
         warnings.warn(
             f"trl_dataeff {__version__} is tested with trl {_TESTED_TRL[0]} and has not been tested with the "
@@ -81,4 +104,4 @@ def _warn_of_an_untested_trl(installed: str) -> None:
         )
 
 
-_warn_of_an_untested_trl(importlib.metadata.version("trl"))
+_warn_untested_trl(importlib.metadata.version("trl"))

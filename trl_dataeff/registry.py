@@ -1,108 +1,123 @@
-"""`Registry`: names of plug-ins, registered in code or through an entry point."""
+"""`PluginRegistry`: classes by name, registered by a decorator or offered by an installed package's entry points."""
 
 from __future__ import annotations
 
 import difflib
-import importlib.metadata
-import inspect
 from collections.abc import Callable
+from importlib import metadata
 from typing import Any, Generic, TypeVar
 
 
-T = TypeVar("T", bound=Callable[..., Any])
+T = TypeVar("T")
+C = TypeVar("C", bound=type)
 
 
-class Registry(Generic[T]):
+class PluginRegistry(Generic[T]):
     """
-    Maps names to classes or factories.
-
-    A name that is not registered is looked up among the installed packages' entry points, which are imported only then.
+    Classes of one kind, by name. An entry point is imported when its name is first asked for.
 
     Args:
-        kind (`str`): what is registered, for messages: `"selector"`.
-        group (`str`): entry point group: `"trl_dataeff.selectors"`.
-        error (`type`, *optional*, defaults to `ValueError`): exception type for unknown names and wrong arguments.
+        base (`type`): class that registered classes derive from. Registration sets their attribute `name`.
+        kind (`str`): what one of them is, for messages, such as `"predictor"`.
+        group (`str`): entry point group, such as `"trl_dataeff.predictors"`.
+        error (`type`): exception that is raised.
     """
 
-    def __init__(self, kind: str, group: str, error: type[Exception] = ValueError):
-        self.kind, self.group, self.error = kind, group, error
-        self._entries: dict[str, T] = {}
+    def __init__(self, base: type[T], kind: str, group: str, error: type[Exception]):
+        self.base, self.kind, self.group, self.error = base, kind, group, error
+        self._classes: dict[str, type[T]] = {}
 
-    def register(self, name: str) -> Callable[[T], T]:
-        """Decorator that registers a class or a factory under `name`. A taken name is an error."""
+    def register(self, name: str) -> Callable[[C], C]:
+        """
+        Class decorator that registers a class as `name` and sets its attribute `name`.
 
-        def decorate(entry: T) -> T:
-            present = self._entries.get(name)
-            # A module that is imported again (a notebook, `importlib.reload`) replaces its own entries
-            if present is not None and _path(present) != _path(entry):
-                raise self.error(
-                    f"The {self.kind} name {name!r} is taken by {_path(present)}. Register {_path(entry)} under another."
-                )
-            self._entries[name] = entry
-            return entry
+        Args:
+            name (`str`): the name; not empty.
+
+        Raises:
+            Exception: (of type `error`) the name belongs to another class, or the class does not derive from `base`.
+        """
+
+        def decorate(cls: C) -> C:
+            self._add(name, cls)
+            return cls
 
         return decorate
 
-    def names(self) -> list[str]:
-        """Names that can be used: registered ones, and those of entry points."""
-        return sorted({*self._entries, *(point.name for point in self._entry_points())})
+    def _add(self, name: str, cls: Any) -> None:
+        if not name or not isinstance(cls, type) or not issubclass(cls, self.base):
+            raise self.error(
+                f"{cls!r} cannot be registered as {name!r}: a {self.kind} needs a name and is a subclass of "
+                f"{self.base.__name__}."
+            )
+        taken = self._classes.get(name)
+        if taken is not None and _path(taken) != _path(cls):  # a module may be imported again
+            raise self.error(
+                f"The name {name!r} belongs to the {self.kind} {_path(taken)} already. Register {_path(cls)} under "
+                "another name."
+            )
+        self._classes[name] = cls
+        cls.name = name  # type: ignore[attr-defined]
 
-    def get(self, name: str) -> T:
+    def name_of(self, cls: type) -> str | None:
+        """Name that a class itself is registered as, or `None`; a name that it inherits does not count."""
+        name = cls.__dict__.get("name", "")
+        return name if self._classes.get(name) is cls else None
+
+    def names(self) -> list[str]:
+        """All names in alphabetical order: registered ones, and those of entry points, which are not imported."""
+        return sorted({*self._classes, *(point.name for point in metadata.entry_points(group=self.group))})
+
+    def get(self, name: str) -> type[T]:
         """
-        The class or factory of a name.
+        Class of a name.
 
         Raises:
-            `error`: the name is unknown, or its entry point cannot be imported.
+            Exception: (of type `error`) there is no such name, or its entry point cannot be imported.
         """
-        if name in self._entries:
-            return self._entries[name]
-        for point in self._entry_points():
-            if point.name == name:
-                return self._load(point)
-        names = self.names()
-        close = difflib.get_close_matches(name, names, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise self.error(
-            f"Unknown {self.kind} {name!r}; the known ones are {', '.join(map(repr, names))}.{hint} A {self.kind} of your "
-            f"own is registered with `@register_{self.kind}({name!r})`, in a module that is imported before training, or "
-            f"with an entry point in the group `{self.group}`."
+        if name not in self._classes:
+            points = [point for point in metadata.entry_points(group=self.group) if point.name == name]
+            if not points:
+                raise self.error(self._unknown(name))
+            if len({point.value for point in points}) > 1:
+                raise self.error(
+                    f"Several installed packages offer a {self.kind} {name!r}: "
+                    f"{', '.join(_source(point) for point in points)}. Uninstall all but one."
+                )
+            self._import(points[0])
+        return self._classes[name]
+
+    def _import(self, point: metadata.EntryPoint) -> None:
+        source = f"The {self.kind} {point.name!r} of {_source(point)}"
+        try:
+            cls: Any = point.load()
+        except Exception as error:
+            raise self.error(
+                f"{source} cannot be imported ({type(error).__name__}: {error}). Fix or uninstall that package."
+            ) from error
+        if not isinstance(cls, type) or not issubclass(cls, self.base):
+            raise self.error(f"{source} is {cls!r}, not a subclass of {self.base.__name__}. Fix that package.")
+        named = self.name_of(cls)
+        if named not in (None, point.name):
+            raise self.error(f"{source} is registered as {named!r} in its own code. Give both the same name.")
+        self._add(point.name, cls)
+
+    def _unknown(self, name: str) -> str:
+        known = self.names()
+        close = difflib.get_close_matches(name, known, n=1)
+        meant = f" Did you mean {close[0]!r}?" if close else ""
+        return (
+            f"There is no {self.kind} {name!r}; known are {', '.join(map(repr, known))}.{meant} To add your own, decorate "
+            f"its class with @register_{self.kind}({name!r}) in a module that is imported, or install a package with an "
+            f"entry point in {self.group!r}."
         )
 
-    def make(self, name: str, arguments: dict[str, Any]) -> Any:
-        """
-        Call the class or factory of `name` with keyword arguments.
 
-        Raises:
-            `error`: the name is unknown, or an argument is unknown or missing.
-        """
-        self.check(name, arguments)
-        return self.get(name)(**arguments)
-
-    def check(self, name: str, arguments: dict[str, Any]) -> None:
-        """Raise what [`make`] would raise for an unknown name or wrong arguments, and make nothing."""
-        entry = self.get(name)
-        try:
-            inspect.signature(entry).bind(**arguments)
-        except TypeError as error:
-            takes = [p for p in inspect.signature(entry).parameters if p != "self"]
-            raise self.error(
-                f"The {self.kind} {name!r} cannot be made from {arguments}: {error}. Its arguments are "
-                f"{', '.join(takes) or 'none'}."
-            ) from error
-
-    def _entry_points(self) -> list[importlib.metadata.EntryPoint]:
-        return list(importlib.metadata.entry_points(group=self.group))
-
-    def _load(self, point: importlib.metadata.EntryPoint) -> T:
-        try:
-            entry = point.load()
-        except Exception as error:  # whatever the other package's import raises
-            raise self.error(
-                f"The {self.kind} {point.name!r} of the entry point `{point.value}` cannot be imported "
-                f"({type(error).__name__}: {error}). Repair or uninstall the package that provides it."
-            ) from error
-        return self._entries.setdefault(point.name, entry)
+def _path(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def _path(entry: Any) -> str:
-    return f"{entry.__module__}.{entry.__qualname__}"
+def _source(point: metadata.EntryPoint) -> str:
+    distribution = getattr(point, "dist", None)
+    package = distribution.name if distribution else "an installed package"
+    return f"{package} (entry point {point.value!r} in {point.group!r})"

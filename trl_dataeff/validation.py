@@ -14,9 +14,9 @@ from trl import GRPOConfig
 from trl.trainer.utils import get_config_model_id
 
 from trl_dataeff.config import AUTO_SELECTION, DataEfficientGRPOConfig
-from trl_dataeff.difficulty.loading import load_predictor, predictors
+from trl_dataeff.difficulty.loading import check_predictor, load_predictor, registered_predictors
 from trl_dataeff.replay.buffer import replay_groups
-from trl_dataeff.selection.base import Selector, make_selector, selectors
+from trl_dataeff.selection import Selector, make_selector
 
 
 logger = logging.get_logger(__name__)
@@ -90,8 +90,11 @@ def check_selection(args: DataEfficientGRPOConfig, selector: Selector | None) ->
     if selector is not None:
         return
     name = AUTO_SELECTION if args.selection == "auto" else args.selection
-    selectors.check(name, args.selector_arguments(name))
-    if "dots" in name and args.dots_predictor not in predictors.names():
+    make_selector(name, args.selector_arguments(name))
+    if "dots" not in name:
+        return
+    check_predictor(args.dots_predictor, **(args.dots_predictor_args or {}))
+    if args.dots_predictor not in registered_predictors():
         predictor = load_predictor(args.dots_predictor)
         if predictor.embedding and predictor.embedding != args.dots_embedding:
             logger.warning(

@@ -16,8 +16,8 @@ from datasets import Dataset
 from tests.factories import difficulty_problem
 from trl_dataeff.cli.main import main
 from trl_dataeff.difficulty import offline
+from trl_dataeff.difficulty.loading import load_predictor
 from trl_dataeff.difficulty.online import RollingDifficulty
-from trl_dataeff.difficulty.predictor import load_predictor
 from trl_dataeff.tracking.group_log import SCHEMA
 
 

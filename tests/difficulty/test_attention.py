@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,8 +13,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.factories import difficulty_problem, generator
-from trl_dataeff.difficulty import attention, training
-from trl_dataeff.difficulty.predictor import AttentionDifficultyPredictor, PredictorError, load_predictor
+from trl_dataeff.difficulty import attention, attention_network, training
+from trl_dataeff.difficulty.loading import AttentionDifficultyPredictor, PredictorError, load_predictor
 
 
 class SimHead(nn.Module):
@@ -86,7 +87,7 @@ def test_references_that_all_fail_or_succeed_are_clamped_as_published(tmp_path, 
 
 def test_half_precision_checkpoints_are_read(tmp_path):
     model = Published().half()
-    predictor = AttentionDifficultyPredictor.from_published(checkpoint(tmp_path / "m.pt", model))
+    predictor = load_predictor(checkpoint(tmp_path / "m.pt", model))
     assert all(parameter.dtype == torch.float32 for parameter in predictor.parameters())
 
 
@@ -112,7 +113,7 @@ def with_(name, value):
         (with_("regressor.mlp.0.bias", torch.full((10,), math.nan)), "not finite"),
     ],
 )
-def test_other_architectures_are_refused(tmp_path, change, says):
+def test_other_architectures_are_rejected(tmp_path, change, says):
     state = dict(Published().state_dict())
     change(state)
     torch.save({"model_state_dict": state}, tmp_path / "m.pt")
@@ -121,7 +122,7 @@ def test_other_architectures_are_refused(tmp_path, change, says):
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99])
-def test_truncated_files_are_refused(tmp_path, share):
+def test_truncated_files_are_rejected(tmp_path, share):
     path = checkpoint(tmp_path / "m.pt", Published())
     data = path.read_bytes()
     path.write_bytes(data[: int(len(data) * share)])
@@ -137,8 +138,8 @@ def test_files_that_are_no_checkpoint(tmp_path):
         torch.save(content, tmp_path / f"{i}.pt")
         with pytest.raises(PredictorError, match="is no checkpoint of a difficulty predictor"):
             load_predictor(tmp_path / f"{i}.pt")
-    with pytest.raises(PredictorError, match="There is no file"):
-        AttentionDifficultyPredictor.from_published(tmp_path / "absent.pt")
+    with pytest.raises(PredictorError, match="There is no predictor at"):
+        load_predictor(tmp_path / "absent.pt")
 
 
 class Payload:
@@ -148,14 +149,14 @@ class Payload:
         return setattr, (Payload, "ran", True)
 
 
-def test_pickled_objects_are_refused_and_not_run(tmp_path):
+def test_pickled_objects_are_rejected_and_not_run(tmp_path):
     checkpoint(tmp_path / "m.pt", Published(), optimizer=Payload())
     with pytest.raises(PredictorError, match="holds pickled objects other than tensors"):
         load_predictor(tmp_path / "m.pt")
     assert not Payload.ran
 
 
-def test_embeddings_of_another_width_are_refused(tmp_path):
+def test_embeddings_of_another_width_are_rejected(tmp_path):
     predictor = load_predictor(checkpoint(tmp_path / "m.pt", Published(h=24)))
     with pytest.raises(PredictorError, match="width 24, and these have width 25"):
         predictor.project_queries(torch.ones(2, 25))
@@ -192,12 +193,12 @@ def test_whole_weights_are_repetitions_up_to_the_unbiased_deviation():
 
 
 def test_weighted_moments_by_hand():
-    mean, deviation = attention._moments(torch.tensor([0.0, 1.0, 0.5]), torch.tensor([1.0, 1.0, 2.0]))
+    mean, deviation = attention_network.weighted_moments(torch.tensor([0.0, 1.0, 0.5]), torch.tensor([1.0, 1.0, 2.0]))
     assert mean == 0.5
     # sum of w (p - mean)^2 = (1 + 1) / 4 * 0.25 = 0.125; 1 - sum of w^2 = 1 - (1 + 1 + 4) / 16 = 0.625
     assert deviation == pytest.approx(math.sqrt(0.125 / 0.625))
     p = torch.rand(20, generator=generator())
-    assert attention._moments(p, torch.full((20,), 0.3))[1] == pytest.approx(p.std().item(), rel=1e-5)
+    assert attention_network.weighted_moments(p, torch.full((20,), 0.3))[1] == pytest.approx(p.std().item(), rel=1e-5)
 
 
 def test_one_reference_and_none_left():
@@ -228,7 +229,7 @@ def test_chunks_change_nothing(monkeypatch):
         lambda zq, zr, p: (zq, zr, p * math.nan),
     ],
 )
-def test_references_that_do_not_fit_are_refused(wrong):
+def test_references_that_do_not_fit_are_rejected(wrong):
     model, zq, zr, p = parts()
     with pytest.raises(PredictorError, match=r"do not fit|need known"):
         model.attend(*wrong(zq, zr, p))
@@ -274,11 +275,11 @@ def test_held_out_groups_end_a_fit_that_only_learns_noise_and_choose_its_best_pa
     model = AttentionDifficultyPredictor(40, width=32)
     losses, held_out_loss = [], training.held_out_loss
     monkeypatch.setattr(training, "held_out_loss", lambda *args: losses.append(held_out_loss(*args)) or losses[-1])
-    training.train(model, E, tasks, seed=0, epochs=50)
+    model.fit_tasks(E, tasks, seed=0, epochs=50)
     best = int(np.argmin(losses))
     assert len(losses) == best + 1 + training.PATIENCE < 50
     assert losses[-1] > losses[best]
-    assert held_out_loss(model, E, tasks) == losses[best]
+    assert held_out_loss(tasks, partial(model._loss, E)) == losses[best]
 
 
 def test_a_task_holds_out_a_fifth_and_leaves_out_what_has_no_weight():
@@ -296,7 +297,7 @@ def test_each_group_is_predicted_from_all_others():
     model = AttentionDifficultyPredictor(40, width=32).requires_grad_(False)
     groups = np.flatnonzero(~task.held_out)
     weight = torch.rand(40, generator=generator(3)) + 0.1
-    got = training._loss(model, E, task._replace(weight=weight), groups[4:9], groups)
+    got = model._loss(E, task._replace(weight=weight), groups[4:9], groups)
     predicted = []
     for i in groups[4:9]:
         others = groups[groups != i]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.factories import difficulty_problem, generator
-from trl_dataeff.difficulty.predictor import (
+from trl_dataeff.difficulty.loading import (
     LogisticDifficultyPredictor,
     PredictorError,
 )

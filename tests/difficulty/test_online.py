@@ -1,4 +1,4 @@
-"""A predictor that is kept up to date by the groups of a run, and comes back from a checkpoint to the last bit."""
+"""A predictor that is fitted to the groups of a run, and restored from a checkpoint bit by bit."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from tests.factories import difficulty_problem
-from trl_dataeff.difficulty.online import RollingDifficulty
-from trl_dataeff.difficulty.predictor import (
+from trl_dataeff.difficulty.loading import (
     AttentionDifficultyPredictor,
     LogisticDifficultyPredictor,
     PredictorError,
 )
+from trl_dataeff.difficulty.online import RollingDifficulty
 
 
 N = 160
@@ -33,15 +33,15 @@ def rolling(kind: str, **options) -> RollingDifficulty:
 KINDS = pytest.mark.parametrize("kind", ["logistic", "attention"])
 
 
-def run(difficulty: RollingDifficulty, windows: range) -> list[np.ndarray]:
+def run(difficulty: RollingDifficulty, batches: range) -> list[np.ndarray]:
     predictions = []
-    for window in windows:
-        rng = np.random.default_rng(window)
+    for batch in batches:
+        rng = np.random.default_rng(batch)
         ids = rng.choice(N, 16, replace=False)
         rates = RATES[ids].copy()
         rates[0] = math.nan
-        difficulty.observe(ids, rates, window)
-        predictions.append(difficulty.refresh(window))
+        difficulty.observe(ids, rates, batch)
+        predictions.append(difficulty.refresh(batch))
     return predictions
 
 
@@ -64,11 +64,11 @@ def test_predicts_better_as_groups_come(kind):
 
 
 def by_hand(entries, capacity):
-    """What is kept of (prompt, rate, window), oldest first: a loop in place of the arrays."""
+    """What is kept of (prompt, rate, batch), oldest first: a loop in place of the arrays."""
     kept: list[tuple[int, float, int]] = []
-    for prompt, rate, window in entries:
+    for prompt, rate, batch in entries:
         if not math.isnan(rate):
-            kept = [*[entry for entry in kept if entry[0] != prompt], (prompt, rate, window)]
+            kept = [*[entry for entry in kept if entry[0] != prompt], (prompt, rate, batch)]
     return kept[-capacity:]
 
 
@@ -79,13 +79,13 @@ def by_hand(entries, capacity):
     ),
     st.integers(1, 20),
 )
-def test_keeps_the_newest_group_of_each_prompt(windows, capacity):
+def test_keeps_the_newest_group_of_each_prompt(batches, capacity):
     difficulty = RollingDifficulty(torch.rand(13, 4), LogisticDifficultyPredictor(), capacity=capacity)
-    for window, groups in enumerate(windows):
+    for batch, groups in enumerate(batches):
         ids, rates = np.array([g[0] for g in groups], dtype=np.int64), np.array([g[1] for g in groups])
-        difficulty.observe(ids, rates, window)
-    expected = by_hand([(*group, window) for window, groups in enumerate(windows) for group in groups], capacity)
-    got = list(zip(difficulty.ids.tolist(), difficulty.rates.tolist(), difficulty.windows.tolist()))
+        difficulty.observe(ids, rates, batch)
+    expected = by_hand([(*group, batch) for batch, groups in enumerate(batches) for group in groups], capacity)
+    got = list(zip(difficulty.ids.tolist(), difficulty.rates.tolist(), difficulty.batches.tolist()))
     assert got == expected
     assert len(difficulty) == len(expected)
 
@@ -140,13 +140,13 @@ def test_the_papers_way_sees_the_references_alone(kind):
 def test_towers_are_fitted_when_their_time_has_come(monkeypatch):
     difficulty, fits = rolling("attention", fit_every=3), []
     fit = difficulty.predictor.fit
-    monkeypatch.setattr(difficulty.predictor, "fit", lambda *args, **kw: fits.append(window) or fit(*args, **kw))
-    for window in range(8):
-        ids = np.arange(16 * window, 16 * window + 16)
-        difficulty.observe(ids, RATES[ids], window)
-        difficulty.refresh(window) if window % 2 else difficulty.predict_with_references(ids, RATES[ids], window)
-        difficulty.predict_with_references(ids, RATES[ids])  # no window, no fit
-    assert fits == [1, 4, 7]  # 32 groups first, then every 3 windows
+    monkeypatch.setattr(difficulty.predictor, "fit", lambda *args, **kw: fits.append(batch) or fit(*args, **kw))
+    for batch in range(8):
+        ids = np.arange(16 * batch, 16 * batch + 16)
+        difficulty.observe(ids, RATES[ids], batch)
+        difficulty.refresh(batch) if batch % 2 else difficulty.predict_with_references(ids, RATES[ids], batch)
+        difficulty.predict_with_references(ids, RATES[ids])  # no batch, no fit
+    assert fits == [1, 4, 7]  # 32 groups first, then every 3 batches
 
 
 def test_all_prompts_are_projected_only_after_a_fit(monkeypatch):
@@ -181,7 +181,7 @@ def test_a_state_does_not_change_with_the_run_that_it_was_taken_from(kind):
     assert all(np.array_equal(before[name], state[name]) for name in state)
 
 
-def test_states_of_others_are_refused():
+def test_states_of_others_are_rejected():
     difficulty = rolling("logistic")
     run(difficulty, range(2))
     with pytest.raises(PredictorError, match="not that of a AttentionDifficultyPredictor"):
@@ -212,7 +212,7 @@ def test_what_other_runs_taught_is_in_the_state():
 
 
 @KINDS
-def test_wrong_groups_are_refused(kind):
+def test_wrong_groups_are_rejected(kind):
     difficulty = rolling(kind)
     with pytest.raises(ValueError, match="one shape"):
         difficulty.observe(np.arange(3), np.zeros(2), 0)
@@ -227,6 +227,6 @@ def test_settings_that_make_no_sense(given):
         rolling("logistic", **given)
 
 
-def test_a_predictor_of_another_width_is_refused():
+def test_a_predictor_of_another_width_is_rejected():
     with pytest.raises(PredictorError, match="width 41, and these have width 40"):
         RollingDifficulty(E, AttentionDifficultyPredictor(41, width=8))

@@ -24,26 +24,27 @@ def mixed_reward(prompts, completion_ids, **kwargs):
 
 
 class Watched(DataEfficientGRPOTrainer):
-    """Notes what is generated, each window's collection, and the batch that is trained on."""
+    """Notes what is generated, each generation batch, the leftover groups it began with, and TRL's tensors of it."""
 
     def __init__(self, *args, **kwargs):
-        self.generated, self.collections, self.batches, self.waiting = 0, [], [], []
+        self.generated, self.batches, self.tensors, self.waiting = 0, [], [], []
         super().__init__(*args, **kwargs)
 
     def _generate_single_turn(self, prompt_ids, *args, **kwargs):
         self.generated += len(prompt_ids) if self.model.training else 0
         return super()._generate_single_turn(prompt_ids, *args, **kwargs)
 
-    def _enter_window(self, collection):
-        self.waiting.append(list(self.ledger.carried))
-        self.collections.append(collection)
-        super()._enter_window(collection)
+    def _log(self, batch):
+        self.batches.append(batch)
+        super()._log(batch)
 
     def _generate_and_score_completions(self, inputs):
-        batch = super()._generate_and_score_completions(inputs)
         if self.model.training:
-            self.batches.append(batch)
-        return batch
+            self.waiting.append(list(self.collector.leftover))
+        tensors = super()._generate_and_score_completions(inputs)
+        if self.model.training:
+            self.tensors.append(tensors)
+        return tensors
 
 
 def dynamic(tmp_path, trainer_class=Watched, rewards=mixed_reward, **options):
@@ -58,7 +59,7 @@ TRAINING_SETTINGS = {
     "lora": {"trainer": {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"])}},
     "misaligned": {"steps_per_generation": 3, "gradient_accumulation_steps": 2},
     "num_iterations": {"num_iterations": 2},
-    "several windows a step": {"steps_per_generation": 1, "gradient_accumulation_steps": 3},
+    "several generation batches a step": {"steps_per_generation": 1, "gradient_accumulation_steps": 3},
     "off-policy mask": {"off_policy_mask_threshold": 0.5},
     "sequence level": {"importance_sampling_level": "sequence", "loss_type": "grpo"},
     "behavior clip": {"replay_clip": "behavior"},

@@ -15,8 +15,8 @@ from tests.factories import (
     visit,
 )
 from trl_dataeff import DataEfficientGRPOConfig, PromptPool
+from trl_dataeff.difficulty.loading import LogisticDifficultyPredictor
 from trl_dataeff.difficulty.online import RollingDifficulty
-from trl_dataeff.difficulty.predictor import LogisticDifficultyPredictor
 from trl_dataeff.difficulty.quality import pearson
 from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD
 from trl_dataeff.selection import make_selector

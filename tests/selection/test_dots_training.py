@@ -10,7 +10,7 @@ from trl import GRPOConfig
 
 from tests.factories import Watched, chat_dataset, even_length_reward, logged, mixed_reward, plain_dataset, run
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
-from trl_dataeff.difficulty.predictor import LogisticDifficultyPredictor
+from trl_dataeff.difficulty.loading import LogisticDifficultyPredictor
 
 
 def dots(tmp_path, trainer_class=Watched, rewards=mixed_reward, **options):

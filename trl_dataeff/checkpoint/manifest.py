@@ -8,23 +8,19 @@ are still what was written.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import xxhash
-
 from trl_dataeff.checkpoint.files import sync_folder, write_atomically
+from trl_dataeff.checkpoint.hashing import hash_file, hash_json
 from trl_dataeff.checkpoint.state import FOLDER, CheckpointError
-from trl_dataeff.version import __version__
+from trl_dataeff.version import FORMAT, __version__
 
 
-FORMAT = 1
 MANIFEST = f"{FOLDER}/manifest.json"
-_PIECE = 16 * 2**20  # bytes
 _THREADS = 4  # reading and hashing both leave the interpreter to others
 _PACKAGES = ("torch", "transformers", "trl")
 _EARLIER = "Resume from an earlier checkpoint."
@@ -42,7 +38,7 @@ def write_manifest(checkpoint: Path, *, step: int, processes: int, resumable: bo
     """
     names = sorted(str(path.relative_to(checkpoint)) for path in checkpoint.rglob("*") if path.is_file())
     names = [name for name in names if name != MANIFEST]
-    hashes = _in_threads(lambda name: _hash(checkpoint / name, sync=True), names)
+    hashes = _in_threads(lambda name: hash_file(checkpoint / name, sync=True), names)
     for folder in [checkpoint, *(path for path in checkpoint.rglob("*") if path.is_dir())]:
         sync_folder(folder)
     content = {
@@ -56,7 +52,7 @@ def write_manifest(checkpoint: Path, *, step: int, processes: int, resumable: bo
             name: {"size": size, "xxh3_128": digest} for name, (size, digest) in zip(names, hashes, strict=True)
         },
     }
-    text = json.dumps(content | {"xxh3_128": _own_hash(content)}, indent=2)
+    text = json.dumps(content | {"xxh3_128": hash_json(content)}, indent=2)
     write_atomically(checkpoint / MANIFEST, lambda path: path.write_text(text))
     sync_folder(checkpoint.parent)
 
@@ -79,7 +75,7 @@ def check_checkpoint(checkpoint: Path) -> dict[str, Any]:
         _check_size(checkpoint, name, entry["size"])
     names = list(manifest["files"])
     try:
-        hashes = _in_threads(lambda name: _hash(checkpoint / name), names)
+        hashes = _in_threads(lambda name: hash_file(checkpoint / name), names)
     except OSError as error:
         raise CheckpointError(f"{checkpoint} is corrupt: a file cannot be read ({error}). {_EARLIER}") from error
     for name, (_, digest) in zip(names, hashes, strict=True):
@@ -109,7 +105,7 @@ def _read(checkpoint: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{checkpoint} is corrupt: {MANIFEST} cannot be read ({type(error).__name__}: {error}). {_EARLIER}"
         ) from error
-    if written != _own_hash(manifest):
+    if written != hash_json(manifest):
         raise CheckpointError(f"{checkpoint} is corrupt: {MANIFEST} is not what was written. {_EARLIER}")
     if manifest["format"] != FORMAT:
         raise CheckpointError(
@@ -126,23 +122,6 @@ def _check_size(checkpoint: Path, name: str, size: int) -> None:
         raise CheckpointError(f"{checkpoint} is corrupt: {name} is missing ({error.strerror}). {_EARLIER}") from error
     if present != size:
         raise CheckpointError(f"{checkpoint} is corrupt: {name} has {present} bytes instead of {size}. {_EARLIER}")
-
-
-def _own_hash(content: dict[str, Any]) -> str:
-    return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())
-
-
-def _hash(path: Path, sync: bool = False) -> tuple[int, str]:
-    """Size in bytes and xxh3_128 of a file; with `sync`, once it is on the disk."""
-    digest, size = xxhash.xxh3_128(), 0
-    piece = memoryview(bytearray(min(_PIECE, path.stat().st_size + 1)))
-    with open(path, "rb", buffering=0) as file:
-        if sync:
-            os.fsync(file.fileno())
-        while read := file.readinto(piece):
-            digest.update(piece[:read])
-            size += read
-    return size, digest.hexdigest()
 
 
 def _in_threads(function: Callable[[str], tuple[int, str]], names: list[str]) -> list[tuple[int, str]]:

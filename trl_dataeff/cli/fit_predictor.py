@@ -44,8 +44,8 @@ def run(argv: list[str]) -> int:
 
     from trl_dataeff.cli.arguments import DataEfficientGRPOScriptArguments
     from trl_dataeff.cli.data import load_prompts
+    from trl_dataeff.difficulty.base import PredictorError
     from trl_dataeff.difficulty.offline import fit_offline, read_slices
-    from trl_dataeff.difficulty.predictor import PredictorError
 
     script = DataEfficientGRPOScriptArguments(
         dataset_name=args.dataset,

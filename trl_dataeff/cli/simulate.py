@@ -66,7 +66,7 @@ def run(argv: list[str]) -> int:
         embed,
         make_config,
     )
-    from trl_dataeff.difficulty.predictor import PredictorError
+    from trl_dataeff.difficulty.base import PredictorError
 
     logging.set_verbosity_error()
     warnings.simplefilter("ignore", FutureWarning)  # what transformers says of its own fields

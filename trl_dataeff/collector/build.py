@@ -12,7 +12,6 @@ from datasets import Dataset
 
 from trl_dataeff.checkpoint.hashing import hash_prompts
 from trl_dataeff.checkpoint.state import FOLDER
-
 from trl_dataeff.collector.batch import RefillRounds
 from trl_dataeff.collector.collector import RolloutCollector
 from trl_dataeff.config import DataEfficientGRPOConfig

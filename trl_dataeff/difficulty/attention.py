@@ -1,7 +1,7 @@
 r"""
 `AttentionDifficultyPredictor`: attention over reference groups (arXiv 2506.05316, section 3.2).
 
-    z = LayerNorm(MLP(LayerNorm(e)))                 two towers: one for queries, one for references
+    z = LayerNorm(MLP(LayerNorm(e)))                 two towers: one for queries, one for reference groups
     p~ = sum_i a_i p_i,   a = softmax_i(z_q . z_i / sqrt(width))
     p = sigmoid(logit(p~) / temperature + bias)      temperature and bias from the mean and deviation of all p_i
 """
@@ -9,26 +9,29 @@ r"""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 
+from trl_dataeff.difficulty.arrays import check_labels, check_width, chunks, take
+from trl_dataeff.difficulty.attention_network import Regressor, attention_average, weighted_moments
 from trl_dataeff.difficulty.base import (
     DifficultyPredictor,
     Embeddings,
+    ObservedGroups,
     PredictorError,
-    check_labels,
-    check_width,
-    chunks,
+    register_predictor,
 )
+from trl_dataeff.difficulty.training import FEWEST, Task, leave_one_out, own_random_state, train
 
 
 SCORES = 2**23  # attention scores that are held at a time
 CLAMP = 1e-4
+ATTENDED = 512  # groups that a run attends to: a prediction of all prompts costs N times these
+ONLINE_EPOCHS = 4  # of a fit in a run, which continues the last one
 
 
 class References(NamedTuple):
@@ -39,6 +42,7 @@ class References(NamedTuple):
     weight: torch.Tensor
 
 
+@register_predictor("attention")
 class AttentionDifficultyPredictor(DifficultyPredictor, nn.Module):
     """
     The paper's predictor. Its parameters have the names that the paper's authors gave them. Before it is fitted both
@@ -59,15 +63,12 @@ class AttentionDifficultyPredictor(DifficultyPredictor, nn.Module):
         self._embedding_width, self.width, self.dropout = embedding_width, width, dropout
         self.references: References | None = None
         with own_random_state(seed):
-            self.regressor = _Regressor(embedding_width, width, dropout)
+            self.regressor = Regressor(embedding_width, width, dropout)
         self.eval()
 
     @classmethod
-    def from_published(cls, path: str | Path) -> AttentionDifficultyPredictor:
-        """Read a checkpoint of the paper's authors; see [`~trl_dataeff.difficulty.published.read_published`]."""
-        from trl_dataeff.difficulty.published import read_published
-
-        return read_published(path)
+    def create(cls, embedding_width: int, seed: int, /, **arguments: Any) -> AttentionDifficultyPredictor:
+        return cls(embedding_width, **{"seed": seed, **arguments})
 
     @property
     def fitted(self) -> bool:
@@ -135,10 +136,12 @@ class AttentionDifficultyPredictor(DifficultyPredictor, nn.Module):
         rows = max(1, SCORES // len(p_ref))
         keys, log_weight = zr.T / math.sqrt(zr.shape[1]), weight.log()
         pieces = [
-            _attended(zq[i : i + rows], keys, log_weight, p_ref, None if exclude is None else exclude[i : i + rows])
+            attention_average(
+                zq[i : i + rows], keys, log_weight, p_ref, None if exclude is None else exclude[i : i + rows]
+            )
             for i in range(0, len(zq), rows)
         ]
-        mean, deviation = _moments(p_ref, weight)
+        mean, deviation = weighted_moments(p_ref, weight)
         out = self.regressor.mlp(torch.stack([mean, deviation]))
         temperature = nn.functional.softplus(out[0]).clamp(0.01, 10)
         averages = torch.cat([zq.new_empty(0, dtype=torch.float32), *pieces])
@@ -165,12 +168,34 @@ class AttentionDifficultyPredictor(DifficultyPredictor, nn.Module):
             seed (`int`, *optional*, defaults to `0`): of the held-out groups, the batches and dropout.
             epochs (`int`, *optional*, defaults to `20`): at most as many.
         """
-        from trl_dataeff.difficulty.training import leave_one_out, train
-
         check_width(E, self.embedding_width)
         rates, weights = check_labels(E, p, weight)
-        train(self, E, leave_one_out(rates, weights, seed), seed, epochs)
+        self.fit_tasks(E, leave_one_out(rates, weights, seed), seed, epochs)
         self.set_references(E, p, weight)
+
+    def fit_tasks(self, E: Embeddings, tasks: Sequence[Task], seed: int, epochs: int) -> None:
+        """
+        Fit the towers and the calibration by binary cross-entropy on success rates, each group predicted from others of
+        its task. See [`~trl_dataeff.difficulty.training.train`].
+
+        Args:
+            E (`torch.Tensor` or `np.ndarray` of shape `(N, h)`): embeddings that the tasks' rows index.
+            tasks (sequence of [`~trl_dataeff.difficulty.training.Task`]): without any, nothing happens.
+            seed (`int`): of the batches and of dropout.
+            epochs (`int`): maximum number of epochs.
+        """
+        train(self, tasks, lambda *batch: self._loss(E, *batch), seed, epochs)
+
+    def _loss(self, E: Embeddings, task: Task, queries: np.ndarray, references: np.ndarray) -> torch.Tensor:
+        head = self.regressor.sim_head
+        zq = head.query_proj(take(E, task.rows[queries]).to(self.device))
+        zr = head.ref_proj(take(E, task.rows[references]).to(self.device))
+        place = np.searchsorted(references, queries).clip(max=len(references) - 1)
+        exclude = torch.from_numpy(np.where(references[place] == queries, place, -1)).to(self.device)
+        p, weight = task.p.to(self.device), task.weight.to(self.device)
+        predicted = self.attend(zq, zr, p[references], weight[references], exclude)
+        share = weight[queries] / weight[queries].sum()
+        return (share * nn.functional.binary_cross_entropy(predicted, p[queries], reduction="none")).sum()
 
     def project(self, E: Embeddings) -> torch.Tensor:
         return self.project_queries(E)
@@ -180,6 +205,37 @@ class AttentionDifficultyPredictor(DifficultyPredictor, nn.Module):
         if self.references is None or not len(self.references.p):
             raise PredictorError("The predictor has no references: call `fit` or `set_references` first.")
         return self.attend(Z, self.references.z, self.references.p, self.references.weight)
+
+    def capacity(self, batch_groups: int) -> int:
+        return ATTENDED
+
+    def start(self, E: Embeddings) -> None:
+        """Drop the references of an earlier run: their success rates are those of another policy."""
+        self.references = None
+
+    def refit(self, groups: ObservedGroups, seed: int) -> bool:
+        """Continue to fit the towers, if there are at least 32 groups."""
+        if len(groups) < FEWEST:
+            return False
+        self.fit(groups.embeddings(), groups.p, groups.weight, seed=seed, epochs=ONLINE_EPOCHS)
+        return True
+
+    def update(self, groups: ObservedGroups) -> bool:
+        """Attend to these groups. Without any that has a weight above 0, nothing can be predicted."""
+        if bool((groups.weight > 0).any()):
+            self.set_references(groups.embeddings(), groups.p, groups.weight)
+        else:
+            self.references = None
+        return False
+
+    @torch.no_grad()
+    def predict_pool(self, Z: torch.Tensor, groups: ObservedGroups) -> torch.Tensor:
+        """Success rates `(N,)`; no prompt attends to its own group."""
+        if self.references is None:
+            raise PredictorError("The predictor has no references: call `update` with groups first.")
+        exclude = torch.full((len(Z),), -1)
+        exclude[groups.ids[groups.weight > 0]] = torch.arange(len(self.references.p))
+        return self.attend(Z, *self.references, exclude.to(self.device))
 
     def settings(self) -> dict[str, Any]:
         return {"embedding_width": self.embedding_width, "width": self.width, "dropout": self.dropout}
@@ -199,73 +255,3 @@ class AttentionDifficultyPredictor(DifficultyPredictor, nn.Module):
             if given.z.shape != (len(given.p), self.width) or given.weight.shape != given.p.shape:
                 raise ValueError("the shapes of its references disagree")
             self.references = given
-
-
-@contextmanager
-def own_random_state(seed: int) -> Iterator[None]:
-    """Seeds the random state within, and gives the former one back."""
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    with torch.random.fork_rng(devices):
-        torch.manual_seed(seed)
-        yield
-
-
-class _Towers(nn.Module):
-    def __init__(self, embedding_width: int, width: int, dropout: float):
-        super().__init__()
-        self.query_proj = _tower(embedding_width, width, dropout)
-        self.ref_proj = _tower(embedding_width, width, dropout)
-        self.ref_proj.load_state_dict(self.query_proj.state_dict())
-
-
-class _Regressor(nn.Module):
-    def __init__(self, embedding_width: int, width: int, dropout: float):
-        super().__init__()
-        self.sim_head = _Towers(embedding_width, width, dropout)
-        last = nn.Linear(10, 2)
-        self.mlp = nn.Sequential(nn.Linear(2, 10), nn.ReLU(), last)
-        nn.init.zeros_(last.weight)
-        with torch.no_grad():  # temperature softplus(log(e - 1)) = 1, bias tanh(0) = 0
-            last.bias.copy_(torch.tensor([math.log(math.e - 1), 0.0]))
-
-
-def _tower(embedding_width: int, width: int, dropout: float) -> nn.Sequential:
-    return nn.Sequential(
-        nn.LayerNorm(embedding_width),
-        nn.Linear(embedding_width, width),
-        nn.GELU(),
-        nn.Dropout(dropout),
-        nn.Linear(width, width),
-        nn.GELU(),
-        nn.Dropout(dropout),
-        nn.Linear(width, width),
-        nn.LayerNorm(width),
-    )
-
-
-def _attended(
-    zq: torch.Tensor,
-    keys: torch.Tensor,
-    log_weight: torch.Tensor,
-    p_ref: torch.Tensor,
-    exclude: torch.Tensor | None,
-) -> torch.Tensor:
-    """Attention averages of success rates: `(n, width) x (width, K) -> (n, K)`, `(n, K) x (K,) -> (n,)`."""
-    scores = torch.addmm(log_weight, zq.float(), keys)
-    if exclude is None:
-        return torch.softmax(scores, dim=1) @ p_ref
-    rows = torch.nonzero(exclude >= 0).squeeze(1)
-    scores = scores.index_put((rows, exclude[rows]), scores.new_tensor(-math.inf))
-    alone = scores.detach().amax(dim=1) == -math.inf
-    if bool(alone.any()):
-        scores = scores.masked_fill(alone[:, None], 0.0)
-    return torch.where(alone, 0.5, torch.softmax(scores, dim=1) @ p_ref)
-
-
-def _moments(p: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weighted mean and unbiased deviation, scalars: with equal weights those of `torch.mean` and `torch.std`."""
-    share = weight / weight.sum()
-    mean = (share * p).sum()
-    freedom = 1 - (share**2).sum()
-    variance = (share * (p - mean) ** 2).sum() / freedom.clamp_min(1e-6)
-    return mean, variance.sqrt()

@@ -7,15 +7,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from trl_dataeff.difficulty.arrays import ROWS, check_labels, check_width, chunks, take
 from trl_dataeff.difficulty.base import (
-    ROWS,
     DifficultyPredictor,
     Embeddings,
+    ObservedGroups,
     PredictorError,
-    check_labels,
-    check_width,
-    chunks,
-    take,
+    register_predictor,
 )
 
 
@@ -24,6 +22,7 @@ NEWTON_STEPS = 100
 CLAMP = 1e-4  # bounds of the mean success rate that an intercept without any spread in its labels is taken from
 
 
+@register_predictor("logistic")
 class LogisticDifficultyPredictor(DifficultyPredictor):
     """
     Ridge logistic regression of fractional success rates on principal components that are *not* whitened: all are
@@ -109,6 +108,18 @@ class LogisticDifficultyPredictor(DifficultyPredictor):
         if self.coefficients is None:
             raise PredictorError("The predictor has not been fitted: call `fit` first.")
         return torch.sigmoid(Z @ self.coefficients + self.intercept)
+
+    def start(self, E: Embeddings) -> None:
+        """Find the principal components of the pool if there are none, and [`anchor`]."""
+        if not self.embedding_width:
+            self.fit_basis(E)
+        self.anchor()
+
+    def update(self, groups: ObservedGroups) -> bool:
+        """Fit again to these groups. Without any, the coefficients stay as they are."""
+        if len(groups):
+            self.fit_projected(groups.projections(), groups.p, groups.weight)
+        return False
 
     def settings(self) -> dict[str, Any]:
         return {"components": self.components, "l2": self.l2}

@@ -16,11 +16,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from trl_dataeff.difficulty.base import DifficultyPredictor, Embeddings, PredictorError, take
+from trl_dataeff.difficulty.arrays import take
+from trl_dataeff.difficulty.attention import AttentionDifficultyPredictor
+from trl_dataeff.difficulty.base import DifficultyPredictor, Embeddings, PredictorError
+from trl_dataeff.difficulty.logistic import LogisticDifficultyPredictor
 from trl_dataeff.difficulty.online import newest
-from trl_dataeff.difficulty.predictor import AttentionDifficultyPredictor, LogisticDifficultyPredictor
 from trl_dataeff.difficulty.quality import calibration_error, mean_absolute_error, pearson
-from trl_dataeff.difficulty.training import HELD_OUT, Task, train
+from trl_dataeff.difficulty.training import HELD_OUT, Task
 
 
 SLICE = 512
@@ -173,7 +175,7 @@ def _fit_attention(
         if (~stopping[rows]).sum() > 1:
             tasks.append(Task(rows, torch.from_numpy(rates), torch.ones(len(rows)), stopping[rows]))
     predictor = AttentionDifficultyPredictor(E.shape[1], seed=seed)
-    train(predictor, E, tasks, seed, EPOCHS)
+    predictor.fit_tasks(E, tasks, seed, EPOCHS)
 
     def predict(references: np.ndarray, p: torch.Tensor, queries: np.ndarray) -> np.ndarray:
         predictor.set_references(take(E, references), p)

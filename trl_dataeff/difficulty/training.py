@@ -1,17 +1,19 @@
-"""Fitting the towers of an [`AttentionDifficultyPredictor`] to groups."""
+"""
+Fitting a network that predicts groups from each other: batches, early stopping, seeds.
+
+What is deliberately not here: the network and its loss (`attention.py`).
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from torch.nn.functional import binary_cross_entropy
-
-from trl_dataeff.difficulty.attention import AttentionDifficultyPredictor, own_random_state
-from trl_dataeff.difficulty.base import Embeddings, take
+from torch import nn
 
 
 LEARNING_RATE = 1e-3
@@ -24,13 +26,14 @@ FEWEST = 32
 
 class Task(NamedTuple):
     """
-    Groups of one policy, each of another prompt: what one of them is predicted from are the others.
+    Groups of one policy, each of another prompt. Each group is predicted from the others.
 
     Attributes:
         rows (`np.ndarray` of shape `(n,)`): row of each group's embedding.
-        p, weight (`torch.Tensor` of shape `(n,)`): success rates and weights.
-        held_out (`np.ndarray` of shape `(n,)` and dtype bool): groups that are predicted to stop in time, and neither
-            fitted nor attended to.
+        p (`torch.Tensor` of shape `(n,)`): success rates in [0, 1].
+        weight (`torch.Tensor` of shape `(n,)`): weights > 0.
+        held_out (`np.ndarray` of shape `(n,)` and dtype bool): groups that decide when to stop. The network is neither
+            fitted to them nor predicts from them.
     """
 
     rows: np.ndarray
@@ -39,8 +42,28 @@ class Task(NamedTuple):
     held_out: np.ndarray
 
 
+#: Loss of a batch, a scalar: task, groups to predict `(q,)`, groups to predict from `(r,)`; both index the task's arrays.
+Loss: TypeAlias = Callable[[Task, np.ndarray, np.ndarray], torch.Tensor]
+
+
+@contextmanager
+def own_random_state(seed: int) -> Iterator[None]:
+    """Seed torch's random state inside the block; restore it afterwards."""
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(seed)
+        yield
+
+
 def leave_one_out(p: torch.Tensor, weight: torch.Tensor, seed: int) -> list[Task]:
-    """One task of the groups whose weight is above 0, a fifth of them held out; none of fewer than 32 groups."""
+    """
+    One task of the groups whose weight is above 0, a fifth of them held out. No task if these are fewer than 32.
+
+    Args:
+        p (`torch.Tensor` of shape `(n,)`): success rates.
+        weight (`torch.Tensor` of shape `(n,)`): weights >= 0.
+        seed (`int`): decides which groups are held out.
+    """
     rows = torch.nonzero(weight > 0).squeeze(1)
     if len(rows) < FEWEST:
         return []
@@ -50,61 +73,60 @@ def leave_one_out(p: torch.Tensor, weight: torch.Tensor, seed: int) -> list[Task
     return [Task(rows.numpy(), p[rows], weight[rows], held_out)]
 
 
-def train(
-    predictor: AttentionDifficultyPredictor, E: Embeddings, tasks: Sequence[Task], seed: int, epochs: int
-) -> None:
+def train(network: nn.Module, tasks: Sequence[Task], loss: Loss, seed: int, epochs: int) -> None:
     """
-    Minimise binary cross-entropy on success rates, each group predicted from others of its task: Adam, 1e-3, dropout.
-    An epoch draws each task's groups 256 at a time, in 8 to 32 steps. The best parameters by the held-out groups, those
-    at the start included, are kept, and 4 epochs without better ones end it. The time is bounded by these numbers, so
-    that the result depends on the seed alone.
+    Fit a network to tasks with Adam, learning rate 1e-3, from its present parameters on.
+
+    An epoch draws each task's groups 256 at a time, in 8 to 32 steps. The parameters with the lowest loss on held-out
+    groups are kept, the initial ones included. Fitting stops after 4 epochs without an improvement. Time limits play no
+    part, so that the result depends on the seed alone.
 
     Args:
-        predictor ([`AttentionDifficultyPredictor`]): fitted in place, from its present parameters on.
-        E (`torch.Tensor` or `np.ndarray` of shape `(N, h)`): embeddings that the tasks' rows point to.
-        tasks (sequence of [`Task`]): nothing happens without any.
+        network (`nn.Module`): fitted in place.
+        tasks (sequence of [`Task`]): without any, nothing happens.
+        loss (`Callable`): see [`Loss`].
         seed (`int`): of the batches and of dropout.
-        epochs (`int`): at most as many.
+        epochs (`int`): maximum number of epochs.
     """
     if not tasks:
         return
     rng = np.random.default_rng(seed)
-    optimizer = torch.optim.Adam(predictor.parameters(), lr=LEARNING_RATE)
-    best = held_out_loss(predictor, E, tasks)
-    kept, waited = copy.deepcopy(predictor.state_dict()), 0
+    optimizer = torch.optim.Adam(network.parameters(), lr=LEARNING_RATE)
+    best = held_out_loss(tasks, loss)
+    kept, waited = copy.deepcopy(network.state_dict()), 0
     with own_random_state(seed):
         for _ in range(epochs):
-            predictor.train()
-            for task, queries, references in _batches(tasks, rng):
-                loss = _loss(predictor, E, task, queries, references)
+            network.train()
+            for batch in _batches(tasks, rng):
+                value = loss(*batch)
                 optimizer.zero_grad()
-                loss.backward()
+                value.backward()
                 optimizer.step()
-            predictor.eval()
-            loss_now = held_out_loss(predictor, E, tasks)
-            waited = 0 if loss_now < best else waited + 1
-            if loss_now < best:
-                best, kept = loss_now, copy.deepcopy(predictor.state_dict())
+            network.eval()
+            now = held_out_loss(tasks, loss)
+            waited = 0 if now < best else waited + 1
+            if now < best:
+                best, kept = now, copy.deepcopy(network.state_dict())
             if waited == PATIENCE:
                 break
-    predictor.load_state_dict(kept)
+    network.load_state_dict(kept)
 
 
 @torch.no_grad()
-def held_out_loss(predictor: AttentionDifficultyPredictor, E: Embeddings, tasks: Sequence[Task]) -> float:
-    """Weighted mean cross-entropy of the tasks' held-out groups, each predicted from those that are not; no dropout."""
+def held_out_loss(tasks: Sequence[Task], loss: Loss) -> float:
+    """Weighted mean loss of the tasks' held-out groups, each predicted from those that are not; 0 without any."""
     total = weights = 0.0
     for task in tasks:
         queries, references = np.flatnonzero(task.held_out), np.flatnonzero(~task.held_out)
         weight = float(task.weight[queries].sum())
         if weight > 0 and len(references):
-            total += float(_loss(predictor, E, task, queries, references)) * weight
+            total += float(loss(task, queries, references)) * weight
             weights += weight
     return total / weights if weights else 0.0
 
 
 def _batches(tasks: Sequence[Task], rng: np.random.Generator) -> list[tuple[Task, np.ndarray, np.ndarray]]:
-    """The queries and references of an epoch: in each task, the references of a batch are drawn anew."""
+    """Queries and references of an epoch. Each batch draws references of its own."""
     batches: list[tuple[Task, np.ndarray, np.ndarray]] = []
     while len(batches) < FEWEST_STEPS:
         for task in tasks:
@@ -113,17 +135,3 @@ def _batches(tasks: Sequence[Task], rng: np.random.Generator) -> list[tuple[Task
                 references = rng.choice(groups, min(len(groups), QUERIES), replace=False)
                 batches.append((task, groups[start : start + QUERIES], np.sort(references)))
     return [batches[i] for i in rng.permutation(len(batches))[:MOST_STEPS]]
-
-
-def _loss(
-    predictor: AttentionDifficultyPredictor, E: Embeddings, task: Task, queries: np.ndarray, references: np.ndarray
-) -> torch.Tensor:
-    head, device = predictor.regressor.sim_head, predictor.device
-    zq = head.query_proj(take(E, task.rows[queries]).to(device))
-    zr = head.ref_proj(take(E, task.rows[references]).to(device))
-    place = np.searchsorted(references, queries).clip(max=len(references) - 1)
-    exclude = torch.from_numpy(np.where(references[place] == queries, place, -1)).to(device)
-    p, weight = task.p.to(device), task.weight.to(device)
-    predicted = predictor.attend(zq, zr, p[references], weight[references], exclude)
-    share = weight[queries] / weight[queries].sum()
-    return (share * binary_cross_entropy(predicted, p[queries], reduction="none")).sum()

@@ -31,7 +31,7 @@ class Processes:
 
     rank: int = 0
     world_size: int = 1
-    device: torch.device = torch.device("cpu")
+    device: torch.device = torch.device("cpu")  # noqa: RUF009 (immutable)
     gather: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor
     wait: Callable[[], None] = lambda: None
 

@@ -10,7 +10,13 @@ Which prompts to generate rollouts for.
 A new selector is a new file here, imported below, or a module of your own (see docs/selectors.md).
 """
 
-from trl_dataeff.selection.base import Selector, SelectorContext, make_selector, register_selector, selectors
+from trl_dataeff.selection.base import (
+    Selector,
+    SelectorContext,
+    make_selector,
+    register_selector,
+    registered_selectors,
+)
 from trl_dataeff.selection.dots import DotsSelector
 from trl_dataeff.selection.dots_greso import DotsGresoSelector
 from trl_dataeff.selection.greso import GresoSelector
@@ -26,5 +32,5 @@ __all__ = [
     "UniformSelector",
     "make_selector",
     "register_selector",
-    "selectors",
+    "registered_selectors",
 ]

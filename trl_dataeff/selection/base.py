@@ -12,18 +12,22 @@ A selector of your own implements `propose`. It takes part in training as an ins
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
 
 from trl_dataeff.difficulty.base import Embeddings
-from trl_dataeff.registry import Registry
+from trl_dataeff.registry import PluginRegistry
 from trl_dataeff.rollouts.group import RolloutGroup
+
+
+C = TypeVar("C", bound=type)
 
 
 @dataclass(frozen=True)
@@ -67,9 +71,11 @@ class Selector(ABC):
     Decides which prompts to generate rollouts for.
 
     A selector decides the same on every process: it may use its own state and `rng`, which are equal on all processes,
-    and nothing else. Everything but `propose` has a default.
+    and nothing else. Everything but `propose` has a default. The constructor only stores its arguments; `bind` does the
+    work.
 
     Attributes:
+        name (`str`): name that the class is registered as, see [`register_selector`].
         exact (`bool`): whether proposals are equal on all processes to the last bit because nothing is computed that
             rounds. If not (the default), the main process's proposals are used everywhere.
         uses_references (`bool`): whether [`roll_out_references`] generates rollouts. TRL must then be able to generate
@@ -77,6 +83,7 @@ class Selector(ABC):
         context ([`SelectorContext`]): the run, from `bind` on.
     """
 
+    name: ClassVar[str] = ""
     exact: bool = False
     uses_references: bool = False
     context: SelectorContext
@@ -120,7 +127,7 @@ class Selector(ABC):
             rng (`torch.Generator`): the only source of randomness.
         """
 
-    def observe(self, groups: Sequence[RolloutGroup]) -> None:  # noqa: B027
+    def observe(self, groups: Sequence[RolloutGroup]) -> None:
         """
         Learn from a generation batch. Called once per batch.
 
@@ -133,7 +140,7 @@ class Selector(ABC):
         """A copy of all state that decides later proposals, as arrays (`rng` is saved by the trainer)."""
         return {}
 
-    def load_state_dict(self, state: dict[str, np.ndarray]) -> None:  # noqa: B027
+    def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
         """Restore what `state_dict` returned. Called after `bind`."""
 
     def metrics(self) -> dict[str, float]:
@@ -141,8 +148,26 @@ class Selector(ABC):
         return {}
 
 
-selectors: Registry[Callable[..., Selector]] = Registry("selector", "trl_dataeff.selectors")
-register_selector = selectors.register
+_SELECTORS = PluginRegistry(Selector, "selector", "trl_dataeff.selectors", ValueError)  # type: ignore[type-abstract]
+
+
+def register_selector(name: str) -> Callable[[C], C]:
+    """
+    Class decorator that registers a [`Selector`], so that `selection="name"` finds it. A package can offer its class in the
+    entry point group `trl_dataeff.selectors` instead.
+
+    Args:
+        name (`str`): the name; it becomes the class attribute `name`.
+
+    Raises:
+        `ValueError`: the name belongs to another class, or the class is not a `Selector`.
+    """
+    return _SELECTORS.register(name)
+
+
+def registered_selectors() -> list[str]:
+    """Names of all selectors, in alphabetical order, those of entry points included."""
+    return _SELECTORS.names()
 
 
 def make_selector(name: str, arguments: dict[str, Any] | None = None) -> Selector:
@@ -151,15 +176,19 @@ def make_selector(name: str, arguments: dict[str, Any] | None = None) -> Selecto
 
     Args:
         name (`str`): `"uniform"`, `"dots"`, `"greso"`, `"dots+greso"`, or a name of your own.
-        arguments (`dict`, *optional*): keyword arguments of its class or factory.
+        arguments (`dict`, *optional*): keyword arguments of its class.
 
     Raises:
-        `ValueError`: unknown name or argument.
+        `ValueError`: there is no such selector, or its class does not take these arguments.
     """
-    selector = selectors.make(name, arguments or {})
-    if not isinstance(selector, Selector):
-        raise ValueError(f"The selector {name!r} made a {type(selector).__name__}, which is not a `Selector`.")
-    return selector
+    cls, arguments = _SELECTORS.get(name), arguments or {}
+    try:
+        return cls(**arguments)
+    except TypeError as error:
+        takes = ", ".join(inspect.signature(cls).parameters) or "none"
+        raise ValueError(
+            f"The selector {name!r} cannot be created with the arguments {arguments} ({error}). {cls.__name__} takes: {takes}."
+        ) from error
 
 
 def check_request(n: int, size: int) -> None:

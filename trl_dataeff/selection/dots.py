@@ -8,6 +8,7 @@ or, as in the paper, fall with the distance from a target (`"target"`).
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from transformers.utils import logging
 
-from trl_dataeff.checkpoint.hashing import hash_array
+from trl_dataeff.checkpoint.hashing import hash_rows
 from trl_dataeff.difficulty.base import DifficultyPredictor, Embeddings
 from trl_dataeff.difficulty.loading import make_predictor
 from trl_dataeff.difficulty.online import RollingDifficulty
@@ -147,9 +148,11 @@ class DotsSelector(Selector):
     def bind(self, context: SelectorContext) -> None:
         super().bind(context)
         embeddings = context.embeddings()
-        predictor, fitted_in_run = make_predictor(
-            self.predictor, embeddings.shape[1], context.seed, **(self.predictor_args or {})
-        )
+        if isinstance(self.predictor, str):
+            arguments = self.predictor_args or {}
+            predictor, fitted_in_run = make_predictor(self.predictor, embeddings.shape[1], context.seed, **arguments)
+        else:  # a copy: another run starts from the same one
+            predictor, fitted_in_run = copy.deepcopy(self.predictor), not self.predictor.fitted
         self.difficulty = RollingDifficulty(
             embeddings,
             predictor,
@@ -259,8 +262,7 @@ class DotsSelector(Selector):
 
 def _hash(embeddings: Embeddings) -> np.ndarray:
     """Hash of up to 256 rows spread over the embeddings: whether two runs have the same."""
-    rows = np.unique(np.linspace(0, len(embeddings) - 1, min(len(embeddings), 256)).astype(np.int64))
-    return np.frombuffer(bytes.fromhex(hash_array(np.ascontiguousarray(embeddings[rows]))), dtype=np.uint8)
+    return np.frombuffer(bytes.fromhex(hash_rows(embeddings, 256)), dtype=np.uint8)
 
 
 def _ids_and_rates(groups: Sequence[RolloutGroup]) -> tuple[np.ndarray, np.ndarray]:

@@ -16,7 +16,8 @@ import torch
 from transformers import TrainerState
 from trl.trainer.utils import nanstd
 
-from trl_dataeff.rollouts.group import RolloutGroup, total_rewards
+from trl_dataeff.rollouts.classification import total_rewards
+from trl_dataeff.rollouts.group import RolloutGroup
 
 
 PREFIX = "dataeff/"

@@ -11,8 +11,8 @@ from datasets import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.factories import tiny_tokenizer
+from trl_dataeff.checkpoint.hashing import hash_prompts
 from trl_dataeff.difficulty.embedding import embed_dataset
-from trl_dataeff.difficulty.embedding.tokenize import prompts_fingerprint
 
 
 N = 100_000
@@ -34,7 +34,7 @@ def main(folder: str) -> None:
     policy = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), num_hidden_layers=0, **width))
     embed_dataset(dataset.select(range(50)), policy=policy, tokenizer=tokenizer, cache_dir=f"{folder}/warm")
     report, before = {"before": peak_bytes()}, time.perf_counter()
-    prompts_fingerprint(dataset)
+    hash_prompts(dataset)
     report["fingerprint_s"] = time.perf_counter() - before
     for name in ("first", "second"):
         before = time.perf_counter()

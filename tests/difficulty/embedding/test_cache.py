@@ -23,7 +23,7 @@ from tests.factories import (
 from trl_dataeff.difficulty.embedding import EmbeddingError
 from trl_dataeff.difficulty.embedding import cache as embedding_cache
 from trl_dataeff.difficulty.embedding import model as embedding_model
-from trl_dataeff.difficulty.embedding.identity import folder_identity
+from trl_dataeff.difficulty.embedding.cache import folder_identity
 
 
 def test_a_second_run_makes_no_forward(embed):

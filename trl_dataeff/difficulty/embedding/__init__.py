@@ -1,9 +1,8 @@
 """
-`embed_dataset()`: every prompt of a dataset as a vector, once; kept on disk.
+`embed_dataset()`: embeds every prompt of a dataset once and caches the embeddings on disk.
 
-Prompts are sorted by length and cut into batches of about equal token counts, which are dealt to the processes in
-turn. What is deliberately not here: models (`embedding_model.py`), text and tokens (`embedding_prompts.py`), files
-(`embedding_cache.py`).
+Prompts are sorted by length and cut into batches of about equal token counts, which the processes take in turn. What is
+deliberately not here: models (`model.py`), text and tokens (`tokenize.py`), files (`cache.py`).
 """
 
 from __future__ import annotations
@@ -20,9 +19,10 @@ from datasets import Dataset
 from tqdm import tqdm
 from transformers.utils import logging
 
+from trl_dataeff.checkpoint.hashing import hash_prompts
 from trl_dataeff.difficulty.embedding.cache import CachedEmbeddings, EmbeddingCache, default_folder
 from trl_dataeff.difficulty.embedding.model import Embedder, Source, policy_source, pretrained_source
-from trl_dataeff.difficulty.embedding.tokenize import EmbeddingError, TokenizedPrompts, prompts_fingerprint
+from trl_dataeff.difficulty.embedding.tokenize import EmbeddingError, TokenizedPrompts, read_prompts
 from trl_dataeff.rollouts.distributed import all_gather
 
 
@@ -96,7 +96,8 @@ def embed_dataset(
             source = policy_source(policy, tokenizer, accelerator, **options)
         else:
             source = pretrained_source(embedding, _device(device, accelerator), accelerator)
-        fingerprint = prompts_fingerprint(dataset, column)
+        next(read_prompts(dataset.select(range(1)), column))  # a missing column is an error before a model is loaded
+        fingerprint = hash_prompts(dataset, column, transformed=True)
         folder = default_folder() if cache_dir is None else Path(cache_dir)
         cache = EmbeddingCache(folder, {"prompts_of": fingerprint, "rows": len(dataset), **source.identity})
         cached = _agreed(cache.read(), fingerprint, accelerator)

@@ -1,14 +1,16 @@
 """
-Embeddings on disk: `<key>-<suffix>.npy`, float16 `(N, h)`, and `<key>.json`, which names it and says what it is of.
+Embeddings on disk: `<key>-<suffix>.npy`, float16 `(N, h)`, and `<key>.json`, which names the array and its identity.
 
-The array is written first and the json last, each whole or absent. What does not fit its json is never used.
+The array is written first and the JSON last, each completely or not at all. An array that does not match its JSON is
+never used. The identity of embeddings is that of their prompts and of their model: hashes of weights in memory, or of a
+model's folder.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
+import re
 import shutil
 import tokenize
 import uuid
@@ -18,28 +20,35 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+import xxhash
 from numpy.lib.format import open_memmap
 from transformers.utils import logging
 
 from trl_dataeff.checkpoint.files import write_atomically
+from trl_dataeff.checkpoint.hashing import hash_json, hash_rows
 from trl_dataeff.difficulty.embedding.tokenize import EmbeddingError
-from trl_dataeff.version import __version__
+from trl_dataeff.version import FORMAT, __version__
 
 
 logger = logging.get_logger(__name__)
 
-FORMAT = 1
 ENVIRONMENT = "TRL_DATAEFF_CACHE"
-_CHECKED_ROWS = 1024
+_OTHER_SETTINGS = ("_name_or_path", "transformers_version", "use_cache")
+_LORA_FACTOR = re.compile(r"(lora_(?:embedding_)?)([AB])(?=\.|$)")
+_SAMPLED_VALUES = 64
+_SAMPLED_BLOCKS, _BLOCK = 256, 4096
+_MODEL_FILES = {".json", ".txt", ".model", ".jinja", ".safetensors", ".bin", ".py"}
 
 
 @dataclass
 class CachedEmbeddings:
     """
     Attributes:
-        embeddings: float16 `(N, h)`, read-only.
-        truncated: how many prompts were cut to `limit` tokens.
-        checksum: of up to 1024 rows spread over the array.
+        embeddings (`np.memmap` of shape `(N, h)`): float16, read-only.
+        truncated (`int`): number of prompts that were cut to `limit` tokens.
+        limit (`int` or `None`): maximum number of tokens of a prompt; `None` for no limit.
+        checksum (`str`): hash of up to 1024 rows, evenly spread.
     """
 
     embeddings: np.memmap
@@ -65,13 +74,12 @@ class EmbeddingCache:
     def __init__(self, folder: Path, identity: dict[str, Any]):
         self.folder = folder
         self.identity = {"format": FORMAT, **identity}
-        text = json.dumps(self.identity, sort_keys=True)
-        self.key = hashlib.sha256(text.encode()).hexdigest()[:32]
+        self.key = hash_json(self.identity)
         self.path = folder / f"{self.key}.json"
-        self._damaged: Path | None = None  # an array that was found damaged
+        self._corrupt: Path | None = None  # an array that was found corrupt
 
     def read(self) -> CachedEmbeddings | None:
-        """What is stored, or `None` if there is nothing. A damaged cache counts as nothing, with a warning."""
+        """Stored embeddings, or `None` if there are none. A corrupt cache is ignored with a warning."""
         if not self.path.exists():
             return None
         try:
@@ -87,13 +95,13 @@ class EmbeddingCache:
         stored = json.loads(self.path.read_text())
         if stored["identity"] != self.identity:
             raise ValueError("it is of another dataset or model")
-        self._damaged = path = self.folder / Path(stored["file"]).name
+        self._corrupt = path = self.folder / Path(stored["file"]).name
         embeddings = open_memmap(path, mode="r")
         if list(embeddings.shape) != stored["shape"] or embeddings.dtype != np.float16:
             raise ValueError(f"{embeddings.dtype} {embeddings.shape} where float16 {stored['shape']} was written")
-        if checksum(embeddings) != stored["checksum"]:
+        if hash_rows(embeddings) != stored["checksum"]:
             raise ValueError("its rows are not those that were written")
-        self._damaged = None
+        self._corrupt = None
         return CachedEmbeddings(embeddings, stored["truncated"], stored["limit"], stored["checksum"])
 
     def check_writable(self) -> None:
@@ -131,11 +139,11 @@ class EmbeddingCache:
             "shape": list(embeddings.shape),
             "truncated": truncated,
             "limit": limit,
-            "checksum": checksum(embeddings),
+            "checksum": hash_rows(embeddings),
         }
         write_atomically(self.path, lambda temporary: temporary.write_text(json.dumps(stored, indent=2)))
-        if self._damaged is not None:
-            self._damaged.unlink(missing_ok=True)
+        if self._corrupt is not None:
+            self._corrupt.unlink(missing_ok=True)
 
 
 def _fill(path: Path, results: Iterable[tuple[np.ndarray, np.ndarray]], n: int) -> None:
@@ -154,7 +162,62 @@ def _fill(path: Path, results: Iterable[tuple[np.ndarray, np.ndarray]], n: int) 
     out.flush()
 
 
-def checksum(embeddings: np.ndarray) -> str:
-    """A hash of up to 1024 rows spread over the array, the first and the last among them."""
-    rows = np.unique(np.linspace(0, len(embeddings) - 1, min(len(embeddings), _CHECKED_ROWS)).astype(np.int64))
-    return hashlib.sha256(embeddings[rows].tobytes()).hexdigest()
+def weights_identity(model: Any) -> str:
+    """
+    Hash of a model's configuration and weights. Of each tensor it takes the sum of all bits, so that any single changed
+    value is noticed, and 64 values: copying and hashing a GPU's weights in full would take minutes for a large model. A
+    LoRA pair of which one factor is zero changes nothing and is left out, so that adapters that start from different
+    seeds have the same identity.
+
+    Args:
+        model ([`~transformers.PreTrainedModel`]): the model, with all its weights in this process.
+    """
+    digest = xxhash.xxh3_128(type(model).__name__.encode())
+    config = {key: value for key, value in model.config.to_dict().items() if key not in _OTHER_SETTINGS}
+    digest.update(hash_json(config).encode())
+    tensors = {k: v.detach() for k, v in model.state_dict().items() if isinstance(v, torch.Tensor)}
+    adapted = False
+    for name, tensor in tensors.items():
+        partner = tensors.get(_LORA_FACTOR.sub(lambda m: m[1] + {"A": "B", "B": "A"}[m[2]], name))
+        if partner is not None and partner is not tensor:
+            if not (tensor.any() and partner.any()):
+                continue
+            adapted = True
+        digest.update(f"{name.replace('.base_layer', '')} {tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(_tensor_identity(tensor))
+    if adapted:
+        layers = {n: m for n, m in model.named_modules() if isinstance(getattr(m, "scaling", None), dict)}
+        digest.update(
+            repr([(n, m.scaling, m.active_adapters, m.disable_adapters) for n, m in layers.items()]).encode()
+        )
+    return digest.hexdigest()
+
+
+def _tensor_identity(tensor: torch.Tensor) -> bytes:
+    if not tensor.numel():
+        return b""
+    width = {1: torch.int8, 2: torch.int16, 4: torch.int32}.get(tensor.element_size(), torch.int64)
+    bits = tensor.contiguous().view(-1).view(width)
+    samples = torch.linspace(0, bits.numel() - 1, min(bits.numel(), _SAMPLED_VALUES), dtype=torch.float64).long()
+    values = bits[samples.to(bits.device)].long().cpu().numpy()
+    return bits.sum(dtype=torch.int64).cpu().numpy().tobytes() + values.tobytes()
+
+
+def folder_identity(folder: Path) -> str:
+    """
+    Hash of a model folder's files: name, size, modification time, and up to 256 blocks of 4 KiB of each. Reading all of
+    a large model's weights at each start would take as long as loading it.
+
+    Args:
+        folder (`Path`): a folder that `save_pretrained` wrote.
+    """
+    digest = xxhash.xxh3_128()
+    for path in sorted(folder.iterdir()):
+        if path.suffix in _MODEL_FILES and path.is_file():
+            stat = path.stat()
+            digest.update(f"{path.name} {stat.st_size} {stat.st_mtime_ns}".encode())
+            with open(path, "rb") as file:
+                for start in np.linspace(0, max(0, stat.st_size - _BLOCK), _SAMPLED_BLOCKS).astype(int):
+                    file.seek(start)
+                    digest.update(file.read(_BLOCK))
+    return digest.hexdigest()

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModel, AutoTokenizer
 from transformers.utils import logging
 
-from trl_dataeff.difficulty.embedding.identity import folder_identity, weights_identity
+from trl_dataeff.difficulty.embedding.cache import folder_identity, weights_identity
 from trl_dataeff.difficulty.embedding.tokenize import EmbeddingError, PromptTokenizer
 
 

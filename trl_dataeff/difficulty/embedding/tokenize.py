@@ -1,8 +1,7 @@
-"""Prompts as they are embedded: read in chunks, reduced to text, hashed, and tokenized into one flat array."""
+"""Prompts as they are embedded: read in chunks, reduced to text, and tokenized into one flat array."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +11,8 @@ import numpy as np
 from datasets import Dataset
 from transformers.utils import get_json_schema
 from trl.data_utils import prepare_multimodal_messages
+
+from trl_dataeff.checkpoint.hashing import hash_json
 
 
 CHUNK = 1024
@@ -65,15 +66,6 @@ def _text_of(content: Any) -> Any:
         return content
     texts = [part.get("text") for part in content if part.get("type", "text") == "text"]
     return "\n".join(text for text in texts if text)
-
-
-def prompts_fingerprint(dataset: Dataset, column: str = "prompt") -> str:
-    """A hash of all prompts in their order, as [`read_prompts`] gives them. About a second for 100,000 prompts."""
-    digest = hashlib.sha256()
-    for prompts in read_prompts(dataset, column):
-        lines = [json.dumps(prompt, sort_keys=True, default=str) for prompt in prompts]
-        digest.update("".join(f"{line}\n" for line in lines).encode())  # JSON has no line break of its own
-    return digest.hexdigest()
 
 
 @dataclass
@@ -144,7 +136,7 @@ class PromptTokenizer:
             self.template_kwargs,
             self.limit,
         ]
-        return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+        return hash_json(parts)
 
     def tokenize_dataset(self, dataset: Dataset, column: str = "prompt") -> TokenizedPrompts:
         """Tokenize all prompts, a chunk at a time."""
