@@ -71,5 +71,5 @@ def make_groups(
 
 def random_states() -> list[Any]:
     """Global random states of Python, NumPy and torch, comparable."""
-    legacy = np.random.get_state()  # noqa: NPY002
-    return [random.getstate(), [legacy[0], legacy[1].tolist(), *legacy[2:]], torch.get_rng_state().tolist()]
+    legacy: Any = np.random.get_state(legacy=False)  # noqa: NPY002
+    return [random.getstate(), legacy["state"]["key"].tolist(), legacy["state"]["pos"], torch.get_rng_state().tolist()]

@@ -72,15 +72,15 @@ def check_wrong_input_is_an_error(make: Make) -> None:
     """Another width, another number of labels, and rates out of range raise `PredictorError`."""
     E, p = embeddings(), _labels()
     for arguments in ((E, p[:-1]), (E, p + 1.0), (E, p, -torch.ones(PROMPTS))):
-        _assert_error(lambda a=arguments: make().fit(*a), "fit")
+        _assert_error("fit", make().fit, *arguments)
     predictor = _fitted(make)
     if predictor.embedding_width:
-        _assert_error(lambda: predictor.predict(E[:, :-1]), "predict")
+        _assert_error("predict", predictor.predict, E[:, :-1])
 
 
-def _assert_error(call: Callable[[], Any], name: str) -> None:
+def _assert_error(name: str, method: Callable[..., Any], *arguments: Any) -> None:
     try:
-        call()
+        method(*arguments)
     except PredictorError:
         return
     raise AssertionError(f"{name}() must raise PredictorError for shapes that disagree and values out of range")
