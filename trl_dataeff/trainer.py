@@ -222,6 +222,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     def _generate_and_score_completions(self, inputs):
         if not self.model.training:
             return super()._generate_and_score_completions(inputs)
+        self.collector.classifier.weights = self.reward_weights.cpu().numpy()  # a callback may change them
         return self._train_on_rounds() if self._in_rounds else self._train_on_single_pass(inputs)
 
     def _train_on_single_pass(self, inputs):
@@ -249,8 +250,9 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             tensors = super()._generate_and_score_completions(rows)
         finally:
             self._playback = None
-        pad_token_id = self._tokenizer.pad_token_id
-        compute_leftover_logps(batch.leftover_now, self._forward, own[0], pad_token_id, self._processes)
+        compute_leftover_logps(
+            batch.leftover_now, self._forward, own[0], self._tokenizer.pad_token_id, self._processes
+        )
         if batch.trained_stale:
             tensors.update(behavior_tensors(own, tensors["completion_ids"]))
         if self.collector.buffer is not None:
@@ -347,9 +349,9 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     # Logs and checkpoints
 
     def _log(self, batch: GenerationBatch) -> None:
-        store = self._metrics["train"]
-        if batch.trained_stale:  # TRL has logged rewards and lengths of all that is trained on
-            replace_last(store, group_metrics(batch.trained_now, self.reward_func_names, self.reward_weights.numpy()))
+        store, groups = self._metrics["train"], batch.trained_now or batch.generated
+        if batch.trained_stale and groups:  # TRL has logged rewards and lengths of all that is trained on
+            replace_last(store, group_metrics(groups, self.reward_func_names, self.collector.classifier.weights))
         record(store, batch.metrics)
         record_selector(store, batch.selector_metrics)
 
