@@ -79,7 +79,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     args: DataEfficientGRPOConfig
     reward_funcs: list
     _tag_names = ["trl", "grpo", "trl-dataeff"]  # noqa: RUF012
-    # Defaults here, since TRL's methods may be called on an instance whose `__init__` did not run
+    # Class-level: TRL's methods may be called on an instance whose `__init__` did not run
     _recording: Recording | None = None  # while a round is generated
     _playback: Playback | None = None  # while stored rollouts pass through TRL's method
     _correction: LossCorrection = None  # type: ignore[assignment]  # from `train` on
@@ -111,8 +111,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         context = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         limits = [context, config.vllm_max_model_length]
         self._context_check = validation.ContextCheck(limits, self.max_completion_length)
-        self._timer = StepTimer()
-        self._prompt_ids: list[int] = []  # rows that are generated or trained on now
+        self._timer, self._prompt_ids = StepTimer(), []  # rows that are generated or trained on now
         self._callback = DataEfficientCallback(
             on_begin=self._restore_logs,
             on_step=lambda seconds: record(self._metrics["train"], self._timer.step(seconds)),
@@ -250,9 +249,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             tensors = super()._generate_and_score_completions(rows)
         finally:
             self._playback = None
-        compute_leftover_logps(
-            batch.leftover_now, self._forward, own[0], self._tokenizer.pad_token_id, self._processes
-        )
+        pad_id = self._tokenizer.pad_token_id
+        compute_leftover_logps(batch.leftover_now, self._forward, own[0], pad_id, self._processes)
         if batch.trained_stale:
             tensors.update(behavior_tensors(own, tensors["completion_ids"]))
         if self.collector.buffer is not None:
