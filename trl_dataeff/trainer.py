@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -79,13 +79,13 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     args: DataEfficientGRPOConfig
     reward_funcs: list
     _tag_names = ["trl", "grpo", "trl-dataeff"]  # noqa: RUF012
-    # Class-level: TRL's methods may be called on an instance whose `__init__` did not run
     _recording: Recording | None = None  # while a round is generated
     _playback: Playback | None = None  # while stored rollouts pass through TRL's method
     _correction: LossCorrection = None  # type: ignore[assignment]  # from `train` on
     _nonfinite: NonfiniteStepGuard | None = None
     _reward_guard: RewardGuard | None = None
     _signals: StopSignals | None = None
+    _prompt_ids: Sequence[int] = ()  # rows that are generated or trained on now
     _loop: dict[str, Any] | None = None  # of the training loop, as a checkpoint has it
 
     def __init__(self, *args, selector: Selector | None = None, **kwargs):
@@ -111,7 +111,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         context = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         limits = [context, config.vllm_max_model_length]
         self._context_check = validation.ContextCheck(limits, self.max_completion_length)
-        self._timer, self._prompt_ids = StepTimer(), []  # rows that are generated or trained on now
+        self._timer = StepTimer()
         self._callback = DataEfficientCallback(
             on_begin=self._restore_logs,
             on_step=lambda seconds: record(self._metrics["train"], self._timer.step(seconds)),
@@ -144,7 +144,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     def train(self, resume_from_checkpoint=None, *args, **kwargs):
         output_dir, reads = self.args.output_dir, self.args.should_save
         checkpoint = resolve_checkpoint(resume_from_checkpoint, output_dir, self._processes, checks=reads)
-        self._callback.stopped_by, self._prompt_ids = None, []
+        self._callback.stopped_by, self._prompt_ids = None, ()
         if self.args.save_on_signal:
             self._signals = StopSignals(self._processes)
         notes = failure_notes(output_dir, lambda: self._prompt_ids, self._flush_group_log)
