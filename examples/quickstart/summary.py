@@ -78,7 +78,7 @@ def render(
     Args:
         run ([`Run`]): what was trained.
         seconds (`float`): the training command took.
-        model (`str` or `Path`): where the adapter lies.
+        model (`str` or `Path`): where the adapter is.
         before, after (`dict`, *optional*): success rates by task on held-out questions; without them, the rollouts' own.
         n (`int`): held-out questions.
     """
