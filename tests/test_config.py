@@ -145,12 +145,17 @@ def test_arguments_of_the_built_in_selectors_come_from_their_fields(name):
     }.items()
     first = next(iter(arguments))
     config = DataEfficientGRPOConfig("out", **BASE, selector_args={first: "mine"})
-    assert config.selector_arguments(name) == {**DataEfficientGRPOConfig("out", **BASE).selector_arguments(name), first: "mine"}
+    assert config.selector_arguments(name) == {
+        **DataEfficientGRPOConfig("out", **BASE).selector_arguments(name),
+        first: "mine",
+    }
 
 
 def _keywords(cls: type) -> list[inspect.Parameter]:
     found = inspect.signature(cls.__init__).parameters.values() if "__init__" in cls.__dict__ else []
-    return [parameter for parameter in found if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)]
+    return [
+        parameter for parameter in found if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    ]
 
 
 def test_arguments_of_another_selector_are_selector_args_alone():

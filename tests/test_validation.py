@@ -57,7 +57,9 @@ def test_fewer_prompts_than_a_generation_batch_needs(tmp_path):
 
 def test_streaming_with_dynamic_sampling(tmp_path):
     stream = IterableDataset.from_generator(lambda: iter(plain_dataset()))
-    with pytest.raises(ValueError, match=r"`dynamic_sampling=True` needs a map-style dataset, and this one is streamed \(iterable\)"):
+    with pytest.raises(
+        ValueError, match=r"`dynamic_sampling=True` needs a map-style dataset, and this one is streamed \(iterable\)"
+    ):
         build(tmp_path, stream, dynamic_sampling=True, max_steps=2)
 
 
@@ -201,7 +203,12 @@ class Mine(UniformSelector):
     ("fields", "selector", "error", "message"),
     [
         ({"selection": "dost"}, None, ValueError, "There is no selector 'dost'; known are .*Did you mean 'dots'"),
-        ({"selection": "greso", "selector_args": {"p_start": 0.5}}, None, ValueError, "'p_start'.*GresoSelector takes: p_init"),
+        (
+            {"selection": "greso", "selector_args": {"p_start": 0.5}},
+            None,
+            ValueError,
+            "'p_start'.*GresoSelector takes: p_init",
+        ),
         ({"selection": "dots", "dots_predictor": "logistics"}, None, ValueError, "'logistics'.*'logistic'"),
         ({"selection": "dots", "dots_predictor_args": {"depth": 3}}, None, ValueError, "depth"),
         ({"selection": "greso"}, Mine(), ValueError, r"Both `selector=Mine\(...\)` and `selection='greso'` are given"),
@@ -232,7 +239,7 @@ def test_a_selector_of_your_own_needs_rows_that_can_be_chosen(tmp_path):
 def test_reference_rollouts_that_cannot_be_generated():
     config = DataEfficientGRPOConfig("out", use_cpu=True, bf16=False, selection="dots", dots_reference="paper")
     assert resolve_selector(config, None, None, sharded=False).uses_references
-    with pytest.raises(ValueError, match="DotsSelector generates reference rollouts .* not possible with images"):
+    with pytest.raises(ValueError, match=r"DotsSelector generates reference rollouts .* not possible with images"):
         resolve_selector(config, None, "images", sharded=False)
     with pytest.raises(ValueError, match="`dots_reference_size` is 256, and each of 257 processes"):
         resolve_selector(config, None, None, sharded=False, processes=257)
