@@ -4,7 +4,7 @@ import pytest
 import torch
 from trl import GRPOConfig, GRPOTrainer
 
-from tests.factories import all_finite, history, make_trainer, messages, mixed_reward, run
+from tests.factories import all_finite, history, make_trainer, messages, mixed_reward, run, train_briefly
 from trl_dataeff.fault_tolerance.nonfinite import MOST_IN_A_ROW, NonfiniteStepGuard
 
 
@@ -46,10 +46,11 @@ def test_off_such_a_step_is_taken_as_by_trl(tmp_path, caplog_transformers):
     """The last step's gradient is NaN: so are the weights then, and every number that TRL logs is TRL's."""
     options = {"rewards": mixed_reward, "max_steps": 4, "train": False}
     reference = run(GRPOTrainer, GRPOConfig, tmp_path / "trl", **options)
+    spoil(reference, {3})
+    reference.train()
     ours = make_trainer(tmp_path / "ours", "off", max_steps=4, save_strategy="no")
-    for trainer in (reference, ours):
-        spoil(trainer, {3})
-        trainer.train()
+    spoil(ours, {3})
+    ours.train()
     rows = history(ours.state.log_history)
     for expected, got in zip(history(reference.state.log_history), rows, strict=True):
         assert expected.items() <= got.items()
@@ -62,12 +63,7 @@ def test_off_such_a_step_is_taken_as_by_trl(tmp_path, caplog_transformers):
 
 
 def test_without_such_a_step_skipping_changes_nothing(tmp_path):
-    runs = [
-        make_trainer(tmp_path / str(skip), "off", max_steps=4, save_strategy="no", skip_nonfinite_steps=skip)
-        for skip in (False, True)
-    ]
-    for trainer in runs:
-        trainer.train()
+    runs = [train_briefly(tmp_path / str(skip), "off", skip_nonfinite_steps=skip) for skip in (False, True)]
     assert history(runs[0].state.log_history) == history(runs[1].state.log_history)
     assert runs[0]._nonfinite is None
 
