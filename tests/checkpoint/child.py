@@ -15,11 +15,20 @@ from trl_dataeff import trainer as trainer_module
 from trl_dataeff.checkpoint import saving
 from trl_dataeff.checkpoint.files import write_atomically
 from trl_dataeff.checkpoint.resume import latest_complete
+from trl_dataeff.collector import state
 
 
 NAME = "greso, dynamic"
 OPTIONS = {"steps_per_generation": 2, "rollout_margin": 2.0, "save_total_limit": 2}
-_STATIONS = ("_save_optimizer_and_scheduler", "_save_rng_state", "save_model", "_save_state")
+_STATIONS = ("_save_optimizer_and_scheduler", "_save_rng_state", "save_model")
+
+_FUNCTIONS = (
+    (saving, "set_aside"),
+    (state, "save_state"),
+    (state, "save_generation_batch"),
+    (saving, "write_manifest"),
+    (trainer_module, "remove_older"),
+)
 
 
 def train(folder: str, seconds: float) -> None:
@@ -30,7 +39,7 @@ def train(folder: str, seconds: float) -> None:
     rng = random.Random(os.getpid())
     for name in _STATIONS:
         slow_down(DataEfficientGRPOTrainer, name, rng, seconds)
-    for owner, name in ((saving, "write_manifest"), (trainer_module, "remove_older"), (saving, "set_aside")):
+    for owner, name in _FUNCTIONS:
         slow_down(owner, name, rng, seconds)
     trainer = make_trainer(folder, NAME, **OPTIONS)
     begun = latest_complete(folder) is not None
