@@ -93,6 +93,7 @@ def check_selection(args: DataEfficientGRPOConfig, selector: Selector | None) ->
     make_selector(name, args.selector_arguments(name))
     if "dots" not in name:
         return
+    assert not isinstance(args.dots_predictor_args, str)  # TrainingArguments parses JSON text
     check_predictor(args.dots_predictor, **(args.dots_predictor_args or {}))
     if args.dots_predictor not in registered_predictors():
         predictor = load_predictor(args.dots_predictor)
@@ -107,7 +108,6 @@ def resolve_selector(
     args: DataEfficientGRPOConfig,
     selector: Selector | None,
     unsupported_reason: str | None,
-    *,
     sharded: bool,
     processes: int = 1,
 ) -> Selector:
@@ -191,7 +191,7 @@ def _has_image(prompt: Any) -> bool:
     return any(part.get("type") == "image" for part in parts)
 
 
-def unsupported_reason(dataset: Any, *, environments: bool, tool_images: bool) -> str | None:
+def unsupported_reason(dataset: Any, environments: bool, tool_images: bool) -> str | None:
     """
     Why rounds of rollouts cannot be generated, and replayed, outside of TRL's pass over a batch; `None` if they can. TRL
     prepares images and environments in that pass, and the rows of a stream cannot be read again.

@@ -14,7 +14,7 @@ from trl_dataeff.config import DataEfficientGRPOConfig
 USAGE = """\
 usage: trl-dataeff grpo --config RECIPE [--field VALUE ...] [accelerate launch options]
 
-Train a language model with GRPO (TRL's GRPOTrainer) and spend rollouts where they teach.
+Train a language model with GRPO (TRL's GRPOTrainer), and generate only rollouts that produce a gradient.
 
 A recipe is a YAML file of the fields below; a field on the command line overrides the recipe. RECIPE is a file, or a
 name from `trl-dataeff recipes list`.

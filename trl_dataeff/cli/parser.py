@@ -18,6 +18,9 @@ from trl_dataeff.cli.launch import check_launch_args
 from trl_dataeff.cli.recipe import Recipe, check_recipe, find_recipe, read_recipe
 
 
+FAULT_TOLERANCE = {"save_on_signal": True, "skip_nonfinite_steps": True, "vllm_reconnect": True}  # off in Python
+
+
 class ParsedCommand(NamedTuple):
     """
     A command line and its recipe, checked.
@@ -50,6 +53,7 @@ class GRPOParser(TrlParser):
         types = PORTABLE_TYPES if portable else TYPES
         super().__init__(types, prog="trl-dataeff grpo", formatter_class=HelpFormatter, add_help=False)
         self.allow_abbrev = False
+        self.set_defaults(**FAULT_TOLERANCE)
         self.portable = portable
 
     def parse(self, args: list[str]) -> ParsedCommand:
