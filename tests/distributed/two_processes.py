@@ -86,7 +86,7 @@ def stop_one_of_two(options) -> tuple:
             signal.raise_signal(pending.pop())
         return plain(*args, **kwargs)
 
-    trainer.reward_funcs[0] = reward
+    trainer.reward_funcs = [reward, *trainer.reward_funcs[1:]]  # not in place: the list is the caller's own
     code = None
     try:
         trainer.train()
