@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import signal
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from trl import GRPOTrainer
 
+from benchmarks import predictor
 from benchmarks.lab import runs, train
 from benchmarks.lab.counting import counting
 from benchmarks.lab.methods import METHODS, find
@@ -326,3 +328,14 @@ def test_table_and_report_are_written(tmp_path):
     assert "oracle" in page
     for outside in ("http-equiv", "<script", "<img", "<link"):
         assert outside not in page
+
+
+def test_the_predictor_benchmark_records_every_group_and_compares_what_the_committed_rows_hold(start):
+    run = predictor.record_run(0, steps=2, every=1, start=start)
+    assert run["windows"].tolist() == [1] * 16 + [2] * 16
+    assert run["at"].tolist() == [1, 2]
+    assert set(run["ids"]) <= set(range(len(run["pool"])))
+    committed = json.loads(predictor.OUT.read_text())
+    rows = predictor.compare(run, 0)
+    assert [row["window"] for row in rows] == [1, 2]
+    assert {tuple(row) for row in rows} == {tuple(row) for row in committed}
