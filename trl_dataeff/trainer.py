@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -79,13 +79,13 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     args: DataEfficientGRPOConfig
     reward_funcs: list
     _tag_names = ["trl", "grpo", "trl-dataeff"]  # noqa: RUF012
-    # Defaults here, since TRL's methods may be called on an instance whose `__init__` did not run
     _recording: Recording | None = None  # while a round is generated
     _playback: Playback | None = None  # while stored rollouts pass through TRL's method
     _correction: LossCorrection = None  # type: ignore[assignment]  # from `train` on
     _nonfinite: NonfiniteStepGuard | None = None
     _reward_guard: RewardGuard | None = None
     _signals: StopSignals | None = None
+    _prompt_ids: Sequence[int] = ()  # rows that are generated or trained on now
     _loop: dict[str, Any] | None = None  # of the training loop, as a checkpoint has it
 
     def __init__(self, *args, selector: Selector | None = None, **kwargs):
@@ -112,7 +112,6 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         limits = [context, config.vllm_max_model_length]
         self._context_check = validation.ContextCheck(limits, self.max_completion_length)
         self._timer = StepTimer()
-        self._prompt_ids: list[int] = []  # rows that are generated or trained on now
         self._callback = DataEfficientCallback(
             on_begin=self._restore_logs,
             on_step=lambda seconds: record(self._metrics["train"], self._timer.step(seconds)),
@@ -145,7 +144,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     def train(self, resume_from_checkpoint=None, *args, **kwargs):
         output_dir, reads = self.args.output_dir, self.args.should_save
         checkpoint = resolve_checkpoint(resume_from_checkpoint, output_dir, self._processes, checks=reads)
-        self._callback.stopped_by, self._prompt_ids = None, []
+        self._callback.stopped_by, self._prompt_ids = None, ()
         self._signals = StopSignals(self._processes) if self.args.save_on_signal else None
         notes = failure_notes(output_dir, lambda: self._prompt_ids, self._flush_group_log)
         with notes, self._signals or nullcontext():
@@ -222,6 +221,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     def _generate_and_score_completions(self, inputs):
         if not self.model.training:
             return super()._generate_and_score_completions(inputs)
+        self.collector.classifier.weights = self.reward_weights.cpu().numpy()  # a callback may change them
         return self._train_on_rounds() if self._in_rounds else self._train_on_single_pass(inputs)
 
     def _train_on_single_pass(self, inputs):
@@ -249,8 +249,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             tensors = super()._generate_and_score_completions(rows)
         finally:
             self._playback = None
-        pad_token_id = self._tokenizer.pad_token_id
-        compute_leftover_logps(batch.leftover_now, self._forward, own[0], pad_token_id, self._processes)
+        pad_id = self._tokenizer.pad_token_id
+        compute_leftover_logps(batch.leftover_now, self._forward, own[0], pad_id, self._processes)
         if batch.trained_stale:
             tensors.update(behavior_tensors(own, tensors["completion_ids"]))
         if self.collector.buffer is not None:
@@ -347,9 +347,9 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     # Logs and checkpoints
 
     def _log(self, batch: GenerationBatch) -> None:
-        store = self._metrics["train"]
-        if batch.trained_stale:  # TRL has logged rewards and lengths of all that is trained on
-            replace_last(store, group_metrics(batch.trained_now, self.reward_func_names, self.reward_weights.numpy()))
+        store, groups = self._metrics["train"], batch.trained_now or batch.generated
+        if batch.trained_stale and groups:  # TRL has logged rewards and lengths of all that is trained on
+            replace_last(store, group_metrics(groups, self.reward_func_names, self.collector.classifier.weights))
         record(store, batch.metrics)
         record_selector(store, batch.selector_metrics)
 
