@@ -2,13 +2,16 @@
 
 import re
 
+import numpy as np
 import pytest
 from datasets import Dataset, IterableDataset
+from trl import GRPOConfig, GRPOTrainer
 
 from tests.factories import (
     all_finite,
     chat_dataset,
     even_length_reward,
+    history,
     last_logged,
     make_trainer,
     messages,
@@ -18,7 +21,7 @@ from tests.factories import (
 )
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 from trl_dataeff.selection import DotsSelector, GresoSelector, UniformSelector, registered_selectors
-from trl_dataeff.validation import resolve_selector
+from trl_dataeff.validation import RewardChecks, resolve_selector
 
 
 def config(tmp_path, **fields):
@@ -81,23 +84,69 @@ def test_reward_of_the_wrong_length(tmp_path):
         run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, rewards=lambda **kwargs: [1.0])
 
 
-@pytest.mark.parametrize("dynamic_sampling", [False, True])
 @pytest.mark.parametrize("value", [None, float("nan")])
-def test_rewards_that_score_nothing(tmp_path, value, dynamic_sampling):
+@pytest.mark.parametrize("fields", [{"dynamic_sampling": True}, {"selection": "greso"}, {"replay_fraction": 0.5}])
+def test_rewards_that_score_nothing(tmp_path, value, fields):
     def silent_reward(completions, **kwargs):
         return [value] * len(completions)
 
+    fields = {"per_device_train_batch_size": 64, "max_steps": 20, **fields}
     with pytest.raises(
-        ValueError, match="No reward function gave a score for any of the first 8 completions"
+        ValueError, match=r"No reward function gave a score for any of the first (5|6)\d\d completions"
     ) as error:
-        run(
-            DataEfficientGRPOTrainer,
-            DataEfficientGRPOConfig,
-            tmp_path,
-            rewards=silent_reward,
-            dynamic_sampling=dynamic_sampling,
-        )
+        run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, rewards=silent_reward, **fields)
     assert "`silent_reward`" in str(error.value)
+
+
+@pytest.mark.parametrize("value", [None, float("nan")])
+def test_rewards_that_score_nothing_are_trls_matter_when_everything_is_off(tmp_path, caplog_transformers, value):
+    def silent_reward(completions, **kwargs):
+        return [value] * len(completions)
+
+    options = {"rewards": silent_reward, "per_device_train_batch_size": 64, "max_steps": 9}
+    reference = run(GRPOTrainer, GRPOConfig, tmp_path / "trl", **options)
+    ours = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path / "ours", **options)
+    for expected, got in zip(history(reference.state.log_history), history(ours.state.log_history), strict=True):
+        assert expected.items() <= got.items()
+    assert last_logged(ours, "unscorable_ratio") == 1
+    (message,) = messages(caplog_transformers, "returned only None or NaN")
+    assert message.startswith("`silent_reward` returned only None or NaN for the first 64 completions. Check")
+
+
+def reward_array(*scored: bool) -> np.ndarray:
+    """Rewards of 2 groups of 3 completions, `(2, 3, F)`: of each function all or none."""
+    return np.stack([np.full((2, 3), 0.5 if given else np.nan) for given in scored], axis=-1)
+
+
+def test_completions_without_any_score_are_counted_from_the_start():
+    checks = RewardChecks(["a", "b"], most_unscored=18)
+    checks.check(reward_array(False, False))
+    checks.check(reward_array(False, False))
+    with pytest.raises(ValueError, match="any of the first 18 completions: `a`, `b` returned only None or NaN"):
+        checks.check(reward_array(False, False))
+    never = RewardChecks(["a", "b"])
+    for _ in range(1000):
+        never.check(reward_array(False, False))
+
+
+def test_one_score_is_enough(caplog_transformers):
+    checks = RewardChecks(["a", "b"], most_unscored=12)
+    checks.check(reward_array(True, False))
+    for _ in range(10):
+        checks.check(reward_array(False, False))
+    checks.check(reward_array(False, True))
+    (message,) = messages(caplog_transformers, "returned only None or NaN")
+    assert message.startswith("`b` returned only None or NaN for the first 6 completions")
+
+
+def test_only_the_main_process_warns_and_all_raise(caplog_transformers):
+    checks = RewardChecks(["a"], most_unscored=12, is_main_process=False)
+    checks.check(np.full((2, 3, 1), np.inf))
+    checks = RewardChecks(["a"], most_unscored=12, is_main_process=False)
+    checks.check(reward_array(False))
+    with pytest.raises(ValueError, match="No reward function gave a score"):
+        checks.check(reward_array(False))
+    assert messages(caplog_transformers) == []
 
 
 def test_one_silent_reward_of_two_is_a_warning(tmp_path, caplog_transformers):
