@@ -173,9 +173,9 @@ def compare(run: dict, seed: int) -> list[dict[str, float]]:
 
 
 def table(rows: list[dict], windows: list[int]) -> str:
-    """Means over seeds as Markdown, a column for each window; an undefined correlation counts as 0."""
+    """Means over seeds as Markdown, a column for each generation batch; an undefined correlation counts as 0."""
     names = [name for name in rows[0] if name not in ("window", "seed")]
-    lines = ["| | " + " | ".join(f"window {w}" for w in windows) + " |", "|---" * (len(windows) + 1) + "|"]
+    lines = ["| | " + " | ".join(f"batch {w}" for w in windows) + " |", "|---" * (len(windows) + 1) + "|"]
     for name in names:
         values = [np.mean([np.nan_to_num(r[name]) for r in rows if r["window"] == w]) for w in windows]
         lines.append(f"| {name} | " + " | ".join(f"{value:.2f}" for value in values) + " |")
