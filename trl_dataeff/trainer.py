@@ -145,8 +145,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         output_dir, reads = self.args.output_dir, self.args.should_save
         checkpoint = resolve_checkpoint(resume_from_checkpoint, output_dir, self._processes, checks=reads)
         self._callback.stopped_by, self._prompt_ids = None, ()
-        if self.args.save_on_signal:
-            self._signals = StopSignals(self._processes)
+        self._signals = StopSignals(self._processes) if self.args.save_on_signal else None
         notes = failure_notes(output_dir, lambda: self._prompt_ids, self._flush_group_log)
         with notes, self._signals or nullcontext():
             self._begin_run()
@@ -198,6 +197,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         )
         # A loss scaler and DeepSpeed skip such steps themselves, and continue with a smaller scale
         handled = self.accelerator.distributed_type == DistributedType.DEEPSPEED or self.accelerator.scaler is not None
+        self._nonfinite = None
         if args.skip_nonfinite_steps and not handled:
             counters = self.collector.counters
             self._nonfinite = NonfiniteStepGuard(lambda: counters.add(steps_skipped=1), self._processes.is_main)

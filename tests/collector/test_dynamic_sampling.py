@@ -22,15 +22,11 @@ from tests.factories import (
 )
 
 
-def completions_of(batch) -> list[tuple]:
-    return [tuple(ids[mask.bool()].tolist()) for ids, mask in zip(batch["completion_ids"], batch["completion_mask"])]
-
-
 def test_what_is_trained_on_has_gradient_and_the_rows_never_change(tmp_path):
     trainer = dynamic(tmp_path, max_rollout_rounds=12)
-    assert all(batch["advantages"].shape == (16,) for batch in trainer.batches)
-    for collection, batch in zip(trainer.collections, trainer.batches):
-        for group, advantages in zip(collection.trained, batch["advantages"].view(4, 4)):
+    assert all(tensors["advantages"].shape == (16,) for tensors in trainer.tensors)
+    for batch, tensors in zip(trainer.batches, trainer.tensors):
+        for group, advantages in zip(batch.trained, tensors["advantages"].view(4, 4)):
             assert group.effective == bool(advantages.abs().max() > 0)
     padded = logged(trainer, "dataeff/padded_groups")
     assert sum(p for (p,) in padded) == 0
@@ -45,12 +41,16 @@ def test_every_rollout_is_counted_and_accounted_for(tmp_path):
     )  # fmt: skip
     generated, trained, discarded, replayed, _ = logs[-1]
     assert generated == trainer.generated
-    assert trained == sum(len(b["advantages"]) for b in trainer.batches)
-    assert generated == trained + discarded + 4 * len(trainer.ledger.carried)
+    assert trained == sum(len(t["advantages"]) for t in trainer.tensors)
+    assert generated == trained + discarded + 4 * len(trainer.collector.leftover)
     assert replayed == 4 * sum(min(len(w), 4) for w in trainer.waiting) > 0
     table = pd.read_parquet(tmp_path / "dataeff" / "groups.parquet")
     assert len(table) * 4 == generated
-    assert table["dropped"].sum() * 4 == discarded
+    assert table["disposition"].eq("dropped").sum() * 4 == discarded
+    assert table["origin"].eq("fresh").all()
+    dispositions = [b.dispositions[id(g)] for b in trainer.batches for g in b.generated]
+    assert table["disposition"].tolist() == dispositions
+    assert set(dispositions) == {"trained", "leftover", "dropped"}
     assert table["tokens"].sum() == logged(trainer, "dataeff/tokens_generated")[-1][0]
 
 
@@ -66,36 +66,37 @@ def test_groups_table_tells_kinds_apart(tmp_path):
     assert table["step"].is_monotonic_increasing
 
 
-def test_surplus_is_trained_on_once_and_first(tmp_path):
+def test_leftover_groups_are_trained_on_once_and_first(tmp_path):
     trainer = dynamic(tmp_path)
     seen: list[tuple] = []
-    for before, collection in zip(trainer.waiting, trainer.collections):
-        assert [id(g) for g in collection.trained[: len(before[:4])]] == [id(g) for g in before[:4]]
-        seen += [id(group) for group in collection.trained]
+    for before, batch in zip(trainer.waiting, trainer.batches):
+        assert [id(g) for g in batch.trained[: len(before[:4])]] == [id(g) for g in before[:4]]
+        seen += [id(group) for group in batch.trained]
+        assert all(batch.origins[id(group)] == "leftover" for group in before)
     assert len(seen) == len(set(seen))
     assert any(trainer.waiting)
 
 
-def test_a_dead_dataset_is_completed_with_zero_variance_groups_and_goes_on(tmp_path):
+def test_without_an_effective_group_batches_are_completed_with_zero_variance_groups(tmp_path):
     trainer = dynamic(tmp_path, rewards=lambda completions, **kwargs: [0.0] * len(completions), max_rollout_rounds=3)
     assert trainer.state.global_step == 12
     for rounds, padded, loss, grad in logged(trainer, "dataeff/rounds", "dataeff/padded_groups", "loss", "grad_norm"):
         assert (rounds, padded, loss, grad) in {(3, 4, 0, 0), (None, None, 0, 0)}
-    assert all(len(b["advantages"]) == 16 for b in trainer.batches)
+    assert all(len(t["advantages"]) == 16 for t in trainer.tensors)
 
 
 def test_lengths_and_tokens_are_those_of_trained_rows(tmp_path):
     trainer = dynamic(tmp_path, logging_steps=1, steps_per_generation=1)
     tokens = 0
     rows = logged(trainer, "num_tokens", "completions/mean_length", "completions/max_length", "reward")
-    assert any(c.dropped for c in trainer.collections)
-    for batch, (num_tokens, mean, longest, reward) in zip(trainer.batches, rows, strict=True):
-        lengths = batch["completion_mask"].sum(dim=1).float()
-        tokens += int(lengths.sum() + batch["prompt_mask"].sum())
+    assert any(b.dropped for b in trainer.batches)
+    for tensors, (num_tokens, mean, longest, reward) in zip(trainer.tensors, rows, strict=True):
+        lengths = tensors["completion_mask"].sum(dim=1).float()
+        tokens += int(lengths.sum() + tensors["prompt_mask"].sum())
         assert num_tokens == tokens
         assert mean == pytest.approx(lengths.mean().item())
         assert longest == lengths.max().item()
-    expected = [np.concatenate([g.rewards for g in c.trained]).mean() for c in trainer.collections]
+    expected = [np.concatenate([g.rewards for g in b.trained]).mean() for b in trainer.batches]
     assert [r[3] for r in rows] == pytest.approx(expected)
 
 
@@ -106,7 +107,7 @@ def test_completions_table_holds_what_is_trained_on(tmp_path):
         return mixed_reward(prompts, completion_ids)
 
     trainer = dynamic(tmp_path, rewards=reward, log_completions=True, num_completions_to_print=1, max_steps=4)
-    assert any(c.dropped for c in trainer.collections)
+    assert any(b.dropped for b in trainer.batches)
     for path in sorted((tmp_path / "completions").glob("*.parquet")):
         table = pd.read_parquet(path)
         assert len(table) == 16
@@ -117,7 +118,7 @@ def test_completions_table_holds_what_is_trained_on(tmp_path):
 
 
 @pytest.mark.parametrize("setting", TRAINING_SETTINGS)
-def test_settings_train_and_replay_their_surplus(setting, tmp_path):
+def test_settings_train_also_on_their_leftover_groups(setting, tmp_path):
     before = {}
 
     class Changed(Watched):
@@ -137,12 +138,12 @@ def test_settings_train_and_replay_their_surplus(setting, tmp_path):
 def test_what_was_cut_off_does_not_make_a_group_effective(tmp_path):
     """With masking, a group can differ in completions that are not trained on alone: it has no gradient."""
     trainer = dynamic(tmp_path, mask_truncated_completions=True, max_rollout_rounds=8, max_completion_length=12)
-    for collection, batch in zip(trainer.collections, trainer.batches):
-        trained = batch["completion_mask"].sum(dim=1) * batch["advantages"].abs() > 0
-        for group, rows in zip(collection.trained, trained.view(4, 4)):
+    for batch, tensors in zip(trainer.batches, trainer.tensors):
+        trained = tensors["completion_mask"].sum(dim=1) * tensors["advantages"].abs() > 0
+        for group, rows in zip(batch.trained, trained.view(4, 4)):
             assert group.effective == bool(rows.any())
-    assert any(g.effective for c in trainer.collections for g in c.fresh)
-    assert any(not g.effective and len(np.unique(g.rewards)) > 1 for c in trainer.collections for g in c.fresh)
+    assert any(g.effective for b in trainer.batches for g in b.generated)
+    assert any(not g.effective and len(np.unique(g.rewards)) > 1 for b in trainer.batches for g in b.generated)
 
 
 def test_infinite_rewards_are_no_gradient_and_one_warning(tmp_path, caplog_transformers):
@@ -150,25 +151,25 @@ def test_infinite_rewards_are_no_gradient_and_one_warning(tmp_path, caplog_trans
         return [float("inf") if sum(ids) % 2 else 1.0 for ids in completion_ids]
 
     trainer = dynamic(tmp_path, rewards=infinite_reward, max_steps=4, max_rollout_rounds=2)
-    assert not any(np.isinf(g.rewards).any() and g.effective for c in trainer.collections for g in c.fresh)
+    assert not any(np.isinf(g.rewards).any() and g.effective for b in trainer.batches for g in b.generated)
     assert len([r for r in caplog_transformers.records if "`infinite_reward` returned an infinite" in r.message]) == 1
 
 
 def test_lengths_are_kept_over_a_logging_interval(tmp_path):
     trainer = dynamic(tmp_path, logging_steps=4, steps_per_generation=1)
     for i, (mean,) in enumerate(logged(trainer, "completions/mean_length")):
-        means = [b["completion_mask"].sum(1).float().mean().item() for b in trainer.batches[4 * i : 4 * i + 4]]
+        means = [t["completion_mask"].sum(1).float().mean().item() for t in trainer.tensors[4 * i : 4 * i + 4]]
         assert mean == pytest.approx(np.mean(means))
 
 
 def test_a_second_call_of_train_starts_anew_with_the_dataset_that_is_there(tmp_path):
     trainer = dynamic(tmp_path, max_steps=2)
     trainer.train_dataset = plain_dataset(12)
-    trainer.collections.clear()
+    trainer.batches.clear()
     trainer.train()
-    assert {g.prompt_id for c in trainer.collections for g in c.fresh} <= set(range(12))
-    generated = sum(4 * len(c.fresh) for c in trainer.collections)
-    assert trainer.ledger.counters.values["rollouts_generated"] == generated
+    assert {g.prompt_id for b in trainer.batches for g in b.generated} <= set(range(12))
+    generated = sum(4 * len(b.generated) for b in trainer.batches)
+    assert trainer.collector.counters.values["rollouts_generated"] == generated
 
 
 def test_prompts_that_a_transform_makes(tmp_path):
@@ -188,14 +189,14 @@ def test_async_weighted_and_silent_rewards(tmp_path):
         ]
 
     trainer = dynamic(tmp_path, rewards=[sometimes, never_for_some], reward_weights=[0.5, 2.0])
-    for collection in trainer.collections:
-        for group in collection.fresh:
+    for batch in trainer.batches:
+        for group in batch.generated:
             totals = np.array(
                 [np.nan if np.isnan(row).all() else np.nansum(row * [0.5, 2.0]) for row in group.rewards]
             )
             distinct = set(np.round(totals[~np.isnan(totals)], 6))
             assert group.effective == (len(distinct) > 1)
-    assert any(np.isnan(g.rewards).all() for c in trainer.collections for g in c.fresh)
+    assert any(np.isnan(g.rewards).all() for b in trainer.batches for g in b.generated)
     assert any(share for (share,) in logged(trainer, "dataeff/unscorable_ratio"))
 
 
@@ -216,7 +217,7 @@ def test_tools_are_called_in_rounds_and_not_again(tmp_path):
     counted_add.__name__ = "add"
 
     def reward(prompts, completions, **kwargs):
-        """Sees the messages of the tool; some groups are dead."""
+        """Sees the messages of the tool; some groups have zero variance."""
         answers = [[m["content"] for m in c if m["role"] == "tool"] for c in completions]
         return [float(int(a[0]) % 2) if a and number(p) % 3 else 0.0 for p, a in zip(prompts, answers)]
 
@@ -229,15 +230,15 @@ def test_tools_are_called_in_rounds_and_not_again(tmp_path):
         max_completion_length=150,
         trainer={"train_dataset": tool_dataset(), "processing_class": tool_tokenizer(), "tools": [counted_add]},
     )
-    messages = [m for c in trainer.collections for g in c.fresh if g.rollouts for m in sum(g.rollouts.completions, [])]
-    assert any(c.dropped for c in trainer.collections)
+    messages = [m for b in trainer.batches for g in b.generated if g.rollouts for m in sum(g.rollouts.completions, [])]
+    assert any(b.dropped for b in trainer.batches)
     assert calls
-    assert sum(len(c.fresh) for c in trainer.collections) * 4 >= len(calls) > 0
+    assert sum(len(b.generated) for b in trainer.batches) * 4 >= len(calls) > 0
     assert any(m["role"] == "tool" for m in messages)
     table = trainer._logs["completion"]  # what the last batch trained on, with the messages of the tool
     assert any(m["role"] == "tool" for completion in table for m in completion)
-    for batch in trainer.batches:  # tokens of the tool are masked
-        assert (batch["tool_mask"] * batch["completion_mask"]).sum() < batch["completion_mask"].sum()
+    for tensors in trainer.tensors:  # tokens of the tool are masked
+        assert (tensors["tool_mask"] * tensors["completion_mask"]).sum() < tensors["completion_mask"].sum()
 
 
 def test_rollout_func_fields_reach_the_rewards(tmp_path):
@@ -256,28 +257,30 @@ def test_rollout_func_fields_reach_the_rewards(tmp_path):
         return [float(v) if number(p) % 2 else 0.0 for p, v in zip(prompts, luck)]
 
     trainer = dynamic(tmp_path, rewards=luck_reward, rollout_margin=2.0, trainer={"rollout_func": rollout_func})
-    assert any(c.dropped for c in trainer.collections)
-    assert any(c.surplus for c in trainer.collections)
-    for collection, batch in zip(trainer.collections, trainer.batches):
-        assert "sampling_per_token_logps" in batch
-        for group in collection.surplus:  # the sampler's log-probs are the behaviour policy: no forward for them
+    assert any(b.dropped for b in trainer.batches)
+    assert any(b.leftover for b in trainer.batches)
+    for batch, tensors in zip(trainer.batches, trainer.tensors):
+        assert "sampling_per_token_logps" in tensors
+        for group in batch.leftover:  # the sampler's log-probs are the behavior policy: no forward pass for them
             assert group.rollouts.behavior_logps is None
 
 
 def test_evaluation_touches_nothing(tmp_path):
     evaluated = {"eval_dataset": plain_dataset(5)}
     options = {"eval_strategy": "steps", "eval_steps": 4, "per_device_eval_batch_size": 8, "num_generations_eval": 2}
-    trainer = dynamic(tmp_path, trainer=evaluated, **options)
-    state = trainer.ledger.pool.state_dict(), dict(trainer.ledger.counters.values), trainer.ledger.rng.get_state()
+    trainer = dynamic(tmp_path, trainer=evaluated, selection="greso", **options)
+    collector = trainer.collector
+    state = collector.selector.state_dict(), dict(collector.counters.values), collector.rng.get_state()
     rows = len(pd.read_parquet(tmp_path / "dataeff" / "groups.parquet"))
     result = trainer.evaluate()
     assert result["eval_reward"] is not None
     assert not any("dataeff" in name for name in result)
-    for name, values in trainer.ledger.pool.state_dict().items():
+    assert {"streak", "streak_kind", "order"} <= state[0].keys()
+    for name, values in collector.selector.state_dict().items():
         np.testing.assert_array_equal(values, state[0][name])
-    assert trainer.ledger.counters.values == state[1]
-    assert torch.equal(trainer.ledger.rng.get_state(), state[2])
-    trainer.ledger.group_log.flush(force=True)
+    assert collector.counters.values == state[1]
+    assert torch.equal(collector.rng.get_state(), state[2])
+    collector.group_log.flush(force=True)
     assert len(pd.read_parquet(tmp_path / "dataeff" / "groups.parquet")) == rows
 
 
@@ -291,7 +294,7 @@ def test_prompts_with_images_take_one_round_and_say_so(tmp_path, caplog_transfor
     assert trainer._refills is False
     warnings = [r.message for r in caplog_transformers.records if "does not refill" in r.message]
     assert len(warnings) == 1
-    assert "single round" in warnings[0]
+    assert "one round of rollouts" in warnings[0]
 
 
 def test_steps_and_schedule_count_optimizer_steps(tmp_path):
@@ -310,7 +313,7 @@ def test_same_seed_same_run(tmp_path):
 
 def test_continuous_rewards_are_effective(tmp_path):
     trainer = dynamic(tmp_path, rewards=letter_share_reward)
-    kinds = [g.effective for c in trainer.collections for g in c.fresh]
-    spread = [len(np.unique(g.rewards)) > 1 for c in trainer.collections for g in c.fresh]
+    kinds = [g.effective for b in trainer.batches for g in b.generated]
+    spread = [len(np.unique(g.rewards)) > 1 for b in trainer.batches for g in b.generated]
     assert kinds == spread
     assert any(kinds)

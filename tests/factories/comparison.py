@@ -10,6 +10,8 @@ import numpy as np
 import pandas as pd
 import torch
 
+from trl_dataeff.collector.state import collector_state
+
 
 FINAL = "train_runtime"  # of the last row, which is about seconds
 
@@ -28,7 +30,7 @@ def history(log_history: list[dict]) -> list[dict]:
 
 
 def groups_since(folder: Path, step: int) -> pd.DataFrame:
-    """Groups rolled out at `step` or later: prompts, rounds, kinds, what was dropped."""
+    """Groups generated at `step` or later: prompts, rounds, kinds, dispositions."""
     table = pd.read_parquet(folder / "dataeff" / "groups.parquet").drop(columns="seconds")
     return table[table["step"] >= step].reset_index(drop=True)
 
@@ -42,7 +44,7 @@ def assert_same_end(a, b) -> None:
     for key, values in states[0].items():
         for name, value in values.items():
             assert torch.equal(value, states[1][key][name]), (key, name)
-    scalars, files = zip(a.ledger.state_dict(), b.ledger.state_dict())
+    scalars, files = zip(collector_state(a.collector), collector_state(b.collector))
     assert scalars[0] == scalars[1]
     assert files[0].keys() == files[1].keys()
     for name, arrays in files[0].items():

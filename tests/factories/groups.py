@@ -31,6 +31,6 @@ def make_group(prompt_id=3, g=2, **fields) -> RolloutGroup:
     return RolloutGroup(**{**values, **fields}, rollouts=rollouts)
 
 
-def visit(prompt_id: int, kind: int, step: int, rate: float = 0.5) -> RolloutGroup:
-    """A group without rollouts, as pools and selectors observe it."""
+def visit(prompt_id: int, kind: int, step: int = 0, rate: float = 0.5) -> RolloutGroup:
+    """A group without rollouts, as buffers and selectors observe it."""
     return RolloutGroup(prompt_id, step, 0, np.zeros((2, 1)), rate, kind, np.array([3, 4]), np.zeros(2, bool), 0.0)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
 from peft import LoraConfig
 
 from tests.factories.tiny import chat_dataset, run, text_of
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
+from trl_dataeff.collector import GenerationBatch
 
 
 def number(prompt) -> int:
@@ -23,8 +25,35 @@ def mixed_reward(prompts, completion_ids, **kwargs):
     ]
 
 
+def as_it_is(batch: GenerationBatch) -> SimpleNamespace:
+    """
+    The lists of a generation batch as they are now, with `origins` and `dispositions` by `id` of its groups: a group that is
+    used again gets others.
+    """
+    names = ("trained", "leftover", "generated", "dropped", "replayed", "trained_now", "trained_stale", "leftover_now")
+    lists = {name: list(getattr(batch, name)) for name in names}
+    groups = {id(group): group for groups in lists.values() for group in groups}.items()
+    return SimpleNamespace(
+        **lists,
+        rounds=batch.rounds,
+        padded=batch.padded,
+        metrics=batch.metrics,
+        selector_metrics=batch.selector_metrics,
+        origins={i: group.origin for i, group in groups},
+        dispositions={i: group.disposition for i, group in groups},
+    )
+
+
 class Watched(DataEfficientGRPOTrainer):
-    """Notes what is generated, each generation batch, the leftover groups it began with, and TRL's tensors of it."""
+    """
+    Notes what is generated.
+
+    Attributes:
+        generated: number of completions generated in training.
+        batches: each generation batch, as it was when it was collected (see `as_it_is`).
+        waiting: the leftover groups that each generation batch began with.
+        tensors: TRL's tensors of each generation batch.
+    """
 
     def __init__(self, *args, **kwargs):
         self.generated, self.batches, self.tensors, self.waiting = 0, [], [], []
@@ -35,7 +64,7 @@ class Watched(DataEfficientGRPOTrainer):
         return super()._generate_single_turn(prompt_ids, *args, **kwargs)
 
     def _log(self, batch):
-        self.batches.append(batch)
+        self.batches.append(as_it_is(batch))
         super()._log(batch)
 
     def _generate_and_score_completions(self, inputs):

@@ -123,8 +123,8 @@ def test_the_ratio_that_is_reported_is_not_truncated():
 def test_a_log_prob_that_is_not_known_has_ratio_one():
     logps = [np.array([NAN], np.float32), np.array([-1.0, NAN], np.float32)]
     batch = behavior_tensors([(group := make_group(behavior_logps=logps))], [group], torch.zeros(2, 2))
-    assert batch["replayed"].all()
-    ratio = behavior_ratio(-torch.ones(2, 2), batch["behavior_per_token_logps"], torch.ones(2, 2), level="token")
+    assert tensors["replayed"].all()
+    ratio = behavior_ratio(-torch.ones(2, 2), tensors["behavior_per_token_logps"], torch.ones(2, 2), level="token")
     assert ratio.eq(1).all()
     with pytest.raises(RuntimeError, match="without its log-probs"):
         behavior_tensors([(group := make_group())], [group], torch.zeros(2, 2))
@@ -134,7 +134,7 @@ def test_a_row_that_never_met_the_loss_is_an_error():
     recorder, batch = BehaviorRecorder(), {"completion_ids": torch.zeros(2, 2)}
     group = make_group()
     recorder.expect([group], [group], batch)
-    recorder.note(batch["window_row"][:1], torch.zeros(1, 2))
+    recorder.note(tensors["window_row"][:1], torch.zeros(1, 2))
     with pytest.raises(RuntimeError, match="1 rows of the last window"):
         recorder.expect([group], [group], batch)
 

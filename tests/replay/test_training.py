@@ -1,4 +1,4 @@
-"""`replay_fraction > 0` in training: what is rolled out, what is replayed, what it costs and what is logged."""
+"""`replay_fraction > 0` in training: what is generated, what is replayed, what it costs and what is logged."""
 
 import copy
 
@@ -33,68 +33,68 @@ def replaying(tmp_path, trainer_class=Watched, rewards=even_length_reward, **opt
 
 def test_generation_shrinks_by_the_share_once_the_buffer_can_give_it(tmp_path):
     trainer = replaying(tmp_path, max_steps=20)
-    sizes = [(len(c.fresh), len(c.replayed)) for c in trainer.collections]
+    sizes = [(len(b.generated), len(b.replayed)) for b in trainer.batches]
     assert sizes[0] == (4, 0)
     assert sizes[1:] == [(2, 2)] * 9
     assert trainer.generated == 4 * sum(fresh for fresh, _ in sizes)
-    assert all(c.rounds == 1 for c in trainer.collections)
+    assert all(b.rounds == 1 for b in trainer.batches)
     names = ("rollouts_generated", "rollouts_trained", "rollouts_replayed", "rollouts_discarded")
     assert logged(trainer, *(f"dataeff/{name}" for name in names))[-1] == (88, 160, 72, 0)
     assert len(pd.read_parquet(tmp_path / "dataeff" / "groups.parquet")) * 4 == 88
 
 
-def test_what_is_replayed_is_recent_effective_and_not_fresh(tmp_path):
+def test_replayed_groups_are_recent_effective_and_of_other_prompts(tmp_path):
     trainer = replaying(tmp_path, rewards=mixed_reward, max_steps=40, replay_max_age=20)
     rolled_out: dict[int, object] = {}
-    assert sum(len(c.replayed) for c in trainer.collections) > 10
-    for window, collection in enumerate(trainer.collections):
-        step = 2 * window
-        fresh = {g.prompt_id for g in collection.fresh}
-        for group in collection.replayed:
+    assert sum(len(b.replayed) for b in trainer.batches) > 10
+    for number_of_batch, batch in enumerate(trainer.batches):
+        step = 2 * number_of_batch
+        fresh = {g.prompt_id for g in batch.generated}
+        assert all(batch.origins[id(g)] == "fresh" for g in batch.generated)
+        for group in batch.replayed:
             assert group.prompt_id not in fresh
             assert group is rolled_out[group.prompt_id], "not the newest effective group of its prompt"
             assert 0 < step - group.step <= 20
-        rolled_out.update({g.prompt_id: g for g in collection.fresh if g.effective})
+        rolled_out.update({g.prompt_id: g for g in batch.generated if g.effective})
 
 
-def test_the_last_window_may_be_replayed_whatever_the_age_limit(tmp_path):
+def test_the_last_batch_may_be_replayed_whatever_the_age_limit(tmp_path):
     trainer = replaying(tmp_path, steps_per_generation=4, replay_max_age=1, max_steps=24)
-    ages = [4 * window - g.step for window, c in enumerate(trainer.collections) for g in c.replayed]
+    ages = [4 * i - g.step for i, b in enumerate(trainer.batches) for g in b.replayed]
     assert set(ages) == {4}
 
 
 def test_advantages_are_those_of_the_stored_rewards(tmp_path):
     trainer = replaying(tmp_path, rewards=letter_share_reward)
     replayed = 0
-    for collection, batch in zip(trainer.collections, trainer.batches, strict=True):
-        for group, advantages in zip(collection.trained, batch["advantages"].view(4, 4), strict=True):
+    for batch, tensors in zip(trainer.batches, trainer.tensors, strict=True):
+        for group, advantages in zip(batch.trained, tensors["advantages"].view(4, 4), strict=True):
             rewards = group.rewards[:, 0].astype(np.float64)
             expected = (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-4)
             np.testing.assert_allclose(advantages.numpy(), expected, atol=1e-4)
-            replayed += group in collection.replayed
+            replayed += group in batch.replayed
     assert replayed >= 4
 
 
 ALIGNMENT = {
     "aligned": {"steps_per_generation": 1},
-    "aligned, windows share a step": {"steps_per_generation": 1, "gradient_accumulation_steps": 2},
+    "aligned, batches share a step": {"steps_per_generation": 1, "gradient_accumulation_steps": 2},
     "aligned, micro-batches": {"steps_per_generation": 2, "gradient_accumulation_steps": 2},
     "misaligned": {"steps_per_generation": 2},
     "iterations": {"steps_per_generation": 1, "num_iterations": 2},
-    "surplus": {"steps_per_generation": 2, "dynamic_sampling": True, "rollout_margin": 2.0},
+    "leftover": {"steps_per_generation": 2, "dynamic_sampling": True, "rollout_margin": 2.0},
 }
 
 
 @pytest.mark.parametrize("name", ALIGNMENT)
 def test_stored_log_probs_are_those_of_the_policy_that_sampled(tmp_path, name):
-    """Against a forward of a copy of the policy, made when each group was rolled out, one completion at a time."""
-    samplers = {}
+    """Against a forward pass of a copy of the policy, made when each group was generated, one completion at a time."""
+    samplers = []  # of each group, in the order of their generation
 
     class Copied(Watched):
-        def _roll_out(self, ids, round_index, reference):
-            groups = super()._roll_out(ids, round_index, reference)
-            samplers.update({id(g): copy.deepcopy(self.model.state_dict()) for g in groups})
-            return groups
+        def _roll_out(self, ids):
+            samplers.extend([copy.deepcopy(self.model.state_dict())] * len(ids))
+            return super()._roll_out(ids)
 
     trainer = replaying(
         tmp_path,
@@ -104,12 +104,12 @@ def test_stored_log_probs_are_those_of_the_policy_that_sampled(tmp_path, name):
         max_steps=6,
         **ALIGNMENT[name],
     )
-    groups, checked = {id(g): g for c in trainer.collections for g in c.fresh}, 0
+    groups, checked = [g for b in trainer.batches for g in b.generated], 0
     policy = tiny_model().eval()
-    for group in groups.values():
+    for group, sampler in zip(groups, samplers, strict=True):
         if not group.effective:
             continue
-        policy.load_state_dict(samplers[id(group)])
+        policy.load_state_dict(sampler)
         for tokens, logps in zip(group.rollouts.completion_tokens, group.rollouts.behavior_logps, strict=True):
             ids = torch.from_numpy(np.concatenate([group.rollouts.prompt_tokens, tokens])).long()[None]
             with torch.no_grad():
@@ -119,8 +119,8 @@ def test_stored_log_probs_are_those_of_the_policy_that_sampled(tmp_path, name):
     assert checked >= 20
 
 
-@pytest.mark.parametrize("name", [name for name in ALIGNMENT if name != "surplus"])
-def test_replay_makes_no_forward_that_trl_does_not_make(tmp_path, name):
+@pytest.mark.parametrize("name", [name for name in ALIGNMENT if name != "leftover"])
+def test_replay_makes_no_forward_pass_that_trl_does_not_make(tmp_path, name):
     class Counted(DataEfficientGRPOTrainer):
         forwards = 0
 
@@ -140,15 +140,15 @@ def test_rewards_and_lengths_are_logged_over_fresh_rollouts(tmp_path):
     names = ("reward", "reward_std", "rewards/even_length_reward/mean", "completions/mean_length")
     rows = logged(trainer, *names, "completions/max_length", "completions/clipped_ratio", "num_tokens")
     tokens = 0
-    assert sum(len(c.replayed) for c in trainer.collections) > 10
-    for collection, row, batch in zip(trainer.collections, rows, trainer.batches, strict=True):
-        rewards = np.concatenate([g.rewards[:, 0] for g in collection.fresh])
-        completions = [tokens for g in collection.fresh for tokens in g.rollouts.completion_tokens]
+    assert sum(len(b.replayed) for b in trainer.batches) > 10
+    for batch, row, tensors in zip(trainer.batches, rows, trainer.tensors, strict=True):
+        rewards = np.concatenate([g.rewards[:, 0] for g in batch.generated])
+        completions = [tokens for g in batch.generated for tokens in g.rollouts.completion_tokens]
         lengths = [len(tokens) for tokens in completions]
         cut_off = [tokens[-1] != trainer.processing_class.eos_token_id for tokens in completions]
         assert row[:4] == pytest.approx((rewards.mean(), rewards.std(ddof=1), rewards.mean(), np.mean(lengths)))
         assert row[4:6] == pytest.approx((max(lengths), np.mean(cut_off)))
-        tokens += int(batch["completion_mask"].sum() + batch["prompt_mask"].sum())
+        tokens += int(tensors["completion_mask"].sum() + tensors["prompt_mask"].sum())
         assert row[6] == tokens, "tokens are those that are trained on"
 
 
@@ -157,11 +157,11 @@ def test_metrics_of_replay(tmp_path):
         tmp_path, max_steps=24, replay_capacity=6, steps_per_generation=1, per_device_train_batch_size=16
     )
     logs = [log for log in trainer.state.log_history if "dataeff/replay/size" in log]
-    assert max(log["dataeff/replay/size"] for log in logs) == 6 == len(trainer.ledger.buffer)
-    for step, (collection, log) in enumerate(zip(trainer.collections, logs, strict=True)):
-        if collection.replayed:
+    assert max(log["dataeff/replay/size"] for log in logs) == 6 == len(trainer.collector.buffer)
+    for step, (batch, log) in enumerate(zip(trainer.batches, logs, strict=True)):
+        if batch.replayed:
             assert log["dataeff/replay/age_mean"] == pytest.approx(
-                np.mean([step - g.step for g in collection.replayed])
+                np.mean([step - g.step for g in batch.replayed])
             )
             assert 0.2 < log["dataeff/replay/ratio_mean"] <= log["dataeff/replay/ratio_max"]
             assert log["dataeff/replay/ratio_mean"] != 1.0
@@ -197,25 +197,25 @@ def test_settings_train_and_replay(setting, tmp_path):
         if name in before and "lora_A" not in name:
             assert not torch.equal(before[name], parameter), name
     assert all(np.isfinite(loss) for (loss,) in logged(trainer, "loss"))
-    assert sum(len(c.replayed) for c in trainer.collections) >= 3
+    assert sum(len(b.replayed) for b in trainer.batches) >= 3
     assert any(r and r > 0 for (r,) in logged(trainer, "dataeff/replay/ratio_mean"))
 
 
-def test_with_dynamic_sampling_the_surplus_is_stored_and_a_short_window_completed_by_replay(tmp_path):
+def test_with_dynamic_sampling_leftover_groups_are_stored_and_a_short_batch_completed_by_replay(tmp_path):
     trainer = replaying(
         tmp_path, rewards=mixed_reward, dynamic_sampling=True, rollout_margin=2.0, max_rollout_rounds=2, max_steps=40
     )
-    assert not trainer.ledger.carried
-    stored, surplus, completed = {}, 0, 0
-    for collection in trainer.collections:
-        assert all(stored[g.prompt_id] is g for g in collection.replayed)
-        stored.update({g.prompt_id: g for g in collection.fresh if g.effective})
-        surplus += len(collection.fresh_surplus)
-        completed += len(collection.replayed) > 2
-        fresh = {g.prompt_id for g in collection.fresh}
-        if collection.padded:  # nothing else was left
-            assert not {i for i in stored if i not in fresh} - {g.prompt_id for g in collection.replayed}
-    assert surplus
+    assert not trainer.collector.leftover
+    stored, leftover, completed = {}, 0, 0
+    for batch in trainer.batches:
+        assert all(stored[g.prompt_id] is g for g in batch.replayed)
+        stored.update({g.prompt_id: g for g in batch.generated if g.effective})
+        leftover += len(batch.leftover_now)
+        completed += len(batch.replayed) > 2
+        fresh = {g.prompt_id for g in batch.generated}
+        if batch.padded:  # nothing else was left
+            assert not {i for i in stored if i not in fresh} - {g.prompt_id for g in batch.replayed}
+    assert leftover
     assert completed
 
 
@@ -244,15 +244,15 @@ def test_tools_are_replayed_with_their_masks(tmp_path):
         per_device_train_batch_size=16,
         trainer={"train_dataset": tool_dataset(), "processing_class": tool_tokenizer(), "tools": [add]},
     )
-    assert sum(len(c.replayed) for c in trainer.collections) >= 4
-    for collection, batch in zip(trainer.collections, trainer.batches, strict=True):
-        masks = [mask for g in collection.trained for mask in g.rollouts.tool_masks]
+    assert sum(len(b.replayed) for b in trainer.batches) >= 4
+    for batch, tensors in zip(trainer.batches, trainer.tensors, strict=True):
+        masks = [mask for g in batch.trained for mask in g.rollouts.tool_masks]
         assert any(not mask.all() for mask in masks)
-        for row, mask in zip(batch["tool_mask"], masks, strict=True):
+        for row, mask in zip(tensors["tool_mask"], masks, strict=True):
             np.testing.assert_array_equal(row[: len(mask)].numpy(), mask)
 
 
-def test_the_samplers_log_probs_need_no_forward(tmp_path):
+def test_the_samplers_log_probs_need_no_forward_pass(tmp_path):
     def rollout_func(prompts, trainer):
         ids = [trainer.processing_class(prompt)["input_ids"] for prompt in prompts]
         completions = [torch.randint(6, 60, (5,)).tolist() for _ in prompts]
@@ -265,11 +265,11 @@ def test_the_samplers_log_probs_need_no_forward(tmp_path):
     trainer = replaying(
         tmp_path, steps_per_generation=1, trainer={"rollout_func": rollout_func}, per_device_train_batch_size=16
     )
-    assert all(g.rollouts.behavior_logps is None for c in trainer.collections for g in c.fresh)
-    replayed = [b for b in trainer.batches if "replayed" in b]
+    assert all(g.rollouts.behavior_logps is None for b in trainer.batches for g in b.generated)
+    replayed = [t for t in trainer.tensors if "replayed" in t]
     assert len(replayed) >= 4
-    for batch in replayed:
-        behavior = batch["behavior_per_token_logps"][batch["replayed"]]
+    for tensors in replayed:
+        behavior = tensors["behavior_per_token_logps"][tensors["replayed"]]
         assert behavior[:, [0, 2, 3, 4]].eq(-4).all()
         assert behavior[:, 1].isnan().all(), "what the sampler could not score has ratio 1"
 
@@ -281,19 +281,19 @@ def test_same_seed_same_run_and_nothing_in_evaluation(tmp_path):
     second = replaying(tmp_path / "b", trainer=evaluated, **options)
     names = ("loss", "grad_norm", "reward", "dataeff/replay/ratio_mean")
     assert logged(first, *names) == logged(second, *names)
-    stored = [id(g) for g in first.ledger.buffer.groups]
+    stored = [id(g) for g in first.collector.buffer.groups]
     first.evaluate()
-    assert [id(g) for g in first.ledger.buffer.groups] == stored
+    assert [id(g) for g in first.collector.buffer.groups] == stored
 
 
 def test_a_stream_is_not_replayed_and_the_trainer_says_so(tmp_path, caplog_transformers):
     trainer = replaying(tmp_path, max_steps=2, trainer={"train_dataset": plain_dataset().to_iterable_dataset()})
-    assert trainer.ledger.buffer is None
+    assert trainer.collector.buffer is None
     warnings = [r.message for r in caplog_transformers.records if "does not replay a streaming" in r.message]
     assert len(warnings) == 1
 
 
-def test_a_window_of_one_group_is_not_replayed_and_the_trainer_says_so(tmp_path, caplog_transformers):
+def test_a_batch_of_one_group_is_not_replayed_and_the_trainer_says_so(tmp_path, caplog_transformers):
     trainer = replaying(tmp_path, max_steps=2, per_device_train_batch_size=4, steps_per_generation=1)
-    assert not any(c.replayed for c in trainer.collections)
+    assert not any(b.replayed for b in trainer.batches)
     assert len([r for r in caplog_transformers.records if "rounds to no group" in r.message]) == 1

@@ -1,10 +1,14 @@
 """Cutting TRL's rollouts into groups, and playing groups back."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+import torch
 
 from tests.factories import make_group
-from trl_dataeff.rollouts.capture import Playback, row_value, split_rollouts
+from trl_dataeff.rollouts.capture import Playback, Recording, row_value, split_rollouts, temporarily
+from trl_dataeff.rollouts.distributed import Processes
 
 
 def test_a_group_with_different_prompts_is_refused():
@@ -48,3 +52,34 @@ def test_rollouts_are_cut_by_group():
 def test_fields_of_a_rollout_func_are_by_row_or_for_all():
     assert [row_value([10, 11], i) for i in range(3)] == [10, 11, None]
     assert row_value("same", 1) == "same"
+
+
+@pytest.mark.parametrize("tool_mask", [None, [[1, 0, 1], [1]]])
+def test_a_recording_of_two_processes_is_one_round(tool_mask):
+    """What TRL's methods return passes through unchanged; lengths are tokens of the model."""
+    other = torch.tensor([[5, 1, 1, 2], [6, 0, 0, 0]])  # of the other process: lengths, truncated, overlong, faults
+    processes = Processes(0, 2, gather=lambda own: torch.cat([own, other]))
+    guard = SimpleNamespace(take_faults=lambda: 3)
+    recording = Recording({9}, overlong=lambda lengths: [n > 2 for n in lengths], reward_guard=guard)
+    generated = ([[1, 2], [1, 2, 3]], [[4, 5, 9], [6]], tool_mask, ["a", "b"], None)
+    assert recording.generate(lambda prompts: generated, ["p", "q"]) is generated
+    rewards = torch.tensor([[1.0], [0.0], [0.5], [float("nan")]])
+    assert recording.score(lambda *args: rewards if args == (1, 2) else None, 1, 2) is rewards
+    rollouts = [make_group().rollouts]
+    done = recording.complete(processes, rollouts)
+    assert done.lengths.tolist() == [3 if tool_mask is None else 2, 1, 5, 6]
+    assert done.lengths.dtype == np.int32
+    assert done.truncated.tolist() == [False, True, True, False]
+    assert done.truncated.dtype == bool
+    assert (done.overlong_prompts, done.reward_faults) == (2, 5)
+    np.testing.assert_array_equal(done.rewards, rewards.numpy())
+    assert done.rollouts is rollouts
+    assert done.seconds == recording.seconds >= 0
+
+
+def test_attributes_are_restored_also_after_an_error():
+    thing = SimpleNamespace(a=1, b=2)
+    with pytest.raises(KeyError), temporarily(thing, a=3):
+        assert (thing.a, thing.b) == (3, 2)
+        raise KeyError
+    assert (thing.a, thing.b) == (1, 2)

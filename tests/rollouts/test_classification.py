@@ -9,17 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from trl_dataeff.rollouts.group import (
-    EASY,
-    EFFECTIVE,
-    HARD,
+from trl_dataeff.rollouts.classification import (
+    GroupClassifier,
     RewardScale,
     all_equal,
-    classify,
+    is_masked_out,
     is_zero_variance,
-    teaches_nothing_untruncated,
+    kinds_of,
     total_rewards,
 )
+from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD
 
 
 NAN = math.nan
@@ -31,7 +30,12 @@ def kind_of(rewards, weights=(1.0,), reward_range=(0, 1), aggregation="sum_then_
     scale = RewardScale.of(reward_range)
     totals = total_rewards(rewards, np.array(weights))
     scale.observe(totals)
-    return int(classify(is_zero_variance(rewards, np.array(weights), aggregation), scale.success_rate(totals))[0])
+    kind = int(kinds_of(is_zero_variance(rewards, np.array(weights), aggregation), scale.success_rate(totals))[0])
+    classifier = GroupClassifier(np.array(weights), reward_range=reward_range, aggregation=aggregation)
+    rates, kinds = classifier.classify(rewards, np.zeros(rewards.shape[:2], dtype=bool))
+    assert kinds.tolist() == [kind]
+    np.testing.assert_array_equal(rates, scale.success_rate(totals))
+    return kind
 
 
 @pytest.mark.parametrize(
@@ -74,10 +78,33 @@ def test_totals_of_tenths_compare_as_their_exact_sums(rows):
     assert is_zero_variance(rewards, np.ones(3))[0] == (sum(rows[0]) == sum(rows[1]))
 
 
-def test_a_group_whose_differing_completions_were_all_cut_off_teaches_nothing():
+def test_a_group_whose_differing_completions_were_all_cut_off_has_no_gradient():
     rewards = np.array([[[1], [0], [0.5]]] * 4, dtype=np.float32)
     truncated = np.array([[1, 1, 0], [1, 0, 0], [1, 1, 1], [0, 0, 0]], dtype=bool)  # the third is at the mean
-    assert teaches_nothing_untruncated(rewards, np.ones(1), truncated).tolist() == [True, False, True, False]
+    assert is_masked_out(rewards, np.ones(1), truncated).tolist() == [True, False, True, False]
+    for masks, kinds in ((True, [HARD, EFFECTIVE, HARD, EFFECTIVE]), (False, [EFFECTIVE] * 4)):
+        assert GroupClassifier(np.ones(1), masks_truncated=masks).classify(rewards, truncated)[1].tolist() == kinds
+
+
+def test_a_classifier_widens_its_scale_round_by_round():
+    """A round is classified by a scale that has seen it; a given range stays as it is."""
+    classifier, given_range = GroupClassifier(np.ones(1)), GroupClassifier(np.ones(1), reward_range=(0, 4))
+    assert classifier.weights.dtype == np.float32
+    for rewards, rates, kinds, in_range in (
+        ([[1, 1]], [1], [EASY], [0.25]),  # one value alone: positive is success
+        ([[1, 3], [3, 3]], [0.5, 1], [EFFECTIVE, EASY], [0.5, 0.75]),
+        ([[1, 1]], [0], [HARD], [0.25]),
+        ([[NAN, NAN], [NAN, 2]], [NAN, 0.5], [HARD, HARD], [NAN, 0.5]),
+    ):
+        groups = np.array(rewards, dtype=np.float32)[..., None]
+        whole = np.zeros(groups.shape[:2], dtype=bool)
+        success_rates, codes = classifier.classify(groups, whole)
+        np.testing.assert_allclose(success_rates, rates)
+        assert codes.tolist() == kinds
+        assert codes.dtype == np.int8
+        np.testing.assert_allclose(given_range.classify(groups, whole)[0], in_range)
+    assert (classifier.scale.low, classifier.scale.high) == (1, 3)
+    assert (given_range.scale.low, given_range.scale.high) == (0, 4)
 
 
 def test_totals_are_trls():

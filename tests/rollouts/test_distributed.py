@@ -2,11 +2,19 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.factories import make_group
-from trl_dataeff.rollouts.distributed import assign, hand_over
+from trl_dataeff.rollouts.distributed import (
+    Processes,
+    assign,
+    broadcast_from_main,
+    pack_distributed,
+    redistribute,
+    unpack_distributed,
+)
 
 
 @given(world_size=st.integers(1, 5), quota=st.integers(1, 6), data=st.data())
@@ -28,4 +36,61 @@ def test_nothing_is_sent_if_nothing_moves(monkeypatch):
     monkeypatch.setattr(
         "trl_dataeff.rollouts.distributed.all_gather", lambda value: pytest.fail("a needless collective")
     )
-    hand_over([make_group(owner=0), make_group(owner=1)], np.array([0, 1]), rank=0)
+    redistribute([make_group(owner=0), make_group(owner=1)], np.array([0, 1]), rank=0)
+
+
+def test_only_groups_that_move_are_sent(monkeypatch):
+    """As process 1 of 2 sees it: of three groups of process 0 one comes here, and one of ours goes there."""
+    groups = [make_group(prompt_id=i, owner=owner) for i, owner in enumerate([0, 0, 0, 1, 1])]
+    there, ours = groups[2].rollouts, groups[4].rollouts
+    for group in groups[:3]:
+        group.rollouts = None  # held by process 0
+    sent = []
+
+    def all_gather(value):
+        sent.append(value)
+        return [{2: there}, value]
+
+    monkeypatch.setattr("trl_dataeff.rollouts.distributed.all_gather", all_gather)
+    redistribute(groups, np.array([0, 0, 1, 1, 0]), rank=1)
+    assert sent == [{4: ours}]
+    assert [group.owner for group in groups] == [0, 0, 1, 1, 0]
+    assert groups[2].rollouts is there
+    assert groups[4].rollouts is None
+
+
+def test_groups_are_packed_with_rollouts_of_all_processes_and_unpacked_for_any_number(monkeypatch):
+    whole = [make_group(prompt_id=i, owner=i % 2) for i in range(4)]
+    held = [[make_group(prompt_id=i, owner=i % 2) for i in range(4)] for _ in range(2)]
+    for rank, groups in enumerate(held):
+        for group in groups:
+            group.rollouts = group.rollouts if group.owner == rank else None
+    others = [{i: g.rollouts for i, g in enumerate(groups) if g.rollouts is not None} for groups in held]
+    monkeypatch.setattr("trl_dataeff.rollouts.distributed.all_gather", lambda value: others)
+    packed = [pack_distributed(groups, rank, 2) for rank, groups in enumerate(held)]
+    alone = pack_distributed(whole, 0, 1)
+    for arrays in packed:
+        assert arrays.keys() == alone.keys()
+        for name, values in arrays.items():
+            np.testing.assert_array_equal(values, alone[name])
+    for world_size in (1, 2, 3):
+        for rank in range(world_size):
+            for group, owner in zip(unpack_distributed(alone, rank, world_size), (0, 1, 0, 1), strict=True):
+                assert group.owner == owner % world_size
+                assert (group.rollouts is not None) == (group.owner == rank)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_the_shares_of_all_processes_are_a_rounds_prompts_in_order(world_size):
+    ids = np.arange(8) * 3
+    processes = [Processes(rank, world_size) for rank in range(world_size)]
+    assert np.concatenate([process.share(ids) for process in processes]).tolist() == ids.tolist()
+    assert {len(process.share(ids)) for process in processes} == {8 // world_size}
+    assert [process.is_main for process in processes] == [True] + [False] * (world_size - 1)
+
+
+def test_a_single_process_gathers_and_waits_by_itself():
+    tensor = torch.arange(3)
+    assert Processes().gather(tensor) is tensor
+    assert Processes().wait() is None
+    np.testing.assert_array_equal(broadcast_from_main(np.arange(3)), np.arange(3))

@@ -9,49 +9,61 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.factories import generator, visit
-from trl_dataeff import DataEfficientGRPOConfig
 from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD
-from trl_dataeff.selection import GresoController, GresoSelector, Selector, UniformSelector, make_selector
-from trl_dataeff.selection.pool import PromptPool
+from trl_dataeff.selection import DotsGresoSelector, DotsSelector, GresoSelector, Selector, UniformSelector
+from trl_dataeff.selection.base import SelectorContext
 
 
-# (size, batch) -> selector. A new selector is tested by being listed.
-def greso(size: int, batch: int) -> GresoSelector:
-    """In the middle of a run: half of the prompts have a streak."""
-    pool = PromptPool(size)
-    pool.observe([visit(i, (EASY, HARD)[i % 4 // 2], 0) for i in range(0, size, 2) for _ in range(1 + i % 3)])
-    return GresoSelector(pool, GresoController(0.5, 0.01, 0.05, 0.95, 0.25, 1 / 3))
+KINDS = (EASY, EFFECTIVE, HARD)
 
 
-def dots(size: int, batch: int, name: str = "dots", **fields) -> Selector:
-    """In the middle of a run, with a window behind it."""
-    config = DataEfficientGRPOConfig(
-        "out", use_cpu=True, bf16=False, num_generations=2, per_device_train_batch_size=2 * batch, **fields
-    )
-    pool = PromptPool(size)
+def bound(selector: Selector, size: int, batch: int) -> Selector:
     embeddings = np.random.default_rng(0).normal(size=(size, 6)).astype(np.float16)
-    selector = make_selector(name, pool, config, lambda: embeddings)
-    groups = [visit(i, (EASY, EFFECTIVE, HARD)[i % 3], 0, (1.0, 0.5, 0.0)[i % 3]) for i in range(0, size, 2)]
-    pool.observe(groups)
-    selector.observe(groups, 0)
+    selector.bind(SelectorContext(size, batch, group_size=2, embed=lambda: embeddings))
     return selector
 
 
-SELECTORS: dict[str, Callable[[int, int], Selector]] = {
+# (size, batch) -> a selector in the middle of a run, or else just bound. A new one is tested by being listed.
+def greso(size: int, batch: int, in_run: bool = True) -> Selector:
+    """Half of the prompts have a streak."""
+    selector = bound(GresoSelector(), size, batch)
+    if in_run:
+        selector.observe([visit(i, (EASY, HARD)[i % 4 // 2]) for i in range(0, size, 2) for _ in range(1 + i % 3)])
+    return selector
+
+
+def dots(
+    size: int, batch: int, in_run: bool = True, cls: type[DotsSelector] = DotsSelector, **arguments
+) -> Selector:
+    """With a generation batch behind it."""
+    selector = bound(cls(**arguments), size, batch)
+    if in_run:
+        selector.observe([visit(i, KINDS[i % 3], 0, (1.0, 0.5, 0.0)[i % 3]) for i in range(0, size, 2)])
+    return selector
+
+
+def uniform(size: int, batch: int, in_run: bool = True, shuffle: bool = True) -> Selector:
+    selector = bound(UniformSelector(shuffle=shuffle), size, batch)
+    if in_run and size > 1:
+        selector.propose(1, generator(7))
+    return selector
+
+
+SELECTORS: dict[str, Callable[..., Selector]] = {
     "greso": greso,
     "dots": dots,
-    "dots, the paper's": partial(dots, dots_objective="target", dots_reference="paper"),
-    "dots, attention": partial(dots, dots_predictor="attention", dots_refresh_batches=2),
-    "dots+greso": partial(dots, name="dots+greso"),
-    "uniform": UniformSelector,
-    "uniform in order": lambda size, batch: UniformSelector(size, batch, shuffle=False),
+    "dots, the paper's": partial(dots, objective="target", reference="paper"),
+    "dots, attention": partial(dots, predictor="attention", refresh_batches=2),
+    "dots+greso": partial(dots, cls=DotsGresoSelector),
+    "uniform": uniform,
+    "uniform in order": partial(uniform, shuffle=False),
 }
 
 
 @pytest.mark.parametrize("name", SELECTORS)
 class TestContract:
     @given(size=st.integers(1, 40), data=st.data())
-    def test_proposals_are_distinct_ids_of_the_pool(self, name, size, data):
+    def test_proposals_are_distinct_rows_of_the_dataset(self, name, size, data):
         batch = data.draw(st.integers(1, size))
         selector, rng = SELECTORS[name](size, batch), generator()
         for n in data.draw(st.lists(st.integers(1, size), max_size=12)):
@@ -66,7 +78,7 @@ class TestContract:
         first, rng = SELECTORS[name](50, 8), generator(3)
         for n in (8, 3, 20, 50):
             first.propose(n, rng)
-        second, rng2 = SELECTORS[name](50, 8), generator(99)
+        second, rng2 = SELECTORS[name](50, 8, in_run=False), generator(99)
         second.load_state_dict(first.state_dict())
         rng2.set_state(rng.get_state())
         for n in (8, 7, 50, 1, 8, 8, 12, 30, 5, 8):

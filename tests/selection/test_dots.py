@@ -10,16 +10,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.factories import (
-    generator,
-    visit,
-)
-from trl_dataeff import DataEfficientGRPOConfig, PromptPool
+from tests.factories import generator, visit
 from trl_dataeff.difficulty.loading import LogisticDifficultyPredictor
 from trl_dataeff.difficulty.online import RollingDifficulty
 from trl_dataeff.difficulty.quality import pearson
 from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD
-from trl_dataeff.selection import make_selector
+from trl_dataeff.selection import Selector, make_selector
+from trl_dataeff.selection.base import SelectorContext
 from trl_dataeff.selection.dots import gumbel_top_k, log_weight_effective, log_weight_target
 
 
@@ -99,7 +96,7 @@ def test_impossible_draws_are_refused(n):
 
 
 class Population:
-    """400 prompts whose success rate is a function of their embedding, 70 % of them out of reach."""
+    """400 prompts whose success rate is a function of their embedding, 70 % of them unsolvable."""
 
     def __init__(self, seed: int = 0):
         rng = np.random.default_rng(seed)
@@ -108,54 +105,53 @@ class Population:
         self.p = 1 / (1 + np.exp(-(score - np.quantile(score, 0.7)) * 3))
         self.rng = rng
 
-    def selector(self, name: str, **fields):
-        config = DataEfficientGRPOConfig(
-            "out", use_cpu=True, bf16=False, per_device_train_batch_size=128, num_generations=8, **fields
-        )
-        self.pool = PromptPool(400)
-        return make_selector(name, self.pool, config, lambda: self.embeddings)
+    def selector(self, name: str, **arguments) -> Selector:
+        selector = make_selector(name, arguments)
+        selector.bind(SelectorContext(400, 16, group_size=8, seed=42, embed=lambda: self.embeddings))
+        self.seen = np.zeros(400, dtype=bool)
+        return selector
 
-    def window(self, selector, step, rng, n=16):
+    def batch(self, selector, rng, n=16):
+        """A generation batch: its prompts, and the kinds of their groups."""
         ids = selector.propose(n, rng)
         rates = (self.rng.random((n, 8)) < self.p[ids, None]).mean(axis=1)
         kinds = np.where(rates == 0, HARD, np.where(rates == 1, EASY, EFFECTIVE))
-        groups = [visit(int(i), int(k), step, float(r)) for i, k, r in zip(ids, kinds, rates)]
+        groups = [visit(int(i), int(k), rate=float(r)) for i, k, r in zip(ids, kinds, rates)]
         for group, predicted in zip(groups, selector.predict(ids)):
             group.predicted = float(predicted)
             group.rewards = np.zeros((8, 1))
-        self.pool.observe(groups)
-        selector.observe(groups, step)
+        self.seen[ids] = True
+        selector.observe(groups)
         return ids, kinds
 
 
 @pytest.mark.parametrize("name", ["dots", "dots+greso"])
-def test_what_is_drawn_teaches_more_than_uniform(name):
+def test_drawn_prompts_have_more_effective_groups_than_uniform_ones(name):
     shares = {}
     for candidate in ("uniform", name):
         population, rng = Population(), generator()
         selector = population.selector(candidate)
-        kinds = [population.window(selector, step, rng)[1] for step in range(20)]
+        kinds = [population.batch(selector, rng)[1] for _ in range(20)]
         shares[candidate] = np.mean(np.concatenate(kinds[4:]) == EFFECTIVE)
     assert shares[name] > 1.8 * shares["uniform"]
-    unseen = population.pool.visits == 0
+    unseen = ~population.seen
     assert pearson(selector.estimate()[unseen], population.p[unseen]) > 0.8
     assert selector.metrics()["predictor/pearson"] > 0.5
 
 
-def test_the_gate_skips_what_keeps_giving_nothing():
+def test_the_gate_skips_prompts_with_repeated_zero_variance_groups():
     population, rng = Population(), generator()
-    selector = population.selector("dots+greso", dots_sharpness=0.1, exploration=0.0)  # nearly uniform proposals
-    pool = population.pool
-    dead = np.arange(0, 400, 2)
+    selector = population.selector("dots+greso", sharpness=0.1, exploration=0.0)  # nearly uniform proposals
+    hard = np.arange(0, 400, 2)
     for _ in range(8):
-        pool.observe([visit(int(i), HARD, 0) for i in dead])
-    chosen = np.concatenate([population.window(selector, step, rng)[0] for step in range(10)])
-    assert np.isin(chosen, dead).mean() < 0.1
+        selector.gate.pool.observe([visit(int(i), HARD) for i in hard])
+    chosen = np.concatenate([population.batch(selector, rng)[0] for _ in range(10)])
+    assert np.isin(chosen, hard).mean() < 0.1
     assert selector.metrics()["prompts_skipped"] > 100
     assert selector.metrics()["p_hard"] == 0.5, "it adapts before it has looked at as many as there are"
 
 
-def test_what_is_sure_to_give_nothing_still_comes_before_what_is_out():
+def test_prompts_of_weight_0_still_come_before_excluded_ones():
     """With estimates of exactly 0 and 1, no prompt is proposed twice while others are left."""
     population, rng = Population(), generator()
     selector = population.selector("dots", exploration=0.5)
@@ -166,7 +162,7 @@ def test_what_is_sure_to_give_nothing_still_comes_before_what_is_out():
     assert len(selector._proposed) == len(set(selector._proposed)) == 400
 
 
-def test_no_prompt_twice_in_a_window_while_there_are_others():
+def test_no_prompt_twice_in_a_generation_batch_while_there_are_others():
     population, rng = Population(), generator()
     selector = population.selector("dots")
     ids = np.concatenate([selector.propose(100, rng) for _ in range(4)])
@@ -175,13 +171,13 @@ def test_no_prompt_twice_in_a_window_while_there_are_others():
 
 
 def test_the_explored_share_is_uniform():
-    """Also once estimates are settled: half of what is proposed covers easy, dead and teaching prompts alike."""
+    """Also once estimates are settled: half of what is proposed covers all kinds of prompts alike."""
     population, rng = Population(), generator()
-    selector = population.selector("dots", exploration=0.5, dots_objective="target")
-    ids = [population.window(selector, step, rng)[0][:8] for step in range(150)]
-    dead = population.p < 0.02
-    share = np.isin(np.concatenate(ids[10:]), np.flatnonzero(dead)).mean()
-    assert share == pytest.approx(dead.mean(), abs=0.05)
+    selector = population.selector("dots", exploration=0.5, objective="target")
+    ids = [population.batch(selector, rng)[0][:8] for _ in range(150)]
+    unsolvable = population.p < 0.02
+    share = np.isin(np.concatenate(ids[10:]), np.flatnonzero(unsolvable)).mean()
+    assert share == pytest.approx(unsolvable.mean(), abs=0.05)
 
 
 def test_a_predictor_that_was_fitted_before_is_there_from_the_start(tmp_path):

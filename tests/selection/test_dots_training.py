@@ -8,6 +8,7 @@ from datasets import Dataset
 from peft import LoraConfig
 from trl import GRPOConfig
 
+import trl_dataeff.trainer as trainer_module
 from tests.factories import Watched, chat_dataset, even_length_reward, logged, mixed_reward, plain_dataset, run
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 from trl_dataeff.difficulty.loading import LogisticDifficultyPredictor
@@ -20,15 +21,15 @@ def dots(tmp_path, trainer_class=Watched, rewards=mixed_reward, **options):
 
 def test_predictions_are_made_before_the_rollout(tmp_path):
     """By an estimate taken when prompts are proposed, which cannot know what they will give."""
+    before = []
 
     class Asked(Watched):
-        def _roll_out(self, ids, round_index, reference):
-            before = self.ledger.selector.predict(ids)
-            groups = super()._roll_out(ids, round_index, reference)
-            np.testing.assert_array_equal([g.predicted for g in groups], before)
-            return groups
+        def _roll_out(self, ids):
+            before.extend(self.collector.selector.predict(ids))
+            return super()._roll_out(ids)
 
     trainer = dots(tmp_path, trainer_class=Asked, dynamic_sampling=True, max_steps=16)
+    np.testing.assert_array_equal([g.predicted for b in trainer.batches for g in b.generated], before)
     table = pd.read_parquet(tmp_path / "dataeff" / "groups.parquet")
     first = table["step"] == 0
     assert table["predicted"][first].isna().all()
@@ -45,23 +46,26 @@ def test_the_papers_reference_set(tmp_path, replay):
     options = {"dots_reference": "paper", "dots_reference_size": 6, "dots_refresh_batches": 2, "max_steps": 16}
     trainer = dots(tmp_path, rewards=even_length_reward, replay_fraction=replay, **options)
     table = pd.read_parquet(tmp_path / "dataeff" / "groups.parquet")
-    references = table[table["source"] == "reference"]
+    references = table[table["origin"] == "reference"]
     assert references.groupby("step").size().to_dict() == {0: 6, 4: 6, 8: 6, 12: 6}
     assert (table.groupby("step")["prompt_id"].nunique() == table.groupby("step").size()).all()
-    for collection in trainer.collections:
-        taught = [g for g in collection.fresh if g.reference and g.effective]
-        assert all(not g.effective or (g.reference and not replay) for g in collection.dropped)
-        for group in taught:  # nothing effective that was paid for is thrown away
-            if replay:
-                assert any(g.prompt_id == group.prompt_id for g in trainer.ledger.buffer.groups)
-        if not replay:  # they make up at most half of a window
-            assert sum(g.reference for g in collection.trained) == min(len(taught), 2)
-            assert not collection.surplus
-        if replay:
-            assert not any(g.reference for g in collection.trained if g not in collection.replayed)
-    # what is predicted rests on the references alone: not known in the round that rolls them out, then known
+    for batch in trainer.batches:
+        references_now = [g for g in batch.generated if batch.origins[id(g)] == "reference"]
+        effective = [g for g in references_now if g.effective]
+        trained = [g for g in batch.trained if batch.origins[id(g)] == "reference"]
+        assert {batch.dispositions[id(g)] for g in references_now if not g.effective} <= {"dropped"}
+        assert all(g in effective for g in batch.dropped if g.effective)
+        if replay:  # no effective one is thrown away
+            assert not trained
+            assert {id(g) for g in effective} == {id(g) for g in batch.leftover}
+            assert not any(g.effective for g in batch.dropped)
+            assert {g.prompt_id for g in effective} <= {g.prompt_id for g in trainer.collector.buffer.groups}
+        else:  # they make up at most half of a batch
+            assert len(trained) == min(len(effective), 2)
+            assert not batch.leftover
+    # predictions rest on the references alone: not known in the round that generates them, then known
     assert references["predicted"][references["step"] == 0].isna().all()
-    assert table[table["source"] == "fresh"]["predicted"].notna().all()
+    assert table[table["origin"] == "fresh"]["predicted"].notna().all()
 
 
 SETTINGS = {
@@ -83,7 +87,7 @@ def test_settings_train(setting, tmp_path):
     assert trainer.state.global_step == 12
     assert all(np.isfinite(loss) for (loss,) in logged(trainer, "loss"))
     assert logged(trainer, "dataeff/selector/predictor/mae")
-    proposed = [{g.prompt_id for g in c.fresh} for c in trainer.collections]
+    proposed = [{g.prompt_id for g in b.generated} for b in trainer.batches]
     assert len(set.union(*proposed)) > 4
 
 
@@ -104,18 +108,16 @@ def test_resume_is_exact(tmp_path, setting):
     assert logged(whole, *names) == logged(resumed, *names)
 
 
-def test_other_embeddings_on_resume_are_said_and_the_run_goes_on(tmp_path, caplog_transformers):
+def test_other_embeddings_on_resume_are_said_and_the_run_goes_on(tmp_path, monkeypatch, caplog_transformers):
     options = {"save_strategy": "steps", "save_steps": 5, "max_steps": 8}
     dots(tmp_path / "whole", **options)
 
-    class Elsewhere(Watched):
-        def _embed(self):
-            return super()._embed()[:] * np.float16(1.01)
-
-    resumed = dots(tmp_path / "resumed", trainer_class=Elsewhere, train=False, **options)
+    embed = trainer_module.embed_dataset
+    monkeypatch.setattr(trainer_module, "embed_dataset", lambda *a, **kw: embed(*a, **kw)[:] * np.float16(1.01))
+    resumed = dots(tmp_path / "resumed", train=False, **options)
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-5"))
     assert resumed.state.global_step == 8
-    assert any("embeddings are not those of the run" in r.message for r in caplog_transformers.records)
+    assert any("embeddings differ from those of the run" in r.message for r in caplog_transformers.records)
 
 
 def test_a_predictor_of_another_width_or_none_at_all_is_refused(tmp_path):
@@ -130,18 +132,19 @@ def test_a_predictor_of_another_width_or_none_at_all_is_refused(tmp_path):
 
 def test_the_papers_reference_set_is_refused_where_no_round_can_be_made(tmp_path):
     rows = [{"prompt": [{"role": "user", "content": f"{i:02d}"}], "image": None} for i in range(24)]
-    with pytest.raises(ValueError, match="Use `dots_reference='rolling'`"):
+    with pytest.raises(ValueError, match="With `dots_reference='rolling'`"):
         dots(tmp_path, train=False, dots_reference="paper", trainer={"train_dataset": Dataset.from_list(rows)})
 
 
 def test_what_changing_one_import_gives(tmp_path):
-    """A plain `GRPOConfig` on text prompts: DOTS and GRESO, and half of each batch replayed; else what can be had."""
+    """A plain `GRPOConfig` on text prompts: DOTS, and half of each batch replayed; a stream: neither."""
     trainer = run(DataEfficientGRPOTrainer, GRPOConfig, tmp_path, rewards=even_length_reward, steps_per_generation=2)
-    assert trainer.selection == "dots"
+    assert trainer.selector.name == "dots"
     assert logged(trainer, "dataeff/rollouts_replayed")[-1][0] > 0
     stream = {"train_dataset": plain_dataset().to_iterable_dataset()}
     streaming = run(DataEfficientGRPOTrainer, GRPOConfig, tmp_path, max_steps=1, trainer=stream)
-    assert streaming.selection == "uniform"
+    assert streaming.selector.name == "uniform"
+    assert streaming.collector.selector is None
 
 
 def test_a_stream_is_refused(tmp_path):

@@ -7,15 +7,15 @@ from hypothesis import strategies as st
 
 from tests.factories import generator, visit
 from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD
-from trl_dataeff.selection import GresoController, GresoSelector
-from trl_dataeff.selection.greso import keep_probability
-from trl_dataeff.selection.pool import PromptPool
-from trl_dataeff.selection.shuffle import ShuffledOrder
+from trl_dataeff.selection import GresoSelector
+from trl_dataeff.selection.base import SelectorContext
+from trl_dataeff.selection.greso import GresoController, keep_probability
 
 
-def controller(**fields) -> GresoController:
-    defaults = {"p_init": 0.5, "p_step": 0.01, "p_min": 0.05, "p_max": 0.95, "target": 0.25, "easy_share": 1 / 3}
-    return GresoController(**{**defaults, **fields})
+def greso(size: int, batch: int = 1, **arguments) -> GresoSelector:
+    selector = GresoSelector(**arguments)
+    selector.bind(SelectorContext(size, batch, group_size=8))
+    return selector
 
 
 @given(st.integers(0, 10_000), st.floats(0.05, 0.95), st.floats(0.001, 0.5))
@@ -34,33 +34,31 @@ def test_keep_probability_by_hand():
 def test_skip_rate_follows_the_formula(streak, kind):
     """10,000 draws, within three standard errors."""
     p = {EASY: 0.7, HARD: 0.4}
-    pool = PromptPool(10_000)
-    pool.streak[:], pool.streak_kind[:], pool.visits[:] = streak, kind, streak
-    control = controller()
-    control.p_easy, control.p_hard = p[EASY], p[HARD]
-    selector, rng = GresoSelector(pool, control), generator(1)
+    selector, rng = greso(10_000), generator(1)
+    gate = selector.gate
+    gate.pool.streak[:], gate.pool.streak_kind[:] = streak, kind
+    gate.controller.p_easy, gate.controller.p_hard = p[EASY], p[HARD]
     admitted = 0
     while selector._passes < 2:  # one whole pass
         selector.propose(1, rng)
         admitted += selector._passes == 1
     expected = max(p[kind] ** streak, 0.01)
     assert abs(admitted / 10_000 - expected) <= 3 * np.sqrt(expected * (1 - expected) / 10_000)
-    assert selector.gate.skipped >= 10_000 - admitted
+    assert gate.skipped >= 10_000 - admitted
 
 
 def test_unseen_prompts_are_always_admitted_and_each_once_a_pass():
-    selector, rng = GresoSelector(PromptPool(100), controller()), generator()
+    selector, rng = greso(100), generator()
     seen = np.concatenate([selector.propose(20, rng) for _ in range(5)])
     assert sorted(seen.tolist()) == list(range(100))
     assert selector.gate.skipped == 0
 
 
 def test_a_prompt_that_turns_effective_is_admitted_at_its_next_pass():
-    pool = PromptPool(50)
-    selector, rng = GresoSelector(pool, controller()), generator()
+    selector, rng = greso(50), generator()
     for _ in range(8):
-        pool.observe([visit(i, HARD, 0) for i in range(50)])
-    pool.observe([visit(7, EFFECTIVE, 1)])
+        selector.observe([visit(i, HARD) for i in range(50)])
+    selector.observe([visit(7, EFFECTIVE)])
     seen_in_pass: dict[int, set] = {}
     for _ in range(60):
         ids = selector.propose(1, rng)
@@ -71,16 +69,15 @@ def test_a_prompt_that_turns_effective_is_admitted_at_its_next_pass():
 
 
 def test_a_pass_in_which_all_are_skipped_flows_into_the_next():
-    pool = PromptPool(8)
-    pool.streak[:], pool.streak_kind[:] = 100, HARD
-    selector = GresoSelector(pool, controller())
+    selector = greso(8)
+    selector.gate.pool.streak[:], selector.gate.pool.streak_kind[:] = 100, HARD
     assert sorted(selector.propose(8, generator()).tolist()) == list(range(8))
     assert selector._passes > 2
 
 
 @given(st.floats(0, 1), st.floats(0, 1), st.integers(1, 200))
 def test_controller_keeps_its_bounds_and_moves_against_the_share(easy, hard, updates):
-    control = controller()
+    control = GresoController()
     for _ in range(updates):
         before = control.p_easy, control.p_hard
         control.update(easy, hard)
@@ -98,49 +95,23 @@ def published_update(p_hard: float, rewards: np.ndarray) -> float:
 
 
 def test_with_60_percent_hard_for_ever_p_hard_falls_and_the_hard_share_meets_its_target():
-    n, batch, g, windows = 1200, 60, 8, 400
-    pool, control, rng = PromptPool(n), controller(), generator(3)
-    selector, numbers = GresoSelector(pool, control), np.random.default_rng(0)
+    n, batch, g, batches = 1200, 60, 8, 400
+    selector, rng, numbers = greso(n, batch), generator(3), np.random.default_rng(0)
+    control = selector.gate.controller
     success = np.where(np.arange(n) < 0.6 * n, 0.0, 0.5)
     published, hard_shares = 0.5, []
-    for window in range(windows):
+    for i in range(batches):
         ids = selector.propose(batch, rng)
         rewards = (numbers.random((batch, g)) < success[ids, None]).astype(float)
         kinds = np.where(rewards.min(1) == rewards.max(1), np.where(rewards.max(1) == 1, EASY, HARD), EFFECTIVE)
-        groups = [visit(int(i), int(kind), window) for i, kind in zip(ids, kinds, strict=True)]
-        pool.observe(groups)
-        selector.observe(groups, window)
+        selector.observe([visit(int(prompt), int(kind)) for prompt, kind in zip(ids, kinds, strict=True)])
         hard_shares.append((kinds == HARD).mean())
-        if window >= n // batch:
+        if i >= n // batch:
             published = published_update(published, rewards)
-        if window == n // batch - 1:
+        if i == n // batch - 1:
             assert control.p_hard in (0.5, 0.49), "no adaptation before every prompt has had its chance"
-        if window == n // batch + 20:
+        if i == n // batch + 20:
             assert control.p_hard < 0.4
     # Later, as streaks grow, p^z needs a larger p for the same share: it is the share that is steered
     assert abs(np.mean(hard_shares[-100:]) - 1 / 6) <= 0.05
     assert published == pytest.approx(0.95)
-
-
-@pytest.mark.parametrize("size", [1, 2, 1000, 65_536, 65_537, 100_003, 1 << 18])
-def test_orders_are_permutations(size):
-    order = ShuffledOrder(size, 5)
-    pieces = [order.take(start, min(start + 40_000, size)) for start in range(0, size, 40_000)]
-    values = np.concatenate(pieces)
-    assert values.dtype == np.int64
-    assert np.array_equal(np.sort(values), np.arange(size))
-    np.testing.assert_array_equal(ShuffledOrder(size, 5).take(0, size), values)
-    if size >= 1000:
-        assert (values != ShuffledOrder(size, 6).take(0, size)).mean() > 0.99
-
-
-def test_large_orders_look_random():
-    """Neighbours are spread like those of a random permutation, and every position is uniform over keys."""
-    size = 100_000
-    values = ShuffledOrder(size, 1).take(0, size)
-    steps = np.abs(np.diff(values))
-    assert np.mean(steps) == pytest.approx(size / 3, rel=0.02)
-    assert np.corrcoef(values[:-1], values[1:])[0, 1] == pytest.approx(0, abs=0.02)
-    first = np.array([ShuffledOrder(size, key).take(10, 11)[0] for key in range(2000)])
-    counts = np.bincount(first * 10 // size, minlength=10)
-    assert ((counts - 200) ** 2 / 200).sum() < 27.9  # chi-square, 9 degrees of freedom, 0.1 %
