@@ -177,6 +177,21 @@ def test_scores_that_fall_silent_later_do_not_end_the_run(tmp_path):
     assert trainer.state.log_history[4]["dataeff/unscorable_ratio"] == 1.0
 
 
+def test_a_resumed_run_knows_that_there_were_scores(tmp_path, monkeypatch):
+    monkeypatch.setattr("trl_dataeff.collector.collector.MOST_UNSCORED", 32)
+    steps = []
+
+    def failing_judge(completion_ids, trainer_state, **kwargs):
+        steps.append(trainer_state.global_step)
+        return even_length_reward(completion_ids) if trainer_state.global_step < 2 else [None] * len(completion_ids)
+
+    options = {"rewards": failing_judge, "selection": "greso", "save_strategy": "steps", "save_steps": 2}
+    run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, **options, max_steps=2)
+    resumed = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, **options, max_steps=10, train=False)
+    resumed.train(resume_from_checkpoint=True)
+    assert steps == list(range(10))
+
+
 def test_a_wrong_dataset_type_is_refused_as_by_trl(tmp_path):
     with pytest.raises(TypeError, match="must be a `Dataset` or `IterableDataset`"):
         run(

@@ -275,8 +275,8 @@ class RewardChecks:
         self.names = list(names)
         self.most_unscored = most_unscored
         self.is_main_process = is_main_process
-        self._scores = np.zeros(len(self.names), dtype=bool)  # functions that gave a score so far
-        self._completions = 0
+        self.scores = np.zeros(len(self.names), dtype=bool)  # functions that gave a score so far
+        self.completions = 0  # checked so far
         self._warned: set[str] = set()
 
     def check(self, rewards: np.ndarray) -> None:
@@ -296,22 +296,22 @@ class RewardChecks:
                 f"{self._listed(infinite)} returned an infinite reward. TRL gives no gradient to a group that holds one, "
                 "so it counts as a zero-variance group.",
             )
-        self._completions += rewards.shape[0] * rewards.shape[1]
-        self._scores |= ~np.isnan(rewards).all(axis=(0, 1))
-        if self._scores.all():
+        self.completions += rewards.shape[0] * rewards.shape[1]
+        self.scores |= ~np.isnan(rewards).all(axis=(0, 1))
+        if self.scores.all():
             return
-        names = self._listed(~self._scores)
+        names = self._listed(~self.scores)
         advice = (
             "Check that the columns it reads are in the dataset and hold what it expects. A function may return None for "
             "completions that it does not apply to."
         )
-        if not self._scores.any() and self.most_unscored is not None and self._completions >= self.most_unscored:
+        if not self.scores.any() and self.most_unscored is not None and self.completions >= self.most_unscored:
             raise ValueError(
-                f"No reward function gave a score for any of the first {self._completions} completions: {names} returned only "
+                f"No reward function gave a score for any of the first {self.completions} completions: {names} returned only "
                 f"None or NaN. {advice} Each completion needs a score from one function to be trained on."
             )
         self._warn_once(
-            names, f"{names} returned only None or NaN for the first {self._completions} completions. {advice}"
+            names, f"{names} returned only None or NaN for the first {self.completions} completions. {advice}"
         )
 
     def _listed(self, chosen: np.ndarray) -> str:

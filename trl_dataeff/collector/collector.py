@@ -82,7 +82,7 @@ class RolloutCollector:
         self.leftover: list[RolloutGroup] = []
         # With everything off nothing that TRL accepts is an error
         off = refill is None and buffer is None and (selector is None or isinstance(selector, UniformSelector))
-        self._reward_checks = RewardChecks(
+        self.reward_checks = RewardChecks(
             self.reward_names, most_unscored=None if off else MOST_UNSCORED, is_main_process=processes.is_main
         )
         # TRL seeds the sampler of `GRPOTrainer` in the same way
@@ -195,7 +195,7 @@ class RolloutCollector:
         rewards = generated.rewards.reshape(n, self.group_size, len(self.reward_names)).astype(np.float32)
         lengths = generated.lengths.reshape(n, self.group_size).astype(np.int32)
         truncated = generated.truncated.reshape(n, self.group_size).astype(bool)
-        self._reward_checks.check(rewards)
+        self.reward_checks.check(rewards)
         self.counters.add(overlong_prompts=generated.overlong_prompts, reward_faults=generated.reward_faults)
         success_rates, kinds = self.classifier.classify(rewards, truncated)
         predicted = np.full(n, np.nan) if self.selector is None else self.selector.predict(ids)
