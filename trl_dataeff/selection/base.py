@@ -185,10 +185,23 @@ def make_selector(name: str, arguments: dict[str, Any] | None = None) -> Selecto
     try:
         return cls(**arguments)
     except TypeError as error:
-        takes = ", ".join(inspect.signature(cls).parameters) or "none"
+        takes = ", ".join(_argument_names(cls)) or "none"
         raise ValueError(
             f"The selector {name!r} cannot be created with the arguments {arguments} ({error}). {cls.__name__} takes: {takes}."
         ) from error
+
+
+def _argument_names(cls: type) -> list[str]:
+    """Of its constructor, and of those of its base classes to which `**keywords` are handed on."""
+    names: list[str] = []
+    for base in cls.__mro__:
+        if "__init__" not in base.__dict__:
+            continue
+        parameters = list(inspect.signature(base.__init__).parameters.values())[1:]  # type: ignore[misc]
+        names += [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        if not any(p.kind == p.VAR_KEYWORD for p in parameters):
+            break
+    return names
 
 
 def check_request(n: int, size: int) -> None:
