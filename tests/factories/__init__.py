@@ -21,6 +21,7 @@ from tests.factories.embeddings import (
     varied_dataset,
 )
 from tests.factories.groups import make_group, visit
+from tests.factories.selectors import LeastSolved
 from tests.factories.tiny import (
     CHAT_TEMPLATE,
     chat_dataset,
@@ -42,6 +43,7 @@ __all__ = [
     "CHAT_TEMPLATE",
     "CONFIGURATIONS",
     "DYNAMIC",
+    "LeastSolved",
     "STEPS",
     "TRAINING_SETTINGS",
     "VARIED_TEXTS",

@@ -452,6 +452,7 @@ def test_the_replayed_gradient_is_unbiased_and_without_the_ratio_it_is_not(tmp_p
     """All groups are enumerated, so there is no sampling error. Without normalisation, cap and clip it is exact."""
     options = {"replay_ratio_cap": 1e6, "max_completion_length": 1, "steps_per_generation": 1, "train": False}
     trainer = dynamic(tmp_path, **REPLAY, loss_type=loss_type, epsilon=1e6, **options)
+    trainer._begin_run()
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
     present, sampler = [0.3, -0.2], [-0.6, 0.9]
