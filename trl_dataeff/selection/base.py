@@ -210,22 +210,29 @@ def check_request(n: int, size: int) -> None:
         raise ValueError(f"{n} prompts were requested; {size} prompts give from 1 to {size} without repetition.")
 
 
-def check_proposal(ids: Any, n: int, size: int, name: str) -> np.ndarray:
+def check_proposal(ids: Any, n: int, size: int, name: str, *, references: bool = False) -> np.ndarray:
     """
     A selector's proposal as int64 `(n,)`.
+
+    Args:
+        ids: what the selector returned or, with `references`, what it asked to generate reference rollouts of.
+        n (`int`): how many there must be.
+        size (`int`): N, number of prompts.
+        name (`str`): of the selector's class.
+        references (`bool`, *optional*, defaults to `False`): whether `ids` are those of reference rollouts.
 
     Raises:
         `ValueError`: it has another shape or dtype, a repeated id, or one outside of [0, size). The message has `name`.
     """
+    source = f"{name}.roll_out_references asked for" if references else f"{name}.propose({n}) returned"
     ids = np.asarray(ids)
     if ids.shape != (n,) or ids.dtype.kind not in "iu":
         raise ValueError(
-            f"{name}.propose({n}) returned an array of shape {ids.shape} and dtype {ids.dtype}; it must return {n} prompt "
-            "ids as integers."
+            f"{source} an array of shape {ids.shape} and dtype {ids.dtype}; it takes {n} prompt ids as integers."
         )
     if ids.min() < 0 or ids.max() >= size or len(np.unique(ids)) < n:
         raise ValueError(
-            f"{name}.propose({n}) returned repeated ids or ids outside of [0, {size}): {ids[:8].tolist()}... It must "
-            "return distinct rows of the training dataset."
+            f"{source} repeated ids or ids outside of [0, {size}): {ids[:8].tolist()}... They must be distinct rows of the "
+            "training dataset."
         )
     return ids.astype(np.int64)
