@@ -199,7 +199,8 @@ class TestByHand:
     def told(self, batch: GenerationBatch) -> dict[str, list[tuple[int, str]]]:
         """Prompts and origins by disposition, in order."""
         return {
-            name: [(g.prompt_id, g.origin) for g in getattr(batch, name)] for name in ("trained", "leftover", "dropped")
+            name: [(g.prompt_id, g.origin) for g in getattr(batch, name)]
+            for name in ("trained", "leftover", "dropped")
         }
 
     def buffer(self, *prompt_ids: int) -> ReplayBuffer:

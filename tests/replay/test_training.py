@@ -160,9 +160,7 @@ def test_metrics_of_replay(tmp_path):
     assert max(log["dataeff/replay/size"] for log in logs) == 6 == len(trainer.collector.buffer)
     for step, (batch, log) in enumerate(zip(trainer.batches, logs, strict=True)):
         if batch.replayed:
-            assert log["dataeff/replay/age_mean"] == pytest.approx(
-                np.mean([step - g.step for g in batch.replayed])
-            )
+            assert log["dataeff/replay/age_mean"] == pytest.approx(np.mean([step - g.step for g in batch.replayed]))
             assert 0.2 < log["dataeff/replay/ratio_mean"] <= log["dataeff/replay/ratio_max"]
             assert log["dataeff/replay/ratio_mean"] != 1.0
 

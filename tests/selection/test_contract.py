@@ -32,9 +32,7 @@ def greso(size: int, batch: int, in_run: bool = True) -> Selector:
     return selector
 
 
-def dots(
-    size: int, batch: int, in_run: bool = True, cls: type[DotsSelector] = DotsSelector, **arguments
-) -> Selector:
+def dots(size: int, batch: int, in_run: bool = True, cls: type[DotsSelector] = DotsSelector, **arguments) -> Selector:
     """With a generation batch behind it."""
     selector = bound(cls(**arguments), size, batch)
     if in_run:

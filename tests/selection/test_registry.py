@@ -90,7 +90,10 @@ def test_a_name_belongs_to_one_class(name):
     register_selector("first")(First)
     register_selector("first")(First)  # again, as by a second import
     before = type(make_selector(name))
-    with pytest.raises(ValueError, match=rf"The name '{name.replace('+', '.')}' belongs to the selector .*{before.__name__} already.*Other"):
+    with pytest.raises(
+        ValueError,
+        match=rf"The name '{name.replace('+', '.')}' belongs to the selector .*{before.__name__} already.*Other",
+    ):
         register_selector(name)(Other)
     assert type(make_selector(name)) is before
     assert "name" not in Other.__dict__, "nothing was changed"
@@ -172,7 +175,9 @@ def test_an_entry_point_cannot_replace_a_registered_selector(offer, name):
 
 def test_entry_points_that_fail_name_their_package(offer):
     offer("missing", "no.such.module:Class")
-    with pytest.raises(ValueError, match=r"'missing' of their-package \(entry point 'no\.such\.module:Class'.*ModuleNot"):
+    with pytest.raises(
+        ValueError, match=r"'missing' of their-package \(entry point 'no\.such\.module:Class'.*ModuleNot"
+    ):
         make_selector("missing")
     offer("factory", f"{__name__}:not_a_selector")
     with pytest.raises(ValueError, match=r"'factory' of their-package .* not a subclass of Selector"):

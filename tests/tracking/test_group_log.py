@@ -63,7 +63,9 @@ def test_a_table_of_other_columns_is_renamed(tmp_path, caplog_transformers):
     former.to_parquet(path)
     log = group_log.GroupLog(path)
     log.resume(2)
-    assert any("groups.corrupt.parquet" in m and "training is not affected" in m for m in messages(caplog_transformers))
+    assert any(
+        "groups.corrupt.parquet" in m and "training is not affected" in m for m in messages(caplog_transformers)
+    )
     log.add([make_group()], np.ones(1))
     log.flush(force=True)
     assert len(pd.read_parquet(path)) == 1
