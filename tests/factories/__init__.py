@@ -21,6 +21,7 @@ from tests.factories.embeddings import (
     varied_dataset,
 )
 from tests.factories.groups import make_group, visit
+from tests.factories.selectors import LeastSolved
 from tests.factories.tiny import (
     CHAT_TEMPLATE,
     chat_dataset,
@@ -45,6 +46,7 @@ __all__ = [
     "STEPS",
     "TRAINING_SETTINGS",
     "VARIED_TEXTS",
+    "LeastSolved",
     "Watched",
     "add",
     "all_finite",

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
 
 from tests.factories import generator, make_group, visit
 from trl_dataeff.replay.buffer import ReplayBuffer, replay_groups
@@ -49,7 +50,7 @@ def test_age(rounds, max_age, now):
 
 
 @given(prompts=st.sets(st.integers(0, 30)), exclude=st.lists(st.integers(0, 30)), data=st.data())
-def test_samples_are_distinct_and_leave_out_what_is_fresh(prompts, exclude, data):
+def test_samples_are_distinct_and_leave_out_excluded_prompts(prompts, exclude, data):
     buffer = ReplayBuffer(99)
     buffer.add(visit(i, EFFECTIVE, 0) for i in prompts)
     allowed = prompts - set(exclude)
@@ -59,7 +60,7 @@ def test_samples_are_distinct_and_leave_out_what_is_fresh(prompts, exclude, data
     assert len(chosen) == len(set(chosen)) == n
     assert set(chosen) <= allowed
     assert len(buffer) == len(prompts)
-    with pytest.raises(ValueError, match=f"can give {len(allowed)}"):
+    with pytest.raises(ValueError, match=f"the replay buffer has {len(allowed)} of other prompts"):
         buffer.sample(len(allowed) + 1, generator(), exclude)
 
 
@@ -86,6 +87,74 @@ def test_a_buffer_that_was_packed_gives_the_same_samples():
         assert [g.prompt_id for g in first] == [g.prompt_id for g in second]
         for a, b in zip(first, second, strict=True):
             np.testing.assert_array_equal(a.rollouts.behavior_logps[1], b.rollouts.behavior_logps[1])
+
+
+class TestState:
+    """A buffer alone: its state through a file."""
+
+    @staticmethod
+    def filled(capacity: int = 8, max_age: int | None = 5) -> ReplayBuffer:
+        buffer = ReplayBuffer(capacity, max_age)
+        for i in (4, 0, 7, 3, 9, 1, 0):  # prompt 0 twice: its second group is the newest
+            logps = [np.float32([-i]), np.float32([-1.5, -i])]
+            buffer.add([make_group(prompt_id=i, step=10 + i, owner=0, behavior_logps=logps, logged={"n": [i, "ä"]})])
+        return buffer
+
+    @staticmethod
+    def restored(state: dict[str, np.ndarray], path, capacity: int = 8, max_age: int | None = 5) -> ReplayBuffer:
+        save_file(state, path)
+        buffer = ReplayBuffer(capacity, max_age)
+        buffer.load_state_dict(load_file(path))
+        return buffer
+
+    def test_the_next_samples_are_identical(self, tmp_path):
+        buffer = self.filled()
+        copy = self.restored(buffer.state_dict(), tmp_path / "replay.safetensors")
+        assert [g.prompt_id for g in copy.groups] == [g.prompt_id for g in buffer.groups] == [4, 7, 3, 9, 1, 0]
+        first, second = generator(3), generator(3)
+        for n, exclude in [(3, []), (2, [4, 9]), (6, []), (1, [0]), (0, []), (4, [7, 99])] * 3:
+            drawn, again = buffer.sample(n, first, exclude), copy.sample(n, second, exclude)
+            assert [g.prompt_id for g in drawn] == [g.prompt_id for g in again]
+            for a, b in zip(drawn, again, strict=True):
+                assert (a.step, a.owner, a.effective) == (b.step, b.owner, b.effective)
+                np.testing.assert_array_equal(a.rewards, b.rewards)
+                assert a.rollouts.completions == b.rollouts.completions
+                assert a.rollouts.logged == b.rollouts.logged
+                for x, y in zip(a.rollouts.behavior_logps, b.rollouts.behavior_logps, strict=True):
+                    np.testing.assert_array_equal(x, y)
+                    assert x.dtype == y.dtype
+
+    def test_what_follows_is_identical(self, tmp_path):
+        """Also what enters, what leaves by capacity, and what by age."""
+        buffer = self.filled(capacity=6)
+        copy = self.restored(buffer.state_dict(), tmp_path / "replay.safetensors", capacity=6)
+        for one in (buffer, copy):
+            one.add([make_group(prompt_id=i, step=20) for i in (3, 5, 6)])
+            one.expire(20)
+        assert [(g.prompt_id, g.step) for g in copy.groups] == [(g.prompt_id, g.step) for g in buffer.groups]
+        assert [g.prompt_id for g in copy.groups] == [9, 3, 5, 6]
+
+    def test_what_was_there_before_is_replaced(self, tmp_path):
+        state = self.filled().state_dict()
+        save_file(state, tmp_path / "replay.safetensors")
+        buffer = ReplayBuffer(8)
+        buffer.add([make_group(prompt_id=50)])
+        buffer.load_state_dict(load_file(tmp_path / "replay.safetensors"))
+        assert [g.prompt_id for g in buffer.groups] == [4, 7, 3, 9, 1, 0]
+
+    def test_a_smaller_buffer_keeps_the_newest(self, tmp_path):
+        buffer = self.restored(self.filled().state_dict(), tmp_path / "replay.safetensors", capacity=2)
+        assert [g.prompt_id for g in buffer.groups] == [1, 0]
+
+    def test_an_empty_buffer(self, tmp_path):
+        assert not len(self.restored(ReplayBuffer(8).state_dict(), tmp_path / "replay.safetensors"))
+
+    def test_a_group_that_was_replayed_is_restored_as_one_that_is_not_in_a_batch(self, tmp_path):
+        """Origin and disposition are of a group in a batch, and decided anew when the group is sampled."""
+        buffer = self.filled()
+        buffer.groups[0].origin, buffer.groups[0].disposition = "replayed", "trained"
+        copy = self.restored(buffer.state_dict(), tmp_path / "replay.safetensors")
+        assert {(g.origin, g.disposition) for g in copy.groups} == {("fresh", None)}
 
 
 def test_memory_is_bounded_by_the_capacity():
@@ -127,5 +196,5 @@ def test_memory_is_bounded_by_the_capacity():
         (0.0, 8, 1, 0),
     ],
 )
-def test_share_of_a_window_by_hand(fraction, batch, processes, expected):
+def test_share_of_a_batch_by_hand(fraction, batch, processes, expected):
     assert replay_groups(fraction, batch, processes) == expected

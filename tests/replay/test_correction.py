@@ -12,9 +12,17 @@ from hypothesis import strategies as st
 from trl import GRPOTrainer
 
 from tests.factories import Watched, dynamic, even_length_reward, make_group, save_tiny
-from trl_dataeff.replay.correction import behavior_ratio, correct_inputs, ratio_statistics, reduce_ratio_statistics
-from trl_dataeff.replay.kl import missing_kl, token_scale
-from trl_dataeff.replay.logprobs import BehaviorRecorder, behavior_tensors
+from trl_dataeff.replay.correction import (
+    LossCorrection,
+    behavior_ratio,
+    correct_inputs,
+    missing_kl,
+    ratio_statistics,
+    reduce_ratio_statistics,
+    token_scale,
+)
+from trl_dataeff.replay.logprobs import behavior_tensors
+from trl_dataeff.rollouts.distributed import Processes
 
 
 NAN = float("nan")
@@ -122,27 +130,85 @@ def test_the_ratio_that_is_reported_is_not_truncated():
 
 def test_a_log_prob_that_is_not_known_has_ratio_one():
     logps = [np.array([NAN], np.float32), np.array([-1.0, NAN], np.float32)]
-    batch = behavior_tensors([(group := make_group(behavior_logps=logps))], [group], torch.zeros(2, 2))
+    tensors = behavior_tensors([make_group(behavior_logps=logps, origin="replayed")], torch.zeros(2, 2))
     assert tensors["replayed"].all()
     ratio = behavior_ratio(-torch.ones(2, 2), tensors["behavior_per_token_logps"], torch.ones(2, 2), level="token")
     assert ratio.eq(1).all()
-    with pytest.raises(RuntimeError, match="without its log-probs"):
-        behavior_tensors([(group := make_group())], [group], torch.zeros(2, 2))
-
-
-def test_a_row_that_never_met_the_loss_is_an_error():
-    recorder, batch = BehaviorRecorder(), {"completion_ids": torch.zeros(2, 2)}
-    group = make_group()
-    recorder.expect([group], [group], batch)
-    recorder.note(tensors["window_row"][:1], torch.zeros(1, 2))
-    with pytest.raises(RuntimeError, match="1 rows of the last window"):
-        recorder.expect([group], [group], batch)
+    with pytest.raises(RuntimeError, match="The leftover group of prompt 3 has no log-probs"):
+        behavior_tensors([make_group(origin="leftover")], torch.zeros(2, 2))
 
 
 def test_tokens_of_a_tool_have_no_ratio():
     inputs = micro_batch(tool_mask=torch.tensor([[1, 0, 1], [1, 1, 1]]))
     ratio = correct_inputs(inputs, PRESENT, **CORRECTION)
     torch.testing.assert_close(ratio[0], torch.tensor([-0.5, 0.0, 0.0]).exp())
+
+
+def correction(**options) -> LossCorrection:
+    defaults = {"clip": "proximal", "cap": 10.0, "level": "token", "loss_type": "grpo", "kl": 0.0}
+    run = {"max_completion_length": 3, "steps_per_generation": 1, "processes": Processes()}
+    return LossCorrection(**{**defaults, **run, **options})
+
+
+class TestMoments:
+    """`LossCorrection` at the two moments of a loss: when it has its log-probs, and when it returns."""
+
+    def test_outside_of_a_micro_batch_nothing_happens(self):
+        loss = correction(kl=1.0)
+        assert loss.on_logps(PRESENT) == {}
+        assert loss.missing_kl(1) == 0.0
+
+    def test_within_it_the_loss_gets_a_copy_that_is_corrected(self):
+        loss, inputs = correction(cap=1.2), micro_batch()
+        before = dict(inputs)
+        logps = PRESENT.clone().requires_grad_()
+        with loss.micro_batch(inputs) as own:
+            metrics = loss.on_logps(logps)
+            assert own["per_token_logps"] is logps
+        assert inputs == before, "TRL uses its own again"
+        expected = torch.tensor([-0.5, 0.5, 0.0]).exp()
+        torch.testing.assert_close(own["advantages"][0], 2 * expected.clamp(max=1.2))
+        assert not own["advantages"].requires_grad
+        assert metrics["replay/ratio_mean"] == pytest.approx(expected[:2].mean().item())
+        assert metrics["replay/ratio_max"] == pytest.approx(expected.max().item())
+        assert loss.on_logps(PRESENT) == {}, "it is over"
+
+    def test_it_is_over_after_an_error_too(self):
+        loss = correction()
+        with pytest.raises(KeyError), loss.micro_batch(micro_batch()):
+            raise KeyError
+        assert loss.on_logps(PRESENT) == {}
+
+    def test_log_probs_are_recorded_also_where_no_row_is_replayed(self):
+        loss, group = correction(), make_group()
+        inputs = {"completion_ids": torch.zeros(2, 3)}
+        loss.recorder.expect([group], inputs)
+        with loss.micro_batch(inputs):
+            assert loss.on_logps(PRESENT.clone().requires_grad_()) == {}
+        np.testing.assert_array_equal(group.rollouts.behavior_logps[1], PRESENT[1, :2].numpy())
+
+    def test_statistics_are_those_of_all_processes(self):
+        other = torch.tensor([5.0, 2.0, 4.0])
+        loss = correction(processes=Processes(0, 2, gather=lambda own: torch.cat([own, other])))
+        with loss.micro_batch(micro_batch()):
+            metrics = loss.on_logps(PRESENT)
+        own = torch.tensor([-0.5, 0.5]).exp()
+        assert metrics["replay/ratio_mean"] == pytest.approx((own.sum().item() + 5) / 4)
+        assert metrics["replay/ratio_max"] == 4.0
+
+    @pytest.mark.parametrize(("clip", "kl"), [("behavior", 0.5), ("proximal", 0.0), ("proximal", 0.5)])
+    def test_the_kl_term_lacks_something_with_the_proximal_clip_alone(self, clip, kl):
+        loss, reference = correction(clip=clip, kl=kl), PRESENT - 0.3
+        fields = {"ref_per_token_logps": reference, "num_items_in_batch": torch.tensor(5)}
+        with loss.micro_batch(micro_batch(**fields)):
+            loss.on_logps(PRESENT)
+            missing = loss.missing_kl(accumulation_steps=2)
+        if clip == "behavior" or not kl:
+            assert missing == 0.0
+            return
+        k3 = np.exp(-0.3) + 0.3 - 1  # of every token; the first row has two, and a micro-batch two rows
+        by_hand = kl * ((np.exp(-0.5) - 1) + (np.exp(0.5) - 1)) * k3 / 2 / 2 / 2
+        assert missing.item() == pytest.approx(by_hand, rel=1e-5)
 
 
 class Checked(Watched):
@@ -219,12 +285,12 @@ REPLAY = {"dynamic_sampling": False, "replay_fraction": 0.5, "rewards": even_len
 @pytest.mark.parametrize("clip", ["proximal", "behavior"])
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo", "bnpo", "cispo"])
 @pytest.mark.parametrize("aligned", [True, False])
-@pytest.mark.parametrize("kind", ["replayed", "carried over"])
+@pytest.mark.parametrize("kind", ["replayed", "leftover"])
 def test_loss_and_gradient_by_hand(tmp_path, loss_type, clip, aligned, kind):
-    """Aligned: pi_old is the loss's own forward. Misaligned: TRL has put it into the batch."""
-    windows = {"steps_per_generation": 1} if aligned else {"steps_per_generation": 2}
-    windows |= REPLAY if kind == "replayed" else {"rollout_margin": 2.0}
-    options = {"replay_clip": clip, "loss_type": loss_type, "replay_ratio_cap": 1.1, "learning_rate": 3e-2, **windows}
+    """Aligned: pi_old is that of the loss's own forward pass. Misaligned: TRL has put it into the batch."""
+    batches = {"steps_per_generation": 1} if aligned else {"steps_per_generation": 2}
+    batches |= REPLAY if kind == "replayed" else {"rollout_margin": 2.0}
+    options = {"replay_clip": clip, "loss_type": loss_type, "replay_ratio_cap": 1.1, "learning_rate": 3e-2, **batches}
     trainer = dynamic(tmp_path, trainer_class=Checked, **options)
     assert trainer.checked >= 2
     largest = [
@@ -292,13 +358,13 @@ def test_with_a_frozen_policy_the_ratio_is_one_and_the_gradient_that_of_fresh_ro
         torch.testing.assert_close(replayed, fresh, rtol=1e-4, atol=1e-6)
 
 
-def test_the_loss_reads_advantages_and_old_logps_after_its_forward():
+def test_the_loss_reads_advantages_and_old_logps_after_its_forward_pass():
     """The ratio is put into the batch when the loss has its log-probs. If TRL reads these before, that is too late."""
     source = inspect.getsource(GRPOTrainer._compute_loss)
     forward = source.index("self._get_per_token_logps_and_entropies(")
     for read in ('inputs["advantages"]', 'inputs.get("old_per_token_logps")', 'inputs.get("sampling_per_token_logps"'):
         assert source.count(read) == 1, f"trl's _compute_loss reads {read} {source.count(read)} times, not once"
-        assert source.index(read) > forward, f"trl's _compute_loss reads {read} before its forward"
+        assert source.index(read) > forward, f"trl's _compute_loss reads {read} before its forward pass"
     assert 'inputs.get("importance_sampling_ratio")' in source[forward:], "VESPO no longer takes the ratio from there"
 
 
@@ -386,6 +452,7 @@ def test_the_replayed_gradient_is_unbiased_and_without_the_ratio_it_is_not(tmp_p
     """All groups are enumerated, so there is no sampling error. Without normalisation, cap and clip it is exact."""
     options = {"replay_ratio_cap": 1e6, "max_completion_length": 1, "steps_per_generation": 1, "train": False}
     trainer = dynamic(tmp_path, **REPLAY, loss_type=loss_type, epsilon=1e6, **options)
+    trainer._begin_run()
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
     present, sampler = [0.3, -0.2], [-0.6, 0.9]

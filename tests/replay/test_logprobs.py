@@ -1,49 +1,198 @@
 """Log-probabilities of the policy that sampled a group."""
 
-from types import SimpleNamespace
-
 import numpy as np
+import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tests.factories import make_group, tiny_model
-from trl_dataeff.replay.logprobs import behavior_tensors, keep_behavior_logps
-
-
-class FakeTrainer:
-    """As much of a trainer as `keep_behavior_logps` uses; counts forwards."""
-
-    def __init__(self, rank: int):
-        self.accelerator = SimpleNamespace(process_index=rank, num_processes=2, device=torch.device("cpu"))
-        self.args = SimpleNamespace(per_device_train_batch_size=8, gradient_checkpointing_kwargs=None, use_vllm=False)
-        self.model, self._tokenizer = tiny_model(), SimpleNamespace(pad_token_id=0)
-        self.forwards = 0
-
-    def _get_per_token_logps_and_entropies(self, model, ids, mask, keep, batch_size):
-        self.forwards += 1
-        return -ids[:, -keep:].float(), None, None
+from tests.factories import make_group
+from trl_dataeff.replay.logprobs import LogprobRecorder, behavior_tensors, compute_leftover_logps
+from trl_dataeff.rollouts.distributed import Processes
+from trl_dataeff.rollouts.group import HARD, RolloutGroup
 
 
-def test_processes_make_equally_many_forwards_for_their_surplus():
-    """A sharded model's forward is a collective: a process without surplus has to take part."""
-    for rank, expected in ((0, 3), (1, 3)):
+WIDTH = 6  # tokens that completions are padded to
+
+
+def group_of(*lengths: int, **fields) -> RolloutGroup:
+    """A group of completions of these lengths."""
+    tokens = [np.full(length, 5, dtype=np.int32) for length in lengths]
+    return make_group(
+        g=len(lengths), completion_tokens=tokens, rewards=np.zeros((len(lengths), 1), np.float32), **fields
+    )
+
+
+def logps_of(rows: list[int], forward: int = 0) -> torch.Tensor:
+    """Log-probs `(b, WIDTH)` that tell row, token and forward pass."""
+    tokens = torch.arange(WIDTH) / 10
+    return torch.tensor(rows)[:, None] + tokens + 100.0 * forward
+
+
+def batch_of(groups: list[RolloutGroup], **tensors: torch.Tensor) -> dict:
+    rows = sum(len(group.rollouts) for group in groups)
+    return {"completion_ids": torch.zeros(rows, WIDTH, dtype=torch.long), **tensors}
+
+
+def assert_recorded(group: RolloutGroup, rows: list[int], forward: int = 0) -> None:
+    recorded = group.rollouts.behavior_logps
+    assert len(recorded) == len(rows)
+    for values, row, tokens in zip(recorded, rows, group.rollouts.completion_tokens, strict=True):
+        assert values.dtype == np.float32
+        np.testing.assert_array_equal(values, logps_of([row], forward)[0, : len(tokens)].numpy())
+
+
+class TestRecorder:
+    @given(data=st.data(), seed=st.randoms(use_true_random=False))
+    def test_rows_in_any_order_over_any_number_of_forward_passes(self, data, seed):
+        lengths = data.draw(st.lists(st.lists(st.integers(1, WIDTH), min_size=1, max_size=4), min_size=1, max_size=4))
+        groups = [group_of(*values) for values in lengths]
+        batch = batch_of(groups)
+        recorder = LogprobRecorder()
+        recorder.expect(groups, batch)
+        rows = batch["batch_row"].tolist()
+        assert rows == list(range(sum(map(len, lengths))))
+        ends = np.cumsum([len(values) for values in lengths])
+        expected = [list(range(end - len(values), end)) for end, values in zip(ends, lengths)]
+        seed.shuffle(rows)
+        cuts = sorted(data.draw(st.lists(st.integers(0, len(rows)), max_size=4)))
+        seen: set[int] = set()
+        for start, end in zip([0, *cuts], [*cuts, len(rows)]):
+            part = rows[start:end]
+            recorder.record(torch.tensor(part, dtype=torch.long), logps_of(part) if part else torch.zeros(0, WIDTH))
+            seen.update(part)
+            for group, own in zip(groups, expected):
+                if seen >= set(own):
+                    assert_recorded(group, own)
+                else:  # never in part
+                    assert group.rollouts.behavior_logps is None
+        recorder.expect([], batch_of([]))  # all were seen
+
+    def test_a_row_counts_at_its_first_pass(self):
+        """As with `num_iterations`, where every row meets the loss several times, and later ones another policy."""
+        groups, recorder = [group_of(2, 3)], LogprobRecorder()
+        recorder.expect(groups, batch := batch_of(groups))
+        rows = batch["batch_row"]
+        recorder.record(rows[:1], logps_of([0]))
+        recorder.record(rows, logps_of([0, 1], forward=1))
+        recorded = groups[0].rollouts.behavior_logps
+        np.testing.assert_array_equal(recorded[0], logps_of([0])[0, :2])
+        np.testing.assert_array_equal(recorded[1], logps_of([1], forward=1)[0, :3])
+        recorder.record(rows, logps_of([0, 1], forward=2))
+        assert groups[0].rollouts.behavior_logps is recorded
+        np.testing.assert_array_equal(recorded[0], logps_of([0])[0, :2])
+
+    def test_what_is_recorded_is_a_copy(self):
+        groups, recorder = [group_of(2)], LogprobRecorder()
+        recorder.expect(groups, batch := batch_of(groups))
+        logps = logps_of([0])
+        recorder.record(batch["batch_row"], logps)
+        logps.zero_()
+        assert_recorded(groups[0], [0])
+
+    def test_half_precision_is_recorded_in_single(self):
+        groups, recorder = [group_of(2)], LogprobRecorder()
+        recorder.expect(groups, batch := batch_of(groups))
+        recorder.record(batch["batch_row"], torch.full((1, WIDTH), -0.5, dtype=torch.bfloat16))
+        np.testing.assert_array_equal(groups[0].rollouts.behavior_logps[0], np.float32([-0.5, -0.5]))
+        assert groups[0].rollouts.behavior_logps[0].dtype == np.float32
+
+    def test_log_probs_that_the_batch_has_are_recorded_at_once(self):
+        groups, recorder = [group_of(2, 1), group_of(3, 4)], LogprobRecorder()
+        batch = batch_of(groups, old_per_token_logps=logps_of([0, 1, 2, 3]))
+        recorder.expect(groups, batch)
+        assert "batch_row" not in batch
+        assert_recorded(groups[0], [0, 1])
+        assert_recorded(groups[1], [2, 3])
+        recorder.expect(groups, batch_of(groups))  # nothing is waited for
+
+    def test_only_effective_groups_of_this_batch_without_log_probs_of_a_sampler_are_recorded(self):
+        known = [np.float32([-1.0])]
+        groups = [
+            group_of(1, kind=HARD),
+            group_of(1, origin="leftover", behavior_logps=known),
+            group_of(1, origin="replayed", behavior_logps=known),
+            group_of(1, sampling_logps=known),
+            group_of(1, origin="reference"),
+            group_of(1),
+        ]
+        recorder = LogprobRecorder()
+        recorder.expect(groups, batch := batch_of(groups))
+        recorder.record(batch["batch_row"], logps_of(list(range(6))))
+        assert [group.rollouts.behavior_logps for group in groups[:4]] == [None, known, known, None]
+        assert_recorded(groups[4], [4])
+        assert_recorded(groups[5], [5])
+
+    def test_rows_that_were_not_expected_are_ignored(self):
+        """As those of a half-used generation batch, after a resume."""
+        LogprobRecorder().record(torch.tensor([0, 1]), logps_of([0, 1]))
+
+    def test_a_row_that_the_loss_has_not_seen_is_an_error(self):
+        recorder, groups = LogprobRecorder(), [group_of(1, 2)]
+        recorder.expect(groups, batch := batch_of(groups))
+        recorder.record(batch["batch_row"][:1], logps_of([0]))
+        assert groups[0].rollouts.behavior_logps is None
+        with pytest.raises(RuntimeError, match="1 rows of the last generation batch were not seen by the loss"):
+            recorder.expect(groups, batch)
+
+
+class Forward:
+    """TRL's forward pass: the log-prob of a token is its negative id. Notes what it is given."""
+
+    def __init__(self):
+        self.calls: list[tuple[torch.Tensor, torch.Tensor, int]] = []
+
+    def __call__(self, input_ids, attention_mask, length):
+        self.calls.append((input_ids, attention_mask, length))
+        return -input_ids[:, -length:].double()
+
+
+def test_processes_make_equally_many_forward_passes_for_their_leftover_groups():
+    """A sharded model's forward pass is a collective: a process without leftover groups has to take part."""
+    for rank in (0, 1):
         groups = [make_group(owner=0) for _ in range(3)] + [make_group(owner=1)]
         for group in groups:
             if group.owner != rank:
                 group.rollouts = None
-        trainer = FakeTrainer(rank)
-        keep_behavior_logps(trainer, groups, spare=make_group(owner=rank))
-        assert trainer.forwards == expected
+        forward, padding_group = Forward(), make_group(owner=rank)
+        compute_leftover_logps(
+            groups, forward, padding_group=padding_group, pad_token_id=0, processes=Processes(rank, 2)
+        )
+        assert len(forward.calls) == 3
+        assert padding_group.rollouts.behavior_logps is None
         for group in groups:
             if group.owner == rank:
                 for logps, tokens in zip(group.rollouts.behavior_logps, group.rollouts.completion_tokens, strict=True):
                     np.testing.assert_array_equal(logps, -tokens.astype(np.float32))
+                    assert logps.dtype == np.float32
 
 
-def test_the_samplers_own_logps_come_first():
+def test_a_leftover_group_is_one_forward_pass_without_padding_on_the_left():
+    group, forward = make_group(owner=0), Forward()
+    compute_leftover_logps([group], forward, padding_group=group, pad_token_id=77, processes=Processes())
+    ((input_ids, attention_mask, length),) = forward.calls
+    assert input_ids.tolist() == [[5, 6, 7, 0, 77], [5, 6, 7, 0, 1]]
+    assert attention_mask.tolist() == [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
+    assert length == 2
+
+
+def test_no_forward_pass_without_leftover_groups_or_where_the_sampler_returned_its_log_probs():
+    forward, sampled = Forward(), [np.float32([-1.0]), np.float32([-1.0, -2.0])]
+    group = make_group(owner=0, sampling_logps=sampled)
+    arguments = {"pad_token_id": 0, "processes": Processes()}
+    compute_leftover_logps([], forward, padding_group=make_group(owner=0), **arguments)
+    compute_leftover_logps([group], forward, padding_group=group, **arguments)
+    assert not forward.calls
+    assert group.rollouts.behavior_logps is None
+
+
+@pytest.mark.parametrize("origin", ["leftover", "replayed"])
+def test_the_samplers_own_logps_come_first(origin):
     sampled = [np.array([-0.5], np.float32), np.array([-0.5, -0.25], np.float32)]
     policy = [np.array([-9.0], np.float32), np.array([-9.0, -9.0], np.float32)]
-    carried = make_group(sampling_logps=sampled, behavior_logps=policy)
-    batch = behavior_tensors([make_group(), carried], [carried], torch.zeros(4, 2))
-    assert batch["replayed"].tolist() == [False, False, True, True]
-    np.testing.assert_array_equal(batch["behavior_per_token_logps"][3], [-0.5, -0.25])
-    assert batch["behavior_per_token_logps"][:2].isnan().all()
+    stale = make_group(sampling_logps=sampled, behavior_logps=policy, origin=origin)
+    tensors = behavior_tensors([make_group(behavior_logps=policy), stale], torch.zeros(4, 2))
+    assert tensors["replayed"].tolist() == [False, False, True, True]
+    np.testing.assert_array_equal(tensors["behavior_per_token_logps"][3], [-0.5, -0.25])
+    np.testing.assert_array_equal(tensors["behavior_per_token_logps"][2], [-0.5, np.nan])
+    assert tensors["behavior_per_token_logps"][:2].isnan().all()

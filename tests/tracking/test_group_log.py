@@ -3,10 +3,13 @@
 import errno
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
+import pytest
 
-from tests.factories import history, messages, mixed_reward, run, train
+from tests.factories import history, make_group, messages, mixed_reward, run, train
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
+from trl_dataeff.rollouts.group import HARD
 from trl_dataeff.tracking import group_log
 
 
@@ -44,9 +47,56 @@ def test_the_table_of_groups_waits_for_room(tmp_path, monkeypatch, caplog_transf
     assert {path.name for path in (tmp_path / "full" / "dataeff").iterdir()} == {"groups.parquet"}
 
 
-def test_a_damaged_table_of_groups_is_set_aside(tmp_path, caplog_transformers):
+def test_a_corrupt_table_of_groups_is_renamed(tmp_path, caplog_transformers):
     train(tmp_path, max_steps=2)
     (tmp_path / "dataeff" / "groups.parquet").write_bytes(b"PAR1 no more")
     train(tmp_path, max_steps=4, resume=True)
-    assert any("is damaged" in m and "groups.damaged.parquet" in m for m in messages(caplog_transformers))
+    assert any("cannot be read" in m and "groups.corrupt.parquet" in m for m in messages(caplog_transformers))
+    assert (tmp_path / "dataeff" / "groups.corrupt.parquet").read_bytes() == b"PAR1 no more"
     assert pd.read_parquet(tmp_path / "dataeff" / "groups.parquet")["step"].min() >= 2
+
+
+def test_a_table_of_other_columns_is_renamed(tmp_path, caplog_transformers):
+    """As an earlier version wrote it."""
+    path = tmp_path / "groups.parquet"
+    former = pd.DataFrame({"step": [0, 1], "source": ["fresh", "fresh"], "dropped": [False, True]})
+    former.to_parquet(path)
+    log = group_log.GroupLog(path)
+    log.resume(2)
+    assert any(
+        "groups.corrupt.parquet" in m and "training is not affected" in m for m in messages(caplog_transformers)
+    )
+    log.add([make_group()], np.ones(1))
+    log.flush(force=True)
+    assert len(pd.read_parquet(path)) == 1
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "groups.corrupt.parquet"), former)
+
+
+def test_a_row_by_hand(tmp_path):
+    log = group_log.GroupLog(tmp_path / "groups.parquet")
+    log.add(
+        [
+            make_group(origin="reference", disposition="leftover", predicted=0.25),
+            make_group(
+                prompt_id=-1,
+                rewards=np.float32([[np.nan], [np.nan]]),
+                success_rate=float("nan"),
+                kind=HARD,
+                disposition="dropped",
+            ),
+        ],
+        np.float32([2.0]),
+    )
+    log.flush(force=True)
+    table = pd.read_parquet(tmp_path / "groups.parquet").replace({np.nan: None})
+    assert table.columns.tolist() == group_log.SCHEMA.names
+    common = {"step": 4, "round": 1, "tokens": 3, "seconds": pytest.approx(0.1)}
+    first, second = table.to_dict("records")
+    assert first == {
+        **common, "prompt_id": 3, "success_rate": 0.5, "reward": 1.0, "kind": "effective", "predicted": 0.25,
+        "origin": "reference", "disposition": "leftover",
+    }  # fmt: skip
+    assert second == {
+        **common, "prompt_id": -1, "success_rate": None, "reward": None, "kind": "hard", "predicted": None,
+        "origin": "fresh", "disposition": "dropped",
+    }  # fmt: skip

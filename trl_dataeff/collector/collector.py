@@ -163,6 +163,10 @@ class RolloutCollector:
 
         def generate(ids: np.ndarray) -> list[RolloutGroup]:
             ids = self._agreed(ids)
+            if not np.size(ids):
+                return references
+            name = type(self.selector).__name__
+            ids = check_proposal(ids, np.size(ids), self.num_prompts, name, references=True)
             ids = ids[: len(ids) // self.processes.world_size * self.processes.world_size]
             for start in range(0, len(ids), self.batch_groups):  # at most a batch per call of the generator
                 part = ids[start : start + self.batch_groups]

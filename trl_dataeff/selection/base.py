@@ -185,10 +185,23 @@ def make_selector(name: str, arguments: dict[str, Any] | None = None) -> Selecto
     try:
         return cls(**arguments)
     except TypeError as error:
-        takes = ", ".join(inspect.signature(cls).parameters) or "none"
+        takes = ", ".join(_argument_names(cls)) or "none"
         raise ValueError(
             f"The selector {name!r} cannot be created with the arguments {arguments} ({error}). {cls.__name__} takes: {takes}."
         ) from error
+
+
+def _argument_names(cls: type) -> list[str]:
+    """Of its constructor, and of those of its base classes to which `**keywords` are handed on."""
+    names: list[str] = []
+    for base in cls.__mro__:
+        if "__init__" not in base.__dict__:
+            continue
+        parameters = list(inspect.signature(base.__init__).parameters.values())[1:]  # type: ignore[misc]
+        names += [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        if not any(p.kind == p.VAR_KEYWORD for p in parameters):
+            break
+    return names
 
 
 def check_request(n: int, size: int) -> None:
@@ -197,22 +210,29 @@ def check_request(n: int, size: int) -> None:
         raise ValueError(f"{n} prompts were requested; {size} prompts give from 1 to {size} without repetition.")
 
 
-def check_proposal(ids: Any, n: int, size: int, name: str) -> np.ndarray:
+def check_proposal(ids: Any, n: int, size: int, name: str, *, references: bool = False) -> np.ndarray:
     """
     A selector's proposal as int64 `(n,)`.
+
+    Args:
+        ids: what the selector returned or, with `references`, what it asked to generate reference rollouts of.
+        n (`int`): how many there must be.
+        size (`int`): N, number of prompts.
+        name (`str`): of the selector's class.
+        references (`bool`, *optional*, defaults to `False`): whether `ids` are those of reference rollouts.
 
     Raises:
         `ValueError`: it has another shape or dtype, a repeated id, or one outside of [0, size). The message has `name`.
     """
+    source = f"{name}.roll_out_references asked for" if references else f"{name}.propose({n}) returned"
     ids = np.asarray(ids)
     if ids.shape != (n,) or ids.dtype.kind not in "iu":
         raise ValueError(
-            f"{name}.propose({n}) returned an array of shape {ids.shape} and dtype {ids.dtype}; it must return {n} prompt "
-            "ids as integers."
+            f"{source} an array of shape {ids.shape} and dtype {ids.dtype}; it takes {n} prompt ids as integers."
         )
     if ids.min() < 0 or ids.max() >= size or len(np.unique(ids)) < n:
         raise ValueError(
-            f"{name}.propose({n}) returned repeated ids or ids outside of [0, {size}): {ids[:8].tolist()}... It must "
-            "return distinct rows of the training dataset."
+            f"{source} repeated ids or ids outside of [0, {size}): {ids[:8].tolist()}... They must be distinct rows of the "
+            "training dataset."
         )
     return ids.astype(np.int64)

@@ -252,21 +252,20 @@ class DotsSelector(Selector):
         self.batch, self._has_predictions = int(state["batch"][0]), bool(state["batch"][1])
         self._prior = state["prior"].astype(np.float32)
         self._proposed, self._explored = state["proposed"].astype(np.int64), state["explored"].astype(np.int64)
-        states: dict[str, dict[str, np.ndarray]] = {"history": {}, "difficulty": {}, "record": {}}
-        for name, value in state.items():
-            part, _, rest = name.partition(".")
-            if rest and part in states:
-                states[part][rest] = value
-        self.history.load_state_dict(states["history"])
-        self.record.load_state_dict(states["record"])
-        same = np.array_equal(state["embeddings"], _hash(self.difficulty.embeddings))
-        self.difficulty.load_state_dict(states["difficulty"], predictor=same)
-        if not same:
+        same_embeddings = np.array_equal(state["embeddings"], _hash(self.difficulty.embeddings))
+        if not same_embeddings:
             logger.warning(
                 "The prompts' embeddings differ from those of the run that is resumed: another model or other hardware "
                 "made them. The predictor is fitted again, to the new embeddings and the run's groups. The run continues, "
                 "but not exactly as it would have."
             )
+        history, difficulty, record = (
+            {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+            for prefix in ("history.", "difficulty.", "record.")
+        )
+        self.history.load_state_dict(history)
+        self.difficulty.load_state_dict(difficulty, predictor=same_embeddings)
+        self.record.load_state_dict(record)
 
     def metrics(self) -> dict[str, float]:
         return self.record.metrics()

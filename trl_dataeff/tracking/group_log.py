@@ -67,7 +67,7 @@ class GroupLog:
         try:
             table = pq.read_table(self.path)
             self._written = table.filter(pc.less(table["step"], step)).cast(SCHEMA)
-        except (OSError, KeyError, pa.ArrowException) as error:
+        except (OSError, KeyError, ValueError, pa.ArrowException) as error:  # ValueError: other columns
             aside = self.path.with_suffix(".corrupt.parquet")
             self.path.replace(aside)
             logger.warning(
