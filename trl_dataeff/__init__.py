@@ -1,19 +1,20 @@
 """
 Data-efficient GRPO for Hugging Face TRL: [`DataEfficientGRPOTrainer`] in place of `GRPOTrainer`.
 
-Data flow of a generation batch, and the place of each part:
+Data flow of a generation batch, and the place of each part (folders side by side; the arrow means "uses"):
 
-    trainer.py           the only subclass of GRPOTrainer: translates TRL's calls, delegates everything else
-    collector/           one generation batch: propose -> generate -> classify -> replay -> update history
-      selection/           which prompts to generate rollouts for: a new selector goes here
-        difficulty/          predictions of success rates, from embeddings of the prompts
-      rollouts/            groups of completions, how they are classified, and how they pass through TRL's `_generate`
-      replay/              buffer.py: which groups are kept and evicted; correction.py: the loss of replayed groups
-    tracking/            what a run records: metrics.py lists every metric, group_log.py writes groups.parquet
+    trainer.py           the only subclass of GRPOTrainer: overrides TRL's methods, and delegates to
+    -> collector/        one generation batch. collector.py: propose -> generate -> classify -> replay -> update history, and
+                         the values of metrics; batch.py: which groups are trained on, left over or dropped
+       -> selection/     which prompts to generate rollouts for. A new selector is a file here, with @register_selector
+          -> difficulty/ success rates predicted from embeddings of the prompts; base.py has the contract
+       -> rollouts/      groups of completions. capture.py: what TRL's `_generate` takes and returns; classification.py
+       -> replay/        buffer.py: which groups are kept and evicted; correction.py: the loss of replayed groups
+    tracking/            what a run records. metrics.py: the table of all metrics; group_log.py: groups.parquet
     checkpoint/          files that are complete or absent, and resuming from them
     fault_tolerance/     signals, non-finite steps, vLLM restarts, reward time limits: each off unless chosen
-    config.py            the fields; validation.py checks them with the dataset before a run; registry.py has plug-ins' names
-    testing/             conformance suites for your own selectors and predictors
+    config.py            the fields; validation.py checks them with the dataset before a run
+    registry.py          names of plug-ins; testing/: conformance suites for your own selectors and predictors
     analysis/, cli/, rewards/, callback.py
 
 A module imports only from the layers below its own; `tests/test_layers.py` has their order.

@@ -33,7 +33,7 @@ from trl_dataeff.fault_tolerance.reward_guard import RewardGuard
 from trl_dataeff.fault_tolerance.signals import StopSignals, exception_of
 from trl_dataeff.replay.correction import LossCorrection
 from trl_dataeff.replay.logprobs import behavior_tensors, compute_leftover_logps
-from trl_dataeff.rollouts.capture import Playback, Recording, Round, row_value, split_rollouts, temporarily, tool_dicts
+from trl_dataeff.rollouts import capture
 from trl_dataeff.rollouts.distributed import Processes, all_gather
 from trl_dataeff.selection.base import Selector
 from trl_dataeff.tracking.metrics import group_metrics, record, record_selector, replace_last, without_rounds
@@ -79,8 +79,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     args: DataEfficientGRPOConfig
     reward_funcs: list
     _tag_names = ["trl", "grpo", "trl-dataeff"]  # noqa: RUF012
-    _recording: Recording | None = None  # while a round is generated
-    _playback: Playback | None = None  # while stored rollouts pass through TRL's method
+    _recording: capture.Recording | None = None  # while a round is generated
+    _playback: capture.Playback | None = None  # while stored rollouts pass through TRL's method
     _correction: LossCorrection = None  # type: ignore[assignment]  # from `train` on
     _nonfinite: NonfiniteStepGuard | None = None
     _reward_guard: RewardGuard | None = None
@@ -213,7 +213,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
 
     def _finalize_training(self, *args, **kwargs):
         kept = {} if self.stopped_by is None else {"load_best_model_at_end": False, "save_total_limit": None}
-        with temporarily(self.args, **kept):
+        with capture.temporarily(self.args, **kept):
             return super()._finalize_training(*args, **kwargs)
 
     # Generating
@@ -241,14 +241,12 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         with self._timer.selection(), without_rounds(self._metrics["train"], self.state):
             batch = self.collector.collect(self._roll_out, self.state.global_step)
             own = self.collector.own(batch.trained)
-            self._playback = Playback(own, np.concatenate([group.rewards for group in batch.trained]))
+            playback = capture.Playback(own, np.concatenate([group.rewards for group in batch.trained]))
             rows = self._rows(np.array([group.prompt_id for group in own]))
-        for column, values in self._playback.logged.items():
+        for column, values in playback.logged.items():
             self._log_completion_extra(column, values)
-        try:
+        with capture.temporarily(self, _playback=playback):
             tensors = super()._generate_and_score_completions(rows)
-        finally:
-            self._playback = None
         pad_id = self._tokenizer.pad_token_id
         compute_leftover_logps(batch.leftover_now, self._forward, own[0], pad_id, self._processes)
         if batch.trained_stale:
@@ -258,21 +256,21 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         self._log(batch)
         return tensors
 
-    def _roll_out(self, ids: np.ndarray) -> Round:
+    def _roll_out(self, ids: np.ndarray) -> capture.Round:
         """Generate and score prompts, each process an equal part of them, outside of TRL's pass."""
         rows = self._rows(self._processes.share(ids))
         prompts = [row["prompt"] for row in rows]
         if self.tools:  # TRL prepares these for the rows of its pass
-            self._sync_tool_dicts, self._async_tool_dicts = tool_dicts(self._standalone_tools, len(rows))
+            self._sync_tool_dicts, self._async_tool_dicts = capture.tool_dicts(self._standalone_tools, len(rows))
         with self._recorded() as recording:
-            prompt_ids, completion_ids, tool_mask, completions, logprobs, extra, *images = self._generate(prompts)
-            validation.check_no_images(*images)
+            generated = self._generate(prompts)
+            validation.check_no_images(generated.images, generated.tool_images)
             for i, row in enumerate(rows):
-                row.update({name: row_value(values, i) for name, values in extra.items()})
-            self._calculate_rewards(rows, prompts, completions, completion_ids)
-        outputs = (prompt_ids, completion_ids, tool_mask, completions, logprobs, dict(self._pending_extra_logs))
+                row.update({name: capture.row_value(values, i) for name, values in generated.extra_fields.items()})
+            self._calculate_rewards(rows, prompts, generated.completions, generated.completion_ids)
+        rollouts = capture.split_rollouts(generated, self.num_generations, dict(self._pending_extra_logs))
         self._pending_extra_logs.clear()
-        return recording.complete(self._processes, split_rollouts(self.num_generations, *outputs))
+        return recording.complete(self._processes, rollouts)
 
     def _generate(self, prompts: list):
         if self._playback is not None:
@@ -281,15 +279,15 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             return self._recording.generate(super()._generate, prompts)
         return super()._generate(prompts)
 
-    def _play_back(self, playback: Playback):
+    def _play_back(self, playback: capture.Playback):
         """TRL's own `_generate` on completions that exist already: they enter through its `rollout_func` slot."""
         # Nothing is generated: no tool is called, and vLLM needs no new weights
         present = {"rollout_func": playback.rollout_func, "tools": []}
         present |= {"_last_loaded_step": self.state.global_step} if self.use_vllm else {}
-        with temporarily(self, **present):
+        with capture.temporarily(self, **present):
             # The prompts are tokenized already. As plain text they need no parsing of messages
-            generated = super()._generate([""] * len(playback.completions))
-        return *generated[:3], playback.completions, *generated[4:]
+            generated = capture.Generated(*super()._generate([""] * len(playback.completions)))
+        return generated._replace(completions=playback.completions)
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         if self._playback is not None:
@@ -300,13 +298,11 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         return super()._calculate_rewards(*arguments)
 
     @contextmanager
-    def _recorded(self) -> Iterator[Recording]:
+    def _recorded(self) -> Iterator[capture.Recording]:
         ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
-        self._recording = recording = Recording(ends, self._context_check.overlong, self._reward_guard)
-        try:
+        recording = capture.Recording(ends, self._context_check.overlong, self._reward_guard)
+        with capture.temporarily(self, _recording=recording):
             yield recording
-        finally:
-            self._recording = None
         self._timer.add_generation(recording.seconds)
 
     def _rows(self, ids: np.ndarray) -> list[dict[str, Any]]:
@@ -362,7 +358,10 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         checkpoint = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{step}"
         resumable = not args.save_only_model
         writing = complete_checkpoint(checkpoint, step, resumable, args.should_save, self._processes)
-        with writing, temporarily(args, save_total_limit=None, push_to_hub=False):  # both only when it is complete
+        with (
+            writing,
+            capture.temporarily(args, save_total_limit=None, push_to_hub=False),
+        ):  # both only when it is complete
             if resumable:
                 half_used = self._step % (args.steps_per_generation * self.num_iterations) != 0
                 micro_batches = self._buffered_inputs if half_used else None

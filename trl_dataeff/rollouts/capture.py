@@ -12,13 +12,26 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.rollouts.group import RolloutGroup, Rollouts
+
+
+class Generated(NamedTuple):
+    """What TRL's `_generate` returns, in its order (1.16); this is the one place that knows it. One entry per completion."""
+
+    prompt_ids: list[list[int]]
+    completion_ids: list[list[int]]
+    tool_mask: list[list[int]] | None
+    completions: list
+    logprobs: list[list[float | None]] | None
+    extra_fields: dict[str, Any]
+    images: list | None
+    tool_images: list
 
 
 @dataclass
@@ -70,14 +83,14 @@ class Recording:
     rewards: torch.Tensor | None = None
     seconds: float = 0.0
 
-    def generate(self, generate: Callable[[list], tuple], prompts: list) -> tuple:
+    def generate(self, generate: Callable[[list], tuple], prompts: list) -> Generated:
         """TRL's `_generate`, recorded."""
         started = time.perf_counter()
-        generated = generate(prompts)
-        prompt_ids, completion_ids, tool_mask, *_ = generated
-        self.prompt_lengths = [len(ids) for ids in prompt_ids]
-        self.lengths = [len(ids) for ids in completion_ids] if tool_mask is None else [sum(mask) for mask in tool_mask]
-        self.truncated = [ids[-1] not in self.ends for ids in completion_ids]
+        generated = Generated(*generate(prompts))
+        completions, tool_mask = generated.completion_ids, generated.tool_mask
+        self.prompt_lengths = [len(ids) for ids in generated.prompt_ids]
+        self.lengths = [len(ids) for ids in completions] if tool_mask is None else [sum(mask) for mask in tool_mask]
+        self.truncated = [ids[-1] not in self.ends for ids in completions]
         self.seconds += time.perf_counter() - started
         return generated
 
@@ -117,19 +130,19 @@ class Recording:
         )
 
 
-def split_rollouts(
-    group_size: int,
-    prompt_ids: Sequence[Sequence[int]],
-    completion_ids: Sequence[Sequence[int]],
-    tool_mask: Sequence[Sequence[int]] | None,
-    completions: Sequence,
-    logprobs: Sequence[Sequence[float | None]] | None,
-    logged: dict[str, list],
-) -> list[Rollouts]:
+def split_rollouts(generated: Generated, group_size: int, logged: dict[str, list]) -> list[Rollouts]:
     """
-    Cut the outputs of TRL's `_generate` (one entry per completion, G in a row per prompt) into groups. Raises a
-    `ValueError` if the completions of a group do not answer one and the same prompt.
+    Cut what TRL's `_generate` returned (G completions in a row per prompt) into groups.
+
+    Args:
+        generated ([`Generated`]): of this process.
+        group_size (`int`): G.
+        logged (`dict`): columns that reward functions logged.
+
+    Raises:
+        `ValueError`: the completions of a group do not answer one and the same prompt.
     """
+    prompt_ids, completion_ids, tool_mask, completions, logprobs, *_ = generated
     n = len(completion_ids)
     result = []
     for start in range(0, n, group_size):
