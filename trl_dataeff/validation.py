@@ -93,6 +93,7 @@ def check_selection(args: DataEfficientGRPOConfig, selector: Selector | None) ->
     make_selector(name, args.selector_arguments(name))
     if "dots" not in name:
         return
+    assert not isinstance(args.dots_predictor_args, str)  # TrainingArguments parses JSON text
     check_predictor(args.dots_predictor, **(args.dots_predictor_args or {}))
     if args.dots_predictor not in registered_predictors():
         predictor = load_predictor(args.dots_predictor)
@@ -107,7 +108,6 @@ def resolve_selector(
     args: DataEfficientGRPOConfig,
     selector: Selector | None,
     unsupported_reason: str | None,
-    *,
     sharded: bool,
     processes: int = 1,
 ) -> Selector:
@@ -191,7 +191,7 @@ def _has_image(prompt: Any) -> bool:
     return any(part.get("type") == "image" for part in parts)
 
 
-def unsupported_reason(dataset: Any, *, environments: bool, tool_images: bool) -> str | None:
+def unsupported_reason(dataset: Any, environments: bool, tool_images: bool) -> str | None:
     """
     Why rounds of rollouts cannot be generated, and replayed, outside of TRL's pass over a batch; `None` if they can. TRL
     prepares images and environments in that pass, and the rows of a stream cannot be read again.
@@ -266,51 +266,58 @@ class RewardChecks:
 
     Args:
         names (`list[str]`): the reward functions.
+        most_unscored (`int`, *optional*): completions without any score, from the start of training, after which it is an
+            error; `None`: never.
         is_main_process (`bool`, *optional*, defaults to `True`): whether this process warns.
     """
 
-    def __init__(self, names: Sequence[str], *, is_main_process: bool = True):
+    def __init__(self, names: Sequence[str], *, most_unscored: int | None = None, is_main_process: bool = True):
         self.names = list(names)
+        self.most_unscored = most_unscored
         self.is_main_process = is_main_process
+        self.scores = np.zeros(len(self.names), dtype=bool)  # functions that gave a score so far
+        self.completions = 0  # checked so far
         self._warned: set[str] = set()
 
-    def check(self, rewards: np.ndarray, *, first_batch: bool) -> None:
+    def check(self, rewards: np.ndarray) -> None:
         """
         Check the rewards of a round.
 
         Args:
             rewards (`np.ndarray` of shape `(n, G, F)`): NaN where a function gave no score.
-            first_batch (`bool`): whether this is the run's first generation batch.
 
         Raises:
-            `ValueError`: in the first generation batch, if no completion got a score.
+            `ValueError`: `most_unscored` completions have no score, and none before them has one.
         """
         infinite = np.isinf(rewards).any(axis=(0, 1))
         if infinite.any():
             self._warn_once(
+                "infinite",
                 f"{self._listed(infinite)} returned an infinite reward. TRL gives no gradient to a group that holds one, "
-                "so it counts as a zero-variance group."
+                "so it counts as a zero-variance group.",
             )
-        silent = np.isnan(rewards).all(axis=(0, 1))
-        if not silent.any() or not first_batch:
+        self.completions += rewards.shape[0] * rewards.shape[1]
+        self.scores |= ~np.isnan(rewards).all(axis=(0, 1))
+        if self.scores.all():
             return
-        names = self._listed(silent)
-        count = rewards.shape[0] * rewards.shape[1]
-        if silent.all():
+        names = self._listed(~self.scores)
+        advice = (
+            "Check that the columns it reads are in the dataset and hold what it expects. A function may return None for "
+            "completions that it does not apply to."
+        )
+        if not self.scores.any() and self.most_unscored is not None and self.completions >= self.most_unscored:
             raise ValueError(
-                f"No reward function gave a score for any of the first {count} completions: {names} returned only "
-                "None or NaN. Check that the columns it reads are in the dataset and hold what it expects; a function "
-                "may return None for completions it does not apply to, but each needs a score from one of them."
+                f"No reward function gave a score for any of the first {self.completions} completions: {names} returned only "
+                f"None or NaN. {advice} Each completion needs a score from one function to be trained on."
             )
         self._warn_once(
-            f"{names} returned only None or NaN for the first {count} completions and has no part in training so far. "
-            "Check that the columns it reads are in the dataset."
+            names, f"{names} returned only None or NaN for the first {self.completions} completions. {advice}"
         )
 
     def _listed(self, chosen: np.ndarray) -> str:
         return ", ".join(f"`{name}`" for name, c in zip(self.names, chosen, strict=True) if c)
 
-    def _warn_once(self, message: str) -> None:
-        if message not in self._warned and self.is_main_process:
+    def _warn_once(self, key: str, message: str) -> None:
+        if key not in self._warned and self.is_main_process:
             logger.warning(message)
-        self._warned.add(message)
+        self._warned.add(key)

@@ -21,6 +21,9 @@ from .rewards import Tally
 from .tasks import MAX_ANSWER
 
 
+SELECTOR_PREFIX = "dataeff/selector/"
+
+
 #: Longest answer, its end token, and one more, so that a completion that is cut off is never right.
 LEARNING_RATE = 1e-4  # found by the search in docs/lab.md
 MAX_COMPLETION = MAX_ANSWER + 2
@@ -32,7 +35,7 @@ MEASURED = {
     "replay_age": "dataeff/replay/age_mean",
     "replay_ratio": "dataeff/replay/ratio_mean",
     "replay_ratio_max": "dataeff/replay/ratio_max",
-    "pearson": "dataeff/selector/predictor/pearson",
+    "pearson": SELECTOR_PREFIX + "predictor/pearson",
     "selection_s": "dataeff/time/selection_s",
     "generation_s": "dataeff/time/generation_s",
     "training_s": "dataeff/time/training_s",
@@ -77,6 +80,10 @@ class Evaluations(TrainerCallback):
         self.since: tuple[float, float] = (0.0, 0.0)
         self.counted = (0, 0, 0, 0)
         self.measured = dict.fromkeys(MEASURED, 0)  # how many values of each there were
+        # Of a selector's metrics TRL's store has the latest value alone: they are noted step by step, a generation batch each
+        self.reported: dict[str, list[float]] = {
+            c: [] for c, name in MEASURED.items() if name.startswith(SELECTOR_PREFIX)
+        }
 
     def start_clock(self) -> None:
         """Call it right before `train()`."""
@@ -93,6 +100,8 @@ class Evaluations(TrainerCallback):
         self._evaluate(0)
 
     def on_step_end(self, args, state, control, **kwargs):
+        for column, values in self.reported.items():
+            values += self.trainer._metrics["train"].get(MEASURED[column], [])
         limit = self.spec.max_rollouts
         control.should_training_stop |= limit is not None and self.trainer.rollouts_generated >= limit
         last = state.global_step == self.spec.steps or control.should_training_stop
@@ -137,10 +146,10 @@ class Evaluations(TrainerCallback):
         self.start_clock()
 
     def _measured(self) -> dict[str, float | None]:
-        """Nothing is logged in the lab, so TRL's store holds every value since the start."""
+        """Means since the last evaluation. Nothing is logged in the lab, so TRL's store holds every value since the start."""
         means: dict[str, float | None] = {}
         for column, name in MEASURED.items():
-            values = self.trainer._metrics["train"].get(name, [])
+            values = self.reported.get(column, self.trainer._metrics["train"].get(name, []))
             new = [value for value in values[self.measured[column] :] if value == value]
             self.measured[column] = len(values)
             means[column] = sum(new) / len(new) if new else None

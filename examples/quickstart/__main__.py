@@ -1,4 +1,4 @@
-"""`python -m examples.quickstart`: prepare, measure, train by `trl-dataeff grpo`, measure, sum up."""
+"""`python -m examples.quickstart`: prepare, measure, train with `trl-dataeff grpo`, measure, summarise."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MODEL = FOLDER / "SmolLM2-135M-Instruct"
 TRAIN = FOLDER / "data" / "train.jsonl"
 HELD_OUT = FOLDER / "data" / "held_out.jsonl"
 
-#: glibc hands large blocks back to the system at once, only to ask for them again; keeping them took a sixth off the
+#: glibc returns large blocks to the system at once, and then requests them again; keeping them took a sixth off the
 #: processor time of a step. Other systems ignore these.
 ALLOCATOR = {
     "MALLOC_MMAP_MAX_": "0",
@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the quickstart and return its exit code."""
     args, overrides = _parser().parse_known_args(argv)
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    # Notices of the libraries to one another are nothing that a newcomer can act on; the command inherits this
+    # A newcomer cannot act on the libraries' future warnings; the command inherits this setting
     os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")
     warnings.simplefilter("ignore", FutureWarning)
     try:
@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def prepare() -> None:
-    """Convert the weights, unless that is done, and write the questions, which takes seconds."""
+    """Convert the weights and write the questions, unless they exist already."""
     from examples.quickstart.tasks import make_questions, write_jsonl
 
     if not (MODEL / "config.json").is_file():
@@ -64,7 +64,7 @@ def prepare() -> None:
 
 
 def train_and_sum_up(recipe: str, overrides: list[str], measured: bool) -> int:
-    """Train with a recipe of the quickstart, and print what came of it."""
+    """Train with a recipe of the quickstart, and print a summary."""
     from examples.quickstart.summary import read_logs, render, sum_up
     from trl_dataeff.cli.errors import UserError
     from trl_dataeff.cli.grpo import parse
@@ -97,7 +97,7 @@ def train_and_sum_up(recipe: str, overrides: list[str], measured: bool) -> int:
 
 
 def remove_checkpoints(output_dir: Path) -> None:
-    """Remove the checkpoints of an earlier run: among them, those of this one could not be told."""
+    """Remove the checkpoints of an earlier run, which could not be told from those of this one."""
     for checkpoint in output_dir.glob("checkpoint-*"):
         shutil.rmtree(checkpoint)
 
@@ -111,7 +111,7 @@ def next_steps(recipe: str) -> str:
             "Next",
             f"  every rollout as TRL would do it  {_python()} -m examples.quickstart --recipe {other}"
             if other == "uniform"
-            else f"  drop what teaches nothing         {_python()} -m examples.quickstart --recipe {other}",
+            else f"  drop zero-variance groups         {_python()} -m examples.quickstart --recipe {other}",
             f"  a recipe of your own              {_shown(['recipes', 'copy', f'{RECIPES}/{recipe}', 'recipe.yaml'])}",
             f"                                    {_shown(['grpo', '--config', 'recipe.yaml'])}",
             f"  the recipes for larger models     {_shown(['recipes', 'list'])}",
@@ -158,7 +158,7 @@ def _say(text: str) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m examples.quickstart",
-        description="Fine-tune SmolLM2-135M-Instruct on the CPU, in a few minutes. Everything lies in ./quickstart.",
+        description="Fine-tune SmolLM2-135M-Instruct on the CPU, in a few minutes. Everything is in ./quickstart.",
         epilog="Every other argument goes to `trl-dataeff grpo`, for instance --max_steps 5.",
         allow_abbrev=False,
     )

@@ -53,7 +53,7 @@ def success_rates(
     if not rows:
         raise ValueError("There are no questions to measure with; `rows` is empty.")
     scores: dict[str, list[float]] = defaultdict(list)
-    rows = sorted(rows, key=lambda row: row["task"])  # prompts of like length together, and the least padding
+    rows = sorted(rows, key=lambda row: row["task"])  # prompts of similar length together, for little padding
     with torch.random.fork_rng(devices=[]), torch.no_grad(), tqdm(total=len(rows), desc=description) as bar:
         torch.manual_seed(seed)
         for start in range(0, len(rows), BATCH):

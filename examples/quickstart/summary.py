@@ -1,4 +1,4 @@
-"""What a run did, in a few lines: from the logs that its last checkpoint keeps."""
+"""Summary of a run, from the logs in its last checkpoint."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Run(NamedTuple):
 
 
 def read_logs(output_dir: str | Path) -> list[dict[str, Any]]:
-    """Return the logs of the newest checkpoint in a run's folder."""
+    """Return the logs of the latest checkpoint in a run's folder."""
     states = sorted(Path(output_dir).glob("checkpoint-*/trainer_state.json"), key=lambda path: path.stat().st_mtime)
     if not states:
         raise FileNotFoundError(
-            f"{output_dir} has no checkpoint, so there are no logs to sum up. The recipes of the quickstart save one at "
+            f"{output_dir} has no checkpoint, so there are no logs to summarise. The recipes of the quickstart save one at "
             "the end (`save_strategy: steps`)."
         )
     return json.loads(states[-1].read_text(encoding="utf-8"))["log_history"]
@@ -78,7 +78,7 @@ def render(
     Args:
         run ([`Run`]): what was trained.
         seconds (`float`): the training command took.
-        model (`str` or `Path`): where the adapter lies.
+        model (`str` or `Path`): where the adapter is.
         before, after (`dict`, *optional*): success rates by task on held-out questions; without them, the rollouts' own.
         n (`int`): held-out questions.
     """
@@ -89,7 +89,7 @@ def render(
         "",
         f"Rollouts   {run.generated:,} generated",
         f"           {run.trained:,} kept: trained on",
-        f"           {run.dropped:,} dropped: all answers of the group right, or all wrong, which teaches nothing",
+        f"           {run.dropped:,} dropped: all answers of the group right, or all wrong, so no gradient",
     ]
     if run.waiting:
         lines.append(f"           {run.waiting:,} waiting: kept for a next step that was not reached")

@@ -66,7 +66,7 @@ def convert(gguf: str | Path, folder: str | Path, dtype: torch.dtype = torch.bfl
 
     _ordinary_model(gguf, dtype).save_pretrained(unfinished)
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    # Completions are generated to the right of a batch of prompts. What is saved is the value given at the start
+    # Completions are generated to the right of a batch of prompts. `save_pretrained` writes `init_kwargs`
     tokenizer.padding_side = tokenizer.init_kwargs["padding_side"] = "left"
     tokenizer.save_pretrained(unfinished)
 
@@ -76,10 +76,10 @@ def convert(gguf: str | Path, folder: str | Path, dtype: torch.dtype = torch.bfl
 
 def _ordinary_model(gguf: Path, dtype: torch.dtype) -> PreTrainedModel:
     """
-    The model of a GGUF file, without memory of having been quantised.
+    The model of a GGUF file, without its quantisation settings.
 
     A model that Transformers read from GGUF keeps a `quantization_config`, though its weights are dequantised, and
-    `save_pretrained` refuses it. So the model is built anew from its config and its weights.
+    `save_pretrained` rejects it. So the model is built again from its config and its weights.
     """
     read = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     fields = read.config.to_dict()

@@ -23,7 +23,7 @@ from trl_dataeff.analysis.simulate import (
     make_config,
     success_rate_distribution,
 )
-from trl_dataeff.rollouts.capture import Collection
+from trl_dataeff.collector import GenerationBatch
 from trl_dataeff.selection import DotsSelector
 
 
@@ -103,13 +103,13 @@ def test_skill_grows_by_the_effective_groups_of_a_step(monkeypatch):
     run = runs_on(Prompts(64, easy=0, dead=0, rates=(0.4, 0.6)), learning)({}, 0)
     skills = [0.0]
     for _ in range(6):
-        progress, collection = run.step()
-        replayed = [group for group in collection.trained if group.step < progress.step - 1]
-        fresh = sum(len(set(g.rewards.ravel())) == 2 for g in collection.trained) - len(replayed)
+        progress, batch = run.step()
+        replayed = [group for group in batch.trained if group.step < progress.step - 1]
+        fresh = sum(len(set(g.rewards.ravel())) == 2 for g in batch.trained) - len(replayed)
         skills.append(skills[-1] + 0.2 * math.sqrt((fresh + 0.25 * len(replayed)) / 16))
         assert progress.skill == pytest.approx(skills[-1])
     assert len(replayed) == 8
-    assert learning.gain(Collection(), 16) == 0
+    assert learning.gain(GenerationBatch(), 16) == 0
 
 
 def test_success_follows_skill():
@@ -124,8 +124,8 @@ def test_success_follows_skill():
 
 def test_the_default_is_what_the_trainer_would_select_with():
     run = runs_on(MIXED)({}, 0)
-    assert type(run.ledger.selector) is DotsSelector
-    assert run.ledger.replay_groups == 8
+    assert type(run.collector.selector) is DotsSelector
+    assert run.collector.replay_groups == 8
 
 
 def test_where_prompts_are_dead_selection_and_replay_save_and_dynamic_sampling_does_not():

@@ -11,28 +11,38 @@ from pathlib import Path
 
 from tests.factories import history, make_trainer
 from trl_dataeff import DataEfficientGRPOTrainer
+from trl_dataeff import trainer as trainer_module
+from trl_dataeff.checkpoint import saving
 from trl_dataeff.checkpoint.files import write_atomically
-from trl_dataeff.checkpoint.resume import newest_finished
-from trl_dataeff.reliability import trainer as reliable
+from trl_dataeff.checkpoint.resume import latest_complete
+from trl_dataeff.collector import state
 
 
 NAME = "greso, dynamic"
 OPTIONS = {"steps_per_generation": 2, "rollout_margin": 2.0, "save_total_limit": 2}
-_STATIONS = ("_save_optimizer_and_scheduler", "_save_rng_state", "save_model", "_save_state")
+_STATIONS = ("_save_optimizer_and_scheduler", "_save_rng_state", "save_model")
+
+_FUNCTIONS = (
+    (saving, "set_aside"),
+    (state, "save_state"),
+    (state, "save_generation_batch"),
+    (saving, "write_manifest"),
+    (trainer_module, "remove_older"),
+)
 
 
 def train(folder: str, seconds: float) -> None:
     """
-    Go on from the newest whole checkpoint in `folder`, or begin; at the end write `history.json`. Before and after each
-    part of a save it waits for up to `seconds`, as it would for the gigabytes of a real model.
+    Resume from the latest complete checkpoint in `folder`, or begin; at the end write `history.json`. Before and after
+    each part of a save it waits for up to `seconds`, as it would for the gigabytes of a real model.
     """
     rng = random.Random(os.getpid())
     for name in _STATIONS:
         slow_down(DataEfficientGRPOTrainer, name, rng, seconds)
-    for name in ("write_manifest", "remove_older", "set_aside"):
-        slow_down(reliable, name, rng, seconds)
+    for owner, name in _FUNCTIONS:
+        slow_down(owner, name, rng, seconds)
     trainer = make_trainer(folder, NAME, **OPTIONS)
-    begun = newest_finished(folder) is not None
+    begun = latest_complete(folder) is not None
     trainer.train(resume_from_checkpoint=begun)
     text = json.dumps(history(trainer.state.log_history))
     write_atomically(Path(folder) / "history.json", lambda path: path.write_text(text))
@@ -51,8 +61,8 @@ def slow_down(owner, name: str, rng: random.Random, seconds: float) -> None:
 
 
 def train_until(folder: str, step: int, numbers: list[int]) -> None:
-    """Train, and in the reward function of `step` send the signals `numbers` to this process."""
-    trainer = make_trainer(folder, NAME, **OPTIONS)
+    """Train, and in the reward function of `step` send the signals `numbers` to this process, which ends it."""
+    trainer = make_trainer(folder, NAME, **OPTIONS, save_on_signal=True)
     plain, pending = trainer.reward_funcs[0], list(numbers)
 
     def reward(*args, **kwargs):
@@ -62,6 +72,10 @@ def train_until(folder: str, step: int, numbers: list[int]) -> None:
         return plain(*args, **kwargs)
 
     trainer.reward_funcs[0] = reward
-    trainer.train()
-    stopped = trainer.stopped_by.name if trainer.stopped_by else None
-    (Path(folder) / "ended.json").write_text(json.dumps({"step": trainer.state.global_step, "stopped_by": stopped}))
+    try:
+        trainer.train()
+    finally:
+        stopped = trainer.stopped_by.name if trainer.stopped_by else None
+        (Path(folder) / "ended.json").write_text(
+            json.dumps({"step": trainer.state.global_step, "stopped_by": stopped})
+        )

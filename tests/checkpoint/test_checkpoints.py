@@ -8,25 +8,27 @@ import pytest
 import torch
 
 from tests.factories import checkpoint_names, history, make_trainer, messages, plain_dataset, train
-from trl_dataeff.checkpoint.manifest import MANIFEST, check_checkpoint, is_finished
+from trl_dataeff import DataEfficientGRPOTrainer
+from trl_dataeff import trainer as trainer_module
+from trl_dataeff.checkpoint.manifest import MANIFEST, check_checkpoint, is_complete
 from trl_dataeff.checkpoint.resume import checkpoints, remove_older, resolve_checkpoint
 from trl_dataeff.checkpoint.state import CheckpointError
-from trl_dataeff.reliability import trainer as reliable
+from trl_dataeff.rollouts.distributed import Processes
 
 
-def test_the_newest_whole_one_is_taken_and_said(tmp_path, caplog_transformers):
+def test_the_latest_complete_one_is_taken_and_said(tmp_path, caplog_transformers):
     whole = train(tmp_path)
     (tmp_path / "checkpoint-12" / MANIFEST).unlink()
     path = tmp_path / "checkpoint-11" / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
     (tmp_path / "checkpoint-10" / "optimizer.pt").unlink()
     again = train(tmp_path, resume=True)
-    said = [m for m in messages(caplog_transformers) if "Passed over" in m]
+    said = [m for m in messages(caplog_transformers) if "Rejected:" in m]
     assert len(said) == 1
-    assert said[0].startswith(f"Resuming from {tmp_path / 'checkpoint-9'}. Passed over:")
-    assert "checkpoint-12 is unfinished" in said[0]
-    assert "checkpoint-11 is damaged: model.safetensors has" in said[0]
-    assert "checkpoint-10 is damaged: optimizer.pt is missing" in said[0]
+    assert said[0].startswith(f"Resuming from {tmp_path / 'checkpoint-9'}. Rejected:")
+    assert "checkpoint-12 is incomplete" in said[0]
+    assert "checkpoint-11 is corrupt: model.safetensors has" in said[0]
+    assert "checkpoint-10 is corrupt: optimizer.pt is missing" in said[0]
     assert history(again.state.log_history) == history(whole.state.log_history)
     for path in checkpoints(tmp_path):
         check_checkpoint(path)
@@ -44,13 +46,13 @@ def test_the_manifest_is_there_before_an_older_one_goes(tmp_path, monkeypatch):
     seen = []
 
     def watched(checkpoint, limit, keep):
-        seen.append((is_finished(checkpoint), checkpoint_names(tmp_path)))
+        seen.append((is_complete(checkpoint), checkpoint_names(tmp_path)))
         remove_older(checkpoint, limit, keep)
         seen[-1] += (checkpoint_names(tmp_path),)
 
-    monkeypatch.setattr(reliable, "remove_older", watched)
+    monkeypatch.setattr(trainer_module, "remove_older", watched)
     train(tmp_path, max_steps=4, save_total_limit=1)
-    assert [finished for finished, *_ in seen] == [True] * 4
+    assert [complete for complete, *_ in seen] == [True] * 4
     assert [(before, after) for _, before, after in seen][1:] == [
         ({f"checkpoint-{n - 1}", f"checkpoint-{n}"}, {f"checkpoint-{n}"}) for n in (2, 3, 4)
     ]
@@ -75,7 +77,7 @@ def test_save_total_limit_and_the_best_model(tmp_path):
     assert resumed.state.global_step == 8
 
 
-def test_a_later_damaged_one_does_not_cost_the_one_just_written(tmp_path):
+def test_a_later_corrupt_one_does_not_cost_the_one_just_written(tmp_path):
     """All within a second, so that the Trainer's own rotation would go by the step's number."""
     train(tmp_path, max_steps=4)
     (tmp_path / "checkpoint-4" / "model.safetensors").write_bytes(b"")
@@ -113,14 +115,14 @@ def fail(error):
     return failing
 
 
-def test_killed_while_a_whole_one_is_written_again(tmp_path, monkeypatch):
+def test_killed_while_a_complete_one_is_written_again(tmp_path, monkeypatch):
     whole = train(tmp_path, max_steps=4)
     with monkeypatch.context() as patch:
-        patch.setattr(reliable.ReliableGRPOTrainer, "_save_rng_state", fail(Killed()), raising=False)
+        patch.setattr(DataEfficientGRPOTrainer, "_save_rng_state", fail(Killed()), raising=False)
         with pytest.raises(Killed):
             train(tmp_path, max_steps=4, resume=str(tmp_path / "checkpoint-3"))
     assert checkpoint_names(tmp_path) >= {"checkpoint-4", "replaced-checkpoint-4"}
-    assert not is_finished(tmp_path / "checkpoint-4")
+    assert not is_complete(tmp_path / "checkpoint-4")
     assert resolve_checkpoint(True, tmp_path) == str(tmp_path / "checkpoint-4")
     check_checkpoint(tmp_path / "checkpoint-4")
     assert "replaced-checkpoint-4" not in checkpoint_names(tmp_path)
@@ -130,11 +132,11 @@ def test_killed_while_a_whole_one_is_written_again(tmp_path, monkeypatch):
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 PARTS = {
-    "selection state": ("trl_dataeff.callback.save_state", FULL),
+    "selection state": ("trl_dataeff.collector.state.save_state", FULL),
     "model": ("transformers.Trainer._save", FULL),
     "optimizer": ("transformers.Trainer._save_optimizer_and_scheduler", RuntimeError("file write failed")),
     "random state": ("transformers.Trainer._save_rng_state", FULL),
-    "manifest": ("trl_dataeff.reliability.trainer.write_manifest", FULL),
+    "manifest": ("trl_dataeff.checkpoint.saving.write_manifest", FULL),
 }
 
 
@@ -146,7 +148,7 @@ def test_a_checkpoint_that_cannot_be_written(tmp_path, monkeypatch, part):
     monkeypatch.setattr(target, fail(error))
     with pytest.raises(CheckpointError, match=r"checkpoint-4 could not be written \(.*: .*(left|failed)") as raised:
         train(tmp_path, max_steps=4, save_steps=2, resume=True)
-    assert f"{tmp_path / 'checkpoint-2'} is untouched" in str(raised.value)
+    assert f"{tmp_path / 'checkpoint-2'} is unchanged" in str(raised.value)
     assert sorted(path.name for path in tmp_path.rglob("*")) == before, "litter"
     monkeypatch.undo()
     assert train(tmp_path, max_steps=4, save_steps=2, resume=True).state.global_step == 4
@@ -160,7 +162,7 @@ def test_a_real_limit_on_what_can_be_written(tmp_path, size):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
     try:
-        with pytest.raises(CheckpointError, match=r"checkpoint-2 could not be written .*checkpoint-1 is untouched"):
+        with pytest.raises(CheckpointError, match=r"checkpoint-2 could not be written .*checkpoint-1 is unchanged"):
             trainer.train(resume_from_checkpoint=True)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -174,7 +176,7 @@ def test_another_number_of_processes_or_version_is_said(tmp_path, caplog_transfo
     resolve_checkpoint(True, tmp_path)
     assert not [m for m in messages(caplog_transformers) if "was written with" in m]
     monkeypatch.setattr("trl_dataeff.checkpoint.resume.version", lambda name: "99.0")
-    resolve_checkpoint(True, tmp_path, processes=2)
+    resolve_checkpoint(True, tmp_path, Processes(world_size=2, gather=lambda x: x))
     (said,) = [m for m in messages(caplog_transformers) if "was written with" in m]
     assert f"torch {torch.__version__}, now 99.0" in said
     assert "1 processes, now 2" in said

@@ -8,7 +8,7 @@ import pytest
 from tests.factories import CONFIGURATIONS, STEPS, assert_same_end, groups_since, history, make_trainer
 
 
-# In the default run each configuration is resumed once: in a window, between windows, in the second epoch
+# In the default run each configuration is resumed once: in a generation batch, between two, in the second epoch
 QUICK = dict(zip(CONFIGURATIONS, [5, 7, 9, 5, 4, 5, 3, 9, 3, 6, 6, 5, 7, 5, 7, 5, 5, 5], strict=True))
 
 
@@ -33,11 +33,11 @@ def check(name, step, whole, tmp_path):
     resumed.train(resume_from_checkpoint=str(folder / f"checkpoint-{step}"))
     assert resumed.state.global_step == STEPS
     assert history(resumed.state.log_history) == history(trainer.state.log_history)
-    window = json.loads((folder / f"checkpoint-{step}" / "dataeff" / "state.json").read_text())["half_used_window"]
+    half_used = json.loads((folder / f"checkpoint-{step}" / "dataeff" / "state.json").read_text())["half_used"]
     if (tmp_path / "dataeff").exists():
         pd.testing.assert_frame_equal(groups_since(tmp_path, step), groups_since(folder, step))
     else:
-        assert window, "no group was rolled out"
+        assert half_used, "no group was rolled out"
     assert_same_end(resumed, trainer)
 
 
@@ -54,18 +54,18 @@ def test_resume_is_exact_after_every_step(name, step, whole, tmp_path):
 
 
 def test_the_save_points_are_what_they_are_said_to_be(whole):
-    """Some in the middle of a window, some with surplus, some in a later epoch, some between two logs."""
+    """Some in the middle of a generation batch, some with leftover groups, some in a later epoch, some between two logs."""
     states = {}
     for name, step in QUICK.items():
         checkpoint = whole(name)[1] / f"checkpoint-{step}"
         own = json.loads((checkpoint / "dataeff" / "state.json").read_text())
         trainers = json.loads((checkpoint / "trainer_state.json").read_text())
         states[name] = own | {"epoch": trainers["epoch"]}
-    assert sum(state["half_used_window"] for state in states.values()) >= 3
-    assert sum(not state["half_used_window"] for state in states.values()) >= 3
-    assert sum("surplus" in state["files"] for state in states.values()) >= 1
+    assert sum(state["half_used"] for state in states.values()) >= 3
+    assert sum(not state["half_used"] for state in states.values()) >= 3
+    assert sum("leftover" in state["files"] for state in states.values()) >= 1
     assert sum(state["epoch"] > 1 for state in states.values()) >= 2
-    assert any(step % 5 and state["logs"]["metrics"] for step, state in zip(QUICK.values(), states.values()))
+    assert any(step % 5 and state["loop"]["metrics"] for step, state in zip(QUICK.values(), states.values()))
 
 
 def test_a_longer_run_and_other_logging_are_no_mismatch(whole, tmp_path):

@@ -14,7 +14,7 @@ import torch
 from tests.factories import history, make_trainer
 from trl_dataeff.checkpoint.manifest import MANIFEST, check_checkpoint
 from trl_dataeff.checkpoint.resume import resolve_checkpoint
-from trl_dataeff.checkpoint.state import CheckpointError, load_state, load_window
+from trl_dataeff.checkpoint.state import CheckpointError, load_generation_batch, load_state
 
 
 DAMAGES_PER_FILE = 24
@@ -93,8 +93,7 @@ def content(checkpoint: Path) -> dict:
     """All that a resumed run would read, as values that can be compared."""
     scalars, files = load_state(checkpoint)
     arrays = {f"{name}.{key}": value for name, values in files.items() for key, value in values.items()}
-    window = load_window(checkpoint, 0, torch.device("cpu"))
-    for i, batch in enumerate(window):
+    for i, batch in enumerate(load_generation_batch(checkpoint, 0, torch.device("cpu"))):
         arrays |= {f"{i}.{key}": np.asarray(value) for key, value in batch.items()}
     others = [p for p in checkpoint.iterdir() if p.is_file() and not p.name.startswith("copy-")]
     return {"scalars": scalars, "arrays": arrays, "bytes": {p.name: p.read_bytes() for p in others}}
@@ -111,7 +110,7 @@ def same(a: dict, b: dict) -> bool:
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
-    """A checkpoint that has every kind of file: history, surplus, and a half-used window."""
+    """A checkpoint that has every kind of file: history, leftover groups, and a half-used generation batch."""
     folder = tmp_path_factory.mktemp("run")
     make_trainer(folder, "dynamic, surplus", max_steps=3, save_steps=3).train()
     checkpoint = folder / "checkpoint-3"
@@ -119,8 +118,8 @@ def original(tmp_path_factory):
     assert names == {
         "state.json",
         "arrays.safetensors",
-        "surplus.safetensors",
-        "window-0.safetensors",
+        "leftover.safetensors",
+        "batch-0.safetensors",
         "manifest.json",
     }
     return checkpoint
@@ -178,13 +177,13 @@ def test_files_of_two_checkpoints_are_not_mixed(tmp_path):
         if not other.exists() or other.read_bytes() == data or path.name == "manifest.json":
             continue
         path.write_bytes(other.read_bytes())
-        with pytest.raises(CheckpointError, match="is damaged"):
+        with pytest.raises(CheckpointError, match="is corrupt"):
             check_checkpoint(new)
         path.write_bytes(data)
         swapped += 1
     assert swapped >= 6
     shutil.copy(old / MANIFEST, new / MANIFEST)
-    with pytest.raises(CheckpointError, match="is damaged"):
+    with pytest.raises(CheckpointError, match="is corrupt"):
         check_checkpoint(new)
 
 
@@ -196,9 +195,9 @@ def test_train_refuses_it_before_anything_is_loaded(original, tmp_path, name):
     before = {k: v.clone() for k, v in trainer.model.state_dict().items()}
     path = target / name
     path.write_bytes(bytes(flip(bytearray(path.read_bytes()), random.Random(1))))
-    with pytest.raises(CheckpointError, match=f"is damaged: {name} is not what was written"):
+    with pytest.raises(CheckpointError, match=f"is corrupt: {name} is not what was written"):
         trainer.train(resume_from_checkpoint=str(target))
-    with pytest.raises(CheckpointError, match=r"No checkpoint in .* can be resumed from:\n- .*is damaged"):
+    with pytest.raises(CheckpointError, match=r"No checkpoint in .* can be resumed from:\n- .*is corrupt"):
         trainer.train(resume_from_checkpoint=True)
     assert all(torch.equal(v, before[k]) for k, v in trainer.model.state_dict().items())
     shutil.copy(original / name, path)

@@ -12,7 +12,7 @@ import pytest
 
 from tests.checkpoint import child
 from tests.factories import groups_since
-from trl_dataeff.checkpoint.manifest import is_finished
+from trl_dataeff.checkpoint.manifest import is_complete
 from trl_dataeff.checkpoint.resume import checkpoints
 
 
@@ -40,7 +40,7 @@ def uninterrupted(processes, tmp_path_factory):
 
 
 def in_a_save(folder: Path) -> bool:
-    return any(not is_finished(path) for path in checkpoints(folder))
+    return any(not is_complete(path) for path in checkpoints(folder))
 
 
 def run_and_kill(processes, folder: Path, wait) -> bool:
@@ -98,10 +98,10 @@ def check(processes, uninterrupted, tmp_path, seed: int, wanted: int, at_once: i
         assert len(expected) == 12
         assert present == expected
         pd.testing.assert_frame_equal(groups_since(folder, 0), groups_since(whole, 0))
-        # What was left unfinished has been replaced. One killed while it deleted an older one, after its last save, has
+        # What was left incomplete has been replaced. One killed while it deleted an older one, after its last save, has
         # nothing more to do when it goes on
         last, *older = checkpoints(folder)
-        assert (last.name, is_finished(last)) == ("checkpoint-12", True)
+        assert (last.name, is_complete(last)) == ("checkpoint-12", True)
         assert len(older) <= 2
         if kills >= wanted:
             break
@@ -124,7 +124,8 @@ def test_a_signal_ends_the_run_after_the_step_with_a_checkpoint(processes, unint
     process = processes.Process(target=child.train_until, args=(str(tmp_path), 4, [getattr(signal, name)]))
     process.start()
     process.join(LONGEST)
-    assert process.exitcode == 0
+    # As a program without handlers ends: SystemExit(143), or KeyboardInterrupt
+    assert process.exitcode == {"SIGTERM": 143, "SIGINT": 1}[name]
     assert json.loads((tmp_path / "ended.json").read_text()) == {"step": 5, "stopped_by": name}
     assert run_and_kill(processes, tmp_path, wait_seconds(LONGEST))
     assert json.loads((tmp_path / "history.json").read_text()) == json.loads(

@@ -3,13 +3,23 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from datasets import concatenate_datasets
 
 from tests.factories import even_length_reward, mixed_reward, plain_dataset, run
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
-from trl_dataeff.checkpoint.manifest import write_manifest
-from trl_dataeff.checkpoint.state import CheckpointError, load_window, save_window
+from trl_dataeff.checkpoint.hashing import hash_json
+from trl_dataeff.checkpoint.manifest import MANIFEST
+from trl_dataeff.checkpoint.state import (
+    CheckpointError,
+    load_generation_batch,
+    load_state,
+    save_generation_batch,
+    save_state,
+)
+from trl_dataeff.version import FORMAT
 
 
 @pytest.fixture
@@ -29,13 +39,45 @@ def resume(checkpoint, **options):
 
 
 def test_another_dataset_is_refused(checkpoint):
-    with pytest.raises(CheckpointError, match=r"for a dataset of 24 prompts .* the present one has 23 prompts"):
+    with pytest.raises(CheckpointError, match=r"for a dataset of 24 prompts .* this one has 23 prompts"):
         resume(checkpoint, trainer={"train_dataset": plain_dataset(23)})
+
+
+def test_a_dataset_of_the_same_size_with_another_prompt_is_refused(checkpoint):
+    prompts = plain_dataset()["prompt"]
+    swapped = plain_dataset().select([1, 0, *range(2, 24)])
+    changed = plain_dataset().map(lambda row: {"prompt": row["prompt"].replace("05:", "5:")})
+    assert sorted(swapped["prompt"]) == sorted(prompts)
+    for dataset in (swapped, changed):
+        with pytest.raises(CheckpointError, match="for a dataset of 24 prompts with the content hash") as error:
+            resume(checkpoint, trainer={"train_dataset": dataset})
+        assert "resume with the same dataset" in str(error.value)
+
+
+def test_other_columns_and_the_layout_of_the_dataset_do_not_count(checkpoint):
+    twice = concatenate_datasets([plain_dataset(), plain_dataset()]).select(range(24))
+    resume(checkpoint, trainer={"train_dataset": twice.remove_columns("answer")})
+
+
+def test_state_is_what_was_saved(tmp_path):
+    scalars = {"counters": {"rounds": 3}, "reward_scale": None, "loop": {"loss": [0.5]}}
+    arrays = {"arrays": {"rng": np.arange(5, dtype=np.uint8), "strided": np.arange(6)[::2]}, "leftover": {}}
+    save_state(tmp_path, scalars, arrays)
+    found, files = load_state(tmp_path)
+    assert found == {"files": ["arrays", "leftover"], **scalars}
+    assert files.keys() == arrays.keys()
+    assert files["leftover"] == {}
+    for name, value in arrays["arrays"].items():
+        np.testing.assert_array_equal(files["arrays"][name], value)
+        assert files["arrays"][name].dtype == value.dtype
+    (tmp_path / "dataeff" / "leftover.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"The selection state in .* cannot be read .*earlier checkpoint"):
+        load_state(tmp_path)
 
 
 def test_a_checkpoint_without_selection_state_is_refused(checkpoint):
     (checkpoint / "dataeff" / "state.json").unlink()
-    with pytest.raises(CheckpointError, match=r"is damaged: dataeff/state.json is missing"):
+    with pytest.raises(CheckpointError, match=r"is corrupt: dataeff/state.json is missing"):
         resume(checkpoint)
 
 
@@ -48,16 +90,24 @@ def test_damage_is_said(checkpoint, name, damage):
     else:
         data = path.read_bytes()
         path.write_bytes(data[: len(data) // 2] if damage == "cut" else b"\xff\x00" + data[2:])
-    with pytest.raises(CheckpointError, match=r"is damaged"):
+    with pytest.raises(CheckpointError, match=r"is corrupt"):
         resume(checkpoint)
 
 
 def test_another_format_names_the_version_that_wrote_it(checkpoint):
-    path = checkpoint / "dataeff" / "state.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 99, "trl_dataeff": "7.0"}))
-    write_manifest(checkpoint, step=2, processes=1, resumable=True)
-    with pytest.raises(CheckpointError, match=r"format 99, written by trl_dataeff 7\.0"):
+    path = checkpoint / MANIFEST
+    content = {**json.loads(path.read_text()), "format": 99, "trl_dataeff": "7.0"}
+    del content["xxh3_128"]
+    path.write_text(json.dumps(content | {"xxh3_128": hash_json(content)}))
+    with pytest.raises(CheckpointError, match=r"format 99, written by trl_dataeff 7\.0") as error:
         resume(checkpoint)
+    assert f"which reads format {FORMAT}. Resume with that version" in str(error.value)
+
+
+def test_the_manifest_alone_says_format_and_completeness(checkpoint):
+    state = json.loads((checkpoint / "dataeff" / "state.json").read_text())
+    assert json.loads((checkpoint / MANIFEST).read_text())["format"] == FORMAT
+    assert not {"format", "version", "complete"} & set(state)
 
 
 def test_changing_what_may_be_changed_is_no_mismatch(checkpoint):
@@ -67,16 +117,16 @@ def test_changing_what_may_be_changed_is_no_mismatch(checkpoint):
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
-        ({}, {"selection": "greso"}, "selector = 'UniformSelector'; it is 'GresoSelector'"),
-        ({"rollout_margin": 3.0}, {"num_generations": 8}, "num_generations = 4; it is 8"),
+        ({}, {"selection": "greso"}, "selector = 'UniformSelector'; now it is 'GresoSelector'"),
+        ({"rollout_margin": 3.0}, {"num_generations": 8}, "num_generations = 4; now it is 8"),
         ({"rollout_margin": 3.0}, {"rewards": [mixed_reward, even_length_reward]}, "reward_functions = "),
-        ({"steps_per_generation": 4}, {"steps_per_generation": 8}, "steps_per_generation = 4; it is 8"),
+        ({"steps_per_generation": 4}, {"steps_per_generation": 8}, "steps_per_generation = 4; now it is 8"),
     ],
 )
 def test_settings_that_the_state_depends_on_are_compared(tmp_path, before, after, message):
     options = {"dynamic_sampling": True, "rewards": mixed_reward, "save_strategy": "steps", "save_steps": 3, **before}
     first = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, **{**options, "max_steps": 3})
-    assert first.ledger.carried or "rollout_margin" not in before
+    assert first.collector.leftover or "rollout_margin" not in before
     again = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, train=False, **{**options, **after})
     with pytest.raises(CheckpointError, match=message):
         again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
@@ -86,7 +136,7 @@ def test_a_judge_that_is_silent_right_after_a_resume_does_not_end_the_run(checkp
     resume(checkpoint, rewards=lambda completion_ids, **kwargs: [None] * len(completion_ids))
 
 
-def test_the_state_is_there_when_the_trainer_says_that_a_checkpoint_is_whole(tmp_path, monkeypatch):
+def test_the_state_is_there_when_the_trainer_says_that_a_checkpoint_is_complete(tmp_path, monkeypatch):
     """What is pushed to the Hub, or copied by another callback, has it."""
     seen = []
     written = DataEfficientGRPOTrainer._save_rng_state
@@ -104,16 +154,16 @@ def test_nothing_is_pickled(checkpoint):
     assert suffixes <= {".json", ".safetensors"}
 
 
-def test_windows_keep_lists_and_shared_scalars(tmp_path):
+def test_generation_batches_keep_lists_and_shared_scalars(tmp_path):
     count = torch.tensor(3)
     batches = [
         {"x": torch.ones(2, 3), "n": count, "num_images": [1, 2], "none": None},
         {"x": torch.zeros(2, 3), "n": count},
     ]
-    save_window(tmp_path, 1, batches)
-    first, second = load_window(tmp_path, 1, torch.device("cpu"))
+    save_generation_batch(tmp_path, 1, batches)
+    first, second = load_generation_batch(tmp_path, 1, torch.device("cpu"))
     assert torch.equal(first["x"], batches[0]["x"])
     assert first["num_images"] == [1, 2]
     assert second["n"] == 3
     with pytest.raises(CheckpointError, match="as many processes as wrote it"):
-        load_window(tmp_path, 0, torch.device("cpu"))
+        load_generation_batch(tmp_path, 0, torch.device("cpu"))

@@ -83,17 +83,25 @@ def test_training_from_python_returns_the_trainer_and_resumes(recipe, tmp_path):
     assert second.state.log_history[0] == first.state.log_history[0]
 
 
-def test_a_run_that_is_stopped_ends_with_the_signals_code(recipe, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_run_that_is_stopped_ends_with_the_signals_code(recipe, tmp_path, monkeypatch, capsys, number, code):
     folder = tmp_path / "out"
     trainer_class = trl_dataeff.DataEfficientGRPOTrainer
-    record = trainer_class.record_step_time
+    original = trainer_class.compute_loss
+
+    def compute_loss(self, *args, **kwargs):
+        signal.raise_signal(number)
+        return original(self, *args, **kwargs)
+
     with monkeypatch.context() as patch:
-        patch.setattr(
-            trainer_class,
-            "record_step_time",
-            lambda self, seconds: (signal.raise_signal(signal.SIGTERM), record(self, seconds)),
-        )
-        assert main(["grpo", "--config", recipe, "--max_steps", "3"]) == 143
+        patch.setattr(trainer_class, "compute_loss", compute_loss)
+        command = ["grpo", "--config", recipe, "--max_steps", "3"]
+        if number is signal.SIGTERM:
+            with pytest.raises(SystemExit) as stopped:
+                main(command)
+            assert stopped.value.code == code
+        else:
+            assert main(command) == code
     assert "Training completed" not in capsys.readouterr().out
     assert not (folder / "adapter_model.safetensors").exists()
     assert main(["grpo", "--config", recipe, "--max_steps", "3", "--resume_from_checkpoint", "last"]) == 0

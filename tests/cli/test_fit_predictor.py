@@ -142,11 +142,11 @@ def test_held_out_prompts_take_no_part(monkeypatch):
     assert not held_out[references].any()
     changed = [offline.Slice(ids, np.where(held_out, 1 - P.numpy(), P.numpy()))]
     monkeypatch.setattr(offline, "EPOCHS", 1)
-    for fit in (offline._fit_logistic, lambda *a: offline._fit_attention(*a, np.random.default_rng(0), 0)):
+    for fit in (offline._fit_logistic, offline._fit_attention):
         results = []
         for slices in ([offline.Slice(ids, P.numpy())], changed):
-            _, predict = fit(E, slices, held_out)
-            results.append(predict(ids[~held_out], P[~held_out], ids[held_out]))
+            fitted = fit(E, slices, held_out, np.random.default_rng(0), 0)
+            results.append(fitted.predict(ids[~held_out], P[~held_out], ids[held_out]))
         np.testing.assert_array_equal(*results)
 
 

@@ -139,7 +139,7 @@ def test_the_log_of_a_run_that_chose_its_prompts_is_refused(tmp_path, capsys):
         (["--prompts", "99", "--easy", "0.1", "--dead", "0.1", "--try", "num_generations=4"], "decides which prompts"),
         (["--prompts", "99", "--easy", "0.1", "--dead", "0.1", "--try", "learning_rate=1e-5"], "decides which prompts"),
         (["--prompts", "99", "--easy", "0.1", "--dead", "0.1", "--try", "replay_clip=proximal"], "decides which prompts"),
-        (["--prompts", "99", "--easy", "0.1", "--dead", "0.1", "--max_steps", "9", "--try", "dots_predictor=nowhere"], "no predictor at 'nowhere'"),
+        (["--prompts", "99", "--easy", "0.1", "--dead", "0.1", "--max_steps", "9", "--try", "dots_predictor=nowhere"], "There is no predictor 'nowhere'"),
         (["--prompts", "99", "--easy", "0.1", "--dead", "0.1", "--seconds_per_step", "3"], "needs `--seconds_per_rollout`"),
         (["--prompts", "99", "--easy", "0", "--dead", "1"], "learns next to nothing"),
         (["--prompts", "99", "--groups", "x.parquet", "--success_rates", "0.1", "0.2"], "estimated from `--groups`"),

@@ -54,7 +54,9 @@ def minimum(X: torch.Tensor, p: torch.Tensor, weight: torch.Tensor, l2: float) -
     """Predictions at the minimum of the loss, found by L-BFGS from zero."""
     X, p, weight = X.double(), p.double(), weight.double()
     theta = torch.zeros(X.shape[1] + 1, dtype=torch.float64, requires_grad=True)
-    optimizer = torch.optim.LBFGS([theta], max_iter=2000, tolerance_grad=1e-12, line_search_fn="strong_wolfe")
+    optimizer = torch.optim.LBFGS(
+        [theta], max_iter=2000, tolerance_grad=1e-12, tolerance_change=0, line_search_fn="strong_wolfe"
+    )
 
     def closure():
         optimizer.zero_grad()

@@ -230,3 +230,23 @@ def test_settings_that_make_no_sense(given):
 def test_a_predictor_of_another_width_is_rejected():
     with pytest.raises(PredictorError, match="width 41, and these have width 40"):
         RollingDifficulty(E, AttentionDifficultyPredictor(41, width=8))
+
+
+def test_attention_starts_without_the_references_of_another_run():
+    predictor = AttentionDifficultyPredictor(40, width=16)
+    predictor.fit(E, P, epochs=1)
+    difficulty = RollingDifficulty(E, predictor)
+    np.testing.assert_array_equal(difficulty.refresh(0), np.full(N, 0.5, np.float32))
+    difficulty.observe(np.arange(20), RATES[:20], 1)
+    assert (difficulty.refresh(1) != 0.5).any()
+    difficulty.observe(np.array([3]), RATES[3:4], 1)
+    np.testing.assert_array_equal(difficulty.refresh(10**5), np.full(N, 0.5, np.float32))
+
+
+def test_what_attention_does_in_a_run(monkeypatch):
+    difficulty, given = rolling("attention"), []
+    fit = difficulty.predictor.fit
+    monkeypatch.setattr(difficulty.predictor, "fit", lambda *args, **kw: given.append(kw) or fit(*args, **kw))
+    run(difficulty, range(5))
+    assert {options["epochs"] for options in given} == {4}
+    assert difficulty.capacity == difficulty.predictor.capacity(1000) == 512

@@ -43,37 +43,37 @@ def test_both_processes_decide_the_same(two_processes):
     first, second = (report["dynamic"] for report in two_processes)
     assert first["decisions"] == second["decisions"]
     assert any(d["rounds"] > 1 for d in first["decisions"])
-    assert any(d["surplus"] for d in first["decisions"])
-    assert any(d["moved"] for d in first["decisions"]), "no group was handed over"
+    assert any(d["leftover"] for d in first["decisions"])
+    assert any(d["moved"] for d in first["decisions"]), "no group was redistributed"
 
 
 def test_groups_are_whole_and_rows_constant_on_each_process(two_processes):
     for report in two_processes:
-        for window in report["dynamic"]["windows"]:
-            assert len(window["prompts"]) == 8  # per_device_train_batch_size 4 x steps_per_generation 2
-            assert window["prompts"][0:4] == [window["prompts"][0]] * 4
-            assert window["prompts"][4:8] == [window["prompts"][4]] * 4
+        for batch in report["dynamic"]["trained_on"]:
+            assert len(batch["prompts"]) == 8  # per_device_train_batch_size 4 x steps_per_generation 2
+            assert batch["prompts"][0:4] == [batch["prompts"][0]] * 4
+            assert batch["prompts"][4:8] == [batch["prompts"][4]] * 4
 
 
-def test_each_process_trains_on_its_part_of_the_window(two_processes):
+def test_each_process_trains_on_its_part_of_the_generation_batch(two_processes):
     first, second = (report["dynamic"] for report in two_processes)
-    for decision, a, b in zip(first["decisions"], first["windows"], second["windows"]):
+    for decision, a, b in zip(first["decisions"], first["trained_on"], second["trained_on"]):
         assert sorted(a["prompts"][::4] + b["prompts"][::4]) == sorted(decision["trained"])
 
 
 def test_tokens_and_rewards_belong_together(two_processes):
     """The reward is a function of the tokens: recomputed from what each process trains on, the advantages agree."""
     for report in two_processes:
-        for window in report["dynamic"]["windows"]:
+        for batch in report["dynamic"]["trained_on"]:
             for start in (0, 4):
-                rewards = np.array(window["rewards"][start : start + 4])
+                rewards = np.array(batch["rewards"][start : start + 4])
                 expected = (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-4)
-                np.testing.assert_allclose(window["advantages"][start : start + 4], expected, atol=1e-4)
+                np.testing.assert_allclose(batch["advantages"][start : start + 4], expected, atol=1e-4)
 
 
-def test_surplus_is_trained_on_with_its_ratio(two_processes):
-    carried = [w for report in two_processes for w in report["dynamic"]["windows"] if any(w["replayed"])]
-    assert carried
+def test_leftover_groups_are_trained_on_with_their_ratio(two_processes):
+    with_leftover = [b for report in two_processes for b in report["dynamic"]["trained_on"] if any(b["replayed"])]
+    assert with_leftover
     for report in two_processes:
         ages = [
             log["dataeff/replay/age_mean"] for log in report["dynamic"]["logs"] if "dataeff/replay/age_mean" in log
@@ -92,13 +92,13 @@ def test_replay_on_two_processes(two_processes):
     first, second = (report["replay"] for report in two_processes)
     assert first["decisions"] == second["decisions"]
     assert [len(d["replayed"]) for d in first["decisions"]][-3:] == [4, 4, 4]
-    assert all(not set(d["replayed"]) & set(d["fresh"]) for d in first["decisions"])
-    assert any(d["moved"] for d in first["decisions"]), "no group was handed over"
+    assert all(not set(d["replayed"]) & set(d["generated"]) for d in first["decisions"])
+    assert any(d["moved"] for d in first["decisions"]), "no group was redistributed"
     assert [row[:2] for row in first["stored"]] == [row[:2] for row in second["stored"]]
     for rank, report in enumerate((first, second)):
         assert all(held == (owner == rank) for _, owner, held in report["stored"])
         assert any(row[3] for row in report["logs"])
-    for decision, a, b in zip(first["decisions"], first["windows"], second["windows"], strict=True):
+    for decision, a, b in zip(first["decisions"], first["trained_on"], second["trained_on"], strict=True):
         assert sum(a["replayed"] + b["replayed"]) == 4 * len(decision["replayed"])
         assert sorted(a["prompts"][::4] + b["prompts"][::4]) == sorted(decision["trained"])
 
@@ -112,6 +112,7 @@ def test_a_signal_to_one_process_stops_both_after_the_same_step(two_processes):
     first, second = (report["stopped"] for report in two_processes)
     assert first == second
     assert first[1] == "SIGTERM"
+    assert first[3] == 143
     assert 4 <= first[0] < 12
     for report in two_processes:
         assert report["after_stop"] == report["uninterrupted"]

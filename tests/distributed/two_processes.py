@@ -15,7 +15,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from tests.factories import even_length_reward, logged, run
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
-from trl_dataeff import trainer as trainer_module
+from trl_dataeff.collector import collector as collector_module
 
 
 torch.set_num_threads(1)
@@ -23,61 +23,61 @@ FOLDER = Path(sys.argv[1])
 BATCH = {"per_device_train_batch_size": 4, "steps_per_generation": 2}
 
 
-def often_dead_reward(prompts, completion_ids, **kwargs):
+def often_unsolvable_reward(prompts, completion_ids, **kwargs):
     """Two of three prompts never succeed."""
     return [float(sum(ids) % 2 == 0) if int(p[:2]) % 3 == 0 else 0.0 for p, ids in zip(prompts, completion_ids)]
 
 
 class Watched(DataEfficientGRPOTrainer):
-    """Notes each window's decisions, and what this process trains on."""
+    """Notes the decisions of each generation batch, and what this process trains on."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.decisions, self.windows = [], []
+        self.decisions, self.trained_on = [], []
 
-    def _collect_window(self):
+    def _train_on_rounds(self):
         moved = []
-        plain = trainer_module.hand_over
+        plain = collector_module.redistribute
 
-        def hand_over(groups, destinations, rank):
+        def redistribute(groups, destinations, rank):
             moved.extend(i for i, g in enumerate(groups) if g.owner != destinations[i])
             plain(groups, destinations, rank)
 
-        trainer_module.hand_over = hand_over
-        batch = super()._collect_window()
-        trainer_module.hand_over = plain
+        collector_module.redistribute = redistribute
+        tensors = super()._train_on_rounds()
+        collector_module.redistribute = plain
         self.decisions[-1]["moved"] = moved
-        ids = [row[mask.bool()].tolist() for row, mask in zip(batch["completion_ids"], batch["completion_mask"])]
-        prompts = self.processing_class.batch_decode(batch["prompt_ids"], skip_special_tokens=True)
-        self.windows.append(
+        ids = [row[mask.bool()].tolist() for row, mask in zip(tensors["completion_ids"], tensors["completion_mask"])]
+        prompts = self.processing_class.batch_decode(tensors["prompt_ids"], skip_special_tokens=True)
+        self.trained_on.append(
             {
                 "prompts": prompts,
-                "advantages": batch["advantages"].tolist(),
-                "rewards": often_dead_reward(prompts, ids),
-                "replayed": batch["replayed"].tolist() if "replayed" in batch else [],
+                "advantages": tensors["advantages"].tolist(),
+                "rewards": often_unsolvable_reward(prompts, ids),
+                "replayed": tensors["replayed"].tolist() if "replayed" in tensors else [],
             }
         )
-        return batch
+        return tensors
 
-    def _enter_window(self, collection):
-        names = [self.train_dataset[group.prompt_id]["prompt"] for group in collection.trained]
+    def _log(self, batch):
+        names = [self.train_dataset[group.prompt_id]["prompt"] for group in batch.trained]
         self.decisions.append(
             {
-                "rounds": collection.rounds,
+                "rounds": batch.rounds,
                 "trained": names,
-                "surplus": [group.prompt_id for group in collection.surplus],
-                "replayed": [group.prompt_id for group in collection.replayed],
-                "dropped": [group.prompt_id for group in collection.dropped],
-                "fresh": [group.prompt_id for group in collection.fresh],
-                "rates": np.round([group.success_rate for group in collection.fresh], 9).tolist(),
+                "leftover": [group.prompt_id for group in batch.leftover],
+                "replayed": [group.prompt_id for group in batch.replayed],
+                "dropped": [group.prompt_id for group in batch.dropped],
+                "generated": [group.prompt_id for group in batch.generated],
+                "rates": np.round([group.success_rate for group in batch.generated], 9).tolist(),
             }
         )
-        super()._enter_window(collection)
+        super()._log(batch)
 
 
 def stop_one_of_two(options) -> tuple:
     """Only process 1 receives a signal, in step 4. Where each stops; and the whole run's logs, once it has gone on."""
-    options = {**options, "save_steps": 100}
+    options = {**options, "save_steps": 100, "save_on_signal": True}
     trainer = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, FOLDER / "stopped", train=False, **options)
     plain, pending = trainer.reward_funcs[0], [signal.SIGTERM]
 
@@ -86,9 +86,13 @@ def stop_one_of_two(options) -> tuple:
             signal.raise_signal(pending.pop())
         return plain(*args, **kwargs)
 
-    trainer.reward_funcs[0] = reward
-    trainer.train()
-    stopped = (trainer.state.global_step, trainer.stopped_by.name, trainer._step)
+    trainer.reward_funcs = [reward, *trainer.reward_funcs[1:]]  # not in place: the list is the caller's own
+    code = None
+    try:
+        trainer.train()
+    except SystemExit as error:
+        code = error.code
+    stopped = (trainer.state.global_step, trainer.stopped_by.name, trainer._step, code)
     trainer = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, FOLDER / "stopped", train=False, **options)
     trainer.train(resume_from_checkpoint=True)
     return stopped, logged(trainer, "loss", "grad_norm", "reward", "num_tokens")
@@ -102,14 +106,19 @@ def main() -> None:
     ):
         trainer = run(trainer_class, config_class, FOLDER / name, **BATCH)
         report[name] = logged(trainer, "loss", "grad_norm", "reward", "completions/mean_length", "num_tokens")
-    dynamic = {"selection": "greso", "dynamic_sampling": True, "rewards": often_dead_reward, **BATCH}
+    dynamic = {"selection": "greso", "dynamic_sampling": True, "rewards": often_unsolvable_reward, **BATCH}
     trainer = run(Watched, DataEfficientGRPOConfig, FOLDER / "dynamic", **dynamic)
     report["dynamic"] = {
         "decisions": trainer.decisions,
-        "windows": trainer.windows,
+        "trained_on": trainer.trained_on,
         "logs": [{k: v for k, v in log.items() if k.startswith("dataeff/")} for log in trainer.state.log_history],
     }
-    saving = {**dynamic, "save_strategy": "steps", "save_steps": 5, "rewards": [often_dead_reward, even_length_reward]}
+    saving = {
+        **dynamic,
+        "save_strategy": "steps",
+        "save_steps": 5,
+        "rewards": [often_unsolvable_reward, even_length_reward],
+    }
     whole = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, FOLDER / "whole", **saving)
     resumed = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, FOLDER / "resumed", train=False, **saving)
     resumed.train(resume_from_checkpoint=str(FOLDER / "whole" / "checkpoint-5"))
@@ -126,8 +135,8 @@ def main() -> None:
     names = ("loss", "grad_norm", "reward", "dataeff/replay/ratio_mean", "dataeff/rollouts_replayed")
     report["replay"] = {
         "decisions": replayed.decisions,
-        "windows": replayed.windows,
-        "stored": [[g.prompt_id, g.owner, g.rollouts is not None] for g in replayed.ledger.buffer.groups],
+        "trained_on": replayed.trained_on,
+        "stored": [[g.prompt_id, g.owner, g.rollouts is not None] for g in replayed.collector.buffer.groups],
         "logs": logged(replayed, *names),
         "resumed": logged(again, *names),
     }

@@ -1,10 +1,12 @@
-"""A vLLM server that stops answering, and comes back or does not."""
+"""A vLLM server that stops answering, and comes back or does not (`vllm_reconnect`)."""
 
 import time
+from types import SimpleNamespace
 
 import pytest
 
-from trl_dataeff.fault_tolerance.reconnect import PatientClient
+from tests.factories import make_trainer
+from trl_dataeff.fault_tolerance.reconnect import ReconnectingClient
 
 
 class Server:
@@ -49,7 +51,7 @@ class Server:
 def client_of(server, version=None, **options):
     returns = []
     options = {"named_params": lambda: iter(version or ["present"]), **options}
-    client = PatientClient(server, device="cpu", timeout=7.0, on_return=lambda: returns.append(1), **options)
+    client = ReconnectingClient(server, device="cpu", timeout=7.0, on_return=lambda: returns.append(1), **options)
     return client, returns
 
 
@@ -99,3 +101,32 @@ def test_a_mistake_in_a_request_is_not_repeated():
     with pytest.raises(Exception, match="Request failed: 400"):
         client_of(server)[0].generate(["a"])
     assert server.requests == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "wraps"),
+    [
+        ({}, False),
+        ({"vllm_reconnect": False}, False),
+        ({"vllm_reconnect": True}, True),
+        ({"vllm_reconnect": True, "vllm_mode": "colocate"}, False),
+        ({"vllm_reconnect": True, "use_vllm": False}, False),
+    ],
+)
+def test_the_client_is_trls_unless_it_is_asked_for(tmp_path, fields, wraps):
+    trainer, client = make_trainer(tmp_path, "off"), Server()
+    fields = {"use_vllm": True, "vllm_mode": "server", **fields}
+    for name, value in fields.items():
+        setattr(trainer.args, name, value)
+    trainer.use_vllm, trainer.vllm_mode = fields["use_vllm"], fields["vllm_mode"]
+    trainer.vllm_generation = SimpleNamespace(vllm_client=client, _iter_named_params=lambda: iter(["present"]))
+    trainer._set_up_fault_tolerance(sharded=False)
+    present = trainer.vllm_generation.vllm_client
+    assert (present is client) is not wraps
+    if wraps:
+        assert type(present) is ReconnectingClient
+        assert present.base_url == client.base_url
+        client.gone, client.joined = {1}, True
+        trainer._begin_run()
+        assert present.generate(["a"]) == ["original", ["a"]]  # no weights were sent so far, so none are sent again
+        assert trainer.collector.counters.values["server_returns"] == 1

@@ -1,4 +1,4 @@
-"""Reward functions that raise, hang or return something that is not a number."""
+"""Reward functions that raise, hang or return something that is not a number (`reward_timeout`)."""
 
 import asyncio
 import re
@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from trl import GRPOConfig, GRPOTrainer
 
 from tests.factories import (
     all_finite,
@@ -17,8 +18,11 @@ from tests.factories import (
     make_trainer,
     messages,
     mixed_reward,
+    run,
+    tool_tokenizer,
     train_briefly,
 )
+from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 from trl_dataeff.fault_tolerance.reward_guard import RewardGuard
 
 
@@ -33,7 +37,9 @@ def test_a_reward_function_that_raises_ends_the_run_after_what_can_be_kept_is(tm
 
     with pytest.raises(KeyError, match="answer") as raised:
         train_briefly(tmp_path, "off", rewards=breaking, max_steps=12, save_strategy="steps", save_steps=2)
-    assert f"The newest checkpoint of this run is {tmp_path / 'checkpoint-6'}" in "".join(raised.value.__notes__)
+    assert f"The latest complete checkpoint of this run is {tmp_path / 'checkpoint-6'}" in "".join(
+        raised.value.__notes__
+    )
     groups = pd.read_parquet(tmp_path / "dataeff" / "groups.parquet")
     assert groups["step"].max() == 5, "rows of the last steps are lost"
     assert make_trainer(tmp_path, "off", rewards=even_length_reward).train(True).global_step == 12
@@ -45,12 +51,12 @@ def test_what_is_no_number_is_no_score(garbage, caplog_transformers):
     wrapped = guard.wrap(lambda completions: [1.0, garbage, None, garbage], "f")
     assert wrapped(completions="abcd") == [1.0, None, None, None]
     assert guard.faults == 2
-    (message,) = messages(caplog_transformers, "which is no number")
+    (message,) = messages(caplog_transformers, "which is not a number")
     assert message.startswith("The reward function 'f' returned")
 
 
 @pytest.mark.parametrize("dynamic", ["off", "dynamic"])
-def test_rewards_that_are_no_numbers_are_no_scores(tmp_path, caplog_transformers, dynamic):
+def test_non_numeric_rewards_are_no_scores(tmp_path, caplog_transformers, dynamic):
     def sometimes(completion_ids, **kwargs):
         rewards = even_length_reward(completion_ids)
         rewards[3] = "0.5"
@@ -59,8 +65,8 @@ def test_rewards_that_are_no_numbers_are_no_scores(tmp_path, caplog_transformers
     def unscored(completion_ids, **kwargs):
         return [None if i == 3 else r for i, r in enumerate(even_length_reward(completion_ids))]
 
-    trainer = train_briefly(tmp_path / "garbage", dynamic, rewards=sometimes)
-    expected = train_briefly(tmp_path / "none", dynamic, rewards=unscored)
+    trainer = train_briefly(tmp_path / "garbage", dynamic, rewards=sometimes, reward_timeout=30)
+    expected = train_briefly(tmp_path / "none", dynamic, rewards=unscored, reward_timeout=30)
     names = {"rewards/sometimes/mean": "rewards/unscored/mean", "rewards/sometimes/std": "rewards/unscored/std"}
     rows = [
         {names.get(k, k): v for k, v in row.items() if k != "dataeff/reward_faults"}
@@ -72,7 +78,7 @@ def test_rewards_that_are_no_numbers_are_no_scores(tmp_path, caplog_transformers
     ]
     assert last_logged(trainer, "reward_faults") >= 3
     assert last_logged(expected, "reward_faults") == 0
-    (message,) = messages(caplog_transformers, "which is no number")
+    (message,) = messages(caplog_transformers, "which is not a number")
     assert message.startswith("The reward function 'sometimes' returned")
 
 
@@ -81,8 +87,70 @@ def test_what_is_no_list_is_an_error(tmp_path, returned):
     def wrong(completions, **kwargs):
         return returned
 
-    with pytest.raises(TypeError, match=r"'wrong' returned .*; it must return a list of 8 numbers"):
-        train_briefly(tmp_path, "off", rewards=wrong)
+    with pytest.raises(TypeError, match=r"'wrong' returned .*; it must return a list of numbers, one per completion"):
+        train_briefly(tmp_path, "off", rewards=wrong, reward_timeout=30)
+
+
+GARBAGE = {
+    "nothing": lambda n: None,
+    "a number": lambda n: 0.5,
+    "too few": lambda n: [1.0],
+    "a text": lambda n: ["0.5"] * n,
+    "an object": lambda n: [object()] * n,
+}
+
+
+@pytest.mark.parametrize("kind", GARBAGE)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_off_the_error_is_trls_own(tmp_path, kind, dynamic):
+    def wrong(completions, **kwargs):
+        return GARBAGE[kind](len(completions))
+
+    errors = []
+    for trainer_class, config_class, fields in (
+        (GRPOTrainer, GRPOConfig, {}),
+        (DataEfficientGRPOTrainer, DataEfficientGRPOConfig, {"dynamic_sampling": dynamic}),
+    ):
+        with pytest.raises((TypeError, ValueError)) as raised:
+            run(trainer_class, config_class, tmp_path, rewards=wrong, max_steps=1, **fields)
+        errors.append((raised.type, str(raised.value)))
+    assert errors[0] == errors[1]
+
+
+async def async_reward(completion_ids, **kwargs):
+    return even_length_reward(completion_ids)
+
+
+def test_off_reward_functions_are_the_users_own_objects(tmp_path):
+    functions = [even_length_reward, async_reward]
+    trainer = make_trainer(tmp_path, "off", rewards=functions)
+    assert all(own is given for own, given in zip(trainer.reward_funcs, functions, strict=True))
+    guarded = make_trainer(tmp_path, "off", rewards=functions, reward_timeout=30)
+    assert not any(own is given for own, given in zip(guarded.reward_funcs, functions, strict=True))
+    assert guarded.reward_func_names == trainer.reward_func_names == ["even_length_reward", "async_reward"]
+
+
+class Environment:
+    def reset(self, **kwargs):
+        return "Say something."
+
+    def get_reward(self) -> float:
+        return 0.25
+
+
+@pytest.mark.parametrize("timeout", [None, 30])
+def test_a_reward_function_may_be_called_with_environments_alone(tmp_path, timeout):
+    """As TRL calls its own, which asks each environment."""
+    arguments = {"train_dataset": None, "environment_factory": Environment, "processing_class": tool_tokenizer()}
+    trainer = make_trainer(tmp_path, "off", rewards=None, trainer=arguments, reward_timeout=timeout)
+    assert trainer.reward_funcs[0](environments=[Environment(), Environment()]) == [0.25, 0.25]
+
+
+def test_a_late_call_with_environments_alone_has_a_score_for_none():
+    guard = RewardGuard(0.1)
+    assert guard.wrap(lambda environments: busy(), "f")(environments=[1, 2, 3]) == [None] * 3
+    assert guard.faults == guard.take_faults() == 3
+    assert guard.faults == 0
 
 
 def test_numbers_of_every_kind_go_through():
@@ -99,18 +167,20 @@ def test_numbers_of_every_kind_go_through():
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("dynamic", ["off", "dynamic"])
-def test_nan_and_infinite_rewards(tmp_path, caplog_transformers, value, dynamic):
+@pytest.mark.parametrize("timeout", [None, 30])
+def test_nan_and_infinite_rewards(tmp_path, caplog_transformers, value, dynamic, timeout):
     def sometimes(completion_ids, **kwargs):
         return [value if i == 1 else r for i, r in enumerate(even_length_reward(completion_ids))]
 
-    trainer = train_briefly(tmp_path, dynamic, rewards=sometimes, max_steps=6)
+    trainer = train_briefly(tmp_path, dynamic, rewards=sometimes, max_steps=6, reward_timeout=timeout)
     assert trainer.state.global_step == 6
     assert all_finite(trainer)
     assert last_logged(trainer, "steps_skipped") == 0
     if np.isnan(value):
         assert last_logged(trainer, "unscorable_ratio") > 0
     else:
-        assert last_logged(trainer, "reward_faults") >= 6
+        faults = last_logged(trainer, "reward_faults")
+        assert faults >= 6 if timeout else faults == 0
         assert len(messages(caplog_transformers, "returned an infinite reward")) == 1
 
 
@@ -177,8 +247,9 @@ def test_an_async_reward_function_that_hangs(tmp_path):
 
 
 def test_one_that_hangs_from_the_beginning_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match="No reward function gave a score for any of the first 8 completions"):
-        train_briefly(tmp_path, "off", rewards=Hanging(range(100), busy), reward_timeout=0.1)
+    options = {"per_device_train_batch_size": 64, "max_steps": 20, "reward_timeout": 0.1}
+    with pytest.raises(ValueError, match=r"No reward function gave a score for any of the first [56]\d\d completions"):
+        train_briefly(tmp_path, "dynamic", rewards=Hanging(range(100), busy), **options)
 
 
 def test_a_time_limit_that_is_not_reached_changes_nothing(tmp_path):

@@ -1,4 +1,4 @@
-"""Signals that end a run with a checkpoint."""
+"""Signals that end a run with a checkpoint (`save_on_signal`)."""
 
 import os
 import signal
@@ -6,9 +6,18 @@ import threading
 
 import pytest
 
-from tests.factories import checkpoint_names, history, make_trainer, messages, plain_dataset, train
-from trl_dataeff.fault_tolerance.signals import StopSignals
-from trl_dataeff.reliability import trainer as reliable
+from tests.factories import (
+    checkpoint_names,
+    even_length_reward,
+    history,
+    make_trainer,
+    messages,
+    plain_dataset,
+    train,
+)
+from trl_dataeff.checkpoint import saving
+from trl_dataeff.fault_tolerance.signals import StopSignals, exception_of
+from trl_dataeff.rollouts.distributed import Processes
 
 
 def send(trainer, step: int, number: signal.Signals) -> None:
@@ -22,13 +31,24 @@ def send(trainer, step: int, number: signal.Signals) -> None:
     trainer.reward_funcs[0] = reward
 
 
+def train_until_stopped(trainer, number: signal.Signals = signal.SIGTERM) -> None:
+    """Train; it ends as a program without handlers would, but after the step and with a checkpoint."""
+    if number is signal.SIGINT:
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train()
+        return
+    with pytest.raises(SystemExit) as raised:
+        trainer.train()
+    assert raised.value.code == 128 + number == 143
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_run_with_a_checkpoint(tmp_path, caplog_transformers, number):
-    options = {"save_steps": 100, "save_total_limit": 1}
+    options = {"save_steps": 100, "save_total_limit": 1, "save_on_signal": True}
     trainer = make_trainer(tmp_path, "dynamic", **options)
     former = signal.getsignal(number)
     send(trainer, 4, number)
-    trainer.train()
+    train_until_stopped(trainer, number)
     assert signal.getsignal(number) is former
     assert trainer.stopped_by is number
     assert checkpoint_names(tmp_path) == {"checkpoint-5"}
@@ -45,13 +65,14 @@ def test_a_stopped_run_keeps_its_last_checkpoint_though_another_is_best(tmp_path
         "eval_strategy": "steps", "eval_steps": 1, "load_best_model_at_end": True, "save_total_limit": 1,
         "metric_for_best_model": "eval_reward", "greater_is_better": False, "per_device_eval_batch_size": 4,
         "trainer": {"train_dataset": plain_dataset(), "eval_dataset": plain_dataset(4)}, "max_steps": 8,
+        "save_on_signal": True,
     }  # fmt: skip
     trainer = make_trainer(
         tmp_path, "off", rewards=lambda completions, **_: [float(trainer.state.global_step)] * 4, **options
     )
     trainer.reward_funcs = [lambda completions, **_: [float(trainer.state.global_step)] * len(completions)]
     send(trainer, 5, signal.SIGTERM)
-    trainer.train()
+    train_until_stopped(trainer)
     assert trainer.state.global_step == 6
     assert trainer.state.best_global_step == 1
     assert checkpoint_names(tmp_path) == {"checkpoint-1", "checkpoint-6"}
@@ -60,16 +81,16 @@ def test_a_stopped_run_keeps_its_last_checkpoint_though_another_is_best(tmp_path
 @pytest.mark.parametrize("strategy", ["no", "epoch"])
 def test_it_is_saved_once_whatever_the_strategy(tmp_path, monkeypatch, strategy):
     saves = []
-    write = reliable.write_manifest
-    monkeypatch.setattr(reliable, "write_manifest", lambda *a, **kw: (saves.append(a[0].name), write(*a, **kw)))
-    trainer = make_trainer(tmp_path, "dynamic", save_strategy=strategy)
+    write = saving.write_manifest
+    monkeypatch.setattr(saving, "write_manifest", lambda *a, **kw: (saves.append(a[0].name), write(*a, **kw)))
+    trainer = make_trainer(tmp_path, "dynamic", save_strategy=strategy, save_on_signal=True)
     send(trainer, 2, signal.SIGTERM)
-    trainer.train()
+    train_until_stopped(trainer)
     assert saves == ["checkpoint-3"]
 
 
 def test_a_signal_in_the_last_step_is_no_early_end(tmp_path):
-    trainer = make_trainer(tmp_path, "dynamic", max_steps=3, save_strategy="no")
+    trainer = make_trainer(tmp_path, "dynamic", max_steps=3, save_strategy="no", save_on_signal=True)
     send(trainer, 2, signal.SIGTERM)
     trainer.train()
     assert trainer.stopped_by is None
@@ -89,12 +110,12 @@ def test_handlers_of_the_program_are_left_in_place():
 
 
 def test_a_second_signal_is_not_kept_back():
-    with StopSignals(speaks=False) as signals:
+    with StopSignals() as signals:
         signal.raise_signal(signal.SIGINT)
         assert signals.received is signal.SIGINT
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-    with StopSignals(speaks=False, delivered_twice=True):
+    with StopSignals(Processes(rank=1, world_size=2)):
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)  # the same one, from the launcher
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -102,7 +123,64 @@ def test_a_second_signal_is_not_kept_back():
 
 def test_training_in_another_thread_leaves_signals_alone(tmp_path):
     ended = []
-    thread = threading.Thread(target=lambda: ended.append(train(tmp_path, max_steps=1).state.global_step))
+    thread = threading.Thread(
+        target=lambda: ended.append(train(tmp_path, max_steps=1, save_on_signal=True).state.global_step)
+    )
     thread.start()
     thread.join()
     assert ended == [1]
+
+
+def test_the_main_process_says_it_on_stderr(capfd):
+    for rank in (0, 1):
+        with StopSignals(Processes(rank=rank, world_size=2)):
+            signal.raise_signal(signal.SIGTERM)
+    text = capfd.readouterr().err
+    assert text.count("SIGTERM: ending after this step, with a checkpoint. Again to end at once.") == 1
+
+
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_what_a_signal_raises_in_a_program_without_handlers(number, error):
+    raised = exception_of(number)
+    assert type(raised) is error
+    assert getattr(raised, "code", 143) == 143
+
+
+@pytest.mark.parametrize("dynamic", ["off", "dynamic"])
+def test_off_no_handler_is_installed(tmp_path, dynamic):
+    seen = []
+
+    def watching(completion_ids, **kwargs):
+        seen.append([signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGVTALRM)])
+        return even_length_reward(completion_ids)
+
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGVTALRM)]
+    assert before == [signal.default_int_handler, signal.SIG_DFL, signal.SIG_DFL]
+    train(tmp_path, dynamic, rewards=watching, max_steps=2, save_strategy="no")
+    assert seen
+    assert all(handlers == before for handlers in seen)
+    seen.clear()
+    train(tmp_path, dynamic, rewards=watching, max_steps=2, save_strategy="no", save_on_signal=True)
+    assert not any(set(before[:2]) & set(handlers[:2]) for handlers in seen)
+
+
+def test_off_ctrl_c_ends_the_run_at_once_without_a_checkpoint(tmp_path):
+    trainer = make_trainer(tmp_path, "dynamic", save_steps=3)
+    send(trainer, 4, signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt) as raised:
+        trainer.train()
+    assert trainer.state.global_step == 4
+    assert trainer.stopped_by is None
+    assert checkpoint_names(tmp_path) == {"checkpoint-3"}
+    assert f"The latest complete checkpoint of this run is {tmp_path / 'checkpoint-3'}" in raised.value.__notes__[-1]
+
+
+def test_a_signal_of_an_earlier_run_does_not_stop_a_later_one(tmp_path):
+    trainer = make_trainer(tmp_path, "dynamic", max_steps=4, save_on_signal=True)
+    send(trainer, 1, signal.SIGTERM)
+    train_until_stopped(trainer)
+    assert trainer.state.global_step == 2
+    trainer.args.save_on_signal = False
+    trainer.train(resume_from_checkpoint=True)
+    assert trainer.stopped_by is None
+    assert trainer.state.global_step == 4

@@ -16,10 +16,11 @@ from trl_dataeff.cli.data import find_source
 from trl_dataeff.cli.errors import UserError, listed
 from trl_dataeff.cli.rewards import load_rewards
 from trl_dataeff.config import DataEfficientGRPOConfig
+from trl_dataeff.validation import check_selection
 
 
 def check(arguments: GRPOArguments) -> None:
-    """Check reward functions, local files and folders, and packages. Reads no dataset and no model, asks no hub."""
+    """Check reward functions, selector, local files, and packages. Reads no dataset and no model, asks no hub."""
     rewards = load_rewards(arguments.script.reward_funcs, arguments.script.reward_model_name_or_path)
     weights = arguments.training.reward_weights
     if weights is not None and len(weights) != len(rewards):
@@ -27,6 +28,10 @@ def check(arguments: GRPOArguments) -> None:
             f"`reward_weights` has {len(weights)} numbers for {len(rewards)} rewards (`reward_model_name_or_path`, if "
             "set, comes first). Give one number for each."
         )
+    try:
+        check_selection(arguments.training, None)
+    except ValueError as error:
+        raise UserError(str(error)) from error
     for entry in arguments.dataset.datasets:
         find_source(entry.path, entry.data_files)
     if arguments.script.dataset_name and not arguments.dataset.datasets:

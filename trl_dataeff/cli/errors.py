@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import os
+import sys
 from collections.abc import Iterable
+
+
+INTERRUPTED = 130  # exit code after Ctrl-C
 
 
 class UserError(ValueError):
@@ -24,6 +29,14 @@ class UserError(ValueError):
         super().__init__("\n".join(messages))
         self.messages = messages
         self.exit_code = exit_code
+
+
+def show(error: UserError) -> None:
+    """Print a user's mistake on stderr, one line per problem; of several processes, only the first one prints it."""
+    if os.environ.get("RANK", "0") != "0":
+        return
+    for message in error.messages:
+        print(f"trl-dataeff: error: {message}", file=sys.stderr)
 
 
 def closest(name: str, known: Iterable[str]) -> str:

@@ -9,12 +9,12 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from trl_dataeff.cli.errors import UserError
+from trl_dataeff.cli.errors import INTERRUPTED, UserError, show
 
 
 if TYPE_CHECKING:
-    from trl_dataeff import DataEfficientGRPOTrainer
     from trl_dataeff.cli.arguments import GRPOArguments
+    from trl_dataeff.trainer import DataEfficientGRPOTrainer
 
 
 def run(argv: list[str]) -> int:
@@ -37,7 +37,8 @@ def run(argv: list[str]) -> int:
     check(command.arguments)
     if needs_launch(command.launch_args, command.arguments.training.use_cpu):
         return launch(command.launch_args, command.training_args)
-    return exit_code(train(parse(command.training_args)))
+    train(parse(command.training_args))
+    return 0
 
 
 def parse(argv: list[str]) -> GRPOArguments:
@@ -56,8 +57,8 @@ def parse(argv: list[str]) -> GRPOArguments:
 
 def train(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
     """
-    Train, save the model and, if `push_to_hub` is set, push it. A run that was stopped by a signal has its checkpoint, and
-    is not saved as if it were done.
+    Train, save the model and, if `push_to_hub` is set, push it. A run that a signal stops writes a checkpoint and then
+    raises `KeyboardInterrupt` or `SystemExit(143)`.
 
     Args:
         arguments ([`GRPOArguments`]):
@@ -75,10 +76,12 @@ def train(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
         trainer.train(resume_from_checkpoint=checkpoint_of(arguments.training))
     except CheckpointError as error:
         raise UserError(str(error)) from error
-    if trainer.stopped_by is None:
-        _finish(trainer, arguments)
-    if hasattr(trainer, "end"):  # transformers >= 5.18: finish trackers, destroy the process group
-        trainer.end()
+    except (KeyboardInterrupt, SystemExit):
+        if trainer.stopped_by is not None:
+            trainer.end()
+        raise
+    _finish(trainer, arguments)
+    trainer.end()  # finishes trackers and destroys the process group
     return trainer
 
 
@@ -91,19 +94,14 @@ def _finish(trainer: DataEfficientGRPOTrainer, arguments: GRPOArguments) -> None
         trainer.accelerator.print(f"🤗 Model pushed to the Hub in https://huggingface.co/{trainer.hub_model_id}.")
 
 
-def exit_code(trainer: DataEfficientGRPOTrainer) -> int:
-    """0 for a run that is done; 128 + the signal's number (SIGTERM: 143, Ctrl-C: 130) for one that was stopped."""
-    return 0 if trainer.stopped_by is None else 128 + trainer.stopped_by
-
-
 def make_trainer(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
     """Make the trainer: rewards, then data, then the model, so that what is quick to find wrong comes first."""
     from trl import get_peft_config, get_quantization_config
 
-    from trl_dataeff import DataEfficientGRPOTrainer
     from trl_dataeff.cli.checks import check, check_model
     from trl_dataeff.cli.data import load_data
     from trl_dataeff.cli.rewards import check_rewards, load_rewards
+    from trl_dataeff.trainer import DataEfficientGRPOTrainer
     from trl_dataeff.validation import check_dataset
 
     script, training, model, _ = arguments
@@ -142,14 +140,13 @@ def _model_init_kwargs(arguments: GRPOArguments) -> dict[str, Any]:
 
 def main() -> None:
     """Entry point of the processes that `accelerate launch` starts."""
-    from trl_dataeff.cli.main import show
-
     try:
-        code = exit_code(train(parse(sys.argv[1:])))
+        train(parse(sys.argv[1:]))
     except UserError as error:
         show(error)
         raise SystemExit(error.exit_code) from None
-    raise SystemExit(code)
+    except KeyboardInterrupt:
+        raise SystemExit(INTERRUPTED) from None
 
 
 if __name__ == "__main__":

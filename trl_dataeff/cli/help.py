@@ -14,7 +14,7 @@ from trl_dataeff.config import DataEfficientGRPOConfig
 USAGE = """\
 usage: trl-dataeff grpo --config RECIPE [--field VALUE ...] [accelerate launch options]
 
-Train a language model with GRPO (TRL's GRPOTrainer) and spend rollouts where they teach.
+Train a language model with GRPO (TRL's GRPOTrainer), and generate only rollouts that produce a gradient.
 
 A recipe is a YAML file of the fields below; a field on the command line overrides the recipe. RECIPE is a file, or a
 name from `trl-dataeff recipes list`.
@@ -67,6 +67,7 @@ DATASET = (
     "streaming",
     "test_split_size",
 )
+FAULT_TOLERANCE = ("save_on_signal", "skip_nonfinite_steps", "vllm_reconnect", "reward_timeout")
 LORA = ("use_peft", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "load_in_4bit", "load_in_8bit")
 
 LAUNCH = """\
@@ -89,7 +90,7 @@ def own_fields(*prefixes: str) -> tuple[str, ...]:
     """Return our fields that start with one of the prefixes, or those that start with none, if no prefix is given."""
     inherited = {f.name for f in fields(GRPOConfig)}
     names = [f.name for f in fields(DataEfficientGRPOConfig) if f.name not in inherited]
-    every = ("replay_", "dots_", "greso_", "history_", "exploration", "reward_timeout")
+    every = ("replay_", "dots_", "greso_", "history_", "exploration", *FAULT_TOLERANCE)
     return tuple(n for n in names if (n.startswith(prefixes) if prefixes else not n.startswith(every)))
 
 
@@ -98,15 +99,17 @@ def groups() -> list[Group]:
     model = tuple(f.name for f in fields(ModelConfig) if f.name not in (*LORA, *ESSENTIALS))
     return [
         Group("essentials", "What most runs set.", ESSENTIALS),
-        Group("data efficiency", "Which prompts are rolled out, and which rollouts are kept.", own_fields()),
-        Group("faults", "What happens when something goes wrong.", own_fields("reward_timeout")),
+        Group("data efficiency", "Which prompts are selected, and which rollouts are kept.", own_fields()),
+        Group("fault tolerance", "The first three are on by default in this command.", own_fields(*FAULT_TOLERANCE)),
         Group("replay", "Training on recent rollouts again.", own_fields("replay_")),
         Group(
             "DOTS",
             "With `selection` 'dots': prompts by predicted success rate.",
             own_fields("dots_", "history_", "exploration"),
         ),
-        Group("GRESO", "With `selection` 'greso': skip prompts that gave nothing.", own_fields("greso_")),
+        Group(
+            "GRESO", "With `selection` 'greso': skip prompts with repeated zero-variance groups.", own_fields("greso_")
+        ),
         Group("rewards", "What a completion is worth; several rewards are added up.", REWARDS),
         Group("dataset", "One dataset, or a mixture (`datasets:` in a recipe).", DATASET),
         Group("LoRA and quantisation", "Train adapters instead of the whole model.", LORA),

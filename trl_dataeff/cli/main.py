@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import sys
 from collections.abc import Callable
 
-from trl_dataeff.cli.errors import UserError, closest
+from trl_dataeff.cli.errors import INTERRUPTED, UserError, closest, show
 from trl_dataeff.version import __version__
 
 
 HELP = """\
 usage: trl-dataeff COMMAND [options]
 
-Data-efficient GRPO for Hugging Face TRL: spend rollouts where they teach.
+Data-efficient GRPO for Hugging Face TRL: generate only rollouts that produce a gradient.
 
 commands:
   grpo       train a model with GRPO from a recipe           trl-dataeff grpo --config recipe.yaml
@@ -23,7 +22,7 @@ commands:
   env        print the versions of everything that matters, for a report
   fit-predictor
              fit a predictor of success rates to the groups of finished runs
-  simulate   what a run would save and with which settings, before it is made
+  simulate   estimate savings before training
 
 options:
   -h, --help    show this help; `trl-dataeff COMMAND --help` shows that of a command
@@ -38,7 +37,8 @@ to begin:
 
 def main(argv: list[str] | None = None) -> int:
     """
-    Run the command and return its exit code: 0, 2 for a mistake in what was given, 1 for a recipe that is not valid.
+    Run the command and return its exit code: 0, 2 for a mistake in what was given, 1 for a recipe that is not valid, 130
+    after Ctrl-C. A run that SIGTERM stops raises `SystemExit(143)`.
 
     Args:
         argv (`list[str]`, *optional*):
@@ -50,14 +50,8 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         show(error)
         return error.exit_code
-
-
-def show(error: UserError) -> None:
-    """Print a user's mistake on stderr, one line per problem; of several processes, only the first one says it."""
-    if os.environ.get("RANK", "0") != "0":
-        return
-    for message in error.messages:
-        print(f"trl-dataeff: error: {message}", file=sys.stderr)
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
 def _dispatch(argv: list[str]) -> int:

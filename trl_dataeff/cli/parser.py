@@ -50,6 +50,7 @@ class GRPOParser(TrlParser):
         types = PORTABLE_TYPES if portable else TYPES
         super().__init__(types, prog="trl-dataeff grpo", formatter_class=HelpFormatter, add_help=False)
         self.allow_abbrev = False
+        self.set_defaults(save_on_signal=True, skip_nonfinite_steps=True, vllm_reconnect=True)  # off in Python
         self.portable = portable
 
     def parse(self, args: list[str]) -> ParsedCommand:

@@ -20,10 +20,14 @@ from trl_dataeff.rollouts.capture import Round
 from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.distributed import Processes, assign, broadcast_from_main, redistribute
 from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD, Origin, RolloutGroup
-from trl_dataeff.selection.base import Selector, check_proposal
+from trl_dataeff.selection import Selector, UniformSelector
+from trl_dataeff.selection.base import check_proposal
 from trl_dataeff.tracking.group_log import GroupLog
 from trl_dataeff.tracking.metrics import Counters
 from trl_dataeff.validation import RewardChecks
+
+
+MOST_UNSCORED = 512  # completions without any score, after which training without one is an error
 
 
 class RolloutCollector:
@@ -76,7 +80,11 @@ class RolloutCollector:
         self.zero_share = ZeroVarianceShare()
         self.counters = Counters()
         self.leftover: list[RolloutGroup] = []
-        self._reward_checks = RewardChecks(self.reward_names, is_main_process=processes.is_main)
+        # With everything off nothing that TRL accepts is an error
+        off = refill is None and buffer is None and (selector is None or isinstance(selector, UniformSelector))
+        self.reward_checks = RewardChecks(
+            self.reward_names, most_unscored=None if off else MOST_UNSCORED, is_main_process=processes.is_main
+        )
         # TRL seeds the sampler of `GRPOTrainer` in the same way
         self.rng = torch.Generator().manual_seed(seed)
         # Of its own: proposals of the main process alone would leave the processes' states different
@@ -191,7 +199,7 @@ class RolloutCollector:
         rewards = generated.rewards.reshape(n, self.group_size, len(self.reward_names)).astype(np.float32)
         lengths = generated.lengths.reshape(n, self.group_size).astype(np.int32)
         truncated = generated.truncated.reshape(n, self.group_size).astype(bool)
-        self._reward_checks.check(rewards, first_batch=not self.counters.values["rollouts_generated"])
+        self.reward_checks.check(rewards)
         self.counters.add(overlong_prompts=generated.overlong_prompts, reward_faults=generated.reward_faults)
         success_rates, kinds = self.classifier.classify(rewards, truncated)
         predicted = np.full(n, np.nan) if self.selector is None else self.selector.predict(ids)

@@ -96,6 +96,7 @@ def collector_state(collector: RolloutCollector) -> tuple[dict[str, Any], dict[s
     scale = collector.classifier.scale
     scalars = {
         "counters": collector.counters.values,
+        "scored": [collector.reward_checks.scores.tolist(), collector.reward_checks.completions],
         "zero_share": [collector.zero_share.zero, collector.zero_share.total],
         "reward_scale": [scale.low, scale.high] if math.isfinite(scale.low) else None,  # JSON has no infinity
         "dataset": {"size": collector.num_prompts, "hash": collector.dataset_hash},
@@ -117,6 +118,9 @@ def collector_state(collector: RolloutCollector) -> tuple[dict[str, Any], dict[s
 def load_collector_state(collector: RolloutCollector, scalars: dict[str, Any], files: dict[str, Arrays]) -> None:
     """The inverse of [`collector_state`], on a collector that was made with the same settings."""
     collector.counters.load(scalars["counters"])
+    scores, collector.reward_checks.completions = scalars["scored"]
+    if len(scores) == len(collector.reward_names):
+        collector.reward_checks.scores = np.array(scores, dtype=bool)
     collector.zero_share.zero, collector.zero_share.total = scalars["zero_share"]
     scale = collector.classifier.scale
     if scalars["reward_scale"] is not None and not scale.fixed:

@@ -45,17 +45,18 @@ class References(NamedTuple):
 @register_predictor("attention")
 class AttentionDifficultyPredictor(DifficultyPredictor, nn.Module):
     """
-    The paper's predictor. Its parameters have the names that the paper's authors gave them. Before it is fitted both
-    towers are the same and the calibration changes nothing: it averages what resembles the query.
+    The paper's predictor: attention over reference groups. Its parameters have the names of the authors' checkpoint.
+    Before it is fitted, both towers are equal and the calibration is the identity, so that it averages the success rates
+    of similar prompts.
 
     Args:
         embedding_width (`int`): width h of the embeddings.
         width (`int`, *optional*, defaults to `896`): width of the projections.
-        dropout (`float`, *optional*, defaults to `0.1`): dropout of the towers, while they are fitted.
-        seed (`int`, *optional*, defaults to `0`): of the first parameters; the global random state is left alone.
+        dropout (`float`, *optional*, defaults to `0.1`): dropout of the towers while they are fitted.
+        seed (`int`, *optional*, defaults to `0`): seed of the initial parameters. The global random state is not changed.
 
     Attributes:
-        references ([`References`] or `None`): the groups that `predict` attends to; [`set_references`] changes them.
+        references ([`References`] or `None`): groups that `predict` attends to; [`set_references`] sets them.
     """
 
     def __init__(self, embedding_width: int, width: int = 896, dropout: float = 0.1, seed: int = 0):
@@ -83,11 +84,11 @@ class AttentionDifficultyPredictor(DifficultyPredictor, nn.Module):
         return next(self.parameters()).device
 
     def project_queries(self, E: Embeddings) -> torch.Tensor:
-        """Float32 `(N, width)` from embeddings `(N, h)`: of prompts whose success rate is wanted."""
+        """Projections, float32 `(N, width)`, of prompts to predict, from embeddings `(N, h)`."""
         return self._project(self.regressor.sim_head.query_proj, E)
 
     def project_references(self, E: Embeddings) -> torch.Tensor:
-        """Float32 `(K, width)` from embeddings `(K, h)`: of prompts whose success rate is known."""
+        """Projections, float32 `(K, width)`, of reference prompts, from embeddings `(K, h)`."""
         return self._project(self.regressor.sim_head.ref_proj, E)
 
     @torch.no_grad()
@@ -109,10 +110,10 @@ class AttentionDifficultyPredictor(DifficultyPredictor, nn.Module):
         exclude: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """
-        Calibrated success rates of queries. Without `weight` and `exclude` these are the published predictions.
+        Calibrated success rates of queries. Without `weight` and `exclude`: the published predictions.
 
-        The calibration sees the mean and the unbiased deviation of all references, weighted as they are; of a single
-        one the deviation is 0. A query that is left without a reference counts as 0.5 before calibration.
+        The calibration takes the weighted mean and the unbiased weighted deviation of all references; the deviation of
+        one reference is 0. A query without any reference left has 0.5 before calibration.
 
         Args:
             zq (`torch.Tensor` of shape `(N, width)`): projections of the queries.
@@ -123,7 +124,10 @@ class AttentionDifficultyPredictor(DifficultyPredictor, nn.Module):
                 -1 for none.
 
         Returns:
-            `torch.Tensor` of shape `(N,)`: in (0, 1).
+            `torch.Tensor` of shape `(N,)`: success rates in (0, 1).
+
+        Raises:
+            PredictorError: shapes disagree, a success rate is NaN, or all weights are 0.
         """
         weight = torch.ones_like(p_ref) if weight is None else weight
         if not len(p_ref) or zr.shape != (len(p_ref), zq.shape[1]) or weight.shape != p_ref.shape:
@@ -148,7 +152,17 @@ class AttentionDifficultyPredictor(DifficultyPredictor, nn.Module):
         return torch.sigmoid(torch.logit(averages, CLAMP) / temperature + torch.tanh(out[1]))
 
     def set_references(self, E: Embeddings, p: torch.Tensor, weight: torch.Tensor | None = None) -> None:
-        """Attend to these groups from now on; the towers stay as they are. Arguments as of [`fit`]."""
+        """
+        Set the groups that `predict` attends to. The towers do not change.
+
+        Args:
+            E (`torch.Tensor` or `np.ndarray` of shape `(n, h)`): embedding of each group's prompt.
+            p (`torch.Tensor` of shape `(n,)`): success rates in [0, 1]; NaN ones are left out.
+            weight (`torch.Tensor` of shape `(n,)`, *optional*): weights >= 0; all 1 if not given.
+
+        Raises:
+            PredictorError: shapes disagree, or values are out of range.
+        """
         p, weight = check_labels(E, p, weight)
         z = self.project_references(E)
         used = weight > 0
@@ -158,15 +172,18 @@ class AttentionDifficultyPredictor(DifficultyPredictor, nn.Module):
         self, E: Embeddings, p: torch.Tensor, weight: torch.Tensor | None = None, seed: int = 0, epochs: int = 20
     ) -> None:
         """
-        Go on fitting the towers, leave-one-out: each group is predicted from all others, see
-        [`~trl_dataeff.difficulty.training.train`]. Fewer than 32 groups change nothing but the references.
+        Continue to fit the towers, each group predicted from the others, and set the references. With fewer than 32
+        groups only the references change. See [`~trl_dataeff.difficulty.training.train`].
 
         Args:
             E (`torch.Tensor` or `np.ndarray` of shape `(n, h)`): embedding of each group's prompt.
             p (`torch.Tensor` of shape `(n,)`): success rates in [0, 1]; NaN ones are left out.
             weight (`torch.Tensor` of shape `(n,)`, *optional*): weights >= 0; all 1 if not given.
-            seed (`int`, *optional*, defaults to `0`): of the held-out groups, the batches and dropout.
-            epochs (`int`, *optional*, defaults to `20`): at most as many.
+            seed (`int`, *optional*, defaults to `0`): seed of the held-out groups, the batches and dropout.
+            epochs (`int`, *optional*, defaults to `20`): maximum number of epochs.
+
+        Raises:
+            PredictorError: shapes disagree, or values are out of range.
         """
         check_width(E, self.embedding_width)
         rates, weights = check_labels(E, p, weight)
@@ -208,10 +225,6 @@ class AttentionDifficultyPredictor(DifficultyPredictor, nn.Module):
 
     def capacity(self, batch_groups: int) -> int:
         return ATTENDED
-
-    def start(self, E: Embeddings) -> None:
-        """Drop the references of an earlier run: their success rates are those of another policy."""
-        self.references = None
 
     def refit(self, groups: ObservedGroups, seed: int) -> bool:
         """Continue to fit the towers, if there are at least 32 groups."""

@@ -25,15 +25,18 @@ CLAMP = 1e-4  # bounds of the mean success rate that an intercept without any sp
 @register_predictor("logistic")
 class LogisticDifficultyPredictor(DifficultyPredictor):
     """
-    Ridge logistic regression of fractional success rates on principal components that are *not* whitened: all are
-    divided by the first one's deviation, so that those along which prompts differ little count little.
+    Ridge logistic regression of success rates on principal components. The components are not whitened: all are divided
+    by the deviation of the first one, so that directions in which prompts differ little count little.
 
     Minimises `sum_i w_i BCE(p_i, sigmoid(z_i c + b)) + l2 / 2 |c - c_0|^2` over `c` and the unpenalised `b`, in
-    float64. `c_0` is 0, or what [`anchor`] sets.
+    float64. `c_0` is 0, or the coefficients that [`anchor`] keeps.
 
     Args:
         components (`int`, *optional*, defaults to `32`): principal components; fewer if the embeddings have fewer.
         l2 (`float`, *optional*, defaults to `0.3`): ridge, in units of a group's weight; greater than 0.
+
+    Raises:
+        PredictorError: an argument is out of range.
     """
 
     def __init__(self, components: int = 32, l2: float = 0.3):
@@ -56,10 +59,13 @@ class LogisticDifficultyPredictor(DifficultyPredictor):
 
     def fit_basis(self, E: Embeddings) -> None:
         """
-        Find the components of a pool; once, before any fit. At most 20,000 rows, evenly spread, are looked at.
+        Compute the principal components of a pool, and forget earlier fits. Reads at most 20,000 rows, evenly spread.
 
         Args:
             E (`torch.Tensor` or `np.ndarray` of shape `(N, h)`): embeddings of the pool.
+
+        Raises:
+            PredictorError: there are no embeddings, or some are not finite.
         """
         check_width(E, 0)
         if not len(E):
@@ -79,7 +85,7 @@ class LogisticDifficultyPredictor(DifficultyPredictor):
         self.coefficients = self.prior = None
 
     def anchor(self) -> None:
-        """Let later fits be drawn to the present coefficients, in place of 0: what other runs taught is kept."""
+        """Regularise later fits towards the present coefficients instead of 0, to keep what was learned before."""
         self.prior = self.coefficients
 
     def fit(self, E: Embeddings, p: torch.Tensor, weight: torch.Tensor | None = None) -> None:
@@ -88,7 +94,7 @@ class LogisticDifficultyPredictor(DifficultyPredictor):
         self.fit_projected(self.project(E), p, weight)
 
     def fit_projected(self, Z: torch.Tensor, p: torch.Tensor, weight: torch.Tensor | None = None) -> None:
-        """[`fit`] from what [`project`] gave, `(n, d)`."""
+        """Fit to projections `(n, d)`; otherwise the same as [`fit`]."""
         p, weight = check_labels(Z, p, weight)
         used = weight > 0
         X = torch.cat([Z.cpu()[used], torch.ones(int(used.sum()), 1)], dim=1).double()

@@ -1,8 +1,8 @@
 """
-Fitting a predictor to the groups of finished runs, and measuring it on prompts that it has not seen.
+Fitting a predictor to the groups of finished runs, and measuring it on held-out prompts.
 
-Groups are known to the policy that rolled them out, so that each is predicted from groups of its own run and of nearby
-steps: a run is cut, in the order of its steps, into slices of about 512 groups, and a slice is a task.
+A success rate is that of one policy. A group is therefore predicted from groups of the same run and of nearby steps: a
+run is cut, in the order of its steps, into slices of about 512 groups, and each slice is a task.
 """
 
 from __future__ import annotations
@@ -42,6 +42,14 @@ class Slice(NamedTuple):
     rates: np.ndarray
 
 
+class Fitted(NamedTuple):
+    """A predictor fitted without the held-out prompts, its predictions, and its final fit to all prompts."""
+
+    predictor: DifficultyPredictor
+    predict: Predict
+    finish: Callable[[], None]
+
+
 class Quality(NamedTuple):
     """How well held-out groups are predicted; `pearson` is the mean over tasks, the others are over all groups."""
 
@@ -79,8 +87,8 @@ def fit_offline(
     Fit a predictor to all prompts but a fifth, and measure it on that fifth.
 
     Args:
-        kind (`str`): `"logistic"`, which is then fitted to all groups, or `"attention"`, which attends to the last
-            slice when it is loaded.
+        kind (`str`): `"logistic"`, which is then fitted to all groups, or `"attention"`, whose references are then the
+            last slice.
         E (`torch.Tensor` or `np.ndarray` of shape `(N, h)`): embeddings of all prompts.
         slices (sequence of [`Slice`]): see [`read_slices`].
         seed (`int`): of the held-out prompts and of the fit.
@@ -93,23 +101,14 @@ def fit_offline(
     prompts = np.unique(np.concatenate([piece.prompt_ids for piece in slices]))
     held_out = np.zeros(len(E), dtype=bool)
     held_out[rng.permutation(prompts)[: max(1, int(len(prompts) * HELD_OUT))]] = True
-    predictor: DifficultyPredictor
-    if kind == "logistic":
-        predictor, predict = _fit_logistic(E, slices, held_out)
-    else:
-        predictor, predict = _fit_attention(E, slices, held_out, rng, seed)
+    predictor, predict, finish = _FITS[kind](E, slices, held_out, rng, seed)
     contestants: dict[str, Predict] = {
         kind: predict,
         "mean": lambda references, p, queries: np.full(len(queries), float(p.mean())),
         "nearest neighbours": lambda references, p, queries: nearest_neighbours(E, references, p, queries),
     }
     quality = [measure(name, predict, slices, held_out) for name, predict in contestants.items()]
-    if isinstance(predictor, LogisticDifficultyPredictor):
-        predictor.prior = None
-        _fit_all(predictor, E, slices, np.zeros(len(E), dtype=bool))
-    else:
-        assert isinstance(predictor, AttentionDifficultyPredictor)
-        predictor.set_references(take(E, slices[-1].prompt_ids), torch.from_numpy(slices[-1].rates))
+    finish()
     return predictor, quality
 
 
@@ -141,9 +140,9 @@ def nearest_neighbours(E: Embeddings, references: np.ndarray, p: torch.Tensor, q
 
 
 def _fit_logistic(
-    E: Embeddings, slices: Sequence[Slice], held_out: np.ndarray
-) -> tuple[LogisticDifficultyPredictor, Predict]:
-    """As it is used in a run: fitted to a slice, and drawn to what all slices say."""
+    E: Embeddings, slices: Sequence[Slice], held_out: np.ndarray, rng: np.random.Generator, seed: int
+) -> Fitted:
+    """Measured as it is used in a run: fitted to a slice, and regularised towards the fit to all slices."""
     predictor = LogisticDifficultyPredictor()
     predictor.fit_basis(E)
     _fit_all(predictor, E, slices, held_out)
@@ -153,7 +152,11 @@ def _fit_logistic(
         predictor.fit(take(E, references), p)
         return predictor.predict(take(E, queries)).numpy()
 
-    return predictor, predict
+    def finish() -> None:
+        predictor.prior = None
+        _fit_all(predictor, E, slices, np.zeros(len(E), dtype=bool))
+
+    return Fitted(predictor, predict, finish)
 
 
 def _fit_all(
@@ -166,8 +169,8 @@ def _fit_all(
 
 def _fit_attention(
     E: Embeddings, slices: Sequence[Slice], held_out: np.ndarray, rng: np.random.Generator, seed: int
-) -> tuple[AttentionDifficultyPredictor, Predict]:
-    """A fifth of the other prompts says when to stop."""
+) -> Fitted:
+    """Of the other prompts, a fifth decides when to stop."""
     stopping = ~held_out & (rng.random(len(E)) < HELD_OUT)
     tasks = []
     for piece in slices:
@@ -181,7 +184,13 @@ def _fit_attention(
         predictor.set_references(take(E, references), p)
         return predictor.predict(take(E, queries)).numpy()
 
-    return predictor, predict
+    def finish() -> None:
+        predictor.set_references(take(E, slices[-1].prompt_ids), torch.from_numpy(slices[-1].rates))
+
+    return Fitted(predictor, predict, finish)
+
+
+_FITS = {"logistic": _fit_logistic, "attention": _fit_attention}
 
 
 def _slices_of(path: Path, size: int) -> list[Slice]:
@@ -209,7 +218,7 @@ def _read(path: Path) -> pa.Table:
     try:
         table = pq.read_table(path)
     except (pa.ArrowException, OSError) as error:
-        raise PredictorError(f"{path} is not a parquet file, or is damaged: {error}") from error
+        raise PredictorError(f"{path} is not a parquet file, or is corrupt: {error}") from error
     missing = [name for name in COLUMNS if name not in table.column_names]
     if missing:
         raise PredictorError(

@@ -1,4 +1,4 @@
-"""How good predicted success rates are. Pairs in which either value is NaN are left out."""
+"""Quality of predicted success rates. Pairs in which either value is NaN are left out."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ def mean_absolute_error(predicted: np.ndarray, observed: np.ndarray) -> float:
 
 def calibration_error(predicted: np.ndarray, observed: np.ndarray) -> float:
     """
-    Expected calibration error: predictions in [0, 1] fall in 10 bins of equal width, the upper end belonging to the
-    last one, and the distances of each bin's mean prediction from its mean observation are averaged, weighted by the
-    bin's share of the predictions. In [0, 1]; NaN without a pair.
+    Expected calibration error in [0, 1]; NaN without a pair. Predictions fall into 10 bins of equal width. The distance
+    between a bin's mean prediction and its mean observation is averaged over bins, weighted by their predictions.
     """
     x, y = _pairs(predicted, observed)
     if not len(x):
@@ -38,10 +37,11 @@ def calibration_error(predicted: np.ndarray, observed: np.ndarray) -> float:
 
 class PredictionRecord:
     """
-    The newest predictions, each made before its group was rolled out, beside what the group then gave.
+    The newest predictions, made before the rollouts, with the success rates then observed.
 
     Args:
-        capacity (`int`, *optional*, defaults to `256`): groups of each kind: those drawn uniformly, and those chosen.
+        capacity (`int`, *optional*, defaults to `256`): groups that are kept of those drawn uniformly, and as many of
+            those selected.
     """
 
     def __init__(self, capacity: int = 256):
@@ -49,14 +49,21 @@ class PredictionRecord:
         self._rows = np.empty((0, 3), dtype=np.float32)  # predicted, observed, whether drawn uniformly
 
     def add(self, predicted: np.ndarray, observed: np.ndarray, uniform: np.ndarray) -> None:
-        """Enter groups, all `(n,)`; those with NaN are passed over."""
+        """
+        Enter groups; those with NaN are ignored.
+
+        Args:
+            predicted (`np.ndarray` of shape `(n,)`): predicted success rates.
+            observed (`np.ndarray` of shape `(n,)`): observed success rates.
+            uniform (`np.ndarray` of shape `(n,)`): bool, whether the prompt was drawn uniformly.
+        """
         rows = np.stack([predicted, observed, uniform], axis=1).astype(np.float32)
         rows = np.concatenate([self._rows, rows[~np.isnan(rows).any(axis=1)]])
         newer_of_its_kind = np.where(rows[:, 2] == 1, *(np.cumsum(rows[::-1, 2] == kind)[::-1] for kind in (1, 0)))
         self._rows = rows[newer_of_its_kind <= self.capacity]
 
     def metrics(self) -> dict[str, float]:
-        """By their names in `trl_dataeff.tracking.metrics`; those that are not defined yet are left out."""
+        """Metrics by name, such as `predictor/pearson`; those that are not defined yet are left out."""
         predicted, observed, uniform = self._rows.T
         chosen = uniform == 0
         values = {
@@ -69,9 +76,11 @@ class PredictionRecord:
         return {name: value for name, value in values.items() if not np.isnan(value)}
 
     def state_dict(self) -> dict[str, np.ndarray]:
+        """Arrays for `load_state_dict`."""
         return {"rows": self._rows.copy()}
 
     def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
+        """Restore what `state_dict` returned."""
         self._rows = state["rows"].astype(np.float32)
 
 

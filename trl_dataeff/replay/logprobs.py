@@ -82,7 +82,6 @@ class LogprobRecorder:
 def compute_leftover_logps(
     groups: Sequence[RolloutGroup],
     forward: Forward,
-    *,
     padding_group: RolloutGroup,
     pad_token_id: int,
     processes: Processes,

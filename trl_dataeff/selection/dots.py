@@ -137,6 +137,12 @@ class DotsSelector(Selector):
         history_prior: float = 4.0,
         history_half_life: float = 20.0,
     ):
+        for name, value, known in (
+            ("objective", objective, ("effective", "target")),
+            ("reference", reference, ("rolling", "paper")),
+        ):
+            if value not in known:
+                raise ValueError(f"`{name}` is {value!r}; it takes {' or '.join(map(repr, known))}.")
         self.objective, self.sharpness, self.target, self.temperature = objective, sharpness, target, temperature
         self.exploration = exploration
         self.predictor, self.predictor_args = predictor, predictor_args

@@ -62,7 +62,9 @@ METRICS: dict[str, Metric] = {
     ),
     "replay/ratio_mean": Metric("ratio", "Mean of pi_old / pi_behavior, not truncated, over those groups' tokens."),
     "replay/ratio_max": Metric("ratio", "Largest pi_old / pi_behavior, not truncated, over those groups' tokens."),
-    "reward_faults": Metric("rewards", "So far, rewards that were non-numeric, infinite, or late.", True),
+    "reward_faults": Metric(
+        "rewards", "So far, rewards that were non-numeric, infinite, or late (with `reward_timeout`).", True
+    ),
     "overlong_prompts": Metric(
         "completions", "So far, those whose prompt leaves no room for a completion in the model's context.", True
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import signal
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from trl import GRPOTrainer
 
+from benchmarks import predictor
 from benchmarks.lab import runs, train
 from benchmarks.lab.counting import counting
 from benchmarks.lab.methods import METHODS, find
@@ -182,7 +184,7 @@ def test_a_budget_of_rollouts_ends_a_run(start):
 
 
 def test_a_run_that_a_signal_stops_is_not_finished(start, tmp_path, monkeypatch):
-    """The package's trainer ends a run in good order when it is told to stop; that is no result."""
+    """With `save_on_signal` the package's trainer ends a run in good order when it is told to stop; that is no result."""
     real = train.Evaluations.on_step_end
 
     def signalled(self, args, state, control, **kwargs):
@@ -191,10 +193,40 @@ def test_a_run_that_a_signal_stops_is_not_finished(start, tmp_path, monkeypatch)
         return real(self, args, state, control, **kwargs)
 
     monkeypatch.setattr(train.Evaluations, "on_step_end", signalled)
-    specs = [dataclasses.replace(SPEC, method="default", steps=5)]
-    with pytest.raises(RuntimeError, match="stopped at step"):
+    specs = [dataclasses.replace(SPEC, method="default,save_on_signal=true", steps=5)]
+    with pytest.raises(SystemExit) as raised:
+        runs.run_all(specs, start, tmp_path, workers=1)
+    assert raised.value.code == 143
+    file = RunFile(tmp_path, specs[0].name)
+    assert [row["step"] for row in file.rows()] == [0, 2]
+    assert not file.finished()
+
+
+@pytest.mark.parametrize("method", ["uniform", "default"])
+def test_a_run_that_ends_early_is_not_finished(method, start, tmp_path, monkeypatch):
+    real = train.Evaluations.on_step_end
+
+    def stopped(self, args, state, control, **kwargs):
+        control.should_training_stop = state.global_step == 2
+        return real(self, args, state, control, **kwargs)
+
+    monkeypatch.setattr(train.Evaluations, "on_step_end", stopped)
+    specs = [dataclasses.replace(SPEC, method=method, steps=5)]
+    with pytest.raises(RuntimeError, match="stopped at step 2"):
         runs.run_all(specs, start, tmp_path, workers=1)
     assert not RunFile(tmp_path, specs[0].name).finished()
+
+
+def test_what_a_selector_reports_is_averaged_since_the_last_evaluation(start, monkeypatch):
+    """TRL's store has only its latest value."""
+    from trl_dataeff import DotsSelector
+
+    reported = iter(range(1, 100))
+    monkeypatch.setattr(DotsSelector, "metrics", lambda self: {"predictor/pearson": next(reported) / 100})
+    rows = rows_of(dataclasses.replace(SPEC, method="dots", steps=5), start)
+    assert [row["step"] for row in rows] == [0, 2, 4, 5]
+    assert [row["pearson"] for row in rows] == [None, pytest.approx(0.015), pytest.approx(0.035), pytest.approx(0.05)]
+    assert {row["pearson"] for row in rows_of(dataclasses.replace(SPEC, method="greso"), start)} == {None}
 
 
 def test_methods_are_interleaved():
@@ -296,3 +328,14 @@ def test_table_and_report_are_written(tmp_path):
     assert "oracle" in page
     for outside in ("http-equiv", "<script", "<img", "<link"):
         assert outside not in page
+
+
+def test_the_predictor_benchmark_records_every_group_and_compares_what_the_committed_rows_hold(start):
+    run = predictor.record_run(0, steps=2, every=1, start=start)
+    assert run["windows"].tolist() == [1] * 16 + [2] * 16
+    assert run["at"].tolist() == [1, 2]
+    assert set(run["ids"]) <= set(range(len(run["pool"])))
+    committed = json.loads(predictor.OUT.read_text())
+    rows = predictor.compare(run, 0)
+    assert [row["window"] for row in rows] == [1, 2]
+    assert {tuple(row) for row in rows} == {tuple(row) for row in committed}

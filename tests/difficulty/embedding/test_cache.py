@@ -40,6 +40,20 @@ def one_value_changed(seed=0):
     return model
 
 
+def test_another_transform_of_the_same_rows_is_embedded_anew(embed):
+    dataset = varied_dataset()
+    first = embed(dataset)
+    dataset.set_transform(lambda rows: {"prompt": [text.upper() for text in rows["prompt"]]})
+    assert not np.array_equal(embed(dataset), first)
+    assert embed.forwards == 2
+
+
+def test_layout_of_the_dataset_makes_no_difference(embed):
+    embed(varied_dataset())
+    embed(varied_dataset().select([5, 4, 3, 2, 1, 0]).select([5, 4, 3, 2, 1, 0]))
+    assert embed.forwards == 1
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -28,6 +28,7 @@ from tests.factories import (
     varied_dataset,
 )
 from trl_dataeff.difficulty.embedding import EmbeddingError, embed_dataset, length_batches
+from trl_dataeff.difficulty.embedding import model as embedding_model
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -175,6 +176,13 @@ def test_modes_come_back_after_an_error(embed):
     assert all(module.training for module in model.modules())
     assert torch.is_grad_enabled()
     assert not list(embed.folder.iterdir())
+
+
+def test_a_missing_column_is_an_error_before_a_model_is_loaded(embed, tmp_path, monkeypatch):
+    folder = save_bert(tmp_path / "bert")
+    monkeypatch.setattr(embedding_model.AutoModel, "from_pretrained", lambda *args, **options: pytest.fail("loaded"))
+    with pytest.raises(EmbeddingError, match="no column 'prompt'"):
+        embed(Dataset.from_dict({"question": ["a"]}), folder)
 
 
 def test_datasets_that_cannot_be_embedded(embed):

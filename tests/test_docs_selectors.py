@@ -1,0 +1,97 @@
+"""The page `docs/selectors.md` runs as it stands."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from tests.factories import mixed_reward, plain_dataset, tiny_model, tiny_tokenizer
+from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer, Selector
+
+
+PAGE = Path(__file__).parents[1] / "docs" / "selectors.md"
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
+TINY = {"use_cpu": True, "bf16": False, "max_completion_length": 8, "report_to": "none", "disable_tqdm": True}
+
+
+class TinyConfig(DataEfficientGRPOConfig):
+    """The page's configuration, on this machine."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **{**TINY, **kwargs})
+
+
+def tiny_trainer(model, *args, **kwargs):
+    return DataEfficientGRPOTrainer(model(), *args, processing_class=tiny_tokenizer(), **kwargs)
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """The page's names after its code was run, and what each of its trainers logged."""
+    folder = tmp_path_factory.mktemp("page")
+    names = {"__name__": "page", "model": tiny_model, "reward": mixed_reward, "dataset": plain_dataset()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr("trl_dataeff.DataEfficientGRPOConfig", TinyConfig, raising=False)
+        patch.setattr("trl_dataeff.DataEfficientGRPOTrainer", tiny_trainer, raising=False)
+        trainers = []
+        for block in BLOCKS:
+            exec(compile(block, str(PAGE), "exec"), names)
+            if names.get("trainer") is not None and names["trainer"] not in trainers:
+                trainers.append(names["trainer"])
+    return folder, names, trainers
+
+
+def test_the_selector_takes_about_20_lines():
+    (block,) = [block for block in BLOCKS if "class LastRateSelector" in block]
+    body = block[block.index("class LastRateSelector") :].splitlines()
+    assert sum(bool(line.strip()) for line in body) <= 22
+
+
+def test_both_trainers_used_the_selector(page):
+    _, names, (by_instance, by_name) = page
+    assert issubclass(names["LastRateSelector"], Selector)
+    for trainer in (by_instance, by_name):
+        assert type(trainer.collector.selector) is names["LastRateSelector"]
+        assert trainer.collector.selector.floor == 0.05
+        assert any("dataeff/selector/mean_rate" in log for log in trainer.state.log_history)
+    assert (by_instance.state.global_step, by_name.state.global_step) == (4, 6)
+
+
+def test_the_resumed_run_is_the_one_that_never_stopped(page, tmp_path):
+    folder, names, (_, resumed) = page
+    config = TinyConfig(
+        str(tmp_path), per_device_train_batch_size=16, num_generations=4, max_steps=6, save_strategy="no",
+    )  # fmt: skip
+    whole = tiny_trainer(
+        names["model"], names["reward"], config, names["dataset"], selector=names["LastRateSelector"](0.05)
+    )
+    whole.train()
+    np.testing.assert_array_equal(resumed.collector.selector.rates, whole.collector.selector.rates)
+    columns = ["step", "prompt_id", "success_rate", "predicted", "kind"]
+    tables = [
+        pq.read_table(Path(f) / "dataeff" / "groups.parquet", columns=columns) for f in (folder / "out", tmp_path)
+    ]
+    assert tables[0].equals(tables[1])
+
+
+def test_it_prefers_prompts_whose_last_group_was_mixed(page):
+    _, _, (_, trainer) = page
+    selector = trainer.collector.selector
+    rates = selector.rates.copy()
+    selector.rates[:] = 0.0
+    selector.rates[:4] = 0.5
+    drawn = np.concatenate([selector.propose(2, trainer.collector.rng) for _ in range(200)])
+    selector.rates = rates
+    assert (drawn < 4).mean() > 0.5  # 4 of 24 prompts, of weight 0.30 against 0.05: 0.55 at the first draw
+
+
+def test_the_pages_own_test_passes(page):
+    _, names, _ = page
+    (mark,) = [mark for mark in names["test_last_rate_selector"].pytestmark if mark.name == "parametrize"]
+    for make, check in mark.args[1]:
+        check(make)
