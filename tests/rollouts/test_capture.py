@@ -79,7 +79,9 @@ def test_a_recording_of_two_processes_is_one_round(tool_mask):
 
 def test_attributes_are_restored_also_after_an_error():
     thing = SimpleNamespace(a=1, b=2)
-    with pytest.raises(KeyError), temporarily(thing, a=3):
+    with temporarily(thing, a=3):
         assert (thing.a, thing.b) == (3, 2)
+    assert (thing.a, thing.b) == (1, 2)
+    with pytest.raises(KeyError), temporarily(thing, a=3, b=4):
         raise KeyError
     assert (thing.a, thing.b) == (1, 2)

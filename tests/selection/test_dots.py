@@ -186,3 +186,26 @@ def test_a_predictor_that_was_fitted_before_is_there_from_the_start(tmp_path):
     predictor.fit(population.embeddings, torch.from_numpy(population.p))
     rolling = RollingDifficulty(population.embeddings, predictor)
     assert pearson(rolling.refresh(0), population.p) > 0.9
+
+
+def test_with_other_embeddings_the_groups_are_restored_and_the_predictor_is_fitted_to_them_anew(caplog_transformers):
+    """As after a resume on other hardware; with the same embeddings predictions go on to the last bit."""
+    population, rng = Population(), generator()
+    selector = population.selector("dots")
+    for _ in range(6):
+        population.batch(selector, rng)
+    state = selector.state_dict()
+    same = population.selector("dots")
+    same.load_state_dict(state)
+    np.testing.assert_array_equal(same.difficulty.refresh(6), selector.difficulty.refresh(6))
+    assert not caplog_transformers.records
+
+    population.embeddings = population.embeddings[:, ::-1].copy()
+    other = population.selector("dots")
+    other.load_state_dict(state)
+    assert "embeddings differ from those of the run" in caplog_transformers.text
+    anew = RollingDifficulty(population.embeddings, LogisticDifficultyPredictor())
+    anew.ids, anew.rates, anew.batches = (selector.difficulty.state_dict()[n] for n in ("ids", "rates", "batches"))
+    np.testing.assert_array_equal(other.difficulty.refresh(6), anew.refresh(6))
+    np.testing.assert_array_equal(other.estimate(), selector.estimate())
+    assert other.batch == 6
