@@ -129,15 +129,16 @@ def resolve_selector(
         selector = make_selector(name, args.selector_arguments(name))
     if not selector.uses_references:
         return selector
-    if args.dots_reference == "paper" and args.dots_reference_size < processes:
+    size = getattr(selector, "reference_size", processes)
+    if size < processes:
         raise ValueError(
-            f"`dots_reference_size` is {args.dots_reference_size}, and each of {processes} processes generates rollouts "
-            "for at least one reference prompt. Set it to at least that."
+            f"`dots_reference_size` is {size}, and each of {processes} processes generates rollouts for at least one "
+            f"reference prompt. Set it to at least {processes}."
         )
     if unsupported_reason is not None:
         raise ValueError(
             f"{type(selector).__name__} generates reference rollouts outside of TRL's pass over a batch, which is not "
-            f"possible with {unsupported_reason}. With `dots_reference='rolling'` no reference rollouts are needed."
+            f"possible with {unsupported_reason}. Use a selector without them (DOTS with `dots_reference='rolling'`)."
         )
     return selector
 

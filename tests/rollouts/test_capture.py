@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from tests.factories import make_group
-from trl_dataeff.rollouts.capture import Playback, Recording, row_value, split_rollouts, temporarily
+from trl_dataeff.rollouts.capture import Generated, Playback, Recording, row_value, split_rollouts, temporarily
 from trl_dataeff.rollouts.distributed import Processes
 
 
 def test_a_group_with_different_prompts_is_refused():
     with pytest.raises(ValueError, match="different `prompt_ids`"):
-        split_rollouts(2, [[1], [2]], [[3], [4]], None, ["a", "b"], None, {})
+        split_rollouts(Generated([[1], [2]], [[3], [4]], None, ["a", "b"], None, {}, None, []), 2, {})
 
 
 def test_groups_with_and_without_a_tool_mask_are_played_back_together():
@@ -31,15 +31,17 @@ def test_groups_with_and_without_a_tool_mask_are_played_back_together():
 
 def test_rollouts_are_cut_by_group():
     logged = {"whole": list("abcd"), "partial": ["x"]}
-    first, second = split_rollouts(
-        2,
+    generated = Generated(
         prompt_ids=[[1], [1], [2, 3], [2, 3]],
         completion_ids=[[4], [5, 6], [7], [8]],
         tool_mask=[[1], [1, 0], [1], [1]],
         completions=["a", "b", "c", "d"],
         logprobs=[[-1.0], [None, -2.0], [-3.0], [-4.0]],
-        logged=logged,
+        extra_fields={},
+        images=None,
+        tool_images=[],
     )
+    first, second = split_rollouts(generated, 2, logged)
     assert first.completions == ["a", "b"]
     assert second.prompt_tokens.tolist() == [2, 3]
     assert [t.tolist() for t in first.completion_tokens] == [[4], [5, 6]]
@@ -61,8 +63,8 @@ def test_a_recording_of_two_processes_is_one_round(tool_mask):
     processes = Processes(0, 2, gather=lambda own: torch.cat([own, other]))
     guard = SimpleNamespace(take_faults=lambda: 3)
     recording = Recording({9}, overlong=lambda lengths: [n > 2 for n in lengths], reward_guard=guard)
-    generated = ([[1, 2], [1, 2, 3]], [[4, 5, 9], [6]], tool_mask, ["a", "b"], None)
-    assert recording.generate(lambda prompts: generated, ["p", "q"]) is generated
+    generated = ([[1, 2], [1, 2, 3]], [[4, 5, 9], [6]], tool_mask, ["a", "b"], None, {}, None, [])
+    assert recording.generate(lambda prompts: generated, ["p", "q"]) == generated
     rewards = torch.tensor([[1.0], [0.0], [0.5], [float("nan")]])
     assert recording.score(lambda *args: rewards if args == (1, 2) else None, 1, 2) is rewards
     rollouts = [make_group().rollouts]

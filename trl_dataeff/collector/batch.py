@@ -101,6 +101,8 @@ def fill_batch(
             no more of other prompts.
         rng (`torch.Generator`, *optional*): draws the replayed groups; needed with `buffer`.
     """
+    if buffer is not None and rng is None:
+        raise ValueError("`buffer` is given without `rng`, which draws the replayed groups. Give both.")
     _set_origin(leftover, "leftover")
     effective_references = [group for group in references if group.effective]
     # Without a buffer references take up to half of the batch: the rest is selected

@@ -51,8 +51,8 @@ class SelectorContext:
 
     def embeddings(self) -> Embeddings:
         """
-        Embeddings of all prompts, `(N, h)`, made at the first call: by the policy as it is before training, or by
-        `dots_embedding`.
+        Embeddings of all prompts, `(N, h)`, made at the first call: by the policy as it is then, or by `dots_embedding`.
+        Call it in `bind`, so that a resumed run gets the same.
 
         Raises:
             `ValueError`: the prompts of this run cannot be embedded.
@@ -129,7 +129,7 @@ class Selector(ABC):
 
     def observe(self, groups: Sequence[RolloutGroup]) -> None:
         """
-        Learn from a generation batch. Called once per batch.
+        Learn from a generation batch. Called once per batch, unless nothing was generated for it.
 
         Args:
             groups: all groups generated for it, dropped ones included, in order. A prompt may occur more than once; a
