@@ -30,6 +30,7 @@ import datasets
 import pytest
 import torch
 import transformers
+import transformers.dynamic_module_utils
 import trl
 import trl.trainer
 import trl.trainer.grpo_trainer
@@ -128,6 +129,7 @@ def _replace(patch: pytest.MonkeyPatch, stand_ins: StandIns, ours: bool) -> None
     for loader in _LOADERS:
         patch.setattr(loader, "from_pretrained", _redirected(stand_ins, loader))
     patch.setattr(datasets, "load_dataset", _load_dataset)
+    patch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(stand_ins.folder / "modules"))
     for module in (trl, trl.trainer, trl.trainer.grpo_trainer):
         patch.setattr(module, "GRPOConfig", OffConfig if ours else BaselineConfig)
         if ours:
