@@ -95,6 +95,19 @@ def test_impossible_draws_are_refused(n):
         gumbel_top_k(torch.tensor([0.0, float("nan")]), 1)
 
 
+@pytest.mark.parametrize("weights", [[0.0, -3.0, *[-np.inf] * 4], [-500.0, -1e4, *[-np.inf] * 4], [-np.inf] * 6])
+def test_prompts_of_weight_zero_come_last_in_random_order(weights):
+    log_weights, rng = torch.tensor(weights, dtype=torch.float64), generator()
+    drawable = [i for i, w in enumerate(weights) if w > -np.inf]
+    first_excluded = np.zeros(6)
+    for _ in range(600):
+        order = gumbel_top_k(log_weights, 6, rng).tolist()
+        assert sorted(order[: len(drawable)]) == drawable
+        first_excluded[order[len(drawable)]] += 1
+    expected = 600 / (6 - len(drawable))
+    assert np.abs(first_excluded[len(drawable) :] - expected).max() < 5 * np.sqrt(expected)
+
+
 class Population:
     """400 prompts whose success rate is a function of their embedding, 70 % of them unsolvable."""
 

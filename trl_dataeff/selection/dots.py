@@ -69,7 +69,10 @@ def gumbel_keys(log_weights: torch.Tensor, generator: torch.Generator | None) ->
     (the Gumbel-max trick; Kool et al. 2019, arXiv 1903.06059). Prompts of weight 0 come last, in random order.
     """
     noise = -torch.empty(log_weights.shape, dtype=torch.float64).exponential_(generator=generator).log()
-    return torch.where(log_weights.isneginf(), noise - 1e300, log_weights.double() + noise)
+    excluded, log_weights = log_weights.isneginf(), log_weights.double()
+    # Below all others: in float64 Gumbel noise lies between -4 and 40
+    last = (log_weights[~excluded].min() if bool((~excluded).any()) else 0.0) - 100.0
+    return torch.where(excluded, last, log_weights) + noise
 
 
 def gumbel_top_k(log_weights: torch.Tensor, n: int, generator: torch.Generator | None = None) -> torch.Tensor:
