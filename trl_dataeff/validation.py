@@ -90,7 +90,10 @@ def check_selection(args: DataEfficientGRPOConfig, selector: Selector | None) ->
     if selector is not None:
         return
     name = AUTO_SELECTION if args.selection == "auto" else args.selection
-    make_selector(name, args.selector_arguments(name))
+    try:
+        make_selector(name, args.selector_arguments(name))
+    except ValueError as error:
+        raise ValueError(f"`selection` is {args.selection!r}. {error}") from error
     if "dots" not in name:
         return
     assert not isinstance(args.dots_predictor_args, str)  # TrainingArguments parses JSON text

@@ -22,7 +22,7 @@ from trl_dataeff.cli import launch as launching
 from trl_dataeff.cli.arguments import TYPES
 from trl_dataeff.cli.errors import UserError
 from trl_dataeff.cli.grpo import make_trainer, parse, train
-from trl_dataeff.cli.help import own_fields
+from trl_dataeff.cli.help import FAULT_TOLERANCE, own_fields
 from trl_dataeff.cli.main import main
 
 
@@ -280,7 +280,7 @@ def test_help_shows_every_field_of_ours(capsys):
     ours = {f.name for f in dataclasses.fields(DataEfficientGRPOConfig)} - {
         f.name for f in dataclasses.fields(GRPOConfig)
     }
-    prefixes = ("replay_", "dots_", "greso_", "history_", "exploration", "reward_timeout")
+    prefixes = ("replay_", "dots_", "greso_", "history_", "exploration", *FAULT_TOLERANCE)
     assert set(own_fields()) | set(own_fields(*prefixes)) == ours
     assert all(f"  --{name} " in short for name in ours)
 
