@@ -3,10 +3,14 @@
 import inspect
 import re
 
+import numpy as np
 import pytest
+import torch
+from transformers import TrainerCallback
 from trl import GRPOTrainer
 
 from tests.factories import (
+    Watched,
     even_length_reward,
     groups_since,
     history,
@@ -108,3 +112,76 @@ def test_evaluation_touches_neither_selection_nor_counters(tmp_path):
     fresh = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path / "b", train=False, **options)
     assert "eval_reward" in fresh.evaluate()
     assert not hasattr(fresh, "collector")
+
+
+def test_the_logged_reward_is_that_of_all_fresh_groups_if_every_one_was_dropped(tmp_path):
+    """From step 3 on no group is effective, and batches are made of replayed groups alone."""
+
+    def reward(completion_ids, trainer_state, **kwargs):
+        solved = trainer_state.global_step >= 3
+        return [0.25] * len(completion_ids) if solved else even_length_reward(completion_ids)
+
+    options = {"dynamic_sampling": True, "replay_fraction": 0.5, "max_rollout_rounds": 1, "rollout_round_max": 3.0}
+    trainer = run(Watched, DataEfficientGRPOConfig, tmp_path, rewards=reward, max_steps=8, **options)
+    logs = [log for log in trainer.state.log_history if "reward" in log]
+    assert all(log["reward"] is not None for log in logs)
+    late = [(batch, log) for batch, log in zip(trainer.batches, logs, strict=True) if not batch.trained_now]
+    assert len(late) >= 3
+    for batch, log in late:
+        assert batch.dropped == batch.generated
+        assert (log["reward"], log["reward_std"], log["rewards/reward/mean"]) == (0.25, 0, 0.25)
+
+
+def test_the_logged_reward_of_a_batch_of_leftover_groups_is_theirs(tmp_path):
+    options = {"dynamic_sampling": True, "rollout_margin": 3.0, "rollout_round_max": 3.0, "max_steps": 6}
+    trainer = run(Watched, DataEfficientGRPOConfig, tmp_path, **options)
+    logs = [log for log in trainer.state.log_history if "reward" in log]
+    old = [(batch, log) for batch, log in zip(trainer.batches, logs, strict=True) if not batch.generated]
+    assert old
+    for batch, log in old:
+        assert log["reward"] == pytest.approx(np.mean([group.rewards for group in batch.trained]))
+
+
+class Curriculum(TrainerCallback):
+    """From step 3 on the second reward counts instead of the first."""
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == 3:
+            self.trainer.reward_weights = torch.tensor([0.0, 1.0])
+
+
+@pytest.mark.parametrize("fields", [{}, {"dynamic_sampling": True}], ids=["a single pass", "rounds"])
+def test_reward_weights_that_a_callback_changes_reach_what_is_learned_of_a_group(tmp_path, fields):
+    """Kinds, success rates, the table, the evidence that DOTS predicts with, and the history of each prompt."""
+
+    def always(completion_ids, **kwargs):
+        return [1.0] * len(completion_ids)
+
+    curriculum = Curriculum()
+    fields = {"selection": "dots", "reward_weights": [1.0, 0.0], "reward_range": [0.0, 1.0], **fields}
+    trainer = make_trainer(
+        tmp_path,
+        "off",
+        rewards=[even_length_reward, always],
+        save_strategy="no",
+        max_steps=6,
+        **fields,
+        trainer={"callbacks": [curriculum]},
+    )
+    curriculum.trainer = trainer
+    trainer.train()
+    table = groups_since(tmp_path, 0)
+    before, after = table[table["step"] < 3], table[table["step"] >= 3]
+    assert before["kind"].eq("effective").any()
+    assert before["reward"].lt(1).any()
+    assert after["kind"].eq("easy").all()
+    assert after["success_rate"].eq(1).all()
+    assert after["reward"].eq(1).all()
+    difficulty = trainer.selector.difficulty
+    late = difficulty.batches > 3  # counted from 1
+    assert late.any()
+    assert (difficulty.rates[late] == 1).all()
+    seen_late_only = sorted(set(after["prompt_id"]) - set(before["prompt_id"]))
+    assert seen_late_only
+    predicted = np.full(len(seen_late_only), 0.5)
+    assert (trainer.selector.history.estimate(predicted, trainer.selector.batch, seen_late_only) > 0.6).all()
