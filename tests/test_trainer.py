@@ -185,3 +185,19 @@ def test_reward_weights_that_a_callback_changes_reach_what_is_learned_of_a_group
     assert seen_late_only
     predicted = np.full(len(seen_late_only), 0.5)
     assert (trainer.selector.history.estimate(predicted, trainer.selector.batch, seen_late_only) > 0.6).all()
+
+
+def test_an_instance_whose_init_did_not_run_generates_and_scores_as_grpo_trainer(monkeypatch):
+    """TRL's own tests make such instances, and subclasses may call these methods before `super().__init__()`."""
+    passed = {
+        "_generate": ("generated", ["a prompt"]),
+        "_calculate_rewards": ("scored", [{"prompt": "p"}], ["p"], ["c"], [[1]]),
+        "_get_per_token_logps_and_entropies": (("logps", "entropies"), "model", "ids"),
+        "_compute_loss": ("loss", "model", {}),
+        "_get_grad_norm": ("norm", "model"),
+    }
+    trainer = DataEfficientGRPOTrainer.__new__(DataEfficientGRPOTrainer)
+    trainer.reward_func_names = ["reward"]
+    for name, (returned, *arguments) in passed.items():
+        monkeypatch.setattr(GRPOTrainer, name, lambda self, *args, result=returned, **kwargs: (result, args))
+        assert getattr(trainer, name)(*arguments) == (returned, tuple(arguments))

@@ -57,7 +57,8 @@ def check_dataset(
             f"`train_dataset` has no column `prompt`; its columns are {dataset.column_names}. Rename the column that "
             "holds the prompts: `dataset.rename_column('question', 'prompt')`."
         )
-    check_prompts(dataset)
+    if environment_factory is None:  # which may make prompts of empty ones
+        check_prompts(dataset)
     prompts = args.generation_batch_size // args.num_generations
     if len(dataset) < prompts:
         raise ValueError(
@@ -157,22 +158,62 @@ def _selection(args: DataEfficientGRPOConfig, unsupported_reason: str | None, sh
 
 
 def check_prompts(dataset: Dataset) -> None:
-    """Raise a `ValueError` that names rows without a prompt, on which tokenization would fail in the middle of a run."""
+    """
+    Raise a `ValueError` that names rows without a prompt: `None`, `""`, or a conversation whose last message is empty.
+    Tokenization would fail on them in the middle of a run, or the model would answer nothing.
+    """
     if "prompt" not in dataset.column_names:
         return  # a transform makes it
-    column = dataset.data.column("prompt")
-    lengths = pc.list_value_length(column) if pa.types.is_list(column.type) else None
-    empty = column.null_count or (lengths is not None and pc.any(pc.equal(lengths, 0)).as_py())
-    if not empty:
-        return  # without looking at a row; those that a selection left out count too
-    rows = dataset.with_format("arrow").select_columns(["prompt"])[:]["prompt"].to_pylist()
-    bad = [i for i, prompt in enumerate(rows) if prompt is None or prompt == []]
-    if bad:
-        shown = ", ".join(map(str, bad[:5])) + (", ..." if len(bad) > 5 else "")
-        raise ValueError(
-            f"`train_dataset` has {len(bad)} rows without a prompt (None, or a conversation of no messages): {shown}. "
-            "Remove them: `dataset.filter(lambda row: row['prompt'])`."
-        )
+    if not without_prompt(dataset.data.column("prompt")).any():
+        return  # rows that a selection left out were looked at too
+    prompts = dataset.with_format("arrow").select_columns(["prompt"])[:]["prompt"]
+    rows = np.flatnonzero(without_prompt(prompts))
+    if len(rows) == 0:
+        return
+    shown = ", ".join(map(str, rows[:5])) + (", ..." if len(rows) > 5 else "")
+    text = "row['prompt']" if _is_text(prompts.type) else "row['prompt'] and row['prompt'][-1]['content']"
+    raise ValueError(
+        f'`train_dataset` has {len(rows)} rows without a prompt (None, "", or a conversation whose last message is empty): '
+        f"{shown}. Remove them: `dataset.filter(lambda row: {text})`."
+    )
+
+
+def without_prompt(column: pa.ChunkedArray) -> np.ndarray:
+    """Which prompts of a column of texts or conversations are missing or empty, `(n,)`, without a loop over rows."""
+    return np.concatenate([np.zeros(0, dtype=bool), *(_is_empty(chunk) for chunk in column.chunks)])
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind)
+
+
+def _is_empty(values: pa.Array) -> np.ndarray:
+    """Null, an empty text or list, or a conversation whose last message is empty and comes from neither tool nor assistant."""
+    missing = values.is_null().to_numpy(zero_copy_only=False)
+    if _is_text(values.type):
+        return missing | _flags(pc.equal(pc.binary_length(values), 0))
+    if not _is_list(values.type):
+        return missing
+    empty = missing | _flags(pc.equal(pc.list_value_length(values), 0))
+    kind = values.type.value_type
+    if not pa.types.is_struct(kind) or kind.get_field_index("content") < 0 or empty.all():
+        return empty
+    last = values.values.take(pa.array(values.offsets.to_numpy()[1:][~empty] - 1))
+    without_content = _is_empty(pc.struct_field(last, "content"))
+    if kind.get_field_index("role") >= 0:  # a tool may answer nothing, and an answer may begin with nothing
+        continued = pc.is_in(pc.struct_field(last, "role"), pa.array(["tool", "assistant"]))
+        without_content &= ~_flags(continued)
+    empty[~empty] = without_content
+    return empty
+
+
+def _flags(values: pa.Array) -> np.ndarray:
+    """Null counts as false."""
+    return pc.fill_null(values, False).to_numpy(zero_copy_only=False)
 
 
 def check_no_images(images: Any, tool_images: Any) -> None:
