@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from transformers import TrainerCallback
-from trl import GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer
 
 from tests.factories import (
     Watched,
@@ -34,6 +34,37 @@ def test_args_may_be_left_out(tmp_path, monkeypatch):
     )
     assert isinstance(trainer.args, DataEfficientGRPOConfig)
     assert trainer.args.output_dir.endswith("-GRPO")
+
+
+class WithMethod(GRPOConfig):
+    def described(self) -> str:
+        return f"{self.seed}"
+
+
+def test_a_grpo_config_that_two_trainers_share(tmp_path):
+    """The second may be TRL's. What its owner changes after the trainers were made is seen, and it is saved."""
+    fields = {"use_cpu": True, "bf16": False, "report_to": "none", "disable_tqdm": True, "save_strategy": "no"}
+    fields |= {"per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 8, "logging_steps": 1}
+    args = WithMethod(str(tmp_path), **fields)
+    first, second = make_with(args, DataEfficientGRPOTrainer), make_with(args, GRPOTrainer)
+    assert first.args is second.args is args
+    args.max_steps, args.learning_rate = 2, 0.25
+    for trainer in (first, second):
+        trainer.train()
+        rates = [log["learning_rate"] for log in trainer.state.log_history if "learning_rate" in log]
+        assert rates == [0.25, 0.125]
+    assert first.args.described() == "42"
+    first.save_model(tmp_path / "model")
+    saved = torch.load(tmp_path / "model" / "training_args.bin", weights_only=False)
+    assert isinstance(saved, WithMethod)
+    assert saved.learning_rate == 0.25
+
+
+def make_with(args, trainer_class):
+    tokenizer = tiny_tokenizer()
+    return trainer_class(
+        tiny_model(tokenizer), even_length_reward, args, train_dataset=plain_dataset(), processing_class=tokenizer
+    )
 
 
 def test_arguments_are_those_of_grpo_trainer_and_a_selector():

@@ -22,8 +22,9 @@ from tests.factories import (
     train_briefly,
 )
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
+from trl_dataeff.rollouts.prompts import without_prompt
 from trl_dataeff.selection import DotsSelector, GresoSelector, UniformSelector, registered_selectors
-from trl_dataeff.validation import RewardChecks, check_dataset, check_prompts, resolve_selector, without_prompt
+from trl_dataeff.validation import RewardChecks, check_dataset, check_prompts, resolve_selector
 
 
 def config(tmp_path, **fields):

@@ -12,7 +12,7 @@ Data flow of a generation batch, and the place of each part:
     tracking/            what a run records: metrics.py lists every metric, group_log.py writes groups.parquet
     checkpoint/          files that are complete or absent, and resuming from them
     fault_tolerance/     signals, non-finite steps, vLLM restarts, reward time limits: each off unless chosen
-    config.py, validation.py, callback.py, registry.py
+    config.py, fields.py, validation.py, callback.py, registry.py
     analysis/, cli/, testing.py, rewards/
 
 A module imports only from the layers below its own; `tests/test_layers.py` has their order.

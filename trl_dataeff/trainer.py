@@ -62,7 +62,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
 
     Args:
         model, reward_funcs, args, train_dataset, ...: see [`~trl.GRPOTrainer`]. `args` may be a
-            [`DataEfficientGRPOConfig`] or a [`~trl.GRPOConfig`], which gets the defaults of the former.
+            [`DataEfficientGRPOConfig`] or a [`~trl.GRPOConfig`], which gets the fields and methods of the former.
         selector ([`Selector`], *optional*): selects prompts, in place of the one that `args.selection` names.
 
     Attributes:

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from datasets import Dataset, IterableDataset
 from transformers.utils import logging
 from trl import GRPOConfig
@@ -16,6 +14,7 @@ from trl.trainer.utils import get_config_model_id
 from trl_dataeff.config import AUTO_SELECTION, DataEfficientGRPOConfig
 from trl_dataeff.difficulty.loading import check_predictor, load_predictor, registered_predictors
 from trl_dataeff.replay.buffer import replay_groups
+from trl_dataeff.rollouts.prompts import is_text, without_prompt
 from trl_dataeff.selection import Selector, make_selector
 
 
@@ -23,13 +22,16 @@ logger = logging.get_logger(__name__)
 
 
 def resolve_config(args: Any, model: Any) -> DataEfficientGRPOConfig:
-    """The trainer's configuration from what it was given: ours, a plain `GRPOConfig`, or nothing for the defaults."""
+    """
+    The trainer's configuration from what it was given: ours, a plain `GRPOConfig`, which becomes ours, or nothing for the
+    defaults. Checked again, since its owner may have changed it.
+    """
     if args is None:
         name = model if isinstance(model, str) else get_config_model_id(model.config)
         return DataEfficientGRPOConfig(f"{name.split('/')[-1]}-GRPO")
     if not isinstance(args, GRPOConfig):
         raise TypeError(f"`args` must be a DataEfficientGRPOConfig or a GRPOConfig, got {type(args).__name__}.")
-    return DataEfficientGRPOConfig.from_grpo_config(args)
+    return DataEfficientGRPOConfig.upgrade(args)
 
 
 def check_dataset(
@@ -171,49 +173,11 @@ def check_prompts(dataset: Dataset) -> None:
     if len(rows) == 0:
         return
     shown = ", ".join(map(str, rows[:5])) + (", ..." if len(rows) > 5 else "")
-    text = "row['prompt']" if _is_text(prompts.type) else "row['prompt'] and row['prompt'][-1]['content']"
+    text = "row['prompt']" if is_text(prompts.type) else "row['prompt'] and row['prompt'][-1]['content']"
     raise ValueError(
         f'`train_dataset` has {len(rows)} rows without a prompt (None, "", or a conversation whose last message is empty): '
         f"{shown}. Remove them: `dataset.filter(lambda row: {text})`."
     )
-
-
-def without_prompt(column: pa.ChunkedArray) -> np.ndarray:
-    """Which prompts of a column of texts or conversations are missing or empty, `(n,)`, without a loop over rows."""
-    return np.concatenate([np.zeros(0, dtype=bool), *(_is_empty(chunk) for chunk in column.chunks)])
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return pa.types.is_list(kind) or pa.types.is_large_list(kind)
-
-
-def _is_empty(values: pa.Array) -> np.ndarray:
-    """Null, an empty text or list, or a conversation whose last message is empty and comes from neither tool nor assistant."""
-    missing = values.is_null().to_numpy(zero_copy_only=False)
-    if _is_text(values.type):
-        return missing | _flags(pc.equal(pc.binary_length(values), 0))
-    if not _is_list(values.type):
-        return missing
-    empty = missing | _flags(pc.equal(pc.list_value_length(values), 0))
-    kind = values.type.value_type
-    if not pa.types.is_struct(kind) or kind.get_field_index("content") < 0 or empty.all():
-        return empty
-    last = values.values.take(pa.array(values.offsets.to_numpy()[1:][~empty] - 1))
-    without_content = _is_empty(pc.struct_field(last, "content"))
-    if kind.get_field_index("role") >= 0:  # a tool may answer nothing, and an answer may begin with nothing
-        continued = pc.is_in(pc.struct_field(last, "role"), pa.array(["tool", "assistant"]))
-        without_content &= ~_flags(continued)
-    empty[~empty] = without_content
-    return empty
-
-
-def _flags(values: pa.Array) -> np.ndarray:
-    """Null counts as false."""
-    return pc.fill_null(values, False).to_numpy(zero_copy_only=False)
 
 
 def check_no_images(images: Any, tool_images: Any) -> None:
