@@ -12,7 +12,7 @@ from typing import Any
 
 from trl import GRPOConfig
 
-from trl_dataeff.fields import FieldError, Problem, field_problems, group_problems
+from trl_dataeff.fields import FieldError, Problem, evaluation_problems, field_problems, group_problems
 
 
 AUTO_SELECTION = "dots"  # what "auto" stands for where prompts can be chosen and embedded
@@ -245,7 +245,11 @@ class DataEfficientGRPOConfig(GRPOConfig):
         if self.steps_per_generation is None:
             return []  # TRL has refused `generation_batch_size`
         assert self.num_generations is not None
-        return group_problems(self.per_device_train_batch_size, self.steps_per_generation, self.num_generations)
+        problems = group_problems(self.per_device_train_batch_size, self.steps_per_generation, self.num_generations)
+        if self.do_eval and self.eval_strategy != "no":
+            completions = self.num_generations_eval or self.num_generations
+            problems += evaluation_problems(self.per_device_eval_batch_size, self.world_size, completions)
+        return problems
 
 
 def _refuse(problems: list[Problem]) -> None:

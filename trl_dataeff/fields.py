@@ -279,8 +279,7 @@ def group_problems(batch: int, steps: int, num_generations: int) -> list[Problem
     # The smallest per-device batch size, and the smallest number of steps, that make whole groups
     batch_unit = num_generations // math.gcd(num_generations, steps)
     step_unit = num_generations // math.gcd(num_generations, batch)
-    divisors = [n for n in range(2, rows + 1) if rows % n == 0]
-    would_do = f"`num_generations` one of {', '.join(map(str, divisors))}, or " if divisors else ""
+    would_do = _divisors("num_generations", rows)
     message = (
         "The completions of a prompt would be split between processes or batches: `per_device_train_batch_size` "
         f"({batch}) x `steps_per_generation` ({steps}) = {rows} is not divisible by `num_generations` ({num_generations}). "
@@ -289,3 +288,29 @@ def group_problems(batch: int, steps: int, num_generations: int) -> list[Problem
     )
     names = ("num_generations", "per_device_train_batch_size", "steps_per_generation", "gradient_accumulation_steps")
     return [Problem(message, (*names, "generation_batch_size"))]
+
+
+def evaluation_problems(batch: int, processes: int, num_generations: int) -> list[Problem]:
+    """
+    Whether an evaluation batch holds whole groups.
+
+    Args:
+        batch (`int`): `per_device_eval_batch_size`.
+        processes (`int`): of the run.
+        num_generations (`int`): of evaluation.
+    """
+    rows = batch * processes
+    if rows % num_generations == 0:
+        return []
+    unit = num_generations // math.gcd(num_generations, processes)
+    message = (
+        f"`per_device_eval_batch_size` ({batch}) x {processes} processes = {rows} is not divisible by the completions per "
+        f"prompt in evaluation, `num_generations_eval` or else `num_generations` ({num_generations}). Make "
+        f"{_divisors('num_generations_eval', rows)}`per_device_eval_batch_size` a multiple of {unit}."
+    )
+    return [Problem(message, ("num_generations_eval", "per_device_eval_batch_size", "num_generations"))]
+
+
+def _divisors(name: str, rows: int) -> str:
+    divisors = [str(n) for n in range(2, rows + 1) if rows % n == 0]
+    return f"`{name}` one of {', '.join(divisors)}, or " if divisors else ""

@@ -92,10 +92,19 @@ def check_selection(args: DataEfficientGRPOConfig, selector: Selector | None) ->
         )
     if selector is not None:
         return
+    check_selector(args)
+    if "dots" in args.selection or args.selection == "auto":
+        check_dots_predictor(args)
+
+
+def check_selector(args: DataEfficientGRPOConfig) -> None:
+    """Raise a `ValueError` if there is no selector of the name `selection`, or if it does not take its arguments."""
     name = AUTO_SELECTION if args.selection == "auto" else args.selection
     make_selector(name, args.selector_arguments(name))
-    if "dots" not in name:
-        return
+
+
+def check_dots_predictor(args: DataEfficientGRPOConfig) -> None:
+    """Raise a `ValueError` if `dots_predictor` cannot be made or read; warn if it is for other embeddings."""
     assert not isinstance(args.dots_predictor_args, str)  # TrainingArguments parses JSON text
     check_predictor(args.dots_predictor, **(args.dots_predictor_args or {}))
     if args.dots_predictor not in registered_predictors():
