@@ -69,6 +69,13 @@ def test_streaming_with_dynamic_sampling(tmp_path):
         build(tmp_path, stream, dynamic_sampling=True, max_steps=2)
 
 
+@pytest.mark.parametrize("selection", ["dots", "greso", "dots+greso"])
+def test_streaming_with_selection(tmp_path, selection):
+    stream = IterableDataset.from_generator(lambda: iter(plain_dataset()))
+    with pytest.raises(ValueError, match=f"`selection='{re.escape(selection)}'` needs a map-style dataset"):
+        build(tmp_path, stream, selection=selection, max_steps=2)
+
+
 @pytest.mark.parametrize("fields", [{"dynamic_sampling": True}, {"selection": "greso"}])
 def test_prompts_of_an_environment_cannot_be_chosen(tmp_path, fields):
     with pytest.raises(ValueError, match="needs a map-style dataset, and an environment provides the prompts"):
