@@ -1,9 +1,11 @@
 """Fields of the config: names, defaults and ranges."""
 
+import copy
 import dataclasses
 import inspect
 
 import pytest
+import torch
 from trl import GRPOConfig
 
 from trl_dataeff import DataEfficientGRPOConfig
@@ -171,7 +173,7 @@ def test_two_handlers_of_sigterm_are_refused():
         DataEfficientGRPOConfig("out", **BASE, save_on_signal=True, enable_jit_checkpoint=True)
     assert "Set one of them to False" in str(error.value)
     plain = GRPOConfig("out", **BASE, enable_jit_checkpoint=True)
-    assert DataEfficientGRPOConfig.from_grpo_config(plain).enable_jit_checkpoint
+    assert DataEfficientGRPOConfig.upgrade(plain).enable_jit_checkpoint
 
 
 def test_numbers_may_be_integers_and_ranges_tuples():
@@ -200,24 +202,82 @@ def test_groups_split_between_processes_are_refused(monkeypatch, batch, steps, g
         assert f"({batch})" in str(error.value)
 
 
+@dataclasses.dataclass
+class Special(GRPOConfig):
+    """With a field and methods of its own."""
+
+    special: int = 3
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.doubled = 2 * self.special
+
+    def set_run_name(self):
+        self.run_name = f"special-{self.special}"
+
+
 class TestPlainConfig:
+    """A `GRPOConfig` that is given to the trainer."""
+
     def test_gets_the_defaults_and_keeps_its_own(self):
         plain = GRPOConfig("out", **BASE, learning_rate=3e-4, steps_per_generation=2)
         before = dict(plain.__dict__)
-        config = DataEfficientGRPOConfig.from_grpo_config(plain)
-        assert isinstance(config, DataEfficientGRPOConfig)
+        config = DataEfficientGRPOConfig.upgrade(plain)
+        assert type(config) is DataEfficientGRPOConfig
         assert {name: getattr(config, name) for name in DEFAULTS} == DEFAULTS
-        for field in dataclasses.fields(GRPOConfig):
-            assert getattr(config, field.name) == getattr(plain, field.name), field.name
-        assert plain.__dict__ == before
+        assert {name: getattr(config, name) for name in before} == before
 
-    def test_ours_is_passed_through(self):
-        config = DataEfficientGRPOConfig("out", **BASE)
-        assert DataEfficientGRPOConfig.from_grpo_config(config) is config
+    @pytest.mark.parametrize("kind", [GRPOConfig, DataEfficientGRPOConfig, Special])
+    def test_what_its_owner_changes_later_is_seen(self, kind):
+        given = kind("out", **BASE)
+        config = DataEfficientGRPOConfig.upgrade(given)
+        given.learning_rate, given.replay_fraction = 0.5, 0.25
+        assert (config.learning_rate, config.replay_fraction) == (0.5, 0.25)
+        assert config is given
 
-    def test_subclass_fields_survive(self):
-        @dataclasses.dataclass
-        class Special(GRPOConfig):
-            special: int = 3
+    def test_methods_and_fields_of_a_subclass_survive(self):
+        config = DataEfficientGRPOConfig.upgrade(Special("out", **BASE, special=5))
+        config.set_run_name()
+        assert (config.special, config.doubled, config.run_name) == (5, 10, "special-5")
+        assert isinstance(config, Special)
+        assert isinstance(config, DataEfficientGRPOConfig)
+        assert config.selector_arguments("greso")["p_init"] == 0.5
+        assert config.special == config.to_dict()["special"]
+        assert str(config).startswith("DataEfficientSpecial(")
 
-        assert DataEfficientGRPOConfig.from_grpo_config(Special("out", **BASE, special=5)).special == 5
+    def test_values_of_its_own_under_our_names_are_kept_and_checked(self):
+        given = Special("out", **BASE)
+        given.replay_fraction = 0.25
+        assert DataEfficientGRPOConfig.upgrade(given).replay_fraction == 0.25
+        given.exploration = 7
+        with pytest.raises(ValueError, match="`exploration` is 7"):
+            DataEfficientGRPOConfig.upgrade(given)
+
+    def test_one_that_is_refused_stays_as_it_is(self):
+        given = GRPOConfig("out", **BASE)
+        given.loss_type = "nonsense"
+        before = dict(given.__dict__)
+        with pytest.raises(ValueError, match="`loss_type` is 'nonsense'"):
+            DataEfficientGRPOConfig.upgrade(given)
+        assert type(given) is GRPOConfig
+        assert given.__dict__ == before
+
+    @pytest.mark.parametrize("kind", [GRPOConfig, Special])
+    def test_it_is_saved_copied_and_replaced_as_any_other(self, kind, tmp_path):
+        config = DataEfficientGRPOConfig.upgrade(kind("out", **BASE, seed=5))
+        config.replay_fraction = 0.25
+        torch.save(config, tmp_path / "training_args.bin")
+        loaded = torch.load(tmp_path / "training_args.bin", weights_only=False)
+        replaced = dataclasses.replace(config, generation_batch_size=None)  # TRL takes one of the two
+        for other in (loaded, copy.copy(config), copy.deepcopy(config), replaced):
+            assert type(other) is type(config)
+            assert other is not config
+            assert other.to_dict() == config.to_dict()
+        assert config.to_dict()["replay_fraction"] == 0.25
+        with pytest.raises(ValueError, match="`replay_fraction` is 2"):
+            dataclasses.replace(config, generation_batch_size=None, replay_fraction=2)
+
+    def test_objects_of_one_class_get_one_class(self):
+        first, second = (DataEfficientGRPOConfig.upgrade(Special("out", **BASE)) for _ in range(2))
+        assert type(first) is type(second)
+        assert DataEfficientGRPOConfig.upgrade(first) is first

@@ -27,7 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("difficulty", "replay", "tracking"),
     ("checkpoint", "fault_tolerance"),
     ("rollouts", "rewards", "config"),
-    ("version", "registry"),
+    ("version", "registry", "fields"),
 )
 
 Imports = Mapping[str, Iterable[str]]

@@ -3,10 +3,14 @@
 import inspect
 import re
 
+import numpy as np
 import pytest
-from trl import GRPOTrainer
+import torch
+from transformers import TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
 
 from tests.factories import (
+    Watched,
     even_length_reward,
     groups_since,
     history,
@@ -30,6 +34,37 @@ def test_args_may_be_left_out(tmp_path, monkeypatch):
     )
     assert isinstance(trainer.args, DataEfficientGRPOConfig)
     assert trainer.args.output_dir.endswith("-GRPO")
+
+
+class WithMethod(GRPOConfig):
+    def described(self) -> str:
+        return f"{self.seed}"
+
+
+def test_a_grpo_config_that_two_trainers_share(tmp_path):
+    """The second may be TRL's. What its owner changes after the trainers were made is seen, and it is saved."""
+    fields = {"use_cpu": True, "bf16": False, "report_to": "none", "disable_tqdm": True, "save_strategy": "no"}
+    fields |= {"per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 8, "logging_steps": 1}
+    args = WithMethod(str(tmp_path), **fields)
+    first, second = make_with(args, DataEfficientGRPOTrainer), make_with(args, GRPOTrainer)
+    assert first.args is second.args is args
+    args.max_steps, args.learning_rate = 2, 0.25
+    for trainer in (first, second):
+        trainer.train()
+        rates = [log["learning_rate"] for log in trainer.state.log_history if "learning_rate" in log]
+        assert rates == [0.25, 0.125]
+    assert first.args.described() == "42"
+    first.save_model(tmp_path / "model")
+    saved = torch.load(tmp_path / "model" / "training_args.bin", weights_only=False)
+    assert isinstance(saved, WithMethod)
+    assert saved.learning_rate == 0.25
+
+
+def make_with(args, trainer_class):
+    tokenizer = tiny_tokenizer()
+    return trainer_class(
+        tiny_model(tokenizer), even_length_reward, args, train_dataset=plain_dataset(), processing_class=tokenizer
+    )
 
 
 def test_arguments_are_those_of_grpo_trainer_and_a_selector():
@@ -108,3 +143,92 @@ def test_evaluation_touches_neither_selection_nor_counters(tmp_path):
     fresh = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path / "b", train=False, **options)
     assert "eval_reward" in fresh.evaluate()
     assert not hasattr(fresh, "collector")
+
+
+def test_the_logged_reward_is_that_of_all_fresh_groups_if_every_one_was_dropped(tmp_path):
+    """From step 3 on no group is effective, and batches are made of replayed groups alone."""
+
+    def reward(completion_ids, trainer_state, **kwargs):
+        solved = trainer_state.global_step >= 3
+        return [0.25] * len(completion_ids) if solved else even_length_reward(completion_ids)
+
+    options = {"dynamic_sampling": True, "replay_fraction": 0.5, "max_rollout_rounds": 1, "rollout_round_max": 3.0}
+    trainer = run(Watched, DataEfficientGRPOConfig, tmp_path, rewards=reward, max_steps=8, **options)
+    logs = [log for log in trainer.state.log_history if "reward" in log]
+    assert all(log["reward"] is not None for log in logs)
+    late = [(batch, log) for batch, log in zip(trainer.batches, logs, strict=True) if not batch.trained_now]
+    assert len(late) >= 3
+    for batch, log in late:
+        assert batch.dropped == batch.generated
+        assert (log["reward"], log["reward_std"], log["rewards/reward/mean"]) == (0.25, 0, 0.25)
+
+
+def test_the_logged_reward_of_a_batch_of_leftover_groups_is_theirs(tmp_path):
+    options = {"dynamic_sampling": True, "rollout_margin": 3.0, "rollout_round_max": 3.0, "max_steps": 6}
+    trainer = run(Watched, DataEfficientGRPOConfig, tmp_path, **options)
+    logs = [log for log in trainer.state.log_history if "reward" in log]
+    old = [(batch, log) for batch, log in zip(trainer.batches, logs, strict=True) if not batch.generated]
+    assert old
+    for batch, log in old:
+        assert log["reward"] == pytest.approx(np.mean([group.rewards for group in batch.trained]))
+
+
+class Curriculum(TrainerCallback):
+    """From step 3 on the second reward counts instead of the first."""
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == 3:
+            self.trainer.reward_weights = torch.tensor([0.0, 1.0])
+
+
+@pytest.mark.parametrize("fields", [{}, {"dynamic_sampling": True}], ids=["a single pass", "rounds"])
+def test_reward_weights_that_a_callback_changes_reach_what_is_learned_of_a_group(tmp_path, fields):
+    """Kinds, success rates, the table, the evidence that DOTS predicts with, and the history of each prompt."""
+
+    def always(completion_ids, **kwargs):
+        return [1.0] * len(completion_ids)
+
+    curriculum = Curriculum()
+    fields = {"selection": "dots", "reward_weights": [1.0, 0.0], "reward_range": [0.0, 1.0], **fields}
+    trainer = make_trainer(
+        tmp_path,
+        "off",
+        rewards=[even_length_reward, always],
+        save_strategy="no",
+        max_steps=6,
+        **fields,
+        trainer={"callbacks": [curriculum]},
+    )
+    curriculum.trainer = trainer
+    trainer.train()
+    table = groups_since(tmp_path, 0)
+    before, after = table[table["step"] < 3], table[table["step"] >= 3]
+    assert before["kind"].eq("effective").any()
+    assert before["reward"].lt(1).any()
+    assert after["kind"].eq("easy").all()
+    assert after["success_rate"].eq(1).all()
+    assert after["reward"].eq(1).all()
+    difficulty = trainer.selector.difficulty
+    late = difficulty.batches > 3  # counted from 1
+    assert late.any()
+    assert (difficulty.rates[late] == 1).all()
+    seen_late_only = sorted(set(after["prompt_id"]) - set(before["prompt_id"]))
+    assert seen_late_only
+    predicted = np.full(len(seen_late_only), 0.5)
+    assert (trainer.selector.history.estimate(predicted, trainer.selector.batch, seen_late_only) > 0.6).all()
+
+
+def test_an_instance_whose_init_did_not_run_generates_and_scores_as_grpo_trainer(monkeypatch):
+    """TRL's own tests make such instances, and subclasses may call these methods before `super().__init__()`."""
+    passed = {
+        "_generate": ("generated", ["a prompt"]),
+        "_calculate_rewards": ("scored", [{"prompt": "p"}], ["p"], ["c"], [[1]]),
+        "_get_per_token_logps_and_entropies": (("logps", "entropies"), "model", "ids"),
+        "_compute_loss": ("loss", "model", {}),
+        "_get_grad_norm": ("norm", "model"),
+    }
+    trainer = DataEfficientGRPOTrainer.__new__(DataEfficientGRPOTrainer)
+    trainer.reward_func_names = ["reward"]
+    for name, (returned, *arguments) in passed.items():
+        monkeypatch.setattr(GRPOTrainer, name, lambda self, *args, result=returned, **kwargs: (result, args))
+        assert getattr(trainer, name)(*arguments) == (returned, tuple(arguments))

@@ -1,8 +1,10 @@
 """Each mistake ends in one message that says what was given and what would do, before a model is loaded if possible."""
 
 import re
+import time
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from datasets import Dataset, IterableDataset
 from trl import GRPOConfig, GRPOTrainer
@@ -20,8 +22,9 @@ from tests.factories import (
     train_briefly,
 )
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
+from trl_dataeff.rollouts.prompts import without_prompt
 from trl_dataeff.selection import DotsSelector, GresoSelector, UniformSelector, registered_selectors
-from trl_dataeff.validation import RewardChecks, resolve_selector
+from trl_dataeff.validation import RewardChecks, check_dataset, check_prompts, resolve_selector
 
 
 def config(tmp_path, **fields):
@@ -64,6 +67,13 @@ def test_streaming_with_dynamic_sampling(tmp_path):
         ValueError, match=r"`dynamic_sampling=True` needs a map-style dataset, and this one is streamed \(iterable\)"
     ):
         build(tmp_path, stream, dynamic_sampling=True, max_steps=2)
+
+
+@pytest.mark.parametrize("selection", ["dots", "greso", "dots+greso"])
+def test_streaming_with_selection(tmp_path, selection):
+    stream = IterableDataset.from_generator(lambda: iter(plain_dataset()))
+    with pytest.raises(ValueError, match=f"`selection='{re.escape(selection)}'` needs a map-style dataset"):
+        build(tmp_path, stream, selection=selection, max_steps=2)
 
 
 @pytest.mark.parametrize("fields", [{"dynamic_sampling": True}, {"selection": "greso"}])
@@ -111,6 +121,18 @@ def test_rewards_that_score_nothing_are_trls_matter_when_everything_is_off(tmp_p
     assert last_logged(ours, "unscorable_ratio") == 1
     (message,) = messages(caplog_transformers, "returned only None or NaN")
     assert message.startswith("`silent_reward` returned only None or NaN for the first 64 completions. Check")
+
+
+@pytest.mark.parametrize("fields", [{"dynamic_sampling": True}, {"selection": "greso"}, {"replay_fraction": 0.5}])
+def test_rewards_that_come_late_are_a_warning(tmp_path, caplog_transformers, fields):
+    def late_judge(completion_ids, trainer_state, **kwargs):
+        rewards = even_length_reward(completion_ids)
+        return rewards if trainer_state.global_step >= 3 else [None] * len(rewards)
+
+    trainer = train_briefly(tmp_path, "off", rewards=late_judge, max_steps=6, **fields)
+    assert trainer.state.global_step == 6
+    (message,) = messages(caplog_transformers, "returned only None or NaN")
+    assert message.startswith("`late_judge` returned only None or NaN for the first")
 
 
 def reward_array(*scored: bool) -> np.ndarray:
@@ -202,20 +224,82 @@ def test_a_wrong_dataset_type_is_refused_as_by_trl(tmp_path):
         )
 
 
+def turns(*contents, **last) -> list[dict]:
+    """A conversation: system, user, system, ..."""
+    conversation = [{"role": ["system", "user"][i % 2], "content": text} for i, text in enumerate(contents)]
+    return [*conversation[:-1], {**conversation[-1], **last}]
+
+
+CHATS = [turns("Be brief.", prompt) for prompt in plain_dataset(8)["prompt"]]
+
+
 @pytest.mark.parametrize("dynamic", ["off", "dynamic"])
 @pytest.mark.parametrize(
     "rows",
     [
         [*plain_dataset(8)["prompt"], None],
+        [*plain_dataset(8)["prompt"], ""],
         [*chat_dataset(8)["prompt"], []],
         [*chat_dataset(8)["prompt"], None],
+        [*CHATS, turns("", "")],
+        [*CHATS, turns("Be brief.", "")],
+        [*CHATS, turns("Be brief.", None)],
+        [*CHATS, turns("")],
     ],
 )
 def test_rows_without_a_prompt_are_named_before_training(tmp_path, rows, dynamic):
     dataset = Dataset.from_dict({"prompt": rows})
-    with pytest.raises(ValueError, match=r"has 1 rows without a prompt .*: 8\. Remove them"):
+    with pytest.raises(ValueError, match=r"has 1 rows without a prompt .*: 8\. Remove them: `(.*)`") as raised:
         make_trainer(tmp_path, dynamic, trainer={"train_dataset": dataset})
+    advice = re.search("Remove them: `(.*)`", str(raised.value))[1]
+    make_trainer(tmp_path, dynamic, trainer={"train_dataset": eval(advice, {"dataset": dataset})})
     make_trainer(tmp_path, dynamic, trainer={"train_dataset": dataset.select(range(8))})
+
+
+PARTS = [{"type": "text", "text": "1+1="}]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "empty"),
+    [
+        ([" ", "a", "", None], [2, 3]),
+        ([turns("Be brief.", "1+1="), turns("", "1+1="), turns("Be brief.")], []),
+        ([turns("a", "", role="assistant"), turns("a", "", role="tool"), turns("a", "", role="user")], [2]),
+        ([[{"role": "user", "content": PARTS}], [{"role": "user", "content": []}], []], [1, 2]),
+        ([[{"content": ""}], [{"content": "a"}]], [0]),
+        ([[{"text": "a"}], []], [1]),
+        ([[], []], [0, 1]),
+        ([], []),
+        ([[1, 2], [], None], [1, 2]),
+        ([None, None], [0, 1]),
+        ([1, 2], []),
+    ],
+)
+def test_which_prompts_are_empty(prompts, empty):
+    """Of columns of one chunk and of several, of which each may be a slice."""
+    table = pa.table({"prompt": pa.array([*prompts, *prompts])})
+    n = len(prompts)
+    for column in (
+        table["prompt"][n:],
+        pa.chunked_array([table["prompt"].chunk(0)[n:]] if n else [], table["prompt"].type),
+    ):
+        assert np.flatnonzero(without_prompt(column)).tolist() == empty
+    twice = pa.concat_tables([table[n:], table[:n]]).column("prompt")
+    assert np.flatnonzero(without_prompt(twice)).tolist() == [*empty, *(n + i for i in empty)]
+
+
+def test_good_prompts_are_checked_without_a_loop_over_rows():
+    dataset = Dataset.from_dict({"prompt": [turns("Be brief.", "1+1=")] * 200_000})
+    started = time.perf_counter()
+    check_prompts(dataset)
+    assert time.perf_counter() - started < 0.5  # reading the rows takes 2 seconds
+
+
+def test_empty_prompts_are_for_an_environment_to_fill(tmp_path):
+    dataset = Dataset.from_dict({"prompt": [[{"role": "user", "content": ""}]] * 24})
+    check_dataset(config(tmp_path), dataset, object)
+    with pytest.raises(ValueError, match="has 24 rows without a prompt"):
+        check_dataset(config(tmp_path), dataset, None)
 
 
 def test_a_row_that_cannot_be_tokenized_is_named(tmp_path):

@@ -1,18 +1,18 @@
 """`DataEfficientGRPOConfig`: TRL's `GRPOConfig`, and the fields of this package.
 
-The fields are checked when the object is made, so that a wrong value ends in one message before a model is loaded.
-What is deliberately not here: whatever needs the dataset, the model or plug-ins (see `validation.py`).
+The fields are checked when the object is made, so that wrong values end in one message before a model is loaded.
+What is deliberately not here: the tables of values (see `fields.py`), and whatever needs the dataset, the model or
+plug-ins (see `validation.py`).
 """
 
 from __future__ import annotations
 
-import copy
-import math
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from trl import GRPOConfig
+
+from trl_dataeff.fields import FieldError, Problem, evaluation_problems, field_problems, group_problems
 
 
 AUTO_SELECTION = "dots"  # what "auto" stands for where prompts can be chosen and embedded
@@ -203,8 +203,14 @@ class DataEfficientGRPOConfig(GRPOConfig):
     _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "selector_args", "dots_predictor_args"]  # noqa: RUF012
 
     def __post_init__(self):
-        super().__post_init__()
-        self._check_dataeff_fields()
+        # Before TRL derives fields from one another, and divides by them
+        _refuse(field_problems(vars(self)))
+        try:
+            super().__post_init__()
+        except ValueError:
+            _refuse(self._group_problems())  # which say what numbers would do
+            raise
+        _refuse(self._group_problems())
 
     def selector_arguments(self, name: str) -> dict[str, Any]:
         """
@@ -216,92 +222,61 @@ class DataEfficientGRPOConfig(GRPOConfig):
         return fields_of | (self.selector_args or {})
 
     @classmethod
-    def from_grpo_config(cls, args: GRPOConfig) -> DataEfficientGRPOConfig:
-        """Return a copy of `args` with the defaults of this class for the fields it lacks. `args` is not changed, and
-        later changes of it have no effect.
-
-        `GRPOConfig.__post_init__` derives fields from one another and cannot run twice, so the object is filled, not
-        constructed.
+    def upgrade(cls, args: GRPOConfig) -> DataEfficientGRPOConfig:
         """
-        if isinstance(args, cls):
-            return args
-        config = cls.__new__(cls)
-        config.__dict__.update(copy.copy(args.__dict__))
-        for f in fields(cls):
-            if f.name not in config.__dict__:
-                config.__dict__[f.name] = f.default  # none of this class's own fields has a factory
-        config._check_dataeff_fields()
-        return config
+        Give `args`, the object itself, this class with the defaults of the fields that it lacks, and check it. What its
+        owner changes later is seen, and an object of a subclass of `GRPOConfig` keeps its methods: it gets a class that
+        derives from both. If a value is refused, `args` stays as it is.
 
-    def _check_dataeff_fields(self) -> None:
-        for name, allowed in _CHOICES.items():
-            _check_choice(name, getattr(self, name), allowed)
-        for name, (ok, takes) in _NUMBERS.items():
-            if getattr(self, name) is None and name in _OPTIONAL:
-                continue
-            _check_number(name, getattr(self, name), ok, takes)
-        for name, takes in _INTEGERS.items():
-            value = getattr(self, name)
-            if value is None and name in _OPTIONAL:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"`{name}` is {value!r}; it takes {takes}.")
-        for name in ("selection", "dots_predictor", "dots_embedding"):
-            value = getattr(self, name)
-            if not isinstance(value, str) or not value:
-                raise ValueError(f"`{name}` is {value!r}; it takes a name or a path.")
-        for name in ("selector_args", "dots_predictor_args"):
-            value = getattr(self, name)
-            if value is not None and not isinstance(value, dict):
-                raise ValueError(f"`{name}` is {value!r}; it takes a dictionary of keyword arguments.")
-        for name in ("dynamic_sampling", "save_on_signal", "skip_nonfinite_steps", "vllm_reconnect"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"`{name}` is {getattr(self, name)!r}; it takes True or False.")
-        if self.save_on_signal and self.enable_jit_checkpoint:
-            raise ValueError(
-                "`save_on_signal` and `enable_jit_checkpoint` both handle SIGTERM. Set one of them to False: "
-                "`save_on_signal` saves after the present step, with the selection state."
-            )
-        self._check_ranges()
-        self._check_groups_are_whole()
+        `GRPOConfig.__post_init__` derives fields from one another and cannot run twice, so nothing is constructed.
+        """
+        kind = type(args) if isinstance(args, cls) else _joined_with(type(args))
+        upgraded = object.__new__(kind)
+        # None of this class's own fields has a factory
+        upgraded.__dict__.update(
+            {f.name: f.default for f in fields(cls) if f.name not in args.__dict__} | args.__dict__
+        )
+        _refuse([*field_problems(vars(upgraded)), *upgraded._group_problems()])
+        args.__dict__.update(upgraded.__dict__)
+        args.__class__ = kind
+        return args  # type: ignore[return-value]
 
-    def _check_ranges(self) -> None:
-        if self.rollout_round_min > self.rollout_round_max:
-            raise ValueError(
-                f"`rollout_round_min` ({self.rollout_round_min}) is above `rollout_round_max` "
-                f"({self.rollout_round_max}); the first bounds the size of a round from below, the second from above."
-            )
-        if not self.greso_p_min <= self.greso_p_init <= self.greso_p_max:
-            raise ValueError(
-                "`greso_p_min <= greso_p_init <= greso_p_max` must hold; got "
-                f"{self.greso_p_min}, {self.greso_p_init}, {self.greso_p_max}."
-            )
-        if self.reward_range is not None:
-            value = self.reward_range
-            if (
-                not isinstance(value, (list, tuple))
-                or len(value) != 2
-                or not all(_is_number(v) and math.isfinite(v) for v in value)
-                or not value[0] < value[1]
-            ):
-                raise ValueError(
-                    f"`reward_range` is {value!r}; it takes two finite numbers (low, high) with low < high, or "
-                    "nothing for the lowest and highest total reward seen so far."
-                )
+    def _group_problems(self) -> list[Problem]:
+        if self.steps_per_generation is None:
+            return []  # TRL has refused `generation_batch_size`
+        assert self.num_generations is not None
+        problems = group_problems(self.per_device_train_batch_size, self.steps_per_generation, self.num_generations)
+        if self.do_eval and self.eval_strategy != "no":
+            completions = self.num_generations_eval or self.num_generations
+            problems += evaluation_problems(self.per_device_eval_batch_size, self.world_size, completions)
+        return problems
 
-    def _check_groups_are_whole(self) -> None:
-        """All completions of a prompt are scored and kept together, so a rank must hold whole groups."""
-        rows = self.per_device_train_batch_size * self.steps_per_generation
-        if rows % self.num_generations != 0:
-            g, s = self.num_generations, self.steps_per_generation
-            # The smallest per-device batch size, and the smallest number of steps, that make whole groups
-            batch_unit, step_unit = g // math.gcd(g, s), g // math.gcd(g, self.per_device_train_batch_size)
-            raise ValueError(
-                "The completions of a prompt would be split between processes: `per_device_train_batch_size` "
-                f"({self.per_device_train_batch_size}) x `steps_per_generation` ({s}) = {rows} is not divisible by "
-                f"`num_generations` ({g}). Make `per_device_train_batch_size` a multiple of {batch_unit}, or "
-                f"`steps_per_generation` a multiple of {step_unit}."
-            )
+
+def _refuse(problems: list[Problem]) -> None:
+    if problems:
+        raise FieldError(problems) from None
+
+
+_JOINED: dict[Any, Any] = {GRPOConfig: DataEfficientGRPOConfig}
+
+
+def _joined_with(kind: Any) -> type[DataEfficientGRPOConfig]:
+    """The class of this package for objects of the class `kind`, whose own methods and fields come first."""
+    if kind in _JOINED:
+        return _JOINED[kind]
+    # A class that is made here cannot be found by its name: `training_args.bin` holds `kind`
+    namespace = {
+        "__module__": kind.__module__,
+        "__doc__": kind.__doc__,
+        "__reduce__": lambda self: (_empty_joined_with, (kind,), self.__dict__),
+    }
+    joined = type(f"DataEfficient{kind.__name__}", (kind, DataEfficientGRPOConfig), namespace)
+    return _JOINED.setdefault(kind, dataclass(repr=False, eq=False)(joined))
+
+
+def _empty_joined_with(kind: Any) -> DataEfficientGRPOConfig:
+    """What pickle fills with the fields."""
+    return object.__new__(_joined_with(kind))
 
 
 _DOTS_FIELDS = {
@@ -322,54 +297,3 @@ _SELECTOR_FIELDS: dict[str, dict[str, str]] = {
     "dots": _DOTS_FIELDS,
     "dots+greso": {**_DOTS_FIELDS, **_GRESO_FIELDS},
 }
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "replay_clip": ("proximal", "behavior"),
-    "dots_objective": ("effective", "target"),
-    "dots_reference": ("rolling", "paper"),
-}
-_NUMBERS: dict[str, tuple[Callable[[float], bool], str]] = {
-    "rollout_margin": (lambda v: v >= 1, "a number >= 1"),
-    "rollout_round_min": (lambda v: 0 < v <= 1, "a number in (0, 1]"),
-    "rollout_round_max": (lambda v: v >= 1, "a number >= 1"),
-    "exploration": (lambda v: 0 <= v <= 1, "a number in [0, 1]"),
-    "reward_timeout": (lambda v: v > 0, "a number of seconds > 0, or nothing for no limit"),
-    "replay_fraction": (lambda v: 0 <= v < 1, "a number in [0, 1)"),
-    "replay_ratio_cap": (lambda v: v >= 1, "a number >= 1"),
-    "dots_sharpness": (lambda v: v > 0, "a number > 0"),
-    "dots_target": (lambda v: 0 <= v <= 1, "a number in [0, 1]"),
-    "dots_temperature": (lambda v: v > 0, "a number > 0"),
-    "history_prior": (lambda v: v > 0, "a number > 0"),
-    "history_half_life": (lambda v: v > 0, "a number > 0"),
-    "greso_p_init": (lambda v: 0 < v <= 1, "a number in (0, 1]"),
-    "greso_p_step": (lambda v: 0 <= v <= 1, "a number in [0, 1]"),
-    "greso_p_min": (lambda v: 0 < v <= 1, "a number in (0, 1]"),
-    "greso_p_max": (lambda v: 0 < v <= 1, "a number in (0, 1]"),
-    "greso_target_zero_variance": (lambda v: 0 <= v < 1, "a number in [0, 1)"),
-    "greso_easy_share": (lambda v: 0 <= v <= 1, "a number in [0, 1]"),
-}
-_INTEGERS = {
-    "max_rollout_rounds": "an integer >= 1",
-    "replay_capacity": "an integer >= 1",
-    "replay_max_age": "an integer >= 1, or nothing for no limit",
-    "dots_reference_size": "an integer >= 1",
-    "dots_refresh_batches": "an integer >= 1",
-}
-_OPTIONAL = ("replay_max_age", "reward_timeout")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _check_number(name: str, value: Any, ok: Callable[[float], bool], takes: str) -> None:
-    if not _is_number(value) or not math.isfinite(value) or not ok(value):
-        raise ValueError(f"`{name}` is {value!r}; it takes {takes}.")
-
-
-def _check_choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"`{name}` is {value!r}; it takes {_listed(allowed)}.")
-
-
-def _listed(values: tuple[str, ...]) -> str:
-    return " or ".join([", ".join(repr(v) for v in values[:-1]), repr(values[-1])])

@@ -35,6 +35,7 @@ from trl_dataeff.replay.correction import LossCorrection
 from trl_dataeff.replay.logprobs import behavior_tensors, compute_leftover_logps
 from trl_dataeff.rollouts import capture
 from trl_dataeff.rollouts.distributed import Processes, all_gather
+from trl_dataeff.rollouts.scoring import score
 from trl_dataeff.selection.base import Selector
 from trl_dataeff.tracking.metrics import group_metrics, record, record_selector, replace_last, without_rounds
 from trl_dataeff.tracking.timing import StepTimer
@@ -61,7 +62,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
 
     Args:
         model, reward_funcs, args, train_dataset, ...: see [`~trl.GRPOTrainer`]. `args` may be a
-            [`DataEfficientGRPOConfig`] or a [`~trl.GRPOConfig`], which gets the defaults of the former.
+            [`DataEfficientGRPOConfig`] or a [`~trl.GRPOConfig`], which gets the fields and methods of the former.
         selector ([`Selector`], *optional*): selects prompts, in place of the one that `args.selection` names.
 
     Attributes:
@@ -293,9 +294,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         if self._playback is not None:
             return torch.from_numpy(self._playback.rewards).to(self.accelerator.device)
         arguments = (inputs, prompts, completions, completion_ids_list)
-        if self._recording is not None:
-            return self._recording.score(super()._calculate_rewards, *arguments)
-        return super()._calculate_rewards(*arguments)
+        return score(self._recording, super()._calculate_rewards, self.reward_func_names, *arguments)
 
     @contextmanager
     def _recorded(self) -> Iterator[capture.Recording]:

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from datasets import Dataset, IterableDataset
 from transformers.utils import logging
 from trl import GRPOConfig
@@ -16,6 +14,7 @@ from trl.trainer.utils import get_config_model_id
 from trl_dataeff.config import AUTO_SELECTION, DataEfficientGRPOConfig
 from trl_dataeff.difficulty.loading import check_predictor, load_predictor, registered_predictors
 from trl_dataeff.replay.buffer import replay_groups
+from trl_dataeff.rollouts.prompts import is_text, without_prompt
 from trl_dataeff.selection import Selector, make_selector
 
 
@@ -23,13 +22,16 @@ logger = logging.get_logger(__name__)
 
 
 def resolve_config(args: Any, model: Any) -> DataEfficientGRPOConfig:
-    """The trainer's configuration from what it was given: ours, a plain `GRPOConfig`, or nothing for the defaults."""
+    """
+    The trainer's configuration from what it was given: ours, a plain `GRPOConfig`, which becomes ours, or nothing for the
+    defaults. Checked again, since its owner may have changed it.
+    """
     if args is None:
         name = model if isinstance(model, str) else get_config_model_id(model.config)
         return DataEfficientGRPOConfig(f"{name.split('/')[-1]}-GRPO")
     if not isinstance(args, GRPOConfig):
         raise TypeError(f"`args` must be a DataEfficientGRPOConfig or a GRPOConfig, got {type(args).__name__}.")
-    return DataEfficientGRPOConfig.from_grpo_config(args)
+    return DataEfficientGRPOConfig.upgrade(args)
 
 
 def check_dataset(
@@ -57,7 +59,8 @@ def check_dataset(
             f"`train_dataset` has no column `prompt`; its columns are {dataset.column_names}. Rename the column that "
             "holds the prompts: `dataset.rename_column('question', 'prompt')`."
         )
-    check_prompts(dataset)
+    if environment_factory is None:  # which may make prompts of empty ones
+        check_prompts(dataset)
     prompts = args.generation_batch_size // args.num_generations
     if len(dataset) < prompts:
         raise ValueError(
@@ -89,13 +92,22 @@ def check_selection(args: DataEfficientGRPOConfig, selector: Selector | None) ->
         )
     if selector is not None:
         return
+    check_selector(args)
+    if "dots" in args.selection or args.selection == "auto":
+        check_dots_predictor(args)
+
+
+def check_selector(args: DataEfficientGRPOConfig) -> None:
+    """Raise a `ValueError` if there is no selector of the name `selection`, or if it does not take its arguments."""
     name = AUTO_SELECTION if args.selection == "auto" else args.selection
     try:
         make_selector(name, args.selector_arguments(name))
     except ValueError as error:
         raise ValueError(f"`selection` is {args.selection!r}. {error}") from error
-    if "dots" not in name:
-        return
+
+
+def check_dots_predictor(args: DataEfficientGRPOConfig) -> None:
+    """Raise a `ValueError` if `dots_predictor` cannot be made or read; warn if it is for other embeddings."""
     assert not isinstance(args.dots_predictor_args, str)  # TrainingArguments parses JSON text
     check_predictor(args.dots_predictor, **(args.dots_predictor_args or {}))
     if args.dots_predictor not in registered_predictors():
@@ -161,22 +173,24 @@ def _selection(args: DataEfficientGRPOConfig, unsupported_reason: str | None, sh
 
 
 def check_prompts(dataset: Dataset) -> None:
-    """Raise a `ValueError` that names rows without a prompt, on which tokenization would fail in the middle of a run."""
+    """
+    Raise a `ValueError` that names rows without a prompt: `None`, `""`, or a conversation whose last message is empty.
+    Tokenization would fail on them in the middle of a run, or the model would answer nothing.
+    """
     if "prompt" not in dataset.column_names:
         return  # a transform makes it
-    column = dataset.data.column("prompt")
-    lengths = pc.list_value_length(column) if pa.types.is_list(column.type) else None
-    empty = column.null_count or (lengths is not None and pc.any(pc.equal(lengths, 0)).as_py())
-    if not empty:
-        return  # without looking at a row; those that a selection left out count too
-    rows = dataset.with_format("arrow").select_columns(["prompt"])[:]["prompt"].to_pylist()
-    bad = [i for i, prompt in enumerate(rows) if prompt is None or prompt == []]
-    if bad:
-        shown = ", ".join(map(str, bad[:5])) + (", ..." if len(bad) > 5 else "")
-        raise ValueError(
-            f"`train_dataset` has {len(bad)} rows without a prompt (None, or a conversation of no messages): {shown}. "
-            "Remove them: `dataset.filter(lambda row: row['prompt'])`."
-        )
+    if not without_prompt(dataset.data.column("prompt")).any():
+        return  # rows that a selection left out were looked at too
+    prompts = dataset.with_format("arrow").select_columns(["prompt"])[:]["prompt"]
+    rows = np.flatnonzero(without_prompt(prompts))
+    if len(rows) == 0:
+        return
+    shown = ", ".join(map(str, rows[:5])) + (", ..." if len(rows) > 5 else "")
+    text = "row['prompt']" if is_text(prompts.type) else "row['prompt'] and row['prompt'][-1]['content']"
+    raise ValueError(
+        f'`train_dataset` has {len(rows)} rows without a prompt (None, "", or a conversation whose last message is empty): '
+        f"{shown}. Remove them: `dataset.filter(lambda row: {text})`."
+    )
 
 
 def check_no_images(images: Any, tool_images: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,18 @@ from trl_dataeff.cli.recipe import check_recipe, find_recipe, read_recipe
 from trl_dataeff.cli.recipes import problems_of
 
 
+#: What every recipe needs
+NEEDED = {"model_name_or_path": "org/model", "dataset_name": "org/data", "reward_funcs": "[exact_answer_reward]"}
+
+
+def complete(text: str) -> str:
+    """A recipe with `text` at its top, and what is needed besides below."""
+    return text.rstrip("\n") + "\n" + "".join(f"{k}: {v}\n" for k, v in NEEDED.items() if f"{k}:" not in text)
+
+
 def problems(text: str, tmp_path: Path) -> list[str]:
     path = tmp_path / "recipe.yaml"
-    path.write_text(text)
+    path.write_text(complete(text) if text[:1].isalpha() and ":" in text else text)
     return [problem.removeprefix(f"{path}:") for problem in problems_of(path)]
 
 
@@ -65,12 +75,41 @@ def test_wrong_line(line, parts, tmp_path):
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("selection: dots+gresso", "`selection` is 'dots+gresso'"),
-        ("max_rollout_rounds: 0", "`max_rollout_rounds` is 0; it takes an integer >= 1"),
-        ("num_generations: 1\nper_device_train_batch_size: 1", "at least 2 generations"),
-        ("load_in_4bit: true\nload_in_8bit: true", "8 bit and 4 bit"),
-        ("bf16: true\nfp16: true", "fp16 and bf16"),
-        ("num_generations: 7", "divisible"),
+        ("selection: dots+gresso", "1: `selection` is 'dots+gresso'"),
+        ("selection: greso\nselector_args: {p_start: 1}", "p_start"),
+        ("dots_predictor_args: {depth: 3}", "1: "),
+        ("max_rollout_rounds: 0", "1: `max_rollout_rounds` is 0; it takes an integer >= 1"),
+        ("num_generations: 1\nper_device_train_batch_size: 1", "1: `num_generations` is 1; it takes an integer >= 2"),
+        ("use_peft: true\nload_in_4bit: true\nload_in_8bit: true", "8 bit and 4 bit"),
+        ("bf16: true\nfp16: true", "2: At most one of fp16 and bf16"),
+        ("seed: 1\nnum_generations: 7", "2: The completions of a prompt would be split"),
+        ("generation_batch_size: 12", "1: generation_batch_size (12) must be divisible by the global batch size (8)"),
+        ("loss_type: nonsense", "1: `loss_type` is 'nonsense'; it takes 'grpo', 'dr_grpo'"),
+        ("vllm_mode: colo", "1: `vllm_mode` is 'colo'; it takes 'colocate' or 'server'"),
+        ("learning_rate: -1e-6", "1: `learning_rate` is -1e-06; it takes a number >= 0"),
+        ("temperature: 0", "1: `temperature` is 0; it takes a number > 0"),
+        ("max_completion_length: -5", "1: `max_completion_length` is -5; it takes an integer >= 1"),
+        ("use_peft: true\nlora_r: 0", "2: `lora_r` is 0"),
+        ("use_peft: true\nlora_task_type: nonsense", "2: "),
+        ("load_in_4bit: true", "1: `load_in_4bit` needs `use_peft`"),
+        ("load_in_8bit: true", "1: `load_in_8bit` needs `use_peft`"),
+        ("use_peft: true\nbeta: 0.1\nsync_ref_model: true", "3: `sync_ref_model` is not possible with `use_peft`"),
+        ("sync_ref_model: true", "1: `sync_ref_model` is True and `beta` is 0"),
+        (
+            "reward_funcs: [exact_awnser_reward]",
+            "1: The reward function 'exact_awnser_reward' is unknown. Did you mean",
+        ),
+        ("reward_funcs: [nowhere_to_be.found]", "1: The reward function 'nowhere_to_be.found' cannot be imported"),
+        ("reward_weights: [1, 2]", "1: `reward_weights` has 2 numbers for 1 rewards"),
+        ("reward_funcs: []", "1: No reward: set `reward_funcs`"),
+        ("model_name_or_path:", "1: No model: set `model_name_or_path`"),
+        ("dataset_name:", "1: No dataset: set `dataset_name`"),
+        ("report_to: nowhere", "1: `report_to` is 'nowhere'; it takes 'none' or"),
+        ("dataset_streaming: true", "1: `dataset_streaming` needs `max_steps`"),
+        ("max_steps: 1\ndataset_streaming: true\nselection: dots", "2: `dataset_streaming` and `selection` exclude"),
+        ("num_processes: four", "1: `num_processes` is an option of `accelerate launch`, which says: invalid int"),
+        ("eval_strategy: steps\nnum_generations_eval: 3", "2: `per_device_eval_batch_size` (8) x 1"),
+        ("warmup_steps: -1", "1: `warmup_steps` is -1"),
     ],
 )
 def test_values_that_the_configuration_refuses(text, part, tmp_path):
@@ -95,6 +134,59 @@ def test_files_that_are_no_recipe(text, part, tmp_path):
     assert part in problem
 
 
+EIGHT = """\
+loss_type: nonsense
+vllm_mode: colo
+learning_rate: -1e-6
+temperature: 0
+max_completion_length: -5
+load_in_4bit: true
+reward_funcs: [numeric_awnser_reward, nowhere_to_be.found]
+replay_fraction: 2
+"""
+MORE = "num_generations: 7\nvllm_mode: colo\nseed: x\nlearning_rat: 1\nfp16: true\nbf16: true\nselection: dost\ngreso_p_min: 0.9\n"
+
+
+def test_a_recipe_with_many_mistakes_gets_them_all_at_once_from_both_commands(write, capsys):
+    """Keys given twice or unknown, types, choices, ranges, fields that exclude one another, rewards, selection: each at its line."""
+    write("bad.yaml", complete(EIGHT + MORE))
+    assert main(["recipes", "validate", "bad.yaml"]) == 1
+    validated = capsys.readouterr().err.splitlines()
+    lines = [int(re.match(r"trl-dataeff: error: bad.yaml:(\d+): ", line)[1]) for line in validated]
+    assert lines == [1, 3, 4, 5, 6, 7, 7, 8, 9, 10, 10, 11, 12, 13, 15, 16]  # fp16 and bf16 are one
+    assert main(["grpo", "--config", "bad.yaml"]) == 2
+    started = capsys.readouterr().err.splitlines()
+    assert [line for line in started if "bitsandbytes" not in line] == validated
+
+
+def test_mistakes_of_the_command_line_and_the_recipe_are_said_together(write, capsys):
+    write("bad.yaml", complete("loss_type: nonsense\ntemperature: 0\nseed: 5\n"))
+    options = ["--temperature", "-1", "--seed", "one", "--learning_rat", "1", "--num_generations", "7"]
+    assert main(["grpo", "--config", "bad.yaml", *options]) == 2
+    errors = [line.removeprefix("trl-dataeff: error: ") for line in capsys.readouterr().err.splitlines()]
+    starts = [
+        "Argument --seed: invalid int value: 'one'",
+        "`--learning_rat` is no option",
+        "`temperature` is -1.0; it takes a number > 0.",  # which the command line says, not line 2
+        "The completions of a prompt would be split",
+        "bad.yaml:1: `loss_type` is 'nonsense'",
+    ]
+    assert len(errors) == len(starts)
+    for error, start in zip(errors, starts, strict=True):
+        assert error.startswith(start)
+
+
+def test_what_follows_from_a_mistake_is_not_said(tmp_path):
+    """A reward of the wrong type is not missing, a misspelt key either, and 7 x 8 completions are about the same numbers."""
+    assert len(problems("reward_funcs: exact_answer_reward\n", tmp_path)) == 1
+    (problem,) = problems("reward_func: [exact_answer_reward]\nreward_funcs_: 1", tmp_path)[:1]
+    assert "Did you mean `reward_funcs`" in problem
+    assert (
+        len(problems("num_generations: 7\nper_device_train_batch_size: 6\ngradient_accumulation_steps: 2", tmp_path))
+        == 1
+    )
+
+
 def test_every_problem_is_said_in_the_order_of_the_file(tmp_path):
     found = problems("seed: x\nlearning_rat: 1\nmax_steps: 1\nnum_generations: y\n", tmp_path)
     assert [problem.partition(":")[0] for problem in found] == ["1", "2", "4"]
@@ -103,6 +195,7 @@ def test_every_problem_is_said_in_the_order_of_the_file(tmp_path):
 def test_valid_recipe_and_what_becomes_of_it(tmp_path):
     path = tmp_path / "recipe.yaml"
     path.write_text(
+        "model_name_or_path: org/model\nreward_funcs: [exact_answer_reward, think_format_reward]\n"
         "learning_rate: 1e-6\n"  # YAML 1.1 reads this as text
         "epsilon: 1\n"
         "lora_target_modules: all-linear\nscale_rewards: false\nreport_to: none\nreward_weights: [1, 5e-1]\n"
@@ -121,6 +214,7 @@ def test_valid_recipe_and_what_becomes_of_it(tmp_path):
 
 def test_recipe_for_a_gpu_is_valid_without_one(tmp_path):
     text = "bf16: true\ntf32: true\nuse_vllm: true\nattn_implementation: flash_attention_2\nload_in_4bit: true\n"
+    text += "use_peft: true\nreward_funcs: [math_verify_reward]\nreport_to: wandb\ndots_predictor: org/predictor\n"
     assert problems(text, tmp_path) == []
 
 
@@ -201,7 +295,7 @@ def test_recipes_that_come_with_the_package_have_names():
 
 
 def test_grpo_says_the_same_about_a_bad_recipe_as_validate(write, capsys):
-    write("bad.yaml", "learning_rat: 1\nseed: x\n")
+    write("bad.yaml", complete("learning_rat: 1\nseed: x\n"))
     assert main(["recipes", "validate", "bad.yaml"]) == 1
     validated = capsys.readouterr().err
     assert main(["grpo", "--config", "bad.yaml"]) == 2

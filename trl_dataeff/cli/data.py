@@ -104,6 +104,15 @@ def find_source(path: str, data_files: Any = None) -> Source:
     return Source(path)
 
 
+def require_dataset(script: DataEfficientGRPOScriptArguments, mixture: DatasetMixtureConfig) -> None:
+    """Raise a [`UserError`] if no dataset is given."""
+    if not script.dataset_name and not mixture.datasets:
+        raise UserError(
+            "No dataset: set `dataset_name` to a Hub id, a folder or a file (.parquet, .jsonl, .json, .csv), or give "
+            "a mixture under `datasets`."
+        )
+
+
 def prepare(dataset: AnyDataset, script: DataEfficientGRPOScriptArguments, given: str) -> AnyDataset:
     """
     Give a dataset the columns `prompt`, `answer` and `solution` that the script arguments ask for, and check it.
@@ -153,11 +162,8 @@ def _load_splits(script: DataEfficientGRPOScriptArguments, mixture: DatasetMixtu
         if script.dataset_name:
             logger.warning("Both `datasets` and `dataset_name` are given: `dataset_name` is ignored.")
         return _load_mixture(mixture)
-    if not script.dataset_name:
-        raise UserError(
-            "No dataset: set `dataset_name` to a Hub id, a folder or a file (.parquet, .jsonl, .json, .csv), or give "
-            "a mixture under `datasets`."
-        )
+    require_dataset(script, mixture)
+    assert script.dataset_name is not None
     source = find_source(script.dataset_name)
     try:
         return load_dataset(

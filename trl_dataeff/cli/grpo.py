@@ -25,7 +25,7 @@ def run(argv: list[str]) -> int:
         argv (`list[str]`):
             What follows `trl-dataeff grpo`.
     """
-    from trl_dataeff.cli.checks import check
+    from trl_dataeff.cli.checks import problems_of, problems_on_this_machine
     from trl_dataeff.cli.launch import launch, needs_launch
     from trl_dataeff.cli.parser import GRPOParser
 
@@ -33,8 +33,7 @@ def run(argv: list[str]) -> int:
         print(GRPOParser().format_help(everything="--help-all" in argv or "--help_all" in argv))
         return 0
     # First without looking at the machine: what is wrong with the recipe is said once, before processes are started.
-    command = GRPOParser(portable=True).parse(argv)
-    check(command.arguments)
+    command = GRPOParser(portable=True).parse(argv, lambda a: [*problems_of(a), *problems_on_this_machine(a)])
     if needs_launch(command.launch_args, command.arguments.training.use_cpu):
         return launch(command.launch_args, command.training_args)
     train(parse(command.training_args))

@@ -40,6 +40,10 @@ class Recipe:
             Environment variables to set.
         launch (`list[str]`):
             Options of `accelerate launch`, as on a command line.
+        problems (`list[str]`):
+            Keys that are given twice, and what [`check_recipe`] has found.
+        refused (`set[str]`):
+            Fields with a wrong value, and those that an unknown key may stand for.
     """
 
     path: Path
@@ -47,6 +51,8 @@ class Recipe:
     lines: dict[str, int]
     env: dict[str, str] = field(default_factory=dict)
     launch: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    refused: set[str] = field(default_factory=set)
 
     def at(self, key: str) -> str:
         """Return `file:line` of a key."""
@@ -54,7 +60,7 @@ class Recipe:
 
 
 def read_recipe(path: Path) -> Recipe:
-    """Read a recipe; a file that is missing, is not YAML or not a mapping, or gives a key twice is a [`UserError`]."""
+    """Read a recipe; a file that is missing, is not YAML or not a mapping is a [`UserError`]."""
     text = _read_text(path)
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -68,34 +74,38 @@ def read_recipe(path: Path) -> Recipe:
         raise UserError(f"{path}: the recipe is empty. `trl-dataeff recipes show NAME` prints one to start from.")
     if not isinstance(values, dict):
         raise UserError(f"{path}: the recipe is {got(values)}, but it must be a mapping: one `key: value` a line.")
-    return Recipe(path, values, _lines(path, node))
+    lines, problems = _lines(path, node)
+    return Recipe(path, values, lines, problems=problems)
 
 
 def check_recipe(recipe: Recipe, dataclass_types: Iterable[type]) -> list[str]:
     """
-    Check keys and types of `recipe`, convert its values, and take `env` and launch options out of them.
+    Check keys and types of `recipe`, convert its values, and take `env`, launch options and what is wrong out of them.
 
     Returns:
         `list[str]`:
             One message per problem, with file and line.
     """
     hints, defaults = _known_fields(dataclass_types)
-    problems: list[str] = []
+    problems = recipe.problems
     if "env" in recipe.values:
         problems += _take_env(recipe)
     unknown = [key for key in recipe.values if key not in hints]
     if unknown:
         problems += _take_launch_options(recipe, unknown, hints)
-    for key, value in recipe.values.items():
+    for key, value in list(recipe.values.items()):
         if value is None and defaults[key] is None:
             continue
         try:
             recipe.values[key] = fit(value, hints[key])
+            continue
         except WrongEntry as error:
             problems.append(f"{recipe.at(key)}: `{key}` {error}")
         except WrongType as error:
             problems.append(f"{recipe.at(key)}: `{key}` is {got(value)}; it takes {error}.")
-    return sorted(problems, key=_line_of)
+        del recipe.values[key]
+        recipe.refused.add(key)
+    return problems
 
 
 def find_recipe(name: str) -> Path:
@@ -143,17 +153,19 @@ def _read_text(path: Path) -> str:
         raise UserError(f"The recipe {str(path)!r} cannot be read: {error.strerror or error}.") from error
 
 
-def _lines(path: Path, node: yaml.Node | None) -> dict[str, int]:
+def _lines(path: Path, node: yaml.Node | None) -> tuple[dict[str, int], list[str]]:
+    """The line of each key, and a message for each key that is given twice."""
     lines: dict[str, int] = {}
+    problems = []
     assert isinstance(node, yaml.MappingNode)
     for key, _ in node.value:
         line = key.start_mark.line + 1
         if key.value in lines:
-            raise UserError(
+            problems.append(
                 f"{path}:{line}: `{key.value}` is given twice, here and on line {lines[key.value]}. Keep one of them."
             )
         lines[key.value] = line
-    return lines
+    return lines, problems
 
 
 def _known_fields(dataclass_types: Iterable[type]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -191,14 +203,11 @@ def _take_launch_options(recipe: Recipe, keys: list[str], known: Iterable[str]) 
         if tokens is None:
             hint = closest(str(key), [*known, "env", *(option for option in launch_options() if "-" not in option)])
             problems.append(f"{recipe.at(key)}: `{key}` is no field of `trl-dataeff grpo`.{hint}")
+            meant = difflib.get_close_matches(str(key), list(known))
+            recipe.refused.update(name for name in meant if name not in recipe.lines)
         else:
             recipe.launch += tokens
     return problems
-
-
-def _line_of(problem: str) -> int:
-    number = problem.split(": ", 1)[0].rpartition(":")[2]
-    return int(number) if number.isdigit() else 0
 
 
 def _yaml_files(folder: Path) -> list[str]:

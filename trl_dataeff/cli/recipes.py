@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from trl_dataeff.cli.errors import UserError
-from trl_dataeff.cli.recipe import check_recipe, find_recipe, read_recipe, recipe_name, shipped_recipes
+from trl_dataeff.cli.recipe import find_recipe, recipe_name, shipped_recipes
 
 
 def run(argv: list[str]) -> int:
@@ -18,23 +18,19 @@ def run(argv: list[str]) -> int:
 
 def problems_of(path: Path) -> list[str]:
     """
-    Return everything that is wrong with a recipe, one message per problem; an empty list if it is valid.
+    Return everything that is wrong with a recipe, one message per problem; an empty list if it is valid: it would start,
+    given its model and data, on a machine that is suitable.
 
-    Nothing is loaded, and nothing depends on this machine: a recipe for a GPU is valid on a laptop.
+    Neither model nor data is loaded, and nothing depends on this machine: a recipe for a GPU is valid on a laptop. Reward
+    functions given by a dotted path are imported, from the current folder.
     """
-    from trl_dataeff.cli.arguments import PORTABLE_TYPES
+    from trl_dataeff.cli import checks
     from trl_dataeff.cli.parser import GRPOParser
 
     try:
-        problems = check_recipe(read_recipe(path), PORTABLE_TYPES)
+        GRPOParser(portable=True).parse(["--config", str(path)], checks.problems_of)
     except UserError as error:
         return list(error.messages)
-    if problems:
-        return problems
-    try:
-        GRPOParser(portable=True).parse(["--config", str(path)])
-    except UserError as error:
-        return [f"{path}: {message}" for message in error.messages]
     return []
 
 
@@ -61,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     copy.add_argument("dest", metavar="DEST", nargs="?", help="file or folder (default: <task>-<method>.yaml here)")
     copy.add_argument("--force", action="store_true", help="replace a file that is already there")
     copy.set_defaults(run=_copy)
-    validate = commands.add_parser("validate", help="check recipes: keys, types and values, without loading anything")
+    validate = commands.add_parser("validate", help="check whether recipes would start, without loading model or data")
     validate.add_argument("paths", metavar="PATH", nargs="+", help="recipe file, folder of recipes, or recipe name")
     validate.set_defaults(run=_validate)
     return parser

@@ -62,13 +62,23 @@ def load_rewards(names: list[str] | None, reward_model: str | None = None) -> li
 
 
 def load_reward(name: str) -> RewardFunction:
-    """Return one reward function by its name or dotted path."""
+    """Return one reward function by its name or dotted path; one whose packages are missing is a [`UserError`]."""
+    require_packages(name)
+    return find_reward(name)
+
+
+def require_packages(name: str) -> None:
+    """Raise a [`UserError`] if the reward function of this name needs a package that is not installed."""
+    if name in _NEED_MATH_VERIFY:
+        try:
+            require_math_verify(name)
+        except ImportError as error:
+            raise UserError(str(error)) from error
+
+
+def find_reward(name: str) -> RewardFunction:
+    """Return one reward function by its name or dotted path, whether it can run here or not."""
     if name in REWARDS:
-        if name in _NEED_MATH_VERIFY:
-            try:
-                require_math_verify(name)
-            except ImportError as error:
-                raise UserError(str(error)) from error
         return REWARDS[name]
     if "." not in name:
         raise UserError(

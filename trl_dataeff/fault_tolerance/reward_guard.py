@@ -18,6 +18,8 @@ from torch import nn
 from transformers.utils import logging
 from trl.trainer.utils import is_async_callable
 
+from trl_dataeff.rollouts.scoring import shown
+
 
 logger = logging.get_logger(__name__)
 # Not SIGALRM, which reward functions use themselves (math-verify does)
@@ -96,7 +98,7 @@ class RewardGuard:
             rewards = rewards.tolist()
         if isinstance(rewards, (str, bytes, Mapping)) or not isinstance(rewards, Iterable):
             raise TypeError(
-                f"The reward function '{name}' returned {_shown(rewards)}; it must return a list of numbers, one per "
+                f"The reward function '{name}' returned {shown(rewards)}; it must return a list of numbers, one per "
                 "completion (None for a completion that it does not apply to)."
             )
         return [None if reward is None else self._number(reward, name) for reward in rewards]
@@ -110,7 +112,7 @@ class RewardGuard:
                 number = None
         if number is None:
             self.faults += 1
-            self._warn_once(name, "type", f"returned {_shown(reward)}, which is not a number, as a reward: no score")
+            self._warn_once(name, "type", f"returned {shown(reward)}, which is not a number, as a reward: no score")
         elif math.isinf(number):
             self.faults += 1  # `RewardChecks` warns of them
         return number
@@ -160,8 +162,3 @@ def _time_limit(seconds: float | None) -> Iterator[None]:
 def _rows(kwargs: Mapping[str, Any]) -> int:
     """Completions of a call, by the arguments that TRL gives: one entry each."""
     return next(len(kwargs[name]) for name in ("completions", "prompts", "environments") if name in kwargs)
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
