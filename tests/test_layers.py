@@ -22,7 +22,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("trainer",),
     ("callback",),
     ("collector",),
-    ("validation",),
+    ("validation", "notice"),
     ("selection",),
     ("difficulty", "replay", "tracking"),
     ("checkpoint", "fault_tolerance"),

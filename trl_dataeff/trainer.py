@@ -31,6 +31,7 @@ from trl_dataeff.fault_tolerance.nonfinite import NonfiniteStepGuard
 from trl_dataeff.fault_tolerance.reconnect import ReconnectingClient
 from trl_dataeff.fault_tolerance.reward_guard import RewardGuard
 from trl_dataeff.fault_tolerance.signals import StopSignals, exception_of
+from trl_dataeff.notice import announce_options
 from trl_dataeff.replay.correction import LossCorrection
 from trl_dataeff.replay.logprobs import behavior_tensors, compute_leftover_logps
 from trl_dataeff.rollouts import capture
@@ -106,7 +107,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         self._refills = config.dynamic_sampling and reason is None
         self._replays = config.replay_fraction > 0 and reason is None
         self._in_rounds = self._refills or self._replays or self.selector.uses_references
-        validation.warn_ignored_options(config, reason)
+        announce_options(config, self.selector, reason, self._processes, by_instance=selector is not None)
         self._set_up_fault_tolerance(sharded)
 
         context = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)

@@ -13,7 +13,6 @@ from trl.trainer.utils import get_config_model_id
 
 from trl_dataeff.config import AUTO_SELECTION, DataEfficientGRPOConfig
 from trl_dataeff.difficulty.loading import check_predictor, load_predictor, registered_predictors
-from trl_dataeff.replay.buffer import replay_groups
 from trl_dataeff.rollouts.prompts import is_text, without_prompt
 from trl_dataeff.selection import Selector, make_selector
 
@@ -227,25 +226,6 @@ def unsupported_reason(dataset: Any, environments: bool, tool_images: bool) -> s
     if "image" in columns or "images" in columns or tool_images or _has_image(dataset[0].get("prompt")):
         return "prompts or tools with images"
     return None
-
-
-def warn_ignored_options(args: DataEfficientGRPOConfig, unsupported_reason: str | None) -> None:
-    """Warn of options of `args` that have no effect in this run; see [`unsupported_reason`]."""
-    if args.dynamic_sampling and unsupported_reason is not None:
-        logger.warning(
-            f"`dynamic_sampling=True` does not refill batches with {unsupported_reason}: each batch is one round of rollouts, and "
-            "its zero-variance groups stay in it."
-        )
-    groups = args.per_device_train_batch_size * args.steps_per_generation // args.num_generations
-    if args.replay_fraction > 0 and unsupported_reason is not None:
-        logger.warning(
-            f"`replay_fraction={args.replay_fraction}` does not replay {unsupported_reason}: all rollouts of each batch are new."
-        )
-    elif args.replay_fraction > 0 and not replay_groups(args.replay_fraction, groups, world_size=1):
-        logger.warning(
-            f"`replay_fraction={args.replay_fraction}` of {groups} groups per process rounds to no group: nothing is "
-            "replayed. A larger `per_device_train_batch_size` x `steps_per_generation` makes room for it."
-        )
 
 
 class ContextCheck:

@@ -255,7 +255,8 @@ def test_two_processes_train_together(recipe, tmp_path):
         raise
     assert started.returncode == 0, errors[-3000:]
     assert output.count("Training completed") == 1
-    assert "'dataeff/rollouts_trained': '16'" in output
+    rows = [line.split() for line in output.splitlines() if line.split()[:1] in (["step"], ["1/1"])]
+    assert dict(zip(*rows, strict=False))["rollouts"] == "16"  # of both processes, in one row
     assert (tmp_path / "out" / "adapter_model.safetensors").is_file()
 
 

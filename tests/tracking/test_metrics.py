@@ -14,6 +14,7 @@ from trl_dataeff.tracking.metrics import (
     METRICS,
     PREFIX,
     SELECTOR_PREFIX,
+    Counters,
     group_metrics,
     record,
     record_selector,
@@ -41,7 +42,21 @@ def test_the_table_is_what_is_logged(tmp_path):
         replay_fraction=0.5,
     )
     logged = {name for log in trainer.state.log_history for name in log if name.startswith(PREFIX)}
-    assert logged == {PREFIX + name for name in METRICS} | {SELECTOR_PREFIX + name for name in SELECTOR_METRICS}
+    usual = {PREFIX + name for name, metric in METRICS.items() if not metric.fault}
+    assert logged == usual | {SELECTOR_PREFIX + name for name in SELECTOR_METRICS}
+
+
+def test_faults_are_logged_from_the_first_one_on():
+    counters = Counters()
+    faults = {name for name, metric in METRICS.items() if metric.fault}
+    assert faults == {"reward_faults", "overlong_prompts", "steps_skipped", "server_returns"}
+    assert counters.logged().keys() == counters.values.keys() - faults
+    counters.add(steps_skipped=2)
+    assert counters.logged().keys() & faults == {"steps_skipped"}
+    assert counters.logged()["steps_skipped"] == 2
+    resumed = Counters()
+    resumed.load(counters.values)
+    assert resumed.logged() == counters.logged()
 
 
 def test_cumulative_metrics_only_grow_and_times_add_up(tmp_path):
@@ -51,7 +66,7 @@ def test_cumulative_metrics_only_grow_and_times_add_up(tmp_path):
     )  # fmt: skip
     logs = [log for log in trainer.state.log_history if "loss" in log]
     for name, metric in METRICS.items():
-        if metric.cumulative:
+        if metric.cumulative and not metric.fault:
             values = [log[PREFIX + name] for log in logs]
             assert values == sorted(values)
     for log in logs:

@@ -26,6 +26,7 @@ def run(argv: list[str]) -> int:
             What follows `trl-dataeff grpo`.
     """
     from trl_dataeff.cli.checks import problems_of, problems_on_this_machine
+    from trl_dataeff.cli.console import quiet_libraries
     from trl_dataeff.cli.launch import launch, needs_launch
     from trl_dataeff.cli.parser import GRPOParser
 
@@ -36,7 +37,8 @@ def run(argv: list[str]) -> int:
     command = GRPOParser(portable=True).parse(argv, lambda a: [*problems_of(a), *problems_on_this_machine(a)])
     if needs_launch(command.launch_args, command.arguments.training.use_cpu):
         return launch(command.launch_args, command.training_args)
-    train(parse(command.training_args))
+    with quiet_libraries():
+        train(parse(command.training_args))
     return 0
 
 
@@ -69,8 +71,10 @@ def train(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
     """
     from trl_dataeff.checkpoint.state import CheckpointError
     from trl_dataeff.cli.checks import checkpoint_of
+    from trl_dataeff.cli.console import print_table
 
     trainer = make_trainer(arguments)
+    print_table(trainer)
     try:
         trainer.train(resume_from_checkpoint=checkpoint_of(arguments.training))
     except CheckpointError as error:
@@ -139,8 +143,11 @@ def _model_init_kwargs(arguments: GRPOArguments) -> dict[str, Any]:
 
 def main() -> None:
     """Entry point of the processes that `accelerate launch` starts."""
+    from trl_dataeff.cli.console import quiet_libraries
+
     try:
-        train(parse(sys.argv[1:]))
+        with quiet_libraries():
+            train(parse(sys.argv[1:]))
     except UserError as error:
         show(error)
         raise SystemExit(error.exit_code) from None

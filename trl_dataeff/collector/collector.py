@@ -251,7 +251,7 @@ class RolloutCollector:
         batch.selector_metrics = self.selector.metrics() if self.selector is not None else {}
 
     def _metrics(self, batch: GenerationBatch, step: int) -> dict[str, float]:
-        metrics: dict[str, float] = dict(self.counters.values)
+        metrics: dict[str, float] = dict(self.counters.logged())
         metrics.update(rounds=batch.rounds, padded_groups=batch.padded, leftover_groups=len(batch.leftover))
         if batch.generated:
             kinds = np.array([group.kind for group in batch.generated])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import threading
 from collections.abc import Sequence
@@ -76,9 +75,6 @@ def _score(text: str, gold: str) -> float | None:
     # math-verify stops a parse by SIGALRM, which only the main thread may use
     in_main_thread = threading.current_thread() is threading.main_thread()
     parsing_timeout = PARSING_TIMEOUT_S if in_main_thread else None
-    if not in_main_thread:
-        for module in ("parser", "grader"):
-            logging.getLogger(f"math_verify.{module}").setLevel(logging.ERROR)
     gold_parsed = parse(_as_latex(gold), parsing_timeout=parsing_timeout)
     if not gold_parsed:
         return None

@@ -25,11 +25,15 @@ SELECTOR_PREFIX = PREFIX + "selector/"
 
 
 class Metric(NamedTuple):
-    """`cumulative` metrics count since the start of training; the others are means over a logging interval."""
+    """
+    `cumulative` metrics count since the start of training; the others are means over a logging interval. Those of a
+    `fault` are logged from the first one on.
+    """
 
     unit: str
     meaning: str
     cumulative: bool = False
+    fault: bool = False
 
 
 METRICS: dict[str, Metric] = {
@@ -63,13 +67,13 @@ METRICS: dict[str, Metric] = {
     "replay/ratio_mean": Metric("ratio", "Mean of pi_old / pi_behavior, not truncated, over those groups' tokens."),
     "replay/ratio_max": Metric("ratio", "Largest pi_old / pi_behavior, not truncated, over those groups' tokens."),
     "reward_faults": Metric(
-        "rewards", "So far, rewards that were non-numeric, infinite, or late (with `reward_timeout`).", True
+        "rewards", "So far, rewards that were non-numeric, infinite, or late (with `reward_timeout`).", True, True
     ),
     "overlong_prompts": Metric(
-        "completions", "So far, those whose prompt leaves no room for a completion in the model's context.", True
+        "completions", "So far, those whose prompt leaves no room for a completion in the model's context.", True, True
     ),
-    "steps_skipped": Metric("steps", "Skipped so far, because the gradient was not finite.", True),
-    "server_returns": Metric("times", "So far, restarts of the vLLM server.", True),
+    "steps_skipped": Metric("steps", "Skipped so far, because the gradient was not finite.", True, True),
+    "server_returns": Metric("times", "So far, restarts of the vLLM server.", True, True),
     "time/selection_s": Metric("seconds per step", "Selecting prompts and groups, on the main process."),
     "time/generation_s": Metric("seconds per step", "Generating and scoring rollouts, on the main process."),
     "time/training_s": Metric("seconds per step", "The rest of the step, on the main process."),
@@ -158,6 +162,10 @@ class Counters:
 
     def __init__(self) -> None:
         self.values: dict[str, int] = {name: 0 for name, metric in METRICS.items() if metric.cumulative}
+
+    def logged(self) -> dict[str, int]:
+        """What is logged: all counts but those of faults that have not occurred."""
+        return {name: value for name, value in self.values.items() if value or not METRICS[name].fault}
 
     def load(self, values: dict[str, int]) -> None:
         """Continue from the counts of a checkpoint."""

@@ -1,0 +1,136 @@
+"""The notice at the start of a run: which methods are on, how to switch them off, and which options have no effect."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from transformers.utils import logging
+
+from trl_dataeff.config import DataEfficientGRPOConfig
+from trl_dataeff.replay.buffer import replay_groups
+from trl_dataeff.rollouts.distributed import Processes
+from trl_dataeff.selection import Selector, UniformSelector
+
+
+logger = logging.get_logger(__name__)
+
+#: The fields of a built-in selector that are named
+MAIN_FIELDS = {
+    "dots": ("dots_objective", "dots_embedding", "exploration"),
+    "greso": ("greso_target_zero_variance",),
+    "dots+greso": ("dots_objective", "dots_embedding", "exploration", "greso_target_zero_variance"),
+}
+#: The settings with which nothing is on
+OFF = "`selection='uniform'`, `replay_fraction=0`, `dynamic_sampling=False`"
+
+
+def announce_options(
+    args: DataEfficientGRPOConfig,
+    selector: Selector,
+    unsupported_reason: str | None,
+    processes: Processes,
+    *,
+    by_instance: bool = False,
+) -> None:
+    """
+    Log, on the main process, what is on in a run, and warn of options that have no effect in it. Nothing is logged if
+    everything is off.
+
+    The level is that of warnings: a script shows no lower one, and a run differs from what its `GRPOConfig` meant to TRL.
+
+    Args:
+        args ([`DataEfficientGRPOConfig`]): the configuration.
+        selector ([`Selector`]): the one that is used.
+        unsupported_reason (`str`, *optional*): see [`~validation.unsupported_reason`].
+        processes ([`Processes`]): of the run.
+        by_instance (`bool`, *optional*, defaults to `False`): whether the trainer was given the selector itself.
+    """
+    if not processes.is_main:
+        return
+    on = _what_is_on(args, selector, unsupported_reason, processes.world_size, by_instance)
+    if on:
+        without = "Without `selector=`, and with" if by_instance else "With"
+        logger.warning(f"Data efficiency is on: {'; '.join(on)}. {without} {OFF} training is that of GRPOTrainer.")
+    if unsupported_reason is not None:
+        _warn_of_unsupported(args, unsupported_reason, by_instance)
+    elif args.replay_fraction > 0:
+        _warn_of_small_batches(args)
+
+
+def _what_is_on(
+    args: DataEfficientGRPOConfig,
+    selector: Selector,
+    unsupported_reason: str | None,
+    world_size: int,
+    by_instance: bool,
+) -> list[str]:
+    """The methods that are on, each with its main settings."""
+    on = []
+    name = type(selector).name
+    if by_instance:
+        on.append(f"selector={type(selector).__name__}(...)")
+    elif not isinstance(selector, UniformSelector):
+        extra = ["selector_args"] if args.selector_args else []
+        on.append(f"selection={name!r}" + _settings(args, [*MAIN_FIELDS.get(name, ()), *extra]))
+    if unsupported_reason is not None:
+        return on
+    groups = args.generation_batch_size // args.num_generations
+    replayed = replay_groups(args.replay_fraction, groups, world_size) if args.replay_fraction > 0 else 0
+    if replayed:
+        fields = ["replay_fraction", "replay_clip", "replay_max_age"]
+        on.append(f"replay of {replayed} of the {groups} groups of a generation batch" + _settings(args, fields))
+    if args.dynamic_sampling:
+        on.append("dynamic sampling" + _settings(args, ["max_rollout_rounds"]))
+    return on
+
+
+def _settings(args: DataEfficientGRPOConfig, names: Iterable[str]) -> str:
+    values = ", ".join(f"{name}={getattr(args, name)!r}" for name in names)
+    return f" ({values})" if values else ""
+
+
+def _warn_of_unsupported(args: DataEfficientGRPOConfig, unsupported_reason: str, by_instance: bool) -> None:
+    ignored = []
+    if args.selection == "auto" and not by_instance:
+        ignored.append("`selection='auto'` is 'uniform'")
+    if args.replay_fraction > 0:
+        ignored.append(f"`replay_fraction={args.replay_fraction}` does not replay")
+    if args.dynamic_sampling:
+        ignored.append("`dynamic_sampling=True` does not refill batches")
+    if not ignored:
+        return
+    advice = ""
+    if "streaming" in unsupported_reason:
+        advice = " A dataset that is loaded without streaming can be selected from, replayed and refilled."
+    elif "images" in unsupported_reason and args.selection == "auto":
+        advice = " `selection='dots'` or 'greso' selects such prompts nevertheless, DOTS by their text."
+    listed = " and ".join(filter(None, [", ".join(ignored[:-1]), ignored[-1]]))
+    logger.warning(
+        f"With {unsupported_reason}, {listed}: each batch is one round of rollouts, and its zero-variance "
+        f"groups stay in it.{advice}"
+    )
+
+
+def _warn_of_small_batches(args: DataEfficientGRPOConfig) -> None:
+    """Warn if the share of a process's groups that is to be replayed rounds to none, and say which sizes make room."""
+    size, steps, group_size = args.per_device_train_batch_size, args.steps_per_generation, args.num_generations
+    groups = size * steps // group_size
+    if replay_groups(args.replay_fraction, groups, world_size=1):
+        return
+    enough = max(2, math.ceil(0.5 / args.replay_fraction))
+    while not replay_groups(args.replay_fraction, enough, world_size=1):  # the quotient was rounded down
+        enough += 1
+    rows = enough * group_size
+    logger.warning(
+        f"`replay_fraction={args.replay_fraction}` of {groups} group{'s' * (groups != 1)} per process rounds to no group: "
+        f"nothing is replayed. It takes {enough} groups: a `per_device_train_batch_size` of {_multiple(rows, steps, group_size)} "
+        f"(now {size}), or `steps_per_generation` (by default `gradient_accumulation_steps`) of "
+        f"{_multiple(rows, size, group_size)} (now {steps})."
+    )
+
+
+def _multiple(rows: int, factor: int, group_size: int) -> int:
+    """The least number whose product with `factor` is at least `rows`, and makes whole groups."""
+    unit = group_size // math.gcd(group_size, factor)
+    return -(-rows // (factor * unit)) * unit
