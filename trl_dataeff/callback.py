@@ -5,10 +5,8 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from transformers import TrainerCallback
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
 
 
@@ -24,6 +22,7 @@ class DataEfficientCallback(TrainerCallback):
         on_step (`Callable`): called after each optimizer step, with the seconds that it took.
         on_end (`Callable`): called when training has ended.
         received_signal (`Callable`): the signal that a process has received, the same on all processes, or `None`.
+        how_to_resume (`Callable`): says how to resume the run; empty if it cannot be.
 
     Attributes:
         stopped_by (`signal.Signals` or `None`): the signal that ended training early.
@@ -36,9 +35,10 @@ class DataEfficientCallback(TrainerCallback):
         on_step: Callable[[float], None],
         on_end: Callable[[], None],
         received_signal: Callable[[], signal.Signals | None],
+        how_to_resume: Callable[[], str],
     ):
         self._on_begin, self._on_step, self._on_end = on_begin, on_step, on_end
-        self._received_signal = received_signal
+        self._received_signal, self._how_to_resume = received_signal, how_to_resume
         self._step_began = 0.0
         self.stopped_by: signal.Signals | None = None
 
@@ -62,9 +62,7 @@ class DataEfficientCallback(TrainerCallback):
     def on_train_end(self, args, state, control, **kwargs):
         self._on_end()
         if self.stopped_by is not None and state.is_world_process_zero:
-            checkpoint = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+            how = self._how_to_resume() or "It has no checkpoint to resume from: start it again."
             logger.warning(
-                f"Stopped by {self.stopped_by.name} after step {state.global_step} of {state.max_steps}, with the checkpoint "
-                f"{checkpoint}. Resume with `trainer.train(resume_from_checkpoint=True)`, or "
-                "`--resume_from_checkpoint last` on the command line."
+                f"Stopped by {self.stopped_by.name} after step {state.global_step} of {state.max_steps}. {how}"
             )

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate.utils import DistributedType
 from datasets import Dataset
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
@@ -21,13 +20,14 @@ from trl.models.utils import disable_gradient_checkpointing
 
 import trl_dataeff.validation as validation
 from trl_dataeff.callback import DataEfficientCallback
-from trl_dataeff.checkpoint.resume import failure_notes, remove_older, resolve_checkpoint
+from trl_dataeff.checkpoint.resume import failure_notes, remove_older, resolve_run
+from trl_dataeff.checkpoint.runs import Run
 from trl_dataeff.checkpoint.saving import complete_checkpoint
 from trl_dataeff.collector import GenerationBatch, make_collector
-from trl_dataeff.collector.state import load_run, save_run
+from trl_dataeff.collector.state import begin_run, load_run, save_run
 from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.difficulty.embedding import embed_dataset
-from trl_dataeff.fault_tolerance.nonfinite import NonfiniteStepGuard
+from trl_dataeff.fault_tolerance.nonfinite import NonfiniteStepGuard, step_guard
 from trl_dataeff.fault_tolerance.reconnect import ReconnectingClient
 from trl_dataeff.fault_tolerance.reward_guard import RewardGuard
 from trl_dataeff.fault_tolerance.signals import StopSignals, exception_of
@@ -86,6 +86,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     _reward_guard: RewardGuard | None = None
     _signals: StopSignals | None = None
     _prompt_ids: Sequence[int] = ()  # rows that are generated or trained on now
+    _run: Run  # from `train` on
     _loop: dict[str, Any] | None = None  # of the training loop, as a checkpoint has it
 
     def __init__(self, *args, selector: Selector | None = None, **kwargs):
@@ -113,10 +114,11 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         self._context_check = validation.ContextCheck(limits, self.max_completion_length)
         self._timer = StepTimer()
         self._callback = DataEfficientCallback(
-            on_begin=self._restore_logs,
+            on_begin=self._on_train_begin,
             on_step=lambda seconds: record(self._metrics["train"], self._timer.step(seconds)),
             on_end=self._flush_group_log,
             received_signal=lambda: None if self._signals is None else self._signals.agreed(),
+            how_to_resume=lambda: self._run.how_to_resume(),
         )
         self.add_callback(self._callback)
 
@@ -142,14 +144,14 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     # Starting and ending
 
     def train(self, resume_from_checkpoint=None, *args, **kwargs):
-        output_dir, reads = self.args.output_dir, self.args.should_save
-        checkpoint = resolve_checkpoint(resume_from_checkpoint, output_dir, self._processes, checks=reads)
+        reads = self.args.should_save
+        self._run = resolve_run(resume_from_checkpoint, self.args.output_dir, self._processes, checks=reads)
         self._callback.stopped_by, self._prompt_ids = None, ()
         self._signals = StopSignals(self._processes) if self.args.save_on_signal else None
-        notes = failure_notes(output_dir, lambda: self._prompt_ids, self._flush_group_log)
+        notes = failure_notes(self._run, lambda: self._prompt_ids, self._flush_group_log)
         with notes, self._signals or nullcontext():
             self._begin_run()
-            output = super().train(checkpoint, *args, **kwargs)
+            output = super().train(self._run.checkpoint, *args, **kwargs)
         if self.stopped_by is not None:
             raise exception_of(self.stopped_by)
         return output
@@ -195,12 +197,9 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             steps_per_generation=args.steps_per_generation,
             processes=self._processes,
         )
-        # A loss scaler and DeepSpeed skip such steps themselves, and continue with a smaller scale
-        handled = self.accelerator.distributed_type == DistributedType.DEEPSPEED or self.accelerator.scaler is not None
-        self._nonfinite = None
-        if args.skip_nonfinite_steps and not handled:
-            counters = self.collector.counters
-            self._nonfinite = NonfiniteStepGuard(lambda: counters.add(steps_skipped=1), self._processes.is_main)
+        add = self.collector.counters.add
+        wanted = args.skip_nonfinite_steps
+        self._nonfinite = step_guard(self.accelerator, lambda: add(steps_skipped=1)) if wanted else None
 
     @property
     def stopped_by(self) -> signal.Signals | None:
@@ -361,7 +360,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         args, step = self.args, self.state.global_step
         checkpoint = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{step}"
         resumable = not args.save_only_model
-        writing = complete_checkpoint(checkpoint, step, resumable, args.should_save, self._processes)
+        writing = complete_checkpoint(self._run, checkpoint, step, resumable, args.should_save, self._processes)
         with writing, temporarily(args, save_total_limit=None, push_to_hub=False):  # both only when it is complete
             if resumable:
                 half_used = self._step % (args.steps_per_generation * self.num_iterations) != 0
@@ -371,12 +370,12 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         if args.push_to_hub:
             self._push_from_checkpoint(str(checkpoint))
         if args.should_save:
-            remove_older(checkpoint, args.save_total_limit, keep=[self.state.best_model_checkpoint])
+            remove_older(checkpoint, args.save_total_limit, [self.state.best_model_checkpoint], self._run.id)
 
     def _load_optimizer_and_scheduler(self, checkpoint):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
-            self._loop, self._buffered_inputs = load_run(Path(checkpoint), self.collector, self.state.global_step)
+            self._loop, self._buffered_inputs = load_run(Path(checkpoint), self.collector)
             self._step = self._loop["micro_step"]
 
     def _loop_state(self) -> dict[str, Any]:
@@ -388,8 +387,9 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             "metrics": {name: list(map(float, values)) for name, values in self._metrics["train"].items()},
         }
 
-    def _restore_logs(self) -> None:
-        """Continue the logging interval of a checkpoint, once the Trainer has begun a new one."""
+    def _on_train_begin(self) -> None:
+        """Name the run in its folder, and continue the logging interval of a checkpoint, as the Trainer has begun one."""
+        begin_run(self._run, self.collector, self.state.global_step)
         loop, self._loop = self._loop, None
         if loop is not None:
             losses, mean = loop["loss"], sum(loop["loss"]) / len(loop["loss"])

@@ -41,12 +41,12 @@ def test_the_table_of_groups_waits_for_room(tmp_path, monkeypatch, caplog_transf
     tables = [pd.read_parquet(tmp_path / n / "dataeff" / "groups.parquet") for n in ("whole", "full")]
     pd.testing.assert_frame_equal(*(table.drop(columns="seconds") for table in tables))
     assert history(trainer.state.log_history) == history(whole.state.log_history)
-    assert {path.name for path in (tmp_path / "full" / "dataeff").iterdir()} == {"groups.parquet"}
+    assert {path.name for path in (tmp_path / "full" / "dataeff").iterdir()} == {"groups.parquet", "run.json"}
 
 
-def test_a_damaged_table_of_groups_is_set_aside(tmp_path, caplog_transformers):
+def test_a_corrupt_table_of_groups_is_set_aside(tmp_path, caplog_transformers):
     train(tmp_path, max_steps=2)
     (tmp_path / "dataeff" / "groups.parquet").write_bytes(b"PAR1 no more")
     train(tmp_path, max_steps=4, resume=True)
-    assert any("is damaged" in m and "groups.damaged.parquet" in m for m in messages(caplog_transformers))
+    assert any("cannot be read" in m and "groups.corrupt.parquet" in m for m in messages(caplog_transformers))
     assert pd.read_parquet(tmp_path / "dataeff" / "groups.parquet")["step"].min() >= 2

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from trl_dataeff.checkpoint.runs import Run, write_run
 from trl_dataeff.checkpoint.state import (
     check_dataset_hash,
     check_settings,
@@ -22,6 +23,23 @@ from trl_dataeff.rollouts.distributed import pack_distributed, unpack_distribute
 
 
 Arrays = dict[str, np.ndarray]
+
+
+def begin_run(run: Run, collector: RolloutCollector, step: int) -> None:
+    """
+    Write `run.json` and continue or begin the table of groups, on the main process. Call it when training begins.
+
+    Args:
+        run ([`Run`]): the run.
+        collector ([`RolloutCollector`]): of the run, restored if it is resumed.
+        step (`int`): optimizer step at which training begins.
+    """
+    if not collector.processes.is_main:
+        return
+    if collector.group_log is not None:
+        collector.group_log.begin(run.id, step)
+    dataset = {"size": collector.num_prompts, "hash": collector.dataset_hash}
+    write_run(run, {"dataset": dataset, "settings": collector.settings})
 
 
 def save_run(
@@ -52,16 +70,13 @@ def save_run(
         collector.group_log.flush(force=True)
 
 
-def load_run(
-    checkpoint: Path, collector: RolloutCollector, step: int
-) -> tuple[dict[str, Any], list[dict[str, Any]] | None]:
+def load_run(checkpoint: Path, collector: RolloutCollector) -> tuple[dict[str, Any], list[dict[str, Any]] | None]:
     """
     The inverse of [`save_run`]: restores the collector and returns `loop` and `micro_batches`.
 
     Args:
         checkpoint (`Path`): a checkpoint whose manifest was checked.
         collector ([`RolloutCollector`]): of a run that has just started.
-        step (`int`): optimizer step at which training continues.
 
     Raises:
         `CheckpointError`: it was written with another dataset or with settings that do not fit.
@@ -78,8 +93,6 @@ def load_run(
     if scalars["half_used"]:
         check_settings(checkpoint, saved, collector.settings, list(collector.settings), "a half-used generation batch")
     load_collector_state(collector, scalars, files)
-    if collector.group_log is not None:
-        collector.group_log.resume(step)
     micro_batches = (
         load_generation_batch(checkpoint, collector.processes.rank, collector.processes.device)
         if scalars["half_used"]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
+from accelerate.utils import DistributedType
 from transformers.utils import logging
 
 
@@ -56,3 +58,10 @@ class NonfiniteStepGuard:
                 "every weight NaN. `dataeff/steps_skipped` counts such steps."
             )
         return True
+
+
+def step_guard(accelerator: Any, on_skip: Callable[[], None]) -> NonfiniteStepGuard | None:
+    """The guard of a run; `None` where a loss scaler or DeepSpeed skips such steps, with a smaller scale."""
+    if accelerator.distributed_type == DistributedType.DEEPSPEED or accelerator.scaler is not None:
+        return None
+    return NonfiniteStepGuard(on_skip, accelerator.is_main_process)
