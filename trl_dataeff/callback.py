@@ -40,9 +40,12 @@ class DataEfficientCallback(TrainerCallback):
         self._on_begin, self._on_step, self._on_end = on_begin, on_step, on_end
         self._received_signal, self._how_to_resume = received_signal, how_to_resume
         self._step_began = 0.0
+        self._training = False
+        self._saved_at = -1
         self.stopped_by: signal.Signals | None = None
 
     def on_train_begin(self, args, state, control, **kwargs):
+        self._training, self._saved_at = True, -1
         self._on_begin()
 
     def on_step_begin(self, args, state, control, **kwargs):
@@ -50,19 +53,35 @@ class DataEfficientCallback(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs):
         self._on_step(time.perf_counter() - self._step_began)
-        received = self._received_signal()
+        self._stop_if_signalled(state, control)
+
+    def on_evaluate(self, args, state, control, **kwargs):
+        if self._training:
+            self._stop_if_signalled(state, control)
+
+    def on_save(self, args, state, control, **kwargs):
+        self._saved_at = state.global_step
+        self._stop_if_signalled(state, control)
+        control.should_save = False
+
+    def _stop_if_signalled(self, state, control) -> None:
+        """Save and stop, if a process has received a signal: after a step, an evaluation or a checkpoint."""
+        received = self._received_signal() if self.stopped_by is None else None
         if received is not None and state.global_step < state.max_steps:
             self.stopped_by = received
             control.should_save = control.should_training_stop = True
 
     def on_epoch_end(self, args, state, control, **kwargs):
-        if self.stopped_by is not None:  # within the epoch, and the checkpoint is written
-            control.should_save = control.should_evaluate = False
+        if self.stopped_by is not None:  # within the epoch; with `save_strategy="best"` there may be no checkpoint yet
+            control.should_save = 0 < state.global_step != self._saved_at
+            control.should_evaluate = False
 
     def on_train_end(self, args, state, control, **kwargs):
+        self._training = False
         self._on_end()
         if self.stopped_by is not None and state.is_world_process_zero:
-            how = self._how_to_resume() or "It has no checkpoint to resume from: start it again."
+            reason = " (`save_only_model=True` keeps the model alone)" if args.save_only_model else ""
+            how = self._how_to_resume() or f"This run has no checkpoint to resume from{reason}."
             logger.warning(
                 f"Stopped by {self.stopped_by.name} after step {state.global_step} of {state.max_steps}. {how}"
             )

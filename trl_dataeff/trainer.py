@@ -55,7 +55,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     - `_compute_loss`, `_get_per_token_logps_and_entropies`: correct the loss of groups that an earlier policy sampled.
     - `train`: checks the checkpoint to resume from, starts a collector, and handles signals and failures.
     - `_save_checkpoint`, `_load_optimizer_and_scheduler`: save and load the state of the run, with a manifest.
-    - `_run_epoch`: a run that is resumed from its last checkpoint has nothing left to do.
+    - `_run_epoch`: a run that is resumed from its last checkpoint, or stopped by now, has nothing left to do.
     - `_finalize_training`: a run that was stopped neither loads its best model nor deletes its last checkpoint.
     - `_get_grad_norm`: skips steps whose gradient is not finite, if `skip_nonfinite_steps` is set.
 
@@ -86,7 +86,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     _reward_guard: RewardGuard | None = None
     _signals: StopSignals | None = None
     _prompt_ids: Sequence[int] = ()  # rows that are generated or trained on now
-    _run: Run  # from `train` on
+    _run: Run = Run("", "")  # from `train` on
     _loop: dict[str, Any] | None = None  # of the training loop, as a checkpoint has it
 
     def __init__(self, *args, selector: Selector | None = None, **kwargs):
@@ -132,20 +132,19 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             self._reward_guard = guard = RewardGuard(args.reward_timeout)
             self.reward_funcs = list(map(guard.wrap, self.reward_funcs, self.reward_func_names))
         if args.vllm_reconnect and self.use_vllm and args.vllm_mode == "server" and self._processes.is_main:
-            vllm = self.vllm_generation
-            vllm.vllm_client = ReconnectingClient(
-                vllm.vllm_client,
-                device=self.accelerator.device,
-                timeout=args.vllm_server_timeout,
-                named_params=None if sharded else vllm._iter_named_params,
+            options = {"device": self.accelerator.device, "timeout": args.vllm_server_timeout}
+            ReconnectingClient.install(
+                self.vllm_generation,
+                sharded,
                 on_return=lambda: self.collector.counters.add(server_returns=1),
+                **options,
             )
 
     # Starting and ending
 
     def train(self, resume_from_checkpoint=None, *args, **kwargs):
-        reads = self.args.should_save
-        self._run = resolve_run(resume_from_checkpoint, self.args.output_dir, self._processes, checks=reads)
+        where, reads = self.args.output_dir, self.args.should_save
+        self._run = resolve_run(resume_from_checkpoint, where, self._processes, reads)
         self._callback.stopped_by, self._prompt_ids = None, ()
         self._signals = StopSignals(self._processes) if self.args.save_on_signal else None
         notes = failure_notes(self._run, lambda: self._prompt_ids, self._flush_group_log)
@@ -185,6 +184,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             refills=self._refills,
             replays=self._replays,
             log_groups=True,
+            checkpoint=self._run.checkpoint,
             processes=self._processes,
         )
         self._correction = LossCorrection(
@@ -206,7 +206,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         return self._callback.stopped_by
 
     def _run_epoch(self, *args, **kwargs):
-        if self.state.global_step < self.state.max_steps:
+        if self.state.global_step < self.state.max_steps and self.stopped_by is None:
             return super()._run_epoch(*args, **kwargs)
         self.control.should_training_stop = True  # the Trainer would check that after one more step
 

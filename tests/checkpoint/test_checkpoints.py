@@ -2,6 +2,7 @@
 
 import errno
 import resource
+import signal
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,27 @@ def test_only_the_model(tmp_path, caplog_transformers):
     assert "Start a new run with it as the model" in str(error.value)
     with pytest.raises(CheckpointError, match="`save_only_model=True`"):
         trainer.train(resume_from_checkpoint=True)
+
+
+def test_with_only_the_model_no_message_advises_resuming(tmp_path, caplog_transformers, monkeypatch):
+    options = {"save_only_model": True, "save_steps": 1, "save_on_signal": True}
+    trainer = make_trainer(tmp_path / "stopped", "dynamic", **options)
+    rewards, pending = trainer.reward_funcs[0], [signal.SIGTERM]
+    trainer.reward_funcs = [lambda *a, **kw: (pending and signal.raise_signal(pending.pop()), rewards(*a, **kw))[1]]
+    with pytest.raises(SystemExit) as stopped:
+        trainer.train()
+    (said,) = messages(caplog_transformers, "Stopped by SIGTERM after step 1 of 12")
+    assert said.endswith("no checkpoint to resume from (`save_only_model=True` keeps the model alone).")
+    trainer = make_trainer(tmp_path / "failed", "dynamic", **options)
+    trainer.reward_funcs = [lambda *a, **kw: rewards(*a, **kw) if trainer.state.global_step < 2 else 1 / 0]
+    with pytest.raises(ZeroDivisionError) as failed:
+        trainer.train()
+    monkeypatch.setattr("trl_dataeff.checkpoint.saving.write_manifest", fail(FULL))
+    with pytest.raises(CheckpointError) as full:
+        train(tmp_path / "full", **options)
+    for error in (stopped, failed, full):
+        assert not [note for note in getattr(error.value, "__notes__", []) if "resume" in note]
+    assert "This run has no checkpoint to resume from: make room, and start it again." in str(full.value)
 
 
 def test_a_checkpoint_of_trl_is_said_to_be_one(tmp_path):

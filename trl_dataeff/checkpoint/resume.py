@@ -42,7 +42,6 @@ def resolve_run(
     wanted: bool | str | os.PathLike | None,
     output_dir: str | os.PathLike,
     processes: Processes = Processes(),  # noqa: B008 (immutable)
-    *,
     checks: bool = True,
 ) -> Run:
     """

@@ -51,7 +51,7 @@ def complete_checkpoint(
         if writes:
             discard(checkpoint)
         advice = (
-            "There is no earlier one that can be resumed from: make room, and start the run again."
+            "This run has no checkpoint to resume from: make room, and start it again."
             if run.checkpoint is None
             else f"{run.checkpoint} is unchanged: after making room, resume from it."
         )

@@ -49,8 +49,8 @@ class NonfiniteStepGuard:
         self._on_skip()
         if self._in_a_row >= MOST_IN_A_ROW:
             raise FloatingPointError(
-                f"The gradient was not finite in {MOST_IN_A_ROW} steps in a row. Resume from an earlier checkpoint with a "
-                "lower `learning_rate` or `max_grad_norm`, or find the reward or log-probability that is not finite."
+                f"The gradient was not finite in {MOST_IN_A_ROW} steps in a row. Lower `learning_rate` or "
+                "`max_grad_norm`, or find the reward or log-probability that is not finite."
             )
         if self._in_a_row == 1 and self._is_main_process:
             logger.warning(
