@@ -143,12 +143,10 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     # Starting and ending
 
     def train(self, resume_from_checkpoint=None, *args, **kwargs):
-        where, reads = self.args.output_dir, self.args.should_save
-        self._run = resolve_run(resume_from_checkpoint, where, self._processes, reads)
+        self._run = resolve_run(resume_from_checkpoint, self.args.output_dir, self._processes, self.args.should_save)
         self._callback.stopped_by, self._prompt_ids = None, ()
         self._signals = StopSignals(self._processes) if self.args.save_on_signal else None
-        notes = failure_notes(self._run, lambda: self._prompt_ids, self._flush_group_log)
-        with notes, self._signals or nullcontext():
+        with failure_notes(self._run, lambda: self._prompt_ids, self._flush_group_log), self._signals or nullcontext():
             self._begin_run()
             output = super().train(self._run.checkpoint, *args, **kwargs)
         if self.stopped_by is not None:
@@ -175,6 +173,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
                 tokenizer=self.processing_class,
                 accelerator=self.accelerator,
                 progress=not args.disable_tqdm,
+                fallback_dir=Path(args.output_dir, "_embeddings"),  # what begins with "_" is not pushed to the Hub
                 chat_template=self.chat_template,
                 tools=self.tools or None,
                 chat_template_kwargs=self.chat_template_kwargs,
@@ -197,9 +196,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             steps_per_generation=args.steps_per_generation,
             processes=self._processes,
         )
-        add = self.collector.counters.add
-        wanted = args.skip_nonfinite_steps
-        self._nonfinite = step_guard(self.accelerator, lambda: add(steps_skipped=1)) if wanted else None
+        skipped = partial(self.collector.counters.add, steps_skipped=1)
+        self._nonfinite = step_guard(self.accelerator, skipped) if args.skip_nonfinite_steps else None
 
     @property
     def stopped_by(self) -> signal.Signals | None:

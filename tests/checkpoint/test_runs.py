@@ -93,9 +93,9 @@ def test_a_run_killed_in_its_first_save_is_restarted_by_the_same_command(tmp_pat
         train(folder, resume=str(folder / "checkpoint-2"))
     caplog_transformers.clear()
     again = train(folder, resume=True, max_steps=4, save_steps=2)
-    assert checkpoint_names(folder) == {"incomplete-checkpoint-2", "checkpoint-2", "checkpoint-4"}
+    assert checkpoint_names(folder) == {"_incomplete-checkpoint-2", "checkpoint-2", "checkpoint-4"}
     (said,) = messages(caplog_transformers, "There is no complete checkpoint of the last run")
-    assert "renamed, and can be deleted: incomplete-checkpoint-2." in said
+    assert "renamed, and can be deleted: _incomplete-checkpoint-2." in said
     assert history(again.state.log_history) == history(whole.state.log_history)
     pd.testing.assert_frame_equal(groups_since(folder, 0), groups_since(tmp_path / "whole", 0))
     check_checkpoint(folder / "checkpoint-2")

@@ -3,7 +3,7 @@ Which run and which checkpoint a call of `train` continues, and which older chec
 
 The folder of a checkpoint that is written again (a run that was resumed from an earlier one reaches the same step) is
 first renamed, to `replaced-checkpoint-N`, so that there is always a complete one. Incomplete ones are renamed to
-`incomplete-checkpoint-N` if a run starts again because there are no others.
+`_incomplete-checkpoint-N` if a run starts again because there are no others.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from trl_dataeff.rollouts.distributed import Processes, all_gather
 
 logger = logging.get_logger(__name__)
 _REPLACED = "replaced-"
-_INCOMPLETE = "incomplete-"
+_INCOMPLETE = "_incomplete-"  # an underscore keeps it from being pushed to the Hub
 
 
 def resolve_run(
