@@ -27,7 +27,7 @@ def measure(folder: Path, megabytes: int, files: int, turns: int) -> tuple[float
     made, checked = [], []
     for _ in range(turns):
         began = time.perf_counter()
-        write_manifest(folder, step=1, processes=1, resumable=True)
+        write_manifest(folder, run="", step=1, processes=1, resumable=True)
         made.append(size / (time.perf_counter() - began))
         began = time.perf_counter()
         check_checkpoint(folder)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from transformers import TrainerCallback
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
 
 
@@ -24,6 +22,7 @@ class DataEfficientCallback(TrainerCallback):
         on_step (`Callable`): called after each optimizer step, with the seconds that it took.
         on_end (`Callable`): called when training has ended.
         received_signal (`Callable`): the signal that a process has received, the same on all processes, or `None`.
+        how_to_resume (`Callable`): says how to resume the run; empty if it cannot be.
 
     Attributes:
         stopped_by (`signal.Signals` or `None`): the signal that ended training early.
@@ -36,13 +35,17 @@ class DataEfficientCallback(TrainerCallback):
         on_step: Callable[[float], None],
         on_end: Callable[[], None],
         received_signal: Callable[[], signal.Signals | None],
+        how_to_resume: Callable[[], str],
     ):
         self._on_begin, self._on_step, self._on_end = on_begin, on_step, on_end
-        self._received_signal = received_signal
+        self._received_signal, self._how_to_resume = received_signal, how_to_resume
         self._step_began = 0.0
+        self._training = False
+        self._saved_at = -1
         self.stopped_by: signal.Signals | None = None
 
     def on_train_begin(self, args, state, control, **kwargs):
+        self._training, self._saved_at = True, -1
         self._on_begin()
 
     def on_step_begin(self, args, state, control, **kwargs):
@@ -50,21 +53,35 @@ class DataEfficientCallback(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs):
         self._on_step(time.perf_counter() - self._step_began)
-        received = self._received_signal()
+        self._stop_if_signalled(state, control)
+
+    def on_evaluate(self, args, state, control, **kwargs):
+        if self._training:
+            self._stop_if_signalled(state, control)
+
+    def on_save(self, args, state, control, **kwargs):
+        self._saved_at = state.global_step
+        self._stop_if_signalled(state, control)
+        control.should_save = False
+
+    def _stop_if_signalled(self, state, control) -> None:
+        """Save and stop, if a process has received a signal: after a step, an evaluation or a checkpoint."""
+        received = self._received_signal() if self.stopped_by is None else None
         if received is not None and state.global_step < state.max_steps:
             self.stopped_by = received
             control.should_save = control.should_training_stop = True
 
     def on_epoch_end(self, args, state, control, **kwargs):
-        if self.stopped_by is not None:  # within the epoch, and the checkpoint is written
-            control.should_save = control.should_evaluate = False
+        if self.stopped_by is not None:  # within the epoch; with `save_strategy="best"` there may be no checkpoint yet
+            control.should_save = 0 < state.global_step != self._saved_at
+            control.should_evaluate = False
 
     def on_train_end(self, args, state, control, **kwargs):
+        self._training = False
         self._on_end()
         if self.stopped_by is not None and state.is_world_process_zero:
-            checkpoint = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+            reason = " (`save_only_model=True` keeps the model alone)" if args.save_only_model else ""
+            how = self._how_to_resume() or f"This run has no checkpoint to resume from{reason}."
             logger.warning(
-                f"Stopped by {self.stopped_by.name} after step {state.global_step} of {state.max_steps}, with the checkpoint "
-                f"{checkpoint}. Resume with `trainer.train(resume_from_checkpoint=True)`, or "
-                "`--resume_from_checkpoint last` on the command line."
+                f"Stopped by {self.stopped_by.name} after step {state.global_step} of {state.max_steps}. {how}"
             )

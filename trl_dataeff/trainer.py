@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate.utils import DistributedType
 from datasets import Dataset
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
@@ -21,13 +20,14 @@ from trl.models.utils import disable_gradient_checkpointing
 
 import trl_dataeff.validation as validation
 from trl_dataeff.callback import DataEfficientCallback
-from trl_dataeff.checkpoint.resume import failure_notes, remove_older, resolve_checkpoint
+from trl_dataeff.checkpoint.resume import failure_notes, remove_older, resolve_run
+from trl_dataeff.checkpoint.runs import Run
 from trl_dataeff.checkpoint.saving import complete_checkpoint
 from trl_dataeff.collector import GenerationBatch, make_collector
-from trl_dataeff.collector.state import load_run, save_run
+from trl_dataeff.collector.state import begin_run, load_run, save_run
 from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.difficulty.embedding import embed_dataset
-from trl_dataeff.fault_tolerance.nonfinite import NonfiniteStepGuard
+from trl_dataeff.fault_tolerance.nonfinite import NonfiniteStepGuard, step_guard
 from trl_dataeff.fault_tolerance.reconnect import ReconnectingClient
 from trl_dataeff.fault_tolerance.reward_guard import RewardGuard
 from trl_dataeff.fault_tolerance.signals import StopSignals, exception_of
@@ -57,7 +57,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     - `_compute_loss`, `_get_per_token_logps_and_entropies`: correct the loss of groups that an earlier policy sampled.
     - `train`: checks the checkpoint to resume from, starts a collector, and handles signals and failures.
     - `_save_checkpoint`, `_load_optimizer_and_scheduler`: save and load the state of the run, with a manifest.
-    - `_run_epoch`: a run that is resumed from its last checkpoint has nothing left to do.
+    - `_run_epoch`: a run that is resumed from its last checkpoint, or stopped by now, has nothing left to do.
     - `_finalize_training`: a run that was stopped neither loads its best model nor deletes its last checkpoint.
     - `_get_grad_norm`: skips steps whose gradient is not finite, if `skip_nonfinite_steps` is set.
 
@@ -88,6 +88,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     _reward_guard: RewardGuard | None = None
     _signals: StopSignals | None = None
     _prompt_ids: Sequence[int] = ()  # rows that are generated or trained on now
+    _run: Run = Run("", "")  # from `train` on
     _loop: dict[str, Any] | None = None  # of the training loop, as a checkpoint has it
 
     def __init__(self, *args, selector: Selector | None = None, **kwargs):
@@ -115,10 +116,11 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         self._context_check = validation.ContextCheck(limits, self.max_completion_length)
         self._timer = StepTimer()
         self._callback = DataEfficientCallback(
-            on_begin=self._restore_logs,
+            on_begin=self._on_train_begin,
             on_step=lambda seconds: record(self._metrics["train"], self._timer.step(seconds)),
             on_end=self._flush_group_log,
             received_signal=lambda: None if self._signals is None else self._signals.agreed(),
+            how_to_resume=lambda: self._run.how_to_resume(),
         )
         self.add_callback(self._callback)
 
@@ -132,26 +134,23 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             self._reward_guard = guard = RewardGuard(args.reward_timeout)
             self.reward_funcs = list(map(guard.wrap, self.reward_funcs, self.reward_func_names))
         if args.vllm_reconnect and self.use_vllm and args.vllm_mode == "server" and self._processes.is_main:
-            vllm = self.vllm_generation
-            vllm.vllm_client = ReconnectingClient(
-                vllm.vllm_client,
-                device=self.accelerator.device,
-                timeout=args.vllm_server_timeout,
-                named_params=None if sharded else vllm._iter_named_params,
+            options = {"device": self.accelerator.device, "timeout": args.vllm_server_timeout}
+            ReconnectingClient.install(
+                self.vllm_generation,
+                sharded,
                 on_return=lambda: self.collector.counters.add(server_returns=1),
+                **options,
             )
 
     # Starting and ending
 
     def train(self, resume_from_checkpoint=None, *args, **kwargs):
-        output_dir, reads = self.args.output_dir, self.args.should_save
-        checkpoint = resolve_checkpoint(resume_from_checkpoint, output_dir, self._processes, checks=reads)
+        self._run = resolve_run(resume_from_checkpoint, self.args.output_dir, self._processes, self.args.should_save)
         self._callback.stopped_by, self._prompt_ids = None, ()
         self._signals = StopSignals(self._processes) if self.args.save_on_signal else None
-        notes = failure_notes(output_dir, lambda: self._prompt_ids, self._flush_group_log)
-        with notes, self._signals or nullcontext():
+        with failure_notes(self._run, lambda: self._prompt_ids, self._flush_group_log), self._signals or nullcontext():
             self._begin_run()
-            output = super().train(checkpoint, *args, **kwargs)
+            output = super().train(self._run.checkpoint, *args, **kwargs)
         if self.stopped_by is not None:
             raise exception_of(self.stopped_by)
         return output
@@ -176,6 +175,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
                 tokenizer=self.processing_class,
                 accelerator=self.accelerator,
                 progress=not args.disable_tqdm,
+                fallback_dir=Path(args.output_dir, "_embeddings"),  # what begins with "_" is not pushed to the Hub
                 chat_template=self.chat_template,
                 tools=self.tools or None,
                 chat_template_kwargs=self.chat_template_kwargs,
@@ -185,6 +185,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             refills=self._refills,
             replays=self._replays,
             log_groups=True,
+            checkpoint=self._run.checkpoint,
             processes=self._processes,
         )
         self._correction = LossCorrection(
@@ -197,19 +198,15 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             steps_per_generation=args.steps_per_generation,
             processes=self._processes,
         )
-        # A loss scaler and DeepSpeed skip such steps themselves, and continue with a smaller scale
-        handled = self.accelerator.distributed_type == DistributedType.DEEPSPEED or self.accelerator.scaler is not None
-        self._nonfinite = None
-        if args.skip_nonfinite_steps and not handled:
-            counters = self.collector.counters
-            self._nonfinite = NonfiniteStepGuard(lambda: counters.add(steps_skipped=1), self._processes.is_main)
+        skipped = partial(self.collector.counters.add, steps_skipped=1)
+        self._nonfinite = step_guard(self.accelerator, skipped) if args.skip_nonfinite_steps else None
 
     @property
     def stopped_by(self) -> signal.Signals | None:
         return self._callback.stopped_by
 
     def _run_epoch(self, *args, **kwargs):
-        if self.state.global_step < self.state.max_steps:
+        if self.state.global_step < self.state.max_steps and self.stopped_by is None:
             return super()._run_epoch(*args, **kwargs)
         self.control.should_training_stop = True  # the Trainer would check that after one more step
 
@@ -357,11 +354,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         args, step = self.args, self.state.global_step
         checkpoint = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{step}"
         resumable = not args.save_only_model
-        writing = complete_checkpoint(checkpoint, step, resumable, args.should_save, self._processes)
-        with (
-            writing,
-            capture.temporarily(args, save_total_limit=None, push_to_hub=False),
-        ):  # both only when it is complete
+        writing = complete_checkpoint(self._run, checkpoint, step, resumable, args.should_save, self._processes)
+        with writing, capture.temporarily(args, save_total_limit=None, push_to_hub=False):
             if resumable:
                 half_used = self._step % (args.steps_per_generation * self.num_iterations) != 0
                 micro_batches = self._buffered_inputs if half_used else None
@@ -370,12 +364,12 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         if args.push_to_hub:
             self._push_from_checkpoint(str(checkpoint))
         if args.should_save:
-            remove_older(checkpoint, args.save_total_limit, keep=[self.state.best_model_checkpoint])
+            remove_older(checkpoint, args.save_total_limit, [self.state.best_model_checkpoint], self._run.id)
 
     def _load_optimizer_and_scheduler(self, checkpoint):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
-            self._loop, self._buffered_inputs = load_run(Path(checkpoint), self.collector, self.state.global_step)
+            self._loop, self._buffered_inputs = load_run(Path(checkpoint), self.collector)
             self._step = self._loop["micro_step"]
 
     def _loop_state(self) -> dict[str, Any]:
@@ -387,8 +381,9 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             "metrics": {name: list(map(float, values)) for name, values in self._metrics["train"].items()},
         }
 
-    def _restore_logs(self) -> None:
-        """Continue the logging interval of a checkpoint, once the Trainer has begun a new one."""
+    def _on_train_begin(self) -> None:
+        """Name the run in its folder, and continue the logging interval of a checkpoint, as the Trainer has begun one."""
+        begin_run(self._run, self.collector, self.state.global_step)
         loop, self._loop = self._loop, None
         if loop is not None:
             losses, mean = loop["loss"], sum(loop["loss"]) / len(loop["loss"])

@@ -14,7 +14,6 @@ from trl_dataeff import DataEfficientGRPOTrainer
 from trl_dataeff import trainer as trainer_module
 from trl_dataeff.checkpoint import saving
 from trl_dataeff.checkpoint.files import write_atomically
-from trl_dataeff.checkpoint.resume import latest_complete
 from trl_dataeff.collector import state
 
 
@@ -33,7 +32,7 @@ _FUNCTIONS = (
 
 def train(folder: str, seconds: float) -> None:
     """
-    Resume from the latest complete checkpoint in `folder`, or begin; at the end write `history.json`. Before and after
+    Resume the run in `folder`, or begin it, as the same command would each time; at the end write `history.json`. Before and after
     each part of a save it waits for up to `seconds`, as it would for the gigabytes of a real model.
     """
     rng = random.Random(os.getpid())
@@ -42,8 +41,7 @@ def train(folder: str, seconds: float) -> None:
     for owner, name in _FUNCTIONS:
         slow_down(owner, name, rng, seconds)
     trainer = make_trainer(folder, NAME, **OPTIONS)
-    begun = latest_complete(folder) is not None
-    trainer.train(resume_from_checkpoint=begun)
+    trainer.train(resume_from_checkpoint=True)
     text = json.dumps(history(trainer.state.log_history))
     write_atomically(Path(folder) / "history.json", lambda path: path.write_text(text))
 

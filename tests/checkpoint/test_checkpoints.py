@@ -2,6 +2,7 @@
 
 import errno
 import resource
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from tests.factories import checkpoint_names, history, make_trainer, messages, p
 from trl_dataeff import DataEfficientGRPOTrainer
 from trl_dataeff import trainer as trainer_module
 from trl_dataeff.checkpoint.manifest import MANIFEST, check_checkpoint, is_complete
-from trl_dataeff.checkpoint.resume import checkpoints, remove_older, resolve_checkpoint
+from trl_dataeff.checkpoint.resume import checkpoints, remove_older, resolve_run
 from trl_dataeff.checkpoint.state import CheckpointError
 from trl_dataeff.rollouts.distributed import Processes
 
@@ -34,20 +35,12 @@ def test_the_latest_complete_one_is_taken_and_said(tmp_path, caplog_transformers
         check_checkpoint(path)
 
 
-def test_no_checkpoint_at_all(tmp_path):
-    trainer = make_trainer(tmp_path / "new", "dynamic")
-    with pytest.raises(CheckpointError, match=r"There is no checkpoint in .*new, so there is no run to resume"):
-        trainer.train(resume_from_checkpoint=True)
-    with pytest.raises(CheckpointError, match=r"There is no checkpoint .*nowhere: no such folder"):
-        trainer.train(resume_from_checkpoint=str(tmp_path / "nowhere"))
-
-
 def test_the_manifest_is_there_before_an_older_one_goes(tmp_path, monkeypatch):
     seen = []
 
-    def watched(checkpoint, limit, keep):
+    def watched(checkpoint, *args):
         seen.append((is_complete(checkpoint), checkpoint_names(tmp_path)))
-        remove_older(checkpoint, limit, keep)
+        remove_older(checkpoint, *args)
         seen[-1] += (checkpoint_names(tmp_path),)
 
     monkeypatch.setattr(trainer_module, "remove_older", watched)
@@ -98,10 +91,31 @@ def test_only_the_model(tmp_path, caplog_transformers):
         trainer.train(resume_from_checkpoint=True)
 
 
+def test_with_only_the_model_no_message_advises_resuming(tmp_path, caplog_transformers, monkeypatch):
+    options = {"save_only_model": True, "save_steps": 1, "save_on_signal": True}
+    trainer = make_trainer(tmp_path / "stopped", "dynamic", **options)
+    rewards, pending = trainer.reward_funcs[0], [signal.SIGTERM]
+    trainer.reward_funcs = [lambda *a, **kw: (pending and signal.raise_signal(pending.pop()), rewards(*a, **kw))[1]]
+    with pytest.raises(SystemExit) as stopped:
+        trainer.train()
+    (said,) = messages(caplog_transformers, "Stopped by SIGTERM after step 1 of 12")
+    assert said.endswith("no checkpoint to resume from (`save_only_model=True` keeps the model alone).")
+    trainer = make_trainer(tmp_path / "failed", "dynamic", **options)
+    trainer.reward_funcs = [lambda *a, **kw: rewards(*a, **kw) if trainer.state.global_step < 2 else 1 / 0]
+    with pytest.raises(ZeroDivisionError) as failed:
+        trainer.train()
+    monkeypatch.setattr("trl_dataeff.checkpoint.saving.write_manifest", fail(FULL))
+    with pytest.raises(CheckpointError) as full:
+        train(tmp_path / "full", **options)
+    for error in (stopped, failed, full):
+        assert not [note for note in getattr(error.value, "__notes__", []) if "resume" in note]
+    assert "This run has no checkpoint to resume from: make room, and start it again." in str(full.value)
+
+
 def test_a_checkpoint_of_trl_is_said_to_be_one(tmp_path):
     (tmp_path / "checkpoint-3").mkdir()
     with pytest.raises(CheckpointError, match="not written by DataEfficientGRPOTrainer at all"):
-        resolve_checkpoint(str(tmp_path / "checkpoint-3"), tmp_path)
+        resolve_run(str(tmp_path / "checkpoint-3"), tmp_path)
 
 
 class Killed(BaseException):
@@ -123,7 +137,7 @@ def test_killed_while_a_complete_one_is_written_again(tmp_path, monkeypatch):
             train(tmp_path, max_steps=4, resume=str(tmp_path / "checkpoint-3"))
     assert checkpoint_names(tmp_path) >= {"checkpoint-4", "replaced-checkpoint-4"}
     assert not is_complete(tmp_path / "checkpoint-4")
-    assert resolve_checkpoint(True, tmp_path) == str(tmp_path / "checkpoint-4")
+    assert resolve_run(True, tmp_path).checkpoint == str(tmp_path / "checkpoint-4")
     check_checkpoint(tmp_path / "checkpoint-4")
     assert "replaced-checkpoint-4" not in checkpoint_names(tmp_path)
     again = train(tmp_path, max_steps=4, resume=True)
@@ -173,10 +187,10 @@ def test_a_real_limit_on_what_can_be_written(tmp_path, size):
 
 def test_another_number_of_processes_or_version_is_said(tmp_path, caplog_transformers, monkeypatch):
     train(tmp_path, max_steps=1)
-    resolve_checkpoint(True, tmp_path)
+    resolve_run(True, tmp_path)
     assert not [m for m in messages(caplog_transformers) if "was written with" in m]
     monkeypatch.setattr("trl_dataeff.checkpoint.resume.version", lambda name: "99.0")
-    resolve_checkpoint(True, tmp_path, Processes(world_size=2, gather=lambda x: x))
+    resolve_run(True, tmp_path, Processes(world_size=2, gather=lambda x: x))
     (said,) = [m for m in messages(caplog_transformers) if "was written with" in m]
     assert f"torch {torch.__version__}, now 99.0" in said
     assert "1 processes, now 2" in said

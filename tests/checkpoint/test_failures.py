@@ -4,56 +4,53 @@ import pytest
 
 from tests.factories import make_trainer, train
 from trl_dataeff.checkpoint.manifest import MANIFEST
-from trl_dataeff.checkpoint.resume import failure_notes, latest_complete
+from trl_dataeff.checkpoint.resume import failure_notes
+from trl_dataeff.checkpoint.runs import Run
 from trl_dataeff.checkpoint.state import CheckpointError
 
 
-def complete(folder, step: int):
-    """A checkpoint that counts as complete: its files are not read."""
-    path = folder / f"checkpoint-{step}" / MANIFEST
+def run_with_checkpoint(folder) -> Run:
+    """Its checkpoint counts as complete: the files are not read."""
+    path = folder / "checkpoint-10" / MANIFEST
     path.parent.mkdir(parents=True)
     path.touch()
-    return folder / f"checkpoint-{step}"
+    return Run("id", str(folder), str(folder / "checkpoint-10"))
 
 
-def notes_of(folder, error, ids=(), flush=lambda: None) -> list[str]:
-    with pytest.raises(type(error)) as raised, failure_notes(folder, lambda: ids, flush):
+def notes_of(run, error, ids=(), flush=lambda: None) -> list[str]:
+    with pytest.raises(type(error)) as raised, failure_notes(run, lambda: ids, flush):
         raise error
     assert raised.value is error
     return getattr(error, "__notes__", [])
 
 
 def test_prompts_and_the_latest_complete_checkpoint_are_named(tmp_path):
-    complete(tmp_path, 2)
-    latest = complete(tmp_path, 10)
-    (tmp_path / "checkpoint-12").mkdir()  # incomplete
-    assert latest_complete(tmp_path) == latest
-    prompts, checkpoint = notes_of(tmp_path, KeyError("answer"), [3, 11])
+    run = run_with_checkpoint(tmp_path)
+    prompts, checkpoint = notes_of(run, KeyError("answer"), [3, 11])
     assert prompts == "The last prompts of this process were the dataset's rows [3, 11]."
     assert checkpoint.startswith(
-        f"The latest complete checkpoint of this run is {latest}. After fixing the cause, resume"
+        f"The latest complete checkpoint of this run is {run.checkpoint}. After fixing the cause, resume"
     )
-    assert "`trainer.train(resume_from_checkpoint=True)`" in checkpoint
+    assert f"`trainer.train(resume_from_checkpoint='{run.checkpoint}')`" in checkpoint
 
 
 def test_of_many_prompts_sixteen_are_named(tmp_path):
-    (note,) = notes_of(tmp_path, ValueError(), list(range(20)))
+    (note,) = notes_of(Run("id", str(tmp_path)), ValueError(), list(range(20)))
     assert note.endswith(f"{list(range(16))} and 4 more.")
 
 
 def test_before_anything_was_generated_there_is_nothing_to_say(tmp_path):
-    assert notes_of(tmp_path / "absent", ValueError()) == []
+    assert notes_of(Run("id", str(tmp_path / "absent")), ValueError()) == []
 
 
 def test_an_interrupt_is_not_the_fault_of_a_prompt(tmp_path):
-    latest = complete(tmp_path, 1)
-    (note,) = notes_of(tmp_path, KeyboardInterrupt(), [3])
-    assert str(latest) in note
+    run = run_with_checkpoint(tmp_path)
+    (note,) = notes_of(run, KeyboardInterrupt(), [3])
+    assert run.checkpoint in note
 
 
 def test_an_error_of_a_checkpoint_says_itself_where_to_resume(tmp_path):
-    complete(tmp_path, 1)
-    (note,) = notes_of(tmp_path, CheckpointError("full"), [3])
+    (note,) = notes_of(run_with_checkpoint(tmp_path), CheckpointError("full"), [3])
     assert "rows [3]" in note
 
 
@@ -61,12 +58,12 @@ def test_a_table_that_cannot_be_written_does_not_hide_the_error(tmp_path):
     def full():
         raise OSError("No space left on device")
 
-    (note,) = notes_of(tmp_path, ValueError("the cause"), flush=full)
+    (note,) = notes_of(Run("id", str(tmp_path)), ValueError("the cause"), flush=full)
     assert note == "The last rows of groups.parquet could not be written either: No space left on device"
 
 
 def test_nothing_is_flushed_by_a_run_that_succeeds(tmp_path):
-    with failure_notes(tmp_path, lambda: [1], lambda: pytest.fail("flushed")):
+    with failure_notes(Run("id", str(tmp_path)), lambda: [1], lambda: pytest.fail("flushed")):
         pass
 
 

@@ -13,7 +13,7 @@ import torch
 
 from tests.factories import history, make_trainer
 from trl_dataeff.checkpoint.manifest import MANIFEST, check_checkpoint
-from trl_dataeff.checkpoint.resume import resolve_checkpoint
+from trl_dataeff.checkpoint.resume import resolve_run
 from trl_dataeff.checkpoint.state import CheckpointError, load_generation_batch, load_state
 
 
@@ -128,7 +128,7 @@ def original(tmp_path_factory):
 def verdict(checkpoint: Path, expected: dict) -> str:
     """`refused`, or `right`: loaded with the right content. Anything else fails the test."""
     try:
-        assert resolve_checkpoint(str(checkpoint), checkpoint.parent) == str(checkpoint)
+        assert resolve_run(str(checkpoint), checkpoint.parent).checkpoint == str(checkpoint)
         loaded = content(checkpoint)
     except CheckpointError as error:
         return "refused" if str(checkpoint) in str(error) else f"refused, without saying which: {error}"

@@ -132,6 +132,61 @@ def test_settings_that_the_state_depends_on_are_compared(tmp_path, before, after
         again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
 
 
+DOTS = {"selection": "dots", "save_strategy": "steps", "save_steps": 2}
+
+
+def resume_dots(folder, before, after) -> str:
+    """What is said of resuming a DOTS run with other settings."""
+    run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, folder, **{**DOTS, **before, "max_steps": 2})
+    again = run(
+        DataEfficientGRPOTrainer, DataEfficientGRPOConfig, folder, train=False, **{**DOTS, **after, "max_steps": 3}
+    )
+    with pytest.raises(CheckpointError) as error:
+        again.train(resume_from_checkpoint=str(folder / "checkpoint-2"))
+    return str(error.value)
+
+
+def test_another_predictor_is_said_in_a_sentence(tmp_path):
+    said = resume_dots(tmp_path, {}, {"dots_predictor": "attention"})
+    assert "of a run with dots_predictor = 'logistic'; now it is 'attention'. Resume with the former value" in said
+    assert "regressor" not in said
+
+
+def test_arguments_that_the_state_does_not_fit_are_said_in_a_sentence(tmp_path):
+    before, after = ({"dots_predictor": "attention", "dots_predictor_args": {"width": width}} for width in (8, 16))
+    said = resume_dots(tmp_path, before, after)
+    assert "The run began with `dots_predictor_args` = {'width': 8}; now it is {'width': 16}. Resume with" in said
+    assert "regressor" not in said
+
+
+def test_arguments_that_the_state_fits_may_change(tmp_path):
+    run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, **DOTS, max_steps=2)
+    options = {**DOTS, "dots_predictor_args": {"l2": 0.5}, "max_steps": 3}
+    again = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, train=False, **options)
+    again.train(resume_from_checkpoint=True)
+    assert again.state.global_step == 3
+
+
+@pytest.mark.parametrize("what", ["path", "corrupt", "dataset", "selector", "predictor"])
+def test_a_checkpoint_that_cannot_be_resumed_is_found_before_prompts_are_embedded(tmp_path, monkeypatch, what):
+    run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, **DOTS, max_steps=2)
+    path, options = tmp_path / "checkpoint-2", {**DOTS, "max_steps": 3}
+    if what == "path":
+        path = tmp_path / "checkpoint-9"
+    elif what == "corrupt":
+        (path / "optimizer.pt").unlink()
+    elif what == "dataset":
+        options["trainer"] = {"train_dataset": plain_dataset(23)}
+    elif what == "selector":
+        options["selection"] = "dots+greso"
+    else:
+        options["dots_predictor"] = "attention"
+    again = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, train=False, **options)
+    monkeypatch.setattr("trl_dataeff.trainer.embed_dataset", lambda *a, **kw: pytest.fail("embedded"))
+    with pytest.raises(CheckpointError):
+        again.train(resume_from_checkpoint=str(path))
+
+
 def test_a_judge_that_is_silent_right_after_a_resume_does_not_end_the_run(checkpoint):
     resume(checkpoint, rewards=lambda completion_ids, **kwargs: [None] * len(completion_ids))
 

@@ -112,6 +112,11 @@ def test_a_run_that_is_stopped_ends_with_the_signals_code(recipe, tmp_path, monk
     assert "optimizer.pt has 0 bytes instead of" in capsys.readouterr().err
 
 
+def test_last_without_a_checkpoint_starts_from_step_0(recipe, tmp_path):
+    assert main(["grpo", "--config", recipe, "--resume_from_checkpoint", "last"]) == 0
+    assert (tmp_path / "out" / "checkpoint-2").is_dir()
+
+
 def test_model_is_loaded_as_the_fields_say(recipe):
     options = ["--dtype", "bfloat16", "--attn_implementation", "eager", "--lora_r", "2", "--lora_alpha", "6"]
     options += ["--model_init_kwargs", '{"tie_word_embeddings": true}']
@@ -133,7 +138,6 @@ def test_model_is_loaded_as_the_fields_say(recipe):
         (["--reward_funcs", "nowhere.reward", "--reward_weights", "1"], "cannot be imported"),
         (["--reward_weights", "1", "2", "3"], "3 numbers for 2 rewards"),
         (["--resume_from_checkpoint", "nowhere"], "The checkpoint 'nowhere' does not exist"),
-        (["--resume_from_checkpoint", "last"], "has no checkpoint"),
         (["--report_to", "nowhere"], "`report_to` is 'nowhere'"),
         (["--selection", "best"], "`selection` is 'best'"),
         (["--num_generations", "3"], "Make `num_generations` one of 2, 4, 8, or `per_device_train_batch_size`"),

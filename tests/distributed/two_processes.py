@@ -95,7 +95,7 @@ def stop_one_of_two(options) -> tuple:
     stopped = (trainer.state.global_step, trainer.stopped_by.name, trainer._step, code)
     trainer = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, FOLDER / "stopped", train=False, **options)
     trainer.train(resume_from_checkpoint=True)
-    return stopped, logged(trainer, "loss", "grad_norm", "reward", "num_tokens")
+    return [*stopped, trainer._run.id], logged(trainer, "loss", "grad_norm", "reward", "num_tokens")
 
 
 def main() -> None:

@@ -17,7 +17,12 @@ FINAL = "train_runtime"  # of the last row, which is about seconds
 
 
 def is_time(name: str) -> bool:
-    return name == "step_time" or name.startswith(("dataeff/time/", "profiling/")) or "runtime" in name
+    return (
+        name == "step_time"
+        or name.startswith(("dataeff/time/", "profiling/"))
+        or "runtime" in name
+        or "per_second" in name
+    )
 
 
 def history(log_history: list[dict]) -> list[dict]:

@@ -75,7 +75,7 @@ def test_a_server_that_does_not_come_back(monkeypatch):
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     client, returns = client_of(Server(range(1, 100)))
     with pytest.raises(
-        ConnectionError, match=r"came back 3 times without taking the present weights .* resume the run"
+        ConnectionError, match=r"came back 3 times without taking the present weights .* restart it, and this run"
     ):
         client.generate(["a"])
     server = Server({1})
@@ -87,7 +87,7 @@ def test_a_server_that_does_not_come_back(monkeypatch):
 
 def test_sharded_weights_cannot_be_sent_in_the_middle_of_a_step():
     client, _ = client_of(Server({1}), named_params=None)
-    with pytest.raises(ConnectionError, match=r"sharded over processes .* resume the run from its last checkpoint"):
+    with pytest.raises(ConnectionError, match=r"sharded over processes .* Restart it, and then this run"):
         client.generate(["a"])
 
 

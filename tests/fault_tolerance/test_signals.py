@@ -71,11 +71,11 @@ def test_a_stopped_run_keeps_its_last_checkpoint_though_another_is_best(tmp_path
         tmp_path, "off", rewards=lambda completions, **_: [float(trainer.state.global_step)] * 4, **options
     )
     trainer.reward_funcs = [lambda completions, **_: [float(trainer.state.global_step)] * len(completions)]
-    send(trainer, 5, signal.SIGTERM)
+    send(trainer, 5, signal.SIGTERM)  # in the evaluation after step 5
     train_until_stopped(trainer)
-    assert trainer.state.global_step == 6
+    assert trainer.state.global_step == 5
     assert trainer.state.best_global_step == 1
-    assert checkpoint_names(tmp_path) == {"checkpoint-1", "checkpoint-6"}
+    assert checkpoint_names(tmp_path) == {"checkpoint-1", "checkpoint-5"}
 
 
 @pytest.mark.parametrize("strategy", ["no", "epoch"])
@@ -87,6 +87,80 @@ def test_it_is_saved_once_whatever_the_strategy(tmp_path, monkeypatch, strategy)
     send(trainer, 2, signal.SIGTERM)
     train_until_stopped(trainer)
     assert saves == ["checkpoint-3"]
+
+
+EVALUATING = {
+    "eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 4, "save_on_signal": True,
+    "trainer": {"train_dataset": plain_dataset(), "eval_dataset": plain_dataset(4)},
+}  # fmt: skip
+
+
+def send_in_evaluation(trainer) -> None:
+    """SIGTERM in the first evaluation."""
+    plain, pending = trainer.reward_funcs[0], [signal.SIGTERM]
+
+    def reward(*args, **kwargs):
+        if not trainer.model.training and pending:
+            os.kill(os.getpid(), pending.pop())
+        return plain(*args, **kwargs)
+
+    trainer.reward_funcs = [reward]
+
+
+@pytest.mark.parametrize("strategy", ["no", "steps", "best"])
+def test_a_signal_during_an_evaluation_takes_effect_without_another_step(tmp_path, strategy):
+    best = {"metric_for_best_model": "eval_reward", "greater_is_better": False} if strategy == "best" else {}
+    options = {**EVALUATING, "save_strategy": strategy, "save_steps": 100, **best}
+    trainer = make_trainer(tmp_path, "dynamic", **options)
+    send_in_evaluation(trainer)
+    train_until_stopped(trainer)
+    assert trainer.state.global_step == 2
+    assert checkpoint_names(tmp_path) == {"checkpoint-2"}
+    resumed = train(tmp_path, resume=True, **options)
+    whole = train(tmp_path / "whole", **options)
+    assert history(resumed.state.log_history) == history(whole.state.log_history)
+
+
+def test_a_signal_in_the_evaluation_before_the_first_step_trains_no_step(tmp_path, caplog_transformers):
+    trainer = make_trainer(tmp_path, "dynamic", eval_on_start=True, **EVALUATING)
+    send_in_evaluation(trainer)
+    train_until_stopped(trainer)
+    assert trainer.state.global_step == 0
+    assert checkpoint_names(tmp_path) == set()
+    (said,) = messages(caplog_transformers, "Stopped by SIGTERM after step 0")
+    assert said.endswith("This run has no checkpoint to resume from.")
+
+
+def test_a_signal_while_a_checkpoint_is_written_takes_effect_without_another_step(tmp_path, monkeypatch):
+    write, pending = saving.write_manifest, [signal.SIGTERM]
+
+    def signalled(*args, **kwargs):
+        write(*args, **kwargs)
+        if pending:
+            signal.raise_signal(pending.pop())
+
+    monkeypatch.setattr(saving, "write_manifest", signalled)
+    trainer = make_trainer(tmp_path, "dynamic", save_steps=2, save_on_signal=True)
+    train_until_stopped(trainer)
+    assert checkpoint_names(tmp_path) == {"checkpoint-2"}
+
+
+def test_with_save_strategy_best_a_signal_before_an_evaluation_keeps_a_checkpoint(tmp_path):
+    options = {"save_strategy": "best", "metric_for_best_model": "eval_reward", "greater_is_better": True}
+    trainer = make_trainer(tmp_path, "dynamic", **EVALUATING, **options, rewards=lambda completions, **_: [0.0] * 4)
+    trainer.reward_funcs = [lambda completions, **_: [-float(trainer.state.global_step)] * len(completions)]
+    send(trainer, 3, signal.SIGTERM)  # its evaluation is worse than that of step 2
+    train_until_stopped(trainer)
+    assert checkpoint_names(tmp_path) == {"checkpoint-2", "checkpoint-4"}
+
+
+def test_an_evaluation_after_a_stopped_run_does_not_stop_anything(tmp_path):
+    trainer = make_trainer(tmp_path, "dynamic", save_steps=100, **EVALUATING)
+    send_in_evaluation(trainer)
+    train_until_stopped(trainer)
+    trainer._callback.stopped_by = None
+    trainer.evaluate()
+    assert trainer.stopped_by is None
 
 
 def test_a_signal_in_the_last_step_is_no_early_end(tmp_path):

@@ -150,3 +150,12 @@ def test_what_changing_one_import_gives(tmp_path):
 def test_a_stream_is_refused(tmp_path):
     with pytest.raises(ValueError, match="streaming"):
         dots(tmp_path, train=False, trainer={"train_dataset": plain_dataset().to_iterable_dataset()})
+
+
+def test_a_cache_folder_that_cannot_be_written_does_not_stop_a_run(tmp_path, monkeypatch):
+    (tmp_path / "home").write_text("")
+    monkeypatch.setenv("TRL_DATAEFF_CACHE", str(tmp_path / "home" / "cache"))
+    options = {"selection": "dots", "rewards": mixed_reward, "max_steps": 2}
+    trainer = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path / "out", **options)
+    assert trainer.state.global_step == 2
+    assert len(list((tmp_path / "out" / "_embeddings").iterdir())) == 2

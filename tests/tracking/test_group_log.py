@@ -44,7 +44,7 @@ def test_the_table_of_groups_waits_for_room(tmp_path, monkeypatch, caplog_transf
     tables = [pd.read_parquet(tmp_path / n / "dataeff" / "groups.parquet") for n in ("whole", "full")]
     pd.testing.assert_frame_equal(*(table.drop(columns="seconds") for table in tables))
     assert history(trainer.state.log_history) == history(whole.state.log_history)
-    assert {path.name for path in (tmp_path / "full" / "dataeff").iterdir()} == {"groups.parquet"}
+    assert {path.name for path in (tmp_path / "full" / "dataeff").iterdir()} == {"groups.parquet", "run.json"}
 
 
 def test_a_corrupt_table_of_groups_is_renamed(tmp_path, caplog_transformers):
@@ -62,7 +62,7 @@ def test_a_table_of_other_columns_is_renamed(tmp_path, caplog_transformers):
     former = pd.DataFrame({"step": [0, 1], "source": ["fresh", "fresh"], "dropped": [False, True]})
     former.to_parquet(path)
     log = group_log.GroupLog(path)
-    log.resume(2)
+    log.begin("run", 2)
     assert any(
         "groups.corrupt.parquet" in m and "training is not affected" in m for m in messages(caplog_transformers)
     )

@@ -21,17 +21,18 @@ from trl_dataeff.version import FORMAT, __version__
 
 
 MANIFEST = f"{FOLDER}/manifest.json"
+PACKAGES = ("torch", "transformers", "trl")
 _THREADS = 4  # reading and hashing both leave the interpreter to others
-_PACKAGES = ("torch", "transformers", "trl")
 _EARLIER = "Resume from an earlier checkpoint."
 
 
-def write_manifest(checkpoint: Path, *, step: int, processes: int, resumable: bool) -> None:
+def write_manifest(checkpoint: Path, *, run: str, step: int, processes: int, resumable: bool) -> None:
     """
     Bring all files of a checkpoint to the disk and list them. Call it when every process has written its own.
 
     Args:
         checkpoint (`Path`): the `checkpoint-N` folder.
+        run (`str`): id of the run.
         step (`int`): optimizer steps done.
         processes (`int`): number of processes that wrote it.
         resumable (`bool`): whether it holds more than the model.
@@ -44,7 +45,8 @@ def write_manifest(checkpoint: Path, *, step: int, processes: int, resumable: bo
     content = {
         "format": FORMAT,
         "trl_dataeff": __version__,
-        "versions": {name: version(name) for name in _PACKAGES},
+        "versions": {name: version(name) for name in PACKAGES},
+        "run": run,
         "step": step,
         "processes": processes,
         "resumable": resumable,
@@ -60,6 +62,15 @@ def write_manifest(checkpoint: Path, *, step: int, processes: int, resumable: bo
 def is_complete(checkpoint: Path) -> bool:
     """Whether a checkpoint was written to the end. Fast: looks only for its manifest."""
     return (checkpoint / MANIFEST).is_file()
+
+
+def read_unchecked(checkpoint: Path) -> dict[str, Any] | None:
+    """The manifest, of which nothing is checked; `None` if there is none or it cannot be read."""
+    try:
+        manifest = json.loads((checkpoint / MANIFEST).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return manifest if isinstance(manifest, dict) else None
 
 
 def check_checkpoint(checkpoint: Path) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from trl_dataeff.checkpoint.manifest import write_manifest
-from trl_dataeff.checkpoint.resume import discard, latest_complete, set_aside
-from trl_dataeff.checkpoint.state import CheckpointError
+from trl_dataeff.checkpoint.resume import discard, set_aside
+from trl_dataeff.checkpoint.runs import Run
+from trl_dataeff.checkpoint.state import FOLDER, CheckpointError
 from trl_dataeff.rollouts.distributed import Processes
 
 
@@ -19,13 +20,14 @@ _WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)  # what `torch.save` an
 
 @contextmanager
 def complete_checkpoint(
-    checkpoint: Path, step: int, resumable: bool, writes: bool, processes: Processes
+    run: Run, checkpoint: Path, step: int, resumable: bool, writes: bool, processes: Processes
 ) -> Iterator[None]:
     """
     Within this context, all processes write the files of a checkpoint; afterwards its manifest is written. If that
     fails, the folder is removed, and one of that name that was there before is restored.
 
     Args:
+        run ([`Run`]): the run, whose latest checkpoint this becomes if it is resumable.
         checkpoint (`Path`): the `checkpoint-N` folder.
         step (`int`): optimizer steps done.
         resumable (`bool`): whether it holds more than the model.
@@ -38,22 +40,25 @@ def complete_checkpoint(
     try:
         if writes:
             set_aside(checkpoint)
+            (checkpoint / FOLDER).mkdir(parents=True, exist_ok=True)  # tells it from one that another trainer wrote
         processes.wait()
         yield
         processes.wait()
         if writes:
-            write_manifest(checkpoint, step=step, processes=processes.world_size, resumable=resumable)
+            count = processes.world_size
+            write_manifest(checkpoint, run=run.id, step=step, processes=count, resumable=resumable)
     except _WRITE_ERRORS as error:
         if writes:
             discard(checkpoint)
-        older = latest_complete(checkpoint.parent)
         advice = (
-            f"{older} is unchanged: after making room, resume from it."
-            if older is not None
-            else "There is no earlier one: make room, and start the run again."
+            "This run has no checkpoint to resume from: make room, and start it again."
+            if run.checkpoint is None
+            else f"{run.checkpoint} is unchanged: after making room, resume from it."
         )
         raise CheckpointError(
             f"The checkpoint {checkpoint} could not be written ({type(error).__name__}: {error}), and its files were "
             f"removed. {advice}"
         ) from error
     processes.wait()
+    if resumable:
+        run.checkpoint = str(checkpoint)

@@ -14,7 +14,8 @@ Each file is written under a temporary name, synced and renamed. Nothing is pick
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -62,16 +63,29 @@ def load_state(checkpoint: Path) -> tuple[dict[str, Any], dict[str, dict[str, np
     Raises:
         `CheckpointError`: a file is missing or cannot be read.
     """
-    folder = checkpoint / FOLDER
+    scalars = load_scalars(checkpoint)
+    with _readable(checkpoint):
+        files = {name: load_arrays(checkpoint / FOLDER / f"{name}.safetensors") for name in scalars["files"]}
+    return scalars, files
+
+
+def load_scalars(checkpoint: Path) -> dict[str, Any]:
+    """The scalars of [`save_state`], with the names of its arrays' files under `files`. Raises `CheckpointError`."""
+    with _readable(checkpoint):
+        scalars = json.loads((checkpoint / FOLDER / "state.json").read_text())
+        scalars["files"] = list(scalars["files"])
+    return scalars
+
+
+@contextmanager
+def _readable(checkpoint: Path) -> Iterator[None]:
     try:
-        scalars = json.loads((folder / "state.json").read_text())
-        arrays = {name: load_arrays(folder / f"{name}.safetensors") for name in scalars["files"]}
+        yield
     except (OSError, KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError, SafetensorError) as error:
         raise CheckpointError(
-            f"The selection state in {folder} cannot be read ({type(error).__name__}: {error}). Resume from an earlier "
-            "checkpoint."
+            f"The selection state in {checkpoint / FOLDER} cannot be read ({type(error).__name__}: {error}). Resume from an "
+            "earlier checkpoint."
         ) from error
-    return scalars, arrays
 
 
 def check_settings(

@@ -16,7 +16,6 @@ from transformers.utils import is_bitsandbytes_available, is_peft_available
 from trl import ModelConfig, get_peft_config
 from trl.import_utils import is_vllm_available
 
-from trl_dataeff.checkpoint.resume import checkpoints
 from trl_dataeff.cli.arguments import GRPOArguments
 from trl_dataeff.cli.data import find_source, require_dataset
 from trl_dataeff.cli.errors import UserError, listed
@@ -98,24 +97,18 @@ def check_model(model: ModelConfig) -> None:
 
 def checkpoint_of(training: DataEfficientGRPOConfig) -> str | bool | None:
     """
-    Return what to resume from, as `train` takes it: a checkpoint, `True` for the newest whole one in `output_dir`
-    (given as `true` or `last`), or `None`.
+    Return what to resume from, as `train` takes it: a checkpoint, `True` for the latest complete one of the run in
+    `output_dir` (given as `true` or `last`), or `None`.
     """
     wanted = training.resume_from_checkpoint
     if wanted is None or str(wanted).lower() == "false":
         return None
     if str(wanted).lower() in ("true", "last"):
-        assert training.output_dir is not None
-        if not checkpoints(training.output_dir):
-            raise UserError(
-                f"`resume_from_checkpoint` is {wanted!r}, but `output_dir` ({training.output_dir}) has no checkpoint. "
-                "Leave it out to start anew."
-            )
         return True
     if not os.path.isdir(str(wanted)):
         raise UserError(
-            f"The checkpoint {wanted!r} does not exist: there is no such folder (`resume_from_checkpoint`). `true` "
-            "stands for the newest whole one in `output_dir`."
+            f"The checkpoint {wanted!r} does not exist: there is no such folder (`resume_from_checkpoint`). `last` "
+            "stands for the latest complete one in `output_dir`."
         )
     return str(wanted)
 

@@ -7,10 +7,16 @@ a default configuration of accelerate on this machine, or several devices (which
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
+import sys
+import threading
+from argparse import Namespace
 from functools import cache
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from trl_dataeff.cli.errors import UserError, closest
@@ -19,6 +25,7 @@ from trl_dataeff.cli.errors import UserError, closest
 #: Option of TRL's command: a file, or the name of a configuration that TRL ships (`fsdp2`, `zero3`, ...).
 ACCELERATE_CONFIG = "--accelerate_config"
 MODULE = "trl_dataeff.cli.grpo"
+_STOPPED = (130, 143)  # exit codes after Ctrl-C and SIGTERM
 
 
 def is_launched() -> bool:
@@ -95,7 +102,8 @@ def check_launch_args(args: list[str], fields: list[str]) -> list[str]:
 
 def launch(launch_args: list[str], training_args: list[str]) -> int:
     """
-    Run `trl-dataeff grpo` through `accelerate launch`, and return its exit code.
+    Run `trl-dataeff grpo` through `accelerate launch`, and return its exit code: that of its process, 143 or 130 if SIGTERM
+    or Ctrl-C ended the run, 1 if one of several processes failed. If there is one process, this one becomes it.
 
     Args:
         launch_args (`list[str]`):
@@ -103,22 +111,80 @@ def launch(launch_args: list[str], training_args: list[str]) -> int:
         training_args (`list[str]`):
             Arguments of the processes that it starts.
     """
-    from accelerate.commands.launch import launch_command, launch_command_parser
+    from accelerate.commands import launch as launcher
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from trl.cli.accelerate_config import resolve_accelerate_config_argument
+
+    from trl_dataeff.rollouts.capture import temporarily
 
     try:
         launch_args = resolve_accelerate_config_argument(launch_args)
     except ValueError as error:
         raise UserError(str(error)) from error
-    args = launch_command_parser().parse_args([*launch_args, "--module", MODULE, *training_args])
-    try:
-        launch_command(args)
-    except subprocess.CalledProcessError as error:
-        return error.returncode  # the process has said on stderr what was wrong
-    except ChildFailedError:
-        return 1
+    args = launcher.launch_command_parser().parse_args([*launch_args, "--module", MODULE, *training_args])
+    # accelerate's own waits for a process that no signal reaches
+    simple_launcher = _become if os.name == "posix" else launcher.simple_launcher
+    with _ForwardSignals() as signals, temporarily(launcher, simple_launcher=simple_launcher):
+        try:
+            launcher.launch_command(args)
+        except subprocess.CalledProcessError as error:  # the process has said on stderr what was wrong
+            return signals.exit_code(error.returncode)
+        except SignalException as error:  # torchrun has passed it on, and waited
+            return 128 + error.sigval
+        except ChildFailedError as error:
+            code = signals.exit_code(error.get_first_failure()[1].exitcode)
+            return code if code in _STOPPED else 1
     return 0
+
+
+def _become(args: Namespace) -> None:
+    """Replace this process by the only one that `accelerate launch` would start: signals and exit code are its own."""
+    from accelerate.utils.launch import prepare_simple_launcher_cmd_env
+
+    command, environment = prepare_simple_launcher_cmd_env(args)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execvpe(command[0], command, environment)
+
+
+class _ForwardSignals:
+    """
+    While this context is entered, SIGTERM goes on to the processes that this one has started, which is then waited for, and
+    Ctrl-C, which reaches them from the terminal, does not end it. For launchers that do neither; torchrun handles signals itself.
+    """
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self._former: dict[int, Any] = {}
+
+    def __enter__(self) -> _ForwardSignals:
+        if os.name == "posix" and threading.current_thread() is threading.main_thread():
+            self._former = {number: signal.signal(number, self._forward) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+
+    def _forward(self, number: int, frame: FrameType | None) -> None:
+        import psutil
+
+        self.received = number
+        children = psutil.Process().children()
+        if not children:
+            self.__exit__()
+            signal.raise_signal(number)
+        for child in children:
+            if number != signal.SIGINT or os.getpgid(child.pid) != os.getpgrp():
+                with contextlib.suppress(psutil.Error):
+                    child.send_signal(number)
+
+    def exit_code(self, code: int) -> int:
+        """That of the command, from a process's own: 128 + the number of a signal that ended it or was passed on to it."""
+        if self.received is not None:
+            return 128 + self.received
+        return 128 - code if code < 0 else code
 
 
 def _stray(token: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from datasets import Dataset
@@ -14,6 +13,7 @@ from trl_dataeff.checkpoint.hashing import hash_prompts
 from trl_dataeff.checkpoint.state import FOLDER
 from trl_dataeff.collector.batch import RefillRounds
 from trl_dataeff.collector.collector import RolloutCollector
+from trl_dataeff.collector.settings import check_fits, run_settings
 from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.difficulty.base import Embeddings
 from trl_dataeff.replay.buffer import ReplayBuffer, replay_groups
@@ -35,6 +35,7 @@ def make_collector(
     refills: bool,
     replays: bool,
     log_groups: bool = False,
+    checkpoint: str | None = None,
     processes: Processes = Processes(),  # noqa: B008 (immutable)
 ) -> RolloutCollector:
     """
@@ -50,12 +51,22 @@ def make_collector(
         refills (`bool`): whether zero-variance groups are dropped and replaced (dynamic sampling).
         replays (`bool`): whether groups are replayed.
         log_groups (`bool`, *optional*, defaults to `False`): whether the main process writes `groups.parquet`.
+        checkpoint (`str`, *optional*): what the run is to resume from. It is compared with these settings and the dataset
+            before prompts are embedded.
         processes ([`Processes`], *optional*): of the run; by default a single one.
+
+    Raises:
+        `CheckpointError`: the checkpoint does not fit.
     """
     assert config.generation_batch_size is not None
     group_size = config.num_generations
     batch_groups = config.generation_batch_size // group_size
     num_prompts = num_prompts if dataset is None else len(dataset)
+    dataset_hash = "" if dataset is None else hash_prompts(dataset)
+    settings = run_settings(config, selector, reward_names, processes.world_size)
+    if checkpoint is not None:
+        known = None if selector is None else {"size": num_prompts, "hash": dataset_hash}
+        check_fits(Path(checkpoint), settings, known)
     if selector is not None:
         selector.bind(SelectorContext(num_prompts, batch_groups, group_size, config.seed, embed))
     return RolloutCollector(
@@ -70,8 +81,8 @@ def make_collector(
         reward_names=reward_names,
         selector=selector,
         num_prompts=num_prompts,
-        dataset_hash="" if dataset is None else hash_prompts(dataset),
-        settings=_settings(config, selector, reward_names, processes.world_size),
+        dataset_hash=dataset_hash,
+        settings=settings,
         refill=_refill_rounds(config) if refills else None,
         buffer=_buffer(config, processes) if replays else None,
         replay_groups=replay_groups(config.replay_fraction, batch_groups, processes.world_size) if replays else 0,
@@ -81,22 +92,6 @@ def make_collector(
         seed=config.seed,
         processes=processes,
     )
-
-
-def _settings(
-    config: DataEfficientGRPOConfig, selector: Selector | None, reward_names: Sequence[str], world_size: int
-) -> dict[str, Any]:
-    """The settings on which the content of a checkpoint depends, by name."""
-    return {
-        "selector": type(selector).__name__,
-        "num_generations": config.num_generations,
-        "reward_functions": list(reward_names),
-        "use_vllm": config.use_vllm,
-        "number of processes": world_size,
-        "per_device_train_batch_size": config.per_device_train_batch_size,
-        "steps_per_generation": config.steps_per_generation,
-        "num_iterations": config.num_iterations,
-    }
 
 
 def _refill_rounds(config: DataEfficientGRPOConfig) -> RefillRounds:

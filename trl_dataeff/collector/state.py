@@ -9,19 +9,38 @@ from typing import Any
 import numpy as np
 import torch
 
+from trl_dataeff.checkpoint.runs import Run, write_run
 from trl_dataeff.checkpoint.state import (
-    check_dataset_hash,
-    check_settings,
+    CheckpointError,
     load_generation_batch,
     load_state,
     save_generation_batch,
     save_state,
 )
 from trl_dataeff.collector.collector import RolloutCollector
+from trl_dataeff.collector.settings import PREDICTOR_ARGS
+from trl_dataeff.difficulty.base import PredictorError
 from trl_dataeff.rollouts.distributed import pack_distributed, unpack_distributed
 
 
 Arrays = dict[str, np.ndarray]
+
+
+def begin_run(run: Run, collector: RolloutCollector, step: int) -> None:
+    """
+    Write `run.json` and continue or begin the table of groups, on the main process. Call it when training begins.
+
+    Args:
+        run ([`Run`]): the run.
+        collector ([`RolloutCollector`]): of the run, restored if it is resumed.
+        step (`int`): optimizer step at which training begins.
+    """
+    if not collector.processes.is_main:
+        return
+    if collector.group_log is not None:
+        collector.group_log.begin(run.id, step)
+    dataset = {"size": collector.num_prompts, "hash": collector.dataset_hash}
+    write_run(run, {"dataset": dataset, "settings": collector.settings})
 
 
 def save_run(
@@ -52,34 +71,19 @@ def save_run(
         collector.group_log.flush(force=True)
 
 
-def load_run(
-    checkpoint: Path, collector: RolloutCollector, step: int
-) -> tuple[dict[str, Any], list[dict[str, Any]] | None]:
+def load_run(checkpoint: Path, collector: RolloutCollector) -> tuple[dict[str, Any], list[dict[str, Any]] | None]:
     """
     The inverse of [`save_run`]: restores the collector and returns `loop` and `micro_batches`.
 
     Args:
         checkpoint (`Path`): a checkpoint whose manifest was checked.
         collector ([`RolloutCollector`]): of a run that has just started.
-        step (`int`): optimizer step at which training continues.
 
     Raises:
-        `CheckpointError`: it was written with another dataset or with settings that do not fit.
+        `CheckpointError`: a file is missing, or the selector's arguments are others and its state does not fit.
     """
     scalars, files = load_state(checkpoint)
-    if collector.selector is not None:
-        present = {"size": collector.num_prompts, "hash": collector.dataset_hash}
-        check_dataset_hash(checkpoint, scalars["dataset"], present)
-    saved = scalars["settings"]
-    check_settings(checkpoint, saved, collector.settings, ["selector"], "the selection state")
-    if "leftover" in files or "replay" in files:
-        names = ["num_generations", "reward_functions", "use_vllm"]
-        check_settings(checkpoint, saved, collector.settings, names, "rollouts")
-    if scalars["half_used"]:
-        check_settings(checkpoint, saved, collector.settings, list(collector.settings), "a half-used generation batch")
     load_collector_state(collector, scalars, files)
-    if collector.group_log is not None:
-        collector.group_log.resume(step)
     micro_batches = (
         load_generation_batch(checkpoint, collector.processes.rank, collector.processes.device)
         if scalars["half_used"]
@@ -129,9 +133,11 @@ def load_collector_state(collector: RolloutCollector, scalars: dict[str, Any], f
     collector.rng.set_state(torch.from_numpy(arrays["rng"]))
     collector.replay_rng.set_state(torch.from_numpy(arrays["replay_rng"]))
     if collector.selector is not None:
-        collector.selector.load_state_dict(
-            {name.removeprefix("selector."): v for name, v in arrays.items() if name.startswith("selector.")}
-        )
+        state = {name.removeprefix("selector."): v for name, v in arrays.items() if name.startswith("selector.")}
+        try:
+            collector.selector.load_state_dict(state)
+        except (PredictorError, KeyError, RuntimeError) as error:
+            raise CheckpointError(_mismatch(scalars["settings"], collector.settings)) from error
     collector.leftover = []
     if "leftover" in files:
         collector.leftover = unpack_distributed(
@@ -139,3 +145,13 @@ def load_collector_state(collector: RolloutCollector, scalars: dict[str, Any], f
         )
     if collector.buffer is not None and "replay" in files:
         collector.buffer.load_state_dict(files["replay"])
+
+
+def _mismatch(saved: dict[str, Any], present: dict[str, Any]) -> str:
+    """Why a selector does not take its state: in words, since what it raised lists tensors."""
+    then, now = saved.get(PREDICTOR_ARGS), present.get(PREDICTOR_ARGS)
+    changed = "" if then == now else f" The run began with `{PREDICTOR_ARGS}` = {then}; now it is {now}."
+    return (
+        f"The checkpoint's selection state does not fit the {present['selector']} of this run.{changed} Resume with the "
+        "arguments that the run began with, or start a new run with this checkpoint's weights as the model."
+    )

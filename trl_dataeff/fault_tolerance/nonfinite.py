@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
+from accelerate.utils import DistributedType
 from transformers.utils import logging
 
 
@@ -47,8 +49,8 @@ class NonfiniteStepGuard:
         self._on_skip()
         if self._in_a_row >= MOST_IN_A_ROW:
             raise FloatingPointError(
-                f"The gradient was not finite in {MOST_IN_A_ROW} steps in a row. Resume from an earlier checkpoint with a "
-                "lower `learning_rate` or `max_grad_norm`, or find the reward or log-probability that is not finite."
+                f"The gradient was not finite in {MOST_IN_A_ROW} steps in a row. Lower `learning_rate` or "
+                "`max_grad_norm`, or find the reward or log-probability that is not finite."
             )
         if self._in_a_row == 1 and self._is_main_process:
             logger.warning(
@@ -56,3 +58,10 @@ class NonfiniteStepGuard:
                 "every weight NaN. `dataeff/steps_skipped` counts such steps."
             )
         return True
+
+
+def step_guard(accelerator: Any, on_skip: Callable[[], None]) -> NonfiniteStepGuard | None:
+    """The guard of a run; `None` where a loss scaler or DeepSpeed skips such steps, with a smaller scale."""
+    if accelerator.distributed_type == DistributedType.DEEPSPEED or accelerator.scaler is not None:
+        return None
+    return NonfiniteStepGuard(on_skip, accelerator.is_main_process)

@@ -47,6 +47,12 @@ class ReconnectingClient:
         self._on_return = on_return
         self._metadata: list | None = None
 
+    @classmethod
+    def install(cls, vllm: Any, sharded: bool, **options: Any) -> None:
+        """Replace the client of TRL's `vllm_generation`. `options`: `device`, `timeout` and `on_return`."""
+        named_params = None if sharded else vllm._iter_named_params
+        vllm.vllm_client = cls(vllm.vllm_client, named_params=named_params, **options)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
 
@@ -85,8 +91,7 @@ class ReconnectingClient:
         if self._named_params is None:
             raise ConnectionError(
                 "The vLLM server went away, and with weights that are sharded over processes (FSDP, DeepSpeed ZeRO-3) "
-                "it cannot be given the present ones in the middle of a step. Restart it, and resume the run from its "
-                "last checkpoint."
+                "it cannot be given the present ones in the middle of a step. Restart it, and then this run."
             ) from error
         for attempt in range(_RESTARTS):
             self._client.check_server(self._timeout)  # TRL's ConnectionError says what it waited for
@@ -105,5 +110,5 @@ class ReconnectingClient:
                 return
         raise ConnectionError(
             f"The vLLM server at {self._client.base_url} came back {_RESTARTS} times without taking the present weights "
-            f"({error}). See its own log; then restart it and resume the run from its last checkpoint."
+            f"({error}). See its own log; then restart it, and this run."
         ) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,7 @@ SCHEMA = pa.schema(
 
 logger = logging.get_logger(__name__)
 FLUSH_SECONDS = 10.0
+_RUN = b"trl_dataeff.run"
 
 
 class GroupLog:
@@ -45,35 +47,52 @@ class GroupLog:
     The file is rewritten at every checkpoint, at the end, and in between when the last time is `FLUSH_SECONDS` ago and
     the rows that wait are a twentieth of those written, so that what a run writes stays proportional to the file's size.
 
+    The file's metadata name the run. Before the first rows are written, [`begin`] says which one that is.
+
     Args:
-        path (`Path`): the file. An existing one belongs to an earlier run and is replaced, unless [`resume`] is called
-            first.
+        path (`Path`): the file.
     """
 
     def __init__(self, path: Path):
         self.path = path
+        self._run = ""
         self._written = SCHEMA.empty_table()
         self._waiting: list[dict] = []
         self._flushed_at = time.monotonic()
         self._warned = False
 
-    def resume(self, step: int) -> None:
+    def begin(self, run: str, step: int) -> None:
         """
-        Keep the rows of the file that were generated before optimizer step `step`. A file that cannot be read is renamed,
-        with a warning: training does not depend on it.
+        Continue the run `run` at optimizer step `step`: of its own table, rows generated before are kept. The table of
+        another run is renamed to `groups-RUN.parquet`, and back when that run is resumed. A file that cannot be read is
+        renamed, with a warning: training does not depend on it.
         """
-        if not self.path.exists():
-            return
+        self._run = run
         try:
-            table = pq.read_table(self.path)
-            self._written = table.filter(pc.less(table["step"], step)).cast(SCHEMA)
+            self._set_aside_other_run()
+            if self.path.exists():
+                table = pq.read_table(self.path)
+                self._written = table.filter(pc.less(table["step"], step)).cast(SCHEMA)
         except (OSError, KeyError, ValueError, pa.ArrowException) as error:  # ValueError: other columns
             aside = self.path.with_suffix(".corrupt.parquet")
-            self.path.replace(aside)
+            with suppress(OSError):
+                self.path.replace(aside)
             logger.warning(
                 f"{self.path} cannot be read ({type(error).__name__}: {error}) and was renamed to {aside.name}. A new table "
                 f"begins with step {step}; training is not affected."
             )
+
+    def _set_aside_other_run(self) -> None:
+        if self.path.exists():
+            written_by = (pq.read_schema(self.path).metadata or {}).get(_RUN, b"unknown").decode()
+            if written_by == self._run:
+                return
+            self.path.replace(self._aside(written_by))
+        if self._aside(self._run).exists():
+            self._aside(self._run).replace(self.path)
+
+    def _aside(self, run: str) -> Path:
+        return self.path.with_name(f"{self.path.stem}-{run}{self.path.suffix}")
 
     def add(self, groups: Iterable[RolloutGroup], weights: np.ndarray) -> None:
         """Enter groups. `weights` `(F,)` are those of the reward functions."""
@@ -102,6 +121,7 @@ class GroupLog:
         if not self._waiting or not (force or due):
             return
         table = pa.concat_tables([self._written, pa.Table.from_pylist(self._waiting, schema=SCHEMA)])
+        table = table.replace_schema_metadata({_RUN: self._run})
         self._flushed_at = time.monotonic()
         try:
             write_atomically(self.path, lambda path: pq.write_table(table, path))

@@ -20,7 +20,6 @@ from tests.factories import (
     tiny_tokenizer,
     varied_dataset,
 )
-from trl_dataeff.difficulty.embedding import EmbeddingError
 from trl_dataeff.difficulty.embedding import cache as embedding_cache
 from trl_dataeff.difficulty.embedding import model as embedding_model
 from trl_dataeff.difficulty.embedding.cache import folder_identity
@@ -219,15 +218,69 @@ def test_the_time_of_change_counts(tmp_path):
     assert folder_identity(folder) != before
 
 
-def test_a_folder_that_cannot_be_written(embed, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(EmbeddingError, match=r"cannot be written .*TRL_DATAEFF_CACHE"):
-        embed(varied_dataset(), cache_dir=tmp_path / "file" / "cache")
-    assert embed.forwards == 0
+def unwritable(folder: Path) -> Path:
+    """A folder that cannot be made, though the tests may run as root."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.write_text("")
+    return folder / "cache"
 
 
-def test_a_full_disk_is_said_before_anything_is_written(embed, monkeypatch):
-    monkeypatch.setattr(embedding_cache.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 100}))
-    with pytest.raises(EmbeddingError, match="GB free"):
-        embed(varied_dataset())
+def test_a_folder_that_cannot_be_written_is_replaced_by_the_fallback(embed, tmp_path, caplog_transformers):
+    first = embed(varied_dataset())
+    options = {"cache_dir": unwritable(tmp_path / "file"), "fallback_dir": tmp_path / "run" / "_embeddings"}
+    np.testing.assert_array_equal(embed(varied_dataset(), **options), first)
+    (said,) = [m for m in caplog_transformers.messages if "cannot be cached" in m]
+    assert str(options["cache_dir"]) in said
+    assert f"They are kept in {options['fallback_dir']}." in said
+    assert "TRL_DATAEFF_CACHE" in said
+    forwards = embed.forwards
+    np.testing.assert_array_equal(embed(varied_dataset(), **options), first)
+    assert embed.forwards == forwards, "a resumed run embeds again"
+
+
+def test_where_no_folder_can_be_written_embeddings_are_kept_in_memory(embed, tmp_path, caplog_transformers):
+    first = embed(varied_dataset())
+    options = {"cache_dir": unwritable(tmp_path / "a"), "fallback_dir": unwritable(tmp_path / "b")}
+    second = embed(varied_dataset(), **options)
+    np.testing.assert_array_equal(second, first)
+    assert second.dtype == np.float16
+    assert not isinstance(second, np.memmap)
+    (said,) = [m for m in caplog_transformers.messages if "cannot be cached" in m]
+    assert "They are kept in the memory of each process (" in said
+
+
+def test_a_cache_folder_that_may_not_be_looked_into_is_no_error(embed, tmp_path, monkeypatch):
+    first = embed(varied_dataset())
+    exists = Path.exists
+
+    def forbidden(self, **kwargs):
+        if "secret" in str(self):
+            raise PermissionError(13, "Permission denied")
+        return exists(self, **kwargs)
+
+    monkeypatch.setattr(Path, "exists", forbidden)
+    (tmp_path / "secret").write_text("")
+    np.testing.assert_array_equal(embed(varied_dataset(), cache_dir=tmp_path / "secret" / "cache"), first)
+
+
+def test_without_a_home_folder_embeddings_are_kept(embed, monkeypatch, caplog_transformers):
+    def homeless(self):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("TRL_DATAEFF_CACHE")
+    monkeypatch.setattr(Path, "expanduser", homeless)
+    assert embed(varied_dataset(), cache_dir=None).shape == (len(VARIED_TEXTS), 32)
+    assert "there is no home folder" in caplog_transformers.text
+
+
+def test_a_full_disk_is_found_before_anything_is_written(embed, tmp_path, monkeypatch, caplog_transformers):
+    free = embedding_cache.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(
+        embedding_cache.shutil,
+        "disk_usage",
+        lambda path: type("Usage", (), {"free": 100 if str(path) == str(embed.folder) else free.free}),
+    )
+    embed(varied_dataset(), fallback_dir=tmp_path / "run")
     assert not list(embed.folder.iterdir())
+    assert len(list((tmp_path / "run").iterdir())) == 2
+    assert "0.0 GB free of the 0.0 GB needed" in caplog_transformers.text

@@ -20,7 +20,13 @@ from tqdm import tqdm
 from transformers.utils import logging
 
 from trl_dataeff.checkpoint.hashing import hash_prompts
-from trl_dataeff.difficulty.embedding.cache import CachedEmbeddings, EmbeddingCache, default_folder
+from trl_dataeff.difficulty.embedding.cache import (
+    ENVIRONMENT,
+    CachedEmbeddings,
+    EmbeddingCache,
+    default_folder,
+    in_memory,
+)
 from trl_dataeff.difficulty.embedding.model import Embedder, Source, policy_source, pretrained_source
 from trl_dataeff.difficulty.embedding.tokenize import EmbeddingError, TokenizedPrompts, read_prompts
 from trl_dataeff.rollouts.distributed import all_gather
@@ -44,11 +50,12 @@ def embed_dataset(
     batch_tokens: int = 8192,
     progress: bool = True,
     cache_dir: str | Path | None = None,
+    fallback_dir: str | Path | None = None,
     column: str = "prompt",
     chat_template: str | None = None,
     tools: list | None = None,
     chat_template_kwargs: dict[str, Any] | None = None,
-) -> np.memmap:
+) -> np.ndarray:
     """
     Embed every prompt of a dataset: the mean of the model's last hidden states over the prompt's own tokens. The
     result is cached on disk, and found there by a run with the same prompts, model and pooling.
@@ -76,17 +83,20 @@ def embed_dataset(
             Whether to show a progress bar, on the main process.
         cache_dir (`str` or `Path`, *optional*):
             Folder of the caches. Unset: `$TRL_DATAEFF_CACHE/embeddings`, or `~/.cache/trl_dataeff/embeddings`.
+        fallback_dir (`str` or `Path`, *optional*):
+            Folder that is used in its place if it cannot be written or is full. If neither can be used, or this is unset,
+            each process keeps the embeddings in memory (`2 N h` bytes). A warning says so.
         column (`str`, *optional*, defaults to `"prompt"`):
             Column of the prompts.
         chat_template (`str`, *optional*), tools (`list`, *optional*), chat_template_kwargs (`dict`, *optional*):
             With `"policy"`: how conversations are rendered, as in [`~trl.GRPOTrainer`].
 
     Returns:
-        `np.memmap` of shape `(N, h)`, float16, read-only: row i is prompt i.
+        `np.ndarray` of shape `(N, h)`, float16: row i is prompt i. A read-only memory map, unless it is kept in memory.
 
     Raises:
-        `EmbeddingError`: if the dataset has no prompts, the model cannot be loaded or is sharded, its values are not
-        finite, or the cache folder cannot be written.
+        `EmbeddingError`: if the dataset has no prompts, the model cannot be loaded or is sharded, or its values are not
+        finite.
     """
     if not len(dataset):
         raise EmbeddingError("The dataset has no rows, so there is nothing to embed. Give one with prompts.")
@@ -98,11 +108,13 @@ def embed_dataset(
             source = pretrained_source(embedding, _device(device, accelerator), accelerator)
         next(read_prompts(dataset.select(range(1)), column))  # a missing column is an error before a model is loaded
         fingerprint = hash_prompts(dataset, column, transformed=True)
-        folder = default_folder() if cache_dir is None else Path(cache_dir)
-        cache = EmbeddingCache(folder, {"prompts_of": fingerprint, "rows": len(dataset), **source.identity})
-        cached = _agreed(cache.read(), fingerprint, accelerator)
+        identity = {"prompts_of": fingerprint, "rows": len(dataset), **source.identity}
+        folders = [default_folder() if cache_dir is None else Path(cache_dir), fallback_dir and Path(fallback_dir)]
+        caches = [EmbeddingCache(folder, identity) for folder in folders if folder]
+        found = (_agreed(cache.read(), fingerprint, accelerator) for cache in caches)
+        cached = next((each for each in found if each is not None), None)
         if cached is None:
-            cached = _embed_to_cache(dataset, column, source, cache, accelerator, batch_tokens, progress)
+            cached = _embed(dataset, column, source, caches, accelerator, batch_tokens, progress)
     if cached.truncated and (accelerator is None or accelerator.is_main_process):
         logger.warning(
             f"{cached.truncated} of {len(dataset)} prompts are longer than the {cached.limit} tokens that the embedding "
@@ -130,22 +142,25 @@ def _agreed(cached: CachedEmbeddings | None, fingerprint: str, accelerator: Any)
     return cached if len({checksum for _, checksum in found}) == 1 else None
 
 
-def _embed_to_cache(
+def _embed(
     dataset: Dataset,
     column: str,
     source: Source,
-    cache: EmbeddingCache,
+    caches: list[EmbeddingCache],
     accelerator: Any,
     batch_tokens: int,
     progress: bool,
 ) -> CachedEmbeddings:
-    cache.check_writable()
     embedder = source.load()
+    cache = _writable(caches, 2 * len(dataset) * embedder.width, accelerator)
     tokenized = embedder.prompts.tokenize_dataset(dataset, column)
     results = embed_batches(embedder, tokenized, accelerator, batch_tokens, progress)
+    about: dict[str, Any] = {"truncated": tokenized.truncated, "limit": embedder.prompts.limit}
     with embedder.inference():
+        if cache is None:
+            return in_memory(results, len(dataset), **about)
         if accelerator is None or accelerator.is_local_main_process:
-            cache.write(results, len(dataset), truncated=tokenized.truncated, limit=embedder.prompts.limit)
+            cache.write(results, len(dataset), **about)
         else:
             for _ in results:
                 pass
@@ -155,6 +170,35 @@ def _embed_to_cache(
     if cached is None:
         raise EmbeddingError(f"The embeddings just written to {cache.path} are not there any more, or were changed.")
     return cached
+
+
+def _writable(caches: list[EmbeddingCache], size: int, accelerator: Any) -> EmbeddingCache | None:
+    """
+    The first cache that every process can write, or `None`. The main process warns if that is not the first one.
+
+    Args:
+        caches (`list[EmbeddingCache]`): in order of preference.
+        size (`int`): bytes of the embeddings; 0 if unknown.
+        accelerator ([`~accelerate.Accelerator`], *optional*): of the run.
+    """
+    several = accelerator is not None and accelerator.num_processes > 1
+    problems: list[str] = []
+    chosen: EmbeddingCache | None = None
+    for cache in caches:
+        own = cache.why_not_writable(size)
+        met = [problem for problem in (all_gather(own) if several else [own]) if problem is not None]
+        if not met:
+            chosen = cache
+            break
+        problems.append(met[0])
+    if (problems or chosen is None) and (accelerator is None or accelerator.is_main_process):
+        memory = f"in the memory of each process ({size / 1e9:.2g} GB)" if size else "in the memory of each process"
+        place = memory if chosen is None else f"in {chosen.folder}"
+        logger.warning(
+            f"The prompts' embeddings cannot be cached ({'; '.join(problems) or 'there is no home folder'}). They are kept "
+            f"{place}. Set the environment variable {ENVIRONMENT} to a folder with room, and later runs find them there."
+        )
+    return chosen
 
 
 def length_batches(lengths: np.ndarray, batch_tokens: int) -> list[np.ndarray]:

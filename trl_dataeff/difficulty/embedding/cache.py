@@ -45,21 +45,24 @@ _MODEL_FILES = {".json", ".txt", ".model", ".jinja", ".safetensors", ".bin", ".p
 class CachedEmbeddings:
     """
     Attributes:
-        embeddings (`np.memmap` of shape `(N, h)`): float16, read-only.
+        embeddings (`np.ndarray` of shape `(N, h)`): float16; a read-only memory map, unless it is kept in memory.
         truncated (`int`): number of prompts that were cut to `limit` tokens.
         limit (`int` or `None`): maximum number of tokens of a prompt; `None` for no limit.
         checksum (`str`): hash of up to 1024 rows, evenly spread.
     """
 
-    embeddings: np.memmap
+    embeddings: np.ndarray
     truncated: int
     limit: int | None
     checksum: str
 
 
-def default_folder() -> Path:
-    """`$TRL_DATAEFF_CACHE/embeddings`, or `~/.cache/trl_dataeff/embeddings`."""
-    return Path(os.environ.get(ENVIRONMENT) or "~/.cache/trl_dataeff").expanduser() / "embeddings"
+def default_folder() -> Path | None:
+    """`$TRL_DATAEFF_CACHE/embeddings`, or `~/.cache/trl_dataeff/embeddings`; `None` if there is no home folder."""
+    try:
+        return Path(os.environ.get(ENVIRONMENT) or "~/.cache/trl_dataeff").expanduser() / "embeddings"
+    except RuntimeError:
+        return None
 
 
 class EmbeddingCache:
@@ -80,10 +83,8 @@ class EmbeddingCache:
 
     def read(self) -> CachedEmbeddings | None:
         """Stored embeddings, or `None` if there are none. A corrupt cache is ignored with a warning."""
-        if not self.path.exists():
-            return None
         try:
-            return self._read()
+            return self._read() if self.path.exists() else None
         except (OSError, ValueError, KeyError, TypeError, EOFError, tokenize.TokenError) as error:
             logger.warning(
                 f"The embeddings of {self.path} cannot be used ({type(error).__name__}: {error}): the prompts are "
@@ -104,18 +105,24 @@ class EmbeddingCache:
         self._corrupt = None
         return CachedEmbeddings(embeddings, stored["truncated"], stored["limit"], stored["checksum"])
 
-    def check_writable(self) -> None:
-        """Raise `EmbeddingError` now rather than after the prompts are embedded."""
+    def why_not_writable(self, size: int) -> str | None:
+        """
+        Why embeddings cannot be written here; `None` if they can.
+
+        Args:
+            size (`int`): their bytes; 0 if unknown.
+        """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             probe = self.folder / f".{uuid.uuid4().hex}.tmp"
             probe.touch()
             probe.unlink()
+            free = shutil.disk_usage(self.folder).free
         except OSError as error:
-            raise EmbeddingError(
-                f"Embeddings cannot be written to {self.folder} ({error}). Set the environment variable {ENVIRONMENT} "
-                "to a folder that can be written."
-            ) from error
+            return f"{self.folder}: {error}"
+        if size > free:
+            return f"{self.folder}: {free / 1e9:.1f} GB free of the {size / 1e9:.1f} GB needed"
+        return None
 
     def write(
         self, results: Iterable[tuple[np.ndarray, np.ndarray]], n: int, *, truncated: int, limit: int | None
@@ -144,6 +151,19 @@ class EmbeddingCache:
         write_atomically(self.path, lambda temporary: temporary.write_text(json.dumps(stored, indent=2)))
         if self._corrupt is not None:
             self._corrupt.unlink(missing_ok=True)
+
+
+def in_memory(
+    results: Iterable[tuple[np.ndarray, np.ndarray]], n: int, *, truncated: int, limit: int | None
+) -> CachedEmbeddings:
+    """The same as [`EmbeddingCache.write`] where no folder can be written."""
+    out: np.ndarray | None = None
+    for ids, values in results:
+        if out is None:
+            out = np.empty((n, values.shape[1]), dtype=np.float16)
+        out[ids] = values
+    assert out is not None
+    return CachedEmbeddings(out, truncated, limit, hash_rows(out))
 
 
 def _fill(path: Path, results: Iterable[tuple[np.ndarray, np.ndarray]], n: int) -> None:

@@ -56,6 +56,12 @@ class Embedder:
         self.padding = self.prompts.stand_in if padding is None else padding
         self._options = {"use_cache": False} if "use_cache" in inspect.signature(self.body.forward).parameters else {}
 
+    @property
+    def width(self) -> int:
+        """Width h of embeddings, by the model's configuration; 0 if that does not say."""
+        config = getattr(self.body, "config", None)
+        return getattr(config.get_text_config(), "hidden_size", 0) if config is not None else 0
+
     @contextmanager
     def inference(self) -> Iterator[None]:
         """No gradients, no dropout, and on a GPU half precision. Each module gets its former mode back."""

@@ -1,0 +1,138 @@
+"""SIGTERM and Ctrl-C to a command that trains through `accelerate launch`: no process is left, and the codes are as documented."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.factories import plain_dataset
+from trl_dataeff.checkpoint.manifest import check_checkpoint
+from trl_dataeff.cli import launch as launching
+
+
+ROOT = Path(__file__).resolve().parents[2]
+LONGEST = 180.0  # seconds
+RECIPE = """\
+model_name_or_path: {model}
+dataset_name: train.jsonl
+reward_funcs: [my_rewards.slow]
+output_dir: out
+use_cpu: true
+bf16: false
+per_device_train_batch_size: 4
+num_generations: 4
+max_completion_length: 4
+max_steps: 1000
+save_strategy: "no"
+report_to: none
+disable_tqdm: true
+"""
+REWARD = """\
+import os, pathlib, time
+
+def slow(completions, **kwargs):
+    pathlib.Path(f"pid-{os.getpid()}").touch()
+    time.sleep(0.1)
+    return [float(len(text) % 2) for text in completions]
+"""
+ONE, TWO = ["--num_machines", "1"], ["--multi_gpu", "--num_processes", "2"]
+
+
+@pytest.fixture
+def started(write, tmp_path, tiny_path):
+    """Starts the command with options of `accelerate launch`, and returns it and its training processes once they train."""
+    plain_dataset(16).to_json(tmp_path / "train.jsonl")
+    write("r.yaml", RECIPE.format(model=tiny_path))
+    write("my_rewards.py", REWARD)
+    found: list[psutil.Process] = []
+
+    def start(options: list[str], count: int) -> tuple[subprocess.Popen, list[psutil.Process]]:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        command = [sys.executable, "-m", "trl_dataeff.cli.main", "grpo", "--config", "r.yaml", *options]
+        with open(tmp_path / "log.txt", "w") as log:
+            process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log, process_group=0)
+        found.append(psutil.Process(process.pid))
+        end = time.monotonic() + LONGEST
+        while len(pids := [int(path.name[4:]) for path in tmp_path.glob("pid-*")]) < count:
+            text = (tmp_path / "log.txt").read_text()[-3000:]
+            assert process.poll() is None, text
+            assert time.monotonic() < end, text
+            time.sleep(0.1)
+        found.extend(map(psutil.Process, pids))
+        return process, found[1:]
+
+    yield start
+    for process in found:
+        if process.is_running():
+            process.kill()
+
+
+@pytest.mark.parametrize(
+    ("number", "options", "count"),
+    [
+        (signal.SIGTERM, ONE, 1),
+        pytest.param(signal.SIGINT, ONE, 1, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, TWO, 2, marks=pytest.mark.slow),
+        (signal.SIGINT, TWO, 2),
+    ],
+)
+def test_a_signal_to_a_launched_command_ends_training_with_a_checkpoint(started, tmp_path, number, options, count):
+    command, training = started(options, count)
+    command.send_signal(number)
+    assert command.wait(LONGEST) == 128 + number, (tmp_path / "log.txt").read_text()[-3000:]
+    assert not any(process.is_running() for process in training), "orphans"
+    (checkpoint,) = (tmp_path / "out").glob("checkpoint-*")
+    check_checkpoint(checkpoint)
+
+
+LAUNCHER = """\
+import subprocess, sys
+from accelerate.commands import launch as launcher
+from trl_dataeff.cli import launch as launching
+
+child = "import sys, time; print('ready', flush=True); time.sleep(60)"
+
+def launch_command(args):  # as accelerate starts DeepSpeed on several machines
+    process = subprocess.Popen([sys.executable, "-c", child])
+    process.wait()
+    raise subprocess.CalledProcessError(process.returncode, child)
+
+launcher.launch_command = launch_command
+sys.exit(launching.launch(["--num_machines", "1"], []))
+"""
+
+
+def test_a_launcher_that_only_waits_passes_sigterm_on():
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER], env=environment, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "ready\n"
+        (child,) = psutil.Process(process.pid).children()
+        process.terminate()
+        assert process.wait(LONGEST) == 143
+    assert not child.is_running()
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected"), [([143, -15], 143), ([130, -15], 130), ([-15, 143], 143), ([1, -15], 1), ([3], 1)]
+)
+def test_code_of_several_processes(codes, expected, monkeypatch):
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+    failures = {rank: ProcessFailure(rank, 0, code, "") for rank, code in enumerate(codes)}
+    for rank, failure in failures.items():
+        failure.timestamp = rank
+
+    def fail(args):
+        raise ChildFailedError("training", failures)
+
+    monkeypatch.setattr("accelerate.commands.launch.launch_command", fail)
+    assert launching.launch(TWO, []) == expected
