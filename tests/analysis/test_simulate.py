@@ -170,8 +170,26 @@ def test_many_cheap_steps_are_waited_for():
 @pytest.mark.parametrize("easy", [0.0, 1.0])
 def test_where_nothing_is_learned_there_is_nothing_to_compare(easy):
     hopeless = Prompts(200, easy=easy, dead=1 - easy)
-    with pytest.raises(NothingLearned, match="learns next to nothing"):
+    with pytest.raises(NothingLearned, match="None of 200 prompts is learnable"):
         compare(runs_on(hopeless, Learning(speed=1.0)), {"default": {}}, steps=3, costs=Costs(), seeds=1)
+
+
+def test_where_little_is_learned_there_is_nothing_to_compare():
+    few = Prompts(200, easy=0, dead=0.97)
+    with pytest.raises(NothingLearned, match="learns next to nothing"):
+        compare(runs_on(few, Learning(speed=1.0)), {"default": {}}, steps=1, costs=Costs(), seeds=1)
+
+
+def test_progress_is_told_before_each_run_and_after_each_step():
+    told: list[tuple[str, int, int]] = []
+    settings = {"greso": SETTINGS["greso"]}
+    outcomes = compare(
+        runs_on(MIXED), settings, steps=20, costs=Costs(), seeds=2, progress=lambda *args: told.append(args)
+    )
+    uniform = [step for name, seed, step in told if (name, seed) == (BASELINE, 0)]
+    assert uniform == [*range(21)]
+    steps = [max(step for name, seed, step in told if (name, seed) == ("greso", s)) for s in (0, 1)]
+    assert np.mean(steps) == outcomes["greso"].steps
 
 
 def test_the_dead_stay_dead_and_the_learnable_are_learned():

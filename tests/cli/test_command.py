@@ -330,6 +330,33 @@ def test_recipes_list_show_copy_validate(capsys, tmp_path, monkeypatch):
     assert f"Did you mean `{name}`" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("dest", "file"),
+    [
+        ("new", "new/gsm8k-uniform.yaml"),
+        ("new/", "new/gsm8k-uniform.yaml"),
+        ("new/deep/mine.yaml", "new/deep/mine.yaml"),
+    ],
+)
+def test_a_recipe_is_copied_into_a_folder_that_is_made_and_named(capsys, tmp_path, monkeypatch, dest, file):
+    monkeypatch.chdir(tmp_path)
+    copy = ["recipes", "copy", "Qwen2.5-0.5B-Instruct/gsm8k/uniform"]
+    assert main([*copy, dest]) == 0
+    text = capsys.readouterr().out
+    assert f"Made the folder {Path(file).parent}, which did not exist." in text
+    assert f"Copied to {file}." in text
+    assert (tmp_path / file).is_file()
+    assert main([*copy, str(Path(file).parent / "again.yaml")]) == 0
+    assert "Made the folder" not in capsys.readouterr().out
+
+
+def test_a_recipe_that_cannot_be_written_is_a_users_mistake(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    assert main(["recipes", "copy", "Qwen2.5-0.5B-Instruct/gsm8k/uniform", "file/mine.yaml"]) == 2
+    assert "'file/mine.yaml' cannot be written" in capsys.readouterr().err
+
+
 def test_wrong_input_from_python_is_a_value_error():
     with pytest.raises(UserError, match="No model"):
         train(parse(["--use_cpu", "--reward_funcs", "exact_answer_reward", "--dataset_name", "x/y"]))

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import math
 import re
+import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from trl_dataeff.analysis.simulate import Outcome
 from trl_dataeff.cli.main import main
+from trl_dataeff.cli.simulate_report import CAVEAT, report
 from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.tracking.group_log import SCHEMA
 
@@ -43,10 +50,10 @@ def test_it_says_what_a_run_would_save_and_how(capsys):
     text = capsys.readouterr().out
     rows = table(text)
     assert rows["uniform"][:3] == ["25", f"{25 * 16 * 8:,}", "1.00"]
-    assert rows["uniform"][4] == "2.7 h"  # 25 x 128 rollouts of 3 s
+    assert rows["uniform"][6] == "2.7 h"  # 25 x 128 rollouts of 3 s
     assert "% of the time" in text
     assert float(rows["default"][2]) < 0.6
-    times = [float(row[5]) for row in rows.values() if row[5] != "-"]
+    times = [float(row[7]) for row in rows.values() if row[7] != "-"]
     assert times == sorted(times)
     assert "Take 'default'" in text
     assert "Warning" not in text
@@ -66,7 +73,7 @@ def test_a_setting_of_ones_own_stands_beside_the_others_and_can_be_taken_into_a_
 def test_time_is_left_out_where_it_is_not_known(capsys):
     assert main(["simulate", *SMALL, "--easy", "0.1", "--dead", "0.6"]) == 0
     text = capsys.readouterr().out
-    assert len(table(text)["uniform"]) == 4
+    assert len(table(text)["uniform"]) == 6
     assert " h " not in text
     assert "of the time" not in text
 
@@ -115,7 +122,7 @@ def test_a_log_says_how_many_completions_its_groups_had(tmp_path, capsys):
 def test_a_log_without_mixed_groups_is_taken_for_what_it_says(tmp_path, capsys):
     path = log(tmp_path / "groups.parquet", [0.0] * 40)
     assert main(["simulate", *SMALL, "--groups", path]) == 2
-    assert "learns next to nothing" in capsys.readouterr().err
+    assert "is learnable" in capsys.readouterr().err
 
 
 def test_the_log_of_a_run_that_chose_its_prompts_is_refused(tmp_path, capsys):
@@ -141,11 +148,15 @@ def test_the_log_of_a_run_that_chose_its_prompts_is_refused(tmp_path, capsys):
         (["--prompts", "99", "--easy", "0.1", "--dead", "0.1", "--try", "replay_clip=proximal"], "decides which prompts"),
         (["--prompts", "99", "--easy", "0.1", "--dead", "0.1", "--max_steps", "9", "--try", "dots_predictor=nowhere"], "There is no predictor 'nowhere'"),
         (["--prompts", "99", "--easy", "0.1", "--dead", "0.1", "--seconds_per_step", "3"], "needs `--seconds_per_rollout`"),
-        (["--prompts", "99", "--easy", "0", "--dead", "1"], "learns next to nothing"),
+        (["--prompts", "99", "--easy", "0", "--dead", "1"], "None of 99 prompts is learnable"),
+        (["--prompts", "99", "--easy", "1", "--dead", "0"], "None of 99 prompts is learnable: all are easy (solved already) or dead"),
+        (["--prompts", "99", "--easy", "0", "--dead", "0.97", "--max_steps", "1"], "learns next to nothing"),
         (["--prompts", "99", "--groups", "x.parquet", "--success_rates", "0.1", "0.2"], "estimated from `--groups`"),
         (["--prompts", "99", "--easy", "0.1", "--dead", "0.1", "--try", "replay_fraction=high"], "it takes a number"),
         (["--prompts", "99", "--easy", "0.1", "--dead", "0.1", "--try", "replay_fraction=1.5"], "`replay_fraction` is 1.5"),
-        (["--prompts", "99", "--groups", "absent.parquet"], "is not the groups.parquet of a run"),
+        (["--prompts", "99", "--groups", "absent.parquet"], "`--groups absent.parquet` does not exist: there is no such file. A run writes it to `<output_dir>/dataeff"),
+        (["--prompts", "99", "--groups", "."], "`--groups .` is a folder"),
+        (["--prompts", "99", "--groups", __file__], "cannot be read as a parquet file"),
         (["--prompts", "99", "--groups", "absent.parquet", "--easy", "0.1"], "estimated from `--groups`"),
         (["--prompts", "99", "--easy", "0.1", "--dead", "0.1", "--num_generations", "1"], "`--num_generations` is 1"),
         (["--prompts", "99", "--easy", "0.1", "--dead", "0.1", "--seeds", "0"], "`--seeds` is 0"),
@@ -161,6 +172,136 @@ def test_mistakes_are_said(given, says, capsys):
 def test_a_log_of_few_prompts_is_refused(tmp_path, capsys):
     assert main(["simulate", *SMALL, "--groups", log(tmp_path / "groups.parquet", [0.5] * 8)]) == 2
     assert "groups of 8 prompts; at least 32" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("solved", [0.0, 1.0])
+def test_a_pool_without_a_learnable_prompt_gets_no_table_and_no_advice(tmp_path, capsys, solved):
+    path = log(tmp_path / "groups.parquet", [solved] * 40)
+    assert main(["simulate", *SMALL, "--groups", path]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "is learnable" in captured.err
+    assert "nan" not in captured.err
+
+
+def test_a_parquet_file_of_something_else_is_described_in_a_line(tmp_path, capsys):
+    path = tmp_path / "other.parquet"
+    pq.write_table(pa.table({f"column_{i}": [1] for i in range(30)} | {"prompt_id": [1]}), path)
+    assert main(["simulate", *SMALL, "--groups", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert "it lacks `success_rate`, `predicted`, and has `column_0`, " in error
+    assert "and 25 more. A run writes it to" in error
+    assert len(error.splitlines()) == 1
+    assert len(error) < 500
+
+
+def test_columns_of_another_type_are_described_in_a_line(tmp_path, capsys):
+    path = tmp_path / "other.parquet"
+    pq.write_table(pa.table({"prompt_id": [1], "success_rate": ["high"], "predicted": [None]}), path)
+    assert main(["simulate", *SMALL, "--groups", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert "is not the groups.parquet of a run (" in error
+    assert len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize("text", ["replay_fraction", "replay_fraction=", "exploration=0,replay_fraction"])
+def test_a_field_without_a_value_is_told_what_it_takes(text, capsys):
+    assert main(["simulate", *SMALL, "--easy", "0.1", "--dead", "0.1", "--try", text]) == 2
+    error = capsys.readouterr().err
+    assert (
+        "`replay_fraction` has no value; write `replay_fraction=VALUE`. It takes a number, and is 0.5 by default"
+        in error
+    )
+    assert "Did you mean" not in error
+
+
+def test_a_value_that_is_no_yaml_is_a_users_mistake(capsys):
+    assert main(["simulate", *SMALL, "--easy", "0.1", "--dead", "0.1", "--try", "replay_fraction=[1"]) == 2
+    assert "cannot be read as YAML" in capsys.readouterr().err
+
+
+def test_the_default_predictability_is_the_papers_and_a_range_stands_beside_it(capsys):
+    given = ["simulate", *SMALL, "--easy", "0.2", "--dead", "0.5"]
+    assert main(given) == 0
+    text = capsys.readouterr().out
+    assert "Predictability 0.6; rollouts/uniform also at 0.3 and 0.9." in text
+    ratios = {name: [float(cell) for cell in row[2:5]] for name, row in table(text).items() if "never" not in row[2:5]}
+    for name in ("default", "dots"):
+        middle, low, high = ratios[name]
+        assert high < middle < low, name
+    for name in ("uniform", "greso"):  # they predict nothing
+        assert len(set(ratios[name])) == 1
+    assert re.search(r"about \d+% of the rollouts \(\d+% at predictability 0.3, \d+% at predictability 0.9\)", text)
+    # The benchmark that relates it to a run's own metric says so of the default
+    scale = (Path(__file__).parents[2] / "benchmarks" / "results" / "simulate_scale.txt").read_text()
+    assert 0.70 <= float(re.search(r"^\| 0\.6 \| (0\.\d+) \|$", scale, re.MULTILINE).group(1)) <= 0.78
+
+
+def test_a_predictability_of_ones_own_is_taken_alone(capsys):
+    assert main(["simulate", *SMALL, "--easy", "0.1", "--dead", "0.6", "--predictability", "0.9"]) == 0
+    text = capsys.readouterr().out
+    assert "Predictability 0.9.\n" in text
+    assert len(table(text)["default"]) == 4
+    assert "at predictability" not in text
+
+
+def test_advice_that_hangs_on_predictability_says_so():
+    def outcome(ratio):
+        return Outcome(10, 1000 * ratio, 1000 * ratio, 0.5, ratio, 0.8)
+
+    args = SimpleNamespace(
+        groups_per_step=16, num_generations=8, max_steps=25, seeds=1, seconds_per_rollout=None, predictability=None
+    )
+    outcomes = {"uniform": outcome(1.0), "greso": outcome(0.8), "dots": outcome(0.6)}
+    settings = {"uniform": {}, "greso": {"selection": "greso"}, "dots": {"selection": "dots"}}
+    never = replace(outcome(1.0), rollouts=math.inf, seconds=math.inf, ratio=math.inf)
+    text = report(args, "Prompts", outcomes, settings, {0.3: {"dots": never}, 0.9: {"dots": outcome(0.5)}})
+    assert "Take 'dots': about 60% of the rollouts (never at predictability 0.3, 50% at predictability 0.9)." in text
+    assert "At predictability 0.3 that would be 'greso'." in text
+    assert "At predictability 0.9 that" not in text
+    assert table(text)["dots"][2:5] == ["0.60", "never", "0.50"]
+
+
+def test_it_says_that_its_constants_come_from_one_small_model(capsys):
+    assert main(["simulate", *SMALL, "--easy", "0.1", "--dead", "0.6", "--predictability", "0.6"]) == 0
+    assert capsys.readouterr().out.rstrip().endswith(CAVEAT)
+    assert "one small model" in CAVEAT
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_shows_a_bar_on_stderr_that_reaches_its_end(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stderr", Terminal())
+    assert main(["simulate", *SMALL, "--easy", "0.1", "--dead", "0.6"]) == 0
+    shown = sys.stderr.getvalue()
+    assert "uniform, seed 0" in shown
+    shares = [int(share) for share in re.findall(r"(\d+)%\|", shown)]
+    assert shares == sorted(shares)
+    assert shares[0] < 10
+    assert max(shares) > 80
+    assert "seed" not in capsys.readouterr().out
+
+
+def test_without_a_terminal_only_what_takes_minutes_says_where_it_is(monkeypatch, capsys):
+    given = ["simulate", *SMALL, "--easy", "0.1", "--dead", "0.6", "--predictability", "0.9"]
+    assert main(given) == 0
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("trl_dataeff.cli.simulate.LARGE", 1)
+    assert main(given) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "  run 1 of 7: uniform, seed 0"
+    assert len(lines) == 7
+
+
+def test_the_page_has_the_measured_relation_of_predictability_and_the_runs_own_metric():
+    root = Path(__file__).parents[2]
+    row = re.compile(r"^\| (0\.\d+) \| (0\.\d+) \|$", re.MULTILINE)
+    measured = row.findall((root / "benchmarks" / "results" / "simulate_scale.txt").read_text())
+    assert len(measured) == 6
+    assert row.findall((root / "docs" / "simulate.md").read_text()) == measured
 
 
 @pytest.mark.slow

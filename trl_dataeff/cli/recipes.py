@@ -54,7 +54,12 @@ def _parser() -> argparse.ArgumentParser:
     show.set_defaults(run=_show)
     copy = commands.add_parser("copy", help="copy a recipe, to change it")
     copy.add_argument("name", metavar="NAME", help="a name that `recipes list` prints")
-    copy.add_argument("dest", metavar="DEST", nargs="?", help="file or folder (default: <task>-<method>.yaml here)")
+    copy.add_argument(
+        "dest",
+        metavar="DEST",
+        nargs="?",
+        help="a .yaml file, or a folder, which is made if it does not exist (default: <task>-<method>.yaml here)",
+    )
     copy.add_argument("--force", action="store_true", help="replace a file that is already there")
     copy.set_defaults(run=_copy)
     validate = commands.add_parser("validate", help="check whether recipes would start, without loading model or data")
@@ -86,12 +91,17 @@ def _show(args: argparse.Namespace) -> int:
 def _copy(args: argparse.Namespace) -> int:
     source = find_recipe(args.name)
     dest = Path(args.dest).expanduser() if args.dest else Path()
-    if dest.is_dir():
+    if dest.is_dir() or (not dest.is_file() and dest.suffix not in (".yaml", ".yml")):  # one to make
         dest = dest / f"{source.parent.name}-{source.name}"
     if dest.exists() and not args.force:
         raise UserError(f"{str(dest)!r} exists already. Name another file, or replace it with --force.")
-    dest.parent.mkdir(parents=True, exist_ok=True)
-    dest.write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
+    try:
+        if not dest.parent.exists():
+            dest.parent.mkdir(parents=True)
+            print(f"Made the folder {dest.parent}, which did not exist.")
+        dest.write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{str(dest)!r} cannot be written: {error}. Name another file or folder.") from error
     print(f"Copied to {dest}. Train with it: trl-dataeff grpo --config {dest}")
     return 0
 

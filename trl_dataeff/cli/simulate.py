@@ -6,15 +6,15 @@ import argparse
 import math
 import sys
 import typing
-import warnings
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trl_dataeff.cli.errors import UserError, closest, listed
 
 
 if TYPE_CHECKING:
-    from trl_dataeff.analysis.simulate import Outcome, Prompts
+    from trl_dataeff.analysis.simulate import Prompts, SimulatedRun
 
 
 EPILOG = """\
@@ -34,9 +34,7 @@ examples:
   # shares from the log of a run; a setting of one's own beside the others
   trl-dataeff simulate --groups out/dataeff/groups.parquet --prompts 7473 --max_steps 100 --try replay_fraction=0.75
 """
-FEWEST = 32  # prompts in a log
-DEAD_BELOW, EASY_FROM = 0.02, 0.95  # success rates; a group of 8 cannot tell 0.01 from 0
-SATURATED = 0.97  # success rate of the learnable prompts beyond which the comparison is about their rests
+LARGE = 10**7  # prompts times steps; beyond it, a simulation takes minutes
 RATES = (0.01, 0.7)
 #: Fields that change nothing here: there are no texts, no weights, and rewards are 0 and 1
 NOT_SIMULATED = ("dots_embedding", "replay_clip", "replay_ratio_cap", "reward_range")
@@ -50,132 +48,104 @@ def run(argv: list[str]) -> int:
         argv (`list[str]`):
             What follows `trl-dataeff simulate`.
     """
+    from trl_dataeff.cli.console import quiet_libraries
+
     args = _parser().parse_args(argv)
     _check_numbers(args)
+    with quiet_libraries():
+        print(_simulate(args))
+    return 0
 
-    import numpy as np
-    from transformers.utils import logging
 
+def _simulate(args: argparse.Namespace) -> str:
+    """Everything that is printed."""
     from trl_dataeff.analysis.simulate import (
+        BASELINE,
+        PREDICTABILITY_RANGE,
         SETTINGS,
         Costs,
-        Learning,
         NothingLearned,
-        SimulatedRun,
         compare,
-        embed,
         make_config,
     )
+    from trl_dataeff.cli.simulate_report import report
     from trl_dataeff.difficulty.base import PredictorError
 
-    logging.set_verbosity_error()
-    warnings.simplefilter("ignore", FutureWarning)  # what transformers says of its own fields
     settings = {**SETTINGS, **{text: _changes(text) for text in args.tried}}
     prompts, source = _prompts(args)
-    learning = Learning(speed=args.speed)
-
-    def make_run(fields, seed: int) -> SimulatedRun:
-        rng = np.random.default_rng(seed)
-        log_odds = prompts.log_odds(rng)
-        config = make_config(args.num_generations, args.groups_per_step, seed=seed, **fields)
-        return SimulatedRun(config, log_odds, lambda: embed(log_odds, prompts.predictability, rng), learning)
-
-    def progress(name: str, seed: int) -> None:
-        if sys.stderr.isatty() or prompts.size * args.max_steps > 10**8:
-            print(f"  {name}, seed {seed}", file=sys.stderr, flush=True)
-
     try:
         for text in args.tried:
             make_config(args.num_generations, args.groups_per_step, **settings[text])
     except ValueError as error:
         raise UserError(f"`--try {text}`: {error}") from error
+    # What does not predict is the same for every predictability
+    predicting = {name: f for name, f in settings.items() if f.get("selection", "auto") not in ("uniform", "greso")}
+    plans = [(prompts, settings)]
+    if args.predictability is None:
+        plans += [(replace(prompts, predictability=value), predicting) for value in PREDICTABILITY_RANGE]
+    costs = Costs(args.seconds_per_rollout or 1.0, args.seconds_per_step)
+    runs = sum(len({BASELINE, *chosen}) for _, chosen in plans) * args.seeds
+    outcomes = []
     try:
-        outcomes = compare(
-            make_run,
-            settings,
-            steps=args.max_steps,
-            costs=Costs(args.seconds_per_rollout or 1.0, args.seconds_per_step),
-            seeds=args.seeds,
-            progress=progress,
-        )
+        with ProgressBar(runs, args.max_steps, lines=prompts.size * args.max_steps >= LARGE) as bar:
+            for population, chosen in plans:
+                make_run = _runs_on(population, args)
+                outcomes.append(
+                    compare(make_run, chosen, steps=args.max_steps, costs=costs, seeds=args.seeds, progress=bar.update)
+                )
     except (NothingLearned, PredictorError) as error:
         raise UserError(str(error)) from error
-    print(report(args, source, outcomes, settings))
-    return 0
+    return report(args, source, outcomes[0], settings, dict(zip(PREDICTABILITY_RANGE, outcomes[1:], strict=False)))
 
 
-def report(
-    args: argparse.Namespace, source: str, outcomes: dict[str, Outcome], settings: dict[str, dict[str, Any]]
-) -> str:
+def _runs_on(prompts: Prompts, args: argparse.Namespace) -> Callable[[Mapping[str, Any], int], SimulatedRun]:
+    import numpy as np
+
+    from trl_dataeff.analysis.simulate import Learning, SimulatedRun, embed, make_config
+
+    def make_run(fields: Mapping[str, Any], seed: int) -> SimulatedRun:
+        rng = np.random.default_rng(seed)
+        log_odds = prompts.log_odds(rng)
+        config = make_config(args.num_generations, args.groups_per_step, seed=seed, **fields)
+        learning = Learning(speed=args.speed)
+        return SimulatedRun(config, log_odds, lambda: embed(log_odds, prompts.predictability, rng), learning)
+
+    return make_run
+
+
+class ProgressBar:
     """
-    Return the table and the advice, in Markdown.
+    A bar on stderr, on a terminal alone. Elsewhere, if `lines` is set, a line for each run.
 
     Args:
-        args (`argparse.Namespace`):
-            Options of the command.
-        source (`str`):
-            The prompts, in words.
-        outcomes (`dict[str, Outcome]`):
-            By setting.
-        settings (`dict[str, dict]`):
-            Fields of the configuration, by setting.
+        runs (`int`): simulated runs.
+        steps (`int`): that each takes, about.
+        lines (`bool`): whether the runs take so long that a log should show where they are.
     """
-    import yaml
 
-    from trl_dataeff.analysis.simulate import BASELINE, PATIENCE, best
+    def __init__(self, runs: int, steps: int, lines: bool):
+        from tqdm.auto import tqdm
 
-    base = outcomes[BASELINE]
-    timed = args.seconds_per_rollout is not None
-    body = [("setting", "steps", "rollouts", "rollouts/uniform", "effective", *(("time", "time/uniform") * timed))]
-    for name, o in sorted(outcomes.items(), key=lambda item: item[1].seconds):
-        there = math.isfinite(o.rollouts)
-        body.append(
-            (
-                name,
-                f"{o.steps:,.0f}" if there else "never",
-                f"{o.rollouts:,.0f}" if there else "never",
-                f"{o.ratio:.2f}" if there else "-",
-                f"{o.effective:.0%}",
-                *((_duration(o.seconds), f"{o.seconds / base.seconds:.2f}") if there else ("-", "-")) * timed,
-            )
-        )
-    widths = [max(len(line[i]) for line in body) for i in range(len(body[0]))]
-    lines = ["| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |" for line in body]
-    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
-    chosen = best(outcomes)
-    head = [
-        f"{source}; {args.groups_per_step} groups of {args.num_generations} a step.",
-        f"Until each setting has learned what uniform sampling learns in {args.max_steps:,} steps: the others' success is "
-        f"then {base.success:.0%} ({args.seeds} simulated runs each; never: not in {PATIENCE:g} times uniform's time).",
-        "",
-    ]
-    advice = [""]
-    if base.success > SATURATED:
-        advice += [
-            f"By then nearly everything is learned: the savings are those of the last few per cent. Fewer --max_steps than "
-            f"{args.max_steps:,} would do, and say more.",
-            "",
-        ]
-    if chosen == BASELINE:
-        advice.append("Little is to be saved here: nothing is faster than uniform sampling by more than 5 %.")
-    else:
-        o = outcomes[chosen]
-        advice.append(
-            f"Take {chosen!r}: about {o.ratio:.0%} of the rollouts"
-            + (f" and {o.seconds / base.seconds:.0%} of the time." if timed else ".")
-        )
-        fields = settings[chosen]
-        advice.append("That is what the package does by default." if not fields else "In the recipe:")
-        if fields:
-            advice += ["", *(f"    {line}" for line in yaml.safe_dump(fields, sort_keys=False).splitlines())]
-    return "\n".join([*head, *lines, *advice])
+        self._steps, self._begun, self._runs = steps, 0, runs
+        hidden = not sys.stderr.isatty()
+        self._lines = lines and hidden
+        self._bar = tqdm(total=runs * steps, unit="step", disable=hidden, leave=False, file=sys.stderr)
 
+    def update(self, name: str, seed: int, step: int) -> None:
+        """Show that the run of setting `name` has made `step` steps. A run that takes more than planned stands still."""
+        if step == 0:
+            self._begun += 1
+            self._bar.set_description(f"{name}, seed {seed}")
+            if self._lines:
+                print(f"  run {self._begun} of {self._runs}: {name}, seed {seed}", file=sys.stderr, flush=True)
+        reached = (self._begun - 1) * self._steps + min(step, self._steps)
+        self._bar.update(reached - self._bar.n)
 
-def _duration(seconds: float) -> str:
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.0f} s"
+    def __enter__(self) -> ProgressBar:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.close()
 
 
 def _changes(text: str) -> dict[str, Any]:
@@ -183,7 +153,7 @@ def _changes(text: str) -> dict[str, Any]:
     import yaml
 
     from trl_dataeff.cli.help import own_fields
-    from trl_dataeff.cli.values import WrongType, fit, got
+    from trl_dataeff.cli.values import WrongType, describe, fit, got
     from trl_dataeff.config import DataEfficientGRPOConfig
 
     hints = typing.get_type_hints(DataEfficientGRPOConfig)
@@ -192,12 +162,20 @@ def _changes(text: str) -> dict[str, Any]:
     fields = {}
     for change in text.split(","):
         name, equals, value = (part.strip() for part in change.partition("="))
+        if name in known and not value:
+            raise UserError(
+                f"`--try {text}`: `{name}` has no value; write `{name}=VALUE`. It takes {describe(hints[name])}, and is "
+                f"{getattr(DataEfficientGRPOConfig, name)!r} by default."
+            )
         if not equals or name not in known:
             raise UserError(
                 f"`--try {text}`: {change!r} is not FIELD=VALUE with a field that decides which prompts are rolled out or "
                 f"replayed.{closest(name, known)} They are {listed(known)}."
             )
-        parsed = yaml.safe_load(value)
+        try:
+            parsed = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise UserError(f"`--try {text}`: the value of `{name}`, {value!r}, cannot be read as YAML.") from error
         try:
             fields[name] = fit(parsed, hints[name])
         except WrongType as error:
@@ -232,7 +210,8 @@ def _check_numbers(args: argparse.Namespace) -> None:
 
 def _prompts(args: argparse.Namespace) -> tuple[Prompts, str]:
     """The prompts to simulate, and what they are in words."""
-    from trl_dataeff.analysis.simulate import Prompts
+    from trl_dataeff.analysis.simulate import PREDICTABILITY, Prompts
+    from trl_dataeff.cli.simulate_log import shares_of_log
 
     if args.groups is None:
         missing = [f"`--{name}`" for name in ("prompts", "easy", "dead") if getattr(args, name) is None]
@@ -247,60 +226,21 @@ def _prompts(args: argparse.Namespace) -> tuple[Prompts, str]:
             raise UserError(
                 "`--easy`, `--dead` and `--success_rates` are estimated from `--groups`. Leave one or the other out."
             )
-        easy, dead, rates, logged = _from_log(args.groups, args.logged_num_generations or args.num_generations)
         if args.prompts is None:
             raise UserError("`--prompts` is missing: how many prompts the dataset has, seen or not.")
-        source = (
-            f"{args.prompts:,} prompts like the {logged:,} in {args.groups}: {easy:.0%} of them easy, {dead:.0%} dead, "
-            f"the others with success rates of {rates[0]:.2f} to {rates[1]:.2f}"
-        )
+        log = shares_of_log(args.groups, args.logged_num_generations or args.num_generations)
+        easy, dead, rates = log.easy, log.dead, log.rates or RATES
+        others = f", the others with success rates of {rates[0]:.2f} to {rates[1]:.2f}" if log.rates else ""
+        source = f"{args.prompts:,} prompts like the {log.prompts:,} in {args.groups}: {easy:.0%} of them easy, {dead:.0%} dead{others}"
+    predictability = PREDICTABILITY if args.predictability is None else args.predictability
     try:
-        return Prompts(args.prompts, easy, dead, rates, args.predictability), source
+        return Prompts(args.prompts, easy, dead, rates, predictability), source
     except ValueError as error:
         raise UserError(str(error)) from error
 
 
-def _from_log(path: str, group_size: int) -> tuple[float, float, tuple[float, float], int]:
-    """Shares of easy and of dead prompts, the range of the others' success rates, and how many prompts were seen."""
-    import numpy as np
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    from trl_dataeff.analysis.simulate import success_rate_distribution
-
-    try:
-        table = pq.read_table(Path(path).expanduser(), columns=["prompt_id", "success_rate", "predicted"])
-    except (OSError, pa.ArrowException, KeyError) as error:
-        raise UserError(f"`--groups {path}` is not the groups.parquet of a run ({error}).") from error
-    ids, rates = table["prompt_id"].to_numpy(), table["success_rate"].to_numpy().astype(np.float64)
-    known = ~np.isnan(rates) & (ids >= 0)
-    ids, rates = ids[known], rates[known]
-    _, first = np.unique(ids, return_index=True)  # the policy as it was at the start, as far as may be
-    if len(first) < FEWEST:
-        raise UserError(f"`--groups {path}` has groups of {len(first)} prompts; at least {FEWEST} are needed.")
-    if len(table) - table["predicted"].null_count:
-        raise UserError(
-            f"`--groups {path}` is of a run that chose its prompts (DOTS): they are not like the dataset. Take the log of a "
-            "run with `selection: uniform`, even a short one."
-        )
-    successes = np.round(rates[first] * group_size)
-    if np.abs(successes - rates[first] * group_size).max() > 0.02 * group_size:
-        raise UserError(
-            f"`--groups {path}`: success rates are not shares of {group_size} completions. Say how many there were with "
-            "`--logged_num_generations`; a run with graded rewards cannot be used, so give `--easy` and `--dead`."
-        )
-    grid, weights = success_rate_distribution(successes, np.full(len(first), float(group_size)))
-    between = (grid >= DEAD_BELOW) & (grid < EASY_FROM)
-    easy, dead = float(weights[grid >= EASY_FROM].sum()), float(weights[grid < DEAD_BELOW].sum())
-    if weights[between].sum() < 0.5 / len(first):  # less than half a prompt: nothing to tell a range from
-        return easy, dead, RATES, len(first)
-    cumulative = np.cumsum(weights[between]) / weights[between].sum()
-    low, high = (float(grid[between][np.searchsorted(cumulative, q)]) for q in (0.05, 0.95))
-    return easy, dead, (low, high), len(first)
-
-
 def _parser() -> argparse.ArgumentParser:
-    from trl_dataeff.analysis.simulate import SPEED
+    from trl_dataeff.analysis.simulate import PREDICTABILITY, PREDICTABILITY_RANGE, SPEED
 
     parser = argparse.ArgumentParser(
         prog="trl-dataeff simulate",
@@ -329,9 +269,9 @@ def _parser() -> argparse.ArgumentParser:
     prompts.add_argument(
         "--predictability",
         type=float,
-        default=0.9,
         metavar="R",
-        help="how well a prompt's text tells how hard it is, as a correlation (default: 0.9; 0.5 for prompts that look alike)",
+        help="how well a prompt's text tells how hard it is, as a correlation (default: "
+        f"{PREDICTABILITY:g}, and beside it {PREDICTABILITY_RANGE[0]:g} and {PREDICTABILITY_RANGE[1]:g})",
     )
     training = parser.add_argument_group("run")
     training.add_argument("--num_generations", type=int, default=8, metavar="G", help="completions of a prompt (8)")
