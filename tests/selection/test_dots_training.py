@@ -132,7 +132,7 @@ def test_a_predictor_of_another_width_or_none_at_all_is_refused(tmp_path):
 
 def test_the_papers_reference_set_is_refused_where_no_round_can_be_made(tmp_path):
     rows = [{"prompt": [{"role": "user", "content": f"{i:02d}"}], "image": None} for i in range(24)]
-    with pytest.raises(ValueError, match="With `dots_reference='rolling'`"):
+    with pytest.raises(ValueError, match="DOTS with `dots_reference='rolling'`"):
         dots(tmp_path, train=False, dots_reference="paper", trainer={"train_dataset": Dataset.from_list(rows)})
 
 

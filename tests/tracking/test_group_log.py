@@ -5,6 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.factories import history, make_group, messages, mixed_reward, run, train
@@ -57,10 +59,11 @@ def test_a_corrupt_table_of_groups_is_renamed(tmp_path, caplog_transformers):
 
 
 def test_a_table_of_other_columns_is_renamed(tmp_path, caplog_transformers):
-    """As an earlier version wrote it."""
+    """As another version may have written it."""
     path = tmp_path / "groups.parquet"
     former = pd.DataFrame({"step": [0, 1], "source": ["fresh", "fresh"], "dropped": [False, True]})
-    former.to_parquet(path)
+    table = pa.Table.from_pandas(former, preserve_index=False).replace_schema_metadata({group_log._RUN: "run"})
+    pq.write_table(table, path)
     log = group_log.GroupLog(path)
     log.begin("run", 2)
     assert any(

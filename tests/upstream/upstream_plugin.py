@@ -73,7 +73,7 @@ class OffTrainer(DataEfficientGRPOTrainer):
     def __init__(self, *args, **kwargs):
         given = inspect.signature(DataEfficientGRPOTrainer.__init__).bind(self, *args, **kwargs)
         config = given.arguments.get("args")
-        given.arguments["args"] = OffConfig() if config is None else OffConfig.from_grpo_config(config)
+        given.arguments["args"] = OffConfig() if config is None else OffConfig.upgrade(config)
         OffTrainer.built += 1
         super().__init__(*given.args[1:], **given.kwargs)
 
