@@ -24,7 +24,9 @@ def test_greso_needs_fewer_rollouts_than_dynamic_sampling_on_simulated_prompts()
 
 
 def test_proposals_from_a_million_prompts_take_milliseconds():
-    assert greso.time_proposals(n=1_000_000) < 0.2
+    first, later = greso.time_proposals(n=1_000_000)
+    assert first < 0.5
+    assert later < 0.1
 
 
 def test_overhead_times_each_step_after_the_warm_up(tmp_path):
