@@ -4,6 +4,7 @@ import inspect
 import re
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from transformers import TrainerCallback
@@ -232,3 +233,21 @@ def test_an_instance_whose_init_did_not_run_generates_and_scores_as_grpo_trainer
     for name, (returned, *arguments) in passed.items():
         monkeypatch.setattr(GRPOTrainer, name, lambda self, *args, result=returned, **kwargs: (result, args))
         assert getattr(trainer, name)(*arguments) == (returned, tuple(arguments))
+
+
+@pytest.mark.parametrize("fields", [{"replay_fraction": 0.5}, {"dynamic_sampling": True}, {}], ids=str)
+def test_a_second_train_starts_again_whatever_the_first_left(tmp_path, fields):
+    """A run that ends within a generation batch, or in an exception between two micro-batches, leaves nothing behind."""
+    fields = {"steps_per_generation": 4, "max_steps": 10, "rewards": even_length_reward, **fields}
+    trainer = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path / "one", **fields)
+    assert trainer._step % 4, "the run has to end within a generation batch"
+    first = dict(trainer.collector.counters.values)
+    trainer._metrics["train"]["reward"].append(1e9)  # what a logging interval that was interrupted leaves
+    trainer.train()
+    assert trainer._step == 10
+    second = trainer.collector.counters.values
+    assert second["rollouts_trained"] == first["rollouts_trained"]
+    assert max(log.get("reward", 0.0) for log in trainer.state.log_history) <= 1.0
+    groups = pd.read_parquet(tmp_path / "one" / "dataeff" / "groups.parquet")
+    assert len(groups) * 4 == second["rollouts_generated"]
+    assert groups["step"].min() == 0

@@ -80,6 +80,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
 
     args: DataEfficientGRPOConfig
     reward_funcs: list
+    _buffered_inputs: list[dict[str, Any]] | None
     _tag_names = ["trl", "grpo", "trl-dataeff"]  # noqa: RUF012
     _recording: capture.Recording | None = None  # while a round is generated
     _playback: capture.Playback | None = None  # while stored rollouts pass through TRL's method
@@ -156,8 +157,10 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         return output
 
     def _begin_run(self) -> None:
-        """State of a run. As in TRL, a second call of `train` starts again, with the dataset that is there then."""
+        """State of a run. A second call of `train` starts again, with the dataset that is there then."""
         args, dataset = self.args, self.train_dataset
+        self._step, self._buffered_inputs = 0, None  # TRL would go on within the last run's generation batch
+        self._metrics["train"].clear()
         if self._map_style:
             validation.check_dataset(args, dataset, self.environment_factories, self.selector)
         self._rows_dataset = dataset

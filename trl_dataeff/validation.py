@@ -49,7 +49,7 @@ def check_dataset(
         given = "an environment provides the prompts" if dataset is None else "this one is streamed (iterable)"
         raise ValueError(
             f"`{wanted}` needs a map-style dataset, and {given}. Use a dataset that is loaded without streaming, or "
-            "`selection='uniform'` without `dynamic_sampling`."
+            "`selection='uniform'` without `dynamic_sampling` and `selector`."
         )
     if not isinstance(dataset, Dataset):
         return  # TRL rejects other types
@@ -75,8 +75,9 @@ def check_selection(args: DataEfficientGRPOConfig, selector: Selector | None) ->
     argument, or a predictor that cannot be read.
     """
     if selector is not None and not isinstance(selector, Selector):
+        given = f"the class {selector.__name__}" if isinstance(selector, type) else f"a {type(selector).__name__}"
         raise TypeError(
-            f"`selector` is a {type(selector).__name__}; it takes an instance of `trl_dataeff.Selector`, or use "
+            f"`selector` is {given}; it takes an instance of `trl_dataeff.Selector`, or use "
             "`selection='name'` with a registered name."
         )
     if selector is not None and args.selection != "auto":

@@ -50,7 +50,7 @@ def save_state(checkpoint: Path, scalars: dict[str, Any], arrays: dict[str, dict
     """
     folder = checkpoint / FOLDER
     for name, values in arrays.items():
-        contiguous = {key: np.ascontiguousarray(value) for key, value in values.items()}
+        contiguous = {key: np.asarray(value, order="C") for key, value in values.items()}
         write_atomically(folder / f"{name}.safetensors", partial(save_arrays, contiguous))
     text = json.dumps({"files": sorted(arrays), **scalars}, indent=2)
     write_atomically(folder / "state.json", lambda path: path.write_text(text))

@@ -19,7 +19,7 @@ from trl_dataeff.difficulty.base import Embeddings
 from trl_dataeff.replay.buffer import ReplayBuffer, replay_groups
 from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.distributed import Processes
-from trl_dataeff.selection.base import Selector, SelectorContext
+from trl_dataeff.selection.base import Selector, SelectorContext, checked_state
 from trl_dataeff.tracking.group_log import GroupLog
 
 
@@ -68,7 +68,9 @@ def make_collector(
         known = None if selector is None else {"size": num_prompts, "hash": dataset_hash}
         check_fits(Path(checkpoint), settings, known)
     if selector is not None:
-        selector.bind(SelectorContext(num_prompts, batch_groups, group_size, config.seed, embed))
+        selector.context = context = SelectorContext(num_prompts, batch_groups, group_size, config.seed, embed)
+        selector.bind(context)
+        checked_state(selector)  # before training, not at the first checkpoint
     return RolloutCollector(
         classifier=GroupClassifier(
             reward_weights,

@@ -21,7 +21,7 @@ from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.distributed import Processes, assign, broadcast_from_main, redistribute
 from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD, Origin, RolloutGroup
 from trl_dataeff.selection import Selector, UniformSelector
-from trl_dataeff.selection.base import check_proposal
+from trl_dataeff.selection.base import check_proposal, checked_metrics, checked_predictions
 from trl_dataeff.tracking.group_log import GroupLog
 from trl_dataeff.tracking.metrics import Counters
 from trl_dataeff.validation import RewardChecks
@@ -202,7 +202,7 @@ class RolloutCollector:
         self.reward_checks.check(rewards)
         self.counters.add(overlong_prompts=generated.overlong_prompts, reward_faults=generated.reward_faults)
         success_rates, kinds = self.classifier.classify(rewards, truncated)
-        predicted = np.full(n, np.nan) if self.selector is None else self.selector.predict(ids)
+        predicted = np.full(n, np.nan) if self.selector is None else checked_predictions(self.selector, ids)
         per_rank, rollouts = n // self.processes.world_size, generated.rollouts
         groups = [
             RolloutGroup(
@@ -248,7 +248,7 @@ class RolloutCollector:
             self.group_log.add(batch.generated, self.classifier.weights)
             self.group_log.flush()
         batch.metrics = self._metrics(batch, step)
-        batch.selector_metrics = self.selector.metrics() if self.selector is not None else {}
+        batch.selector_metrics = checked_metrics(self.selector) if self.selector is not None else {}
 
     def _metrics(self, batch: GenerationBatch, step: int) -> dict[str, float]:
         metrics: dict[str, float] = dict(self.counters.logged())

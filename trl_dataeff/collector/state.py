@@ -19,8 +19,8 @@ from trl_dataeff.checkpoint.state import (
 )
 from trl_dataeff.collector.collector import RolloutCollector
 from trl_dataeff.collector.settings import PREDICTOR_ARGS
-from trl_dataeff.difficulty.base import PredictorError
 from trl_dataeff.rollouts.distributed import pack_distributed, unpack_distributed
+from trl_dataeff.selection.base import checked_state
 
 
 Arrays = dict[str, np.ndarray]
@@ -108,7 +108,7 @@ def collector_state(collector: RolloutCollector) -> tuple[dict[str, Any], dict[s
     }
     arrays = {"rng": collector.rng.get_state().numpy(), "replay_rng": collector.replay_rng.get_state().numpy()}
     if collector.selector is not None:
-        arrays.update({f"selector.{name}": value for name, value in collector.selector.state_dict().items()})
+        arrays.update({f"selector.{name}": value for name, value in checked_state(collector.selector).items()})
     files = {"arrays": arrays}
     if collector.leftover:
         files["leftover"] = pack_distributed(
@@ -136,7 +136,7 @@ def load_collector_state(collector: RolloutCollector, scalars: dict[str, Any], f
         state = {name.removeprefix("selector."): v for name, v in arrays.items() if name.startswith("selector.")}
         try:
             collector.selector.load_state_dict(state)
-        except (PredictorError, KeyError, RuntimeError) as error:
+        except (LookupError, ValueError, RuntimeError) as error:
             raise CheckpointError(_mismatch(scalars["settings"], collector.settings)) from error
     collector.leftover = []
     if "leftover" in files:

@@ -210,6 +210,57 @@ def check_request(n: int, size: int) -> None:
         raise ValueError(f"{n} prompts were requested; {size} prompts give from 1 to {size} without repetition.")
 
 
+def checked_state(selector: Selector) -> dict[str, np.ndarray]:
+    """
+    `selector.state_dict()`.
+
+    Raises:
+        `TypeError`: it fails, or returns something else than numeric arrays by name. The message has the selector's class.
+    """
+    name = type(selector).__name__
+    try:
+        state = selector.state_dict()
+    except Exception as error:  # as a TypeError, which no handler takes for a full disk
+        raise TypeError(f"{name}.state_dict() failed ({type(error).__name__}: {error}).") from error
+    numeric = isinstance(state, dict) and all(
+        isinstance(key, str) and isinstance(value, np.ndarray) and value.dtype.kind in "biuf"
+        for key, value in state.items()
+    )
+    if not numeric:
+        raise TypeError(f"{name}.state_dict() returned {state!r:.200}; it must return numeric NumPy arrays by name.")
+    return state
+
+
+def checked_predictions(selector: Selector, prompt_ids: np.ndarray) -> np.ndarray:
+    """
+    `selector.predict(prompt_ids)` as float32 `(n,)`.
+
+    Raises:
+        `ValueError`: it has another shape, or is not numeric. The message has the selector's class.
+    """
+    array = np.asarray(selector.predict(prompt_ids))
+    if array.shape != prompt_ids.shape or array.dtype.kind not in "biuf":
+        raise ValueError(
+            f"{type(selector).__name__}.predict() of {len(prompt_ids)} prompts returned shape {array.shape} and dtype "
+            f"{array.dtype}; it must return one success rate per prompt, NaN where it is unknown."
+        )
+    return array.astype(np.float32)
+
+
+def checked_metrics(selector: Selector) -> dict[str, float]:
+    """
+    `selector.metrics()` as floats by name.
+
+    Raises:
+        `TypeError`: a value is not a number. The message has the selector's class.
+    """
+    metrics = selector.metrics()
+    for key, value in metrics.items():
+        if not isinstance(key, str) or not isinstance(value, (int, float, np.number)):
+            raise TypeError(f"{type(selector).__name__}.metrics()[{key!r}] is {value!r:.200}; it must be a number.")
+    return {key: float(value) for key, value in metrics.items()}
+
+
 def check_proposal(ids: Any, n: int, size: int, name: str, *, references: bool = False) -> np.ndarray:
     """
     A selector's proposal as int64 `(n,)`.

@@ -146,6 +146,10 @@ class DotsSelector(Selector):
         ):
             if value not in known:
                 raise ValueError(f"`{name}` is {value!r}; it takes {' or '.join(map(repr, known))}.")
+        if not isinstance(predictor, (str, DifficultyPredictor)):
+            raise ValueError(
+                f"`predictor` is a {type(predictor).__name__}; it takes a registered name, a path, or a `DifficultyPredictor`."
+            )
         self.objective, self.sharpness, self.target, self.temperature = objective, sharpness, target, temperature
         self.exploration = exploration
         self.predictor, self.predictor_args = predictor, predictor_args
