@@ -361,7 +361,7 @@ class Mine(UniformSelector):
         ({"selection": "dots", "dots_predictor_args": {"depth": 3}}, None, ValueError, "depth"),
         ({"selection": "greso"}, Mine(), ValueError, r"Both `selector=Mine\(...\)` and `selection='greso'` are given"),
         ({"selector_args": {"shuffle": False}}, Mine(), ValueError, "`selector_args` .* give them to Mine instead"),
-        ({}, Mine, TypeError, "`selector` is a .*it takes an instance of `trl_dataeff.Selector`"),
+        ({}, Mine, TypeError, "`selector` is the class Mine; it takes an instance of `trl_dataeff.Selector`"),
     ],
 )
 def test_a_selector_that_cannot_be_made_is_found_before_the_model_is_loaded(

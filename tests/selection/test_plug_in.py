@@ -150,9 +150,17 @@ class TestWhatIsGiven:
         ):
             self.make(tmp_path, LeastSolved(), selection=selection)
 
-    @pytest.mark.parametrize("wrong", [LeastSolved, "uniform", 3, lambda n, rng: range(n)])
-    def test_a_selector_of_another_type(self, tmp_path, wrong):
-        with pytest.raises(TypeError, match=rf"`selector` is a {type(wrong).__name__}; it takes an instance of"):
+    @pytest.mark.parametrize(
+        ("wrong", "named"),
+        [
+            (LeastSolved, "the class LeastSolved"),
+            ("uniform", "a str"),
+            (3, "a int"),
+            (lambda n, rng: range(n), "a function"),
+        ],
+    )
+    def test_a_selector_of_another_type(self, tmp_path, wrong, named):
+        with pytest.raises(TypeError, match=rf"`selector` is {named}; it takes an instance of"):
             self.make(tmp_path, wrong)
 
     def test_arguments_for_an_instance(self, tmp_path):
