@@ -34,7 +34,7 @@ def check(name, step, whole, tmp_path):
     assert resumed.state.global_step == STEPS
     assert history(resumed.state.log_history) == history(trainer.state.log_history)
     half_used = json.loads((folder / f"checkpoint-{step}" / "dataeff" / "state.json").read_text())["half_used"]
-    if (tmp_path / "dataeff").exists():
+    if (tmp_path / "dataeff" / "groups.parquet").exists():
         pd.testing.assert_frame_equal(groups_since(tmp_path, step), groups_since(folder, step))
     else:
         assert half_used, "no group was rolled out"
