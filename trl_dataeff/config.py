@@ -184,9 +184,6 @@ class DataEfficientGRPOConfig(GRPOConfig):
         default=4.0,
         metadata={"help": "Strength of the predictor's prior against a prompt's own history, in completions."},
     )
-    history_half_life: float = field(
-        default=20.0, metadata={"help": "Generation batches after which a prompt's own evidence counts half."}
-    )
 
     # Parameters that control GRESO
     greso_p_init: float = field(default=0.5, metadata={"help": "Keep probability per zero-variance visit, at first."})
@@ -285,7 +282,7 @@ _DOTS_FIELDS = {
         for name in ("objective", "sharpness", "target", "temperature", "predictor", "predictor_args")
     },
     **{name: f"dots_{name}" for name in ("reference", "reference_size", "refresh_batches")},
-    **{name: name for name in ("exploration", "history_prior", "history_half_life")},
+    **{name: name for name in ("exploration", "history_prior")},
 }
 _GRESO_FIELDS = {
     name: f"greso_{name}" for name in ("p_init", "p_step", "p_min", "p_max", "target_zero_variance", "easy_share")

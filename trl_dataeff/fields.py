@@ -130,7 +130,6 @@ OUR_FIELDS: dict[str, Rule] = {
     "dots_reference_size": _integer(1),
     "dots_refresh_batches": _integer(1),
     "history_prior": ABOVE_0,
-    "history_half_life": ABOVE_0,
     "greso_p_init": SHARE_ABOVE_0,
     "greso_p_step": SHARE,
     "greso_p_min": SHARE_ABOVE_0,

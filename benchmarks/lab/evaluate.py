@@ -50,12 +50,13 @@ def success(model, tokenizer, tasks: Sequence[Task], batch_size: int = 64) -> Su
     """How well the policy does on `tasks`, exactly."""
     sampled, greedy = torch.empty(len(tasks)), torch.empty(len(tasks), dtype=torch.bool)
     entropy = torch.empty(len(tasks))
-    ordered = sorted(range(len(tasks)), key=lambda i: len(tasks[i].prompt) + len(tasks[i].answer))  # less padding
+    ordered = sorted(range(len(tasks)), key=lambda i: len(tasks[i].prompt))  # less padding
     for start in range(0, len(tasks), batch_size):
         rows = ordered[start : start + batch_size]
         ids, is_answer = (t.to(model.device) for t in encode(tokenizer, [tasks[i] for i in rows]))
-        logits = model(input_ids=ids[:, :-1]).logits.float()  # (n, T-1, V)
-        target, counted = ids[:, 1:], is_answer[:, 1:]  # (n, T-1)
+        kept = ids.shape[1] - int(is_answer.any(0).int().argmax())  # positions from the first answer on, K
+        logits = model(input_ids=ids[:, :-1], logits_to_keep=kept).logits.float()  # (n, K, V)
+        target, counted = ids[:, -kept:], is_answer[:, -kept:]  # (n, K)
         all_logps = logits.log_softmax(-1)
         logps = all_logps.gather(-1, target[..., None])[..., 0]
         sampled[rows] = (logps * counted).sum(-1).exp().cpu()

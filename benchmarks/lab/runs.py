@@ -7,13 +7,14 @@ import multiprocessing
 import os
 import time
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from .store import RunFile
 from .train import RunSpec, run
 
 
+Sink = Callable[[dict], None]
 ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -49,7 +50,7 @@ def _quiet() -> None:
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"transformers\.")
 
 
-def _run_one(spec: RunSpec, start: Path, folder: Path) -> str:
+def _run_one(spec: RunSpec, start: Path, folder: Path, run: Callable[[RunSpec, Path, Sink], None]) -> str:
     _quiet()
     file, started = RunFile(folder, spec.name), time.monotonic()
     file.begin()
@@ -67,11 +68,18 @@ def _job(arguments) -> str:
     return _run_one(*arguments)
 
 
-def run_all(specs: Sequence[RunSpec], start: Path, folder: Path, workers: int, fresh: bool = False) -> list[dict]:
-    """Run what is not finished yet and return the rows of all `specs`, in their order."""
+def run_all(
+    specs: Sequence[RunSpec],
+    start: Path,
+    folder: Path,
+    workers: int,
+    fresh: bool = False,
+    run: Callable[[RunSpec, Path, Sink], None] = run,
+) -> list[dict]:
+    """Run what is not finished yet and return the rows of all `specs`, in their order. `run` is that of the benchmark."""
     missing = [spec for spec in specs if fresh or not RunFile(folder, spec.name).finished()]
     print(f"{len(specs)} runs, {len(specs) - len(missing)} of them finished before", flush=True)
-    jobs = [(spec, start, folder) for spec in missing]
+    jobs = [(spec, start, folder, run) for spec in missing]
     if workers == 1:
         for n, job in enumerate(jobs, 1):
             print(f"[{n}/{len(jobs)}] done: {_job(job)}", flush=True)

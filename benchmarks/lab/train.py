@@ -6,10 +6,11 @@ import hashlib
 import json
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
 
@@ -18,7 +19,7 @@ from .evaluate import success
 from .methods import find
 from .pools import POOLS, cached_cell_success, classify, easy_tasks, held_out_tasks, pool_dataset
 from .rewards import Tally
-from .tasks import MAX_ANSWER
+from .tasks import MAX_ANSWER, Task
 
 
 SELECTOR_PREFIX = "dataeff/selector/"
@@ -35,7 +36,13 @@ MEASURED = {
     "replay_age": "dataeff/replay/age_mean",
     "replay_ratio": "dataeff/replay/ratio_mean",
     "replay_ratio_max": "dataeff/replay/ratio_max",
+    "replay_clipped": "dataeff/replay/clipped_share",
+    "replay_ess": "dataeff/replay/ess",
     "pearson": SELECTOR_PREFIX + "predictor/pearson",
+    "prediction_error": SELECTOR_PREFIX + "predictor/mae",
+    "calibration_error": SELECTOR_PREFIX + "predictor/calibration_error",
+    "effective_explored": SELECTOR_PREFIX + "effective_explored",
+    "effective_selected": SELECTOR_PREFIX + "effective_selected",
     "selection_s": "dataeff/time/selection_s",
     "generation_s": "dataeff/time/generation_s",
     "training_s": "dataeff/time/training_s",
@@ -105,10 +112,14 @@ class Evaluations(TrainerCallback):
         limit = self.spec.max_rollouts
         control.should_training_stop |= limit is not None and self.trainer.rollouts_generated >= limit
         last = state.global_step == self.spec.steps or control.should_training_stop
-        if last or state.global_step % self.spec.eval_every == 0:
+        if last or self.due(state.global_step):
             self._stop_clock()
             self._evaluate(state.global_step)
         return control
+
+    def due(self, step: int) -> bool:
+        """Whether to evaluate after this step."""
+        return step % self.spec.eval_every == 0
 
     def _evaluate(self, step: int) -> None:
         model, trainer = self.trainer.model, self.trainer
@@ -132,6 +143,7 @@ class Evaluations(TrainerCallback):
                 "cpu_s": round(self.cpu_s, 2),
                 "accuracy_sampled": held_out.sampled.mean().item(),
                 "accuracy_greedy": held_out.greedy.float().mean().item(),
+                "accuracy_by_kind": accuracy_by_kind(self.tasks, held_out.sampled),
                 "accuracy_easy": easy.sampled.mean().item() if len(self.easy) else None,
                 "entropy_held_out": held_out.entropy.mean().item(),
                 "groups": groups,
@@ -154,6 +166,12 @@ class Evaluations(TrainerCallback):
             self.measured[column] = len(values)
             means[column] = sum(new) / len(new) if new else None
         return means
+
+
+def accuracy_by_kind(tasks: Sequence[Task], success: torch.Tensor) -> dict[str, float]:
+    """Mean success of the tasks of each family."""
+    families = np.array([task.family for task in tasks])
+    return {family: success.numpy()[families == family].mean().item() for family in np.unique(families).tolist()}
 
 
 def config_options(spec: RunSpec, output_dir: str) -> dict:

@@ -61,10 +61,10 @@ def test_the_record_keeps_the_newest_of_each_kind():
     record, rng = PredictionRecord(capacity=4), np.random.default_rng(0)
     predicted, observed = rng.random(30).astype(np.float32), rng.random(30).astype(np.float32)
     predicted[7] = np.nan
-    uniform = np.arange(30) % 5 == 0
+    uniform, effective = np.arange(30) % 5 == 0, rng.random(30) < 0.5
     for start in range(0, 30, 6):
         piece = slice(start, start + 6)
-        record.add(predicted[piece], observed[piece], uniform[piece])
+        record.add(predicted[piece], observed[piece], uniform[piece], effective[piece])
     newest = [i for i in range(30) if uniform[i]][-4:]
     chosen = [i for i in range(30) if not uniform[i] and i != 7][-4:]
     metrics = record.metrics()
@@ -72,4 +72,6 @@ def test_the_record_keeps_the_newest_of_each_kind():
     assert metrics["predictor/pearson_selected"] == pytest.approx(pearson(predicted[chosen], observed[chosen]))
     both = sorted(newest + chosen)
     assert metrics["predictor/mae"] == pytest.approx(np.abs(predicted[both] - observed[both]).mean())
+    assert metrics["effective_explored"] == pytest.approx(effective[newest].mean())
+    assert metrics["effective_selected"] == pytest.approx(effective[chosen].mean())
     assert PredictionRecord().metrics() == {}

@@ -148,7 +148,7 @@ def test_drawn_prompts_have_more_effective_groups_than_uniform_ones(name):
         shares[candidate] = np.mean(np.concatenate(kinds[4:]) == EFFECTIVE)
     assert shares[name] > 1.8 * shares["uniform"]
     unseen = ~population.seen
-    assert pearson(selector.estimate()[unseen], population.p[unseen]) > 0.8
+    assert pearson(selector.success.mean()[unseen], population.p[unseen]) > 0.8
     assert selector.metrics()["predictor/pearson"] > 0.5
 
 
@@ -168,7 +168,7 @@ def test_prompts_of_weight_0_still_come_before_excluded_ones():
     """With estimates of exactly 0 and 1, no prompt is proposed twice while others are left."""
     population, rng = Population(), generator()
     selector = population.selector("dots", exploration=0.5)
-    selector._prior = np.where(np.arange(400) % 2, 1.0, 0.0).astype(np.float32)
+    selector.success.predicted[:] = np.where(np.arange(400) % 2, 1.0, 0.0)
     for _ in range(5):
         ids = selector.propose(80, rng)
         assert len(set(ids)) == 80
@@ -210,15 +210,17 @@ def test_with_other_embeddings_the_groups_are_restored_and_the_predictor_is_fitt
     state = selector.state_dict()
     same = population.selector("dots")
     same.load_state_dict(state)
-    np.testing.assert_array_equal(same.difficulty.refresh(6), selector.difficulty.refresh(6))
+    np.testing.assert_array_equal(same.success.difficulty.refresh(6), selector.success.difficulty.refresh(6))
     assert not caplog_transformers.records
 
     population.embeddings = population.embeddings[:, ::-1].copy()
     other = population.selector("dots")
     other.load_state_dict(state)
     assert "embeddings differ from those of the run" in caplog_transformers.text
-    anew = RollingDifficulty(population.embeddings, LogisticDifficultyPredictor())
-    anew.ids, anew.rates, anew.batches = (selector.difficulty.state_dict()[n] for n in ("ids", "rates", "batches"))
-    np.testing.assert_array_equal(other.difficulty.refresh(6), anew.refresh(6))
-    np.testing.assert_array_equal(other.estimate(), selector.estimate())
+    anew = RollingDifficulty(population.embeddings, LogisticDifficultyPredictor(), half_life=selector.half_lives[-1])
+    anew.ids, anew.rates, anew.batches = (
+        selector.success.difficulty.state_dict()[n] for n in ("ids", "rates", "batches")
+    )
+    np.testing.assert_array_equal(other.success.difficulty.refresh(6), anew.refresh(6))
+    np.testing.assert_array_equal(other.success.mean(), selector.success.mean())
     assert other.batch == 6

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -80,6 +81,7 @@ class RolloutCollector:
         self.zero_share = ZeroVarianceShare()
         self.counters = Counters()
         self.leftover: list[RolloutGroup] = []
+        self._present: list[RolloutGroup] = []  # groups of the present generation batch so far
         # With everything off nothing that TRL accepts is an error
         off = refill is None and buffer is None and (selector is None or isinstance(selector, UniformSelector))
         self.reward_checks = RewardChecks(
@@ -201,7 +203,10 @@ class RolloutCollector:
         truncated = generated.truncated.reshape(n, self.group_size).astype(bool)
         self.reward_checks.check(rewards)
         self.counters.add(overlong_prompts=generated.overlong_prompts, reward_faults=generated.reward_faults)
+        scale = replace(self.classifier.scale)
         success_rates, kinds = self.classifier.classify(rewards, truncated)
+        spreads, graded = self.classifier.spreads(rewards), self.classifier.graded
+        self._rescale(self.classifier.scale.mapping_from(scale))
         predicted = np.full(n, np.nan) if self.selector is None else checked_predictions(self.selector, ids)
         per_rank, rollouts = n // self.processes.world_size, generated.rollouts
         groups = [
@@ -217,6 +222,8 @@ class RolloutCollector:
                 seconds=generated.seconds / n,
                 owner=i // per_rank,
                 predicted=float(predicted[i]),
+                spread=float(spreads[i]),
+                graded=graded,
                 origin=origin,
                 rollouts=rollouts[i % per_rank] if rollouts and i // per_rank == self.processes.rank else None,
             )
@@ -224,12 +231,24 @@ class RolloutCollector:
         ]
         if origin == "fresh":
             self.zero_share.observe(groups)
+        self._present += groups
         return groups
+
+    def _rescale(self, mapping: tuple[float, float] | None) -> None:
+        """Success rates of earlier groups follow when the reward's range has widened."""
+        if mapping is None:
+            return
+        kept = [*self._present, *self.leftover, *(self.buffer.groups if self.buffer is not None else [])]
+        for group in kept:
+            group.success_rate = mapping[0] * group.success_rate + mapping[1]
+        if self.selector is not None:
+            self.selector.rescale(*mapping)
 
     # After a generation batch
 
     def _update(self, batch: GenerationBatch, step: int) -> None:
         """Keep what may be used again, let the selector learn, count, and write the table."""
+        self._present = []
         if self.buffer is None:
             self.leftover = batch.leftover
         else:

@@ -103,6 +103,7 @@ def collector_state(collector: RolloutCollector) -> tuple[dict[str, Any], dict[s
         "scored": [collector.reward_checks.scores.tolist(), collector.reward_checks.completions],
         "zero_share": [collector.zero_share.zero, collector.zero_share.total],
         "reward_scale": [scale.low, scale.high] if math.isfinite(scale.low) else None,  # JSON has no infinity
+        "reward_values": collector.classifier.values,
         "dataset": {"size": collector.num_prompts, "hash": collector.dataset_hash},
         "settings": collector.settings,
     }
@@ -129,6 +130,7 @@ def load_collector_state(collector: RolloutCollector, scalars: dict[str, Any], f
     scale = collector.classifier.scale
     if scalars["reward_scale"] is not None and not scale.fixed:
         scale.low, scale.high = scalars["reward_scale"]
+    collector.classifier.values = list(scalars["reward_values"])
     arrays = files["arrays"]
     collector.rng.set_state(torch.from_numpy(arrays["rng"]))
     collector.replay_rng.set_state(torch.from_numpy(arrays["replay_rng"]))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -99,8 +101,21 @@ class RollingDifficulty:
             `np.ndarray` of shape `(N,)`: float32 success rates in [0, 1]. Without a group: 0.5, or what the predictor
             predicts if it was fitted before the run.
         """
+        return self.refresh_each(batch, (self.half_life,))[0]
+
+    def refresh_each(self, batch: int, half_lives: Sequence[float]) -> np.ndarray:
+        """
+        Predict all prompts once per half-life, from the same groups with other weights.
+
+        Args:
+            batch (`int`): number of the present generation batch.
+            half_lives (`Sequence[float]`): K half-lives, in generation batches, in place of `half_life`.
+
+        Returns:
+            `np.ndarray` of shape `(K, N)`: see [`refresh`].
+        """
         self._refit(batch)
-        return self._predict(self._kept(batch))
+        return np.stack([self._predict(self._kept(batch, half_life)) for half_life in half_lives])
 
     def predict_with_references(
         self, prompt_ids: np.ndarray, success_rates: np.ndarray, batch: int | None = None
@@ -180,8 +195,8 @@ class RollingDifficulty:
         known = ~np.isnan(rates)
         return ids[known], rates[known]
 
-    def _kept(self, batch: int) -> ObservedGroups:
-        weight = np.power(0.5, (batch - self.batches) / self.half_life).astype(np.float32)
+    def _kept(self, batch: int, half_life: float) -> ObservedGroups:
+        weight = np.power(0.5, (batch - self.batches) / half_life).astype(np.float32)
         return self._groups(self.ids, self.rates, weight)
 
     def _groups(self, ids: np.ndarray, rates: np.ndarray, weight: np.ndarray) -> ObservedGroups:
@@ -198,7 +213,7 @@ class RollingDifficulty:
         """Every `fit_every` generation batches; at first as soon as the predictor has groups enough."""
         if not self.fit_every or (self._fitted_at >= 0 and batch - self._fitted_at < self.fit_every):
             return
-        if self.predictor.refit(self._kept(batch), self.seed + batch):
+        if self.predictor.refit(self._kept(batch, self.half_life), self.seed + batch):
             self._fitted_at, self._projected = batch, None
 
     def _predict(self, groups: ObservedGroups) -> np.ndarray:

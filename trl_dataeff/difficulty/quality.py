@@ -46,9 +46,10 @@ class PredictionRecord:
 
     def __init__(self, capacity: int = 256):
         self.capacity = capacity
-        self._rows = np.empty((0, 3), dtype=np.float32)  # predicted, observed, whether drawn uniformly
+        # Predicted, observed, whether drawn uniformly, whether effective
+        self._rows = np.empty((0, 4), dtype=np.float32)
 
-    def add(self, predicted: np.ndarray, observed: np.ndarray, uniform: np.ndarray) -> None:
+    def add(self, predicted: np.ndarray, observed: np.ndarray, uniform: np.ndarray, effective: np.ndarray) -> None:
         """
         Enter groups; those with NaN are ignored.
 
@@ -56,15 +57,20 @@ class PredictionRecord:
             predicted (`np.ndarray` of shape `(n,)`): predicted success rates.
             observed (`np.ndarray` of shape `(n,)`): observed success rates.
             uniform (`np.ndarray` of shape `(n,)`): bool, whether the prompt was drawn uniformly.
+            effective (`np.ndarray` of shape `(n,)`): bool, whether the group carries a gradient.
         """
-        rows = np.stack([predicted, observed, uniform], axis=1).astype(np.float32)
+        rows = np.stack([predicted, observed, uniform, effective], axis=1).astype(np.float32)
         rows = np.concatenate([self._rows, rows[~np.isnan(rows).any(axis=1)]])
         newer_of_its_kind = np.where(rows[:, 2] == 1, *(np.cumsum(rows[::-1, 2] == kind)[::-1] for kind in (1, 0)))
         self._rows = rows[newer_of_its_kind <= self.capacity]
 
+    def rescale(self, scale: float, offset: float) -> None:
+        """Map all rates to `scale * rate + offset`: the reward's range has widened."""
+        self._rows[:, :2] = scale * self._rows[:, :2] + offset
+
     def metrics(self) -> dict[str, float]:
         """Metrics by name, such as `predictor/pearson`; those that are not defined yet are left out."""
-        predicted, observed, uniform = self._rows.T
+        predicted, observed, uniform, effective = self._rows.T
         chosen = uniform == 0
         values = {
             "predictor/pearson": pearson(predicted, observed),
@@ -72,6 +78,8 @@ class PredictionRecord:
             "predictor/pearson_selected": pearson(predicted[chosen], observed[chosen]),
             "predictor/mae": mean_absolute_error(predicted, observed),
             "predictor/calibration_error": calibration_error(predicted, observed),
+            "effective_explored": _mean(effective[~chosen]),
+            "effective_selected": _mean(effective[chosen]),
         }
         return {name: value for name, value in values.items() if not np.isnan(value)}
 
@@ -82,6 +90,10 @@ class PredictionRecord:
     def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
         """Restore what `state_dict` returned."""
         self._rows = state["rows"].astype(np.float32)
+
+
+def _mean(values: np.ndarray) -> float:
+    return float(values.mean()) if len(values) else float("nan")
 
 
 def _pairs(predicted: np.ndarray, observed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -72,11 +72,15 @@ def is_zero_variance(rewards: np.ndarray, weights: np.ndarray, aggregation: str 
     if aggregation == "normalize_then_sum":
         columns = [all_equal(rewards[:, :, k]) for k in weighted]
         return infinite | np.logical_and.reduce([np.ones(len(rewards), dtype=bool), *columns])
-    tolerance: np.ndarray | float = 0.0
-    if len(weighted) > 1:
-        sizes = total_rewards(np.abs(rewards), np.abs(weights))
-        tolerance = 4 * np.finfo(np.float32).eps * np.where(np.isnan(sizes), 0.0, sizes).max(axis=1)
-    return infinite | all_equal(totals, tolerance)
+    return infinite | all_equal(totals, rounding(rewards, weights))
+
+
+def rounding(rewards: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Spread of each group's totals that is due to the rounding of their sum, `(n,)`; 0 for a single function."""
+    if np.count_nonzero(weights) <= 1:
+        return np.zeros(len(rewards))
+    sizes = total_rewards(np.abs(rewards), np.abs(weights))
+    return 4 * np.finfo(np.float32).eps * np.where(np.isnan(sizes), 0.0, sizes).max(axis=1)
 
 
 def is_masked_out(rewards: np.ndarray, weights: np.ndarray, truncated: np.ndarray) -> np.ndarray:
@@ -124,6 +128,17 @@ class RewardScale:
         if not self.fixed and seen.size:
             self.low, self.high = min(self.low, float(seen.min())), max(self.high, float(seen.max()))
 
+    def mapping_from(self, earlier: RewardScale) -> tuple[float, float] | None:
+        """
+        `(a, b)`: a success rate r under `earlier`, a narrower range, is `a * r + b` under this one. `None` if there is
+        nothing to map: the range is the same, or `earlier` had seen nothing.
+        """
+        unchanged = (self.low, self.high) == (earlier.low, earlier.high)
+        if unchanged or not np.isfinite(earlier.low):
+            return None
+        width = self.high - self.low
+        return (earlier.high - earlier.low) / width, (earlier.low - self.low) / width
+
     def success_rate(self, totals: np.ndarray) -> np.ndarray:
         """Mean success of each row of `totals`, `(n, G)` -> `(n,)`, in [0, 1]; NaN for a row with no scorable one."""
         totals = np.asarray(totals, dtype=np.float64)
@@ -135,6 +150,31 @@ class RewardScale:
         count = scored.sum(axis=1)
         mean = np.where(scored, success, 0.0).sum(axis=1) / np.maximum(count, 1)
         return np.where(count > 0, mean, np.nan)
+
+
+def spread(totals: np.ndarray, tolerance: np.ndarray | float = 0.0) -> np.ndarray:
+    """
+    Share of the pairs of scorable completions of each group whose total rewards differ, an unbiased estimate of the
+    probability that two completions differ: 2 p (1 - p) for totals of two values.
+
+    Args:
+        totals (`np.ndarray` of shape `(n, G)`): total rewards; NaN is left out.
+        tolerance (`np.ndarray` of shape `(n,)` or `float`, *optional*, defaults to `0.0`): difference between neighbours
+            in the order of totals that counts as none.
+
+    Returns:
+        `np.ndarray` of shape `(n,)`: float64 in [0, 1]; NaN for groups with fewer than two scorable completions.
+    """
+    ordered = np.sort(np.asarray(totals, dtype=np.float64), axis=1)  # NaN last
+    scored = ~np.isnan(ordered)
+    count = scored.sum(axis=1)
+    with np.errstate(invalid="ignore"):  # infinity - infinity
+        new = np.diff(ordered, axis=1) > np.asarray(tolerance).reshape(-1, 1)
+    level = np.concatenate([np.zeros((len(ordered), 1), dtype=np.int64), np.cumsum(new, axis=1)], axis=1)  # (n, G)
+    equal = (level[:, :, None] == level[:, None, :]) & scored[:, :, None] & scored[:, None, :]
+    pairs = count * (count - 1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(pairs > 0, (count**2 - equal.sum(axis=(1, 2))) / pairs, np.nan)
 
 
 def kinds_of(zero_variance: np.ndarray, success_rate: np.ndarray) -> np.ndarray:
@@ -158,6 +198,8 @@ class GroupClassifier:
 
     Attributes:
         scale ([`RewardScale`]): widens with the rewards that were classified.
+        values (`list[float]`): the first three different totals that were classified, in order. With three of them
+            rewards are graded: a mean reward is no success rate then.
     """
 
     def __init__(
@@ -170,6 +212,7 @@ class GroupClassifier:
     ):
         self.weights = np.asarray(weights, dtype=np.float32)
         self.scale = RewardScale.of(reward_range)
+        self.values: list[float] = []
         self.aggregation = aggregation
         self.masks_truncated = masks_truncated
 
@@ -190,4 +233,27 @@ class GroupClassifier:
         zero_variance = is_zero_variance(rewards, self.weights, self.aggregation)
         if self.masks_truncated:
             zero_variance |= is_masked_out(rewards, self.weights, truncated)
+        self._count_values(totals)
         return success_rates, kinds_of(zero_variance, success_rates)
+
+    def spreads(self, rewards: np.ndarray) -> np.ndarray:
+        """
+        [`spread`] of each group `(n, G, F)`, float64 `(n,)`. Under `normalize_then_sum`, that of the function in which
+        the group's completions differ most.
+        """
+        if self.aggregation == "normalize_then_sum":
+            columns = np.stack([spread(rewards[:, :, k]) for k in np.flatnonzero(self.weights)])
+            return np.where(np.isnan(columns).all(axis=0), np.nan, np.nan_to_num(columns).max(axis=0))
+        return spread(total_rewards(rewards, self.weights), rounding(rewards, self.weights))
+
+    @property
+    def graded(self) -> bool:
+        """Whether more than two different totals have been classified."""
+        return len(self.values) > 2
+
+    def _count_values(self, totals: np.ndarray) -> None:
+        if self.graded:
+            return
+        values = np.unique(np.concatenate([self.values, totals[np.isfinite(totals)]]))
+        apart = np.diff(values) > 1e-6 * np.abs(values[1:]) if len(values) else np.empty(0, dtype=bool)  # but for rounding
+        self.values = values[np.concatenate([[True], apart])[: len(values)]][:3].tolist()

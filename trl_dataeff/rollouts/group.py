@@ -69,6 +69,8 @@ class RolloutGroup:
         seconds: its share of the time its round took.
         owner: index of the process that holds `rollouts`.
         predicted: success rate predicted before it was rolled out, or NaN.
+        spread: share of its pairs of completions with different total rewards, or NaN.
+        graded: whether more than two different totals had occurred in the run by then.
         origin: where it comes from, in the generation batch that it belongs to now.
         disposition: what becomes of it there; `None` until that is decided. Membership of the replay buffer is separate.
     """
@@ -84,6 +86,8 @@ class RolloutGroup:
     seconds: float
     owner: int = 0
     predicted: float = float("nan")
+    spread: float = float("nan")
+    graded: bool = False
     origin: Origin = "fresh"
     disposition: Disposition | None = None
     rollouts: Rollouts | None = None
@@ -110,7 +114,7 @@ _LISTS = (
     ("behavior_logps", np.float32),
 )
 _ARRAYS = (("rewards", np.float32), ("lengths", np.int32), ("truncated", np.bool_))
-_SCALARS = ("prompt_id", "step", "round", "success_rate", "kind", "seconds", "owner", "predicted")
+_SCALARS = ("prompt_id", "step", "round", "success_rate", "kind", "seconds", "owner", "predicted", "spread", "graded")
 
 
 def pack_groups(groups: Sequence[RolloutGroup]) -> dict[str, np.ndarray]:

@@ -136,6 +136,12 @@ class Selector(ABC):
                 group's success rate may be NaN.
         """
 
+    def rescale(self, scale: float, offset: float) -> None:
+        """
+        Called when the reward's range has widened, so that a success rate r of an earlier group is `scale * r + offset`
+        now. Map stored rates, if there are any.
+        """
+
     def state_dict(self) -> dict[str, np.ndarray]:
         """A copy of all state that decides later proposals, as arrays (`rng` is saved by the trainer)."""
         return {}

@@ -19,15 +19,17 @@ from transformers.utils import logging
 from trl_dataeff.checkpoint.hashing import hash_rows
 from trl_dataeff.difficulty.base import DifficultyPredictor, Embeddings
 from trl_dataeff.difficulty.loading import make_predictor
+from trl_dataeff.difficulty.logistic import LogisticDifficultyPredictor
 from trl_dataeff.difficulty.online import RollingDifficulty
 from trl_dataeff.difficulty.quality import PredictionRecord
 from trl_dataeff.rollouts.group import RolloutGroup
 from trl_dataeff.selection.base import Selector, SelectorContext, check_request, register_selector
-from trl_dataeff.selection.history import SuccessHistory
+from trl_dataeff.selection.estimator import PromptEstimator, under
 
 
 logger = logging.get_logger(__name__)
 
+HALF_LIVES = (1.0, 3.0, 9.0, 27.0)
 FIT_EVERY = 16  # generation batches between two refits of an attention predictor's towers, if the run fits them
 
 
@@ -61,6 +63,17 @@ def log_weight_target(p: torch.Tensor, target: float, temperature: float) -> tor
         `torch.Tensor`: float64, of the shape of `p`, at most 0.
     """
     return -(p.double() - target).abs() / temperature
+
+
+def rate_of_difference(label: torch.Tensor) -> torch.Tensor:
+    r"""
+    \(\tilde p = (1 - \sqrt{1 - 2 d}) / 2\), the success rate at which two completions of a binary reward differ with
+    probability d = `label` / 2, in [0, 1/2].
+
+    Args:
+        label (`torch.Tensor`): twice the probability that two completions' rewards differ, in [0, 1].
+    """
+    return (1 - (1 - label.clamp(0, 1)).sqrt()) / 2
 
 
 def gumbel_keys(log_weights: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
@@ -121,7 +134,8 @@ class DotsSelector(Selector):
         reference_size (`int`, *optional*, defaults to `256`): prompts of such a reference set.
         refresh_batches (`int`, *optional*, defaults to `1`): generation batches between two predictions.
         history_prior (`float`, *optional*, defaults to `4.0`): strength of a prediction, in completions.
-        history_half_life (`float`, *optional*, defaults to `20.0`): generation batches after which a group counts half.
+        half_lives (`Sequence[float]`, *optional*, defaults to `(1, 3, 9, 27)`): generation batches after which a group
+            counts half, for each of the experts among which the estimator chooses (see [`PromptEstimator`]).
     """
 
     def __init__(
@@ -138,7 +152,7 @@ class DotsSelector(Selector):
         reference_size: int = 256,
         refresh_batches: int = 1,
         history_prior: float = 4.0,
-        history_half_life: float = 20.0,
+        half_lives: Sequence[float] = HALF_LIVES,
     ):
         for name, value, known in (
             ("objective", objective, ("effective", "target")),
@@ -156,46 +170,55 @@ class DotsSelector(Selector):
         self.uses_references = reference == "paper"
         self.reference_size = reference_size
         self.refresh_batches = refresh_batches
-        self.history_prior, self.history_half_life = history_prior, history_half_life
+        self.history_prior, self.half_lives = history_prior, tuple(half_lives)
 
     def bind(self, context: SelectorContext) -> None:
         super().bind(context)
-        embeddings = context.embeddings()
+        self.embeddings = embeddings = context.embeddings()
         if isinstance(self.predictor, str):
             arguments = self.predictor_args or {}
             predictor, fitted_in_run = make_predictor(self.predictor, embeddings.shape[1], context.seed, **arguments)
         else:  # a copy: another run starts from the same one
             predictor, fitted_in_run = copy.deepcopy(self.predictor), not self.predictor.fitted
-        self.difficulty = RollingDifficulty(
+        difficulty = RollingDifficulty(
             embeddings,
             predictor,
             capacity=predictor.capacity(context.batch_groups),
-            half_life=self.history_half_life,
+            half_life=self.half_lives[-1],
             fit_every=FIT_EVERY if fitted_in_run else 0,
             seed=context.seed,
         )
-        self.history = SuccessHistory(context.num_prompts, self.history_prior, self.history_half_life)
+        self.success = PromptEstimator(difficulty, context.num_prompts, self.history_prior, self.half_lives)
+        # How much rewards differ within groups. Its groups are kept from the start, and estimates made once it matters
+        predictor = LogisticDifficultyPredictor()
+        self._differences = RollingDifficulty(
+            embeddings, predictor, capacity=predictor.capacity(context.batch_groups), half_life=self.half_lives[-1]
+        )
+        self.difference: PromptEstimator | None = None
         self.record = PredictionRecord()
         self.batch = 0  # generation batches observed
-        self._prior = self.difficulty.refresh(0)  # predictions from the embeddings
         self._has_predictions = False
         self._proposed = np.empty(0, dtype=np.int64)  # for this generation batch
         self._explored = np.empty(0, dtype=np.int64)
 
-    def log_weights(self, p: torch.Tensor) -> torch.Tensor:
-        """Log-weights `(N,)`, float64, of prompts with success rates `p` `(N,)`."""
-        if self.objective == "effective":
-            return log_weight_effective(p, self.context.group_size, self.sharpness)
-        return log_weight_target(p, self.target, self.temperature)
-
-    def estimate(self) -> np.ndarray:
-        """Estimate of every prompt's present success rate, float32 `(N,)`."""
-        return self.history.estimate(self._prior, self.batch)
+    def log_weights(self) -> torch.Tensor:
+        """Log-weights of all prompts, float64 `(N,)`, finite."""
+        if self.objective == "target":
+            return log_weight_target(torch.from_numpy(self.success.mean()), self.target, self.temperature)
+        if self.difference is None:
+            estimator, p = self.success, torch.from_numpy(self.success.estimates).double()
+        else:
+            estimator = self.difference
+            p = rate_of_difference(torch.from_numpy(estimator.estimates).double())
+        p = p.clamp(1e-6, 1 - 1e-6)  # (K, N). A weight of 0 is for excluded prompts
+        weights = torch.from_numpy(estimator.weights)
+        effective = log_weight_effective(p, self.context.group_size, 1.0).exp()
+        return self.sharpness * (weights @ effective).log()
 
     def predict(self, prompt_ids: np.ndarray) -> np.ndarray:
         if not self._has_predictions:
             return np.full(len(prompt_ids), np.nan, dtype=np.float32)
-        return self.history.estimate(self._prior[prompt_ids], self.batch, prompt_ids)
+        return self.success.mean(prompt_ids)
 
     def propose(self, n: int, rng: torch.Generator) -> np.ndarray:
         size = self.context.num_prompts
@@ -203,8 +226,7 @@ class DotsSelector(Selector):
         excluded = torch.zeros(size, dtype=torch.bool)
         if size - len(self._proposed) >= n:  # no prompt twice in a generation batch, as long as there are others
             excluded[torch.from_numpy(self._proposed)] = True
-        # Away from 0 and 1: a weight of 0 is for excluded prompts
-        log_weights = self.log_weights(torch.from_numpy(self.estimate()).double().clamp(1e-6, 1 - 1e-6))
+        log_weights = self.log_weights()
         uniform = int(self.exploration * n + torch.rand((), generator=rng, dtype=torch.float64).item())
         explored = gumbel_top_k(torch.zeros(size).masked_fill(excluded, -torch.inf), uniform, rng).numpy()
         excluded[torch.from_numpy(explored)] = True
@@ -225,7 +247,7 @@ class DotsSelector(Selector):
             return
         groups = roll_out(torch.randperm(self.context.num_prompts, generator=rng)[: self.reference_size].numpy())
         ids, rates = _ids_and_rates(groups)
-        self._prior = self.difficulty.predict_with_references(ids, rates, self.batch)
+        self.success.predict_with_references(ids, rates)
         self._has_predictions = True
         self._proposed = ids
 
@@ -233,46 +255,65 @@ class DotsSelector(Selector):
         ids, rates = _ids_and_rates(groups)
         predicted = np.array([group.predicted for group in groups], dtype=np.float32)
         from_references = np.array([group.origin == "reference" for group in groups], dtype=bool)
-        self.record.add(predicted, rates, np.isin(ids, self._explored) | from_references)
+        effective = np.array([group.effective for group in groups], dtype=bool)
+        self.record.add(predicted, rates, np.isin(ids, self._explored) | from_references, effective)
         self.batch += 1
         trials = np.array([(~np.isnan(group.rewards).all(axis=1)).sum() for group in groups], dtype=np.float32)
-        self.history.observe(ids, rates, trials, self.batch)
-        self.difficulty.observe(ids, rates, self.batch)
+        self.success.observe(ids, rates, trials, self.batch)
+        self._observe_differences(groups, ids, trials)
         if not self.uses_references and self.batch % self.refresh_batches == 0:
-            self._prior = self.difficulty.refresh(self.batch)
+            self.success.refresh()
+            if self.difference is not None:
+                self.difference.refresh()
             self._has_predictions = True
         self._proposed = self._explored = np.empty(0, dtype=np.int64)
 
+    def _observe_differences(self, groups: Sequence[RolloutGroup], ids: np.ndarray, trials: np.ndarray) -> None:
+        """Labels in [0, 1]: twice the share of pairs that differ, which has the mean 4 p (1 - p) for binary rewards."""
+        labels = np.array([2 * min(group.spread, 0.5) for group in groups], dtype=np.float32)
+        if self.difference is not None:
+            self.difference.observe(ids, labels, trials, self.batch)
+            return
+        self._differences.observe(ids, labels, self.batch)
+        if self.objective == "effective" and any(group.graded for group in groups):
+            self.difference = self._estimator_of_differences()
+
+    def _estimator_of_differences(self) -> PromptEstimator:
+        return PromptEstimator(self._differences, self.context.num_prompts, self.history_prior, self.half_lives)
+
+    def rescale(self, scale: float, offset: float) -> None:
+        self.success.rescale(scale, offset)
+        self.record.rescale(scale, offset)
+
     def state_dict(self) -> dict[str, np.ndarray]:
+        difference = self._differences if self.difference is None else self.difference
         return {
+            "graded": np.array([self.difference is not None]),
+            **{f"difference.{name}": value for name, value in difference.state_dict().items()},
             "batch": np.array([self.batch, self._has_predictions]),
-            "embeddings": _hash(self.difficulty.embeddings),
-            "prior": self._prior.copy(),
+            "embeddings": _hash(self.embeddings),
             "proposed": self._proposed.copy(),
             "explored": self._explored.copy(),
-            **{f"history.{name}": value for name, value in self.history.state_dict().items()},
-            **{f"difficulty.{name}": value for name, value in self.difficulty.state_dict().items()},
+            **{f"success.{name}": value for name, value in self.success.state_dict().items()},
             **{f"record.{name}": value for name, value in self.record.state_dict().items()},
         }
 
     def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
         self.batch, self._has_predictions = int(state["batch"][0]), bool(state["batch"][1])
-        self._prior = state["prior"].astype(np.float32)
         self._proposed, self._explored = state["proposed"].astype(np.int64), state["explored"].astype(np.int64)
-        same_embeddings = np.array_equal(state["embeddings"], _hash(self.difficulty.embeddings))
+        same_embeddings = np.array_equal(state["embeddings"], _hash(self.embeddings))
         if not same_embeddings:
             logger.warning(
                 "The prompts' embeddings differ from those of the run that is resumed: another model or other hardware "
                 "made them. The predictor is fitted again, to the new embeddings and the run's groups. The run continues, "
                 "but not exactly as it would have."
             )
-        history, difficulty, record = (
-            {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
-            for prefix in ("history.", "difficulty.", "record.")
-        )
-        self.history.load_state_dict(history)
-        self.difficulty.load_state_dict(difficulty, predictor=same_embeddings)
-        self.record.load_state_dict(record)
+        difference: RollingDifficulty | PromptEstimator = self._differences
+        if state["graded"][0]:
+            difference = self.difference = self._estimator_of_differences()
+        difference.load_state_dict(under(state, "difference."), predictor=same_embeddings)
+        self.success.load_state_dict(under(state, "success."), predictor=same_embeddings)
+        self.record.load_state_dict(under(state, "record."))
 
     def metrics(self) -> dict[str, float]:
         return self.record.metrics()

@@ -5,29 +5,32 @@ The success rate of a prompt is taken as Beta distributed, with a prior of mean 
 completions. Its own completions are evidence that fades with a half-life, since the policy changes:
 
     p = (s q + sum_t f_t successes_t) / (s + sum_t f_t trials_t),    f_t = 0.5 ** (generation batches since t / half-life)
+
+How fast the policy changes is not known beforehand, so evidence is kept for several half-lives at once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
-
-
-_ARRAYS = {"successes": np.float32, "trials": np.float32, "batch": np.int32}
 
 
 class SuccessHistory:
     """
-    Faded successes and trials of every prompt: 12 bytes a prompt.
+    Faded successes and trials of every prompt, for K half-lives: 8 K + 4 bytes a prompt.
 
     Args:
         size (`int`): number of prompts, N.
         prior (`float`): s, strength of the prediction, in completions.
-        half_life (`float`): generation batches after which evidence counts half.
+        half_lives (`Sequence[float]`): generation batches after which evidence counts half.
     """
 
-    def __init__(self, size: int, prior: float, half_life: float):
-        self.size, self.prior, self.half_life = size, prior, half_life
-        self.successes, self.trials, self.batch = (np.zeros(size, dtype) for dtype in _ARRAYS.values())
+    def __init__(self, size: int, prior: float, half_lives: Sequence[float]):
+        self.size, self.prior = size, prior
+        self.half_lives = np.array(half_lives, dtype=np.float32)[:, None]  # (K, 1)
+        self.successes, self.trials = (np.zeros((len(half_lives), size), dtype=np.float32) for _ in range(2))
+        self.batch = np.zeros(size, dtype=np.int32)
 
     def observe(self, ids: np.ndarray, rates: np.ndarray, trials: np.ndarray, batch: int) -> None:
         """
@@ -43,25 +46,44 @@ class SuccessHistory:
         ids, rates, trials = ids[known], rates[known], trials[known]
         distinct = np.unique(ids)
         fade = self._fade(distinct, batch)
-        self.successes[distinct] *= fade
-        self.trials[distinct] *= fade
+        self.successes[:, distinct] *= fade
+        self.trials[:, distinct] *= fade
         self.batch[distinct] = batch
-        np.add.at(self.successes, ids, rates * trials)
-        np.add.at(self.trials, ids, trials)
+        np.add.at(self.successes, (slice(None), ids), rates * trials)
+        np.add.at(self.trials, (slice(None), ids), trials)
 
     def estimate(self, predicted: np.ndarray, batch: int, ids: np.ndarray | slice = slice(None)) -> np.ndarray:
-        """Mean of the posterior of prompts `ids`, by default all, float32 `(n,)`, from predictions `(n,)` in [0, 1]."""
+        """
+        Means of the posteriors of prompts `ids`, by default of all.
+
+        Args:
+            predicted (`np.ndarray` of shape `(K, n)`): predictions in [0, 1], by half-life.
+            batch (`int`): number of the present generation batch.
+            ids (`np.ndarray` of shape `(n,)`, *optional*): prompts.
+
+        Returns:
+            `np.ndarray` of shape `(K, n)`: float32.
+        """
         fade = self._fade(ids, batch)
-        return (self.prior * predicted + fade * self.successes[ids]) / (self.prior + fade * self.trials[ids])
+        successes, trials = self.successes[:, ids], self.trials[:, ids]
+        return (self.prior * predicted + fade * successes) / (self.prior + fade * trials)
+
+    def rescale(self, scale: float, offset: float) -> None:
+        """Map the rates entered so far to `scale * rate + offset`: the reward's range has widened."""
+        self.successes *= np.float32(scale)
+        self.successes += np.float32(offset) * self.trials
 
     def _fade(self, ids: np.ndarray | slice, batch: int) -> np.ndarray:
-        return np.exp2((self.batch[ids] - batch).astype(np.float32) / np.float32(self.half_life))
+        return np.exp2((self.batch[ids] - batch).astype(np.float32) / self.half_lives)
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        return {name: getattr(self, name).copy() for name in _ARRAYS}
+        return {"successes": self.successes.copy(), "trials": self.trials.copy(), "batch": self.batch.copy()}
 
     def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
-        for name, dtype in _ARRAYS.items():
-            if state[name].shape != (self.size,):
-                raise ValueError(f"Evidence for {state[name].shape[0]} prompts does not fit a pool of {self.size}.")
-            setattr(self, name, state[name].astype(dtype))
+        if state["successes"].shape != self.successes.shape:
+            raise ValueError(
+                f"Evidence for {state['successes'].shape[-1]} prompts and {len(state['successes'])} half-lives does not fit "
+                f"a pool of {self.size} prompts and {len(self.half_lives)} half-lives."
+            )
+        self.successes, self.trials = (state[name].astype(np.float32) for name in ("successes", "trials"))
+        self.batch = state["batch"].astype(np.int32)

@@ -1,0 +1,112 @@
+"""The command line: `python -m benchmarks.smollm2 --help`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+
+ROOT = Path(__file__).resolve().parents[2]
+RUNS = ROOT / "benchmarks" / "results" / "smollm2" / "runs"
+WEIGHTS = ROOT / "quickstart"  # shared with the quickstart
+
+METHODS = ("uniform", "dynamic", "dots", "replay50", "default", "dots_paper")
+#: Pool, methods and seeds of the tables; settings were chosen on seeds from 100 on.
+STUDY: tuple[tuple[str, tuple[str, ...], tuple[int, ...]], ...] = (
+    ("mixed", METHODS, (0, 1, 2)),
+    ("unsolvable", ("uniform", "default"), (0, 1, 2)),
+    ("learnable", ("uniform", "default"), (0, 1, 2)),
+    ("mixed", ("uniform", "default"), (3, 4)),
+)
+TUNING = ("uniform", (100, 101), (3e-4, 5e-4, 1e-3))
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="python -m benchmarks.smollm2", description="Does the package save rollouts on a pretrained model?"
+    )
+    commands = top.add_subparsers(dest="command", required=True)
+    study = commands.add_parser("study", help="the runs of the tables that are not finished yet")
+    tune = commands.add_parser("tune", help="uniform sampling at several learning rates, on other seeds")
+    run = commands.add_parser("run", help="runs of your own choice")
+    for command in (study, run):
+        command.add_argument("--methods", nargs="+", help="these alone; `default,replay_fraction=0.25` changes a field")
+        command.add_argument("--pools", nargs="+", help="these alone: mixed, unsolvable, learnable")
+        command.add_argument("--seeds", nargs="+", type=int, help="these alone")
+    for command in (study, tune, run):
+        command.add_argument("--workers", type=int, default=2, help="runs at a time, of one thread each (default: 2)")
+        command.add_argument("--scale", type=int, default=1, help="times as many groups a step, for a GPU (default: 1)")
+        command.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
+    tables = commands.add_parser("tables", help="the tables of the finished runs, as Markdown")
+    tables.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
+    tables.add_argument("--tuning", action="store_true", help="those of `tune`")
+    commands.add_parser("pools", help="initial success rates of the pools, by exact probability of the answers")
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    chosen = parser().parse_args(arguments)
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # before the numerical libraries are imported
+        os.environ.setdefault(name, "1")
+    from examples.quickstart.__main__ import ALLOCATOR
+
+    for name, value in ALLOCATOR.items():  # for the processes that are made
+        os.environ.setdefault(name, value)
+    {"study": _study, "run": _study, "tune": _tune, "tables": _tables, "pools": _pools}[chosen.command](chosen)
+
+
+def _study(chosen: argparse.Namespace) -> None:
+    from benchmarks.smollm2.train import Spec
+
+    entries = STUDY
+    if chosen.command == "run":
+        entries = ((pool, tuple(chosen.methods or METHODS), tuple(chosen.seeds or (100,))) for pool in chosen.pools or ["mixed"])
+    specs = [
+        Spec(method, seed, pool).scaled(chosen.scale)
+        for pool, methods, seeds in entries
+        for seed in seeds
+        for method in methods
+        if method in (chosen.methods or methods) and pool in (chosen.pools or [pool]) and seed in (chosen.seeds or seeds)
+    ]
+    _run(specs, chosen)
+
+
+def _tune(chosen: argparse.Namespace) -> None:
+    from benchmarks.smollm2.train import Spec
+
+    method, seeds, rates = TUNING
+    _run([Spec(method, s, "mixed", learning_rate=r).scaled(chosen.scale) for s in seeds for r in rates], chosen)
+
+
+def _run(specs: list, chosen: argparse.Namespace) -> None:
+    from benchmarks.lab.runs import run_all
+    from benchmarks.smollm2.report import tables
+    from benchmarks.smollm2.train import load, run
+
+    load(WEIGHTS)  # converts them, once
+    print(tables(run_all(specs, WEIGHTS, chosen.runs, chosen.workers, run=run)))
+
+
+def _tables(chosen: argparse.Namespace) -> None:
+    from benchmarks.lab.runs import finished
+    from benchmarks.smollm2.report import tables
+    from benchmarks.smollm2.train import Spec
+
+    if chosen.tuning:
+        method, seeds, rates = TUNING
+        specs = [Spec(method, seed, "mixed", learning_rate=rate) for seed in seeds for rate in rates]
+    else:
+        specs = [Spec(m, seed, pool) for pool, methods, seeds in STUDY for seed in seeds for m in methods]
+    print(tables(finished(specs, chosen.runs)))
+
+
+def _pools(chosen: argparse.Namespace) -> None:
+    from benchmarks.smollm2.report import describe_pools
+
+    print(describe_pools(WEIGHTS))
+
+
+if __name__ == "__main__":
+    main()

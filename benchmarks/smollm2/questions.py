@@ -1,0 +1,116 @@
+"""
+The questions: kinds of graded difficulty with one right answer each, some of them out of the model's reach.
+
+A prompt is two short examples of the kind and the question, a line each, so that a completion ends with its line:
+
+    Smallest of 3 7? 3
+    Smallest of 35 66 30? 30
+    Smallest of 12 45 78?
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from examples.quickstart.tasks import gcd, sums
+
+
+Stream = Callable[[int], Iterator[tuple[str, str]]]
+
+
+class Kind(NamedTuple):
+    """A kind of question: the two examples shown before each, and a stream of questions and answers from a seed."""
+
+    examples: tuple[str, str]
+    stream: Stream
+
+
+class Question(NamedTuple):
+    """`prompt` has the examples; a completion is right if it is `answer` and the end of the line."""
+
+    kind: str
+    prompt: str
+    answer: str
+
+
+def _numbers(question: str, answer: Callable[[list[int]], int]) -> Stream:
+    """Questions on two to four different numbers, all of one digit or all of two."""
+
+    def stream(seed: int) -> Iterator[tuple[str, str]]:
+        rng = random.Random(seed)
+        while True:
+            digits = rng.randint(1, 2)
+            numbers = rng.sample(range(10 ** (digits - 1), 10**digits), rng.randint(2, 4))
+            yield question.format(" ".join(map(str, numbers))), str(answer(numbers))
+
+    return stream
+
+
+def _products(first: range, second: range) -> Stream:
+    def stream(seed: int) -> Iterator[tuple[str, str]]:
+        rng = random.Random(seed)
+        while True:
+            a, b = rng.choice(first), rng.choice(second)
+            yield f"{a} * {b} =", str(a * b)
+
+    return stream
+
+
+def _reasoning_gym(name: str, seed: int, **options: Any) -> Iterator[dict[str, Any]]:
+    import reasoning_gym
+
+    return iter(reasoning_gym.create_dataset(name, seed=seed, size=1_000_000, **options))
+
+
+def letters(seed: int) -> Iterator[tuple[str, str]]:
+    """How often a letter stands in a word of three to eight letters (reasoning-gym's `letter_counting`)."""
+    for entry in _reasoning_gym("letter_counting", seed, min_words=1, max_words=1):
+        word, letter = entry["metadata"]["span"][0].lower(), entry["metadata"]["target_letter"]
+        if 3 <= len(word) <= 8 and word.isalpha():
+            yield f'"{letter}" in "{word}"?', entry["answer"]
+
+
+def backwards(seed: int) -> Iterator[tuple[str, str]]:
+    """A word of five to eight letters, backwards (reasoning-gym's `spell_backward`)."""
+    for entry in _reasoning_gym("spell_backward", seed, min_word_len=5, max_word_len=8):
+        word = entry["metadata"]["word"].lower()
+        yield f'"{word}" backwards?', word[::-1]
+
+
+#: Within reach, from questions that are mostly solved to questions that hardly ever are
+LEARNABLE = {
+    "largest": Kind(("Largest of 3 7? 7", "Largest of 8 2? 8"), _numbers("Largest of {}?", max)),
+    "smallest": Kind(("Smallest of 7 3? 3", "Smallest of 2 8? 2"), _numbers("Smallest of {}?", min)),
+    "second": Kind(("Second of 7 3? 3", "Second of 2 8? 8"), _numbers("Second of {}?", lambda n: n[1])),
+    "even": Kind(("Even in 7 4? 1", "Even in 6 8? 2"), _numbers("Even in {}?", lambda n: sum(x % 2 == 0 for x in n))),
+    "letters": Kind(('"o" in "book"? 2', '"a" in "cat"? 1'), letters),
+    "gcd": Kind(("GCD of 12 8? 4", "GCD of 9 6? 3"), gcd),
+    "sums": Kind(("2 + 6 = 8", "14 - 5 = 9"), sums),
+    "products": Kind(("2 * 6 = 12", "3 * 13 = 39"), _products(range(2, 13), range(11, 40))),
+}
+#: Out of reach: no sampled completion is ever right
+UNSOLVABLE = {
+    "large_products": Kind(("12 * 15 = 180", "212 * 31 = 6572"), _products(range(100, 1000), range(100, 1000))),
+    "backwards": Kind(('"cat" backwards? tac', '"book" backwards? koob'), backwards),
+}
+KINDS = LEARNABLE | UNSOLVABLE
+
+
+def questions(counts: dict[str, int], seed: int, without: frozenset[str] = frozenset()) -> list[Question]:
+    """`counts[kind]` different questions of each kind in random order, none of them with a prompt in `without`."""
+    rows: list[Question] = []
+    for name, count in counts.items():
+        kind, seen = KINDS[name], set(without)
+        lead = "\n".join(kind.examples)
+        stream = kind.stream(1_000_000 * (seed + 1))  # neighbouring seeds of reasoning-gym share questions
+        while count:
+            question, answer = next(stream)
+            prompt = f"{lead}\n{question}"
+            if prompt not in seen:
+                seen.add(prompt)
+                rows.append(Question(name, prompt, f" {answer}"))
+                count -= 1
+    random.Random(seed).shuffle(rows)
+    return rows

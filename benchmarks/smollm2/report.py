@@ -1,0 +1,133 @@
+"""The tables, as Markdown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.lab.evaluate import success
+from benchmarks.lab.ratios import BASELINE, Curve, curves_by_setting, methods_of, ratios, show
+from benchmarks.lab.tasks import Task
+from benchmarks.smollm2.pools import POOLS, training_questions
+from benchmarks.smollm2.questions import KINDS
+from benchmarks.smollm2.train import load
+
+
+def tables(rows: Iterable[dict]) -> str:
+    """What each method needs, what it comes to, and what was measured on the way, by pool and learning rate."""
+    parts = []
+    for (pool, rate), curves in curves_by_setting(rows).items():
+        parts.append(f"Pool *{pool}*, learning rate {rate:g}. Ratios to `{BASELINE}` of the same seed.\n\n{_needs(curves)}")
+        parts.append(f"Held-out success by kind at the end of the runs:\n\n{_by_kind(curves)}")
+        parts.append(f"Means over the runs:\n\n{_measured(curves)}")
+    return "\n\n".join(parts) or "No run is finished."
+
+
+def worst_kind(curve: Curve, base: Curve) -> float:
+    """
+    The lowest difference of a kind's success to that of `base` where both have generated as many rollouts, averaged
+    over the second half of the shorter run.
+    """
+    end = min(curve.column("rollouts")[-1], base.column("rollouts")[-1])
+    grid = np.linspace(end / 2, end, 20)
+    differences = [_at(curve, kind, grid) - _at(base, kind, grid) for kind in curve.rows[0]["accuracy_by_kind"]]
+    return float(np.mean(differences, axis=1).min())
+
+
+def _at(curve: Curve, kind: str, rollouts: np.ndarray) -> np.ndarray:
+    values = [row["accuracy_by_kind"][kind] for row in curve.rows]
+    return np.interp(rollouts, curve.column("rollouts"), values)
+
+
+def _needs(curves: list[Curve]) -> str:
+    base = {curve.seed: curve for curve in curves if curve.method == BASELINE}
+    lines = []
+    for row in ratios(curves):
+        own = [c for c in curves if c.method == row["method"] and c.seed in base]
+        worst = [worst_kind(c, base[c.seed]) for c in own]
+        interval = "-" if math.isnan(row["rollouts_low"]) else f"{row['rollouts_low']:.2f}-{row['rollouts_high']:.2f}"
+        lines.append(
+            [
+                f"`{row['method']}`",
+                str(row["seeds"]),
+                f"{row['start']:.3f} -> {row['end']:.3f}",
+                f"{row['rollouts']:.0f}",
+                show(row["rollouts_ratio"]),
+                interval,
+                " ".join(map(show, row["rollouts_ratios"])),
+                show(row["step_ratio"]),
+                show(row["cpu_s_ratio"]),
+                f"{np.mean(worst):+.3f}" if worst and row["method"] != BASELINE else "-",
+            ]
+        )
+    header = ["method", "seeds", "success", "rollouts", "ratio", "95 %", "per seed", "steps", "CPU", "worst kind"]
+    return _markdown(header, lines)
+
+
+def _by_kind(curves: list[Curve]) -> str:
+    kinds = list(curves[0].rows[0]["accuracy_by_kind"])
+    lines = []
+    for method in methods_of(curves):
+        ends = [c.rows[-1]["accuracy_by_kind"] for c in curves if c.method == method]
+        lines.append([f"`{method}`", *(f"{np.mean([end[kind] for end in ends]):.2f}" for kind in kinds)])
+    return _markdown(["method", *kinds], lines)
+
+
+#: Columns of a run's rows, by what the table calls them
+MEASURED = {
+    "explored": "effective_explored",
+    "selected": "effective_selected",
+    "error": "prediction_error",
+    "calibration": "calibration_error",
+    "clipped": "replay_clipped",
+    "ESS": "replay_ess",
+    "age": "replay_age",
+    "entropy": "entropy",
+}
+
+
+def _measured(curves: list[Curve]) -> str:
+    lines = []
+    for method in methods_of(curves):
+        own = [c for c in curves if c.method == method]
+        shares = [c.effective_share() for c in own]
+        means = [_mean(value for c in own for value in (row.get(name) for row in c.rows[1:])) for name in MEASURED.values()]
+        lines.append([f"`{method}`", show(float(np.mean(shares))), *map(show, means)])
+    return _markdown(["method", "effective", *MEASURED], lines)
+
+
+def _mean(values: Iterable[float | None]) -> float:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else math.nan
+
+
+def _markdown(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(line[i]) for line in [header, *lines]) for i in range(len(header))]
+    text = ["| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |" for line in [header, *lines]]
+    text.insert(1, "|" + "|".join("-" * (w + 2) for w in widths) + "|")
+    return "\n".join(text)
+
+
+def describe_pools(weights: Path, seed: int = 0) -> str:
+    """Initial success rates of the three pools: chance of a right completion, exact, by kind and in all."""
+    model, tokenizer = load(weights)
+    parts = []
+    known: dict[str, float] = {}
+    for name, pool in POOLS.items():
+        asked = training_questions(pool, seed)
+        new = [q for q in asked if q.prompt not in known]
+        rates = success(model.eval(), tokenizer, [Task(q.kind, 0, q.prompt, q.answer) for q in new]).sampled
+        known |= dict(zip((q.prompt for q in new), rates.tolist(), strict=True))
+        lines = []
+        for kind in (*KINDS, "all"):
+            p = np.array([known[q.prompt] for q in asked if kind in (q.kind, "all")])
+            if len(p):
+                quantiles = np.quantile(p, [0.1, 0.25, 0.5, 0.75, 0.9])
+                effective = 1 - p**8 - (1 - p) ** 8
+                lines.append([kind, str(len(p)), f"{p.mean():.3f}", *(f"{q:.3f}" for q in quantiles), f"{effective.mean():.2f}"])
+        header = ["kind", "questions", "mean", "10 %", "25 %", "50 %", "75 %", "90 %", "effective groups of 8"]
+        parts.append(f"Pool *{name}*, seed {seed}:\n\n{_markdown(header, lines)}")
+    return "\n\n".join(parts)

@@ -1,0 +1,155 @@
+"""One run: one method, one seed and one pool, from the pretrained weights; a row per evaluation."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import trl.trainer.utils
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from benchmarks.lab.methods import find
+from benchmarks.lab.rewards import Tally
+from benchmarks.lab.tasks import Task
+from benchmarks.lab.train import Evaluations, train_counted
+from benchmarks.smollm2.pools import POOLS, held_out, training_questions
+from examples.quickstart.weights import convert, find_gguf
+
+
+END_OF_LINE = "Ċ"  # the tokenizer's name for "\n"
+LEARNING_RATE = 1e-3
+
+
+def right_tokens(completions: list[str], completion_ids: list[list[int]], right: list[list[int]], **columns: Any) -> list[float]:
+    """
+    1 for the tokens of the right answer and the end of its line, else 0. Texts would not do: `<|im_end|>` is decoded as
+    nothing, so that some other completions have the right text.
+    """
+    return [float(list(ids) == answer) for ids, answer in zip(completion_ids, right, strict=True)]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What decides a run, apart from the code and the machine."""
+
+    method: str
+    seed: int
+    pool: str
+    learning_rate: float = LEARNING_RATE
+    steps: int = 30
+    max_rollouts: int = 1280  # 20 steps of uniform sampling; whichever comes first
+    eval_every: int = 128  # rollouts
+    prompts: int = 8  # groups a step
+    group_size: int = 8
+    start: str = "SmolLM2-135M-Instruct"
+
+    def scaled(self, scale: int) -> Spec:
+        """The same with `scale` times as many groups a step, and rollouts."""
+        if scale == 1:
+            return self
+        return replace(
+            self, prompts=scale * self.prompts, max_rollouts=scale * self.max_rollouts, eval_every=scale * self.eval_every
+        )
+
+    @property
+    def name(self) -> str:
+        recipe = json.dumps([asdict(self), find(self.method).settings()], sort_keys=True, default=str)
+        key = hashlib.sha256(recipe.encode()).hexdigest()[:8]
+        method = self.method.replace(",", "+").replace("/", "_")[:80]
+        return f"{self.pool}-{method}-seed{self.seed}-{key}"
+
+
+def load(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model and its tokenizer, for which a completion ends with its line. The weights are converted once."""
+    weights = folder / "SmolLM2-135M-Instruct"
+    if not weights.exists():
+        convert(find_gguf(), weights)
+    tokenizer = AutoTokenizer.from_pretrained(weights)
+    tokenizer.pad_token, tokenizer.eos_token = tokenizer.eos_token, END_OF_LINE
+    model = AutoModelForCausalLM.from_pretrained(weights, dtype=torch.bfloat16)
+    # A slice of hidden states is not contiguous, and a CPU's matrix product then copies the vocabulary for every row
+    model.lm_head.register_forward_pre_hook(lambda module, inputs: (inputs[0].contiguous(),))
+    model.generation_config.eos_token_id = model.config.eos_token_id = tokenizer.eos_token_id
+    return model, tokenizer
+
+
+def score_completions_alone() -> None:
+    """
+    Have TRL's loss compute logits of completion tokens alone on a CPU too, as it does with Triton: elsewhere it computes
+    those of every position, which is more than half of a step here. The results are the same.
+    """
+    if not callable(getattr(trl.trainer.utils, "_use_triton", None)):
+        raise RuntimeError("This version of TRL chooses the positions of its loss elsewhere; adapt this function.")
+    trl.trainer.utils._use_triton = lambda device: True
+
+
+def options(spec: Spec, folder: str) -> dict[str, Any]:
+    """Arguments of the config that all methods share."""
+    gpu = torch.cuda.is_available()
+    return {
+        "output_dir": folder,
+        "seed": spec.seed,
+        "max_steps": spec.steps,
+        "learning_rate": spec.learning_rate,
+        "lr_scheduler_type": "constant",
+        "max_grad_norm": 0.5,
+        "per_device_train_batch_size": spec.prompts * spec.group_size,
+        "num_generations": spec.group_size,
+        "max_completion_length": 5,
+        "temperature": 1.0,
+        "beta": 0.0,
+        "bf16": True,
+        "use_cpu": not gpu,
+        "gradient_checkpointing": False,
+        "dataloader_pin_memory": False,
+        "disable_tqdm": True,
+        "logging_strategy": "no",
+        "save_strategy": "no",
+        "report_to": "none",
+    }
+
+
+class EvaluationsByRollouts(Evaluations):
+    """Evaluates whenever `eval_every` further rollouts have been generated, so that methods are seen at like costs."""
+
+    def due(self, step: int) -> bool:
+        return self.trainer.rollouts_generated >= self.last + self.spec.eval_every
+
+    def _evaluate(self, step: int) -> None:
+        self.last = self.trainer.rollouts_generated
+        super()._evaluate(step)
+
+
+def run(spec: Spec, weights: Path, sink: Callable[[dict], None]) -> None:
+    """One run from the pretrained weights; `sink` gets a row per evaluation."""
+    torch.set_num_threads(1)
+    score_completions_alone()
+    model, tokenizer = load(weights)
+    method, tally = find(spec.method), Tally(right_tokens, spec.group_size)
+    trainer_class, config_class = method.classes()
+    tasks = [Task(q.kind, 0, q.prompt, q.answer) for q in held_out()]
+    rows = [
+        {"prompt": q.prompt, "kind": q.kind, "right": [*tokenizer(q.answer)["input_ids"], tokenizer.eos_token_id]}
+        for q in training_questions(POOLS[spec.pool], spec.seed)
+    ]
+    evaluations = EvaluationsByRollouts(spec, tokenizer, tasks, tasks[:0], tally, sink)
+    with tempfile.TemporaryDirectory() as folder:
+        train_counted(
+            trainer_class,
+            evaluations,
+            model=model,
+            reward_funcs=tally,
+            args=config_class(**options(spec, folder) | method.options),
+            train_dataset=Dataset.from_list(rows),
+            processing_class=tokenizer,
+            # The upper 10 of 30 layers, as in the quickstart's recipe: the backward pass is confined to them
+            peft_config=LoraConfig(r=16, lora_alpha=32, target_modules=r".*\.layers\.2\d\..*_proj"),
+        )

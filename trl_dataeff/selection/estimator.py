@@ -1,0 +1,160 @@
+r"""
+Estimates of every prompt's present success rate, by a policy that changes at an unknown speed.
+
+Several experts estimate side by side. Each has a half-life for evidence: the predictor is fitted to groups weighted by
+it, and a prompt's own groups fade by it (see [`SuccessHistory`]). One more expert ignores the embeddings and predicts the
+mean of the recent groups for every prompt. Experts are weighted by how well they predicted the latest groups, so that
+evidence fades as fast as the policy has been seen to change, and predictions differ between prompts only as far as
+differences have been predicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from trl_dataeff.difficulty.online import RollingDifficulty
+from trl_dataeff.selection.history import SuccessHistory
+
+
+#: Generation batches after which a prediction counts half in the weights of the experts.
+SCORE_HALF_LIFE = 4.0
+#: Completions that a group counts for in those weights, whatever its size: its completions are not independent trials.
+SCORE_TRIALS = 2.0
+#: Half-life of the intercepts, and of the mean: the level of success rates changes before their order does.
+LEVEL_HALF_LIFE = 2.0
+#: Strength of the prior that holds an intercept where the fit put it, in groups.
+LEVEL_PRIOR = 1.0
+CLIP = 1e-3  # of predictions whose logarithm is taken
+
+
+class PromptEstimator:
+    """
+    Args:
+        difficulty ([`RollingDifficulty`]): predicts from embeddings; keeps the recent groups.
+        size (`int`): number of prompts, N.
+        prior (`float`): strength of a prediction against a prompt's own groups, in completions.
+        half_lives (`Sequence[float]`): of the experts, in generation batches.
+
+    Attributes:
+        estimates (`np.ndarray` of shape `(K, N)`): one row per expert, float32: one per half-life and the mean.
+        weights (`np.ndarray` of shape `(K,)`): of the experts, float64; they sum to 1.
+    """
+
+    def __init__(self, difficulty: RollingDifficulty, size: int, prior: float, half_lives: Sequence[float]):
+        self.difficulty, self.half_lives = difficulty, tuple(half_lives)
+        self.history = SuccessHistory(size, prior, (*self.half_lives, self.half_lives[-1]))
+        self._log_weights = np.zeros(len(self.half_lives) + 1)
+        self._batch = int(difficulty.batches.max(initial=0))
+        self.predicted = self._predict(self._batch)  # (K, N)
+
+    @property
+    def weights(self) -> np.ndarray:
+        unnormalised = np.exp(self._log_weights - self._log_weights.max())
+        return unnormalised / unnormalised.sum()
+
+    @property
+    def estimates(self) -> np.ndarray:
+        return self.estimates_of(slice(None))
+
+    def estimates_of(self, ids: np.ndarray | slice) -> np.ndarray:
+        """`estimates` of prompts `ids`, `(K, n)`."""
+        return self.history.estimate(self.predicted[:, ids], self._batch, ids)
+
+    def mean(self, ids: np.ndarray | slice = slice(None)) -> np.ndarray:
+        """The experts' weighted mean for prompts `ids`, float32 `(n,)`."""
+        return (self.weights.astype(np.float32) @ self.estimates_of(ids)).astype(np.float32)
+
+    def observe(self, ids: np.ndarray, rates: np.ndarray, trials: np.ndarray, batch: int) -> None:
+        """Enter the groups of generation batch `batch`; see [`SuccessHistory.observe`]."""
+        known = ~np.isnan(rates)
+        p = np.clip(self.estimates_of(ids[known]).astype(np.float64), CLIP, 1 - CLIP)  # (K, n)
+        y = rates[known].astype(np.float64)
+        scores = SCORE_TRIALS * (y * np.log(p) + (1 - y) * np.log1p(-p)).sum(axis=1)
+        self._log_weights = self._log_weights * 0.5 ** (1 / SCORE_HALF_LIFE) + scores
+        self._log_weights -= self._log_weights.max()
+        self.history.observe(ids, rates, trials, batch)
+        self.difficulty.observe(ids, rates, batch)
+        self._batch = batch
+
+    def refresh(self) -> None:
+        """Predict all prompts from the groups observed so far."""
+        self.predicted = self._predict(self._batch)
+
+    def predict_with_references(self, ids: np.ndarray, rates: np.ndarray) -> None:
+        """Predict all prompts from reference groups alone; see [`RollingDifficulty.predict_with_references`]."""
+        self.predicted = np.tile(self.difficulty.predict_with_references(ids, rates, self._batch), (len(self._log_weights), 1))
+
+    def rescale(self, scale: float, offset: float) -> None:
+        """Map all rates to `scale * rate + offset`: the reward's range has widened."""
+        self.history.rescale(scale, offset)
+        self.difficulty.rates = (scale * self.difficulty.rates + offset).astype(np.float32)
+        self.predicted = (scale * self.predicted + offset).astype(np.float32)
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        return {
+            "batch": np.array([self._batch]),
+            "log_weights": self._log_weights.copy(),
+            "predicted": self.predicted.copy(),
+            **{f"history.{name}": value for name, value in self.history.state_dict().items()},
+            **{f"difficulty.{name}": value for name, value in self.difficulty.state_dict().items()},
+        }
+
+    def load_state_dict(self, state: dict[str, np.ndarray], *, predictor: bool = True) -> None:
+        """Restore what `state_dict` returned; without `predictor`, predictors are fitted anew (other embeddings)."""
+        self.history.load_state_dict(under(state, "history."))
+        self.difficulty.load_state_dict(under(state, "difficulty."), predictor=predictor)
+        self._batch = int(state["batch"][0])
+        self._log_weights = state["log_weights"].astype(np.float64)
+        self.predicted = state["predicted"].astype(np.float32)
+
+    def _predict(self, batch: int) -> np.ndarray:
+        predicted = self.difficulty.refresh_each(batch, self.half_lives)
+        ids, rates = self.difficulty.ids, self.difficulty.rates.astype(np.float64)
+        weight = 0.5 ** ((batch - self.difficulty.batches) / LEVEL_HALF_LIFE)
+        mean = (0.5 * LEVEL_PRIOR + weight @ rates) / (LEVEL_PRIOR + weight.sum())
+        if len(ids):
+            logits = _logit(predicted)
+            offsets = fit_offsets(logits[:, ids], rates, weight)
+            predicted = _sigmoid(logits + offsets[:, None].astype(np.float32))
+        return np.concatenate([predicted, np.full((1, predicted.shape[1]), mean)]).astype(np.float32)
+
+
+def under(state: dict[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
+    """The entries of a state whose names begin with `prefix`, without it."""
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+
+
+def fit_offsets(logits: np.ndarray, rates: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """
+    The offset of each row of logits that fits the rates best: the mode of the posterior, with a Gaussian prior.
+
+    Minimises `sum_j weight_j BCE(sigmoid(logits_kj + o_k), rates_j) + LEVEL_PRIOR / 8 o_k^2` by Newton's method.
+
+    Args:
+        logits (`np.ndarray` of shape `(K, n)`), rates (`np.ndarray` of shape `(n,)`), weight (`np.ndarray` of shape
+            `(n,)`): predictions, observations and weights of n groups.
+
+    Returns:
+        `np.ndarray` of shape `(K,)`: float64.
+    """
+    logits, offset = logits.astype(np.float64), np.zeros(len(logits))
+    ridge = LEVEL_PRIOR / 4  # the curvature of a group at a rate of one half
+    for _ in range(50):
+        p = _sigmoid(logits + offset[:, None])
+        gradient = (p - rates) @ weight + ridge * offset
+        step = gradient / ((p * (1 - p)) @ weight + ridge)
+        offset -= np.clip(step, -1.0, 1.0)
+        if np.abs(step).max() < 1e-8:
+            break
+    return offset
+
+
+def _logit(p: np.ndarray) -> np.ndarray:
+    p = np.clip(p, CLIP, 1 - CLIP)
+    return np.log(p) - np.log1p(-p)
+
+
+def _sigmoid(z: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-z))
