@@ -196,6 +196,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             cap=args.replay_ratio_cap,
             level=self.importance_sampling_level,
             loss_type=self.loss_type,
+            epsilon=(self.epsilon_low, self.epsilon_high),
             kl=self.beta if args.use_bias_correction_kl else 0.0,
             max_completion_length=self.max_completion_length,
             steps_per_generation=args.steps_per_generation,
