@@ -184,7 +184,7 @@ class TestMoments:
     @pytest.mark.parametrize(("clip", "cap", "capped"), [("proximal", 1.2, 2), ("proximal", 10.0, 0), ("behavior", 1.2, 1)])
     def test_capped_and_clipped_shares(self, clip, cap, capped):
         """Of five tokens of replayed rows; pi_theta is 1.1 times pi_old everywhere."""
-        ratio = torch.tensor([[0.5, 1.3, 1.0], [1.3, 0.5, 9.0]])  # pi_old / pi_behavior
+        ratio = torch.tensor([[0.9, 1.3, 1.0], [1.3, 0.5, 9.0]])  # pi_old / pi_behavior
         inputs = {
             "advantages": torch.tensor([2.0, -1.0]),
             "old_per_token_logps": PRESENT,
