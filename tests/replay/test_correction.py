@@ -128,7 +128,14 @@ def test_tokens_of_a_tool_have_no_ratio():
 
 
 def correction(**options) -> LossCorrection:
-    defaults = {"clip": "proximal", "cap": 10.0, "level": "token", "loss_type": "grpo", "kl": 0.0, "epsilon": (0.2, 0.2)}
+    defaults = {
+        "clip": "proximal",
+        "cap": 10.0,
+        "level": "token",
+        "loss_type": "grpo",
+        "kl": 0.0,
+        "epsilon": (0.2, 0.2),
+    }
     run = {"max_completion_length": 3, "steps_per_generation": 1, "processes": Processes()}
     return LossCorrection(**{**defaults, **run, **options})
 
@@ -181,7 +188,9 @@ class TestMoments:
         assert metrics["replay/ess"] == pytest.approx((own.sum().item() + 5) ** 2 / 4 / ((own**2).sum().item() + 17))
         assert metrics["replay/clipped_share"] == 1 / 4
 
-    @pytest.mark.parametrize(("clip", "cap", "capped"), [("proximal", 1.2, 2), ("proximal", 10.0, 0), ("behavior", 1.2, 1)])
+    @pytest.mark.parametrize(
+        ("clip", "cap", "capped"), [("proximal", 1.2, 2), ("proximal", 10.0, 0), ("behavior", 1.2, 1)]
+    )
     def test_capped_and_clipped_shares(self, clip, cap, capped):
         """Of five tokens of replayed rows; pi_theta is 1.1 times pi_old everywhere."""
         ratio = torch.tensor([[0.9, 1.3, 1.0], [1.3, 0.5, 9.0]])  # pi_old / pi_behavior
@@ -496,7 +505,13 @@ ADVANTAGES = torch.tensor([-1.5, -0.5, 1.5, -1.0])
 
 def loss_and_gradient(tmp_path, *, replayed: bool = True, **options) -> tuple[torch.Tensor, torch.Tensor]:
     """The trainer's loss of these rows, by row of `RATIOS`; without `replayed` all of them are fresh."""
-    options = {"replay_clip": "behavior", "steps_per_generation": 1, "train": False, "max_completion_length": 2, **options}
+    options = {
+        "replay_clip": "behavior",
+        "steps_per_generation": 1,
+        "train": False,
+        "max_completion_length": 2,
+        **options,
+    }
     trainer = dynamic(tmp_path, **REPLAY, **options)
     trainer._begin_run()
     trainer.model.train()
@@ -522,7 +537,11 @@ def loss_and_gradient(tmp_path, *, replayed: bool = True, **options) -> tuple[to
 @pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo", "bnpo", "luspo", "cispo", "sapo", "vespo"])
 def test_with_the_behavior_clip_the_cap_bounds_replayed_rows_of_negative_advantage_alone(tmp_path, loss_type, level):
-    options = {"loss_type": loss_type, "importance_sampling_level": level, "epsilon_high": 20.0 if loss_type == "cispo" else 0.3}
+    options = {
+        "loss_type": loss_type,
+        "importance_sampling_level": level,
+        "epsilon_high": 20.0 if loss_type == "cispo" else 0.3,
+    }
     loss, gradient = loss_and_gradient(tmp_path, **options, replay_ratio_cap=3.0)
     unbounded_loss, unbounded = loss_and_gradient(tmp_path, **options, replay_ratio_cap=1e6)
     _, fresh = loss_and_gradient(tmp_path, **options, replayed=False)
@@ -537,7 +556,9 @@ def test_with_the_behavior_clip_the_cap_bounds_replayed_rows_of_negative_advanta
     else:
         assert gradient[0].eq(0).all()
     if loss_type not in ("sapo", "cispo"):
-        assert (unbounded[0] / fresh[0]).allclose(ratio), "without a cap it counts so many times as much as a fresh row"
+        assert (unbounded[0] / fresh[0]).allclose(ratio), (
+            "without a cap it counts so many times as much as a fresh row"
+        )
         # the value is that of dual-clip PPO, max(min(r A, clip(r) A), c A): less by (r - c) |A| for each token
         scale = (fresh[0] / 1.5)[0]  # weight of a token
         count = 1 if (loss_type, level) == ("luspo", "sequence") else 2

@@ -35,7 +35,9 @@ def test_statistics_cover_replayed_tokens_only():
     assert summarize(nothing).keys() == metrics.keys()
 
 
-@pytest.mark.parametrize(("ratios", "share"), [([2.0] * 5, 1.0), ([1e6, 1e-6, 1e-6, 1e-6], 0.25), ([1.0, 3.0], 16 / 2 / 10)])
+@pytest.mark.parametrize(
+    ("ratios", "share"), [([2.0] * 5, 1.0), ([1e6, 1e-6, 1e-6, 1e-6], 0.25), ([1.0, 3.0], 16 / 2 / 10)]
+)
 def test_effective_sample_size(ratios, share):
     ratio = torch.tensor(ratios)[:, None]
     inputs = {"replayed": torch.ones(len(ratios), dtype=torch.bool), "completion_mask": torch.ones(len(ratios), 4)}

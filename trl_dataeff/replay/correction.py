@@ -201,9 +201,7 @@ def correct_inputs(
     return full_ratio
 
 
-def hold_at_cap(
-    inputs: dict, per_token_logps: torch.Tensor, mask: torch.Tensor, *, cap: float, level: str
-) -> None:
+def hold_at_cap(inputs: dict, per_token_logps: torch.Tensor, mask: torch.Tensor, *, cap: float, level: str) -> None:
     """
     Make the ratio of the loss the constant `cap`, without gradient, where it is above: in replayed rows with a negative
     advantage, by token or, for sequences, by row. In place; fresh rows keep their values.
