@@ -6,10 +6,12 @@ from pathlib import Path
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
+from peft import LoraConfig, get_peft_model
+from transformers import GPT2Config, GPT2LMHeadModel
 
-from tests.factories import make_trainer, messages, plain_dataset
+from tests.factories import make_trainer, messages, plain_dataset, tiny_model
 from trl_dataeff import DataEfficientGRPOConfig, UniformSelector
-from trl_dataeff.notice import OFF, announce_options
+from trl_dataeff.notice import OFF, active_dropout, announce_options
 from trl_dataeff.replay.buffer import replay_groups
 from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.selection import make_selector
@@ -136,3 +138,57 @@ def test_the_page_shows_what_is_said(tmp_path, caplog_transformers):
     assert f"```\n{notice}\n```" in page
     _, warning = announced(caplog_transformers, config(tmp_path), "dots")
     assert f"```\n{warning}\n```" in page
+
+
+DROPOUT = "The model has dropout"
+
+
+def lora(dropout: float) -> LoraConfig:
+    return LoraConfig(r=4, target_modules=["q_proj"], lora_dropout=dropout)
+
+
+@pytest.mark.parametrize("options", [{"replay_fraction": 0.5}, {"dynamic_sampling": True}])
+def test_dropout_in_recorded_log_probs_is_said_once_with_the_remedy(tmp_path, caplog_transformers, options):
+    options = {"per_device_train_batch_size": 16, "replay_fraction": 0.0, **options}
+    make_trainer(tmp_path, "off", **options, trainer={"peft_config": lora(0.05)})
+    (warning,) = messages(caplog_transformers, DROPOUT)
+    assert "(lora_dropout=0.05)" in warning
+    assert "Set `lora_dropout` to 0 (in peft's `LoraConfig`, or in the recipe)." in warning
+
+
+@pytest.mark.parametrize(
+    ("dropout", "options"),
+    [(0.0, {"replay_fraction": 0.5}), (0.05, {"replay_fraction": 0.5, "disable_dropout": True}), (0.05, {})],
+)
+def test_without_dropout_or_without_rollouts_that_are_used_again_nothing_is_said(
+    tmp_path, caplog_transformers, dropout, options
+):
+    options = {"per_device_train_batch_size": 16, "replay_fraction": 0.0, **options}
+    make_trainer(tmp_path, "off", **options, trainer={"peft_config": lora(dropout)})
+    assert not messages(caplog_transformers, DROPOUT)
+
+
+def test_with_vllm_log_probs_are_the_samplers(tmp_path, caplog_transformers):
+    args = config(tmp_path, replay_fraction=0.5, selection="uniform", per_device_train_batch_size=16)
+    model = get_peft_model(tiny_model(), lora(0.1))
+    assert any(m.startswith(DROPOUT) for m in announced(caplog_transformers, args, model=model))
+    args.use_vllm = True
+    assert not any(m.startswith(DROPOUT) for m in announced(caplog_transformers, args, model=model))
+    args.use_vllm = False
+    other = Processes(rank=1, world_size=2)
+    assert not announced(caplog_transformers, args, processes=other, model=model)
+
+
+def test_every_kind_of_dropout_is_found(tmp_path, caplog_transformers):
+    model = tiny_model()
+    assert active_dropout(model) == {}
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.2
+    assert active_dropout(get_peft_model(model, lora(0.1))) == {"lora_dropout": 0.1, "attention_dropout": 0.2}
+    gpt2 = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=10, attn_pdrop=0.0))
+    assert active_dropout(gpt2) == {"drop": 0.1, "resid_dropout": 0.1, "dropout": 0.1}
+    args = config(tmp_path, replay_fraction=0.5, selection="uniform", per_device_train_batch_size=16)
+    warning = announced(caplog_transformers, args, model=gpt2)[-1]
+    assert warning.endswith("Set `disable_dropout=True`.")
+    warning = announced(caplog_transformers, args, model=model)[-1]
+    assert warning.endswith("recipe) and `model_init_kwargs={'attention_dropout': 0.0}`.")

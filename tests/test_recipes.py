@@ -91,6 +91,26 @@ def test_recipe_opens_with_what_a_reader_needs(path):
     assert max(map(len, text.splitlines())) <= 119
 
 
+def test_the_papers_recipe_has_the_papers_numbers():
+    """arXiv 2506.05316: 512 prompts a batch, 256 references every two batches, a buffer of up to 512, half replayed."""
+    recipe = yaml.safe_load((ROOT / "Qwen2.5-1.5B-Instruct" / "dapo_math" / "dots_rr_paper.yaml").read_text())
+    rows = recipe["per_device_train_batch_size"] * recipe["steps_per_generation"]
+    mini_batch = recipe["per_device_train_batch_size"] * recipe["gradient_accumulation_steps"]
+    assert (rows / recipe["num_generations"], mini_batch / recipe["num_generations"]) == (512, 64)
+    assert recipe["max_steps"] * mini_batch == 60 * rows
+    assert (recipe["dots_reference"], recipe["dots_reference_size"], recipe["dots_refresh_batches"]) == (
+        "paper",
+        256,
+        2,
+    )
+    assert (recipe["dots_objective"], recipe["dots_target"], recipe["dots_temperature"]) == ("target", 0.5, 1e-3)
+    assert (recipe["replay_fraction"], recipe["replay_max_age"]) == (0.5, None)
+    assert recipe["replay_capacity"] in (256, 512)
+    assert recipe["exploration"] == recipe["beta"] == 0
+    assert (recipe["learning_rate"], recipe["epsilon"], recipe["temperature"]) == (1e-6, 0.2, 0.6)
+    assert min(recipe["history_prior"], recipe["replay_ratio_cap"]) >= 1e6, "our own additions are off"
+
+
 @each_recipe
 def test_recipe_trains_a_step(path, tiny_path, tmp_path):
     task = path.parent.name

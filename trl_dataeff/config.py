@@ -124,11 +124,14 @@ class DataEfficientGRPOConfig(GRPOConfig):
     replay_fraction: float = field(
         default=0.5,
         metadata={
-            "help": "Share of each batch's groups that is replayed from recent rollouts, in [0, 1); 0 switches "
-            "replay off."
+            "help": "Share of each batch's groups that is replayed from recent rollouts, in [0, 1), from the first stored "
+            "group on; 0 switches replay off."
         },
     )
-    replay_capacity: int = field(default=512, metadata={"help": "Groups that the replay buffer holds."})
+    replay_capacity: int = field(
+        default=512,
+        metadata={"help": "Groups that the replay buffer holds, of each prompt the newest, if it is effective."},
+    )
     replay_max_age: int | None = field(
         default=20,
         metadata={
@@ -145,7 +148,11 @@ class DataEfficientGRPOConfig(GRPOConfig):
     )
     replay_ratio_cap: float = field(
         default=2.0,
-        metadata={"help": "With 'proximal': the ratio pi_old / pi_behavior is truncated here."},
+        metadata={
+            "help": "Bound of a replayed token's ratio. With 'behavior': beyond it, a token with a negative advantage has no "
+            "gradient (dual clip, arXiv 1912.09729; not for `loss_type='vespo'`, whose weight vanishes by itself). With "
+            "'proximal': pi_old / pi_behavior is truncated here."
+        },
     )
 
     # Parameters that control DOTS
@@ -178,7 +185,11 @@ class DataEfficientGRPOConfig(GRPOConfig):
     )
     dots_reference_size: int = field(default=256, metadata={"help": "Size of the reference set of 'paper'."})
     dots_refresh_batches: int = field(
-        default=1, metadata={"help": "Generation batches between two refreshes of predictions."}
+        default=1,
+        metadata={
+            "help": "Generation batches between two refreshes of predictions. With `dots_reference='paper'` the prompts of "
+            "all of them are drawn at once."
+        },
     )
     history_prior: float = field(
         default=4.0,

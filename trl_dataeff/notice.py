@@ -1,10 +1,14 @@
-"""The notice at the start of a run: which methods are on, how to switch them off, and which options have no effect."""
+"""
+The notice at the start of a run: which methods are on, how to switch them off, which options have no effect, and whether
+dropout disturbs them.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
 
+import torch
 from transformers.utils import logging
 
 from trl_dataeff.config import DataEfficientGRPOConfig
@@ -32,6 +36,7 @@ def announce_options(
     processes: Processes,
     *,
     by_instance: bool = False,
+    model: torch.nn.Module | None = None,
 ) -> None:
     """
     Log, on the main process, what is on in a run, and warn of options that have no effect in it. Nothing is logged if
@@ -45,6 +50,7 @@ def announce_options(
         unsupported_reason (`str`, *optional*): see [`~validation.unsupported_reason`].
         processes ([`Processes`]): of the run.
         by_instance (`bool`, *optional*, defaults to `False`): whether the trainer was given the selector itself.
+        model (`torch.nn.Module`, *optional*): the policy, whose dropout is looked at.
     """
     if not processes.is_main:
         return
@@ -54,8 +60,11 @@ def announce_options(
         logger.warning(f"Data efficiency is on: {'; '.join(on)}. {without} {OFF} training is that of GRPOTrainer.")
     if unsupported_reason is not None:
         _warn_of_unsupported(args, unsupported_reason, by_instance)
-    elif args.replay_fraction > 0:
+        return
+    if args.replay_fraction > 0:
         _warn_of_small_batches(args)
+    if model is not None and not args.use_vllm and (args.replay_fraction > 0 or args.dynamic_sampling):
+        _warn_of_dropout(active_dropout(model))
 
 
 def _what_is_on(
@@ -127,6 +136,39 @@ def _warn_of_small_batches(args: DataEfficientGRPOConfig) -> None:
         f"nothing is replayed. It takes {enough} groups: a `per_device_train_batch_size` of {_multiple(rows, steps, group_size)} "
         f"(now {size}), or `steps_per_generation` (by default `gradient_accumulation_steps`) of "
         f"{_multiple(rows, size, group_size)} (now {steps})."
+    )
+
+
+def active_dropout(model: torch.nn.Module) -> dict[str, float]:
+    """The kinds of dropout that a model has in training, by the names of their modules or attributes: `{"lora_dropout": 0.05}`."""
+    found: dict[str, float] = {}
+    for path, module in model.named_modules():
+        if isinstance(module, torch.nn.modules.dropout._DropoutNd):
+            # peft has a module for each adapter: `....lora_dropout.default`
+            name = "lora_dropout" if ".lora_dropout." in path else path.split(".")[-1]
+            found[name] = max(found.get(name, 0.0), module.p)
+        value = getattr(module, "attention_dropout", None)  # of attention that calls a function
+        if isinstance(value, float):
+            found["attention_dropout"] = max(found.get("attention_dropout", 0.0), value)
+    return {name: p for name, p in found.items() if p > 0}
+
+
+def _warn_of_dropout(dropout: dict[str, float]) -> None:
+    """Warn if the log-probs that are recorded of rollouts will contain dropout noise, and say how to switch it off."""
+    if not dropout:
+        return
+    remedies = []
+    if set(dropout) - {"attention_dropout", "lora_dropout"}:
+        remedies.append("`disable_dropout=True`")
+    elif "lora_dropout" in dropout:
+        remedies.append("`lora_dropout` to 0 (in peft's `LoraConfig`, or in the recipe)")
+    if "attention_dropout" in dropout:
+        remedies.append("`model_init_kwargs={'attention_dropout': 0.0}`")
+    listed = ", ".join(f"{name}={p:g}" for name, p in dropout.items())
+    logger.warning(
+        f"The model has dropout in training ({listed}). Log-probs of rollouts that are trained on again come from forward "
+        "passes in training, so the ratio to the policy that sampled them, which corrects and clips their loss, contains "
+        f"its noise. Set {' and '.join(remedies)}."
     )
 
 

@@ -109,7 +109,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         self._refills = config.dynamic_sampling and reason is None
         self._replays = config.replay_fraction > 0 and reason is None
         self._in_rounds = self._refills or self._replays or self.selector.uses_references
-        announce_options(config, self.selector, reason, self._processes, by_instance=selector is not None)
+        given_selector = selector is not None
+        announce_options(config, self.selector, reason, self._processes, by_instance=given_selector, model=self.model)
         self._set_up_fault_tolerance(sharded)
 
         context = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
@@ -196,6 +197,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             cap=args.replay_ratio_cap,
             level=self.importance_sampling_level,
             loss_type=self.loss_type,
+            epsilon=(self.epsilon_low, self.epsilon_high),
             kl=self.beta if args.use_bias_correction_kl else 0.0,
             max_completion_length=self.max_completion_length,
             steps_per_generation=args.steps_per_generation,

@@ -102,16 +102,18 @@ METHODS = {
     "dots_greso_replay50": _dots("all three: DOTS, GRESO and replay", selection="dots+greso", replay_fraction=0.5),
     "dots_paper": _dots(
         "DOTS's objective, references and replay as published (near 0.5 at temperature 1e-3, from half a batch of random "
-        "prompts every 2 steps, no age limit), with our predictor, which is fitted in the run",
+        "prompts every 2 steps, a buffer of one batch, no age limit, no cap), with our predictor, which is fitted in the run",
         dots_objective="target",
         dots_reference="paper",
-        dots_reference_size=8,
+        dots_reference_size=8,  # half a batch
         dots_refresh_batches=2,
         exploration=0.0,
         history_prior=1e9,  # a prompt's own groups do not count
         replay_fraction=0.5,
+        replay_capacity=16,  # a batch
         replay_max_age=None,
         replay_clip="proximal",  # as in the authors' code
+        replay_ratio_cap=1e6,  # none
     ),
     "cgrpo": Method(
         "C-GRPO (trl-cgrpo): groups of 2, 4 or 8, as few as its conformal test finds enough; runs with TRL 1.12 to 1.14",

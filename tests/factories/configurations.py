@@ -27,6 +27,10 @@ CONFIGURATIONS: dict[str, dict] = {
     "replay": {"replay_fraction": 0.5, "rewards": even_length_reward},
     "replay, batches of 2 steps": {"replay_fraction": 0.5, "rewards": even_length_reward, "steps_per_generation": 2},
     "dots": {"selection": "dots", "dots_refresh_batches": 2},
+    "dots, reference rollouts": {
+        **{"selection": "dots", "dots_reference": "paper", "dots_reference_size": 3, "dots_refresh_batches": 3},
+        **{"replay_fraction": 0.5, "dots_objective": "target", "rewards": even_length_reward},
+    },
     "all three": {**DYNAMIC, "selection": "dots+greso", "replay_fraction": 0.5, "steps_per_generation": 2},
     "several steps to a log": {**DYNAMIC, "logging_steps": 5, "steps_per_generation": 2},
     "two rewards": {**DYNAMIC, "rewards": [letter_share_reward, even_length_reward], "reward_weights": [1.0, 0.5]},

@@ -17,24 +17,45 @@ KINDS = st.sampled_from([EFFECTIVE, EFFECTIVE, EASY, HARD])
 ROUNDS = st.lists(st.lists(st.tuples(st.integers(0, 9), KINDS), max_size=8), max_size=8)
 
 
-def newest_effective(entered: list, capacity: int) -> list:
-    """By hand: walk backwards over all that was entered, take each prompt's first effective group, oldest first."""
+def newest_if_effective(entered: list) -> list:
+    """By hand: walk backwards over all that was entered, and take each prompt's first group if it is effective; oldest first."""
     seen, kept = set(), []
     for group in reversed(entered):
-        if group.kind == EFFECTIVE and group.prompt_id not in seen:
-            seen.add(group.prompt_id)
+        if group.prompt_id not in seen and group.kind == EFFECTIVE:
             kept.append(group)
-    return kept[:capacity][::-1]
+        seen.add(group.prompt_id)
+    return kept[::-1]
 
 
 @given(rounds=ROUNDS, capacity=st.integers(1, 6))
 def test_first_in_first_out_newest_per_prompt_effective_only(rounds, capacity):
-    buffer, entered = ReplayBuffer(capacity), []
+    """After each round, the newest groups of those that were there before it and of the round itself."""
+    buffer, present = ReplayBuffer(capacity), []
     for step, visits in enumerate(rounds):
         groups = [visit(prompt_id, kind, step) for prompt_id, kind in visits]
         buffer.add(groups)
-        entered += groups
-        assert [id(g) for g in buffer.groups] == [id(g) for g in newest_effective(entered, capacity)]
+        present = newest_if_effective(present + groups)[-capacity:]
+        assert [id(g) for g in buffer.groups] == [id(g) for g in present]
+
+
+@pytest.mark.parametrize("kind", [EASY, HARD])
+def test_a_newer_zero_variance_group_removes_the_prompts_older_group(kind):
+    buffer = ReplayBuffer(3)
+    buffer.add([visit(i, EFFECTIVE, 0) for i in (1, 2, 3)])
+    buffer.add([visit(2, kind, 1), visit(9, kind, 1)])
+    assert [g.prompt_id for g in buffer.groups] == [1, 3]
+    buffer.add([visit(4, EFFECTIVE, 2)])
+    assert [g.prompt_id for g in buffer.groups] == [1, 3, 4], "there is room again"
+    buffer.add([visit(2, EFFECTIVE, 3)])
+    assert [g.prompt_id for g in buffer.groups] == [3, 4, 2]
+
+
+def test_a_group_without_any_score_removes_nothing():
+    """As where a reward function failed: it says nothing of the prompt."""
+    buffer = ReplayBuffer(3)
+    buffer.add([visit(1, EFFECTIVE, 0)])
+    buffer.add([visit(1, HARD, 1, rate=float("nan"))])
+    assert [(g.prompt_id, g.step) for g in buffer.groups] == [(1, 0)]
 
 
 @given(rounds=ROUNDS, max_age=st.integers(1, 6), now=st.integers(0, 12))

@@ -17,8 +17,6 @@ from trl_dataeff.replay.correction import (
     behavior_ratio,
     correct_inputs,
     missing_kl,
-    ratio_statistics,
-    reduce_ratio_statistics,
     token_scale,
 )
 from trl_dataeff.replay.logprobs import behavior_tensors
@@ -46,21 +44,6 @@ def test_the_identity_behind_the_proximal_form(w, rho, advantage, eps):
     assert left == pytest.approx(min(rho * w * advantage, shifted * advantage), rel=1e-9, abs=1e-12)
     scaled = advantage * rho
     assert left == pytest.approx(min(w * scaled, clipped * scaled), rel=1e-9, abs=1e-12)
-
-
-def test_statistics_cover_replayed_tokens_only():
-    inputs = {
-        "replayed": torch.tensor([True, False, True]),
-        "completion_mask": torch.tensor([[1, 1], [1, 1], [1, 0]]),
-    }
-    ratio = torch.tensor([[2.0, 0.5], [9.0, 9.0], [1.0, 7.0]])
-    first = ratio_statistics(ratio, inputs)
-    assert first.tolist() == [3.5, 3.0, 2.0]
-    nothing = ratio_statistics(ratio, inputs | {"replayed": torch.zeros(3, dtype=torch.bool)})
-    mean, largest = reduce_ratio_statistics(torch.cat([first, nothing]))
-    assert mean == pytest.approx(3.5 / 3)
-    assert largest == 2.0
-    assert np.isnan(reduce_ratio_statistics(nothing)).all()
 
 
 def micro_batch(**fields) -> dict:
@@ -145,7 +128,14 @@ def test_tokens_of_a_tool_have_no_ratio():
 
 
 def correction(**options) -> LossCorrection:
-    defaults = {"clip": "proximal", "cap": 10.0, "level": "token", "loss_type": "grpo", "kl": 0.0}
+    defaults = {
+        "clip": "proximal",
+        "cap": 10.0,
+        "level": "token",
+        "loss_type": "grpo",
+        "kl": 0.0,
+        "epsilon": (0.2, 0.2),
+    }
     run = {"max_completion_length": 3, "steps_per_generation": 1, "processes": Processes()}
     return LossCorrection(**{**defaults, **run, **options})
 
@@ -188,13 +178,35 @@ class TestMoments:
         np.testing.assert_array_equal(group.rollouts.behavior_logps[1], PRESENT[1, :2].numpy())
 
     def test_statistics_are_those_of_all_processes(self):
-        other = torch.tensor([5.0, 2.0, 4.0])
+        other = torch.tensor([2.0, 5.0, 17.0, 4.0, 0.0, 1.0])
         loss = correction(processes=Processes(0, 2, gather=lambda own: torch.cat([own, other])))
         with loss.micro_batch(micro_batch()):
             metrics = loss.on_logps(PRESENT)
         own = torch.tensor([-0.5, 0.5]).exp()
         assert metrics["replay/ratio_mean"] == pytest.approx((own.sum().item() + 5) / 4)
         assert metrics["replay/ratio_max"] == 4.0
+        assert metrics["replay/ess"] == pytest.approx((own.sum().item() + 5) ** 2 / 4 / ((own**2).sum().item() + 17))
+        assert metrics["replay/clipped_share"] == 1 / 4
+
+    @pytest.mark.parametrize(
+        ("clip", "cap", "capped"), [("proximal", 1.2, 2), ("proximal", 10.0, 0), ("behavior", 1.2, 1)]
+    )
+    def test_capped_and_clipped_shares(self, clip, cap, capped):
+        """Of five tokens of replayed rows; pi_theta is 1.1 times pi_old everywhere."""
+        ratio = torch.tensor([[0.9, 1.3, 1.0], [1.3, 0.5, 9.0]])  # pi_old / pi_behavior
+        inputs = {
+            "advantages": torch.tensor([2.0, -1.0]),
+            "old_per_token_logps": PRESENT,
+            "behavior_per_token_logps": PRESENT - ratio.log(),
+            "completion_mask": torch.tensor([[1, 1, 1], [1, 1, 0]]),
+            "replayed": torch.tensor([True, True]),
+        }
+        loss = correction(clip=clip, cap=cap)
+        with loss.micro_batch(inputs):
+            metrics = loss.on_logps(PRESENT + np.log(1.1))
+        # behavior: 1.43 is above the clip with a positive advantage, 0.55 below it with a negative one, 1.43 above the cap
+        assert metrics["replay/capped_share"] == pytest.approx(capped / 5)
+        assert metrics["replay/clipped_share"] == pytest.approx(3 / 5 if clip == "behavior" else 0)
 
     @pytest.mark.parametrize(("clip", "kl"), [("behavior", 0.5), ("proximal", 0.0), ("proximal", 0.5)])
     def test_the_kl_term_lacks_something_with_the_proximal_clip_alone(self, clip, kl):
@@ -216,7 +228,7 @@ class Checked(Watched):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.checked = 0
+        self.checked = self.held = 0
 
     def _compute_loss(self, model, inputs):
         loss = super()._compute_loss(model, inputs)
@@ -258,6 +270,11 @@ class Checked(Watched):
             w, rho = (logps_of - sampled_of).exp(), torch.ones(())
         else:
             w, rho = (logps_of - old_of).exp(), (old_of - sampled_of).exp().clamp(max=args.replay_ratio_cap)
+        held = torch.zeros_like(w, dtype=torch.bool)
+        if args.replay_clip == "behavior":
+            held = inputs["replayed"][:, None] & (advantages < 0) & (w > args.replay_ratio_cap)
+        self.held += int((held & mask.bool()).sum())
+        w = torch.where(held, args.replay_ratio_cap, w)
         if args.beta:
             reference = inputs["ref_per_token_logps"]
             kl = (reference - logps).exp() - (reference - logps) - 1
@@ -267,7 +284,9 @@ class Checked(Watched):
             per_token = -rho * w.clamp(max=args.epsilon).detach() * advantages * logps
         else:
             clipped = w.clamp(1 - args.epsilon, 1 + args.epsilon)
-            per_token = -rho * torch.min(w * advantages, clipped * advantages)
+            per_token = -rho * torch.where(
+                held, args.replay_ratio_cap * advantages, torch.min(w * advantages, clipped * advantages)
+            )
         per_token = (per_token + (kl if args.beta else 0.0)) * mask
         accumulation = self.current_gradient_accumulation_steps
         if args.loss_type == "grpo":
@@ -297,6 +316,7 @@ def test_loss_and_gradient_by_hand(tmp_path, loss_type, clip, aligned, kind):
         log["dataeff/replay/ratio_max"] for log in trainer.state.log_history if "dataeff/replay/ratio_max" in log
     ]
     assert max(largest) > 1.1, "the cap was never reached"
+    assert clip == "proximal" or trainer.held, "no ratio was held at the cap"
 
 
 @pytest.mark.parametrize("clip", ["proximal", "behavior"])
@@ -465,3 +485,89 @@ def test_the_replayed_gradient_is_unbiased_and_without_the_ratio_it_is_not(tmp_p
     p = torch.tensor(present).softmax(0)
     by_hand = -(1 - 1 / 4) * p[0] * p[1] * (REWARDS[0] - REWARDS[1])
     assert on_policy[0].item() == pytest.approx(by_hand.item(), rel=1e-4)
+
+
+class Given(torch.nn.Module):
+    """The log-probs of completions, as they are: what the loss does with each token is their gradient."""
+
+    def __init__(self, log_probs: torch.Tensor):
+        super().__init__()
+        self.log_probs = torch.nn.Parameter(log_probs)
+
+    def forward(self, input_ids, **kwargs):
+        return SimpleNamespace(log_probs=self.log_probs, entropy=torch.zeros_like(self.log_probs))
+
+
+#: Of rows of two tokens: replayed ones with ratios up to 18, 1.1, 18, and a fresh one. The first and third have the mean 9
+RATIOS = torch.tensor([[18.0, 4.5], [1.1, 1.1], [18.0, 4.5], [1.0, 1.0]])
+ADVANTAGES = torch.tensor([-1.5, -0.5, 1.5, -1.0])
+
+
+def loss_and_gradient(tmp_path, *, replayed: bool = True, **options) -> tuple[torch.Tensor, torch.Tensor]:
+    """The trainer's loss of these rows, by row of `RATIOS`; without `replayed` all of them are fresh."""
+    options = {
+        "replay_clip": "behavior",
+        "steps_per_generation": 1,
+        "train": False,
+        "max_completion_length": 2,
+        **options,
+    }
+    trainer = dynamic(tmp_path, **REPLAY, **options)
+    trainer._begin_run()
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    policy = Given(torch.tensor([[-1.0, -2.0], [-0.5, -0.7], [-1.0, -2.0], [-3.0, -0.2]]))
+    behavior = policy.log_probs.detach() - RATIOS.log()
+    inputs = {
+        "prompt_ids": torch.zeros(4, 1, dtype=torch.long),
+        "prompt_mask": torch.ones(4, 1, dtype=torch.long),
+        "completion_ids": torch.zeros(4, 2, dtype=torch.long),
+        "completion_mask": torch.ones(4, 2, dtype=torch.long),
+        "advantages": ADVANTAGES,
+        "num_items_in_batch": torch.tensor(8),
+    }
+    if replayed:
+        behavior[3] = NAN
+        inputs |= {"replayed": torch.tensor([True, True, True, False]), "behavior_per_token_logps": behavior}
+    loss = trainer._compute_loss(policy, inputs)
+    loss.backward()
+    return loss.detach(), policy.log_probs.grad
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo", "bnpo", "luspo", "cispo", "sapo", "vespo"])
+def test_with_the_behavior_clip_the_cap_bounds_replayed_rows_of_negative_advantage_alone(tmp_path, loss_type, level):
+    options = {
+        "loss_type": loss_type,
+        "importance_sampling_level": level,
+        "epsilon_high": 20.0 if loss_type == "cispo" else 0.3,
+    }
+    loss, gradient = loss_and_gradient(tmp_path, **options, replay_ratio_cap=3.0)
+    unbounded_loss, unbounded = loss_and_gradient(tmp_path, **options, replay_ratio_cap=1e6)
+    _, fresh = loss_and_gradient(tmp_path, **options, replayed=False)
+    assert torch.equal(gradient[1:], unbounded[1:])
+    assert torch.equal(gradient[3], fresh[3]), "a fresh row is as in TRL"
+    if loss_type == "vespo":
+        assert torch.equal(gradient, unbounded)
+        return
+    ratio = RATIOS[0] if level == "token" else torch.tensor([9.0, 9.0])
+    if loss_type == "cispo":  # which keeps the gradient, with the ratio as its weight
+        torch.testing.assert_close(gradient[0], unbounded[0] * 3 / ratio)
+    else:
+        assert gradient[0].eq(0).all()
+    if loss_type not in ("sapo", "cispo"):
+        assert (unbounded[0] / fresh[0]).allclose(ratio), (
+            "without a cap it counts so many times as much as a fresh row"
+        )
+        # the value is that of dual-clip PPO, max(min(r A, clip(r) A), c A): less by (r - c) |A| for each token
+        scale = (fresh[0] / 1.5)[0]  # weight of a token
+        count = 1 if (loss_type, level) == ("luspo", "sequence") else 2
+        less = (ratio - 3).sum() / 2 * count * 1.5 * (scale * 2 / count)
+        assert (unbounded_loss - loss).item() == pytest.approx(less.item(), rel=1e-4)
+
+
+def test_the_bounded_objective_by_hand(tmp_path):
+    """Token by token: -max(min(r A, clip(r) A), c A) for replayed rows of negative advantage."""
+    loss, _ = loss_and_gradient(tmp_path, loss_type="grpo", replay_ratio_cap=3.0, epsilon=0.2)
+    rows = [1.5 * (3 + 3) / 2, 0.5 * 1.1, -1.5 * 1.2, 1.0]
+    assert loss.item() == pytest.approx(sum(rows) / 4, rel=1e-5)

@@ -43,6 +43,29 @@ def test_generation_shrinks_by_the_share_once_the_buffer_can_give_it(tmp_path):
     assert len(pd.read_parquet(tmp_path / "dataeff" / "groups.parquet")) * 4 == 88
 
 
+def enter(stored: dict, groups: list) -> None:
+    """By hand, the newest group of each prompt, if it is effective."""
+    for group in groups:
+        stored.pop(group.prompt_id, None)
+        if group.effective:
+            stored[group.prompt_id] = group
+
+
+def test_the_first_groups_are_replayed_at_once(tmp_path):
+    """Three of four in each batch, but only two prompts of eight can be learned: the buffer never holds three groups."""
+    options = {"rewards": mixed_reward, "replay_fraction": 0.75, "trainer": {"train_dataset": plain_dataset(8)}}
+    trainer = replaying(tmp_path, max_steps=40, **options)
+    stored: dict[int, object] = {}
+    for batch in trainer.batches:
+        fresh = {g.prompt_id for g in batch.generated}
+        free = [g for i, g in stored.items() if i not in fresh]
+        assert len(batch.generated) == 4 - len(batch.replayed)
+        assert len(batch.replayed) <= len(free), "or else of prompts that are generated too"
+        assert bool(batch.replayed) == bool(free)
+        enter(stored, batch.generated)
+    assert {len(batch.replayed) for batch in trainer.batches} >= {0, 1, 2}
+
+
 def test_replayed_groups_are_recent_effective_and_of_other_prompts(tmp_path):
     trainer = replaying(tmp_path, rewards=mixed_reward, max_steps=40, replay_max_age=20)
     rolled_out: dict[int, object] = {}
@@ -53,9 +76,9 @@ def test_replayed_groups_are_recent_effective_and_of_other_prompts(tmp_path):
         assert all(batch.origins[id(g)] == "fresh" for g in batch.generated)
         for group in batch.replayed:
             assert group.prompt_id not in fresh
-            assert group is rolled_out[group.prompt_id], "not the newest effective group of its prompt"
+            assert group is rolled_out[group.prompt_id], "not the newest group of its prompt"
             assert 0 < step - group.step <= 20
-        rolled_out.update({g.prompt_id: g for g in batch.generated if g.effective})
+        enter(rolled_out, batch.generated)
 
 
 def test_the_last_batch_may_be_replayed_whatever_the_age_limit(tmp_path):
@@ -207,7 +230,7 @@ def test_with_dynamic_sampling_leftover_groups_are_stored_and_a_short_batch_comp
     stored, leftover, completed = {}, 0, 0
     for batch in trainer.batches:
         assert all(stored[g.prompt_id] is g for g in batch.replayed)
-        stored.update({g.prompt_id: g for g in batch.generated if g.effective})
+        enter(stored, batch.generated)
         leftover += len(batch.leftover_now)
         completed += len(batch.replayed) > 2
         fresh = {g.prompt_id for g in batch.generated}

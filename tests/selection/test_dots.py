@@ -138,6 +138,91 @@ class Population:
         return ids, kinds
 
 
+class Paper:
+    """A selector with 20 reference prompts every two batches, and a temperature at which it takes the nearest to 0.5."""
+
+    def __init__(self, seed: int = 0, name: str = "dots", **arguments):
+        self.population, self.rng = Population(), generator(seed)
+        options = {"objective": "target", "temperature": 1e-9, "exploration": 0.0, "history_prior": 1e9}
+        options |= {"reference": "paper", "reference_size": 20, "refresh_batches": 2, **arguments}
+        self.selector = self.population.selector(name, **options)
+        self.references = np.empty(0, np.int64)
+
+    def begin(self):
+        def roll_out(ids):
+            self.references = ids
+            return [visit(int(i), EFFECTIVE, rate=float(self.population.p[i])) for i in ids]
+
+        self.selector.roll_out_references(roll_out, self.rng)
+
+    def propose(self, n=16):
+        return self.selector.propose(n, self.rng)
+
+    def batch(self, n=16):
+        self.begin()
+        ids = self.propose(n)
+        self.selector.observe([visit(int(i), EFFECTIVE) for i in ids])
+        return ids
+
+    def nearest(self) -> np.ndarray:
+        """All prompts but the references, by their predicted distance from 0.5, which is all that the draw knows."""
+        order = np.argsort(np.abs(self.selector._prior.astype(float) - 0.5), kind="stable")
+        return order[~np.isin(order, self.references)]
+
+
+def test_the_papers_prompts_are_drawn_at_once_for_all_batches_until_the_next_references():
+    ranks = []
+    for seed in range(20):
+        paper = Paper(seed)
+        first, second = paper.batch(), paper.batch()
+        assert set(first) | set(second) == set(paper.nearest()[:32])
+        rank = {prompt: i for i, prompt in enumerate(paper.nearest())}
+        ranks.append([np.mean([rank[i] for i in ids]) for ids in (first, second)])
+    assert np.mean(ranks, axis=0) == pytest.approx([15.5, 15.5], abs=2), "the two batches are alike"
+    third, fourth = paper.batch(), paper.batch()
+    assert set(third) | set(fourth) == set(paper.nearest()[:32]), "after new references the draw begins again"
+
+
+def test_probabilities_of_a_draw_that_is_split_over_two_batches():
+    """Of all pairs, one prompt each, by enumeration: both orders of a draw of two are equally likely."""
+    weights = np.array([0.05, 0.5, 0.3, 0.15])
+    log_weights, draws, selector = torch.from_numpy(np.log(weights)), 20_000, Paper().selector
+    counts, rng = dict.fromkeys(itertools.permutations(range(4), 2), 0), generator(3)
+    for _ in range(draws):
+        selector._order, selector._taken = np.empty(0, np.int64), 0
+        counts[tuple(int(selector._next_drawn(log_weights, 1, rng)[0]) for _ in range(2))] += 1
+    for (i, j), count in counts.items():
+        one, other = (weights[a] * weights[b] / (1 - weights[a]) for a, b in ((i, j), (j, i)))
+        expected = (one + other) / 2
+        assert abs(count / draws - expected) < 4.5 * math.sqrt(expected * (1 - expected) / draws)
+
+
+def test_further_rounds_continue_the_draw():
+    """Two batches of 16 were drawn; three rounds in the first batch take more than that, and the next batch what follows."""
+    paper = Paper()
+    paper.begin()
+    rounds = [paper.propose() for _ in range(3)]
+    assert set(np.concatenate(rounds[:2])) == set(paper.nearest()[:32])
+    assert set(rounds[2]) == set(paper.nearest()[32:48])
+    paper.selector.observe([visit(int(i), EFFECTIVE) for i in np.concatenate(rounds)])
+    given = np.concatenate(rounds)
+    assert not set(paper.batch(8)) & set(given)
+    everything = Paper()
+    for _ in range(2):  # more than there are: the second batch has prompts of the first again, each once
+        ids = everything.batch(300)
+        assert len(set(ids)) == 300
+
+
+@pytest.mark.parametrize("name", ["dots", "dots+greso"])
+def test_a_draw_that_is_half_used_survives_a_checkpoint(name):
+    paper, copy = Paper(name=name, exploration=0.2), Paper(name=name, exploration=0.2)
+    paper.batch()
+    copy.selector.load_state_dict(paper.selector.state_dict())
+    copy.rng.set_state(paper.rng.get_state())
+    for n in (16, 16, 24, 8):
+        np.testing.assert_array_equal(paper.batch(n), copy.batch(n))
+
+
 @pytest.mark.parametrize("name", ["dots", "dots+greso"])
 def test_drawn_prompts_have_more_effective_groups_than_uniform_ones(name):
     shares = {}

@@ -49,6 +49,13 @@ def test_the_papers_reference_set(tmp_path, replay):
     references = table[table["origin"] == "reference"]
     assert references.groupby("step").size().to_dict() == {0: 6, 4: 6, 8: 6, 12: 6}
     assert (table.groupby("step")["prompt_id"].nunique() == table.groupby("step").size()).all()
+    fresh = [set(ids) for _, ids in table[table["origin"] == "fresh"].groupby("step")["prompt_id"]]
+    for first, second in zip(fresh[::2], fresh[1::2], strict=True):  # drawn together
+        assert not first & second
+    if replay:  # of each prompt the newest group, reference rollouts included
+        newest = {g.prompt_id: g for b in trainer.batches for g in b.generated}
+        stored = {id(g) for g in newest.values() if g.effective}
+        assert {id(g) for g in trainer.collector.buffer.groups} == stored
     for batch in trainer.batches:
         references_now = [g for g in batch.generated if batch.origins[id(g)] == "reference"]
         effective = [g for g in references_now if g.effective]
@@ -59,7 +66,6 @@ def test_the_papers_reference_set(tmp_path, replay):
             assert not trained
             assert {id(g) for g in effective} == {id(g) for g in batch.leftover}
             assert not any(g.effective for g in batch.dropped)
-            assert {g.prompt_id for g in effective} <= {g.prompt_id for g in trainer.collector.buffer.groups}
         else:  # they make up at most half of a batch
             assert len(trained) == min(len(effective), 2)
             assert not batch.leftover

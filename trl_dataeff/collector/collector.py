@@ -45,7 +45,8 @@ class RolloutCollector:
         settings (`dict`, *optional*): settings on which the content of a checkpoint depends, by name.
         refill ([`RefillRounds`], *optional*): drop zero-variance groups and replace them (dynamic sampling).
         buffer ([`ReplayBuffer`], *optional*): source of replayed groups.
-        replay_groups (`int`, *optional*, defaults to `0`): replayed groups per generation batch.
+        replay_groups (`int`, *optional*, defaults to `0`): replayed groups per generation batch; fewer while `buffer` has
+            fewer.
         group_log ([`GroupLog`], *optional*): table of all groups; on the main process alone.
         seed (`int`, *optional*, defaults to `0`): of proposals and of replay.
         processes ([`Processes`], *optional*): of the run; by default a single one.
@@ -111,11 +112,9 @@ class RolloutCollector:
             step (`int`): the present optimizer step.
         """
         assert self.selector is not None  # rounds need prompts that can be chosen
-        replay_groups = 0
         references = self._roll_out_references(roll_out, step)
         if self.buffer is not None:
             self.buffer.expire(step)
-            replay_groups = self.replay_groups if len(self.buffer) >= self.replay_groups else 0
 
         def generate(n: int, round_index: int) -> list[RolloutGroup]:
             ids = self.propose(n)
@@ -129,7 +128,7 @@ class RolloutCollector:
             leftover=self.leftover,
             references=references,
             buffer=self.buffer,
-            replay_groups=replay_groups,
+            replay_groups=self.replay_groups,
             rng=self.replay_rng,
         )
         destinations = assign([group.owner for group in batch.trained], self.processes.world_size)

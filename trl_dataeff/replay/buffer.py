@@ -29,7 +29,8 @@ def replay_groups(fraction: float, batch_groups: int, world_size: int) -> int:
 
 class ReplayBuffer:
     """
-    First in, first out, by group; of each prompt only the newest effective group.
+    First in, first out, by group; of each prompt the newest group, if it is effective. A zero-variance group removes the
+    prompt's older group: what the policy does there has changed, and the older rewards no longer say how.
 
     With several processes, each holds the same groups in the same order, so that all sample alike; a group's rollouts
     are held by the process that owns it. Groups are compact arrays on the CPU (see [`Rollouts`]).
@@ -56,10 +57,14 @@ class ReplayBuffer:
         return list(self._groups.values())
 
     def add(self, groups: Iterable[RolloutGroup]) -> None:
-        """Enter groups in the order in which they were generated; zero-variance groups are ignored."""
+        """
+        Enter groups in the order in which they were generated, zero-variance groups included. One that no reward function
+        scored says nothing of its prompt, and is ignored.
+        """
         for group in groups:
-            if group.effective:
+            if group.effective or not math.isnan(group.success_rate):
                 self._groups.pop(group.prompt_id, None)
+            if group.effective:
                 self._groups[group.prompt_id] = group
         for prompt_id in list(islice(self._groups, max(0, len(self) - self.capacity))):
             del self._groups[prompt_id]

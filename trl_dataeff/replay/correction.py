@@ -10,16 +10,26 @@ so the objective with the clip centred on \(\pi_{old}\) (`"proximal"`) is TRL's 
 \(\rho\), whatever the loss type. The objective as printed in arXiv 2506.05316, clip(pi_theta / pi_b, 1 - eps, 1 + eps)
 (`"behavior"`), is TRL's own loss with \(\pi_b\) in the place of \(\pi_{old}\).
 
+The cap: the clip bounds \(r = \pi_\theta / \pi_b\) from above only where A > 0. A token of a bad completion that the policy has
+come to like, r = 9, would count nine times. With a cap c the objective is, for A < 0, that of dual-clip PPO
+(Ye et al. 2020, arXiv 1912.09729): max(min(r A, clip(r) A), c A), whose gradient is 0 beyond c. It is TRL's own loss with
+\(\pi_\theta / c\), gradient included, in the place of \(\pi_{old}\) ([`hold_at_cap`]): the ratio is then the constant c, for every
+loss type, and for rows that an earlier policy sampled alone, where TRL's `delta` is for all rows. CISPO, which multiplies the
+gradient of the log-prob by the ratio, keeps that gradient with the weight c. VESPO's weight of a sequence vanishes by itself
+as the ratio grows, and is left alone. With the clip `"proximal"` the cap truncates \(\rho\), whatever the advantage.
+
 A log-probability that is not known is NaN, and its ratio is 1: a row that was generated for this batch is all NaN.
 
 The KL term: with `use_bias_correction_kl` TRL weighs it by \(\pi_\theta / \pi_{old}\), so that its gradient is that of the
 reverse KL (DeepSeek-V3.2, arXiv 2512.02556). For a rollout of an earlier policy the weight has to be
 \(\pi_\theta / \pi_b = \rho \, \pi_\theta / \pi_{old}\). TRL adds the term inside its loss, so [`missing_kl`], \(\rho - 1\)
-times the term, is added to the loss afterwards. With the clip `"behavior"` nothing is missing.
+times the term, is added to the loss afterwards. With the clip `"behavior"` nothing is missing; a ratio that is held at the cap
+weighs the KL term too.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -27,6 +37,7 @@ from typing import Any
 import torch
 
 from trl_dataeff.replay.logprobs import LogprobRecorder
+from trl_dataeff.replay.statistics import ratio_statistics, summarize
 from trl_dataeff.rollouts.distributed import Processes
 
 
@@ -38,6 +49,7 @@ class LossCorrection:
     Args:
         clip (`str`), cap (`float`): `replay_clip` and `replay_ratio_cap`.
         level (`str`), loss_type (`str`): TRL's `importance_sampling_level` and `loss_type`.
+        epsilon (`tuple[float, float]`): TRL's lower and upper `epsilon`.
         kl (`float`): weight of the KL term that has to be corrected: `beta` with `use_bias_correction_kl`, else 0.
         max_completion_length (`int`), steps_per_generation (`int`): of the run.
         processes ([`Processes`]): of the run.
@@ -53,12 +65,14 @@ class LossCorrection:
         cap: float,
         level: str,
         loss_type: str,
+        epsilon: tuple[float, float],
         kl: float,
         max_completion_length: int,
         steps_per_generation: int,
         processes: Processes,
     ):
         self.clip, self.cap, self.level, self.loss_type = clip, cap, level, loss_type
+        self.epsilon = epsilon
         self.kl = kl if clip == "proximal" else 0.0
         self.max_completion_length, self.steps_per_generation = max_completion_length, steps_per_generation
         self.processes = processes
@@ -89,12 +103,14 @@ class LossCorrection:
             self.recorder.record(inputs["batch_row"], logps.detach())
         if "replayed" not in inputs:
             return {}
-        ratio = correct_inputs(
-            inputs, logps.detach(), clip=self.clip, cap=self.cap, level=self.level, loss_type=self.loss_type
-        )
+        options = {"level": self.level, "loss_type": self.loss_type}
+        ratio = correct_inputs(inputs, logps, clip=self.clip, cap=self.cap, **options)
+        capped = inputs["replay_capped"]
+        clipped = is_clipped(inputs, logps.detach(), self.epsilon, **options)
+        if self.clip == "behavior" and self.loss_type != "cispo":
+            clipped = clipped | capped
         inputs["per_token_logps"] = logps
-        mean, largest = reduce_ratio_statistics(self.processes.gather(ratio_statistics(ratio, inputs)))
-        return {"replay/ratio_mean": mean, "replay/ratio_max": largest}
+        return summarize(self.processes.gather(ratio_statistics(ratio, capped, clipped, inputs)))
 
     def missing_kl(self, accumulation_steps: int) -> torch.Tensor | float:
         """What the loss of the present micro-batch lacks of its KL term (see [`missing_kl`])."""
@@ -144,28 +160,28 @@ def correct_inputs(
 
     Args:
         inputs (`dict`): the micro-batch; its tensors are replaced, not changed.
-        per_token_logps (`torch.Tensor` of shape `(B, T)`): the loss's own log-probs, detached. Where generation and
+        per_token_logps (`torch.Tensor` of shape `(B, T)`): the loss's own log-probs, with gradient. Where generation and
             optimization are aligned they are those of the policy at the start of the generation batch.
         clip (`str`): `"proximal"` or `"behavior"`.
-        cap (`float`): truncation of the ratio, for `"proximal"`.
+        cap (`float`): bound of the ratio: of pi_old / pi_behavior for `"proximal"`, and of pi_theta / pi_behavior where the
+            advantage is negative for `"behavior"`.
         level (`str`): see [`behavior_ratio`].
         loss_type (`str`): TRL's loss type.
 
     Returns:
         `torch.Tensor`: pi_old / pi_behavior, `(B, T)` or `(B, 1)`, not truncated. The one that was put in, truncated for
-        `"proximal"`, is in `inputs["replay_ratio"]`.
+        `"proximal"`, is in `inputs["replay_ratio"]`; where the cap has an effect, in `inputs["replay_capped"]`.
     """
     behavior_logps = inputs["behavior_per_token_logps"]
-    mask = inputs["completion_mask"]
-    if "tool_mask" in inputs:
-        mask = mask * inputs["tool_mask"]
+    mask = _mask(inputs)
     old_logps = inputs.get("old_per_token_logps")
-    old_logps = per_token_logps if old_logps is None else old_logps
+    old_logps = per_token_logps.detach() if old_logps is None else old_logps
     if loss_type == "vespo":
         level = "token"  # it sums the log ratios over the sequence itself
     full_ratio = behavior_ratio(old_logps, behavior_logps, mask, level=level)
     ratio = full_ratio.clamp(max=cap) if clip == "proximal" else full_ratio
     inputs["replay_ratio"] = ratio
+    inputs["replay_capped"] = full_ratio > ratio
     known = ~torch.isnan(behavior_logps)
     # The off-policy sequence mask measures the divergence from the policy that sampled
     sampled_logps = inputs.get("sampling_per_token_logps", old_logps)
@@ -175,6 +191,8 @@ def correct_inputs(
         inputs["importance_sampling_ratio"] = inputs["importance_sampling_ratio"].masked_fill(replayed, 1.0)
     if clip == "behavior":
         inputs["old_per_token_logps"] = torch.where(known, behavior_logps, old_logps)
+        if loss_type != "vespo":
+            hold_at_cap(inputs, per_token_logps, mask, cap=cap, level=level)
     elif loss_type == "vespo":
         # VESPO reshapes the sequence's ratio; this is its slot for rho
         inputs["importance_sampling_ratio"] = ratio * inputs.get("importance_sampling_ratio", 1.0)
@@ -183,24 +201,53 @@ def correct_inputs(
     return full_ratio
 
 
-def ratio_statistics(ratio: torch.Tensor, inputs: dict) -> torch.Tensor:
-    """Sum, count and maximum of `ratio` over the tokens (or sequences) of replayed rows, `(3,)`, to be gathered."""
-    chosen = inputs["replayed"].unsqueeze(1).expand_as(ratio)
-    if ratio.size(1) > 1:
-        mask = inputs["completion_mask"]
-        chosen = chosen & (mask * inputs["tool_mask"] if "tool_mask" in inputs else mask).bool()
-    values = ratio[chosen]
-    largest = values.max() if values.numel() else ratio.new_zeros(())
-    return torch.stack([values.sum(), ratio.new_tensor(float(values.numel())), largest]).float()
+def hold_at_cap(inputs: dict, per_token_logps: torch.Tensor, mask: torch.Tensor, *, cap: float, level: str) -> None:
+    """
+    Make the ratio of the loss the constant `cap`, without gradient, where it is above: in replayed rows with a negative
+    advantage, by token or, for sequences, by row. In place; fresh rows keep their values.
+
+    Args:
+        inputs (`dict`): the micro-batch; reads `old_per_token_logps` (B, T), `replayed` (B,) and `advantages` (B,); replaces
+            `old_per_token_logps` and `replay_capped`.
+        per_token_logps (`torch.Tensor` of shape `(B, T)`): the loss's own log-probs, with gradient.
+        mask (`torch.Tensor` of shape `(B, T)`), cap (`float`), level (`str`): see [`correct_inputs`].
+    """
+    old_logps = inputs["old_per_token_logps"]
+    ratio = behavior_ratio(per_token_logps.detach(), old_logps, mask, level=level)
+    negative = (inputs["replayed"] & (inputs["advantages"] < 0)).unsqueeze(1)
+    capped = negative & (ratio > cap)
+    inputs["old_per_token_logps"] = torch.where(capped, per_token_logps - math.log(cap), old_logps)
+    inputs["replay_capped"] = capped
 
 
-def reduce_ratio_statistics(gathered: torch.Tensor) -> tuple[float, float]:
-    """Mean and maximum over all processes' [`ratio_statistics`]; NaN, which TRL leaves out, if there are no tokens."""
-    gathered = gathered.view(-1, 3)
-    count = gathered[:, 1].sum().item()
-    if not count:
-        return float("nan"), float("nan")
-    return gathered[:, 0].sum().item() / count, gathered[:, 2].max().item()
+def is_clipped(
+    inputs: dict, per_token_logps: torch.Tensor, epsilon: tuple[float, float], *, level: str, loss_type: str
+) -> torch.Tensor:
+    """
+    Where the clip of TRL's loss removes the gradient, in a corrected micro-batch: bool, `(B, T)` or `(B, 1)`. Nowhere for loss
+    types that clip nothing or keep the gradient: CISPO, SAPO and VESPO.
+
+    Args:
+        inputs (`dict`): the micro-batch; reads `advantages` (B,) or (B, T), and `old_per_token_logps` (B, T) where it is.
+        per_token_logps (`torch.Tensor` of shape `(B, T)`): the loss's own log-probs, detached.
+        epsilon (`tuple[float, float]`): lower and upper distance of the clip from 1.
+        level (`str`), loss_type (`str`): see [`correct_inputs`].
+    """
+    old_logps = inputs.get("old_per_token_logps")
+    old_logps = per_token_logps if old_logps is None else old_logps.detach()
+    ratio = behavior_ratio(per_token_logps, old_logps, _mask(inputs), level=level)
+    if loss_type in ("cispo", "sapo", "vespo"):
+        return torch.zeros_like(ratio, dtype=torch.bool)
+    advantages = inputs["advantages"]
+    advantages = advantages.unsqueeze(1) if advantages.dim() == 1 else advantages
+    low, high = 1 - epsilon[0], 1 + epsilon[1]
+    return ((ratio < low) & (advantages < 0)) | ((ratio > high) & (advantages > 0))
+
+
+def _mask(inputs: dict) -> torch.Tensor:
+    """1 for the tokens that are trained on, `(B, T)`."""
+    mask = inputs["completion_mask"]
+    return mask * inputs["tool_mask"] if "tool_mask" in inputs else mask
 
 
 def missing_kl(

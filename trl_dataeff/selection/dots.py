@@ -132,7 +132,8 @@ class DotsSelector(Selector):
         reference (`str`, *optional*, defaults to `"rolling"`): `"rolling"` predicts from all recent groups, `"paper"`
             from reference rollouts of random prompts.
         reference_size (`int`, *optional*, defaults to `256`): prompts of such a reference set.
-        refresh_batches (`int`, *optional*, defaults to `1`): generation batches between two predictions.
+        refresh_batches (`int`, *optional*, defaults to `1`): generation batches between two predictions. With `"paper"`
+            the prompts of all of them are drawn at once.
         history_prior (`float`, *optional*, defaults to `4.0`): strength of a prediction, in completions.
         half_lives (`Sequence[float]`, *optional*, defaults to `(1, 3, 9, 27)`): generation batches after which a group
             counts half, for each of the experts among which the estimator chooses (see [`PromptEstimator`]).
@@ -200,6 +201,7 @@ class DotsSelector(Selector):
         self._has_predictions = False
         self._proposed = np.empty(0, dtype=np.int64)  # for this generation batch
         self._explored = np.empty(0, dtype=np.int64)
+        self._order, self._taken = np.empty(0, dtype=np.int64), 0  # see _next_drawn
 
     def log_weights(self) -> torch.Tensor:
         """Log-weights of all prompts, float64 `(N,)`, finite."""
@@ -230,7 +232,8 @@ class DotsSelector(Selector):
         uniform = int(self.exploration * n + torch.rand((), generator=rng, dtype=torch.float64).item())
         explored = gumbel_top_k(torch.zeros(size).masked_fill(excluded, -torch.inf), uniform, rng).numpy()
         excluded[torch.from_numpy(explored)] = True
-        selected = self._draw(log_weights.masked_fill(excluded, -torch.inf), n - uniform, rng)
+        draw = self._next_drawn if self.uses_references else self._draw
+        selected = draw(log_weights.masked_fill(excluded, -torch.inf), n - uniform, rng)
         ids = np.concatenate([explored, selected])
         self._proposed = np.concatenate([self._proposed, ids])
         self._explored = np.concatenate([self._explored, explored])
@@ -238,6 +241,26 @@ class DotsSelector(Selector):
 
     def _draw(self, log_weights: torch.Tensor, n: int, rng: torch.Generator) -> np.ndarray:
         return gumbel_top_k(log_weights, n, rng).numpy()
+
+    def _next_drawn(self, log_weights: torch.Tensor, n: int, rng: torch.Generator) -> np.ndarray:
+        """
+        The next n prompts of the draw that follows reference rollouts. It is made at once for all generation batches up to
+        the next references, and in random order, so that these batches are alike. If they take more than that, the
+        draw goes on without the prompts that it has given already, as long as there are others.
+        """
+        given, ahead = self._order[: self._taken], self._order[self._taken :]
+        ahead = ahead[~log_weights[ahead].isneginf().numpy()]
+        if len(ahead) < n:
+            others = log_weights.index_fill(0, torch.from_numpy(self._order), -torch.inf)
+            left = int((~others.isneginf()).sum())
+            if left < n - len(ahead):
+                others = log_weights.index_fill(0, torch.from_numpy(ahead), -torch.inf)
+            count = n - len(ahead) if len(self._order) else min(self.refresh_batches * n, left)
+            drawn = self._draw(others, count, rng)
+            ahead = np.concatenate([ahead, drawn[torch.randperm(len(drawn), generator=rng).numpy()]])
+        self._order = np.concatenate([given, ahead])
+        self._taken += n
+        return ahead[:n]
 
     def roll_out_references(
         self, roll_out: Callable[[np.ndarray], Sequence[RolloutGroup]], rng: torch.Generator
@@ -250,6 +273,7 @@ class DotsSelector(Selector):
         self.success.predict_with_references(ids, rates)
         self._has_predictions = True
         self._proposed = ids
+        self._order, self._taken = np.empty(0, dtype=np.int64), 0
 
     def observe(self, groups: Sequence[RolloutGroup]) -> None:
         ids, rates = _ids_and_rates(groups)
@@ -294,6 +318,8 @@ class DotsSelector(Selector):
             "embeddings": _hash(self.embeddings),
             "proposed": self._proposed.copy(),
             "explored": self._explored.copy(),
+            "order": self._order.copy(),
+            "taken": np.array([self._taken]),
             **{f"success.{name}": value for name, value in self.success.state_dict().items()},
             **{f"record.{name}": value for name, value in self.record.state_dict().items()},
         }
@@ -301,6 +327,7 @@ class DotsSelector(Selector):
     def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
         self.batch, self._has_predictions = int(state["batch"][0]), bool(state["batch"][1])
         self._proposed, self._explored = state["proposed"].astype(np.int64), state["explored"].astype(np.int64)
+        self._order, self._taken = state["order"].astype(np.int64), int(state["taken"][0])
         same_embeddings = np.array_equal(state["embeddings"], _hash(self.embeddings))
         if not same_embeddings:
             logger.warning(

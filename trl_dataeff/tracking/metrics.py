@@ -66,6 +66,16 @@ METRICS: dict[str, Metric] = {
     ),
     "replay/ratio_mean": Metric("ratio", "Mean of pi_old / pi_behavior, not truncated, over those groups' tokens."),
     "replay/ratio_max": Metric("ratio", "Largest pi_old / pi_behavior, not truncated, over those groups' tokens."),
+    "replay/ess": Metric(
+        "share", "Effective sample size of those ratios: (sum w)^2 / (n sum w^2) in a micro-batch; 1 if all are equal."
+    ),
+    "replay/capped_share": Metric(
+        "share", "Of those groups' tokens, those whose ratio was held at `replay_ratio_cap`."
+    ),
+    "replay/clipped_share": Metric(
+        "share",
+        "Of those groups' tokens, those whose gradient was removed by the clip, or with 'behavior' by the cap.",
+    ),
     "reward_faults": Metric(
         "rewards", "So far, rewards that were non-numeric, infinite, or late (with `reward_timeout`).", True, True
     ),

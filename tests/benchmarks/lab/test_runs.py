@@ -91,6 +91,18 @@ def test_the_counter_is_right_by_hand(method, start, tmp_path, model, tokenizer,
         assert trainer.rollouts_generated == rollouts
 
 
+def test_the_published_method_has_the_papers_proportions():
+    """Of a batch: half are references, every two batches; the buffer holds from half of one to one; half is replayed."""
+    settings = METHODS["dots_paper"].settings()
+    batch = {f.name: f.default for f in dataclasses.fields(RunSpec)}["prompts"]
+    assert settings["dots_reference_size"] == batch / 2
+    assert settings["dots_refresh_batches"] == 2
+    assert batch / 2 <= settings["replay_capacity"] <= batch
+    assert (settings["replay_fraction"], settings["replay_max_age"], settings["exploration"]) == (0.5, None, 0.0)
+    assert (settings["dots_objective"], settings["dots_target"], settings["dots_temperature"]) == ("target", 0.5, 1e-3)
+    assert min(settings["history_prior"], settings["replay_ratio_cap"]) >= 1e6, "our own additions are off"
+
+
 def test_trained_groups_are_effective_where_rewards_differ(start, tmp_path, model, tokenizer):
     trainer = trainer_of("uniform", start, tmp_path, model, tokenizer)
     seen = []
