@@ -325,9 +325,8 @@ def readme_table(curves: list[Curve]) -> str:
     words = {
         "uniform": "`GRPOTrainer` (uniform)",
         "dynamic": "dynamic sampling (DAPO)",
-        "dots_paper": "DOTS and replay as published, with our predictor",
         "default": "**DOTS and replay (the default)**",
-        "oracle": "learnable prompts alone (the bound for selection without replay)",
+        "oracle": "plain GRPO on the learnable prompts alone",
     }
     rows = {row["method"]: row for row in ratios(curves, at_step=100)}
     groups = by_method(curves)
@@ -382,7 +381,7 @@ def in_words() -> str:
     lines = [
         f"uniform at step 100: {between:.3f} between seeds; points are {within:.3f} off the isotonic fit of their run"
     ]
-    for other in ("oracle", "dynamic", "dots_paper"):
+    for other in ("oracle", "dynamic"):
         lines.append(
             f"default against {other}, rollouts to uniform's accuracy at step 100: {against(curves, other, 100)}"
         )

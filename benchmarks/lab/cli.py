@@ -29,7 +29,7 @@ def parser() -> argparse.ArgumentParser:
         default=["uniform", "dynamic", "oracle"],
         help="names, each with changes of its config if you like: default,replay_fraction=0.25,exploration=0",
     )
-    run.add_argument("--pool", default="first", help="first, second or third")
+    run.add_argument("--pool", default="first", help="one of those in benchmarks/lab/pools.py")
     run.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     run.add_argument("--learning-rates", nargs="+", type=float, default=None, help="default: the lab's own")
     run.add_argument("--steps", type=int, default=100)
@@ -197,14 +197,17 @@ def _report(options) -> None:
 def _pools(options) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from .pools import POOLS, cached_cell_success, classify
+    from .pools import LEARNABLE, POOLS, cached_cell_success, classify
 
     start = _start(options.cache)
     cells = cached_cell_success(
         start, AutoModelForCausalLM.from_pretrained(start), AutoTokenizer.from_pretrained(start)
     )
     kind_of = {cell: kind for kind, members in classify(cells).items() for cell in members}
+    turns = POOLS["continuum"].kinds(cells)[LEARNABLE]
     for (family, length), p in cells.items():
-        print(f"{family:>10} {length:>2}  {p:.4f}  {kind_of.get((family, length), 'not used')}")
+        share = turns.count((family, length)) / len(turns)
+        kind = kind_of.get((family, length), "not used")
+        print(f"{family:>10} {length:>2}  {p:.4f}  {kind:<9}  {share:.1%} of the continuum")
     for name, pool in POOLS.items():
         print(name, pool.counts(), f"reward {pool.reward.__name__}")

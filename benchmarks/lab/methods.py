@@ -122,7 +122,7 @@ METHODS = {
         options={"budget_grid": [2, 4, 8]},
         extras="benchmarks.lab.peers:cgrpo",
     ),
-    "oracle": Method("GRPOTrainer on the learnable prompts alone: the bound for selection", only=(LEARNABLE,)),
+    "oracle": Method("GRPOTrainer on the learnable prompts alone, drawn uniformly", only=(LEARNABLE,)),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -35,6 +36,15 @@ class Curve:
         """Effective share of all groups generated; NaN without groups."""
         groups = self.column("groups").sum()
         return float(self.column("effective_groups").sum() / groups) if groups else math.nan
+
+    def worst_kind(self) -> tuple[str, float]:
+        """The kind of held-out prompts with the lowest accuracy at the last evaluation, and that accuracy.
+
+        `""` and NaN where a run has no accuracy by kind. Not of an isotonic fit, which would hide that a kind was lost.
+        """
+        by_kind = self.rows[-1].get("accuracy_by_kind") or {}
+        known = {kind: p for kind, p in by_kind.items() if p is not None}  # a table has the kinds of all its runs
+        return min(known.items(), key=lambda item: item[1], default=("", math.nan))
 
 
 def curves_by_setting(rows: Iterable[dict]) -> dict[Setting, list[Curve]]:
@@ -70,6 +80,7 @@ def ratios(curves: list[Curve], baseline: str = BASELINE, at_step: int | None = 
             "seeds": len(own),
             "start": np.mean([c.column("accuracy_sampled")[0] for c in own]),
             "end": np.mean([final(c.column("accuracy_sampled")) for c in own]),
+            **_worst_kind(own),
             "end_greedy": np.mean([c.column("accuracy_greedy")[-1] for c in own]),
             "rollouts": np.mean([c.column("rollouts")[-1] for c in own]),
             "effective": np.mean([c.effective_share() for c in own]),
@@ -85,6 +96,13 @@ def ratios(curves: list[Curve], baseline: str = BASELINE, at_step: int | None = 
         )
         table.append(row)
     return table
+
+
+def _worst_kind(curves: list[Curve]) -> dict:
+    """`worst`: mean over seeds of the accuracy on each run's own worst kind. `worst_kinds`: these kinds, the commonest first."""
+    found = [curve.worst_kind() for curve in curves]
+    kinds = [kind for kind, _ in Counter(kind for kind, _ in found if kind).most_common()]
+    return {"worst": float(np.mean([p for _, p in found])), "worst_kinds": kinds}
 
 
 def _reach(curve: Curve, base: Curve, x: str) -> float:
@@ -106,7 +124,7 @@ def show(value: float, digits: int = 2) -> str:
 
 
 HEADER = (
-    "method", "seeds", "accuracy", "greedy", "rollouts", "effective", "to reach", "ratio", "95 %", "per seed", "steps", "wall", "cpu",
+    "method", "seeds", "accuracy", "worst kind", "greedy", "rollouts", "effective", "to reach", "ratio", "95 %", "per seed", "steps", "wall", "cpu",
 )  # fmt: skip
 
 
@@ -116,6 +134,7 @@ def cells(row: dict) -> list[str]:
         row["method"],
         str(row["seeds"]),
         f"{row['start']:.3f} -> {row['end']:.3f}",
+        "-" if math.isnan(row["worst"]) else f"{row['worst']:.3f} {', '.join(row['worst_kinds'])}",
         f"{row['end_greedy']:.3f}",
         f"{row['rollouts']:.0f}",
         f"{row['effective']:.2f}",

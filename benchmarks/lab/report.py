@@ -30,7 +30,9 @@ table{border-collapse:collapse;margin:1em 0}td,th{padding:.25em .7em;border-bott
 td:first-child,th:first-child{text-align:left}code,pre{background:#f4f4f4;padding:.1em .3em}svg{max-width:100%;height:auto}"""
 NOTES = """<p>Accuracy is on held-out prompts of the learnable families: the chance that a completion sampled at temperature 1
 is right, computed exactly. <b>Rollouts</b> are all completions generated in training, discarded ones included. Bands are
-95 % confidence intervals of the mean over seeds (Student's t); axes end at 2.5 times uniform's end. <b>To reach</b>:
+95 % confidence intervals of the mean over seeds (Student's t); axes end at 2.5 times uniform's end. <b>Worst kind</b>: sampled
+accuracy on the family of each run that has the lowest at its last evaluation, mean over seeds, and which families these are; - where
+families were not told apart. <b>To reach</b>:
 rollouts until the isotonic fit of a run's curve is where the uniform run of the same seed ended; <b>ratio</b>: that,
 divided by what uniform needed, geometric mean over seeds, with its 95 % confidence interval; the columns after it are the same for steps and time. Time excludes
 evaluation; wall-clock depends on what else the machine did.</p>"""

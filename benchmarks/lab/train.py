@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, T
 from .counting import counting
 from .evaluate import success
 from .methods import find
-from .pools import POOLS, cached_cell_success, classify, easy_tasks, held_out_tasks, pool_dataset
+from .pools import POOLS, cached_cell_success, easy_tasks, held_out_tasks, pool_dataset
 from .rewards import Tally
 from .tasks import MAX_ANSWER, Task
 
@@ -216,7 +216,7 @@ def run(spec: RunSpec, start: Path, sink: Callable[[dict], None]) -> None:
     trainer_class, config_class = method.classes()
     tokenizer = AutoTokenizer.from_pretrained(start)
     model = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
-    kinds = classify(cached_cell_success(start, model, tokenizer))
+    kinds = pool.kinds(cached_cell_success(start, model, tokenizer))
     tally = Tally(pool.reward, spec.group_size)
     dataset = pool_dataset(pool, kinds, spec.seed, method.only)
     easy = easy_tasks(kinds, set(pool_dataset(pool, kinds, spec.seed)["prompt"]))

@@ -116,6 +116,12 @@ def test_disagreement_about_arrival_counts_as_an_error():
     assert validation.error(math.inf, math.inf) == 0
 
 
+def test_simulated_pools_have_a_range_of_learnable_prompts_and_committed_runs():
+    for pool in validation.SIMULATED:
+        assert not POOLS[pool].continuum
+        assert (proof.RESULTS / pool / "results.parquet").exists()
+
+
 def test_what_simulate_says_of_the_labs_first_pool_is_near_what_was_measured():
     """In rollouts, but for one that a seed's budget ends before it arrives; two constants are fitted here, and no more."""
     _, errors = validation.validate(validation.Learning(), seeds=2, pools=["first"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pyarrow.parquet as pq
 import pytest
 
@@ -69,6 +71,9 @@ def test_pools_are_shown(tiny_start, capsys):
     text = capsys.readouterr().out
     assert "interleave 14" in text
     assert "third {'easy': 61" in text
+    assert "continuum {'easy': 0, 'learnable': 320, 'dead': 160}" in text
+    shares = re.findall(r"([\d.]+)% of the continuum", text)
+    assert sum(map(float, shares)) == pytest.approx(100, abs=0.1 * len(shares))
 
 
 @pytest.mark.parametrize("wrong", [["--methods", "nothing"], ["--pool", "fourth"]])

@@ -15,7 +15,7 @@ from benchmarks import predictor
 from benchmarks.lab import runs, train
 from benchmarks.lab.counting import counting
 from benchmarks.lab.methods import METHODS, find
-from benchmarks.lab.ratios import as_text, curves_by_setting, ratios
+from benchmarks.lab.ratios import HEADER, Curve, as_text, cells, curves_by_setting, ratios
 from benchmarks.lab.report import write_report
 from benchmarks.lab.store import RunFile, read_rows, write_table
 from benchmarks.lab.studies import STUDIES, Study
@@ -326,6 +326,38 @@ def test_the_ratio_table_by_hand():
     text = as_text(curves_by_setting(made_up_rows()))
     assert "never" in text
     assert "0.25" in text
+
+
+def with_kinds(rows):
+    """At its end uniform is bad at one kind, another on each seed; the oracle never is; `idle` lacks kinds on seed 1."""
+    even = {"rotate": 0.6, "vowels": 0.61, "second": 0.62}
+    at_end = {
+        ("uniform", 0): even | {"vowels": 0.1},
+        ("uniform", 1): even | {"second": 0.3},
+        ("idle", 1): None,
+    }
+    kinds = [at_end.get((row["method"], row["seed"]), even) if row["step"] == 100 else even for row in rows]
+    return [row | {"accuracy_by_kind": kinds} for row, kinds in zip(rows, kinds, strict=True)]
+
+
+def worst_kinds(rows) -> dict[str, str]:
+    (curves,) = curves_by_setting(rows).values()
+    return {row["method"]: dict(zip(HEADER, cells(row), strict=True))["worst kind"] for row in ratios(curves)}
+
+
+def test_the_worst_kind_at_the_end_stands_beside_the_total(tmp_path):
+    rows = with_kinds(made_up_rows())
+    expected = {"uniform": "0.200 vowels, second", "oracle": "0.600 rotate", "idle": "-"}
+    assert worst_kinds(rows) == expected
+    write_table(rows, tmp_path / "results.parquet", {})
+    assert worst_kinds(read_rows(tmp_path / "results.parquet")) == expected
+    assert set(worst_kinds(made_up_rows()).values()) == {"-"}
+    assert "| 0.200 vowels, second |" in as_text(curves_by_setting(rows))
+
+
+def test_a_kind_of_other_runs_in_the_table_is_no_kind_of_this_one():
+    rows = [{"accuracy_by_kind": {"products": None, "rotate": 0.4, "vowels": 0.5}}]
+    assert Curve("uniform", 0, rows).worst_kind() == ("rotate", 0.4)
 
 
 def test_table_and_report_are_written(tmp_path):

@@ -153,8 +153,8 @@ def test_kinds_follow_from_success():
 
 @pytest.mark.parametrize("name", pools.POOLS)
 def test_a_pool_has_its_shares_and_no_held_out_prompt(name, start, model, tokenizer, tiny_bounds):
-    kinds = pools.classify(pools.cached_cell_success(start, model, tokenizer))
     pool = pools.POOLS[name]
+    kinds = pool.kinds(pools.cached_cell_success(start, model, tokenizer))
     data = pools.pool_dataset(pool, kinds, seed=0)
     assert len(data) == pool.size == len(set(data["prompt"]))
     for kind, share in (("easy", pool.easy), ("learnable", pool.learnable), ("dead", pool.dead)):
