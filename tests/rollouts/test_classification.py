@@ -1,5 +1,6 @@
 """Which groups have zero variance, and the success rate of each."""
 
+import itertools
 import math
 
 import numpy as np
@@ -16,6 +17,7 @@ from trl_dataeff.rollouts.classification import (
     is_masked_out,
     is_zero_variance,
     kinds_of,
+    spread,
     total_rewards,
 )
 from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD
@@ -143,3 +145,55 @@ def test_a_given_range_stays():
     scale = RewardScale.of([0, 2])
     scale.observe(np.array([5.0, -5.0]))
     assert (scale.low, scale.high) == (0.0, 2.0)
+
+
+@given(
+    arrays(np.float32, st.tuples(st.integers(1, 4), st.integers(1, 6)), elements=st.sampled_from([0, 0.5, 1, -5, NAN]))
+)
+def test_spread_against_a_loop_over_pairs(totals):
+    for row, value in zip(totals, spread(totals)):
+        pairs = list(itertools.combinations(row[~np.isnan(row)], 2))
+        expected = np.mean([a != b for a, b in pairs]) if pairs else NAN
+        np.testing.assert_allclose(value, expected)
+
+
+def test_spread_of_binary_rewards_has_the_mean_2_p_times_1_minus_p():
+    """Exactly, over all outcomes of 4 completions with success rate 0.3."""
+    outcomes = np.array(list(itertools.product([0, 1], repeat=4)))
+    probability = 0.3 ** outcomes.sum(1) * 0.7 ** (4 - outcomes.sum(1))
+    assert probability @ spread(outcomes) == pytest.approx(2 * 0.3 * 0.7)
+
+
+def test_sums_that_differ_by_rounding_alone_do_not_differ():
+    """0.1 + 0.2 and 0.3 + 0 in float32; in a single function any difference counts."""
+    classifier = GroupClassifier(np.array([1.0, 1.0]))
+    rewards = np.array([[[0.1, 0.2], [0.3, 0.0], [0.15, 0.15]]], dtype=np.float32)
+    assert classifier.spreads(rewards)[0] == 0
+    assert GroupClassifier(np.array([1.0])).spreads(np.array([[[0.3], [0.30000003]]], np.float32))[0] == 1
+
+
+def test_functions_that_are_normalised_apart_differ_as_the_one_that_differs_most():
+    rewards = np.array([[[1, 0], [1, 1], [1, 1], [0, 0]]], dtype=np.float32)  # pairs that differ: 3 of 6, 4 of 6
+    assert GroupClassifier(np.ones(2), aggregation="normalize_then_sum").spreads(rewards)[0] == pytest.approx(4 / 6)
+    assert GroupClassifier(np.array([1.0, 0.0]), aggregation="normalize_then_sum").spreads(rewards)[0] == pytest.approx(0.5)
+
+
+def test_rewards_are_graded_from_the_third_value_on():
+    classifier, uncut = GroupClassifier(np.array([1.0])), np.zeros((1, 2), dtype=bool)
+    for totals, graded in (([0, 0], False), ([0, 1], False), ([NAN, 1], False), ([0.5, 0.5], True), ([0, 1], True)):
+        classifier.classify(np.array(totals, np.float32).reshape(1, 2, 1), uncut)
+        assert classifier.graded == graded
+
+
+@given(st.lists(st.floats(-5, 5, width=16), min_size=1, max_size=6), st.lists(st.floats(-9, 9, width=16), min_size=1))
+def test_rates_of_a_narrower_range_are_mapped_to_those_of_the_wider_one(first, later):
+    scale, totals = RewardScale(), np.array([first], dtype=np.float32)
+    scale.observe(totals)
+    earlier, before = RewardScale(scale.low, scale.high), scale.success_rate(totals)
+    scale.observe(np.array(later))
+    mapping = scale.mapping_from(earlier)
+    if mapping is None:
+        assert (scale.low, scale.high) == (earlier.low, earlier.high)
+    else:
+        np.testing.assert_allclose(mapping[0] * before + mapping[1], scale.success_rate(totals), atol=1e-5)
+    assert RewardScale(0, 1).mapping_from(RewardScale()) is None

@@ -14,10 +14,11 @@ from tests.factories import generator, visit
 from trl_dataeff.difficulty.loading import LogisticDifficultyPredictor
 from trl_dataeff.difficulty.online import RollingDifficulty
 from trl_dataeff.difficulty.quality import pearson
+from trl_dataeff.rollouts.classification import GroupClassifier, RewardScale
 from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD
 from trl_dataeff.selection import Selector, make_selector
 from trl_dataeff.selection.base import SelectorContext
-from trl_dataeff.selection.dots import gumbel_top_k, log_weight_effective, log_weight_target
+from trl_dataeff.selection.dots import gumbel_top_k, log_weight_effective, log_weight_target, rate_of_difference
 
 
 getcontext().prec = 60
@@ -166,7 +167,7 @@ class Paper:
 
     def nearest(self) -> np.ndarray:
         """All prompts but the references, by their predicted distance from 0.5, which is all that the draw knows."""
-        order = np.argsort(np.abs(self.selector._prior.astype(float) - 0.5), kind="stable")
+        order = np.argsort(np.abs(self.selector.success.mean().astype(float) - 0.5), kind="stable")
         return order[~np.isin(order, self.references)]
 
 
@@ -309,3 +310,76 @@ def test_with_other_embeddings_the_groups_are_restored_and_the_predictor_is_fitt
     np.testing.assert_array_equal(other.success.difficulty.refresh(6), anew.refresh(6))
     np.testing.assert_array_equal(other.success.mean(), selector.success.mean())
     assert other.batch == 6
+
+
+class GradedPopulation(Population):
+    """Two rewards: 1 for the right answer, and 0.5 for the format, which is nearly always right where the answer never is."""
+
+    def __init__(self, seed: int = 0):
+        super().__init__(seed)
+        self.classifier = GroupClassifier(np.array([1.0, 0.5]))
+
+    def batch(self, selector, rng, n=16, penalty=0.0):
+        ids = selector.propose(n, rng)
+        answers = self.rng.random((n, 8)) < self.p[ids, None]
+        form = self.rng.random((n, 8)) < np.where(self.p[ids] < 0.05, 0.995, 0.9)[:, None]
+        rewards = np.stack([answers, answers | form], axis=2).astype(np.float32)
+        rewards[0, 0, 0] += penalty
+        before = RewardScale(self.classifier.scale.low, self.classifier.scale.high)
+        rates, kinds = self.classifier.classify(rewards, np.zeros((n, 8), dtype=bool))
+        mapping = self.classifier.scale.mapping_from(before)
+        if mapping is not None:
+            selector.rescale(*mapping)
+        groups = [visit(int(i), int(k), rate=float(r)) for i, k, r in zip(ids, kinds, rates)]
+        predicted, spreads = selector.predict(ids), self.classifier.spreads(rewards)
+        for group, own, rewards_of_group, d in zip(groups, predicted, rewards, spreads):
+            group.predicted, group.rewards = float(own), rewards_of_group
+            group.spread, group.graded = float(d), self.classifier.graded
+        selector.observe(groups)
+        return ids, kinds
+
+
+@pytest.mark.parametrize("penalty", [0.0, -5.0])
+def test_graded_rewards_do_not_draw_prompts_whose_completions_all_get_the_same_middle_reward(penalty):
+    """Also after a single completion of -5, in whose range all other means are nearly equal."""
+    shares = {}
+    for name in ("uniform", "dots"):
+        population, rng = GradedPopulation(), generator()
+        selector = population.selector(name)
+        kinds = [population.batch(selector, rng, penalty=penalty * (i == 6))[1] for i in range(24)]
+        shares[name] = np.mean(np.concatenate(kinds[8:]) == EFFECTIVE)
+    assert shares["dots"] > 1.5 * shares["uniform"]
+    unsolved = population.p < 0.05
+    weights = selector.log_weights().exp().numpy()
+    assert weights[unsolved].mean() < 0.5 * weights[~unsolved].mean()
+    assert np.abs(selector.success.mean()).max() <= 1.0
+
+
+def test_binary_rewards_never_use_the_differences():
+    """Bit for bit the same proposals, whatever the spread of the groups says."""
+    proposals = []
+    for spread in (float("nan"), 0.3):
+        population, rng = Population(), generator()
+        selector = population.selector("dots")
+        own = []
+        for _ in range(6):
+            own.append(population.batch(selector, rng)[0])
+            selector._differences.observe(own[-1], np.full(16, spread, np.float32), selector.batch)
+        proposals.append(np.concatenate(own))
+        assert selector.difference is None
+    np.testing.assert_array_equal(*proposals)
+
+
+def test_graded_state_round_trip():
+    population, rng = GradedPopulation(), generator()
+    selector = population.selector("dots")
+    for _ in range(4):
+        population.batch(selector, rng)
+    restored = population.selector("dots")
+    restored.load_state_dict(selector.state_dict())
+    torch.testing.assert_close(restored.log_weights(), selector.log_weights(), rtol=0, atol=0)
+
+
+def test_rate_of_difference_inverts_the_binary_case():
+    p = torch.linspace(0, 0.5, 21, dtype=torch.float64)
+    torch.testing.assert_close(rate_of_difference(4 * p * (1 - p)), p, atol=1e-7, rtol=0)
