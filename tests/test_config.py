@@ -45,7 +45,7 @@ DEFAULTS = {
     "dots_reference_size": 256,
     "dots_refresh_batches": 1,
     "history_prior": 4.0,
-    "history_half_life": 20,
+    "history_half_lives": None,
     "greso_p_init": 0.5,
     "greso_p_step": 0.01,
     "greso_p_min": 0.05,
@@ -84,7 +84,7 @@ WRONG = {
     "dots_reference_size": [0],
     "dots_refresh_batches": [0, 1.5],
     "history_prior": [0],
-    "history_half_life": [0, NAN],
+    "history_half_lives": [[], [0.0], [1.0, NAN], 20],
     "greso_p_init": [0, 1.5, 0.99],  # the last is above greso_p_max
     "greso_p_step": [-0.1, 2],
     "greso_p_min": [0, 0.6],

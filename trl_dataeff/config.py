@@ -195,6 +195,13 @@ class DataEfficientGRPOConfig(GRPOConfig):
         default=4.0,
         metadata={"help": "Strength of the predictor's prior against a prompt's own history, in completions."},
     )
+    history_half_lives: list[float] | None = field(
+        default=None,
+        metadata={
+            "help": "Half-lives of evidence that compete, in generation batches: those that predicted the latest groups best "
+            "have the most weight. `None` (`null` in a recipe): 1, 3, 9 and 27."
+        },
+    )
 
     # Parameters that control GRESO
     greso_p_init: float = field(default=0.5, metadata={"help": "Keep probability per zero-variance visit, at first."})
@@ -294,6 +301,7 @@ _DOTS_FIELDS = {
     },
     **{name: f"dots_{name}" for name in ("reference", "reference_size", "refresh_batches")},
     **{name: name for name in ("exploration", "history_prior")},
+    "half_lives": "history_half_lives",
 }
 _GRESO_FIELDS = {
     name: f"greso_{name}" for name in ("p_init", "p_step", "p_min", "p_max", "target_zero_variance", "easy_share")

@@ -130,6 +130,10 @@ OUR_FIELDS: dict[str, Rule] = {
     "dots_reference_size": _integer(1),
     "dots_refresh_batches": _integer(1),
     "history_prior": ABOVE_0,
+    "history_half_lives": Rule(
+        lambda v: v is None or (isinstance(v, list) and bool(v) and all(is_number(x) and 0 < x < math.inf for x in v)),
+        "a list of one or more numbers of generation batches > 0, or nothing for 1, 3, 9 and 27",
+    ),
     "greso_p_init": SHARE_ABOVE_0,
     "greso_p_step": SHARE,
     "greso_p_min": SHARE_ABOVE_0,

@@ -135,8 +135,8 @@ class DotsSelector(Selector):
         refresh_batches (`int`, *optional*, defaults to `1`): generation batches between two predictions. With `"paper"`
             the prompts of all of them are drawn at once.
         history_prior (`float`, *optional*, defaults to `4.0`): strength of a prediction, in completions.
-        half_lives (`Sequence[float]`, *optional*, defaults to `(1, 3, 9, 27)`): generation batches after which a group
-            counts half, for each of the experts among which the estimator chooses (see [`PromptEstimator`]).
+        half_lives (`Sequence[float]`, *optional*): generation batches after which a group counts half, one for each of the
+            experts among which the estimator chooses (see [`PromptEstimator`]); 1, 3, 9 and 27 if not given.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class DotsSelector(Selector):
         reference_size: int = 256,
         refresh_batches: int = 1,
         history_prior: float = 4.0,
-        half_lives: Sequence[float] = HALF_LIVES,
+        half_lives: Sequence[float] | None = None,
     ):
         for name, value, known in (
             ("objective", objective, ("effective", "target")),
@@ -171,7 +171,7 @@ class DotsSelector(Selector):
         self.uses_references = reference == "paper"
         self.reference_size = reference_size
         self.refresh_batches = refresh_batches
-        self.history_prior, self.half_lives = history_prior, tuple(half_lives)
+        self.history_prior, self.half_lives = history_prior, tuple(half_lives or HALF_LIVES)
 
     def bind(self, context: SelectorContext) -> None:
         super().bind(context)
