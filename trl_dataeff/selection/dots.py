@@ -25,6 +25,7 @@ from trl_dataeff.difficulty.quality import PredictionRecord
 from trl_dataeff.rollouts.group import RolloutGroup
 from trl_dataeff.selection.base import Selector, SelectorContext, check_request, register_selector
 from trl_dataeff.selection.estimator import PromptEstimator, under
+from trl_dataeff.selection.exploration import ExplorationShare
 
 
 logger = logging.get_logger(__name__)
@@ -125,7 +126,8 @@ class DotsSelector(Selector):
         sharpness (`float`, *optional*, defaults to `4.0`): of `"effective"`.
         target (`float`, *optional*, defaults to `0.5`), temperature (`float`, *optional*, defaults to `1e-3`): of
             `"target"`.
-        exploration (`float`, *optional*, defaults to `0.05`): share of each proposal that is drawn uniformly.
+        exploration (`float`, *optional*, defaults to `0.05`): least share of each proposal that is drawn uniformly; the
+            share is larger while selection is not seen to raise the effective share (see [`ExplorationShare`]).
         predictor (`str` or [`DifficultyPredictor`], *optional*, defaults to `"logistic"`): a registered name, the path
             of a saved predictor, or an instance.
         predictor_args (`dict`, *optional*): keyword arguments of a registered predictor.
@@ -197,6 +199,7 @@ class DotsSelector(Selector):
         )
         self.difference: PromptEstimator | None = None
         self.record = PredictionRecord()
+        self.exploring = ExplorationShare(self.exploration)
         self.batch = 0  # generation batches observed
         self._has_predictions = False
         self._proposed = np.empty(0, dtype=np.int64)  # for this generation batch
@@ -229,7 +232,7 @@ class DotsSelector(Selector):
         if size - len(self._proposed) >= n:  # no prompt twice in a generation batch, as long as there are others
             excluded[torch.from_numpy(self._proposed)] = True
         log_weights = self.log_weights()
-        uniform = int(self.exploration * n + torch.rand((), generator=rng, dtype=torch.float64).item())
+        uniform = int(self.exploring.value * n + torch.rand((), generator=rng, dtype=torch.float64).item())
         explored = gumbel_top_k(torch.zeros(size).masked_fill(excluded, -torch.inf), uniform, rng).numpy()
         excluded[torch.from_numpy(explored)] = True
         draw = self._next_drawn if self.uses_references else self._draw
@@ -280,7 +283,9 @@ class DotsSelector(Selector):
         predicted = np.array([group.predicted for group in groups], dtype=np.float32)
         from_references = np.array([group.origin == "reference" for group in groups], dtype=bool)
         effective = np.array([group.effective for group in groups], dtype=bool)
-        self.record.add(predicted, rates, np.isin(ids, self._explored) | from_references, effective)
+        explored = np.isin(ids, self._explored) | from_references
+        self.record.add(predicted, rates, explored, effective)
+        self.exploring.observe(effective, explored)
         self.batch += 1
         trials = np.array([(~np.isnan(group.rewards).all(axis=1)).sum() for group in groups], dtype=np.float32)
         self.success.observe(ids, rates, trials, self.batch)
@@ -321,6 +326,7 @@ class DotsSelector(Selector):
             "order": self._order.copy(),
             "taken": np.array([self._taken]),
             **{f"success.{name}": value for name, value in self.success.state_dict().items()},
+            **{f"exploring.{name}": value for name, value in self.exploring.state_dict().items()},
             **{f"record.{name}": value for name, value in self.record.state_dict().items()},
         }
 
@@ -340,10 +346,11 @@ class DotsSelector(Selector):
             difference = self.difference = self._estimator_of_differences()
         difference.load_state_dict(under(state, "difference."), predictor=same_embeddings)
         self.success.load_state_dict(under(state, "success."), predictor=same_embeddings)
+        self.exploring.load_state_dict(under(state, "exploring."))
         self.record.load_state_dict(under(state, "record."))
 
     def metrics(self) -> dict[str, float]:
-        return self.record.metrics()
+        return {**self.record.metrics(), "exploration": self.exploring.value}
 
 
 def _hash(embeddings: Embeddings) -> np.ndarray:
