@@ -88,6 +88,9 @@ class Selector(ABC):
     uses_references: bool = False
     context: SelectorContext
 
+    def __init__(self) -> None:  # so that the error of an unknown argument names it, also with cooperative base classes
+        super().__init__()
+
     def bind(self, context: SelectorContext) -> None:
         """
         Start a run: called when training starts, before anything else. Any state of an earlier run is discarded here.
@@ -201,7 +204,7 @@ def _argument_names(cls: type) -> list[str]:
         names += [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
         if not any(p.kind == p.VAR_KEYWORD for p in parameters):
             break
-    return names
+    return list(dict.fromkeys(names))  # a class may change the default of a base class's argument
 
 
 def check_request(n: int, size: int) -> None:
