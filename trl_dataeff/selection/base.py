@@ -204,7 +204,7 @@ def _argument_names(cls: type) -> list[str]:
         names += [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
         if not any(p.kind == p.VAR_KEYWORD for p in parameters):
             break
-    return list(dict.fromkeys(names))  # a class may change the default of a base class's argument
+    return names
 
 
 def check_request(n: int, size: int) -> None:

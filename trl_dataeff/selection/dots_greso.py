@@ -1,14 +1,13 @@
-r"""
-DOTS weighs, GRESO takes off: a prompt's weight is DOTS's times the probability with which GRESO keeps it.
+"""
+DOTS and GRESO together: a prompt's weight is DOTS's, times the probability with which GRESO keeps the prompt.
 
-One draw without replacement has these weights. GRESO's gate alone would pass on what it rejects: walking down DOTS's ranking
-until enough prompts are admitted ends at prompts of hardly any weight once many have a streak.
+All prompts come from one draw with these weights. Prompts are not admitted one by one in the order of DOTS's draw: once many
+prompts have a streak, that would reach down to prompts of hardly any weight, such as unsolvable ones that are not known yet.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -30,14 +29,12 @@ class DotsGresoSelector(GresoBase, DotsSelector):
     many generation batches as a pass over the prompts takes.
 
     Args:
-        streak_half_life (`float`, *optional*, defaults to `20.0`): generation batches after which a group of a streak
-            counts half; `None`: streaks do not fade.
-        p_init, p_step, p_min, p_max, target_zero_variance, easy_share: see [`GresoBase`].
+        p_init, p_step, p_min, p_max, target_zero_variance, easy_share, streak_half_life: see [`GresoBase`];
+            `streak_half_life` defaults to 100.
         ...: see [`DotsSelector`].
     """
 
-    def __init__(self, *, streak_half_life: float | None = 20.0, **arguments: Any):
-        super().__init__(streak_half_life=streak_half_life, **arguments)
+    default_half_life = 100.0
 
     def _draw(self, log_weights: torch.Tensor, n: int, rng: torch.Generator) -> np.ndarray:
         same_noise = torch.Generator()

@@ -8,8 +8,9 @@ kind. Once per generation batch, each of them moves one step toward its target s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -64,7 +65,7 @@ class KeepProbability:
 
     def update(self, share: float) -> None:
         """Move by the observed share."""
-        above = share >= self.target
+        above = share >= self.target - 1e-9  # 4 of 24 are a sixth, whatever 0.25 * (1 - 1/3) rounds to
         self._in_a_row = self._in_a_row + 1 if self._contradicts(above) else 0
         if self._in_a_row == PATIENCE:
             self.value, self.held, self._in_a_row = self.initial, not self.held, 0
@@ -137,10 +138,12 @@ class GresoBase(Selector):
         p_min (`float`, *optional*, defaults to `0.05`), p_max (`float`, *optional*, defaults to `0.95`): bounds.
         target_zero_variance (`float`, *optional*, defaults to `0.25`): target share of zero-variance groups.
         easy_share (`float`, *optional*, defaults to `1/3`): part of that target for easy groups; the rest is for hard ones.
-        streak_half_life (`float`, *optional*): generation batches after which a group of a streak counts half; `None`:
-            streaks do not fade.
+        streak_half_life (`float`, *optional*): generation batches after which a group of a streak counts half; `inf`:
+            streaks do not fade. By default, the class's `default_half_life`.
         ...: arguments of the next base class.
     """
+
+    default_half_life: ClassVar[float] = math.inf
 
     def __init__(
         self,
@@ -155,8 +158,10 @@ class GresoBase(Selector):
         **others: Any,
     ):
         super().__init__(**others)
-        if streak_half_life is not None and not streak_half_life > 0:
-            raise ValueError(f"`streak_half_life` is {streak_half_life!r}; it takes a number above 0, or None for no fading.")
+        if streak_half_life is None:
+            streak_half_life = self.default_half_life
+        if not streak_half_life > 0:
+            raise ValueError(f"`streak_half_life` is {streak_half_life!r}; it takes a number > 0, or `inf` for no fading.")
         self._movement = (p_init, p_step, p_min, p_max)
         self._targets = (target_zero_variance * easy_share, target_zero_variance * (1 - easy_share))
         self.streak_half_life = streak_half_life
@@ -183,7 +188,7 @@ class GresoSelector(GresoBase):
     Shuffled passes over the prompts, in which prompts with repeated zero-variance groups are skipped at random. A pass
     that offers too few prompts continues with the next one. Prompts without a group so far are always admitted.
 
-    The keep probabilities adapt once the first pass is over, when every prompt has had its chance.
+    The keep probabilities adapt once the first pass is over, when every prompt has had its chance. Streaks do not fade.
 
     Args:
         p_init, p_step, p_min, p_max, target_zero_variance, easy_share, streak_half_life: see [`GresoBase`].

@@ -18,11 +18,12 @@ class PromptPool:
     Streaks of zero-variance groups, per prompt: 9 bytes a prompt.
 
     A streak counts the latest groups of a prompt that are of one zero-variance kind. With a half-life, each of them counts
-    `0.5 ** (age / half_life)`, its age being the generation batches observed since. Without one, a streak is an integer.
+    `0.5 ** (age / half_life)`, its age being the generation batches observed since.
 
     Args:
         size (`int`): number of prompts, N.
-        half_life (`float`, *optional*): generation batches after which a group counts half; `None`: streaks do not fade.
+        half_life (`float`, *optional*, defaults to `inf`): generation batches after which a group counts half; by default
+            streaks do not fade, and are integers.
 
     Attributes:
         streak: float32 `(N,)`, as of the prompt's latest group; 0 after an effective one. [`faded`] has the present value.
@@ -35,9 +36,8 @@ class PromptPool:
     streak_kind: np.ndarray
     batch: np.ndarray
 
-    def __init__(self, size: int, half_life: float | None = None):
-        self.size = size
-        self.half_life = math.inf if half_life is None else half_life
+    def __init__(self, size: int, half_life: float = math.inf):
+        self.size, self.half_life = size, half_life
         self.now = 0
         self.streak = np.zeros(size, dtype=_DTYPES["streak"])
         self.streak_kind = np.full(size, EFFECTIVE, dtype=_DTYPES["streak_kind"])
