@@ -204,7 +204,7 @@ def test_streaks_of_the_plain_selector_fade_if_asked_to():
 
 @pytest.mark.parametrize("half_life", [0, -1.0, math.nan])
 def test_an_impossible_half_life_is_refused(half_life):
-    with pytest.raises(ValueError, match="`streak_half_life` is .*takes a number > 0"):
+    with pytest.raises(ValueError, match=r"`streak_half_life` is .*takes a number > 0"):
         GresoSelector(streak_half_life=half_life)
 
 

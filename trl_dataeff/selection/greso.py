@@ -161,7 +161,9 @@ class GresoBase(Selector):
         if streak_half_life is None:
             streak_half_life = self.default_half_life
         if not streak_half_life > 0:
-            raise ValueError(f"`streak_half_life` is {streak_half_life!r}; it takes a number > 0, or `inf` for no fading.")
+            raise ValueError(
+                f"`streak_half_life` is {streak_half_life!r}; it takes a number > 0, or `inf` for no fading."
+            )
         self._movement = (p_init, p_step, p_min, p_max)
         self._targets = (target_zero_variance * easy_share, target_zero_variance * (1 - easy_share))
         self.streak_half_life = streak_half_life
