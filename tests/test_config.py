@@ -52,6 +52,7 @@ DEFAULTS = {
     "greso_p_max": 0.95,
     "greso_target_zero_variance": 0.25,
     "greso_easy_share": 1 / 3,
+    "greso_streak_half_life": None,
 }
 NAN, INF = float("nan"), float("inf")
 WRONG = {
@@ -91,6 +92,7 @@ WRONG = {
     "greso_p_max": [0.4, 1.2],
     "greso_target_zero_variance": [-0.1, 1.0],
     "greso_easy_share": [-0.1, 1.1],
+    "greso_streak_half_life": [0, -1, NAN, "10"],
 }
 
 

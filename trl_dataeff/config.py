@@ -214,6 +214,13 @@ class DataEfficientGRPOConfig(GRPOConfig):
     greso_easy_share: float = field(
         default=1 / 3, metadata={"help": "Part of `greso_target_zero_variance` that falls to easy prompts."}
     )
+    greso_streak_half_life: float | None = field(
+        default=None,
+        metadata={
+            "help": "Generation batches after which a group of a streak counts half; `inf`: streaks do not fade. By default "
+            "100 with 'dots+greso', and `inf` with 'greso', as published."
+        },
+    )
 
     _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "selector_args", "dots_predictor_args"]  # noqa: RUF012
 
@@ -304,7 +311,8 @@ _DOTS_FIELDS = {
     "half_lives": "history_half_lives",
 }
 _GRESO_FIELDS = {
-    name: f"greso_{name}" for name in ("p_init", "p_step", "p_min", "p_max", "target_zero_variance", "easy_share")
+    name: f"greso_{name}"
+    for name in ("p_init", "p_step", "p_min", "p_max", "target_zero_variance", "easy_share", "streak_half_life")
 }
 #: For each built-in selector: its arguments, and the fields that they come from
 _SELECTOR_FIELDS: dict[str, dict[str, str]] = {

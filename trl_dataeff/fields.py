@@ -140,6 +140,9 @@ OUR_FIELDS: dict[str, Rule] = {
     "greso_p_max": SHARE_ABOVE_0,
     "greso_target_zero_variance": SHARE_BELOW_1,
     "greso_easy_share": SHARE,
+    "greso_streak_half_life": Rule(
+        lambda v: v is None or (is_number(v) and v > 0), "a number > 0, or nothing for the selector's default"
+    ),
 }
 
 #: Choices of TRL's `GRPOConfig`

@@ -246,8 +246,8 @@ def test_the_gate_skips_prompts_with_repeated_zero_variance_groups():
         selector.gate.pool.observe([visit(int(i), HARD) for i in hard])
     chosen = np.concatenate([population.batch(selector, rng)[0] for _ in range(10)])
     assert np.isin(chosen, hard).mean() < 0.1
-    assert selector.metrics()["prompts_skipped"] > 100
-    assert selector.metrics()["p_hard"] == 0.5, "it adapts before it has looked at as many as there are"
+    assert selector.metrics()["prompts_skipped"] == pytest.approx(80, abs=25), "DOTS alone draws half of them there"
+    assert selector.metrics()["p_hard"] == 0.5, "it adapts before a pass's worth of batches"
 
 
 def test_prompts_of_weight_0_still_come_before_excluded_ones():

@@ -1,5 +1,7 @@
 """GRESO's skip rule and its controller, against the formulas."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,7 +11,7 @@ from tests.factories import generator, visit
 from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD
 from trl_dataeff.selection import GresoSelector
 from trl_dataeff.selection.base import SelectorContext
-from trl_dataeff.selection.greso import GresoController, keep_probability
+from trl_dataeff.selection.greso import FLOOR, KeepProbability, keep_probability
 
 
 def greso(size: int, batch: int = 1, **arguments) -> GresoSelector:
@@ -37,7 +39,7 @@ def test_skip_rate_follows_the_formula(streak, kind):
     selector, rng = greso(10_000), generator(1)
     gate = selector.gate
     gate.pool.streak[:], gate.pool.streak_kind[:] = streak, kind
-    gate.controller.p_easy, gate.controller.p_hard = p[EASY], p[HARD]
+    gate.easy.value, gate.hard.value = p[EASY], p[HARD]
     admitted = 0
     while selector._passes < 2:  # one whole pass
         selector.propose(1, rng)
@@ -75,19 +77,138 @@ def test_a_pass_in_which_all_are_skipped_flows_into_the_next():
     assert selector._passes > 2
 
 
-@given(st.floats(0, 1), st.floats(0, 1), st.integers(1, 200))
-def test_controller_keeps_its_bounds_and_moves_against_the_share(easy, hard, updates):
-    control = GresoController()
+@pytest.mark.parametrize("streak", [0.0, 0.25, 1.5, 6.5, 7.0])
+def test_keep_probability_of_a_faded_streak(streak):
+    assert keep_probability(np.array([streak], dtype=np.float32), 0.5)[0] == pytest.approx(
+        max(math.exp(streak * math.log(0.5)), 0.01), rel=1e-12
+    )
+
+
+def hard_control(initial: float = 0.5) -> KeepProbability:
+    return KeepProbability(initial, 0.01, 0.05, 0.95, 1 / 6)
+
+
+def published(p: float, share: float, target: float = 1 / 6) -> float:
+    """The rule of arXiv 2506.02177 with its published constants."""
+    return max(p - 0.01, 0.05) if share >= target else min(p + 0.01, 0.95)
+
+
+@given(st.lists(st.tuples(st.sampled_from([0.0, 0.1, 1 / 6, 0.2, 1.0]), st.integers(1, 30)), max_size=12))
+def test_a_keep_probability_follows_the_published_rule_until_its_target_is_unreachable(runs):
+    """Unreachable: ten updates in a row find it at the lower bound, with a share at or above the target."""
+    control, expected, at_bound = hard_control(0.09), 0.09, 0
+    for share in [share for share, length in runs for _ in range(length)]:
+        at_bound = at_bound + 1 if expected == 0.05 and share >= 1 / 6 else 0
+        expected = published(expected, share)
+        control.update(share)
+        assert control.held == (at_bound == 10)
+        if control.held:
+            assert control.value == 0.09
+            return
+        assert control.value == expected
+
+
+@given(st.floats(0, 1), st.integers(1, 200))
+def test_a_keep_probability_stays_within_its_bounds(share, updates):
+    control = hard_control()
     for _ in range(updates):
-        before = control.p_easy, control.p_hard
-        control.update(easy, hard)
-        assert 0.05 <= control.p_easy <= 0.95
-        assert 0.05 <= control.p_hard <= 0.95
-        assert (control.p_easy <= before[0]) == (easy >= 0.25 / 3 or before[0] == 0.95)
-        assert (control.p_hard <= before[1]) == (hard >= 0.25 * 2 / 3 or before[1] == 0.95)
+        control.update(share)
+        assert 0.05 <= control.value <= 0.95
 
 
-def published_update(p_hard: float, rewards: np.ndarray) -> float:
+def test_a_held_keep_probability_is_released_after_ten_updates_below_the_target():
+    control = hard_control()
+    for _ in range(45 + 10):
+        assert not control.held
+        control.update(0.3)
+    assert (control.held, control.value) == (True, 0.5)
+    for share in [0.3, *[0.1] * 9] * 5:
+        control.update(share)
+        assert (control.held, control.value) == (True, 0.5)
+    control.update(0.1)  # the tenth in a row
+    assert (control.held, control.value) == (False, 0.5)
+    control.update(0.1)
+    assert control.value == 0.51
+
+
+@pytest.mark.parametrize("updates", [50, 54, 60, 70])
+def test_the_state_of_a_keep_probability_is_complete(updates):
+    control, other = hard_control(), hard_control()
+    for _ in range(updates):
+        control.update(0.3)
+    for _ in range(5 if control.held else 0):
+        control.update(0.0)
+    other.load_state(np.array(control.state()))
+    for share in [*[0.3] * 6, *[0.0] * 12, *[0.3] * 60]:
+        control.update(share)
+        other.update(share)
+        assert (control.held, control.value) == (other.held, other.value)
+
+
+def train(selector: GresoSelector, success: np.ndarray, batches: int, batch: int, seed: int = 3, group_size: int = 8):
+    """A generation batch per item: its groups. Prompts succeed with fixed probabilities."""
+    rng, numbers = generator(seed), np.random.default_rng(seed)
+    for _ in range(batches):
+        ids = selector.propose(batch, rng)
+        wins = numbers.binomial(group_size, success[ids])
+        kinds = np.where(wins == group_size, EASY, np.where(wins == 0, HARD, EFFECTIVE))
+        groups = [visit(int(prompt), int(kind)) for prompt, kind in zip(ids, kinds, strict=True)]
+        selector.observe(groups)
+        yield groups
+
+
+def test_with_reachable_targets_the_selector_is_published_greso():
+    """Both keep probabilities and every streak against plain Python, over 20 passes' worth of groups."""
+    size, batch = 240, 24
+    selector = greso(size, batch)
+    success = np.where(np.arange(size) < 0.5 * size, 0.0, np.where(np.arange(size) < 0.6 * size, 1.0, 0.5))
+    p, streaks, last = {EASY: 0.5, HARD: 0.5}, dict.fromkeys(range(size), 0), dict.fromkeys(range(size), EFFECTIVE)
+    lowest = 1.0
+    for i, groups in enumerate(train(selector, success, 200, batch)):
+        for group in groups:
+            same = group.kind == last[group.prompt_id]
+            streaks[group.prompt_id] = 0 if group.kind == EFFECTIVE else 1 + same * streaks[group.prompt_id]
+            last[group.prompt_id] = group.kind
+        if i >= size // batch - 1:  # the first pass is over
+            for kind, target in ((EASY, 1 / 12), (HARD, 1 / 6)):
+                p[kind] = published(p[kind], sum(g.kind == kind for g in groups) / batch, target)
+        assert (selector.gate.easy.value, selector.gate.hard.value) == pytest.approx((p[EASY], p[HARD]), abs=1e-9)
+        lowest = min(lowest, p[HARD])
+        keep = [max(p[last[j]] ** streaks[j], FLOOR) if streaks[j] else 1.0 for j in range(size)]
+        np.testing.assert_allclose(selector.gate.keep(), keep, rtol=1e-9)
+    assert max(streaks.values()) >= 3
+    assert lowest < 0.4
+
+
+def test_an_unreachable_target_does_not_leave_a_keep_probability_at_its_lower_bound():
+    """Every prompt succeeds with 0.93: more than half of all groups are easy, whichever prompts are drawn."""
+    size, batch = 200, 20
+    selector, at_bound = greso(size, batch), []
+    for _ in train(selector, np.full(size, 0.93), 300, batch):
+        at_bound.append(selector.gate.easy.value == 0.05)
+    assert sum(at_bound) <= 20
+    assert not any(at_bound[-200:])
+    assert selector.gate.easy.held
+    assert selector.metrics()["p_easy"] == 0.5
+    assert not selector.gate.hard.held
+
+
+def test_streaks_of_the_plain_selector_fade_if_asked_to():
+    for half_life, expected in ((None, 0.25), (math.inf, 0.25), (3.0, 0.5)):
+        selector = greso(4, streak_half_life=half_life)
+        selector.observe([visit(0, HARD), visit(0, HARD)])
+        for _ in range(3):
+            selector.observe([])
+        np.testing.assert_allclose(selector.gate.keep(), [expected, 1, 1, 1])
+
+
+@pytest.mark.parametrize("half_life", [0, -1.0, math.nan])
+def test_an_impossible_half_life_is_refused(half_life):
+    with pytest.raises(ValueError, match=r"`streak_half_life` is .*takes a number > 0"):
+        GresoSelector(streak_half_life=half_life)
+
+
+def as_in_the_published_code(p_hard: float, rewards: np.ndarray) -> float:
     """The published rule for hard prompts: it counts groups whose rewards sum to less than 0, which 0/1 rewards never
     do, so the observed hard share is 0 and the keep probability only rises."""
     hard_ratio = float((rewards.sum(axis=1) < 0).mean())
@@ -97,7 +218,7 @@ def published_update(p_hard: float, rewards: np.ndarray) -> float:
 def test_with_60_percent_hard_for_ever_p_hard_falls_and_the_hard_share_meets_its_target():
     n, batch, g, batches = 1200, 60, 8, 400
     selector, rng, numbers = greso(n, batch), generator(3), np.random.default_rng(0)
-    control = selector.gate.controller
+    control = selector.gate.hard
     success = np.where(np.arange(n) < 0.6 * n, 0.0, 0.5)
     published, hard_shares = 0.5, []
     for i in range(batches):
@@ -107,11 +228,11 @@ def test_with_60_percent_hard_for_ever_p_hard_falls_and_the_hard_share_meets_its
         selector.observe([visit(int(prompt), int(kind)) for prompt, kind in zip(ids, kinds, strict=True)])
         hard_shares.append((kinds == HARD).mean())
         if i >= n // batch:
-            published = published_update(published, rewards)
+            published = as_in_the_published_code(published, rewards)
         if i == n // batch - 1:
-            assert control.p_hard in (0.5, 0.49), "no adaptation before every prompt has had its chance"
+            assert control.value in (0.5, 0.49), "no adaptation before every prompt has had its chance"
         if i == n // batch + 20:
-            assert control.p_hard < 0.4
+            assert control.value < 0.4
     # Later, as streaks grow, p^z needs a larger p for the same share: it is the share that is steered
     assert abs(np.mean(hard_shares[-100:]) - 1 / 6) <= 0.05
     assert published == pytest.approx(0.95)

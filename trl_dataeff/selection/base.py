@@ -88,6 +88,11 @@ class Selector(ABC):
     uses_references: bool = False
     context: SelectorContext
 
+    def __init__(
+        self,
+    ) -> None:  # so that the error of an unknown argument names it, also with cooperative base classes
+        super().__init__()
+
     def bind(self, context: SelectorContext) -> None:
         """
         Start a run: called when training starts, before anything else. Any state of an earlier run is discarded here.

@@ -1,82 +1,52 @@
-"""DOTS proposes, GRESO admits."""
+"""
+DOTS and GRESO together: a prompt's weight is DOTS's, times the probability with which GRESO keeps the prompt.
+
+All prompts come from one draw with these weights. Prompts are not admitted one by one in the order of DOTS's draw: once many
+prompts have a streak, that would reach down to prompts of hardly any weight, such as unsolvable ones that are not known yet.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
 
 from trl_dataeff.rollouts.group import RolloutGroup
-from trl_dataeff.selection.base import SelectorContext, register_selector
-from trl_dataeff.selection.dots import DotsSelector, gumbel_keys
-from trl_dataeff.selection.greso import GresoController, GresoGate
+from trl_dataeff.selection.base import register_selector
+from trl_dataeff.selection.dots import DotsSelector
+from trl_dataeff.selection.greso import GresoBase
 
 
 @register_selector("dots+greso")
-class DotsGresoSelector(DotsSelector):
+class DotsGresoSelector(GresoBase, DotsSelector):
     """
-    Prompts come in the order in which DOTS draws them, and those with repeated zero-variance groups are skipped with
-    GRESO's probability. The explored share is not skipped, so that it stays unbiased. The keep probabilities adapt once
-    as many prompts were looked at as there are.
+    Samples prompts as DOTS does, with weights multiplied by GRESO's keep probability, so that prompts with repeated
+    zero-variance groups are drawn less often. Their streaks fade.
+
+    The explored share is drawn uniformly, whatever the streaks. Its groups, and those of reference rollouts, count in the
+    streaks, but do not move the keep probabilities, which have no influence on them. The keep probabilities adapt after as
+    many generation batches as a pass over the prompts takes.
 
     Args:
-        p_init, p_step, p_min, p_max, target_zero_variance, easy_share: see [`GresoController`].
+        p_init, p_step, p_min, p_max, target_zero_variance, easy_share, streak_half_life: see [`GresoBase`];
+            `streak_half_life` defaults to 100.
         ...: see [`DotsSelector`].
     """
 
-    def __init__(
-        self,
-        *,
-        p_init: float = 0.5,
-        p_step: float = 0.01,
-        p_min: float = 0.05,
-        p_max: float = 0.95,
-        target_zero_variance: float = 0.25,
-        easy_share: float = 1 / 3,
-        **dots: Any,
-    ):
-        super().__init__(**dots)
-        self._controller_arguments = (p_init, p_step, p_min, p_max, target_zero_variance, easy_share)
-
-    def bind(self, context: SelectorContext) -> None:
-        super().bind(context)
-        self.gate = GresoGate(context.num_prompts, GresoController(*self._controller_arguments))
-        self._looked_at = 0
+    default_half_life = 100.0
 
     def _draw(self, log_weights: torch.Tensor, n: int, rng: torch.Generator) -> np.ndarray:
-        keys = gumbel_keys(log_weights, rng)
-        left = int((~log_weights.isneginf()).sum())  # the others are excluded
-        order, admitted = np.empty(0, dtype=np.int64), np.empty(0, dtype=bool)
-        wanted = min(2 * n, left)
-        while True:  # most prompts may be skipped: look at more and more at once
-            order = keys.topk(wanted).indices.numpy()
-            admitted = np.concatenate([admitted, self.gate.admit(order[len(admitted) :], rng)])
-            if admitted.sum() >= n or wanted == left:
-                break
-            wanted = min(2 * wanted, left)
-        chosen = np.flatnonzero(admitted)[:n]
-        looked_at = int(chosen[-1]) + 1 if len(chosen) == n and n else len(order)
-        self.gate.skipped += looked_at - len(chosen)
-        self._looked_at += looked_at
-        if len(chosen) < n:  # all others were skipped: the first of these after all, then excluded ones
-            rest = np.setdiff1d(keys.argsort(descending=True).numpy(), order[chosen], assume_unique=True)
-            return np.concatenate([order[chosen], rest[: n - len(chosen)]])
-        return order[chosen]
+        same_noise = torch.Generator()
+        same_noise.set_state(rng.get_state())
+        drawn = super()._draw(log_weights + torch.from_numpy(np.log(self.gate.keep())), n, rng)
+        by_dots_alone = super()._draw(log_weights, n, same_noise)
+        self.gate.skipped += n - int(np.isin(by_dots_alone, drawn).sum())
+        return drawn
 
     def observe(self, groups: Sequence[RolloutGroup]) -> None:
+        explored = set(self._explored.tolist())
         super().observe(groups)
-        self.gate.observe(groups, adapt=self._looked_at >= self.context.num_prompts)
-
-    def state_dict(self) -> dict[str, np.ndarray]:
-        gate = {f"gate.{name}": value for name, value in self.gate.state_dict().items()}
-        return {**super().state_dict(), **gate, "looked_at": np.array([self._looked_at])}
-
-    def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
-        super().load_state_dict(state)
-        self.gate.load_state_dict({k.removeprefix("gate."): v for k, v in state.items() if k.startswith("gate.")})
-        self._looked_at = int(state["looked_at"][0])
-
-    def metrics(self) -> dict[str, float]:
-        return super().metrics() | self.gate.metrics()
+        self.gate.pool.observe(groups)
+        if self.batch * self.context.batch_groups >= self.context.num_prompts:
+            self.gate.adapt([g for g in groups if g.origin != "reference" and g.prompt_id not in explored])
