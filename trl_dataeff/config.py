@@ -90,7 +90,10 @@ class DataEfficientGRPOConfig(GRPOConfig):
     )
     exploration: float = field(
         default=0.05,
-        metadata={"help": "With 'dots': share of each round that is drawn uniformly, in [0, 1]."},
+        metadata={
+            "help": "With 'dots': least share of each round that is drawn uniformly, in [0, 1]. The share is larger as long "
+            "as selection is not seen to raise the effective share; 0 switches exploration off."
+        },
     )
 
     # Parameters that control fault tolerance, each off by default
@@ -163,7 +166,13 @@ class DataEfficientGRPOConfig(GRPOConfig):
             "exp(-|p - target| / temperature) as in the paper."
         },
     )
-    dots_sharpness: float = field(default=4.0, metadata={"help": "Exponent of the 'effective' weight."})
+    dots_sharpness: float = field(
+        default=1.0,
+        metadata={
+            "help": "Exponent of the 'effective' weight: higher keeps closer to success rates near one half, and to fewer "
+            "kinds of prompts."
+        },
+    )
     dots_target: float = field(default=0.5, metadata={"help": "Success rate that the 'target' weight prefers."})
     dots_temperature: float = field(default=1e-3, metadata={"help": "Temperature of the 'target' weight."})
     dots_predictor: str = field(

@@ -32,12 +32,16 @@ def parser() -> argparse.ArgumentParser:
     tune = commands.add_parser("tune", help="uniform sampling at several learning rates, on other seeds")
     run = commands.add_parser("run", help="runs of your own choice")
     for command in (study, run):
-        command.add_argument("--methods", nargs="+", help="these alone; `default,replay_fraction=0.25` changes a field")
+        command.add_argument(
+            "--methods", nargs="+", help="these alone; `default,replay_fraction=0.25` changes a field"
+        )
         command.add_argument("--pools", nargs="+", help="these alone: mixed, unsolvable, learnable")
         command.add_argument("--seeds", nargs="+", type=int, help="these alone")
     for command in (study, tune, run):
         command.add_argument("--workers", type=int, default=2, help="runs at a time, of one thread each (default: 2)")
-        command.add_argument("--scale", type=int, default=1, help="times as many groups a step, for a GPU (default: 1)")
+        command.add_argument(
+            "--scale", type=int, default=1, help="times as many groups a step, for a GPU (default: 1)"
+        )
         command.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
     tables = commands.add_parser("tables", help="the tables of the finished runs, as Markdown")
     tables.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
@@ -62,13 +66,18 @@ def _study(chosen: argparse.Namespace) -> None:
 
     entries = STUDY
     if chosen.command == "run":
-        entries = ((pool, tuple(chosen.methods or METHODS), tuple(chosen.seeds or (100,))) for pool in chosen.pools or ["mixed"])
+        entries = (
+            (pool, tuple(chosen.methods or METHODS), tuple(chosen.seeds or (100,)))
+            for pool in chosen.pools or ["mixed"]
+        )
     specs = [
         Spec(method, seed, pool).scaled(chosen.scale)
         for pool, methods, seeds in entries
         for seed in seeds
         for method in methods
-        if method in (chosen.methods or methods) and pool in (chosen.pools or [pool]) and seed in (chosen.seeds or seeds)
+        if method in (chosen.methods or methods)
+        and pool in (chosen.pools or [pool])
+        and seed in (chosen.seeds or seeds)
     ]
     _run(specs, chosen)
 

@@ -20,7 +20,9 @@ def tables(rows: Iterable[dict]) -> str:
     """What each method needs, what it comes to, and what was measured on the way, by pool and learning rate."""
     parts = []
     for (pool, rate), curves in curves_by_setting(rows).items():
-        parts.append(f"Pool *{pool}*, learning rate {rate:g}. Ratios to `{BASELINE}` of the same seed.\n\n{_needs(curves)}")
+        parts.append(
+            f"Pool *{pool}*, learning rate {rate:g}. Ratios to `{BASELINE}` of the same seed.\n\n{_needs(curves)}"
+        )
         parts.append(f"Held-out success by kind at the end of the runs:\n\n{_by_kind(curves)}")
         parts.append(f"Means over the runs:\n\n{_measured(curves)}")
     return "\n\n".join(parts) or "No run is finished."
@@ -94,7 +96,9 @@ def _measured(curves: list[Curve]) -> str:
     for method in methods_of(curves):
         own = [c for c in curves if c.method == method]
         shares = [c.effective_share() for c in own]
-        means = [_mean(value for c in own for value in (row.get(name) for row in c.rows[1:])) for name in MEASURED.values()]
+        means = [
+            _mean(value for c in own for value in (row.get(name) for row in c.rows[1:])) for name in MEASURED.values()
+        ]
         lines.append([f"`{method}`", show(float(np.mean(shares))), *map(show, means)])
     return _markdown(["method", "effective", *MEASURED], lines)
 
@@ -106,7 +110,9 @@ def _mean(values: Iterable[float | None]) -> float:
 
 def _markdown(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     widths = [max(len(line[i]) for line in [header, *lines]) for i in range(len(header))]
-    text = ["| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |" for line in [header, *lines]]
+    text = [
+        "| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |" for line in [header, *lines]
+    ]
     text.insert(1, "|" + "|".join("-" * (w + 2) for w in widths) + "|")
     return "\n".join(text)
 
@@ -127,7 +133,9 @@ def describe_pools(weights: Path, seed: int = 0) -> str:
             if len(p):
                 quantiles = np.quantile(p, [0.1, 0.25, 0.5, 0.75, 0.9])
                 effective = 1 - p**8 - (1 - p) ** 8
-                lines.append([kind, str(len(p)), f"{p.mean():.3f}", *(f"{q:.3f}" for q in quantiles), f"{effective.mean():.2f}"])
+                lines.append(
+                    [kind, str(len(p)), f"{p.mean():.3f}", *(f"{q:.3f}" for q in quantiles), f"{effective.mean():.2f}"]
+                )
         header = ["kind", "questions", "mean", "10 %", "25 %", "50 %", "75 %", "90 %", "effective groups of 8"]
         parts.append(f"Pool *{name}*, seed {seed}:\n\n{_markdown(header, lines)}")
     return "\n\n".join(parts)

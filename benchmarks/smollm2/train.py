@@ -28,7 +28,9 @@ END_OF_LINE = "Ċ"  # the tokenizer's name for "\n"
 LEARNING_RATE = 1e-3
 
 
-def right_tokens(completions: list[str], completion_ids: list[list[int]], right: list[list[int]], **columns: Any) -> list[float]:
+def right_tokens(
+    completions: list[str], completion_ids: list[list[int]], right: list[list[int]], **columns: Any
+) -> list[float]:
     """
     1 for the tokens of the right answer and the end of its line, else 0. Texts would not do: `<|im_end|>` is decoded as
     nothing, so that some other completions have the right text.
@@ -45,7 +47,7 @@ class Spec:
     pool: str
     learning_rate: float = LEARNING_RATE
     steps: int = 30
-    max_rollouts: int = 1280  # 20 steps of uniform sampling; whichever comes first
+    max_rollouts: int = 1024  # 16 steps of uniform sampling; whichever comes first
     eval_every: int = 128  # rollouts
     prompts: int = 8  # groups a step
     group_size: int = 8
@@ -56,7 +58,10 @@ class Spec:
         if scale == 1:
             return self
         return replace(
-            self, prompts=scale * self.prompts, max_rollouts=scale * self.max_rollouts, eval_every=scale * self.eval_every
+            self,
+            prompts=scale * self.prompts,
+            max_rollouts=scale * self.max_rollouts,
+            eval_every=scale * self.eval_every,
         )
 
     @property

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks import proof, smollm2
+from benchmarks import proof
 from benchmarks import simulate as validation
 from benchmarks.lab.pools import POOLS, classify, held_out_tasks, pool_dataset
 from benchmarks.lab.ratios import Curve
@@ -129,18 +129,6 @@ def test_what_simulate_says_of_the_labs_first_pool_is_near_what_was_measured():
     assert len(off) >= 8
     assert off[-2] < math.log(1.4)
     assert np.median(off) < math.log(1.25)
-
-
-def test_questions_of_the_real_model_have_their_shares_and_seeds_of_their_own():
-    pytest.importorskip("reasoning_gym")
-    one, other = smollm2.questions(400, 0), smollm2.questions(400, 1)
-    assert len({q.question for q in one}) == len(one) == 400
-    assert sum(q.task == "products" for q in one) == 200
-    shared = {q.question for q in one} & {q.question for q in other}
-    assert len([q for q in one if q.question in shared and q.task == "products"]) == 0
-    assert len(shared) < 100  # the kinds of few questions
-    a, b = next(q.question for q in one if q.task == "products").removesuffix(" =").split(" * ")
-    assert str(int(a) * int(b)) in {q.answer for q in one}
 
 
 def test_a_peers_calibration_set_is_of_prompts_that_no_run_sees(cells_of_a_start):

@@ -255,5 +255,7 @@ class GroupClassifier:
         if self.graded:
             return
         values = np.unique(np.concatenate([self.values, totals[np.isfinite(totals)]]))
-        apart = np.diff(values) > 1e-6 * np.abs(values[1:]) if len(values) else np.empty(0, dtype=bool)  # but for rounding
+        apart = (
+            np.diff(values) > 1e-6 * np.abs(values[1:]) if len(values) else np.empty(0, dtype=bool)
+        )  # but for rounding
         self.values = values[np.concatenate([[True], apart])[: len(values)]][:3].tolist()

@@ -84,7 +84,9 @@ class PromptEstimator:
 
     def predict_with_references(self, ids: np.ndarray, rates: np.ndarray) -> None:
         """Predict all prompts from reference groups alone; see [`RollingDifficulty.predict_with_references`]."""
-        self.predicted = np.tile(self.difficulty.predict_with_references(ids, rates, self._batch), (len(self._log_weights), 1))
+        self.predicted = np.tile(
+            self.difficulty.predict_with_references(ids, rates, self._batch), (len(self._log_weights), 1)
+        )
 
     def rescale(self, scale: float, offset: float) -> None:
         """Map all rates to `scale * rate + offset`: the reward's range has widened."""

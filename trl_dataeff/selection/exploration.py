@@ -48,7 +48,7 @@ class ExplorationShare:
         """The share, in [`least`, 1]."""
         if not self.least:
             return 0.0
-        successes, total = (self._counts + [1.0, 2.0]).T  # Laplace's rule: with one success and one failure more
+        successes, total = (self._counts + np.array([1.0, 2.0])).T  # Laplace's rule: one success and one failure more
         rate = successes / total
         z = (rate[0] - rate[1]) / math.sqrt((rate * (1 - rate) / total).sum())
         return self.least + (1 - self.least) * 0.5 * math.erfc((1 + z) / math.sqrt(2))

@@ -49,8 +49,8 @@ class SuccessHistory:
         self.successes[:, distinct] *= fade
         self.trials[:, distinct] *= fade
         self.batch[distinct] = batch
-        np.add.at(self.successes, (slice(None), ids), rates * trials)
-        np.add.at(self.trials, (slice(None), ids), trials)
+        np.add.at(self.successes.T, ids, (rates * trials)[:, None])
+        np.add.at(self.trials.T, ids, trials[:, None])
 
     def estimate(self, predicted: np.ndarray, batch: int, ids: np.ndarray | slice = slice(None)) -> np.ndarray:
         """

@@ -1,0 +1,137 @@
+"""The benchmark on a pretrained model: its questions, its tables, and that a study goes on where it stopped."""
+
+import json
+import math
+
+import pytest
+
+from benchmarks.lab.runs import run_all
+from benchmarks.lab.store import RunFile
+from benchmarks.smollm2 import __main__ as command
+from benchmarks.smollm2.pools import HELD_OUT_OF_A_KIND, POOLS, held_out, training_questions
+from benchmarks.smollm2.questions import LEARNABLE, UNSOLVABLE
+from benchmarks.smollm2.report import tables, worst_kind
+from benchmarks.smollm2.train import Spec, right_tokens
+
+
+@pytest.fixture(autouse=True)
+def _questions_can_be_made():
+    pytest.importorskip("reasoning_gym")
+
+
+@pytest.mark.parametrize(("name", "unsolvable"), [("mixed", 128), ("unsolvable", 269), ("learnable", 0)])
+def test_pools_have_their_shares_and_nothing_of_what_is_measured_with(name, unsolvable):
+    asked = training_questions(POOLS[name], 3)
+    prompts = {q.prompt for q in asked}
+    assert len(prompts) == len(asked) == 384
+    assert sum(q.kind in UNSOLVABLE for q in asked) == unsolvable
+    counts = [sum(q.kind == kind for q in asked) for kind in LEARNABLE]
+    assert max(counts) - min(counts) <= 1
+    assert not prompts & {q.prompt for q in held_out()}
+    assert training_questions(POOLS[name], 3) == asked
+    assert len(prompts & {q.prompt for q in training_questions(POOLS[name], 4)}) < 0.5 * len(prompts)
+
+
+def test_answers_are_right():
+    assert len(held_out()) == HELD_OUT_OF_A_KIND * len(LEARNABLE)
+    for question in [*held_out(), *training_questions(POOLS["mixed"], 0)]:
+        asked, answer = question.prompt.splitlines()[-1], question.answer.strip()
+        numbers = [int(word.strip("?")) for word in asked.split() if word.strip("?").isdigit()]
+        if question.kind in ("products", "large_products"):
+            assert math.prod(numbers) == int(answer)
+        if question.kind in ("largest", "smallest", "gcd"):
+            functions = {"largest": max, "smallest": min, "gcd": lambda n: math.gcd(*n)}
+            assert functions[question.kind](numbers) == int(answer)
+        if question.kind == "second":
+            assert str(numbers[1]) == answer
+        if question.kind == "letters":
+            letter, word = asked.split('"')[1::2]
+            assert word.count(letter) == int(answer)
+        if question.kind == "backwards":
+            assert asked.split('"')[1][::-1] == answer
+
+
+def test_the_tokens_decide_and_not_the_text():
+    """A completion with the chat's end token within it has the right text and the wrong tokens."""
+    right = [[5, 6, 198]] * 3
+    assert right_tokens(["x"] * 3, completion_ids=[[5, 6, 198], [5, 6, 2, 198], [5, 6]], right=right) == [
+        1.0,
+        0.0,
+        0.0,
+    ]
+
+
+def rows(method: str, seed: int, points: list[tuple[int, float, float]], **measured) -> list[dict]:
+    """Evaluations (rollouts, success of kind a, of kind b) of one run."""
+    return [
+        {
+            "run": f"{method}-{seed}",
+            "method": method,
+            "seed": seed,
+            "pool": "mixed",
+            "learning_rate": 1e-3,
+            "step": n // 64,
+            "rollouts": n,
+            "cpu_s": n / 2,
+            "wall_s": n,
+            "accuracy_sampled": (a + b) / 2,
+            "accuracy_greedy": a,
+            "accuracy_by_kind": {"a": a, "b": b},
+            "groups": 8,
+            "effective_groups": 4,
+            **measured,
+        }
+        for n, a, b in points
+    ]
+
+
+def test_the_table_by_hand():
+    """Uniform ends at 0.5 after 200 rollouts; the other is there after 100, in all and in kind a, and is behind in b."""
+    uniform = rows("uniform", 0, [(0, 0.1, 0.1), (200, 0.5, 0.5)], entropy=0.5)
+    other = rows("default", 0, [(0, 0.1, 0.1), (100, 0.8, 0.2), (200, 0.8, 0.2)], prediction_error=0.25)
+    text = tables([*uniform, *other])
+    line = next(line for line in text.splitlines() if line.startswith("| `default`"))
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    assert cells[1:5] == ["1", "0.100 -> 0.500", "200", "0.50"]
+    assert cells[5] == "-", "one seed has no interval"
+    assert cells[9] == "-0.200"  # in b, from 0.2 - 0.3 at 100 rollouts to 0.2 - 0.5 at 200
+    measured = [line for line in text.splitlines() if line.startswith("| `default`")][-1]
+    assert "0.25" in measured
+    assert measured.count(" - ") >= 3, "what was not measured is printed as undefined"
+
+
+def test_the_worst_kind_is_compared_at_equal_rollouts():
+    from benchmarks.lab.ratios import Curve
+
+    base = Curve("uniform", 0, rows("uniform", 0, [(0, 0.0, 0.0), (400, 0.4, 0.4)]))
+    other = Curve("default", 0, rows("default", 0, [(0, 0.0, 0.0), (100, 0.2, 0.05)]))
+    assert worst_kind(other, base) == pytest.approx(0.75 * (0.05 - 0.1))
+
+
+def fake_run(spec, weights, sink):
+    sink({"method": spec.method, "seed": spec.seed, "step": 0, "rollouts": 0, "accuracy_sampled": 0, "accuracy_greedy": 0,
+          "groups": 0, "effective_groups": 0, "calls": 1})  # fmt: skip
+
+
+def test_a_study_goes_on_where_it_stopped(tmp_path):
+    specs = [Spec("uniform", seed, "mixed") for seed in range(3)]
+    unfinished = RunFile(tmp_path, specs[1].name)
+    unfinished.begin()
+    unfinished.append({"rollouts": 7})
+    finished = RunFile(tmp_path, specs[0].name)
+    finished.begin()
+    finished.append({"rollouts": 5})
+    finished.end()
+    made = run_all(specs, tmp_path, tmp_path, workers=1, run=fake_run)
+    assert [row["rollouts"] for row in made] == [5, 0, 0]
+    assert json.loads(unfinished.path.read_text().splitlines()[-1]) == {"done": True}
+
+
+def test_the_study_is_that_of_the_page(tmp_path):
+    """Six methods with three seeds on the mixed pool, the default and uniform with five, and with three on the others."""
+    runs = {(pool, method, seed) for pool, methods, seeds in command.STUDY for method in methods for seed in seeds}
+    assert len(runs) == 6 * 3 + 2 * 2 + 2 * 2 * 3
+    names = {Spec(method, seed, pool).name for pool, method, seed in runs}
+    assert len(names) == len(runs)
+    assert Spec("uniform", 0, "mixed").scaled(4).prompts == 32
+    assert Spec("uniform", 0, "mixed").scaled(4).name != Spec("uniform", 0, "mixed").name
