@@ -1,0 +1,81 @@
+"""The collector without a trainer: what it tells the selector when the reward's range widens."""
+
+import numpy as np
+import pytest
+
+from trl_dataeff.collector.batch import RefillRounds
+from trl_dataeff.collector.collector import RolloutCollector
+from trl_dataeff.replay.buffer import ReplayBuffer
+from trl_dataeff.rollouts.capture import Round
+from trl_dataeff.rollouts.classification import GroupClassifier
+from trl_dataeff.selection.base import Selector
+
+
+class Rates(Selector):
+    """Proposes prompts in turn, keeps the success rate of every group, and maps it as it is told to."""
+
+    def __init__(self):
+        self.next, self.rates, self.groups = 0, {}, []
+
+    def propose(self, n, rng):
+        self.next += n
+        return np.arange(self.next - n, self.next)
+
+    def observe(self, groups):
+        self.rates.update({group.prompt_id: group.success_rate for group in groups})
+        self.groups += groups
+
+    def rescale(self, scale, offset):
+        self.rates = {prompt: scale * rate + offset for prompt, rate in self.rates.items()}
+
+
+def collector(**options) -> RolloutCollector:
+    arguments = {"group_size": 4, "batch_groups": 2, "reward_names": ["reward"], "num_prompts": 40, "selector": Rates()}
+    return RolloutCollector(classifier=GroupClassifier(np.array([1.0])), **arguments | options)
+
+
+def rounds(rewards: dict[int, list[float]]):
+    """Rollouts of prompts by their rewards."""
+
+    def roll_out(ids: np.ndarray) -> Round:
+        values = np.array([rewards[int(i)] for i in ids], dtype=np.float32).reshape(-1, 1)
+        return Round(values, np.ones(len(values), np.int32), np.zeros(len(values), bool))
+
+    return roll_out
+
+
+def mean_places(rewards: dict[int, list[float]], low: float, high: float) -> dict[int, float]:
+    return {i: float(np.mean([(r - low) / (high - low) for r in own])) for i, own in rewards.items()}
+
+
+REWARDS = {0: [0, 1, 1, 0], 1: [1, 1, 1, 1], 2: [0, 0.5, 1, 1], 3: [-3, 1, 1, 1], 4: [0, 2, 0, 0], 5: [1, 0, 0, 0]}
+
+
+def test_rates_of_earlier_groups_follow_when_the_range_widens():
+    run = collector(buffer=ReplayBuffer(8), refill=None)
+    for step in range(3):
+        run.enter(run.propose(2), rounds(REWARDS)(np.arange(2 * step, 2 * step + 2)), step)
+    expected = mean_places(REWARDS, -3, 2)
+    assert run.selector.rates == pytest.approx(expected, abs=1e-6)
+    stored = {group.prompt_id: group.success_rate for group in run.buffer.groups}
+    assert stored == pytest.approx({i: expected[i] for i in stored}, abs=1e-6)
+    assert set(stored) == {0, 2, 3, 4, 5}
+
+
+def test_so_do_those_of_earlier_rounds_of_the_same_batch():
+    """Two rounds: in the second a reward of -3 occurs, and all groups are observed in its range."""
+    run = collector(refill=RefillRounds(most=4))
+    rewards = {0: [1, 1, 1, 1], 1: [0, 1, 1, 1], 2: [-3, 1, 1, 1], 3: [0, 1, 0, 1]}
+    run.collect(rounds(rewards), 0)
+    seen = {i: rewards[i] for i in run.selector.rates}
+    assert len(seen) > 2
+    assert run.selector.rates == pytest.approx(mean_places(seen, -3, 1), abs=1e-6)
+
+
+def test_groups_carry_how_much_their_completions_differ():
+    run = collector()
+    for step in range(2):
+        run.enter(run.propose(2), rounds(REWARDS)(np.arange(2 * step, 2 * step + 2)), step)
+    groups = {group.prompt_id: group for group in run.selector.groups}
+    assert [groups[i].spread for i in range(4)] == pytest.approx([4 / 6, 0, 5 / 6, 3 / 6])
+    assert [groups[i].graded for i in range(4)] == [False, False, True, True]
