@@ -60,6 +60,9 @@ def _of_base(*changes: str) -> dict[str, Mapping]:
     return {_began_with(change): {} for change in changes}
 
 
+#: Moves the policy within a few steps, so that what was learned of a prompt is soon out of date
+FAST_RATE = 4 * LEARNING_RATE
+
 STUDIES = {
     "first": Study(
         "the methods on the first pool",
@@ -91,6 +94,14 @@ STUDIES = {
         "third",
         {"uniform": STEPS, "default": STEPS, "oracle": STEPS},
         seeds=range(10, 12),
+    ),
+    "continuum": Study(
+        "kinds of all difficulties that interfere, with a policy that moves slowly and one that moves fast",
+        "continuum",
+        {"uniform": {}, "default": {}, "dots": {}, "replay50": {}, "dots_paper": {}},
+        seeds=range(10, 13),
+        rates=(LEARNING_RATE, FAST_RATE),
+        shared={"steps": 100, "max_rollouts": 5_120, "eval_every": 4},  # 40 steps of uniform
     ),
     "ablation": Study(
         "each part of the defaults taken away, each main setting at three values or more, and what lies beyond them",

@@ -183,6 +183,16 @@ def test_the_studies_name_methods_that_there_are(name):
     assert "uniform" in {spec.method for spec in specs} or name not in ("first", "second", "third")
 
 
+def test_the_continuum_is_studied_at_two_rates_for_forty_steps_of_uniform():
+    study = STUDIES["continuum"]
+    specs = study.specs("key")
+    assert len(study.rates) == 2
+    assert len(specs) == len(study.methods) * 3 * 2
+    for spec in specs:
+        assert spec.pool == "continuum"
+        assert spec.max_rollouts == 40 * spec.prompts * spec.group_size
+
+
 def test_generated_groups_are_tallied(start):
     rows = rows_of(SPEC, start)
     assert [row["groups"] for row in rows] == [0, 8, 4]
