@@ -124,7 +124,7 @@ def compare(run: dict, seed: int) -> list[dict[str, float]]:
     attention = RollingDifficulty(
         run["pool"], AttentionDifficultyPredictor(width, seed=seed), half_life=HALF_LIFE, capacity=2048, seed=seed
     )
-    history, rows, done = SuccessHistory(len(run["pool"]), PRIOR, HALF_LIFE), [], 0
+    history, rows, done = SuccessHistory(len(run["pool"]), PRIOR, (HALF_LIFE,)), [], 0
     unseen = torch.from_numpy(run["unseen"].astype(np.float32))
     for at, true_pool, true_unseen in zip(run["at"], run["true_pool"], run["true_unseen"], strict=True):
         for window in range(done + 1, at + 1):
@@ -166,8 +166,8 @@ def compare(run: dict, seed: int) -> list[dict[str, float]]:
         row = {name: pearson(value, true_unseen) for name, value in predictions.items()}
         row["rolling, against 8 completions"] = pearson(predictions["rolling"], observed)
         row["pool: predictor"] = pearson(prior, true_pool)
-        row["pool: history"] = pearson(history.estimate(np.full(len(prior), 0.5, np.float32), at), true_pool)
-        row["pool: joined"] = pearson(history.estimate(prior, at), true_pool)
+        row["pool: history"] = pearson(history.estimate(np.full((1, len(prior)), 0.5, np.float32), at)[0], true_pool)
+        row["pool: joined"] = pearson(history.estimate(prior[None], at)[0], true_pool)
         rows.append({"window": int(at), "seed": seed, **row})
     return rows
 

@@ -54,6 +54,8 @@ ORACLE = "oracle"
 LATE = 3.0  # the factor by which it counts as wrong to say that a method arrives, or that it does not
 #: Simulated prompts have the success rates of these pools' learnable range
 SIMULATED = ("first", "second", "third")
+#: Fields with which the committed runs were made, where the defaults are others now
+COMMITTED = {"dots_sharpness": 4.0, "history_half_lives": [20.0]}
 #: Not simulated: `cgrpo` does not select; `dots_paper` refers to a set of 8, which says nothing of simulated embeddings
 LEFT_OUT = ("uniform", "uniform_half", "cgrpo", "dots_paper")
 
@@ -77,7 +79,9 @@ def simulate(pool: str, methods: list[str], learning: Learning, seeds: int) -> d
         return SimulatedRun(config, log_odds, lambda: embed(log_odds, prompts.predictability, rng), learning)
 
     plain = {"selection": "uniform", "replay_fraction": 0.0}
-    settings = {name: {**plain, "only": True} if name == ORACLE else dict(find(name).options) for name in methods}
+    settings = {
+        name: {**plain, "only": True} if name == ORACLE else {**COMMITTED, **find(name).options} for name in methods
+    }
     return compare(make_run, settings, steps=STEPS, costs=Costs(), seeds=seeds)
 
 

@@ -106,7 +106,7 @@ def test_a_selector_is_bound_when_training_starts(tmp_path, name):
     context = trainer.selector.context
     assert (context.num_prompts, context.batch_groups, context.group_size) == (24, 2, 4)
     assert trainer.collector.selector is trainer.selector
-    assert trainer.selector.gate.controller.p_easy == 0.4
+    assert trainer.selector.metrics()["p_easy"] == 0.4
 
 
 def test_a_name_and_an_instance_select_the_same(tmp_path):
@@ -209,14 +209,15 @@ def test_reward_weights_that_a_callback_changes_reach_what_is_learned_of_a_group
     assert after["kind"].eq("easy").all()
     assert after["success_rate"].eq(1).all()
     assert after["reward"].eq(1).all()
-    difficulty = trainer.selector.difficulty
+    difficulty = trainer.selector.success.difficulty
     late = difficulty.batches > 3  # counted from 1
     assert late.any()
     assert (difficulty.rates[late] == 1).all()
     seen_late_only = sorted(set(after["prompt_id"]) - set(before["prompt_id"]))
     assert seen_late_only
-    predicted = np.full(len(seen_late_only), 0.5)
-    assert (trainer.selector.history.estimate(predicted, trainer.selector.batch, seen_late_only) > 0.6).all()
+    history = trainer.selector.success.history
+    predicted = np.full((len(history.half_lives), len(seen_late_only)), 0.5)
+    assert (history.estimate(predicted, trainer.selector.batch, seen_late_only)[-1] > 0.6).all()
 
 
 def test_an_instance_whose_init_did_not_run_generates_and_scores_as_grpo_trainer(monkeypatch):

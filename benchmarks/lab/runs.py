@@ -50,7 +50,7 @@ def _quiet() -> None:
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"transformers\.")
 
 
-def _run_one(spec: RunSpec, start: Path, folder: Path, run: Callable[[RunSpec, Path, Sink], None]) -> str:
+def _run_one(spec: RunSpec, start: Path, folder: Path, train: Callable[[RunSpec, Path, Sink], None]) -> str:
     _quiet()
     file, started = RunFile(folder, spec.name), time.monotonic()
     file.begin()
@@ -59,7 +59,7 @@ def _run_one(spec: RunSpec, start: Path, folder: Path, run: Callable[[RunSpec, P
         file.append(row)
         _progress(spec, row, started)
 
-    run(spec, start, sink)
+    train(spec, start, sink)
     file.end()
     return spec.name
 
@@ -74,12 +74,12 @@ def run_all(
     folder: Path,
     workers: int,
     fresh: bool = False,
-    run: Callable[[RunSpec, Path, Sink], None] = run,
+    train: Callable[[RunSpec, Path, Sink], None] | None = None,
 ) -> list[dict]:
-    """Run what is not finished yet and return the rows of all `specs`, in their order. `run` is that of the benchmark."""
+    """Run what is not finished yet and return the rows of all `specs`, in their order; by the lab's `run`, or by `train`."""
     missing = [spec for spec in specs if fresh or not RunFile(folder, spec.name).finished()]
     print(f"{len(specs)} runs, {len(specs) - len(missing)} of them finished before", flush=True)
-    jobs = [(spec, start, folder, run) for spec in missing]
+    jobs = [(spec, start, folder, train or run) for spec in missing]
     if workers == 1:
         for n, job in enumerate(jobs, 1):
             print(f"[{n}/{len(jobs)}] done: {_job(job)}", flush=True)

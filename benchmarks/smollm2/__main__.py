@@ -95,7 +95,7 @@ def _run(specs: list, chosen: argparse.Namespace) -> None:
     from benchmarks.smollm2.train import load, run
 
     load(WEIGHTS)  # converts them, once
-    print(tables(run_all(specs, WEIGHTS, chosen.runs, chosen.workers, run=run)))
+    print(tables(run_all(specs, WEIGHTS, chosen.runs, chosen.workers, train=run)))
 
 
 def _tables(chosen: argparse.Namespace) -> None:

@@ -122,7 +122,7 @@ def test_a_study_goes_on_where_it_stopped(tmp_path):
     finished.begin()
     finished.append({"rollouts": 5})
     finished.end()
-    made = run_all(specs, tmp_path, tmp_path, workers=1, run=fake_run)
+    made = run_all(specs, tmp_path, tmp_path, workers=1, train=fake_run)
     assert [row["rollouts"] for row in made] == [5, 0, 0]
     assert json.loads(unfinished.path.read_text().splitlines()[-1]) == {"done": True}
 

@@ -228,7 +228,8 @@ def test_the_default_predictability_is_the_papers_and_a_range_stands_beside_it(c
     ratios = {name: [float(cell) for cell in row[2:5]] for name, row in table(text).items() if "never" not in row[2:5]}
     for name in ("default", "dots"):
         middle, low, high = ratios[name]
-        assert high < middle < low, name
+        assert high <= middle <= low, name
+        assert high < low, name
     for name in ("uniform", "greso"):  # they predict nothing
         assert len(set(ratios[name])) == 1
     assert re.search(r"about \d+% of the rollouts \(\d+% at predictability 0.3, \d+% at predictability 0.9\)", text)

@@ -30,7 +30,13 @@ class Rates(Selector):
 
 
 def collector(**options) -> RolloutCollector:
-    arguments = {"group_size": 4, "batch_groups": 2, "reward_names": ["reward"], "num_prompts": 40, "selector": Rates()}
+    arguments = {
+        "group_size": 4,
+        "batch_groups": 2,
+        "reward_names": ["reward"],
+        "num_prompts": 40,
+        "selector": Rates(),
+    }
     return RolloutCollector(classifier=GroupClassifier(np.array([1.0])), **arguments | options)
 
 

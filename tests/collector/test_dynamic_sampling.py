@@ -275,7 +275,7 @@ def test_evaluation_touches_nothing(tmp_path):
     result = trainer.evaluate()
     assert result["eval_reward"] is not None
     assert not any("dataeff" in name for name in result)
-    assert {"streak", "streak_kind", "order"} <= state[0].keys()
+    assert {"gate.streak", "gate.streak_kind", "order"} <= state[0].keys()
     for name, values in collector.selector.state_dict().items():
         np.testing.assert_array_equal(values, state[0][name])
     assert collector.counters.values == state[1]

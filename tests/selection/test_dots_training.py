@@ -43,7 +43,13 @@ def test_predictions_are_made_before_the_rollout(tmp_path):
 
 @pytest.mark.parametrize("replay", [0.0, 0.5])
 def test_the_papers_reference_set(tmp_path, replay):
-    options = {"dots_reference": "paper", "dots_reference_size": 6, "dots_refresh_batches": 2, "max_steps": 16}
+    options = {
+        "dots_reference": "paper",
+        "dots_reference_size": 6,
+        "dots_refresh_batches": 2,
+        "max_steps": 16,
+        "exploration": 0,
+    }
     trainer = dots(tmp_path, rewards=even_length_reward, replay_fraction=replay, **options)
     table = pd.read_parquet(tmp_path / "dataeff" / "groups.parquet")
     references = table[table["origin"] == "reference"]

@@ -26,6 +26,7 @@ from trl_dataeff.tracking.metrics import (
 SELECTOR_METRICS = {
     *("prompts_skipped", "p_easy", "p_hard"),
     *(f"predictor/{name}" for name in ("pearson", "pearson_explored", "pearson_selected", "mae", "calibration_error")),
+    *("effective_explored", "effective_selected", "exploration"),
 }
 
 
