@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -147,6 +148,7 @@ def run(spec: Spec, weights: Path, sink: Callable[[dict], None]) -> None:
     ]
     evaluations = EvaluationsByRollouts(spec, tokenizer, tasks, tasks[:0], tally, sink)
     with tempfile.TemporaryDirectory() as folder:
+        os.environ["TRL_DATAEFF_CACHE"] = str(Path(folder) / "embeddings")  # each run pays for its own
         train_counted(
             trainer_class,
             evaluations,
