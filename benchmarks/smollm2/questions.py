@@ -14,7 +14,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from examples.quickstart.tasks import gcd, sums
+from examples.quickstart import tasks
 
 
 Stream = Callable[[int], Iterator[tuple[str, str]]]
@@ -65,11 +65,9 @@ def _reasoning_gym(name: str, seed: int, **options: Any) -> Iterator[dict[str, A
 
 
 def letters(seed: int) -> Iterator[tuple[str, str]]:
-    """How often a letter stands in a word of three to eight letters (reasoning-gym's `letter_counting`)."""
-    for entry in _reasoning_gym("letter_counting", seed, min_words=1, max_words=1):
-        word, letter = entry["metadata"]["span"][0].lower(), entry["metadata"]["target_letter"]
-        if 3 <= len(word) <= 8 and word.isalpha():
-            yield f'"{letter}" in "{word}"?', entry["answer"]
+    """The quickstart's questions on letters, in fewer tokens."""
+    for question, answer in tasks.letters(seed):
+        yield question.removeprefix("How many "), answer
 
 
 def backwards(seed: int) -> Iterator[tuple[str, str]]:
@@ -86,8 +84,8 @@ LEARNABLE = {
     "second": Kind(("Second of 7 3? 3", "Second of 2 8? 8"), _numbers("Second of {}?", lambda n: n[1])),
     "even": Kind(("Even in 7 4? 1", "Even in 6 8? 2"), _numbers("Even in {}?", lambda n: sum(x % 2 == 0 for x in n))),
     "letters": Kind(('"o" in "book"? 2', '"a" in "cat"? 1'), letters),
-    "gcd": Kind(("GCD of 12 8? 4", "GCD of 9 6? 3"), gcd),
-    "sums": Kind(("2 + 6 = 8", "14 - 5 = 9"), sums),
+    "gcd": Kind(("GCD of 12 8? 4", "GCD of 9 6? 3"), tasks.gcd),
+    "sums": Kind(("2 + 6 = 8", "14 - 5 = 9"), tasks.sums),
     "products": Kind(("2 * 6 = 12", "3 * 13 = 39"), _products(range(2, 13), range(11, 40))),
 }
 #: Out of reach: no sampled completion is ever right

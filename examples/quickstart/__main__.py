@@ -91,7 +91,12 @@ def train_and_sum_up(recipe: str, overrides: list[str], measured: bool) -> int:
     after = _success(output_dir, output_dir, sampling) if measured else None
 
     n = len(HELD_OUT.read_text(encoding="utf-8").splitlines())
-    print(render(sum_up(read_logs(output_dir)), seconds, output_dir, before, after, n))
+    try:
+        run = sum_up(read_logs(output_dir))
+    except ValueError as error:
+        print(f"quickstart: error: {error}", file=sys.stderr)
+        return 1
+    print(render(run, seconds, output_dir, before, after, n))
     print(next_steps(recipe))
     return 0
 

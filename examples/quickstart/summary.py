@@ -50,7 +50,9 @@ def sum_up(logs: list[dict[str, Any]], window: int = 5) -> Run:
     """
     steps = [log for log in logs if PREFIX + "rollouts_generated" in log]
     if not steps:
-        raise ValueError(f"None of the {len(logs)} logs has `{PREFIX}rollouts_generated`; was a step trained?")
+        raise ValueError(
+            f"None of the {len(logs)} logs has `{PREFIX}rollouts_generated`. Train at least `logging_steps` steps."
+        )
     last = steps[-1]
     rates = [log[PREFIX + "success_rate"] for log in steps if PREFIX + "success_rate" in log]
     n = max(1, min(window, len(rates) // 2))

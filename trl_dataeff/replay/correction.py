@@ -10,8 +10,8 @@ so the objective with the clip centred on \(\pi_{old}\) (`"proximal"`) is TRL's 
 \(\rho\), whatever the loss type. The objective as printed in arXiv 2506.05316, clip(pi_theta / pi_b, 1 - eps, 1 + eps)
 (`"behavior"`), is TRL's own loss with \(\pi_b\) in the place of \(\pi_{old}\).
 
-The cap: the clip bounds \(r = \pi_\theta / \pi_b\) from above only where A > 0. A token of a bad completion that the policy has
-come to like, r = 9, would count nine times. With a cap c the objective is, for A < 0, that of dual-clip PPO
+The cap: the clip bounds \(r = \pi_\theta / \pi_b\) from above only where A > 0. A token of a bad completion that has become
+likely, r = 9, would count nine times. With a cap c the objective is, for A < 0, that of dual-clip PPO
 (Ye et al. 2020, arXiv 1912.09729): max(min(r A, clip(r) A), c A), whose gradient is 0 beyond c. It is TRL's own loss with
 \(\pi_\theta / c\), gradient included, in the place of \(\pi_{old}\) ([`hold_at_cap`]): the ratio is then the constant c, for every
 loss type, and for rows that an earlier policy sampled alone, where TRL's `delta` is for all rows. CISPO, which multiplies the

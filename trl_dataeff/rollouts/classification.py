@@ -199,7 +199,7 @@ class GroupClassifier:
     Attributes:
         scale ([`RewardScale`]): widens with the rewards that were classified.
         values (`list[float]`): the first three different totals that were classified, in order. With three of them
-            rewards are graded: a mean reward is no success rate then.
+            rewards are graded, and a mean reward is not a success rate.
     """
 
     def __init__(
