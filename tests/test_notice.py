@@ -37,7 +37,7 @@ def test_a_run_says_once_what_is_on_and_how_to_switch_it_off(tmp_path, caplog_tr
     assert notice == (
         "Data efficiency is on: selection='dots' (dots_objective='effective', dots_embedding='policy', exploration=0.05); "
         "replay of 2 of the 4 groups of a generation batch (replay_fraction=0.5, replay_clip='behavior', "
-        "replay_max_age=20); dynamic sampling (max_rollout_rounds=4). "
+        "replay_max_age=5); dynamic sampling (max_rollout_rounds=4). "
         "With `selection='uniform'`, `replay_fraction=0`, `dynamic_sampling=False` training is that of GRPOTrainer."
     )
     assert caplog_transformers.records[-1].levelname == "WARNING"  # what a script shows

@@ -135,8 +135,15 @@ class DataEfficientGRPOConfig(GRPOConfig):
         default=512,
         metadata={"help": "Groups that the replay buffer holds, of each prompt the newest, if it is effective."},
     )
+    replay_order: str = field(
+        default="newest",
+        metadata={
+            "help": "Which stored groups are replayed: the 'newest', which are the closest to the policy, or, as in the "
+            "paper, 'random' ones."
+        },
+    )
     replay_max_age: int | None = field(
-        default=20,
+        default=5,
         metadata={
             "help": "Optimizer steps after which a stored group is no longer replayed; the groups of the last batch "
             "always may. `None` (`null` in a recipe): no limit but `replay_capacity`."

@@ -117,6 +117,7 @@ OUR_FIELDS: dict[str, Rule] = {
     "replay_fraction": SHARE_BELOW_1,
     "replay_capacity": _integer(1),
     "replay_max_age": _or_none(_integer(1), "no limit"),
+    "replay_order": _choice("newest", "random"),
     "replay_clip": _choice("proximal", "behavior"),
     "replay_ratio_cap": AT_LEAST_1,
     "dots_objective": _choice("effective", "target"),

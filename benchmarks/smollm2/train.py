@@ -26,7 +26,7 @@ from examples.quickstart.weights import convert, find_gguf
 
 
 END_OF_LINE = "Ċ"  # the tokenizer's name for "\n"
-LEARNING_RATE = 1e-3
+LEARNING_RATE = 5e-4
 
 
 def right_tokens(
@@ -47,7 +47,7 @@ class Spec:
     seed: int
     pool: str
     learning_rate: float = LEARNING_RATE
-    steps: int = 30
+    steps: int = 32
     max_rollouts: int = 1024  # 16 steps of uniform sampling; whichever comes first
     eval_every: int = 128  # rollouts
     prompts: int = 8  # groups a step

@@ -85,12 +85,23 @@ def test_samples_are_distinct_and_leave_out_excluded_prompts(prompts, exclude, d
         buffer.sample(len(allowed) + 1, generator(), exclude)
 
 
-def test_all_groups_are_drawn_equally_often():
-    buffer, rng, draws = ReplayBuffer(10), generator(1), 4000
-    buffer.add(visit(i, EFFECTIVE, i) for i in range(10))
+@pytest.mark.parametrize("steps", ["all alike", "different"])
+def test_all_groups_are_drawn_equally_often(steps):
+    """Where order does not matter, and where it is random: among groups of one step, and of all."""
+    buffer, rng, draws = ReplayBuffer(10, newest_first=steps == "all alike"), generator(1), 4000
+    buffer.add(visit(i, EFFECTIVE, 0 if steps == "all alike" else i) for i in range(10))
     counts = np.bincount([g.prompt_id for _ in range(draws) for g in buffer.sample(3, rng)], minlength=10)
     share = 3 / 10
     assert np.abs(counts - draws * share).max() < 4 * np.sqrt(draws * share * (1 - share))
+
+
+@given(steps=st.lists(st.integers(0, 5), min_size=1, max_size=12), data=st.data())
+def test_the_newest_come_first(steps, data):
+    buffer = ReplayBuffer(99)
+    buffer.add(visit(i, EFFECTIVE, step) for i, step in enumerate(steps))
+    n = data.draw(st.integers(0, len(steps)))
+    drawn = [group.step for group in buffer.sample(n, generator())]
+    assert sorted(drawn, reverse=True) == sorted(steps, reverse=True)[:n]
 
 
 def test_groups_that_are_equal_in_all_but_their_prompt_make_no_tie():

@@ -32,7 +32,7 @@ def replaying(tmp_path, trainer_class=Watched, rewards=even_length_reward, **opt
 
 
 def test_generation_shrinks_by_the_share_once_the_buffer_can_give_it(tmp_path):
-    trainer = replaying(tmp_path, max_steps=20)
+    trainer = replaying(tmp_path, max_steps=20, replay_max_age=20)
     sizes = [(len(b.generated), len(b.replayed)) for b in trainer.batches]
     assert sizes[0] == (4, 0)
     assert sizes[1:] == [(2, 2)] * 9
@@ -53,7 +53,8 @@ def enter(stored: dict, groups: list) -> None:
 
 def test_the_first_groups_are_replayed_at_once(tmp_path):
     """Three of four in each batch, but only two prompts of eight can be learned: the buffer never holds three groups."""
-    options = {"rewards": mixed_reward, "replay_fraction": 0.75, "trainer": {"train_dataset": plain_dataset(8)}}
+    options = {"rewards": mixed_reward, "replay_fraction": 0.75, "replay_max_age": None}
+    options["trainer"] = {"train_dataset": plain_dataset(8)}
     trainer = replaying(tmp_path, max_steps=40, **options)
     stored: dict[int, object] = {}
     for batch in trainer.batches:

@@ -238,6 +238,29 @@ def test_drawn_prompts_have_more_effective_groups_than_uniform_ones(name):
     assert selector.metrics()["predictor/pearson"] > 0.5
 
 
+def test_kinds_of_equal_mean_success_differ_by_how_often_their_groups_are_effective():
+    """Prompts of one kind are all solved now and then; of the other, one in five always and the others never."""
+    rng, numbers = generator(3), np.random.default_rng(3)
+    kind = np.arange(200) % 2
+    embeddings = numbers.normal(size=(200, 8)).astype(np.float32) * 0.1
+    embeddings[:, 0] += kind
+    success = np.where(kind == 0, 0.2, numbers.random(200) < 0.2)
+    selector = make_selector("dots", {"exploration": 0.0})
+    selector.bind(SelectorContext(200, 16, group_size=8, embed=lambda: embeddings))
+    seen = set()
+    for _ in range(10):
+        ids = torch.randperm(200, generator=rng)[:16].numpy()
+        seen.update(ids.tolist())
+        wins = numbers.binomial(8, success[ids])
+        selector.observe(
+            [visit(i, EFFECTIVE if 0 < k < 8 else EASY if k else HARD, 0, k / 8) for i, k in zip(ids, wins)]
+        )
+    unseen = np.setdiff1d(np.arange(200), list(seen))
+    weights = selector.log_weights()[unseen].exp().numpy()
+    of_kind = [weights[kind[unseen] == k].mean() for k in (0, 1)]
+    assert of_kind[0] > 2 * of_kind[1]
+
+
 def test_the_gate_skips_prompts_with_repeated_zero_variance_groups():
     population, rng = Population(), generator()
     selector = population.selector("dots+greso", sharpness=0.1, exploration=0.0)  # nearly uniform proposals

@@ -44,6 +44,7 @@ def test_predictions_are_made_before_the_rollout(tmp_path):
 @pytest.mark.parametrize("replay", [0.0, 0.5])
 def test_the_papers_reference_set(tmp_path, replay):
     options = {
+        "replay_max_age": None,
         "dots_reference": "paper",
         "dots_reference_size": 6,
         "dots_refresh_batches": 2,

@@ -106,4 +106,10 @@ def _buffer(config: DataEfficientGRPOConfig, processes: Processes) -> ReplayBuff
     # Groups of the last generation batch are always within the age limit
     steps = math.ceil(config.steps_per_generation * config.num_iterations / config.gradient_accumulation_steps)
     max_age = None if config.replay_max_age is None else max(config.replay_max_age, steps)
-    return ReplayBuffer(config.replay_capacity, max_age, rank=processes.rank, world_size=processes.world_size)
+    return ReplayBuffer(
+        config.replay_capacity,
+        max_age,
+        rank=processes.rank,
+        world_size=processes.world_size,
+        newest_first=config.replay_order == "newest",
+    )

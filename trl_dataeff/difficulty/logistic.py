@@ -19,27 +19,29 @@ from trl_dataeff.difficulty.base import (
 
 BASIS_ROWS = 20_000
 NEWTON_STEPS = 100
+PRECISION = 2.0**-10  # of float16, relative
 CLAMP = 1e-4  # bounds of the mean success rate that an intercept without any spread in its labels is taken from
 
 
 @register_predictor("logistic")
 class LogisticDifficultyPredictor(DifficultyPredictor):
     """
-    Ridge logistic regression of success rates on principal components. The components are not whitened: all are divided
-    by the deviation of the first one, so that directions in which prompts differ little count little.
+    Ridge logistic regression of success rates on principal components of the standardised embeddings. A component whose
+    variance is v times that of the first one is scaled to the variance sqrt(v), half way to whitening: the directions in
+    which kinds of prompts differ are rarely the largest, and the smallest are noise.
 
     Minimises `sum_i w_i BCE(p_i, sigmoid(z_i c + b)) + l2 / 2 |c - c_0|^2` over `c` and the unpenalised `b`, in
     float64. `c_0` is 0, or the coefficients that [`anchor`] keeps.
 
     Args:
         components (`int`, *optional*, defaults to `32`): principal components; fewer if the embeddings have fewer.
-        l2 (`float`, *optional*, defaults to `0.3`): ridge, in units of a group's weight; greater than 0.
+        l2 (`float`, *optional*, defaults to `0.1`): ridge, in units of a group's weight; greater than 0.
 
     Raises:
         PredictorError: an argument is out of range.
     """
 
-    def __init__(self, components: int = 32, l2: float = 0.3):
+    def __init__(self, components: int = 32, l2: float = 0.1):
         if components < 1 or not l2 > 0:
             raise PredictorError(f"components is {components} and l2 {l2}; at least 1, and more than 0, are needed.")
         self.components, self.l2 = components, l2
@@ -72,16 +74,20 @@ class LogisticDifficultyPredictor(DifficultyPredictor):
             raise PredictorError("There are no embeddings to find principal components of.")
         ids = np.unique(np.linspace(0, len(E) - 1, min(len(E), BASIS_ROWS)).astype(np.int64))
         mean, covariance = _moments(E, ids)
-        values, vectors = torch.linalg.eigh(covariance)
+        # A few dimensions of a language model's hidden states are far larger than all others. Differences that are lost
+        # in the precision of float16, in which embeddings are kept, are noise
+        deviation = (covariance.diagonal() + (PRECISION * mean) ** 2).sqrt()
+        scale = torch.where(deviation > 0, 1 / deviation, 0.0)
+        values, vectors = torch.linalg.eigh(scale[:, None] * covariance * scale)
         count = min(self.components, len(values))
-        values, vectors = values.flip(0)[:count], vectors.flip(1)[:, :count]
+        values, vectors = values.flip(0)[:count].clamp_min(0), vectors.flip(1)[:, :count]
         # A direction in which the pool does not differ says nothing about it
-        vectors = torch.where(values > 1e-10 * values[0].clamp_min(1e-30), vectors, 0.0)
-        largest = vectors.gather(0, vectors.abs().argmax(dim=0, keepdim=True))
-        vectors = vectors * torch.where(largest < 0, -1.0, 1.0)
-        deviation = values[0].clamp_min(0).sqrt()
+        kept = values > 1e-10 * values[0].clamp_min(1e-30)
+        vectors = torch.where(kept, vectors / (values * values[0]).pow(0.25), 0.0)
+        basis = scale[:, None] * vectors
+        largest = basis.gather(0, basis.abs().argmax(dim=0, keepdim=True))
         self.mean = mean.float()
-        self.basis = (vectors / (deviation if deviation > 0 else 1.0)).float().contiguous()
+        self.basis = torch.where(largest < 0, -basis, basis).float().contiguous()
         self.coefficients = self.prior = None
 
     def anchor(self) -> None:

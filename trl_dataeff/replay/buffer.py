@@ -40,12 +40,23 @@ class ReplayBuffer:
         max_age (`int`, *optional*): a group is removed once it is more than so many optimizer steps old; `None`: never.
         rank (`int`, *optional*, defaults to `0`), world_size (`int`, *optional*, defaults to `1`): this process, and how
             many there are.
+        newest_first (`bool`, *optional*, defaults to `True`): whether [`sample`] gives the newest groups, which are the
+            closest to the policy, or, as in the paper, any.
     """
 
-    def __init__(self, capacity: int, max_age: int | None = None, *, rank: int = 0, world_size: int = 1):
+    def __init__(
+        self,
+        capacity: int,
+        max_age: int | None = None,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        newest_first: bool = True,
+    ):
         self.capacity = capacity
         self.max_age = max_age
         self.rank, self.world_size = rank, world_size
+        self.newest_first = newest_first
         self._groups: dict[int, RolloutGroup] = {}  # by prompt, oldest first
 
     def __len__(self) -> int:
@@ -80,7 +91,8 @@ class ReplayBuffer:
 
     def sample(self, n: int, rng: torch.Generator, exclude: Collection[int] = ()) -> list[RolloutGroup]:
         """
-        `n` different groups, uniformly among those of prompts that are not in `exclude`; they stay in the buffer.
+        `n` different groups of prompts that are not in `exclude`; they stay in the buffer. With `newest_first` those of
+        the latest optimizer steps, uniformly among groups of the same step; else uniformly among all.
 
         Raises:
             `ValueError`: if there are fewer.
@@ -91,7 +103,11 @@ class ReplayBuffer:
             raise ValueError(f"{n} groups were requested; the replay buffer has {len(candidates)} of other prompts.")
         if n == 0:
             return []
-        return [candidates[i] for i in torch.randperm(len(candidates), generator=rng)[:n].tolist()]
+        order = torch.randperm(len(candidates), generator=rng)
+        if self.newest_first:
+            steps = torch.tensor([candidates[i].step for i in order.tolist()])
+            order = order[steps.argsort(descending=True, stable=True)]
+        return [candidates[i] for i in order[:n].tolist()]
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Its groups, with their rollouts, as arrays. A collective if there are several processes."""

@@ -31,6 +31,7 @@ from trl_dataeff.selection.exploration import ExplorationShare
 logger = logging.get_logger(__name__)
 
 HALF_LIVES = (1.0, 3.0, 9.0, 27.0)
+EFFECTIVE_PRIOR = 1.0  # strength of a predicted probability that a group is effective, in groups
 FIT_EVERY = 16  # generation batches between two refits of an attention predictor's towers, if the run fits them
 
 
@@ -192,11 +193,9 @@ class DotsSelector(Selector):
             seed=context.seed,
         )
         self.success = PromptEstimator(difficulty, context.num_prompts, self.history_prior, self.half_lives)
+        self.effective = PromptEstimator(self._rolling(), context.num_prompts, EFFECTIVE_PRIOR, self.half_lives)
         # How much rewards differ within groups. Its groups are kept from the start, and estimates made once it matters
-        predictor = LogisticDifficultyPredictor()
-        self._differences = RollingDifficulty(
-            embeddings, predictor, capacity=predictor.capacity(context.batch_groups), half_life=self.half_lives[-1]
-        )
+        self._differences = self._rolling()
         self.difference: PromptEstimator | None = None
         self.record = PredictionRecord()
         self.exploring = ExplorationShare(self.exploration)
@@ -206,19 +205,28 @@ class DotsSelector(Selector):
         self._explored = np.empty(0, dtype=np.int64)
         self._order, self._taken = np.empty(0, dtype=np.int64), 0  # see _next_drawn
 
+    def _rolling(self) -> RollingDifficulty:
+        """Of another label than success, by a predictor of its own."""
+        predictor = LogisticDifficultyPredictor()
+        capacity = predictor.capacity(self.context.batch_groups)
+        return RollingDifficulty(self.embeddings, predictor, capacity=capacity, half_life=self.half_lives[-1])
+
     def log_weights(self) -> torch.Tensor:
-        """Log-weights of all prompts, float64 `(N,)`, finite."""
+        """
+        Log-weights of all prompts, float64 `(N,)`, finite. The probability that a group is effective is estimated twice,
+        and averaged: from the success rate, and directly. A mean success rate of 0.1 may be that of prompts that are
+        all solved sometimes, or of some that always are among many that never are.
+        """
         if self.objective == "target":
             return log_weight_target(torch.from_numpy(self.success.mean()), self.target, self.temperature)
-        if self.difference is None:
-            estimator, p = self.success, torch.from_numpy(self.success.estimates).double()
-        else:
-            estimator = self.difference
-            p = rate_of_difference(torch.from_numpy(estimator.estimates).double())
-        p = p.clamp(1e-6, 1 - 1e-6)  # (K, N). A weight of 0 is for excluded prompts
-        weights = torch.from_numpy(estimator.weights)
-        effective = log_weight_effective(p, self.context.group_size, 1.0).exp()
-        return self.sharpness * (weights @ effective).log()
+        estimator = self.success if self.difference is None else self.difference
+        p = torch.from_numpy(estimator.estimates).double()  # (K, N)
+        if self.difference is not None:
+            p = rate_of_difference(p)
+        p = p.clamp(1e-6, 1 - 1e-6)  # a weight of 0 is for excluded prompts
+        by_rate = torch.from_numpy(estimator.weights) @ log_weight_effective(p, self.context.group_size, 1.0).exp()
+        directly = torch.from_numpy(self.effective.mean()).double()
+        return self.sharpness * ((by_rate + directly) / 2).log()
 
     def predict(self, prompt_ids: np.ndarray) -> np.ndarray:
         if not self._has_predictions:
@@ -289,13 +297,22 @@ class DotsSelector(Selector):
         self.batch += 1
         trials = np.array([(~np.isnan(group.rewards).all(axis=1)).sum() for group in groups], dtype=np.float32)
         self.success.observe(ids, rates, trials, self.batch)
+        labels = np.where(np.isnan(rates), np.nan, effective).astype(np.float32)
+        self.effective.observe(ids, labels, np.ones_like(trials), self.batch)
         self._observe_differences(groups, ids, trials)
-        if not self.uses_references and self.batch % self.refresh_batches == 0:
-            self.success.refresh()
-            if self.difference is not None:
-                self.difference.refresh()
-            self._has_predictions = True
+        if self.batch % self.refresh_batches == 0:
+            self._refresh()
         self._proposed = self._explored = np.empty(0, dtype=np.int64)
+
+    def _refresh(self) -> None:
+        """Predict from the groups so far what is used: success rates may come from references alone."""
+        if not self.uses_references:
+            self.success.refresh()
+            self._has_predictions = True
+        if self.objective == "effective":
+            self.effective.refresh()
+        if self.difference is not None and not self.uses_references:
+            self.difference.refresh()
 
     def _observe_differences(self, groups: Sequence[RolloutGroup], ids: np.ndarray, trials: np.ndarray) -> None:
         """Labels in [0, 1]: twice the share of pairs that differ, which has the mean 4 p (1 - p) for binary rewards."""
@@ -326,6 +343,7 @@ class DotsSelector(Selector):
             "order": self._order.copy(),
             "taken": np.array([self._taken]),
             **{f"success.{name}": value for name, value in self.success.state_dict().items()},
+            **{f"effective.{name}": value for name, value in self.effective.state_dict().items()},
             **{f"exploring.{name}": value for name, value in self.exploring.state_dict().items()},
             **{f"record.{name}": value for name, value in self.record.state_dict().items()},
         }
@@ -346,6 +364,7 @@ class DotsSelector(Selector):
             difference = self.difference = self._estimator_of_differences()
         difference.load_state_dict(under(state, "difference."), predictor=same_embeddings)
         self.success.load_state_dict(under(state, "success."), predictor=same_embeddings)
+        self.effective.load_state_dict(under(state, "effective."), predictor=same_embeddings)
         self.exploring.load_state_dict(under(state, "exploring."))
         self.record.load_state_dict(under(state, "record."))
 
