@@ -36,7 +36,7 @@ DEFAULTS = {
     "replay_clip": "behavior",
     "replay_ratio_cap": 2.0,
     "dots_objective": "effective",
-    "dots_sharpness": 2.0,
+    "dots_sharpness": 1.0,
     "dots_target": 0.5,
     "dots_temperature": 1e-3,
     "dots_predictor": "logistic",

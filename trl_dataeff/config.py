@@ -174,7 +174,7 @@ class DataEfficientGRPOConfig(GRPOConfig):
         },
     )
     dots_sharpness: float = field(
-        default=2.0,
+        default=1.0,
         metadata={
             "help": "Exponent of the 'effective' weight: higher keeps closer to success rates near one half, and to fewer "
             "kinds of prompts."

@@ -15,6 +15,7 @@ from typing import Any
 
 
 RECIPES = "SmolLM2-135M-Instruct/short_answers"
+DEFAULT = "default"
 FOLDER = Path("quickstart")
 MODEL = FOLDER / "SmolLM2-135M-Instruct"
 TRAIN = FOLDER / "data" / "train.jsonl"
@@ -41,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.prepare_only:
             print(f"Ready: the model is in {MODEL}, the data in {TRAIN.parent}.")
             return 0
-        return train_and_sum_up(args.recipe, overrides, measured=not args.no_measuring)
+        return train_and_sum_up(args.recipe, overrides, measured=not args.no_measuring, record=args.record)
     except (FileNotFoundError, ImportError, subprocess.CalledProcessError) as error:
         print(f"quickstart: error: {error}", file=sys.stderr)
         return 1
@@ -63,9 +64,9 @@ def prepare() -> None:
         write_jsonl(HELD_OUT, held_out)
 
 
-def train_and_sum_up(recipe: str, overrides: list[str], measured: bool) -> int:
+def train_and_sum_up(recipe: str, overrides: list[str], measured: bool, record: bool = False) -> int:
     """Train with a recipe of the quickstart, and print a summary."""
-    from examples.quickstart.summary import read_logs, render, sum_up
+    from examples.quickstart.summary import Recorded, count_kinds, read_logs, render, sum_up
     from trl_dataeff.cli.errors import UserError
     from trl_dataeff.cli.grpo import parse
 
@@ -96,7 +97,11 @@ def train_and_sum_up(recipe: str, overrides: list[str], measured: bool) -> int:
     except ValueError as error:
         print(f"quickstart: error: {error}", file=sys.stderr)
         return 1
-    print(render(run, seconds, output_dir, before, after, n))
+    if record and after is not None:
+        shown = f"python -m examples.quickstart --recipe {recipe} --record"
+        Recorded(" ".join([shown, *overrides]), run.generated, after).save()
+    plain = Recorded.load() if recipe == DEFAULT and not overrides else None
+    print(render(run, seconds, output_dir, before, after, n, count_kinds(output_dir), plain))
     print(next_steps(recipe))
     return 0
 
@@ -109,14 +114,16 @@ def remove_checkpoints(output_dir: Path) -> None:
 
 def next_steps(recipe: str) -> str:
     """Return what to try after a run with `recipe`."""
-    other = "uniform" if recipe != "uniform" else "dynamic_sampling"
+    methods = {DEFAULT: "the defaults", "uniform": "plain GRPO", "dynamic_sampling": "drop zero-variance groups"}
     return "\n".join(
         [
             "",
             "Next",
-            f"  every rollout as TRL would do it  {_python()} -m examples.quickstart --recipe {other}"
-            if other == "uniform"
-            else f"  drop zero-variance groups         {_python()} -m examples.quickstart --recipe {other}",
+            *(
+                f"  {what:34}{_python()} -m examples.quickstart --recipe {other}"
+                for other, what in methods.items()
+                if other != recipe
+            ),
             f"  a recipe of your own              {_shown(['recipes', 'copy', f'{RECIPES}/{recipe}', 'recipe.yaml'])}",
             f"                                    {_shown(['grpo', '--config', 'recipe.yaml'])}",
             f"  the recipes for larger models     {_shown(['recipes', 'list'])}",
@@ -168,11 +175,14 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--recipe", default="dynamic_sampling", help=f"method of {RECIPES}: dynamic_sampling (default) or uniform"
+        "--recipe", default=DEFAULT, help=f"method of {RECIPES}: default, uniform (plain GRPO) or dynamic_sampling"
     )
     parser.add_argument("--prepare-only", action="store_true", help="make the model and the data, and stop")
     parser.add_argument(
         "--no-measuring", action="store_true", help="leave out the held-out questions before and after training"
+    )
+    parser.add_argument(
+        "--record", action="store_true", help="keep the result as the plain GRPO run that others are compared with"
     )
     return parser
 

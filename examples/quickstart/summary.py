@@ -1,4 +1,4 @@
-"""Summary of a run, from the logs in its last checkpoint."""
+"""Summary of a run, from the logs in its last checkpoint and its table of groups."""
 
 from __future__ import annotations
 
@@ -6,7 +6,18 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pyarrow.parquet as pq
+
 from trl_dataeff.tracking.metrics import PREFIX
+
+
+RECORDED = Path(__file__).with_name("plain_grpo.json")
+#: Kinds of groups, in words
+KINDS = {
+    "effective": "in groups with right and wrong answers, which carry a gradient",
+    "easy": "in groups with right answers alone: no gradient",
+    "hard": "in groups with wrong answers alone: no gradient",
+}
 
 
 class Run(NamedTuple):
@@ -14,7 +25,8 @@ class Run(NamedTuple):
 
     steps: int
     generated: int
-    trained: int
+    trained: int  # once or more often
+    replayed: int  # times that one was trained on again
     dropped: int
     first_success: float
     last_success: float
@@ -33,6 +45,27 @@ def read_logs(output_dir: str | Path) -> list[dict[str, Any]]:
             "the end (`save_strategy: steps`)."
         )
     return json.loads(states[-1].read_text(encoding="utf-8"))["log_history"]
+
+
+class Recorded(NamedTuple):
+    """What plain GRPO reached: from `python -m examples.quickstart`, with the recipe's seed and as many rollouts."""
+
+    command: str
+    rollouts: int
+    success: dict[str, float]
+
+    @classmethod
+    def load(cls) -> Recorded:
+        return cls(**json.loads(RECORDED.read_text(encoding="utf-8")))
+
+    def save(self) -> None:
+        RECORDED.write_text(json.dumps(self._asdict(), indent=2) + "\n", encoding="utf-8")
+
+
+def count_kinds(output_dir: str | Path) -> dict[str, int]:
+    """Completions of effective, easy and hard groups, from the run's `groups.parquet`."""
+    table = pq.read_table(Path(output_dir) / "dataeff" / "groups.parquet", columns=["kind"])
+    return {entry["values"]: entry["counts"] for entry in table["kind"].value_counts().to_pylist()}
 
 
 def sum_up(logs: list[dict[str, Any]], window: int = 5) -> Run:
@@ -59,7 +92,8 @@ def sum_up(logs: list[dict[str, Any]], window: int = 5) -> Run:
     return Run(
         steps=last["step"],
         generated=round(last[PREFIX + "rollouts_generated"]),
-        trained=round(last[PREFIX + "rollouts_trained"]),
+        trained=round(last[PREFIX + "rollouts_trained"] - last.get(PREFIX + "rollouts_replayed", 0)),
+        replayed=round(last.get(PREFIX + "rollouts_replayed", 0)),
         dropped=round(last.get(PREFIX + "rollouts_discarded", 0)),
         first_success=_mean(rates[:n]),
         last_success=_mean(rates[-n:]),
@@ -73,6 +107,8 @@ def render(
     before: dict[str, float] | None,
     after: dict[str, float] | None,
     n: int,
+    groups: dict[str, int],
+    plain: Recorded | None = None,
 ) -> str:
     """
     Return the summary as text.
@@ -83,16 +119,23 @@ def render(
         model (`str` or `Path`): where the adapter is.
         before, after (`dict`, *optional*): success rates by task on held-out questions; without them, the rollouts' own.
         n (`int`): held-out questions.
+        groups (`dict`): number of groups of each kind.
+        plain ([`Recorded`], *optional*): what to compare with.
     """
     minutes, rest = divmod(round(seconds), 60)
+    total = sum(groups.values())
     lines = [
         "",
         f"Trained {run.steps} steps in {minutes} min {rest:02d} s.",
         "",
         f"Rollouts   {run.generated:,} generated",
-        f"           {run.trained:,} kept: trained on",
-        f"           {run.dropped:,} dropped: all answers of the group right, or all wrong, so no gradient",
+        *(f"           {groups.get(kind, 0) / total:4.0%} {what}" for kind, what in KINDS.items()),
+        f"           {run.trained:,} trained on",
     ]
+    if run.replayed:
+        lines.append(f"           {run.replayed:,} times one of them was trained on again (replay)")
+    if run.dropped:
+        lines.append(f"           {run.dropped:,} dropped: their groups carry no gradient")
     if run.waiting:
         lines.append(f"           {run.waiting:,} waiting: kept for a next step that was not reached")
     lines.append("")
@@ -103,8 +146,17 @@ def render(
         ]
     else:
         lines.append(f"Success    on {n} questions that were not trained on, one sampled answer each")
-        lines.append(f"           {'':10}{'before':>8}{'after':>8}")
-        lines += [f"           {task:10}{before[task]:>8.0%}{after[task]:>8.0%}" for task in before]
+        columns = {"before": before, "after": after} | ({"plain GRPO": plain.success} if plain is not None else {})
+        lines.append("           " + " " * 10 + "".join(f"{name:>{len(name) + 3}}" for name in columns))
+        for task in before:
+            cells = (f"{rates[task]:>{len(name) + 3}.0%}" for name, rates in columns.items())
+            lines.append(f"           {task:10}{''.join(cells)}")
+        if plain is not None:
+            lines += [
+                "",
+                f"           plain GRPO: GRPOTrainer with the same seed and {plain.rollouts:,} rollouts, recorded by",
+                f"           {plain.command}",
+            ]
     lines += ["", f"Model      {model}  (a LoRA adapter)"]
     return "\n".join(lines)
 

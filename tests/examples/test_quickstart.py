@@ -10,14 +10,17 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
+import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from examples.quickstart import __main__ as quickstart
 from examples.quickstart import tasks
 from examples.quickstart.evaluate import success_rates
-from examples.quickstart.summary import Run, read_logs, render, sum_up
+from examples.quickstart.summary import Recorded, Run, count_kinds, read_logs, render, sum_up
 from examples.quickstart.tasks import TASKS, Question, conversation, make_questions, write_jsonl
 from examples.quickstart.weights import convert, find_gguf
 from tests.factories import tiny_model, tiny_tokenizer
@@ -286,8 +289,9 @@ def test_measuring_nothing_is_an_error():
 # Summary
 
 
-def log(step: int, generated: int, trained: int, dropped: int, success: float) -> dict:
+def log(step: int, generated: int, trained: int, dropped: int, success: float, replayed: int = 0) -> dict:
     return {
+        "dataeff/rollouts_replayed": replayed,
         "step": step,
         "dataeff/rollouts_generated": generated,
         "dataeff/rollouts_trained": trained,
@@ -299,9 +303,12 @@ def log(step: int, generated: int, trained: int, dropped: int, success: float) -
 LOGS = [log(1, 64, 32, 24, 0.1), log(2, 120, 64, 48, 0.3), log(3, 200, 96, 80, 0.5), {"step": 3, "train_runtime": 9.0}]
 
 
+GROUPS = {"effective": 16, "hard": 9}
+
+
 def test_the_summary_counts_what_the_last_log_says():
     run = sum_up(LOGS)
-    assert run == Run(steps=3, generated=200, trained=96, dropped=80, first_success=0.1, last_success=0.5)
+    assert run == Run(steps=3, generated=200, trained=96, replayed=0, dropped=80, first_success=0.1, last_success=0.5)
     assert run.waiting == 24
 
 
@@ -333,11 +340,15 @@ def test_the_logs_are_those_of_the_newest_checkpoint(tmp_path):
 
 
 def test_the_summary_says_it_all():
-    text = render(sum_up(LOGS), 247.4, "runs/x", {"largest": 0.2, "all": 0.21}, {"largest": 0.6, "all": 0.58}, 160)
+    before, after = {"largest": 0.2, "all": 0.21}, {"largest": 0.6, "all": 0.58}
+    text = render(sum_up(LOGS), 247.4, "runs/x", before, after, 160, GROUPS)
     for part in (
         "3 steps in 4 min 07 s",
         "200 generated",
-        "96 kept",
+        "64% in groups with right and wrong answers",
+        " 0% in groups with right answers alone",
+        "36% in groups with wrong answers alone",
+        "96 trained on",
         "80 dropped",
         "24 waiting",
         "160 questions that were not trained on",
@@ -346,10 +357,49 @@ def test_the_summary_says_it_all():
         assert part in text
     assert re.search(r"largest +20% +60%\n", text)
     assert re.search(r"all +21% +58%\n", text)
+    assert "again" not in text
+    assert "plain" not in text
+
+
+def test_the_summary_compares_with_the_recorded_run():
+    plain = Recorded("the command", 400, {"largest": 0.4, "all": 0.45})
+    rates = {"largest": 0.2, "all": 0.21}
+    text = render(sum_up([log(3, 400, 700, 0, 0.5, replayed=300)]), 10, "runs/x", rates, rates, 160, GROUPS, plain)
+    for part in ("400 trained on", "300 times", "400 rollouts, recorded by\n           the command", "plain GRPO\n"):
+        assert part in text
+    assert re.search(r"all +21% +21% +45%\n", text)
+
+
+def test_the_recorded_run_is_of_the_recipe_for_plain_grpo_and_as_many_rollouts_as_the_default_generates():
+    plain, recipes = Recorded.load(), {}
+    for name in ("default", "uniform"):
+        recipes[name] = yaml.safe_load(Path(f"recipes/{quickstart.RECIPES}/{name}.yaml").read_text(encoding="utf-8"))
+    batch = recipes["uniform"]["per_device_train_batch_size"]
+    assert plain.rollouts == recipes["uniform"]["max_steps"] * batch
+    assert plain.command.endswith("--recipe uniform --record")
+    assert set(plain.success) == {"gcd", "largest", "letters", "sums", "all"}
+    what_differs = {name for name in recipes["default"] if recipes["default"][name] != recipes["uniform"][name]}
+    assert what_differs == {"selection", "replay_fraction", "max_steps", "logging_steps", "output_dir"}
+    # The first batch has nothing to replay; afterwards half of it is new, if there is enough to replay
+    assert 0 <= plain.rollouts - (batch + (recipes["default"]["max_steps"] - 1) * batch / 2) < batch
+
+
+def test_groups_are_counted_by_kind(tmp_path):
+    (tmp_path / "dataeff").mkdir()
+    table = pa.table({"kind": ["hard", "effective", "hard"], "step": [0, 0, 1]})
+    pq.write_table(table, tmp_path / "dataeff" / "groups.parquet")
+    assert count_kinds(tmp_path) == {"hard": 2, "effective": 1}
+
+
+def test_a_recorded_run_is_found_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("examples.quickstart.summary.RECORDED", tmp_path / "recorded.json")
+    recorded = Recorded("the command", 416, {"all": 0.25})
+    recorded.save()
+    assert Recorded.load() == recorded
 
 
 def test_without_measuring_the_summary_says_what_the_numbers_are():
-    text = render(sum_up(LOGS), 10, "runs/x", None, None, 160)
+    text = render(sum_up(LOGS), 10, "runs/x", None, None, 160, GROUPS)
     assert "of the first and of the last rollouts" in text
     assert "10% at the start, 50% at the end" in text
 
@@ -392,7 +442,11 @@ def test_checkpoints_of_an_earlier_run_go_and_its_model_stays(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["adapter_model.safetensors"]
 
 
-@pytest.mark.parametrize("recipe", ["dynamic_sampling", "uniform"])
-def test_the_next_step_names_the_other_recipe(recipe):
-    other = {"dynamic_sampling": "uniform", "uniform": "dynamic_sampling"}[recipe]
-    assert f"--recipe {other}\n" in quickstart.next_steps(recipe)
+@pytest.mark.parametrize("recipe", ["default", "dynamic_sampling", "uniform"])
+def test_the_next_step_names_the_other_recipes(recipe):
+    text = quickstart.next_steps(recipe)
+    assert {name for name in ("default", "dynamic_sampling", "uniform") if f"--recipe {name}\n" in text} == {
+        "default",
+        "dynamic_sampling",
+        "uniform",
+    } - {recipe}

@@ -124,7 +124,7 @@ class DotsSelector(Selector):
     Args:
         objective (`str`, *optional*, defaults to `"effective"`): weight of a success rate: `"effective"`
             ([`log_weight_effective`]) or `"target"` ([`log_weight_target`], the paper's).
-        sharpness (`float`, *optional*, defaults to `2.0`): of `"effective"`.
+        sharpness (`float`, *optional*, defaults to `1.0`): of `"effective"`.
         target (`float`, *optional*, defaults to `0.5`), temperature (`float`, *optional*, defaults to `1e-3`): of
             `"target"`.
         exploration (`float`, *optional*, defaults to `0.05`): least share of each proposal that is drawn uniformly; the
@@ -146,7 +146,7 @@ class DotsSelector(Selector):
         self,
         *,
         objective: str = "effective",
-        sharpness: float = 2.0,
+        sharpness: float = 1.0,
         target: float = 0.5,
         temperature: float = 1e-3,
         exploration: float = 0.05,
