@@ -245,7 +245,7 @@ def test_kinds_of_equal_mean_success_differ_by_how_often_their_groups_are_effect
     embeddings = numbers.normal(size=(200, 8)).astype(np.float32) * 0.1
     embeddings[:, 0] += kind
     success = np.where(kind == 0, 0.2, numbers.random(200) < 0.2)
-    selector = make_selector("dots", {"exploration": 0.0})
+    selector = make_selector("dots", {"exploration": 0.0, "sharpness": 2.0})
     selector.bind(SelectorContext(200, 16, group_size=8, embed=lambda: embeddings))
     seen = set()
     for _ in range(10):
@@ -362,19 +362,20 @@ class GradedPopulation(Population):
         return ids, kinds
 
 
+@pytest.mark.parametrize(("sharpness", "gain"), [(1.0, 1.25), (2.0, 1.5)])
 @pytest.mark.parametrize("penalty", [0.0, -5.0])
-def test_graded_rewards_do_not_draw_prompts_whose_completions_all_get_the_same_middle_reward(penalty):
+def test_graded_rewards_do_not_draw_prompts_whose_completions_all_get_the_same_middle_reward(penalty, sharpness, gain):
     """Also after a single completion of -5, in whose range all other means are nearly equal."""
     shares = {}
     for name in ("uniform", "dots"):
         population, rng = GradedPopulation(), generator()
-        selector = population.selector(name)
+        selector = population.selector(name, **({"sharpness": sharpness} if name == "dots" else {}))
         kinds = [population.batch(selector, rng, penalty=penalty * (i == 6))[1] for i in range(24)]
         shares[name] = np.mean(np.concatenate(kinds[8:]) == EFFECTIVE)
-    assert shares["dots"] > 1.5 * shares["uniform"]
+    assert shares["dots"] > gain * shares["uniform"]
     unsolved = population.p < 0.05
     weights = selector.log_weights().exp().numpy()
-    assert weights[unsolved].mean() < 0.5 * weights[~unsolved].mean()
+    assert weights[unsolved].mean() < 0.5 ** (sharpness / 2) * weights[~unsolved].mean()
     assert np.abs(selector.success.mean()).max() <= 1.0
 
 
