@@ -55,7 +55,12 @@ LATE = 3.0  # the factor by which it counts as wrong to say that a method arrive
 #: Simulated prompts have the success rates of these pools' learnable range
 SIMULATED = ("first", "second", "third")
 #: Fields with which the committed runs were made, where the defaults are others now
-COMMITTED = {"dots_sharpness": 4.0, "history_half_lives": [20.0]}
+COMMITTED = {
+    "dots_sharpness": 4.0,
+    "history_half_lives": [20.0],
+    "replay_order": "random",
+    "replay_max_age": 20,
+}
 #: Not simulated: `cgrpo` does not select; `dots_paper` refers to a set of 8, which says nothing of simulated embeddings
 LEFT_OUT = ("uniform", "uniform_half", "cgrpo", "dots_paper")
 

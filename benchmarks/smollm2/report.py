@@ -46,6 +46,7 @@ def _at(curve: Curve, kind: str, rollouts: np.ndarray) -> np.ndarray:
 
 def _needs(curves: list[Curve]) -> str:
     base = {curve.seed: curve for curve in curves if curve.method == BASELINE}
+    half = max(c.column("rollouts")[-1] for c in base.values()) / 2 if base else math.nan
     lines = []
     for row in ratios(curves):
         own = [c for c in curves if c.method == row["method"] and c.seed in base]
@@ -56,6 +57,7 @@ def _needs(curves: list[Curve]) -> str:
                 f"`{row['method']}`",
                 str(row["seeds"]),
                 f"{row['start']:.3f} -> {row['end']:.3f}",
+                f"{np.mean([np.interp(half, c.column('rollouts'), c.column('accuracy_sampled')) for c in own]):.3f}",
                 f"{row['rollouts']:.0f}",
                 show(row["rollouts_ratio"]),
                 interval,
@@ -65,7 +67,8 @@ def _needs(curves: list[Curve]) -> str:
                 f"{np.mean(worst):+.3f}" if worst and row["method"] != BASELINE else "-",
             ]
         )
-    header = ["method", "seeds", "success", "rollouts", "ratio", "95 %", "per seed", "steps", "CPU", "worst kind"]
+    header = ["method", "seeds", "success", f"after {half:.0f}", "rollouts", "ratio"]
+    header += ["95 %", "per seed", "steps", "CPU", "worst kind"]
     return _markdown(header, lines)
 
 

@@ -5,43 +5,89 @@ import math
 import numpy as np
 import pytest
 
-from trl_dataeff.selection.exploration import HALF_LIFE, ExplorationShare
+from trl_dataeff.selection.exploration import HALF_LIFE, PRIOR, ExplorationShare
 
 
-def after(selected: tuple[int, int], explored: tuple[int, int], least: float = 0.05) -> ExplorationShare:
-    """One batch of so many effective groups out of so many, selected and explored."""
-    share = ExplorationShare(least)
-    effective = [i < e for e, n in (selected, explored) for i in range(n)]
-    share.observe(np.array(effective, dtype=bool), np.repeat([False, True], [selected[1], explored[1]]))
-    return share
+def phi(z: float) -> float:
+    return 0.5 * (1 + math.erf(z / math.sqrt(2)))
 
 
-def test_nothing_known_is_a_sixth_of_the_rest():
-    assert ExplorationShare(0.05).value == pytest.approx(0.05 + 0.95 * 0.158655, abs=1e-5)
+def after(effective, weights, share=0.5, least: float = 0.05) -> ExplorationShare:
+    """One batch, of which so much was drawn uniformly."""
+    exploring, weights = ExplorationShare(least), np.array(weights, dtype=float)
+    exploring.observe(np.array(effective, dtype=bool), weights, np.broadcast_to(share, weights.shape))
+    return exploring
 
 
-def test_against_the_formula_by_hand():
-    rates, totals = (8 / 12, 3 / 8), (12, 8)  # 7 of 10 selected, 2 of 6 explored, and one success and failure more
-    z = (rates[0] - rates[1]) / math.sqrt(sum(r * (1 - r) / n for r, n in zip(rates, totals)))
-    phi = 0.5 * (1 + math.erf((-1 - z) / math.sqrt(2)))
-    assert after((7, 10), (2, 6)).value == pytest.approx(0.05 + 0.95 * phi)
+def test_nothing_known_is_nearly_all():
+    assert ExplorationShare(0.05).value == pytest.approx(0.05 + 0.95 * phi(1), abs=1e-6)
+
+
+def test_against_a_jackknife():
+    """The difference of two weighted means over the same groups, and its standard error without one group at a time."""
+    rng = np.random.default_rng(0)
+    n, share = 400, 0.3
+    weights = rng.choice([0.2, 1.0, 1.8], n)
+    effective = rng.random(n) < 0.2 + 0.25 * weights
+    # The groups that are taken as seen before the run
+    all_weights = np.concatenate([weights, np.ones(int(2 * PRIOR))])
+    e = np.concatenate([effective, np.arange(2 * PRIOR) < PRIOR])
+    times = np.concatenate([share + (1 - share) * weights, np.ones(int(2 * PRIOR))])
+
+    def difference(kept):
+        u, v = 1 / times[kept], (all_weights / times)[kept]
+        return (v @ e[kept]) / v.sum() - (u @ e[kept]) / u.sum()
+
+    every = np.arange(len(e))
+    without = np.array([difference(every != i) for i in every])
+    error = math.sqrt((len(e) - 1) * without.var())
+    assert after(effective, weights, share).gain == pytest.approx(difference(every) / error, rel=0.02)
+
+
+def test_it_estimates_what_selection_gains_however_groups_were_drawn():
+    """A pool of two halves, effective with 0.2 and 0.6, of weights 0.5 and 1.5: the gain is 0.5 - 0.4."""
+    rng, z = np.random.default_rng(1), []
+    for share in (0.2, 0.9):
+        drawn = rng.random(60_000) < share * 0.5 + (1 - share) * 0.75  # the better half
+        effective = rng.random(60_000) < np.where(drawn, 0.6, 0.2)
+        exploring = after(effective, np.where(drawn, 1.5, 0.5), share)
+        (_, _), (effective_u, effective_v) = exploring._sums
+        (total_u, total_v), _ = exploring._sums
+        assert effective_v / total_v - effective_u / total_u == pytest.approx(0.1, abs=0.01)
+        z.append(exploring.gain)
+    assert min(z) > 20
 
 
 def test_selection_that_gains_nothing_gives_way():
-    assert after((30, 40), (5, 40)).value < 0.051
-    assert after((20, 40), (20, 40)).value == pytest.approx(0.05 + 0.95 * 0.158655, abs=1e-5)
-    assert after((5, 40), (30, 40)).value > 0.99
+    half = [True] * 40 + [False] * 40
+    good, bad = [1.8] * 40 + [0.2] * 40, [0.2] * 40 + [1.8] * 40
+    assert after(half, good).value < 0.051
+    assert after(half, [1.0] * 80).value == pytest.approx(0.05 + 0.95 * phi(1), abs=1e-6)
+    assert after(half, bad).value > 0.99
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_weights_that_know_nothing_leave_it_uniform(seed):
+    rng = np.random.default_rng(seed)
+    exploring = ExplorationShare(0.05)
+    values = []
+    for _ in range(60):
+        exploring.observe(rng.random(16) < 0.4, rng.choice([0.3, 1.7], 16), np.full(16, 0.5))
+        values.append(exploring.value)
+    assert np.mean(values) > 0.5
 
 
 def test_old_groups_fade():
-    share = after((5, 40), (30, 40))
+    exploring = after([True] * 40 + [False] * 40, [0.2] * 40 + [1.8] * 40)
     for _ in range(int(4 * HALF_LIFE)):
-        share.observe(np.array([True] * 4 + [False] * 4), np.array([False] * 4 + [True] * 4))
-    assert share.value < 0.06
+        exploring.observe(np.arange(8) < 4, np.where(np.arange(8) < 4, 1.8, 0.2), np.full(8, 0.5))
+    assert exploring.value < 0.06
 
 
 def test_zero_switches_it_off_and_state_is_restored():
-    assert after((5, 40), (30, 40), least=0.0).value == 0.0
-    share, restored = after((7, 10), (2, 6)), ExplorationShare(0.05)
-    restored.load_state_dict(share.state_dict())
-    assert restored.value == share.value
+    assert after([True, False], [0.2, 1.8], least=0.0).value == 0.0
+    exploring, restored = after([True, False, True], [0.2, 1.8, 1.0]), ExplorationShare(0.05)
+    restored.load_state_dict(exploring.state_dict())
+    assert restored.value == exploring.value
+    restored.observe(np.zeros(0, dtype=bool), np.zeros(0), np.zeros(0))
+    assert 0.05 < restored.value < 1

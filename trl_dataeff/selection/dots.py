@@ -203,6 +203,7 @@ class DotsSelector(Selector):
         self._has_predictions = False
         self._proposed = np.empty(0, dtype=np.int64)  # for this generation batch
         self._explored = np.empty(0, dtype=np.int64)
+        self._drawn = np.empty((3, 0))  # prompts proposed, their weights times N, and the share drawn uniformly
         self._order, self._taken = np.empty(0, dtype=np.int64), 0  # see _next_drawn
 
     def _rolling(self) -> RollingDifficulty:
@@ -239,8 +240,9 @@ class DotsSelector(Selector):
         excluded = torch.zeros(size, dtype=torch.bool)
         if size - len(self._proposed) >= n:  # no prompt twice in a generation batch, as long as there are others
             excluded[torch.from_numpy(self._proposed)] = True
-        log_weights = self.log_weights()
-        uniform = int(self.exploring.value * n + torch.rand((), generator=rng, dtype=torch.float64).item())
+        log_weights, share = self.log_weights(), self.exploring.value
+        weights = size * log_weights.softmax(0).numpy()
+        uniform = int(share * n + torch.rand((), generator=rng, dtype=torch.float64).item())
         explored = gumbel_top_k(torch.zeros(size).masked_fill(excluded, -torch.inf), uniform, rng).numpy()
         excluded[torch.from_numpy(explored)] = True
         draw = self._next_drawn if self.uses_references else self._draw
@@ -248,6 +250,7 @@ class DotsSelector(Selector):
         ids = np.concatenate([explored, selected])
         self._proposed = np.concatenate([self._proposed, ids])
         self._explored = np.concatenate([self._explored, explored])
+        self._drawn = np.concatenate([self._drawn, np.stack([ids, weights[ids], np.full(n, share)])], axis=1)
         return ids
 
     def _draw(self, log_weights: torch.Tensor, n: int, rng: torch.Generator) -> np.ndarray:
@@ -293,7 +296,7 @@ class DotsSelector(Selector):
         effective = np.array([group.effective for group in groups], dtype=bool)
         explored = np.isin(ids, self._explored) | from_references
         self.record.add(predicted, rates, explored, effective)
-        self.exploring.observe(effective, explored)
+        self._observe_gain(ids, effective)
         self.batch += 1
         trials = np.array([(~np.isnan(group.rewards).all(axis=1)).sum() for group in groups], dtype=np.float32)
         self.success.observe(ids, rates, trials, self.batch)
@@ -303,6 +306,14 @@ class DotsSelector(Selector):
         if self.batch % self.refresh_batches == 0:
             self._refresh()
         self._proposed = self._explored = np.empty(0, dtype=np.int64)
+        self._drawn = np.empty((3, 0))
+
+    def _observe_gain(self, ids: np.ndarray, effective: np.ndarray) -> None:
+        """Whether prompts of more weight had more effective groups. Reference prompts have no weight."""
+        place = {prompt: i for i, prompt in enumerate(self._drawn[0].astype(np.int64).tolist())}
+        known = np.isin(ids, self._drawn[0])
+        _, weights, share = self._drawn[:, [place[prompt] for prompt in ids[known].tolist()]]
+        self.exploring.observe(effective[known], weights, share)
 
     def _refresh(self) -> None:
         """Predict from the groups so far what is used: success rates may come from references alone."""
@@ -340,6 +351,7 @@ class DotsSelector(Selector):
             "embeddings": _hash(self.embeddings),
             "proposed": self._proposed.copy(),
             "explored": self._explored.copy(),
+            "drawn": self._drawn.copy(),
             "order": self._order.copy(),
             "taken": np.array([self._taken]),
             **{f"success.{name}": value for name, value in self.success.state_dict().items()},
@@ -351,6 +363,7 @@ class DotsSelector(Selector):
     def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
         self.batch, self._has_predictions = int(state["batch"][0]), bool(state["batch"][1])
         self._proposed, self._explored = state["proposed"].astype(np.int64), state["explored"].astype(np.int64)
+        self._drawn = state["drawn"].astype(np.float64)
         self._order, self._taken = state["order"].astype(np.int64), int(state["taken"][0])
         same_embeddings = np.array_equal(state["embeddings"], _hash(self.embeddings))
         if not same_embeddings:
