@@ -16,7 +16,7 @@ METHODS = ("uniform", "dynamic", "dots", "replay50", "default", "dots_paper")
 #: Pool, methods and seeds of the tables; settings were chosen on seeds from 100 on.
 STUDY: tuple[tuple[str, tuple[str, ...], tuple[int, ...]], ...] = (
     ("mixed", ("uniform", "default"), (0, 1, 2, 3, 4)),
-    ("unsolvable", ("uniform", "default"), (0, 1, 2)),
+    ("unsolvable", ("uniform", "default", "replay50"), (0, 1, 2)),
     ("learnable", ("uniform", "default"), (0, 1, 2)),
     ("mixed", ("replay50", "dots", "dynamic", "dots_paper"), (0, 1, 2)),
 )
