@@ -85,6 +85,17 @@ def test_it_is_the_only_subclass_and_every_overridden_method_is_listed():
     assert listed == overridden
 
 
+def test_overridden_methods_take_what_they_take_in_trl():
+    """mypy compares them too, but sees neither renamed parameters nor those of methods that TRL decorates."""
+    for name, ours in vars(DataEfficientGRPOTrainer).items():
+        if inspect.isfunction(ours) and hasattr(GRPOTrainer, name) and name != "__init__":
+            trls = inspect.signature(getattr(GRPOTrainer, name)).parameters.values()
+            parameters = inspect.signature(ours).parameters.values()
+            named = [(p.name, p.default) for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+            passes_on = len(named) < len(parameters)
+            assert named == [(p.name, p.default) for p in trls][: len(named) if passes_on else None], name
+
+
 def test_switched_off_nothing_is_installed(tmp_path):
     trainer = train_briefly(tmp_path, "off", rewards=even_length_reward)
     assert trainer.reward_funcs[0] is even_length_reward

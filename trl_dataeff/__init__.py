@@ -26,7 +26,7 @@ The public names are imported when they are first used: the command answers `--v
 import importlib
 import importlib.metadata
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
 
@@ -87,7 +87,7 @@ _MODULES = {
 _TESTED_TRL = ("1.16", "1.17")
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

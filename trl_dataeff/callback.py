@@ -5,8 +5,9 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable
+from typing import Any
 
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.utils import logging
 
 
@@ -44,39 +45,51 @@ class DataEfficientCallback(TrainerCallback):
         self._saved_at = -1
         self.stopped_by: signal.Signals | None = None
 
-    def on_train_begin(self, args, state, control, **kwargs):
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         self._training, self._saved_at = True, -1
         self._on_begin()
 
-    def on_step_begin(self, args, state, control, **kwargs):
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         self._step_began = time.perf_counter()
 
-    def on_step_end(self, args, state, control, **kwargs):
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         self._on_step(time.perf_counter() - self._step_began)
         self._stop_if_signalled(state, control)
 
-    def on_evaluate(self, args, state, control, **kwargs):
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         if self._training:
             self._stop_if_signalled(state, control)
 
-    def on_save(self, args, state, control, **kwargs):
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._saved_at = state.global_step
         self._stop_if_signalled(state, control)
         control.should_save = False
 
-    def _stop_if_signalled(self, state, control) -> None:
+    def _stop_if_signalled(self, state: TrainerState, control: TrainerControl) -> None:
         """Save and stop, if a process has received a signal: after a step, an evaluation or a checkpoint."""
         received = self._received_signal() if self.stopped_by is None else None
         if received is not None and state.global_step < state.max_steps:
             self.stopped_by = received
             control.should_save = control.should_training_stop = True
 
-    def on_epoch_end(self, args, state, control, **kwargs):
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         if self.stopped_by is not None:  # within the epoch; with `save_strategy="best"` there may be no checkpoint yet
             control.should_save = 0 < state.global_step != self._saved_at
             control.should_evaluate = False
 
-    def on_train_end(self, args, state, control, **kwargs):
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         self._training = False
         self._on_end()
         if self.stopped_by is not None and state.is_world_process_zero:

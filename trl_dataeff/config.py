@@ -8,7 +8,7 @@ plug-ins (see `validation.py`).
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trl import GRPOConfig
 
@@ -30,6 +30,13 @@ class DataEfficientGRPOConfig(GRPOConfig):
     `num_generations`. A *group* is the G completions of one prompt; it is *zero-variance* if all of its scorable
     rewards are equal, else *effective*.
     """
+
+    if TYPE_CHECKING:  # TRL's annotations allow `None`, which `__post_init__` replaces or refuses
+        output_dir: str = ""
+        num_generations: int = 8
+        generation_batch_size: int = 0
+        steps_per_generation: int = 0
+        max_completion_length: int = 256
 
     # Parameters that control which prompts are rolled out
     selection: str = field(
@@ -240,7 +247,7 @@ class DataEfficientGRPOConfig(GRPOConfig):
 
     _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "selector_args", "dots_predictor_args"]  # noqa: RUF012
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         # Before TRL derives fields from one another, and divides by them
         _refuse(field_problems(vars(self)))
         try:
@@ -282,7 +289,6 @@ class DataEfficientGRPOConfig(GRPOConfig):
     def _group_problems(self) -> list[Problem]:
         if self.steps_per_generation is None:
             return []  # TRL has refused `generation_batch_size`
-        assert self.num_generations is not None
         problems = group_problems(self.per_device_train_batch_size, self.steps_per_generation, self.num_generations)
         if self.do_eval and self.eval_strategy != "no":
             completions = self.num_generations_eval or self.num_generations
@@ -295,7 +301,7 @@ def _refuse(problems: list[Problem]) -> None:
         raise FieldError(problems) from None
 
 
-_JOINED: dict[Any, Any] = {GRPOConfig: DataEfficientGRPOConfig}
+_JOINED: dict[Any, type[DataEfficientGRPOConfig]] = {GRPOConfig: DataEfficientGRPOConfig}
 
 
 def _joined_with(kind: Any) -> type[DataEfficientGRPOConfig]:
@@ -308,7 +314,7 @@ def _joined_with(kind: Any) -> type[DataEfficientGRPOConfig]:
         "__doc__": kind.__doc__,
         "__reduce__": lambda self: (_empty_joined_with, (kind,), self.__dict__),
     }
-    joined = type(f"DataEfficient{kind.__name__}", (kind, DataEfficientGRPOConfig), namespace)
+    joined: Any = type(f"DataEfficient{kind.__name__}", (kind, DataEfficientGRPOConfig), namespace)
     return _JOINED.setdefault(kind, dataclass(repr=False, eq=False)(joined))
 
 

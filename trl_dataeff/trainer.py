@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import inspect
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
 from datasets import Dataset
+from transformers import PreTrainedModel
 from transformers.integrations import is_deepspeed_zero3_enabled
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 
@@ -43,6 +44,8 @@ from trl_dataeff.tracking.timing import StepTimer
 
 
 _SIGNATURE = inspect.signature(GRPOTrainer.__init__)
+_Norm: TypeAlias = float | torch.Tensor | None
+_Forward: TypeAlias = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]  # as TRL returns it
 
 
 class DataEfficientGRPOTrainer(GRPOTrainer):
@@ -79,8 +82,10 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     """
 
     args: DataEfficientGRPOConfig
-    reward_funcs: list
-    _buffered_inputs: list[dict[str, Any]] | None
+    model: PreTrainedModel  # this and the next two are wider in TRL
+    reward_funcs: list[Any]
+    chat_template_kwargs: dict[str, Any]
+    _buffered_inputs: list[dict[str, Any]] | None  # type: ignore[assignment]  # TRL's is inferred as `None`
     _tag_names = ["trl", "grpo", "trl-dataeff"]  # noqa: RUF012
     _recording: capture.Recording | None = None  # while a round is generated
     _playback: capture.Playback | None = None  # while stored rollouts pass through TRL's method
@@ -92,7 +97,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     _run: Run = Run("", "")  # from `train` on
     _loop: dict[str, Any] | None = None  # of the training loop, as a checkpoint has it
 
-    def __init__(self, *args, selector: Selector | None = None, **kwargs):
+    def __init__(self, *args: Any, selector: Selector | None = None, **kwargs: Any):
         call = _SIGNATURE.bind(self, *args, **kwargs)
         given = call.arguments
         given["args"] = config = validation.resolve_config(given.get("args"), given["model"])
@@ -115,7 +120,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
 
         context = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         limits = [context, config.vllm_max_model_length]
-        self._context_check = validation.ContextCheck(limits, self.max_completion_length)
+        self._context_check = validation.ContextCheck(limits, config.max_completion_length)
         self._timer = StepTimer()
         self._callback = DataEfficientCallback(
             on_begin=self._on_train_begin,
@@ -136,17 +141,13 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             self._reward_guard = guard = RewardGuard(args.reward_timeout)
             self.reward_funcs = list(map(guard.wrap, self.reward_funcs, self.reward_func_names))
         if args.vllm_reconnect and self.use_vllm and args.vllm_mode == "server" and self._processes.is_main:
-            options = {"device": self.accelerator.device, "timeout": args.vllm_server_timeout}
-            ReconnectingClient.install(
-                self.vllm_generation,
-                sharded,
-                on_return=lambda: self.collector.counters.add(server_returns=1),
-                **options,
-            )
+            options: dict[str, Any] = {"device": self.accelerator.device, "timeout": args.vllm_server_timeout}
+            options["on_return"] = lambda: self.collector.counters.add(server_returns=1)
+            ReconnectingClient.install(self.vllm_generation, sharded, **options)
 
     # Starting and ending
 
-    def train(self, resume_from_checkpoint=None, *args, **kwargs):
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
         self._run = resolve_run(resume_from_checkpoint, self.args.output_dir, self._processes, self.args.should_save)
         self._callback.stopped_by, self._prompt_ids = None, ()
         self._signals = StopSignals(self._processes) if self.args.save_on_signal else None
@@ -159,14 +160,13 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
 
     def _begin_run(self) -> None:
         """State of a run. A second call of `train` starts again, with the dataset that is there then."""
-        args, dataset = self.args, self.train_dataset
+        args, dataset = self.args, cast(Dataset, self.train_dataset)  # any other is read by TRL alone
         self._step, self._buffered_inputs = 0, None  # TRL would go on within the last run's generation batch
         self._metrics["train"].clear()
         if self._map_style:
             validation.check_dataset(args, dataset, self.environment_factories, self.selector)
-        self._rows_dataset = dataset
-        if self._map_style and args.remove_unused_columns:
-            self._rows_dataset = self._remove_unused_columns(dataset, description="training")
+        removes = self._map_style and args.remove_unused_columns
+        self._rows_dataset = self._remove_unused_columns(dataset, description="training") if removes else dataset
         self.collector = make_collector(
             args,
             selector=self.selector if self._map_style else None,
@@ -199,7 +199,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             loss_type=self.loss_type,
             epsilon=(self.epsilon_low, self.epsilon_high),
             kl=self.beta if args.use_bias_correction_kl else 0.0,
-            max_completion_length=self.max_completion_length,
+            max_completion_length=args.max_completion_length,
             steps_per_generation=args.steps_per_generation,
             processes=self._processes,
         )
@@ -210,25 +210,25 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     def stopped_by(self) -> signal.Signals | None:
         return self._callback.stopped_by
 
-    def _run_epoch(self, *args, **kwargs):
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> Any:
         if self.state.global_step < self.state.max_steps and self.stopped_by is None:
             return super()._run_epoch(*args, **kwargs)
         self.control.should_training_stop = True  # the Trainer would check that after one more step
 
-    def _finalize_training(self, *args, **kwargs):
+    def _finalize_training(self, *args: Any, **kwargs: Any) -> TrainOutput:
         kept = {} if self.stopped_by is None else {"load_best_model_at_end": False, "save_total_limit": None}
         with capture.temporarily(self.args, **kept):
-            return super()._finalize_training(*args, **kwargs)
+            return cast(TrainOutput, super()._finalize_training(*args, **kwargs))
 
     # Generating
 
-    def _generate_and_score_completions(self, inputs):
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if not self.model.training:
             return super()._generate_and_score_completions(inputs)
         self.collector.classifier.weights = self.reward_weights.cpu().numpy()  # a callback may change them
         return self._train_on_rounds() if self._in_rounds else self._train_on_single_pass(inputs)
 
-    def _train_on_single_pass(self, inputs):
+    def _train_on_single_pass(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """All groups of a generation batch are generated within TRL's pass, and trained on."""
         with self._timer.selection():
             ids = self.collector.propose(self.collector.batch_groups)
@@ -240,7 +240,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             self._log(self.collector.enter(ids, recording.complete(self._processes), self.state.global_step))
         return tensors
 
-    def _train_on_rounds(self):
+    def _train_on_rounds(self) -> dict[str, Any]:
         """Groups are generated in rounds; what is trained on passes through TRL's method as if generated there."""
         with self._timer.selection(), without_rounds(self._metrics["train"], self.state):
             batch = self.collector.collect(self._roll_out, self.state.global_step)
@@ -267,23 +267,22 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         if self.tools:  # TRL prepares these for the rows of its pass
             self._sync_tool_dicts, self._async_tool_dicts = capture.tool_dicts(self._standalone_tools, len(rows))
         with self._recorded() as recording:
-            generated = self._generate(prompts)
+            generated = capture.Generated(*self._generate(prompts))
             validation.check_no_images(generated.images, generated.tool_images)
             for i, row in enumerate(rows):
                 row.update({name: capture.row_value(values, i) for name, values in generated.extra_fields.items()})
             self._calculate_rewards(rows, prompts, generated.completions, generated.completion_ids)
-        rollouts = capture.split_rollouts(generated, self.num_generations, dict(self._pending_extra_logs))
+        rollouts = capture.split_rollouts(generated, self.args.num_generations, dict(self._pending_extra_logs))
         self._pending_extra_logs.clear()
         return recording.complete(self._processes, rollouts)
 
-    def _generate(self, prompts: list):
+    def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
         if self._playback is not None:
             return self._play_back(self._playback)
-        if self._recording is not None:
-            return self._recording.generate(super()._generate, prompts)
-        return super()._generate(prompts)
+        generate: Callable[[list[Any]], tuple[Any, ...]] = super()._generate
+        return generate(prompts) if self._recording is None else self._recording.generate(generate, prompts)
 
-    def _play_back(self, playback: capture.Playback):
+    def _play_back(self, playback: capture.Playback) -> capture.Generated:
         """TRL's own `_generate` on completions that exist already: they enter through its `rollout_func` slot."""
         # Nothing is generated: no tool is called, and vLLM needs no new weights
         present = {"rollout_func": playback.rollout_func, "tools": []}
@@ -293,7 +292,9 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             generated = capture.Generated(*super()._generate([""] * len(playback.completions)))
         return generated._replace(completions=playback.completions)
 
-    def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
+    def _calculate_rewards(
+        self, inputs: list[dict[str, Any]], prompts: list[Any], completions: list[Any], completion_ids_list: list[Any]
+    ) -> torch.Tensor:
         if self._playback is not None:
             return torch.from_numpy(self._playback.rewards).to(self.accelerator.device)
         arguments = (inputs, prompts, completions, completion_ids_list)
@@ -310,19 +311,18 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     def _rows(self, ids: np.ndarray) -> list[dict[str, Any]]:
         """The dataset's rows, G in a row for each prompt, as TRL's dataloader would deliver them."""
         self._prompt_ids = ids.tolist()
-        return self._rows_dataset.__getitems__(np.repeat(ids, self.num_generations).tolist())
+        return self._rows_dataset.__getitems__(np.repeat(ids, self.args.num_generations).tolist())
 
     # The loss
 
-    def _compute_loss(self, model, inputs):
-        if "replayed" not in inputs and "batch_row" not in inputs:
-            return super()._compute_loss(model, inputs)
-        with self._correction.micro_batch(inputs) as own_inputs:
-            loss = super()._compute_loss(model, own_inputs)
-            return loss + self._correction.missing_kl(self.current_gradient_accumulation_steps)
+    def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+        corrects = "replayed" in inputs or "batch_row" in inputs
+        with self._correction.micro_batch(inputs) if corrects else nullcontext(inputs) as own_inputs:
+            loss: torch.Tensor = super()._compute_loss(model, own_inputs)
+            return loss + self._correction.missing_kl(self.current_gradient_accumulation_steps) if corrects else loss
 
-    def _get_per_token_logps_and_entropies(self, *args, **kwargs):
-        outputs = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> _Forward:
+        outputs: _Forward = super()._get_per_token_logps_and_entropies(*args, **kwargs)
         if self._correction is not None:
             record(self._metrics["train"], self._correction.on_logps(outputs[0]))
         return outputs
@@ -330,14 +330,14 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     @torch.no_grad()
     def _forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, length: int) -> torch.Tensor:
         """Log-probs `(B, length)` under the present policy, by TRL's forward pass."""
+        assert not isinstance(self.args.gradient_checkpointing_kwargs, str)  # TrainingArguments parses JSON text
         with disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
-            logps, *_ = self._get_per_token_logps_and_entropies(
+            return self._get_per_token_logps_and_entropies(
                 self.model, input_ids, attention_mask, length, batch_size=self.args.per_device_train_batch_size
-            )
-        return logps
+            )[0]
 
-    def _get_grad_norm(self, model, grad_norm=None):
-        norm = super()._get_grad_norm(model, grad_norm=grad_norm)
+    def _get_grad_norm(self, model: torch.nn.Module, grad_norm: _Norm = None) -> _Norm:
+        norm: _Norm = super()._get_grad_norm(model, grad_norm=grad_norm)
         if self._nonfinite is not None and self._nonfinite.skips(norm, self.state.global_step + 1):
             model.zero_grad()  # without gradients the optimizer changes nothing
         return norm
@@ -355,7 +355,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         if hasattr(self, "collector") and self.collector.group_log is not None:
             self.collector.group_log.flush(force=True)
 
-    def _save_checkpoint(self, model, trial):
+    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         args, step = self.args, self.state.global_step
         checkpoint = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{step}"
         resumable = not args.save_only_model
@@ -371,7 +371,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         if args.should_save:
             remove_older(checkpoint, args.save_total_limit, [self.state.best_model_checkpoint], self._run.id)
 
-    def _load_optimizer_and_scheduler(self, checkpoint):
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
             self._loop, self._buffered_inputs = load_run(Path(checkpoint), self.collector)

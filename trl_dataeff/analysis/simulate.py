@@ -61,7 +61,7 @@ class Prompts:
     rates: tuple[float, float] = (0.01, 0.7)
     predictability: float = PREDICTABILITY
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.size < 1:
             raise ValueError(f"There are {self.size} prompts; there has to be at least one.")
         if not (self.easy >= 0 and self.dead >= 0 and self.easy + self.dead <= 1):
@@ -111,7 +111,7 @@ class Learning:
     def gain(self, batch: GenerationBatch, batch_groups: int) -> float:
         replayed = sum(group.effective for group in batch.replayed)
         fresh = sum(group.effective for group in batch.trained) - replayed
-        return self.speed * ((fresh + self.replay_value * replayed) / batch_groups) ** self.alpha
+        return float(self.speed * ((fresh + self.replay_value * replayed) / batch_groups) ** self.alpha)
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,7 @@ def _stored(dataset: Dataset, name: str) -> Iterable[pa.Array]:
         column = column.cast(pa.large_string())
     mapping = dataset._indices  # of `select` and `shuffle`; through the public interface each row is an object
     if mapping is None:
-        return column.chunks
+        return list(column.chunks)
     row_bytes = max(1, column.get_total_buffer_size() // max(1, len(column)))
     rows = min(_TAKEN_ROWS, max(1, _TAKEN_BYTES // row_bytes))
     indices = mapping.column(0)
@@ -209,4 +209,5 @@ def _values(array: pa.Array) -> np.ndarray:
         array = array.cast(pa.uint8())
     if array.null_count and not pat.is_floating(array.type):
         array = array.fill_null(0)
-    return array.to_numpy(zero_copy_only=False)
+    values: np.ndarray = array.to_numpy(zero_copy_only=False)
+    return values

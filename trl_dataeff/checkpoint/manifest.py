@@ -105,7 +105,7 @@ def _read(checkpoint: Path) -> dict[str, Any]:
         raise CheckpointError(f"There is no checkpoint {checkpoint}: no such folder.")
     path = checkpoint / MANIFEST
     try:
-        manifest = json.loads(path.read_bytes())
+        manifest: dict[str, Any] = json.loads(path.read_bytes())
         written = manifest.pop("xxh3_128")
     except FileNotFoundError as error:
         raise CheckpointError(

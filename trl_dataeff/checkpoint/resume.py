@@ -39,8 +39,8 @@ _INCOMPLETE = "_incomplete-"  # an underscore keeps it from being pushed to the 
 
 
 def resolve_run(
-    wanted: bool | str | os.PathLike | None,
-    output_dir: str | os.PathLike,
+    wanted: bool | str | os.PathLike[str] | None,
+    output_dir: str | os.PathLike[str],
     processes: Processes = Processes(),  # noqa: B008 (immutable)
     checks: bool = True,
 ) -> Run:
@@ -137,7 +137,7 @@ def discard(checkpoint: Path) -> None:
 
 
 def remove_older(
-    checkpoint: Path, limit: int | None, keep: Iterable[str | os.PathLike | None], run: str | None = None
+    checkpoint: Path, limit: int | None, keep: Iterable[str | os.PathLike[str] | None], run: str | None = None
 ) -> None:
     """
     Delete what a complete checkpoint supersedes: the one it replaces, and the oldest ones beyond `limit`.

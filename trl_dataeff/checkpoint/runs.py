@@ -68,7 +68,7 @@ def new_id() -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}"
 
 
-def latest_run(output_dir: str | os.PathLike) -> str | None:
+def latest_run(output_dir: str | os.PathLike[str]) -> str | None:
     """Id of the run that a folder was used for last, if it says so."""
     return _read(Path(output_dir) / RUN_FILE).get("run")
 
@@ -111,7 +111,7 @@ def _read(path: Path) -> dict[str, Any]:
         return {}
 
 
-def checkpoints(output_dir: str | os.PathLike) -> list[Path]:
+def checkpoints(output_dir: str | os.PathLike[str]) -> list[Path]:
     """Folders of checkpoints, complete or not, the one of the latest step first."""
     if not os.path.isdir(output_dir):
         return []
@@ -130,7 +130,7 @@ def is_of_another_trainer(checkpoint: Path) -> bool:
     return (checkpoint / _TRAINER_STATE).is_file() and not (checkpoint / FOLDER).exists()
 
 
-def of_other_runs(output_dir: str | os.PathLike, run: str | None) -> list[Path]:
+def of_other_runs(output_dir: str | os.PathLike[str], run: str | None) -> list[Path]:
     """Complete checkpoints in a folder that are not those of `run`."""
     return [
         path

@@ -72,7 +72,7 @@ def load_state(checkpoint: Path) -> tuple[dict[str, Any], dict[str, dict[str, np
 def load_scalars(checkpoint: Path) -> dict[str, Any]:
     """The scalars of [`save_state`], with the names of its arrays' files under `files`. Raises `CheckpointError`."""
     with _readable(checkpoint):
-        scalars = json.loads((checkpoint / FOLDER / "state.json").read_text())
+        scalars: dict[str, Any] = json.loads((checkpoint / FOLDER / "state.json").read_text())
         scalars["files"] = list(scalars["files"])
     return scalars
 

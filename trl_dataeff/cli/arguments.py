@@ -95,7 +95,7 @@ class PortableConfig(DataEfficientGRPOConfig):
 
     _LEFT_OUT: dict[str, Any] = {"use_cpu": True, "tf32": None, "deepspeed": None}  # noqa: RUF012
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         given = {name: getattr(self, name) for name in self._LEFT_OUT}
         self.__dict__.update(self._LEFT_OUT)
         super().__post_init__()

@@ -120,7 +120,7 @@ class TableCallback(TrainerCallback):
     def __init__(self) -> None:
         self._table = LogTable()
 
-    def on_log(self, args, state, control, logs=None, **kwargs):
+    def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if state.is_world_process_zero and logs:
             print("\n".join(self._table.lines(logs, state)), flush=True)
 
@@ -132,7 +132,7 @@ class ProgressTableCallback(ProgressCallback):
         super().__init__()
         self._table = LogTable()
 
-    def on_log(self, args, state, control, logs=None, **kwargs):
+    def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if state.is_world_process_zero and logs and self.training_bar is not None:
             self.training_bar.write("\n".join(self._table.lines(logs, state)))
 

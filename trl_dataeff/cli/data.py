@@ -6,7 +6,7 @@ import json
 import re
 from copy import copy
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict, load_dataset
 from datasets.exceptions import DatasetGenerationError, DatasetsError
@@ -72,7 +72,8 @@ def load_prompts(script: DataEfficientGRPOScriptArguments) -> Dataset:
     """
     given = f"The dataset {script.dataset_name!r}"
     splits = _load_splits(script, DatasetMixtureConfig())
-    return prepare(_split(splits, script.dataset_train_split, "dataset_train_split", given), script, given)
+    train = _split(splits, script.dataset_train_split, "dataset_train_split", given)
+    return cast(Dataset, prepare(train, script, given))  # nothing is streamed here
 
 
 def find_source(path: str, data_files: Any = None) -> Source:
@@ -166,9 +167,10 @@ def _load_splits(script: DataEfficientGRPOScriptArguments, mixture: DatasetMixtu
     assert script.dataset_name is not None
     source = find_source(script.dataset_name)
     try:
-        return load_dataset(
+        splits: AnyDatasetDict = load_dataset(  # type: ignore[call-overload]  # overloaded for True and False alone
             source.path, name=script.dataset_config, data_files=source.files, streaming=script.dataset_streaming
         )
+        return splits
     except LOADING_ERRORS as error:
         raise _not_loaded(script.dataset_name, source, error) from error
 
@@ -210,7 +212,7 @@ def _arrow_files(folder: Path) -> list[str]:
 def _split(splits: AnyDatasetDict, name: str, field: str, given: str) -> AnyDataset:
     if name not in splits:
         raise UserError(
-            f"{given} has no split `{name}`; it has {listed(splits)}. Name one of them as `{field}`"
+            f"{given} has no split `{name}`; it has {listed(map(str, splits))}. Name one of them as `{field}`"
             + (", or set `eval_strategy` to 'no'." if field == "dataset_test_split" else ".")
         )
     return splits[name]

@@ -13,6 +13,7 @@ from trl_dataeff.cli.errors import UserError
 
 if TYPE_CHECKING:
     import numpy as np
+    from datasets import Dataset
 
     from trl_dataeff.difficulty.offline import Quality, Slice
 
@@ -107,7 +108,7 @@ def report(args: argparse.Namespace, slices: Sequence[Slice], quality: Sequence[
     return "\n".join(lines)
 
 
-def _embed(dataset, embedding: str) -> np.ndarray:
+def _embed(dataset: Dataset, embedding: str) -> np.ndarray:
     """The prompts' embeddings `(N, h)`; what is wrong with the model is the user's to put right."""
     from trl_dataeff.difficulty.embedding import EmbeddingError, embed_dataset
 

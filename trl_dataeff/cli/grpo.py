@@ -132,6 +132,7 @@ def make_trainer(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
 
 def _model_init_kwargs(arguments: GRPOArguments) -> dict[str, Any]:
     _, training, model, _ = arguments
+    assert not isinstance(training.model_init_kwargs, str)  # TrainingArguments parses JSON text
     return {
         "revision": model.model_revision,
         "trust_remote_code": training.trust_remote_code,

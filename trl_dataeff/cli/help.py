@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import SUPPRESS, Action, ArgumentDefaultsHelpFormatter, ArgumentParser
 from dataclasses import fields
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from trl import GRPOConfig, ModelConfig
 
@@ -120,7 +120,7 @@ def groups() -> list[Group]:
 class HelpFormatter(ArgumentDefaultsHelpFormatter):
     """One spelling per option, and a default only where there is one to tell."""
 
-    def __init__(self, prog: str, **kwargs):
+    def __init__(self, prog: str, **kwargs: Any):
         super().__init__(prog, max_help_position=32, **kwargs)
 
     def _format_action_invocation(self, action: Action) -> str:

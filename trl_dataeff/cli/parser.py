@@ -51,7 +51,7 @@ class GRPOParser(TrlParser):
     """
 
     def __init__(self, portable: bool = False):
-        types = PORTABLE_TYPES if portable else TYPES
+        types: tuple[Any, ...] = PORTABLE_TYPES if portable else TYPES
         self.findings = Findings()
         super().__init__(types, prog="trl-dataeff grpo", formatter_class=HelpFormatter, add_help=False)
         self.allow_abbrev = False
@@ -140,7 +140,7 @@ class GRPOParser(TrlParser):
             values.update({name: defaults[name] for name in culprits})
 
 
-def _default(f: Field) -> Any:
+def _default(f: Field[Any]) -> Any:
     return f.default_factory() if f.default_factory is not MISSING else f.default
 
 

@@ -13,7 +13,8 @@ from trl_dataeff.cli.recipe import find_recipe, recipe_name, shipped_recipes
 def run(argv: list[str]) -> int:
     """Run the sub-command and return its exit code."""
     args = _parser().parse_args(argv)
-    return args.run(args)
+    code: int = args.run(args)
+    return code
 
 
 def problems_of(path: Path) -> list[str]:

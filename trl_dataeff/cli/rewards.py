@@ -122,7 +122,7 @@ def _import_reward(path: str) -> RewardFunction:
         module = importlib.import_module(module_name)
     except Exception as error:
         raise UserError(_not_imported(path, module_name, error)) from error
-    function = getattr(module, function_name, None)
+    function: RewardFunction | None = getattr(module, function_name, None)
     if function is None:
         names = [name for name in dir(module) if not name.startswith("_")]
         raise UserError(

@@ -107,25 +107,25 @@ def _convert(value: str, convert: Callable[[str], Any], hint: Any) -> Any:
         raise WrongType(describe(hint)) from error
 
 
-def _fit_bool(value: Any, hint: Any) -> bool:
+def _fit_bool(value: Any, hint: Any) -> Any:
     if isinstance(value, str):
         return _convert(value, string_to_bool, hint)
     return _require(isinstance(value, bool), value, hint)
 
 
-def _fit_int(value: Any, hint: Any) -> int:
+def _fit_int(value: Any, hint: Any) -> Any:
     if isinstance(value, str):
         return _convert(value, int, hint)
     return _require(isinstance(value, int) and not isinstance(value, bool), value, hint)
 
 
-def _fit_float(value: Any, hint: Any) -> float:
+def _fit_float(value: Any, hint: Any) -> Any:
     if isinstance(value, str):
         return _convert(value, float, hint)
     return _require(isinstance(value, (int, float)) and not isinstance(value, bool), value, hint)
 
 
-def _fit_str(value: Any, hint: Any) -> str:
+def _fit_str(value: Any, hint: Any) -> Any:
     return _require(isinstance(value, str), value, hint)
 
 
@@ -150,7 +150,7 @@ def _fit_choice(value: Any, choices: Any, hint: Any) -> Any:
     return _require(any(value == choice and type(value) is type(choice) for choice in choices), value, hint)
 
 
-def _fit_list(value: Any, hint: Any) -> list:
+def _fit_list(value: Any, hint: Any) -> list[Any]:
     _require(isinstance(value, list), value, hint)
     try:
         return [fit(item, typing.get_args(hint)[0]) for item in value]

@@ -58,7 +58,6 @@ def make_collector(
     Raises:
         `CheckpointError`: the checkpoint does not fit.
     """
-    assert config.generation_batch_size is not None
     group_size = config.num_generations
     batch_groups = config.generation_batch_size // group_size
     num_prompts = num_prompts if dataset is None else len(dataset)

@@ -101,7 +101,8 @@ class RollingDifficulty:
             `np.ndarray` of shape `(N,)`: float32 success rates in [0, 1]. Without a group: 0.5, or what the predictor
             predicts if it was fitted before the run.
         """
-        return self.refresh_each(batch, (self.half_life,))[0]
+        predicted: np.ndarray = self.refresh_each(batch, (self.half_life,))[0]
+        return predicted
 
     def refresh_each(self, batch: int, half_lives: Sequence[float]) -> np.ndarray:
         """

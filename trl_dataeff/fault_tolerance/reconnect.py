@@ -37,7 +37,7 @@ class ReconnectingClient:
         *,
         device: Any,
         timeout: float,
-        named_params: Callable[[], Iterator] | None,
+        named_params: Callable[[], Iterator[Any]] | None,
         on_return: Callable[[], None],
     ):
         self._client = client
@@ -45,7 +45,7 @@ class ReconnectingClient:
         self._timeout = timeout
         self._named_params = named_params
         self._on_return = on_return
-        self._metadata: list | None = None
+        self._metadata: list[Any] | None = None
 
     @classmethod
     def install(cls, vllm: Any, sharded: bool, **options: Any) -> None:
@@ -56,16 +56,16 @@ class ReconnectingClient:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
 
-    def generate(self, *args, **kwargs):
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
         return self._retry(self._client.generate, *args, **kwargs)
 
-    def chat(self, *args, **kwargs):
+    def chat(self, *args: Any, **kwargs: Any) -> Any:
         return self._retry(self._client.chat, *args, **kwargs)
 
-    def image_features(self, *args, **kwargs):
+    def image_features(self, *args: Any, **kwargs: Any) -> Any:
         return self._retry(self._client.image_features, *args, **kwargs)
 
-    def update_named_params(self, metadata: list, named_params: Iterator) -> None:
+    def update_named_params(self, metadata: list[Any], named_params: Iterator[Any]) -> None:
         self._metadata = metadata
         try:
             self._client.update_named_params(metadata, named_params)
@@ -75,7 +75,7 @@ class ReconnectingClient:
     def reset_prefix_cache(self) -> None:
         self._retry(self._client.reset_prefix_cache)
 
-    def _retry(self, request: Callable, *args, **kwargs):
+    def _retry(self, request: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         for _ in range(_RESTARTS):
             try:
                 return request(*args, **kwargs)

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,7 @@ class RewardGuard:
             return self._wrap_async(function, name)
 
         @functools.wraps(function)
-        def guarded(*args, **kwargs):
+        def guarded(*args: Any, **kwargs: Any) -> list[float | None]:
             try:
                 with _time_limit(self.timeout):
                     rewards = function(*args, **kwargs)
@@ -72,7 +73,7 @@ class RewardGuard:
 
     def _wrap_async(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
         @functools.wraps(function)
-        async def guarded(*args, **kwargs):
+        async def guarded(*args: Any, **kwargs: Any) -> list[float | None]:
             try:
                 async with asyncio.timeout(self.timeout) as limit:
                     rewards = await function(*args, **kwargs)
@@ -84,7 +85,7 @@ class RewardGuard:
 
         return guarded
 
-    def _late(self, name: str, n: int) -> list[None]:
+    def _late(self, name: str, n: int) -> list[float | None]:
         self.faults += n
         self._warn_once(
             name,
@@ -138,7 +139,7 @@ def _time_limit(seconds: float | None) -> Iterator[None]:
         )
     deadline, running = time.monotonic() + seconds, True
 
-    def interrupt(number, frame):
+    def interrupt(number: int, frame: FrameType | None) -> None:
         if running and time.monotonic() >= deadline:
             raise _OutOfTime
 

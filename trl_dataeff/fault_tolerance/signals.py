@@ -47,7 +47,7 @@ class StopSignals:
                     self._former[number] = signal.signal(number, self._handle)
         return self
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._restore()
 
     def _restore(self) -> None:

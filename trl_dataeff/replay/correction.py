@@ -152,7 +152,7 @@ def behavior_ratio(
 
 
 def correct_inputs(
-    inputs: dict, per_token_logps: torch.Tensor, *, clip: str, cap: float, level: str, loss_type: str
+    inputs: dict[str, Any], per_token_logps: torch.Tensor, *, clip: str, cap: float, level: str, loss_type: str
 ) -> torch.Tensor:
     """
     Put the correction into a micro-batch of TRL's loss, in place, once the loss has its log-probs. What is read here
@@ -201,7 +201,9 @@ def correct_inputs(
     return full_ratio
 
 
-def hold_at_cap(inputs: dict, per_token_logps: torch.Tensor, mask: torch.Tensor, *, cap: float, level: str) -> None:
+def hold_at_cap(
+    inputs: dict[str, Any], per_token_logps: torch.Tensor, mask: torch.Tensor, *, cap: float, level: str
+) -> None:
     """
     Make the ratio of the loss the constant `cap`, without gradient, where it is above: in replayed rows with a negative
     advantage, by token or, for sequences, by row. In place; fresh rows keep their values.
@@ -221,7 +223,7 @@ def hold_at_cap(inputs: dict, per_token_logps: torch.Tensor, mask: torch.Tensor,
 
 
 def is_clipped(
-    inputs: dict, per_token_logps: torch.Tensor, epsilon: tuple[float, float], *, level: str, loss_type: str
+    inputs: dict[str, Any], per_token_logps: torch.Tensor, epsilon: tuple[float, float], *, level: str, loss_type: str
 ) -> torch.Tensor:
     """
     Where the clip of TRL's loss removes the gradient, in a corrected micro-batch: bool, `(B, T)` or `(B, 1)`. Nowhere for loss
@@ -238,20 +240,20 @@ def is_clipped(
     ratio = behavior_ratio(per_token_logps, old_logps, _mask(inputs), level=level)
     if loss_type in ("cispo", "sapo", "vespo"):
         return torch.zeros_like(ratio, dtype=torch.bool)
-    advantages = inputs["advantages"]
+    advantages: torch.Tensor = inputs["advantages"]
     advantages = advantages.unsqueeze(1) if advantages.dim() == 1 else advantages
     low, high = 1 - epsilon[0], 1 + epsilon[1]
     return ((ratio < low) & (advantages < 0)) | ((ratio > high) & (advantages > 0))
 
 
-def _mask(inputs: dict) -> torch.Tensor:
+def _mask(inputs: dict[str, Any]) -> torch.Tensor:
     """1 for the tokens that are trained on, `(B, T)`."""
-    mask = inputs["completion_mask"]
+    mask: torch.Tensor = inputs["completion_mask"]
     return mask * inputs["tool_mask"] if "tool_mask" in inputs else mask
 
 
 def missing_kl(
-    inputs: dict, per_token_logps: torch.Tensor, ratio: torch.Tensor, *, level: str, scale: torch.Tensor
+    inputs: dict[str, Any], per_token_logps: torch.Tensor, ratio: torch.Tensor, *, level: str, scale: torch.Tensor
 ) -> torch.Tensor:
     r"""
     \(\sum (\rho - 1) \, \pi_\theta / \pi_{old} \, k_3\) over tokens, with the weights `scale`; k3 is TRL's estimator of the KL.
@@ -268,7 +270,7 @@ def missing_kl(
     log_weight = per_token_logps - (per_token_logps.detach() if old_logps is None else old_logps)
     if level == "sequence":
         log_weight = (log_weight * mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1.0)
-    difference = inputs["ref_per_token_logps"] - per_token_logps
+    difference: torch.Tensor = inputs["ref_per_token_logps"] - per_token_logps
     k3 = difference.exp() - difference - 1
     return ((ratio - 1) * log_weight.exp() * k3 * scale).sum()
 

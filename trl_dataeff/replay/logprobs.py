@@ -12,7 +12,7 @@ Their cost, by where they come from:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -43,7 +43,7 @@ class LogprobRecorder:
     def __init__(self) -> None:
         self._expected: dict[int, _Row] = {}  # by row of the generation batch
 
-    def expect(self, groups: Sequence[RolloutGroup], batch: dict) -> None:
+    def expect(self, groups: Sequence[RolloutGroup], batch: dict[str, Any]) -> None:
         """
         Prepare for the rows of a generation batch. Log-probs that the batch has already are recorded at once.
 

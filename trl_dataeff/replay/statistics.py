@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 
 _NAN = float("nan")
 
 
-def ratio_statistics(ratio: torch.Tensor, capped: torch.Tensor, clipped: torch.Tensor, inputs: dict) -> torch.Tensor:
+def ratio_statistics(
+    ratio: torch.Tensor, capped: torch.Tensor, clipped: torch.Tensor, inputs: dict[str, Any]
+) -> torch.Tensor:
     """
     Sums over the tokens (or sequences) of replayed rows, to be gathered from all processes.
 

@@ -53,7 +53,7 @@ def marked_answer(text: str) -> str | None:
     if boxed is not None:
         return boxed
     for pattern in (_TAGGED, _HASHES):
-        matches = pattern.findall(text)
+        matches: list[str] = pattern.findall(text)
         if matches:
             return matches[-1].strip()
     return None

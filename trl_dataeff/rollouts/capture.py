@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -21,17 +21,20 @@ from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.rollouts.group import RolloutGroup, Rollouts
 
 
+Tool: TypeAlias = Callable[..., Any]
+
+
 class Generated(NamedTuple):
     """What TRL's `_generate` returns, in its order (1.16); this is the one place that knows it. One entry per completion."""
 
     prompt_ids: list[list[int]]
     completion_ids: list[list[int]]
     tool_mask: list[list[int]] | None
-    completions: list
+    completions: list[Any]
     logprobs: list[list[float | None]] | None
     extra_fields: dict[str, Any]
-    images: list | None
-    tool_images: list
+    images: list[Any] | None
+    tool_images: list[Any]
 
 
 @dataclass
@@ -83,7 +86,7 @@ class Recording:
     rewards: torch.Tensor | None = None
     seconds: float = 0.0
 
-    def generate(self, generate: Callable[[list], tuple], prompts: list) -> Generated:
+    def generate(self, generate: Callable[[list[Any]], tuple[Any, ...]], prompts: list[Any]) -> Generated:
         """TRL's `_generate`, recorded."""
         started = time.perf_counter()
         generated = Generated(*generate(prompts))
@@ -94,7 +97,7 @@ class Recording:
         self.seconds += time.perf_counter() - started
         return generated
 
-    def score(self, calculate_rewards: Callable[..., torch.Tensor], *args) -> torch.Tensor:
+    def score(self, calculate_rewards: Callable[..., torch.Tensor], *args: Any) -> torch.Tensor:
         """TRL's `_calculate_rewards`, recorded."""
         started = time.perf_counter()
         self.rewards = calculate_rewards(*args)
@@ -130,7 +133,7 @@ class Recording:
         )
 
 
-def split_rollouts(generated: Generated, group_size: int, logged: dict[str, list]) -> list[Rollouts]:
+def split_rollouts(generated: Generated, group_size: int, logged: dict[str, list[Any]]) -> list[Rollouts]:
     """
     Cut what TRL's `_generate` returned (G completions in a row per prompt) into groups.
 
@@ -169,7 +172,7 @@ def split_rollouts(generated: Generated, group_size: int, logged: dict[str, list
     return result
 
 
-def row_value(values, i: int):
+def row_value(values: Any, i: int) -> Any:
     """The value of row `i` of a field that a `rollout_func` returned: a list is by row, anything else is for all."""
     if isinstance(values, list):
         return values[i] if i < len(values) else None
@@ -187,7 +190,7 @@ def temporarily(obj: Any, **attributes: Any) -> Iterator[None]:
         obj.__dict__.update(former)
 
 
-def tool_dicts(tools: Sequence[Callable], n: int) -> tuple[list[dict], list[dict]]:
+def tool_dicts(tools: Sequence[Tool], n: int) -> tuple[list[dict[str, Tool]], list[dict[str, Tool]]]:
     """Sync and async tools by name, one dict for each of n completions, as TRL's tool loop takes them."""
     asynchronous = {tool.__name__: tool for tool in tools if inspect.iscoroutinefunction(tool)}
     synchronous = {tool.__name__: tool for tool in tools if not inspect.iscoroutinefunction(tool)}
@@ -208,12 +211,12 @@ class Playback:
         self.rewards = rewards
 
     @property
-    def completions(self) -> list:
+    def completions(self) -> list[Any]:
         return [completion for rollouts in self.rollouts for completion in rollouts.completions]
 
-    def rollout_func(self, prompts: list, trainer=None) -> dict:
+    def rollout_func(self, prompts: list[Any], trainer: Any = None) -> dict[str, Any]:
         """What TRL's `rollout_func` returns: token ids, and the sampler's log-probs and tool masks, where there are any."""
-        output: dict = {
+        output: dict[str, Any] = {
             "prompt_ids": [r.prompt_tokens.tolist() for r in self.rollouts for _ in range(len(r))],
             "completion_ids": [tokens.tolist() for r in self.rollouts for tokens in r.completion_tokens],
             "logprobs": self._listed("sampling_logps"),
@@ -221,7 +224,7 @@ class Playback:
         tool_mask = self._listed("tool_masks")
         return output if tool_mask is None else output | {"env_mask": tool_mask}
 
-    def _listed(self, name: str) -> list[list] | None:
+    def _listed(self, name: str) -> list[list[Any]] | None:
         """
         The arrays of one field as lists, one per completion; `None` if no group has it. A group that lacks it has only
         tokens of the model, and log-probs that are not known.
@@ -236,7 +239,7 @@ class Playback:
         ]
 
     @property
-    def logged(self) -> dict[str, list]:
+    def logged(self) -> dict[str, list[Any]]:
         """The columns that reward functions logged, one entry per completion; `None` where a group lacks the column."""
         columns = dict.fromkeys(column for r in self.rollouts for column in r.logged)
         return {

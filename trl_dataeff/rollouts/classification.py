@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD
 
@@ -31,7 +32,7 @@ def total_rewards(rewards: np.ndarray, weights: np.ndarray) -> np.ndarray:
     return totals.astype(np.float32)
 
 
-def all_equal(values: np.ndarray, tolerance: np.ndarray | float = 0.0) -> np.ndarray:
+def all_equal(values: np.ndarray, tolerance: np.ndarray | float = 0.0) -> NDArray[np.bool_]:
     """
     Whether the values of each row that are not NaN are all equal; true for rows with fewer than two of them.
 
@@ -46,7 +47,8 @@ def all_equal(values: np.ndarray, tolerance: np.ndarray | float = 0.0) -> np.nda
     low = np.where(unscored, np.inf, values).min(axis=1)
     high = np.where(unscored, -np.inf, values).max(axis=1)
     with np.errstate(invalid="ignore"):  # a row of infinities, or of NaN
-        return (low >= high) | (high - low <= tolerance)
+        equal: NDArray[np.bool_] = (low >= high) | (high - low <= tolerance)
+    return equal
 
 
 def is_zero_variance(rewards: np.ndarray, weights: np.ndarray, aggregation: str = "sum_then_normalize") -> np.ndarray:
@@ -67,11 +69,12 @@ def is_zero_variance(rewards: np.ndarray, weights: np.ndarray, aggregation: str 
         `np.ndarray` of shape `(n,)` and dtype bool.
     """
     totals = total_rewards(rewards, weights)
-    infinite = np.isinf(totals).any(axis=1)
+    infinite: NDArray[np.bool_] = np.isinf(totals).any(axis=1)
     weighted = np.flatnonzero(weights)
     if aggregation == "normalize_then_sum":
         columns = [all_equal(rewards[:, :, k]) for k in weighted]
-        return infinite | np.logical_and.reduce([np.ones(len(rewards), dtype=bool), *columns])
+        equal: NDArray[np.bool_] = np.logical_and.reduce([np.ones(len(rewards), dtype=bool), *columns])
+        return infinite | equal
     return infinite | all_equal(totals, rounding(rewards, weights))
 
 
@@ -80,10 +83,11 @@ def rounding(rewards: np.ndarray, weights: np.ndarray) -> np.ndarray:
     if np.count_nonzero(weights) <= 1:
         return np.zeros(len(rewards))
     sizes = total_rewards(np.abs(rewards), np.abs(weights))
-    return 4 * np.finfo(np.float32).eps * np.where(np.isnan(sizes), 0.0, sizes).max(axis=1)
+    spread: np.ndarray = 4 * np.finfo(np.float32).eps * np.where(np.isnan(sizes), 0.0, sizes).max(axis=1)
+    return spread
 
 
-def is_masked_out(rewards: np.ndarray, weights: np.ndarray, truncated: np.ndarray) -> np.ndarray:
+def is_masked_out(rewards: np.ndarray, weights: np.ndarray, truncated: np.ndarray) -> NDArray[np.bool_]:
     """
     Whether truncation removes a group's gradient under `mask_truncated_completions`: all completions that differ from
     their group's mean reward were cut off.
@@ -99,7 +103,8 @@ def is_masked_out(rewards: np.ndarray, weights: np.ndarray, truncated: np.ndarra
     scored = ~np.isnan(totals)
     mean = np.where(scored, totals, 0.0).sum(axis=1) / np.maximum(scored.sum(axis=1), 1)
     has_gradient = scored & ~truncated & (totals != mean[:, None])
-    return ~has_gradient.any(axis=1)
+    without: NDArray[np.bool_] = ~has_gradient.any(axis=1)
+    return without
 
 
 @dataclass

@@ -124,9 +124,11 @@ def unpack_distributed(arrays: dict[str, np.ndarray], rank: int, world_size: int
 
 def all_gather(value: T) -> list[T]:
     """`value` of every process, in the order of ranks, on every process. A collective: all processes must call it."""
-    return gather_object([value])
+    values: list[T] = gather_object([value])
+    return values
 
 
 def broadcast_from_main(ids: np.ndarray) -> np.ndarray:
     """`ids` of the main process, on every process. A collective: all processes must call it."""
-    return broadcast_object_list([ids])[0]
+    shared: list[np.ndarray] = broadcast_object_list([ids])
+    return shared[0]

@@ -5,24 +5,25 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 
-def without_prompt(column: pa.ChunkedArray) -> np.ndarray:
+def without_prompt(column: pa.ChunkedArray) -> NDArray[np.bool_]:
     """Which prompts of a column of texts or conversations are missing or empty, `(n,)`, without a loop over rows."""
     return np.concatenate([np.zeros(0, dtype=bool), *(_is_empty(chunk) for chunk in column.chunks)])
 
 
 def is_text(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _is_list(kind: pa.DataType) -> bool:
-    return pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
-def _is_empty(values: pa.Array) -> np.ndarray:
+def _is_empty(values: pa.Array) -> NDArray[np.bool_]:
     """Null, an empty text or list, or a conversation whose last message is empty and comes from neither tool nor assistant."""
-    missing = values.is_null().to_numpy(zero_copy_only=False)
+    missing: NDArray[np.bool_] = values.is_null().to_numpy(zero_copy_only=False)
     if is_text(values.type):
         return missing | _flags(pc.equal(pc.binary_length(values), 0))
     if not _is_list(values.type):
@@ -40,6 +41,7 @@ def _is_empty(values: pa.Array) -> np.ndarray:
     return empty
 
 
-def _flags(values: pa.Array) -> np.ndarray:
+def _flags(values: pa.Array) -> NDArray[np.bool_]:
     """Null counts as false."""
-    return pc.fill_null(values, False).to_numpy(zero_copy_only=False)
+    flags: NDArray[np.bool_] = pc.fill_null(values, False).to_numpy(zero_copy_only=False)
+    return flags

@@ -17,7 +17,7 @@ from trl_dataeff.rollouts.capture import Recording
 
 
 def score(
-    recording: Recording | None, calculate_rewards: Callable[..., torch.Tensor], names: Sequence[str], *args
+    recording: Recording | None, calculate_rewards: Callable[..., torch.Tensor], names: Sequence[str], *args: Any
 ) -> torch.Tensor:
     """
     TRL's `_calculate_rewards` of `args`, recorded if there is a recording. TRL's error about a reward function that did not

@@ -297,4 +297,4 @@ def check_proposal(ids: Any, n: int, size: int, name: str, *, references: bool =
             f"{source} repeated ids or ids outside of [0, {size}): {ids[:8].tolist()}... They must be distinct rows of the "
             "training dataset."
         )
-    return ids.astype(np.int64)
+    return np.array(ids, dtype=np.int64)

@@ -52,7 +52,8 @@ class PromptEstimator:
     @property
     def weights(self) -> np.ndarray:
         unnormalised = np.exp(self._log_weights - self._log_weights.max())
-        return unnormalised / unnormalised.sum()
+        weights: np.ndarray = unnormalised / unnormalised.sum()
+        return weights
 
     @property
     def estimates(self) -> np.ndarray:
@@ -64,7 +65,8 @@ class PromptEstimator:
 
     def mean(self, ids: np.ndarray | slice = slice(None)) -> np.ndarray:
         """The experts' weighted mean for prompts `ids`, float32 `(n,)`."""
-        return (self.weights.astype(np.float32) @ self.estimates_of(ids)).astype(np.float32)
+        mean: np.ndarray = self.weights.astype(np.float32) @ self.estimates_of(ids)
+        return mean.astype(np.float32)
 
     def observe(self, ids: np.ndarray, rates: np.ndarray, trials: np.ndarray, batch: int) -> None:
         """Enter the groups of generation batch `batch`; see [`SuccessHistory.observe`]."""
@@ -155,8 +157,10 @@ def fit_offsets(logits: np.ndarray, rates: np.ndarray, weight: np.ndarray) -> np
 
 def _logit(p: np.ndarray) -> np.ndarray:
     p = np.clip(p, CLIP, 1 - CLIP)
-    return np.log(p) - np.log1p(-p)
+    logit: np.ndarray = np.log(p) - np.log1p(-p)
+    return logit
 
 
 def _sigmoid(z: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-z))
+    rate: np.ndarray = 1 / (1 + np.exp(-z))
+    return rate

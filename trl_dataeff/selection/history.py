@@ -74,7 +74,8 @@ class SuccessHistory:
         self.successes += np.float32(offset) * self.trials
 
     def _fade(self, ids: np.ndarray | slice, batch: int) -> np.ndarray:
-        return np.exp2((self.batch[ids] - batch).astype(np.float32) / self.half_lives)
+        fade: np.ndarray = np.exp2((self.batch[ids] - batch).astype(np.float32) / self.half_lives)
+        return fade
 
     def state_dict(self) -> dict[str, np.ndarray]:
         return {"successes": self.successes.copy(), "trials": self.trials.copy(), "batch": self.batch.copy()}

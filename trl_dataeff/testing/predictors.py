@@ -27,7 +27,7 @@ def _labels(size: int = PROMPTS) -> torch.Tensor:
 
 
 def _fitted(make: Make, p: torch.Tensor | None = None, weight: torch.Tensor | None = None) -> DifficultyPredictor:
-    predictor = make()
+    predictor: DifficultyPredictor = make()
     predictor.fit(embeddings(), _labels() if p is None else p, weight)
     return predictor
 

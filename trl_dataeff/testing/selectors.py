@@ -15,7 +15,7 @@ from trl_dataeff.testing.data import BATCH_GROUPS, PROMPTS, Check, Make, make_co
 
 
 def _bound(make: Make, context: SelectorContext | None = None) -> Selector:
-    selector = make()
+    selector: Selector = make()
     selector.bind(context or make_context())
     return selector
 

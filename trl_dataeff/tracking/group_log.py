@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -57,7 +58,7 @@ class GroupLog:
         self.path = path
         self._run = ""
         self._written = SCHEMA.empty_table()
-        self._waiting: list[dict] = []
+        self._waiting: list[dict[str, Any]] = []
         self._flushed_at = time.monotonic()
         self._warned = False
 

@@ -53,7 +53,7 @@ def embed_dataset(
     fallback_dir: str | Path | None = None,
     column: str = "prompt",
     chat_template: str | None = None,
-    tools: list | None = None,
+    tools: list[Any] | None = None,
     chat_template_kwargs: dict[str, Any] | None = None,
 ) -> np.ndarray:
     """
@@ -125,7 +125,7 @@ def embed_dataset(
 
 def _device(device: torch.device | str | None, accelerator: Any) -> torch.device:
     if device is None and accelerator is not None:
-        return accelerator.device
+        return torch.device(accelerator.device)
     return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 

@@ -50,7 +50,7 @@ class Embedder:
     pooling: str = "mean"
     normalize: bool = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.device = next(self.body.parameters()).device
         padding = self.prompts.tokenizer.pad_token_id
         self.padding = self.prompts.stand_in if padding is None else padding
@@ -108,7 +108,7 @@ class Source:
     load: Callable[[], Embedder]
 
 
-def policy_source(policy: Any, processor: Any, accelerator: Any = None, **prompt_options) -> Source:
+def policy_source(policy: Any, processor: Any, accelerator: Any = None, **prompt_options: Any) -> Source:
     """
     The policy as it is now, adapters included, with mean pooling.
 
@@ -224,7 +224,7 @@ def _cannot_load(name: str, cause: Any) -> EmbeddingError:
     )
 
 
-def _load(name: str, device: torch.device, accelerator: Any, **where) -> tuple[nn.Module, Any]:
+def _load(name: str, device: torch.device, accelerator: Any, **where: Any) -> tuple[nn.Module, Any]:
     bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported()
     with _loaded_whole(accelerator):
         tokenizer = AutoTokenizer.from_pretrained(name, **where)
@@ -290,7 +290,8 @@ def _sentence_modules(name: str) -> dict[str, Any]:
 
 def _pooling_name(config: dict[str, Any]) -> str:
     if "pooling_mode" in config:
-        return {"lasttoken": "last"}.get(config["pooling_mode"], config["pooling_mode"])
+        mode: str = config["pooling_mode"]
+        return {"lasttoken": "last"}.get(mode, mode)
     prefix, short = "pooling_mode_", {"mean_tokens": "mean", "cls_token": "cls", "lasttoken": "last"}
     chosen = [key.removeprefix(prefix) for key, value in config.items() if key.startswith(prefix) and value is True]
     return "+".join(short.get(mode, mode) for mode in chosen) or "mean"

@@ -23,7 +23,7 @@ class EmbeddingError(ValueError):
     """Prompts cannot be embedded: the dataset, the model or the cache folder does not allow it."""
 
 
-def read_prompts(dataset: Dataset, column: str = "prompt") -> Iterator[list[str | list[dict]]]:
+def read_prompts(dataset: Dataset, column: str = "prompt") -> Iterator[list[str | list[dict[str, Any]]]]:
     """
     The dataset's prompts in order, in chunks, reduced to their text: strings as they are, conversations as messages
     whose content is a string (or `None`).
@@ -49,7 +49,7 @@ def read_prompts(dataset: Dataset, column: str = "prompt") -> Iterator[list[str 
         yield [_text_only(prompt, start + i) for i, prompt in enumerate(rows[column])]
 
 
-def _text_only(prompt: Any, row: int) -> str | list[dict]:
+def _text_only(prompt: Any, row: int) -> str | list[dict[str, Any]]:
     if isinstance(prompt, str):
         return prompt
     if isinstance(prompt, list) and all(isinstance(message, dict) for message in prompt):
@@ -106,11 +106,11 @@ class PromptTokenizer:
 
     processor: Any
     chat_template: str | None = None
-    tools: list | None = None
+    tools: list[Any] | None = None
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     limit: int | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.tokenizer = getattr(self.processor, "tokenizer", self.processor)
         if self.processor is not self.tokenizer:
             self.chat_template = self.chat_template or getattr(self.processor, "chat_template", None)
@@ -151,7 +151,9 @@ class PromptTokenizer:
         starts = np.concatenate([[0], np.cumsum(lengths)])
         return TokenizedPrompts(np.concatenate(tokens), starts, truncated)
 
-    def __call__(self, prompts: Sequence[str | list[dict]], first_row: int = 0) -> tuple[list[np.ndarray], int]:
+    def __call__(
+        self, prompts: Sequence[str | list[dict[str, Any]]], first_row: int = 0
+    ) -> tuple[list[np.ndarray], int]:
         """Token ids of each prompt, int32 `(T_i,)` with T_i >= 1, and how many prompts were cut."""
         texts = [self._render(prompt, first_row + i) for i, prompt in enumerate(prompts)]
         ids: list[np.ndarray] = [np.array([self.stand_in], dtype=np.int32)] * len(prompts)
@@ -171,12 +173,13 @@ class PromptTokenizer:
                     ids[i] = np.array(tokens, dtype=np.int32)
         return ids, truncated
 
-    def _encode(self, texts: list[str], special: bool, **options) -> list[list[int]]:
+    def _encode(self, texts: list[str], special: bool, **options: Any) -> list[list[int]]:
         if not texts:
             return []
-        return self.tokenizer(texts, add_special_tokens=special, verbose=False, **options)["input_ids"]
+        ids: list[list[int]] = self.tokenizer(texts, add_special_tokens=special, verbose=False, **options)["input_ids"]
+        return ids
 
-    def _render(self, prompt: str | list[dict], row: int) -> str:
+    def _render(self, prompt: str | list[dict[str, Any]], row: int) -> str:
         if isinstance(prompt, str):
             return prompt
         if not prompt:
@@ -184,7 +187,7 @@ class PromptTokenizer:
         if not self.template:
             return "\n".join(message["content"] or "" for message in prompt)
         try:
-            return self.tokenizer.apply_chat_template(
+            text: str = self.tokenizer.apply_chat_template(
                 prepare_multimodal_messages(prompt) if self.processor is not self.tokenizer else prompt,
                 tools=self.tools or None,
                 chat_template=self.chat_template,
@@ -192,6 +195,7 @@ class PromptTokenizer:
                 tokenize=False,
                 **self.template_kwargs,
             )
+            return text
         except Exception as error:  # templates raise what they like
             raise EmbeddingError(
                 f"The chat template cannot render the prompt of row {row} ({type(error).__name__}: {error}). Correct "
