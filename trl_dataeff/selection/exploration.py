@@ -66,7 +66,7 @@ class ExplorationShare:
 
         def products(place: int, a: float, b: float) -> float:
             """Sum of (e - a) (e - b) times a product of weights, for e of 0 and 1."""
-            return effective_squares[place] * (1 - a - b) + a * b * squares[place]
+            return float(effective_squares[place] * (1 - a - b) + a * b * squares[place])
 
         variance = products(0, r, r) / total_u**2 + products(1, s, s) / total_v**2
         variance -= 2 * products(2, r, s) / (total_u * total_v)
