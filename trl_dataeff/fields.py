@@ -14,6 +14,7 @@ import math
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from typing import Any, NamedTuple
 
 from trl_dataeff.options import DataEfficientOptions
@@ -161,6 +162,8 @@ def fits(value: Any, hint: Any) -> bool:
         return isinstance(value, (list, tuple)) and all(fits(item, args[0]) for item in value)
     if origin in (int, float):
         return isinstance(value, int if origin is int else (int, float)) and not isinstance(value, bool)
+    if isinstance(origin, type) and issubclass(origin, Enum):
+        return value in [*origin, *(member.value for member in origin)]
     return origin is typing.Any or isinstance(value, origin)
 
 
@@ -170,7 +173,7 @@ def in_words(hint: Any, numbers: Range | None = None) -> str:
     if origin in (typing.Union, types.UnionType):
         return " or ".join(dict.fromkeys(in_words(member, numbers) for member in args))
     if origin is typing.Literal:
-        return listed(args)
+        return choices_in_words(args)
     within = f" {numbers}" if numbers and {origin, *args} & {int, float} else ""
     if origin is list:
         return f"a list of {_PLURALS.get(args[0], 'mappings')}{within}"
@@ -188,7 +191,7 @@ _WORDS = {
 _PLURALS = {bool: "true/false", int: "integers", float: "numbers", str: "texts"}
 
 
-def listed(values: Sequence[str]) -> str:
+def choices_in_words(values: Sequence[str]) -> str:
     """Values in words: `"'a', 'b' or 'c'"`."""
     return " or ".join(filter(None, [", ".join(repr(v) for v in values[:-1]), repr(values[-1])]))
 
@@ -215,7 +218,7 @@ def _takes(name: str, value: Any) -> str | None:
     if numbers and not all(item in numbers for item in items if fits(item, float)):
         return in_words(hint, numbers)
     if name in TRL_CHOICES and value not in TRL_CHOICES[name] and not (name == "scale_rewards" and fits(value, bool)):
-        return listed(TRL_CHOICES[name])  # True and False are TRL's short forms
+        return choices_in_words(TRL_CHOICES[name])  # True and False are TRL's short forms
     if name in OUR_TYPES and value in ("", []):
         return "a name or a path" if value == "" else f"{in_words(hint, numbers)}, but not an empty list"
     if name == "reward_range" and value is not None:

@@ -6,9 +6,8 @@ them, reward functions, selectors and predictors; and on this machine paths that
 from __future__ import annotations
 
 import os
-from argparse import ArgumentError
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from transformers import PretrainedConfig
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
@@ -19,7 +18,6 @@ from trl.import_utils import is_vllm_available
 from trl_dataeff.cli.arguments import GRPOArguments
 from trl_dataeff.cli.data import find_source, require_dataset
 from trl_dataeff.cli.errors import UserError, listed
-from trl_dataeff.cli.launch import ACCELERATE_CONFIG
 from trl_dataeff.cli.rewards import find_reward, load_rewards, require_packages
 from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.difficulty.loading import registered_predictors
@@ -60,24 +58,6 @@ def problems_on_this_machine(arguments: GRPOArguments) -> list[Problem]:
     problems += _tried(("model_name_or_path",), _check_model_path, model.model_name_or_path)
     problems += _package_problems(training, model)
     return problems + _tried(("resume_from_checkpoint",), checkpoint_of, training)
-
-
-def launch_problems(args: list[str]) -> list[Problem]:
-    """Values that an option of `accelerate launch` does not take."""
-    from accelerate.commands.launch import launch_command_parser
-
-    def refuse(message: str) -> NoReturn:
-        raise ArgumentError(None, message)
-
-    parser = launch_command_parser()
-    parser.exit_on_error, parser.error = False, refuse
-    parser.add_argument(ACCELERATE_CONFIG)
-    try:
-        parser.parse_args([*args, "script.py"])
-    except ArgumentError as error:
-        name = str(error.argument_name).split("/")[0].lstrip("-")
-        return [Problem(f"`{name}` is an option of `accelerate launch`, which says: {error.message}.", (name,))]
-    return []
 
 
 def check_model(model: ModelConfig) -> None:

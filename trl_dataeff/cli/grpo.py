@@ -25,14 +25,16 @@ def run(argv: list[str]) -> int:
         argv (`list[str]`):
             What follows `trl-dataeff grpo`.
     """
+    if not argv or {"-h", "--help", "--help-all", "--help_all"}.intersection(argv):
+        from trl_dataeff.cli.help import full_help, short_help
+
+        print(full_help() if {"--help-all", "--help_all"}.intersection(argv) else short_help())
+        return 0
     from trl_dataeff.cli.checks import problems_of, problems_on_this_machine
     from trl_dataeff.cli.console import quiet_libraries
     from trl_dataeff.cli.launch import launch, needs_launch
     from trl_dataeff.cli.parser import GRPOParser
 
-    if not argv or any(flag in argv for flag in ("-h", "--help", "--help-all", "--help_all")):
-        print(GRPOParser().format_help(everything="--help-all" in argv or "--help_all" in argv))
-        return 0
     # First without looking at the machine: what is wrong with the recipe is said once, before processes are started.
     command = GRPOParser(portable=True).parse(argv, lambda a: [*problems_of(a), *problems_on_this_machine(a)])
     if needs_launch(command.launch_args, command.arguments.training.use_cpu):
