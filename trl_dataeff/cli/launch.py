@@ -1,8 +1,7 @@
 """Training here, or through `accelerate launch`.
 
-`trl grpo` always starts a second Python through `accelerate launch`. That takes some seconds and changes nothing for
-one process, so training stays in this process unless there is something to launch: an option of `accelerate launch`,
-a default configuration of accelerate on this machine, or several devices (which accelerate would use all).
+Training stays in this process unless there is something to launch: an option of `accelerate launch`, a default
+configuration of accelerate on this machine, or several devices (which accelerate would use all).
 """
 
 from __future__ import annotations
@@ -29,14 +28,9 @@ _SCRIPT = "<script>"  # stands for the script that `accelerate launch` expects b
 _STOPPED = (130, 143)  # exit codes after Ctrl-C and SIGTERM
 
 
-def is_launched() -> bool:
-    """Return whether a launcher (accelerate, torchrun) started this process and gave it a rank."""
-    return "LOCAL_RANK" in os.environ or "ACCELERATE_MIXED_PRECISION" in os.environ
-
-
 def needs_launch(launch_args: list[str], use_cpu: bool) -> bool:
-    """Return whether training goes through `accelerate launch`."""
-    if is_launched():
+    """Return whether training goes through `accelerate launch`: not if a launcher gave this process a rank."""
+    if "LOCAL_RANK" in os.environ or "ACCELERATE_MIXED_PRECISION" in os.environ:
         return False
     if launch_args:
         return True
@@ -73,11 +67,8 @@ def launch_option(key: str, value: Any) -> list[str] | None:
 
 def check_launch_args(args: list[str], fields: list[str]) -> list[Problem]:
     """
-    Return the options of `accelerate launch` with a wrong value; raise a [`UserError`] for what is no option of it.
-
-    Args:
-        args (`list[str]`): what training does not take, in order.
-        fields (`list[str]`): names of the fields of training, for the hint in a message.
+    Return the options of `accelerate launch` with a wrong value; raise a [`UserError`] for what is no option of it, with a
+    hint at one of the `fields` of training.
     """
     try:
         parsed, unknown = _parse(args)
@@ -107,14 +98,9 @@ def _parse(args: list[str]) -> tuple[Namespace, list[str]]:
 
 def launch(launch_args: list[str], training_args: list[str]) -> int:
     """
-    Run `trl-dataeff grpo` through `accelerate launch`, and return its exit code: that of its process, 143 or 130 if SIGTERM
-    or Ctrl-C ended the run, 1 if one of several processes failed. If there is one process, this one becomes it.
-
-    Args:
-        launch_args (`list[str]`):
-            Options of `accelerate launch`, and `--accelerate_config` as in TRL's command.
-        training_args (`list[str]`):
-            Arguments of the processes that it starts.
+    Run `trl-dataeff grpo` with `training_args` through `accelerate launch` with `launch_args`, and return its exit code: that
+    of its process, 143 or 130 if SIGTERM or Ctrl-C ended the run, 1 if one of several processes failed. If there is one
+    process, this one becomes it.
     """
     from accelerate.commands import launch as launcher
     from torch.distributed.elastic.multiprocessing.api import SignalException
