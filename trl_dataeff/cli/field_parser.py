@@ -71,7 +71,7 @@ class FieldParser(TrlParser):
             taken, takes = fits(converted, hint), in_words(hint)
         else:
             converted = _read(value, option.type)
-            taken = converted in option.choices or (name in ALSO_ALLOWED and fits(value, ALSO_ALLOWED[name]))
+            taken = converted in option.choices
             takes = choices_in_words(list(option.choices))
         if not taken:
             raise WrongValue(f"`{name}` is {got(value)}; it takes {takes}.")

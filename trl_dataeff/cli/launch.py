@@ -48,7 +48,7 @@ def device_count() -> int:
 
 def launch_options() -> list[str]:
     """Return the names of the options of `accelerate launch`."""
-    return list(vars(_parse([])[0]))
+    return [name for name in vars(_parse([])[0]) if not name.startswith("training_script")]
 
 
 def launch_option(key: str, value: Any) -> list[str] | None:
