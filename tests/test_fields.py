@@ -15,9 +15,9 @@ from trl.trainer import grpo_trainer
 from tests.factories import plain_dataset, run
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 from trl_dataeff.fields import (
-    OUR_FIELDS,
+    OUR_TYPES,
+    RANGES,
     TRL_CHOICES,
-    TRL_NUMBERS,
     evaluation_problems,
     field_problems,
     group_problems,
@@ -26,6 +26,7 @@ from trl_dataeff.fields import (
 
 INF, NAN = float("inf"), float("nan")
 BASE = {"use_cpu": True, "bf16": False, "report_to": "none"}
+TRL_NUMBERS = set(RANGES) - set(OUR_TYPES)
 #: For each number: values at its bounds, and values beyond them
 NUMBERS = {
     "learning_rate": ([0, 1e-6], [-1e-6, NAN]),
@@ -107,8 +108,8 @@ def test_every_field_of_the_tables_exists_and_takes_its_default():
     defaults = {}
     for config in (ModelConfig, DataEfficientGRPOConfig):
         defaults |= {f.name: f.default for f in dataclasses.fields(config)}
-    assert not set(OUR_FIELDS) & (set(TRL_CHOICES) | set(TRL_NUMBERS))
-    assert {*OUR_FIELDS, *TRL_CHOICES, *TRL_NUMBERS} <= set(defaults)
+    assert not set(OUR_TYPES) & (set(TRL_CHOICES) | set(TRL_NUMBERS))
+    assert {*OUR_TYPES, *TRL_CHOICES, *RANGES} <= set(defaults)
     assert field_problems(defaults) == []
     hints = {**typing.get_type_hints(ModelConfig), **typing.get_type_hints(GRPOConfig)}
     for name in TRL_NUMBERS:
@@ -116,7 +117,7 @@ def test_every_field_of_the_tables_exists_and_takes_its_default():
 
 
 def test_every_number_is_tried_at_its_bounds_and_beyond():
-    assert set(NUMBERS) == set(TRL_NUMBERS)
+    assert set(NUMBERS) == TRL_NUMBERS
 
 
 @pytest.mark.parametrize("name", NUMBERS)

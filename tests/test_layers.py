@@ -28,6 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("checkpoint", "fault_tolerance"),
     ("rollouts", "rewards", "config"),
     ("version", "registry", "fields"),
+    ("options",),
 )
 
 Imports = Mapping[str, Iterable[str]]

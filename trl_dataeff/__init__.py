@@ -13,8 +13,8 @@ Data flow of a generation batch, and the place of each part (folders side by sid
     tracking/            what a run records. metrics.py: the table of all metrics; group_log.py: groups.parquet
     checkpoint/          files that are complete or absent, and resuming from them
     fault_tolerance/     signals, non-finite steps, vLLM restarts, reward time limits: each off unless chosen
-    config.py            the fields; fields.py: what values they take; validation.py checks them with the dataset;
-                         notice.py says what is on
+    config.py            GRPOConfig with the fields of options.py; fields.py: what values they take; validation.py checks
+                         them with the dataset; notice.py says what is on
     registry.py          names of plug-ins; testing/: conformance suites for your own selectors and predictors
     analysis/, cli/, rewards/, callback.py
 

@@ -1,34 +1,32 @@
 """`DataEfficientGRPOConfig`: TRL's `GRPOConfig`, and the fields of this package.
 
 The fields are checked when the object is made, so that wrong values end in one message before a model is loaded.
-What is deliberately not here: the tables of values (see `fields.py`), and whatever needs the dataset, the model or
-plug-ins (see `validation.py`).
+What is deliberately not here: our fields (see `options.py`), the values that fields take (see `fields.py`), and whatever
+needs the dataset, the model or plug-ins (see `validation.py`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from trl import GRPOConfig
 
 from trl_dataeff.fields import FieldError, Problem, evaluation_problems, field_problems, group_problems
+from trl_dataeff.options import DataEfficientOptions
 
 
 AUTO_SELECTION = "dots"  # what "auto" stands for where prompts can be chosen and embedded
 
 
 @dataclass
-class DataEfficientGRPOConfig(GRPOConfig):
+class DataEfficientGRPOConfig(DataEfficientOptions, GRPOConfig):
     r"""
     Configuration of [`DataEfficientGRPOTrainer`].
 
-    Takes every argument of [`~trl.GRPOConfig`] and those below. With `selection="uniform"`,
-    `dynamic_sampling=False` and `replay_fraction=0` training is that of [`~trl.GRPOTrainer`], to the last bit.
-
-    Notation: B is the number of groups trained on per generation batch (`generation_batch_size / num_generations`), G is
-    `num_generations`. A *group* is the G completions of one prompt; it is *zero-variance* if all of its scorable
-    rewards are equal, else *effective*.
+    Takes every argument of [`~trl.GRPOConfig`] and of [`~trl_dataeff.options.DataEfficientOptions`]. With
+    `selection="uniform"`, `dynamic_sampling=False` and `replay_fraction=0` training is that of [`~trl.GRPOTrainer`], to
+    the last bit.
     """
 
     if TYPE_CHECKING:  # TRL's annotations allow `None`, which `__post_init__` replaces or refuses
@@ -37,214 +35,6 @@ class DataEfficientGRPOConfig(GRPOConfig):
         generation_batch_size: int = 0
         steps_per_generation: int = 0
         max_completion_length: int = 256
-
-    # Parameters that control which prompts are rolled out
-    selection: str = field(
-        default="auto",
-        metadata={
-            "help": "How prompts are selected: 'uniform' (shuffled passes, as `GRPOTrainer`), 'dots' (prompts whose groups "
-            "are likely to carry a gradient, arXiv 2506.05316), 'greso' (skip prompts with repeated zero-variance groups, "
-            "arXiv 2506.02177), 'dots+greso', the name of a registered selector, or 'auto': 'dots' for a map-style dataset "
-            "of text prompts, else 'uniform'."
-        },
-    )
-    selector_args: dict[str, Any] | str | None = field(
-        default=None,
-        metadata={
-            "help": "Keyword arguments of the selector that `selection` names, for arguments that have no field of their "
-            "own."
-        },
-    )
-    dynamic_sampling: bool = field(
-        default=False,
-        metadata={
-            "help": "Drop zero-variance groups once they are scored, and refill the batch with further rounds of "
-            "rollouts. Saves optimizer steps at the price of more rollouts per step (DAPO, arXiv 2503.14476)."
-        },
-    )
-    max_rollout_rounds: int = field(
-        default=4,
-        metadata={
-            "help": "With `dynamic_sampling`: rounds of rollouts that one batch may take. A batch that is still short "
-            "afterwards is completed by replay, then with zero-variance groups; training never stops for it."
-        },
-    )
-    rollout_margin: float = field(
-        default=1.0,
-        metadata={
-            "help": "With `dynamic_sampling`: oversampling of a round. A round rolls out "
-            "ceil(margin * missing / (1 - z)) groups, z being the running share of zero-variance groups (GRESO "
-            "paper: 1.25)."
-        },
-    )
-    rollout_round_min: float = field(
-        default=0.25,
-        metadata={"help": "With `dynamic_sampling`: smallest round, as a share of the B groups of a batch."},
-    )
-    rollout_round_max: float = field(
-        default=1.5,
-        metadata={
-            "help": "With `dynamic_sampling`: largest round, as a share of the B groups of a batch. A round is "
-            "generated in one call: set it to 1.0 if generation runs out of memory."
-        },
-    )
-    reward_range: list[float] | None = field(
-        default=None,
-        metadata={
-            "help": "Two numbers, the lowest and the highest total reward: they map to success rate 0 and 1. If not "
-            "set, the lowest and the highest seen so far."
-        },
-    )
-    exploration: float = field(
-        default=0.05,
-        metadata={
-            "help": "With 'dots': least share of each round that is drawn uniformly, in [0, 1]. The share is larger as long "
-            "as selection is not seen to raise the effective share; 0 switches exploration off."
-        },
-    )
-
-    # Parameters that control fault tolerance, each off by default
-    save_on_signal: bool = field(
-        default=False,
-        metadata={
-            "help": "On SIGTERM or Ctrl-C, finish the present step, save a checkpoint, and end training with SystemExit(143) "
-            "or KeyboardInterrupt."
-        },
-    )
-    skip_nonfinite_steps: bool = field(
-        default=False,
-        metadata={"help": "Skip optimizer steps whose gradient is not finite; ten in a row end the run."},
-    )
-    vllm_reconnect: bool = field(
-        default=False,
-        metadata={
-            "help": "With `vllm_mode='server'`: wait up to `vllm_server_timeout` for a server that was restarted, send it "
-            "the present weights, and continue."
-        },
-    )
-    reward_timeout: float | None = field(
-        default=None,
-        metadata={
-            "help": "Seconds that one call of a reward function may take. Completions of a call that takes longer, and "
-            "those with a non-numeric reward, then have no score, and training continues. Unset: no limit."
-        },
-    )
-
-    # Parameters that control rollout replay
-    replay_fraction: float = field(
-        default=0.5,
-        metadata={
-            "help": "Share of each batch's groups that is replayed from recent rollouts, in [0, 1), from the first stored "
-            "group on; 0 switches replay off."
-        },
-    )
-    replay_capacity: int = field(
-        default=512,
-        metadata={"help": "Groups that the replay buffer holds, of each prompt the newest, if it is effective."},
-    )
-    replay_order: str = field(
-        default="newest",
-        metadata={
-            "help": "Which stored groups are replayed: the 'newest', which are the closest to the policy, or, as in the "
-            "paper, 'random' ones."
-        },
-    )
-    replay_max_age: int | None = field(
-        default=5,
-        metadata={
-            "help": "Optimizer steps after which a stored group is no longer replayed; the groups of the last batch "
-            "always may. `None` (`null` in a recipe): no limit but `replay_capacity`."
-        },
-    )
-    replay_clip: str = field(
-        default="behavior",
-        metadata={
-            "help": "Where the clip of groups from an earlier policy is centred: 'proximal', on the policy at the start of "
-            "the generation batch (pi_old), or 'behavior', on the policy that sampled them (arXiv 2506.05316)."
-        },
-    )
-    replay_ratio_cap: float = field(
-        default=2.0,
-        metadata={
-            "help": "Bound of a replayed token's ratio. With 'behavior': beyond it, a token with a negative advantage has no "
-            "gradient (dual clip, arXiv 1912.09729; not for `loss_type='vespo'`, whose weight vanishes by itself). With "
-            "'proximal': pi_old / pi_behavior is truncated here."
-        },
-    )
-
-    # Parameters that control DOTS
-    dots_objective: str = field(
-        default="effective",
-        metadata={
-            "help": "Weight of a prompt with success rate p: 'effective', (1 - p^G - (1-p)^G)^sharpness, or 'target', "
-            "exp(-|p - target| / temperature) as in the paper."
-        },
-    )
-    dots_sharpness: float = field(
-        default=1.0,
-        metadata={
-            "help": "Exponent of the 'effective' weight: higher keeps closer to success rates near one half, and to fewer "
-            "kinds of prompts."
-        },
-    )
-    dots_target: float = field(default=0.5, metadata={"help": "Success rate that the 'target' weight prefers."})
-    dots_temperature: float = field(default=1e-3, metadata={"help": "Temperature of the 'target' weight."})
-    dots_predictor: str = field(
-        default="logistic",
-        metadata={
-            "help": "'logistic', 'attention', the name of a registered predictor, or the path of a saved or published one."
-        },
-    )
-    dots_predictor_args: dict[str, Any] | str | None = field(
-        default=None, metadata={"help": "Keyword arguments of the predictor that `dots_predictor` names."}
-    )
-    dots_embedding: str = field(
-        default="policy",
-        metadata={"help": "'policy' (mean of the policy's last hidden states), or a model id or path."},
-    )
-    dots_reference: str = field(
-        default="rolling",
-        metadata={"help": "'rolling' (every recent group is a reference), or 'paper' (a random set each refresh)."},
-    )
-    dots_reference_size: int = field(default=256, metadata={"help": "Size of the reference set of 'paper'."})
-    dots_refresh_batches: int = field(
-        default=1,
-        metadata={
-            "help": "Generation batches between two refreshes of predictions. With `dots_reference='paper'` the prompts of "
-            "all of them are drawn at once."
-        },
-    )
-    history_prior: float = field(
-        default=4.0,
-        metadata={"help": "Strength of the predictor's prior against a prompt's own history, in completions."},
-    )
-    history_half_lives: list[float] | None = field(
-        default=None,
-        metadata={
-            "help": "Half-lives of evidence that compete, in generation batches: those that predicted the latest groups best "
-            "have the most weight. `None` (`null` in a recipe): 1, 3, 9 and 27."
-        },
-    )
-
-    # Parameters that control GRESO
-    greso_p_init: float = field(default=0.5, metadata={"help": "Keep probability per zero-variance visit, at first."})
-    greso_p_step: float = field(default=0.01, metadata={"help": "By how much a keep probability moves per step."})
-    greso_p_min: float = field(default=0.05, metadata={"help": "Lower bound of the keep probabilities."})
-    greso_p_max: float = field(default=0.95, metadata={"help": "Upper bound of the keep probabilities."})
-    greso_target_zero_variance: float = field(
-        default=0.25, metadata={"help": "Share of zero-variance groups that the controller steers to."}
-    )
-    greso_easy_share: float = field(
-        default=1 / 3, metadata={"help": "Part of `greso_target_zero_variance` that falls to easy prompts."}
-    )
-    greso_streak_half_life: float | None = field(
-        default=None,
-        metadata={
-            "help": "Generation batches after which a group of a streak counts half; `inf`: streaks do not fade. By default "
-            "100 with 'dots+greso', and `inf` with 'greso', as published."
-        },
-    )
-
     _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "selector_args", "dots_predictor_args"]  # noqa: RUF012
 
     def __post_init__(self) -> None:

@@ -11,8 +11,13 @@ from __future__ import annotations
 
 import json
 import math
+import types
+import typing
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from typing import Any, NamedTuple
+
+from trl_dataeff.options import DataEfficientOptions
 
 
 class Problem(NamedTuple):
@@ -41,112 +46,97 @@ class FieldError(ValueError):
         self.problems = list(problems)
 
 
-class Rule(NamedTuple):
-    """Which values a field takes, and that in words: "it takes ..."."""
+class Range(NamedTuple):
+    """Finite numbers between two bounds, which belong to it if they are not open."""
 
-    ok: Callable[[Any], bool]
-    takes: str
+    low: float
+    high: float = math.inf
+    low_open: bool = False
+    high_open: bool = False
+    integer: bool = False
+    infinite: bool = False  # takes `inf` too
 
+    def __contains__(self, value: Any) -> bool:
+        above = value > self.low if self.low_open else value >= self.low
+        below = value < self.high if self.high_open else value <= self.high
+        kind = isinstance(value, int) or not self.integer
+        return above and below and kind and (self.infinite or math.isfinite(value))
 
-def listed(values: Sequence[str]) -> str:
-    """Values in words: `"'a', 'b' or 'c'"`."""
-    return " or ".join([", ".join(repr(v) for v in values[:-1]), repr(values[-1])])
-
-
-def is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _choice(*values: str) -> Rule:
-    return Rule(lambda v: isinstance(v, str) and v in values, listed(values))
-
-
-def _number(ok: Callable[[float], bool], takes: str) -> Rule:
-    return Rule(lambda v: is_number(v) and math.isfinite(v) and ok(v), takes)
+    def __str__(self) -> str:
+        if self.high == math.inf:
+            return f"{'>' if self.low_open else '>='} {self.low}"
+        return f"in {'(' if self.low_open else '['}{self.low}, {self.high}{')' if self.high_open else ']'}"
 
 
-def _integer(least: int) -> Rule:
-    return Rule(lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= least, f"an integer >= {least}")
+COUNT = Range(1, integer=True)
+PORT = Range(1, 65535, integer=True)
+AT_LEAST_0, AT_LEAST_1 = Range(0), Range(1)
+ABOVE_0 = Range(0, low_open=True)
+SHARE, SHARE_BELOW_1, SHARE_ABOVE_0 = Range(0, 1), Range(0, 1, high_open=True), Range(0, 1, low_open=True)
 
-
-def _or_none(rule: Rule, meaning: str) -> Rule:
-    return Rule(lambda v: v is None or rule.ok(v), f"{rule.takes}, or nothing for {meaning}")
-
-
-def _is_mapping(value: Any) -> bool:
-    if isinstance(value, str):  # TrainingArguments parses it
-        try:
-            value = json.loads(value)
-        except ValueError:
-            return False
-    return isinstance(value, dict)
-
-
-def _is_range(value: Any) -> bool:
-    is_pair = isinstance(value, (list, tuple)) and len(value) == 2
-    return is_pair and all(is_number(v) and math.isfinite(v) for v in value) and value[0] < value[1]
-
-
-AT_LEAST_1 = _number(lambda v: v >= 1, "a number >= 1")
-ABOVE_0 = _number(lambda v: v > 0, "a number > 0")
-SHARE = _number(lambda v: 0 <= v <= 1, "a number in [0, 1]")
-SHARE_BELOW_1 = _number(lambda v: 0 <= v < 1, "a number in [0, 1)")
-SHARE_ABOVE_0 = _number(lambda v: 0 < v <= 1, "a number in (0, 1]")
-NAME = Rule(lambda v: isinstance(v, str) and v != "", "a name or a path")
-FLAG = Rule(lambda v: isinstance(v, bool), "True or False")
-ARGUMENTS = Rule(lambda v: v is None or _is_mapping(v), "a dictionary of keyword arguments, or nothing")
-
-#: Fields of `DataEfficientGRPOConfig`
-OUR_FIELDS: dict[str, Rule] = {
-    "selection": NAME,
-    "selector_args": ARGUMENTS,
-    "dynamic_sampling": FLAG,
-    "max_rollout_rounds": _integer(1),
+#: The numbers that fields take, each item of a list too: ours, those of TRL's and Transformers' configurations, of LoRA
+RANGES: dict[str, Range] = {
+    "max_rollout_rounds": COUNT,
     "rollout_margin": AT_LEAST_1,
     "rollout_round_min": SHARE_ABOVE_0,
     "rollout_round_max": AT_LEAST_1,
-    "reward_range": Rule(
-        lambda v: v is None or _is_range(v),
-        "two finite numbers (low, high) with low < high, or nothing for the lowest and highest total reward seen so far",
-    ),
     "exploration": SHARE,
-    "save_on_signal": FLAG,
-    "skip_nonfinite_steps": FLAG,
-    "vllm_reconnect": FLAG,
-    "reward_timeout": _or_none(_number(lambda v: v > 0, "a number of seconds > 0"), "no limit"),
+    "reward_timeout": ABOVE_0,
     "replay_fraction": SHARE_BELOW_1,
-    "replay_capacity": _integer(1),
-    "replay_max_age": _or_none(_integer(1), "no limit"),
-    "replay_order": _choice("newest", "random"),
-    "replay_clip": _choice("proximal", "behavior"),
+    "replay_capacity": COUNT,
+    "replay_max_age": COUNT,
     "replay_ratio_cap": AT_LEAST_1,
-    "dots_objective": _choice("effective", "target"),
     "dots_sharpness": ABOVE_0,
     "dots_target": SHARE,
     "dots_temperature": ABOVE_0,
-    "dots_predictor": NAME,
-    "dots_predictor_args": ARGUMENTS,
-    "dots_embedding": NAME,
-    "dots_reference": _choice("rolling", "paper"),
-    "dots_reference_size": _integer(1),
-    "dots_refresh_batches": _integer(1),
+    "dots_reference_size": COUNT,
+    "dots_refresh_batches": COUNT,
     "history_prior": ABOVE_0,
-    "history_half_lives": Rule(
-        lambda v: v is None or (isinstance(v, list) and bool(v) and all(is_number(x) and 0 < x < math.inf for x in v)),
-        "a list of one or more numbers of generation batches > 0, or nothing for 1, 3, 9 and 27",
-    ),
+    "history_half_lives": ABOVE_0,
     "greso_p_init": SHARE_ABOVE_0,
     "greso_p_step": SHARE,
     "greso_p_min": SHARE_ABOVE_0,
     "greso_p_max": SHARE_ABOVE_0,
     "greso_target_zero_variance": SHARE_BELOW_1,
     "greso_easy_share": SHARE,
-    "greso_streak_half_life": Rule(
-        lambda v: v is None or (is_number(v) and v > 0), "a number > 0, or nothing for the selector's default"
-    ),
+    "greso_streak_half_life": ABOVE_0._replace(infinite=True),
+    "learning_rate": AT_LEAST_0,
+    "weight_decay": AT_LEAST_0,
+    "adam_beta1": SHARE_BELOW_1,
+    "adam_beta2": SHARE_BELOW_1,
+    "adam_epsilon": AT_LEAST_0,
+    "num_train_epochs": AT_LEAST_0,
+    "warmup_steps": AT_LEAST_0,
+    "per_device_train_batch_size": COUNT,
+    "per_device_eval_batch_size": COUNT,
+    "gradient_accumulation_steps": COUNT,
+    "steps_per_generation": COUNT,
+    "generation_batch_size": COUNT,
+    "dataloader_num_workers": Range(0, integer=True),
+    "seed": Range(0, 2**32 - 1, integer=True),
+    "num_generations": Range(2, integer=True),
+    "max_completion_length": COUNT,
+    "num_iterations": COUNT,
+    "temperature": ABOVE_0,
+    "top_p": SHARE_ABOVE_0,
+    "top_k": Range(-1, integer=True),
+    "min_p": SHARE,
+    "repetition_penalty": ABOVE_0,
+    "top_entropy_quantile": SHARE,
+    "sapo_temperature_neg": ABOVE_0,
+    "sapo_temperature_pos": ABOVE_0,
+    "off_policy_mask_threshold": ABOVE_0,
+    "ref_model_sync_steps": COUNT,
+    "vllm_server_port": PORT,
+    "vllm_group_port": PORT,
+    "vllm_server_timeout": AT_LEAST_0,
+    "vllm_gpu_memory_utilization": SHARE_ABOVE_0,
+    "vllm_tensor_parallel_size": COUNT,
+    "lora_r": COUNT,
+    "lora_dropout": SHARE,
 }
 
-#: Choices of TRL's `GRPOConfig`
+#: Choices of TRL's `GRPOConfig`, which annotates them as text; ours are annotated with `Literal`
 TRL_CHOICES: dict[str, tuple[str, ...]] = {
     "loss_type": ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"),
     "importance_sampling_level": ("token", "sequence"),
@@ -157,45 +147,53 @@ TRL_CHOICES: dict[str, tuple[str, ...]] = {
     "vllm_importance_sampling_mode": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
 }
 
-_AT_LEAST_0 = _number(lambda v: v >= 0, "a number >= 0")
-_PORT = _number(lambda v: 1 <= v <= 65535, "a port, from 1 to 65535")
-#: Numbers of TRL's and Transformers' configurations, and of LoRA. Nothing (`None`) and text are left to TRL
-TRL_NUMBERS: dict[str, Rule] = {
-    "learning_rate": _AT_LEAST_0,
-    "weight_decay": _AT_LEAST_0,
-    "adam_beta1": SHARE_BELOW_1,
-    "adam_beta2": SHARE_BELOW_1,
-    "adam_epsilon": _AT_LEAST_0,
-    "num_train_epochs": _AT_LEAST_0,
-    "warmup_steps": _AT_LEAST_0,
-    "per_device_train_batch_size": _integer(1),
-    "per_device_eval_batch_size": _integer(1),
-    "gradient_accumulation_steps": _integer(1),
-    "steps_per_generation": _integer(1),
-    "generation_batch_size": _integer(1),
-    "dataloader_num_workers": _integer(0),
-    "seed": _number(lambda v: 0 <= v < 2**32, "an integer from 0 to 2**32 - 1"),
-    "num_generations": _integer(2),
-    "max_completion_length": _integer(1),
-    "num_iterations": _integer(1),
-    "temperature": ABOVE_0,
-    "top_p": SHARE_ABOVE_0,
-    "top_k": _number(lambda v: v >= -1, "an integer >= 1, or 0 for all tokens"),
-    "min_p": SHARE,
-    "repetition_penalty": ABOVE_0,
-    "top_entropy_quantile": SHARE,
-    "sapo_temperature_neg": ABOVE_0,
-    "sapo_temperature_pos": ABOVE_0,
-    "off_policy_mask_threshold": ABOVE_0,
-    "ref_model_sync_steps": _integer(1),
-    "vllm_server_port": _PORT,
-    "vllm_group_port": _PORT,
-    "vllm_server_timeout": _AT_LEAST_0,
-    "vllm_gpu_memory_utilization": SHARE_ABOVE_0,
-    "vllm_tensor_parallel_size": _integer(1),
-    "lora_r": _integer(1),
-    "lora_dropout": SHARE,
+#: Types of the fields of `DataEfficientOptions`. Types of TRL's fields, `None` and text in the place of numbers are left to it
+OUR_TYPES: dict[str, Any] = typing.get_type_hints(DataEfficientOptions)
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of an annotated type. An integer is a number too, a bool is neither; a tuple is a list."""
+    origin, args = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(fits(value, member) for member in args)
+    if origin is typing.Literal:
+        return any(value == choice and type(value) is type(choice) for choice in args)
+    if origin is list:
+        return isinstance(value, (list, tuple)) and all(fits(item, args[0]) for item in value)
+    if origin in (int, float):
+        return isinstance(value, int if origin is int else (int, float)) and not isinstance(value, bool)
+    if isinstance(origin, type) and issubclass(origin, Enum):
+        return value in [*origin, *(member.value for member in origin)]
+    return origin is typing.Any or isinstance(value, origin)
+
+
+def in_words(hint: Any, numbers: Range | None = None) -> str:
+    """An annotated type in words: `"an integer >= 1 or nothing"`."""
+    origin, args = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(dict.fromkeys(in_words(member, numbers) for member in args))
+    if origin is typing.Literal:
+        return choices_in_words(args)
+    within = f" {numbers}" if numbers and {origin, *args} & {int, float} else ""
+    if origin is list:
+        return f"a list of {_PLURALS.get(args[0], 'mappings')}{within}"
+    return _WORDS.get(origin, getattr(origin, "__name__", str(origin))) + within
+
+
+_WORDS = {
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    str: "text",
+    dict: "a mapping (dictionary)",
+    type(None): "nothing",
 }
+_PLURALS = {bool: "true/false", int: "integers", float: "numbers", str: "texts"}
+
+
+def choices_in_words(values: Sequence[str]) -> str:
+    """Values in words: `"'a', 'b' or 'c'"`."""
+    return " or ".join(filter(None, [", ".join(repr(v) for v in values[:-1]), repr(values[-1])]))
 
 
 def field_problems(values: Mapping[str, Any]) -> list[Problem]:
@@ -205,18 +203,37 @@ def field_problems(values: Mapping[str, Any]) -> list[Problem]:
     Args:
         values (`dict`): values by field name; names that are not in the tables are passed over.
     """
-    rules = {**OUR_FIELDS, **{name: _choice(*choices) for name, choices in TRL_CHOICES.items()}}
-    problems = []
-    for name, value in values.items():
-        rule, judged = rules.get(name), True
-        if name == "scale_rewards" and isinstance(value, bool):
-            continue  # TRL's short forms
-        if name in TRL_NUMBERS:
-            rule, judged = TRL_NUMBERS[name], is_number(value)
-        if rule is not None and judged and not rule.ok(value):
-            problems.append(Problem(f"`{name}` is {value!r}; it takes {rule.takes}.", (name,)))
+    taken = {name: _takes(name, value) for name, value in values.items()}
+    problems = [Problem(f"`{n}` is {values[n]!r}; it takes {takes}.", (n,)) for n, takes in taken.items() if takes]
     wrong = {name for problem in problems for name in problem.fields}
     return problems + [p for p in _joint_problems(values, wrong) if not wrong.intersection(p.fields)]
+
+
+def _takes(name: str, value: Any) -> str | None:
+    """What a field takes, if that is not `value`."""
+    hint, numbers = OUR_TYPES.get(name, int if name in RANGES and RANGES[name].integer else float), RANGES.get(name)
+    if name in OUR_TYPES and not fits(value, hint):
+        return in_words(hint, numbers)
+    items = value if isinstance(value, (list, tuple)) else [value]
+    if numbers and not all(item in numbers for item in items if fits(item, float)):
+        return in_words(hint, numbers)
+    if name in TRL_CHOICES and value not in TRL_CHOICES[name] and not (name == "scale_rewards" and fits(value, bool)):
+        return choices_in_words(TRL_CHOICES[name])  # True and False are TRL's short forms
+    if name in OUR_TYPES and value in ("", []):
+        return "a name or a path" if value == "" else f"{in_words(hint, numbers)}, but not an empty list"
+    if name == "reward_range" and value is not None:
+        is_range = len(value) == 2 and all(map(math.isfinite, value)) and value[0] < value[1]
+        return None if is_range else "two finite numbers (low, high) with low < high, or nothing"
+    if name in ("selector_args", "dots_predictor_args") and isinstance(value, str) and not _is_json_mapping(value):
+        return "a mapping (dictionary) of keyword arguments, also as JSON text"  # which TrainingArguments parses
+    return None
+
+
+def _is_json_mapping(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
 
 
 def _joint_problems(values: Mapping[str, Any], wrong: set[str]) -> list[Problem]:

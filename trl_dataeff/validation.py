@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from datasets import Dataset, IterableDataset
 from transformers.utils import logging
 from trl import GRPOConfig
-from trl.trainer.utils import get_config_model_id
 
 from trl_dataeff.config import AUTO_SELECTION, DataEfficientGRPOConfig
 from trl_dataeff.difficulty.loading import check_predictor, load_predictor, registered_predictors
 from trl_dataeff.rollouts.prompts import is_text, without_prompt
 from trl_dataeff.selection import Selector, make_selector
 
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 logger = logging.get_logger(__name__)
 
@@ -26,6 +27,8 @@ def resolve_config(args: Any, model: Any) -> DataEfficientGRPOConfig:
     defaults. Checked again, since its owner may have changed it.
     """
     if args is None:
+        from trl.trainer.utils import get_config_model_id
+
         name = model if isinstance(model, str) else get_config_model_id(model.config)
         return DataEfficientGRPOConfig(f"{name.split('/')[-1]}-GRPO")
     if not isinstance(args, GRPOConfig):
@@ -37,6 +40,8 @@ def check_dataset(
     args: DataEfficientGRPOConfig, dataset: Any, environment_factory: Any, selector: Selector | None = None
 ) -> None:
     """Raise a `ValueError` that says what is wrong with the training dataset, and how to fix it."""
+    from datasets import Dataset, IterableDataset
+
     if dataset is None and environment_factory is None:
         raise ValueError("`train_dataset` is required, unless an `environment_factory` provides the prompts.")
     selects = selector is not None or args.selection not in ("auto", "uniform")
@@ -219,6 +224,8 @@ def unsupported_reason(dataset: Any, environments: bool, tool_images: bool) -> s
         environments (`bool`): whether an environment prepares the prompts.
         tool_images (`bool`): whether tools may answer with images.
     """
+    from datasets import Dataset
+
     if environments:
         return "prompts that are prepared by an environment"
     if not isinstance(dataset, Dataset):

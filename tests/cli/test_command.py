@@ -19,11 +19,11 @@ import trl_dataeff
 from tests.factories import plain_dataset
 from trl_dataeff import DataEfficientGRPOConfig
 from trl_dataeff.cli import launch as launching
-from trl_dataeff.cli.arguments import TYPES
 from trl_dataeff.cli.errors import UserError
 from trl_dataeff.cli.grpo import make_trainer, parse, train
-from trl_dataeff.cli.help import FAULT_TOLERANCE, own_fields
+from trl_dataeff.cli.help import ESSENTIALS, REWARDS, own_fields, sections
 from trl_dataeff.cli.main import main
+from trl_dataeff.cli.parser import TYPES
 
 
 RECIPE = """\
@@ -286,9 +286,23 @@ def test_help_shows_every_field_of_ours(capsys):
     ours = {f.name for f in dataclasses.fields(DataEfficientGRPOConfig)} - {
         f.name for f in dataclasses.fields(GRPOConfig)
     }
-    prefixes = ("replay_", "dots_", "greso_", "history_", "exploration", *FAULT_TOLERANCE)
-    assert set(own_fields()) | set(own_fields(*prefixes)) == ours
+    assert {name for names in sections().values() for name in names} >= ours
+    assert not set(own_fields()) & set(own_fields("replay_", "dots_", "greso_", "history_", "exploration"))
     assert all(f"  --{name} " in short for name in ours)
+
+
+def test_the_short_help_tells_the_defaults_of_trl():
+    defaults = {f.name: f.default for f in dataclasses.fields(GRPOConfig)}
+    for name, text in {**ESSENTIALS, **REWARDS}.items():
+        told = text.partition("(default: ")[2].rstrip(")")
+        assert told == ("" if defaults[name] in (None, False) else str(defaults[name])), name
+
+
+@pytest.mark.parametrize("command", [["--help"], ["grpo", "--help"], ["recipes", "list"]])
+def test_what_only_prints_imports_no_torch(command):
+    code = f"import sys\nfrom trl_dataeff.cli.main import main\nmain({command})\nsys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_version_env_and_unknown_command(capsys):

@@ -14,7 +14,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,8 +22,10 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 import torch
 import xxhash
-from datasets import Dataset
 
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 _PIECE = 16 * 2**20  # bytes of a file that are read at a time
 _TAKEN_ROWS, _TAKEN_BYTES = 65_536, 64 * 2**20  # of a dataset with an indices mapping, gathered at a time

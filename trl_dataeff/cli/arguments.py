@@ -1,38 +1,25 @@
-"""The fields that `trl-dataeff grpo` takes: those of `trl grpo`, and ours."""
+"""The script arguments of `trl-dataeff grpo`: those of `trl grpo`, and what shapes a dataset that was not made for TRL."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-from trl import DatasetMixtureConfig, ModelConfig
 from trl.scripts.grpo import GRPOScriptArguments
 
-from trl_dataeff.config import DataEfficientGRPOConfig
+
+if TYPE_CHECKING:
+    from trl import DatasetMixtureConfig, ModelConfig
+
+    from trl_dataeff.config import DataEfficientGRPOConfig
+
+#: Switches of fault tolerance that this command sets; they are off in Python
+ON_BY_DEFAULT = ("save_on_signal", "skip_nonfinite_steps", "vllm_reconnect")
 
 
 @dataclass
 class DataEfficientGRPOScriptArguments(GRPOScriptArguments):
-    r"""
-    Script arguments of `trl-dataeff grpo`.
-
-    Takes every argument of TRL's GRPO script and those below, which shape a dataset that was not made for TRL.
-
-    Args:
-        prompt_column (`str`, *optional*):
-            Column that becomes `prompt`, for a dataset that has it under another name.
-        prompt_template (`str`, *optional*):
-            Text of the prompt. `{column}` stands for that column of the row; braces around anything else stay as they
-            are, so that `\boxed{}` can be written as it is.
-        prompt_as_chat (`bool`, *optional*, defaults to `False`):
-            Make a text prompt the user's message of a conversation, so that the model's chat template is applied.
-        system_prompt (`str`, *optional*):
-            System message in front of every prompt. Implies `prompt_as_chat`.
-        answer_column (`str`, *optional*):
-            Column that reward functions get as `answer` and as `solution`.
-    """
+    """Script arguments of `trl-dataeff grpo`: every argument of TRL's GRPO script, and those below."""
 
     dataset_name: str | None = field(
         default=None,
@@ -84,31 +71,3 @@ class GRPOArguments(NamedTuple):
     training: DataEfficientGRPOConfig
     model: ModelConfig
     dataset: DatasetMixtureConfig
-
-
-class PortableConfig(DataEfficientGRPOConfig):
-    """
-    A [`DataEfficientGRPOConfig`] that is checked without looking at this machine, so that a recipe for a GPU can be
-    validated on a laptop. What depends on the machine is left out: whether it has bf16 or TF32, DeepSpeed's own
-    configuration, and the number of processes, which is taken to be one.
-    """
-
-    _LEFT_OUT: dict[str, Any] = {"use_cpu": True, "tf32": None, "deepspeed": None}  # noqa: RUF012
-
-    def __post_init__(self) -> None:
-        given = {name: getattr(self, name) for name in self._LEFT_OUT}
-        self.__dict__.update(self._LEFT_OUT)
-        super().__post_init__()
-        self.__dict__.update(given)
-
-    @cached_property
-    def _setup_devices(self) -> torch.device:
-        return torch.device("cpu")
-
-    @property
-    def world_size(self) -> int:
-        return 1
-
-
-TYPES = (DataEfficientGRPOScriptArguments, DataEfficientGRPOConfig, ModelConfig, DatasetMixtureConfig)
-PORTABLE_TYPES = (DataEfficientGRPOScriptArguments, PortableConfig, ModelConfig, DatasetMixtureConfig)

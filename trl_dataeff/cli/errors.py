@@ -13,16 +13,11 @@ INTERRUPTED = 130  # exit code after Ctrl-C
 
 class UserError(ValueError):
     """
-    Something in the command line, a recipe, a dataset or a reward path that only the user can put right.
-
-    The command prints it on stderr without a traceback; every other exception keeps its traceback, because it is a
-    mistake in a program.
+    Something that only the user can put right, printed without a traceback; other exceptions keep theirs.
 
     Args:
-        *messages (`str`):
-            One message per problem. Each says what was given, what is allowed and the way out.
-        exit_code (`int`, *optional*, defaults to `2`):
-            Exit code of the command.
+        *messages (`str`): one per problem. Each says what was given, what is allowed and the way out.
+        exit_code (`int`, *optional*, defaults to `2`): exit code of the command.
     """
 
     def __init__(self, *messages: str, exit_code: int = 2):

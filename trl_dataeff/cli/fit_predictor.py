@@ -29,35 +29,28 @@ example:
   trl-dataeff grpo --config recipe.yaml --dots_predictor predictor --dots_embedding Qwen/Qwen2.5-0.5B-Instruct
 """
 
+SHAPE = ("dataset_config", "prompt_column", "prompt_template", "prompt_as_chat", "system_prompt")
+
 
 def run(argv: list[str]) -> int:
-    """
-    Run the sub-command and return its exit code.
-
-    Args:
-        argv (`list[str]`):
-            What follows `trl-dataeff fit-predictor`.
-    """
+    """Run the sub-command with what follows its name, and return its exit code."""
     args = _parser().parse_args(argv)
     output = Path(args.output).expanduser()
     if output.exists() and (not output.is_dir() or (any(output.iterdir()) and not args.force)):
         raise UserError(f"{args.output!r} exists already. Name another folder, or write into it with --force.")
 
+    from datasets import Dataset
+    from trl import DatasetMixtureConfig
+
     from trl_dataeff.cli.arguments import DataEfficientGRPOScriptArguments
-    from trl_dataeff.cli.data import load_prompts
+    from trl_dataeff.cli.data import load_splits
     from trl_dataeff.difficulty.base import PredictorError
     from trl_dataeff.difficulty.offline import fit_offline, read_slices
 
-    script = DataEfficientGRPOScriptArguments(
-        dataset_name=args.dataset,
-        dataset_config=args.dataset_config,
-        dataset_train_split=args.dataset_split,
-        prompt_column=args.prompt_column,
-        prompt_template=args.prompt_template,
-        prompt_as_chat=args.prompt_as_chat,
-        system_prompt=args.system_prompt,
-    )
-    dataset = load_prompts(script)
+    shape = {name: getattr(args, name) for name in SHAPE}
+    script = DataEfficientGRPOScriptArguments(dataset_name=args.dataset, **shape)
+    (dataset,) = load_splits(script, DatasetMixtureConfig(), [args.dataset_split])
+    assert isinstance(dataset, Dataset)  # nothing is streamed here
     try:
         slices = read_slices(args.groups, len(dataset))
         predictor, quality = fit_offline(args.kind, _embed(dataset, args.embedding), slices, args.seed)
@@ -73,17 +66,7 @@ def run(argv: list[str]) -> int:
 
 
 def report(args: argparse.Namespace, slices: Sequence[Slice], quality: Sequence[Quality]) -> str:
-    """
-    Return the report, in Markdown.
-
-    Args:
-        args (`argparse.Namespace`):
-            Options of the command.
-        slices (sequence of [`~trl_dataeff.difficulty.offline.Slice`]):
-            The groups.
-        quality (sequence of [`~trl_dataeff.difficulty.offline.Quality`]):
-            One row each.
-    """
+    """Return the report, in Markdown: the groups, and a row for each predictor."""
     rows = [
         f"| {row.name} | {row.pearson:.3f} | {row.mean_absolute_error:.3f} | {row.calibration_error:.3f} |"
         for row in quality

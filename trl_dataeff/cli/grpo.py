@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trl_dataeff.cli.errors import INTERRUPTED, UserError, show
 
@@ -18,21 +18,17 @@ if TYPE_CHECKING:
 
 
 def run(argv: list[str]) -> int:
-    """
-    Run the sub-command, here or through `accelerate launch`, and return its exit code.
+    """Run the sub-command with what follows its name, here or through `accelerate launch`, and return its exit code."""
+    if not argv or {"-h", "--help", "--help-all", "--help_all"}.intersection(argv):
+        from trl_dataeff.cli.help import full_help, short_help
 
-    Args:
-        argv (`list[str]`):
-            What follows `trl-dataeff grpo`.
-    """
+        print(full_help() if {"--help-all", "--help_all"}.intersection(argv) else short_help())
+        return 0
     from trl_dataeff.cli.checks import problems_of, problems_on_this_machine
     from trl_dataeff.cli.console import quiet_libraries
     from trl_dataeff.cli.launch import launch, needs_launch
     from trl_dataeff.cli.parser import GRPOParser
 
-    if not argv or any(flag in argv for flag in ("-h", "--help", "--help-all", "--help_all")):
-        print(GRPOParser().format_help(everything="--help-all" in argv or "--help_all" in argv))
-        return 0
     # First without looking at the machine: what is wrong with the recipe is said once, before processes are started.
     command = GRPOParser(portable=True).parse(argv, lambda a: [*problems_of(a), *problems_on_this_machine(a)])
     if needs_launch(command.launch_args, command.arguments.training.use_cpu):
@@ -48,8 +44,7 @@ def parse(argv: list[str]) -> GRPOArguments:
     checked and left out.
 
     Args:
-        argv (`list[str]`):
-            What follows `trl-dataeff grpo`.
+        argv (`list[str]`): what follows `trl-dataeff grpo`.
     """
     from trl_dataeff.cli.parser import GRPOParser
 
@@ -62,12 +57,7 @@ def train(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
     raises `KeyboardInterrupt` or `SystemExit(143)`.
 
     Args:
-        arguments ([`GRPOArguments`]):
-            What `parse` returns.
-
-    Returns:
-        [`DataEfficientGRPOTrainer`]:
-            The trainer, after training.
+        arguments ([`GRPOArguments`]): what `parse` returns.
     """
     from trl_dataeff.checkpoint.state import CheckpointError
     from trl_dataeff.cli.checks import checkpoint_of
@@ -83,18 +73,14 @@ def train(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
         if trainer.stopped_by is not None:
             trainer.end()
         raise
-    _finish(trainer, arguments)
-    trainer.end()  # finishes trackers and destroys the process group
-    return trainer
-
-
-def _finish(trainer: DataEfficientGRPOTrainer, arguments: GRPOArguments) -> None:
     trainer.accelerator.print("✅ Training completed.")
     trainer.save_model(arguments.training.output_dir)
     trainer.accelerator.print(f"💾 Model saved to {arguments.training.output_dir}.")
     if arguments.training.push_to_hub:
         trainer.push_to_hub(dataset_name=arguments.script.dataset_name)
         trainer.accelerator.print(f"🤗 Model pushed to the Hub in https://huggingface.co/{trainer.hub_model_id}.")
+    trainer.end()  # finishes trackers and destroys the process group
+    return trainer
 
 
 def make_trainer(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
@@ -118,7 +104,14 @@ def make_trainer(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
         check_dataset(training, train_dataset, None)
     except ValueError as error:
         raise UserError(str(error)) from error
-    training.model_init_kwargs = _model_init_kwargs(arguments)
+    assert not isinstance(training.model_init_kwargs, str)  # TrainingArguments parses JSON text
+    training.model_init_kwargs = {
+        "revision": model.model_revision,
+        "trust_remote_code": training.trust_remote_code,
+        "attn_implementation": model.attn_implementation,
+        "dtype": model.dtype,
+        **(training.model_init_kwargs or {}),
+    }
     return DataEfficientGRPOTrainer(
         model=os.path.expanduser(model.model_name_or_path),
         reward_funcs=rewards,
@@ -128,18 +121,6 @@ def make_trainer(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
         quantization_config=get_quantization_config(model),
         peft_config=get_peft_config(model),
     )
-
-
-def _model_init_kwargs(arguments: GRPOArguments) -> dict[str, Any]:
-    _, training, model, _ = arguments
-    assert not isinstance(training.model_init_kwargs, str)  # TrainingArguments parses JSON text
-    return {
-        "revision": model.model_revision,
-        "trust_remote_code": training.trust_remote_code,
-        "attn_implementation": model.attn_implementation,
-        "dtype": model.dtype,
-        **(training.model_init_kwargs or {}),
-    }
 
 
 def main() -> None:

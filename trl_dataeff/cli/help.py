@@ -1,19 +1,24 @@
-"""Help that is read from the top: what most runs set first, our own fields apart, the hundreds of others on demand."""
+"""Help that is read from the top: what most runs set first, our own fields apart, the hundreds of others on demand.
+
+The short help imports neither torch nor TRL's configuration, so that it is there at once.
+"""
 
 from __future__ import annotations
 
-from argparse import SUPPRESS, Action, ArgumentDefaultsHelpFormatter, ArgumentParser
+from argparse import Action, ArgumentParser, RawDescriptionHelpFormatter
 from dataclasses import fields
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
-from trl import GRPOConfig, ModelConfig
+from trl import DatasetMixtureConfig, ModelConfig
 
-from trl_dataeff.config import DataEfficientGRPOConfig
+from trl_dataeff.cli.arguments import ON_BY_DEFAULT, DataEfficientGRPOScriptArguments
+from trl_dataeff.cli.field_parser import FieldParser
+from trl_dataeff.options import DataEfficientOptions
 
 
-USAGE = """\
-usage: trl-dataeff grpo --config RECIPE [--field VALUE ...] [accelerate launch options]
-
+USAGE = "trl-dataeff grpo --config RECIPE [--field VALUE ...] [accelerate launch options]"
+DESCRIPTION = """\
 Train a language model with GRPO (TRL's GRPOTrainer), and generate only rollouts that produce a gradient.
 
 A recipe is a YAML file of the fields below; a field on the command line overrides the recipe. RECIPE is a file, or a
@@ -30,147 +35,118 @@ examples:
   # four GPUs; the options of `accelerate launch` are passed on
   trl-dataeff grpo --config recipe.yaml --num_processes 4 --accelerate_config zero2
 """
+MORE = """\
+Every other field of TRL's GRPOConfig (generation, vLLM, loss, optimizer, checkpoints, hub):
+  trl-dataeff grpo --help-all
 
-ESSENTIALS = (
-    "model_name_or_path",
-    "output_dir",
-    "num_generations",
-    "max_completion_length",
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "steps_per_generation",
-    "learning_rate",
-    "max_steps",
-    "num_train_epochs",
-    "use_vllm",
-    "vllm_mode",
-    "use_cpu",
-    "logging_steps",
-    "save_steps",
-    "resume_from_checkpoint",
-    "report_to",
-    "push_to_hub",
-)
-REWARDS = ("reward_funcs", "reward_weights", "reward_model_name_or_path", "scale_rewards")
-DATASET = (
-    "dataset_name",
-    "dataset_config",
-    "dataset_train_split",
-    "dataset_test_split",
-    "dataset_streaming",
-    "prompt_column",
-    "prompt_template",
-    "prompt_as_chat",
-    "system_prompt",
-    "answer_column",
-    "datasets",
-    "streaming",
-    "test_split_size",
-)
-FAULT_TOLERANCE = ("save_on_signal", "skip_nonfinite_steps", "vllm_reconnect", "reward_timeout")
-LORA = ("use_peft", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "load_in_4bit", "load_in_8bit")
-
+"""
 LAUNCH = """\
 launch:
   --num_processes N, --accelerate_config fsdp2|zero2|zero3|multi_gpu|FILE, --mixed_precision bf16 and every other option
   of `accelerate launch` start several processes. Without any, one process trains, or one per GPU if there are several.
 """
 
-
-class Group(NamedTuple):
-    """A section of the help; `short`: also shown by `--help`, not only by `--help-all`."""
-
-    title: str
-    description: str
-    names: tuple[str, ...]
-    short: bool = True
+#: Fields of `GRPOConfig` as the short help has them: what most runs set, and what rewards need
+ESSENTIALS = {
+    "output_dir": "Folder of checkpoints and of the trained model.",
+    "num_generations": "Completions of a prompt, G. (default: 8)",
+    "max_completion_length": "Most tokens of a completion. (default: 512)",
+    "per_device_train_batch_size": "Completions of a device in a forward and backward pass. (default: 8)",
+    "gradient_accumulation_steps": "Passes of an optimizer step. (default: 1)",
+    "steps_per_generation": "Passes of a generation batch. As `gradient_accumulation_steps` by default.",
+    "learning_rate": "Learning rate at its highest. (default: 1e-06)",
+    "max_steps": "Optimizer steps; beyond 0, it overrides `num_train_epochs`. (default: -1)",
+    "num_train_epochs": "Passes over the dataset. (default: 3.0)",
+    "use_vllm": "Generate with vLLM.",
+    "vllm_mode": "'colocate' (in the training processes) or 'server'. (default: colocate)",
+    "use_cpu": "Train on the CPU, even if there is a GPU.",
+    "logging_steps": "Steps between two rows of the log; below 1, a share of all steps. (default: 10)",
+    "save_steps": "Steps between two checkpoints; below 1, a share of all steps. (default: 500)",
+    "resume_from_checkpoint": "Folder of a checkpoint, or 'last' for the latest complete one in `output_dir`.",
+    "report_to": "Trackers: wandb, trackio, tensorboard, ..., or none. (default: none)",
+    "push_to_hub": "Push the trained model to the Hub.",
+}
+REWARDS = {
+    "reward_weights": "A number for each reward, in the order of `reward_funcs`; a reward model comes first.",
+    "scale_rewards": "Divide advantages by the deviation of rewards in the 'group', the 'batch', or 'none'. (default: group)",
+}
+FAULT_TOLERANCE = (*ON_BY_DEFAULT, "reward_timeout")
+MIXTURE = ("datasets", "streaming", "test_split_size")
+LORA = ("use_peft", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "load_in_4bit", "load_in_8bit")
+DOTS = ("dots_", "history_", "exploration")
 
 
 def own_fields(*prefixes: str) -> tuple[str, ...]:
     """Return our fields that start with one of the prefixes, or those that start with none, if no prefix is given."""
-    inherited = {f.name for f in fields(GRPOConfig)}
-    names = [f.name for f in fields(DataEfficientGRPOConfig) if f.name not in inherited]
-    every = ("replay_", "dots_", "greso_", "history_", "exploration", *FAULT_TOLERANCE)
+    every = ("replay_", "greso_", *DOTS, *FAULT_TOLERANCE)
+    names = [f.name for f in fields(DataEfficientOptions)]
     return tuple(n for n in names if (n.startswith(prefixes) if prefixes else not n.startswith(every)))
 
 
-def groups() -> list[Group]:
-    """Return the sections of the help, in order."""
-    model = tuple(f.name for f in fields(ModelConfig) if f.name not in (*LORA, *ESSENTIALS))
-    return [
-        Group("essentials", "What most runs set.", ESSENTIALS),
-        Group("data efficiency", "Which prompts are selected, and which rollouts are kept.", own_fields()),
-        Group("fault tolerance", "The first three are on by default in this command.", own_fields(*FAULT_TOLERANCE)),
-        Group("replay", "Training on recent rollouts again.", own_fields("replay_")),
-        Group(
-            "DOTS",
-            "With `selection` 'dots': prompts by predicted success rate.",
-            own_fields("dots_", "history_", "exploration"),
+def sections() -> dict[str, tuple[str, ...]]:
+    """Return the fields of each section of the short help, by its title, in order."""
+    script = [f.name for f in fields(DataEfficientGRPOScriptArguments)]
+    dataset = [name for name in script if name.startswith(("dataset_", "prompt_", "system_", "answer_"))]
+    return {
+        "essentials - What most runs set": ("model_name_or_path", *ESSENTIALS),
+        "data efficiency - Which prompts are selected, and which rollouts are kept": own_fields(),
+        "fault tolerance - The first three are on by default in this command": FAULT_TOLERANCE,
+        "replay - Training on recent rollouts again": own_fields("replay_"),
+        "DOTS - With `selection` 'dots': prompts by predicted success rate": own_fields(*DOTS),
+        "GRESO - With `selection` 'greso': skip prompts with repeated zero-variance groups": own_fields("greso_"),
+        "rewards - What a completion is worth; several rewards are added up": (
+            "reward_funcs",
+            "reward_model_name_or_path",
+            *REWARDS,
         ),
-        Group(
-            "GRESO", "With `selection` 'greso': skip prompts with repeated zero-variance groups.", own_fields("greso_")
-        ),
-        Group("rewards", "What a completion is worth; several rewards are added up.", REWARDS),
-        Group("dataset", "One dataset, or a mixture (`datasets:` in a recipe).", DATASET),
-        Group("LoRA and quantisation", "Train adapters instead of the whole model.", LORA),
-        Group("model", "How the model is loaded.", model, short=False),
-    ]
+        "dataset - One dataset, or a mixture (`datasets:` in a recipe)": (*dataset, *MIXTURE),
+        "LoRA and quantisation - Train adapters instead of the whole model": LORA,
+    }
 
 
-class HelpFormatter(ArgumentDefaultsHelpFormatter):
-    """One spelling per option, and a default only where there is one to tell."""
-
-    def __init__(self, prog: str, **kwargs: Any):
-        super().__init__(prog, max_help_position=32, **kwargs)
-
-    def _format_action_invocation(self, action: Action) -> str:
-        if not action.option_strings or action.nargs == 0:
-            return ", ".join(action.option_strings[:1]) or super()._format_action_invocation(action)
-        return (
-            f"{action.option_strings[0]} {self._format_args(action, self._get_default_metavar_for_optional(action))}"
-        )
-
-    def _get_default_metavar_for_optional(self, action: Action) -> str:
-        return getattr(action.type, "__name__", "value").removeprefix("string_to_").lstrip("<").split(">")[0].upper()
-
-    def _get_help_string(self, action: Action) -> str | None:
-        if action.default in (None, SUPPRESS, [], "") or (action.nargs == "?" and action.default is False):
-            return action.help
-        return super()._get_help_string(action)
+def short_help() -> str:
+    """Return the help of what most runs set."""
+    parser = FieldParser((DataEfficientGRPOScriptArguments, DataEfficientOptions, ModelConfig, DatasetMixtureConfig))
+    return _format(parser, sections(), MORE + LAUNCH)
 
 
-def format_help(parser: ArgumentParser, everything: bool) -> str:
-    """
-    Return the help of `trl-dataeff grpo`.
+def full_help() -> str:
+    """Return the help of every field."""
+    from trl_dataeff.cli.parser import TYPES
 
-    Args:
-        parser (`ArgumentParser`):
-            Parser with every option.
-        everything (`bool`):
-            Whether to show all fields, or only the sections most runs need.
-    """
-    options = [action for action in parser._actions if not action.option_strings[0].startswith("--no_")]
-    by_name = {action.dest: action for action in options}
-    shown: set[str] = set()
-    sections = []
-    for group in groups():
-        shown.update(group.names)
-        if everything or group.short:
-            sections.append(_section(parser, group.title, group.description, [by_name[n] for n in group.names]))
-    rest = [action for action in options if action.dest not in shown]
-    if everything:
-        sections.append(_section(parser, "other fields of GRPOConfig", "As in TRL's GRPOTrainer.", rest))
-    else:
-        sections.append(
-            f"{len(rest)} more fields of TRL's GRPOConfig (generation, vLLM, loss, optimizer, checkpoints, hub):\n"
-            "  trl-dataeff grpo --help-all\n"
-        )
-    return "\n".join([USAGE, *sections, LAUNCH])
+    parser, shown = FieldParser(TYPES), sections()
+    known = {name for names in shown.values() for name in names}
+    model = tuple(f.name for f in fields(ModelConfig) if f.name not in known)
+    rest = tuple(name for name in parser.options if name not in known and name not in model)
+    shown |= {
+        "model - How the model is loaded": model,
+        "other fields of GRPOConfig - As in TRL's GRPOTrainer": rest,
+    }
+    return _format(parser, shown, LAUNCH)
 
 
-def _section(parser: ArgumentParser, title: str, description: str, actions: list[Action]) -> str:
-    formatter: HelpFormatter = parser._get_formatter()  # type: ignore[assignment]
-    formatter.start_section(f"{title} - {description.rstrip('.')}")
-    formatter.add_arguments(actions)
-    formatter.end_section()
-    return formatter.format_help()
+def _format(parser: FieldParser, shown: dict[str, tuple[str, ...]], epilog: str) -> str:
+    parser.set_defaults(**dict.fromkeys(ON_BY_DEFAULT, True))
+    style: Any = partial(RawDescriptionHelpFormatter, max_help_position=32)
+    printed = ArgumentParser(
+        usage=USAGE, description=DESCRIPTION, epilog=epilog, formatter_class=style, add_help=False
+    )
+    texts = ESSENTIALS | REWARDS
+    for title, names in shown.items():
+        group = printed.add_argument_group(title)
+        for name in names:
+            option = parser.options.get(name)
+            described = {"help": texts[name], "metavar": "VALUE"} if option is None else _described(option)
+            group.add_argument(f"--{name}", **described)
+    return printed.format_help()
+
+
+def _described(option: Action) -> dict[str, Any]:
+    """How an option is shown: with its default only where there is one to tell."""
+    text = option.help or ""
+    if option.default not in (None, "", []) and (option.default is not False or option.nargs != "?"):
+        text += " (default: %(default)s)"
+    kind = getattr(option.type, "__name__", "value").removeprefix("string_to_").upper()
+    metavar = None if option.choices else kind
+    default = getattr(option.default, "value", option.default)
+    return {"help": text, "metavar": metavar, "nargs": option.nargs, "choices": option.choices, "default": default}

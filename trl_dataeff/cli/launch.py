@@ -1,8 +1,7 @@
 """Training here, or through `accelerate launch`.
 
-`trl grpo` always starts a second Python through `accelerate launch`. That takes some seconds and changes nothing for
-one process, so training stays in this process unless there is something to launch: an option of `accelerate launch`,
-a default configuration of accelerate on this machine, or several devices (which accelerate would use all).
+Training stays in this process unless there is something to launch: an option of `accelerate launch`, a default
+configuration of accelerate on this machine, or several devices (which accelerate would use all).
 """
 
 from __future__ import annotations
@@ -13,29 +12,25 @@ import signal
 import subprocess
 import sys
 import threading
-from argparse import Namespace
-from functools import cache
+from argparse import ArgumentError, Namespace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from trl_dataeff.cli.errors import UserError, closest
+from trl_dataeff.fields import Problem
 
 
 #: Option of TRL's command: a file, or the name of a configuration that TRL ships (`fsdp2`, `zero3`, ...).
 ACCELERATE_CONFIG = "--accelerate_config"
 MODULE = "trl_dataeff.cli.grpo"
+_SCRIPT = "<script>"  # stands for the script that `accelerate launch` expects behind its options
 _STOPPED = (130, 143)  # exit codes after Ctrl-C and SIGTERM
 
 
-def is_launched() -> bool:
-    """Return whether a launcher (accelerate, torchrun) started this process and gave it a rank."""
-    return "LOCAL_RANK" in os.environ or "ACCELERATE_MIXED_PRECISION" in os.environ
-
-
 def needs_launch(launch_args: list[str], use_cpu: bool) -> bool:
-    """Return whether training goes through `accelerate launch`."""
-    if is_launched():
+    """Return whether training goes through `accelerate launch`: not if a launcher gave this process a rank."""
+    if "LOCAL_RANK" in os.environ or "ACCELERATE_MIXED_PRECISION" in os.environ:
         return False
     if launch_args:
         return True
@@ -51,65 +46,62 @@ def device_count() -> int:
     return torch.accelerator.device_count() if torch.accelerator.is_available() else 0
 
 
-@cache
-def launch_options() -> dict[str, int | None]:
-    """Return the options of `accelerate launch` without their dashes, and whether each takes a value (0: none)."""
-    from accelerate.commands.launch import launch_command_parser
-
-    actions = launch_command_parser()._option_string_actions.items()
-    options: dict[str, int | None] = {
-        name[2:]: (0 if action.nargs == 0 else None) for name, action in actions if name.startswith("--")
-    }
-    return {**options, ACCELERATE_CONFIG[2:]: None}
+def launch_options() -> list[str]:
+    """Return the names of the options of `accelerate launch`."""
+    return [name for name in vars(_parse([])[0]) if not name.startswith("training_script")]
 
 
 def launch_option(key: str, value: Any) -> list[str] | None:
     """Return a recipe's `key: value` as an option of `accelerate launch`, or `None` if it has no such option."""
-    if key not in launch_options():
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    try:
+        parsed, unknown = _parse([f"--{key}", text])
+    except ArgumentError:  # the value is wrong, see `check_launch_args`
+        return [f"--{key}", text]
+    if unknown:
         return None
-    if launch_options()[key] == 0:
-        return [f"--{key}"] if value in (True, "true") else []
-    return [f"--{key}", str(value)]
+    if parsed.training_script == _SCRIPT:
+        return [f"--{key}", str(value)]
+    return [f"--{key}"] if text == "true" else []  # it has taken no value
 
 
-def check_launch_args(args: list[str], fields: list[str]) -> list[str]:
+def check_launch_args(args: list[str], fields: list[str]) -> list[Problem]:
     """
-    Return the arguments that training does not take as ones that `accelerate launch` takes.
-
-    Args:
-        args (`list[str]`):
-            What is left of the command line, in order.
-        fields (`list[str]`):
-            Names of the fields of training, for the hint in a message.
+    Return the options of `accelerate launch` with a wrong value; raise a [`UserError`] for what is no option of it, with a
+    hint at one of the `fields` of training.
     """
-    checked: list[str] = []
-    expects_value = False
-    for token in args:
-        if token.startswith("--"):
-            name, _, value = token[2:].partition("=")
-            if name not in launch_options():
-                hint = closest(name.replace("-", "_"), [*fields, *(o for o in launch_options() if "-" not in o)])
-                raise UserError(f"`--{name}` is no option of `trl-dataeff grpo` or `accelerate launch`.{hint}")
-            checked += [f"--{name}", value] if value else [f"--{name}"]
-            expects_value = not value and launch_options()[name] != 0
-        elif expects_value:
-            checked.append(token)
-            expects_value = False
-        else:
-            raise UserError(_stray(token))
-    return checked
+    try:
+        parsed, unknown = _parse(args)
+    except ArgumentError as error:
+        name = str(error.argument_name).split("/")[0].lstrip("-")
+        return [Problem(f"`{name}` is an option of `accelerate launch`, which says: {error.message}.", (name,))]
+    if unknown:
+        hint = closest(unknown[0].strip("-").replace("-", "_"), [*fields, *launch_options()])
+        raise UserError(f"`{unknown[0]}` is no option of `trl-dataeff grpo` or `accelerate launch`.{hint}")
+    token = parsed.training_script
+    if token == _SCRIPT:
+        return []
+    if Path(token).suffix in (".yaml", ".yml"):
+        raise UserError(f"{token!r} stands alone. A recipe is given as `--config {token}`.")
+    raise UserError(f"{token!r} stands alone: every value follows its option, as in `--learning_rate 1e-6`.")
+
+
+def _parse(args: list[str]) -> tuple[Namespace, list[str]]:
+    """What `accelerate launch` makes of its options, and those that it has not. A value that no option has taken is the script."""
+    from accelerate.commands.launch import launch_command_parser
+
+    parser = launch_command_parser()
+    parser.exit_on_error = False
+    parser.add_argument(ACCELERATE_CONFIG)
+    known, unknown = parser.parse_known_args([*args, _SCRIPT])
+    return known, unknown
 
 
 def launch(launch_args: list[str], training_args: list[str]) -> int:
     """
-    Run `trl-dataeff grpo` through `accelerate launch`, and return its exit code: that of its process, 143 or 130 if SIGTERM
-    or Ctrl-C ended the run, 1 if one of several processes failed. If there is one process, this one becomes it.
-
-    Args:
-        launch_args (`list[str]`):
-            Options of `accelerate launch`, and `--accelerate_config` as in TRL's command.
-        training_args (`list[str]`):
-            Arguments of the processes that it starts.
+    Run `trl-dataeff grpo` with `training_args` through `accelerate launch` with `launch_args`, and return its exit code: that
+    of its process, 143 or 130 if SIGTERM or Ctrl-C ended the run, 1 if one of several processes failed. If there is one
+    process, this one becomes it.
     """
     from accelerate.commands import launch as launcher
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -185,9 +177,3 @@ class _ForwardSignals:
         if self.received is not None:
             return 128 + self.received
         return 128 - code if code < 0 else code
-
-
-def _stray(token: str) -> str:
-    if Path(token).suffix in (".yaml", ".yml"):
-        return f"{token!r} stands alone. A recipe is given as `--config {token}`."
-    return f"{token!r} stands alone: every value follows its option, as in `--learning_rate 1e-6`."

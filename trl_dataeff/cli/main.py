@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import sys
-from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
 
 from trl_dataeff.cli.errors import INTERRUPTED, UserError, closest, show
 from trl_dataeff.version import __version__
@@ -35,18 +36,36 @@ to begin:
 """
 
 
+#: The module of each sub-command, imported when it is called
+COMMANDS = {
+    "grpo": "trl_dataeff.cli.grpo",
+    "recipes": "trl_dataeff.cli.recipes",
+    "fit-predictor": "trl_dataeff.cli.fit_predictor",
+    "simulate": "trl_dataeff.cli.simulate",
+    "env": "trl_dataeff.cli.main",
+}
+
+
 def main(argv: list[str] | None = None) -> int:
     """
     Run the command and return its exit code: 0, 2 for a mistake in what was given, 1 for a recipe that is not valid, 130
     after Ctrl-C. A run that SIGTERM stops raises `SystemExit(143)`.
 
     Args:
-        argv (`list[str]`, *optional*):
-            Arguments; those of the process if not given.
+        argv (`list[str]`, *optional*): arguments; those of the process if not given.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _dispatch(argv)
+        if not argv or argv[0] in ("-h", "--help", "help"):
+            print(HELP, end="")
+            return 0
+        if argv[0] in ("--version", "-V"):
+            print(f"trl-dataeff {__version__}")
+            return 0
+        if argv[0] not in COMMANDS:
+            hint = closest(argv[0], COMMANDS)
+            raise UserError(f"There is no command {argv[0]!r}.{hint} `trl-dataeff --help` lists all.")
+        return int(importlib.import_module(COMMANDS[argv[0]]).run(argv[1:]))
     except UserError as error:
         show(error)
         return error.exit_code
@@ -54,48 +73,8 @@ def main(argv: list[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def _dispatch(argv: list[str]) -> int:
-    if not argv or argv[0] in ("-h", "--help", "help"):
-        print(HELP, end="")
-        return 0
-    if argv[0] in ("--version", "-V"):
-        print(f"trl-dataeff {__version__}")
-        return 0
-    if argv[0] not in _COMMANDS:
-        raise UserError(
-            f"There is no command {argv[0]!r}.{closest(argv[0], _COMMANDS)} `trl-dataeff --help` lists all."
-        )
-    return _COMMANDS[argv[0]](argv[1:])
-
-
-def _grpo(argv: list[str]) -> int:
-    from trl_dataeff.cli.grpo import run
-
-    return run(argv)
-
-
-def _recipes(argv: list[str]) -> int:
-    from trl_dataeff.cli.recipes import run
-
-    return run(argv)
-
-
-def _fit_predictor(argv: list[str]) -> int:
-    from trl_dataeff.cli.fit_predictor import run
-
-    return run(argv)
-
-
-def _simulate(argv: list[str]) -> int:
-    from trl_dataeff.cli.simulate import run
-
-    return run(argv)
-
-
-def _env(argv: list[str]) -> int:
-    """TRL's report, with our versions at its end."""
-    from importlib.metadata import PackageNotFoundError, version
-
+def run(argv: list[str]) -> int:
+    """`trl-dataeff env`: TRL's report, with our versions at its end."""
     from trl.scripts.env import print_env
 
     output = io.StringIO()
@@ -108,15 +87,6 @@ def _env(argv: list[str]) -> int:
     print(output.getvalue().rstrip())
     print(f"- trl-dataeff version: {__version__}\n- math-verify version: {math_verify}\n")
     return 0
-
-
-_COMMANDS: dict[str, Callable[[list[str]], int]] = {
-    "grpo": _grpo,
-    "recipes": _recipes,
-    "fit-predictor": _fit_predictor,
-    "simulate": _simulate,
-    "env": _env,
-}
 
 
 if __name__ == "__main__":

@@ -1,25 +1,56 @@
-"""The parser of `trl-dataeff grpo`: TRL's, strict about recipes, with help that can be read."""
+"""The parser of `trl-dataeff grpo`: TRL's, which finds all mistakes of a recipe and a command line at once."""
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
 import warnings
-from argparse import Action, ArgumentError
+from argparse import ArgumentError, ArgumentParser
 from collections.abc import Callable, Iterable
-from dataclasses import MISSING, Field, fields
-from typing import Any, NamedTuple, NoReturn
+from dataclasses import fields
+from functools import cached_property
+from operator import itemgetter
+from typing import Any, NamedTuple
 
-from trl import TrlParser
-from trl.cli.commands.training import _subtract_subsequence
+import torch
+from trl import DatasetMixtureConfig, ModelConfig
 
-from trl_dataeff.cli.arguments import PORTABLE_TYPES, TYPES, GRPOArguments
-from trl_dataeff.cli.checks import launch_problems
-from trl_dataeff.cli.errors import UserError
-from trl_dataeff.cli.findings import Findings, mentioned
-from trl_dataeff.cli.help import HelpFormatter, format_help
-from trl_dataeff.cli.launch import check_launch_args
-from trl_dataeff.cli.recipe import Recipe, check_recipe, find_recipe, read_recipe
+from trl_dataeff.cli.arguments import ON_BY_DEFAULT, DataEfficientGRPOScriptArguments, GRPOArguments
+from trl_dataeff.cli.errors import UserError, closest
+from trl_dataeff.cli.field_parser import FieldParser, WrongValue, got
+from trl_dataeff.cli.launch import check_launch_args, launch_option, launch_options
+from trl_dataeff.cli.recipe import Recipe, find_recipe, read_recipe
+from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.fields import FieldError, Problem
+
+
+class PortableConfig(DataEfficientGRPOConfig):
+    """
+    A [`DataEfficientGRPOConfig`] that is checked without looking at this machine, so that a recipe for a GPU can be
+    validated on a laptop. What depends on the machine is left out: whether it has bf16 or TF32, DeepSpeed's own
+    configuration, and the number of processes, which is taken to be one.
+    """
+
+    _LEFT_OUT: dict[str, Any] = {"use_cpu": True, "tf32": None, "deepspeed": None}  # noqa: RUF012
+
+    def __post_init__(self) -> None:
+        given = {name: getattr(self, name) for name in self._LEFT_OUT}
+        self.__dict__.update(self._LEFT_OUT)
+        super().__post_init__()
+        self.__dict__.update(given)
+
+    @cached_property
+    def _setup_devices(self) -> torch.device:
+        return torch.device("cpu")
+
+    @property
+    def world_size(self) -> int:
+        return 1
+
+
+TYPES = (DataEfficientGRPOScriptArguments, DataEfficientGRPOConfig, ModelConfig, DatasetMixtureConfig)
+PORTABLE_TYPES = (DataEfficientGRPOScriptArguments, PortableConfig, ModelConfig, DatasetMixtureConfig)
 
 
 class ParsedCommand(NamedTuple):
@@ -27,12 +58,9 @@ class ParsedCommand(NamedTuple):
     A command line and its recipe, checked.
 
     Args:
-        arguments ([`GRPOArguments`]):
-            What is trained, and how.
-        launch_args (`list[str]`):
-            Options of `accelerate launch`.
-        training_args (`list[str]`):
-            The command line without them.
+        arguments ([`GRPOArguments`]): what is trained, and how.
+        launch_args (`list[str]`): options of `accelerate launch`.
+        training_args (`list[str]`): the command line without them.
     """
 
     arguments: GRPOArguments
@@ -40,10 +68,50 @@ class ParsedCommand(NamedTuple):
     training_args: list[str]
 
 
-class GRPOParser(TrlParser):
+class Findings:
     """
-    [`~trl.TrlParser`] that refuses a wrong recipe or command line with all of its problems in a [`UserError`], where argparse
-    would print every option and exit at the first one.
+    What is wrong with a command and its recipe, each with file and line.
+
+    Args:
+        recipe ([`Recipe`], *optional*): where values come from that the command line does not give.
+        given (`Iterable[str]`): fields that the command line gives.
+
+    Attributes:
+        refused (`set[str]`): fields whose values are wrong. What else is said of them would follow from that.
+    """
+
+    def __init__(self, recipe: Recipe | None, given: Iterable[str]):
+        self.recipe = recipe
+        self.given = set(given)
+        self.refused: set[str] = set()
+        self._found: list[tuple[int, str]] = []
+
+    def note(self, message: str, line: int = 0, refused: Iterable[str] = ()) -> None:
+        """Enter a mistake of the command line, or that in a line of the recipe."""
+        self._found.append((line, f"{self.recipe.path}:{line}: {message}" if line and self.recipe else message))
+        self.refused.update(refused)
+
+    def extend(self, problems: Iterable[Problem]) -> None:
+        """Enter problems that were found together."""
+        before = set(self.refused)
+        for message, names in problems:
+            if before.isdisjoint(names):
+                lines = self.recipe.lines if self.recipe else {}
+                place = next((name for name in names if name in lines or name in self.given), None)
+                if self.recipe and place is None:
+                    message = f"{self.recipe.path}: {message}"
+                self.note(message, 0 if place in self.given else lines.get(str(place), 0), names)
+
+    @property
+    def messages(self) -> list[str]:
+        """In the order of the file; those of the command line first."""
+        return [message for _, message in sorted(self._found, key=itemgetter(0))]
+
+
+class GRPOParser(FieldParser):
+    """
+    The parser of `trl-dataeff grpo`. Wrong input is a [`UserError`] with everything that was found, where argparse would
+    print every option and exit at the first mistake.
 
     Args:
         portable (`bool`, *optional*, defaults to `False`):
@@ -51,78 +119,89 @@ class GRPOParser(TrlParser):
     """
 
     def __init__(self, portable: bool = False):
-        types: tuple[Any, ...] = PORTABLE_TYPES if portable else TYPES
-        self.findings = Findings()
-        super().__init__(types, prog="trl-dataeff grpo", formatter_class=HelpFormatter, add_help=False)
-        self.allow_abbrev = False
-        self.set_defaults(save_on_signal=True, skip_nonfinite_steps=True, vllm_reconnect=True)  # off in Python
+        super().__init__(PORTABLE_TYPES if portable else TYPES, prog="trl-dataeff grpo")
+        self.set_defaults(**dict.fromkeys(ON_BY_DEFAULT, True))
         self.portable = portable
 
     def parse(
         self, args: list[str], check: Callable[[GRPOArguments], Iterable[Problem]] = lambda arguments: ()
     ) -> ParsedCommand:
         """
-        Parse a command line with its `--config`; wrong input is a [`UserError`] with everything that was found.
+        Parse a command line with its `--config`.
 
         Args:
-            args (`list[str]`):
-                What follows `trl-dataeff grpo`.
-            check (`Callable`, *optional*):
-                Finds what the configurations alone do not show.
+            args (`list[str]`): what follows `trl-dataeff grpo`.
+            check (`Callable`, *optional*): finds what the configurations alone do not show.
         """
         config, rest = _take_config(args)
-        recipe = self.load_recipe(config) if config is not None else None
-        self.findings = findings = Findings(recipe, {t[2:].partition("=")[0] for t in rest if t.startswith("--")})
-        namespace, remaining = self.parse_known_args(rest)
-        launch_args = recipe.launch if recipe else []
-        try:
-            launch_args = launch_args + check_launch_args(remaining, self.field_names)
-        except UserError as error:
-            findings.note(*error.messages)
-        findings.extend(launch_problems(launch_args))
-        made = [self._make(dataclass_type, vars(namespace)) for dataclass_type in self.dataclass_types]
+        recipe = read_recipe(find_recipe(config)) if config is not None else None
+        given = [token[2:].partition("=")[0].replace("-", "_") for token in rest if token.startswith("--")]
+        findings = Findings(recipe, given)
+        launch_args = self._take(recipe, findings) if recipe else []
+        values, remaining = self._parse_known(rest, findings)
+        more = [part for t in remaining for part in (t.split("=", 1) if t.startswith("--") else [t])]
+        for options in (launch_args, more):
+            try:
+                findings.extend(check_launch_args(options, list(self.options)))
+            except UserError as error:
+                findings.note(str(error))
+        launch_args = launch_args + more
+        made = [self._make(dataclass_type, values, findings) for dataclass_type in self.dataclass_types]
         arguments = GRPOArguments(*made)
         if all(made):
             findings.extend(check(arguments))
         if findings.messages:
-            raise UserError(*findings.sorted())
+            raise UserError(*findings.messages)
         with_recipe = ["--config", str(recipe.path)] if recipe else []
-        return ParsedCommand(arguments, launch_args, with_recipe + _subtract_subsequence(rest, remaining))
+        return ParsedCommand(arguments, launch_args, with_recipe + _without(rest, remaining))
 
-    def load_recipe(self, name: str) -> Recipe:
-        """Read and check a recipe, make its values the defaults of this parser, and set its environment variables."""
-        recipe = read_recipe(find_recipe(name))
-        check_recipe(recipe, self.dataclass_types)
-        os.environ.update(recipe.env)
-        self.set_defaults_with_config(**recipe.values)
-        return recipe
+    def _take(self, recipe: Recipe, findings: Findings) -> list[str]:
+        """Make a recipe's values the defaults of this parser, set its environment variables, return its launch options."""
+        launch_args: list[str] = []
+        values = {}
+        for key, line, before in recipe.repeated:
+            findings.note(f"`{key}` is given twice, here and on line {before}. Keep one of them.", line)
+        for key, value in recipe.values.items():
+            line = recipe.lines.get(key, 0)
+            if key == "env" and isinstance(value, dict):
+                os.environ.update({str(name): str(text) for name, text in value.items()})
+            elif key == "env":
+                findings.note(f"`env` is {got(value)}; it takes a mapping of environment variables.", line)
+            elif key in self.options:
+                try:
+                    values[key] = self.convert(key, value)
+                except WrongValue as error:
+                    findings.note(str(error), line, [key])
+            elif (tokens := launch_option(key, value)) is not None:
+                launch_args += tokens
+            else:
+                hint = closest(key, [*self.options, "env", *launch_options()])
+                meant = set(difflib.get_close_matches(key, self.options)) - set(recipe.lines)
+                findings.note(f"`{key}` is no field of `trl-dataeff grpo`.{hint}", line, meant)
+        self.set_defaults_with_config(**values)
+        return launch_args
 
-    @property
-    def field_names(self) -> list[str]:
-        """Names of all fields, in order."""
-        return [f.name for dataclass_type in self.dataclass_types for f in fields(dataclass_type) if f.init]
+    def _parse_known(self, args: list[str], findings: Findings) -> tuple[dict[str, Any], list[str]]:
+        """Argparse's own, but an option with a wrong value is a finding, and is left out."""
+        while True:
+            try:
+                namespace, remaining = self.parse_known_args(args)
+                return vars(namespace), remaining
+            except ArgumentError as error:
+                names = str(error.argument_name).split("/")
+                message = f"Argument {names[0]}: {error.message}. `trl-dataeff grpo --help` lists the options."
+                findings.note(message, refused=[names[0][2:]])
+                start = next(i for i, token in enumerate(args) if token.partition("=")[0] in names)
+                stop = next((i for i in range(start + 1, len(args)) if args[i].startswith("--")), len(args))
+                args = args[:start] + args[stop:]
 
-    def format_help(self, everything: bool = False) -> str:
-        return format_help(self, everything)
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(*self.findings.sorted(), _from_argparse(message))
-
-    def _get_values(self, action: Action, arg_strings: list[str]) -> Any:
-        """Argparse's conversion of the values of an option: a wrong one is a finding, and parsing goes on."""
-        try:
-            return super()._get_values(action, arg_strings)
-        except ArgumentError as error:
-            self.findings.note(_from_argparse(str(error)), fields=[action.dest])
-            return action.default
-
-    def _make(self, dataclass_type: Any, given: dict[str, Any]) -> Any:
+    def _make(self, dataclass_type: Any, given: dict[str, Any], findings: Findings) -> Any:
         """
         Make a dataclass of its fields among `given`. What it refuses is a finding, and the default takes its place, so that
         the next mistake is found too. `None` if it refuses to say which fields are wrong.
         """
-        defaults = {f.name: _default(f) for f in fields(dataclass_type) if f.init}
-        values = {name: given[name] for name in defaults}
+        names = [f.name for f in fields(dataclass_type) if f.init]
+        values = {name: given[name] for name in names}
         while True:
             try:
                 with warnings.catch_warnings():
@@ -132,34 +211,40 @@ class GRPOParser(TrlParser):
             except FieldError as error:
                 problems = error.problems
             except (ValueError, ImportError, OSError) as error:
-                problems = [Problem(str(error), mentioned(str(error), defaults))]
-            self.findings.extend(problems)
-            culprits = {n for problem in problems for n in problem.fields if values[n] != defaults.get(n)}
-            if not culprits:
+                problems = [Problem(str(error), _mentioned(str(error), names))]
+            findings.extend(problems)
+            wrong = {n for problem in problems for n in problem.fields if values[n] != self.defaults[n]}
+            if not wrong:
                 return None
-            values.update({name: defaults[name] for name in culprits})
+            values.update({name: self.defaults[name] for name in wrong})
 
 
-def _default(f: Field[Any]) -> Any:
-    return f.default_factory() if f.default_factory is not MISSING else f.default
-
-
-def _from_argparse(message: str) -> str:
-    return f"{message[:1].upper()}{message[1:]}. `trl-dataeff grpo --help` lists the options."
+def _mentioned(message: str, names: Iterable[str]) -> tuple[str, ...]:
+    """The names that a message mentions, in its order."""
+    return tuple(sorted(set(re.findall(r"\w+", message)) & set(names), key=message.index))
 
 
 def _take_config(args: list[str]) -> tuple[str | None, list[str]]:
-    """Return the value of `--config` and the other arguments."""
-    config: str | None = None
-    rest: list[str] = []
-    remaining = iter(args)
-    for token in remaining:
-        if token != "--config" and not token.startswith("--config="):
-            rest.append(token)
-            continue
-        if config is not None:
-            raise UserError("`--config` is given twice. Join the two recipes in one file.")
-        config = token.partition("=")[2] or next(remaining, None)
-        if config is None or config.startswith("--"):
-            raise UserError("`--config` needs the path or the name of a recipe, as in `--config recipe.yaml`.")
-    return config, rest
+    """The value of `--config`, and the other arguments."""
+    parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--config", action="append", default=[])
+    try:
+        namespace, rest = parser.parse_known_args(args)
+    except ArgumentError as error:
+        raise UserError("`--config` needs the path or the name of a recipe, as in `--config recipe.yaml`.") from error
+    if len(namespace.config) > 1:
+        raise UserError("`--config` is given twice. Join the two recipes in one file.")
+    return (namespace.config or [None])[0], rest
+
+
+def _without(tokens: list[str], removed: list[str]) -> list[str]:
+    """`tokens` without their subsequence `removed`."""
+    left = iter([*removed, None])
+    following = next(left)
+    kept = []
+    for token in tokens:
+        if token == following:
+            following = next(left)
+        else:
+            kept.append(token)
+    return kept

@@ -5,11 +5,10 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import trl.rewards as trl_rewards
 
 import trl_dataeff.rewards as our_rewards
 from trl_dataeff.cli.errors import UserError, closest, listed
@@ -18,17 +17,13 @@ from trl_dataeff.rewards.math import require_math_verify
 
 RewardFunction = Callable[..., Any]
 
-#: Reward functions that can be given by name.
-REWARDS: dict[str, RewardFunction] = {
-    "exact_answer_reward": our_rewards.exact_answer_reward,
-    "numeric_answer_reward": our_rewards.numeric_answer_reward,
-    "math_verify_reward": our_rewards.math_verify_reward,
-    "accuracy_reward": trl_rewards.accuracy_reward,
-    "reasoning_accuracy_reward": trl_rewards.reasoning_accuracy_reward,
-    "think_format_reward": trl_rewards.think_format_reward,
-    "get_soft_overlong_punishment": trl_rewards.get_soft_overlong_punishment(
-        max_completion_len=1280, soft_punish_cache=256
-    ),
+#: Reward functions that can be given by name; TRL's, whose import takes a while, by the path that they are imported from.
+REWARDS: dict[str, RewardFunction | str] = {
+    **{name: getattr(our_rewards, name) for name in our_rewards.__all__},
+    "accuracy_reward": "trl.rewards.accuracy_reward",
+    "reasoning_accuracy_reward": "trl.rewards.reasoning_accuracy_reward",
+    "think_format_reward": "trl.rewards.think_format_reward",
+    "get_soft_overlong_punishment": "trl.rewards.get_soft_overlong_punishment",
 }
 #: Columns of which each needs one.
 COLUMNS = {
@@ -43,28 +38,32 @@ _NEED_CHAT = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_rewa
 
 
 def load_rewards(names: list[str] | None, reward_model: str | None = None) -> list[str | RewardFunction]:
-    """
-    Return the reward functions of a run; a name or path that leads to none is a [`UserError`].
+    """Return the rewards of a run, the model first; a name or path that leads to none is a [`UserError`]."""
+    require_rewards(names, reward_model)
+    return [*([reward_model] if reward_model else []), *(load_reward(name) for name in names or [])]
 
-    Args:
-        names (`list[str]`, *optional*):
-            Names of `REWARDS`, or dotted paths.
-        reward_model (`str`, *optional*):
-            Reward model, which comes first.
-    """
-    rewards: list[str | RewardFunction] = [reward_model] if reward_model else []
-    rewards += [load_reward(name) for name in names or []]
-    if not rewards:
+
+def require_rewards(names: list[str] | None, reward_model: str | None) -> None:
+    """Raise a [`UserError`] if no reward is given."""
+    if not names and not reward_model:
         raise UserError(
             f"No reward: set `reward_funcs` to one or more of {listed(REWARDS)}, or to the dotted path of a function."
         )
-    return rewards
 
 
 def load_reward(name: str) -> RewardFunction:
-    """Return one reward function by its name or dotted path; one whose packages are missing is a [`UserError`]."""
+    """Return one reward function by its name or dotted path."""
     require_packages(name)
-    return find_reward(name)
+    reward = REWARDS.get(name, name)
+    if not isinstance(reward, str):
+        return reward
+    check_name(name)
+    function = _imported(reward)
+    return (
+        function(max_completion_len=1280, soft_punish_cache=256)
+        if "overlong" in name and name in REWARDS
+        else function
+    )
 
 
 def require_packages(name: str) -> None:
@@ -76,30 +75,20 @@ def require_packages(name: str) -> None:
             raise UserError(str(error)) from error
 
 
-def find_reward(name: str) -> RewardFunction:
-    """Return one reward function by its name or dotted path, whether it can run here or not."""
+def check_name(name: str) -> None:
+    """Raise a [`UserError`] if there is no reward function of this name or dotted path. Whether it can run is not checked."""
     if name in REWARDS:
-        return REWARDS[name]
+        return
     if "." not in name:
         raise UserError(
             f"The reward function {name!r} is unknown.{closest(name, REWARDS)} Known are {listed(REWARDS)}; any other "
             "is given by its dotted path, as in `my_rewards.brevity`."
         )
-    return _import_reward(name)
+    _imported(name)
 
 
 def check_rewards(names: list[str] | None, row: dict[str, Any], given: str) -> None:
-    """
-    Check that the dataset has what the reward functions given by name read.
-
-    Args:
-        names (`list[str]`, *optional*):
-            Reward functions.
-        row (`dict`):
-            First row of the dataset.
-        given (`str`):
-            The dataset in words, for the message.
-    """
+    """Raise a [`UserError`] if a reward function reads what this row of a dataset, `given` in words, does not have."""
     for name in names or []:
         columns = COLUMNS.get(name, ())
         if columns and not any(column in row for column in columns):
@@ -114,36 +103,27 @@ def check_rewards(names: list[str] | None, row: dict[str, Any], given: str) -> N
             )
 
 
-def _import_reward(path: str) -> RewardFunction:
+def _imported(path: str) -> RewardFunction:
     module_name, _, function_name = path.rpartition(".")
+    wrong = f"The reward function {path!r} cannot be imported"
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
-        raise UserError(_not_imported(path, module_name, error)) from error
-    function: RewardFunction | None = getattr(module, function_name, None)
-    if function is None:
-        names = [name for name in dir(module) if not name.startswith("_")]
+        if isinstance(error, ModuleNotFoundError) and error.name in (module_name, module_name.partition(".")[0]):
+            raise UserError(
+                f"{wrong}: there is no module {error.name!r}, neither installed nor in {Path.cwd()}. Start the command in "
+                f"the folder that has {error.name}.py, or set PYTHONPATH."
+            ) from error
+        place = traceback.extract_tb(error.__traceback__)[-1]
         raise UserError(
-            f"The reward function {path!r} cannot be imported: the module {module_name!r} has no "
-            f"{function_name!r}.{closest(function_name, names)}"
-        )
+            f"{wrong}: {type(error).__name__}: {error} ({place.filename}, line {place.lineno})."
+        ) from error
+    function: Callable[..., Any] | None = getattr(module, function_name, None)
+    if function is None:
+        hint = closest(function_name, [name for name in dir(module) if not name.startswith("_")])
+        raise UserError(f"{wrong}: the module {module_name!r} has no {function_name!r}.{hint}")
     if not callable(function):
         raise UserError(f"The reward function {path!r} is {type(function).__name__}, which cannot be called.")
     return function
-
-
-def _not_imported(path: str, module_name: str, error: Exception) -> str:
-    if isinstance(error, ModuleNotFoundError) and error.name in (module_name, module_name.partition(".")[0]):
-        return (
-            f"The reward function {path!r} cannot be imported: there is no module {error.name!r}, neither installed "
-            f"nor in {Path.cwd()}. Start the command in the folder that has {error.name}.py, or set PYTHONPATH."
-        )
-    where = ""
-    frame = error.__traceback__
-    while frame is not None:
-        if "importlib" not in frame.tb_frame.f_code.co_filename:
-            where = f" ({frame.tb_frame.f_code.co_filename}, line {frame.tb_lineno})"
-        frame = frame.tb_next
-    return f"The reward function {path!r} cannot be imported: {type(error).__name__}: {error}{where}."

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-import typing
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -152,11 +151,12 @@ def _changes(text: str) -> dict[str, Any]:
     """`"replay_fraction=0.25,exploration=0"` as fields of the configuration, of their types."""
     import yaml
 
+    from trl_dataeff.cli.field_parser import FieldParser, WrongValue
     from trl_dataeff.cli.help import own_fields
-    from trl_dataeff.cli.values import WrongType, describe, fit, got
-    from trl_dataeff.config import DataEfficientGRPOConfig
+    from trl_dataeff.fields import in_words
+    from trl_dataeff.options import DataEfficientOptions
 
-    hints = typing.get_type_hints(DataEfficientGRPOConfig)
+    parser = FieldParser(DataEfficientOptions)
     known = own_fields() + own_fields("replay_", "dots_", "greso_", "history_", "exploration")
     known = tuple(name for name in known if name not in NOT_SIMULATED)
     fields = {}
@@ -164,8 +164,8 @@ def _changes(text: str) -> dict[str, Any]:
         name, equals, value = (part.strip() for part in change.partition("="))
         if name in known and not value:
             raise UserError(
-                f"`--try {text}`: `{name}` has no value; write `{name}=VALUE`. It takes {describe(hints[name])}, and is "
-                f"{getattr(DataEfficientGRPOConfig, name)!r} by default."
+                f"`--try {text}`: `{name}` has no value; write `{name}=VALUE`. It takes {in_words(parser.hints[name])}, and "
+                f"is {parser.defaults[name]!r} by default."
             )
         if not equals or name not in known:
             raise UserError(
@@ -177,9 +177,9 @@ def _changes(text: str) -> dict[str, Any]:
         except yaml.YAMLError as error:
             raise UserError(f"`--try {text}`: the value of `{name}`, {value!r}, cannot be read as YAML.") from error
         try:
-            fields[name] = fit(parsed, hints[name])
-        except WrongType as error:
-            raise UserError(f"`--try {text}`: `{name}` is {got(parsed)}; it takes {error}.") from error
+            fields[name] = parser.convert(name, parsed)
+        except WrongValue as error:
+            raise UserError(f"`--try {text}`: {error}") from error
     return fields
 
 

@@ -1,0 +1,87 @@
+"""Where a dataset is: on the Hub, in a folder or a file. Nothing is loaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from trl_dataeff.cli.errors import UserError, closest, listed
+
+
+if TYPE_CHECKING:
+    from trl import DatasetMixtureConfig
+
+    from trl_dataeff.cli.arguments import DataEfficientGRPOScriptArguments
+
+#: File name endings that can be loaded, and the loader of 🤗 Datasets for each.
+LOADERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
+
+
+class Source(NamedTuple):
+    """What `datasets.load_dataset` loads: `path` is a Hub id, a folder or a loader, `files` are those of a loader."""
+
+    path: str
+    files: Any = None
+
+
+def find_source(path: str, data_files: Any = None) -> Source:
+    """Say how a dataset given by its Hub id, loader, folder or file is loaded; with `data_files`, `path` stays as it is."""
+    if data_files is not None:
+        return Source(path, data_files)
+    local = Path(path).expanduser()
+    if local.is_dir():
+        return _folder_source(local)
+    loader = LOADERS.get(local.suffix.lower())
+    if local.is_file():
+        if loader is None:
+            raise UserError(f"The dataset file {path!r} has none of the endings {listed(LOADERS)}. Convert it to one.")
+        return Source(loader, {"train": [str(local)]})
+    if loader is not None or path.startswith((".", "/", "~")) or path.count("/") > 1:
+        siblings = [p.name for p in local.parent.iterdir()] if local.parent.is_dir() else []
+        raise UserError(
+            f"The dataset {path!r} does not exist: there is no such file or folder (looked for {local.absolute()})."
+            f"{closest(local.name, siblings)}"
+        )
+    return Source(path)
+
+
+def require_dataset(script: DataEfficientGRPOScriptArguments, mixture: DatasetMixtureConfig) -> None:
+    """Raise a [`UserError`] if no dataset is given."""
+    if not script.dataset_name and not mixture.datasets:
+        raise UserError(
+            "No dataset: set `dataset_name` to a Hub id, a folder or a file (.parquet, .jsonl, .json, .csv), or give "
+            "a mixture under `datasets`."
+        )
+
+
+def bad_line(source: Source) -> str | None:
+    """Return file, line and reason of the first line that is no JSON object, if `source` is a .jsonl file with one."""
+    if source.path != "json" or not isinstance(source.files, dict):
+        return None
+    for file in [file for files in source.files.values() for file in files if file.endswith(".jsonl")]:
+        for number, line in enumerate(Path(file).read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
+            try:
+                row = json.loads(line) if line.strip() else {}
+            except json.JSONDecodeError as error:
+                return f"{file}:{number}: {error.msg}. Each line holds one JSON object."
+            if not isinstance(row, dict):
+                return f"{file}:{number}: {line[:40]!r} is no JSON object. Each line holds one."
+    return None
+
+
+def _folder_source(folder: Path) -> Source:
+    """A folder of data files, or one from `save_to_disk`, whose Arrow files are named one by one."""
+    if (folder / "dataset_dict.json").is_file():
+        splits = json.loads((folder / "dataset_dict.json").read_text())["splits"]
+        return Source("arrow", {split: _arrow_files(folder / split) for split in splits})
+    if (folder / "state.json").is_file():
+        return Source("arrow", {"train": _arrow_files(folder)})
+    if not any(p.is_file() and not p.name.startswith(".") for p in folder.rglob("*")):
+        raise UserError(f"The dataset folder {str(folder)!r} has no files. Put files with {listed(LOADERS)} there.")
+    return Source(str(folder))
+
+
+def _arrow_files(folder: Path) -> list[str]:
+    files = json.loads((folder / "state.json").read_text())["_data_files"]
+    return [str(folder / file["filename"]) for file in files]
