@@ -32,7 +32,12 @@ ALLOCATOR = {
 
 def main(argv: list[str] | None = None) -> int:
     """Run the quickstart and return its exit code."""
-    args, overrides = _parser().parse_known_args(argv)
+    parser = _parser()
+    args, overrides = parser.parse_known_args(argv)
+    if args.record and (args.recipe != "uniform" or args.no_measuring):
+        parser.error(
+            "--record keeps a measured run of plain GRPO: give it with `--recipe uniform`, without --no-measuring."
+        )
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     # A newcomer cannot act on the libraries' future warnings; the command inherits this setting
     os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")

@@ -63,7 +63,7 @@ class Recorded(NamedTuple):
 
 
 def count_kinds(output_dir: str | Path) -> dict[str, int]:
-    """Completions of effective, easy and hard groups, from the run's `groups.parquet`."""
+    """Number of effective, easy and hard groups, from the run's `groups.parquet`."""
     table = pq.read_table(Path(output_dir) / "dataeff" / "groups.parquet", columns=["kind"])
     return {entry["values"]: entry["counts"] for entry in table["kind"].value_counts().to_pylist()}
 

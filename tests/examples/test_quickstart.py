@@ -398,6 +398,13 @@ def test_a_recorded_run_is_found_again(tmp_path, monkeypatch):
     assert Recorded.load() == recorded
 
 
+@pytest.mark.parametrize("others", [[], ["--recipe", "uniform", "--no-measuring"]])
+def test_only_a_measured_run_of_plain_grpo_is_recorded(others, capsys):
+    with pytest.raises(SystemExit):
+        quickstart.main(["--record", *others])
+    assert "--recipe uniform" in capsys.readouterr().err
+
+
 def test_without_measuring_the_summary_says_what_the_numbers_are():
     text = render(sum_up(LOGS), 10, "runs/x", None, None, 160, GROUPS)
     assert "of the first and of the last rollouts" in text

@@ -1,5 +1,5 @@
 r"""
-How much of a proposal is drawn uniformly: all but nothing once selection is seen to gain, nearly all before.
+How much of a proposal is drawn uniformly: most of it at first, and little once selection is seen to gain.
 
 What selection would gain is estimated from every group, however it was drawn. With N prompts, of which i is selected with
 probability \(w_i / N\), and a share x drawn uniformly, a group's prompt was drawn \(m_i = x + (1 - x) w_i\) times as often as
