@@ -49,6 +49,8 @@ class ExplorationShare:
                 prompts.
             share (`np.ndarray` of shape `(n,)`): x, the share that was drawn uniformly.
         """
+        if not self.least:  # nothing is ever explored, and what was never drawn would count without bound
+            return
         fade = 0.5 ** (1 / HALF_LIFE)
         times = share + (1 - share) * weights
         u, v = 1 / times, weights / times
