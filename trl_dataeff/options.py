@@ -120,6 +120,14 @@ class DataEfficientOptions:
             "group on; 0 switches replay off."
         },
     )
+    replay_max_clipped: float | None = field(
+        default=0.15,
+        metadata={
+            "help": "Share of replayed tokens that may be clipped. Above it fewer groups than `replay_fraction` says are "
+            "replayed, one per process at twice the share: the policy moves too fast for more steps. `None` (`null` in a "
+            "recipe): never fewer."
+        },
+    )
     replay_capacity: int = field(
         default=512,
         metadata={"help": "Groups that the replay buffer holds, of each prompt the newest, if it is effective."},

@@ -202,6 +202,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             max_completion_length=args.max_completion_length,
             steps_per_generation=args.steps_per_generation,
             processes=self._processes,
+            on_clipped=self.collector.replay_limit.observe,
         )
         skipped = partial(self.collector.counters.add, steps_skipped=1)
         self._nonfinite = step_guard(self.accelerator, skipped) if args.skip_nonfinite_steps else None

@@ -110,6 +110,7 @@ METHODS = {
         exploration=0.0,
         history_prior=1e9,  # a prompt's own groups do not count
         replay_fraction=0.5,
+        replay_max_clipped=None,
         replay_capacity=16,  # a batch
         replay_order="random",
         replay_max_age=None,

@@ -17,6 +17,7 @@ import torch
 
 from trl_dataeff.collector.batch import GenerationBatch, RefillRounds, ZeroVarianceShare, fill_batch
 from trl_dataeff.replay.buffer import ReplayBuffer
+from trl_dataeff.replay.limit import ReplayLimit
 from trl_dataeff.rollouts.capture import Round
 from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.distributed import Processes, assign, broadcast_from_main, redistribute
@@ -45,8 +46,7 @@ class RolloutCollector:
         settings (`dict`, *optional*): settings on which the content of a checkpoint depends, by name.
         refill ([`RefillRounds`], *optional*): drop zero-variance groups and replace them (dynamic sampling).
         buffer ([`ReplayBuffer`], *optional*): source of replayed groups.
-        replay_groups (`int`, *optional*, defaults to `0`): replayed groups per generation batch; fewer while `buffer` has
-            fewer.
+        replay_limit ([`ReplayLimit`], *optional*): replayed groups per generation batch; fewer while `buffer` has fewer.
         group_log ([`GroupLog`], *optional*): table of all groups; on the main process alone.
         seed (`int`, *optional*, defaults to `0`): of proposals and of replay.
         processes ([`Processes`], *optional*): of the run; by default a single one.
@@ -65,7 +65,7 @@ class RolloutCollector:
         settings: dict[str, Any] | None = None,
         refill: RefillRounds | None = None,
         buffer: ReplayBuffer | None = None,
-        replay_groups: int = 0,
+        replay_limit: ReplayLimit | None = None,
         group_log: GroupLog | None = None,
         seed: int = 0,
         processes: Processes = Processes(),  # noqa: B008 (immutable)
@@ -76,7 +76,7 @@ class RolloutCollector:
         self.selector, self.num_prompts, self.dataset_hash = selector, num_prompts, dataset_hash
         self.settings = settings or {}
         self.refill = refill
-        self.buffer, self.replay_groups = buffer, replay_groups
+        self.buffer, self.replay_limit = buffer, replay_limit or ReplayLimit(0, 0, None)
         self.group_log = group_log
         self.processes = processes
         self.zero_share = ZeroVarianceShare()
@@ -128,7 +128,7 @@ class RolloutCollector:
             leftover=self.leftover,
             references=references,
             buffer=self.buffer,
-            replay_groups=self.replay_groups,
+            replay_groups=self.replay_limit.next(),
             rng=self.replay_rng,
         )
         destinations = assign([group.owner for group in batch.trained], self.processes.world_size)

@@ -30,7 +30,7 @@ weighs the KL term too.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -53,6 +53,7 @@ class LossCorrection:
         kl (`float`): weight of the KL term that has to be corrected: `beta` with `use_bias_correction_kl`, else 0.
         max_completion_length (`int`), steps_per_generation (`int`): of the run.
         processes ([`Processes`]): of the run.
+        on_clipped (`Callable`): gets the share of clipped tokens of a micro-batch's replayed rows.
 
     Attributes:
         recorder ([`LogprobRecorder`]): gets the log-probs of every micro-batch.
@@ -70,12 +71,13 @@ class LossCorrection:
         max_completion_length: int,
         steps_per_generation: int,
         processes: Processes,
+        on_clipped: Callable[[float], None] = lambda share: None,
     ):
         self.clip, self.cap, self.level, self.loss_type = clip, cap, level, loss_type
         self.epsilon = epsilon
         self.kl = kl if clip == "proximal" else 0.0
         self.max_completion_length, self.steps_per_generation = max_completion_length, steps_per_generation
-        self.processes = processes
+        self.processes, self.on_clipped = processes, on_clipped
         self.recorder = LogprobRecorder()
         self._inputs: dict[str, Any] | None = None  # the micro-batch that is in the loss
 
@@ -110,7 +112,9 @@ class LossCorrection:
         if self.clip == "behavior" and self.loss_type != "cispo":
             clipped = clipped | capped
         inputs["per_token_logps"] = logps
-        return summarize(self.processes.gather(ratio_statistics(ratio, capped, clipped, inputs)))
+        metrics = summarize(self.processes.gather(ratio_statistics(ratio, capped, clipped, inputs)))
+        self.on_clipped(metrics["replay/clipped_share"])
+        return metrics
 
     def missing_kl(self, accumulation_steps: int) -> torch.Tensor | float:
         """What the loss of the present micro-batch lacks of its KL term (see [`missing_kl`])."""
