@@ -26,7 +26,7 @@ from examples.quickstart.weights import convert, find_gguf
 
 
 END_OF_LINE = "Ċ"  # the tokenizer's name for "\n"
-LEARNING_RATE = 5e-4
+LEARNING_RATE = 1e-3
 
 
 def right_tokens(

@@ -27,7 +27,7 @@ from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 
 
 def replaying(tmp_path, trainer_class=Watched, rewards=even_length_reward, **options):
-    options = {"replay_fraction": 0.5, "steps_per_generation": 2, **options}
+    options = {"replay_fraction": 0.5, "replay_max_clipped": None, "steps_per_generation": 2, **options}
     return run(trainer_class, DataEfficientGRPOConfig, tmp_path, rewards=rewards, **options)
 
 
