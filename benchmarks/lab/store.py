@@ -51,7 +51,9 @@ class RunFile:
 
 def write_table(rows: Iterable[dict], path: Path, metadata: dict[str, str]) -> pa.Table:
     """Write `rows` as parquet with `metadata` (the command among it) in the schema; returns the table."""
-    table = pa.Table.from_pylist(list(rows)).replace_schema_metadata(metadata)
+    rows = list(rows)
+    names = dict.fromkeys(name for row in rows for name in row)  # pyarrow takes the columns of the first row alone
+    table = pa.Table.from_pylist([dict.fromkeys(names) | row for row in rows]).replace_schema_metadata(metadata)
     partial = path.with_suffix(".partial")
     pq.write_table(table, partial)
     partial.replace(path)

@@ -68,7 +68,13 @@ def test_state_goes_on_where_it_was():
 def replayed(tmp_path, learning_rate, **options):
     options = {"replay_fraction": 0.5, "steps_per_generation": 2, "learning_rate": learning_rate, **options}
     trainer = run(
-        Watched, DataEfficientGRPOConfig, tmp_path, rewards=even_length_reward, max_steps=24, logging_steps=2, **options
+        Watched,
+        DataEfficientGRPOConfig,
+        tmp_path,
+        rewards=even_length_reward,
+        max_steps=24,
+        logging_steps=2,
+        **options,
     )
     clipped = [row[0] for row in logged(trainer, "dataeff/replay/clipped_share") if row[0] is not None]
     return [len(batch.replayed) for batch in trainer.batches[2:]], clipped

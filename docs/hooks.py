@@ -1,0 +1,27 @@
+"""What MkDocs does to the pages: formulas become MathML, which browsers draw without scripts and without a network."""
+
+from __future__ import annotations
+
+import html
+import re
+from typing import Any
+
+from latex2mathml.converter import convert
+
+
+FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.+?)\\[)\]]</\1>', re.DOTALL)
+#: How docstrings name other parts of the package: [`Name`] or [`~module.Name`]
+NAMED = re.compile(r"\[<code>~?([\w.]+)</code>\](?!\()")
+#: A type in a docstring's list of arguments, which is Markdown in the source and code on the page
+TYPE = re.compile(r"<code>([^<]*`[^<]*)</code>")
+
+
+def on_page_content(content: str, **kwargs: Any) -> str:
+    content = NAMED.sub(r"<code>\1</code>", FORMULA.sub(_mathml, content))
+    return TYPE.sub(lambda found: f"<code>{re.sub('[`*~]|[[](?=`)|(?<=`)[]]', '', found[1])}</code>", content)
+
+
+def _mathml(found: re.Match[str]) -> str:
+    tag, bracket, formula = found.groups()
+    formula = re.sub(r"\\texttt\{(.+?)\}", lambda name: name[0].replace(r"\_", "_"), formula)
+    return f"<{tag}>{convert(html.unescape(formula), display='block' if bracket == '[' else 'inline')}</{tag}>"

@@ -1,0 +1,80 @@
+"""
+The table of all fields on docs/configuration.md, from the fields themselves.
+
+    python docs/reference.py            # prints the page
+    python docs/reference.py --write    # writes it
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import MISSING, Field, fields
+from inspect import getsource
+from pathlib import Path
+
+from trl_dataeff.fields import RANGES
+from trl_dataeff.options import DataEfficientOptions
+
+
+PAGE = Path(__file__).with_name("configuration.md")
+TITLES = {  # by the comments of options.py
+    "which prompts are rolled out": "Selection and dynamic sampling",
+    "fault tolerance, each off by default": "Fault tolerance",
+    "rollout replay": "Rollout replay",
+    "DOTS": "DOTS",
+    "GRESO": "GRESO",
+}
+
+
+def page() -> str:
+    """The whole page, as Markdown."""
+    parts = [
+        "# Configuration",
+        "The fields that `DataEfficientGRPOConfig` adds to TRL's `GRPOConfig`. Each is also a flag of `trl-dataeff grpo` and a line of a "
+        "recipe. Values are checked when the object is made, before a model is loaded. This page is written by `docs/reference.py`.",
+    ]
+    own = {field.name: field for field in fields(DataEfficientOptions)}
+    for title, names in _groups().items():
+        rows = [f"| `{name}` | {_type(own[name])} | {_default(own[name])} | {_help(own[name])} |" for name in names]
+        parts.append(
+            "\n".join([f"## {title}\n", "| field | values | default | what it does |", "|---|---|---|---|", *rows])
+        )
+    return "\n\n".join(parts) + "\n"
+
+
+def _groups() -> dict[str, list[str]]:
+    """Names of the fields under their titles, in the order of options.py."""
+    groups: dict[str, list[str]] = {}
+    for line in getsource(DataEfficientOptions).splitlines():
+        if comment := re.match(r"    # Parameters that control (.+)", line):
+            groups[TITLES[comment[1]]] = names = []
+        elif name := re.match(r"    (\w+): .* = field\(", line):
+            names.append(name[1])
+    return groups
+
+
+def _type(field: Field) -> str:
+    choices = re.match(r"Literal\[(.+)\]$", field.type)
+    if choices:
+        return ", ".join(f"`{choice.strip()}`" for choice in choices[1].replace('"', "").split(","))
+    allowed = RANGES.get(field.name)
+    kind = field.type.replace(" | None", " or none").replace("|", "or")
+    return f"{kind} {allowed}" if allowed else kind
+
+
+def _default(field: Field) -> str:
+    if field.default is MISSING:
+        return f"`{field.default_factory()!r}`"
+    return f"{field.default:.3g}" if isinstance(field.default, float) else f"`{field.default!r}`"
+
+
+def _help(field: Field) -> str:
+    return field.metadata["help"].replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    if "--write" in sys.argv[1:]:
+        PAGE.write_text(page(), encoding="utf-8")
+    else:
+        print(page(), end="")
