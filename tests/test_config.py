@@ -33,7 +33,7 @@ DEFAULTS = {
     "replay_capacity": 512,
     "replay_order": "newest",
     "replay_max_age": 5,
-    "replay_max_clipped": 0.15,
+    "replay_max_clipped": 0.5,
     "replay_clip": "behavior",
     "replay_ratio_cap": 2.0,
     "dots_objective": "effective",

@@ -121,11 +121,11 @@ class DataEfficientOptions:
         },
     )
     replay_max_clipped: float | None = field(
-        default=0.15,
+        default=0.5,
         metadata={
-            "help": "Share of replayed tokens that may be clipped. Above it fewer groups than `replay_fraction` says are "
-            "replayed, one per process at twice the share: the policy moves too fast for more steps. `None` (`null` in a "
-            "recipe): never fewer."
+            "help": "Clipped share of what can still move in replayed groups (the metric `replay/clipped_mass`), above which "
+            "fewer groups are replayed, down to one per process at one and a half times the share: the policy moves too fast "
+            "for more steps. `None` (`null` in a recipe): never fewer."
         },
     )
     replay_capacity: int = field(

@@ -129,15 +129,15 @@ def test_a_study_goes_on_where_it_stopped(tmp_path):
 
 
 def test_the_study_is_that_of_the_page(tmp_path):
-    """Six methods with three seeds on the mixed pool, the default and uniform with five, at half the rate with three, and
-    those two with three on the other pools."""
+    """Six methods with three seeds on the mixed pool, the default and uniform with five, and those two with three on the
+    other pools."""
     runs = {
         (pool, rate, method, seed)
         for pool, rate, methods, seeds in command.STUDY
         for method in methods
         for seed in seeds
     }
-    assert len(runs) == 6 * 3 + 2 * 2 + 3 * 2 * 3
+    assert len(runs) == 6 * 3 + 2 * 2 + 2 * 2 * 3
     names = {Spec(method, seed, pool, learning_rate=rate).name for pool, rate, method, seed in runs}
     assert len(names) == len(runs)
     assert Spec("uniform", 0, "mixed").scaled(4).prompts == 32

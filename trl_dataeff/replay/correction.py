@@ -53,7 +53,7 @@ class LossCorrection:
         kl (`float`): weight of the KL term that has to be corrected: `beta` with `use_bias_correction_kl`, else 0.
         max_completion_length (`int`), steps_per_generation (`int`): of the run.
         processes ([`Processes`]): of the run.
-        on_clipped (`Callable`): gets the share of clipped tokens of a micro-batch's replayed rows.
+        on_clipped (`Callable`): gets the clipped mass of a micro-batch's replayed rows.
 
     Attributes:
         recorder ([`LogprobRecorder`]): gets the log-probs of every micro-batch.
@@ -113,7 +113,7 @@ class LossCorrection:
             clipped = clipped | capped
         inputs["per_token_logps"] = logps
         metrics = summarize(self.processes.gather(ratio_statistics(ratio, capped, clipped, inputs)))
-        self.on_clipped(metrics["replay/clipped_share"])
+        self.on_clipped(metrics["replay/clipped_mass"])
         return metrics
 
     def missing_kl(self, accumulation_steps: int) -> torch.Tensor | float:
