@@ -25,6 +25,9 @@ from benchmarks.lab.ratios import BASELINE, Curve, curves_by_setting, methods_of
 from benchmarks.lab.report import draw, pyplot
 from benchmarks.lab.store import read_rows
 from benchmarks.lab.studies import BASE
+from benchmarks.smollm2.__main__ import RUNS, study_runs, tuning_runs
+from benchmarks.smollm2.report import by_rate, recorded, short
+from benchmarks.smollm2.report import tables as pretrained_tables
 
 
 RESULTS = Path(__file__).parent / "results" / "lab"
@@ -370,6 +373,9 @@ TABLES: dict[str, Callable[[], str]] = {
         (50, 100),
     ),
     "simulate": lambda: SIMULATED.read_text(encoding="utf-8").strip(),
+    "pretrained": lambda: pretrained_tables(recorded(RUNS, study_runs())),
+    "pretrained-rates": lambda: by_rate(recorded(RUNS, tuning_runs())),
+    "pretrained-short": lambda: short(recorded(RUNS, study_runs())),
     "readme": lambda: readme_table(together(load("first"))),
 }
 

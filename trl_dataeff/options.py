@@ -120,12 +120,11 @@ class DataEfficientOptions:
             "group on; 0 switches replay off."
         },
     )
-    replay_max_clipped: float | None = field(
-        default=0.5,
+    replay_weight: float | None = field(
+        default=None,
         metadata={
-            "help": "Clipped share of what can still move in replayed groups (the metric `replay/clipped_mass`), above which "
-            "fewer groups are replayed, down to one per process at one and a half times the share: the policy moves too fast "
-            "for more steps. `None` (`null` in a recipe): never fewer."
+            "help": "Factor on the advantages of replayed groups. `None` (`null` in a recipe): the running share of effective groups, "
+            "so that steps become smaller as the policy learns, as those of plain GRPO do; 1: as in the paper."
         },
     )
     replay_capacity: int = field(

@@ -202,7 +202,6 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             max_completion_length=args.max_completion_length,
             steps_per_generation=args.steps_per_generation,
             processes=self._processes,
-            on_clipped=self.collector.replay_limit.observe,
         )
         skipped = partial(self.collector.counters.add, steps_skipped=1)
         self._nonfinite = step_guard(self.accelerator, skipped) if args.skip_nonfinite_steps else None
@@ -256,6 +255,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         compute_leftover_logps(batch.leftover_now, self._forward, own[0], pad_id, self._processes)
         if batch.trained_stale:
             tensors.update(behavior_tensors(own, tensors["completion_ids"]))
+            tensors["advantages"] = tensors["advantages"] * self.collector.row_weights(own).to(tensors["advantages"])
         if self.collector.buffer is not None:
             self._correction.recorder.expect(own, tensors)
         self._log(batch)

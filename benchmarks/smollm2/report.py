@@ -10,6 +10,7 @@ import numpy as np
 
 from benchmarks.lab.evaluate import success
 from benchmarks.lab.ratios import BASELINE, Curve, curves_by_setting, methods_of, ratios, show
+from benchmarks.lab.store import RunFile
 from benchmarks.lab.tasks import Task
 from benchmarks.smollm2.pools import POOLS, training_questions
 from benchmarks.smollm2.questions import KINDS
@@ -26,6 +27,70 @@ def tables(rows: Iterable[dict]) -> str:
         parts.append(f"Held-out success by kind at the end of the runs:\n\n{_by_kind(curves)}")
         parts.append(f"Means over the runs:\n\n{_measured(curves)}")
     return "\n\n".join(parts) or "No run is finished."
+
+
+def recorded(folder: Path, runs: Iterable[tuple[str, float, str, int]]) -> list[dict]:
+    """
+    The rows of the finished runs in a folder, in the order of `runs`: pool, learning rate, method, seed.
+
+    Raises:
+        `ValueError`: two files are of the same run, with other settings.
+    """
+    found: dict[tuple, tuple[Path, list[dict]]] = {}
+    for path in sorted(folder.glob("*.jsonl")):
+        file = RunFile(folder, path.stem)
+        if file.finished():
+            rows = file.rows()
+            key = tuple(rows[0][name] for name in ("pool", "learning_rate", "method", "seed"))
+            if key in found:
+                raise ValueError(f"{found[key][0]} and {path} are the same run with other settings. Keep one of them.")
+            found[key] = path, rows
+    return [row for run in runs for row in found.get(run, (None, ()))[1]]
+
+
+def short(rows: Iterable[dict]) -> str:
+    """What a newcomer looks at first: success after half and all of uniform sampling's rollouts, and the ratios."""
+    parts = []
+    for (pool, _), curves in curves_by_setting(rows).items():
+        base = [curve for curve in curves if curve.method == BASELINE]
+        end = max(curve.column("rollouts")[-1] for curve in base)
+        for row in ratios(curves):
+            own = [curve for curve in curves if curve.method == row["method"]]
+            at = [
+                float(np.mean([np.interp(x, c.column("rollouts"), c.column("accuracy_sampled")) for c in own]))
+                for x in (end / 2, end)
+            ]
+            parts.append(
+                [
+                    pool,
+                    f"`{row['method']}`",
+                    str(row["seeds"]),
+                    *(f"{value:.3f}" for value in at),
+                    " ".join(map(show, row["rollouts_ratios"])),
+                    _with_interval(row, "rollouts"),
+                    _with_interval(row, "cpu_s"),
+                ]
+            )
+    header = ["pool", "method", "seeds", "after 512", "after 1,024", "rollouts, by seed", "rollouts", "CPU time"]
+    return _markdown(header, parts)
+
+
+def by_rate(rows: Iterable[dict]) -> str:
+    """Success after half and all of the rollouts, by learning rate."""
+    parts = []
+    for (_, rate), curves in curves_by_setting(rows).items():
+        end = max(curve.column("rollouts")[-1] for curve in curves)
+        ends = [curve.column("accuracy_sampled")[-1] for curve in curves]
+        half = [np.interp(end / 2, c.column("rollouts"), c.column("accuracy_sampled")) for c in curves]
+        seeds = ", ".join(f"{value:.3f}" for value in ends)
+        parts.append([f"{rate:g}", str(len(curves)), f"{np.mean(half):.3f}", f"{np.mean(ends):.3f}", seeds])
+    return _markdown(["learning rate", "seeds", "after 512", "after 1,024", "by seed"], parts)
+
+
+def _with_interval(row: dict, name: str) -> str:
+    low, high = row[f"{name}_low"], row[f"{name}_high"]
+    interval = "" if math.isnan(low) or row["method"] == BASELINE else f" ({low:.2f}-{high:.2f})"
+    return show(row[f"{name}_ratio"]) + interval
 
 
 def worst_kind(curve: Curve, base: Curve) -> float:

@@ -125,7 +125,7 @@ def test_success_follows_skill():
 def test_the_default_is_what_the_trainer_would_select_with():
     run = runs_on(MIXED)({}, 0)
     assert type(run.collector.selector) is DotsSelector
-    assert run.collector.replay_limit.next() == 8
+    assert run.collector.replay_groups == 8
 
 
 def test_where_prompts_are_dead_selection_and_replay_save_and_dynamic_sampling_does_not():

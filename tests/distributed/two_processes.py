@@ -127,7 +127,6 @@ def main() -> None:
         "selection": "dots+greso",
         "dynamic_sampling": False,
         "replay_fraction": 0.5,
-        "replay_max_clipped": None,
         "per_device_train_batch_size": 8,
     }
     replayed = run(Watched, DataEfficientGRPOConfig, FOLDER / "replay", **replay)

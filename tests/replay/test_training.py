@@ -27,7 +27,7 @@ from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 
 
 def replaying(tmp_path, trainer_class=Watched, rewards=even_length_reward, **options):
-    options = {"replay_fraction": 0.5, "replay_max_clipped": None, "steps_per_generation": 2, **options}
+    options = {"replay_fraction": 0.5, "steps_per_generation": 2, **options}
     return run(trainer_class, DataEfficientGRPOConfig, tmp_path, rewards=rewards, **options)
 
 
@@ -320,3 +320,32 @@ def test_a_batch_of_one_group_is_not_replayed_and_the_trainer_says_so(tmp_path, 
     trainer = replaying(tmp_path, max_steps=2, per_device_train_batch_size=4, steps_per_generation=1)
     assert not any(b.replayed for b in trainer.batches)
     assert len([r for r in caplog_transformers.records if "rounds to no group" in r.message]) == 1
+
+
+def advantages_by_hand(trainer, batch, weight) -> np.ndarray:
+    """TRL's, by group: (r - mean) / (std + 1e-4); those of replayed groups times `weight`."""
+    rewards = np.concatenate([group.rewards[:, 0] for group in batch.trained]).reshape(-1, 4).astype(float)
+    advantages = (rewards - rewards.mean(1, keepdims=True)) / (rewards.std(1, ddof=1, keepdims=True) + 1e-4)
+    factors = [weight if batch.origins[id(group)] == "replayed" else 1.0 for group in batch.trained]
+    return (advantages * np.array(factors)[:, None]).ravel()
+
+
+@pytest.mark.parametrize("weight", [None, 1.0, 0.25])
+def test_replayed_groups_count_by_the_share_of_effective_groups_or_as_chosen(tmp_path, weight):
+    trainer = replaying(tmp_path, rewards=mixed_reward, max_steps=20, replay_max_age=20, replay_weight=weight)
+    effective, total, shares = 0.0, 0.0, []
+    for batch, tensors in zip(trainer.batches, trainer.tensors, strict=True):
+        effective = 0.8 * effective + sum(group.effective for group in batch.generated)
+        total = 0.8 * total + len(batch.generated)
+        shares.append(effective / total)
+        expected = advantages_by_hand(trainer, batch, shares[-1] if weight is None else weight)
+        assert tensors["advantages"].numpy() == pytest.approx(expected, abs=1e-4)
+    assert sum(len(batch.replayed) for batch in trainer.batches) > 5
+    assert min(shares) < max(shares) < 1
+
+
+def test_with_dynamic_sampling_replayed_groups_count_fully(tmp_path):
+    trainer = replaying(tmp_path, rewards=mixed_reward, max_steps=20, dynamic_sampling=True, replay_max_age=20)
+    for batch, tensors in zip(trainer.batches, trainer.tensors, strict=True):
+        assert tensors["advantages"].numpy() == pytest.approx(advantages_by_hand(trainer, batch, 1.0), abs=1e-4)
+    assert sum(len(batch.replayed) for batch in trainer.batches) > 5

@@ -17,7 +17,6 @@ from trl_dataeff.collector.settings import check_fits, run_settings
 from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.difficulty.base import Embeddings
 from trl_dataeff.replay.buffer import ReplayBuffer, replay_groups
-from trl_dataeff.replay.limit import ReplayLimit
 from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.selection.base import Selector, SelectorContext, checked_state
@@ -87,7 +86,8 @@ def make_collector(
         settings=settings,
         refill=_refill_rounds(config) if refills else None,
         buffer=_buffer(config, processes) if replays else None,
-        replay_limit=_replay_limit(config, batch_groups, processes.world_size) if replays else None,
+        replay_groups=replay_groups(config.replay_fraction, batch_groups, processes.world_size) if replays else 0,
+        replay_weight=config.replay_weight,
         group_log=GroupLog(Path(config.output_dir) / FOLDER / "groups.parquet")
         if log_groups and processes.is_main
         else None,
@@ -100,11 +100,6 @@ def _refill_rounds(config: DataEfficientGRPOConfig) -> RefillRounds:
     return RefillRounds(
         config.max_rollout_rounds, config.rollout_margin, config.rollout_round_min, config.rollout_round_max
     )
-
-
-def _replay_limit(config: DataEfficientGRPOConfig, batch_groups: int, world_size: int) -> ReplayLimit:
-    most = replay_groups(config.replay_fraction, batch_groups, world_size)
-    return ReplayLimit(most, world_size, config.replay_max_clipped)
 
 
 def _buffer(config: DataEfficientGRPOConfig, processes: Processes) -> ReplayBuffer:

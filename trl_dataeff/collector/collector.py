@@ -17,7 +17,6 @@ import torch
 
 from trl_dataeff.collector.batch import GenerationBatch, RefillRounds, ZeroVarianceShare, fill_batch
 from trl_dataeff.replay.buffer import ReplayBuffer
-from trl_dataeff.replay.limit import ReplayLimit
 from trl_dataeff.rollouts.capture import Round
 from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.distributed import Processes, assign, broadcast_from_main, redistribute
@@ -46,7 +45,9 @@ class RolloutCollector:
         settings (`dict`, *optional*): settings on which the content of a checkpoint depends, by name.
         refill ([`RefillRounds`], *optional*): drop zero-variance groups and replace them (dynamic sampling).
         buffer ([`ReplayBuffer`], *optional*): source of replayed groups.
-        replay_limit ([`ReplayLimit`], *optional*): replayed groups per generation batch; fewer while `buffer` has fewer.
+        replay_groups (`int`, *optional*, defaults to `0`): replayed groups per generation batch; fewer while `buffer` has
+            fewer.
+        replay_weight (`float`, *optional*): factor on the advantages of replayed groups; `None`: see [`row_weights`].
         group_log ([`GroupLog`], *optional*): table of all groups; on the main process alone.
         seed (`int`, *optional*, defaults to `0`): of proposals and of replay.
         processes ([`Processes`], *optional*): of the run; by default a single one.
@@ -65,7 +66,8 @@ class RolloutCollector:
         settings: dict[str, Any] | None = None,
         refill: RefillRounds | None = None,
         buffer: ReplayBuffer | None = None,
-        replay_limit: ReplayLimit | None = None,
+        replay_groups: int = 0,
+        replay_weight: float | None = None,
         group_log: GroupLog | None = None,
         seed: int = 0,
         processes: Processes = Processes(),  # noqa: B008 (immutable)
@@ -76,7 +78,7 @@ class RolloutCollector:
         self.selector, self.num_prompts, self.dataset_hash = selector, num_prompts, dataset_hash
         self.settings = settings or {}
         self.refill = refill
-        self.buffer, self.replay_limit = buffer, replay_limit or ReplayLimit(0, 0, None)
+        self.buffer, self.replay_groups, self.replay_weight = buffer, replay_groups, replay_weight
         self.group_log = group_log
         self.processes = processes
         self.zero_share = ZeroVarianceShare()
@@ -128,7 +130,7 @@ class RolloutCollector:
             leftover=self.leftover,
             references=references,
             buffer=self.buffer,
-            replay_groups=self.replay_limit.next(),
+            replay_groups=self.replay_groups,
             rng=self.replay_rng,
         )
         destinations = assign([group.owner for group in batch.trained], self.processes.world_size)
@@ -156,6 +158,19 @@ class RolloutCollector:
     def own(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
         """Those of `groups` whose rollouts this process holds."""
         return [group for group in groups if group.owner == self.processes.rank]
+
+    def row_weights(self, groups: Sequence[RolloutGroup]) -> torch.Tensor:
+        """
+        By how much the advantages of each completion count, `(len(groups) * G,)`: those of replayed groups by `replay_weight`.
+
+        By default that is the running share of effective groups among those generated. Replayed groups are all effective; they
+        stand in for as many fresh ones, of which that share would have had a gradient. So the gradient keeps the scale of plain
+        GRPO's, and steps become smaller as more groups have zero variance. With dynamic sampling all groups are effective.
+        """
+        share = 1 - self.zero_share.value if self.refill is None else 1.0
+        weight = share if self.replay_weight is None else self.replay_weight
+        weights = [weight if group.origin == "replayed" else 1.0 for group in groups]
+        return torch.tensor(weights).repeat_interleave(self.group_size)
 
     def _roll_out_references(self, roll_out: Callable[[np.ndarray], Round], step: int) -> list[RolloutGroup]:
         references: list[RolloutGroup] = []

@@ -101,7 +101,6 @@ def collector_state(collector: RolloutCollector) -> tuple[dict[str, Any], dict[s
     scalars = {
         "counters": collector.counters.values,
         "scored": [collector.reward_checks.scores.tolist(), collector.reward_checks.completions],
-        "replay_limit": collector.replay_limit.state_dict(),
         "zero_share": [collector.zero_share.zero, collector.zero_share.total],
         "reward_scale": [scale.low, scale.high] if math.isfinite(scale.low) else None,  # JSON has no infinity
         "reward_values": collector.classifier.values,
@@ -128,7 +127,6 @@ def load_collector_state(collector: RolloutCollector, scalars: dict[str, Any], f
     if len(scores) == len(collector.reward_names):
         collector.reward_checks.scores = np.array(scores, dtype=bool)
     collector.zero_share.zero, collector.zero_share.total = scalars["zero_share"]
-    collector.replay_limit.load_state_dict(scalars["replay_limit"])
     scale = collector.classifier.scale
     if scalars["reward_scale"] is not None and not scale.fixed:
         scale.low, scale.high = scalars["reward_scale"]

@@ -30,7 +30,7 @@ weighs the KL term too.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -53,7 +53,6 @@ class LossCorrection:
         kl (`float`): weight of the KL term that has to be corrected: `beta` with `use_bias_correction_kl`, else 0.
         max_completion_length (`int`), steps_per_generation (`int`): of the run.
         processes ([`Processes`]): of the run.
-        on_clipped (`Callable`): gets the clipped mass of a micro-batch's replayed rows.
 
     Attributes:
         recorder ([`LogprobRecorder`]): gets the log-probs of every micro-batch.
@@ -71,13 +70,12 @@ class LossCorrection:
         max_completion_length: int,
         steps_per_generation: int,
         processes: Processes,
-        on_clipped: Callable[[float], None] = lambda share: None,
     ):
         self.clip, self.cap, self.level, self.loss_type = clip, cap, level, loss_type
         self.epsilon = epsilon
         self.kl = kl if clip == "proximal" else 0.0
         self.max_completion_length, self.steps_per_generation = max_completion_length, steps_per_generation
-        self.processes, self.on_clipped = processes, on_clipped
+        self.processes = processes
         self.recorder = LogprobRecorder()
         self._inputs: dict[str, Any] | None = None  # the micro-batch that is in the loss
 
@@ -112,9 +110,7 @@ class LossCorrection:
         if self.clip == "behavior" and self.loss_type != "cispo":
             clipped = clipped | capped
         inputs["per_token_logps"] = logps
-        metrics = summarize(self.processes.gather(ratio_statistics(ratio, capped, clipped, inputs)))
-        self.on_clipped(metrics["replay/clipped_mass"])
-        return metrics
+        return summarize(self.processes.gather(ratio_statistics(ratio, capped, clipped, inputs)))
 
     def missing_kl(self, accumulation_steps: int) -> torch.Tensor | float:
         """What the loss of the present micro-batch lacks of its KL term (see [`missing_kl`])."""

@@ -76,10 +76,6 @@ METRICS: dict[str, Metric] = {
         "share",
         "Of those groups' tokens, those whose gradient was removed by the clip, or with 'behavior' by the cap.",
     ),
-    "replay/clipped_mass": Metric(
-        "share",
-        "The same, each token weighted by 1 - pi_behavior: a token that the policy was certain of cannot move.",
-    ),
     "reward_faults": Metric(
         "rewards", "So far, rewards that were non-numeric, infinite, or late (with `reward_timeout`).", True, True
     ),
