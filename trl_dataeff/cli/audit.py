@@ -39,7 +39,7 @@ def run(argv: list[str]) -> int:
     """
     from trl_dataeff.analysis.audit import audit
     from trl_dataeff.cli.audit_report import report
-    from trl_dataeff.tracking.completion_files import UnreadableRollouts
+    from trl_dataeff.tracking.completion_columns import UnreadableRollouts
     from trl_dataeff.tracking.completions import read_groups
 
     args = _parser().parse_args(argv)
@@ -122,7 +122,7 @@ def _plain(value: Any) -> Any:
 
 def _columns(text: str | None) -> dict[str, str]:
     """`"prompt=question,reward=score"` as columns by role."""
-    from trl_dataeff.tracking.completion_files import ROLES
+    from trl_dataeff.tracking.completion_columns import ROLES
 
     columns = {}
     for pair in (text or "").split(",") if text else ():

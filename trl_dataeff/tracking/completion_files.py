@@ -1,27 +1,13 @@
-"""
-Completions as columns of numbers, from the files of several frameworks.
-
-    TRL 1.16     completions/completions_00010.parquet: `step`, `prompt`, `completion`, a column per reward function, those
-                 of `log_extra`, and `advantage` (`GRPOTrainer.log`, with `log_completions=True`)
-    verl         `trainer.rollout_data_dir`/10.jsonl: `input`, `output`, `gts`, `score`, `step`
-                 (`RayPPOTrainer._dump_generations`)
-    prime-rl     rollouts/step_10/train_rollouts.jsonl: `example_id`, `prompt`, `completion`, `reward`, ...
-                 (`save_rollouts`, verifiers' `RolloutOutput`)
-    OpenRLHF     `input`, `output`, `reward` (`openrlhf.cli.batch_inference`); its trainers write no rollouts
-    open-instruct  `prompt_idx`, `reward`, `step`, `response_tokens` (`RolloutRecord`)
-
-Other names are given by the user. A prompt is known by a hash of its text, its messages, or its number.
-"""
+"""Reads a file of completions, parquet or JSON lines, as columns of numbers (see `completion_columns.py`)."""
 
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,101 +16,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-
-class UnreadableRollouts(ValueError):
-    """What is wrong with a file of rollouts, in one sentence. `damaged`: it is one, but cannot be read."""
-
-    def __init__(self, message: str, damaged: bool = False):
-        super().__init__(message)
-        self.damaged = damaged
-
-
-@dataclass(frozen=True)
-class Format:
-    """A framework's names for `prompt`, `completion`, `reward`, `step` and `tokens`, and what tells it from others."""
-
-    name: str
-    marks: tuple[str, ...]
-    columns: Mapping[str, str]
+from trl_dataeff.tracking.completion_columns import (
+    Prompts,
+    Rows,
+    UnreadableRollouts,
+    listed_columns,
+    no_rows,
+    resolve,
+    terms_of,
+    with_steps,
+)
 
 
-FORMATS = (
-    Format("TRL completion tables", ("step", "prompt", "completion", "advantage"), {"prompt": "prompt", "completion": "completion", "step": "step"}),
-    Format("verl rollouts", ("input", "output", "score"), {"prompt": "input", "completion": "output", "reward": "score", "step": "step"}),
-    Format("prime-rl rollouts", ("example_id", "reward"), {"prompt": "prompt", "completion": "completion", "reward": "reward", "step": "step"}),
-    Format("OpenRLHF rollouts", ("input", "output", "reward"), {"prompt": "input", "completion": "output", "reward": "reward", "step": "step"}),
-    Format("open-instruct rollouts", ("prompt_idx", "reward"), {"prompt": "prompt_idx", "tokens": "response_tokens", "reward": "reward", "step": "step"}),
-)  # fmt: skip
-#: Names that are tried in files of no known framework
-USUAL = {
-    "prompt": ("prompt", "input", "question", "query", "problem", "prompt_id", "example_id"),
-    "completion": ("completion", "output", "response", "completions", "outputs", "responses"),
-    "reward": ("reward", "score", "rewards", "scores", "total_reward"),
-    "step": ("step", "global_step", "training_step", "iteration", "train_step"),
-    "tokens": ("tokens", "completion_tokens", "response_tokens", "completion_length", "response_length", "completion_ids"),
-}  # fmt: skip
-ROLES = tuple(USUAL)
-TEXTS, TEXT_LENGTH = 4096, 2000  # prompts whose text is kept, and how much of it
 CHUNK = 50_000  # rows
 BAD_LINES = 0.01  # share of lines that may be unreadable
-SHOWN = 8  # columns, in a message
 
 
-class Prompts:
-    """Numbers of prompts, in the order in which they occur; the texts of the first ones are kept."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[bytes, int] = {}
-        self.texts: list[str] = []
-
-    def number(self, text: str) -> int:
-        """The number of a prompt."""
-        key = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=12).digest()
-        found = self._numbers.setdefault(key, len(self._numbers))
-        if found == len(self.texts) < TEXTS:
-            self.texts.append(text[:TEXT_LENGTH])
-        return found
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Completions as columns `(n,)`; NaN where something is not known. `reward_columns` is what `reward` is the sum of."""
-
-    step: np.ndarray
-    prompt: np.ndarray
-    reward: np.ndarray
-    advantage: np.ndarray
-    tokens: np.ndarray
-    characters: np.ndarray
-    file: Path
-    format: str
-    reward_columns: str
-    several_rewards: bool = False
-    has_steps: bool = True
-    notes: tuple[str, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.step)
-
-    def take(self, chosen: np.ndarray) -> Rows:
-        """The chosen rows, by a mask or by positions."""
-        return replace(self, **{name: getattr(self, name)[chosen] for name in ARRAYS})
-
-    @classmethod
-    def joined(cls, parts: list[Rows]) -> Rows:
-        """The rows of several files, one after the other."""
-        columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ARRAYS}
-        notes = tuple(dict.fromkeys(note for part in parts for note in part.notes))
-        has_steps = all(part.has_steps for part in parts)
-        if not has_steps and len(parts) > 1:  # a file is a step
-            columns["step"] = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-        return replace(parts[0], **columns, notes=notes, has_steps=has_steps or len(parts) > 1)
-
-
-ARRAYS = tuple(f.name for f in fields(Rows) if f.type == "np.ndarray")
-
-
-def read_rows(file: Path, columns: Mapping[str, str], prompts: Prompts) -> Rows:
+def read_rows(file: Path, columns: Mapping[str, str], prompts: Prompts, by_path: bool) -> Rows:
     """
     Read the completions of a file.
 
@@ -132,78 +40,29 @@ def read_rows(file: Path, columns: Mapping[str, str], prompts: Prompts) -> Rows:
         file (`Path`): parquet, or JSON lines, which may be compressed with gzip.
         columns (`Mapping[str, str]`): the user's names, by role; `reward` may be a sum, as `accuracy+0.5*format`.
         prompts ([`Prompts`]): gets those that are new.
+        by_path (`bool`): whether a number in the path is the step, where no column has it.
 
     Raises:
         [`UnreadableRollouts`]: the file is damaged, or lacks a column.
     """
     if file.suffix == ".parquet":
-        return _read_parquet(file, columns, prompts)
+        return _read_parquet(file, columns, prompts, by_path)
     if re.search(r"\.(jsonl|ndjson|json)(\.gz)?$", file.name):
-        return _read_lines(file, columns, prompts)
+        return _read_lines(file, columns, prompts, by_path)
     raise UnreadableRollouts(
         f"{file} is neither .parquet nor .jsonl (or .jsonl.gz). Convert it, a row per completion."
     )
 
 
-def shown(files: list[Path]) -> str:
-    return str(files[0]) if len(files) == 1 else f"{files[0]} and {len(files) - 1} more files"
-
-
-def _resolve(file: Path, names: list[str], given: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """The format of a file with columns `names`, and its columns by role."""
-    found = next((f for f in FORMATS if set(f.marks) <= set(names)), None)
-    chosen = {role: name for role in ROLES for name in reversed(USUAL[role]) if name in names}
-    if found:
-        chosen.update({role: name for role, name in found.columns.items() if name in names})
-        if "reward" not in found.columns and "reward" not in given:
-            chosen.pop("reward", None)
-    missing = [name for role, name in given.items() for name in _terms(name) if role != "reward" and name not in names]
-    missing += [name for name in _terms(given.get("reward", "")) if name not in names]
-    if missing:
-        raise UnreadableRollouts(f"{file} has no column {missing[0]!r} (--map). It has {_listed(names)}.")
-    chosen.update(given)
-    lacking = [
-        role for role in ("prompt", "reward") if role not in chosen and not (found and role not in found.columns)
-    ]
-    if lacking:
-        raise UnreadableRollouts(
-            f"{file} has no column for the {' and the '.join(lacking)}; it has {_listed(names)}. Name it: "
-            f"--map {','.join(f'{role}=COLUMN' for role in lacking)}."
-        )
-    return found.name if found else "rollouts", chosen
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
-
-
-def _terms(reward: str) -> dict[str, float]:
-    """`"accuracy+0.5*format"` as weights by column."""
-    terms = {}
-    for term in filter(None, reward.split("+")):
-        weight, times, name = term.strip().rpartition("*")
-        try:
-            terms[name.strip()] = float(weight) if times else 1.0
-        except ValueError:
-            terms[term.strip()] = 1.0
-    return terms
-
-
-def _step_of_path(file: Path) -> int | None:
-    """The step in a path such as `rollouts/step_12/train_rollouts.jsonl`, `12.jsonl` or `completions_00012.parquet`."""
-    found = re.search(r"(\d+)\.\w+(\.gz)?$", file.name) or re.search(r"step\D?(\d+)", file.parent.name)
-    return int(found.group(1)) if found else None
-
-
-def _read_parquet(file: Path, given: Mapping[str, str], prompts: Prompts) -> Rows:
+def _read_parquet(file: Path, given: Mapping[str, str], prompts: Prompts, by_path: bool) -> Rows:
     try:
         table = pq.ParquetFile(file)
         names = table.schema_arrow.names
-        kind, columns = _resolve(file, names, given)
+        kind, columns = resolve(file, names, given)
         numeric = [f.name for f in table.schema_arrow if pa.types.is_floating(f.type) or pa.types.is_integer(f.type)]
-        weights = _terms(columns.get("reward", ""))
+        weights = terms_of(columns.get("reward", ""))
         if not weights:  # TRL's: a column per reward function
-            weights = {name: 1.0 for name in numeric if name not in ("step", "advantage")}
+            weights = {n: 1.0 for n in numeric if n not in ("advantage", *columns.values()) and n[:2] != "__"}
         if not weights:
             raise UnreadableRollouts(f"{file} has no column of numbers for the reward. Name it: --map reward=COLUMN.")
         wanted = [columns[role] for role in ("prompt", "completion", "step", "tokens") if role in columns]
@@ -234,8 +93,8 @@ def _read_parquet(file: Path, given: Mapping[str, str], prompts: Prompts) -> Row
             f"{file} cannot be read as parquet ({reason}): it may be half-written, so wait for the run or leave it out.",
             True,
         ) from error
-    rows = Rows.joined(parts) if parts else _empty(file, kind)
-    return _with_steps(replace(rows, has_steps=True), file, "step" in columns)
+    rows = Rows.joined(parts) if parts else no_rows(file, kind)
+    return with_steps(replace(rows, has_steps=True), file, "step" in columns, by_path)
 
 
 def _weights_note(weights: Mapping[str, float], given: Mapping[str, str]) -> tuple[str, ...]:
@@ -244,21 +103,6 @@ def _weights_note(weights: Mapping[str, float], given: Mapping[str, str]) -> tup
     return (
         f"The reward is taken as {' + '.join(weights)}; other weights: --map reward={'+'.join(f'1*{n}' for n in weights)}.",
     )
-
-
-def _empty(file: Path, kind: str) -> Rows:
-    none = np.empty(0)
-    return Rows(none.astype(np.int64), none.astype(np.int64), none, none, none, none, file, kind, "")
-
-
-def _with_steps(rows: Rows, file: Path, recorded: bool) -> Rows:
-    """Steps from the path, where the rows have none."""
-    if recorded:
-        return rows
-    step = _step_of_path(file)
-    if step is None:
-        return replace(rows, has_steps=False)
-    return replace(rows, step=np.full(len(rows), step), has_steps=True)
 
 
 def _steps(values: np.ndarray, file: Path) -> np.ndarray:
@@ -270,7 +114,12 @@ def _steps(values: np.ndarray, file: Path) -> np.ndarray:
 
 
 def _numbers(batch: pa.RecordBatch, name: str) -> np.ndarray:
-    return pc.cast(batch[name], pa.float64()).to_numpy(zero_copy_only=False)
+    try:
+        return pc.cast(batch[name], pa.float64()).to_numpy(zero_copy_only=False)
+    except pa.ArrowException as error:
+        raise UnreadableRollouts(
+            f"Column {name!r} is not one of numbers. Name another: --map reward=COLUMN."
+        ) from error
 
 
 def _total(parts: list[np.ndarray]) -> np.ndarray:
@@ -321,7 +170,7 @@ def _text(value: Any) -> str:
     return json.dumps(value, sort_keys=True, default=str)
 
 
-def _read_lines(file: Path, given: Mapping[str, str], prompts: Prompts) -> Rows:
+def _read_lines(file: Path, given: Mapping[str, str], prompts: Prompts, by_path: bool) -> Rows:
     """JSON lines. A line is a completion; or a group, where its reward is a list."""
     bad: list[int] = []
     lines = _objects(file, bad)
@@ -331,12 +180,12 @@ def _read_lines(file: Path, given: Mapping[str, str], prompts: Prompts) -> Rows:
             raise UnreadableRollouts(
                 f"{file}: line {bad[0]} is no JSON object. A file of rollouts has one on each line.", True
             )
-        return _empty(file, "rollouts")
-    kind, columns = _resolve(file, list(first), given)
-    weights = _terms(columns["reward"]) if "reward" in columns else {}
+        return no_rows(file, "rollouts")
+    kind, columns = resolve(file, list(first), given)
+    weights = terms_of(columns["reward"]) if "reward" in columns else {}
     if not weights:
         raise UnreadableRollouts(
-            f"{file} has no column for the reward; it has {_listed(list(first))}. Name it: --map reward=COLUMN."
+            f"{file} has no column for the reward; it has {listed_columns(list(first))}. Name it: --map reward=COLUMN."
         )
     prompt, completion, step, tokens = (columns.get(role) for role in ("prompt", "completion", "step", "tokens"))
     out: list[tuple[float, int, float, float, float]] = []
@@ -386,7 +235,7 @@ def _read_lines(file: Path, given: Mapping[str, str], prompts: Prompts) -> Rows:
         several_rewards=len(weights) > 1,
         notes=(f"Unreadable lines were left out, the first is line {bad[0]} of {file.name}.",) if bad else (),
     )
-    return _with_steps(rows, file, step is not None)
+    return with_steps(rows, file, step is not None, by_path)
 
 
 def _chained(first: dict, rest: Iterator[dict]) -> Iterator[dict]:

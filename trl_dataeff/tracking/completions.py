@@ -21,7 +21,8 @@ import pyarrow.parquet as pq
 
 from trl_dataeff.rollouts.classification import RewardScale, kinds_of
 from trl_dataeff.rollouts.group import KINDS
-from trl_dataeff.tracking.completion_files import Prompts, Rows, UnreadableRollouts, read_rows, shown
+from trl_dataeff.tracking.completion_columns import Prompts, Rows, UnreadableRollouts, shown
+from trl_dataeff.tracking.completion_files import read_rows
 
 
 GROUP_COLUMNS = ("step", "prompt_id", "success_rate", "kind")
@@ -185,7 +186,7 @@ def _read_completions(
     prompts, parts, notes, failed = Prompts(), [], [], []
     for file in files:
         try:
-            parts.append(read_rows(file, columns, prompts))
+            parts.append(read_rows(file, columns, prompts, by_path=len(files) > 1))
         except UnreadableRollouts as error:
             if len(files) == 1 or not error.damaged:
                 raise
@@ -236,7 +237,8 @@ def _without_repeats(rows: Rows) -> tuple[Rows, int]:
     if not rows.has_steps:
         return rows, 0
     steps, number = np.unique(rows.step, return_inverse=True)
-    bits = np.nan_to_num(rows.reward).view(np.uint64) ^ (rows.characters.astype(np.uint64) << np.uint64(32))
+    bits = np.nan_to_num(rows.reward).view(np.uint64) ^ (np.nan_to_num(rows.advantage).view(np.uint64) >> np.uint64(1))
+    bits ^= rows.characters.astype(np.uint64) << np.uint64(32)
     with np.errstate(over="ignore"):
         mixed = (bits ^ rows.prompt.astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
         mixed ^= mixed >> np.uint64(29)
