@@ -26,6 +26,9 @@ KINDS = [HARD, EASY, EFFECTIVE, HARD, EFFECTIVE, EASY, EFFECTIVE, EASY, EASY]  #
 SUCCESS = [0, 1, 0.5, 0, 0.75, 1, 0.25, 1, 1]
 
 
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
+
+
 def by_step_and_prompt(groups: RecordedGroups, values: np.ndarray) -> list:
     return values[np.lexsort((groups.prompt, groups.step))].tolist()
 

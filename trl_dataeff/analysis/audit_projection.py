@@ -241,10 +241,12 @@ def project(
     Raises:
         [`TooLittle`]: there are too few groups, or no step is recorded, or nothing in the run can be learned.
     """
-    if len(groups) < FEWEST or not groups.has_steps:
-        raise TooLittle(
-            "no step is recorded (--map step=COLUMN)" if len(groups) >= FEWEST else f"{len(groups)} groups are too few"
-        )
+    if len(groups) < FEWEST:
+        raise TooLittle(f"{len(groups)} groups are too few")
+    if not groups.has_steps:
+        raise TooLittle("no step is recorded (--map step=COLUMN)")
+    if not (groups.kind == EFFECTIVE).any():
+        raise TooLittle("none of the groups was effective: no setting would have learned from these prompts")
     fitted = fit(groups)
     from_texts = predictability_of_texts(groups.texts, fitted)
     usual = max(PREDICTABILITY, from_texts) if from_texts == from_texts else PREDICTABILITY
