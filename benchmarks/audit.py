@@ -2,7 +2,7 @@
 What `trl-dataeff audit` projects from plain TRL runs of the synthetic benchmark, against what its runs measured.
 
     python -m benchmarks.audit            # the table, from the groups of the recorded runs
-    python -m benchmarks.audit --record   # make the recorded runs again: six of plain TRL, 80 CPU seconds each
+    python -m benchmarks.audit --record   # make the recorded runs again: plain TRL, 80 CPU seconds each
     python -m benchmarks.audit --scale    # time and peak memory on a million completions
 
 Each recorded run is of TRL's own `GRPOTrainer`, for 100 steps, with `log_completions=True` and a table at each step. Its
@@ -18,7 +18,6 @@ import io
 import json
 import math
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -36,7 +35,7 @@ from benchmarks.lab.ratios import show
 from benchmarks.proof import table
 from benchmarks.simulate import COMMITTED, measured
 from trl_dataeff.analysis.audit import audit
-from trl_dataeff.analysis.audit_projection import project
+from trl_dataeff.analysis.audit_projection import PROJECTED, project
 from trl_dataeff.rollouts.group import KINDS
 from trl_dataeff.tracking.completions import RecordedGroups, read_groups
 
@@ -45,7 +44,7 @@ RESULT = Path(__file__).parent / "results" / "audit.txt"
 SCALE = RESULT.with_name("audit_scale.txt")
 RECORDED = RESULT.with_suffix("")
 ROOT = Path(__file__).parents[1]
-POOLS, SEEDS, STEPS = ("first", "second", "third"), (10, 11), 100
+POOLS, SEEDS, STEPS = ("first", "second", "third"), (10,), 100
 #: The committed runs' settings, by method, and their names
 METHODS = {
     "default": {**COMMITTED},
@@ -54,6 +53,8 @@ METHODS = {
     "greso": {"selection": "greso", "replay_fraction": 0.0},
     "dynamic": {"selection": "uniform", "replay_fraction": 0.0, "dynamic_sampling": True},
 }
+#: Methods whose settings are others now, by what the command projects
+PRESENT = {"default": "DOTS and replay", "dots": "DOTS", "replay50": "replay"}
 POINTS = 15  # of the saving, within which the projection is to be
 
 
@@ -114,9 +115,12 @@ def compare() -> str:
     for pool in POOLS:
         rows = measured(pool)
         names = [name for name in METHODS if name in rows]
-        found = [project(kept(path), settings={name: METHODS[name] for name in names}) for path in recorded(pool)]
+        settings = {name: METHODS[name] for name in names}
+        settings |= {PRESENT[name]: PROJECTED[PRESENT[name]] for name in names if name in PRESENT}
+        found = [project(kept(path), settings=settings) for path in recorded(pool)]
         for name in names:
-            ratios = [next(s.rollouts for s in projection.savings if s.name == name) for projection in found]
+            ratios = [projection.of(name).rollouts for projection in found]
+            present = [projection.of(PRESENT.get(name, name)).rollouts for projection in found]
             projected, real = float(np.mean(ratios)), rows[name]["rollouts_ratio"]
             both = math.isfinite(projected) and math.isfinite(real)
             error = 100 * (real - projected) if both else math.nan
@@ -127,9 +131,15 @@ def compare() -> str:
                     *(pool, f"`{name}`", show(projected), ", ".join(map(show, ratios)), show(real)),
                     ", ".join(map(show, rows[name]["rollouts_ratios"])),
                     f"{error:+.0f}" if both else "",
+                    f"{np.mean([projection.of(name).effective for projection in found]):.2f}",
+                    f"{rows[name]['effective']:.2f}",
+                    show(float(np.mean(present))),
                 )
             )
-    header = ("pool", "method", "projected", "per run", "measured", "per seed", "error of the saving, points")
+    header = (
+        *("pool", "method", "projected", "per run", "measured", "per seed", "error of the saving, points"),
+        *("effective, projected", "measured", "with today's defaults"),
+    )
     worst = max(errors.values(), key=abs)
     defaults = [abs(error) for (_, name), error in errors.items() if name == "default"]
     inside = sum(abs(error) <= POINTS for error in errors.values())
@@ -166,7 +176,7 @@ def shares() -> str:
 
 
 def rows_of(completions: int, prompts: int, seed: int = 0) -> Iterator[dict]:
-    """Rollouts of a run, 64 groups of 8 a step, of about 600 characters each, as verl would dump them."""
+    """Rollouts of a run, 64 groups of 8 a step, of 450 characters in the mean, as verl would dump them."""
     rng = np.random.default_rng(seed)
     rates = rng.choice([0.0, 0.3, 0.7, 1.0], prompts, p=[0.5, 0.2, 0.1, 0.2])
     stem = " ".join(f"word{i}" for i in range(90))
@@ -216,36 +226,29 @@ def scale(completions: int, prompts: int) -> str:
         for name, path in write_files(Path(folder), completions, prompts).items():
             size = sum(file.stat().st_size for file in ([path] if path.is_file() else path.rglob("*.parquet"))) / 1e6
             for options in ([], ["--no_projection"]):
-                began, cpu = time.perf_counter(), _children()
-                command = [sys.executable, "-m", "benchmarks.audit", "--measure", str(path), *options]
-                done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
-                wall = time.perf_counter() - began
-                peak = float(done.stdout.splitlines()[-1])
+                seconds, cpu, peak = measure(
+                    [sys.executable, "-m", "trl_dataeff.cli.main", "audit", str(path), *options]
+                )
                 what = "described" if options else "described and projected"
-                body.append((name, f"{size:,.0f} MB", what, f"{_children() - cpu:.0f}", f"{wall:.0f}", f"{peak:.2f}"))
+                body.append((name, f"{size:,.0f} MB", what, f"{cpu:.0f}", f"{seconds:.0f}", f"{peak:.2f}"))
     text = table(("files", "size", "", "CPU seconds", "seconds", "peak GB"), body)
     return f"{completions:,} completions of {prompts:,} prompts\n\n{text}"
 
 
-def _children() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-def _measure(path: str, options: list[str]) -> None:
-    """Audit, and print the process's peak memory in GB."""
-    from trl_dataeff.cli.main import main as command
-
-    assert command(["audit", path, *options]) == 0
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6)
+def measure(command: list[str]) -> tuple[float, float, float]:
+    """Seconds, CPU seconds and peak memory in GB of a process."""
+    began = time.perf_counter()
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT)
+    _, status, used = os.wait4(child.pid, 0)
+    if status:
+        raise RuntimeError(f"{command} failed")
+    return time.perf_counter() - began, used.ru_utime + used.ru_stime, used.ru_maxrss / 1e6
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--record", action="store_true")
     parser.add_argument("--scale", action="store_true")
-    parser.add_argument("--measure", help=argparse.SUPPRESS)
-    parser.add_argument("--no_projection", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--completions", type=int, default=1_000_000)
     parser.add_argument("--prompts", type=int, default=10_000)
     parser.add_argument("--cache", type=Path, default=ROOT / ".cache" / "lab", help="folder of the trained start")
@@ -254,9 +257,6 @@ def main() -> None:
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")
     warnings.simplefilter("ignore", FutureWarning)
-    if options.measure:
-        _measure(options.measure, ["--no_projection"] * options.no_projection)
-        return
     if options.scale:
         text, file = scale(options.completions, options.prompts), SCALE
     else:

@@ -126,6 +126,10 @@ class Projection:
     from_texts: float
     scaled: float
 
+    def of(self, name: str) -> Saving:
+        """The saving of a setting."""
+        return next(saving for saving in self.savings if saving.name == name)
+
 
 class TooLittle(ValueError):
     """The record does not hold enough to project from."""
