@@ -203,3 +203,15 @@ def test_long_runs_are_made_shorter_with_as_many_visits_of_a_prompt():
 def test_what_cannot_be_projected_is_said(groups, why):
     with pytest.raises(TooLittle, match=why):
         project(groups, seeds=1)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_steps_of_a_group_or_two_are_projected(batch):
+    rng = np.random.default_rng(0)
+    step = np.repeat(np.arange(120), batch)
+    prompt = np.arange(len(step)) % 30
+    success = np.where(prompt % 3 == 0, rng.binomial(8, 0.3 + 0.003 * step) / 8, 0.0)
+    kind = np.where(success == 0, HARD, np.where(success == 1, EASY, EFFECTIVE))
+    found = project(recorded(step, prompt, kind, success=success), predictability=0.6, seeds=1)
+    assert len(found.savings) == len(PROJECTED)
+    assert found.of("DOTS").rollouts < 1.2

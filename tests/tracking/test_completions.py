@@ -203,13 +203,30 @@ def test_the_reward_range_decides_what_is_easy(tmp_path):
 
 
 def test_completions_without_a_reward_are_left_out_of_their_group(tmp_path):
-    rows = completions([(1, "a", "0011"), (1, "b", "1111"), (1, "c", "0000")])
-    for i in (0, 1, 4, *range(8, 12)):  # the zeros of a, one of b, all of c
+    rows = completions([(1, "a", "0011"), (1, "b", "1111"), (1, "c", "0000"), (1, "d", "0011")])
+    for i in (0, 1, 4, *range(8, 12), 12):  # the zeros of a, one of b, all of c, a zero of d
         rows[i]["reward"] = math.nan
     groups = read_groups([write_lines(tmp_path / "log.jsonl", rows)])
-    assert groups.kind.tolist() == [EASY, EASY, HARD]
+    assert groups.kind.tolist() == [EASY, EASY, HARD, EFFECTIVE]
+    assert groups.success[[0, 1, 3]].tolist() == pytest.approx([1, 1, 2 / 3])
     assert math.isnan(groups.success[2])
-    assert "58.3% of the completions have no reward" in groups.notes[0]
+    assert "50.0% of the completions have no reward" in groups.notes[0]
+
+
+def test_a_function_without_a_score_is_left_out_of_the_total(tmp_path):
+    """As TRL does; without its advantages, here."""
+    rows = [
+        {"step": 1, "prompt": "a", "first": first, "second": second}
+        for first, second in ((1, None), (None, 1), (1, 0), (0, 1), (None, None), (0.3, 0.7), (0.5, 0.5), (1, None))
+    ]
+    rows = [row | {"prompt": "ab"[i // 4]} for i, row in enumerate(rows)] + [
+        {"step": 1, "prompt": "c", "first": first, "second": 1} for first in (None, 1, 1, 1)
+    ]
+    pd.DataFrame(rows).to_parquet(tmp_path / "log.parquet")
+    for file in (tmp_path / "log.parquet", write_lines(tmp_path / "log.jsonl", rows)):
+        groups = read_groups([file], {"reward": "first+second"})
+        assert (groups.kind != EFFECTIVE).tolist() == [True, True, False]
+        assert groups.success.tolist() == pytest.approx([0, 0, 0.75])  # totals are 1, and up to 2
 
 
 def test_damaged_files_are_left_out_and_said(tmp_path):
@@ -265,6 +282,10 @@ def test_what_cannot_be_read_is_said_in_a_sentence(tmp_path):
     )
     single = write_lines(tmp_path / "single.jsonl", rows[::4])
     assert "one completion in a step" in rejected(single)
+    shuffled = write_lines(
+        tmp_path / "shuffled.jsonl", renamed(sorted(rows, key=lambda r: -len(r["completion"])), step="")
+    )
+    assert "--map step=COLUMN" in rejected(shuffled)
     assert "no group has 7 completions" in rejected(file, group_size=7)
     pd.DataFrame([r | {"reward": "good"} for r in rows]).to_parquet(tmp_path / "text.parquet")
     assert "not one of numbers" in rejected(tmp_path / "text.parquet")

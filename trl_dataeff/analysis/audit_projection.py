@@ -273,7 +273,9 @@ def project(
         try:
             found = compare(make_run, compared, steps=scale.steps, costs=Costs())
         except (NothingLearned, PredictorError) as error:
-            raise TooLittle("in this run nothing can be learned") from error
+            raise TooLittle(
+                "the fitted run learns next to nothing, so that there is nothing to compare with"
+            ) from error
         for name in compared:
             ranges[name].append(found[name].ratio)
         if value == assumed:

@@ -88,8 +88,8 @@ def as_dict(groups: RecordedGroups, found: Audit, projection: Projection | None,
     if projection is not None:
         simulation = {
             "prompts": projection.prompts,
-            "easy": round(projection.easy, 4),
-            "dead": round(projection.dead, 4),
+            "easy": math.floor(projection.easy * 1e4) / 1e4,  # not above 1 together
+            "dead": math.floor(projection.dead * 1e4) / 1e4,
             "success_rates": list(projection.rates) if projection.rates else None,
             "predictability": projection.predictability,
             "num_generations": groups.group_size or None,

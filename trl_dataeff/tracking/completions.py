@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from trl_dataeff.rollouts.classification import RewardScale, kinds_of
@@ -26,6 +27,7 @@ from trl_dataeff.tracking.completion_files import read_rows
 
 
 GROUP_COLUMNS = ("step", "prompt_id", "success_rate", "kind")
+NOT_ROLLOUTS = r"\.|(eval|val|validation|metrics)([_.-]|\d)"  # names of files that a search passes over
 MOST_COMPLETIONS = 64  # of a group, where their number is inferred from success rates
 ZERO_ADVANTAGE = 1e-3  # equal rewards leave up to rounding / (0 + 1e-4), TRL's denominator
 CHARACTERS_PER_TOKEN = 4.0
@@ -118,7 +120,7 @@ def find_files(path: str | Path) -> list[Path]:
         *("groups.parquet", "dataeff/groups.parquet", "completions/completions_*.parquet", "*.parquet"),
         *("*.jsonl*", "*.ndjson", "**/*rollouts*.jsonl*", "**/*.jsonl*"),
     ):
-        found = [file for file in path.glob(pattern) if not re.match(r"eval|val|metrics|\.", file.name)]
+        found = [file for file in path.glob(pattern) if not re.match(NOT_ROLLOUTS, file.name)]
         if found:
             return sorted(found, key=_natural)
     raise UnreadableRollouts(
@@ -145,8 +147,8 @@ def _read_group_log(file: Path, group_size: int | None) -> RecordedGroups:
     extra = [name for name in ("tokens", "seconds", "predicted", "origin") if name in names]
     table = pq.read_table(file, columns=[*GROUP_COLUMNS, *extra])
     if "origin" in extra:
-        table = table.filter(pa.compute.is_in(table["origin"], pa.array(["fresh", "reference"])))
-    table = table.filter(pa.compute.greater_equal(table["prompt_id"], 0)).sort_by("step")
+        table = table.filter(pc.is_in(table["origin"], pa.array(["fresh", "reference"])))
+    table = table.filter(pc.greater_equal(table["prompt_id"], 0)).sort_by("step")
     if not len(table):
         raise UnreadableRollouts(f"{file} holds no group of a known prompt. Audit a run that has made a step.")
 
@@ -156,7 +158,7 @@ def _read_group_log(file: Path, group_size: int | None) -> RecordedGroups:
         return table[name].to_numpy().astype(np.float64)
 
     success = numbers("success_rate")
-    kinds = pa.compute.index_in(table["kind"], pa.array(KINDS)).to_numpy().astype(np.int8)
+    kinds = pc.index_in(table["kind"], pa.array(KINDS)).to_numpy().astype(np.int8)
     _, prompt = np.unique(table["prompt_id"].to_numpy(), return_inverse=True)
     return RecordedGroups(
         step=table["step"].to_numpy().astype(np.int64),
@@ -263,9 +265,11 @@ def _grouped(
     counts = np.diff(np.append(first, len(rows)))
     size = group_size or int(np.bincount(counts, weights=counts).argmax())
     if size < 2:
+        where, how = (
+            ("in a step", "log all of them") if rows.has_steps else ("in a row", "name the step: --map step=COLUMN")
+        )
         raise UnreadableRollouts(
-            f"{name}: most prompts have one completion in a step, so that there are no groups. GRPO samples several of each: "
-            "log all of them, or name the columns with --map prompt=COLUMN,step=COLUMN."
+            f"{name}: most prompts have one completion {where}, so that there are no groups. GRPO samples several of each: {how}."
         )
     position = np.arange(len(rows)) - np.repeat(first, counts)
     first = np.flatnonzero(position % size == 0)
@@ -285,7 +289,9 @@ def _grouped(
     totals = rows.reward.reshape(-1, size)
     low, high = np.fmin.reduce(totals, axis=1), np.fmax.reduce(totals, axis=1)
     with np.errstate(invalid="ignore"):
-        tolerance = 4 * np.finfo(np.float32).eps * np.abs(totals).max(axis=1) if rows.several_rewards else 0.0
+        tolerance = (
+            4 * np.finfo(np.float32).eps * np.fmax.reduce(np.abs(totals), axis=1) if rows.several_rewards else 0.0
+        )
         zero_variance = ~(high - low > tolerance) | np.isinf(totals).any(axis=1)
     if rows.several_rewards and not np.isnan(rows.advantage).any():  # TRL's own: its weights are not recorded
         zero_variance = np.abs(rows.advantage).reshape(-1, size).max(axis=1) <= ZERO_ADVANTAGE
