@@ -24,6 +24,7 @@ commands:
   fit-predictor
              fit a predictor of success rates to the groups of finished runs
   simulate   estimate savings before training
+  audit      what a finished run, of TRL or others, spent on groups without a gradient
 
 options:
   -h, --help    show this help; `trl-dataeff COMMAND --help` shows that of a command
@@ -42,6 +43,7 @@ COMMANDS = {
     "recipes": "trl_dataeff.cli.recipes",
     "fit-predictor": "trl_dataeff.cli.fit_predictor",
     "simulate": "trl_dataeff.cli.simulate",
+    "audit": "trl_dataeff.cli.audit",
     "env": "trl_dataeff.cli.main",
 }
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trl_dataeff.cli.errors import UserError, closest, listed
@@ -35,6 +37,11 @@ examples:
 """
 LARGE = 10**7  # prompts times steps; beyond it, a simulation takes minutes
 RATES = (0.01, 0.7)
+#: Options that an audit gives
+AUDITED = {
+    *("prompts", "easy", "dead", "success_rates", "predictability", "num_generations", "groups_per_step", "max_steps"),
+    "speed",
+}
 #: Fields that change nothing here: there are no texts, no weights, and rewards are 0 and 1
 NOT_SIMULATED = ("dots_embedding", "replay_clip", "replay_ratio_cap", "reward_range")
 
@@ -49,11 +56,43 @@ def run(argv: list[str]) -> int:
     """
     from trl_dataeff.cli.console import quiet_libraries
 
-    args = _parser().parse_args(argv)
+    args = _parse(argv)
     _check_numbers(args)
     with quiet_libraries():
         print(_simulate(args))
     return 0
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    """The options; those that an audit gives stand in for the defaults."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    if args.from_audit is None:
+        return args
+    if args.groups is not None:
+        raise UserError("`--from_audit` and `--groups` both say what the prompts are. Leave one of them out.")
+    parser.set_defaults(**options_of_audit(args.from_audit))
+    return parser.parse_args(argv)
+
+
+def options_of_audit(path: str) -> dict[str, Any]:
+    """The options that `trl-dataeff audit --json` gives, by name."""
+    how = "Write it with `trl-dataeff audit PATH --json > FILE`."
+    try:
+        found = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"`--from_audit {path}` cannot be read ({error}). {how}") from error
+    if not isinstance(found, dict) or "simulation" not in found:
+        raise UserError(f"`--from_audit {path}` is not an audit: it has no `simulation`. {how}")
+    if found["simulation"] is None:
+        raise UserError(
+            f"`--from_audit {path}` has no projection to go by: {found.get('no_projection_because') or 'it was left out'}."
+        )
+    known = {name: value for name, value in found["simulation"].items() if value is not None}
+    unknown = set(known) - AUDITED
+    if unknown:
+        raise UserError(f"`--from_audit {path}` is of another version: {listed(sorted(unknown))} is not known. {how}")
+    return known
 
 
 def _simulate(args: argparse.Namespace) -> str:
@@ -263,6 +302,11 @@ def _parser() -> argparse.ArgumentParser:
         help=f"of the others, at the start (default: {RATES[0]} {RATES[1]})",
     )
     prompts.add_argument("--groups", metavar="FILE", help="dataeff/groups.parquet of a run, to estimate these from")
+    prompts.add_argument(
+        *("--from_audit", "--from-audit"),
+        metavar="FILE",
+        help="what `trl-dataeff audit --json` printed: gives these and the options of the run, those named here apart",
+    )
     prompts.add_argument(
         "--logged_num_generations", type=int, metavar="G", help="completions of a prompt in that run (as in this one)"
     )
