@@ -182,7 +182,10 @@ class DataEfficientOptions:
     )
     dots_embedding: str = field(
         default="policy",
-        metadata={"help": "'policy' (mean of the policy's last hidden states), or a model id or path."},
+        metadata={
+            "help": "'policy' (mean of the policy's last hidden states), or the id or path of a model, which needs the "
+            "extra `embeddings`."
+        },
     )
     dots_reference: Literal["rolling", "paper"] = field(
         default="rolling",

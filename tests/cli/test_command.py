@@ -168,6 +168,12 @@ def test_use_vllm_without_vllm(recipe, monkeypatch, capsys):
     assert 'pip install "trl-dataeff[vllm]"' in capsys.readouterr().err
 
 
+def test_an_embedding_model_without_sentence_transformers(recipe, monkeypatch, capsys):
+    monkeypatch.setattr("trl_dataeff.cli.checks.find_spec", lambda name: None)
+    assert main(["grpo", "--config", recipe, "--selection", "dots", "--dots_embedding", "some/model"]) == 2
+    assert 'pip install "trl-dataeff[embeddings]"' in capsys.readouterr().err
+
+
 def test_mistake_in_a_program_keeps_its_traceback(recipe, monkeypatch):
     def broken(completions, **kwargs):
         raise KeyError("a mistake in the reward")
