@@ -80,7 +80,7 @@ def hash_file(path: str | Path, *, sync: bool = False) -> tuple[int, str]:
     """
     digest, size = xxhash.xxh3_128(), 0
     piece = memoryview(bytearray(min(_PIECE, os.stat(path).st_size + 1)))
-    with open(path, "rb", buffering=0) as file:
+    with open(path, "r+b" if sync else "rb", buffering=0) as file:
         if sync:
             os.fsync(file.fileno())
         while read := file.readinto(piece):
