@@ -15,19 +15,23 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import torch
 from datasets import Dataset
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, PrinterCallback, TrainerCallback
+from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
+from benchmarks.lab.model import make_model, make_tokenizer
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 
 
 LIMIT = 1.01
 WARM_UP = 2
-CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz +-*/=:?"
+
+Name = TypeVar("Name")
+Result = TypeVar("Result")
 
 
 class StepTimes(TrainerCallback):
@@ -43,39 +47,15 @@ class StepTimes(TrainerCallback):
         self.seconds.append(time.perf_counter() - self.began)
 
 
-def character_tokenizer() -> PreTrainedTokenizerFast:
-    vocabulary = {token: i for i, token in enumerate(["<pad>", "<eos>", *CHARACTERS])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", padding_side="left"
-    )
-
-
-def small_llama(vocabulary: int) -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=vocabulary,
-            hidden_size=160,
-            intermediate_size=448,
-            num_hidden_layers=4,
-            num_attention_heads=4,
-            max_position_embeddings=128,
-            bos_token_id=None,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
-    )
-
-
 def digits_reward(completions: list[str], **kwargs) -> list[float]:
     return [sum(c.isdigit() for c in completion) / 32 for completion in completions]
 
 
-def run_steps(trainer_class: type, config_class: type, steps: int, folder: str) -> list[float]:
-    """Seconds of `steps` steps after the warm-up."""
-    tokenizer, times = character_tokenizer(), StepTimes()
+def train_briefly(
+    trainer_class: type, config_class: type, steps: int, folder: str, **options
+) -> tuple[object, list[float]]:
+    """The trainer after `steps` steps, and the seconds of each."""
+    tokenizer, times = make_tokenizer(), StepTimes()
     config = config_class(
         folder,
         use_cpu=True,
@@ -85,24 +65,41 @@ def run_steps(trainer_class: type, config_class: type, steps: int, folder: str) 
         num_generations=8,
         max_completion_length=32,
         learning_rate=1e-5,
-        max_steps=steps + WARM_UP,
+        max_steps=steps,
         logging_steps=1,
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
-        **({"selection": "uniform", "replay_fraction": 0.0} if config_class is DataEfficientGRPOConfig else {}),
+        **options,
     )
     trainer = trainer_class(
-        model=small_llama(len(tokenizer)),
+        model=make_model(tokenizer, seed=0, hidden=160),
         reward_funcs=digits_reward,
         args=config,
-        train_dataset=Dataset.from_dict({"prompt": [f"{i}+{i * 7}=?" for i in range(512)], "answer": ["0"] * 512}),
+        train_dataset=Dataset.from_dict({"prompt": [f"{i}+{i * 7}=" for i in range(512)]}),
         processing_class=tokenizer,
         callbacks=[times],
     )
     trainer.remove_callback(PrinterCallback)
     trainer.train()
-    return times.seconds[WARM_UP:]
+    return trainer, times.seconds
+
+
+def run_steps(trainer_class: type, config_class: type, steps: int, folder: str) -> list[float]:
+    """Seconds of `steps` steps after the warm-up."""
+    off = {"selection": "uniform", "replay_fraction": 0.0} if config_class is DataEfficientGRPOConfig else {}
+    return train_briefly(trainer_class, config_class, steps + WARM_UP, folder, **off)[1][WARM_UP:]
+
+
+def in_turns(names: Iterable[Name], turns: int, run: Callable[[Name, str], list[Result]]) -> dict[Name, list[Result]]:
+    """What `run(name, folder)` gives for each name, one after the other and then backwards, `turns` times in all."""
+    results: dict[Name, list[Result]] = {name: [] for name in names}
+    with tempfile.TemporaryDirectory() as folder:
+        for turn in range(turns):
+            for name in results if turn % 2 == 0 else reversed(results):
+                results[name] += run(name, folder)
+            print(f"turn {turn + 1}/{turns}", file=sys.stderr)
+    return results
 
 
 def main() -> None:
@@ -116,13 +113,9 @@ def main() -> None:
         "GRPOTrainer": (GRPOTrainer, GRPOConfig),
         "DataEfficientGRPOTrainer, everything off": (DataEfficientGRPOTrainer, DataEfficientGRPOConfig),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in contestants}
-    with tempfile.TemporaryDirectory() as folder:
-        for turn in range(options.turns):
-            order = list(contestants) if turn % 2 == 0 else list(reversed(contestants))
-            for name in order:
-                seconds[name] += run_steps(*contestants[name], options.steps, folder)
-            print(f"turn {turn + 1}/{options.turns}", file=sys.stderr)
+    seconds = in_turns(
+        contestants, options.turns, lambda name, folder: run_steps(*contestants[name], options.steps, folder)
+    )
     reference, ours = (statistics.median(values) for values in seconds.values())
     for name, values in seconds.items():
         quartiles = statistics.quantiles(values, n=4)

@@ -14,13 +14,10 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-import tempfile
 
 import torch
-from datasets import Dataset
-from transformers import PrinterCallback
 
-from benchmarks.overhead import character_tokenizer, digits_reward, small_llama
+from benchmarks.overhead import in_turns, train_briefly
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 
 
@@ -32,33 +29,8 @@ PARTS = ("generation", "training", "selection")
 
 def run_steps(share: float, steps: int, folder: str) -> list[dict[str, float]]:
     """Seconds of the parts of each of `steps` steps after the warm-up."""
-    tokenizer = character_tokenizer()
-    config = DataEfficientGRPOConfig(
-        folder,
-        selection="uniform",
-        replay_fraction=share,
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        per_device_train_batch_size=128,
-        num_generations=8,
-        max_completion_length=32,
-        learning_rate=1e-5,
-        max_steps=steps + WARM_UP,
-        logging_steps=1,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-    )
-    trainer = DataEfficientGRPOTrainer(
-        model=small_llama(len(tokenizer)),
-        reward_funcs=digits_reward,
-        args=config,
-        train_dataset=Dataset.from_dict({"prompt": [f"{i}+{i * 7}=?" for i in range(512)]}),
-        processing_class=tokenizer,
-    )
-    trainer.remove_callback(PrinterCallback)
-    trainer.train()
+    options = {"selection": "uniform", "replay_fraction": share}
+    trainer, _ = train_briefly(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, steps + WARM_UP, folder, **options)
     logs = [log for log in trainer.state.log_history if "loss" in log][WARM_UP:]
     return [{part: log[f"dataeff/time/{part}_s"] for part in PARTS} for log in logs]
 
@@ -69,12 +41,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8, help="timed steps of a run")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    times: dict[float, list[dict[str, float]]] = {share: [] for share in SHARES}
-    with tempfile.TemporaryDirectory() as folder:
-        for turn in range(options.turns):
-            for share in SHARES if turn % 2 == 0 else reversed(SHARES):
-                times[share] += run_steps(share, options.steps, folder)
-            print(f"turn {turn + 1}/{options.turns}", file=sys.stderr)
+    times = in_turns(SHARES, options.turns, lambda share, folder: run_steps(share, options.steps, folder))
     medians = {
         share: {part: statistics.median(step[part] for step in steps) for part in PARTS}
         for share, steps in times.items()

@@ -41,14 +41,14 @@ class DataEfficientOptions:
         default=False,
         metadata={
             "help": "Drop zero-variance groups once they are scored, and refill the batch with further rounds of "
-            "rollouts. Saves optimizer steps at the price of more rollouts per step (DAPO, arXiv 2503.14476)."
+            "rollouts, which saves optimizer steps at the price of more rollouts per step (DAPO, arXiv 2503.14476)."
         },
     )
     max_rollout_rounds: int = field(
         default=4,
         metadata={
-            "help": "With `dynamic_sampling`: rounds of rollouts that one batch may take. A batch that is still short "
-            "afterwards is completed by replay, then with zero-variance groups; training never stops for it."
+            "help": "With `dynamic_sampling`: maximum number of rounds of rollouts per batch; a batch that is still short "
+            "afterwards is completed by replay, then with zero-variance groups."
         },
     )
     rollout_margin: float = field(
@@ -66,15 +66,14 @@ class DataEfficientOptions:
     rollout_round_max: float = field(
         default=1.5,
         metadata={
-            "help": "With `dynamic_sampling`: largest round, as a share of the B groups of a batch. A round is "
-            "generated in one call: set it to 1.0 if generation runs out of memory."
+            "help": "With `dynamic_sampling`: largest round, as a share of the B groups of a batch; a round is "
+            "generated in one call, so lower it to 1.0 if generation runs out of memory."
         },
     )
     reward_range: list[float] | None = field(
         default=None,
         metadata={
-            "help": "Two numbers, the lowest and the highest total reward: they map to success rate 0 and 1. If not "
-            "set, the lowest and the highest seen so far."
+            "help": "Lowest and highest total reward, which map to success rates 0 and 1; unset, those seen so far."
         },
     )
     exploration: float = field(
@@ -189,7 +188,10 @@ class DataEfficientOptions:
     )
     dots_embedding: str = field(
         default="policy",
-        metadata={"help": "'policy' (mean of the policy's last hidden states), or a model id or path."},
+        metadata={
+            "help": "What embeds the prompts: 'policy' (mean of the policy's last hidden states), or the id or path of a model, which needs the "
+            "extra `embeddings`."
+        },
     )
     dots_reference: Literal["rolling", "paper"] = field(
         default="rolling",
@@ -216,15 +218,15 @@ class DataEfficientOptions:
     )
 
     # Parameters that control GRESO
-    greso_p_init: float = field(default=0.5, metadata={"help": "Keep probability per zero-variance visit, at first."})
-    greso_p_step: float = field(default=0.01, metadata={"help": "By how much a keep probability moves per step."})
+    greso_p_init: float = field(default=0.5, metadata={"help": "Initial keep probability per zero-variance visit."})
+    greso_p_step: float = field(default=0.01, metadata={"help": "Change of a keep probability per step."})
     greso_p_min: float = field(default=0.05, metadata={"help": "Lower bound of the keep probabilities."})
     greso_p_max: float = field(default=0.95, metadata={"help": "Upper bound of the keep probabilities."})
     greso_target_zero_variance: float = field(
-        default=0.25, metadata={"help": "Share of zero-variance groups that the controller steers to."}
+        default=0.25, metadata={"help": "Share of zero-variance groups that the controller aims at."}
     )
     greso_easy_share: float = field(
-        default=1 / 3, metadata={"help": "Part of `greso_target_zero_variance` that falls to easy prompts."}
+        default=1 / 3, metadata={"help": "Part of `greso_target_zero_variance` that is allotted to easy prompts."}
     )
     greso_streak_half_life: float | None = field(
         default=None,

@@ -1,7 +1,10 @@
 """Files are written completely or not at all."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from trl_dataeff.checkpoint import files
 from trl_dataeff.checkpoint.files import write_atomically
 
 
@@ -17,3 +20,10 @@ def test_a_write_that_fails_leaves_the_former_file(tmp_path):
         write_atomically(path, fail)
     assert path.read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_on_windows_no_folder_is_opened(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "sys", SimpleNamespace(platform="win32"))
+    monkeypatch.setattr(files.os, "open", lambda *args: pytest.fail("a folder was opened"))
+    write_atomically(tmp_path / "file", lambda p: p.write_text("text"))
+    assert (tmp_path / "file").read_text() == "text"

@@ -168,6 +168,30 @@ def test_use_vllm_without_vllm(recipe, monkeypatch, capsys):
     assert 'pip install "trl-dataeff[vllm]"' in capsys.readouterr().err
 
 
+def test_output_whose_reader_stops_ends_without_a_traceback():
+    for args in (["--help"], ["grpo", "--help"]):
+        command = [sys.executable, "-m", "trl_dataeff.cli.main", *args]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            process.stdout.close()  # as `head` does
+            assert process.stderr.read() == ""
+        assert process.returncode == 141
+
+
+def test_a_broken_pipe_to_something_else_is_an_error(monkeypatch):
+    def fail(argv):
+        raise BrokenPipeError("a connection")
+
+    monkeypatch.setattr("trl_dataeff.cli.recipes.run", fail)
+    with pytest.raises(BrokenPipeError, match="a connection"):
+        main(["recipes", "list"])
+
+
+def test_an_embedding_model_without_sentence_transformers(recipe, monkeypatch, capsys):
+    monkeypatch.setattr("trl_dataeff.cli.checks.find_spec", lambda name: None)
+    assert main(["grpo", "--config", recipe, "--selection", "dots", "--dots_embedding", "some/model"]) == 2
+    assert 'pip install "trl-dataeff[embeddings]"' in capsys.readouterr().err
+
+
 def test_mistake_in_a_program_keeps_its_traceback(recipe, monkeypatch):
     def broken(completions, **kwargs):
         raise KeyError("a mistake in the reward")

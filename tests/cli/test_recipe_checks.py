@@ -38,7 +38,7 @@ def problems(text: str, tmp_path: Path) -> list[str]:
         ("learning_rat: 1.0e-6", ["`learning_rat`", "Did you mean `learning_rate`"]),
         ("dynamic_samplng: true", ["Did you mean `dynamic_sampling`"]),
         ("num_proceses: 2", ["Did you mean `num_processes`"]),
-        ("zzzzzz: 1", ["`zzzzzz` is no field"]),
+        ("zzzzzz: 1", ["`zzzzzz` is not a field"]),
         ("num_generations: eight", ["`num_generations`", "'eight'", "an integer"]),
         ("num_generations: 8.0", ["8.0", "an integer"]),
         ("max_steps: true", ["true", "an integer"]),
@@ -165,7 +165,7 @@ def test_mistakes_of_the_command_line_and_the_recipe_are_said_together(write, ca
     errors = [line.removeprefix("trl-dataeff: error: ") for line in capsys.readouterr().err.splitlines()]
     starts = [
         "Argument --seed: invalid int value: 'one'",
-        "`--learning_rat` is no option",
+        "`--learning_rat` is not an option",
         "`temperature` is -1.0; it takes a number > 0.",  # which the command line says, not line 2
         "The completions of a prompt would be split",
         "bad.yaml:1: `loss_type` is 'nonsense'",
@@ -273,7 +273,7 @@ def test_launch_options_are_told_from_fields(write):
         (["--learning_rat", "1"], "Did you mean `learning_rate`"),
         (["--seed", "one"], "invalid int value: 'one'"),
         (["--dtype", "bf16"], "invalid choice: 'bf16'"),
-        (["--see", "1"], "`--see` is no option"),  # no abbreviations: a new field must not change what they mean
+        (["--see", "1"], "`--see` is not an option"),  # no abbreviations: a new field must not change what they mean
     ],
 )
 def test_wrong_command_lines(args, part, write):

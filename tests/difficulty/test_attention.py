@@ -136,7 +136,7 @@ def test_files_that_are_no_checkpoint(tmp_path):
         load_predictor(tmp_path / "text.pt")
     for i, content in enumerate([torch.ones(3), {"weights": torch.ones(2)}, {"model_state_dict": {"a": 1}}, {}]):
         torch.save(content, tmp_path / f"{i}.pt")
-        with pytest.raises(PredictorError, match="is no checkpoint of a difficulty predictor"):
+        with pytest.raises(PredictorError, match="is not a checkpoint of a difficulty predictor"):
             load_predictor(tmp_path / f"{i}.pt")
     with pytest.raises(PredictorError, match="There is no predictor at"):
         load_predictor(tmp_path / "absent.pt")

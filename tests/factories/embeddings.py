@@ -1,9 +1,11 @@
 """Prompts and models to embed, and their embeddings calculated one at a time."""
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
@@ -11,6 +13,10 @@ from transformers import BertConfig, BertModel
 
 from tests.factories.tiny import tiny_model, tiny_tokenizer
 
+
+needs_sentence_transformers = pytest.mark.skipif(
+    find_spec("sentence_transformers") is None, reason="needs sentence-transformers"
+)
 
 VARIED_TEXTS = ["1+1=", "a", "What is the third prime number after 12?", "xy" * 30, "0", "12+30="]
 
@@ -51,10 +57,13 @@ def save_bert(folder: Path, without: str = "none", **modules) -> str:
     tokenizer.save_pretrained(folder)
     if modules:
         kinds = [("", "Transformer"), ("1_Pooling", "Pooling"), *([("2_Normalize", "Normalize")])]
-        listed = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in kinds]
+        listed = [
+            {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+            for i, (path, kind) in enumerate(kinds)
+        ]
         (folder / "modules.json").write_text(json.dumps(listed))
         (folder / "1_Pooling").mkdir()
-        (folder / "1_Pooling" / "config.json").write_text(json.dumps(modules))
+        (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 24, **modules}))
         (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 20}')
     return str(folder)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
     try:
         write(temporary)
-        with open(temporary, "rb") as handle:
+        with open(temporary, "r+b") as handle:  # Windows syncs only what can be written
             os.fsync(handle.fileno())
         os.replace(temporary, path)
     finally:
@@ -27,7 +28,9 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Bring the names in a folder to the disk."""
+    """Bring the names in a folder to the disk. On Windows, where a folder cannot be opened, nothing is done."""
+    if sys.platform == "win32":
+        return
     folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)

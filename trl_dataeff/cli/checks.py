@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from typing import Any
 
 from transformers.utils import is_bitsandbytes_available, is_peft_available
@@ -184,6 +185,13 @@ def _package_problems(training: DataEfficientGRPOConfig, model: ModelConfig) -> 
             "slower but works: `--use_vllm false`."
         )
         yield Problem(message, ("use_vllm",))
+    embeds = training.selection.startswith("dots") and training.dots_embedding != "policy"
+    if embeds and find_spec("sentence_transformers") is None:
+        message = (
+            f"`dots_embedding` is {training.dots_embedding!r}, which needs sentence-transformers: pip install "
+            '"trl-dataeff[embeddings]". Without it, the policy can embed the prompts: `--dots_embedding policy`.'
+        )
+        yield Problem(message, ("dots_embedding",))
     for name in ("load_in_4bit", "load_in_8bit"):
         if getattr(model, name) and not is_bitsandbytes_available():
             yield Problem(f"`{name}` needs bitsandbytes: pip install bitsandbytes.", (name,))

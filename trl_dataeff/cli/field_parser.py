@@ -59,7 +59,7 @@ class FieldParser(TrlParser):
         Return a value from YAML as the field `name` takes it, or raise a [`WrongValue`].
 
         Text is converted as on the command line: YAML 1.1 reads `1e-6` as text, not as a number. Nothing else is
-        converted: `8.0` is no integer and `true` no number.
+        converted: `8.0` is not an integer and `true` is not a number.
         """
         option, hint = self.options[name], self.hints[name]
         if value is None and self.defaults[name] is None:

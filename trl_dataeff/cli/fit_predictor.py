@@ -106,28 +106,41 @@ def _embed(dataset: Dataset, embedding: str) -> np.ndarray:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="trl-dataeff fit-predictor",
-        description="Fit a predictor of prompts' success rates to the groups of finished runs.",
+        description="Fit a success-rate predictor to the groups of finished runs.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    needed = parser.add_argument_group("needed")
+    needed = parser.add_argument_group("required arguments")
     needed.add_argument(
-        "--groups", nargs="+", required=True, metavar="FILE", help="dataeff/groups.parquet of each run"
+        "--groups", nargs="+", required=True, metavar="FILE", help="the file dataeff/groups.parquet of each run"
     )
     needed.add_argument("--dataset", required=True, metavar="NAME", help="the runs' dataset: Hub id, folder or file")
     needed.add_argument(
-        "--embedding", required=True, metavar="MODEL", help="model that embeds the prompts: id or path"
+        "--embedding",
+        required=True,
+        metavar="MODEL",
+        help="id or path of the model that embeds the prompts (needs the extra `embeddings`)",
     )
-    needed.add_argument("--output", required=True, metavar="DIR", help="folder of the predictor and of report.md")
-    parser.add_argument("--kind", choices=("attention", "logistic"), default="attention", help="default: attention")
-    parser.add_argument("--seed", type=int, default=0, help="of the held-out prompts and of the fit (default: 0)")
-    parser.add_argument("--force", action="store_true", help="write into a folder that has files already")
-    shape = parser.add_argument_group("how the runs' recipe shapes the dataset")
-    shape.add_argument("--dataset_config", metavar="NAME", help="configuration of a dataset on the Hub")
-    shape.add_argument("--dataset_split", metavar="NAME", default="train", help="split (default: train)")
+    needed.add_argument(
+        "--output", required=True, metavar="DIR", help="folder to write the predictor and report.md to"
+    )
+    parser.add_argument(
+        "--kind", choices=("attention", "logistic"), default="attention", help="kind of predictor (default: attention)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="random seed of the held-out split and the fit (default: 0)"
+    )
+    parser.add_argument("--force", action="store_true", help="write to a folder that is not empty")
+    shape = parser.add_argument_group("dataset fields, as in the runs' recipe")
+    shape.add_argument("--dataset_config", metavar="NAME", help="configuration name of a dataset on the Hub")
+    shape.add_argument("--dataset_split", metavar="NAME", default="train", help="dataset split (default: train)")
     shape.add_argument("--prompt_column", metavar="NAME", help="column that holds the prompts")
-    shape.add_argument("--prompt_template", metavar="TEXT", help="text of a prompt, with {column} for a column")
-    shape.add_argument("--prompt_as_chat", action="store_true", help="make a text prompt the user's message")
-    shape.add_argument("--system_prompt", metavar="TEXT", help="system message in front of every prompt")
+    shape.add_argument(
+        "--prompt_template", metavar="TEXT", help="prompt text, in which {column} stands for a column of the row"
+    )
+    shape.add_argument(
+        "--prompt_as_chat", action="store_true", help="turn text prompts into the user's message of a conversation"
+    )
+    shape.add_argument("--system_prompt", metavar="TEXT", help="system message put before every prompt")
     return parser

@@ -1,6 +1,6 @@
-"""Help that is read from the top: what most runs set first, our own fields apart, the hundreds of others on demand.
+"""The help of `trl-dataeff grpo`: first the fields that most runs set, then those of this package, all others on demand.
 
-The short help imports neither torch nor TRL's configuration, so that it is there at once.
+The short help imports neither torch nor TRL's configuration, so that it is printed at once.
 """
 
 from __future__ import annotations
@@ -48,27 +48,27 @@ launch:
 
 #: Fields of `GRPOConfig` as the short help has them: what most runs set, and what rewards need
 ESSENTIALS = {
-    "output_dir": "Folder of checkpoints and of the trained model.",
-    "num_generations": "Completions of a prompt, G. (default: 8)",
-    "max_completion_length": "Most tokens of a completion. (default: 512)",
-    "per_device_train_batch_size": "Completions of a device in a forward and backward pass. (default: 8)",
-    "gradient_accumulation_steps": "Passes of an optimizer step. (default: 1)",
-    "steps_per_generation": "Passes of a generation batch. As `gradient_accumulation_steps` by default.",
-    "learning_rate": "Learning rate at its highest. (default: 1e-06)",
-    "max_steps": "Optimizer steps; beyond 0, it overrides `num_train_epochs`. (default: -1)",
-    "num_train_epochs": "Passes over the dataset. (default: 3.0)",
+    "output_dir": "Folder for checkpoints and the trained model.",
+    "num_generations": "Completions per prompt, G. (default: 8)",
+    "max_completion_length": "Maximum number of tokens in a completion. (default: 512)",
+    "per_device_train_batch_size": "Completions per device in a forward and backward pass. (default: 8)",
+    "gradient_accumulation_steps": "Forward and backward passes per optimizer step. (default: 1)",
+    "steps_per_generation": "Forward and backward passes per generation batch; by default as `gradient_accumulation_steps`.",
+    "learning_rate": "Peak learning rate. (default: 1e-06)",
+    "max_steps": "Number of optimizer steps; if positive, it overrides `num_train_epochs`. (default: -1)",
+    "num_train_epochs": "Number of passes over the dataset. (default: 3.0)",
     "use_vllm": "Generate with vLLM.",
-    "vllm_mode": "'colocate' (in the training processes) or 'server'. (default: colocate)",
+    "vllm_mode": "Where vLLM runs: 'colocate' (in the training processes) or 'server'. (default: colocate)",
     "use_cpu": "Train on the CPU, even if there is a GPU.",
-    "logging_steps": "Steps between two rows of the log; below 1, a share of all steps. (default: 10)",
-    "save_steps": "Steps between two checkpoints; below 1, a share of all steps. (default: 500)",
-    "resume_from_checkpoint": "Folder of a checkpoint, or 'last' for the latest complete one in `output_dir`.",
-    "report_to": "Trackers: wandb, trackio, tensorboard, ..., or none. (default: none)",
+    "logging_steps": "Log every N steps; a value below 1 is a fraction of all steps. (default: 10)",
+    "save_steps": "Save a checkpoint every N steps; a value below 1 is a fraction of all steps. (default: 500)",
+    "resume_from_checkpoint": "Checkpoint folder to resume from, or 'last' for the latest complete one in `output_dir`.",
+    "report_to": "Experiment trackers: wandb, trackio, tensorboard, ..., or none. (default: none)",
     "push_to_hub": "Push the trained model to the Hub.",
 }
 REWARDS = {
-    "reward_weights": "A number for each reward, in the order of `reward_funcs`; a reward model comes first.",
-    "scale_rewards": "Divide advantages by the deviation of rewards in the 'group', the 'batch', or 'none'. (default: group)",
+    "reward_weights": "One weight per reward, in the order of `reward_funcs`; a reward model comes first.",
+    "scale_rewards": "Divide advantages by the standard deviation of rewards in the 'group' or the 'batch', or 'none'. (default: group)",
 }
 FAULT_TOLERANCE = (*ON_BY_DEFAULT, "reward_timeout")
 MIXTURE = ("datasets", "streaming", "test_split_size")
@@ -88,13 +88,13 @@ def sections() -> dict[str, tuple[str, ...]]:
     script = [f.name for f in fields(DataEfficientGRPOScriptArguments)]
     dataset = [name for name in script if name.startswith(("dataset_", "prompt_", "system_", "answer_"))]
     return {
-        "essentials - What most runs set": ("model_name_or_path", *ESSENTIALS),
+        "essentials - Fields that most runs set": ("model_name_or_path", *ESSENTIALS),
         "data efficiency - Which prompts are selected, and which rollouts are kept": own_fields(),
         "fault tolerance - The first three are on by default in this command": FAULT_TOLERANCE,
-        "replay - Training on recent rollouts again": own_fields("replay_"),
-        "DOTS - With `selection` 'dots': prompts by predicted success rate": own_fields(*DOTS),
+        "replay - Train on recent rollouts again": own_fields("replay_"),
+        "DOTS - With `selection` 'dots': select prompts by predicted success rate": own_fields(*DOTS),
         "GRESO - With `selection` 'greso': skip prompts with repeated zero-variance groups": own_fields("greso_"),
-        "rewards - What a completion is worth; several rewards are added up": (
+        "rewards - How completions are scored; several rewards are added up": (
             "reward_funcs",
             "reward_model_name_or_path",
             *REWARDS,

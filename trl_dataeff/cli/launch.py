@@ -67,8 +67,8 @@ def launch_option(key: str, value: Any) -> list[str] | None:
 
 def check_launch_args(args: list[str], fields: list[str]) -> list[Problem]:
     """
-    Return the options of `accelerate launch` with a wrong value; raise a [`UserError`] for what is no option of it, with a
-    hint at one of the `fields` of training.
+    Return the options of `accelerate launch` with an invalid value; raise a [`UserError`] for unknown options, with a hint
+    at one of the `fields` of training.
     """
     try:
         parsed, unknown = _parse(args)
@@ -77,7 +77,7 @@ def check_launch_args(args: list[str], fields: list[str]) -> list[Problem]:
         return [Problem(f"`{name}` is an option of `accelerate launch`, which says: {error.message}.", (name,))]
     if unknown:
         hint = closest(unknown[0].strip("-").replace("-", "_"), [*fields, *launch_options()])
-        raise UserError(f"`{unknown[0]}` is no option of `trl-dataeff grpo` or `accelerate launch`.{hint}")
+        raise UserError(f"`{unknown[0]}` is not an option of `trl-dataeff grpo` or `accelerate launch`.{hint}")
     token = parsed.training_script
     if token == _SCRIPT:
         return []

@@ -1,10 +1,11 @@
-"""The command `trl-dataeff`: hands what follows a sub-command to its module, and shows a user's mistakes as such."""
+"""The command `trl-dataeff`: passes the arguments of a sub-command to its module, and prints user errors without traceback."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
 import io
+import os
 import sys
 from importlib.metadata import PackageNotFoundError, version
 
@@ -20,22 +21,24 @@ Data-efficient GRPO for Hugging Face TRL: generate only rollouts that produce a 
 commands:
   grpo       train a model with GRPO from a recipe           trl-dataeff grpo --config recipe.yaml
   recipes    list, show, copy and validate recipes           trl-dataeff recipes list
-  env        print the versions of everything that matters, for a report
+  env        print versions for a bug report
   fit-predictor
-             fit a predictor of success rates to the groups of finished runs
+             fit a success-rate predictor to the groups of finished runs
   simulate   estimate savings before training
   audit      what a finished run, of TRL or others, spent on groups without a gradient
 
 options:
-  -h, --help    show this help; `trl-dataeff COMMAND --help` shows that of a command
+  -h, --help    show this help; for a command's help, run `trl-dataeff COMMAND --help`
   --version     show the version
 
-to begin:
+to get started:
   trl-dataeff recipes list
   trl-dataeff recipes copy Qwen2.5-0.5B-Instruct/gsm8k/uniform recipe.yaml
   trl-dataeff grpo --config recipe.yaml --max_steps 20
 """
 
+
+BROKEN_PIPE = 141  # as a shell reports SIGPIPE
 
 #: The module of each sub-command, imported when it is called
 COMMANDS = {
@@ -51,12 +54,26 @@ COMMANDS = {
 def main(argv: list[str] | None = None) -> int:
     """
     Run the command and return its exit code: 0, 2 for a mistake in what was given, 1 for a recipe that is not valid, 130
-    after Ctrl-C. A run that SIGTERM stops raises `SystemExit(143)`.
+    after Ctrl-C, 141 if the reader of its output has closed the pipe. A run that SIGTERM stops raises `SystemExit(143)`.
 
     Args:
         argv (`list[str]`, *optional*): arguments; those of the process if not given.
     """
-    argv = list(sys.argv[1:] if argv is None else argv)
+    try:
+        try:
+            return _run(list(sys.argv[1:] if argv is None else argv))
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        try:
+            print(flush=True)
+        except BrokenPipeError:  # it is standard output, whose reader, such as `head`, has closed the pipe
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to flush at exit
+            return BROKEN_PIPE
+        raise
+
+
+def _run(argv: list[str]) -> int:
     try:
         if not argv or argv[0] in ("-h", "--help", "help"):
             print(HELP, end="")
@@ -66,7 +83,7 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         if argv[0] not in COMMANDS:
             hint = closest(argv[0], COMMANDS)
-            raise UserError(f"There is no command {argv[0]!r}.{hint} `trl-dataeff --help` lists all.")
+            raise UserError(f"{argv[0]!r} is not a command.{hint} `trl-dataeff --help` lists all commands.")
         return int(importlib.import_module(COMMANDS[argv[0]]).run(argv[1:]))
     except UserError as error:
         show(error)

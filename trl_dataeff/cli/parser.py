@@ -177,7 +177,7 @@ class GRPOParser(FieldParser):
             else:
                 hint = closest(key, [*self.options, "env", *launch_options()])
                 meant = set(difflib.get_close_matches(key, self.options)) - set(recipe.lines)
-                findings.note(f"`{key}` is no field of `trl-dataeff grpo`.{hint}", line, meant)
+                findings.note(f"`{key}` is not a field of `trl-dataeff grpo`.{hint}", line, meant)
         self.set_defaults_with_config(**values)
         return launch_args
 

@@ -38,7 +38,7 @@ def read_recipe(path: Path) -> Recipe:
         keys = [(k.value, k.start_mark.line + 1) for k, _ in node.value] if isinstance(node, yaml.MappingNode) else []
         values = loader.construct_document(node) if node else None
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not a text file in UTF-8, so it is no recipe.") from error
+        raise UserError(f"{path}: not a UTF-8 text file. A recipe is a YAML file in UTF-8.") from error
     except OSError as error:
         raise UserError(f"The recipe {str(path)!r} cannot be read: {error.strerror or error}.") from error
     except yaml.YAMLError as error:

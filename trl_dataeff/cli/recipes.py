@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 from trl_dataeff.cli.errors import UserError
 from trl_dataeff.cli.recipe import find_recipe, recipe_name, shipped_recipes
@@ -44,28 +45,34 @@ def description_of(path: Path) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="trl-dataeff recipes",
-        description="Recipes: YAML files of training fields, named <model>/<task>/<method>.",
+        description="List, show, copy and validate recipes: YAML files of training fields, named <model>/<task>/<method>.",
         allow_abbrev=False,
     )
     commands = parser.add_subparsers(required=True, metavar="list|show|copy|validate")
-    listing = commands.add_parser("list", help="list the recipes that come with the package")
+    listing = _command(commands, "list", "list the recipes that come with the package")
     listing.set_defaults(run=_list)
-    show = commands.add_parser("show", help="print a recipe")
-    show.add_argument("name", metavar="NAME", help="a name that `recipes list` prints")
+    show = _command(commands, "show", "print a recipe")
+    show.add_argument("name", metavar="NAME", help="name of a recipe, as `trl-dataeff recipes list` prints it")
     show.set_defaults(run=_show)
-    copy = commands.add_parser("copy", help="copy a recipe, to change it")
-    copy.add_argument("name", metavar="NAME", help="a name that `recipes list` prints")
+    copy = _command(commands, "copy", "copy a recipe to a file that you can edit")
+    copy.add_argument("name", metavar="NAME", help="name of a recipe, as `trl-dataeff recipes list` prints it")
     copy.add_argument(
         "dest",
         metavar="DEST",
         nargs="?",
-        help="a .yaml file, or a folder, which is made if it does not exist (default: <task>-<method>.yaml here)",
+        help="target file (.yaml) or folder, which is created if needed (default: <task>-<method>.yaml in the current folder)",
     )
-    copy.add_argument("--force", action="store_true", help="replace a file that is already there")
+    copy.add_argument("--force", action="store_true", help="overwrite an existing file")
     copy.set_defaults(run=_copy)
-    validate = commands.add_parser("validate", help="check whether recipes would start, without loading model or data")
+    validate = _command(commands, "validate", "check that recipes are valid, without loading a model or data")
     validate.add_argument("paths", metavar="PATH", nargs="+", help="recipe file, folder of recipes, or recipe name")
     validate.set_defaults(run=_validate)
+    return parser
+
+
+def _command(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
+    """Add a sub-command, whose own help says what the list of commands says."""
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=f"{text.capitalize()}.")
     return parser
 
 

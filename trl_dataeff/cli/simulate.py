@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 EPILOG = """\
 The package's own selection, rounds and replay are run on simulated prompts, whose success rates rise as a simulated
-policy learns, until each setting has learned what plain GRPO learns in --max_steps steps. What it says of rollouts and
-steps is an estimate; docs/simulate.md has it beside what runs of a small language model measured.
+policy learns, until each setting has learned what plain GRPO learns in --max_steps steps. The numbers of rollouts and
+steps are estimates; docs/simulate.md compares them with runs of a small language model.
 
-A guess at the shares: roll out some prompts once. Groups in which all completions are right are mostly easy, and of the
-groups in which all are wrong, most are dead where they outnumber those with one or two right ones. Or let --groups
-estimate them, from the log of a run, even a short one, with `selection: uniform`.
+To estimate the shares by hand, roll out some prompts once. Groups in which all completions are right are mostly easy. If
+the groups in which all are wrong outnumber those with one or two right ones, most of them are dead. Or let --groups
+estimate the shares from the log of a run with `selection: uniform`, which may be short.
 
 examples:
-  # 7,473 prompts, 64 groups of 8 a step; 0.2 s a rollout, all devices at work, and 25 s for the rest of a step
+  # 7,473 prompts, 64 groups of 8 a step; 0.2 s per rollout and 25 s for the rest of a step
   trl-dataeff simulate --prompts 7473 --easy 0.3 --dead 0.2 --num_generations 8 --groups_per_step 64 --max_steps 100 \\
       --seconds_per_rollout 0.2 --seconds_per_step 25
 
-  # shares from the log of a run; a setting of one's own beside the others
+  # shares from the log of a run, and a further setting to compare
   trl-dataeff simulate --groups out/dataeff/groups.parquet --prompts 7473 --max_steps 100 --try replay_fraction=0.75
 """
 LARGE = 10**7  # prompts times steps; beyond it, a simulation takes minutes
@@ -283,62 +283,83 @@ def _parser() -> argparse.ArgumentParser:
 
     parser = argparse.ArgumentParser(
         prog="trl-dataeff simulate",
-        description="What would a run save, and with which settings? Nothing is trained.",
+        description="Estimate what a run would save, and with which settings, without training anything.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     prompts = parser.add_argument_group("prompts")
-    prompts.add_argument("--prompts", type=int, metavar="N", help="prompts in the dataset")
-    prompts.add_argument("--easy", type=float, metavar="SHARE", help="share that is always solved already")
+    prompts.add_argument("--prompts", type=int, metavar="N", help="number of prompts in the dataset")
     prompts.add_argument(
-        "--dead", type=float, metavar="SHARE", help="share that the policy will not solve in this run"
+        "--easy", type=float, metavar="SHARE", help="share of prompts that are always solved from the start"
+    )
+    prompts.add_argument(
+        "--dead", type=float, metavar="SHARE", help="share of prompts that stay unsolved throughout the run"
     )
     prompts.add_argument(
         "--success_rates",
         type=float,
         nargs=2,
         metavar=("LOW", "HIGH"),
-        help=f"of the others, at the start (default: {RATES[0]} {RATES[1]})",
+        help=f"range of the other prompts' success rates at the start (default: {RATES[0]} {RATES[1]})",
     )
-    prompts.add_argument("--groups", metavar="FILE", help="dataeff/groups.parquet of a run, to estimate these from")
+    prompts.add_argument(
+        "--groups",
+        metavar="FILE",
+        help="dataeff/groups.parquet of a run, from which the shares and rates above are estimated",
+    )
     prompts.add_argument(
         *("--from_audit", "--from-audit"),
         metavar="FILE",
         help="what `trl-dataeff audit --json` printed: gives these and the options of the run, those named here apart",
     )
     prompts.add_argument(
-        "--logged_num_generations", type=int, metavar="G", help="completions of a prompt in that run (as in this one)"
+        "--logged_num_generations",
+        type=int,
+        metavar="G",
+        help="completions per prompt in that run (default: as --num_generations)",
     )
     prompts.add_argument(
         "--predictability",
         type=float,
         metavar="R",
-        help="how well a prompt's text tells how hard it is, as a correlation (default: "
-        f"{PREDICTABILITY:g}, and beside it {PREDICTABILITY_RANGE[0]:g} and {PREDICTABILITY_RANGE[1]:g})",
+        help="correlation between a prompt's difficulty and the best prediction from its text (default: "
+        f"{PREDICTABILITY:g}, and for comparison {PREDICTABILITY_RANGE[0]:g} and {PREDICTABILITY_RANGE[1]:g})",
     )
     training = parser.add_argument_group("run")
-    training.add_argument("--num_generations", type=int, default=8, metavar="G", help="completions of a prompt (8)")
-    training.add_argument("--groups_per_step", type=int, default=16, metavar="B", help="prompts of a step (16)")
     training.add_argument(
-        "--max_steps", type=int, default=200, metavar="N", help="steps planned with plain GRPO (200)"
+        "--num_generations", type=int, default=8, metavar="G", help="completions per prompt (default: 8)"
+    )
+    training.add_argument(
+        "--groups_per_step", type=int, default=16, metavar="B", help="prompts per step (default: 16)"
+    )
+    training.add_argument(
+        "--max_steps",
+        type=int,
+        default=200,
+        metavar="N",
+        help="steps that the run would take with plain GRPO (default: 200)",
     )
     training.add_argument(
         "--speed",
         type=float,
         default=SPEED,
-        help=f"log-odds of success that a step adds if all groups are effective (default: {SPEED:g})",
+        help=f"rise of the log-odds of success per step if all groups are effective (default: {SPEED:g})",
     )
     costs = parser.add_argument_group("costs")
     costs.add_argument(
         "--seconds_per_rollout",
         type=float,
         metavar="S",
-        help="to generate and score a completion with all devices at work: those of a batch over its completions; without "
-        "it, time is taken to be rollouts",
+        help="seconds to generate and score a batch, divided by its completions; without it, time is measured in "
+        "rollouts",
     )
     costs.add_argument(
-        "--seconds_per_step", type=float, default=0.0, metavar="S", help="the rest of a step, mostly training (0)"
+        "--seconds_per_step",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="seconds of the rest of a step, mostly training (default: 0)",
     )
     parser.add_argument(
         "--try",
@@ -346,7 +367,9 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="FIELD=VALUE[,...]",
-        help="a setting beside the others, as changes of the package's defaults; may be repeated",
+        help="a further setting to compare, as changes to the package's defaults; may be repeated",
     )
-    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="simulated runs of each setting (3)")
+    parser.add_argument(
+        "--seeds", type=int, default=3, metavar="N", help="number of simulated runs per setting (default: 3)"
+    )
     return parser

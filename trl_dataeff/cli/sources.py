@@ -56,7 +56,7 @@ def require_dataset(script: DataEfficientGRPOScriptArguments, mixture: DatasetMi
 
 
 def bad_line(source: Source) -> str | None:
-    """Return file, line and reason of the first line that is no JSON object, if `source` is a .jsonl file with one."""
+    """Return file, line and reason of the first line that is not a JSON object, if `source` is a .jsonl file with one."""
     if source.path != "json" or not isinstance(source.files, dict):
         return None
     for file in [file for files in source.files.values() for file in files if file.endswith(".jsonl")]:
@@ -66,7 +66,7 @@ def bad_line(source: Source) -> str | None:
             except json.JSONDecodeError as error:
                 return f"{file}:{number}: {error.msg}. Each line holds one JSON object."
             if not isinstance(row, dict):
-                return f"{file}:{number}: {line[:40]!r} is no JSON object. Each line holds one."
+                return f"{file}:{number}: {line[:40]!r} is not a JSON object. Each line must be one."
     return None
 
 

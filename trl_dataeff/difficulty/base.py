@@ -251,7 +251,7 @@ def register_predictor(name: str) -> Callable[[C], C]:
         name (`str`): the name; it becomes the class attribute `name`.
 
     Raises:
-        PredictorError: the name belongs to another class, or the class is no `DifficultyPredictor`.
+        PredictorError: the name belongs to another class, or the class is not a `DifficultyPredictor`.
     """
     return _PREDICTORS.register(name)
 

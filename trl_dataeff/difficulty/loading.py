@@ -185,7 +185,7 @@ def _read_published(path: Path) -> AttentionDifficultyPredictor:
             ", ".join(map(str, list(checkpoint)[:8])) if isinstance(checkpoint, dict) else type(checkpoint).__name__
         )
         raise PredictorError(
-            f"{path} is no checkpoint of a difficulty predictor: it needs a dictionary of tensors under "
+            f"{path} is not a checkpoint of a difficulty predictor: it needs a dictionary of tensors under "
             f"`model_state_dict`, and holds {found or 'nothing'}."
         )
     ours = {name: value for name, value in state.items() if name.startswith(PREFIX)}
@@ -222,7 +222,7 @@ def _published_widths(path: Path, state: dict[str, torch.Tensor]) -> tuple[int, 
     """Widths of embeddings and projections, by the first linear layer of the query tower."""
     name = f"{PREFIX}sim_head.query_proj.1.weight"
     if name not in state:
-        raise PredictorError(f"{path} lacks the parameter `{name}`; it is no checkpoint of a difficulty predictor.")
+        raise PredictorError(f"{path} lacks the parameter `{name}`; it is not a checkpoint of a difficulty predictor.")
     if state[name].ndim != 2:
         raise PredictorError(f"In {path} the parameter `{name}` has shape {tuple(state[name].shape)}, not (width, h).")
     width, embedding_width = state[name].shape

@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
-from trl_dataeff.rewards.text import Completion, completion_text, final_answer, gold_answers
+from trl_dataeff.rewards.text import Completion, final_answer, score_answers
 
 
 _AROUND = " \t\n\r.,;:!?\"'`*$“”‘’«»()[]"  # noqa: RUF001
@@ -48,11 +48,11 @@ def exact_answer_reward(
     [1.0, 0.0, 1.0]
     ```
     """
-    golds = gold_answers("exact_answer_reward", completions, answer, solution)
-    return [
-        None if gold is None else float(normalized(final_answer(completion_text(c))) == normalized(final_answer(gold)))
-        for c, gold in zip(completions, golds, strict=True)
-    ]
+    return score_answers("exact_answer_reward", completions, answer, solution, _score)
+
+
+def _score(text: str, gold: str) -> float:
+    return float(normalized(final_answer(text)) == normalized(final_answer(gold)))
 
 
 def normalized(text: str) -> str:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from trl_dataeff.rewards.text import Completion, completion_text, gold_answers, marked_answer, without_reasoning
+from trl_dataeff.rewards.text import Completion, marked_answer, score_answers, without_reasoning
 
 
 PARSING_TIMEOUT_S = 10
@@ -54,11 +54,7 @@ def math_verify_reward(
     ```
     """
     require_math_verify("math_verify_reward")
-    golds = gold_answers("math_verify_reward", completions, answer, solution)
-    return [
-        None if gold is None else _score(completion_text(completion), gold)
-        for completion, gold in zip(completions, golds, strict=True)
-    ]
+    return score_answers("math_verify_reward", completions, answer, solution, _score)
 
 
 def require_math_verify(name: str) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from trl_dataeff.rewards.text import Completion, completion_text, gold_answers, marked_answer, without_reasoning
+from trl_dataeff.rewards.text import Completion, marked_answer, score_answers, without_reasoning
 
 
 #: Two numbers that are not both whole are the same if they differ by less than both of these.
@@ -78,11 +78,7 @@ def numeric_answer_reward(
     [1.0, 0.0, 0.0]
     ```
     """
-    golds = gold_answers("numeric_answer_reward", completions, answer, solution)
-    return [
-        _score(completion_text(completion), None if gold is None else gold_number(gold))
-        for completion, gold in zip(completions, golds, strict=True)
-    ]
+    return score_answers("numeric_answer_reward", completions, answer, solution, _score)
 
 
 def answer_number(text: str) -> Number | None:
@@ -124,11 +120,12 @@ def same_number(number: Number, gold: Number) -> bool:
     return _close(percent.value, plain.value) or _close(percent.value / 100, plain.value)
 
 
-def _score(text: str, gold: Number | None) -> float | None:
-    if gold is None:
+def _score(text: str, gold: str) -> float | None:
+    expected = gold_number(gold)
+    if expected is None:
         return None
     number = answer_number(text)
-    return float(number is not None and same_number(number, gold))
+    return float(number is not None and same_number(number, expected))
 
 
 def _close(value: Fraction, gold: Fraction) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 
@@ -66,11 +66,15 @@ def final_answer(text: str) -> str:
     return text.strip() if marked is None else marked
 
 
-def gold_answers(
-    name: str, completions: Sequence[Completion], answer: Sequence[Any] | None, solution: Sequence[Any] | None
-) -> list[str | None]:
+def score_answers(
+    name: str,
+    completions: Sequence[Completion],
+    answer: Sequence[Any] | None,
+    solution: Sequence[Any] | None,
+    score: Callable[[str, str], float | None],
+) -> list[float | None]:
     """
-    Return the gold answer of each completion: the column `answer`, and where it is missing the column `solution`.
+    Compare each completion with its gold answer: the column `answer`, and where it is missing the column `solution`.
 
     Args:
         name (`str`):
@@ -79,10 +83,12 @@ def gold_answers(
             Completions, as many as there are rows.
         answer, solution (`list`, *optional*):
             Columns of the dataset.
+        score (`Callable`):
+            Texts of a completion and of its gold answer -> score.
 
     Returns:
-        `list[str | None]`:
-            Text of the gold answer, `None` where a row has none.
+        `list[float | None]`:
+            Scores; `None` where a row has no gold answer.
     """
     if answer is None and solution is None:
         raise ValueError(
@@ -92,7 +98,10 @@ def gold_answers(
     missing = [None] * len(completions)
     pairs = zip(answer if answer is not None else missing, solution if solution is not None else missing, strict=True)
     golds = (first if _is_given(first) else second for first, second in pairs)
-    return [str(gold) if _is_given(gold) else None for gold in golds]
+    return [
+        score(completion_text(completion), str(gold)) if _is_given(gold) else None
+        for completion, gold in zip(completions, golds, strict=True)
+    ]
 
 
 def _is_given(value: Any) -> bool:

@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,9 @@ from tests.factories import (
 )
 from trl_dataeff.difficulty.embedding import EmbeddingError, embed_dataset, length_batches
 from trl_dataeff.difficulty.embedding import model as embedding_model
+
+
+HAS_SENTENCE_TRANSFORMERS = find_spec("sentence_transformers") is not None
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -153,7 +157,8 @@ def test_random_states_modes_and_parameters_are_left_alone(embed, tmp_path):
     before = {name: value.clone() for name, value in model.state_dict().items()}
     modes = [module.training for module in model.modules()]
     grads = [parameter.requires_grad for parameter in model.parameters()]
-    for embedding in ("policy", save_bert(tmp_path / "bert", without="pooler")):
+    embeddings = ["policy", *([save_bert(tmp_path / "bert", without="pooler")] if HAS_SENTENCE_TRANSFORMERS else [])]
+    for embedding in embeddings:
         seed_all(5)
         expected = draw_all()
         seed_all(5)
@@ -161,7 +166,7 @@ def test_random_states_modes_and_parameters_are_left_alone(embed, tmp_path):
         dataset.set_transform(lambda rows: rows if draw_all() else None)
         embed(dataset, embedding, model=model)
         assert draw_all() == expected
-    assert embed.forwards == 2
+    assert embed.forwards == len(embeddings)
     assert modes == [module.training for module in model.modules()]
     assert grads == [parameter.requires_grad for parameter in model.parameters()]
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
@@ -175,12 +180,12 @@ def test_modes_come_back_after_an_error(embed):
         embed(varied_dataset(), model=model)
     assert all(module.training for module in model.modules())
     assert torch.is_grad_enabled()
-    assert not list(embed.folder.iterdir())
+    assert not embed.folder.exists()
 
 
 def test_a_missing_column_is_an_error_before_a_model_is_loaded(embed, tmp_path, monkeypatch):
     folder = save_bert(tmp_path / "bert")
-    monkeypatch.setattr(embedding_model.AutoModel, "from_pretrained", lambda *args, **options: pytest.fail("loaded"))
+    monkeypatch.setattr(embedding_model, "_load", lambda *args: pytest.fail("loaded"))
     with pytest.raises(EmbeddingError, match="no column 'prompt'"):
         embed(Dataset.from_dict({"question": ["a"]}), folder)
 
@@ -204,7 +209,7 @@ def test_policies_that_are_missing_or_sharded(embed):
     next(sharded.parameters()).ds_id = 0
     with pytest.raises(EmbeddingError, match=r"ZeRO-3 .*Set `dots_embedding` to the id"):
         embed(varied_dataset(), model=sharded)
-    with pytest.raises(EmbeddingError, match=r"FSDP .*Set `dots_embedding` to the id"):
+    with pytest.raises(EmbeddingError, match=r"FSDP.*Set `dots_embedding` to the id"):
         embed(varied_dataset(), model=tiny_model().to("meta"))
 
 

@@ -19,16 +19,10 @@ from datasets import Dataset
 from tqdm import tqdm
 from transformers.utils import logging
 
-from trl_dataeff.checkpoint.hashing import hash_prompts
-from trl_dataeff.difficulty.embedding.cache import (
-    ENVIRONMENT,
-    CachedEmbeddings,
-    EmbeddingCache,
-    default_folder,
-    in_memory,
-)
-from trl_dataeff.difficulty.embedding.model import Embedder, Source, policy_source, pretrained_source
-from trl_dataeff.difficulty.embedding.tokenize import EmbeddingError, TokenizedPrompts, read_prompts
+from trl_dataeff.checkpoint.hashing import hash_each
+from trl_dataeff.difficulty.embedding.cache import ENVIRONMENT, EmbeddingCache, PromptEmbeddings, default_folder
+from trl_dataeff.difficulty.embedding.model import Embedder, policy_source, pretrained_source
+from trl_dataeff.difficulty.embedding.tokenize import EmbeddingError, read_prompts
 from trl_dataeff.rollouts.distributed import all_gather
 
 
@@ -57,8 +51,8 @@ def embed_dataset(
     chat_template_kwargs: dict[str, Any] | None = None,
 ) -> np.ndarray:
     """
-    Embed every prompt of a dataset: the mean of the model's last hidden states over the prompt's own tokens. The
-    result is cached on disk, and found there by a run with the same prompts, model and pooling.
+    Embed every prompt of a dataset: the mean of the model's last hidden states over the prompt's own tokens, or what
+    a sentence-transformers model makes of them. The result is cached on disk for runs with the same prompts and model.
 
     Random states, parameters, and the modes of the policy's modules are left as they are. With several processes this
     is a collective: each embeds its share, and the first of each node writes the node's cache.
@@ -67,8 +61,8 @@ def embed_dataset(
         dataset ([`~datasets.Dataset`]):
             N prompts: strings or conversations, of which the text parts are embedded.
         embedding (`str`, *optional*, defaults to `"policy"`):
-            `"policy"`, or the id or path of a Hugging Face encoder or decoder or of a sentence-transformers model,
-            whose own pooling (mean, first or last token) is used.
+            `"policy"`, or the id or path of a sentence-transformers model, or of another Hugging Face encoder or decoder,
+            whose last hidden states are averaged. These need the extra `trl-dataeff[embeddings]`.
         policy ([`~transformers.PreTrainedModel`], *optional*):
             The model that is trained, wrapped or not; for `"policy"`. It runs where it is.
         tokenizer ([`~transformers.PreTrainedTokenizerBase`] or [`~transformers.ProcessorMixin`], *optional*):
@@ -85,7 +79,8 @@ def embed_dataset(
             Folder of the caches. Unset: `$TRL_DATAEFF_CACHE/embeddings`, or `~/.cache/trl_dataeff/embeddings`.
         fallback_dir (`str` or `Path`, *optional*):
             Folder that is used in its place if it cannot be written or is full. If neither can be used, or this is unset,
-            each process keeps the embeddings in memory (`2 N h` bytes). A warning says so.
+            each process keeps the embeddings in memory (`2 N h` bytes, needed in any case while prompts are embedded).
+            A warning says so.
         column (`str`, *optional*, defaults to `"prompt"`):
             Column of the prompts.
         chat_template (`str`, *optional*), tools (`list`, *optional*), chat_template_kwargs (`dict`, *optional*):
@@ -106,21 +101,23 @@ def embed_dataset(
             source = policy_source(policy, tokenizer, accelerator, **options)
         else:
             source = pretrained_source(embedding, _device(device, accelerator), accelerator)
-        next(read_prompts(dataset.select(range(1)), column))  # a missing column is an error before a model is loaded
-        fingerprint = hash_prompts(dataset, column, transformed=True)
+        fingerprint = hash_each(read_prompts(dataset, column))
         identity = {"prompts_of": fingerprint, "rows": len(dataset), **source.identity}
         folders = [default_folder() if cache_dir is None else Path(cache_dir), fallback_dir and Path(fallback_dir)]
         caches = [EmbeddingCache(folder, identity) for folder in folders if folder]
         found = (_agreed(cache.read(), fingerprint, accelerator) for cache in caches)
-        cached = next((each for each in found if each is not None), None)
-        if cached is None:
-            cached = _embed(dataset, column, source, caches, accelerator, batch_tokens, progress)
-    if cached.truncated and (accelerator is None or accelerator.is_main_process):
+        result = next((each for each in found if each is not None), None)
+        if result is None:
+            embedder = source.load()
+            tokens, truncated = embedder.prompts.tokenize(dataset, column)
+            values = embed_tokens(embedder, tokens, accelerator, batch_tokens, progress)
+            result = _stored(PromptEmbeddings(values, truncated, embedder.prompts.limit), caches, accelerator)
+    if result.truncated and (accelerator is None or accelerator.is_main_process):
         logger.warning(
-            f"{cached.truncated} of {len(dataset)} prompts are longer than the {cached.limit} tokens that the embedding "
-            f"model ({embedding!r}) takes: they are embedded by their first {cached.limit} tokens."
+            f"{result.truncated} of {len(dataset)} prompts are longer than the {result.limit} tokens that the embedding "
+            f"model ({embedding!r}) takes: they are embedded by their first {result.limit} tokens."
         )
-    return cached.embeddings
+    return result.values
 
 
 def _device(device: torch.device | str | None, accelerator: Any) -> torch.device:
@@ -129,7 +126,7 @@ def _device(device: torch.device | str | None, accelerator: Any) -> torch.device
     return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
-def _agreed(cached: CachedEmbeddings | None, fingerprint: str, accelerator: Any) -> CachedEmbeddings | None:
+def _agreed(cached: PromptEmbeddings | None, fingerprint: str, accelerator: Any) -> PromptEmbeddings | None:
     """The cache, if all processes found one and the same: ranks that see other values would decide otherwise."""
     if accelerator is None or accelerator.num_processes == 1:
         return cached
@@ -142,63 +139,30 @@ def _agreed(cached: CachedEmbeddings | None, fingerprint: str, accelerator: Any)
     return cached if len({checksum for _, checksum in found}) == 1 else None
 
 
-def _embed(
-    dataset: Dataset,
-    column: str,
-    source: Source,
-    caches: list[EmbeddingCache],
-    accelerator: Any,
-    batch_tokens: int,
-    progress: bool,
-) -> CachedEmbeddings:
-    embedder = source.load()
-    cache = _writable(caches, 2 * len(dataset) * embedder.width, accelerator)
-    tokenized = embedder.prompts.tokenize_dataset(dataset, column)
-    results = embed_batches(embedder, tokenized, accelerator, batch_tokens, progress)
-    about: dict[str, Any] = {"truncated": tokenized.truncated, "limit": embedder.prompts.limit}
-    with embedder.inference():
-        if cache is None:
-            return in_memory(results, len(dataset), **about)
-        if accelerator is None or accelerator.is_local_main_process:
-            cache.write(results, len(dataset), **about)
-        else:
-            for _ in results:
-                pass
+def _stored(computed: PromptEmbeddings, caches: list[EmbeddingCache], accelerator: Any) -> PromptEmbeddings:
+    """
+    The embeddings as a memory map of the first cache that can be written, or else as they are. The first process of
+    each node writes; the main process warns if that is not the first cache.
+    """
+    if accelerator is None or accelerator.is_local_main_process:
+        problems: list[str] = []
+        place = f"in the memory of each process ({computed.values.nbytes / 1e9:.2g} GB)"
+        for cache in caches:
+            problem = cache.write(computed)
+            if problem is None:
+                place = f"in {cache.folder}"
+                break
+            problems.append(problem)
+        if (problems or not caches) and (accelerator is None or accelerator.is_main_process):
+            logger.warning(
+                f"The prompts' embeddings cannot be cached ({'; '.join(problems) or 'there is no home folder'}). They are "
+                f"kept {place}. Set the environment variable {ENVIRONMENT} to a folder with room, and later runs find "
+                "them there."
+            )
     if accelerator is not None:
         accelerator.wait_for_everyone()
-    cached = cache.read()
-    if cached is None:
-        raise EmbeddingError(f"The embeddings just written to {cache.path} are not there any more, or were changed.")
-    return cached
-
-
-def _writable(caches: list[EmbeddingCache], size: int, accelerator: Any) -> EmbeddingCache | None:
-    """
-    The first cache that every process can write, or `None`. The main process warns if that is not the first one.
-
-    Args:
-        caches (`list[EmbeddingCache]`): in order of preference.
-        size (`int`): bytes of the embeddings; 0 if unknown.
-        accelerator ([`~accelerate.Accelerator`], *optional*): of the run.
-    """
-    several = accelerator is not None and accelerator.num_processes > 1
-    problems: list[str] = []
-    chosen: EmbeddingCache | None = None
-    for cache in caches:
-        own = cache.why_not_writable(size)
-        met = [problem for problem in (all_gather(own) if several else [own]) if problem is not None]
-        if not met:
-            chosen = cache
-            break
-        problems.append(met[0])
-    if (problems or chosen is None) and (accelerator is None or accelerator.is_main_process):
-        memory = f"in the memory of each process ({size / 1e9:.2g} GB)" if size else "in the memory of each process"
-        place = memory if chosen is None else f"in {chosen.folder}"
-        logger.warning(
-            f"The prompts' embeddings cannot be cached ({'; '.join(problems) or 'there is no home folder'}). They are kept "
-            f"{place}. Set the environment variable {ENVIRONMENT} to a folder with room, and later runs find them there."
-        )
-    return chosen
+    written = (cache.read() for cache in caches)
+    return next((each for each in written if each is not None and each.checksum == computed.checksum), computed)
 
 
 def length_batches(lengths: np.ndarray, batch_tokens: int) -> list[np.ndarray]:
@@ -221,25 +185,28 @@ def length_batches(lengths: np.ndarray, batch_tokens: int) -> list[np.ndarray]:
     return batches
 
 
-def embed_batches(
-    embedder: Embedder, tokenized: TokenizedPrompts, accelerator: Any, batch_tokens: int, progress: bool
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """
-    Embeddings as they come: prompt ids `(b,)` and float16 `(b, h)`, the same on every process. Each process makes the
-    same number of forwards. To be run under `embedder.inference()`.
-    """
+def embed_tokens(
+    embedder: Embedder, tokens: list[np.ndarray], accelerator: Any, batch_tokens: int, progress: bool
+) -> np.ndarray:
+    """Embeddings, float16 `(N, h)`, the same on every process. Each process makes the same number of forwards."""
     world_size = 1 if accelerator is None else accelerator.num_processes
     rank = 0 if accelerator is None else accelerator.process_index
-    batches = length_batches(tokenized.lengths, batch_tokens)
+    batches = length_batches(np.array([len(ids) for ids in tokens]), batch_tokens)
+    out = np.empty((0, 0), np.float16)
     shown = progress and (accelerator is None or accelerator.is_main_process)
-    with tqdm(total=len(tokenized.lengths), desc="Embedding prompts", unit="prompt", disable=not shown) as bar:
+    with (
+        tqdm(total=len(tokens), desc="Embedding prompts", unit="prompt", disable=not shown) as bar,
+        embedder.inference(),
+    ):
         for first in range(0, len(batches), world_size):
             dealt = batches[first : first + world_size]
             mine = dealt[min(rank, len(dealt) - 1)]
-            values = embedder.embed([tokenized[i] for i in mine])
+            values = embedder.embed([tokens[i] for i in mine])
+            out = out if out.size else np.empty((len(tokens), values.shape[1]), np.float16)
             for ids, rows in zip(dealt, _gathered(values, dealt, accelerator), strict=True):
-                yield ids, _to_float16(rows, ids)
+                out[ids] = _to_float16(rows, ids)
                 bar.update(len(ids))
+    return out
 
 
 def _gathered(values: torch.Tensor, dealt: list[np.ndarray], accelerator: Any) -> list[np.ndarray]:

@@ -1,10 +1,11 @@
-"""Prompts as they are embedded: read in chunks, reduced to text, and tokenized into one flat array."""
+"""Prompts as they are embedded: read in chunks, reduced to text, and tokenized."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -15,18 +16,19 @@ from trl.data_utils import prepare_multimodal_messages
 from trl_dataeff.checkpoint.hashing import hash_json
 
 
-CHUNK = 1024
-_CHUNK_WITH_IMAGES = 16  # each image is decoded with its row
+_CHUNK, _CHUNK_WITH_IMAGES = 1024, 16  # rows; each image is decoded with its row
+
+Prompt = str | list[dict[str, Any]]
 
 
 class EmbeddingError(ValueError):
-    """Prompts cannot be embedded: the dataset, the model or the cache folder does not allow it."""
+    """Prompts cannot be embedded: the dataset or the model does not allow it."""
 
 
-def read_prompts(dataset: Dataset, column: str = "prompt") -> Iterator[list[str | list[dict[str, Any]]]]:
+def read_prompts(dataset: Dataset, column: str = "prompt") -> Iterator[Prompt]:
     """
-    The dataset's prompts in order, in chunks, reduced to their text: strings as they are, conversations as messages
-    whose content is a string (or `None`).
+    The dataset's prompts in order, reduced to their text: strings as they are, conversations as messages whose content
+    is a string (or `None`).
 
     Args:
         dataset ([`~datasets.Dataset`]): rows; a transform that makes the prompts is run.
@@ -35,9 +37,9 @@ def read_prompts(dataset: Dataset, column: str = "prompt") -> Iterator[list[str 
     Raises:
         `EmbeddingError`: if there is no such column, or a prompt is neither a string nor a list of messages.
     """
-    size = CHUNK
+    size = _CHUNK
     if column in dataset.column_names and dataset.format["type"] != "custom":
-        size = _CHUNK_WITH_IMAGES if "Image(" in repr(dataset.features[column]) else CHUNK
+        size = _CHUNK_WITH_IMAGES if "Image(" in repr(dataset.features[column]) else _CHUNK
         dataset = dataset.with_format(None).select_columns([column])
     for start in range(0, len(dataset), size):
         rows = dataset[start : start + size]
@@ -46,10 +48,10 @@ def read_prompts(dataset: Dataset, column: str = "prompt") -> Iterator[list[str 
                 f"The dataset has no column {column!r} to embed; its columns are {sorted(rows)}. Rename the column that "
                 f"holds the prompts: `dataset.rename_column('question', {column!r})`."
             )
-        yield [_text_only(prompt, start + i) for i, prompt in enumerate(rows[column])]
+        yield from (_text_only(prompt, start + i) for i, prompt in enumerate(rows[column]))
 
 
-def _text_only(prompt: Any, row: int) -> str | list[dict[str, Any]]:
+def _text_only(prompt: Any, row: int) -> Prompt:
     if isinstance(prompt, str):
         return prompt
     if isinstance(prompt, list) and all(isinstance(message, dict) for message in prompt):
@@ -66,29 +68,6 @@ def _text_of(content: Any) -> Any:
         return content
     texts = [part.get("text") for part in content if part.get("type", "text") == "text"]
     return "\n".join(text for text in texts if text)
-
-
-@dataclass
-class TokenizedPrompts:
-    """
-    Token ids of N prompts, 4 bytes a token.
-
-    Attributes:
-        tokens: int32 `(total,)`, those of prompt i at `starts[i]:starts[i + 1]`.
-        starts: int64 `(N + 1,)`.
-        truncated: how many prompts were cut.
-    """
-
-    tokens: np.ndarray
-    starts: np.ndarray
-    truncated: int
-
-    @property
-    def lengths(self) -> np.ndarray:
-        return np.diff(self.starts)
-
-    def __getitem__(self, i: int) -> np.ndarray:
-        return self.tokens[self.starts[i] : self.starts[i + 1]]
 
 
 @dataclass
@@ -122,56 +101,33 @@ class PromptTokenizer:
         """A hash of all that decides which tokens a prompt becomes."""
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         vocabulary = json.loads(backend.to_str()) if backend is not None else self.tokenizer.get_vocab()
-        if backend is not None:  # set anew at each call
-            vocabulary.pop("truncation", None)
-            vocabulary.pop("padding", None)
-        schemas = [get_json_schema(tool) if callable(tool) else tool for tool in self.tools or []]
-        parts = [
-            vocabulary,
+        return hash_json(
+            {**vocabulary, "truncation": None, "padding": None},  # these two are set anew at each call
             self.tokenizer.special_tokens_map,
             self.tokenizer.truncation_side,
             self.processor is not self.tokenizer,
             self.template,
-            schemas,
+            [get_json_schema(tool) if callable(tool) else tool for tool in self.tools or []],
             self.template_kwargs,
             self.limit,
-        ]
-        return hash_json(parts)
+        )
 
-    def tokenize_dataset(self, dataset: Dataset, column: str = "prompt") -> TokenizedPrompts:
-        """Tokenize all prompts, a chunk at a time."""
-        tokens, truncated, rows = [], 0, 0
-        lengths = np.zeros(len(dataset), dtype=np.int64)
-        for prompts in read_prompts(dataset, column):
-            ids, cut = self(prompts, rows)
-            tokens.append(np.concatenate(ids))
-            lengths[rows : rows + len(ids)] = [len(i) for i in ids]
-            truncated += cut
-            rows += len(ids)
-        starts = np.concatenate([[0], np.cumsum(lengths)])
-        return TokenizedPrompts(np.concatenate(tokens), starts, truncated)
-
-    def __call__(
-        self, prompts: Sequence[str | list[dict[str, Any]]], first_row: int = 0
-    ) -> tuple[list[np.ndarray], int]:
+    def tokenize(self, dataset: Dataset, column: str = "prompt") -> tuple[list[np.ndarray], int]:
         """Token ids of each prompt, int32 `(T_i,)` with T_i >= 1, and how many prompts were cut."""
-        texts = [self._render(prompt, first_row + i) for i, prompt in enumerate(prompts)]
-        ids: list[np.ndarray] = [np.array([self.stand_in], dtype=np.int32)] * len(prompts)
+        tokens: list[np.ndarray] = []
         truncated = 0
-        for special in (True, False):  # a chat template writes special tokens itself
-            which = [
-                i for i, prompt in enumerate(prompts) if special is (isinstance(prompt, str) or not self.template)
-            ]
-            encoded = self._encode([texts[i] for i in which], special)
-            long = [j for j, tokens in enumerate(encoded) if self.limit is not None and len(tokens) > self.limit]
-            cut = self._encode([texts[which[j]] for j in long], special, truncation=True, max_length=self.limit)
-            for j, tokens in zip(long, cut, strict=True):
-                encoded[j] = tokens
+        chunks = groupby(enumerate(read_prompts(dataset, column)), lambda item: (item[0] // _CHUNK, type(item[1])))
+        for (_, kind), chunk in chunks:
+            special = kind is str or not self.template  # a chat template writes special tokens itself
+            texts = [self._render(prompt, row) for row, prompt in chunk]
+            encoded = self._encode(texts, special)
+            long = [i for i, ids in enumerate(encoded) if self.limit is not None and len(ids) > self.limit]
+            cut = self._encode([texts[i] for i in long], special, truncation=True, max_length=self.limit)
+            for i, ids in zip(long, cut, strict=True):
+                encoded[i] = ids
             truncated += len(long)
-            for i, tokens in zip(which, encoded, strict=True):
-                if tokens:
-                    ids[i] = np.array(tokens, dtype=np.int32)
-        return ids, truncated
+            tokens += [np.array(ids or [self.stand_in], dtype=np.int32) for ids in encoded]
+        return tokens, truncated
 
     def _encode(self, texts: list[str], special: bool, **options: Any) -> list[list[int]]:
         if not texts:
@@ -179,7 +135,7 @@ class PromptTokenizer:
         ids: list[list[int]] = self.tokenizer(texts, add_special_tokens=special, verbose=False, **options)["input_ids"]
         return ids
 
-    def _render(self, prompt: str | list[dict[str, Any]], row: int) -> str:
+    def _render(self, prompt: Prompt, row: int) -> str:
         if isinstance(prompt, str):
             return prompt
         if not prompt:
