@@ -20,6 +20,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -104,7 +105,7 @@ class Rows:
     @classmethod
     def joined(cls, parts: list[Rows]) -> Rows:
         """The rows of several files, one after the other."""
-        columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ARRAYS}
+        columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ARRAYS}
         notes = tuple(dict.fromkeys(note for part in parts for note in part.notes))
         has_steps = all(part.has_steps for part in parts)
         if not has_steps and len(parts) > 1:  # a file is a step

@@ -115,7 +115,7 @@ def _steps(values: np.ndarray, file: Path) -> np.ndarray:
 
 def _numbers(batch: pa.RecordBatch, name: str) -> np.ndarray:
     try:
-        return pc.cast(batch[name], pa.float64()).to_numpy(zero_copy_only=False)
+        return np.asarray(pc.cast(batch[name], pa.float64()).to_numpy(zero_copy_only=False))
     except pa.ArrowException as error:
         raise UnreadableRollouts(
             f"Column {name!r} is not one of numbers. Name another: --map reward=COLUMN."
@@ -124,7 +124,7 @@ def _numbers(batch: pa.RecordBatch, name: str) -> np.ndarray:
 
 def _total(parts: list[np.ndarray]) -> np.ndarray:
     """The sum of reward functions, those without a score left out; NaN if none has one."""
-    total = np.nansum(parts, axis=0)
+    total: np.ndarray = np.nansum(parts, axis=0)
     total[np.isnan(parts).all(axis=0)] = np.nan
     return total
 
@@ -148,17 +148,17 @@ def _texts(column: pa.Array) -> pa.Array:
 def _numbered(column: pa.Array, prompts: Prompts) -> np.ndarray:
     encoded = pc.fill_null(_texts(column), "").dictionary_encode()
     numbers = np.array([prompts.number(text) for text in encoded.dictionary.to_pylist()], dtype=np.int64)
-    return numbers[encoded.indices.to_numpy()]
+    return np.asarray(numbers[encoded.indices.to_numpy()])
 
 
 def _characters(column: pa.Array) -> np.ndarray:
-    return pc.fill_null(pc.utf8_length(_texts(column)), 0).to_numpy(zero_copy_only=False).astype(np.float64)
+    return np.asarray(pc.fill_null(pc.utf8_length(_texts(column)), 0).to_numpy(zero_copy_only=False), dtype=np.float64)
 
 
 def _lengths(column: pa.Array) -> np.ndarray:
     if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
         column = pc.list_value_length(column)
-    return pc.cast(column, pa.float64()).to_numpy(zero_copy_only=False)
+    return np.asarray(pc.cast(column, pa.float64()).to_numpy(zero_copy_only=False))
 
 
 def _text(value: Any) -> str:
@@ -187,7 +187,7 @@ def _read_lines(file: Path, given: Mapping[str, str], prompts: Prompts, by_path:
         raise UnreadableRollouts(
             f"{file} has no column for the reward; it has {listed_columns(list(first))}. Name it: --map reward=COLUMN."
         )
-    prompt, completion, step, tokens = (columns.get(role) for role in ("prompt", "completion", "step", "tokens"))
+    prompt, completion, step, tokens = (columns.get(role, "") for role in ("prompt", "completion", "step", "tokens"))
     out: list[tuple[float, int, float, float, float]] = []
     blocks: list[np.ndarray] = []
     count = 0
@@ -235,10 +235,10 @@ def _read_lines(file: Path, given: Mapping[str, str], prompts: Prompts, by_path:
         several_rewards=len(weights) > 1,
         notes=(f"Unreadable lines were left out, the first is line {bad[0]} of {file.name}.",) if bad else (),
     )
-    return with_steps(rows, file, step is not None, by_path)
+    return with_steps(rows, file, bool(step), by_path)
 
 
-def _chained(first: dict, rest: Iterator[dict]) -> Iterator[dict]:
+def _chained(first: dict[str, Any], rest: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     yield first
     yield from rest
 
@@ -257,7 +257,7 @@ def _number(value: Any) -> float:
         return float("nan")
 
 
-def _objects(file: Path, bad: list[int]) -> Iterator[dict]:
+def _objects(file: Path, bad: list[int]) -> Iterator[dict[str, Any]]:
     """The objects of a file, a line each; the numbers of lines that are none go to `bad`."""
     number = 0
     try:

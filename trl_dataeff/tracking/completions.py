@@ -155,7 +155,7 @@ def _read_group_log(file: Path, group_size: int | None) -> RecordedGroups:
     def numbers(name: str) -> np.ndarray:
         if name not in names:
             return np.full(len(table), np.nan)
-        return table[name].to_numpy().astype(np.float64)
+        return np.asarray(table[name].to_numpy(), dtype=np.float64)
 
     success = numbers("success_rate")
     kinds = pc.index_in(table["kind"], pa.array(KINDS)).to_numpy().astype(np.int8)
