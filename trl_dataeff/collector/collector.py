@@ -167,10 +167,13 @@ class RolloutCollector:
         stand in for as many fresh ones, of which that share would have had a gradient. So the gradient keeps the scale of plain
         GRPO's, and steps become smaller as more groups have zero variance. With dynamic sampling all groups are effective.
         """
-        share = 1 - self.zero_share.value if self.refill is None else 1.0
-        weight = share if self.replay_weight is None else self.replay_weight
-        weights = [weight if group.origin == "replayed" else 1.0 for group in groups]
+        weights = [self._replay_weight() if group.origin == "replayed" else 1.0 for group in groups]
         return torch.tensor(weights).repeat_interleave(self.group_size)
+
+    def _replay_weight(self) -> float:
+        if self.replay_weight is not None:
+            return self.replay_weight
+        return 1 - self.zero_share.value if self.refill is None else 1.0
 
     def _roll_out_references(self, roll_out: Callable[[np.ndarray], Round], step: int) -> list[RolloutGroup]:
         references: list[RolloutGroup] = []
@@ -299,6 +302,7 @@ class RolloutCollector:
             if not np.isnan(rates).all():
                 metrics["success_rate"] = float(np.nanmean(rates))
         if batch.trained_stale:
+            metrics["replay/weight"] = self._replay_weight()
             metrics["replay/age_mean"] = float(np.mean([step - group.step for group in batch.trained_stale]))
         if self.buffer is not None:
             metrics["replay/size"] = len(self.buffer)
