@@ -39,6 +39,7 @@ from trl_dataeff.rollouts import capture
 from trl_dataeff.rollouts.distributed import Processes, all_gather
 from trl_dataeff.rollouts.scoring import score
 from trl_dataeff.selection.base import Selector
+from trl_dataeff.tracking.about import about_run
 from trl_dataeff.tracking.metrics import group_metrics, record, record_selector, replace_last, without_rounds
 from trl_dataeff.tracking.timing import StepTimer
 
@@ -125,7 +126,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         self._callback = DataEfficientCallback(
             on_begin=self._on_train_begin,
             on_step=lambda seconds: record(self._metrics["train"], self._timer.step(seconds)),
-            on_end=self._flush_group_log,
+            on_log=lambda logs: self.collector.log(logs, self.state.global_step),
+            on_end=self._flush_logs,
             received_signal=lambda: None if self._signals is None else self._signals.agreed(),
             how_to_resume=lambda: self._run.how_to_resume(),
         )
@@ -151,7 +153,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         self._run = resolve_run(resume_from_checkpoint, self.args.output_dir, self._processes, self.args.should_save)
         self._callback.stopped_by, self._prompt_ids = None, ()
         self._signals = StopSignals(self._processes) if self.args.save_on_signal else None
-        with failure_notes(self._run, lambda: self._prompt_ids, self._flush_group_log), self._signals or nullcontext():
+        with failure_notes(self._run, lambda: self._prompt_ids, self._flush_logs), self._signals or nullcontext():
             self._begin_run()
             output = super().train(self._run.checkpoint, *args, **kwargs)
         if self.stopped_by is not None:
@@ -188,7 +190,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             reward_weights=self.reward_weights.numpy(),
             refills=self._refills,
             replays=self._replays,
-            log_groups=True,
+            writes_logs=True,
             checkpoint=self._run.checkpoint,
             processes=self._processes,
         )
@@ -351,9 +353,9 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         record(store, batch.metrics)
         record_selector(store, batch.selector_metrics)
 
-    def _flush_group_log(self) -> None:
-        if hasattr(self, "collector") and self.collector.group_log is not None:
-            self.collector.group_log.flush(force=True)
+    def _flush_logs(self) -> None:
+        if hasattr(self, "collector") and self.collector.logs is not None:
+            self.collector.logs.flush(force=True)
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         args, step = self.args, self.state.global_step
@@ -388,7 +390,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
 
     def _on_train_begin(self) -> None:
         """Name the run in its folder, and continue the logging interval of a checkpoint, as the Trainer has begun one."""
-        begin_run(self._run, self.collector, self.state.global_step)
+        about = about_run(str(self.model.config._name_or_path), self.args)
+        begin_run(self._run, self.collector, self.state.global_step, about)
         loop, self._loop = self._loop, None
         if loop is not None:
             losses, mean = loop["loss"], sum(loop["loss"]) / len(loop["loss"])

@@ -24,6 +24,7 @@ commands:
   fit-predictor
              fit a predictor of success rates to the groups of finished runs
   simulate   estimate savings before training
+  report     show what a run did: a page of figures          trl-dataeff report OUTPUT_DIR
 
 options:
   -h, --help    show this help; `trl-dataeff COMMAND --help` shows that of a command
@@ -42,6 +43,7 @@ COMMANDS = {
     "recipes": "trl_dataeff.cli.recipes",
     "fit-predictor": "trl_dataeff.cli.fit_predictor",
     "simulate": "trl_dataeff.cli.simulate",
+    "report": "trl_dataeff.cli.report",
     "env": "trl_dataeff.cli.main",
 }
 
