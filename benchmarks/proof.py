@@ -20,11 +20,11 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.lab.curves import band, geometric_mean, isotonic, reach, t_95
 from benchmarks.lab.ratios import BASELINE, Curve, curves_by_setting, methods_of, ratios, show
 from benchmarks.lab.report import draw, pyplot
 from benchmarks.lab.store import read_rows
 from benchmarks.lab.studies import BASE
+from trl_dataeff.analysis.curves import band, geometric_mean, isotonic, reach, t_95
 
 
 RESULTS = Path(__file__).parent / "results" / "lab"

@@ -6,6 +6,7 @@ All texts of a run (prompts, completions, names, settings) are escaped by the te
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -88,10 +89,11 @@ class Page:
     def html(self) -> str:
         """The page."""
         from jinja2 import Environment, PackageLoader
-        from markupsafe import Markup
+        from markupsafe import Markup, escape
 
         loader = PackageLoader("trl_dataeff.analysis", "templates")
         environment = Environment(loader=loader, autoescape=True, trim_blocks=True)
+        environment.filters["code"] = lambda text: Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
         table = environment.get_template("table.html.j2")
         groups: dict[str, list[Any]] = {}
         for plot in self.plots:

@@ -18,6 +18,13 @@ from trl_dataeff.tracking.recorded import RecordedRun
 
 MOST_PROMPTS = 40  # of a table
 MOST_COLUMNS = 4  # of the dataset, that are shown unless others are named
+METHODS = {
+    "UniformSelector": "uniform selection",
+    "DotsSelector": "DOTS",
+    "GresoSelector": "GRESO",
+    "DotsGresoSelector": "DOTS with GRESO",
+    "NoneType": "prompts in the order of the dataset",
+}
 NOTES = {
     "always solved": "Every completion of every group had the highest reward: these prompts taught nothing in this run.",
     "never solved": "No completion of any group was rewarded. They are too hard, or the reward function does not accept a right answer.",
@@ -69,8 +76,8 @@ def method(run: RecordedRun) -> str:
     """How prompts were selected, and what else was on."""
     if not run.about:
         return ""
-    selector = (run.about.get("settings") or {}).get("selector", "")
-    parts = [str(selector).removesuffix("Selector") or "uniform"]
+    selector = str((run.about.get("settings") or {}).get("selector", ""))
+    parts = [METHODS.get(selector, selector)]
     if run.argument("replay_fraction"):
         parts.append(f"replay of {run.argument('replay_fraction'):.0%}")
     if run.argument("dynamic_sampling"):

@@ -25,6 +25,7 @@ commands:
              fit a predictor of success rates to the groups of finished runs
   simulate   estimate savings before training
   report     show what a run did: a page of figures          trl-dataeff report OUTPUT_DIR
+  compare    what several runs needed for the same accuracy  trl-dataeff compare RUN RUN
 
 options:
   -h, --help    show this help; `trl-dataeff COMMAND --help` shows that of a command
@@ -44,6 +45,7 @@ COMMANDS = {
     "fit-predictor": "trl_dataeff.cli.fit_predictor",
     "simulate": "trl_dataeff.cli.simulate",
     "report": "trl_dataeff.cli.report",
+    "compare": "trl_dataeff.cli.compare",
     "env": "trl_dataeff.cli.main",
 }
 

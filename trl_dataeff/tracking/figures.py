@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -37,6 +37,7 @@ COLOURS = {
     "faint": "#d9dce1",
     "paper": "#fdfdfe",
 }
+AXIS_NAMES = {"rollouts": "rollouts", "tokens": "tokens", "step": "steps", "seconds": "time"}
 SERIES = ("blue", "orange", "green", "purple", "sky", "red")
 WIDTH = 5.0  # inches
 _STYLE: dict[str, Any] = {
@@ -276,7 +277,7 @@ def progress(run: RecordedRun, x: str) -> Plot | None:
         + ("Held out: the evaluation dataset, which compares runs." if held_out else "This run has no evaluation.")
         + " Points are single logs, lines their running mean."
     )
-    return Plot(f"progress-{x}", f"Reward: {', '.join(changes)}", note, draw, group="progress", label=x)
+    return Plot(f"progress-{x}", f"Reward: {', '.join(changes)}", note, draw, group="progress", label=AXIS_NAMES[x])
 
 
 def flow(run: RecordedRun) -> Plot | None:
@@ -406,8 +407,7 @@ def calibration(run: RecordedRun) -> Plot | None:
         axes.xaxis.set_major_formatter(_percent)
         axes.yaxis.set_major_formatter(_percent)
         axes.tick_params(length=0)
-        axes.annotate("as predicted", (0.97, 0.985), ha="right", va="bottom", color=COLOURS["grey"], fontsize=8.5)
-        text = f"correlation {table.correlation:.2f}\n{int(table.groups.sum()):,} groups"
+        text = f"dashed: as predicted\ncorrelation {table.correlation:.2f}\n{int(table.groups.sum()):,} groups"
         axes.annotate(text, (0.98, 0.04), xycoords="axes fraction", ha="right", fontsize=9)
 
     of = "prompts drawn uniformly" if table.explored else "selected prompts"
@@ -475,6 +475,52 @@ def times(run: RecordedRun) -> Plot | None:
     shares = ", ".join(f"{name} {values.sum() / total:.0%}" for name, values in bands.items())
     note = "On the main process; generation includes scoring, training is the rest of the step. Running means."
     return Plot("times", f"Time of a step: {shares}", note, draw)
+
+
+class Curve(NamedTuple):
+    """
+    A curve of a comparison.
+
+    Attributes:
+        name (`str`): of the method.
+        x, y (`np.ndarray`): `(n,)`.
+        half_width (`np.ndarray` or `None`): of the 95 % confidence interval of `y`; `None` for a single run.
+    """
+
+    name: str
+    x: np.ndarray
+    y: np.ndarray
+    half_width: np.ndarray | None = None
+
+
+def comparison(curves: Sequence[Curve], x: str, metric: str, target: float | None) -> Plot:
+    """Curves of several methods against one axis."""
+
+    def draw(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        ends = []
+        for i, curve in enumerate(curves):
+            colour, dash = COLOURS[SERIES[i % len(SERIES)]], ("-", (0, (5, 2)), (0, (1, 1.5)))[i // len(SERIES) % 3]
+            axes.plot(curve.x, curve.y, color=colour, ls=dash)
+            if curve.half_width is not None:
+                low, high = curve.y - curve.half_width, curve.y + curve.half_width
+                axes.fill_between(curve.x, low, high, color=colour, alpha=0.16, lw=0)
+            ends.append((float(curve.y[-1]), curve.name if len(curve.name) <= 18 else f"{curve.name[:17]}…", colour))
+        if target is not None:
+            axes.axhline(target, color=COLOURS["grey"], lw=1, ls=(0, (4, 3)))
+            axes.annotate(
+                f"target {target:.3g}", (0.01, target), xycoords=("axes fraction", "data"), va="bottom", fontsize=8.5
+            )
+        everything = np.concatenate([curve.y for curve in curves])
+        room = 0.12 * (everything.max() - everything.min() or 1)
+        axes.set_ylim(everything.min() - room, everything.max() + room)
+        _axis(axes, x, unit=metric)
+        _labels(axes, ends)
+
+    bands = " Bands are 95 % confidence intervals over runs." if any(c.half_width is not None for c in curves) else ""
+    title = f"{metric} against {'time of training' if x == 'seconds' else AXES[x]}"
+    note = f"Means over the runs of a method, up to where its shortest run ends.{bands}"
+    return Plot(f"compare-{x}", title, note, draw, 3.1, "compare", AXIS_NAMES[x])
 
 
 def plots_of(run: RecordedRun, by: Sequence[str] = ()) -> list[Plot]:
