@@ -41,7 +41,9 @@ from trl_dataeff.rollouts.scoring import score
 from trl_dataeff.selection.base import Selector
 from trl_dataeff.tracking.about import about_run
 from trl_dataeff.tracking.metrics import group_metrics, record, record_selector, replace_last, without_rounds
+from trl_dataeff.tracking.model_card import copy_card, describe_run
 from trl_dataeff.tracking.timing import StepTimer
+from trl_dataeff.tracking.trackers import TrackerCallback
 
 
 _SIGNATURE = inspect.signature(GRPOTrainer.__init__)
@@ -63,6 +65,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     - `_save_checkpoint`, `_load_optimizer_and_scheduler`: save and load the state of the run, with a manifest.
     - `_run_epoch`: a run that is resumed from its last checkpoint, or stopped by now, has nothing left to do.
     - `_finalize_training`: a run that was stopped neither loads its best model nor deletes its last checkpoint.
+    - `save_model`, `create_model_card`: the model card says what the run did.
     - `_get_grad_norm`: skips steps whose gradient is not finite, if `skip_nonfinite_steps` is set.
 
     Args:
@@ -132,6 +135,12 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             how_to_resume=lambda: self._run.how_to_resume(),
         )
         self.add_callback(self._callback)
+        trackers = TrackerCallback(
+            counts=lambda: self.collector.generated(),
+            groups=lambda step: self.collector.logs.groups.since(step),
+            callbacks=lambda: self.callback_handler.callbacks,
+        )
+        self.callback_handler.callbacks.insert(0, trackers)  # before the trackers' own
 
     __init__.__signature__ = _SIGNATURE.replace(  # type: ignore[attr-defined]
         parameters=[*_SIGNATURE.parameters.values(), inspect.signature(__init__).parameters["selector"]]
@@ -344,7 +353,21 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             model.zero_grad()  # without gradients the optimizer changes nothing
         return norm
 
-    # Logs and checkpoints
+    # Logs, model card and checkpoints
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        super().save_model(output_dir, _internal_call)
+        if not _internal_call:
+            self.create_model_card(
+                model_name=(self.args.hub_model_id or self.args.output_dir).rstrip("/").split("/")[-1]
+            )
+            copy_card(self.args.output_dir, output_dir, self.args.should_save)
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        super().create_model_card(*args, **kwargs)
+        if self.is_world_process_zero():
+            base = str(self.model.config._name_or_path)
+            describe_run(Path(self.args.output_dir), base_model=base, draws=not self._callback.training)
 
     def _log(self, batch: GenerationBatch) -> None:
         store, groups = self._metrics["train"], batch.trained_now or batch.generated

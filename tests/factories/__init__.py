@@ -21,6 +21,7 @@ from tests.factories.embeddings import (
     varied_dataset,
 )
 from tests.factories.groups import make_group, visit
+from tests.factories.recorded import RUNS, in_browser, needs_chromium
 from tests.factories.selectors import LeastSolved
 from tests.factories.tiny import (
     CHAT_TEMPLATE,
@@ -43,6 +44,7 @@ __all__ = [
     "CHAT_TEMPLATE",
     "CONFIGURATIONS",
     "DYNAMIC",
+    "RUNS",
     "STEPS",
     "TRAINING_SETTINGS",
     "VARIED_TEXTS",
@@ -62,6 +64,7 @@ __all__ = [
     "generator",
     "groups_since",
     "history",
+    "in_browser",
     "last_logged",
     "letter_share_reward",
     "logged",
@@ -69,6 +72,7 @@ __all__ = [
     "make_trainer",
     "messages",
     "mixed_reward",
+    "needs_chromium",
     "number",
     "plain_dataset",
     "run",

@@ -147,7 +147,7 @@ def _need(method: Method, baseline: Method, x: str, metric: str, target: float) 
         ratio = (1.0, math.nan, math.nan)
     elif None not in by_seed and all(other is not None and 0 < other < math.inf for _, other in pairs):
         ratio = geometric_mean([value / other for value, other in pairs if other])
-    elif 0 < min(others) and max(others) < math.inf:
+    elif min(others) > 0 and max(others) < math.inf:
         ratio = (geometric_mean(own)[0] / geometric_mean(others)[0], math.nan, math.nan)
     else:
         ratio = (math.nan,) * 3

@@ -273,9 +273,13 @@ class RolloutCollector:
     def log(self, logs: Mapping[str, Any], step: int) -> None:
         """Write what the Trainer has logged at optimizer step `step` to `metrics.jsonl`."""
         if self.logs is not None:
-            counts = self.counters.values
-            generated = {"rollouts": counts["rollouts_generated"], "tokens": counts["tokens_generated"]}
-            self.logs.metrics.add(logs, step=step, **generated)
+            generated = self.generated()
+            rollouts, tokens = generated["rollouts_generated"], generated["tokens_generated"]
+            self.logs.metrics.add(logs, step=step, rollouts=rollouts, tokens=tokens)
+
+    def generated(self) -> dict[str, int]:
+        """Rollouts and tokens generated so far, by the names of their metrics."""
+        return {name: self.counters.values[name] for name in ("rollouts_generated", "tokens_generated")}
 
     def _metrics(self, batch: GenerationBatch, step: int) -> dict[str, float]:
         metrics: dict[str, float] = dict(self.counters.logged())

@@ -16,6 +16,7 @@ from transformers import TrainingArguments
 
 _SECRET = re.compile(r"token|secret|password|api[-_]?key", re.IGNORECASE)
 HIDDEN = "<hidden>"
+_DERIVED = {"accelerator_config", "activation_checkpointing", "logging_dir"}  # by the Trainer, from other arguments
 
 
 def command(argv: Sequence[str] | None = None) -> str:
@@ -53,7 +54,11 @@ def about_run(model: str, args: TrainingArguments) -> dict[str, Any]:
     arguments = {name: plain(value) for name, value in args.to_dict().items()}
     arguments |= {name: HIDDEN for name, value in arguments.items() if value and _names_secret(name)}
     defaults = {field.name: plain(field.default) for field in fields(args)}
-    changed = [name for name, value in arguments.items() if value != defaults.get(name)]
+    changed = [
+        name
+        for name, value in arguments.items()
+        if value not in (defaults.get(name), None, [], HIDDEN) and name not in _DERIVED
+    ]
     return {"command": command(), "model": model, "arguments": arguments, "changed": changed}
 
 

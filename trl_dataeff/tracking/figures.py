@@ -518,9 +518,9 @@ def comparison(curves: Sequence[Curve], x: str, metric: str, target: float | Non
         _labels(axes, ends)
 
     bands = " Bands are 95 % confidence intervals over runs." if any(c.half_width is not None for c in curves) else ""
-    title = f"{metric} against {'time of training' if x == 'seconds' else AXES[x]}"
+    title = f"{metric[:1].upper()}{metric[1:]} against {'time of training' if x == 'seconds' else AXES[x]}"
     note = f"Means over the runs of a method, up to where its shortest run ends.{bands}"
-    return Plot(f"compare-{x}", title, note, draw, 3.1, "compare", AXIS_NAMES[x])
+    return Plot(f"compare-{x}", title, note, draw, 3.1)
 
 
 def plots_of(run: RecordedRun, by: Sequence[str] = ()) -> list[Plot]:

@@ -99,6 +99,11 @@ class GroupLog:
         """Ids of the prompts in the rows that are written, each once."""
         return np.unique(self._written["prompt_id"].to_numpy())
 
+    def since(self, step: int) -> pa.Table:
+        """The groups generated at optimizer step `step` or later, written or not."""
+        table = pa.concat_tables([self._written, pa.Table.from_pylist(self._waiting, schema=SCHEMA)])
+        return table.filter(pc.greater_equal(table["step"], step))
+
     def add(self, groups: Iterable[RolloutGroup], weights: np.ndarray) -> None:
         """Enter groups. `weights` `(F,)` are those of the reward functions."""
         for group in groups:

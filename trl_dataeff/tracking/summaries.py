@@ -127,7 +127,7 @@ class HeatMap(NamedTuple):
 
 def columns_of(run: RecordedRun, most: int = 30) -> list[str]:
     """Columns of the prompts by which success rates can be shown: 2 to `most` different values, each of several prompts."""
-    if run.prompts is None:
+    if run.prompts is None or run.groups is None or not len(run.groups):
         return []
     found = []
     for name in run.prompts.column_names:
