@@ -75,6 +75,7 @@ def test_wandb(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
     trainer = train(tmp_path, "wandb")
     wandb.finish()
+    wandb.teardown()  # the process that writes the file ends
     defined, history = set(), []
     for data in records(next(tmp_path.rglob("*.wandb")).read_bytes()):
         record = wandb_internal_pb2.Record.FromString(data)
