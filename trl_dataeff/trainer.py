@@ -137,7 +137,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         self.add_callback(self._callback)
         trackers = TrackerCallback(
             counts=lambda: self.collector.generated(),
-            groups=lambda step: self.collector.logs.groups.since(step),
+            groups=lambda step: self.collector.groups_since(step),
             callbacks=lambda: self.callback_handler.callbacks,
         )
         self.callback_handler.callbacks.insert(0, trackers)  # before the trackers' own

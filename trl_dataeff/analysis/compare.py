@@ -124,7 +124,7 @@ def compare(runs: Sequence[RecordedRun], metric: str | None = None, target: floa
 def target_at_start(run: RecordedRun, metric: str, target: float) -> bool:
     """Whether a run reaches the target with its first log."""
     x, y = run.series(metric)
-    return reach(x, y, target) <= x[0]
+    return reach(x, y, target) <= float(x[0])
 
 
 def _has(runs: Sequence[RecordedRun], x: str, metric: str) -> bool:

@@ -108,8 +108,8 @@ def tiles(run: RecordedRun) -> list[tuple[str, str]]:
     _, shares = summaries.kind_shares(run)
     if shares.size:
         found.append((f"{shares[0].mean():.0%}", "of the groups effective"))
-    for name, label in (("reward", "reward in training"), (run.held_out, "held-out reward")):
-        values = run.series(name)[1] if name else np.empty(0)
+    for metric, label in (("reward", "reward in training"), (run.held_out, "held-out reward")):
+        values = run.series(metric)[1] if metric else np.empty(0)
         if len(values):
             found.append((f"{values[0]:.2f} → {values[-1]:.2f}", label))
     return found

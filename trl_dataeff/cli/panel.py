@@ -103,8 +103,9 @@ class PanelCallback(TrainerCallback):
                 "" if self._held_out is None else f"   held out {self._held_out[0]:.3f} at step {self._held_out[1]}"
             )
             yield "reward", Text(f"{self._rewards[-1]:.3f} {sparkline(list(self._rewards))}{held_out}")
-        shares = [self._own(f"{kind}_ratio") for kind in ("effective", "easy", "hard")]
-        if all(share is not None for share in shares):
+        ratios = [self._own(f"{kind}_ratio") for kind in ("effective", "easy", "hard")]
+        shares = [ratio for ratio in ratios if ratio is not None]
+        if len(shares) == len(ratios):
             yield "effective", Text("{:.0%} of the groups (easy {:.0%}, hard {:.0%})".format(*shares))
         yield from self._cost()
         faults = {name: self._own(name) for name, metric in METRICS.items() if metric.fault and self._own(name)}

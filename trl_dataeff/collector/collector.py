@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 
 from trl_dataeff.collector.batch import GenerationBatch, RefillRounds, ZeroVarianceShare, fill_batch
@@ -280,6 +281,11 @@ class RolloutCollector:
     def generated(self) -> dict[str, int]:
         """Rollouts and tokens generated so far, by the names of their metrics."""
         return {name: self.counters.values[name] for name in ("rollouts_generated", "tokens_generated")}
+
+    def groups_since(self, step: int) -> pa.Table:
+        """The groups generated at optimizer step `step` or later; on the main process alone."""
+        assert self.logs is not None
+        return self.logs.groups.since(step)
 
     def _metrics(self, batch: GenerationBatch, step: int) -> dict[str, float]:
         metrics: dict[str, float] = dict(self.counters.logged())

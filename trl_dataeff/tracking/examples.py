@@ -27,7 +27,8 @@ def examples_of(output_dir: Path, prompts: Iterable[str]) -> dict[str, dict[str,
     Returns:
         `dict`: by prompt, `step`, `completion` (its beginning) and `rewards` by reward function; without prompts that no file has.
     """
-    wanted, found = set(prompts), {}
+    wanted = set(prompts)
+    found: dict[str, dict[str, object]] = {}
     for path in sorted((output_dir / "completions").glob("completions_*.parquet"), reverse=True)[:MOST_FILES]:
         if len(found) == len(wanted):
             break

@@ -97,7 +97,8 @@ def svg(plot: Plot) -> str:
     import matplotlib as mpl
 
     buffer = io.StringIO()
-    with mpl.rc_context({**_STYLE, "svg.hashsalt": plot.name}):
+    style: Any = {**_STYLE, "svg.hashsalt": plot.name}
+    with mpl.rc_context(style):
         _drawn(plot).savefig(buffer, format="svg", metadata={"Date": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
@@ -116,7 +117,8 @@ def save_png(plot: Plot, path: Path) -> None:
     """Write the figure with its title as PNG, on white."""
     import matplotlib as mpl
 
-    with mpl.rc_context({**_STYLE, "figure.facecolor": "white"}):
+    style: Any = {**_STYLE, "figure.facecolor": "white"}
+    with mpl.rc_context(style):
         figure = _drawn(plot)
         figure.suptitle(_wrapped(plot.title), x=0.01, ha="left", fontsize=10.5, fontweight="bold")
         figure.savefig(path, dpi=200)

@@ -29,11 +29,12 @@ class Bins(NamedTuple):
 
     @property
     def centres(self) -> np.ndarray:
-        return (self.edges[:-1] + self.edges[1:]) / 2
+        return np.asarray((self.edges[:-1] + self.edges[1:]) / 2)
 
     def of(self, steps: np.ndarray) -> np.ndarray:
         """Index of the interval of each step, `(n,)`."""
-        return np.clip(np.searchsorted(self.edges, steps, side="right") - 1, 0, len(self.edges) - 2)
+        index = np.searchsorted(self.edges, steps, side="right") - 1
+        return np.asarray(np.clip(index, 0, len(self.edges) - 2))
 
 
 def bins(steps: np.ndarray, most: int = MOST_BINS) -> Bins:
@@ -225,9 +226,9 @@ def calibration(run: RecordedRun, fewest: int = 30) -> Calibration | None:
     late = groups["step"].to_numpy() >= groups["step"].max() * 2 / 3
     varies = predicted.std() > 0 and observed.std() > 0
     correlation = float(np.corrcoef(predicted, observed)[0, 1]) if varies else float("nan")
-    return Calibration(
-        *map(np.array, zip(*rows, strict=True)), correlation, *_mean((observed - predicted)[late]), enough
-    )
+    means, rates, half_widths, counts = (np.array(column) for column in zip(*rows, strict=True))
+    bias, bias_half_width = _mean((observed - predicted)[late])
+    return Calibration(means, rates, half_widths, counts, correlation, bias, bias_half_width, enough)
 
 
 def _explored(groups: pd.DataFrame) -> np.ndarray:

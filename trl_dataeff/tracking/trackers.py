@@ -89,7 +89,7 @@ def _rows(groups: pa.Table) -> list[list[Any]]:
 
 
 def _rates(groups: pa.Table) -> np.ndarray:
-    return groups["success_rate"].drop_null().to_numpy()
+    return np.asarray(groups["success_rate"].drop_null())
 
 
 def _to_wandb(callback: Any, groups: pa.Table, step: int) -> None:
