@@ -20,7 +20,6 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.lab.curves import band, geometric_mean, isotonic, reach, t_95
 from benchmarks.lab.ratios import BASELINE, Curve, curves_by_setting, methods_of, ratios, show
 from benchmarks.lab.report import draw, pyplot
 from benchmarks.lab.store import read_rows
@@ -28,6 +27,7 @@ from benchmarks.lab.studies import BASE
 from benchmarks.smollm2.__main__ import RUNS, study_runs, tuning_runs
 from benchmarks.smollm2.report import by_rate, recorded, short
 from benchmarks.smollm2.report import tables as pretrained_tables
+from trl_dataeff.analysis.curves import band, geometric_mean, isotonic, reach, t_95
 
 
 RESULTS = Path(__file__).parent / "results" / "lab"

@@ -10,7 +10,7 @@ Data flow of a generation batch, and the place of each part (folders side by sid
           -> difficulty/ success rates predicted from embeddings of the prompts; base.py has the contract
        -> rollouts/      groups of completions. capture.py: what TRL's `_generate` takes and returns; classification.py
        -> replay/        buffer.py: which groups are kept and evicted; correction.py: the loss of replayed groups
-    tracking/            what a run records. metrics.py: the table of all metrics; group_log.py: groups.parquet
+    tracking/            what a run records. metrics.py: the table of all metrics; run_logs.py: the files that it writes
     checkpoint/          files that are complete or absent, and resuming from them
     fault_tolerance/     signals, non-finite steps, vLLM restarts, reward time limits: each off unless chosen
     config.py            GRPOConfig with the fields of options.py; fields.py: what values they take; validation.py checks

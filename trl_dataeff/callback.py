@@ -21,11 +21,13 @@ class DataEfficientCallback(TrainerCallback):
     Args:
         on_begin (`Callable`): called when the Trainer has begun training, after its own preparations.
         on_step (`Callable`): called after each optimizer step, with the seconds that it took.
+        on_log (`Callable`): called with what is logged, on the main process, from the beginning of training to its end.
         on_end (`Callable`): called when training has ended.
         received_signal (`Callable`): the signal that a process has received, the same on all processes, or `None`.
         how_to_resume (`Callable`): says how to resume the run; empty if it cannot be.
 
     Attributes:
+        training (`bool`): whether `train` is running.
         stopped_by (`signal.Signals` or `None`): the signal that ended training early.
     """
 
@@ -34,21 +36,22 @@ class DataEfficientCallback(TrainerCallback):
         *,
         on_begin: Callable[[], None],
         on_step: Callable[[float], None],
+        on_log: Callable[[dict[str, Any]], None],
         on_end: Callable[[], None],
         received_signal: Callable[[], signal.Signals | None],
         how_to_resume: Callable[[], str],
     ):
-        self._on_begin, self._on_step, self._on_end = on_begin, on_step, on_end
+        self._on_begin, self._on_step, self._on_log, self._on_end = on_begin, on_step, on_log, on_end
         self._received_signal, self._how_to_resume = received_signal, how_to_resume
         self._step_began = 0.0
-        self._training = False
+        self.training = False
         self._saved_at = -1
         self.stopped_by: signal.Signals | None = None
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self._training, self._saved_at = True, -1
+        self.training, self._saved_at = True, -1
         self._on_begin()
 
     def on_step_begin(
@@ -62,10 +65,16 @@ class DataEfficientCallback(TrainerCallback):
         self._on_step(time.perf_counter() - self._step_began)
         self._stop_if_signalled(state, control)
 
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any
+    ) -> None:
+        if self.training and logs:
+            self._on_log(logs)
+
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        if self._training:
+        if self.training:
             self._stop_if_signalled(state, control)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -90,7 +99,7 @@ class DataEfficientCallback(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self._training = False
+        self.training = False
         self._on_end()
         if self.stopped_by is not None and state.is_world_process_zero:
             reason = " (`save_only_model=True` keeps the model alone)" if args.save_only_model else ""

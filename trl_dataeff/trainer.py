@@ -39,8 +39,11 @@ from trl_dataeff.rollouts import capture
 from trl_dataeff.rollouts.distributed import Processes, all_gather
 from trl_dataeff.rollouts.scoring import score
 from trl_dataeff.selection.base import Selector
+from trl_dataeff.tracking.about import about_run
 from trl_dataeff.tracking.metrics import group_metrics, record, record_selector, replace_last, without_rounds
+from trl_dataeff.tracking.model_card import copy_card, describe_run
 from trl_dataeff.tracking.timing import StepTimer
+from trl_dataeff.tracking.trackers import TrackerCallback
 
 
 _SIGNATURE = inspect.signature(GRPOTrainer.__init__)
@@ -62,6 +65,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     - `_save_checkpoint`, `_load_optimizer_and_scheduler`: save and load the state of the run, with a manifest.
     - `_run_epoch`: a run that is resumed from its last checkpoint, or stopped by now, has nothing left to do.
     - `_finalize_training`: a run that was stopped neither loads its best model nor deletes its last checkpoint.
+    - `save_model`, `create_model_card`: the model card says what the run did.
     - `_get_grad_norm`: skips steps whose gradient is not finite, if `skip_nonfinite_steps` is set.
 
     Args:
@@ -125,11 +129,18 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         self._callback = DataEfficientCallback(
             on_begin=self._on_train_begin,
             on_step=lambda seconds: record(self._metrics["train"], self._timer.step(seconds)),
-            on_end=self._flush_group_log,
+            on_log=lambda logs: self.collector.log(logs, self.state.global_step),
+            on_end=self._flush_logs,
             received_signal=lambda: None if self._signals is None else self._signals.agreed(),
             how_to_resume=lambda: self._run.how_to_resume(),
         )
         self.add_callback(self._callback)
+        trackers = TrackerCallback(
+            counts=lambda: self.collector.generated(),
+            groups=lambda step: self.collector.groups_since(step),
+            callbacks=lambda: self.callback_handler.callbacks,
+        )
+        self.callback_handler.callbacks.insert(0, trackers)  # before the trackers' own
 
     __init__.__signature__ = _SIGNATURE.replace(  # type: ignore[attr-defined]
         parameters=[*_SIGNATURE.parameters.values(), inspect.signature(__init__).parameters["selector"]]
@@ -151,7 +162,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         self._run = resolve_run(resume_from_checkpoint, self.args.output_dir, self._processes, self.args.should_save)
         self._callback.stopped_by, self._prompt_ids = None, ()
         self._signals = StopSignals(self._processes) if self.args.save_on_signal else None
-        with failure_notes(self._run, lambda: self._prompt_ids, self._flush_group_log), self._signals or nullcontext():
+        with failure_notes(self._run, lambda: self._prompt_ids, self._flush_logs), self._signals or nullcontext():
             self._begin_run()
             output = super().train(self._run.checkpoint, *args, **kwargs)
         if self.stopped_by is not None:
@@ -188,7 +199,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             reward_weights=self.reward_weights.numpy(),
             refills=self._refills,
             replays=self._replays,
-            log_groups=True,
+            writes_logs=True,
             checkpoint=self._run.checkpoint,
             processes=self._processes,
         )
@@ -343,7 +354,21 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             model.zero_grad()  # without gradients the optimizer changes nothing
         return norm
 
-    # Logs and checkpoints
+    # Logs, model card and checkpoints
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        super().save_model(output_dir, _internal_call)
+        if not _internal_call:
+            self.create_model_card(
+                model_name=(self.args.hub_model_id or self.args.output_dir).rstrip("/").split("/")[-1]
+            )
+            copy_card(self.args.output_dir, output_dir, self.args.should_save)
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        super().create_model_card(*args, **kwargs)
+        if self.is_world_process_zero():
+            base = str(self.model.config._name_or_path)
+            describe_run(Path(self.args.output_dir), base_model=base, draws=not self._callback.training)
 
     def _log(self, batch: GenerationBatch) -> None:
         store, groups = self._metrics["train"], batch.trained_now or batch.generated
@@ -352,9 +377,9 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         record(store, batch.metrics)
         record_selector(store, batch.selector_metrics)
 
-    def _flush_group_log(self) -> None:
-        if hasattr(self, "collector") and self.collector.group_log is not None:
-            self.collector.group_log.flush(force=True)
+    def _flush_logs(self) -> None:
+        if hasattr(self, "collector") and self.collector.logs is not None:
+            self.collector.logs.flush(force=True)
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         args, step = self.args, self.state.global_step
@@ -389,7 +414,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
 
     def _on_train_begin(self) -> None:
         """Name the run in its folder, and continue the logging interval of a checkpoint, as the Trainer has begun one."""
-        begin_run(self._run, self.collector, self.state.global_step)
+        about = about_run(str(self.model.config._name_or_path), self.args)
+        begin_run(self._run, self.collector, self.state.global_step, about)
         loop, self._loop = self._loop, None
         if loop is not None:
             losses, mean = loop["loss"], sum(loop["loss"]) / len(loop["loss"])

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from .curves import band, on_grid
+from trl_dataeff.analysis.curves import band, on_grid
+
 from .ratios import BASELINE, HEADER, Curve, Setting, cells, methods_of, ratios
 
 

@@ -280,7 +280,7 @@ def test_evaluation_touches_nothing(tmp_path):
         np.testing.assert_array_equal(values, state[0][name])
     assert collector.counters.values == state[1]
     assert torch.equal(collector.rng.get_state(), state[2])
-    collector.group_log.flush(force=True)
+    collector.logs.flush(force=True)
     assert len(pd.read_parquet(tmp_path / "dataeff" / "groups.parquet")) == rows
 
 

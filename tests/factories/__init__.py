@@ -22,6 +22,7 @@ from tests.factories.embeddings import (
     varied_dataset,
 )
 from tests.factories.groups import make_group, visit
+from tests.factories.recorded import RUNS, in_browser, needs_chromium
 from tests.factories.selectors import LeastSolved
 from tests.factories.tiny import (
     CHAT_TEMPLATE,
@@ -44,6 +45,7 @@ __all__ = [
     "CHAT_TEMPLATE",
     "CONFIGURATIONS",
     "DYNAMIC",
+    "RUNS",
     "STEPS",
     "TRAINING_SETTINGS",
     "VARIED_TEXTS",
@@ -63,6 +65,7 @@ __all__ = [
     "generator",
     "groups_since",
     "history",
+    "in_browser",
     "last_logged",
     "letter_share_reward",
     "logged",
@@ -70,6 +73,7 @@ __all__ = [
     "make_trainer",
     "messages",
     "mixed_reward",
+    "needs_chromium",
     "needs_sentence_transformers",
     "number",
     "plain_dataset",

@@ -46,7 +46,12 @@ def test_the_table_of_groups_waits_for_room(tmp_path, monkeypatch, caplog_transf
     tables = [pd.read_parquet(tmp_path / n / "dataeff" / "groups.parquet") for n in ("whole", "full")]
     pd.testing.assert_frame_equal(*(table.drop(columns="seconds") for table in tables))
     assert history(trainer.state.log_history) == history(whole.state.log_history)
-    assert {path.name for path in (tmp_path / "full" / "dataeff").iterdir()} == {"groups.parquet", "run.json"}
+    assert {path.name for path in (tmp_path / "full" / "dataeff").iterdir()} == {
+        "groups.parquet",
+        "metrics.jsonl",
+        "prompts.parquet",
+        "run.json",
+    }
 
 
 def test_a_corrupt_table_of_groups_is_renamed(tmp_path, caplog_transformers):
@@ -97,9 +102,9 @@ def test_a_row_by_hand(tmp_path):
     first, second = table.to_dict("records")
     assert first == {
         **common, "prompt_id": 3, "success_rate": 0.5, "reward": 1.0, "kind": "effective", "predicted": 0.25,
-        "origin": "reference", "disposition": "leftover",
+        "explored": False, "origin": "reference", "disposition": "leftover",
     }  # fmt: skip
     assert second == {
         **common, "prompt_id": -1, "success_rate": None, "reward": None, "kind": "hard", "predicted": None,
-        "origin": "fresh", "disposition": "dropped",
+        "explored": False, "origin": "fresh", "disposition": "dropped",
     }  # fmt: skip

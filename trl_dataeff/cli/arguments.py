@@ -62,6 +62,9 @@ class DataEfficientGRPOScriptArguments(GRPOScriptArguments):
         default=None,
         metadata={"help": "Column that reward functions get as `answer` and as `solution`."},
     )
+    plain: bool = field(
+        default=False, metadata={"help": "Print a line for each log, in a terminal too, instead of the live panel."}
+    )
 
 
 class GRPOArguments(NamedTuple):

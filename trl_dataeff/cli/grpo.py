@@ -61,12 +61,12 @@ def train(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
     """
     from trl_dataeff.checkpoint.state import CheckpointError
     from trl_dataeff.cli.checks import checkpoint_of
-    from trl_dataeff.cli.console import print_table
+    from trl_dataeff.cli.panel import progress_shown
 
     trainer = make_trainer(arguments)
-    print_table(trainer)
     try:
-        trainer.train(resume_from_checkpoint=checkpoint_of(arguments.training))
+        with progress_shown(trainer, arguments.script.plain):
+            trainer.train(resume_from_checkpoint=checkpoint_of(arguments.training))
     except CheckpointError as error:
         raise UserError(str(error)) from error
     except (KeyboardInterrupt, SystemExit):

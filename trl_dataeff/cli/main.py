@@ -26,6 +26,8 @@ commands:
              fit a success-rate predictor to the groups of finished runs
   simulate   estimate savings before training
   audit      what a finished run, of TRL or others, spent on groups without a gradient
+  report     show what a run did: a page of figures          trl-dataeff report OUTPUT_DIR
+  compare    what several runs needed for the same accuracy  trl-dataeff compare RUN RUN
 
 options:
   -h, --help    show this help; for a command's help, run `trl-dataeff COMMAND --help`
@@ -47,6 +49,8 @@ COMMANDS = {
     "fit-predictor": "trl_dataeff.cli.fit_predictor",
     "simulate": "trl_dataeff.cli.simulate",
     "audit": "trl_dataeff.cli.audit",
+    "report": "trl_dataeff.cli.report",
+    "compare": "trl_dataeff.cli.compare",
     "env": "trl_dataeff.cli.main",
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,8 @@ from trl_dataeff.replay.buffer import ReplayBuffer, replay_groups
 from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.selection.base import Selector, SelectorContext, checked_state
-from trl_dataeff.tracking.group_log import GroupLog
+from trl_dataeff.tracking.prompt_table import prompt_rows
+from trl_dataeff.tracking.run_logs import RunLogs
 
 
 def make_collector(
@@ -34,7 +36,7 @@ def make_collector(
     reward_weights: np.ndarray,
     refills: bool,
     replays: bool,
-    log_groups: bool = False,
+    writes_logs: bool = False,
     checkpoint: str | None = None,
     processes: Processes = Processes(),  # noqa: B008 (immutable)
 ) -> RolloutCollector:
@@ -50,7 +52,7 @@ def make_collector(
         reward_names (`list[str]`), reward_weights (`np.ndarray` of shape `(F,)`): the reward functions.
         refills (`bool`): whether zero-variance groups are dropped and replaced (dynamic sampling).
         replays (`bool`): whether groups are replayed.
-        log_groups (`bool`, *optional*, defaults to `False`): whether the main process writes `groups.parquet`.
+        writes_logs (`bool`, *optional*, defaults to `False`): whether the main process writes the files of [`RunLogs`].
         checkpoint (`str`, *optional*): what the run is to resume from. It is compared with these settings and the dataset
             before prompts are embedded.
         processes ([`Processes`], *optional*): of the run; by default a single one.
@@ -88,8 +90,8 @@ def make_collector(
         buffer=_buffer(config, processes) if replays else None,
         replay_groups=replay_groups(config.replay_fraction, batch_groups, processes.world_size) if replays else 0,
         replay_weight=config.replay_weight,
-        group_log=GroupLog(Path(config.output_dir) / FOLDER / "groups.parquet")
-        if log_groups and processes.is_main
+        logs=RunLogs(Path(config.output_dir) / FOLDER, None if dataset is None else partial(prompt_rows, dataset))
+        if writes_logs and processes.is_main
         else None,
         seed=config.seed,
         processes=processes,

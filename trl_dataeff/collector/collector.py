@@ -8,11 +8,12 @@ history, selector and buffer. It is equal on every process, because it works on 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 
 from trl_dataeff.collector.batch import GenerationBatch, RefillRounds, ZeroVarianceShare, fill_batch
@@ -23,8 +24,8 @@ from trl_dataeff.rollouts.distributed import Processes, assign, broadcast_from_m
 from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD, Origin, RolloutGroup
 from trl_dataeff.selection import Selector, UniformSelector
 from trl_dataeff.selection.base import check_proposal, checked_metrics, checked_predictions
-from trl_dataeff.tracking.group_log import GroupLog
 from trl_dataeff.tracking.metrics import Counters
+from trl_dataeff.tracking.run_logs import RunLogs
 from trl_dataeff.validation import RewardChecks
 
 
@@ -48,7 +49,7 @@ class RolloutCollector:
         replay_groups (`int`, *optional*, defaults to `0`): replayed groups per generation batch; fewer while `buffer` has
             fewer.
         replay_weight (`float`, *optional*): factor on the advantages of replayed groups; `None`: see [`row_weights`].
-        group_log ([`GroupLog`], *optional*): table of all groups; on the main process alone.
+        logs ([`RunLogs`], *optional*): files that the run writes; on the main process alone.
         seed (`int`, *optional*, defaults to `0`): of proposals and of replay.
         processes ([`Processes`], *optional*): of the run; by default a single one.
     """
@@ -68,7 +69,7 @@ class RolloutCollector:
         buffer: ReplayBuffer | None = None,
         replay_groups: int = 0,
         replay_weight: float | None = None,
-        group_log: GroupLog | None = None,
+        logs: RunLogs | None = None,
         seed: int = 0,
         processes: Processes = Processes(),  # noqa: B008 (immutable)
     ):
@@ -79,7 +80,7 @@ class RolloutCollector:
         self.settings = settings or {}
         self.refill = refill
         self.buffer, self.replay_groups, self.replay_weight = buffer, replay_groups, replay_weight
-        self.group_log = group_log
+        self.logs = logs
         self.processes = processes
         self.zero_share = ZeroVarianceShare()
         self.counters = Counters()
@@ -225,6 +226,7 @@ class RolloutCollector:
         spreads, graded = self.classifier.spreads(rewards), self.classifier.graded
         self._rescale(self.classifier.scale.mapping_from(scale))
         predicted = np.full(n, np.nan) if self.selector is None else checked_predictions(self.selector, ids)
+        explored = np.zeros(n, dtype=bool) if self.selector is None else self.selector.explored(ids)
         per_rank, rollouts = n // self.processes.world_size, generated.rollouts
         groups = [
             RolloutGroup(
@@ -239,6 +241,7 @@ class RolloutCollector:
                 seconds=generated.seconds / n,
                 owner=i // per_rank,
                 predicted=float(predicted[i]),
+                explored=origin == "reference" or bool(explored[i]),
                 spread=float(spreads[i]),
                 graded=graded,
                 origin=origin,
@@ -280,11 +283,27 @@ class RolloutCollector:
             rollouts_discarded=len(batch.dropped) * self.group_size,
             tokens_generated=sum(group.tokens for group in batch.generated),
         )
-        if self.group_log is not None:
-            self.group_log.add(batch.generated, self.classifier.weights)
-            self.group_log.flush()
+        if self.logs is not None:
+            self.logs.groups.add(batch.generated, self.classifier.weights)
+            self.logs.flush()
         batch.metrics = self._metrics(batch, step)
         batch.selector_metrics = checked_metrics(self.selector) if self.selector is not None else {}
+
+    def log(self, logs: Mapping[str, Any], step: int) -> None:
+        """Write what the Trainer has logged at optimizer step `step` to `metrics.jsonl`."""
+        if self.logs is not None:
+            generated = self.generated()
+            rollouts, tokens = generated["rollouts_generated"], generated["tokens_generated"]
+            self.logs.metrics.add(logs, step=step, rollouts=rollouts, tokens=tokens)
+
+    def generated(self) -> dict[str, int]:
+        """Rollouts and tokens generated so far, by the names of their metrics."""
+        return {name: self.counters.values[name] for name in ("rollouts_generated", "tokens_generated")}
+
+    def groups_since(self, step: int) -> pa.Table:
+        """The groups generated at optimizer step `step` or later; on the main process alone."""
+        assert self.logs is not None
+        return self.logs.groups.since(step)
 
     def _metrics(self, batch: GenerationBatch, step: int) -> dict[str, float]:
         metrics: dict[str, float] = dict(self.counters.logged())

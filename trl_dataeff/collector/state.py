@@ -26,21 +26,22 @@ from trl_dataeff.selection.base import checked_state
 Arrays = dict[str, np.ndarray]
 
 
-def begin_run(run: Run, collector: RolloutCollector, step: int) -> None:
+def begin_run(run: Run, collector: RolloutCollector, step: int, about: dict[str, Any] | None = None) -> None:
     """
-    Write `run.json` and continue or begin the table of groups, on the main process. Call it when training begins.
+    Write `run.json` and continue or begin the run's other files, on the main process. Call it when training begins.
 
     Args:
         run ([`Run`]): the run.
         collector ([`RolloutCollector`]): of the run, restored if it is resumed.
         step (`int`): optimizer step at which training begins.
+        about (`dict`, *optional*): what else `run.json` says.
     """
     if not collector.processes.is_main:
         return
-    if collector.group_log is not None:
-        collector.group_log.begin(run.id, step)
+    if collector.logs is not None:
+        collector.logs.begin(run.id, step)
     dataset = {"size": collector.num_prompts, "hash": collector.dataset_hash}
-    write_run(run, {"dataset": dataset, "settings": collector.settings})
+    write_run(run, {"dataset": dataset, "settings": collector.settings, **(about or {})})
 
 
 def save_run(
@@ -67,8 +68,8 @@ def save_run(
     scalars, files = collector_state(collector)
     if writes:
         save_state(checkpoint, scalars | {"loop": loop, "half_used": micro_batches is not None}, files)
-    if collector.group_log is not None:
-        collector.group_log.flush(force=True)
+    if collector.logs is not None:
+        collector.logs.flush(force=True)
 
 
 def load_run(checkpoint: Path, collector: RolloutCollector) -> tuple[dict[str, Any], list[dict[str, Any]] | None]:

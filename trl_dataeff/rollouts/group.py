@@ -69,6 +69,7 @@ class RolloutGroup:
         seconds: its share of the time its round took.
         owner: index of the process that holds `rollouts`.
         predicted: success rate predicted before it was rolled out, or NaN.
+        explored: whether its prompt was drawn uniformly, and not for its prediction.
         spread: share of its pairs of completions with different total rewards, or NaN.
         graded: whether more than two different totals had occurred in the run by then.
         origin: where it comes from, in the generation batch that it belongs to now.
@@ -88,6 +89,7 @@ class RolloutGroup:
     predicted: float = float("nan")
     spread: float = float("nan")
     graded: bool = False
+    explored: bool = False
     origin: Origin = "fresh"
     disposition: Disposition | None = None
     rollouts: Rollouts | None = None

@@ -17,6 +17,7 @@ from transformers.utils import logging
 from trl_dataeff.checkpoint.files import write_atomically
 from trl_dataeff.rollouts.classification import total_rewards
 from trl_dataeff.rollouts.group import KINDS, RolloutGroup
+from trl_dataeff.tracking.files import use_file_of_run
 
 
 SCHEMA = pa.schema(
@@ -28,6 +29,11 @@ SCHEMA = pa.schema(
         pa.field("reward", pa.float32(), metadata={"meaning": "mean total reward of the scorable completions"}),
         pa.field("kind", pa.string(), metadata={"meaning": " | ".join(KINDS)}),
         pa.field("predicted", pa.float32(), metadata={"meaning": "success rate predicted before the rollout"}),
+        pa.field(
+            "explored",
+            pa.bool_(),
+            metadata={"meaning": "whether its prompt was drawn uniformly, not by its prediction"},
+        ),
         pa.field("origin", pa.string(), metadata={"meaning": "fresh | reference"}),
         pa.field("disposition", pa.string(), metadata={"meaning": "trained | leftover | dropped, in its own batch"}),
         pa.field("tokens", pa.int32(), metadata={"meaning": "tokens generated for its completions"}),
@@ -84,16 +90,19 @@ class GroupLog:
             )
 
     def _set_aside_other_run(self) -> None:
+        written_by = None
         if self.path.exists():
             written_by = (pq.read_schema(self.path).metadata or {}).get(_RUN, b"unknown").decode()
-            if written_by == self._run:
-                return
-            self.path.replace(self._aside(written_by))
-        if self._aside(self._run).exists():
-            self._aside(self._run).replace(self.path)
+        use_file_of_run(self.path, written_by, self._run)
 
-    def _aside(self, run: str) -> Path:
-        return self.path.with_name(f"{self.path.stem}-{run}{self.path.suffix}")
+    def prompt_ids(self) -> np.ndarray:
+        """Ids of the prompts in the rows that are written, each once."""
+        return np.unique(self._written["prompt_id"].to_numpy())
+
+    def since(self, step: int) -> pa.Table:
+        """The groups generated at optimizer step `step` or later, written or not."""
+        table = pa.concat_tables([self._written, pa.Table.from_pylist(self._waiting, schema=SCHEMA)])
+        return table.filter(pc.greater_equal(table["step"], step))
 
     def add(self, groups: Iterable[RolloutGroup], weights: np.ndarray) -> None:
         """Enter groups. `weights` `(F,)` are those of the reward functions."""
@@ -109,6 +118,7 @@ class GroupLog:
                     "reward": float(scored.mean()) if len(scored) else None,
                     "kind": KINDS[group.kind],
                     "predicted": _number_or_none(group.predicted),
+                    "explored": group.explored,
                     "origin": group.origin,
                     "disposition": group.disposition,
                     "tokens": group.tokens,

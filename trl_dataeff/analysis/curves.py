@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
+
+
+Values: TypeAlias = Sequence[float] | np.ndarray
 
 
 #: Two-sided 95 % quantiles of Student's t, by degrees of freedom.
@@ -17,7 +21,7 @@ def t_95(degrees: int) -> float:
     return T_95.get(degrees, 1.96 + 2.5 / degrees)
 
 
-def isotonic(values: Sequence[float]) -> np.ndarray:
+def isotonic(values: Values) -> np.ndarray:
     """The non-decreasing sequence nearest to `values` in least squares (pool adjacent violators)."""
     blocks: list[list[float]] = []  # [mean, size], means increasing
     for value in values:
@@ -29,7 +33,7 @@ def isotonic(values: Sequence[float]) -> np.ndarray:
     return np.concatenate([np.full(int(size), mean) for mean, size in blocks]) if blocks else np.zeros(0)
 
 
-def reach(x: Sequence[float], accuracy: Sequence[float], target: float) -> float:
+def reach(x: Values, accuracy: Values, target: float) -> float:
     """The x (rollouts, steps, seconds) at which the isotonic fit of `accuracy` first reaches `target`.
 
     Linear between the points; `x[0]` if it is there at once; infinite if it is never reached.
@@ -45,7 +49,7 @@ def reach(x: Sequence[float], accuracy: Sequence[float], target: float) -> float
     return float(x[i - 1] + share * (x[i] - x[i - 1]))
 
 
-def final(accuracy: Sequence[float]) -> float:
+def final(accuracy: Values) -> float:
     """The end of the isotonic fit: what a curve has come to, less sensitive to its last point than that point."""
     return float(isotonic(accuracy)[-1])
 
@@ -73,10 +77,11 @@ def geometric_mean(values: Sequence[float]) -> tuple[float, float, float]:
     if any(value <= 0 for value in values):
         raise ValueError(f"A geometric mean takes values above 0, not {list(values)}.")
     mean, half = band(np.log(np.asarray(values, dtype=float)[:, None]))
-    return tuple(float(np.exp(x[0])) for x in (mean, mean - half, mean + half))
+    middle, low, high = (float(np.exp(x[0])) for x in (mean, mean - half, mean + half))
+    return middle, low, high
 
 
-def on_grid(curves: Sequence[tuple[Sequence[float], Sequence[float]]], points: int = 60):
+def on_grid(curves: Sequence[tuple[Values, Values]], points: int = 60) -> tuple[np.ndarray, np.ndarray]:
     """Curves `(x, y)` of several seeds on one grid, up to where the shortest ends: `x` (points,), `y` (seeds, points)."""
     end = min(x[-1] for x, _ in curves)
     start = max(x[0] for x, _ in curves)

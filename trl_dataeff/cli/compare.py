@@ -1,0 +1,73 @@
+"""`trl-dataeff compare`: what several runs needed to reach the same accuracy."""
+
+from __future__ import annotations
+
+import argparse
+
+from trl_dataeff.cli.errors import UserError
+
+
+EPILOG = """\
+Runs whose settings differ in the seed alone are taken together, with intervals over them. The first run's method is the
+baseline of the ratios. Compare by held-out accuracy (`eval_strategy: steps`): the reward in training is that of the prompts
+that were selected.
+
+examples:
+  trl-dataeff compare out/uniform-0 out/uniform-1 out/dots-0 out/dots-1 --output compare.html
+  trl-dataeff compare plain ours --target 0.6 --markdown --rollouts_per_step 512
+"""
+
+
+def run(argv: list[str]) -> int:
+    """
+    Run the sub-command and return its exit code.
+
+    Args:
+        argv (`list[str]`): what follows `trl-dataeff compare`.
+    """
+    from trl_dataeff.analysis.compare import NothingToCompare, compare, make_page, markdown, plain
+    from trl_dataeff.cli.console import quiet_libraries
+    from trl_dataeff.cli.report import check_figures, read, save_figures, write_page
+
+    args = _parser().parse_args(argv)
+    if args.target is not None and args.target != args.target:
+        raise UserError("`--target` is nan; it takes a number.")
+    with quiet_libraries():
+        runs = [read(path, args.rollouts_per_step) for path in args.runs]
+        try:
+            result = compare(runs, args.metric, args.target)
+        except NothingToCompare as error:
+            raise UserError(str(error)) from error
+        if args.output is not None or args.png is not None:
+            check_figures()
+            page = make_page(result)
+            save_figures(page, args.png)
+            if args.output is not None:
+                write_page(page, args.output)
+    print(markdown(result) if args.markdown else plain(result))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="trl-dataeff compare",
+        description="What did several runs need to reach the same accuracy?",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("runs", metavar="RUN", nargs="+", help="`output_dir` of a run, plain TRL's among them")
+    parser.add_argument("--target", type=float, metavar="X", help="value to reach (the highest that all runs reach)")
+    parser.add_argument(
+        "--metric", metavar="NAME", help="what to compare (held-out reward, or the reward in training)"
+    )
+    parser.add_argument("--markdown", action="store_true", help="print a table for a pull request")
+    parser.add_argument("--output", metavar="FILE", help="write a page with the curves")
+    parser.add_argument("--png", metavar="DIR", help="write the figures as PNG")
+    parser.add_argument(
+        "--rollouts_per_step",
+        type=int,
+        metavar="N",
+        help="of runs of plain TRL: completions of an optimizer step, on all processes",
+    )
+    return parser

@@ -1,0 +1,158 @@
+"""A live panel in the terminal while `trl-dataeff grpo` trains. Anything else that is printed appears above it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainerState
+
+from trl_dataeff.cli.console import print_table
+from trl_dataeff.tracking.figures import count, duration
+from trl_dataeff.tracking.metrics import METRICS, PREFIX
+
+
+BARS = "▁▂▃▄▅▆▇█"
+POINTS = 32  # of a sparkline
+ASSUMPTION = "if all that was trained on had been generated, as plain GRPO does"
+
+
+def sparkline(values: list[float]) -> str:
+    """The course of some numbers, a character each."""
+    low, high = min(values), max(values)
+    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(BARS[round((value - low) * scale)] for value in values)
+
+
+class PanelCallback(TrainerCallback):
+    """
+    In the place of [`~transformers.ProgressCallback`].
+
+    Args:
+        console ([`~rich.console.Console`], *optional*): where it is shown; the terminal by default.
+    """
+
+    def __init__(self, console: Console | None = None):
+        self._console = console or Console()
+        self._live: Live | None = None
+        self._logs: dict[str, Any] = {}
+        self._rewards: deque[float] = deque(maxlen=POINTS)
+        self._held_out: tuple[float, int] | None = None
+        self._began, self._first_step = 0.0, 0
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            self._began, self._first_step = time.monotonic(), state.global_step
+            self._live = Live(self.render(args, state), console=self._console, refresh_per_second=4)
+            self._live.start()
+
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        self._update(args, state)
+
+    def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        logs = logs or {}
+        if _is_number(logs.get("eval_reward")):
+            self._held_out = logs["eval_reward"], state.global_step
+        elif "loss" in logs:
+            self._logs = dict(logs)
+            if _is_number(logs.get("reward")):
+                self._rewards.append(logs["reward"])
+        self._update(args, state)
+
+    def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        self._update(args, state)
+        self.stop()
+
+    def stop(self) -> None:
+        """Leave the panel as it is, and give the terminal back."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _update(self, args: Any, state: TrainerState) -> None:
+        if self._live is not None:
+            self._live.update(self.render(args, state))
+
+    def render(self, args: Any, state: TrainerState) -> Panel:
+        """The panel as it is now."""
+        rows = Table.grid(padding=(0, 2))
+        rows.add_column(style="dim", no_wrap=True)
+        rows.add_column(overflow="fold")
+        for name, text in self._rows(state):
+            rows.add_row(name, text)
+        bar = ProgressBar(total=max(state.max_steps, 1), completed=state.global_step)
+        title = Text(f"step {state.global_step:,} of {state.max_steps:,}")
+        content = Table.grid(expand=True)
+        content.add_row(bar)
+        content.add_row(rows)
+        return Panel(content, title=title, subtitle=Text(str(args.output_dir)), padding=(0, 1))
+
+    def _rows(self, state: TrainerState) -> Iterator[tuple[str, Text]]:
+        if self._rewards:
+            held_out = (
+                "" if self._held_out is None else f"   held out {self._held_out[0]:.3f} at step {self._held_out[1]}"
+            )
+            yield "reward", Text(f"{self._rewards[-1]:.3f} {sparkline(list(self._rewards))}{held_out}")
+        ratios = [self._own(f"{kind}_ratio") for kind in ("effective", "easy", "hard")]
+        shares = [ratio for ratio in ratios if ratio is not None]
+        if len(shares) == len(ratios):
+            yield "effective", Text("{:.0%} of the groups (easy {:.0%}, hard {:.0%})".format(*shares))
+        yield from self._cost()
+        faults = {name: self._own(name) for name, metric in METRICS.items() if metric.fault and self._own(name)}
+        if faults:
+            text = ", ".join(f"{name.replace('_', ' ')} {value:,.0f}" for name, value in faults.items())
+            yield "faults", Text(text, style="bold red")
+        steps = state.global_step - self._first_step
+        if steps > 0:
+            elapsed = time.monotonic() - self._began
+            left = elapsed / steps * (state.max_steps - state.global_step)
+            yield "time", Text(f"{duration(elapsed)} so far, about {duration(left)} left")
+
+    def _cost(self) -> Iterator[tuple[str, Text]]:
+        generated, trained = self._own("rollouts_generated"), self._own("rollouts_trained")
+        if generated is None or trained is None:
+            return
+        yield "rollouts", Text(f"{generated:,.0f} generated, {count(self._own('tokens_generated') or 0)} tokens")
+        difference = trained - generated
+        verb = "saved so far" if difference >= 0 else "more so far"
+        yield "", Text(f"{abs(difference):,.0f} {verb} ({ASSUMPTION})", style="green" if difference > 0 else "")
+
+    def _own(self, name: str) -> float | None:
+        value = self._logs.get(PREFIX + name)
+        return value if _is_number(value) else None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+@contextmanager
+def progress_shown(trainer: Trainer, plain: bool, console: Console | None = None) -> Iterator[None]:
+    """
+    Within this context a trainer shows the panel in a terminal; elsewhere, with `plain` or without progress bars, it prints lines.
+    What prints in another way (a notebook's callback) stays.
+    """
+    console = console or Console()
+    kinds = {type(callback) for callback in trainer.callback_handler.callbacks}
+    if plain or not console.is_terminal or ProgressCallback not in kinds:
+        print_table(trainer)
+        yield
+        return
+    panel = PanelCallback(console)
+    trainer.pop_callback(ProgressCallback)
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(panel)
+    try:
+        yield
+    finally:
+        panel.stop()

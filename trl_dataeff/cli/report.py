@@ -1,0 +1,136 @@
+"""`trl-dataeff report`: what a run did, as one HTML page and a summary in the terminal."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trl_dataeff.cli.errors import UserError, closest, listed
+
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trl_dataeff.analysis.page import Page
+    from trl_dataeff.tracking.recorded import RecordedRun
+
+EPILOG = """\
+The page opens from disk and loads nothing. Figures need matplotlib: pip install "trl-dataeff[report]".
+Runs of plain TRL are read from the `trainer_state.json` of their last checkpoint; what they did not record is left out.
+
+examples:
+  trl-dataeff report out
+  trl-dataeff report out --by level --by source --output report.html --png figures
+"""
+
+
+def run(argv: list[str]) -> int:
+    """
+    Run the sub-command and return its exit code.
+
+    Args:
+        argv (`list[str]`): what follows `trl-dataeff report`.
+    """
+    from trl_dataeff.analysis.report import make_page, summary
+    from trl_dataeff.cli.console import quiet_libraries
+
+    args = _parser().parse_args(argv)
+    with quiet_libraries():
+        recorded = read(args.run, args.rollouts_per_step)
+        _check_columns(recorded, args.by)
+        check_figures()
+        page = make_page(recorded, args.by)
+        output = write_page(page, args.output or recorded.path / "dataeff" / "report.html")
+        save_figures(page, args.png)
+    print("\n".join(summary(recorded)))
+    print(f"Report: {output}")
+    return 0
+
+
+def read(path: str, rollouts_per_step: int | None) -> RecordedRun:
+    """A run; what is wrong with it is a [`UserError`]."""
+    from trl_dataeff.tracking.recorded import NoRunError, read_run
+
+    if rollouts_per_step is not None and rollouts_per_step < 1:
+        raise UserError(f"`--rollouts_per_step` is {rollouts_per_step}; it takes an integer >= 1.")
+    try:
+        return read_run(path, rollouts_per_step)
+    except NoRunError as error:
+        raise UserError(str(error)) from error
+
+
+def check_figures() -> None:
+    """Without matplotlib there is nothing to show: a [`UserError`] that says how to install it."""
+    from trl_dataeff.tracking.figures import FiguresMissing, check_library
+
+    try:
+        check_library()
+    except FiguresMissing as error:
+        raise UserError(str(error)) from error
+
+
+def write_page(page: Page, output: str | Path) -> Path:
+    """Write the page; a file that cannot be written is a [`UserError`]."""
+    path = Path(output)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(page.html(), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error}). Give another file: `--output FILE`.") from error
+    return path
+
+
+def save_figures(page: Page, folder: str | None) -> None:
+    """Each figure as PNG, if a folder is given."""
+    from trl_dataeff.tracking.figures import save_png
+
+    if folder is None:
+        return
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        for plot in page.plots:
+            save_png(plot, Path(folder, f"{plot.name}.png"))
+    except OSError as error:
+        raise UserError(f"Figures cannot be written to {folder} ({error}).") from error
+
+
+def _check_columns(recorded: RecordedRun, by: Sequence[str] | None) -> None:
+    if not by:
+        return
+    if recorded.prompts is None or recorded.groups is None or not len(recorded.groups):
+        raise UserError(
+            "`--by` needs `dataeff/prompts.parquet` and `dataeff/groups.parquet`, which runs of `DataEfficientGRPOTrainer` write."
+        )
+    known = [name for name in recorded.prompts.column_names if name not in ("prompt", "prompt_id")]
+    for column in by:
+        if column not in known:
+            raise UserError(
+                f"`--by {column}`: the dataset has no such column.{closest(column, known)} It has {listed(known) or 'none'}."
+            )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="trl-dataeff report",
+        description="What did a run do? One HTML page, and a summary here.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("run", metavar="RUN", help="`output_dir` of a run")
+    parser.add_argument("--output", metavar="FILE", help="the page (RUN/dataeff/report.html)")
+    parser.add_argument("--png", metavar="DIR", help="write each figure as PNG, too")
+    parser.add_argument(
+        "--by",
+        action="append",
+        metavar="COLUMN",
+        help="column of the dataset for a map of success rates; may be repeated (columns with few values)",
+    )
+    parser.add_argument(
+        "--rollouts_per_step",
+        type=int,
+        metavar="N",
+        help="of a run of plain TRL: completions of an optimizer step, on all processes",
+    )
+    return parser
