@@ -130,7 +130,7 @@ def test_answer_column_is_what_rewards_read(tmp_path):
     ("name", "text", "parts"),
     [
         ("a.jsonl", '{"prompt": "a"}\n{"prompt": b}\n', ["a.jsonl:2", "cannot be parsed"]),
-        ("a.jsonl", '{"prompt": "a"}\n[1]\n', ["a.jsonl:2", "no JSON object"]),
+        ("a.jsonl", '{"prompt": "a"}\n[1]\n', ["a.jsonl:2", "is not a JSON object"]),
         ("a.json", "{", ["'a.json' cannot be loaded"]),
         ("a.parquet", "nothing of the kind", ["'a.parquet' cannot be loaded", "not a parquet file"]),
         ("a.jsonl", "", ["'a.jsonl' is empty"]),
