@@ -239,7 +239,8 @@ def _load(name: str, device: torch.device, accelerator: Any, revision: str | Non
             model_kwargs={"dtype": torch.bfloat16 if bf16 else torch.float32},
         )
     if not sentence:  # the default depends on the architecture
-        model = SentenceTransformer(modules=[model[0], Pooling(model[0].get_embedding_dimension(), "mean")])
+        encoder: Any = model[0]
+        model = SentenceTransformer(modules=[encoder, Pooling(encoder.get_embedding_dimension(), "mean")])
     return model.requires_grad_(False)
 
 
