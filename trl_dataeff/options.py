@@ -140,8 +140,8 @@ class DataEfficientOptions:
     replay_max_age: int | None = field(
         default=5,
         metadata={
-            "help": "Optimizer steps after which a stored group is no longer replayed; the groups of the last batch "
-            "always may. `None` (`null` in a recipe): no limit but `replay_capacity`."
+            "help": "Optimizer steps after which a stored group is no longer replayed; those of the last batch "
+            "always stay. `None` (`null` in a recipe): no limit but `replay_capacity`."
         },
     )
     replay_clip: Literal["proximal", "behavior"] = field(

@@ -50,7 +50,7 @@ def reach(x: Values, accuracy: Values, target: float) -> float:
 
 
 def final(accuracy: Values) -> float:
-    """The end of the isotonic fit: what a curve has come to, less sensitive to its last point than that point."""
+    """The last value of the isotonic fit. It depends less on noise than the last point of the curve."""
     return float(isotonic(accuracy)[-1])
 
 
