@@ -35,6 +35,7 @@ from trl_dataeff.fault_tolerance.signals import StopSignals, exception_of
 from trl_dataeff.notice import announce_options
 from trl_dataeff.replay.correction import LossCorrection
 from trl_dataeff.replay.logprobs import behavior_tensors, compute_leftover_logps
+from trl_dataeff.replay.statistics import sampling_statistics, summarize_sampling
 from trl_dataeff.rollouts import capture
 from trl_dataeff.rollouts.distributed import Processes, all_gather
 from trl_dataeff.rollouts.scoring import score
@@ -60,6 +61,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     - `_generate_and_score_completions`: in training, rows come from the collector, not from the dataloader; TRL's method
       runs once, on exactly what is trained on.
     - `_generate`, `_calculate_rewards`: record what is generated; play back stored rollouts.
+    - `_tokenize_prompts`: finds prompts that vLLM would reject.
     - `_compute_loss`, `_get_per_token_logps_and_entropies`: correct the loss of groups that an earlier policy sampled.
     - `train`: checks the checkpoint to resume from, starts a collector, and handles signals and failures.
     - `_save_checkpoint`, `_load_optimizer_and_scheduler`: save and load the state of the run, with a manifest.
@@ -174,6 +176,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         args, dataset = self.args, cast(Dataset, self.train_dataset)  # any other is read by TRL alone
         self._step, self._buffered_inputs = 0, None  # TRL would go on within the last run's generation batch
         self._metrics["train"].clear()
+        if self.use_vllm:
+            self._last_loaded_step = -1  # TRL would take the weights of the last run for those of its first step
         if self._map_style:
             validation.check_dataset(args, dataset, self.environment_factories, self.selector)
         removes = self._map_style and args.remove_unused_columns
@@ -267,6 +271,9 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         if batch.trained_stale:
             tensors.update(behavior_tensors(own, tensors["completion_ids"]))
             tensors["advantages"] = tensors["advantages"] * self.collector.row_weights(own).to(tensors["advantages"])
+            if "importance_sampling_ratio" in tensors:  # TRL has logged its mismatch with vLLM over all rows
+                sampled = summarize_sampling(self._processes.gather(sampling_statistics(tensors)))
+                replace_last(self._metrics["train"], sampled)
         if self.collector.buffer is not None:
             self._correction.recorder.expect(own, tensors)
         self._log(batch)
@@ -293,6 +300,12 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             return self._play_back(self._playback)
         generate: Callable[[list[Any]], tuple[Any, ...]] = super()._generate
         return generate(prompts) if self._recording is None else self._recording.generate(generate, prompts)
+
+    def _tokenize_prompts(self, prompts: list[Any]) -> tuple[Any, ...]:
+        tokenized: tuple[Any, ...] = super()._tokenize_prompts(prompts)
+        if self.use_vllm:
+            self._context_check.check_room(prompts, [len(ids) for ids in tokenized[0]])
+        return tokenized
 
     def _play_back(self, playback: capture.Playback) -> capture.Generated:
         """TRL's own `_generate` on completions that exist already: they enter through its `rollout_func` slot."""

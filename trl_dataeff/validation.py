@@ -265,6 +265,19 @@ class ContextCheck:
             )
         return overlong
 
+    def check_room(self, prompts: Sequence[Any], prompt_lengths: Sequence[int]) -> None:
+        """Raise a `ValueError` if prompts of so many tokens leave no room for a single one: vLLM rejects these."""
+        if self.context is None or max(prompt_lengths) < self.context:
+            return
+        i = next(i for i, length in enumerate(prompt_lengths) if length >= self.context)
+        text = str(prompts[i])
+        raise ValueError(
+            f"{sum(length >= self.context for length in prompt_lengths)} of {len(prompts)} prompts are too long for vLLM: the "
+            f"first has {prompt_lengths[i]} tokens, and the model takes {self.context}, completion included (the smaller of "
+            "`vllm_max_model_length` and the model's own limit). Remove such prompts from the dataset, or raise "
+            f"`vllm_max_model_length`. It begins: {text[:80]!r}"
+        )
+
 
 class RewardChecks:
     """
