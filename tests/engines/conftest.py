@@ -24,7 +24,6 @@ _SETTINGS = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_NO_USAGE_STATS": "1",
-    "OMP_WAIT_POLICY": "PASSIVE",
 }
 ENGINES = ["double", pytest.param("vllm", marks=pytest.mark.vllm)]
 
