@@ -25,7 +25,7 @@ from trl_dataeff.checkpoint.resume import failure_notes, remove_older, resolve_r
 from trl_dataeff.checkpoint.runs import Run
 from trl_dataeff.checkpoint.saving import complete_checkpoint
 from trl_dataeff.collector import GenerationBatch, make_collector
-from trl_dataeff.collector.state import begin_run, load_run, save_run
+from trl_dataeff.collector.state import begin_run, check_agreement, load_run, save_run
 from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.difficulty.embedding import embed_dataset
 from trl_dataeff.fault_tolerance.nonfinite import NonfiniteStepGuard, step_guard
@@ -398,6 +398,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         args, step = self.args, self.state.global_step
         checkpoint = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{step}"
         resumable = not args.save_only_model
+        if resumable:
+            check_agreement(self.collector)
         writing = complete_checkpoint(self._run, checkpoint, step, resumable, args.should_save, self._processes)
         with writing, capture.temporarily(args, save_total_limit=None, push_to_hub=False):
             if resumable:
