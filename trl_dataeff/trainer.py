@@ -65,6 +65,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     - `_compute_loss`, `_get_per_token_logps_and_entropies`: correct the loss of groups that an earlier policy sampled.
     - `train`: checks the checkpoint to resume from, starts a collector, and handles signals and failures.
     - `_save_checkpoint`, `_load_optimizer_and_scheduler`: save and load the state of the run, with a manifest.
+    - `create_scheduler`: with FSDP2 the collector starts here, where the policy has been sharded and can embed prompts.
     - `_run_epoch`: a run that is resumed from its last checkpoint, or stopped by now, has nothing left to do.
     - `_finalize_training`: a run that was stopped neither loads its best model nor deletes its last checkpoint.
     - `save_model`, `create_model_card`: the model card says what the run did.
@@ -101,6 +102,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     _signals: StopSignals | None = None
     _prompt_ids: Sequence[int] = ()  # rows that are generated or trained on now
     _run: Run = Run("", "")  # from `train` on
+    _begins_sharded = False  # whether a run has yet to begin, once the policy is sharded
     _loop: dict[str, Any] | None = None  # of the training loop, as a checkpoint has it
 
     def __init__(self, *args: Any, selector: Selector | None = None, **kwargs: Any):
@@ -116,7 +118,9 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         reason = validation.unsupported_reason(self.train_dataset, environments, tool_images)
         self._processes = Processes.of(self.accelerator)
         sharded = self.is_fsdp_enabled or is_deepspeed_zero3_enabled()
-        self.selector = validation.resolve_selector(config, selector, reason, sharded, self._processes.world_size)
+        self._fsdp2 = bool(self.is_fsdp_enabled and self.accelerator.is_fsdp2)
+        cannot_embed = sharded and not self._fsdp2
+        self.selector = validation.resolve_selector(config, selector, reason, cannot_embed, self._processes.world_size)
         self._refills = config.dynamic_sampling and reason is None
         self._replays = config.replay_fraction > 0 and reason is None
         self._in_rounds = self._refills or self._replays or self.selector.uses_references
@@ -165,7 +169,9 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         self._callback.stopped_by, self._prompt_ids = None, ()
         self._signals = StopSignals(self._processes) if self.args.save_on_signal else None
         with failure_notes(self._run, lambda: self._prompt_ids, self._flush_logs), self._signals or nullcontext():
-            self._begin_run()
+            self._begins_sharded = self._fsdp2
+            if not self._begins_sharded:
+                self._begin_run()
             output = super().train(self._run.checkpoint, *args, **kwargs)
         if self.stopped_by is not None:
             raise exception_of(self.stopped_by)
@@ -220,6 +226,13 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         )
         skipped = partial(self.collector.counters.add, steps_skipped=1)
         self._nonfinite = step_guard(self.accelerator, skipped) if args.skip_nonfinite_steps else None
+
+    def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
+        scheduler = super().create_scheduler(*args, **kwargs)
+        if self._begins_sharded:
+            self._begins_sharded = False
+            self._begin_run()
+        return scheduler
 
     @property
     def stopped_by(self) -> signal.Signals | None:

@@ -138,7 +138,7 @@ def resolve_selector(
         args ([`DataEfficientGRPOConfig`]): the configuration.
         selector ([`Selector`], *optional*): instance given to the trainer.
         unsupported_reason (`str`, *optional*): see [`unsupported_reason`].
-        sharded (`bool`): whether the policy's weights are spread over processes, so that it cannot embed prompts.
+        sharded (`bool`): whether the policy's weights are spread over processes in a way in which it cannot embed prompts.
         processes (`int`, *optional*, defaults to `1`): how many there are.
 
     Raises:
@@ -170,8 +170,8 @@ def _selection(args: DataEfficientGRPOConfig, unsupported_reason: str | None, sh
         return "uniform"
     if sharded and args.dots_embedding == "policy":
         logger.warning(
-            "`selection='auto'` is 'greso' here: a policy whose weights are sharded cannot embed the prompts for DOTS. Set "
-            "`dots_embedding` to a model id for DOTS."
+            "`selection='auto'` is 'greso' here: a policy that DeepSpeed ZeRO-3 or FSDP of version 1 shards cannot embed the "
+            "prompts for DOTS. Use FSDP2, or set `dots_embedding` to a model id, for DOTS."
         )
         return "greso"
     return AUTO_SELECTION
