@@ -50,6 +50,7 @@ class ModelCopyGeneration(VLLMGeneration):
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,
             output_logits=True,
+            use_cache=True,
             return_dict_in_generate=True,
         )
         sampled = output.sequences[:, width:]
