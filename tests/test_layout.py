@@ -8,7 +8,7 @@ TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 MODULES = sorted(TESTS.rglob("*.py"))
 OUTSIDE = {"benchmarks", "examples"}  # folders of the repository
-SCENARIOS = {"distributed", "upstream"}  # no folder of their own: training on several processes, TRL's tests
+SCENARIOS = {"distributed", "engines", "upstream"}  # no folder of their own: several processes, vLLM, TRL's tests
 
 
 def imported(path: Path) -> set[str]:

@@ -25,7 +25,7 @@ from trl_dataeff.checkpoint.resume import failure_notes, remove_older, resolve_r
 from trl_dataeff.checkpoint.runs import Run
 from trl_dataeff.checkpoint.saving import complete_checkpoint
 from trl_dataeff.collector import GenerationBatch, make_collector
-from trl_dataeff.collector.state import begin_run, load_run, save_run
+from trl_dataeff.collector.state import begin_run, check_agreement, load_run, save_run
 from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.difficulty.embedding import embed_dataset
 from trl_dataeff.fault_tolerance.nonfinite import NonfiniteStepGuard, step_guard
@@ -35,6 +35,7 @@ from trl_dataeff.fault_tolerance.signals import StopSignals, exception_of
 from trl_dataeff.notice import announce_options
 from trl_dataeff.replay.correction import LossCorrection
 from trl_dataeff.replay.logprobs import behavior_tensors, compute_leftover_logps
+from trl_dataeff.replay.statistics import sampling_statistics, summarize_sampling
 from trl_dataeff.rollouts import capture
 from trl_dataeff.rollouts.distributed import Processes, all_gather
 from trl_dataeff.rollouts.scoring import score
@@ -60,9 +61,11 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     - `_generate_and_score_completions`: in training, rows come from the collector, not from the dataloader; TRL's method
       runs once, on exactly what is trained on.
     - `_generate`, `_calculate_rewards`: record what is generated; play back stored rollouts.
+    - `_tokenize_prompts`: finds prompts that vLLM would reject.
     - `_compute_loss`, `_get_per_token_logps_and_entropies`: correct the loss of groups that an earlier policy sampled.
     - `train`: checks the checkpoint to resume from, starts a collector, and handles signals and failures.
     - `_save_checkpoint`, `_load_optimizer_and_scheduler`: save and load the state of the run, with a manifest.
+    - `create_scheduler`: with FSDP2 the collector starts here, where the policy has been sharded and can embed prompts.
     - `_run_epoch`: a run that is resumed from its last checkpoint, or stopped by now, has nothing left to do.
     - `_finalize_training`: a run that was stopped neither loads its best model nor deletes its last checkpoint.
     - `save_model`, `create_model_card`: the model card says what the run did.
@@ -99,6 +102,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     _signals: StopSignals | None = None
     _prompt_ids: Sequence[int] = ()  # rows that are generated or trained on now
     _run: Run = Run("", "")  # from `train` on
+    _begins_sharded = False  # whether a run has yet to begin, once the policy is sharded
     _loop: dict[str, Any] | None = None  # of the training loop, as a checkpoint has it
 
     def __init__(self, *args: Any, selector: Selector | None = None, **kwargs: Any):
@@ -114,7 +118,9 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         reason = validation.unsupported_reason(self.train_dataset, environments, tool_images)
         self._processes = Processes.of(self.accelerator)
         sharded = self.is_fsdp_enabled or is_deepspeed_zero3_enabled()
-        self.selector = validation.resolve_selector(config, selector, reason, sharded, self._processes.world_size)
+        self._fsdp2 = bool(self.is_fsdp_enabled and self.accelerator.is_fsdp2)
+        cannot_embed = sharded and not self._fsdp2
+        self.selector = validation.resolve_selector(config, selector, reason, cannot_embed, self._processes.world_size)
         self._refills = config.dynamic_sampling and reason is None
         self._replays = config.replay_fraction > 0 and reason is None
         self._in_rounds = self._refills or self._replays or self.selector.uses_references
@@ -163,7 +169,9 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         self._callback.stopped_by, self._prompt_ids = None, ()
         self._signals = StopSignals(self._processes) if self.args.save_on_signal else None
         with failure_notes(self._run, lambda: self._prompt_ids, self._flush_logs), self._signals or nullcontext():
-            self._begin_run()
+            self._begins_sharded = self._fsdp2
+            if not self._begins_sharded:
+                self._begin_run()
             output = super().train(self._run.checkpoint, *args, **kwargs)
         if self.stopped_by is not None:
             raise exception_of(self.stopped_by)
@@ -174,6 +182,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         args, dataset = self.args, cast(Dataset, self.train_dataset)  # any other is read by TRL alone
         self._step, self._buffered_inputs = 0, None  # TRL would go on within the last run's generation batch
         self._metrics["train"].clear()
+        if self.use_vllm:
+            self._last_loaded_step = -1  # TRL would take the weights of the last run for those of its first step
         if self._map_style:
             validation.check_dataset(args, dataset, self.environment_factories, self.selector)
         removes = self._map_style and args.remove_unused_columns
@@ -217,6 +227,13 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         )
         skipped = partial(self.collector.counters.add, steps_skipped=1)
         self._nonfinite = step_guard(self.accelerator, skipped) if args.skip_nonfinite_steps else None
+
+    def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
+        scheduler = super().create_scheduler(*args, **kwargs)
+        if self._begins_sharded:
+            self._begins_sharded = False
+            self._begin_run()
+        return scheduler
 
     @property
     def stopped_by(self) -> signal.Signals | None:
@@ -268,6 +285,9 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         if batch.trained_stale:
             tensors.update(behavior_tensors(own, tensors["completion_ids"]))
             tensors["advantages"] = tensors["advantages"] * self.collector.row_weights(own).to(tensors["advantages"])
+            if "importance_sampling_ratio" in tensors:  # TRL has logged its mismatch with vLLM over all rows
+                sampled = summarize_sampling(self._processes.gather(sampling_statistics(tensors)))
+                replace_last(self._metrics["train"], sampled)
         if self.collector.buffer is not None:
             self._correction.recorder.expect(own, tensors)
         self._log(batch)
@@ -294,6 +314,12 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             return self._play_back(self._playback)
         generate: Callable[[list[Any]], tuple[Any, ...]] = super()._generate
         return generate(prompts) if self._recording is None else self._recording.generate(generate, prompts)
+
+    def _tokenize_prompts(self, prompts: list[Any]) -> tuple[Any, ...]:
+        tokenized: tuple[Any, ...] = super()._tokenize_prompts(prompts)
+        if self.use_vllm:
+            self._context_check.check_room(prompts, [len(ids) for ids in tokenized[0]])
+        return tokenized
 
     def _play_back(self, playback: capture.Playback) -> capture.Generated:
         """TRL's own `_generate` on completions that exist already: they enter through its `rollout_func` slot."""
@@ -386,6 +412,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         args, step = self.args, self.state.global_step
         checkpoint = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{step}"
         resumable = not args.save_only_model
+        if resumable:
+            check_agreement(self.collector)
         writing = complete_checkpoint(self._run, checkpoint, step, resumable, args.should_save, self._processes)
         with writing, capture.temporarily(args, save_total_limit=None, push_to_hub=False):
             if resumable:

@@ -138,7 +138,7 @@ def resolve_selector(
         args ([`DataEfficientGRPOConfig`]): the configuration.
         selector ([`Selector`], *optional*): instance given to the trainer.
         unsupported_reason (`str`, *optional*): see [`unsupported_reason`].
-        sharded (`bool`): whether the policy's weights are spread over processes, so that it cannot embed prompts.
+        sharded (`bool`): whether the policy's weights are spread over processes in a way in which it cannot embed prompts.
         processes (`int`, *optional*, defaults to `1`): how many there are.
 
     Raises:
@@ -170,8 +170,8 @@ def _selection(args: DataEfficientGRPOConfig, unsupported_reason: str | None, sh
         return "uniform"
     if sharded and args.dots_embedding == "policy":
         logger.warning(
-            "`selection='auto'` is 'greso' here: a policy whose weights are sharded cannot embed the prompts for DOTS. Set "
-            "`dots_embedding` to a model id for DOTS."
+            "`selection='auto'` is 'greso' here: a policy that DeepSpeed ZeRO-3 or FSDP of version 1 shards cannot embed the "
+            "prompts for DOTS. Use FSDP2, or set `dots_embedding` to a model id, for DOTS."
         )
         return "greso"
     return AUTO_SELECTION
@@ -264,6 +264,19 @@ class ContextCheck:
                 "`dataeff/overlong_prompts` counts all."
             )
         return overlong
+
+    def check_room(self, prompts: Sequence[Any], prompt_lengths: Sequence[int]) -> None:
+        """Raise a `ValueError` if prompts of so many tokens leave no room for a single one: vLLM rejects these."""
+        if self.context is None or max(prompt_lengths) < self.context:
+            return
+        i = next(i for i, length in enumerate(prompt_lengths) if length >= self.context)
+        text = str(prompts[i])
+        raise ValueError(
+            f"{sum(length >= self.context for length in prompt_lengths)} of {len(prompts)} prompts are too long for vLLM: the "
+            f"first has {prompt_lengths[i]} tokens, and the model takes {self.context}, completion included (the smaller of "
+            "`vllm_max_model_length` and the model's own limit). Remove such prompts from the dataset, or raise "
+            f"`vllm_max_model_length`. It begins: {text[:80]!r}"
+        )
 
 
 class RewardChecks:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import greso, manifest, overhead, predictor, proof, replay, selection_scale, theorem
+from benchmarks import distributed, greso, manifest, overhead, predictor, proof, replay, selection_scale, theorem
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 
 
@@ -105,3 +105,11 @@ def test_the_theorem_holds_where_it_is_measured():
 def test_the_cost_of_a_manifest_is_measured_on_files_that_it_lists(tmp_path):
     assert min(manifest.measure(tmp_path, megabytes=4, files=2, turns=1)) > 0
     assert len(json.loads((tmp_path / "dataeff" / "manifest.json").read_text())["files"]) == 2
+
+
+def test_the_cost_of_communication_is_measured():
+    ids, flags, moved, packed = distributed.measure()
+    assert ids == 0  # one process
+    assert min(flags, moved, packed) > 0
+    page = (RESULTS.parents[1] / "docs" / "scaling.md").read_text(encoding="utf-8")
+    assert (RESULTS / "distributed.txt").read_text(encoding="utf-8").strip() in page

@@ -1,35 +1,17 @@
 """Training with two processes (gloo, on the CPU)."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from filelock import FileLock
+
+from tests.factories import launched
 
 
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory):
     """What `two_processes.py` reports from each of two processes."""
-    script = Path(__file__).with_name("two_processes.py")
-    folder = tmp_path_factory.getbasetemp()
-    if os.environ.get("PYTEST_XDIST_WORKER"):
-        folder = folder.parent  # one for all workers
-    folder = folder / "two_processes"
-    reports = [folder / f"rank-{rank}.json" for rank in range(2)]
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    with FileLock(f"{folder}.lock"):
-        if not folder.exists():
-            folder.mkdir()
-            done = subprocess.run(
-                [*launch, script, folder], capture_output=True, text=True, timeout=600, cwd=script.parents[2]
-            )
-            (folder / "output.txt").write_text(f"{done.stdout[-2000:]}\n{done.stderr[-6000:]}")
-    assert all(report.exists() for report in reports), (folder / "output.txt").read_text()
-    return [json.loads(report.read_text()) for report in reports]
+    return launched(Path(__file__).with_name("two_processes.py"), 2, tmp_path_factory, timeout=600)
 
 
 def test_off_is_grpo_on_two_processes(two_processes):

@@ -1,7 +1,9 @@
 """Helpers shared by the tests: models, datasets, groups and runs, made in code; nothing is downloaded."""
 
 from tests.factories.comparison import (
+    OFF,
     all_finite,
+    assert_identical,
     assert_same_end,
     checkpoint_names,
     groups_since,
@@ -22,6 +24,7 @@ from tests.factories.embeddings import (
     varied_dataset,
 )
 from tests.factories.groups import make_group, visit
+from tests.factories.launching import launched
 from tests.factories.recorded import RUNS, in_browser, needs_chromium
 from tests.factories.selectors import LeastSolved
 from tests.factories.tiny import (
@@ -45,6 +48,7 @@ __all__ = [
     "CHAT_TEMPLATE",
     "CONFIGURATIONS",
     "DYNAMIC",
+    "OFF",
     "RUNS",
     "STEPS",
     "TRAINING_SETTINGS",
@@ -54,6 +58,7 @@ __all__ = [
     "add",
     "all_finite",
     "assert_embeddings_close",
+    "assert_identical",
     "assert_same_end",
     "bert_states",
     "chat_dataset",
@@ -67,6 +72,7 @@ __all__ = [
     "history",
     "in_browser",
     "last_logged",
+    "launched",
     "letter_share_reward",
     "logged",
     "make_group",

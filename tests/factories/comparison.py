@@ -14,6 +14,8 @@ from trl_dataeff.collector.state import collector_state
 
 
 FINAL = "train_runtime"  # of the last row, which is about seconds
+OFF = {"selection": "uniform", "dynamic_sampling": False, "replay_fraction": 0.0}
+TIMES = ("time", "runtime", "per_second")
 
 
 def is_time(name: str) -> bool:
@@ -38,6 +40,22 @@ def groups_since(folder: Path, step: int) -> pd.DataFrame:
     """Groups generated at `step` or later: prompts, rounds, kinds, dispositions."""
     table = pd.read_parquet(folder / "dataeff" / "groups.parquet").drop(columns="seconds")
     return table[table["step"] >= step].reset_index(drop=True)
+
+
+def assert_identical(reference, ours):
+    """All that TRL logs is equal to the last bit, and so are the trained weights."""
+    assert len(reference.state.log_history) == len(ours.state.log_history)
+    compared = 0
+    for expected, got in zip(reference.state.log_history, ours.state.log_history):
+        for name, value in expected.items():
+            if not any(part in name for part in TIMES):
+                assert got[name] == value, f"{name} at step {expected['step']}"
+                compared += 1
+    assert compared > 100
+    norms = [log["grad_norm"] for log in reference.state.log_history if "grad_norm" in log]
+    assert any(norms), "a run without gradients shows nothing"
+    for (name, a), (_, b) in zip(reference.model.named_parameters(), ours.model.named_parameters()):
+        assert (a == b).all(), name
 
 
 def assert_same_end(a, b) -> None:

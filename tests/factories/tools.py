@@ -56,6 +56,8 @@ def scripted_tool_calls(trainer_class):
                     a, b = generator.randrange(9), generator.randrange(9)
                     text = f'<tool_call>{{"name":"add","arguments":{{"a":{a},"b":{b}}}}}</tool_call>'
                     completions[i] = self._tokenizer(text)["input_ids"]
+                    if logprobs is not None:  # the sampler's
+                        logprobs[i] = [-1.0] * len(completions[i])
             return completions, logprobs
 
     Scripted.__name__ = trainer_class.__name__

@@ -17,11 +17,18 @@ class Server:
     def __init__(self, gone=()):
         self.gone, self.requests, self.log = set(gone), 0, []
         self.weights = self.joined = None
+        self.instance = 0
+
+    def restart(self):
+        self.weights, self.joined, self.instance = "original", False, self.instance + 1
+
+    def get_server_info(self):
+        return {"instance_id": f"{self.instance:05d}"}
 
     def request(self, name):
         self.requests += 1
         if self.requests in self.gone:
-            self.weights, self.joined = "original", False  # it is started again
+            self.restart()
             raise ConnectionError(f"{name}: connection refused")
         self.log.append(name)
 
@@ -69,6 +76,37 @@ def test_a_server_that_comes_back_gets_the_present_weights(gone, monkeypatch):
     assert len(returns) >= 1
     assert "wait 7.0" in server.log
     assert client.base_url == server.base_url
+
+
+@pytest.mark.parametrize("when", ["before a generation", "within one", "before the weights"])
+def test_a_server_that_is_restarted_unnoticed_gets_the_present_weights(when, monkeypatch):
+    """TRL's session repeats a request by itself, so that no error is seen."""
+    server = Server()
+    server.joined = True
+    client, returns = client_of(server)
+    client.update_named_params(["metadata"], iter(["present"]))
+    assert client.generate(["a"]) == [["present"], ["a"]]
+    if when == "within one":
+        monkeypatch.setattr(client._client, "generate", restarting_once(server))
+    else:
+        server.restart()
+    if when == "before the weights":
+        client.update_named_params(["metadata"], iter(["present"]))
+    assert client.generate(["a"]) == [["present"], ["a"]]
+    assert client.generate(["a"]) == [["present"], ["a"]]
+    assert len(returns) == 1
+
+
+def restarting_once(server):
+    """`server.generate`, which restarts the server when it is called for the first time."""
+    pending, plain = [server.restart], server.generate
+
+    def generate(prompts):
+        while pending:
+            pending.pop()()
+        return plain(prompts)
+
+    return generate
 
 
 def test_a_server_that_does_not_come_back(monkeypatch):

@@ -20,7 +20,7 @@ from trl_dataeff.difficulty.base import Embeddings
 from trl_dataeff.replay.buffer import ReplayBuffer, replay_groups
 from trl_dataeff.replay.switch import ReplaySwitch
 from trl_dataeff.rollouts.classification import GroupClassifier
-from trl_dataeff.rollouts.distributed import Processes
+from trl_dataeff.rollouts.distributed import Processes, all_gather
 from trl_dataeff.selection.base import Selector, SelectorContext, checked_state
 from trl_dataeff.tracking.prompt_table import prompt_rows
 from trl_dataeff.tracking.run_logs import RunLogs
@@ -60,11 +60,13 @@ def make_collector(
 
     Raises:
         `CheckpointError`: the checkpoint does not fit.
+        `ValueError`: the processes have different prompts.
     """
     group_size = config.num_generations
     batch_groups = config.generation_batch_size // group_size
     num_prompts = num_prompts if dataset is None else len(dataset)
     dataset_hash = "" if dataset is None else hash_prompts(dataset)
+    _check_same_prompts(num_prompts, dataset_hash, processes)
     settings = run_settings(config, selector, reward_names, processes.world_size)
     if checkpoint is not None:
         known = None if selector is None else {"size": num_prompts, "hash": dataset_hash}
@@ -98,6 +100,21 @@ def make_collector(
         seed=config.seed,
         processes=processes,
     )
+
+
+def _check_same_prompts(num_prompts: int, dataset_hash: str, processes: Processes) -> None:
+    """Prompts are known by row: another order on one process would train on other prompts than were selected."""
+    if processes.world_size == 1:
+        return
+    first, *others = all_gather((num_prompts, dataset_hash))
+    differ = [str(rank) for rank, own in enumerate(others, 1) if own != first]
+    if differ:
+        sizes = ", ".join(str(own[0]) for own in [first, *others])
+        raise ValueError(
+            f"`train_dataset` differs between processes: that of {', '.join(differ)} is not that of process 0 (prompts of "
+            f"each: {sizes}). Give every process the same prompts in the same order: shuffle with a fixed seed, and do not "
+            "split the dataset by process; that is done later."
+        )
 
 
 def _refill_rounds(config: DataEfficientGRPOConfig) -> RefillRounds:

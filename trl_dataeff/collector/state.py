@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from trl_dataeff.checkpoint.hashing import hash_array, hash_each, hash_json
 from trl_dataeff.checkpoint.runs import Run, write_run
 from trl_dataeff.checkpoint.state import (
     CheckpointError,
@@ -19,8 +21,10 @@ from trl_dataeff.checkpoint.state import (
 )
 from trl_dataeff.collector.collector import RolloutCollector
 from trl_dataeff.collector.settings import PREDICTOR_ARGS
-from trl_dataeff.rollouts.distributed import pack_distributed, unpack_distributed
+from trl_dataeff.rollouts.distributed import all_gather, pack_distributed, unpack_distributed
+from trl_dataeff.rollouts.group import RolloutGroup
 from trl_dataeff.selection.base import checked_state
+from trl_dataeff.tracking.metrics import METRICS
 
 
 Arrays = dict[str, np.ndarray]
@@ -91,6 +95,57 @@ def load_run(checkpoint: Path, collector: RolloutCollector) -> tuple[dict[str, A
         else None
     )
     return scalars["loop"], micro_batches
+
+
+def check_agreement(collector: RolloutCollector) -> None:
+    """
+    Compare the processes' [`state_checksums`]. A collective if there are several processes.
+
+    Raises:
+        `RuntimeError`: they differ. It names the parts, and the processes that disagree with process 0.
+    """
+    if collector.processes.world_size == 1:
+        return
+    first, *others = all_gather(state_checksums(collector))
+    differ = {
+        part: [rank for rank, sums in enumerate(others, 1) if sums[part] != first[part]]
+        for part in first
+        if any(sums[part] != first[part] for sums in others)
+    }
+    if differ:
+        listed = "; ".join(f"{part} (of {', '.join(map(str, ranks))})" for part, ranks in differ.items())
+        raise RuntimeError(
+            f"The selection state of processes differs from that of process 0: {listed}. They would go on to train on "
+            "different generation batches. Reward functions get the same rewards everywhere from TRL, so look for a callback or "
+            "a selector of your own that changes this state on some processes only; the last checkpoint is not affected."
+        )
+
+
+def state_checksums(collector: RolloutCollector) -> dict[str, str]:
+    """
+    By part, a hash of the selection state that has to be the same on every process: of groups what all processes know,
+    without seconds; of counters not those of faults, which a single process may see; of a selector and its random state only if
+    it is `exact` (else the main process decides).
+    """
+    counters = {name: n for name, n in collector.counters.values.items() if not METRICS[name].fault}
+    scale, checks = collector.classifier.scale, collector.reward_checks
+    sums = {
+        "counters": hash_json(counters, checks.scores.tolist(), checks.completions),
+        "reward range": hash_json(str(scale), collector.classifier.values),
+        "share of zero-variance groups": hash_json(collector.zero_share.zero, collector.zero_share.total),
+        "leftover groups": _groups_checksum(collector.leftover),
+        "replay buffer": _groups_checksum([] if collector.buffer is None else collector.buffer.groups),
+        "random state of replay": hash_array(collector.replay_rng.get_state()),
+    }
+    if collector.selector is not None and collector.selector.exact:
+        state = {name: hash_array(value) for name, value in checked_state(collector.selector).items()}
+        sums["selector"] = hash_json(state, hash_array(collector.rng.get_state()))
+    return sums
+
+
+def _groups_checksum(groups: Sequence[RolloutGroup]) -> str:
+    known = ([g.prompt_id, g.step, g.round, g.kind, g.owner, g.success_rate, g.rewards.tolist()] for g in groups)
+    return hash_each(known)
 
 
 def collector_state(collector: RolloutCollector) -> tuple[dict[str, Any], dict[str, Arrays]]:

@@ -20,7 +20,8 @@ class ReconnectingClient:
 
     The client itself repeats a request five times within about a minute. Then this class waits until the server answers
     again, joins its weight-transfer group again, sends the present weights (a server that was restarted has those of the
-    original model), and repeats the request.
+    original model), and repeats the request. A server that was restarted within that minute answers as if nothing was: it is
+    known by its `instance_id`, which is compared after each generation and before weights are sent.
 
     Args:
         client: the client, on the main process.
@@ -46,6 +47,7 @@ class ReconnectingClient:
         self._named_params = named_params
         self._on_return = on_return
         self._metadata: list[Any] | None = None
+        self._joined = self._instance()  # the server that has our weights
 
     @classmethod
     def install(cls, vllm: Any, sharded: bool, **options: Any) -> None:
@@ -57,10 +59,10 @@ class ReconnectingClient:
         return getattr(self._client, name)
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        return self._retry(self._client.generate, *args, **kwargs)
+        return self._retry(self._sampled, self._client.generate, *args, **kwargs)
 
     def chat(self, *args: Any, **kwargs: Any) -> Any:
-        return self._retry(self._client.chat, *args, **kwargs)
+        return self._retry(self._sampled, self._client.chat, *args, **kwargs)
 
     def image_features(self, *args: Any, **kwargs: Any) -> Any:
         return self._retry(self._client.image_features, *args, **kwargs)
@@ -68,12 +70,27 @@ class ReconnectingClient:
     def update_named_params(self, metadata: list[Any], named_params: Iterator[Any]) -> None:
         self._metadata = metadata
         try:
+            self._check_instance()
             self._client.update_named_params(metadata, named_params)
         except _GONE as error:
             self._wait_for_return(error)  # sends them too
 
     def reset_prefix_cache(self) -> None:
         self._retry(self._client.reset_prefix_cache)
+
+    def _instance(self) -> Any:
+        """What tells the present server from one that is started again; `None` if it does not say."""
+        return self._client.get_server_info().get("instance_id")
+
+    def _check_instance(self) -> None:
+        if self._instance() != self._joined:
+            raise ConnectionError("it was restarted")
+
+    def _sampled(self, request: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What `request` returns, if the server that has our weights sampled it."""
+        result = request(*args, **kwargs)
+        self._check_instance()
+        return result
 
     def _retry(self, request: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         for _ in range(_RESTARTS):
@@ -96,11 +113,13 @@ class ReconnectingClient:
         for attempt in range(_RESTARTS):
             self._client.check_server(self._timeout)  # TRL's ConnectionError says what it waited for
             try:
+                instance = self._instance()
                 self._client.close_communicator()
                 self._client.init_communicator(device=self._device)
                 if self._metadata is not None:
                     self._client.update_named_params(self._metadata, self._named_params())
                 self._client.reset_prefix_cache()
+                self._joined = instance
             except _GONE as again:
                 error = again
                 time.sleep(min(2.0**attempt, self._timeout))

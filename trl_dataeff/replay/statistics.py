@@ -1,13 +1,14 @@
-"""What is logged of the ratio pi_old / pi_behavior, over the tokens or sequences of replayed rows."""
+"""What is logged of pi_old / pi_behavior over replayed rows, and of pi_old / pi_sampler (vLLM) over fresh rows."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 
 
-_NAN = float("nan")
+_NAN = math.nan
 
 
 def ratio_statistics(
@@ -57,4 +58,50 @@ def summarize(gathered: torch.Tensor) -> dict[str, float]:
         "replay/ess": total**2 / (count * squares) if squares else _NAN,
         "replay/capped_share": capped / count,
         "replay/clipped_share": clipped / count,
+    }
+
+
+def sampling_statistics(batch: dict[str, Any]) -> torch.Tensor:
+    """
+    What TRL logs of vLLM's log-probs, over the tokens (or sequences) of fresh rows, to be gathered from all processes.
+
+    Args:
+        batch (`dict`): TRL's batch; reads `old_per_token_logps`, `sampling_per_token_logps`, `importance_sampling_ratio`,
+            `replayed` and the masks.
+
+    Returns:
+        `torch.Tensor` of shape `(7,)`: of the absolute difference of log-probs count, sum and maximum; of the ratio count,
+        sum, minimum and maximum.
+    """
+    mask, fresh = batch["completion_mask"], ~batch["replayed"].unsqueeze(1)
+    chosen = (mask * batch["tool_mask"] if "tool_mask" in batch else mask).bool() & fresh
+    difference = (batch["old_per_token_logps"] - batch["sampling_per_token_logps"]).abs()
+    difference = difference[chosen & ~difference.isnan()]  # NaN: vLLM could not score the token
+    ratio = batch["importance_sampling_ratio"]
+    ratio = ratio[fresh if ratio.size(1) == 1 else chosen]
+    nothing = ratio.new_tensor([math.inf, -math.inf])
+    return torch.stack(
+        [
+            *(
+                ratio.new_tensor(float(difference.numel())),
+                difference.sum(),
+                torch.cat([difference, -nothing[:1]]).max(),
+            ),
+            *(ratio.new_tensor(float(ratio.numel())), ratio.sum()),
+            *(torch.cat([ratio, nothing[:1]]).min(), torch.cat([ratio, nothing[1:]]).max()),
+        ]
+    )
+
+
+def summarize_sampling(gathered: torch.Tensor) -> dict[str, float]:
+    """TRL's `sampling/*` metrics from all processes' [`sampling_statistics`]. NaN, which TRL leaves out, without fresh rows."""
+    gathered = gathered.view(-1, 7)
+    tokens, difference, _, ratios, total = gathered[:, :5].double().sum(0).tolist()
+    largest, low, high = gathered[:, 2].max().item(), gathered[:, 5].min().item(), gathered[:, 6].max().item()
+    return {
+        "sampling/sampling_logp_difference/mean": difference / tokens if tokens else _NAN,
+        "sampling/sampling_logp_difference/max": largest if tokens else _NAN,
+        "sampling/importance_sampling_ratio/min": low if ratios else _NAN,
+        "sampling/importance_sampling_ratio/mean": total / ratios if ratios else _NAN,
+        "sampling/importance_sampling_ratio/max": high if ratios else _NAN,
     }

@@ -207,9 +207,9 @@ def test_policies_that_are_missing_or_sharded(embed):
         embed_dataset(plain_dataset(2))
     sharded = tiny_model()
     next(sharded.parameters()).ds_id = 0
-    with pytest.raises(EmbeddingError, match=r"ZeRO-3 .*Set `dots_embedding` to the id"):
+    with pytest.raises(EmbeddingError, match=r"ZeRO-3 .*or set `dots_embedding` to the id"):
         embed(varied_dataset(), model=sharded)
-    with pytest.raises(EmbeddingError, match=r"FSDP.*Set `dots_embedding` to the id"):
+    with pytest.raises(EmbeddingError, match=r"FSDP.*or set `dots_embedding` to the id"):
         embed(varied_dataset(), model=tiny_model().to("meta"))
 
 

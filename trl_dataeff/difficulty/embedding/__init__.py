@@ -90,7 +90,7 @@ def embed_dataset(
         `np.ndarray` of shape `(N, h)`, float16: row i is prompt i. A read-only memory map, unless it is kept in memory.
 
     Raises:
-        `EmbeddingError`: if the dataset has no prompts, the model cannot be loaded or is sharded, or its values are not
+        `EmbeddingError`: if the dataset has no prompts, the model cannot be loaded, or its values are not
         finite.
     """
     if not len(dataset):

@@ -87,47 +87,78 @@ def policy_source(policy: Any, processor: Any, accelerator: Any = None, **prompt
     The policy as it is now, adapters included, with mean pooling.
 
     Args:
-        policy: the model that is trained; wrappers (DDP, compiled, PEFT) are looked through.
+        policy: the model that is trained; wrappers (DDP, compiled, PEFT) are looked through. With weights sharded by FSDP2
+            this and each embedding is a collective.
         processor: its tokenizer or processor.
         accelerator ([`~accelerate.Accelerator`], *optional*): tells whether parameters are sharded.
         prompt_options: `chat_template`, `tools`, `template_kwargs` of [`PromptTokenizer`].
 
     Raises:
-        `EmbeddingError`: without policy or tokenizer, or if the policy's parameters are sharded.
+        `EmbeddingError`: without policy or tokenizer, or if the policy's parameters are sharded in another way.
     """
     if policy is None or processor is None:
         raise EmbeddingError(
             "Embedding by 'policy' needs the arguments `policy` and `tokenizer`. Without them, set the embedding to the "
             "id or path of a model."
         )
-    _check_whole(policy, accelerator)
+    _check_usable(policy, accelerator)
     model: Any = extract_model_from_parallel(policy)
     model = model.get_base_model() if isinstance(model, PeftModel) else model
     # The part that turns text tokens into hidden states
     body = model.get_encoder() if getattr(model.config, "is_encoder_decoder", False) else model.get_decoder()
     prompts = PromptTokenizer(processor, **prompt_options)
     prompts.limit = _limit(body, body.config, prompts.tokenizer)
-    options = {"use_cache": False} if "use_cache" in inspect.signature(body.forward).parameters else {}
+    sharded = any(isinstance(p, DTensor) for p in policy.parameters())
+    last_states = _states_of_root(policy, body) if sharded else _states_of_body(body)
 
     def mean_state(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        states: torch.Tensor = body(input_ids=ids, attention_mask=mask, **options)[0].float()  # (b, T, h)
+        states = last_states(ids, mask).float()  # (b, T, h)
         mask = mask.to(states.device)[..., None]  # states of padding may be anything, NaN included
         return states.masked_fill(mask == 0, 0.0).sum(dim=1) / mask.sum(dim=1)
 
     identity = {"model": "policy", "weights": weights_identity(body), "prompts": prompts.identity()}
-    return Source(identity, lambda: Embedder(body, prompts, mean_state))
+    return Source(identity, lambda: Embedder(policy if sharded else body, prompts, mean_state))
 
 
-def _check_whole(policy: nn.Module, accelerator: Any) -> None:
+def _states_of_body(body: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Token ids and mask -> the last hidden states, `(b, T, h)`."""
+    options = _supported(body, use_cache=False)
+    return lambda ids, mask: body(input_ids=ids, attention_mask=mask, **options)[0]
+
+
+def _states_of_root(policy: Any, body: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """The same for a model sharded by FSDP2, which gathers its shards only in a forward pass of the whole model."""
+    options = _supported(extract_model_from_parallel(policy), use_cache=False, logits_to_keep=1)
+
+    def states(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        seen: list[torch.Tensor] = []
+        hook = body.register_forward_hook(lambda module, args, output: seen.append(output[0]))
+        try:
+            policy(input_ids=ids, attention_mask=mask, **options)
+        finally:
+            hook.remove()
+        return seen[0]
+
+    return states
+
+
+def _supported(model: Any, **options: Any) -> dict[str, Any]:
+    """Those of `options` that the model's forward pass takes."""
+    model = model.get_base_model() if isinstance(model, PeftModel) else model
+    return {name: value for name, value in options.items() if name in inspect.signature(model.forward).parameters}
+
+
+def _check_usable(policy: nn.Module, accelerator: Any) -> None:
     parameters = list(policy.parameters())
     zero3 = accelerator is not None and getattr(accelerator.state, "deepspeed_plugin", None) is not None
     zero3 = zero3 and accelerator.state.deepspeed_plugin.zero_stage == 3
-    fsdp = accelerator is not None and accelerator.distributed_type == DistributedType.FSDP
-    fsdp = fsdp or any(isinstance(module, FullyShardedDataParallel) for module in policy.modules())
-    if zero3 or fsdp or any(isinstance(p, DTensor) or p.is_meta or hasattr(p, "ds_id") for p in parameters):
+    fsdp = any(isinstance(module, FullyShardedDataParallel) for module in policy.modules())
+    if accelerator is not None and accelerator.distributed_type == DistributedType.FSDP:
+        fsdp = fsdp or not any(isinstance(p, DTensor) for p in parameters)  # version 1, or not sharded yet
+    if zero3 or fsdp or any(p.is_meta or hasattr(p, "ds_id") for p in parameters):
         raise EmbeddingError(
-            "The policy cannot embed the prompts: under FSDP, DeepSpeed ZeRO-3 or tensor parallelism no process holds all "
-            "of its parameters. Set `dots_embedding` to the id or path of a model, such as "
+            "The policy cannot embed the prompts: under FSDP of version 1 or DeepSpeed ZeRO-3 no process holds all of its "
+            "parameters. Use FSDP2, or set `dots_embedding` to the id or path of a model, such as "
             "'sentence-transformers/all-MiniLM-L6-v2'."
         )
 
@@ -148,21 +179,25 @@ def weights_identity(model: Any) -> str:
     out, so that adapters that start from different seeds have the same identity.
 
     Args:
-        model ([`~transformers.PreTrainedModel`]): the model, with all its weights in this process.
+        model ([`~transformers.PreTrainedModel`]): the model. If its weights are sharded (`DTensor`), this is a collective.
     """
     tensors = {k: v.detach() for k, v in model.state_dict().items() if isinstance(v, torch.Tensor)}
     hashes, adapted = {}, False
     for name, tensor in tensors.items():
         partner = tensors.get(_LORA_FACTOR.sub(lambda m: m[1] + {"A": "B", "B": "A"}[m[2]], name))
         if partner is not None and partner is not tensor:
-            if not (tensor.any() and partner.any()):
+            if not (_whole(tensor).any() and _whole(partner).any()):
                 continue
             adapted = True
-        hashes[name.replace(".base_layer", "")] = hash_array(tensor)
+        hashes[name.replace(".base_layer", "")] = hash_array(_whole(tensor))
     layers = {n: m for n, m in model.named_modules() if adapted and isinstance(getattr(m, "scaling", None), dict)}
     adapters = {n: [m.scaling, m.active_adapters, m.disable_adapters] for n, m in layers.items()}
     config = {key: value for key, value in model.config.to_dict().items() if key not in _OTHER_SETTINGS}
     return hash_json(type(model).__name__, config, hashes, adapters)
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def pretrained_source(name: str, device: torch.device, accelerator: Any = None) -> Source:

@@ -1,0 +1,132 @@
+"""
+Run by `torch.distributed.run`: trains on the same global batch, whatever the number of processes. See `test_same_batch.py`.
+
+Arguments: a folder, and `quick` or `full`.
+"""
+
+import json
+import os
+import random
+import sys
+from pathlib import Path
+
+import torch
+
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from peft import LoraConfig
+
+from tests.factories import Watched, logged, plain_dataset, run
+from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
+
+
+torch.set_num_threads(1)
+FOLDER, EXTENT = (Path(sys.argv[1]), sys.argv[2]) if __name__ == "__main__" else (Path(), "")
+ROWS, GROUP = 24, 2  # of a generation batch: 12 groups, for 1, 2 or 3 processes
+STEPS = 4
+# As large for any number of processes: by default a round is rounded up to a multiple of it
+DYNAMIC = {"dynamic_sampling": True, "rollout_round_min": 1.0, "rollout_round_max": 1.0, "max_rollout_rounds": 2}
+REPLAY = {"replay_fraction": 0.5}
+LORA = {"trainer": {"peft_config": LoraConfig(r=4, target_modules=["q_proj"], lora_dropout=0.0)}}
+METHODS = {"plain": {}, "dynamic": DYNAMIC, "replay": REPLAY, "dynamic, replay": {**DYNAMIC, **REPLAY}}
+SELECTIONS = ("uniform", "greso", "dots", "dots+greso")
+QUICK = {
+    "uniform": {},
+    "greso, dynamic, lora": {"selection": "greso", **DYNAMIC, **LORA},
+    "dots, replay": {"selection": "dots", **REPLAY},
+}
+FULL = {
+    f"{selection}, {method}, {kind}": {"selection": selection, **fields, **adapter}
+    for selection in SELECTIONS
+    for method, fields in METHODS.items()
+    for kind, adapter in (("all weights", {}), ("lora", LORA))
+}
+
+
+def fixed_rollouts(prompts, trainer):
+    """Completions that depend on nothing but the prompt, the step, and the place in the group."""
+    tokenizer, step = trainer.processing_class, trainer.state.global_step
+    completions = []
+    for i, prompt in enumerate(prompts):
+        rng = random.Random(f"{prompt} {step} {i % GROUP}")
+        completions.append([rng.randrange(10, 100) for _ in range(rng.randint(3, 8))])
+    ids = [tokenizer(prompt)["input_ids"] for prompt in prompts]
+    return {"prompt_ids": ids, "completion_ids": completions, "logprobs": None}
+
+
+def reward(prompts, completion_ids, **kwargs):
+    """One prompt of three has zero variance."""
+    return [0.0 if int(p[:2]) % 3 == 0 else sum(ids) % 97 / 97 for p, ids in zip(prompts, completion_ids)]
+
+
+def make(name: str, world_size: int, trainer_class=Watched, train=False, folder=None, **fields):
+    options = {**(QUICK | FULL)[name], **fields}
+    arguments = {"rollout_func": fixed_rollouts, "train_dataset": plain_dataset(36), **options.pop("trainer", {})}
+    defaults = {"per_device_train_batch_size": ROWS // world_size, "num_generations": GROUP, "max_steps": STEPS}
+    defaults |= {"optim": "sgd", "learning_rate": 0.5, "reward_range": (0.0, 1.0)}
+    return run(
+        trainer_class,
+        DataEfficientGRPOConfig,
+        options.pop("output_dir", (folder or FOLDER) / name.replace(", ", "_")),
+        rewards=reward,
+        train=train,
+        trainer=arguments,
+        **{**defaults, **options},
+    )
+
+
+def seen(trainer) -> dict:
+    """What the run generated and trained on, by batch, and what it logged."""
+    return {
+        "generated": [[group.prompt_id for group in batch.generated] for batch in trainer.batches],
+        "trained": [sorted(group.prompt_id for group in batch.trained) for batch in trainer.batches],
+        "logs": logged(trainer, "loss", "grad_norm", "reward", "entropy"),
+    }
+
+
+def failure(call, *errors) -> str:
+    try:
+        call()
+    except errors as error:
+        return str(error)
+    return ""
+
+
+def differing(rank: int, world_size: int) -> dict:
+    """What is said if processes disagree: on the dataset, and on the selection state when a checkpoint is saved."""
+    other = {"trainer": {"train_dataset": plain_dataset(36).select(range(rank, 36))}}
+    report = {"dataset": failure(lambda: make("uniform", world_size, train=True, **other), ValueError)}
+
+    class Tampered(DataEfficientGRPOTrainer):
+        def _log(self, batch):
+            super()._log(batch)
+            if rank == 1:
+                self.collector.counters.add(rollouts_trained=1)
+
+    saving = {"save_strategy": "steps", "save_steps": 2, "output_dir": str(FOLDER / "tampered")}
+    tampered = make("uniform", world_size, Tampered, **saving)
+    report["state"] = failure(tampered.train, RuntimeError)
+    report["checkpoints"] = [path.name for path in (FOLDER / "tampered").glob("checkpoint-*")]
+    return report
+
+
+def main() -> None:
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    report = {}
+    for name in QUICK if EXTENT == "quick" else FULL:
+        saving = {"save_strategy": "steps", "save_steps": 2}
+        whole = make(name, world_size, train=True, **saving)
+        checkpoint = str(Path(whole.args.output_dir) / "checkpoint-2")
+        resumed = make(name, world_size, output_dir=str(FOLDER / "resumed" / name.replace(", ", "_")))
+        resumed.train(resume_from_checkpoint=checkpoint)
+        report[name] = {"whole": seen(whole), "resumed": seen(resumed)}
+    if EXTENT == "quick" and world_size == 2:
+        report["differing"] = differing(rank, world_size)
+    (FOLDER / f"rank-{rank}.json").write_text(json.dumps(report))
+    whole.accelerator.wait_for_everyone()
+
+
+if __name__ == "__main__":
+    main()
+    torch.distributed.destroy_process_group()

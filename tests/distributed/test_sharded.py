@@ -1,0 +1,41 @@
+"""Two processes whose weights are sharded by FSDP2 (gloo, on the CPU) train as two that hold them whole."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.distributed.sharded import RUNS
+from tests.factories import launched
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory):
+    """What `sharded.py` and `same_batch.py` report from each of two processes."""
+    folder = Path(__file__).parent
+    sharded = launched(folder / "sharded.py", 2, tmp_path_factory)
+    return list(zip(sharded, launched(folder / "same_batch.py", 2, tmp_path_factory, "quick", timeout=3000)))
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_weights_are_sharded(name, reports):
+    for report, _ in reports:
+        # With LoRA accelerate leaves the last norm, which is frozen, as it is
+        frozen = ["base_model.model.model.norm.weight"] if "lora" in name else []
+        assert report[name]["whole"] == frozen, "parameters that are no DTensor"
+        assert report[name]["units"] >= 4  # two layers, the embedding, and the model
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_they_train_as_if_they_were_whole(name, reports):
+    for report, whole in reports:
+        own, expected = report[name], whole[name]["whole"]
+        assert own["generated"] == expected["generated"]
+        assert own["trained"] == expected["trained"]
+        np.testing.assert_allclose(own["logs"], expected["logs"], rtol=1e-4, atol=1e-5)
+
+
+def test_a_sharded_policy_embeds_the_prompts_in_lockstep(reports):
+    first, second = (report["dots, replay"] for report, _ in reports)
+    assert first["selector"] == "DotsSelector"
+    assert first["embedding_passes"] == second["embedding_passes"] > 0

@@ -1,0 +1,161 @@
+"""Training with `use_vllm=True`: identical to TRL with everything off; the sampler's weights and log-probs otherwise."""
+
+import inspect
+
+import pytest
+import torch
+from peft import LoraConfig
+from trl import GRPOConfig, GRPOTrainer
+from trl.generation.vllm_generation import VLLMGeneration
+
+from tests.engines.double import ModelCopyGeneration
+from tests.factories import (
+    OFF,
+    Watched,
+    add,
+    assert_identical,
+    assert_same_end,
+    even_length_reward,
+    history,
+    mixed_reward,
+    scripted_tool_calls,
+    tool_dataset,
+    tool_tokenizer,
+)
+from trl_dataeff import DataEfficientGRPOTrainer
+
+
+REPLAY = {"replay_fraction": 0.5, "per_device_train_batch_size": 16, "rewards": even_length_reward}
+DYNAMIC = {"dynamic_sampling": True, "rewards": mixed_reward}
+TOOLS = {
+    "max_completion_length": 100,  # room for a call, its result and some words
+    "per_device_train_batch_size": 4,
+    "num_generations": 2,
+    "max_tool_calling_iterations": 1,
+    "vllm_max_model_length": 1024,
+    "trainer": {"train_dataset": tool_dataset(), "processing_class": tool_tokenizer(), "tools": [add]},
+}
+LORA = {"trainer": {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"])}, "learning_rate": 1e-2}
+KINDS = {
+    "plain": {},
+    "steps_per_generation": {"steps_per_generation": 4},
+    "num_iterations": {"num_iterations": 2},
+    "lora": LORA,
+}
+
+
+def test_the_double_takes_what_vllm_generation_takes():
+    for name in ("__init__", "generate", "sync_weights", "_init_vllm"):
+        own, trls = (
+            list(inspect.signature(getattr(c, name)).parameters) for c in (ModelCopyGeneration, VLLMGeneration)
+        )
+        assert own == trls, name
+    source = inspect.getsource(GRPOTrainer)
+    used = {part.split("(")[0].split(" ")[0] for part in source.split("self.vllm_generation.")[1:]}
+    assert {name.split(".")[0] for name in used} == {"generate", "sync_weights", "llm", "vllm_client"}
+
+
+def differences(trainer) -> list[float]:
+    """By generation batch, how far log-probs of sampler and training are apart at most, over fresh rows."""
+    largest = []
+    for tensors in trainer.tensors:
+        mask = tensors["completion_mask"] * tensors.get("tool_mask", 1)
+        fresh = ~tensors["replayed"] if "replayed" in tensors else torch.ones(len(mask), dtype=torch.bool)
+        apart = (tensors["old_per_token_logps"] - tensors["sampling_per_token_logps"]).abs() * mask
+        largest.append(apart[fresh].max().item())
+    return largest
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_off_is_grpo(kind, with_engine, tmp_path):
+    options = {"max_steps": 8, **KINDS[kind]}
+    reference = with_engine(tmp_path / "a", GRPOTrainer, GRPOConfig, **options)
+    ours = with_engine(tmp_path / "b", **options, **OFF)
+    assert_identical(reference, ours)
+
+
+def test_off_is_grpo_with_tools(with_engine, tmp_path):
+    options = {**TOOLS, "rewards": even_length_reward, "max_steps": 4}
+    reference = with_engine(tmp_path / "a", scripted_tool_calls(GRPOTrainer), GRPOConfig, **options)
+    ours = with_engine(tmp_path / "b", scripted_tool_calls(DataEfficientGRPOTrainer), **options, **OFF)
+    assert_identical(reference, ours)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("method", ["off", "dynamic", "replay"])
+def test_log_probs_of_sampler_and_training_agree_after_updates(kind, method, with_engine, tmp_path):
+    options = {"off": {}, "dynamic": DYNAMIC, "replay": REPLAY}[method]
+    trainer = with_engine(tmp_path, Watched, **options, **KINDS[kind])
+    assert max(differences(trainer)) < 1e-4
+    weights = dict(trainer.model.named_parameters())
+    assert any(log.get("grad_norm") for log in trainer.state.log_history)
+    assert all(value.isfinite().all() for value in weights.values())
+
+
+@pytest.mark.parametrize("method", [DYNAMIC, REPLAY])
+def test_without_the_sync_they_do_not(method, with_engine, tmp_path, monkeypatch):
+    """The test above would notice a sampler with stale weights."""
+    from trl.trainer import grpo_trainer
+
+    monkeypatch.setattr(grpo_trainer.VLLMGeneration, "sync_weights", lambda self: None)
+    trainer = with_engine(tmp_path, Watched, **method)
+    assert max(differences(trainer)) > 1e-2
+
+
+@pytest.mark.parametrize("fields", [{}, {"steps_per_generation": 4}, {"num_iterations": 2}])
+def test_one_sync_per_generation_batch_under_dynamic_sampling(fields, with_engine, tmp_path, monkeypatch):
+    from trl.trainer import grpo_trainer
+
+    synced, plain = [], grpo_trainer.VLLMGeneration.sync_weights
+    monkeypatch.setattr(grpo_trainer.VLLMGeneration, "sync_weights", lambda self: (synced.append(1), plain(self))[1])
+    trainer = with_engine(tmp_path, Watched, **DYNAMIC, **fields)
+    rounds = [batch.rounds for batch in trainer.batches]
+    assert max(rounds) > 1
+    assert len(synced) == sum(n > 0 for n in rounds)
+
+
+def test_a_second_train_generates_with_the_present_weights(with_engine, tmp_path):
+    """TRL counts steps to know whether to sync, and a second call of `train` begins with the first one's last step."""
+
+    class Twice(Watched):
+        def train(self, *args, **kwargs):
+            super().train(*args, **kwargs)
+            return super().train(*args, **kwargs)
+
+    trainer = with_engine(tmp_path, Twice, max_steps=1, learning_rate=1e-1, rewards=even_length_reward)
+    assert len(trainer.tensors) == 2
+    assert max(differences(trainer)) < 1e-4
+
+
+@pytest.mark.parametrize("method", [DYNAMIC, REPLAY, {**DYNAMIC, "steps_per_generation": 4, "max_steps": 8}])
+def test_resume_is_exact(method, with_engine, tmp_path):
+    options = {"max_steps": 6, "save_strategy": "steps", "save_steps": 3, **method}
+    whole = with_engine(tmp_path / "whole", **options)
+    resumed = with_engine(tmp_path / "resumed", **options, resume=str(tmp_path / "whole" / "checkpoint-3"))
+    assert history(resumed.state.log_history) == history(whole.state.log_history)
+    assert_same_end(resumed, whole)
+
+
+def test_tools_are_replayed_with_the_samplers_log_probs(with_engine, tmp_path):
+    trainer = with_engine(tmp_path, scripted_tool_calls(Watched), **{**REPLAY, **TOOLS, "max_steps": 4})
+    assert any("replayed" in tensors for tensors in trainer.tensors)
+    for group in trainer.collector.buffer.groups:
+        lengths = [len(tokens) for tokens in group.rollouts.completion_tokens]
+        assert [len(values) for values in group.rollouts.sampling_logps] == lengths
+    masks = [mask for group in trainer.collector.buffer.groups for mask in group.rollouts.tool_masks]
+    assert any(not mask.all() for mask in masks), "no tool has answered"
+
+
+@pytest.mark.parametrize("method", [{}, DYNAMIC])
+def test_prompts_that_leave_no_room_are_found_before_the_engine_rejects_them(method, with_engine, tmp_path):
+    class Unasked(DataEfficientGRPOTrainer):
+        def _generate_single_turn(self, *args, **kwargs):
+            raise AssertionError("the engine was asked")
+
+    with pytest.raises(ValueError, match=r"8 of 8 prompts are too long for vLLM: the first has 7 tokens, .* takes 7,"):
+        with_engine(tmp_path, Unasked, **method, vllm_max_model_length=7)
+
+
+def test_a_prompt_that_leaves_room_for_one_token(with_engine, tmp_path):
+    trainer = with_engine(tmp_path, Watched, vllm_max_model_length=8, max_steps=1)
+    assert trainer.tensors[0]["completion_ids"].shape[1] == 1

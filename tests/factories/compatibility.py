@@ -1,0 +1,159 @@
+"""What of TRL is run with this package, how, and by which test: the list from which docs/compatibility.md is written."""
+
+from __future__ import annotations
+
+
+WORKS, DOUBLE, PASSED, SINGLE, REJECTED = "works", "works (test double)", "passed on", "one round", "rejected"
+STATES = {
+    WORKS: "run on a tiny model by the named tests.",
+    DOUBLE: "as above, but the other side is a stand-in written for the tests.",
+    SINGLE: "trains, but groups are neither replayed nor replaced; a warning says so.",
+    PASSED: "handed to TRL unchanged, and not run here.",
+    REJECTED: "an error when the trainer is made, or training begins, since it is known not to work.",
+}
+
+_IDENTITY, _REPLAY, _DYNAMIC = (
+    "tests/test_identity.py",
+    "tests/replay/test_training.py",
+    "tests/collector/test_dynamic_sampling.py",
+)
+_ENGINE, _ENGINE_REPLAY = "tests/engines/test_engine.py", "tests/engines/test_replay.py"
+_TWO, _SAME = "tests/distributed/test_two_processes.py", "tests/distributed/test_same_batch.py"
+_SHARDED = "tests/distributed/test_sharded.py"
+_OFF = f"{_IDENTITY}::test_off_is_grpo"
+_SETTINGS = f"{_REPLAY}::test_settings_train_and_replay"
+_LEFTOVER = f"{_DYNAMIC}::test_settings_train_also_on_their_leftover_groups"
+_LOGPS = f"{_ENGINE}::test_log_probs_of_sampler_and_training_agree_after_updates"
+
+#: By section: name, state with everything off, state with replay and dynamic sampling, tests
+FEATURES: dict[str, list[tuple[str, str, str, tuple[str, ...]]]] = {
+    "Prompts": [
+        ("plain and conversational prompts", WORKS, WORKS, (_OFF, _SETTINGS, _LEFTOVER)),
+        (
+            "tools, several turns",
+            *(WORKS, WORKS),
+            (
+                f"{_IDENTITY}::test_off_is_grpo_with_tools",
+                f"{_DYNAMIC}::test_tools_are_called_in_rounds_and_not_again",
+                f"{_REPLAY}::test_tools_are_replayed_with_their_masks",
+            ),
+        ),
+        (
+            "`rollout_func`",
+            *(WORKS, WORKS),
+            (
+                f"{_IDENTITY}::test_off_is_grpo_with_a_rollout_func",
+                f"{_DYNAMIC}::test_rollout_func_fields_reach_the_rewards",
+                f"{_REPLAY}::test_the_samplers_log_probs_need_no_forward_pass",
+            ),
+        ),
+        ("prompts with images", PASSED, SINGLE, (f"{_DYNAMIC}::test_prompts_with_images_take_one_round_and_say_so",)),
+        (
+            "environments with `environment_factory`",
+            WORKS,
+            SINGLE,
+            (f"{_IDENTITY}::test_prompts_owned_by_an_environment",),
+        ),
+        (
+            "prompts made by an environment, with `dynamic_sampling`",
+            "-",
+            REJECTED,
+            ("tests/test_validation.py::test_prompts_of_an_environment_cannot_be_chosen",),
+        ),
+        (
+            "streaming datasets",
+            WORKS,
+            SINGLE,
+            (_OFF, f"{_REPLAY}::test_a_stream_is_not_replayed_and_the_trainer_says_so"),
+        ),
+        (
+            "streaming with `dynamic_sampling`",
+            "-",
+            REJECTED,
+            ("tests/test_validation.py::test_streaming_with_dynamic_sampling",),
+        ),
+    ],
+    "Models and losses": [
+        ("LoRA", WORKS, WORKS, (_OFF, _SETTINGS)),
+        ("QLoRA, 8 bit", PASSED, PASSED, ()),
+        ("every loss type", WORKS, WORKS, (_SETTINGS,)),
+        (
+            "reference model (`beta`)",
+            WORKS,
+            WORKS,
+            (f"{_IDENTITY}::test_off_is_grpo_with_a_reference_model", _SETTINGS),
+        ),
+        (
+            "mixture of experts, with its auxiliary loss",
+            WORKS,
+            WORKS,
+            ("tests/test_compatibility.py::test_mixture_of_experts",),
+        ),
+        ("gradient checkpointing", PASSED, WORKS, (_SETTINGS,)),
+        (
+            "`num_generations_eval`",
+            WORKS,
+            WORKS,
+            (_OFF, "tests/test_trainer.py::test_evaluation_touches_neither_selection_nor_counters"),
+        ),
+        ("`torch_compile`, `use_liger_kernel`", PASSED, PASSED, ()),
+    ],
+    "Generation": [
+        ("transformers", WORKS, WORKS, (_OFF, _SETTINGS)),
+        (
+            "vLLM, colocated, on the CPU (`make test-vllm`)",
+            *(WORKS, WORKS),
+            (
+                f"{_ENGINE}::test_off_is_grpo",
+                _LOGPS,
+                f"{_ENGINE_REPLAY}::test_trls_correction_and_ours_never_both_apply_to_a_row",
+            ),
+        ),
+        ("vLLM with LoRA, `num_iterations`, `steps_per_generation`", WORKS, WORKS, (_LOGPS,)),
+        (
+            "vLLM with tools",
+            *(WORKS, WORKS),
+            (
+                f"{_ENGINE}::test_off_is_grpo_with_tools",
+                f"{_ENGINE}::test_tools_are_replayed_with_the_samplers_log_probs",
+            ),
+        ),
+        (
+            "a vLLM server that is restarted (`vllm_reconnect`)",
+            *(PASSED, DOUBLE),
+            (
+                "tests/fault_tolerance/test_reconnect.py::test_a_server_that_is_restarted_unnoticed_gets_the_present_weights",
+            ),
+        ),
+        ("vLLM on a GPU, as a server, with sleep mode or tensor parallelism", PASSED, PASSED, ()),
+    ],
+    "Processes": [
+        (
+            "2 processes (DDP on gloo)",
+            WORKS,
+            WORKS,
+            (f"{_TWO}::test_off_is_grpo_on_two_processes", f"{_TWO}::test_replay_on_two_processes"),
+        ),
+        (
+            "1, 2 and 3 processes train on the same batches",
+            WORKS,
+            WORKS,
+            (f"{_SAME}::test_the_number_of_processes_changes_nothing",),
+        ),
+        (
+            "FSDP2 (2 processes on gloo), with LoRA, policy embeddings for DOTS",
+            *(PASSED, WORKS),
+            (
+                f"{_SHARDED}::test_they_train_as_if_they_were_whole",
+                f"{_SHARDED}::test_a_sharded_policy_embeds_the_prompts_in_lockstep",
+            ),
+        ),
+        ("checkpoints and generation by transformers with FSDP2", PASSED, PASSED, ()),
+        ("DeepSpeed ZeRO-2 and ZeRO-3, FSDP of version 1", PASSED, PASSED, ()),
+        (
+            "datasets that differ between processes",
+            *(REJECTED, REJECTED),
+            (f"{_SAME}::test_processes_with_other_prompts_are_rejected_at_the_start",),
+        ),
+    ],
+}
