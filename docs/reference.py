@@ -68,11 +68,12 @@ def _groups() -> dict[str, list[str]]:
 
 
 def _type(field: Field) -> str:
-    choices = re.match(r"Literal\[(.+)\]$", field.type)
+    annotation = DataEfficientOptions.__annotations__[field.name]  # a parser replaces `field.type` by the type itself
+    choices = re.match(r"Literal\[(.+)\]$", annotation)
     if choices:
         return ", ".join(f"`{choice.strip()}`" for choice in choices[1].replace('"', "").split(","))
     allowed = RANGES.get(field.name)
-    kind = field.type.replace(" | None", " or none").replace("|", "or")
+    kind = annotation.replace(" | None", " or none").replace("|", "or")
     return f"{kind} {allowed}" if allowed else kind
 
 
