@@ -297,7 +297,7 @@ def picture(curves: list[Curve], path: Path, methods: Sequence[str] = SHOWN, rol
 def readme_picture(curves: list[Curve], path: Path) -> None:
     """Accuracy over rollouts, three methods in words; legible at the width of a README."""
     plt = pyplot()
-    fig, axis = plt.subplots(figsize=(7.2, 3.6), layout="constrained")
+    fig, axis = plt.subplots(figsize=(6, 3.6), layout="constrained")
     draw(axis, curves, README_METHODS, "rollouts", ACCURACY)
     axis.set(xlim=(0, 12_800), ylim=(0, 1), xlabel="rollouts generated", ylabel="accuracy on held-out prompts")
     axis.xaxis.set_major_formatter("{x:,.0f}")
