@@ -173,13 +173,24 @@ def compare(run: dict, seed: int) -> list[dict[str, float]]:
 
 
 def table(rows: list[dict], windows: list[int]) -> str:
-    """Means over seeds as Markdown, a column for each generation batch; an undefined correlation counts as 0."""
+    """
+    Means over seeds as Markdown, a column for each generation batch. A correlation is undefined if all predictions are equal;
+    a mean over fewer seeds than were run says how many.
+    """
     names = [name for name in rows[0] if name not in ("window", "seed")]
     lines = ["| | " + " | ".join(f"batch {w}" for w in windows) + " |", "|---" * (len(windows) + 1) + "|"]
     for name in names:
-        values = [np.mean([np.nan_to_num(r[name]) for r in rows if r["window"] == w]) for w in windows]
-        lines.append(f"| {name} | " + " | ".join(f"{value:.2f}" for value in values) + " |")
+        cells = [mean_of_defined([r[name] for r in rows if r["window"] == w]) for w in windows]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def mean_of_defined(values: list[float]) -> str:
+    """Mean of the values that are not NaN, and of how many if not of all."""
+    defined = [value for value in values if not np.isnan(value)]
+    if not defined:
+        return "undefined"
+    return f"{np.mean(defined):.2f}" + (f" ({len(defined)} of {len(values)})" if len(defined) < len(values) else "")
 
 
 def main() -> None:

@@ -36,6 +36,12 @@ PICTURES = Path(__file__).parents[1] / "docs" / "img"
 PAGES = [Path(__file__).parents[1] / "README.md", *sorted(PICTURES.parent.glob("*.md"))]
 ACCURACY = "accuracy_sampled"
 PADS = ("cgrpo",)  # completions that it makes up are scored with the others: no telling here what was effective
+README_METHODS = {
+    "uniform": "`GRPOTrainer` (uniform)",
+    "dynamic": "dynamic sampling (DAPO)",
+    "default": "**DOTS and replay (the default)**",
+    "oracle": "plain GRPO on the learnable prompts alone",
+}
 SHOWN = ("uniform", "dynamic", "greso", "dots", "dots_paper", "default", "oracle")
 
 
@@ -288,6 +294,21 @@ def picture(curves: list[Curve], path: Path, methods: Sequence[str] = SHOWN, rol
     plt.close(fig)
 
 
+def readme_picture(curves: list[Curve], path: Path) -> None:
+    """Accuracy over rollouts, three methods in words; legible at the width of a README."""
+    plt = pyplot()
+    fig, axis = plt.subplots(figsize=(6, 3.6), layout="constrained")
+    draw(axis, curves, README_METHODS, "rollouts", ACCURACY)
+    axis.set(xlim=(0, 12_800), ylim=(0, 1), xlabel="rollouts generated", ylabel="accuracy on held-out prompts")
+    axis.xaxis.set_major_formatter("{x:,.0f}")
+    axis.grid(alpha=0.25)
+    seeds = {method: len(own) for method, own in by_method(curves).items()}
+    lines = [f"{text.replace('*', '').replace('`', '')}, {seeds[name]} seeds" for name, text in README_METHODS.items()]
+    axis.legend(axis.get_lines(), lines, frameon=False, loc="upper left", fontsize=9)
+    fig.savefig(path, format="svg", metadata={"Date": None})
+    plt.close(fig)
+
+
 def share_of_selection(curves: list[Curve]) -> dict[str, float]:
     """By method: share of a step's time that choosing prompts takes, mean over the runs' evaluations."""
     shares = {}
@@ -325,18 +346,12 @@ def rollouts_per_effective_group(curves: list[Curve]) -> dict[str, float]:
 
 def readme_table(curves: list[Curve]) -> str:
     """The few lines that say it all."""
-    words = {
-        "uniform": "`GRPOTrainer` (uniform)",
-        "dynamic": "dynamic sampling (DAPO)",
-        "default": "**DOTS and replay (the default)**",
-        "oracle": "plain GRPO on the learnable prompts alone",
-    }
     rows = {row["method"]: row for row in ratios(curves, at_step=100)}
     groups = by_method(curves)
     body = [
         (text, number(at(c, "rollouts", 6_400) for c in groups[name]), interval(rows[name], "rollouts"), interval(rows[name], "step"),
          interval(rows[name], "cpu_s"))
-        for name, text in words.items()
+        for name, text in README_METHODS.items()
     ]  # fmt: skip
     header = ("", "accuracy after 6,400 rollouts", "rollouts to uniform's accuracy at step 100", "steps", "CPU time")
     return table(header, body)
@@ -416,6 +431,7 @@ def main() -> None:
         for page in PAGES:
             page.write_text(fill(page.read_text(encoding="utf-8")), encoding="utf-8")
         picture(together(load("first")), PICTURES / "results-first.svg")
+        readme_picture(together(load("first")), PICTURES / "readme.svg")
         return
     for name, make in TABLES.items():
         print(f"## {name}\n\n{make()}\n")

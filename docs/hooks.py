@@ -1,19 +1,35 @@
-"""What MkDocs does to the pages: formulas become MathML, which browsers draw without scripts and without a network."""
+"""
+What MkDocs does to the pages: files of the repository's root are included, and formulas become MathML, which browsers draw without
+scripts and without a network.
+"""
 
 from __future__ import annotations
 
 import html
 import re
+from pathlib import Path
 from typing import Any
 
 from latex2mathml.converter import convert
 
 
+ROOT = Path(__file__).parents[1]
+INCLUDE = re.compile(r"<!-- include ([\w.]+) -->\n?")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.+?)\\[)\]]</\1>', re.DOTALL)
 #: How docstrings name other parts of the package: [`Name`] or [`~module.Name`]
 NAMED = re.compile(r"\[<code>~?([\w.]+)</code>\](?!\()")
 #: A type in a docstring's list of arguments, which is Markdown in the source and code on the page
 TYPE = re.compile(r"<code>([^<]*`[^<]*)</code>")
+
+
+def on_page_markdown(markdown: str, **kwargs: Any) -> str:
+    return INCLUDE.sub(lambda found: _links_from_docs((ROOT / found[1]).read_text(encoding="utf-8")), markdown)
+
+
+def _links_from_docs(markdown: str) -> str:
+    """Links of a file in the root, as they are in `docs`, where its page is in small letters."""
+    markdown = re.sub(r"\]\(([A-Z]+)\.md", lambda found: f"]({found[1].lower()}.md", markdown)
+    return markdown.replace("](docs/", "](")
 
 
 def on_page_content(content: str, **kwargs: Any) -> str:

@@ -1,8 +1,8 @@
 """
-The table of all fields on docs/configuration.md, from the fields themselves.
+The table of all fields on docs/configuration.md, from the fields themselves, and that of all recipes on docs/recipes.md.
 
-    python docs/reference.py            # prints the page
-    python docs/reference.py --write    # writes it
+    python docs/reference.py            # prints the page of the fields
+    python docs/reference.py --write    # writes both
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from dataclasses import MISSING, Field, fields
 from inspect import getsource
 from pathlib import Path
 
+from trl_dataeff.cli.recipes import description_of
 from trl_dataeff.fields import RANGES
 from trl_dataeff.options import DataEfficientOptions
 
 
 PAGE = Path(__file__).with_name("configuration.md")
+RECIPES = Path(__file__).with_name("recipes.md")
 TITLES = {  # by the comments of options.py
     "which prompts are rolled out": "Selection and dynamic sampling",
     "fault tolerance, each off by default": "Fault tolerance",
@@ -43,6 +45,17 @@ def page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def recipes_page(text: str) -> str:
+    """The page of the recipes with its table as the files have it, sorted by model."""
+    root = Path(__file__).parents[1] / "recipes"
+    paths = {path.relative_to(root).with_suffix("").as_posix(): path for path in root.glob("**/*.yaml")}
+    rows = [f"| `{name}` | {description_of(path)} |" for name, path in sorted(paths.items())]
+    table = "\n".join(["| recipe | what it is |", "|---|---|", *rows])
+    return re.sub(
+        r"(?s)(<!-- recipes -->\n).*(<!-- end -->)", lambda found: f"{found[1]}\n{table}\n\n{found[2]}", text
+    )
+
+
 def _groups() -> dict[str, list[str]]:
     """Names of the fields under their titles, in the order of options.py."""
     groups: dict[str, list[str]] = {}
@@ -55,11 +68,12 @@ def _groups() -> dict[str, list[str]]:
 
 
 def _type(field: Field) -> str:
-    choices = re.match(r"Literal\[(.+)\]$", field.type)
+    annotation = DataEfficientOptions.__annotations__[field.name]  # a parser replaces `field.type` by the type itself
+    choices = re.match(r"Literal\[(.+)\]$", annotation)
     if choices:
         return ", ".join(f"`{choice.strip()}`" for choice in choices[1].replace('"', "").split(","))
     allowed = RANGES.get(field.name)
-    kind = field.type.replace(" | None", " or none").replace("|", "or")
+    kind = annotation.replace(" | None", " or none").replace("|", "or")
     return f"{kind} {allowed}" if allowed else kind
 
 
@@ -76,5 +90,6 @@ def _help(field: Field) -> str:
 if __name__ == "__main__":
     if "--write" in sys.argv[1:]:
         PAGE.write_text(page(), encoding="utf-8")
+        RECIPES.write_text(recipes_page(RECIPES.read_text(encoding="utf-8")), encoding="utf-8")
     else:
         print(page(), end="")

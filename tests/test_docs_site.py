@@ -1,6 +1,7 @@
 """The documentation as a website: pages that are written by a program are current, and formulas need no network."""
 
 import importlib.util
+import re
 from dataclasses import fields
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import pytest
 from trl_dataeff.options import DataEfficientOptions
 
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
 
 
 def module(name):
@@ -25,6 +27,53 @@ def test_the_page_of_the_configuration_is_current():
     rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| `")]
     assert [row[0] for row in rows] == [f"| `{field.name}`" for field in fields(DataEfficientOptions)]
     assert all(len(row) == 4 for row in rows)
+
+
+def test_the_table_of_recipes_is_current():
+    page = (DOCS / "recipes.md").read_text(encoding="utf-8")
+    assert page == module("reference").recipes_page(page), "python docs/reference.py --write"
+    recipes = {
+        path.relative_to(ROOT / "recipes").with_suffix("").as_posix() for path in ROOT.glob("recipes/**/*.yaml")
+    }
+    assert {name for name in re.findall(r"^\| `(.+?)` \|", page, re.M) if "/" in name} == recipes
+
+
+PAGES = [*ROOT.glob("*.md"), *DOCS.glob("*.md"), *ROOT.glob("examples/*.ipynb")]
+
+
+def anchors(page: Path) -> set[str]:
+    """Anchors of a page's headings, as MkDocs and GitHub make them."""
+    text = re.sub(r"(?s)```.*?```", "", page.read_text(encoding="utf-8"))
+    titles = [re.sub(r"\[(.+?)\]\(.+?\)", r"\1", title).lower() for title in re.findall(r"^#+ (.+)$", text, re.M)]
+    return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", title)).strip("-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_to_files_of_the_repository_lead_somewhere(page):
+    text = re.sub(r"(?s)```.*?```", "", page.read_text(encoding="utf-8"))
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_every_page_is_in_the_navigation_and_says_what_it_is_for():
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    for page in DOCS.glob("*.md"):
+        assert f": {page.name}\n" in navigation
+        text = page.read_text(encoding="utf-8")
+        assert text.startswith(("# ", "<!-- include "))
+
+
+def test_files_of_the_root_are_included_with_their_links():
+    pytest.importorskip("latex2mathml")
+    made = module("hooks").on_page_markdown("<!-- include CONTRIBUTING.md -->\n")
+    assert made.startswith("# Contributing")
+    assert "](selectors.md)" in made
+    assert "](changelog.md)" in made
 
 
 def test_formulas_become_mathml():

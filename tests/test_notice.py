@@ -133,7 +133,7 @@ def test_prompts_with_images_are_told_that_they_can_be_selected(tmp_path, caplog
 
 
 def test_the_page_shows_what_is_said(tmp_path, caplog_transformers):
-    page = (Path(__file__).parents[1] / "docs" / "index.md").read_text()
+    page = (Path(__file__).parents[1] / "docs" / "one_line.md").read_text()
     (notice,) = announced(caplog_transformers, config(tmp_path, per_device_train_batch_size=32), "dots")
     assert f"```\n{notice}\n```" in page
     _, warning = announced(caplog_transformers, config(tmp_path), "dots")

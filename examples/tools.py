@@ -1,0 +1,58 @@
+"""
+Train a model to use a tool: a calculator for products that are too large to do in the head.
+
+    python examples/tools.py \
+        --model_name_or_path Qwen/Qwen3-0.6B \
+        --use_peft --lora_target_modules all-linear --learning_rate 2e-5 \
+        --per_device_train_batch_size 16 --gradient_accumulation_steps 4 --num_generations 8 \
+        --max_completion_length 512 --max_steps 200 --output_dir outputs/tools
+
+`tools` is TRL's. Prompts are selected and groups are replayed as without tools: what a tool answered is stored with the
+completion, masked out of the loss, and a replayed group calls no tool again.
+"""
+
+import random
+
+from datasets import Dataset
+from trl import ModelConfig, TrlParser, get_peft_config
+
+from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
+from trl_dataeff.rewards import numeric_answer_reward
+
+
+def multiply(a: int, b: int) -> int:
+    """
+    Multiply two whole numbers.
+
+    Args:
+        a: The first factor.
+        b: The second factor.
+
+    Returns:
+        The product.
+    """
+    return a * b
+
+
+def make_dataset(n: int, seed: int = 0) -> Dataset:
+    """Products of numbers of two to six digits: the short ones need no tool, the long ones do."""
+    rng = random.Random(seed)
+    pairs = [[rng.randrange(10 ** rng.randint(1, 5), 10**6) for _ in range(2)] for _ in range(n)]
+    prompts = [[{"role": "user", "content": f"What is {a} times {b}?"}] for a, b in pairs]
+    return Dataset.from_dict({"prompt": prompts, "answer": [str(a * b) for a, b in pairs]})
+
+
+if __name__ == "__main__":
+    parser = TrlParser((DataEfficientGRPOConfig, ModelConfig))
+    training_args, model_args = parser.parse_args_and_config()
+
+    trainer = DataEfficientGRPOTrainer(
+        model=model_args.model_name_or_path,
+        args=training_args,
+        reward_funcs=numeric_answer_reward,
+        train_dataset=make_dataset(1000),
+        tools=[multiply],
+        peft_config=get_peft_config(model_args),
+    )
+    trainer.train()
+    trainer.save_model(training_args.output_dir)

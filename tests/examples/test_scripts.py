@@ -1,0 +1,231 @@
+"""Every example trains for two steps on a tiny model, as it stands, with its model and dataset given by path."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import datasets.config
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from datasets import Dataset
+from transformers.trainer_utils import get_last_checkpoint
+
+from tests.factories import save_tiny, tool_tokenizer
+from tests.factories.tiny import tiny_model
+from tests.factories.vision import save_tiny_vision
+from trl_dataeff import DataEfficientGRPOTrainer
+
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SMALL = """
+    --use_cpu --bf16 false --gradient_checkpointing false --report_to none --disable_tqdm true --max_steps 2
+    --per_device_train_batch_size 16 --gradient_accumulation_steps 1 --num_generations 4 --logging_steps 1
+    --use_peft --lora_target_modules q_proj v_proj --dtype float32 --learning_rate 1e-2
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Tiny models, and a dataset with the columns of GSM8K."""
+    folder = tmp_path_factory.mktemp("tiny")
+    save_tiny(folder / "text")
+    save_tiny_vision(folder / "vision")
+    tiny_model(tool_tokenizer()).save_pretrained(folder / "tools")
+    tool_tokenizer().save_pretrained(folder / "tools")
+    steps = [f"{i} + 2 = {i + 2}\n" * (1 + i % 3) + f"#### {i + 2}" for i in range(24)]
+    rows = Dataset.from_dict({"question": [f"What is {i} + 2?" for i in range(24)], "answer": steps})
+    for split in ("train", "test"):
+        rows.to_json(folder / "data" / f"{split}.jsonl")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
+
+
+def run_script(name: str, arguments: list[str], tmp_path: Path, monkeypatch) -> DataEfficientGRPOTrainer:
+    """Run a script in this process, where everything is imported already; returns its trainer."""
+    arguments = [*SMALL.split(), "--output_dir", str(tmp_path / "out"), *arguments]
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    monkeypatch.chdir(tmp_path)
+    return runpy.run_path(str(EXAMPLES / name), run_name="__main__")["trainer"]
+
+
+SCRIPTS = {
+    "gsm8k.py": (
+        "text",
+        "--max_completion_length 8 --eval_strategy steps --eval_steps 2 --per_device_eval_batch_size 16",
+    ),
+    "custom_reward.py": ("text", "--max_completion_length 8"),
+    "custom_selector.py": ("text", "--max_completion_length 8"),
+    "tools.py": ("tools", "--max_completion_length 12"),
+    "environment.py": ("tools", "--max_completion_length 12"),
+    "vision_language.py": ("vision", "--max_completion_length 8"),
+    "preemption/train.py": ("text", "--max_completion_length 8 --save_steps 1"),
+}
+
+
+def test_every_script_is_run():
+    scripts = {path.relative_to(EXAMPLES).as_posix() for path in EXAMPLES.rglob("*.py")}
+    assert {name for name in scripts if not name.startswith("quickstart/")} == set(SCRIPTS)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_script_trains_two_steps(name, folder, tmp_path, monkeypatch):
+    model, further = SCRIPTS[name]
+    arguments = [*further.split(), "--model_name_or_path", str(folder / model)]
+    if "ScriptArguments" in (EXAMPLES / name).read_text():
+        arguments += ["--dataset_name", str(folder / "data")]
+    trainer = run_script(name, arguments, tmp_path, monkeypatch)
+    assert isinstance(trainer, DataEfficientGRPOTrainer)
+    assert trainer.state.global_step == 2
+    logs = [log for log in trainer.state.log_history if "dataeff/rollouts_trained" in log]
+    assert logs[-1]["dataeff/rollouts_trained"] == 32
+    assert (tmp_path / "out" / "adapter_model.safetensors").is_file()
+    evaluated = [log["eval_reward"] for log in trainer.state.log_history if "eval_reward" in log]
+    assert len(evaluated) == ("--eval_strategy" in further)
+
+
+@pytest.fixture(scope="module")
+def curriculum():
+    return runpy.run_path(str(EXAMPLES / "custom_selector.py"), run_name="example")["CurriculumSelector"]
+
+
+def test_the_example_of_a_selector_passes_the_conformance_suite(curriculum):
+    import numpy as np
+
+    from trl_dataeff.testing import check_plugin
+
+    class OfAnyPool(curriculum):
+        """The suite binds selectors to pools of several sizes."""
+
+        def __init__(self):
+            super().__init__(None)
+
+        def bind(self, context):
+            self.levels = np.arange(context.num_prompts) % 4
+            super().bind(context)
+
+    check_plugin(OfAnyPool)
+
+
+def test_the_curriculum_opens_a_level_when_the_present_one_is_solved(curriculum):
+    from types import SimpleNamespace
+
+    import numpy as np
+    import torch
+
+    from trl_dataeff import SelectorContext
+
+    levels, rng = np.repeat([0, 1, 2], 10), torch.Generator().manual_seed(0)
+    selector = curriculum(levels)
+    selector.bind(SelectorContext(num_prompts=30, batch_groups=4, group_size=4))
+    assert set(levels[selector.propose(10, rng)]) == {0}
+    for _ in range(20):
+        selector.observe([SimpleNamespace(success_rate=0.5)])
+    assert selector.level == 0
+    while selector.level == 0:
+        selector.observe([SimpleNamespace(success_rate=1.0)])
+    assert set(levels[selector.propose(20, rng)]) == {0, 1}
+    assert len(set(selector.propose(30, rng))) == 30
+    with pytest.raises(ValueError, match="levels of 30 prompts, and the dataset has 31"):
+        selector.bind(SelectorContext(num_prompts=31, batch_groups=4, group_size=4))
+
+
+def test_the_custom_reward_gives_a_bonus_to_right_answers_alone():
+    example = runpy.run_path(str(EXAMPLES / "custom_reward.py"), run_name="example")
+    completions = [[{"role": "assistant", "content": text}] for text in ("It is 7.", "It is 7.", "It is 8.")]
+    columns = {"answer": ["...\n#### 7"] * 3, "completion_ids": [[0] * 5, [0] * 200, [0] * 5]}
+    assert example["accuracy"](completions, **columns) == [1.0, 1.0, 0.0]
+    assert example["brevity"](completions, **columns) == [0.5, 0.0, 0.0]
+
+
+def test_the_environment_says_where_the_number_is():
+    game = runpy.run_path(str(EXAMPLES / "environment.py"), run_name="example")["GuessTheNumber"]()
+    game.reset(number=40)
+    assert [game.guess(30), game.guess(50), game.get_reward(), game.guess(40), game.get_reward()] == [
+        "larger", "smaller", 0.0, "found", 1.0,
+    ]  # fmt: skip
+    game.reset(number=5)
+    for _ in range(8):
+        game.guess(1)
+    assert (game.guess(5), game.get_reward()) == ("found", 0.0)
+
+
+def test_the_notebook_runs_from_top_to_bottom_and_draws(tmp_path, monkeypatch):
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    pyplot.switch_backend("Agg")
+    monkeypatch.chdir(tmp_path)
+    cells = json.loads((EXAMPLES / "first_run.ipynb").read_text(encoding="utf-8"))["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    names = {"__name__": "__main__"}
+    for cell in code:
+        exec(compile(re.sub(r"^STEPS = \d+", "STEPS = 2", cell, flags=re.M), "first_run.ipynb", "exec"), names)
+    assert len(names["plain_success"]) == len(names["our_success"]) == 2
+    assert type(names["ours"]) is DataEfficientGRPOTrainer
+    assert len(pyplot.get_fignums()) == sum("plt.show()" in cell for cell in code) == 3
+    pyplot.close("all")
+
+
+# Preemption
+
+
+@pytest.mark.slow
+def test_the_job_script_continues_after_sigterm_until_the_run_is_done(folder, tmp_path):
+    options = dict(zip(*[iter(SMALL.replace("--use_cpu", "").replace("--use_peft", "").split())] * 2, strict=False))
+    recipe = {
+        "model_name_or_path": str(folder / "text"),
+        "dataset_name": str(folder / "data"),
+        "prompt_column": "question",
+        "reward_funcs": ["numeric_answer_reward"],
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "report_to": "none",
+        "per_device_train_batch_size": int(options["--per_device_train_batch_size"]),
+        "num_generations": 4,
+        "max_completion_length": 8,
+        "max_steps": 400,
+        "save_steps": 400,
+        "output_dir": str(tmp_path / "out"),
+    }
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
+    environment |= {"PATH": f"{Path(sys.executable).parent}:{environment['PATH']}", "PYTHONPATH": str(EXAMPLES.parent)}
+    job = subprocess.Popen(
+        ["bash", str(EXAMPLES / "preemption" / "job.sh"), str(tmp_path / "recipe.yaml")],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path,
+    )  # fmt: skip
+    metrics = tmp_path / "out" / "dataeff" / "metrics.jsonl"
+    deadline = time.monotonic() + 240
+    while not (metrics.is_file() and metrics.stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    children = subprocess.run(["ps", "-o", "pid=", "--ppid", str(job.pid)], capture_output=True, text=True).stdout
+    os.kill(int(children.split()[0]), signal.SIGTERM)
+    output, _ = job.communicate(timeout=400)
+    assert job.returncode == 0, output
+    assert "attempt 2" in output
+    assert re.search(r"Stopped by SIGTERM after step \d+ of 400", output)
+    assert get_last_checkpoint(tmp_path / "out").endswith("checkpoint-400")
+    steps = pq.read_table(tmp_path / "out" / "dataeff" / "groups.parquet", columns=["step"])["step"].to_pylist()
+    assert set(range(400)) <= set(steps)
+
+
+def test_the_job_script_does_not_repeat_a_mistake(tmp_path):
+    (tmp_path / "trl-dataeff").write_text("#!/bin/bash\necho called\nexit 2\n")
+    (tmp_path / "trl-dataeff").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": ""}
+    job = ["bash", str(EXAMPLES / "preemption" / "job.sh")]
+    done = subprocess.run([*job, "recipe.yaml"], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout.count("called")) == (2, 1)
+    assert subprocess.run(job, env=environment, capture_output=True).returncode != 0
