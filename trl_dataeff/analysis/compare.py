@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from trl_dataeff.analysis.compare_plot import Curve, comparison
 from trl_dataeff.analysis.curves import band, final, geometric_mean, on_grid, reach
 from trl_dataeff.analysis.page import Cell, Column, Page, Table
-from trl_dataeff.tracking.figures import AXIS_NAMES, Curve, Plot, comparison, count, duration
+from trl_dataeff.tracking.drawing import AXIS_NAMES, Plot, count, duration
 from trl_dataeff.tracking.recorded import AXES, RecordedRun
 
 

@@ -11,8 +11,9 @@ import pandas as pd
 from trl_dataeff.analysis.advice import advice_of
 from trl_dataeff.analysis.page import Cell, Column, Page, Table
 from trl_dataeff.tracking import summaries
+from trl_dataeff.tracking.drawing import count, duration
 from trl_dataeff.tracking.examples import examples_of
-from trl_dataeff.tracking.figures import count, duration, plots_of
+from trl_dataeff.tracking.figures import plots_of
 from trl_dataeff.tracking.recorded import RecordedRun
 
 

@@ -62,7 +62,7 @@ def read(path: str, rollouts_per_step: int | None) -> RecordedRun:
 
 def check_figures() -> None:
     """Without matplotlib there is nothing to show: a [`UserError`] that says how to install it."""
-    from trl_dataeff.tracking.figures import FiguresMissing, check_library
+    from trl_dataeff.tracking.drawing import FiguresMissing, check_library
 
     try:
         check_library()
@@ -83,7 +83,7 @@ def write_page(page: Page, output: str | Path) -> Path:
 
 def save_figures(page: Page, folder: str | None) -> None:
     """Each figure as PNG, if a folder is given."""
-    from trl_dataeff.tracking.figures import save_png
+    from trl_dataeff.tracking.drawing import save_png
 
     if folder is None:
         return
