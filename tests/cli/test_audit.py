@@ -37,7 +37,7 @@ def test_the_text(lines, capsys):
     path, visits = lines
     text = output(capsys, path, "--seconds-per-step", "90")
     zero = [len(set(digits)) == 1 for *_, digits in visits]
-    assert f"{np.mean(zero):.0%} of the groups taught the model nothing" in text
+    assert f"{np.mean(zero):.0%} of the groups carried no gradient" in text
     assert f"{8 * sum(zero):,} of 1,920 rollouts" in text
     assert "24 steps, 240 groups of 8 completions, 60 prompts" in text
     assert f"about {8 * sum(zero):,} of 1,920 tokens" in text

@@ -20,7 +20,7 @@ from trl_dataeff.analysis.simulate import Outcome
 from trl_dataeff.cli.main import main
 from trl_dataeff.cli.simulate_report import CAVEAT, report
 from trl_dataeff.config import DataEfficientGRPOConfig
-from trl_dataeff.tracking.group_log import SCHEMA
+from trl_dataeff.tracking.group_table import SCHEMA
 
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")

@@ -106,7 +106,7 @@ def compare(runs: Sequence[RecordedRun], metric: str | None = None, target: floa
         common = set.intersection(*(set(run.metric_names) for run in runs))
         known = sorted(name for name in common if "reward" in name or "accuracy" in name)
         raise NothingToCompare(
-            f"{', '.join(without)} never logged `{metric}`. "
+            f"{', '.join(without)} never logged a number as `{metric}`. "
             + (f"All runs have: {', '.join(known)}." if known else "The runs have no reward in common.")
         )
     methods = methods_of(runs)

@@ -153,7 +153,7 @@ def _check_numbers(args: argparse.Namespace) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="trl-dataeff audit",
-        description="Which part of a finished GRPO run taught nothing, and what would have saved it? No GPU, no model.",
+        description="Tell which part of a finished GRPO run carried no gradient, and what would have saved it; needs no GPU and no model.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

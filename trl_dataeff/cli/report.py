@@ -75,7 +75,7 @@ def write_page(page: Page, output: str | Path) -> Path:
     path = Path(output)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page.html(), encoding="utf-8")
+        path.write_text(page.html(), encoding="utf-8", errors="replace")
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error}). Give another file: `--output FILE`.") from error
     return path
@@ -113,24 +113,24 @@ def _check_columns(recorded: RecordedRun, by: Sequence[str] | None) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="trl-dataeff report",
-        description="What did a run do? One HTML page, and a summary here.",
+        description="Write an HTML page that shows what a run did, and print a summary.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("run", metavar="RUN", help="`output_dir` of a run")
-    parser.add_argument("--output", metavar="FILE", help="the page (RUN/dataeff/report.html)")
-    parser.add_argument("--png", metavar="DIR", help="write each figure as PNG, too")
+    parser.add_argument("--output", metavar="FILE", help="file of the page (default: RUN/dataeff/report.html)")
+    parser.add_argument("--png", metavar="DIR", help="folder to write each figure to as PNG")
     parser.add_argument(
         "--by",
         action="append",
         metavar="COLUMN",
-        help="column of the dataset for a map of success rates; may be repeated (columns with few values)",
+        help="column of the dataset for a map of success rates; may be repeated (default: the first columns with few values)",
     )
     parser.add_argument(
         "--rollouts_per_step",
         type=int,
         metavar="N",
-        help="of a run of plain TRL: completions of an optimizer step, on all processes",
+        help="completions of an optimizer step on all processes, which plain TRL does not log",
     )
     return parser

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,7 +98,8 @@ def svg(plot: Plot) -> str:
 
     buffer = io.StringIO()
     style: Any = {**_STYLE, "svg.hashsalt": plot.name}
-    with mpl.rc_context(style):
+    with mpl.rc_context(style), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # the browser has them
         _drawn(plot).savefig(buffer, format="svg", metadata={"Date": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
@@ -112,7 +114,7 @@ def svg(plot: Plot) -> str:
     )
 
 
-def save_png(plot: Plot, path: Path) -> None:
+def save_png(plot: Plot, path: Path | io.BytesIO) -> None:
     """Write the figure with its title as PNG, on white."""
     import matplotlib as mpl
 
@@ -121,6 +123,15 @@ def save_png(plot: Plot, path: Path) -> None:
         figure = _drawn(plot)
         figure.suptitle(_wrapped(plot.title), x=0.01, ha="left", fontsize=10.5, fontweight="bold")
         figure.savefig(path, dpi=200)
+
+
+def pixels(plot: Plot) -> np.ndarray:
+    """The figure of [`save_png`], uint8, `(height, width, 3)`."""
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    save_png(plot, buffer)
+    return np.asarray(Image.open(buffer).convert("RGB"))
 
 
 def _drawn(plot: Plot) -> Figure:
