@@ -381,8 +381,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         writing = complete_checkpoint(self._run, checkpoint, step, resumable, args.should_save, self._processes)
         with writing, capture.temporarily(args, save_total_limit=None, push_to_hub=False):
             if resumable:
-                half_used = self._step % (args.steps_per_generation * self.num_iterations) != 0
-                micro_batches = self._buffered_inputs if half_used else None
+                used_up = self._step % (args.steps_per_generation * self.num_iterations) == 0
+                micro_batches = None if used_up else self._buffered_inputs
                 save_run(checkpoint, self.collector, loop_state(self), micro_batches, writes=args.should_save)
             super()._save_checkpoint(model, trial)
         if args.push_to_hub:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trl_dataeff.cli.command_parser import CommandParser
 from trl_dataeff.cli.errors import UserError, closest, listed
 
 
@@ -32,10 +32,10 @@ def run(argv: list[str]) -> int:
     Args:
         argv (`list[str]`): what follows `trl-dataeff report`.
     """
+    args = _parser().parse_args(argv)
     from trl_dataeff.analysis.report import make_page, summary
     from trl_dataeff.cli.console import quiet_libraries
 
-    args = _parser().parse_args(argv)
     with quiet_libraries():
         recorded = read(args.run, args.rollouts_per_step)
         _check_columns(recorded, args.by)
@@ -110,13 +110,11 @@ def _check_columns(recorded: RecordedRun, by: Sequence[str] | None) -> None:
             )
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="trl-dataeff report",
+def _parser() -> CommandParser:
+    parser = CommandParser(
+        "trl-dataeff report",
         description="Write an HTML page that shows what a run did, and print a summary.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("run", metavar="RUN", help="`output_dir` of a run")
     parser.add_argument("--output", metavar="FILE", help="file of the page (default: RUN/dataeff/report.html)")

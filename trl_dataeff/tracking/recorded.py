@@ -133,7 +133,8 @@ def read_run(path: str | Path, rollouts_per_step: int | None = None) -> Recorded
     _read_groups(run)
     _read_prompts(run)
     if not run.lines and (run.groups is None or not len(run.groups)):
-        found = " ".join(run.missing) or "There is neither `dataeff/metrics.jsonl` nor `trainer_state.json`."
+        unread = [text for text in run.missing if not text.startswith("Settings")]
+        found = " ".join(unread) or "There is neither `dataeff/metrics.jsonl` nor `trainer_state.json`."
         raise NoRunError(
             f"{path} has no logs of a run. {found} Give the `output_dir` of a run of `trl-dataeff grpo` or of TRL's "
             "`GRPOTrainer` with a checkpoint."
