@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 
 import numpy as np
 import torch
 
+from benchmarks.timing import timed
 from trl_dataeff.analysis.simulate import Learning, SimulatedRun, make_config
 from trl_dataeff.rollouts.group import HARD
 from trl_dataeff.selection import GresoSelector, SelectorContext
@@ -83,12 +83,9 @@ def time_proposals(n: int = 10_000_000, batch: int = 512) -> tuple[float, float]
     selector.bind(SelectorContext(n, batch_groups=BATCH, group_size=G))
     selector.gate.pool.streak[:] = np.where(rng.random(n) < 0.9, 20, 0)
     selector.gate.pool.streak_kind[:] = rng.integers(1, 3, n)
-    generator, seconds = torch.Generator().manual_seed(0), []
-    for _ in range(10):
-        began = time.perf_counter()
-        selector.propose(batch, generator)
-        seconds.append(time.perf_counter() - began)
-    return seconds[0], max(seconds[1:])
+    generator = torch.Generator().manual_seed(0)
+    first, *later = (timed(lambda: selector.propose(batch, generator)).seconds for _ in range(10))
+    return first, max(later)
 
 
 def main() -> None:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import tempfile
-import time
 from pathlib import Path
 
+from benchmarks.timing import Cost, timed
 from trl_dataeff.checkpoint.manifest import check_checkpoint, write_manifest
 
 
@@ -26,13 +25,9 @@ def measure(folder: Path, megabytes: int, files: int, turns: int) -> tuple[float
     size = sum(path.stat().st_size for path in folder.glob("*.bin"))
     made, checked = [], []
     for _ in range(turns):
-        began = time.perf_counter()
-        write_manifest(folder, run="", step=1, processes=1, resumable=True)
-        made.append(size / (time.perf_counter() - began))
-        began = time.perf_counter()
-        check_checkpoint(folder)
-        checked.append(size / (time.perf_counter() - began))
-    return statistics.median(made), statistics.median(checked)
+        made.append(timed(lambda: write_manifest(folder, run="", step=1, processes=1, resumable=True)))
+        checked.append(timed(lambda: check_checkpoint(folder)))
+    return size / Cost.median(made).seconds, size / Cost.median(checked).seconds
 
 
 def main() -> None:

@@ -19,17 +19,15 @@ from __future__ import annotations
 
 import argparse
 import resource
-import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
 from benchmarks.gaussian_process import GaussianProcess
+from benchmarks.timing import Cost, timed
 from trl_dataeff.difficulty.loading import AttentionDifficultyPredictor, LogisticDifficultyPredictor
 from trl_dataeff.selection.dots import gumbel_top_k, log_weight_target
 
@@ -41,13 +39,6 @@ GAUSSIAN_PROCESS_MOST = 100_000  # minutes beyond
 KINDS = ("attention", "logistic", "Gaussian process")
 PUBLISHED_SIZE = 10_000
 SECONDS, GIGABYTES = 20.0, 6.0
-
-
-class Cost(NamedTuple):
-    """Medians over refreshes."""
-
-    seconds: float
-    cpu_seconds: float
 
 
 def refresh(
@@ -91,17 +82,6 @@ def references(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(REFERENCES, WIDTH, generator=generator), torch.rand(REFERENCES, generator=generator)
 
 
-def timed(refreshes: list[Callable[[], object]]) -> Cost:
-    """Run all of them in turn."""
-    seconds, cpu = [], []
-    for run in refreshes:
-        wall, busy = time.perf_counter(), time.process_time()
-        run()
-        seconds.append(time.perf_counter() - wall)
-        cpu.append(time.process_time() - busy)
-    return Cost(statistics.median(seconds), statistics.median(cpu))
-
-
 def attention_refresh(size: int, generator: torch.Generator) -> Callable[[], object]:
     predictor = AttentionDifficultyPredictor(WIDTH)
     zq = torch.randn(size, WIDTH, generator=generator)  # as LayerNorm leaves projections
@@ -130,7 +110,7 @@ def measure(kind: str, size: int, turns: int) -> Cost:
         predictor = LogisticDifficultyPredictor() if kind == "logistic" else GaussianProcess()
         run = component_refresh(predictor, size, generator)
     run()
-    return timed([run] * turns)
+    return Cost.median(timed(run) for _ in range(turns))
 
 
 def compare(size: int, turns: int) -> tuple[Cost, Cost]:
@@ -143,15 +123,13 @@ def compare(size: int, turns: int) -> tuple[Cost, Cost]:
     refresh(predictor, zq, *references(generator), generator)
     for _ in range(turns):
         E_ref, p_ref = references(generator)
-        ours.append(timed([lambda: refresh(predictor, zq, E_ref, p_ref, generator)] * 5))  # noqa: B023
-        published.append(timed([lambda: published_refresh(predictor, E, E_ref, p_ref, generator)]))  # noqa: B023
+        several = [timed(lambda: refresh(predictor, zq, E_ref, p_ref, generator)) for _ in range(5)]  # noqa: B023
+        ours.append(Cost.median(several))
+        published.append(timed(lambda: published_refresh(predictor, E, E_ref, p_ref, generator)))  # noqa: B023
     p, _ = refresh(predictor, zq, E_ref, p_ref, generator)
     same, _ = published_refresh(predictor, E[: 4 * QUESTIONS + 1], E_ref, p_ref, generator, drawn=64)
     torch.testing.assert_close(p[: len(same)], same, atol=1e-4, rtol=0)
-    ours_cost, published_cost = (
-        Cost(*map(statistics.median, zip(*costs, strict=True))) for costs in (ours, published)
-    )
-    return ours_cost, published_cost
+    return Cost.median(ours), Cost.median(published)
 
 
 def arithmetic_ratio(size: int) -> float:

@@ -16,7 +16,6 @@ import argparse
 import itertools
 import math
 import resource
-import time
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
@@ -30,6 +29,7 @@ from benchmarks.lab.methods import find
 from benchmarks.lab.pools import LEARNABLE_RANGE, POOLS
 from benchmarks.lab.ratios import ratios, show
 from benchmarks.proof import RESULTS, interval, load, table
+from benchmarks.timing import timed
 from trl_dataeff.analysis.simulate import (
     ALPHA,
     BASELINE,
@@ -145,10 +145,8 @@ def scale(seeds: int) -> str:
         log_odds = Prompts(size, 0.1, 0.5).log_odds(rng)
         run = SimulatedRun(make_config(8, 64), log_odds, lambda log_odds=log_odds, rng=rng: embed(log_odds, 0.9, rng))
         run.step()
-        began = time.process_time()
-        for _ in run.steps(3):
-            pass
-        lines.append(f"| {size:,} | {(time.process_time() - began) / 3:.2g} |")
+        cost = timed(lambda run=run: list(run.steps(3)))
+        lines.append(f"| {size:,} | {cost.cpu_seconds / 3:.2g} |")
     gigabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     lines += ["", f"At most {gigabytes:.1f} GB.", "", "| predictability | pearson_explored |", "|---|---|"]
     for predictability in (0.3, 0.5, 0.6, 0.7, 0.9, 0.95):

@@ -54,9 +54,8 @@ class DataEfficientOptions:
     rollout_margin: float = field(
         default=1.0,
         metadata={
-            "help": "With `dynamic_sampling`: oversampling of a round. A round rolls out "
-            "ceil(margin * missing / (1 - z)) groups, z being the running share of zero-variance groups (GRESO "
-            "paper: 1.25)."
+            "help": "With `dynamic_sampling`: oversampling of a round, which rolls out ceil(margin * missing / (1 - "
+            "z)) groups, z being the running share of zero-variance groups (GRESO paper: 1.25)."
         },
     )
     rollout_round_min: float = field(
@@ -79,8 +78,8 @@ class DataEfficientOptions:
     exploration: float = field(
         default=0.05,
         metadata={
-            "help": "With 'dots': least share of each round that is drawn uniformly, in [0, 1]. The share is larger as long "
-            "as selection is not seen to raise the effective share; 0 switches exploration off."
+            "help": "With 'dots': least share of each round that is drawn uniformly, in [0, 1], which is larger as "
+            "long as selection is not seen to raise the effective share; 0 switches exploration off."
         },
     )
 
@@ -106,8 +105,8 @@ class DataEfficientOptions:
     reward_timeout: float | None = field(
         default=None,
         metadata={
-            "help": "Seconds that one call of a reward function may take. Completions of a call that takes longer, and "
-            "those with a non-numeric reward, then have no score, and training continues. Unset: no limit."
+            "help": "Seconds that one call of a reward function may take, after which its completions, as those with "
+            "a non-numeric reward, have no score and training continues; no limit if unset."
         },
     )
 
@@ -122,8 +121,9 @@ class DataEfficientOptions:
     replay_weight: float | None = field(
         default=None,
         metadata={
-            "help": "Factor on the advantages of replayed groups. `None` (`null` in a recipe): the running share of effective groups, "
-            "so that steps become smaller as the policy learns, as those of plain GRPO do; 1: as in the paper."
+            "help": "Factor on the advantages of replayed groups; `None` (`null` in a recipe) is the running share of "
+            "effective groups, so that steps become smaller as the policy learns, as those of plain GRPO do, "
+            "and 1 is as in the paper."
         },
     )
     replay_max_clipped: float | None = field(
@@ -147,8 +147,8 @@ class DataEfficientOptions:
     replay_max_age: int | None = field(
         default=5,
         metadata={
-            "help": "Optimizer steps after which a stored group is no longer replayed; those of the last batch "
-            "always stay. `None` (`null` in a recipe): no limit but `replay_capacity`."
+            "help": "Optimizer steps after which a stored group is no longer replayed, those of the last batch "
+            "excepted; `None` (`null` in a recipe) sets no limit but `replay_capacity`."
         },
     )
     replay_clip: Literal["proximal", "behavior"] = field(
@@ -161,9 +161,9 @@ class DataEfficientOptions:
     replay_ratio_cap: float = field(
         default=2.0,
         metadata={
-            "help": "Bound of a replayed token's ratio. With 'behavior': beyond it, a token with a negative advantage has no "
-            "gradient (dual clip, arXiv 1912.09729; not for `loss_type='vespo'`, whose weight vanishes by itself). With "
-            "'proximal': pi_old / pi_behavior is truncated here."
+            "help": "Bound of a replayed token's ratio, beyond which, with 'behavior', a token with a negative "
+            "advantage has no gradient (dual clip, arXiv 1912.09729; not for `loss_type='vespo'`, whose "
+            "weight vanishes by itself), and at which, with 'proximal', pi_old / pi_behavior is truncated."
         },
     )
 
@@ -208,8 +208,8 @@ class DataEfficientOptions:
     dots_refresh_batches: int = field(
         default=1,
         metadata={
-            "help": "Generation batches between two refreshes of predictions. With `dots_reference='paper'` the prompts of "
-            "all of them are drawn at once."
+            "help": "Generation batches between two refreshes of predictions; with `dots_reference='paper'` the "
+            "prompts of all of them are drawn at once."
         },
     )
     history_prior: float = field(
@@ -219,8 +219,8 @@ class DataEfficientOptions:
     history_half_lives: list[float] | None = field(
         default=None,
         metadata={
-            "help": "Half-lives of evidence that compete, in generation batches: those that predicted the latest groups best "
-            "have the most weight. `None` (`null` in a recipe): 1, 3, 9 and 27."
+            "help": "Half-lives of evidence that compete, in generation batches, with the most weight on those that "
+            "predicted the latest groups best; `None` (`null` in a recipe) is 1, 3, 9 and 27."
         },
     )
 
@@ -238,7 +238,7 @@ class DataEfficientOptions:
     greso_streak_half_life: float | None = field(
         default=None,
         metadata={
-            "help": "Generation batches after which a group of a streak counts half; `inf`: streaks do not fade. By default "
-            "100 with 'dots+greso', and `inf` with 'greso', as published."
+            "help": "Generation batches after which a group of a streak counts half, or `inf` if streaks do not fade; "
+            "by default 100 with 'dots+greso', and `inf` with 'greso', as published."
         },
     )

@@ -21,6 +21,7 @@ from trl.models.utils import disable_gradient_checkpointing
 
 import trl_dataeff.validation as validation
 from trl_dataeff.callback import DataEfficientCallback
+from trl_dataeff.checkpoint.loop import continue_interval, loop_state
 from trl_dataeff.checkpoint.resume import failure_notes, remove_older, resolve_run
 from trl_dataeff.checkpoint.runs import Run
 from trl_dataeff.checkpoint.saving import complete_checkpoint
@@ -37,7 +38,7 @@ from trl_dataeff.replay.correction import LossCorrection
 from trl_dataeff.replay.logprobs import behavior_tensors, compute_leftover_logps
 from trl_dataeff.replay.statistics import sampling_statistics, summarize_sampling
 from trl_dataeff.rollouts import capture
-from trl_dataeff.rollouts.distributed import Processes, all_gather
+from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.rollouts.scoring import score
 from trl_dataeff.selection.base import Selector
 from trl_dataeff.tracking.about import about_run
@@ -128,9 +129,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         announce_options(config, self.selector, reason, self._processes, by_instance=given_selector, model=self.model)
         self._set_up_fault_tolerance(sharded)
 
-        context = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
-        limits = [context, config.vllm_max_model_length]
-        self._context_check = validation.ContextCheck(limits, config.max_completion_length)
+        self._context_check = validation.ContextCheck.of(self.model.config, config)
         self._timer = StepTimer()
         self._callback = DataEfficientCallback(
             on_begin=self._on_train_begin,
@@ -141,12 +140,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             how_to_resume=lambda: self._run.how_to_resume(),
         )
         self.add_callback(self._callback)
-        trackers = TrackerCallback(
-            counts=lambda: self.collector.generated(),
-            groups=lambda step: self.collector.groups_since(step),
-            callbacks=lambda: self.callback_handler.callbacks,
-        )
-        self.callback_handler.callbacks.insert(0, trackers)  # before the trackers' own
+        counts, groups = lambda: self.collector.generated(), lambda step: self.collector.groups_since(step)
+        TrackerCallback.install(self.callback_handler.callbacks, counts, groups)
 
     __init__.__signature__ = _SIGNATURE.replace(  # type: ignore[attr-defined]
         parameters=[*_SIGNATURE.parameters.values(), inspect.signature(__init__).parameters["selector"]]
@@ -386,9 +381,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         super().save_model(output_dir, _internal_call)
         if not _internal_call:
-            self.create_model_card(
-                model_name=(self.args.hub_model_id or self.args.output_dir).rstrip("/").split("/")[-1]
-            )
+            self.create_model_card(model_name=Path(self.args.hub_model_id or self.args.output_dir).name)
             copy_card(self.args.output_dir, output_dir, self.args.should_save)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
@@ -417,9 +410,9 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         writing = complete_checkpoint(self._run, checkpoint, step, resumable, args.should_save, self._processes)
         with writing, capture.temporarily(args, save_total_limit=None, push_to_hub=False):
             if resumable:
-                half_used = self._step % (args.steps_per_generation * self.num_iterations) != 0
-                micro_batches = self._buffered_inputs if half_used else None
-                save_run(checkpoint, self.collector, self._loop_state(), micro_batches, writes=args.should_save)
+                used_up = self._step % (args.steps_per_generation * self.num_iterations) == 0
+                micro_batches = None if used_up else self._buffered_inputs
+                save_run(checkpoint, self.collector, loop_state(self), micro_batches, writes=args.should_save)
             super()._save_checkpoint(model, trial)
         if args.push_to_hub:
             self._push_from_checkpoint(str(checkpoint))
@@ -432,24 +425,10 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             self._loop, self._buffered_inputs = load_run(Path(checkpoint), self.collector)
             self._step = self._loop["micro_step"]
 
-    def _loop_state(self) -> dict[str, Any]:
-        """TRL's micro-step, and what was summed up since the last log. A collective."""
-        return {
-            "micro_step": self._step,
-            "last_logged": self._globalstep_last_logged,
-            "loss": all_gather(float(self._tr_loss)),
-            "metrics": {name: list(map(float, values)) for name, values in self._metrics["train"].items()},
-        }
-
     def _on_train_begin(self) -> None:
         """Name the run in its folder, and continue the logging interval of a checkpoint, as the Trainer has begun one."""
         about = about_run(str(self.model.config._name_or_path), self.args)
         begin_run(self._run, self.collector, self.state.global_step, about)
         loop, self._loop = self._loop, None
         if loop is not None:
-            losses, mean = loop["loss"], sum(loop["loss"]) / len(loop["loss"])
-            own = losses[self._processes.rank] if len(losses) == self._processes.world_size else mean
-            self._tr_loss = torch.tensor(own, device=self.args.device)
-            self._total_loss_scalar = -mean  # `train_loss` is about the steps of this call of `train` alone
-            self._globalstep_last_logged = loop["last_logged"]
-            self._metrics["train"].update(loop["metrics"])
+            continue_interval(self, loop, self._processes)

@@ -250,6 +250,12 @@ class ContextCheck:
         self.max_completion_length = max_completion_length
         self._warned = False
 
+    @classmethod
+    def of(cls, model_config: Any, args: DataEfficientGRPOConfig) -> ContextCheck:
+        """The check for a model's configuration and the trainer's."""
+        context = getattr(model_config.get_text_config(), "max_position_embeddings", None)
+        return cls([context, args.vllm_max_model_length], args.max_completion_length)
+
     def overlong(self, prompt_lengths: Sequence[int]) -> list[bool]:
         """For prompts of so many tokens, whether each leaves too little room."""
         if self.context is None:

@@ -37,7 +37,7 @@ def test_the_text(lines, capsys):
     path, visits = lines
     text = output(capsys, path, "--seconds-per-step", "90")
     zero = [len(set(digits)) == 1 for *_, digits in visits]
-    assert f"{np.mean(zero):.0%} of the groups taught the model nothing" in text
+    assert f"{np.mean(zero):.0%} of the groups carried no gradient" in text
     assert f"{8 * sum(zero):,} of 1,920 rollouts" in text
     assert "24 steps, 240 groups of 8 completions, 60 prompts" in text
     assert f"about {8 * sum(zero):,} of 1,920 tokens" in text
@@ -107,8 +107,8 @@ def test_a_partial_record_says_what_is_missing(tmp_path, capsys):
         (["--map", "reward"], "not ROLE=COLUMN"),
         (["--map", "reward=quality"], "no column 'quality'"),
         (["--seconds_per_step", "0"], "takes a number > 0"),
-        (["--num_generations", "1"], "takes a number >= 2"),
-        (["--prompts", "0"], "takes a number >= 1"),
+        (["--num_generations", "1"], "takes an integer >= 2"),
+        (["--prompts", "0"], "takes an integer >= 1"),
         (["--predictability", "2"], "takes a number in [0, 1]"),
         (["--reward_range", "1", "0"], "LOW < HIGH"),
     ],

@@ -62,7 +62,9 @@ def test_without_evaluation_the_training_reward_is_compared_and_it_says_so(tmp_p
 
 
 def test_a_metric_that_a_run_lacks(tmp_path):
-    with pytest.raises(NothingToCompare, match=r"a never logged `eval_accuracy`\. All runs have: eval_reward"):
+    with pytest.raises(
+        NothingToCompare, match=r"a never logged a number as `eval_accuracy`\. All runs have: eval_reward"
+    ):
         compare([made(tmp_path, "a", [0.0, 1.0], 10)], metric="eval_accuracy")
 
 
@@ -106,7 +108,7 @@ def test_the_page_in_a_browser(tmp_path):
     ("argv", "message"),
     [
         (["nowhere"], "nowhere does not exist"),
-        ([ALL[0], "--metric", "eval_rewards"], "uniform-0 never logged `eval_rewards`. All runs have: "),
+        ([ALL[0], "--metric", "eval_rewards"], "uniform-0 never logged a number as `eval_rewards`. All runs have: "),
         ([ALL[0], "--target", "nan"], "`--target` is nan"),
     ],
 )

@@ -18,7 +18,7 @@ from trl_dataeff.cli.main import main
 from trl_dataeff.difficulty import offline
 from trl_dataeff.difficulty.loading import load_predictor
 from trl_dataeff.difficulty.online import RollingDifficulty
-from trl_dataeff.tracking.group_log import SCHEMA
+from trl_dataeff.tracking.group_table import SCHEMA
 
 
 N = 200

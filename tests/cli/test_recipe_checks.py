@@ -164,7 +164,7 @@ def test_mistakes_of_the_command_line_and_the_recipe_are_said_together(write, ca
     assert main(["grpo", "--config", "bad.yaml", *options]) == 2
     errors = [line.removeprefix("trl-dataeff: error: ") for line in capsys.readouterr().err.splitlines()]
     starts = [
-        "Argument --seed: invalid int value: 'one'",
+        "`--seed` is 'one'; it takes an integer.",
         "`--learning_rat` is not an option",
         "`temperature` is -1.0; it takes a number > 0.",  # which the command line says, not line 2
         "The completions of a prompt would be split",
@@ -270,9 +270,9 @@ def test_launch_options_are_told_from_fields(write):
         (["--config", "Qwen2.5-0.5B-Instruct/gsm8k/unifrom"], "Did you mean `Qwen2.5-0.5B-Instruct/gsm8k/uniform`"),
         (["r.yaml"], "`--config r.yaml`"),
         (["--seed", "1", "2"], "'2' stands alone"),
-        (["--learning_rat", "1"], "Did you mean `learning_rate`"),
-        (["--seed", "one"], "invalid int value: 'one'"),
-        (["--dtype", "bf16"], "invalid choice: 'bf16'"),
+        (["--learning_rat", "1"], "Did you mean `--learning_rate`"),
+        (["--seed", "one"], "`--seed` is 'one'; it takes an integer"),
+        (["--dtype", "bf16"], "`--dtype` is 'bf16'; it takes 'auto'"),
         (["--see", "1"], "`--see` is not an option"),  # no abbreviations: a new field must not change what they mean
     ],
 )

@@ -20,7 +20,7 @@ from trl_dataeff.analysis.simulate import Outcome
 from trl_dataeff.cli.main import main
 from trl_dataeff.cli.simulate_report import CAVEAT, report
 from trl_dataeff.config import DataEfficientGRPOConfig
-from trl_dataeff.tracking.group_log import SCHEMA
+from trl_dataeff.tracking.group_table import SCHEMA
 
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -139,7 +139,7 @@ def test_the_log_of_a_run_that_chose_its_prompts_is_refused(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ([], "`--prompts`, `--easy`, `--dead` is missing"),
+        ([], "`--prompts`, `--easy`, `--dead` are missing"),
         (["--prompts", "99", "--easy", "0.8", "--dead", "0.8"], "together at most 1"),
         (["--prompts", "10", "--easy", "0.1", "--dead", "0.1"], "A step takes 16 prompts"),
         (["--prompts", "99", "--easy", "0.1", "--dead", "0.1", "--try", "replay_fractoin=0.2"], "Did you mean `replay_fraction`"),

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from examples.quickstart import __main__ as quickstart
 from examples.quickstart import tasks
@@ -24,9 +24,6 @@ from examples.quickstart.summary import Recorded, Run, count_kinds, read_logs, r
 from examples.quickstart.tasks import TASKS, Question, conversation, make_questions, write_jsonl
 from examples.quickstart.weights import convert, find_gguf
 from tests.factories import tiny_model, tiny_tokenizer
-
-
-HEADS, KV_HEADS = 4, 2
 
 
 # Weights
@@ -48,16 +45,17 @@ def write_gguf(path: Path, model: LlamaForCausalLM) -> None:
     """Write a small Llama with a tokenizer of single bytes and a chat template."""
     gguf = pytest.importorskip("gguf")
     config, state = model.config, model.state_dict()
+    heads_by_weight = {"q": config.num_attention_heads, "k": config.num_key_value_heads}
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(64)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(10000.0)
-    writer.add_rope_dimension_count(config.hidden_size // HEADS)
+    writer.add_rope_dimension_count(config.head_dim)
     writer.add_vocab_size(config.vocab_size)
 
     tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *(chr(c) for c in range(33, 127)), "Ġ", "Ċ", "in"]
@@ -86,7 +84,7 @@ def write_gguf(path: Path, model: LlamaForCausalLM) -> None:
     writer.add_tensor("output_norm.weight", state["model.norm.weight"].numpy())
     for i in range(config.num_hidden_layers):
         layer = f"model.layers.{i}."
-        for short, heads in (("q", HEADS), ("k", KV_HEADS)):
+        for short, heads in heads_by_weight.items():
             weight = state[f"{layer}self_attn.{short}_proj.weight"]
             writer.add_tensor(f"blk.{i}.attn_{short}.weight", llama_cpp_order(weight, heads))
         for there, here in parts.items():
@@ -99,20 +97,7 @@ def write_gguf(path: Path, model: LlamaForCausalLM) -> None:
 
 @pytest.fixture(scope="module")
 def small_llama() -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=100,
-            hidden_size=64,
-            intermediate_size=96,
-            num_hidden_layers=2,
-            num_attention_heads=HEADS,
-            num_key_value_heads=KV_HEADS,
-            max_position_embeddings=64,
-            tie_word_embeddings=True,
-            initializer_range=0.3,
-        )
-    ).eval()
+    return tiny_model(hidden=64, vocab_size=100, max_position_embeddings=64, tie_word_embeddings=True).eval()
 
 
 @pytest.fixture(scope="module")

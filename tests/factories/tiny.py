@@ -36,25 +36,25 @@ def tiny_tokenizer(chat_template: str | None = CHAT_TEMPLATE, extra_tokens: tupl
     )
 
 
-def tiny_model(tokenizer=None, seed: int = 0, hidden: int = 32) -> LlamaForCausalLM:
-    """A Llama of two layers and about 30,000 parameters, the same for equal seeds."""
+def tiny_model(tokenizer=None, seed: int = 0, hidden: int = 32, **fields) -> LlamaForCausalLM:
+    """A Llama of two layers and about 30,000 parameters, the same for equal seeds. `fields` go into its configuration."""
     tokenizer = tokenizer or tiny_tokenizer()
     state = torch.get_rng_state()
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=hidden,
-        intermediate_size=2 * hidden,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=1024,
-        initializer_range=0.2,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    model = LlamaForCausalLM(config)
+    defaults = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": hidden,
+        "intermediate_size": 2 * hidden,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 1024,
+        "initializer_range": 0.2,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    model = LlamaForCausalLM(LlamaConfig(**defaults | fields))
     torch.set_rng_state(state)
     return model
 

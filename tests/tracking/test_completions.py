@@ -19,7 +19,7 @@ from tests.factories.rollouts import VISITS, completions, write_lines, write_tab
 from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD
 from trl_dataeff.tracking.completion_columns import UnreadableRollouts
 from trl_dataeff.tracking.completions import RecordedGroups, read_groups
-from trl_dataeff.tracking.group_log import SCHEMA
+from trl_dataeff.tracking.group_table import SCHEMA
 
 
 KINDS = [HARD, EASY, EFFECTIVE, HARD, EFFECTIVE, EASY, EFFECTIVE, EASY, EASY]  # of VISITS
@@ -307,3 +307,25 @@ def test_reading_imports_no_torch(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout.strip()) == []
+
+
+@pytest.mark.parametrize("reward", [10**400, True, "1.5", [1], {"a": 1}])
+def test_rewards_of_any_type_are_read(tmp_path, reward):
+    rows = completions(VISITS)
+    rows[0]["reward"] = reward
+    assert len(read_groups([write_lines(tmp_path / "log.jsonl", rows)])) == len(
+        read_groups([write_lines(tmp_path / "o.jsonl", completions(VISITS))])
+    )
+
+
+@pytest.mark.parametrize("step", [None, "x", [1], 10**30])
+def test_a_row_without_a_step_is_said(tmp_path, step):
+    rows = completions(VISITS)
+    rows[0]["step"] = step
+    assert "some rows have no step" in rejected(write_lines(tmp_path / "log.jsonl", rows))
+
+
+def test_a_line_that_is_nested_too_deeply_is_left_out(tmp_path):
+    file = write_lines(tmp_path / "log.jsonl", completions(VISITS))
+    file.write_text(file.read_text() + "[" * 100_000 + "\n")
+    assert any("Unreadable lines" in note for note in read_groups([file]).notes)

@@ -32,12 +32,12 @@ def test_the_table_of_groups_waits_for_room(tmp_path, monkeypatch, caplog_transf
     calls = []
     write = group_log.pq.write_table
 
-    def sometimes_full(table, path):
+    def sometimes_full(table, path, **options):
         calls.append(len(table))
         if len(calls) in (2, 3):
             Path(path).write_bytes(b"half")
             raise OSError(errno.ENOSPC, "No space left on device")
-        write(table, path)
+        write(table, path, **options)
 
     monkeypatch.setattr(group_log.pq, "write_table", sometimes_full)
     trainer = train(tmp_path / "full", max_steps=4, save_steps=1)

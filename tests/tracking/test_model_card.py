@@ -1,6 +1,8 @@
 """The model card: what TRL writes, and what the run did."""
 
 import shutil
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -80,3 +82,29 @@ def test_saving_a_model_writes_its_card(tmp_path):
     assert "2506.02177" in text
     assert "| optimizer steps | 4 |" in text
     assert "trl-dataeff" in text.split("---")[1], "tags"
+
+
+def test_the_card_and_its_figures_are_pushed(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    pushed = {}
+
+    class Hub:
+        def create_repo(self, name, **options):
+            return SimpleNamespace(repo_id=f"me/{name}")
+
+        def upload_folder(self, *, repo_id, folder_path, ignore_patterns, **options):
+            paths = [path.relative_to(folder_path) for path in Path(folder_path).rglob("*") if path.is_file()]
+            ignored = [pattern for pattern in ignore_patterns if any(path.match(pattern) for path in paths)]
+            pushed.update(repo=repo_id, files=set(map(str, paths)), ignored=ignored)
+
+    monkeypatch.setattr("transformers.trainer.hf_api", Hub)
+    run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path / "mine", max_steps=2).push_to_hub(
+        dataset_name="d"
+    )
+    assert pushed["repo"] == "me/mine"
+    assert {"README.md", "model.safetensors", "figures/progress-rollouts.png", "figures/flow.png"} <= pushed["files"]
+    assert pushed["ignored"] == [], "nothing of the card is left out"
+    text = (tmp_path / "mine" / "README.md").read_text()
+    assert TITLE in text
+    assert "](figures/progress-rollouts.png)" in text
+    assert "datasets/d" in text, "what the caller names is in TRL's own part"

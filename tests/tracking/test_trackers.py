@@ -7,11 +7,12 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from transformers.integrations import TensorBoardCallback
 
 from tests.factories import messages, mixed_reward, plain_dataset, run
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 from trl_dataeff.tracking import trackers
-from trl_dataeff.tracking.trackers import COLUMNS, HISTOGRAM, TABLE
+from trl_dataeff.tracking.trackers import COLUMNS, FIGURES, HISTOGRAM, TABLE
 
 
 @pytest.fixture(autouse=True)
@@ -45,10 +46,10 @@ def test_a_tracker_that_fails_does_not_stop_training(tmp_path, monkeypatch, capl
     def fails(*args):
         raise ConnectionError("no route to host")
 
-    kind = trackers.SENDERS[1][0]
-    monkeypatch.setattr(trackers, "SENDERS", ((kind, fails),))
+    monkeypatch.setattr(trackers, "SENDERS", {TensorBoardCallback: (fails, fails)})
     assert train(tmp_path, "tensorboard").state.global_step == 6
     assert messages(caplog_transformers, "did not take the groups (ConnectionError")
+    assert messages(caplog_transformers, "did not take the figures (ConnectionError")
 
 
 def records(content: bytes) -> Iterator[bytes]:
@@ -93,6 +94,7 @@ def test_wandb(tmp_path, monkeypatch):
     tables = [json.loads(path.read_text()) for path in tmp_path.rglob("*.table.json")]
     assert {tuple(table["columns"]) for table in tables} == {COLUMNS}
     assert sum(len(table["data"]) for table in tables) == len(groups_of(trainer))
+    assert any(name.startswith(FIGURES) for row in history for name in row)
 
 
 def test_tensorboard(tmp_path, monkeypatch):
@@ -111,6 +113,8 @@ def test_tensorboard(tmp_path, monkeypatch):
     rates = [row["success_rate"] for row in groups_of(trainer)]
     assert sum(event.histogram_value.num for event in histograms) == len(rates)
     assert sum(event.histogram_value.sum for event in histograms) == pytest.approx(np.sum(rates), rel=1e-5)
+    assert {FIGURES + "progress-rollouts", FIGURES + "kinds"} <= set(events.Tags()["images"])
+    assert events.Images(FIGURES + "kinds")[0].width == 1000
 
 
 def test_trackio(tmp_path, monkeypatch):
@@ -125,6 +129,6 @@ def test_trackio(tmp_path, monkeypatch):
     (name,) = storage.SQLiteStorage.get_runs(project)
     logs = storage.SQLiteStorage.get_logs(project, name)
     names = {key for row in logs for key in row}
-    assert {"train/dataeff/rollouts_generated", "eval/reward", TABLE, HISTOGRAM} <= names
+    assert {"train/dataeff/rollouts_generated", "eval/reward", TABLE, HISTOGRAM, FIGURES + "kinds"} <= names
     evaluations = [row for row in logs if "eval/reward" in row]
     assert all(row["train/dataeff/rollouts_generated"] > 0 for row in evaluations)

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from trl_dataeff.analysis.compare_plot import Curve, comparison
 from trl_dataeff.analysis.curves import band, final, geometric_mean, on_grid, reach
 from trl_dataeff.analysis.page import Cell, Column, Page, Table
-from trl_dataeff.tracking.figures import AXIS_NAMES, Curve, Plot, comparison, count, duration
+from trl_dataeff.tracking.drawing import AXIS_NAMES, Plot, count, duration
 from trl_dataeff.tracking.recorded import AXES, RecordedRun
 
 
@@ -105,7 +106,7 @@ def compare(runs: Sequence[RecordedRun], metric: str | None = None, target: floa
         common = set.intersection(*(set(run.metric_names) for run in runs))
         known = sorted(name for name in common if "reward" in name or "accuracy" in name)
         raise NothingToCompare(
-            f"{', '.join(without)} never logged `{metric}`. "
+            f"{', '.join(without)} never logged a number as `{metric}`. "
             + (f"All runs have: {', '.join(known)}." if known else "The runs have no reward in common.")
         )
     methods = methods_of(runs)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trl_dataeff.analysis.advice import Advice
-from trl_dataeff.tracking.figures import COLOURS, Plot, svg
+from trl_dataeff.tracking.drawing import COLOURS, Plot, svg
 from trl_dataeff.version import __version__
 
 

@@ -11,8 +11,9 @@ import pandas as pd
 from trl_dataeff.analysis.advice import advice_of
 from trl_dataeff.analysis.page import Cell, Column, Page, Table
 from trl_dataeff.tracking import summaries
+from trl_dataeff.tracking.drawing import count, duration, smooth
 from trl_dataeff.tracking.examples import examples_of
-from trl_dataeff.tracking.figures import count, duration, plots_of
+from trl_dataeff.tracking.figures import plots_of
 from trl_dataeff.tracking.recorded import RecordedRun
 
 
@@ -26,7 +27,7 @@ METHODS = {
     "NoneType": "prompts in the order of the dataset",
 }
 NOTES = {
-    "always solved": "Every completion of every group had the highest reward: these prompts taught nothing in this run.",
+    "always solved": "Every completion of every group had the highest reward: these prompts carried no gradient.",
     "never solved": "No completion of any group was rewarded. They are too hard, or the reward function does not accept a right answer.",
     "became solvable": "No completion of the first group was rewarded, and some of the last one were.",
 }
@@ -88,7 +89,6 @@ def method(run: RecordedRun) -> str:
 def tiles(run: RecordedRun) -> list[tuple[str, str]]:
     """The numbers at the top: value and what it is."""
     found = []
-    last = run.lines[-1] if run.lines else {}
     for name, text, label in (
         ("rollouts", count, "rollouts generated"),
         ("tokens", count, "tokens generated"),
@@ -102,8 +102,8 @@ def tiles(run: RecordedRun) -> list[tuple[str, str]]:
         found.append(
             (count(len(run.groups) * (run.group_size or 1)), "rollouts generated" if run.group_size else "groups")
         )
-    trained, generated = run.last("dataeff/rollouts_trained"), last.get("rollouts")
-    if np.isfinite(trained) and generated:
+    trained, generated = run.last("dataeff/rollouts_trained"), run.last("rollouts")
+    if generated > 0 and np.isfinite(trained):
         found.append((f"{trained / generated:.2f}", "trained on per completion generated"))
     _, shares = summaries.kind_shares(run)
     if shares.size:
@@ -111,7 +111,8 @@ def tiles(run: RecordedRun) -> list[tuple[str, str]]:
     for metric, label in (("reward", "reward in training"), (run.held_out, "held-out reward")):
         values = run.series(metric)[1] if metric else np.empty(0)
         if len(values):
-            found.append((f"{values[0]:.2f} → {values[-1]:.2f}", label))
+            means = smooth(values)  # as the figure has them
+            found.append((f"{means[0]:.2f} → {means[-1]:.2f}", label))
     return found
 
 
@@ -164,7 +165,7 @@ def prompt_tables(run: RecordedRun) -> list[Table]:
                 Cell(str(row.prompt_id), row.prompt_id),
                 Cell(_short(text), None, _details(text, examples.get(text))),
             ]
-            cells += [Cell(str(prompts.at[row.prompt_id, column])) for column in extra]
+            cells += [Cell(_short(str(prompts.at[row.prompt_id, column]), 30)) for column in extra]
             cells.append(Cell(str(row.groups), row.groups))
             cells += [Cell(f"{rate:.0%}", rate) for rate in (row.first, row.last)]
             rows.append(cells)

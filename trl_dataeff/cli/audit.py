@@ -9,7 +9,9 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from trl_dataeff.cli.command_parser import CommandParser, out_of_range
 from trl_dataeff.cli.errors import UserError, closest, listed
+from trl_dataeff.fields import ABOVE_0, COUNT, SHARE, Range
 
 
 if TYPE_CHECKING:
@@ -17,6 +19,12 @@ if TYPE_CHECKING:
     from trl_dataeff.analysis.audit_projection import Projection
     from trl_dataeff.tracking.completions import RecordedGroups
 
+RANGES = {
+    "seconds_per_step": ABOVE_0,
+    "prompts": COUNT,
+    "num_generations": Range(2, integer=True),
+    "predictability": SHARE,
+}
 EPILOG = """\
 PATH is a run's folder, or its files: TRL's completions/*.parquet (`log_completions=True`, `logging_steps=1`), JSON lines of
 verl, prime-rl, OpenRLHF or your own (.jsonl, .jsonl.gz), or this package's dataeff/groups.parquet.
@@ -135,28 +143,18 @@ def _columns(text: str | None) -> dict[str, str]:
 
 
 def _check_numbers(args: argparse.Namespace) -> None:
-    wrong = []
-    if args.seconds_per_step is not None and not (args.seconds_per_step > 0 and math.isfinite(args.seconds_per_step)):
-        wrong.append(f"`--seconds_per_step` is {args.seconds_per_step:g}; it takes a number > 0.")
-    if args.prompts is not None and args.prompts < 1:
-        wrong.append(f"`--prompts` is {args.prompts}; it takes a number >= 1.")
-    if args.num_generations is not None and args.num_generations < 2:
-        wrong.append(f"`--num_generations` is {args.num_generations}; it takes a number >= 2.")
-    if args.predictability is not None and not 0 <= args.predictability <= 1:
-        wrong.append(f"`--predictability` is {args.predictability:g}; it takes a number in [0, 1].")
+    wrong = out_of_range(args, RANGES)
     if args.reward_range is not None and not args.reward_range[0] < args.reward_range[1]:
         wrong.append(f"`--reward_range` is {args.reward_range}; it takes two numbers, LOW < HIGH.")
     if wrong:
         raise UserError(*wrong)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="trl-dataeff audit",
-        description="Which part of a finished GRPO run taught nothing, and what would have saved it? No GPU, no model.",
+def _parser() -> CommandParser:
+    parser = CommandParser(
+        "trl-dataeff audit",
+        description="Tell which part of a finished GRPO run carried no gradient, and what would have saved it; needs no GPU and no model.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("path", nargs="+", metavar="PATH", help="folder or files of one run")
     parser.add_argument(
@@ -165,18 +163,16 @@ def _parser() -> argparse.ArgumentParser:
         help="columns with unusual names: prompt, completion, reward (a sum, if you like: accuracy+0.5*format), step, tokens",
     )
     parser.add_argument("--json", action="store_true", help="print everything as JSON, for `simulate --from-audit`")
+    parser.add_argument("--seconds_per_step", type=float, metavar="S", help="duration of an optimizer step")
     parser.add_argument(
-        *("--seconds_per_step", "--seconds-per-step"), type=float, metavar="S", help="duration of an optimizer step"
-    )
-    parser.add_argument(
-        *("--reward_range", "--reward-range"),
+        "--reward_range",
         type=float,
         nargs=2,
         metavar=("LOW", "HIGH"),
         help="lowest and highest total reward (default: those that occur); all completions at HIGH make a group easy",
     )
     parser.add_argument(
-        *("--num_generations", "--num-generations"),
+        "--num_generations",
         type=int,
         metavar="G",
         help="completions of a group (default: the most frequent number)",
@@ -188,7 +184,5 @@ def _parser() -> argparse.ArgumentParser:
         metavar="R",
         help="how well a prompt's text tells how hard it is, as a correlation (see `trl-dataeff simulate --help`)",
     )
-    parser.add_argument(
-        *("--no_projection", "--no-projection"), action="store_true", help="describe the run, simulate nothing"
-    )
+    parser.add_argument("--no_projection", action="store_true", help="describe the run, simulate nothing")
     return parser

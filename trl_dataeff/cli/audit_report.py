@@ -54,19 +54,23 @@ def report(path: str, groups: RecordedGroups, found: Audit, projection: Projecti
 
 
 def _head(path: str, groups: RecordedGroups, found: Audit) -> list[str]:
-    size = f"groups of {groups.group_size} completions" if groups.group_size else "groups"
+    size = f" of {groups.group_size} completions" if groups.group_size else ""
     files = f", {groups.files} files" if groups.files > 1 else ""
-    steps = f"{found.steps:,} steps, " if groups.has_steps else ""
+    steps = f"{_several(found.steps, 'step')}, " if groups.has_steps else ""
     return [
         f"{path}  ({groups.format}{files})",
-        f"{steps}{found.overall.groups:,} {size}, {found.prompts:,} prompts",
+        f"{steps}{_several(found.overall.groups, 'group')}{size}, {_several(found.prompts, 'prompt')}",
     ]
+
+
+def _several(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"
 
 
 def _shares(found: Audit) -> list[str]:
     zero = found.overall.easy + found.overall.hard
     return _wrapped(
-        f"{zero:.0%} of the groups taught the model nothing: all completions of a prompt got the same reward, so that none "
+        f"{zero:.0%} of the groups carried no gradient: all completions of a prompt got the same reward, so that none "
         f"is better than the others (zero variance). {found.overall.easy:.0%} were easy (all at the top reward) and "
         f"{found.overall.hard:.0%} hard (all below it)."
     )

@@ -15,7 +15,7 @@ from trl import ModelConfig
 from trl.import_utils import is_vllm_available
 
 from trl_dataeff.cli.arguments import GRPOArguments
-from trl_dataeff.cli.errors import UserError, listed
+from trl_dataeff.cli.errors import UserError, closest, listed
 from trl_dataeff.cli.rewards import check_name, require_packages, require_rewards
 from trl_dataeff.cli.sources import find_source, require_dataset
 from trl_dataeff.config import DataEfficientGRPOConfig
@@ -172,7 +172,8 @@ def _report_problems(arguments: GRPOArguments) -> Iterator[Problem]:
 
     for name in arguments.training.report_to or []:
         if name not in INTEGRATION_TO_CALLBACK:
-            message = f"`report_to` is {name!r}; it takes 'none' or {listed(INTEGRATION_TO_CALLBACK)}."
+            hint = closest(name, INTEGRATION_TO_CALLBACK)
+            message = f"`report_to` is {name!r}; it takes 'none' or {listed(INTEGRATION_TO_CALLBACK)}.{hint}"
             yield Problem(message, ("report_to",))
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
-
+from trl_dataeff.cli.command_parser import CommandParser
 from trl_dataeff.cli.errors import UserError
 
 
@@ -25,11 +24,11 @@ def run(argv: list[str]) -> int:
     Args:
         argv (`list[str]`): what follows `trl-dataeff compare`.
     """
+    args = _parser().parse_args(argv)
     from trl_dataeff.analysis.compare import NothingToCompare, compare, make_page, markdown, plain
     from trl_dataeff.cli.console import quiet_libraries
     from trl_dataeff.cli.report import check_figures, read, save_figures, write_page
 
-    args = _parser().parse_args(argv)
     if args.target is not None and args.target != args.target:
         raise UserError("`--target` is nan; it takes a number.")
     with quiet_libraries():
@@ -48,26 +47,28 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="trl-dataeff compare",
-        description="What did several runs need to reach the same accuracy?",
+def _parser() -> CommandParser:
+    parser = CommandParser(
+        "trl-dataeff compare",
+        description="Compare what several runs needed to reach the same accuracy.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("runs", metavar="RUN", nargs="+", help="`output_dir` of a run, plain TRL's among them")
-    parser.add_argument("--target", type=float, metavar="X", help="value to reach (the highest that all runs reach)")
     parser.add_argument(
-        "--metric", metavar="NAME", help="what to compare (held-out reward, or the reward in training)"
+        "--target", type=float, metavar="X", help="value to reach (default: the highest that all runs reach)"
+    )
+    parser.add_argument(
+        "--metric",
+        metavar="NAME",
+        help="logged metric to compare (default: held-out reward, else the reward in training)",
     )
     parser.add_argument("--markdown", action="store_true", help="print a table for a pull request")
-    parser.add_argument("--output", metavar="FILE", help="write a page with the curves")
-    parser.add_argument("--png", metavar="DIR", help="write the figures as PNG")
+    parser.add_argument("--output", metavar="FILE", help="file to write a page with the curves to")
+    parser.add_argument("--png", metavar="DIR", help="folder to write the figures to as PNG")
     parser.add_argument(
         "--rollouts_per_step",
         type=int,
         metavar="N",
-        help="of runs of plain TRL: completions of an optimizer step, on all processes",
+        help="completions of an optimizer step on all processes, which plain TRL does not log",
     )
     return parser

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trl_dataeff.checkpoint.files import write_atomically
+from trl_dataeff.cli.command_parser import CommandParser
 from trl_dataeff.cli.errors import UserError
 
 
@@ -103,13 +104,11 @@ def _embed(dataset: Dataset, embedding: str) -> np.ndarray:
         raise UserError(str(error)) from error
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="trl-dataeff fit-predictor",
+def _parser() -> CommandParser:
+    parser = CommandParser(
+        "trl-dataeff fit-predictor",
         description="Fit a success-rate predictor to the groups of finished runs.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     needed = parser.add_argument_group("required arguments")
     needed.add_argument(

@@ -76,7 +76,9 @@ def check_launch_args(args: list[str], fields: list[str]) -> list[Problem]:
         name = str(error.argument_name).split("/")[0].lstrip("-")
         return [Problem(f"`{name}` is an option of `accelerate launch`, which says: {error.message}.", (name,))]
     if unknown:
-        hint = closest(unknown[0].strip("-").replace("-", "_"), [*fields, *launch_options()])
+        hint = closest(
+            f"--{unknown[0].strip('-').replace('-', '_')}", [f"--{name}" for name in (*fields, *launch_options())]
+        )
         raise UserError(f"`{unknown[0]}` is not an option of `trl-dataeff grpo` or `accelerate launch`.{hint}")
     token = parsed.training_script
     if token == _SCRIPT:

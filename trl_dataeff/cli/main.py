@@ -24,10 +24,10 @@ commands:
   env        print versions for a bug report
   fit-predictor
              fit a success-rate predictor to the groups of finished runs
-  simulate   estimate savings before training
-  audit      what a finished run, of TRL or others, spent on groups without a gradient
-  report     show what a run did: a page of figures          trl-dataeff report OUTPUT_DIR
-  compare    what several runs needed for the same accuracy  trl-dataeff compare RUN RUN
+  simulate   estimate savings before training                trl-dataeff simulate --help
+  audit      show what a finished run wasted, ours or not    trl-dataeff audit OUTPUT_DIR
+  report     show what a run did, as a page of figures       trl-dataeff report OUTPUT_DIR
+  compare    show what runs needed for the same accuracy     trl-dataeff compare RUN RUN
 
 options:
   -h, --help    show this help; for a command's help, run `trl-dataeff COMMAND --help`

@@ -18,7 +18,7 @@ from rich.text import Text
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainerState
 
 from trl_dataeff.cli.console import print_table
-from trl_dataeff.tracking.figures import count, duration
+from trl_dataeff.tracking.drawing import count, duration
 from trl_dataeff.tracking.metrics import METRICS, PREFIX
 
 

@@ -17,6 +17,7 @@ import torch
 from trl import DatasetMixtureConfig, ModelConfig
 
 from trl_dataeff.cli.arguments import ON_BY_DEFAULT, DataEfficientGRPOScriptArguments, GRPOArguments
+from trl_dataeff.cli.command_parser import in_our_words
 from trl_dataeff.cli.errors import UserError, closest
 from trl_dataeff.cli.field_parser import FieldParser, WrongValue, got
 from trl_dataeff.cli.launch import check_launch_args, launch_option, launch_options
@@ -189,7 +190,7 @@ class GRPOParser(FieldParser):
                 return vars(namespace), remaining
             except ArgumentError as error:
                 names = str(error.argument_name).split("/")
-                message = f"Argument {names[0]}: {error.message}. `trl-dataeff grpo --help` lists the options."
+                message = f"{in_our_words(str(error))} `trl-dataeff grpo --help` lists the options."
                 findings.note(message, refused=[names[0][2:]])
                 start = next(i for i, token in enumerate(args) if token.partition("=")[0] in names)
                 stop = next((i for i in range(start + 1, len(args)) if args[i].startswith("--")), len(args))

@@ -71,8 +71,8 @@ def find_recipe(name: str) -> Path:
         return shipped[wanted]
     if path.is_dir():
         raise UserError(f"The recipe {name!r} is a folder; name one of the files in it.")
-    nearby = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.yaml")], n=1)
-    hint = f" Did you mean `{path.parent / nearby[0]}`?" if nearby else closest(wanted, shipped)
+    nearby = difflib.get_close_matches(path.stem, [p.stem for p in path.parent.glob("*.yaml")], n=1)
+    hint = f" Did you mean `{path.parent / nearby[0]}.yaml`?" if nearby else closest(wanted, shipped)
     raise UserError(
         f"The recipe {name!r} does not exist: there is no such file, and no recipe of that name comes with the package "
         f"(`trl-dataeff recipes list`).{hint}"

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from trl_dataeff.cli.command_parser import CommandParser
 from trl_dataeff.cli.errors import UserError
 from trl_dataeff.cli.recipe import find_recipe, recipe_name, shipped_recipes
 
@@ -42,11 +43,10 @@ def description_of(path: Path) -> str:
     return first.lstrip("# ").strip() if first.startswith("#") else ""
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="trl-dataeff recipes",
+def _parser() -> CommandParser:
+    parser = CommandParser(
+        "trl-dataeff recipes",
         description="List, show, copy and validate recipes: YAML files of training fields, named <model>/<task>/<method>.",
-        allow_abbrev=False,
     )
     commands = parser.add_subparsers(required=True, metavar="list|show|copy|validate")
     listing = _command(commands, "list", "list the recipes that come with the package")
@@ -70,9 +70,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _command(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
+def _command(commands: Any, name: str, text: str) -> CommandParser:
     """Add a sub-command, whose own help says what the list of commands says."""
-    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=f"{text.capitalize()}.")
+    parser: CommandParser = commands.add_parser(name, help=text, description=f"{text.capitalize()}.")
     return parser
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trl_dataeff.cli.command_parser import CommandParser
 from trl_dataeff.cli.errors import UserError, closest, listed
 
 
@@ -32,10 +32,10 @@ def run(argv: list[str]) -> int:
     Args:
         argv (`list[str]`): what follows `trl-dataeff report`.
     """
+    args = _parser().parse_args(argv)
     from trl_dataeff.analysis.report import make_page, summary
     from trl_dataeff.cli.console import quiet_libraries
 
-    args = _parser().parse_args(argv)
     with quiet_libraries():
         recorded = read(args.run, args.rollouts_per_step)
         _check_columns(recorded, args.by)
@@ -62,7 +62,7 @@ def read(path: str, rollouts_per_step: int | None) -> RecordedRun:
 
 def check_figures() -> None:
     """Without matplotlib there is nothing to show: a [`UserError`] that says how to install it."""
-    from trl_dataeff.tracking.figures import FiguresMissing, check_library
+    from trl_dataeff.tracking.drawing import FiguresMissing, check_library
 
     try:
         check_library()
@@ -75,7 +75,7 @@ def write_page(page: Page, output: str | Path) -> Path:
     path = Path(output)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page.html(), encoding="utf-8")
+        path.write_text(page.html(), encoding="utf-8", errors="replace")
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error}). Give another file: `--output FILE`.") from error
     return path
@@ -83,7 +83,7 @@ def write_page(page: Page, output: str | Path) -> Path:
 
 def save_figures(page: Page, folder: str | None) -> None:
     """Each figure as PNG, if a folder is given."""
-    from trl_dataeff.tracking.figures import save_png
+    from trl_dataeff.tracking.drawing import save_png
 
     if folder is None:
         return
@@ -110,27 +110,25 @@ def _check_columns(recorded: RecordedRun, by: Sequence[str] | None) -> None:
             )
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="trl-dataeff report",
-        description="What did a run do? One HTML page, and a summary here.",
+def _parser() -> CommandParser:
+    parser = CommandParser(
+        "trl-dataeff report",
+        description="Write an HTML page that shows what a run did, and print a summary.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("run", metavar="RUN", help="`output_dir` of a run")
-    parser.add_argument("--output", metavar="FILE", help="the page (RUN/dataeff/report.html)")
-    parser.add_argument("--png", metavar="DIR", help="write each figure as PNG, too")
+    parser.add_argument("--output", metavar="FILE", help="file of the page (default: RUN/dataeff/report.html)")
+    parser.add_argument("--png", metavar="DIR", help="folder to write each figure to as PNG")
     parser.add_argument(
         "--by",
         action="append",
         metavar="COLUMN",
-        help="column of the dataset for a map of success rates; may be repeated (columns with few values)",
+        help="column of the dataset for a map of success rates; may be repeated (default: the first columns with few values)",
     )
     parser.add_argument(
         "--rollouts_per_step",
         type=int,
         metavar="N",
-        help="of a run of plain TRL: completions of an optimizer step, on all processes",
+        help="completions of an optimizer step on all processes, which plain TRL does not log",
     )
     return parser

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trl_dataeff.cli.command_parser import CommandParser, out_of_range
 from trl_dataeff.cli.errors import UserError, closest, listed
+from trl_dataeff.fields import ABOVE_0, AT_LEAST_0, COUNT, Range
 
 
 if TYPE_CHECKING:
@@ -37,6 +38,12 @@ examples:
 """
 LARGE = 10**7  # prompts times steps; beyond it, a simulation takes minutes
 RATES = (0.01, 0.7)
+RANGES = {
+    **dict.fromkeys(("prompts", "max_steps", "groups_per_step", "seeds"), COUNT),
+    **dict.fromkeys(("num_generations", "logged_num_generations"), Range(2, integer=True)),
+    **dict.fromkeys(("speed", "seconds_per_rollout"), ABOVE_0),
+    "seconds_per_step": AT_LEAST_0,
+}
 #: Options that an audit gives
 AUDITED = {
     *("prompts", "easy", "dead", "success_rates", "predictability", "num_generations", "groups_per_step", "max_steps"),
@@ -224,20 +231,9 @@ def _changes(text: str) -> dict[str, Any]:
 
 def _check_numbers(args: argparse.Namespace) -> None:
     """The numbers that nothing later looks at before the simulation begins."""
-    at_least = {"prompts": 1, "max_steps": 1, "groups_per_step": 1, "num_generations": 2, "seeds": 1}
-    at_least["logged_num_generations"] = 2
-    wrong = [
-        f"`--{name}` is {getattr(args, name)}; it takes an integer >= {low}."
-        for name, low in at_least.items()
-        if getattr(args, name) is not None and getattr(args, name) < low
-    ]
+    wrong = out_of_range(args, RANGES)
     if args.seconds_per_step and args.seconds_per_rollout is None:
         wrong.append("`--seconds_per_step` needs `--seconds_per_rollout`: one without the other says nothing.")
-    for name in ("speed", "seconds_per_rollout"):
-        if getattr(args, name) is not None and not 0 < getattr(args, name) < math.inf:
-            wrong.append(f"`--{name}` is {getattr(args, name)}; it takes a number > 0.")
-    if not 0 <= args.seconds_per_step < math.inf:
-        wrong.append(f"`--seconds_per_step` is {args.seconds_per_step}; it takes a number >= 0.")
     if not wrong and args.prompts is not None and args.prompts < args.groups_per_step:
         wrong.append(
             f"A step takes {args.groups_per_step} prompts (`--groups_per_step`), and there are {args.prompts} "
@@ -255,7 +251,9 @@ def _prompts(args: argparse.Namespace) -> tuple[Prompts, str]:
     if args.groups is None:
         missing = [f"`--{name}`" for name in ("prompts", "easy", "dead") if getattr(args, name) is None]
         if missing:
-            raise UserError(f"{', '.join(missing)} is missing. Give guesses, or the log of a run: --groups FILE.")
+            raise UserError(
+                f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing. Give guesses, or the log of a run: --groups FILE."
+            )
         low, high = args.success_rates or RATES
         source = f"{args.prompts:,} prompts, {args.easy:.0%} of them easy and {args.dead:.0%} dead"
         rates: Any = (low, high)
@@ -278,15 +276,13 @@ def _prompts(args: argparse.Namespace) -> tuple[Prompts, str]:
         raise UserError(str(error)) from error
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> CommandParser:
     from trl_dataeff.analysis.simulate import PREDICTABILITY, PREDICTABILITY_RANGE, SPEED
 
-    parser = argparse.ArgumentParser(
-        prog="trl-dataeff simulate",
+    parser = CommandParser(
+        "trl-dataeff simulate",
         description="Estimate what a run would save, and with which settings, without training anything.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     prompts = parser.add_argument_group("prompts")
     prompts.add_argument("--prompts", type=int, metavar="N", help="number of prompts in the dataset")
@@ -309,7 +305,7 @@ def _parser() -> argparse.ArgumentParser:
         help="dataeff/groups.parquet of a run, from which the shares and rates above are estimated",
     )
     prompts.add_argument(
-        *("--from_audit", "--from-audit"),
+        "--from_audit",
         metavar="FILE",
         help="what `trl-dataeff audit --json` printed: gives these and the options of the run, those named here apart",
     )

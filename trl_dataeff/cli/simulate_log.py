@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from trl_dataeff.analysis.simulate import success_rate_distribution
 from trl_dataeff.cli.errors import UserError, listed
-from trl_dataeff.tracking.group_log import SCHEMA
+from trl_dataeff.tracking.group_table import SCHEMA
 
 
 FEWEST = 32  # prompts in a log

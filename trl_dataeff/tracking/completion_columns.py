@@ -147,7 +147,9 @@ def resolve(file: Path, names: list[str], given: Mapping[str, str]) -> tuple[str
 
 def listed_columns(names: list[str]) -> str:
     """The first columns of a file, in a message."""
-    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+    return (", ".join(names[:SHOWN]) or "no column") + (
+        f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    )
 
 
 def terms_of(reward: str) -> dict[str, float]:

@@ -72,7 +72,7 @@ def _read_parquet(file: Path, given: Mapping[str, str], prompts: Prompts, by_pat
             n = batch.num_rows
             parts.append(
                 Rows(
-                    step=_steps(_numbers(batch, columns["step"]), file)
+                    step=_steps(_numbers(batch, columns["step"], "step"), file)
                     if "step" in columns
                     else np.zeros(n, np.int64),
                     prompt=_numbered(batch[columns["prompt"]], prompts),
@@ -106,19 +106,19 @@ def _weights_note(weights: Mapping[str, float], given: Mapping[str, str]) -> tup
 
 
 def _steps(values: np.ndarray, file: Path) -> np.ndarray:
-    if np.isnan(values).any():
+    if not (np.abs(values) < 2**53).all():  # NaN, too
         raise UnreadableRollouts(
             f"{file}: some rows have no step. Leave these rows out, or name another column: --map step=COLUMN."
         )
     return values.astype(np.int64)
 
 
-def _numbers(batch: pa.RecordBatch, name: str) -> np.ndarray:
+def _numbers(batch: pa.RecordBatch, name: str, role: str = "reward") -> np.ndarray:
     try:
         return np.asarray(pc.cast(batch[name], pa.float64()).to_numpy(zero_copy_only=False))
     except pa.ArrowException as error:
         raise UnreadableRollouts(
-            f"Column {name!r} is not one of numbers. Name another: --map reward=COLUMN."
+            f"Column {name!r} is not one of numbers. Name another: --map {role}=COLUMN."
         ) from error
 
 
@@ -253,7 +253,7 @@ def _number(value: Any) -> float:
     """A number, NaN for whatever is none."""
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return float("nan")
 
 
@@ -267,7 +267,7 @@ def _objects(file: Path, bad: list[int]) -> Iterator[dict[str, Any]]:
                     continue
                 try:
                     value = json.loads(line)
-                except ValueError:
+                except (ValueError, RecursionError):
                     value = None
                 if isinstance(value, dict):
                     yield value

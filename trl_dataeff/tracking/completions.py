@@ -24,6 +24,7 @@ from trl_dataeff.rollouts.classification import RewardScale, kinds_of
 from trl_dataeff.rollouts.group import KINDS
 from trl_dataeff.tracking.completion_columns import Prompts, Rows, UnreadableRollouts, shown
 from trl_dataeff.tracking.completion_files import read_rows
+from trl_dataeff.tracking.group_table import UnreadableTable, read_group_table
 
 
 GROUP_COLUMNS = ("step", "prompt_id", "success_rate", "kind")
@@ -143,10 +144,12 @@ def _is_group_log(file: Path) -> bool:
 
 def _read_group_log(file: Path, group_size: int | None) -> RecordedGroups:
     """`groups.parquet` of this package's trainer: a row is a group."""
-    names = pq.read_schema(file).names
-    extra = [name for name in ("tokens", "seconds", "predicted", "origin") if name in names]
-    table = pq.read_table(file, columns=[*GROUP_COLUMNS, *extra])
-    if "origin" in extra:
+    try:
+        table, left_out = read_group_table(file, GROUP_COLUMNS)
+    except UnreadableTable as error:
+        raise UnreadableRollouts(f"{file} {error}. Leave it out, or give the completions of the run.") from error
+    names = table.column_names
+    if "origin" in names:
         table = table.filter(pc.is_in(table["origin"], pa.array(["fresh", "reference"])))
     table = table.filter(pc.greater_equal(table["prompt_id"], 0)).sort_by("step")
     if not len(table):
@@ -170,6 +173,7 @@ def _read_group_log(file: Path, group_size: int | None) -> RecordedGroups:
         group_size=group_size or _size_of_rates(success),
         format="groups.parquet of trl-dataeff",
         selected="predicted" in names and table["predicted"].null_count < len(table),
+        notes=(f"{left_out:,} rows have no step, prompt or kind and are left out.",) if left_out else (),
     )
 
 

@@ -36,7 +36,7 @@ def examples_of(output_dir: Path, prompts: Iterable[str]) -> dict[str, dict[str,
             rows = pq.read_table(path).to_pylist()
         except (OSError, ValueError, pa.ArrowException):
             continue
-        rows.sort(key=lambda row: -(row.get("advantage") or 0.0))
+        rows.sort(key=_advantage, reverse=True)
         for row in rows:
             text = prompt_text(row.get("prompt"))
             if text in wanted and text not in found:
@@ -46,3 +46,8 @@ def examples_of(output_dir: Path, prompts: Iterable[str]) -> dict[str, dict[str,
                 completion = prompt_text(row.get("completion"))[:LONGEST]
                 found[text] = {"step": row.get("step"), "completion": completion, "rewards": rewards}
     return found
+
+
+def _advantage(row: dict[str, object]) -> float:
+    value = row.get("advantage")
+    return value if isinstance(value, float) else 0.0

@@ -18,28 +18,7 @@ from trl_dataeff.checkpoint.files import write_atomically
 from trl_dataeff.rollouts.classification import total_rewards
 from trl_dataeff.rollouts.group import KINDS, RolloutGroup
 from trl_dataeff.tracking.files import use_file_of_run
-
-
-SCHEMA = pa.schema(
-    [
-        pa.field("step", pa.int32(), metadata={"meaning": "optimizer step at which the group was generated"}),
-        pa.field("prompt_id", pa.int64(), metadata={"meaning": "row of the training dataset; -1 if not known"}),
-        pa.field("round", pa.int16(), metadata={"meaning": "round of its generation batch, from 0"}),
-        pa.field("success_rate", pa.float32(), metadata={"meaning": "in [0, 1]; null if no completion was scorable"}),
-        pa.field("reward", pa.float32(), metadata={"meaning": "mean total reward of the scorable completions"}),
-        pa.field("kind", pa.string(), metadata={"meaning": " | ".join(KINDS)}),
-        pa.field("predicted", pa.float32(), metadata={"meaning": "success rate predicted before the rollout"}),
-        pa.field(
-            "explored",
-            pa.bool_(),
-            metadata={"meaning": "whether its prompt was drawn uniformly, not by its prediction"},
-        ),
-        pa.field("origin", pa.string(), metadata={"meaning": "fresh | reference"}),
-        pa.field("disposition", pa.string(), metadata={"meaning": "trained | leftover | dropped, in its own batch"}),
-        pa.field("tokens", pa.int32(), metadata={"meaning": "tokens generated for its completions"}),
-        pa.field("seconds", pa.float32(), metadata={"meaning": "its share of the time its round took"}),
-    ]
-)
+from trl_dataeff.tracking.group_table import SCHEMA
 
 
 logger = logging.get_logger(__name__)
@@ -135,7 +114,7 @@ class GroupLog:
         table = table.replace_schema_metadata({_RUN: self._run})
         self._flushed_at = time.monotonic()
         try:
-            write_atomically(self.path, lambda path: pq.write_table(table, path))
+            write_atomically(self.path, lambda path: pq.write_table(table, path, write_page_checksum=True))
         except OSError as error:
             self._warn_once(error)
         else:

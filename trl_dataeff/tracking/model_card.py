@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from transformers.utils import logging
 
-from trl_dataeff.tracking import figures
+from trl_dataeff.tracking import drawing, figures
 from trl_dataeff.tracking.recorded import NoRunError, RecordedRun, read_run
 
 
@@ -125,7 +125,7 @@ def _facts(run: RecordedRun) -> list[tuple[str, str]]:
             facts.append((label, text.format(values[-1])))
     seconds = run.series("seconds")[1]
     if len(seconds):
-        facts.append(("time of training", figures.duration(float(seconds[-1]))))
+        facts.append(("time of training", drawing.duration(float(seconds[-1]))))
     replayed = run.last("dataeff/rollouts_replayed")
     if replayed > 0:
         facts.append(("rollouts replayed", f"{replayed:,.0f}"))
@@ -138,13 +138,13 @@ def _facts(run: RecordedRun) -> list[tuple[str, str]]:
 
 def _draw(run: RecordedRun, folder: Path) -> list[tuple[str, str]]:
     try:
-        figures.check_library()
-    except figures.FiguresMissing:
+        drawing.check_library()
+    except drawing.FiguresMissing:
         return []
     plots = [plot for plot in figures.plots_of(run) if plot.name in SHOWN]
     folder.mkdir(parents=True, exist_ok=True)
     for plot in plots:
-        figures.save_png(plot, folder / f"{plot.name}.png")
+        drawing.save_png(plot, folder / f"{plot.name}.png")
     return [(plot.name, plot.title) for plot in plots]
 
 

@@ -48,7 +48,7 @@ class PromptTable:
         try:
             rows = self._rows(new).add_column(0, "prompt_id", pa.array(new))
             table = pa.concat_tables([*self._tables, rows])
-            write_atomically(self.path, partial(pq.write_table, table))
+            write_atomically(self.path, partial(pq.write_table, table, write_page_checksum=True))
         except (OSError, ValueError, pa.ArrowException) as error:
             logger.warning(f"{self.path} could not be written ({type(error).__name__}: {error}). Training continues.")
         else:

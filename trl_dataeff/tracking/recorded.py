@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +15,7 @@ import pyarrow.parquet as pq
 
 from trl_dataeff.checkpoint.runs import RUN_FILE, checkpoints
 from trl_dataeff.checkpoint.state import FOLDER
+from trl_dataeff.tracking.group_table import UnreadableTable, read_group_table
 from trl_dataeff.tracking.metrics import PREFIX
 from trl_dataeff.tracking.metrics_log import read_lines
 
@@ -25,6 +27,13 @@ AXES = {
     "seconds": "seconds",
 }
 _STATE = "trainer_state.json"
+_GROUPS, _PROMPTS = f"{FOLDER}/groups.parquet", f"{FOLDER}/prompts.parquet"
+_ABOUT = {
+    **dict.fromkeys(("arguments", "settings", "dataset"), dict),
+    **dict.fromkeys(("changed", "resumed"), list),
+    **dict.fromkeys(("started", "model", "command", "trl_dataeff"), str),
+}
+_NUMBERS = {"num_generations", "replay_fraction", "per_device_train_batch_size", "steps_per_generation", "size"}
 _NEEDED = {"step", "prompt_id", "kind", "success_rate", "tokens"}  # columns of groups.parquet
 
 
@@ -92,8 +101,8 @@ class RecordedRun:
 
     @cached_property
     def metric_names(self) -> list[str]:
-        """All names in the logs, in order of appearance."""
-        return list(dict.fromkeys(name for line in self.lines for name in line))
+        """The names of all numbers in the logs, in order of appearance."""
+        return list(dict.fromkeys(name for line in self.lines for name, value in line.items() if _is_number(value)))
 
     @property
     def group_size(self) -> int:
@@ -121,10 +130,11 @@ def read_run(path: str | Path, rollouts_per_step: int | None = None) -> Recorded
     run = RecordedRun(folder, folder.resolve().name)
     _read_about(run)
     _read_metrics(run, rollouts_per_step)
-    run.groups = _table(run, f"{FOLDER}/groups.parquet", _NEEDED)
-    run.prompts = _table(run, f"{FOLDER}/prompts.parquet", {"prompt_id", "prompt"})
+    _read_groups(run)
+    _read_prompts(run)
     if not run.lines and (run.groups is None or not len(run.groups)):
-        found = " ".join(run.missing) or "There is neither `dataeff/metrics.jsonl` nor `trainer_state.json`."
+        unread = [text for text in run.missing if not text.startswith("Settings")]
+        found = " ".join(unread) or "There is neither `dataeff/metrics.jsonl` nor `trainer_state.json`."
         raise NoRunError(
             f"{path} has no logs of a run. {found} Give the `output_dir` of a run of `trl-dataeff grpo` or of TRL's "
             "`GRPOTrainer` with a checkpoint."
@@ -142,17 +152,26 @@ def _folder(path: Path) -> Path:
 def _read_about(run: RecordedRun) -> None:
     try:
         about = json.loads((run.path / RUN_FILE).read_bytes())
-        run.about = about if isinstance(about, dict) else {}
+        run.about = _usable(about) if isinstance(about, dict) else {}
     except FileNotFoundError:
         run.missing.append("Settings are not known: there is no `dataeff/run.json`.")
     except (OSError, ValueError, RecursionError) as error:
         run.missing.append(f"Settings are not known: `dataeff/run.json` cannot be read ({error}).")
 
 
+def _usable(about: dict[str, Any]) -> dict[str, Any]:
+    """`run.json` without values of another type than a run writes."""
+    about = {name: value for name, value in about.items() if isinstance(value, _ABOUT.get(name, object))}
+    for part in ("arguments", "settings", "dataset"):
+        if part in about:
+            about[part] = {n: v for n, v in about[part].items() if n not in _NUMBERS or v is None or _is_number(v)}
+    return about
+
+
 def _read_metrics(run: RecordedRun, rollouts_per_step: int | None) -> None:
     path = run.path / FOLDER / "metrics.jsonl"
     try:
-        run.lines = [line for line in read_lines(path) if isinstance(line.get("step"), int)]
+        run.lines = [line for line in read_lines(path) if _is_step(line.get("step"))]
     except FileNotFoundError:
         pass
     except OSError as error:
@@ -166,7 +185,7 @@ def _read_trainer_state(run: RecordedRun, rollouts_per_step: int | None) -> None
     for folder in (run.path, *checkpoints(run.path)):
         try:
             state = json.loads((folder / _STATE).read_bytes())
-            history = [dict(line) for line in state["log_history"] if isinstance(line.get("step"), int)]
+            history = [dict(line) for line in state["log_history"] if _is_step(line.get("step"))]
         except FileNotFoundError:
             continue
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -223,22 +242,36 @@ def with_costs(history: list[dict[str, Any]], rollouts_per_step: int | None) -> 
     return lines
 
 
-def _table(run: RecordedRun, name: str, needed: set[str]) -> pa.Table | None:
+def _read_groups(run: RecordedRun) -> None:
     try:
-        table = pq.read_table(run.path / name)
+        run.groups, left_out = read_group_table(run.path / _GROUPS, _NEEDED)
     except FileNotFoundError:
-        return None
-    except (OSError, ValueError, pa.ArrowException) as error:
-        run.missing.append(f"`{name}` cannot be read ({type(error).__name__}): it is not shown.")
-        return None
-    lacking = sorted(needed - set(table.column_names))
-    if lacking:
-        run.missing.append(
-            f"`{name}` is not shown: it lacks the column{'s' * (len(lacking) > 1)} {', '.join(lacking)}."
-        )
-        return None
-    return table
+        return
+    except UnreadableTable as error:
+        run.missing.append(f"`{_GROUPS}` is not shown: it {error}.")
+        return
+    if left_out:
+        run.missing.append(f"{left_out:,} rows of `{_GROUPS}` are left out: they have no step, prompt or kind.")
+
+
+def _read_prompts(run: RecordedRun) -> None:
+    """One row for each prompt; nothing of the run depends on it."""
+    try:
+        table = pq.read_table(run.path / _PROMPTS, page_checksum_verification=True)
+        ids = table["prompt_id"].cast(pa.int64())
+        first = np.unique(ids.to_numpy(), return_index=True)[1]
+        texts = table["prompt"].cast(pa.string()).fill_null("")
+        table = table.set_column(table.column_names.index("prompt"), "prompt", texts)
+        run.prompts = table.set_column(table.column_names.index("prompt_id"), "prompt_id", ids).take(np.sort(first))
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+        run.missing.append(f"Texts of prompts are not shown: `{_PROMPTS}` cannot be used ({type(error).__name__}).")
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and np.isfinite(value)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def _is_step(value: Any) -> bool:
+    return isinstance(value, int) and 0 <= value < 2**31
