@@ -84,7 +84,6 @@ RANGES: dict[str, Range] = {
     "reward_timeout": ABOVE_0,
     "replay_fraction": SHARE_BELOW_1,
     "replay_weight": SHARE_ABOVE_0,
-    "replay_max_clipped": SHARE_ABOVE_0,
     "replay_capacity": COUNT,
     "replay_max_age": COUNT,
     "replay_ratio_cap": AT_LEAST_1,

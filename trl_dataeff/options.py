@@ -126,13 +126,6 @@ class DataEfficientOptions:
             "and 1 is as in the paper."
         },
     )
-    replay_max_clipped: float | None = field(
-        default=0.15,
-        metadata={
-            "help": "Replay ends for the rest of the run once a larger share of its tokens is clipped (a running mean), because the "
-            "policy then moves too fast for it. `None` (`null` in a recipe): never."
-        },
-    )
     replay_capacity: int = field(
         default=512,
         metadata={"help": "Groups that the replay buffer holds, of each prompt the newest, if it is effective."},

@@ -217,7 +217,6 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             kl=self.beta if args.use_bias_correction_kl else 0.0,
             max_completion_length=args.max_completion_length,
             steps_per_generation=args.steps_per_generation,
-            switch=self.collector.replay_switch,
             processes=self._processes,
         )
         skipped = partial(self.collector.counters.add, steps_skipped=1)

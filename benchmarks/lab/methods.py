@@ -111,7 +111,6 @@ METHODS = {
         history_prior=1e9,  # a prompt's own groups do not count
         replay_fraction=0.5,
         replay_weight=1.0,
-        replay_max_clipped=None,
         replay_capacity=16,  # a batch
         replay_order="random",
         replay_max_age=None,

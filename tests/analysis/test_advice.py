@@ -24,11 +24,6 @@ def said(tmp_path, *lines: dict, **arguments) -> list[str]:
         ({"rollouts_replayed": 0}, {}, None),
         ({"replay/ess": 0.3, "rollouts_replayed": 8}, REPLAY, "effective sample size is 30%"),
         ({"replay/clipped_share": 0.5, "rollouts_replayed": 8}, REPLAY, "50% of the replayed tokens have no gradient"),
-        (
-            {"replay/clipped_running": 0.16, "replay/clipped_share": 0.5, "rollouts_replayed": 8},
-            {**REPLAY, "replay_max_clipped": 0.15},
-            "Replay ended by step 1: the policy moved so fast",
-        ),
         ({"replay/capped_share": 0.2, "rollouts_replayed": 8}, REPLAY, "held at `replay_ratio_cap`"),
         ({"reward_faults": 3}, {}, "3 rewards were non-numeric"),
         ({"steps_skipped": 2}, {}, "2 optimizer steps were skipped"),

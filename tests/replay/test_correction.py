@@ -20,7 +20,6 @@ from trl_dataeff.replay.correction import (
     token_scale,
 )
 from trl_dataeff.replay.logprobs import behavior_tensors
-from trl_dataeff.replay.switch import ReplaySwitch
 from trl_dataeff.rollouts.distributed import Processes
 
 
@@ -137,12 +136,7 @@ def correction(**options) -> LossCorrection:
         "kl": 0.0,
         "epsilon": (0.2, 0.2),
     }
-    run = {
-        "max_completion_length": 3,
-        "steps_per_generation": 1,
-        "switch": ReplaySwitch(None),
-        "processes": Processes(),
-    }
+    run = {"max_completion_length": 3, "steps_per_generation": 1, "processes": Processes()}
     return LossCorrection(**{**defaults, **run, **options})
 
 

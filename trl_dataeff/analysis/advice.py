@@ -91,17 +91,7 @@ def _replay(run: RecordedRun) -> list[Advice]:
         found.append(
             Advice(f"A few replayed tokens dominate: the effective sample size is {ess:.0%} at the end.", older)
         )
-    steps, running = run.own("replay/clipped_running")
-    above = running > (run.argument("replay_max_clipped") or np.inf)
-    if above.any():
-        found.append(
-            Advice(
-                f"Replay ended by step {steps[above][0]:.0f}: the policy moved so fast that more of the replayed tokens were clipped "
-                f"than `replay_max_clipped={run.argument('replay_max_clipped')}` allows.",
-                "Lower `learning_rate` if replay is to go on. Otherwise nothing has to be done.",
-            )
-        )
-    elif clipped > 0.3:
+    if clipped > 0.3:
         found.append(
             Advice(
                 f"{clipped:.0%} of the replayed tokens have no gradient at the end, because they were clipped.", older

@@ -18,7 +18,6 @@ from trl_dataeff.collector.settings import check_fits, run_settings
 from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.difficulty.base import Embeddings
 from trl_dataeff.replay.buffer import ReplayBuffer, replay_groups
-from trl_dataeff.replay.switch import ReplaySwitch
 from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.distributed import Processes, all_gather
 from trl_dataeff.selection.base import Selector, SelectorContext, checked_state
@@ -92,7 +91,6 @@ def make_collector(
         refill=_refill_rounds(config) if refills else None,
         buffer=_buffer(config, processes) if replays else None,
         replay_groups=replay_groups(config.replay_fraction, batch_groups, processes.world_size) if replays else 0,
-        replay_switch=ReplaySwitch(config.replay_max_clipped),
         replay_weight=config.replay_weight,
         logs=RunLogs(Path(config.output_dir) / FOLDER, None if dataset is None else partial(prompt_rows, dataset))
         if writes_logs and processes.is_main

@@ -15,11 +15,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
-from transformers.utils import logging
 
 from trl_dataeff.collector.batch import GenerationBatch, RefillRounds, ZeroVarianceShare, fill_batch
 from trl_dataeff.replay.buffer import ReplayBuffer
-from trl_dataeff.replay.switch import ReplaySwitch
 from trl_dataeff.rollouts.capture import Round
 from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.distributed import Processes, assign, broadcast_from_main, redistribute
@@ -30,8 +28,6 @@ from trl_dataeff.tracking.metrics import Counters
 from trl_dataeff.tracking.run_logs import RunLogs
 from trl_dataeff.validation import RewardChecks
 
-
-logger = logging.get_logger(__name__)
 
 MOST_UNSCORED = 512  # completions without any score, after which training without one is an error
 
@@ -52,7 +48,6 @@ class RolloutCollector:
         buffer ([`ReplayBuffer`], *optional*): source of replayed groups.
         replay_groups (`int`, *optional*, defaults to `0`): replayed groups per generation batch; fewer while `buffer` has
             fewer.
-        replay_switch ([`ReplaySwitch`], *optional*): ends replay; by default it never does.
         replay_weight (`float`, *optional*): factor on the advantages of replayed groups; `None`: see [`row_weights`].
         logs ([`RunLogs`], *optional*): files that the run writes; on the main process alone.
         seed (`int`, *optional*, defaults to `0`): of proposals and of replay.
@@ -73,7 +68,6 @@ class RolloutCollector:
         refill: RefillRounds | None = None,
         buffer: ReplayBuffer | None = None,
         replay_groups: int = 0,
-        replay_switch: ReplaySwitch | None = None,
         replay_weight: float | None = None,
         logs: RunLogs | None = None,
         seed: int = 0,
@@ -86,7 +80,6 @@ class RolloutCollector:
         self.settings = settings or {}
         self.refill = refill
         self.buffer, self.replay_groups, self.replay_weight = buffer, replay_groups, replay_weight
-        self.replay_switch = replay_switch or ReplaySwitch(None)
         self.logs = logs
         self.processes = processes
         self.zero_share = ZeroVarianceShare()
@@ -125,8 +118,6 @@ class RolloutCollector:
         references = self._roll_out_references(roll_out, step)
         if self.buffer is not None:
             self.buffer.expire(step)
-        if self.replay_switch.end_batch() and self.processes.is_main:
-            logger.warning(self.replay_switch.ended(step))
 
         def generate(n: int, round_index: int) -> list[RolloutGroup]:
             ids = self.propose(n)
@@ -140,7 +131,7 @@ class RolloutCollector:
             leftover=self.leftover,
             references=references,
             buffer=self.buffer,
-            replay_groups=self.replay_groups if self.replay_switch.on else 0,
+            replay_groups=self.replay_groups,
             rng=self.replay_rng,
         )
         destinations = assign([group.owner for group in batch.trained], self.processes.world_size)
@@ -334,5 +325,4 @@ class RolloutCollector:
             metrics["replay/age_mean"] = float(np.mean([step - group.step for group in batch.trained_stale]))
         if self.buffer is not None:
             metrics["replay/size"] = len(self.buffer)
-            metrics["replay/clipped_running"] = self.replay_switch.share
         return metrics

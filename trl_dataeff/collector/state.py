@@ -158,7 +158,6 @@ def collector_state(collector: RolloutCollector) -> tuple[dict[str, Any], dict[s
         "counters": collector.counters.values,
         "scored": [collector.reward_checks.scores.tolist(), collector.reward_checks.completions],
         "zero_share": [collector.zero_share.zero, collector.zero_share.total],
-        "replay_switch": collector.replay_switch.state_dict(),
         "reward_scale": [scale.low, scale.high] if math.isfinite(scale.low) else None,  # JSON has no infinity
         "reward_values": collector.classifier.values,
         "dataset": {"size": collector.num_prompts, "hash": collector.dataset_hash},
@@ -184,7 +183,6 @@ def load_collector_state(collector: RolloutCollector, scalars: dict[str, Any], f
     if len(scores) == len(collector.reward_names):
         collector.reward_checks.scores = np.array(scores, dtype=bool)
     collector.zero_share.zero, collector.zero_share.total = scalars["zero_share"]
-    collector.replay_switch.load_state_dict(scalars["replay_switch"])
     scale = collector.classifier.scale
     if scalars["reward_scale"] is not None and not scale.fixed:
         scale.low, scale.high = scalars["reward_scale"]

@@ -38,7 +38,6 @@ import torch
 
 from trl_dataeff.replay.logprobs import LogprobRecorder
 from trl_dataeff.replay.statistics import ratio_statistics, summarize
-from trl_dataeff.replay.switch import ReplaySwitch
 from trl_dataeff.rollouts.distributed import Processes
 
 
@@ -53,7 +52,6 @@ class LossCorrection:
         epsilon (`tuple[float, float]`): TRL's lower and upper `epsilon`.
         kl (`float`): weight of the KL term that has to be corrected: `beta` with `use_bias_correction_kl`, else 0.
         max_completion_length (`int`), steps_per_generation (`int`): of the run.
-        switch ([`ReplaySwitch`]): gets the clipped share of every micro-batch.
         processes ([`Processes`]): of the run.
 
     Attributes:
@@ -71,14 +69,13 @@ class LossCorrection:
         kl: float,
         max_completion_length: int,
         steps_per_generation: int,
-        switch: ReplaySwitch,
         processes: Processes,
     ):
         self.clip, self.cap, self.level, self.loss_type = clip, cap, level, loss_type
         self.epsilon = epsilon
         self.kl = kl if clip == "proximal" else 0.0
         self.max_completion_length, self.steps_per_generation = max_completion_length, steps_per_generation
-        self.switch, self.processes = switch, processes
+        self.processes = processes
         self.recorder = LogprobRecorder()
         self._inputs: dict[str, Any] | None = None  # the micro-batch that is in the loss
 
@@ -113,10 +110,7 @@ class LossCorrection:
         if self.clip == "behavior" and self.loss_type != "cispo":
             clipped = clipped | capped
         inputs["per_token_logps"] = logps
-        gathered = self.processes.gather(ratio_statistics(ratio, capped, clipped, inputs))
-        tokens, *_, clipped_tokens = gathered.view(-1, 6).double().sum(0).tolist()
-        self.switch.observe(clipped_tokens, tokens)
-        return summarize(gathered)
+        return summarize(self.processes.gather(ratio_statistics(ratio, capped, clipped, inputs)))
 
     def missing_kl(self, accumulation_steps: int) -> torch.Tensor | float:
         """What the loss of the present micro-batch lacks of its KL term (see [`missing_kl`])."""

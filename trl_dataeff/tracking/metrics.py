@@ -65,9 +65,6 @@ METRICS: dict[str, Metric] = {
         "steps", "Age of the groups trained on that were generated for an earlier generation batch."
     ),
     "replay/weight": Metric("factor", "On the advantages of replayed groups (see `replay_weight`)."),
-    "replay/clipped_running": Metric(
-        "share", "Running mean of `replay/clipped_share`; replay ends above `replay_max_clipped`."
-    ),
     "replay/ratio_mean": Metric("ratio", "Mean of pi_old / pi_behavior, not truncated, over those groups' tokens."),
     "replay/ratio_max": Metric("ratio", "Largest pi_old / pi_behavior, not truncated, over those groups' tokens."),
     "replay/ess": Metric(
