@@ -146,6 +146,6 @@ def _reasoning_gym(name: str, seed: int, **options: Any) -> Iterator[dict[str, A
     except ImportError as error:
         raise ImportError(
             "The questions of the quickstart are made by `reasoning-gym`, which is not installed here. Run "
-            '`pip install "trl-dataeff[quickstart]"`, or let `make quickstart` do it.'
+            "`pip install reasoning-gym`, or let `make quickstart` do it."
         ) from error
     return iter(reasoning_gym.create_dataset(name, seed=seed, size=1_000_000, **options))

@@ -195,4 +195,4 @@ def test_without_matplotlib(capsys, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     code, _, err = report(capsys, str(RUNS / "dots-0"), "--output", str(tmp_path / "r.html"))
     assert code == 2
-    assert "pip install 'trl-dataeff[report]'" in err
+    assert "pip install matplotlib" in err

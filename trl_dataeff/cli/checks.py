@@ -182,7 +182,7 @@ def _package_problems(training: DataEfficientGRPOConfig, model: ModelConfig) -> 
 
     if training.use_vllm and not is_vllm_available():
         message = (
-            '`use_vllm` needs vLLM, which is not installed: pip install "trl-dataeff[vllm]". Without it, generation is '
+            '`use_vllm` needs vLLM, which is not installed: pip install "trl[vllm]". Without it, generation is '
             "slower but works: `--use_vllm false`."
         )
         yield Problem(message, ("use_vllm",))
@@ -190,7 +190,7 @@ def _package_problems(training: DataEfficientGRPOConfig, model: ModelConfig) -> 
     if embeds and find_spec("sentence_transformers") is None:
         message = (
             f"`dots_embedding` is {training.dots_embedding!r}, which needs sentence-transformers: pip install "
-            '"trl-dataeff[embeddings]". Without it, the policy can embed the prompts: `--dots_embedding policy`.'
+            "sentence-transformers. Without it, the policy can embed the prompts: `--dots_embedding policy`."
         )
         yield Problem(message, ("dots_embedding",))
     for name in ("load_in_4bit", "load_in_8bit"):

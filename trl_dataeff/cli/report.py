@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from trl_dataeff.tracking.recorded import RecordedRun
 
 EPILOG = """\
-The page opens from disk and loads nothing. Figures need matplotlib: pip install "trl-dataeff[report]".
+The page opens from disk and loads nothing. Figures need matplotlib: pip install matplotlib.
 Runs of plain TRL are read from the `trainer_state.json` of their last checkpoint; what they did not record is left out.
 
 examples:

@@ -27,7 +27,7 @@ def math_verify_reward(
 
     Like TRL's `accuracy_reward`, and beyond it: takes plain text as well as conversations, reads `answer` as well as
     `solution`, understands `#### 42` in gold answers, and accepts an answer outside of LaTeX (`so it is 34`). Needs
-    `pip install "trl-dataeff[math]"`.
+    `pip install math-verify`.
 
     Args:
         completions (`list[str]` or `list[list[dict]]`):
@@ -62,7 +62,7 @@ def require_math_verify(name: str) -> None:
     try:
         import math_verify  # noqa: F401
     except ImportError as error:
-        raise ImportError(f'`{name}` needs math-verify: pip install "trl-dataeff[math]"') from error
+        raise ImportError(f"`{name}` needs math-verify: pip install math-verify") from error
 
 
 def _score(text: str, gold: str) -> float | None:

@@ -158,7 +158,7 @@ def check_library() -> None:
         import matplotlib  # noqa: F401
     except ImportError as error:
         raise FiguresMissing(
-            "Figures are drawn with matplotlib, which is not installed: pip install 'trl-dataeff[report]'."
+            "Figures are drawn with matplotlib, which is not installed: pip install matplotlib."
         ) from error
 
 

@@ -62,7 +62,7 @@ def embed_dataset(
             N prompts: strings or conversations, of which the text parts are embedded.
         embedding (`str`, *optional*, defaults to `"policy"`):
             `"policy"`, or the id or path of a sentence-transformers model, or of another Hugging Face encoder or decoder,
-            whose last hidden states are averaged. These need the extra `trl-dataeff[embeddings]`.
+            whose last hidden states are averaged. These need sentence-transformers.
         policy ([`~transformers.PreTrainedModel`], *optional*):
             The model that is trained, wrapped or not; for `"policy"`. It runs where it is.
         tokenizer ([`~transformers.PreTrainedTokenizerBase`] or [`~transformers.ProcessorMixin`], *optional*):

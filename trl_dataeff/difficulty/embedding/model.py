@@ -261,7 +261,7 @@ def _load(name: str, device: torch.device, accelerator: Any, revision: str | Non
     except ImportError as error:
         raise EmbeddingError(
             f"The embedding model {name!r} needs sentence-transformers, which cannot be imported ({error}). Install it: "
-            'pip install "trl-dataeff[embeddings]". Or embed with the policy.'
+            "pip install sentence-transformers. Or embed with the policy."
         ) from error
     bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported()
     plugin = getattr(accelerator.state, "deepspeed_plugin", None) if accelerator is not None else None
