@@ -144,7 +144,7 @@ def test_model_is_loaded_as_the_fields_say(recipe):
         (["--loss_type", "nonsense"], "`loss_type` is 'nonsense'; it takes 'grpo', 'dr_grpo'"),
         (["--per_device_train_batch_size", "128"], "16 prompts"),
         (["--accelerate_config", "nowhere"], "nowhere"),
-        (["--learning_rat", "1"], "Did you mean `learning_rate`"),
+        (["--learning_rat", "1"], "Did you mean `--learning_rate`"),
     ],
 )
 def test_mistakes_end_in_one_line_before_a_model_is_loaded(args, part, recipe, tmp_path, monkeypatch, capsys):
