@@ -68,7 +68,7 @@ def test_no_reward_is_refused():
 @pytest.mark.parametrize("name", ["math_verify_reward", "accuracy_reward"])
 def test_missing_math_verify_is_said_at_once(name, monkeypatch):
     monkeypatch.setitem(sys.modules, "math_verify", None)
-    with pytest.raises(UserError, match=r"trl-dataeff\[math\]"):
+    with pytest.raises(UserError, match=r"pip install math-verify"):
         load_rewards([name])
 
 

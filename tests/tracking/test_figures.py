@@ -93,7 +93,7 @@ def test_labels_do_not_overlap():
 
 def test_without_matplotlib_it_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(drawing.FiguresMissing, match=r"pip install 'trl-dataeff\[report\]'"):
+    with pytest.raises(drawing.FiguresMissing, match=r"pip install matplotlib"):
         drawing.check_library()
 
 

@@ -98,8 +98,8 @@ def svg(plot: Plot) -> str:
 
     buffer = io.StringIO()
     style: Any = {**_STYLE, "svg.hashsalt": plot.name}
-    with mpl.rc_context(style), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # the browser has them
+    # A character that the font lacks: the browser has it
+    with mpl.rc_context(style), warnings.catch_warnings(action="ignore", category=UserWarning):
         _drawn(plot).savefig(buffer, format="svg", metadata={"Date": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]

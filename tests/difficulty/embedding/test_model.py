@@ -94,6 +94,6 @@ def test_a_model_whose_file_is_cut_off(embed, tmp_path):
 
 def test_without_sentence_transformers_the_extra_is_named(embed, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
-    with pytest.raises(EmbeddingError, match=r"sentence-transformers.*pip install \"trl-dataeff\[embeddings\]\""):
+    with pytest.raises(EmbeddingError, match=r"sentence-transformers.*pip install sentence-transformers"):
         embed(varied_dataset(), save_bert(tmp_path / "bert"))
     assert embed(varied_dataset()).shape == (len(VARIED_TEXTS), 32)
