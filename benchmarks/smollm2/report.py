@@ -49,12 +49,14 @@ def recorded(folder: Path, runs: Iterable[tuple[str, float, str, int]]) -> list[
 
 
 def short(rows: Iterable[dict]) -> str:
-    """What a newcomer looks at first: success after half and all of uniform sampling's rollouts, and the ratios."""
+    """What a newcomer looks at first: success after half and all of uniform sampling's rollouts, and the ratios. Methods with 3 seeds."""
     parts = []
     for (pool, _), curves in curves_by_setting(rows).items():
         base = [curve for curve in curves if curve.method == BASELINE]
         end = max(curve.column("rollouts")[-1] for curve in base)
-        for row in ratios(curves):
+        for row, halfway in zip(ratios(curves), _halfway(curves), strict=True):
+            if row["seeds"] < 3:
+                continue
             own = [curve for curve in curves if curve.method == row["method"]]
             at = [
                 float(np.mean([np.interp(x, c.column("rollouts"), c.column("accuracy_sampled")) for c in own]))
@@ -66,13 +68,30 @@ def short(rows: Iterable[dict]) -> str:
                     f"`{row['method']}`",
                     str(row["seeds"]),
                     *(f"{value:.3f}" for value in at),
+                    _with_interval(halfway, "rollouts"),
                     " ".join(map(show, row["rollouts_ratios"])),
                     _with_interval(row, "rollouts"),
                     _with_interval(row, "cpu_s"),
                 ]
             )
-    header = ["pool", "method", "seeds", "after 512", "after 1,024", "rollouts, by seed", "rollouts", "CPU time"]
+    header = [
+        "pool",
+        "method",
+        "seeds",
+        "after 512",
+        "after 1,024",
+        "to half-way",
+        "to the end, by seed",
+        "to the end",
+        "CPU time",
+    ]
     return _markdown(header, parts)
+
+
+def _halfway(curves: list[Curve]) -> list[dict]:
+    """[`ratios`] to what the baseline has come to after half of its steps."""
+    ends = [int(curve.column("step")[-1]) for curve in curves if curve.method == BASELINE]
+    return ratios(curves, at_step=max(ends) // 2 if ends else None)
 
 
 def by_rate(rows: Iterable[dict]) -> str:
@@ -113,7 +132,7 @@ def _needs(curves: list[Curve]) -> str:
     base = {curve.seed: curve for curve in curves if curve.method == BASELINE}
     half = max(c.column("rollouts")[-1] for c in base.values()) / 2 if base else math.nan
     lines = []
-    for row in ratios(curves):
+    for row, halfway in zip(ratios(curves), _halfway(curves), strict=True):
         own = [c for c in curves if c.method == row["method"] and c.seed in base]
         worst = [worst_kind(c, base[c.seed]) for c in own]
         interval = "-" if math.isnan(row["rollouts_low"]) else f"{row['rollouts_low']:.2f}-{row['rollouts_high']:.2f}"
@@ -123,7 +142,8 @@ def _needs(curves: list[Curve]) -> str:
                 str(row["seeds"]),
                 f"{row['start']:.3f} -> {row['end']:.3f}",
                 f"{np.mean([np.interp(half, c.column('rollouts'), c.column('accuracy_sampled')) for c in own]):.3f}",
-                f"{row['rollouts']:.0f}",
+                _with_interval(halfway, "rollouts"),
+                " ".join(map(show, halfway["rollouts_ratios"])),
                 show(row["rollouts_ratio"]),
                 interval,
                 " ".join(map(show, row["rollouts_ratios"])),
@@ -132,7 +152,7 @@ def _needs(curves: list[Curve]) -> str:
                 f"{np.mean(worst):+.3f}" if worst and row["method"] != BASELINE else "-",
             ]
         )
-    header = ["method", "seeds", "success", f"after {half:.0f}", "rollouts", "ratio"]
+    header = ["method", "seeds", "success", f"after {half:.0f}", "to half-way", "per seed", "to the end"]
     header += ["95 %", "per seed", "steps", "CPU", "worst kind"]
     return _markdown(header, lines)
 

@@ -86,16 +86,19 @@ def rows(method: str, seed: int, points: list[tuple[int, float, float]], **measu
 
 
 def test_the_table_by_hand():
-    """Uniform ends at 0.5 after 200 rollouts; the other is there after 100, in all and in kind a, and is behind in b."""
-    uniform = rows("uniform", 0, [(0, 0.1, 0.1), (200, 0.5, 0.5)], entropy=0.5)
-    other = rows("default", 0, [(0, 0.1, 0.1), (100, 0.8, 0.2), (200, 0.8, 0.2)], prediction_error=0.25)
+    """
+    Uniform is at 0.3 after 256 rollouts and ends at 0.5 after 512; the other is at 0.3 after 128 and at 0.5 after 256, in all
+    and in kind a, and is behind in b.
+    """
+    uniform = rows("uniform", 0, [(0, 0.1, 0.1), (256, 0.3, 0.3), (512, 0.5, 0.5)], entropy=0.5)
+    other = rows("default", 0, [(0, 0.1, 0.1), (256, 0.8, 0.2), (512, 0.8, 0.2)], prediction_error=0.25)
     text = tables([*uniform, *other])
     line = next(line for line in text.splitlines() if line.startswith("| `default`"))
     cells = [cell.strip() for cell in line.strip("|").split("|")]
-    # Half of the rollouts of `uniform` are 100
-    assert cells[1:6] == ["1", "0.100 -> 0.500", "0.500", "200", "0.50"]
-    assert cells[6] == "-", "one seed has no interval"
-    assert cells[10] == "-0.200"  # in b, from 0.2 - 0.3 at 100 rollouts to 0.2 - 0.5 at 200
+    # Success after half of the rollouts, and rollouts to what uniform has after half of its steps, and at its end
+    assert cells[1:7] == ["1", "0.100 -> 0.500", "0.500", "0.50", "0.50", "0.50"]
+    assert cells[7] == "-", "one seed has no interval"
+    assert cells[11] == "-0.200"  # in b, from 0.2 - 0.3 at 256 rollouts to 0.2 - 0.5 at 512
     measured = [line for line in text.splitlines() if line.startswith("| `default`")][-1]
     assert "0.25" in measured
     assert measured.count(" - ") >= 3, "what was not measured is printed as undefined"
@@ -129,7 +132,7 @@ def test_a_study_goes_on_where_it_stopped(tmp_path):
 
 
 def test_the_study_is_that_of_the_page(tmp_path):
-    """Six methods with three seeds on the mixed pool, the default and uniform with five, and those two with three on the
+    """Six methods with three seeds on the mixed pool, the default and uniform with seven, and those two with three on the
     other pools."""
     runs = {
         (pool, rate, method, seed)
@@ -137,7 +140,7 @@ def test_the_study_is_that_of_the_page(tmp_path):
         for method in methods
         for seed in seeds
     }
-    assert len(runs) == 6 * 3 + 2 * 2 + 2 * 2 * 3
+    assert len(runs) == 6 * 3 + 2 * 4 + 2 * 2 * 3
     names = {Spec(method, seed, pool, learning_rate=rate).name for pool, rate, method, seed in runs}
     assert len(names) == len(runs)
     assert Spec("uniform", 0, "mixed").scaled(4).prompts == 32
