@@ -54,8 +54,8 @@ class DataEfficientOptions:
     rollout_margin: float = field(
         default=1.0,
         metadata={
-            "help": "With `dynamic_sampling`: oversampling of a round, which rolls out ceil(margin * missing / (1 - "
-            "z)) groups, z being the running share of zero-variance groups (GRESO paper: 1.25)."
+            "help": "With `dynamic_sampling`: oversampling factor of a round, which rolls out ceil(margin * missing / "
+            "(1 - z)) groups, where z is the running share of zero-variance groups (GRESO paper: 1.25)."
         },
     )
     rollout_round_min: float = field(
@@ -72,14 +72,15 @@ class DataEfficientOptions:
     reward_range: list[float] | None = field(
         default=None,
         metadata={
-            "help": "Lowest and highest total reward, which map to success rates 0 and 1; unset, those seen so far."
+            "help": "Lowest and highest total reward, which map to success rates 0 and 1; if unset, the lowest and "
+            "highest seen so far."
         },
     )
     exploration: float = field(
         default=0.05,
         metadata={
-            "help": "With 'dots': least share of each round that is drawn uniformly, in [0, 1], which is larger as "
-            "long as selection is not seen to raise the effective share; 0 switches exploration off."
+            "help": "With 'dots': smallest share of each round that is drawn uniformly, in [0, 1]; the share is larger "
+            "until selection is seen to raise the effective share, and 0 switches exploration off."
         },
     )
 
@@ -105,8 +106,8 @@ class DataEfficientOptions:
     reward_timeout: float | None = field(
         default=None,
         metadata={
-            "help": "Seconds that one call of a reward function may take, after which its completions, as those with "
-            "a non-numeric reward, have no score and training continues; no limit if unset."
+            "help": "Time limit for one call of a reward function, in seconds; completions whose reward is late or "
+            "non-numeric get no score, and training continues; no limit if unset."
         },
     )
 
@@ -114,34 +115,37 @@ class DataEfficientOptions:
     replay_fraction: float = field(
         default=0.5,
         metadata={
-            "help": "Share of each batch's groups that is replayed from recent rollouts, in [0, 1), from the first stored "
-            "group on; 0 switches replay off."
+            "help": "Share of each batch's groups that is replayed from recent rollouts, in [0, 1), as soon as a group "
+            "is stored; 0 switches replay off."
         },
     )
     replay_weight: float | None = field(
         default=None,
         metadata={
-            "help": "Factor on the advantages of replayed groups; `None` (`null` in a recipe) is the running share of "
-            "effective groups, so that steps become smaller as the policy learns, as those of plain GRPO do, "
-            "and 1 is as in the paper."
+            "help": "Factor on the advantages of replayed groups; `None` (`null` in a recipe) uses the running share of "
+            "effective groups, so that steps become smaller as the policy learns, as with plain GRPO; 1 is the "
+            "paper's value."
         },
     )
     replay_capacity: int = field(
         default=512,
-        metadata={"help": "Groups that the replay buffer holds, of each prompt the newest, if it is effective."},
+        metadata={
+            "help": "Maximum number of groups in the replay buffer, which holds the newest group of each prompt if it "
+            "is effective."
+        },
     )
     replay_order: Literal["newest", "random"] = field(
         default="newest",
         metadata={
-            "help": "Which stored groups are replayed: the 'newest', which are the closest to the policy, or, as in the "
-            "paper, 'random' ones."
+            "help": "Which stored groups are replayed: 'newest' (the closest to the policy) or 'random' (as in the "
+            "paper)."
         },
     )
     replay_max_age: int | None = field(
         default=5,
         metadata={
-            "help": "Optimizer steps after which a stored group is no longer replayed, those of the last batch "
-            "excepted; `None` (`null` in a recipe) sets no limit but `replay_capacity`."
+            "help": "Optimizer steps after which a stored group is no longer replayed, except those of the last batch; "
+            "`None` (`null` in a recipe) sets no limit other than `replay_capacity`."
         },
     )
     replay_clip: Literal["proximal", "behavior"] = field(
@@ -154,9 +158,9 @@ class DataEfficientOptions:
     replay_ratio_cap: float = field(
         default=2.0,
         metadata={
-            "help": "Bound of a replayed token's ratio, beyond which, with 'behavior', a token with a negative "
-            "advantage has no gradient (dual clip, arXiv 1912.09729; not for `loss_type='vespo'`, whose "
-            "weight vanishes by itself), and at which, with 'proximal', pi_old / pi_behavior is truncated."
+            "help": "Bound on the ratio of a replayed token: with 'behavior', a token with a negative advantage has no "
+            "gradient beyond it (dual clip, arXiv 1912.09729; not for `loss_type='vespo'`, whose weight "
+            "vanishes by itself); with 'proximal', pi_old / pi_behavior is truncated at it."
         },
     )
 
@@ -171,8 +175,8 @@ class DataEfficientOptions:
     dots_sharpness: float = field(
         default=1.0,
         metadata={
-            "help": "Exponent of the 'effective' weight: higher keeps closer to success rates near one half, and to fewer "
-            "kinds of prompts."
+            "help": "Exponent of the 'effective' weight; a higher value concentrates selection on success rates near "
+            "one half, and on fewer kinds of prompts."
         },
     )
     dots_target: float = field(default=0.5, metadata={"help": "Success rate that the 'target' weight prefers."})
@@ -189,8 +193,8 @@ class DataEfficientOptions:
     dots_embedding: str = field(
         default="policy",
         metadata={
-            "help": "What embeds the prompts: 'policy' (mean of the policy's last hidden states), or the id or path of a model, which needs the "
-            "extra `embeddings`."
+            "help": "Model that embeds the prompts: 'policy' (mean of the policy's last hidden states), or the id or "
+            "path of another model, which needs the extra `embeddings`."
         },
     )
     dots_reference: Literal["rolling", "paper"] = field(
@@ -201,37 +205,39 @@ class DataEfficientOptions:
     dots_refresh_batches: int = field(
         default=1,
         metadata={
-            "help": "Generation batches between two refreshes of predictions; with `dots_reference='paper'` the "
-            "prompts of all of them are drawn at once."
+            "help": "Generation batches between two refreshes of the predictions; with `dots_reference='paper'` the "
+            "prompts of all these batches are drawn at once."
         },
     )
     history_prior: float = field(
         default=4.0,
-        metadata={"help": "Strength of the predictor's prior against a prompt's own history, in completions."},
+        metadata={"help": "Strength of the predictor's prior relative to a prompt's own history, in completions."},
     )
     history_half_lives: list[float] | None = field(
         default=None,
         metadata={
-            "help": "Half-lives of evidence that compete, in generation batches, with the most weight on those that "
-            "predicted the latest groups best; `None` (`null` in a recipe) is 1, 3, 9 and 27."
+            "help": "Competing half-lives of evidence, in generation batches; those that predicted the latest groups "
+            "best get the most weight; `None` (`null` in a recipe) is 1, 3, 9 and 27."
         },
     )
 
     # Parameters that control GRESO
-    greso_p_init: float = field(default=0.5, metadata={"help": "Initial keep probability per zero-variance visit."})
-    greso_p_step: float = field(default=0.01, metadata={"help": "Change of a keep probability per step."})
+    greso_p_init: float = field(
+        default=0.5, metadata={"help": "Initial keep probability per zero-variance group of a streak."}
+    )
+    greso_p_step: float = field(default=0.01, metadata={"help": "Change of a keep probability per generation batch."})
     greso_p_min: float = field(default=0.05, metadata={"help": "Lower bound of the keep probabilities."})
     greso_p_max: float = field(default=0.95, metadata={"help": "Upper bound of the keep probabilities."})
     greso_target_zero_variance: float = field(
         default=0.25, metadata={"help": "Share of zero-variance groups that the controller aims at."}
     )
     greso_easy_share: float = field(
-        default=1 / 3, metadata={"help": "Part of `greso_target_zero_variance` that is allotted to easy prompts."}
+        default=1 / 3, metadata={"help": "Share of `greso_target_zero_variance` that is allotted to easy groups."}
     )
     greso_streak_half_life: float | None = field(
         default=None,
         metadata={
-            "help": "Generation batches after which a group of a streak counts half, or `inf` if streaks do not fade; "
-            "by default 100 with 'dots+greso', and `inf` with 'greso', as published."
+            "help": "Generation batches after which a group of a streak counts half, or `inf` for streaks that do not "
+            "fade; by default 100 with 'dots+greso', and `inf` with 'greso', as published."
         },
     )

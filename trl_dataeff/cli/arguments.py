@@ -50,20 +50,20 @@ class DataEfficientGRPOScriptArguments(GRPOScriptArguments):
     prompt_as_chat: bool = field(
         default=False,
         metadata={
-            "help": "Make a text prompt the user's message of a conversation, so that the model's chat template is "
-            "applied. Instruct models want it."
+            "help": "Turn a text prompt into the user's message of a conversation, so that the model's chat template is "
+            "applied; use it for instruct models."
         },
     )
     system_prompt: str | None = field(
         default=None,
-        metadata={"help": "System message in front of every prompt. Implies `prompt_as_chat`."},
+        metadata={"help": "System message before every prompt; implies `prompt_as_chat`."},
     )
     answer_column: str | None = field(
         default=None,
-        metadata={"help": "Column that reward functions get as `answer` and as `solution`."},
+        metadata={"help": "Column that is passed to reward functions as `answer` and as `solution`."},
     )
     plain: bool = field(
-        default=False, metadata={"help": "Print a line for each log, in a terminal too, instead of the live panel."}
+        default=False, metadata={"help": "Print one line per log instead of the live panel, also in a terminal."}
     )
 
 

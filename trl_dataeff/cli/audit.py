@@ -160,7 +160,7 @@ def _parser() -> CommandParser:
     parser.add_argument(
         "--map",
         metavar="ROLE=COLUMN[,...]",
-        help="columns with unusual names: prompt, completion, reward (a sum, if you like: accuracy+0.5*format), step, tokens",
+        help="columns with unusual names: prompt, completion, reward (can be a sum: accuracy+0.5*format), step, tokens",
     )
     parser.add_argument("--json", action="store_true", help="print everything as JSON, for `simulate --from-audit`")
     parser.add_argument("--seconds_per_step", type=float, metavar="S", help="duration of an optimizer step")
@@ -182,7 +182,7 @@ def _parser() -> CommandParser:
         "--predictability",
         type=float,
         metavar="R",
-        help="how well a prompt's text tells how hard it is, as a correlation (see `trl-dataeff simulate --help`)",
+        help="how well a prompt's text predicts its difficulty, as a correlation (see `trl-dataeff simulate --help`)",
     )
-    parser.add_argument("--no_projection", action="store_true", help="describe the run, simulate nothing")
+    parser.add_argument("--no_projection", action="store_true", help="describe the run without a projection")
     return parser

@@ -53,7 +53,9 @@ def _parser() -> CommandParser:
         description="Compare what several runs needed to reach the same accuracy.",
         epilog=EPILOG,
     )
-    parser.add_argument("runs", metavar="RUN", nargs="+", help="`output_dir` of a run, plain TRL's among them")
+    parser.add_argument(
+        "runs", metavar="RUN", nargs="+", help="`output_dir` of a run, of this package or of plain TRL"
+    )
     parser.add_argument(
         "--target", type=float, metavar="X", help="value to reach (default: the highest that all runs reach)"
     )

@@ -19,7 +19,7 @@ from trl_dataeff.options import DataEfficientOptions
 
 USAGE = "trl-dataeff grpo --config RECIPE [--field VALUE ...] [accelerate launch options]"
 DESCRIPTION = """\
-Train a language model with GRPO (TRL's GRPOTrainer), and generate only rollouts that produce a gradient.
+Train a language model with GRPO (TRL's GRPOTrainer), and generate fewer rollouts that carry no gradient.
 
 A recipe is a YAML file of the fields below; a field on the command line overrides the recipe. RECIPE is a file, or a
 name from `trl-dataeff recipes list`.
@@ -56,7 +56,7 @@ ESSENTIALS = {
     "steps_per_generation": "Forward and backward passes per generation batch; by default as `gradient_accumulation_steps`.",
     "learning_rate": "Peak learning rate. (default: 1e-06)",
     "max_steps": "Number of optimizer steps; if positive, it overrides `num_train_epochs`. (default: -1)",
-    "num_train_epochs": "Number of passes over the dataset. (default: 3.0)",
+    "num_train_epochs": "Number of epochs, each with as many steps as a pass over the dataset has. (default: 3.0)",
     "use_vllm": "Generate with vLLM.",
     "vllm_mode": "Where vLLM runs: 'colocate' (in the training processes) or 'server'. (default: colocate)",
     "use_cpu": "Train on the CPU, even if there is a GPU.",

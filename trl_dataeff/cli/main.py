@@ -16,7 +16,7 @@ from trl_dataeff.version import __version__
 HELP = """\
 usage: trl-dataeff COMMAND [options]
 
-Data-efficient GRPO for Hugging Face TRL: generate only rollouts that produce a gradient.
+Data-efficient GRPO for Hugging Face TRL: generate fewer rollouts that carry no gradient.
 
 commands:
   grpo       train a model with GRPO from a recipe           trl-dataeff grpo --config recipe.yaml
@@ -25,7 +25,7 @@ commands:
   fit-predictor
              fit a success-rate predictor to the groups of finished runs
   simulate   estimate savings before training                trl-dataeff simulate --help
-  audit      show what a finished run wasted, ours or not    trl-dataeff audit OUTPUT_DIR
+  audit      show how much of a run carried no gradient      trl-dataeff audit OUTPUT_DIR
   report     show what a run did, as a page of figures       trl-dataeff report OUTPUT_DIR
   compare    show what runs needed for the same accuracy     trl-dataeff compare RUN RUN
 

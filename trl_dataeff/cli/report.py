@@ -117,7 +117,9 @@ def _parser() -> CommandParser:
         epilog=EPILOG,
     )
     parser.add_argument("run", metavar="RUN", help="`output_dir` of a run")
-    parser.add_argument("--output", metavar="FILE", help="file of the page (default: RUN/dataeff/report.html)")
+    parser.add_argument(
+        "--output", metavar="FILE", help="file to write the page to (default: RUN/dataeff/report.html)"
+    )
     parser.add_argument("--png", metavar="DIR", help="folder to write each figure to as PNG")
     parser.add_argument(
         "--by",

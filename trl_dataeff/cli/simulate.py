@@ -307,7 +307,7 @@ def _parser() -> CommandParser:
     prompts.add_argument(
         "--from_audit",
         metavar="FILE",
-        help="what `trl-dataeff audit --json` printed: gives these and the options of the run, those named here apart",
+        help="output of `trl-dataeff audit --json`, which sets these options and those of the run unless they are given",
     )
     prompts.add_argument(
         "--logged_num_generations",
