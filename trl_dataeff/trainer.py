@@ -129,7 +129,9 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         announce_options(config, self.selector, reason, self._processes, by_instance=given_selector, model=self.model)
         self._set_up_fault_tolerance(sharded)
 
-        self._context_check = validation.ContextCheck.of(self.model.config, config)
+        self._context_check = validation.ContextCheck.of(
+            self.model.config, config, getattr(self, "vllm_generation", None)
+        )
         self._timer = StepTimer()
         self._callback = DataEfficientCallback(
             on_begin=self._on_train_begin,
@@ -311,8 +313,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
 
     def _tokenize_prompts(self, prompts: list[Any]) -> tuple[Any, ...]:
         tokenized: tuple[Any, ...] = super()._tokenize_prompts(prompts)
-        if self.use_vllm:
-            self._context_check.check_room(prompts, [len(ids) for ids in tokenized[0]])
+        self._context_check.check_room(prompts, [len(ids) for ids in tokenized[0]])
         return tokenized
 
     def _play_back(self, playback: capture.Playback) -> capture.Generated:
