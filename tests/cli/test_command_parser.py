@@ -43,5 +43,9 @@ def test_options_are_written_with_hyphens_or_underscores():
         assert parser().parse_args(["a-b", f"{name}=3"]).path == "a-b"
 
 
+def test_what_follows_two_hyphens_is_no_option():
+    assert parser().parse_args(["--max-steps", "3", "--", "--a-b"]).path == "--a-b"
+
+
 def test_the_epilog_keeps_its_spaces():
     assert "a  line" in parser().format_help()
