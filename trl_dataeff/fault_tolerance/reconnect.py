@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers.utils import logging
 
+
+if TYPE_CHECKING:
+    from trl import GRPOTrainer
 
 logger = logging.get_logger(__name__)
 _RESTARTS = 3  # in a row, before one call is given up
@@ -51,10 +54,16 @@ class ReconnectingClient:
         self._joined = self._instance()  # the server that has our weights
 
     @classmethod
-    def install(cls, vllm: Any, sharded: bool, **options: Any) -> None:
-        """Replace the client of TRL's `vllm_generation`. `options`: `device`, `timeout` and `on_return`."""
-        named_params = None if sharded else vllm._iter_named_params
-        vllm.vllm_client = cls(vllm.vllm_client, named_params=named_params, **options)
+    def install(cls, trainer: GRPOTrainer, sharded: bool, on_return: Callable[[], None]) -> None:
+        """Replace the client of a trainer, whose weights may be `sharded` over processes."""
+        vllm = trainer.vllm_generation
+        vllm.vllm_client = cls(
+            vllm.vllm_client,
+            device=trainer.accelerator.device,
+            timeout=trainer.args.vllm_server_timeout,
+            named_params=None if sharded else vllm._iter_named_params,
+            on_return=on_return,
+        )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
