@@ -17,7 +17,7 @@ completion, or `None` where it has nothing to say. Two things matter to data-eff
 """
 
 from datasets import load_dataset
-from trl import ModelConfig, ScriptArguments, TrlParser, get_peft_config
+from trl import ModelConfig, ScriptArguments, TrlParser, get_peft_config, get_quantization_config
 
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 
@@ -43,6 +43,11 @@ def make_conversation(example):
 if __name__ == "__main__":
     parser = TrlParser((ScriptArguments, DataEfficientGRPOConfig, ModelConfig))
     script_args, training_args, model_args = parser.parse_args_and_config()
+    training_args.model_init_kwargs = {
+        "revision": model_args.model_revision,
+        "attn_implementation": model_args.attn_implementation,
+        "dtype": model_args.dtype,
+    }
     training_args.reward_range = [0.0, 1.5]
 
     dataset = load_dataset(script_args.dataset_name, script_args.dataset_config, split=script_args.dataset_train_split)
@@ -51,6 +56,7 @@ if __name__ == "__main__":
         args=training_args,
         reward_funcs=[accuracy, brevity],
         train_dataset=dataset.map(make_conversation),
+        quantization_config=get_quantization_config(model_args),
         peft_config=get_peft_config(model_args),
     )
     trainer.train()

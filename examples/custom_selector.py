@@ -14,7 +14,7 @@ the test suite that every selector can be run through.
 import numpy as np
 import torch
 from datasets import load_dataset
-from trl import ModelConfig, ScriptArguments, TrlParser, get_peft_config
+from trl import ModelConfig, ScriptArguments, TrlParser, get_peft_config, get_quantization_config
 
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer, Selector
 from trl_dataeff.rewards import numeric_answer_reward
@@ -73,6 +73,11 @@ def make_conversation(example):
 if __name__ == "__main__":
     parser = TrlParser((ScriptArguments, DataEfficientGRPOConfig, ModelConfig))
     script_args, training_args, model_args = parser.parse_args_and_config()
+    training_args.model_init_kwargs = {
+        "revision": model_args.model_revision,
+        "attn_implementation": model_args.attn_implementation,
+        "dtype": model_args.dtype,
+    }
 
     dataset = load_dataset(script_args.dataset_name, script_args.dataset_config, split=script_args.dataset_train_split)
     levels = np.array([len(answer.splitlines()) for answer in dataset["answer"]])
@@ -82,6 +87,7 @@ if __name__ == "__main__":
         args=training_args,
         reward_funcs=numeric_answer_reward,
         train_dataset=dataset.map(make_conversation),
+        quantization_config=get_quantization_config(model_args),
         peft_config=get_peft_config(model_args),
         selector=CurriculumSelector(levels),
     )

@@ -12,7 +12,7 @@ training is that of `GRPOTrainer`, and the logs say under `dataeff/` which share
 """
 
 from datasets import Dataset
-from trl import ModelConfig, TrlParser, get_peft_config
+from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 
@@ -45,9 +45,14 @@ class GuessTheNumber:
 
 if __name__ == "__main__":
     parser = TrlParser((DataEfficientGRPOConfig, ModelConfig))
+    # Everything off, so that the run says nothing about methods that it cannot use
+    parser.set_defaults(selection="uniform", replay_fraction=0.0)
     training_args, model_args = parser.parse_args_and_config()
-    # Everything off: this line needs no other setting, and the run says nothing about methods that it cannot use
-    training_args.selection, training_args.replay_fraction = "uniform", 0.0
+    training_args.model_init_kwargs = {
+        "revision": model_args.model_revision,
+        "attn_implementation": model_args.attn_implementation,
+        "dtype": model_args.dtype,
+    }
 
     games = [{"prompt": [{"role": "user", "content": ""}], "number": number} for number in range(1, 101)]
     trainer = DataEfficientGRPOTrainer(
@@ -55,6 +60,7 @@ if __name__ == "__main__":
         args=training_args,
         train_dataset=Dataset.from_list(games),
         environment_factory=GuessTheNumber,
+        quantization_config=get_quantization_config(model_args),
         peft_config=get_peft_config(model_args),
     )
     trainer.train()

@@ -14,7 +14,7 @@ With vLLM, add `--use_vllm --vllm_mode colocate`. To compare with plain GRPO, ad
 """
 
 from datasets import load_dataset
-from trl import ModelConfig, ScriptArguments, TrlParser, get_peft_config
+from trl import ModelConfig, ScriptArguments, TrlParser, get_peft_config, get_quantization_config
 
 from trl_dataeff import DataEfficientGRPOConfig as GRPOConfig
 from trl_dataeff import DataEfficientGRPOTrainer as GRPOTrainer
@@ -32,7 +32,11 @@ def make_conversation(example):
 if __name__ == "__main__":
     parser = TrlParser((ScriptArguments, GRPOConfig, ModelConfig))
     script_args, training_args, model_args = parser.parse_args_and_config()
-    training_args.model_init_kwargs = {"dtype": model_args.dtype}
+    training_args.model_init_kwargs = {
+        "revision": model_args.model_revision,
+        "attn_implementation": model_args.attn_implementation,
+        "dtype": model_args.dtype,
+    }
 
     dataset = load_dataset(script_args.dataset_name, script_args.dataset_config).map(make_conversation)
     held_out = dataset[script_args.dataset_test_split]
@@ -43,6 +47,7 @@ if __name__ == "__main__":
         reward_funcs=numeric_answer_reward,  # compares with the number after #### in the column `answer`
         train_dataset=dataset[script_args.dataset_train_split],
         eval_dataset=held_out.select(range(min(200, len(held_out)))),
+        quantization_config=get_quantization_config(model_args),
         peft_config=get_peft_config(model_args),
     )
     trainer.train()

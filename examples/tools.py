@@ -14,7 +14,7 @@ completion, masked out of the loss, and a replayed group calls no tool again.
 import random
 
 from datasets import Dataset
-from trl import ModelConfig, TrlParser, get_peft_config
+from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 from trl_dataeff.rewards import numeric_answer_reward
@@ -45,6 +45,11 @@ def make_dataset(n: int, seed: int = 0) -> Dataset:
 if __name__ == "__main__":
     parser = TrlParser((DataEfficientGRPOConfig, ModelConfig))
     training_args, model_args = parser.parse_args_and_config()
+    training_args.model_init_kwargs = {
+        "revision": model_args.model_revision,
+        "attn_implementation": model_args.attn_implementation,
+        "dtype": model_args.dtype,
+    }
 
     trainer = DataEfficientGRPOTrainer(
         model=model_args.model_name_or_path,
@@ -52,6 +57,7 @@ if __name__ == "__main__":
         reward_funcs=numeric_answer_reward,
         train_dataset=make_dataset(1000),
         tools=[multiply],
+        quantization_config=get_quantization_config(model_args),
         peft_config=get_peft_config(model_args),
     )
     trainer.train()

@@ -16,7 +16,7 @@ import random
 
 from datasets import Dataset
 from PIL import Image, ImageDraw
-from trl import ModelConfig, TrlParser, get_peft_config
+from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 from trl_dataeff.rewards import numeric_answer_reward
@@ -46,9 +46,13 @@ def make_dataset(n: int) -> Dataset:
 
 if __name__ == "__main__":
     parser = TrlParser((DataEfficientGRPOConfig, ModelConfig))
+    parser.set_defaults(selection="dots", replay_fraction=0.0)
     training_args, model_args = parser.parse_args_and_config()
-    training_args.selection, training_args.replay_fraction = "dots", 0.0
-    training_args.model_init_kwargs = {"dtype": model_args.dtype}
+    training_args.model_init_kwargs = {
+        "revision": model_args.model_revision,
+        "attn_implementation": model_args.attn_implementation,
+        "dtype": model_args.dtype,
+    }
 
     random.seed(0)
     trainer = DataEfficientGRPOTrainer(
@@ -56,6 +60,7 @@ if __name__ == "__main__":
         args=training_args,
         reward_funcs=numeric_answer_reward,
         train_dataset=make_dataset(500),
+        quantization_config=get_quantization_config(model_args),
         peft_config=get_peft_config(model_args),
     )
     trainer.train()

@@ -2,6 +2,7 @@
 
 import re
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +25,7 @@ from tests.factories import (
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 from trl_dataeff.rollouts.prompts import without_prompt
 from trl_dataeff.selection import DotsSelector, GresoSelector, UniformSelector, registered_selectors
-from trl_dataeff.validation import RewardChecks, check_dataset, check_prompts, resolve_selector
+from trl_dataeff.validation import ContextCheck, RewardChecks, check_dataset, check_prompts, resolve_selector
 
 
 def config(tmp_path, **fields):
@@ -324,6 +325,23 @@ def test_a_prompt_that_fills_the_context(tmp_path, caplog_transformers):
         "A prompt of 1021 tokens leaves no room for `max_completion_length` (8) in the model's context of 1024"
         in message
     )
+
+
+@pytest.mark.parametrize(("mode", "accepted"), [("colocate", 4000), ("server", 10**6)])
+def test_prompts_are_rejected_by_the_limit_of_the_engine(tmp_path, mode, accepted):
+    """With scaled positions (YaRN) it is above `max_position_embeddings`; that of a server is not known here."""
+    text_config = SimpleNamespace(max_position_embeddings=1024)
+    engine = SimpleNamespace(model_config=SimpleNamespace(max_model_len=4001))
+    vllm = SimpleNamespace(llm=SimpleNamespace(llm_engine=engine))
+    args = config(tmp_path, use_vllm=True, vllm_mode=mode)
+    check = ContextCheck.of(SimpleNamespace(get_text_config=lambda: text_config), args, vllm)
+    check.check_room(["a"], [accepted])
+    if mode == "colocate":
+        assert check.overlong([4001 - args.max_completion_length]) == [False]
+        with pytest.raises(
+            ValueError, match=r"1 of 2 prompts are too long for vLLM: the first has 4001 tokens, .* takes 4001"
+        ):
+            check.check_room(["a", "b"], [4000, 4001])
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import inspect
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
@@ -21,14 +20,14 @@ from trl.models.utils import disable_gradient_checkpointing
 
 import trl_dataeff.validation as validation
 from trl_dataeff.callback import DataEfficientCallback
-from trl_dataeff.checkpoint.loop import continue_interval, loop_state
+from trl_dataeff.checkpoint.loop import continue_interval, loop_state, unused_batch
 from trl_dataeff.checkpoint.resume import failure_notes, remove_older, resolve_run
 from trl_dataeff.checkpoint.runs import Run
 from trl_dataeff.checkpoint.saving import complete_checkpoint
 from trl_dataeff.collector import GenerationBatch, make_collector
 from trl_dataeff.collector.state import begin_run, check_agreement, load_run, save_run
 from trl_dataeff.config import DataEfficientGRPOConfig
-from trl_dataeff.difficulty.embedding import embed_dataset
+from trl_dataeff.difficulty.embedding import embed_for
 from trl_dataeff.fault_tolerance.nonfinite import NonfiniteStepGuard, step_guard
 from trl_dataeff.fault_tolerance.reconnect import ReconnectingClient
 from trl_dataeff.fault_tolerance.reward_guard import RewardGuard
@@ -36,7 +35,7 @@ from trl_dataeff.fault_tolerance.signals import StopSignals, exception_of
 from trl_dataeff.notice import announce_options
 from trl_dataeff.replay.correction import LossCorrection
 from trl_dataeff.replay.logprobs import behavior_tensors, compute_leftover_logps
-from trl_dataeff.replay.statistics import sampling_statistics, summarize_sampling
+from trl_dataeff.replay.statistics import sampling_metrics
 from trl_dataeff.rollouts import capture
 from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.rollouts.scoring import score
@@ -129,7 +128,9 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         announce_options(config, self.selector, reason, self._processes, by_instance=given_selector, model=self.model)
         self._set_up_fault_tolerance(sharded)
 
-        self._context_check = validation.ContextCheck.of(self.model.config, config)
+        self._context_check = validation.ContextCheck.of(
+            self.model.config, config, getattr(self, "vllm_generation", None)
+        )
         self._timer = StepTimer()
         self._callback = DataEfficientCallback(
             on_begin=self._on_train_begin,
@@ -150,12 +151,9 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     def _set_up_fault_tolerance(self, sharded: bool) -> None:
         args = self.args
         if args.reward_timeout is not None:
-            self._reward_guard = guard = RewardGuard(args.reward_timeout)
-            self.reward_funcs = list(map(guard.wrap, self.reward_funcs, self.reward_func_names))
+            self._reward_guard = RewardGuard.install(self, args.reward_timeout)
         if args.vllm_reconnect and self.use_vllm and args.vllm_mode == "server" and self._processes.is_main:
-            options: dict[str, Any] = {"device": self.accelerator.device, "timeout": args.vllm_server_timeout}
-            options["on_return"] = lambda: self.collector.counters.add(server_returns=1)
-            ReconnectingClient.install(self.vllm_generation, sharded, **options)
+            ReconnectingClient.install(self, sharded, lambda: self.collector.counters.add(server_returns=1))
 
     # Starting and ending
 
@@ -175,6 +173,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     def _begin_run(self) -> None:
         """State of a run. A second call of `train` starts again, with the dataset that is there then."""
         args, dataset = self.args, cast(Dataset, self.train_dataset)  # any other is read by TRL alone
+        self._begins_sharded = False
         self._step, self._buffered_inputs = 0, None  # TRL would go on within the last run's generation batch
         self._metrics["train"].clear()
         if self.use_vllm:
@@ -187,19 +186,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             args,
             selector=self.selector if self._map_style else None,
             dataset=dataset if self._map_style else None,
-            embed=partial(
-                embed_dataset,
-                dataset,
-                args.dots_embedding,
-                policy=self.model,
-                tokenizer=self.processing_class,
-                accelerator=self.accelerator,
-                progress=not args.disable_tqdm,
-                fallback_dir=Path(args.output_dir, "_embeddings"),  # what begins with "_" is not pushed to the Hub
-                chat_template=self.chat_template,
-                tools=self.tools or None,
-                chat_template_kwargs=self.chat_template_kwargs,
-            ),
+            embed=lambda: embed_for(self, dataset, args.dots_embedding),
             reward_names=self.reward_func_names,
             reward_weights=self.reward_weights.numpy(),
             refills=self._refills,
@@ -208,24 +195,12 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             checkpoint=self._run.checkpoint,
             processes=self._processes,
         )
-        self._correction = LossCorrection(
-            clip=args.replay_clip,
-            cap=args.replay_ratio_cap,
-            level=self.importance_sampling_level,
-            loss_type=self.loss_type,
-            epsilon=(self.epsilon_low, self.epsilon_high),
-            kl=self.beta if args.use_bias_correction_kl else 0.0,
-            max_completion_length=args.max_completion_length,
-            steps_per_generation=args.steps_per_generation,
-            processes=self._processes,
-        )
-        skipped = partial(self.collector.counters.add, steps_skipped=1)
-        self._nonfinite = step_guard(self.accelerator, skipped) if args.skip_nonfinite_steps else None
+        self._correction = LossCorrection.of(self, args.replay_clip, args.replay_ratio_cap, self._processes)
+        self._nonfinite = step_guard(self.accelerator, self.collector.counters) if args.skip_nonfinite_steps else None
 
     def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
         scheduler = super().create_scheduler(*args, **kwargs)
         if self._begins_sharded:
-            self._begins_sharded = False
             self._begin_run()
         return scheduler
 
@@ -279,9 +254,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         if batch.trained_stale:
             tensors.update(behavior_tensors(own, tensors["completion_ids"]))
             tensors["advantages"] = tensors["advantages"] * self.collector.row_weights(own).to(tensors["advantages"])
-            if "importance_sampling_ratio" in tensors:  # TRL has logged its mismatch with vLLM over all rows
-                sampled = summarize_sampling(self._processes.gather(sampling_statistics(tensors)))
-                replace_last(self._metrics["train"], sampled)
+            replace_last(self._metrics["train"], sampling_metrics(tensors, self._processes))  # TRL's are over all rows
         if self.collector.buffer is not None:
             self._correction.recorder.expect(own, tensors)
         self._log(batch)
@@ -311,16 +284,12 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
 
     def _tokenize_prompts(self, prompts: list[Any]) -> tuple[Any, ...]:
         tokenized: tuple[Any, ...] = super()._tokenize_prompts(prompts)
-        if self.use_vllm:
-            self._context_check.check_room(prompts, [len(ids) for ids in tokenized[0]])
+        self._context_check.check_room(prompts, [len(ids) for ids in tokenized[0]])
         return tokenized
 
     def _play_back(self, playback: capture.Playback) -> capture.Generated:
         """TRL's own `_generate` on completions that exist already: they enter through its `rollout_func` slot."""
-        # Nothing is generated: no tool is called, and vLLM needs no new weights
-        present = {"rollout_func": playback.rollout_func, "tools": []}
-        present |= {"_last_loaded_step": self.state.global_step} if self.use_vllm else {}
-        with capture.temporarily(self, **present):
+        with capture.temporarily(self, **playback.fields_of(self)):
             # The prompts are tokenized already. As plain text they need no parsing of messages
             generated = capture.Generated(*super()._generate([""] * len(playback.completions)))
         return generated._replace(completions=playback.completions)
@@ -409,9 +378,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         writing = complete_checkpoint(self._run, checkpoint, step, resumable, args.should_save, self._processes)
         with writing, capture.temporarily(args, save_total_limit=None, push_to_hub=False):
             if resumable:
-                used_up = self._step % (args.steps_per_generation * self.num_iterations) == 0
-                micro_batches = None if used_up else self._buffered_inputs
-                save_run(checkpoint, self.collector, loop_state(self), micro_batches, writes=args.should_save)
+                save_run(checkpoint, self.collector, loop_state(self), unused_batch(self), writes=args.should_save)
             super()._save_checkpoint(model, trial)
         if args.push_to_hub:
             self._push_from_checkpoint(str(checkpoint))

@@ -243,17 +243,23 @@ class ContextCheck:
     Args:
         limits (`list`): tokens that the model takes, by several settings; `None` where that is not known.
         max_completion_length (`int`): tokens that a completion may take.
+        rejects (`bool`, *optional*, defaults to `False`): whether generation fails if there is no room for a single token.
     """
 
-    def __init__(self, limits: Sequence[int | None], max_completion_length: int):
+    def __init__(self, limits: Sequence[int | None], max_completion_length: int, rejects: bool = False):
         self.context = min((limit for limit in limits if limit is not None), default=None)
         self.max_completion_length = max_completion_length
+        self.rejects = rejects
         self._warned = False
 
     @classmethod
-    def of(cls, model_config: Any, args: DataEfficientGRPOConfig) -> ContextCheck:
-        """The check for a model's configuration and the trainer's."""
+    def of(cls, model_config: Any, args: DataEfficientGRPOConfig, vllm: Any = None) -> ContextCheck:
+        """The check for a model's configuration and the trainer's, and for TRL's `vllm_generation` if there is one."""
         context = getattr(model_config.get_text_config(), "max_position_embeddings", None)
+        if (
+            vllm is not None and args.vllm_mode == "colocate"
+        ):  # with scaled positions (YaRN) vLLM takes more than `context`
+            return cls([vllm.llm.llm_engine.model_config.max_model_len], args.max_completion_length, rejects=True)
         return cls([context, args.vllm_max_model_length], args.max_completion_length)
 
     def overlong(self, prompt_lengths: Sequence[int]) -> list[bool]:
@@ -272,17 +278,17 @@ class ContextCheck:
         return overlong
 
     def check_room(self, prompts: Sequence[Any], prompt_lengths: Sequence[int]) -> None:
-        """Raise a `ValueError` if prompts of so many tokens leave no room for a single one: vLLM rejects these."""
-        if self.context is None or max(prompt_lengths) < self.context:
-            return
-        i = next(i for i, length in enumerate(prompt_lengths) if length >= self.context)
-        text = str(prompts[i])
-        raise ValueError(
-            f"{sum(length >= self.context for length in prompt_lengths)} of {len(prompts)} prompts are too long for vLLM: the "
-            f"first has {prompt_lengths[i]} tokens, and the model takes {self.context}, completion included (the smaller of "
-            "`vllm_max_model_length` and the model's own limit). Remove such prompts from the dataset, or raise "
-            f"`vllm_max_model_length`. It begins: {text[:80]!r}"
-        )
+        """Raise a `ValueError` if prompts of so many tokens leave no room for a single one, and the engine `rejects` these."""
+        limit = self.context if self.rejects else None
+        too_long = [i for i, length in enumerate(prompt_lengths) if limit is not None and length >= limit]
+        if too_long:
+            first = too_long[0]
+            raise ValueError(
+                f"{len(too_long)} of {len(prompts)} prompts are too long for vLLM: the first has {prompt_lengths[first]} tokens, "
+                f"and the model takes {limit}, completion included (`vllm_max_model_length`, or else the model's own limit). "
+                "Remove such prompts from the dataset, or raise `vllm_max_model_length`. It begins: "
+                f"{str(prompts[first])[:80]!r}"
+            )
 
 
 class RewardChecks:

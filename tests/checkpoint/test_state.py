@@ -182,7 +182,7 @@ def test_a_checkpoint_that_cannot_be_resumed_is_found_before_prompts_are_embedde
     else:
         options["dots_predictor"] = "attention"
     again = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, train=False, **options)
-    monkeypatch.setattr("trl_dataeff.trainer.embed_dataset", lambda *a, **kw: pytest.fail("embedded"))
+    monkeypatch.setattr("trl_dataeff.trainer.embed_for", lambda *a, **kw: pytest.fail("embedded"))
     with pytest.raises(CheckpointError):
         again.train(resume_from_checkpoint=str(path))
 

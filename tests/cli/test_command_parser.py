@@ -43,5 +43,20 @@ def test_options_are_written_with_hyphens_or_underscores():
         assert parser().parse_args(["a-b", f"{name}=3"]).path == "a-b"
 
 
+def test_mistakes_in_a_sub_command_are_its_own():
+    made = parser()
+    made.add_subparsers().add_parser("copy").add_argument("--force")
+    with pytest.raises(UserError) as error:
+        made.parse_args(["p", "copy", "--forse", "x"])
+    assert str(error.value) == (
+        "`--forse` is not an option of `trl-dataeff made PATH copy`. Did you mean `--force`? "
+        "`trl-dataeff made PATH copy --help` lists what it takes."
+    )
+
+
+def test_what_follows_two_hyphens_is_no_option():
+    assert parser().parse_args(["--max-steps", "3", "--", "--a-b"]).path == "--a-b"
+
+
 def test_the_epilog_keeps_its_spaces():
     assert "a  line" in parser().format_help()

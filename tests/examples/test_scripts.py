@@ -15,10 +15,12 @@ from pathlib import Path
 import datasets.config
 import pyarrow.parquet as pq
 import pytest
+import torch
 import yaml
 from datasets import Dataset
 from transformers.trainer_utils import get_last_checkpoint
 
+import trl_dataeff
 from tests.factories import save_tiny, tool_tokenizer
 from tests.factories.tiny import tiny_model
 from tests.factories.vision import save_tiny_vision
@@ -30,6 +32,7 @@ SMALL = """
     --use_cpu --bf16 false --gradient_checkpointing false --report_to none --disable_tqdm true --max_steps 2
     --per_device_train_batch_size 16 --gradient_accumulation_steps 1 --num_generations 4 --logging_steps 1
     --use_peft --lora_target_modules q_proj v_proj --dtype float32 --learning_rate 1e-2
+    --attn_implementation eager
 """
 
 
@@ -89,11 +92,31 @@ def test_script_trains_two_steps(name, folder, tmp_path, monkeypatch):
     trainer = run_script(name, arguments, tmp_path, monkeypatch)
     assert isinstance(trainer, DataEfficientGRPOTrainer)
     assert trainer.state.global_step == 2
+    assert trainer.model.config._attn_implementation == "eager"
+    assert next(trainer.model.parameters()).dtype is torch.float32
     logs = [log for log in trainer.state.log_history if "dataeff/rollouts_trained" in log]
     assert logs[-1]["dataeff/rollouts_trained"] == 32
     assert (tmp_path / "out" / "adapter_model.safetensors").is_file()
     evaluated = [log["eval_reward"] for log in trainer.state.log_history if "eval_reward" in log]
     assert len(evaluated) == ("--eval_strategy" in further)
+
+
+@pytest.mark.parametrize(("name", "selection"), [("vision_language.py", "dots"), ("environment.py", "uniform")])
+def test_a_methods_default_can_be_changed(name, selection, tmp_path, monkeypatch):
+    made = []
+
+    class Noted:
+        def __init__(self, *, args, **kwargs):
+            made.append(args)
+
+        def train(self): ...
+
+        def save_model(self, output_dir): ...
+
+    monkeypatch.setattr(trl_dataeff, "DataEfficientGRPOTrainer", Noted)
+    for further in ([], ["--selection", "greso", "--replay_fraction", "0.25"]):
+        run_script(name, ["--model_name_or_path", "any", *further], tmp_path, monkeypatch)
+    assert [(args.selection, args.replay_fraction) for args in made] == [(selection, 0.0), ("greso", 0.25)]
 
 
 @pytest.fixture(scope="module")

@@ -97,6 +97,37 @@ def test_a_server_that_is_restarted_unnoticed_gets_the_present_weights(when, mon
     assert len(returns) == 1
 
 
+@pytest.mark.parametrize("parallel", [{"_api_process_count": 2}, {"data_parallel_size": 2}])
+def test_several_api_servers_are_not_taken_for_a_restart(parallel):
+    """Each has an id of its own, and the one that answers is chosen at random."""
+
+    class Several(Server):
+        def get_server_info(self):
+            self.instance += 1
+            return {**super().get_server_info(), "parallel_config": parallel}
+
+    client, returns = client_of(Several())
+    client._client.joined = True
+    client.update_named_params(["metadata"], iter(["present"]))
+    assert client.generate(["a"]) == [["present"], ["a"]]
+    assert returns == []
+    assert "close" not in client._client.log
+
+
+def test_one_api_server_is_recognized_with_data_parallelism():
+    class One(Server):
+        def get_server_info(self):
+            return {**super().get_server_info(), "parallel_config": {"_api_process_count": 1, "data_parallel_size": 2}}
+
+    server = One()
+    server.joined = True
+    client, returns = client_of(server)
+    client.update_named_params(["metadata"], iter(["present"]))
+    server.restart()
+    assert client.generate(["a"]) == [["present"], ["a"]]
+    assert returns == [1]
+
+
 def restarting_once(server):
     """`server.generate`, which restarts the server when it is called for the first time."""
     pending, plain = [server.restart], server.generate

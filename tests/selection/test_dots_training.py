@@ -125,8 +125,8 @@ def test_other_embeddings_on_resume_are_said_and_the_run_goes_on(tmp_path, monke
     options = {"save_strategy": "steps", "save_steps": 5, "max_steps": 8}
     dots(tmp_path / "whole", **options)
 
-    embed = trainer_module.embed_dataset
-    monkeypatch.setattr(trainer_module, "embed_dataset", lambda *a, **kw: embed(*a, **kw)[:] * np.float16(1.01))
+    embed = trainer_module.embed_for
+    monkeypatch.setattr(trainer_module, "embed_for", lambda *a, **kw: embed(*a, **kw)[:] * np.float16(1.01))
     resumed = dots(tmp_path / "resumed", train=False, **options)
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-5"))
     assert resumed.state.global_step == 8

@@ -1,4 +1,4 @@
-"""What a checkpoint keeps of the training loop because neither TRL nor the Trainer does: the place in the logging interval."""
+"""What a checkpoint keeps of the training loop because neither TRL nor the Trainer does: its place in batch and interval."""
 
 from __future__ import annotations
 
@@ -18,6 +18,12 @@ def loop_state(trainer: GRPOTrainer) -> dict[str, Any]:
         "loss": all_gather(float(trainer._tr_loss)),
         "metrics": {name: list(map(float, values)) for name, values in trainer._metrics["train"].items()},
     }
+
+
+def unused_batch(trainer: GRPOTrainer) -> list[dict[str, Any]] | None:
+    """The micro-batches of the present generation batch; `None` if all of them have been trained on."""
+    used_up = trainer._step % (trainer.args.steps_per_generation * trainer.num_iterations) == 0
+    return None if used_up else trainer._buffered_inputs
 
 
 def continue_interval(trainer: GRPOTrainer, loop: dict[str, Any], processes: Processes) -> None:

@@ -11,6 +11,9 @@ from trl_dataeff.cli.errors import UserError, closest
 from trl_dataeff.fields import Range, choices_in_words, in_words
 
 
+_OPTION = re.compile(r"^--([^=]+)")
+
+
 class CommandParser(ArgumentParser):
     """
     An `ArgumentParser` whose mistakes are [`UserError`]s, with the nearest name for one that is unknown. Options have
@@ -25,14 +28,19 @@ class CommandParser(ArgumentParser):
         super().__init__(prog=prog, allow_abbrev=False, formatter_class=RawDescriptionHelpFormatter, **kwargs)
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Namespace:  # type: ignore[override]
-        found: Namespace
-        found, unknown = self.parse_known_args(list(map(_with_underscores, args or [])), namespace)
+        return self.parse_known_args(_with_underscores(list(args or [])), namespace)[0]
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Namespace, list[str]]:
+        """Of a sub-command argparse calls this one: its own name and options are in the message, not its parent's."""
+        found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             name = next((token.partition("=")[0] for token in unknown if token.startswith("-")), None)
             hint = closest(name, self._option_string_actions) if name else ""
             what = f"`{name}` is not an option" if name else f"{unknown[0]!r} is one argument too many"
             raise UserError(f"{what} of `{self.prog}`.{hint} {self._see_help()}")
-        return found
+        return found, unknown
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{in_our_words(message)} {self._see_help()}")
@@ -56,9 +64,10 @@ def in_our_words(message: str) -> str:
     return f"{option}: {says}."
 
 
-def _with_underscores(token: str) -> str:
-    name, equals, value = token.partition("=")
-    return f"--{name[2:].replace('-', '_')}{equals}{value}" if name.startswith("--") else token
+def _with_underscores(argv: list[str]) -> list[str]:
+    """Write the names of options with underscores. What follows `--` are no options."""
+    end = argv.index("--") if "--" in argv else len(argv)
+    return [_OPTION.sub(lambda name: f"--{name[1].replace('-', '_')}", token) for token in argv[:end]] + argv[end:]
 
 
 def out_of_range(args: Namespace, ranges: Mapping[str, Range]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -60,8 +61,11 @@ class NonfiniteStepGuard:
         return True
 
 
-def step_guard(accelerator: Any, on_skip: Callable[[], None]) -> NonfiniteStepGuard | None:
-    """The guard of a run; `None` where a loss scaler or DeepSpeed skips such steps, with a smaller scale."""
+def step_guard(accelerator: Any, counters: Any) -> NonfiniteStepGuard | None:
+    """
+    The guard of a run, which calls `counters.add(steps_skipped=1)`; `None` where a loss scaler or DeepSpeed skips such steps,
+    with a smaller scale.
+    """
     if accelerator.distributed_type == DistributedType.DEEPSPEED or accelerator.scaler is not None:
         return None
-    return NonfiniteStepGuard(on_skip, accelerator.is_main_process)
+    return NonfiniteStepGuard(partial(counters.add, steps_skipped=1), accelerator.is_main_process)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers.utils import logging
 
+
+if TYPE_CHECKING:
+    from trl import GRPOTrainer
 
 logger = logging.get_logger(__name__)
 _RESTARTS = 3  # in a row, before one call is given up
@@ -21,7 +24,8 @@ class ReconnectingClient:
     The client itself repeats a request five times within about a minute. Then this class waits until the server answers
     again, joins its weight-transfer group again, sends the present weights (a server that was restarted has those of the
     original model), and repeats the request. A server that was restarted within that minute answers as if nothing was: it is
-    known by its `instance_id`, which is compared after each generation and before weights are sent.
+    known by its `instance_id`, which is compared after each generation and before weights are sent. Servers with data
+    parallelism have several, and are not known when they are restarted within that minute.
 
     Args:
         client: the client, on the main process.
@@ -50,10 +54,16 @@ class ReconnectingClient:
         self._joined = self._instance()  # the server that has our weights
 
     @classmethod
-    def install(cls, vllm: Any, sharded: bool, **options: Any) -> None:
-        """Replace the client of TRL's `vllm_generation`. `options`: `device`, `timeout` and `on_return`."""
-        named_params = None if sharded else vllm._iter_named_params
-        vllm.vllm_client = cls(vllm.vllm_client, named_params=named_params, **options)
+    def install(cls, trainer: GRPOTrainer, sharded: bool, on_return: Callable[[], None]) -> None:
+        """Replace the client of a trainer, whose weights may be `sharded` over processes."""
+        vllm = trainer.vllm_generation
+        vllm.vllm_client = cls(
+            vllm.vllm_client,
+            device=trainer.accelerator.device,
+            timeout=trainer.args.vllm_server_timeout,
+            named_params=None if sharded else vllm._iter_named_params,
+            on_return=on_return,
+        )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
@@ -79,8 +89,14 @@ class ReconnectingClient:
         self._retry(self._client.reset_prefix_cache)
 
     def _instance(self) -> Any:
-        """What tells the present server from one that is started again; `None` if it does not say."""
-        return self._client.get_server_info().get("instance_id")
+        """
+        What tells the present server from one that is started again; `None` if it does not say. With several API servers (by
+        default as many as `--data-parallel-size`) each has an id of its own, and any of them may answer.
+        """
+        info = self._client.get_server_info()
+        parallel = info.get("parallel_config", {})
+        api_servers = parallel.get("_api_process_count", parallel.get("data_parallel_size", 1))
+        return info.get("instance_id") if api_servers == 1 else None
 
     def _check_instance(self) -> None:
         if self._instance() != self._joined:

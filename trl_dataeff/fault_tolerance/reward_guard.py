@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,6 +20,10 @@ from transformers.utils import logging
 from trl.trainer.utils import is_async_callable
 
 from trl_dataeff.rollouts.scoring import shown
+
+
+if TYPE_CHECKING:
+    from trl import GRPOTrainer
 
 
 logger = logging.get_logger(__name__)
@@ -47,6 +51,13 @@ class RewardGuard:
         self.timeout = timeout
         self.faults = 0
         self._warned: set[tuple[str, str]] = set()
+
+    @classmethod
+    def install(cls, trainer: GRPOTrainer, timeout: float) -> RewardGuard:
+        """Guard the reward functions of a trainer."""
+        guard = cls(timeout)
+        trainer.reward_funcs = list(map(guard.wrap, trainer.reward_funcs, trainer.reward_func_names))
+        return guard
 
     def take_faults(self) -> int:
         """Return `faults`, and count from 0 again."""

@@ -32,13 +32,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from trl_dataeff.replay.logprobs import LogprobRecorder
 from trl_dataeff.replay.statistics import ratio_statistics, summarize
 from trl_dataeff.rollouts.distributed import Processes
+
+
+if TYPE_CHECKING:
+    from trl import GRPOTrainer
 
 
 class LossCorrection:
@@ -78,6 +82,22 @@ class LossCorrection:
         self.processes = processes
         self.recorder = LogprobRecorder()
         self._inputs: dict[str, Any] | None = None  # the micro-batch that is in the loss
+
+    @classmethod
+    def of(cls, trainer: GRPOTrainer, clip: str, cap: float, processes: Processes) -> LossCorrection:
+        """The correction of a trainer's loss."""
+        args = trainer.args
+        return cls(
+            clip=clip,
+            cap=cap,
+            level=trainer.importance_sampling_level,
+            loss_type=trainer.loss_type,
+            epsilon=(trainer.epsilon_low, trainer.epsilon_high),
+            kl=trainer.beta if args.use_bias_correction_kl else 0.0,
+            max_completion_length=args.max_completion_length,
+            steps_per_generation=args.steps_per_generation,
+            processes=processes,
+        )
 
     @contextmanager
     def micro_batch(self, inputs: dict[str, Any]) -> Iterator[dict[str, Any]]:

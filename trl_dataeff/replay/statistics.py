@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from trl_dataeff.rollouts.distributed import Processes
+
 
 _NAN = math.nan
 
@@ -91,6 +93,13 @@ def sampling_statistics(batch: dict[str, Any]) -> torch.Tensor:
             *(torch.cat([ratio, nothing[:1]]).min(), torch.cat([ratio, nothing[1:]]).max()),
         ]
     )
+
+
+def sampling_metrics(batch: dict[str, Any], processes: Processes) -> dict[str, float]:
+    """TRL's `sampling/*` metrics over fresh rows; empty if TRL has not logged them. A collective if it has."""
+    if "importance_sampling_ratio" not in batch:
+        return {}
+    return summarize_sampling(processes.gather(sampling_statistics(batch)))
 
 
 def summarize_sampling(gathered: torch.Tensor) -> dict[str, float]:

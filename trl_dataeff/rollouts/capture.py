@@ -12,13 +12,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 
 from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.rollouts.group import RolloutGroup, Rollouts
+
+
+if TYPE_CHECKING:
+    from trl import GRPOTrainer
 
 
 Tool: TypeAlias = Callable[..., Any]
@@ -213,6 +217,11 @@ class Playback:
     @property
     def completions(self) -> list[Any]:
         return [completion for rollouts in self.rollouts for completion in rollouts.completions]
+
+    def fields_of(self, trainer: GRPOTrainer) -> dict[str, Any]:
+        """Fields of a trainer during playback. Nothing is generated: no tool is called, and vLLM needs no new weights."""
+        fields: dict[str, Any] = {"rollout_func": self.rollout_func, "tools": []}
+        return fields | ({"_last_loaded_step": trainer.state.global_step} if trainer.use_vllm else {})
 
     def rollout_func(self, prompts: list[Any], trainer: Any = None) -> dict[str, Any]:
         """What TRL's `rollout_func` returns: token ids, and the sampler's log-probs and tool masks, where there are any."""

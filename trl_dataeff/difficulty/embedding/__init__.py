@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,7 +26,10 @@ from trl_dataeff.difficulty.embedding.tokenize import EmbeddingError, read_promp
 from trl_dataeff.rollouts.distributed import all_gather
 
 
-__all__ = ["EmbeddingError", "embed_dataset", "length_batches"]
+if TYPE_CHECKING:
+    from trl import GRPOTrainer
+
+__all__ = ["EmbeddingError", "embed_dataset", "embed_for", "length_batches"]
 
 logger = logging.get_logger(__name__)
 
@@ -118,6 +121,22 @@ def embed_dataset(
             f"model ({embedding!r}) takes: they are embedded by their first {result.limit} tokens."
         )
     return result.values
+
+
+def embed_for(trainer: GRPOTrainer, dataset: Dataset, embedding: str) -> np.ndarray:
+    """[`embed_dataset`] with a trainer's policy, tokenizer and chat template. A collective if there are several processes."""
+    return embed_dataset(
+        dataset,
+        embedding,
+        policy=trainer.model,
+        tokenizer=trainer.processing_class,
+        accelerator=trainer.accelerator,
+        progress=not trainer.args.disable_tqdm,
+        fallback_dir=Path(trainer.args.output_dir, "_embeddings"),  # what begins with "_" is not pushed to the Hub
+        chat_template=trainer.chat_template,
+        tools=trainer.tools or None,
+        chat_template_kwargs=trainer.chat_template_kwargs,
+    )
 
 
 def _device(device: torch.device | str | None, accelerator: Any) -> torch.device:
