@@ -246,7 +246,7 @@ def test_without_math_verify_the_extra_is_named(monkeypatch):
         return real_import(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ImportError, match=r'math_verify_reward.*pip install math-verify'):
+    with pytest.raises(ImportError, match=r"math_verify_reward.*pip install math-verify"):
         math_verify_reward(["34"], answer=["34"])
 
 
