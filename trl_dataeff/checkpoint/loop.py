@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
-from trl import GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer
 
 from trl_dataeff.rollouts.distributed import Processes, all_gather
 
@@ -22,7 +22,9 @@ def loop_state(trainer: GRPOTrainer) -> dict[str, Any]:
 
 def unused_batch(trainer: GRPOTrainer) -> list[dict[str, Any]] | None:
     """The micro-batches of the present generation batch; `None` if all of them have been trained on."""
-    used_up = trainer._step % (trainer.args.steps_per_generation * trainer.num_iterations) == 0
+    steps = cast(GRPOConfig, trainer.args).steps_per_generation
+    assert steps is not None  # the config fills it in
+    used_up = trainer._step % (steps * trainer.num_iterations) == 0
     return None if used_up else trainer._buffered_inputs
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from transformers.utils import logging
 
 
 if TYPE_CHECKING:
-    from trl import GRPOTrainer
+    from trl import GRPOConfig, GRPOTrainer
 
 logger = logging.get_logger(__name__)
 _RESTARTS = 3  # in a row, before one call is given up
@@ -56,11 +56,11 @@ class ReconnectingClient:
     @classmethod
     def install(cls, trainer: GRPOTrainer, sharded: bool, on_return: Callable[[], None]) -> None:
         """Replace the client of a trainer, whose weights may be `sharded` over processes."""
-        vllm = trainer.vllm_generation
+        vllm: Any = trainer.vllm_generation
         vllm.vllm_client = cls(
             vllm.vllm_client,
             device=trainer.accelerator.device,
-            timeout=trainer.args.vllm_server_timeout,
+            timeout=cast("GRPOConfig", trainer.args).vllm_server_timeout,
             named_params=None if sharded else vllm._iter_named_params,
             on_return=on_return,
         )

@@ -32,7 +32,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -42,7 +42,7 @@ from trl_dataeff.rollouts.distributed import Processes
 
 
 if TYPE_CHECKING:
-    from trl import GRPOTrainer
+    from trl import GRPOConfig, GRPOTrainer
 
 
 class LossCorrection:
@@ -86,7 +86,7 @@ class LossCorrection:
     @classmethod
     def of(cls, trainer: GRPOTrainer, clip: str, cap: float, processes: Processes) -> LossCorrection:
         """The correction of a trainer's loss."""
-        args = trainer.args
+        args = cast("GRPOConfig", trainer.args)
         return cls(
             clip=clip,
             cap=cap,
@@ -94,8 +94,8 @@ class LossCorrection:
             loss_type=trainer.loss_type,
             epsilon=(trainer.epsilon_low, trainer.epsilon_high),
             kl=trainer.beta if args.use_bias_correction_kl else 0.0,
-            max_completion_length=args.max_completion_length,
-            steps_per_generation=args.steps_per_generation,
+            max_completion_length=cast(int, args.max_completion_length),
+            steps_per_generation=cast(int, args.steps_per_generation),
             processes=processes,
         )
 

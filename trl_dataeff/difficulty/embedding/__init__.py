@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -132,10 +132,12 @@ def embed_for(trainer: GRPOTrainer, dataset: Dataset, embedding: str) -> np.ndar
         tokenizer=trainer.processing_class,
         accelerator=trainer.accelerator,
         progress=not trainer.args.disable_tqdm,
-        fallback_dir=Path(trainer.args.output_dir, "_embeddings"),  # what begins with "_" is not pushed to the Hub
+        fallback_dir=Path(
+            cast(str, trainer.args.output_dir), "_embeddings"
+        ),  # what begins with "_" is not pushed to the Hub
         chat_template=trainer.chat_template,
         tools=trainer.tools or None,
-        chat_template_kwargs=trainer.chat_template_kwargs,
+        chat_template_kwargs=cast(dict[str, Any], trainer.chat_template_kwargs),
     )
 
 
