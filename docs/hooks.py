@@ -19,6 +19,7 @@ FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.+?)\\[)\]]</\1>
 #: How docstrings name other parts of the package: [`Name`] or [`~module.Name`]
 NAMED = re.compile(r"\[<code>~?([\w.]+)</code>\](?!\()")
 #: A type in a docstring's list of arguments, which is Markdown in the source and code on the page
+MARKUP = re.compile(r"[`*~]|\[(?=`)|(?<=`)\]")  # of a type, in a docstring
 TYPE = re.compile(r"<code>([^<]*`[^<]*)</code>")
 
 
@@ -34,7 +35,7 @@ def _links_from_docs(markdown: str) -> str:
 
 def on_page_content(content: str, **kwargs: Any) -> str:
     content = NAMED.sub(r"<code>\1</code>", FORMULA.sub(_mathml, content))
-    return TYPE.sub(lambda found: f"<code>{re.sub('[`*~]|[[](?=`)|(?<=`)[]]', '', found[1])}</code>", content)
+    return TYPE.sub(lambda found: f"<code>{MARKUP.sub('', found[1])}</code>", content)
 
 
 def _mathml(found: re.Match[str]) -> str:
