@@ -1,6 +1,6 @@
 """
 What is rejected before a dataset or a model is loaded: what the configurations do not see because it is about several of
-them, reward functions, selectors and predictors; and on this machine paths that lead nowhere and packages that are missing.
+them, reward functions, selectors and predictors; and on this machine paths that do not exist and packages that are not installed.
 """
 
 from __future__ import annotations
