@@ -23,9 +23,10 @@ from tests.factories import (
     train_briefly,
 )
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
+from trl_dataeff.rollouts.context import ContextCheck
 from trl_dataeff.rollouts.prompts import without_prompt
 from trl_dataeff.selection import DotsSelector, GresoSelector, UniformSelector, registered_selectors
-from trl_dataeff.validation import ContextCheck, RewardChecks, check_dataset, check_prompts, resolve_selector
+from trl_dataeff.validation import RewardChecks, check_dataset, check_prompts, resolve_selector
 
 
 def config(tmp_path, **fields):

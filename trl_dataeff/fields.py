@@ -3,7 +3,7 @@ The values that fields take: those of this package, of TRL's `GRPOConfig` and `M
 `TrainingArguments`. One table, for the configuration, the trainer and the checks of recipes.
 
 TRL's choices are plain strings, and it looks at most of them in the middle of a run. Of TRL's and Transformers' fields the
-table refuses values with which a run would fail later, and those that are out of range by their documentation. What is
+table rejects values with which a run would fail later, and those that are out of range by their documentation. What is
 deliberately not here: what the configurations check themselves, and whatever needs a model, a dataset or a machine.
 """
 
@@ -25,7 +25,7 @@ class Problem(NamedTuple):
     Something wrong with the values of fields.
 
     Attributes:
-        message: what was given, what is allowed, and the way out.
+        message: what was given, what is allowed, and the fix.
         fields: the fields that it is about, the most likely cause first.
     """
 
@@ -267,7 +267,7 @@ def _joint_problems(values: Mapping[str, Any], wrong: set[str]) -> list[Problem]
 
 
 def _joint_problems_of_trl(values: Mapping[str, Any], given: Callable[..., bool]) -> list[Problem]:
-    """What TRL refuses only once the model is loaded, or the generator."""
+    """What TRL rejects only once the model is loaded, or the generator."""
     problems = []
     if given("sync_ref_model", "beta") and values["sync_ref_model"] and values["beta"] == 0:
         message = (

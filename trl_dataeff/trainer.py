@@ -37,6 +37,7 @@ from trl_dataeff.replay.correction import LossCorrection
 from trl_dataeff.replay.logprobs import behavior_tensors, compute_leftover_logps
 from trl_dataeff.replay.statistics import sampling_metrics
 from trl_dataeff.rollouts import capture
+from trl_dataeff.rollouts.context import ContextCheck
 from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.rollouts.scoring import score
 from trl_dataeff.selection.base import Selector
@@ -128,9 +129,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         announce_options(config, self.selector, reason, self._processes, by_instance=given_selector, model=self.model)
         self._set_up_fault_tolerance(sharded)
 
-        self._context_check = validation.ContextCheck.of(
-            self.model.config, config, getattr(self, "vllm_generation", None)
-        )
+        self._context_check = ContextCheck.of(self.model.config, config, getattr(self, "vllm_generation", None))
         self._timer = StepTimer()
         self._callback = DataEfficientCallback(
             on_begin=self._on_train_begin,
@@ -174,7 +173,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         """State of a run. A second call of `train` starts again, with the dataset that is there then."""
         args, dataset = self.args, cast(Dataset, self.train_dataset)  # any other is read by TRL alone
         self._begins_sharded = False
-        self._step, self._buffered_inputs = 0, None  # TRL would go on within the last run's generation batch
+        self._step, self._buffered_inputs = 0, None  # TRL would continue within the last run's generation batch
         self._metrics["train"].clear()
         if self.use_vllm:
             self._last_loaded_step = -1  # TRL would take the weights of the last run for those of its first step

@@ -16,9 +16,8 @@ from trl_dataeff.replay.correction import (
     LossCorrection,
     behavior_ratio,
     correct_inputs,
-    missing_kl,
-    token_scale,
 )
+from trl_dataeff.replay.kl import missing_kl, token_scale
 from trl_dataeff.replay.logprobs import behavior_tensors
 from trl_dataeff.rollouts.distributed import Processes
 

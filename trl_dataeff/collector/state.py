@@ -115,7 +115,7 @@ def check_agreement(collector: RolloutCollector) -> None:
     if differ:
         listed = "; ".join(f"{part} (of {', '.join(map(str, ranks))})" for part, ranks in differ.items())
         raise RuntimeError(
-            f"The selection state of processes differs from that of process 0: {listed}. They would go on to train on "
+            f"The selection state of processes differs from that of process 0: {listed}. They would train on "
             "different generation batches. Reward functions get the same rewards everywhere from TRL, so look for a callback or "
             "a selector of your own that changes this state on some processes only; the last checkpoint is not affected."
         )
