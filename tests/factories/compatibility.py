@@ -17,6 +17,7 @@ _IDENTITY, _REPLAY, _DYNAMIC = (
     "tests/replay/test_training.py",
     "tests/collector/test_dynamic_sampling.py",
 )
+_IMAGES = "tests/rollouts/test_images.py"
 _ENGINE, _ENGINE_REPLAY = "tests/engines/test_engine.py", "tests/engines/test_replay.py"
 _TWO, _SAME = "tests/distributed/test_two_processes.py", "tests/distributed/test_same_batch.py"
 _SHARDED = "tests/distributed/test_sharded.py"
@@ -47,7 +48,16 @@ FEATURES: dict[str, list[tuple[str, str, str, tuple[str, ...]]]] = {
                 f"{_REPLAY}::test_the_samplers_log_probs_need_no_forward_pass",
             ),
         ),
-        ("prompts with images", PASSED, SINGLE, (f"{_DYNAMIC}::test_prompts_with_images_take_one_round_and_say_so",)),
+        (
+            "prompts with images",
+            *(WORKS, WORKS),
+            (f"{_IMAGES}::test_off_is_grpo", f"{_IMAGES}::test_groups_are_trained_on_with_the_images_of_their_rows"),
+        ),
+        (
+            "tools of a vision-language model, which may answer with images",
+            *(PASSED, SINGLE),
+            ("tests/test_notice.py::test_tools_with_images_are_told_that_prompts_can_be_selected",),
+        ),
         (
             "environments with `environment_factory`",
             WORKS,
