@@ -286,7 +286,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
 
     def _tokenize_prompts(self, prompts: list[Any]) -> tuple[Any, ...]:
         tokenized: tuple[Any, ...] = super()._tokenize_prompts(prompts)
-        self._context_check.check_room(prompts, [len(ids) for ids in tokenized[0]])
+        self._context_check.check_room(prompts, [len(ids) for ids in tokenized[0]], self._processes.world_size)
         return tokenized
 
     def _play_back(self, playback: capture.Playback, prompts: list[Any]) -> capture.Generated:

@@ -158,8 +158,17 @@ FEATURES: dict[str, list[tuple[str, str, str, tuple[str, ...]]]] = {
                 f"{_SHARDED}::test_a_sharded_policy_embeds_the_prompts_in_lockstep",
             ),
         ),
-        ("checkpoints and generation by transformers with FSDP2", PASSED, PASSED, ()),
+        (
+            "generation by transformers, checkpoints and resume with FSDP2, with LoRA too",
+            *(PASSED, WORKS),
+            (f"{_SHARDED}::test_they_generate_and_a_resumed_run_goes_on_as_if_it_had_not_been_stopped",),
+        ),
         ("DeepSpeed ZeRO-2 and ZeRO-3, FSDP of version 1", PASSED, PASSED, ()),
+        (
+            "a prompt that is too long for vLLM on one process: the same error on all",
+            *(WORKS, WORKS),
+            (f"{_SAME}::test_a_prompt_that_is_too_long_for_vllm_on_one_process_stops_both",),
+        ),
         (
             "datasets that differ between processes",
             *(REJECTED, REJECTED),

@@ -29,9 +29,8 @@ def prompts_with_images(rows: Sequence[dict[str, Any]]) -> list[Any]:
 
 
 def _row_images(row: dict[str, Any]) -> list[Any] | None:
-    if "images" in row:
-        return row["images"]
-    return None if row["image"] is None else [row["image"]]
+    images: list[Any] | None = row["images"] if "images" in row else [row["image"]]
+    return None if images == [None] else images
 
 
 def images_of(prompts: Sequence[Any]) -> list[list[Any] | None] | None:
