@@ -122,8 +122,8 @@ def test_a_stream_is_told_once_what_has_no_effect_and_what_to_change(tmp_path, c
     assert messages(caplog_transformers, "Data efficiency is on") == []
 
 
-def test_prompts_with_images_are_told_that_they_can_be_selected(tmp_path, caplog_transformers):
-    reason = "prompts or tools with images"
+def test_tools_with_images_are_told_that_prompts_can_be_selected(tmp_path, caplog_transformers):
+    reason = "tools that may answer with images"
     (warning,) = announced(caplog_transformers, config(tmp_path), reason=reason)
     assert "`selection='dots'` or 'greso' selects such prompts nevertheless" in warning
     notice, warning = announced(caplog_transformers, config(tmp_path, selection="greso"), "greso", reason)

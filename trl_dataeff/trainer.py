@@ -6,6 +6,7 @@ import inspect
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
@@ -34,11 +35,13 @@ from trl_dataeff.fault_tolerance.reward_guard import RewardGuard
 from trl_dataeff.fault_tolerance.signals import StopSignals, exception_of
 from trl_dataeff.notice import announce_options
 from trl_dataeff.replay.correction import LossCorrection
-from trl_dataeff.replay.logprobs import behavior_tensors, compute_leftover_logps
+from trl_dataeff.replay.logprobs import behavior_tensors, compute_leftover_logps, group_logps
 from trl_dataeff.replay.statistics import sampling_metrics
 from trl_dataeff.rollouts import capture
 from trl_dataeff.rollouts.context import ContextCheck
 from trl_dataeff.rollouts.distributed import Processes
+from trl_dataeff.rollouts.group import RolloutGroup
+from trl_dataeff.rollouts.images import images_of, prompts_with_images
 from trl_dataeff.rollouts.scoring import score
 from trl_dataeff.selection.base import Selector
 from trl_dataeff.tracking.about import about_run
@@ -248,8 +251,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             self._log_completion_extra(column, values)
         with capture.temporarily(self, _playback=playback):
             tensors = super()._generate_and_score_completions(rows)
-        pad_id = self._tokenizer.pad_token_id
-        compute_leftover_logps(batch.leftover_now, self._forward, own[0], pad_id, self._processes)
+        compute_leftover_logps(batch.leftover_now, self._logps, own[0], self._processes)
         if batch.trained_stale:
             tensors.update(behavior_tensors(own, tensors["completion_ids"]))
             tensors["advantages"] = tensors["advantages"] * self.collector.row_weights(own).to(tensors["advantages"])
@@ -262,12 +264,12 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     def _roll_out(self, ids: np.ndarray) -> capture.Round:
         """Generate and score prompts, each process an equal part of them, outside of TRL's pass."""
         rows = self._rows(self._processes.share(ids))
-        prompts = [row["prompt"] for row in rows]
+        prompts = prompts_with_images(rows)
         if self.tools:  # TRL prepares these for the rows of its pass
             self._sync_tool_dicts, self._async_tool_dicts = capture.tool_dicts(self._standalone_tools, len(rows))
         with self._recorded() as recording:
             generated = capture.Generated(*self._generate(prompts))
-            validation.check_no_images(generated.images, generated.tool_images)
+            validation.check_no_tool_images(generated.tool_images)
             for i, row in enumerate(rows):
                 row.update({name: capture.row_value(values, i) for name, values in generated.extra_fields.items()})
             self._calculate_rewards(rows, prompts, generated.completions, generated.completion_ids)
@@ -277,21 +279,21 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
         if self._playback is not None:
-            return self._play_back(self._playback)
+            return self._play_back(self._playback, prompts)
         generate: Callable[[list[Any]], tuple[Any, ...]] = super()._generate
         return generate(prompts) if self._recording is None else self._recording.generate(generate, prompts)
 
     def _tokenize_prompts(self, prompts: list[Any]) -> tuple[Any, ...]:
         tokenized: tuple[Any, ...] = super()._tokenize_prompts(prompts)
-        self._context_check.check_room(prompts, [len(ids) for ids in tokenized[0]])
+        self._context_check.check_room(prompts, [len(ids) for ids in tokenized[0]], self._processes.world_size)
         return tokenized
 
-    def _play_back(self, playback: capture.Playback) -> capture.Generated:
+    def _play_back(self, playback: capture.Playback, prompts: list[Any]) -> capture.Generated:
         """TRL's own `_generate` on completions that exist already: they enter through its `rollout_func` slot."""
         with capture.temporarily(self, **playback.fields_of(self)):
             # The prompts are tokenized already. As plain text they need no parsing of messages
             generated = capture.Generated(*super()._generate([""] * len(playback.completions)))
-        return generated._replace(completions=playback.completions)
+        return generated._replace(completions=playback.completions, images=images_of(prompts))
 
     def _calculate_rewards(
         self, inputs: list[dict[str, Any]], prompts: list[Any], completions: list[Any], completion_ids_list: list[Any]
@@ -327,6 +329,13 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         if self._correction is not None:
             record(self._metrics["train"], self._correction.on_logps(outputs[0]))
         return outputs
+
+    def _logps(self, group: RolloutGroup) -> list[np.ndarray]:
+        """Log-probs of a group's completions under the present policy."""
+        if not self._is_vlm:
+            return group_logps(group, self._forward, self._tokenizer.pad_token_id, self._processes.device)
+        make_batch = partial(super()._generate_and_score_completions, self._rows(np.array([group.prompt_id])))
+        return capture.logps_of_pass(self, group, make_batch, self._processes.world_size)
 
     @torch.no_grad()
     def _forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, length: int) -> torch.Tensor:

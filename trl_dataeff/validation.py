@@ -200,26 +200,19 @@ def check_prompts(dataset: Dataset) -> None:
     )
 
 
-def check_no_images(images: Any, tool_images: Any) -> None:
-    """Raise a `ValueError` if a round that was rolled out on its own has images, which would be lost to the loss."""
-    if images is not None or any(tool_images):
+def check_no_tool_images(tool_images: Sequence[Any]) -> None:
+    """Raise a `ValueError` if tools answered with images in a round of rollouts, which would be lost to the loss."""
+    if any(tool_images):
         raise ValueError(
-            "`dynamic_sampling` and `replay_fraction` cannot be used with prompts that carry images, and one of these "
-            "prompts does while the dataset's first does not. Put such images into a column `images`, or switch both off."
+            "`dynamic_sampling` and `replay_fraction` cannot be used with tools that answer with images, and one did. "
+            "Switch both off."
         )
-
-
-def _has_image(prompt: Any) -> bool:
-    """Whether the messages of a conversational prompt carry an image."""
-    contents = [message["content"] for message in prompt] if isinstance(prompt, list) else []
-    parts = [part for content in contents if isinstance(content, list) for part in content]
-    return any(part.get("type") == "image" for part in parts)
 
 
 def unsupported_reason(dataset: Any, environments: bool, tool_images: bool) -> str | None:
     """
     Why rounds of rollouts cannot be generated, and replayed, outside of TRL's pass over a batch; `None` if they can. TRL
-    prepares images and environments in that pass, and the rows of a stream cannot be read again.
+    prepares environments in that pass, and neither the images of tools nor the rows of a stream can be read again.
 
     Args:
         dataset: the training dataset.
@@ -232,10 +225,7 @@ def unsupported_reason(dataset: Any, environments: bool, tool_images: bool) -> s
         return "prompts that are prepared by an environment"
     if not isinstance(dataset, Dataset):
         return "a streaming (iterable) dataset"
-    columns = dataset.column_names or []
-    if "image" in columns or "images" in columns or tool_images or _has_image(dataset[0].get("prompt")):
-        return "prompts or tools with images"
-    return None
+    return "tools that may answer with images" if tool_images else None
 
 
 class RewardChecks:

@@ -101,8 +101,10 @@ def test_script_trains_two_steps(name, folder, tmp_path, monkeypatch):
     assert len(evaluated) == ("--eval_strategy" in further)
 
 
-@pytest.mark.parametrize(("name", "selection"), [("vision_language.py", "dots"), ("environment.py", "uniform")])
-def test_a_methods_default_can_be_changed(name, selection, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "selection", "fraction"), [("vision_language.py", "dots", 0.5), ("environment.py", "uniform", 0.0)]
+)
+def test_a_methods_default_can_be_changed(name, selection, fraction, tmp_path, monkeypatch):
     made = []
 
     class Noted:
@@ -116,7 +118,7 @@ def test_a_methods_default_can_be_changed(name, selection, tmp_path, monkeypatch
     monkeypatch.setattr(trl_dataeff, "DataEfficientGRPOTrainer", Noted)
     for further in ([], ["--selection", "greso", "--replay_fraction", "0.25"]):
         run_script(name, ["--model_name_or_path", "any", *further], tmp_path, monkeypatch)
-    assert [(args.selection, args.replay_fraction) for args in made] == [(selection, 0.0), ("greso", 0.25)]
+    assert [(args.selection, args.replay_fraction) for args in made] == [(selection, fraction), ("greso", 0.25)]
 
 
 @pytest.fixture(scope="module")

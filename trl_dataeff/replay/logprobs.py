@@ -81,9 +81,8 @@ class LogprobRecorder:
 
 def compute_leftover_logps(
     groups: Sequence[RolloutGroup],
-    forward: Forward,
+    logps_of: Callable[[RolloutGroup], list[np.ndarray]],
     padding_group: RolloutGroup,
-    pad_token_id: int,
     processes: Processes,
 ) -> None:
     """
@@ -95,9 +94,8 @@ def compute_leftover_logps(
 
     Args:
         groups: groups of all processes that were generated for this batch and are kept for a later one.
-        forward ([`Forward`]): TRL's forward pass.
+        logps_of (`Callable`): a group that this process holds -> see [`group_logps`].
         padding_group: any group that this process holds.
-        pad_token_id (`int`): of the inputs.
         processes ([`Processes`]): of the run.
     """
     if not groups or (padding_group.rollouts is not None and padding_group.rollouts.sampling_logps is not None):
@@ -106,14 +104,15 @@ def compute_leftover_logps(
     own = [group for group in groups if group.owner == processes.rank]
     for i in range(passes):
         group = own[i] if i < len(own) else padding_group
-        assert group.rollouts is not None
-        logps = _rollout_logps(group.rollouts, forward, pad_token_id, processes.device)
-        if i < len(own):
+        logps = logps_of(group)
+        if i < len(own) and group.rollouts is not None:
             group.rollouts.behavior_logps = logps
 
 
-def _rollout_logps(rollouts: Rollouts, forward: Forward, pad_token_id: int, device: torch.device) -> list[np.ndarray]:
-    """Log-probs of a group's completion tokens, one array of shape `(T_i,)` per completion."""
+def group_logps(group: RolloutGroup, forward: Forward, pad_token_id: int, device: torch.device) -> list[np.ndarray]:
+    """Log-probs of a group's completion tokens, one array of shape `(T_i,)` per completion, by TRL's forward pass."""
+    rollouts = group.rollouts
+    assert rollouts is not None
     completions = [torch.from_numpy(tokens).long() for tokens in rollouts.completion_tokens]
     completion_ids = pad(completions, padding_value=pad_token_id, padding_side="right")
     mask = pad([torch.ones_like(tokens) for tokens in completions], padding_value=0, padding_side="right")

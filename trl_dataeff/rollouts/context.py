@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from transformers.utils import logging
 
+from trl_dataeff.rollouts.distributed import all_gather
+
 
 if TYPE_CHECKING:
     from trl import GRPOConfig
@@ -55,15 +57,27 @@ class ContextCheck:
             )
         return overlong
 
-    def check_room(self, prompts: Sequence[Any], prompt_lengths: Sequence[int]) -> None:
-        """Raise a `ValueError` if prompts of so many tokens leave no room for a single one, and the engine `rejects` these."""
-        limit = self.context if self.rejects else None
+    def check_room(self, prompts: Sequence[Any], prompt_lengths: Sequence[int], world_size: int = 1) -> None:
+        """
+        Raise a `ValueError` if prompts of so many tokens leave no room for a single one, and the engine `rejects` these. All
+        processes raise that of the first that has one: else they would wait for it.
+        """
+        if not self.rejects:
+            return
+        problem = self._room_problem(prompts, prompt_lengths)
+        for found in all_gather(problem) if world_size > 1 else [problem]:
+            if found is not None:
+                raise ValueError(found)
+
+    def _room_problem(self, prompts: Sequence[Any], prompt_lengths: Sequence[int]) -> str | None:
+        limit = self.context
         too_long = [i for i, length in enumerate(prompt_lengths) if limit is not None and length >= limit]
-        if too_long:
-            first = too_long[0]
-            raise ValueError(
-                f"{len(too_long)} of {len(prompts)} prompts are too long for vLLM: the first has {prompt_lengths[first]} tokens, "
-                f"and the model takes {limit}, completion included (`vllm_max_model_length`, or else the model's own limit). "
-                "Remove such prompts from the dataset, or raise `vllm_max_model_length`. It begins: "
-                f"{str(prompts[first])[:80]!r}"
-            )
+        if not too_long:
+            return None
+        first = too_long[0]
+        return (
+            f"{len(too_long)} of {len(prompts)} prompts are too long for vLLM: the first has {prompt_lengths[first]} tokens, "
+            f"and the model takes {limit}, completion included (`vllm_max_model_length`, or else the model's own limit). "
+            "Remove such prompts from the dataset, or raise `vllm_max_model_length`. It begins: "
+            f"{str(prompts[first])[:80]!r}"
+        )
