@@ -119,6 +119,25 @@ class DataEfficientOptions:
             "is stored; 0 switches replay off."
         },
     )
+    fresh_groups: Literal["fixed", "adaptive"] = field(
+        default="fixed",
+        metadata={
+            "help": "How many groups of a batch are generated: 'fixed' (all but `replay_fraction`), or 'adaptive' (as many as "
+            "`effective_target` takes and more where the replay buffer cannot fill the batch; `replay_fraction` then only "
+            "switches replay on)."
+        },
+    )
+    effective_target: float = field(
+        default=0.25,
+        metadata={
+            "help": "With `fresh_groups='adaptive'`: expected number of effective groups among those generated for a batch, "
+            "as a share of its groups."
+        },
+    )
+    replay_max_uses: int | None = field(
+        default=None,
+        metadata={"help": "How many batches may replay a stored group; `None` (`null` in a recipe) sets no limit."},
+    )
     replay_weight: float | None = field(
         default=None,
         metadata={

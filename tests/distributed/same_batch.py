@@ -29,12 +29,14 @@ STEPS = 4
 DYNAMIC = {"dynamic_sampling": True, "rollout_round_min": 1.0, "rollout_round_max": 1.0, "max_rollout_rounds": 2}
 REPLAY = {"replay_fraction": 0.5}
 LORA = {"trainer": {"peft_config": LoraConfig(r=4, target_modules=["q_proj"], lora_dropout=0.0)}}
+ADAPTIVE = {"replay_fraction": 0.5, "fresh_groups": "adaptive", "effective_target": 0.4, "replay_max_uses": 2}
 METHODS = {"plain": {}, "dynamic": DYNAMIC, "replay": REPLAY, "dynamic, replay": {**DYNAMIC, **REPLAY}}
 SELECTIONS = ("uniform", "greso", "dots", "dots+greso")
 QUICK = {
     "uniform": {},
     "greso, dynamic, lora": {"selection": "greso", **DYNAMIC, **LORA},
     "dots, replay": {"selection": "dots", **REPLAY},
+    "uniform, adaptive": ADAPTIVE,
 }
 FULL = {
     f"{selection}, {method}, {kind}": {"selection": selection, **fields, **adapter}

@@ -61,7 +61,7 @@ def make_collector(
         `CheckpointError`: the checkpoint does not fit.
         `ValueError`: the processes have different prompts.
     """
-    group_size = config.num_generations
+    group_size, adaptive = config.num_generations, config.fresh_groups == "adaptive"
     batch_groups = config.generation_batch_size // group_size
     num_prompts = num_prompts if dataset is None else len(dataset)
     dataset_hash = "" if dataset is None else hash_prompts(dataset)
@@ -90,7 +90,8 @@ def make_collector(
         settings=settings,
         refill=_refill_rounds(config) if refills else None,
         buffer=_buffer(config, processes) if replays else None,
-        replay_groups=replay_groups(config.replay_fraction, batch_groups, processes.world_size) if replays else 0,
+        replay_groups=_most_replayed(config, batch_groups, processes.world_size, refills) if replays else 0,
+        effective_target=_effective_target(config, batch_groups) if replays and adaptive and not refills else None,
         replay_weight=config.replay_weight,
         logs=RunLogs(Path(config.output_dir) / FOLDER, None if dataset is None else partial(prompt_rows, dataset))
         if writes_logs and processes.is_main
@@ -115,6 +116,19 @@ def _check_same_prompts(num_prompts: int, dataset_hash: str, processes: Processe
         )
 
 
+def _effective_target(config: DataEfficientGRPOConfig, batch_groups: int) -> float:
+    return round(config.effective_target * batch_groups, 9)  # 0.1 of 30 groups are 3
+
+
+def _most_replayed(config: DataEfficientGRPOConfig, batch_groups: int, world_size: int, refills: bool) -> int:
+    """Groups of a batch that are replayed where the buffer has enough. An adaptive number may be lower."""
+    if config.fresh_groups == "fixed":
+        return replay_groups(config.replay_fraction, batch_groups, world_size)
+    # Where zero-variance groups are replaced, the target is met by rounds of rollouts, and not in expectation alone
+    fresh = math.ceil(_effective_target(config, batch_groups)) if refills else 1
+    return batch_groups - math.ceil(fresh / world_size) * world_size
+
+
 def _refill_rounds(config: DataEfficientGRPOConfig) -> RefillRounds:
     return RefillRounds(
         config.max_rollout_rounds, config.rollout_margin, config.rollout_round_min, config.rollout_round_max
@@ -128,6 +142,7 @@ def _buffer(config: DataEfficientGRPOConfig, processes: Processes) -> ReplayBuff
     return ReplayBuffer(
         config.replay_capacity,
         max_age,
+        max_uses=config.replay_max_uses,
         rank=processes.rank,
         world_size=processes.world_size,
         newest_first=config.replay_order == "newest",

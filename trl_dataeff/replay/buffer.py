@@ -38,6 +38,7 @@ class ReplayBuffer:
     Args:
         capacity (`int`): groups.
         max_age (`int`, *optional*): a group is removed once it is more than so many optimizer steps old; `None`: never.
+        max_uses (`int`, *optional*): a group is removed after so many generation batches have replayed it; `None`: never.
         rank (`int`, *optional*, defaults to `0`), world_size (`int`, *optional*, defaults to `1`): this process, and how
             many there are.
         newest_first (`bool`, *optional*, defaults to `True`): whether [`sample`] gives the newest groups, which are the
@@ -49,12 +50,13 @@ class ReplayBuffer:
         capacity: int,
         max_age: int | None = None,
         *,
+        max_uses: int | None = None,
         rank: int = 0,
         world_size: int = 1,
         newest_first: bool = True,
     ):
         self.capacity = capacity
-        self.max_age = max_age
+        self.max_age, self.max_uses = max_age, max_uses
         self.rank, self.world_size = rank, world_size
         self.newest_first = newest_first
         self._groups: dict[int, RolloutGroup] = {}  # by prompt, oldest first
@@ -81,9 +83,10 @@ class ReplayBuffer:
             del self._groups[prompt_id]
 
     def expire(self, step: int) -> None:
-        """Remove groups that are older than `max_age` at optimizer step `step`."""
-        if self.max_age is not None:
-            self._groups = {i: group for i, group in self._groups.items() if step - group.step <= self.max_age}
+        """Remove groups that at optimizer step `step` are older than `max_age`, or were replayed `max_uses` times."""
+        age = math.inf if self.max_age is None else self.max_age
+        uses = math.inf if self.max_uses is None else self.max_uses
+        self._groups = {i: g for i, g in self._groups.items() if step - g.step <= age and g.uses < uses}
 
     def available(self, exclude: Collection[int] = ()) -> int:
         """How many groups [`sample`] can give without the prompts in `exclude`."""
@@ -91,7 +94,7 @@ class ReplayBuffer:
 
     def sample(self, n: int, rng: torch.Generator, exclude: Collection[int] = ()) -> list[RolloutGroup]:
         """
-        `n` different groups of prompts that are not in `exclude`; they stay in the buffer. With `newest_first` those of
+        `n` different groups of prompts that are not in `exclude`; they stay in the buffer, and count a use. With `newest_first` those of
         the latest optimizer steps, uniformly among groups of the same step; else uniformly among all.
 
         Raises:
@@ -107,7 +110,10 @@ class ReplayBuffer:
         if self.newest_first:
             steps = torch.tensor([candidates[i].step for i in order.tolist()])
             order = order[steps.argsort(descending=True, stable=True)]
-        return [candidates[i] for i in order[:n].tolist()]
+        sampled = [candidates[i] for i in order[:n].tolist()]
+        for group in sampled:
+            group.uses += 1
+        return sampled
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Its groups, with their rollouts, as arrays. A collective if there are several processes."""

@@ -73,6 +73,7 @@ class RolloutGroup:
         spread: share of its pairs of completions with different total rewards, or NaN.
         graded: whether more than two different totals had occurred in the run by then.
         origin: where it comes from, in the generation batch that it belongs to now.
+        uses: generation batches that have replayed it.
         disposition: what becomes of it there; `None` until that is decided. Membership of the replay buffer is separate.
     """
 
@@ -90,6 +91,7 @@ class RolloutGroup:
     spread: float = float("nan")
     graded: bool = False
     explored: bool = False
+    uses: int = 0
     origin: Origin = "fresh"
     disposition: Disposition | None = None
     rollouts: Rollouts | None = None
@@ -116,7 +118,10 @@ _LISTS = (
     ("behavior_logps", np.float32),
 )
 _ARRAYS = (("rewards", np.float32), ("lengths", np.int32), ("truncated", np.bool_))
-_SCALARS = ("prompt_id", "step", "round", "success_rate", "kind", "seconds", "owner", "predicted", "spread", "graded")
+_SCALARS = (
+    *("prompt_id", "step", "round", "success_rate", "kind", "seconds", "owner", "predicted", "spread", "graded"),
+    "uses",
+)
 
 
 def pack_groups(groups: Sequence[RolloutGroup]) -> dict[str, np.ndarray]:

@@ -53,6 +53,15 @@ METRICS: dict[str, Metric] = {
     "effective_ratio": Metric("share", "Effective groups among those generated now."),
     "easy_ratio": Metric("share", "Groups generated now in which every completion has the highest reward."),
     "hard_ratio": Metric("share", "Zero-variance groups generated now that are not easy."),
+    "fresh_groups": Metric("groups per generation batch", "Trained on, and generated for the same generation batch."),
+    "replayed_groups": Metric(
+        "groups per generation batch", "Trained on, and generated for an earlier generation batch."
+    ),
+    "effective_groups": Metric("groups per generation batch", "Trained on and effective, replayed ones included."),
+    "effective_expected": Metric(
+        "groups per generation batch",
+        "Effective groups that were expected of those generated now (with `fresh_groups='adaptive'`).",
+    ),
     "padded_groups": Metric(
         "groups per generation batch", "Zero-variance groups that completed a generation batch which stayed short."
     ),
