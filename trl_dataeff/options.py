@@ -167,6 +167,28 @@ class DataEfficientOptions:
             "`None` (`null` in a recipe) sets no limit other than `replay_capacity`."
         },
     )
+    replay_max_movement: float | None = field(
+        default=None,
+        metadata={
+            "help": "Movement of the policy, as the mean |log-prob change| of a token since it was sampled, after which a stored "
+            "group is no longer replayed, except those of the last batch; set `replay_max_age` to `None` (`null` in a recipe) to "
+            "limit age by movement alone."
+        },
+    )
+    replay_min_ess: float = field(
+        default=0.0,
+        metadata={
+            "help": "Effective sample size of a group's tokens, as a share in [0, 1], below which the group is not replayed "
+            "again; 0 sets no limit."
+        },
+    )
+    replay_min_unclipped: float = field(
+        default=0.0,
+        metadata={
+            "help": "Share of a group's tokens whose gradient the clip leaves, in [0, 1], below which the group is not replayed "
+            "again; 0 sets no limit."
+        },
+    )
     replay_clip: Literal["proximal", "behavior"] = field(
         default="behavior",
         metadata={

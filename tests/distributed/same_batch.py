@@ -30,6 +30,7 @@ DYNAMIC = {"dynamic_sampling": True, "rollout_round_min": 1.0, "rollout_round_ma
 REPLAY = {"replay_fraction": 0.5}
 LORA = {"trainer": {"peft_config": LoraConfig(r=4, target_modules=["q_proj"], lora_dropout=0.0)}}
 ADAPTIVE = {"replay_fraction": 0.5, "fresh_groups": "adaptive", "effective_target": 0.4, "replay_max_uses": 2}
+ADAPTIVE |= {"replay_max_age": None, "replay_max_movement": 1.0, "replay_min_ess": 0.5, "replay_min_unclipped": 0.5}
 METHODS = {"plain": {}, "dynamic": DYNAMIC, "replay": REPLAY, "dynamic, replay": {**DYNAMIC, **REPLAY}}
 SELECTIONS = ("uniform", "greso", "dots", "dots+greso")
 QUICK = {

@@ -18,6 +18,7 @@ from trl_dataeff.collector.settings import check_fits, run_settings
 from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.difficulty.base import Embeddings
 from trl_dataeff.replay.buffer import ReplayBuffer, replay_groups
+from trl_dataeff.replay.staleness import Staleness
 from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.distributed import Processes, all_gather
 from trl_dataeff.selection.base import Selector, SelectorContext, checked_state
@@ -143,7 +144,13 @@ def _buffer(config: DataEfficientGRPOConfig, processes: Processes) -> ReplayBuff
         config.replay_capacity,
         max_age,
         max_uses=config.replay_max_uses,
+        staleness=_staleness(config, least_age=steps),
         rank=processes.rank,
         world_size=processes.world_size,
         newest_first=config.replay_order == "newest",
     )
+
+
+def _staleness(config: DataEfficientGRPOConfig, least_age: int) -> Staleness | None:
+    limits = (config.replay_max_movement, config.replay_min_ess, config.replay_min_unclipped)
+    return None if limits == (None, 0, 0) else Staleness(*limits, least_age=least_age)

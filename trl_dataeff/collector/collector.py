@@ -121,16 +121,15 @@ class RolloutCollector:
         """
         assert self.selector is not None  # rounds need prompts that can be chosen
         references = self._roll_out_references(roll_out, step)
+        metrics: dict[str, float] = {}
         if self.buffer is not None:
-            self.buffer.expire(step)
-
-        expected: dict[str, float] = {}
+            metrics["replay/evicted"] = self.buffer.expire(step)
 
         def generate(n: int, round_index: int) -> list[RolloutGroup]:
             if self.effective_target is None or round_index:
                 ids = self.propose(n)
             else:
-                ids, expected["effective_expected"] = self._propose_for_target(n, self.effective_target)
+                ids, metrics["effective_expected"] = self._propose_for_target(n, self.effective_target)
             return self._classify(ids, roll_out(ids), step, round_index)
 
         batch = fill_batch(
@@ -147,7 +146,7 @@ class RolloutCollector:
         destinations = assign([group.owner for group in batch.trained], self.processes.world_size)
         redistribute(batch.trained, destinations, self.processes.rank)
         batch.trained = [batch.trained[i] for i in np.argsort(destinations, kind="stable")]
-        batch.metrics.update(expected)
+        batch.metrics.update(metrics)
         self._update(batch, step)
         return batch
 
