@@ -37,8 +37,9 @@ QUICK = {
     "uniform": {},
     "greso, dynamic, lora": {"selection": "greso", **DYNAMIC, **LORA},
     "dots, replay": {"selection": "dots", **REPLAY},
-    "uniform, adaptive": ADAPTIVE,
 }
+# On two processes: the number of fresh groups is rounded up to a multiple of theirs
+PAIR = {"dots, adaptive": {"selection": "dots", **ADAPTIVE}}
 FULL = {
     f"{selection}, {method}, {kind}": {"selection": selection, **fields, **adapter}
     for selection in SELECTIONS
@@ -64,7 +65,7 @@ def reward(prompts, completion_ids, **kwargs):
 
 
 def make(name: str, world_size: int, trainer_class=Watched, train=False, folder=None, **fields):
-    options = {**(QUICK | FULL)[name], **fields}
+    options = {**(QUICK | PAIR | FULL)[name], **fields}
     arguments = {"rollout_func": fixed_rollouts, "train_dataset": plain_dataset(36), **options.pop("trainer", {})}
     defaults = {"per_device_train_batch_size": ROWS // world_size, "num_generations": GROUP, "max_steps": STEPS}
     defaults |= {"optim": "sgd", "learning_rate": 0.5, "reward_range": (0.0, 1.0)}
@@ -117,7 +118,8 @@ def differing(rank: int, world_size: int) -> dict:
 def main() -> None:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     report = {}
-    for name in QUICK if EXTENT == "quick" else FULL:
+    pair = PAIR if EXTENT == "quick" and world_size == 2 else {}
+    for name in [*(QUICK if EXTENT == "quick" else FULL), *pair]:
         saving = {"save_strategy": "steps", "save_steps": 2}
         whole = make(name, world_size, train=True, **saving)
         checkpoint = str(Path(whole.args.output_dir) / "checkpoint-2")
