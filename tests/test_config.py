@@ -30,6 +30,12 @@ DEFAULTS = {
     "vllm_reconnect": False,
     "reward_timeout": None,
     "replay_fraction": 0.5,
+    "fresh_groups": "fixed",
+    "effective_target": 0.25,
+    "replay_max_uses": None,
+    "replay_max_movement": None,
+    "replay_min_ess": 0.0,
+    "replay_min_unclipped": 0.0,
     "replay_capacity": 512,
     "replay_order": "newest",
     "replay_max_age": 5,
@@ -72,6 +78,12 @@ WRONG = {
     "vllm_reconnect": ["no", 1, None],
     "reward_timeout": [0, -1, INF, "10"],
     "replay_fraction": [-0.5, 1.0, NAN],
+    "fresh_groups": ["all", None],
+    "effective_target": [0, -0.1, 1.5, NAN, None],
+    "replay_max_uses": [0, -1, 1.5],
+    "replay_max_movement": [0, -0.1, NAN],
+    "replay_min_ess": [-0.1, 1.5, None],
+    "replay_min_unclipped": [-0.1, 1.5, None],
     "replay_capacity": [0, 1.5, None],
     "replay_max_age": [0, -3, 2.5],
     "replay_weight": [0, -0.1, 1.5],
@@ -127,6 +139,11 @@ def test_help_and_types_are_there_for_every_field():
         if field.name in DEFAULTS:
             assert len(field.metadata["help"]) > 20, field.name
             field.metadata["help"] % {}  # argparse formats it
+
+
+def test_an_adaptive_number_of_fresh_groups_needs_replay():
+    with pytest.raises(ValueError, match="`fresh_groups` is 'adaptive' and `replay_fraction` is 0"):
+        DataEfficientGRPOConfig("out", **BASE, fresh_groups="adaptive", replay_fraction=0.0)
 
 
 @pytest.mark.parametrize("name", ["selector_args", "dots_predictor_args"])

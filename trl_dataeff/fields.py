@@ -83,9 +83,14 @@ RANGES: dict[str, Range] = {
     "exploration": SHARE,
     "reward_timeout": ABOVE_0,
     "replay_fraction": SHARE_BELOW_1,
+    "effective_target": SHARE_ABOVE_0,
+    "replay_max_uses": COUNT,
     "replay_weight": SHARE_ABOVE_0,
     "replay_capacity": COUNT,
     "replay_max_age": COUNT,
+    "replay_max_movement": ABOVE_0,
+    "replay_min_ess": SHARE,
+    "replay_min_unclipped": SHARE,
     "replay_ratio_cap": AT_LEAST_1,
     "dots_sharpness": ABOVE_0,
     "dots_target": SHARE,
@@ -249,6 +254,13 @@ def _joint_problems(values: Mapping[str, Any], wrong: set[str]) -> list[Problem]
         message = (
             f"`rollout_round_min` ({values[names[0]]}) is above `rollout_round_max` ({values[names[1]]}); the first bounds "
             "the size of a round from below, the second from above."
+        )
+        problems.append(Problem(message, names))
+    names = ("fresh_groups", "replay_fraction")
+    if given(*names) and values[names[0]] == "adaptive" and values[names[1]] == 0:
+        message = (
+            "`fresh_groups` is 'adaptive' and `replay_fraction` is 0: without replay every group of a batch is generated. Set "
+            "`replay_fraction` above 0, or `fresh_groups` to 'fixed'."
         )
         problems.append(Problem(message, names))
     names = ("greso_p_init", "greso_p_min", "greso_p_max")

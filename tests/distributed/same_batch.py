@@ -31,6 +31,8 @@ STEPS = 4
 DYNAMIC = {"dynamic_sampling": True, "rollout_round_min": 1.0, "rollout_round_max": 1.0, "max_rollout_rounds": 2}
 REPLAY = {"replay_fraction": 0.5}
 LORA = {"trainer": {"peft_config": LoraConfig(r=4, target_modules=["q_proj"], lora_dropout=0.0)}}
+ADAPTIVE = {"replay_fraction": 0.5, "fresh_groups": "adaptive", "effective_target": 0.4, "replay_max_uses": 2}
+ADAPTIVE |= {"replay_max_age": None, "replay_max_movement": 1.0, "replay_min_ess": 0.5, "replay_min_unclipped": 0.5}
 METHODS = {"plain": {}, "dynamic": DYNAMIC, "replay": REPLAY, "dynamic, replay": {**DYNAMIC, **REPLAY}}
 SELECTIONS = ("uniform", "greso", "dots", "dots+greso")
 QUICK = {
@@ -38,6 +40,8 @@ QUICK = {
     "greso, dynamic, lora": {"selection": "greso", **DYNAMIC, **LORA},
     "dots, replay": {"selection": "dots", **REPLAY},
 }
+# On two processes: the number of fresh groups is rounded up to a multiple of theirs
+PAIR = {"dots, adaptive": {"selection": "dots", **ADAPTIVE}}
 FULL = {
     f"{selection}, {method}, {kind}": {"selection": selection, **fields, **adapter}
     for selection in SELECTIONS
@@ -63,7 +67,7 @@ def reward(prompts, completion_ids, **kwargs):
 
 
 def make(name: str, world_size: int, trainer_class=Watched, train=False, folder=None, **fields):
-    options = {**(QUICK | FULL)[name], **fields}
+    options = {**(QUICK | PAIR | FULL)[name], **fields}
     arguments = {"rollout_func": fixed_rollouts, "train_dataset": plain_dataset(36), **options.pop("trainer", {})}
     defaults = {"per_device_train_batch_size": ROWS // world_size, "num_generations": GROUP, "max_steps": STEPS}
     defaults |= {"optim": "sgd", "learning_rate": 0.5, "reward_range": (0.0, 1.0)}
@@ -126,7 +130,8 @@ def differing(rank: int, world_size: int) -> dict:
 def main() -> None:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     report = {}
-    for name in QUICK if EXTENT == "quick" else FULL:
+    pair = PAIR if EXTENT == "quick" and world_size == 2 else {}
+    for name in [*(QUICK if EXTENT == "quick" else FULL), *pair]:
         saving = {"save_strategy": "steps", "save_steps": 2}
         whole = make(name, world_size, train=True, **saving)
         checkpoint = str(Path(whole.args.output_dir) / "checkpoint-2")

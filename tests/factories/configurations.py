@@ -26,6 +26,14 @@ CONFIGURATIONS: dict[str, dict] = {
     "greso, dynamic": {**DYNAMIC, "selection": "greso"},
     "replay": {"replay_fraction": 0.5, "rewards": even_length_reward},
     "replay, batches of 2 steps": {"replay_fraction": 0.5, "rewards": even_length_reward, "steps_per_generation": 2},
+    "replay, adaptive": {
+        **{"replay_fraction": 0.5, "fresh_groups": "adaptive", "replay_max_uses": 2, "selection": "dots"},
+        **{"rewards": even_length_reward, "steps_per_generation": 2},
+    },
+    "replay, staleness": {
+        **{"replay_fraction": 0.5, "rewards": even_length_reward, "steps_per_generation": 2, "learning_rate": 1e-2},
+        **{"replay_max_age": None, "replay_max_movement": 0.5, "replay_min_ess": 0.5, "replay_min_unclipped": 0.7},
+    },
     "dots": {"selection": "dots", "dots_refresh_batches": 2},
     "dots, reference rollouts": {
         **{"selection": "dots", "dots_reference": "paper", "dots_reference_size": 3, "dots_refresh_batches": 3},

@@ -17,13 +17,14 @@ import pyarrow as pa
 import torch
 
 from trl_dataeff.collector.batch import GenerationBatch, RefillRounds, ZeroVarianceShare, fill_batch
+from trl_dataeff.collector.fresh import Proposal, propose_for_target
 from trl_dataeff.replay.buffer import ReplayBuffer
 from trl_dataeff.rollouts.capture import Round
 from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.distributed import Processes, assign, broadcast_from_main, redistribute
 from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD, Origin, RolloutGroup
 from trl_dataeff.selection import Selector, UniformSelector
-from trl_dataeff.selection.base import check_proposal, checked_metrics, checked_predictions
+from trl_dataeff.selection.base import check_proposal, checked_chances, checked_metrics, checked_predictions
 from trl_dataeff.tracking.metrics import Counters
 from trl_dataeff.tracking.run_logs import RunLogs
 from trl_dataeff.validation import RewardChecks
@@ -48,6 +49,8 @@ class RolloutCollector:
         buffer ([`ReplayBuffer`], *optional*): source of replayed groups.
         replay_groups (`int`, *optional*, defaults to `0`): replayed groups per generation batch; fewer while `buffer` has
             fewer.
+        effective_target (`float`, *optional*): without `refill`: as many fresh groups are generated as bring the expected number
+            of effective ones to it (see [`propose_for_target`]), and at least as many as replay leaves room for.
         replay_weight (`float`, *optional*): factor on the advantages of replayed groups; `None`: see [`row_weights`].
         logs ([`RunLogs`], *optional*): files that the run writes; on the main process alone.
         seed (`int`, *optional*, defaults to `0`): of proposals and of replay.
@@ -68,6 +71,7 @@ class RolloutCollector:
         refill: RefillRounds | None = None,
         buffer: ReplayBuffer | None = None,
         replay_groups: int = 0,
+        effective_target: float | None = None,
         replay_weight: float | None = None,
         logs: RunLogs | None = None,
         seed: int = 0,
@@ -80,6 +84,7 @@ class RolloutCollector:
         self.settings = settings or {}
         self.refill = refill
         self.buffer, self.replay_groups, self.replay_weight = buffer, replay_groups, replay_weight
+        self.effective_target = effective_target
         self.logs = logs
         self.processes = processes
         self.zero_share = ZeroVarianceShare()
@@ -116,11 +121,15 @@ class RolloutCollector:
         """
         assert self.selector is not None  # rounds need prompts that can be chosen
         references = self._roll_out_references(roll_out, step)
+        metrics: dict[str, float] = {}
         if self.buffer is not None:
-            self.buffer.expire(step)
+            metrics["replay/evicted"] = self.buffer.expire(step)
 
         def generate(n: int, round_index: int) -> list[RolloutGroup]:
-            ids = self.propose(n)
+            if self.effective_target is None or round_index:
+                ids = self.propose(n)
+            else:
+                ids, metrics["effective_expected"] = self._propose_for_target(n, self.effective_target)
             return self._classify(ids, roll_out(ids), step, round_index)
 
         batch = fill_batch(
@@ -137,6 +146,7 @@ class RolloutCollector:
         destinations = assign([group.owner for group in batch.trained], self.processes.world_size)
         redistribute(batch.trained, destinations, self.processes.rank)
         batch.trained = [batch.trained[i] for i in np.argsort(destinations, kind="stable")]
+        batch.metrics.update(metrics)
         self._update(batch, step)
         return batch
 
@@ -155,6 +165,22 @@ class RolloutCollector:
         batch = GenerationBatch(trained=groups, generated=groups, rounds=1)
         self._update(batch, step)
         return batch
+
+    def _propose_for_target(self, least: int, target: float) -> Proposal:
+        """At least `least` prompts, as many as `target` takes; the same on all processes."""
+        selector, buffer = self.selector, self.buffer
+        assert selector is not None
+        assert buffer is not None
+        taken = [group.prompt_id for group in [*self.leftover, *self._present]]
+        return propose_for_target(
+            self.propose,
+            lambda ids: self._agreed(checked_chances(selector, ids, unknown=1 - self.zero_share.value)),
+            lambda ids: buffer.available([*taken, *ids.tolist()]),
+            least=least,
+            target=target,
+            batch_groups=self.batch_groups,
+            multiple=self.processes.world_size,
+        )
 
     def own(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
         """Those of `groups` whose rollouts this process holds."""
@@ -197,7 +223,7 @@ class RolloutCollector:
         return references
 
     def _agreed(self, ids: np.ndarray) -> np.ndarray:
-        """The main process's ids, unless proposals are equal on all processes to the last bit."""
+        """The main process's ids (or chances), unless proposals are equal on all processes to the last bit."""
         exact = self.processes.world_size == 1 or self.selector is None or self.selector.exact
         return ids if exact else broadcast_from_main(ids)
 
@@ -286,7 +312,7 @@ class RolloutCollector:
         if self.logs is not None:
             self.logs.groups.add(batch.generated, self.classifier.weights)
             self.logs.flush()
-        batch.metrics = self._metrics(batch, step)
+        batch.metrics.update(self._metrics(batch, step))
         batch.selector_metrics = checked_metrics(self.selector) if self.selector is not None else {}
 
     def log(self, logs: Mapping[str, Any], step: int) -> None:
@@ -308,6 +334,8 @@ class RolloutCollector:
     def _metrics(self, batch: GenerationBatch, step: int) -> dict[str, float]:
         metrics: dict[str, float] = dict(self.counters.logged())
         metrics.update(rounds=batch.rounds, padded_groups=batch.padded, leftover_groups=len(batch.leftover))
+        metrics.update(fresh_groups=len(batch.trained_now), replayed_groups=len(batch.trained_stale))
+        metrics["effective_groups"] = sum(group.effective for group in batch.trained)
         if batch.generated:
             kinds = np.array([group.kind for group in batch.generated])
             rates = np.array([group.success_rate for group in batch.generated])

@@ -144,7 +144,9 @@ def state_checksums(collector: RolloutCollector) -> dict[str, str]:
 
 
 def _groups_checksum(groups: Sequence[RolloutGroup]) -> str:
-    known = ([g.prompt_id, g.step, g.round, g.kind, g.owner, g.success_rate, g.rewards.tolist()] for g in groups)
+    known = (
+        [g.prompt_id, g.step, g.round, g.kind, g.owner, g.success_rate, g.rewards.tolist(), g.uses] for g in groups
+    )
     return hash_each(known)
 
 
@@ -158,6 +160,7 @@ def collector_state(collector: RolloutCollector) -> tuple[dict[str, Any], dict[s
         "counters": collector.counters.values,
         "scored": [collector.reward_checks.scores.tolist(), collector.reward_checks.completions],
         "zero_share": [collector.zero_share.zero, collector.zero_share.total],
+        "replay_movement": _movement(collector),
         "reward_scale": [scale.low, scale.high] if math.isfinite(scale.low) else None,  # JSON has no infinity
         "reward_values": collector.classifier.values,
         "dataset": {"size": collector.num_prompts, "hash": collector.dataset_hash},
@@ -174,6 +177,11 @@ def collector_state(collector: RolloutCollector) -> tuple[dict[str, Any], dict[s
     if collector.buffer is not None and len(collector.buffer):
         files["replay"] = collector.buffer.state_dict()
     return scalars, files
+
+
+def _movement(collector: RolloutCollector) -> list[float] | None:
+    staleness = None if collector.buffer is None else collector.buffer.staleness
+    return None if staleness is None else staleness.state()
 
 
 def load_collector_state(collector: RolloutCollector, scalars: dict[str, Any], files: dict[str, Arrays]) -> None:
@@ -203,6 +211,8 @@ def load_collector_state(collector: RolloutCollector, scalars: dict[str, Any], f
         )
     if collector.buffer is not None and "replay" in files:
         collector.buffer.load_state_dict(files["replay"])
+    if _movement(collector) is not None and scalars.get("replay_movement") is not None:
+        collector.buffer.staleness.load_state(scalars["replay_movement"])  # type: ignore[union-attr]
 
 
 def _mismatch(saved: dict[str, Any], present: dict[str, Any]) -> str:

@@ -132,11 +132,12 @@ def behavior_tensors(groups: Sequence[RolloutGroup], completion_ids: torch.Tenso
         completion_ids (`torch.Tensor` of shape `(B, T)`): the batch's completions.
 
     Returns:
-        `replayed` (B,), bool, and `behavior_per_token_logps` (B, T), float32, NaN for padding and for rows that were
-        generated for this batch (pi_old sampled them).
+        `replayed` (B,), bool; `replayed_prompt` (B,), int64, the prompt of rows from the replay buffer, else -1; and
+        `behavior_per_token_logps` (B, T), float32, NaN for padding and for rows that were generated for this batch (pi_old
+        sampled them).
     """
     logps = np.full(completion_ids.shape, np.nan, dtype=np.float32)
-    replayed = np.zeros(len(logps), dtype=bool)
+    replayed, prompts = np.zeros(len(logps), dtype=bool), np.full(len(logps), -1)
     row = 0
     for group in groups:
         rollouts = group.rollouts
@@ -148,9 +149,12 @@ def behavior_tensors(groups: Sequence[RolloutGroup], completion_ids: torch.Tenso
             for i, values in enumerate(known):
                 logps[row + i, : len(values)] = values
             replayed[row : row + len(rollouts)] = True
+            if group.origin == "replayed":
+                prompts[row : row + len(rollouts)] = group.prompt_id
         row += len(rollouts)
     device = completion_ids.device
     return {
         "replayed": torch.from_numpy(replayed).to(device),
+        "replayed_prompt": torch.from_numpy(prompts).to(device),
         "behavior_per_token_logps": torch.from_numpy(logps).to(device),
     }

@@ -73,6 +73,8 @@ class RolloutGroup:
         spread: share of its pairs of completions with different total rewards, or NaN.
         graded: whether more than two different totals had occurred in the run by then.
         origin: where it comes from, in the generation batch that it belongs to now.
+        uses: generation batches that have replayed it.
+        ratio_sums: of the ratio over its tokens in the last batch that replayed it (see [`row_sums`]); `None` unless measured.
         disposition: what becomes of it there; `None` until that is decided. Membership of the replay buffer is separate.
     """
 
@@ -90,6 +92,8 @@ class RolloutGroup:
     spread: float = float("nan")
     graded: bool = False
     explored: bool = False
+    uses: int = 0
+    ratio_sums: list[float] | None = None
     origin: Origin = "fresh"
     disposition: Disposition | None = None
     rollouts: Rollouts | None = None
@@ -116,7 +120,10 @@ _LISTS = (
     ("behavior_logps", np.float32),
 )
 _ARRAYS = (("rewards", np.float32), ("lengths", np.int32), ("truncated", np.bool_))
-_SCALARS = ("prompt_id", "step", "round", "success_rate", "kind", "seconds", "owner", "predicted", "spread", "graded")
+_SCALARS = (
+    *("prompt_id", "step", "round", "success_rate", "kind", "seconds", "owner", "predicted", "spread", "graded"),
+    *("uses", "ratio_sums"),
+)
 
 
 def pack_groups(groups: Sequence[RolloutGroup]) -> dict[str, np.ndarray]:
@@ -160,6 +167,8 @@ def unpack_groups(arrays: dict[str, np.ndarray]) -> list[RolloutGroup]:
             logged=entry["logged"],
             **lists,
         )
-        values = {name: entry[name] for name in _SCALARS} | {name: arrays[f"{i}.{name}"] for name, _ in _ARRAYS}
+        values = {name: entry[name] for name in _SCALARS if name in entry} | {
+            name: arrays[f"{i}.{name}"] for name, _ in _ARRAYS
+        }
         groups.append(RolloutGroup(**values, rollouts=rollouts))
     return groups

@@ -119,6 +119,16 @@ class Selector(ABC):
         """Success rates expected of proposed prompts, float32 `(n,)`; NaN where unknown. Logged, and compared later."""
         return np.full(len(prompt_ids), np.nan, dtype=np.float32)
 
+    def predict_effective(self, prompt_ids: np.ndarray) -> np.ndarray:
+        """
+        Probabilities that groups of proposed prompts are effective, `(n,)`; NaN where unknown. They decide how many prompts
+        are proposed, with `fresh_groups="adaptive"`. By default those of `num_generations` independent completions that
+        succeed with the predicted rates.
+        """
+        p, size = np.clip(self.predict(prompt_ids), 0, 1).astype(np.float64), self.context.group_size
+        chance: np.ndarray = 1 - p**size - (1 - p) ** size
+        return chance
+
     def explored(self, prompt_ids: np.ndarray) -> np.ndarray:
         """
         Which of the proposed prompts were drawn uniformly, bool `(n,)`: on them, predictions are checked without the bias
@@ -263,6 +273,22 @@ def checked_predictions(selector: Selector, prompt_ids: np.ndarray) -> np.ndarra
             f"{array.dtype}; it must return one success rate per prompt, NaN where it is unknown."
         )
     return array.astype(np.float32)
+
+
+def checked_chances(selector: Selector, prompt_ids: np.ndarray, unknown: float) -> np.ndarray:
+    """
+    `selector.predict_effective(prompt_ids)` as float64 `(n,)`, `unknown` in the place of NaN.
+
+    Raises:
+        `ValueError`: it has another shape, or values outside of [0, 1]. The message has the selector's class.
+    """
+    chances = np.asarray(selector.predict_effective(prompt_ids), dtype=np.float64)
+    if chances.shape != prompt_ids.shape or ((chances < 0) | (chances > 1)).any():
+        raise ValueError(
+            f"{type(selector).__name__}.predict_effective() of {len(prompt_ids)} prompts returned {chances!r:.200}; it must "
+            "return one probability per prompt, NaN where it is unknown."
+        )
+    return np.where(np.isnan(chances), unknown, chances)
 
 
 def checked_metrics(selector: Selector) -> dict[str, float]:

@@ -213,26 +213,36 @@ class DotsSelector(Selector):
         return RollingDifficulty(self.embeddings, predictor, capacity=capacity, half_life=self.half_lives[-1])
 
     def log_weights(self) -> torch.Tensor:
-        """
-        Log-weights of all prompts, float64 `(N,)`, finite. The probability that a group is effective is estimated twice,
-        and averaged: from the success rate, and directly. A mean success rate of 0.1 may be that of prompts that are
-        all solved sometimes, or of some that always are among many that never are.
-        """
+        """Log-weights of all prompts, float64 `(N,)`, finite."""
         if self.objective == "target":
             return log_weight_target(torch.from_numpy(self.success.mean()), self.target, self.temperature)
+        return self.sharpness * self._chances(slice(None)).log()
+
+    def _chances(self, ids: np.ndarray | slice) -> torch.Tensor:
+        """
+        Probabilities that groups of prompts `ids` are effective, float64 `(n,)`, above 0. With the objective `"effective"`
+        they are estimated twice, and averaged: from the success rate, and directly. A mean success rate of 0.1 may be that
+        of prompts that are all solved sometimes, or of some that always are among many that never are.
+        """
         estimator = self.success if self.difference is None else self.difference
-        p = torch.from_numpy(estimator.estimates).double()  # (K, N)
+        p = torch.from_numpy(estimator.estimates_of(ids)).double()  # (K, n)
         if self.difference is not None:
             p = rate_of_difference(p)
         p = p.clamp(1e-6, 1 - 1e-6)  # a weight of 0 is for excluded prompts
         by_rate = torch.from_numpy(estimator.weights) @ log_weight_effective(p, self.context.group_size, 1.0).exp()
-        directly = torch.from_numpy(self.effective.mean()).double()
-        return self.sharpness * ((by_rate + directly) / 2).log()
+        if self.objective == "target":
+            return by_rate  # the direct estimate is not refreshed
+        return (by_rate + torch.from_numpy(self.effective.mean(ids)).double()) / 2
 
     def predict(self, prompt_ids: np.ndarray) -> np.ndarray:
         if not self._has_predictions:
             return np.full(len(prompt_ids), np.nan, dtype=np.float32)
         return self.success.mean(prompt_ids)
+
+    def predict_effective(self, prompt_ids: np.ndarray) -> np.ndarray:
+        if not self._has_predictions:
+            return np.full(len(prompt_ids), np.nan)
+        return self._chances(prompt_ids).clamp(0, 1).numpy()
 
     def explored(self, prompt_ids: np.ndarray) -> np.ndarray:
         return np.isin(prompt_ids, self._explored)

@@ -53,6 +53,15 @@ METRICS: dict[str, Metric] = {
     "effective_ratio": Metric("share", "Effective groups among those generated now."),
     "easy_ratio": Metric("share", "Groups generated now in which every completion has the highest reward."),
     "hard_ratio": Metric("share", "Zero-variance groups generated now that are not easy."),
+    "fresh_groups": Metric("groups per generation batch", "Trained on, and generated for the same generation batch."),
+    "replayed_groups": Metric(
+        "groups per generation batch", "Trained on, and generated for an earlier generation batch."
+    ),
+    "effective_groups": Metric("groups per generation batch", "Trained on and effective, replayed ones included."),
+    "effective_expected": Metric(
+        "groups per generation batch",
+        "Effective groups that were expected of those generated now (with `fresh_groups='adaptive'`).",
+    ),
     "padded_groups": Metric(
         "groups per generation batch", "Zero-variance groups that completed a generation batch which stayed short."
     ),
@@ -61,12 +70,19 @@ METRICS: dict[str, Metric] = {
     ),
     "unscorable_ratio": Metric("share", "Completions generated now that no reward function scored."),
     "replay/size": Metric("groups", "In the replay buffer."),
+    "replay/evicted": Metric(
+        "groups per generation batch", "Removed from the replay buffer: too old, replayed too often, or stale."
+    ),
     "replay/age_mean": Metric(
         "steps", "Age of the groups trained on that were generated for an earlier generation batch."
     ),
     "replay/weight": Metric("factor", "On the advantages of replayed groups (see `replay_weight`)."),
     "replay/ratio_mean": Metric("ratio", "Mean of pi_old / pi_behavior, not truncated, over those groups' tokens."),
     "replay/ratio_max": Metric("ratio", "Largest pi_old / pi_behavior, not truncated, over those groups' tokens."),
+    "replay/movement": Metric(
+        "log-prob",
+        "Mean absolute log of pi_old / pi_behavior over those tokens: how far the policy has moved since they were sampled.",
+    ),
     "replay/ess": Metric(
         "share", "Effective sample size of those ratios: (sum w)^2 / (n sum w^2) in a micro-batch; 1 if all are equal."
     ),
