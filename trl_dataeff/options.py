@@ -84,6 +84,23 @@ class DataEfficientOptions:
         },
     )
 
+    # Parameters that control advantages
+    advantage_baseline: Literal["group", "tracked"] = field(
+        default="group",
+        metadata={
+            "help": "What a reward is compared with: 'group', the group's mean, as in TRL, or 'tracked', the prediction made "
+            "before the rollout joined with the other completions' rewards, so that zero-variance groups have a gradient too "
+            "(not with `dynamic_sampling`)."
+        },
+    )
+    baseline_strength: float | None = field(
+        default=None,
+        metadata={
+            "help": "With `advantage_baseline='tracked'`: completions that each prediction is worth; `None` (`null` in a "
+            "recipe) uses the selector's own uncertainty, or `history_prior` where it has none."
+        },
+    )
+
     # Parameters that control fault tolerance, each off by default
     save_on_signal: bool = field(
         default=False,

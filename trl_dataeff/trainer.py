@@ -128,9 +128,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         announce_options(config, self.selector, reason, self._processes, by_instance=given_selector, model=self.model)
         self._set_up_fault_tolerance(sharded)
 
-        self._context_check = validation.ContextCheck.of(
-            self.model.config, config, getattr(self, "vllm_generation", None)
-        )
+        vllm = getattr(self, "vllm_generation", None)
+        self._context_check = validation.ContextCheck.of(self.model.config, config, vllm)
         self._timer = StepTimer()
         self._callback = DataEfficientCallback(
             on_begin=self._on_train_begin,
@@ -235,25 +234,26 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         with self._recorded() as recording:
             tensors = super()._generate_and_score_completions(inputs)
         with self._timer.selection():
-            self._log(self.collector.enter(ids, recording.complete(self._processes), self.state.global_step))
+            batch = self.collector.enter(ids, recording.complete(self._processes), self.state.global_step)
+            self.collector.set_advantages(tensors, batch, self._logs)
+            self._log(batch)
         return tensors
 
     def _train_on_rounds(self) -> dict[str, Any]:
         """Groups are generated in rounds; what is trained on passes through TRL's method as if generated there."""
         with self._timer.selection(), without_rounds(self._metrics["train"], self.state):
             batch = self.collector.collect(self._roll_out, self.state.global_step)
-            own = self.collector.own(batch.trained)
+            own, pad_id = self.collector.own(batch.trained), self._tokenizer.pad_token_id
             playback = capture.Playback(own, np.concatenate([group.rewards for group in batch.trained]))
             rows = self._rows(np.array([group.prompt_id for group in own]))
         for column, values in playback.logged.items():
             self._log_completion_extra(column, values)
         with capture.temporarily(self, _playback=playback):
             tensors = super()._generate_and_score_completions(rows)
-        pad_id = self._tokenizer.pad_token_id
         compute_leftover_logps(batch.leftover_now, self._forward, own[0], pad_id, self._processes)
+        self.collector.set_advantages(tensors, batch, self._logs)
         if batch.trained_stale:
             tensors.update(behavior_tensors(own, tensors["completion_ids"]))
-            tensors["advantages"] = tensors["advantages"] * self.collector.row_weights(own).to(tensors["advantages"])
             replace_last(self._metrics["train"], sampling_metrics(tensors, self._processes))  # TRL's are over all rows
         if self.collector.buffer is not None:
             self._correction.recorder.expect(own, tensors)

@@ -12,6 +12,7 @@ from datasets import Dataset
 
 from trl_dataeff.checkpoint.hashing import hash_prompts
 from trl_dataeff.checkpoint.state import FOLDER
+from trl_dataeff.collector.baseline import TrackedBaseline
 from trl_dataeff.collector.batch import RefillRounds
 from trl_dataeff.collector.collector import RolloutCollector
 from trl_dataeff.collector.settings import check_fits, run_settings
@@ -21,6 +22,7 @@ from trl_dataeff.replay.buffer import ReplayBuffer, replay_groups
 from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.distributed import Processes, all_gather
 from trl_dataeff.selection.base import Selector, SelectorContext, checked_state
+from trl_dataeff.selection.level import level_estimator
 from trl_dataeff.tracking.prompt_table import prompt_rows
 from trl_dataeff.tracking.run_logs import RunLogs
 
@@ -92,6 +94,7 @@ def make_collector(
         buffer=_buffer(config, processes) if replays else None,
         replay_groups=replay_groups(config.replay_fraction, batch_groups, processes.world_size) if replays else 0,
         replay_weight=config.replay_weight,
+        baseline=_baseline(config, selector) if config.advantage_baseline == "tracked" else None,
         logs=RunLogs(Path(config.output_dir) / FOLDER, None if dataset is None else partial(prompt_rows, dataset))
         if writes_logs and processes.is_main
         else None,
@@ -118,6 +121,19 @@ def _check_same_prompts(num_prompts: int, dataset_hash: str, processes: Processe
 def _refill_rounds(config: DataEfficientGRPOConfig) -> RefillRounds:
     return RefillRounds(
         config.max_rollout_rounds, config.rollout_margin, config.rollout_round_min, config.rollout_round_max
+    )
+
+
+def _baseline(config: DataEfficientGRPOConfig, selector: Selector | None) -> TrackedBaseline:
+    tracker = None
+    if selector is not None and type(selector).predict is Selector.predict:
+        tracker = level_estimator(selector.context, config.history_prior, config.history_half_lives)
+    return TrackedBaseline(
+        str(config.scale_rewards),
+        prior=config.history_prior,
+        strength=config.baseline_strength,
+        masks_truncated=config.mask_truncated_completions,
+        tracker=tracker,
     )
 
 
