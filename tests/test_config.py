@@ -49,6 +49,7 @@ DEFAULTS = {
     "dots_reference_size": 256,
     "dots_refresh_batches": 1,
     "history_prior": 4.0,
+    "history_from": None,
     "history_half_lives": None,
     "greso_p_init": 0.5,
     "greso_p_step": 0.01,
@@ -93,6 +94,7 @@ WRONG = {
     "dots_reference_size": [0],
     "dots_refresh_batches": [0, 1.5],
     "history_prior": [0],
+    "history_from": ["", 3],
     "history_half_lives": [[], [0.0], [1.0, NAN], 20],
     "greso_p_init": [0, 1.5, 0.99],  # the last is above greso_p_max
     "greso_p_step": [-0.1, 2],

@@ -230,6 +230,13 @@ class DataEfficientOptions:
         default=4.0,
         metadata={"help": "Strength of the predictor's prior relative to a prompt's own history, in completions."},
     )
+    history_from: str | None = field(
+        default=None,
+        metadata={
+            "help": "Table `dataeff/groups.parquet`, or output directory, of an earlier run on the same dataset, whose success "
+            "rates are this run's first predictions; its own groups outweigh them."
+        },
+    )
     history_half_lives: list[float] | None = field(
         default=None,
         metadata={

@@ -50,7 +50,7 @@ class TrackedBaseline:
 
     def predict(self, selector: Selector | None, ids: np.ndarray) -> np.ndarray:
         """Success rates predicted of prompts, and their strengths: float32 `(2, n)`, NaN where there is no prediction."""
-        if self.tracker is not None and self._batch:
+        if self.tracker is not None and len(self.tracker.difficulty):
             rates, strengths = self.tracker.mean(ids), self.tracker.strength(ids)
         elif self.tracker is None and selector is not None:
             rates, strengths = checked_predictions(selector, ids), checked_strengths(selector, ids)

@@ -15,6 +15,7 @@ from trl_dataeff.checkpoint.state import FOLDER
 from trl_dataeff.collector.baseline import TrackedBaseline
 from trl_dataeff.collector.batch import RefillRounds
 from trl_dataeff.collector.collector import RolloutCollector
+from trl_dataeff.collector.earlier_run import start_from_earlier_run
 from trl_dataeff.collector.settings import check_fits, run_settings
 from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.difficulty.base import Embeddings
@@ -76,13 +77,18 @@ def make_collector(
         selector.context = context = SelectorContext(num_prompts, batch_groups, group_size, config.seed, embed)
         selector.bind(context)
         checked_state(selector)  # before training, not at the first checkpoint
+    classifier = GroupClassifier(
+        reward_weights,
+        reward_range=config.reward_range,
+        aggregation=config.multi_objective_aggregation,
+        masks_truncated=config.mask_truncated_completions,
+    )
+    baseline = _baseline(config, selector) if config.advantage_baseline == "tracked" else None
+    if config.history_from is not None and checkpoint is None:  # which has more than that
+        ours = {"size": num_prompts, "hash": dataset_hash}
+        start_from_earlier_run(config.history_from, ours, classifier.scale, selector, baseline)
     return RolloutCollector(
-        classifier=GroupClassifier(
-            reward_weights,
-            reward_range=config.reward_range,
-            aggregation=config.multi_objective_aggregation,
-            masks_truncated=config.mask_truncated_completions,
-        ),
+        classifier=classifier,
         group_size=group_size,
         batch_groups=batch_groups,
         reward_names=reward_names,
@@ -94,7 +100,7 @@ def make_collector(
         buffer=_buffer(config, processes) if replays else None,
         replay_groups=replay_groups(config.replay_fraction, batch_groups, processes.world_size) if replays else 0,
         replay_weight=config.replay_weight,
-        baseline=_baseline(config, selector) if config.advantage_baseline == "tracked" else None,
+        baseline=baseline,
         logs=RunLogs(Path(config.output_dir) / FOLDER, None if dataset is None else partial(prompt_rows, dataset))
         if writes_logs and processes.is_main
         else None,

@@ -44,7 +44,7 @@ def begin_run(run: Run, collector: RolloutCollector, step: int, about: dict[str,
     if not collector.processes.is_main:
         return
     if collector.logs is not None:
-        collector.logs.begin(run.id, step)
+        collector.logs.begin(run.id, step, collector.dataset_hash)
     dataset = {"size": collector.num_prompts, "hash": collector.dataset_hash}
     write_run(run, {"dataset": dataset, "settings": collector.settings, **(about or {})})
 

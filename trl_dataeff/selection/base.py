@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -66,6 +66,23 @@ class SelectorContext:
         return self.embed()
 
 
+class EarlierGroups(NamedTuple):
+    """
+    What groups of an earlier run showed of n prompts of this dataset, in the order of their last groups.
+
+    Attributes:
+        ids: prompts, int64 of shape `(n,)`, each once.
+        rates: mean success rates, float32 of shape `(n,)`, in [0, 1].
+        effective: shares of effective groups, float32 of shape `(n,)`.
+        counts: groups, int64 of shape `(n,)`.
+    """
+
+    ids: np.ndarray
+    rates: np.ndarray
+    effective: np.ndarray
+    counts: np.ndarray
+
+
 class Selector(ABC):
     """
     Decides which prompts to generate rollouts for.
@@ -101,6 +118,16 @@ class Selector(ABC):
             context ([`SelectorContext`]): the run.
         """
         self.context = context
+
+    def start_from(self, earlier: EarlierGroups) -> bool:
+        """
+        Begin with what an earlier run showed (`history_from`), as a prior that this run's own groups outweigh. Called after
+        [`bind`], but not when a run is resumed.
+
+        Returns:
+            `bool`: whether the selector makes use of it. By default it does not, and `history_from` is an error.
+        """
+        return False
 
     @abstractmethod
     def propose(self, n: int, rng: torch.Generator) -> np.ndarray:

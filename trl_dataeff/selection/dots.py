@@ -23,7 +23,7 @@ from trl_dataeff.difficulty.logistic import LogisticDifficultyPredictor
 from trl_dataeff.difficulty.online import RollingDifficulty
 from trl_dataeff.difficulty.quality import PredictionRecord
 from trl_dataeff.rollouts.group import RolloutGroup
-from trl_dataeff.selection.base import Selector, SelectorContext, check_request, register_selector
+from trl_dataeff.selection.base import EarlierGroups, Selector, SelectorContext, check_request, register_selector
 from trl_dataeff.selection.estimator import HALF_LIVES, PromptEstimator, group_arrays, under
 from trl_dataeff.selection.exploration import ExplorationShare
 
@@ -199,11 +199,17 @@ class DotsSelector(Selector):
         self.record = PredictionRecord()
         self.exploring = ExplorationShare(self.exploration)
         self.batch = 0  # generation batches observed
-        self._has_predictions = False
+        self._has_predictions = predictor.fitted  # before the run
         self._proposed = np.empty(0, dtype=np.int64)  # for this generation batch
         self._explored = np.empty(0, dtype=np.int64)
         self._drawn = np.empty((3, 0))  # prompts proposed, their weights times N, and the share drawn uniformly
         self._order, self._taken = np.empty(0, dtype=np.int64), 0  # see _next_drawn
+
+    def start_from(self, earlier: EarlierGroups) -> bool:
+        self.success.start_from(earlier.ids, earlier.rates, earlier.counts * self.context.group_size)
+        self.effective.start_from(earlier.ids, earlier.effective, earlier.counts)
+        self._has_predictions = True
+        return True
 
     def _rolling(self) -> RollingDifficulty:
         """Of another label than success, by a predictor of its own."""

@@ -97,6 +97,15 @@ class PromptEstimator:
         self.difficulty.observe(ids, rates, batch)
         self._batch = batch
 
+    def start_from(self, ids: np.ndarray, rates: np.ndarray, trials: np.ndarray) -> None:
+        """
+        Enter what is known of prompts before the first generation batch, each with at most the strength of a prediction, and
+        predict from it. It fades as groups of this run do, at the pace of the experts that predict this run best.
+        """
+        self.history.observe(ids, rates, np.minimum(trials, self.history.prior), self._batch)
+        self.difficulty.observe(ids, rates, self._batch)
+        self.refresh()
+
     def refresh(self) -> None:
         """Predict all prompts from the groups observed so far."""
         self.predicted = self._predict(self._batch)
