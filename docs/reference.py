@@ -22,6 +22,7 @@ PAGE = Path(__file__).with_name("configuration.md")
 RECIPES = Path(__file__).with_name("recipes.md")
 TITLES = {  # by the comments of options.py
     "which prompts are rolled out": "Selection and dynamic sampling",
+    "advantages": "Advantages",
     "fault tolerance, each off by default": "Fault tolerance",
     "rollout replay": "Rollout replay",
     "DOTS": "DOTS",

@@ -81,6 +81,7 @@ RANGES: dict[str, Range] = {
     "rollout_round_min": SHARE_ABOVE_0,
     "rollout_round_max": AT_LEAST_1,
     "exploration": SHARE,
+    "baseline_strength": AT_LEAST_0,
     "reward_timeout": ABOVE_0,
     "replay_fraction": SHARE_BELOW_1,
     "effective_target": SHARE_ABOVE_0,
@@ -273,6 +274,22 @@ def _joint_problems(values: Mapping[str, Any], wrong: set[str]) -> list[Problem]
         message = (
             "`save_on_signal` and `enable_jit_checkpoint` both handle SIGTERM. Set one of them to False: `save_on_signal` "
             "saves after the present step, with the selection state."
+        )
+        problems.append(Problem(message, names))
+    names = ("advantage_baseline", "dynamic_sampling")
+    if given(*names) and values[names[0]] == "tracked" and values[names[1]]:
+        message = (
+            "`advantage_baseline='tracked'` and `dynamic_sampling=True` are both set: the first gives zero-variance groups a "
+            "gradient, the second drops them, which would bias what is left. Set `dynamic_sampling=False`, or "
+            "`advantage_baseline='group'`."
+        )
+        problems.append(Problem(message, names))
+    names = ("advantage_baseline", "multi_objective_aggregation")
+    if given(*names) and values[names[0]] == "tracked" and values[names[1]] != "sum_then_normalize":
+        message = (
+            f"`advantage_baseline` is 'tracked' and `multi_objective_aggregation` is {values[names[1]]!r}: total rewards are "
+            "predicted, and there each function is normalised in its group instead. Set `multi_objective_aggregation` to "
+            "'sum_then_normalize', or `advantage_baseline` to 'group'."
         )
         problems.append(Problem(message, names))
     return problems + _joint_problems_of_trl(values, given)

@@ -57,7 +57,8 @@ def announce_options(
     on = _what_is_on(args, selector, unsupported_reason, processes.world_size, by_instance)
     if on:
         without = "Without `selector=`, and with" if by_instance else "With"
-        logger.warning(f"Data efficiency is on: {'; '.join(on)}. {without} {OFF} training is that of GRPOTrainer.")
+        off = OFF + (", `advantage_baseline='group'`" if args.advantage_baseline != "group" else "")
+        logger.warning(f"Data efficiency is on: {'; '.join(on)}. {without} {off} training is that of GRPOTrainer.")
     if unsupported_reason is not None:
         _warn_of_unsupported(args, unsupported_reason, by_instance)
         return
@@ -82,6 +83,8 @@ def _what_is_on(
     elif not isinstance(selector, UniformSelector):
         extra = ["selector_args"] if args.selector_args else []
         on.append(f"selection={name!r}" + _settings(args, [*MAIN_FIELDS.get(name, ()), *extra]))
+    if args.advantage_baseline == "tracked":
+        on.append("a tracked baseline" + _settings(args, ["advantage_baseline", "scale_rewards"]))
     if unsupported_reason is not None:
         return on
     groups = args.generation_batch_size // args.num_generations
@@ -117,6 +120,8 @@ def _warn_of_unsupported(args: DataEfficientGRPOConfig, unsupported_reason: str,
         ignored.append(f"`replay_fraction={args.replay_fraction}` does not replay")
     if args.dynamic_sampling:
         ignored.append("`dynamic_sampling=True` does not refill batches")
+    if args.advantage_baseline == "tracked" and "streaming" in unsupported_reason:
+        ignored.append("`advantage_baseline='tracked'` has no predictions, and uses the other completions' mean")
     if not ignored:
         return
     advice = ""

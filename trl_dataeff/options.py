@@ -84,6 +84,23 @@ class DataEfficientOptions:
         },
     )
 
+    # Parameters that control advantages
+    advantage_baseline: Literal["group", "tracked"] = field(
+        default="group",
+        metadata={
+            "help": "What a reward is compared with: 'group', the group's mean, as in TRL, or 'tracked', the prediction made "
+            "before the rollout joined with the other completions' rewards, so that zero-variance groups have a gradient too "
+            "(not with `dynamic_sampling`)."
+        },
+    )
+    baseline_strength: float | None = field(
+        default=None,
+        metadata={
+            "help": "With `advantage_baseline='tracked'`: completions that each prediction is worth; `None` (`null` in a "
+            "recipe) uses the selector's own uncertainty, or `history_prior` where it has none."
+        },
+    )
+
     # Parameters that control fault tolerance, each off by default
     save_on_signal: bool = field(
         default=False,
@@ -253,6 +270,13 @@ class DataEfficientOptions:
     history_prior: float = field(
         default=4.0,
         metadata={"help": "Strength of the predictor's prior relative to a prompt's own history, in completions."},
+    )
+    history_from: str | None = field(
+        default=None,
+        metadata={
+            "help": "Table `dataeff/groups.parquet`, or output directory, of an earlier run on the same dataset, whose success "
+            "rates are this run's first predictions; its own groups outweigh them."
+        },
     )
     history_half_lives: list[float] | None = field(
         default=None,

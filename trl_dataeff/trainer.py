@@ -237,7 +237,9 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         with self._recorded() as recording:
             tensors = super()._generate_and_score_completions(inputs)
         with self._timer.selection():
-            self._log(self.collector.enter(ids, recording.complete(self._processes), self.state.global_step))
+            batch = self.collector.enter(ids, recording.complete(self._processes), self.state.global_step)
+            self.collector.set_advantages(tensors, batch, self._logs)
+            self._log(batch)
         return tensors
 
     def _train_on_rounds(self) -> dict[str, Any]:
@@ -252,9 +254,9 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         with capture.temporarily(self, _playback=playback):
             tensors = super()._generate_and_score_completions(rows)
         compute_leftover_logps(batch.leftover_now, self._logps, own[0], self._processes)
+        self.collector.set_advantages(tensors, batch, self._logs)
         if batch.trained_stale:
             tensors.update(behavior_tensors(own, tensors["completion_ids"]))
-            tensors["advantages"] = tensors["advantages"] * self.collector.row_weights(own).to(tensors["advantages"])
             replace_last(self._metrics["train"], sampling_metrics(tensors, self._processes))  # TRL's are over all rows
         if self.collector.buffer is not None:
             self._correction.recorder.expect(own, tensors)

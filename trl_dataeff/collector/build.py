@@ -12,8 +12,10 @@ from datasets import Dataset
 
 from trl_dataeff.checkpoint.hashing import hash_prompts
 from trl_dataeff.checkpoint.state import FOLDER
+from trl_dataeff.collector.baseline import TrackedBaseline
 from trl_dataeff.collector.batch import RefillRounds
 from trl_dataeff.collector.collector import RolloutCollector
+from trl_dataeff.collector.earlier_run import start_from_earlier_run
 from trl_dataeff.collector.settings import check_fits, run_settings
 from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.difficulty.base import Embeddings
@@ -22,6 +24,7 @@ from trl_dataeff.replay.staleness import Staleness
 from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.distributed import Processes, all_gather
 from trl_dataeff.selection.base import Selector, SelectorContext, checked_state
+from trl_dataeff.selection.level import level_estimator
 from trl_dataeff.tracking.prompt_table import prompt_rows
 from trl_dataeff.tracking.run_logs import RunLogs
 
@@ -75,13 +78,18 @@ def make_collector(
         selector.context = context = SelectorContext(num_prompts, batch_groups, group_size, config.seed, embed)
         selector.bind(context)
         checked_state(selector)  # before training, not at the first checkpoint
+    classifier = GroupClassifier(
+        reward_weights,
+        reward_range=config.reward_range,
+        aggregation=config.multi_objective_aggregation,
+        masks_truncated=config.mask_truncated_completions,
+    )
+    baseline = _baseline(config, selector) if config.advantage_baseline == "tracked" else None
+    if config.history_from is not None and checkpoint is None:  # which has more than that
+        ours = {"size": num_prompts, "hash": dataset_hash}
+        start_from_earlier_run(config.history_from, ours, classifier.scale, selector, baseline)
     return RolloutCollector(
-        classifier=GroupClassifier(
-            reward_weights,
-            reward_range=config.reward_range,
-            aggregation=config.multi_objective_aggregation,
-            masks_truncated=config.mask_truncated_completions,
-        ),
+        classifier=classifier,
         group_size=group_size,
         batch_groups=batch_groups,
         reward_names=reward_names,
@@ -94,6 +102,7 @@ def make_collector(
         replay_groups=_most_replayed(config, batch_groups, processes.world_size, refills) if replays else 0,
         effective_target=_effective_target(config, batch_groups) if replays and adaptive and not refills else None,
         replay_weight=config.replay_weight,
+        baseline=baseline,
         logs=RunLogs(Path(config.output_dir) / FOLDER, None if dataset is None else partial(prompt_rows, dataset))
         if writes_logs and processes.is_main
         else None,
@@ -133,6 +142,19 @@ def _most_replayed(config: DataEfficientGRPOConfig, batch_groups: int, world_siz
 def _refill_rounds(config: DataEfficientGRPOConfig) -> RefillRounds:
     return RefillRounds(
         config.max_rollout_rounds, config.rollout_margin, config.rollout_round_min, config.rollout_round_max
+    )
+
+
+def _baseline(config: DataEfficientGRPOConfig, selector: Selector | None) -> TrackedBaseline:
+    tracker = None
+    if selector is not None and type(selector).predict is Selector.predict:
+        tracker = level_estimator(selector.context, config.history_prior, config.history_half_lives)
+    return TrackedBaseline(
+        str(config.scale_rewards),
+        prior=config.history_prior,
+        strength=config.baseline_strength,
+        masks_truncated=config.mask_truncated_completions,
+        tracker=tracker,
     )
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from trl_dataeff.collector.baseline import TrackedBaseline
 from trl_dataeff.collector.batch import GenerationBatch, RefillRounds, ZeroVarianceShare, fill_batch
 from trl_dataeff.collector.fresh import Proposal, propose_for_target
 from trl_dataeff.replay.buffer import ReplayBuffer
@@ -52,6 +53,7 @@ class RolloutCollector:
         effective_target (`float`, *optional*): without `refill`: as many fresh groups are generated as bring the expected number
             of effective ones to it (see [`propose_for_target`]), and at least as many as replay leaves room for.
         replay_weight (`float`, *optional*): factor on the advantages of replayed groups; `None`: see [`row_weights`].
+        baseline ([`TrackedBaseline`], *optional*): makes the advantages in the place of TRL's.
         logs ([`RunLogs`], *optional*): files that the run writes; on the main process alone.
         seed (`int`, *optional*, defaults to `0`): of proposals and of replay.
         processes ([`Processes`], *optional*): of the run; by default a single one.
@@ -73,6 +75,7 @@ class RolloutCollector:
         replay_groups: int = 0,
         effective_target: float | None = None,
         replay_weight: float | None = None,
+        baseline: TrackedBaseline | None = None,
         logs: RunLogs | None = None,
         seed: int = 0,
         processes: Processes = Processes(),  # noqa: B008 (immutable)
@@ -85,6 +88,7 @@ class RolloutCollector:
         self.refill = refill
         self.buffer, self.replay_groups, self.replay_weight = buffer, replay_groups, replay_weight
         self.effective_target = effective_target
+        self.baseline = baseline
         self.logs = logs
         self.processes = processes
         self.zero_share = ZeroVarianceShare()
@@ -92,7 +96,12 @@ class RolloutCollector:
         self.leftover: list[RolloutGroup] = []
         self._present: list[RolloutGroup] = []  # groups of the present generation batch so far
         # With everything off nothing that TRL accepts is an error
-        off = refill is None and buffer is None and (selector is None or isinstance(selector, UniformSelector))
+        off = (
+            refill is None
+            and buffer is None
+            and baseline is None
+            and (selector is None or isinstance(selector, UniformSelector))
+        )
         self.reward_checks = RewardChecks(
             self.reward_names, most_unscored=None if off else MOST_UNSCORED, is_main_process=processes.is_main
         )
@@ -186,6 +195,25 @@ class RolloutCollector:
         """Those of `groups` whose rollouts this process holds."""
         return [group for group in groups if group.owner == self.processes.rank]
 
+    def set_advantages(self, tensors: dict[str, Any], batch: GenerationBatch, logs: Mapping[str, Any]) -> None:
+        """
+        Put the batch's own advantages, if it has some, in the place of TRL's, and weigh those of replayed groups.
+
+        Args:
+            tensors (`dict`): TRL's batch of this process; its `advantages` (rows,) are replaced.
+            batch ([`GenerationBatch`]): with all groups that are trained on, in the order of ranks.
+            logs (`dict`): TRL's; its `advantages`, a deque, end with those of all processes.
+        """
+        if batch.advantages is not None:
+            for _ in range(batch.advantages.size):
+                logs["advantages"].pop()
+            logs["advantages"].extend(batch.advantages.ravel().tolist())
+            own = batch.advantages[[group.owner == self.processes.rank for group in batch.trained]]
+            tensors["advantages"] = torch.from_numpy(own.ravel()).to(tensors["advantages"])
+        if batch.trained_stale:
+            weights = self.row_weights(self.own(batch.trained))
+            tensors["advantages"] = tensors["advantages"] * weights.to(tensors["advantages"])
+
     def row_weights(self, groups: Sequence[RolloutGroup]) -> torch.Tensor:
         """
         By how much the advantages of each completion count, `(len(groups) * G,)`: those of replayed groups by `replay_weight`.
@@ -251,7 +279,7 @@ class RolloutCollector:
         success_rates, kinds = self.classifier.classify(rewards, truncated)
         spreads, graded = self.classifier.spreads(rewards), self.classifier.graded
         self._rescale(self.classifier.scale.mapping_from(scale))
-        predicted = np.full(n, np.nan) if self.selector is None else checked_predictions(self.selector, ids)
+        predicted, strengths = self._predict(ids)
         explored = np.zeros(n, dtype=bool) if self.selector is None else self.selector.explored(ids)
         per_rank, rollouts = n // self.processes.world_size, generated.rollouts
         groups = [
@@ -267,6 +295,7 @@ class RolloutCollector:
                 seconds=generated.seconds / n,
                 owner=i // per_rank,
                 predicted=float(predicted[i]),
+                strength=float(strengths[i]),
                 explored=origin == "reference" or bool(explored[i]),
                 spread=float(spreads[i]),
                 graded=graded,
@@ -275,10 +304,20 @@ class RolloutCollector:
             )
             for i in range(n)
         ]
+        if self.baseline is not None:
+            self.baseline.mark(groups, self.classifier)
         if origin == "fresh":
             self.zero_share.observe(groups)
         self._present += groups
         return groups
+
+    def _predict(self, ids: np.ndarray) -> np.ndarray:
+        """Success rates predicted of prompts, and with a tracked baseline what they are worth, equal on all processes: `(2, n)`."""
+        if self.baseline is not None:
+            predicted = self.baseline.predict(self.selector, ids)
+            return predicted if self.processes.world_size == 1 else broadcast_from_main(predicted)
+        unknown = np.full(len(ids), np.nan)
+        return np.stack([unknown if self.selector is None else checked_predictions(self.selector, ids), unknown])
 
     def _rescale(self, mapping: tuple[float, float] | None) -> None:
         """Success rates of earlier groups follow when the reward's range has widened."""
@@ -287,6 +326,9 @@ class RolloutCollector:
         kept = [*self._present, *self.leftover, *(self.buffer.groups if self.buffer is not None else [])]
         for group in kept:
             group.success_rate = mapping[0] * group.success_rate + mapping[1]
+            group.predicted = mapping[0] * group.predicted + mapping[1]
+        if self.baseline is not None:
+            self.baseline.rescale(*mapping)
         if self.selector is not None:
             self.selector.rescale(*mapping)
 
@@ -302,6 +344,9 @@ class RolloutCollector:
             self.buffer.add([*batch.leftover, *batch.generated])
         if self.selector is not None and batch.generated:
             self.selector.observe(batch.generated)
+        if self.baseline is not None:
+            batch.advantages = self.baseline.advantages(batch.trained, self.classifier)  # before it learns from them
+            self.baseline.observe(batch.generated, self.classifier)
         self.counters.add(
             rollouts_generated=len(batch.generated) * self.group_size,
             rollouts_trained=len(batch.trained) * self.group_size,
@@ -346,6 +391,9 @@ class RolloutCollector:
                 hard_ratio=float((kinds == HARD).mean()),
                 unscorable_ratio=float(unscorable.mean()),
             )
+            if self.baseline is not None:
+                metrics["baseline/informative_ratio"] = float(np.mean([g.informative for g in batch.generated]))
+                metrics["baseline/strength"] = float(np.mean([g.strength for g in batch.generated]))
             if not np.isnan(rates).all():
                 metrics["success_rate"] = float(np.nanmean(rates))
         if batch.trained_stale:

@@ -24,6 +24,7 @@ from trl_dataeff.collector.settings import PREDICTOR_ARGS
 from trl_dataeff.rollouts.distributed import all_gather, pack_distributed, unpack_distributed
 from trl_dataeff.rollouts.group import RolloutGroup
 from trl_dataeff.selection.base import checked_state
+from trl_dataeff.selection.estimator import under
 from trl_dataeff.tracking.metrics import METRICS
 
 
@@ -43,7 +44,7 @@ def begin_run(run: Run, collector: RolloutCollector, step: int, about: dict[str,
     if not collector.processes.is_main:
         return
     if collector.logs is not None:
-        collector.logs.begin(run.id, step)
+        collector.logs.begin(run.id, step, collector.dataset_hash)
     dataset = {"size": collector.num_prompts, "hash": collector.dataset_hash}
     write_run(run, {"dataset": dataset, "settings": collector.settings, **(about or {})})
 
@@ -169,6 +170,8 @@ def collector_state(collector: RolloutCollector) -> tuple[dict[str, Any], dict[s
     arrays = {"rng": collector.rng.get_state().numpy(), "replay_rng": collector.replay_rng.get_state().numpy()}
     if collector.selector is not None:
         arrays.update({f"selector.{name}": value for name, value in checked_state(collector.selector).items()})
+    if collector.baseline is not None:
+        arrays.update({f"baseline.{name}": value for name, value in collector.baseline.state_dict().items()})
     files = {"arrays": arrays}
     if collector.leftover:
         files["leftover"] = pack_distributed(
@@ -199,11 +202,13 @@ def load_collector_state(collector: RolloutCollector, scalars: dict[str, Any], f
     collector.rng.set_state(torch.from_numpy(arrays["rng"]))
     collector.replay_rng.set_state(torch.from_numpy(arrays["replay_rng"]))
     if collector.selector is not None:
-        state = {name.removeprefix("selector."): v for name, v in arrays.items() if name.startswith("selector.")}
         try:
-            collector.selector.load_state_dict(state)
+            collector.selector.load_state_dict(under(arrays, "selector."))
         except (LookupError, ValueError, RuntimeError) as error:
             raise CheckpointError(_mismatch(scalars["settings"], collector.settings)) from error
+    baseline = under(arrays, "baseline.")
+    if collector.baseline is not None and baseline:
+        collector.baseline.load_state_dict(baseline)
     collector.leftover = []
     if "leftover" in files:
         collector.leftover = unpack_distributed(

@@ -30,8 +30,9 @@ def replay_groups(fraction: float, batch_groups: int, world_size: int) -> int:
 
 class ReplayBuffer:
     """
-    First in, first out, by group; of each prompt the newest group, if it is effective. A zero-variance group removes the
-    prompt's older group: what the policy does there has changed, and the older rewards no longer say how.
+    First in, first out, by group; of each prompt the newest group, if it is informative: effective or, with a tracked baseline, not what
+    was predicted. Another one removes the prompt's older group: what the policy does there has changed, and the older rewards
+    no longer say how.
 
     With several processes, each holds the same groups in the same order, so that all sample alike; a group's rollouts
     are held by the process that owns it. Groups are compact arrays on the CPU (see [`Rollouts`]).
@@ -78,9 +79,9 @@ class ReplayBuffer:
         scored says nothing of its prompt, and is ignored.
         """
         for group in groups:
-            if group.effective or not math.isnan(group.success_rate):
+            if group.informative or not math.isnan(group.success_rate):
                 self._groups.pop(group.prompt_id, None)
-            if group.effective:
+            if group.informative:
                 self._groups[group.prompt_id] = group
         for prompt_id in list(islice(self._groups, max(0, len(self) - self.capacity))):
             del self._groups[prompt_id]

@@ -48,7 +48,7 @@ class LogprobRecorder:
         Prepare for the rows of a generation batch. Log-probs that the batch has already are recorded at once.
 
         Args:
-            groups: this process's groups, in the order of the batch. Recorded are effective ones that were generated
+            groups: this process's groups, in the order of the batch. Recorded are informative ones that were generated
                 for it and have no log-probs yet.
             batch (`dict`): TRL's batch; gets `batch_row` (B,), int64, if its forward passes are needed.
         """
@@ -58,7 +58,7 @@ class LogprobRecorder:
         for group in groups:
             rollouts = group.rollouts
             assert rollouts is not None
-            if group.generated_now and group.effective and rollouts.sampling_logps is None:
+            if group.generated_now and group.informative and rollouts.sampling_logps is None:
                 seen: dict[int, np.ndarray] = {}
                 self._expected.update({row + i: _Row(rollouts, i, seen) for i in range(len(rollouts))})
             row += len(rollouts)

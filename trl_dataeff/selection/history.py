@@ -68,6 +68,11 @@ class SuccessHistory:
         successes, trials = self.successes[:, ids], self.trials[:, ids]
         return (self.prior * predicted + fade * successes) / (self.prior + fade * trials)
 
+    def size_of(self, batch: int, ids: np.ndarray | slice = slice(None)) -> np.ndarray:
+        """Completions, prior included, that the posteriors of prompts `ids` rest on, `(K, n)`."""
+        size: np.ndarray = self.prior + self._fade(ids, batch) * self.trials[:, ids]
+        return size
+
     def rescale(self, scale: float, offset: float) -> None:
         """Map the rates entered so far to `scale * rate + offset`: the reward's range has widened."""
         self.successes *= np.float32(scale)

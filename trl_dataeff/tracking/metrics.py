@@ -69,6 +69,13 @@ METRICS: dict[str, Metric] = {
         "groups per generation batch", "Effective groups kept for the next generation batch, or for the replay buffer."
     ),
     "unscorable_ratio": Metric("share", "Completions generated now that no reward function scored."),
+    "baseline/informative_ratio": Metric(
+        "share", "With a tracked baseline, groups generated now whose advantages are large enough to be replayed."
+    ),
+    "baseline/strength": Metric(
+        "completions",
+        "With a tracked baseline, what the predictions of the groups generated now are worth on average.",
+    ),
     "replay/size": Metric("groups", "In the replay buffer."),
     "replay/evicted": Metric(
         "groups per generation batch", "Removed from the replay buffer: too old, replayed too often, or stale."
