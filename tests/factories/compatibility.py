@@ -163,7 +163,7 @@ FEATURES: dict[str, list[tuple[str, str, str, tuple[str, ...]]]] = {
             *(PASSED, WORKS),
             (f"{_SHARDED}::test_they_generate_and_a_resumed_run_goes_on_as_if_it_had_not_been_stopped",),
         ),
-        ("DeepSpeed ZeRO-2 and ZeRO-3, FSDP of version 1", PASSED, PASSED, ()),
+        ("DeepSpeed ZeRO-2 and ZeRO-3 (run by hand: see `scaling.md`), FSDP of version 1", PASSED, PASSED, ()),
         (
             "a prompt that is too long for vLLM on one process: the same error on all",
             *(WORKS, WORKS),
