@@ -287,6 +287,7 @@ def picture(curves: list[Curve], path: Path, methods: Sequence[str] = SHOWN, rol
         axis.set(xlim=(0, end), ylim=(0, 1))
         axis.grid(alpha=0.25)
     axes[0].set(xlabel="rollouts generated", ylabel="held-out accuracy, sampled")
+    axes[0].set_xticks(range(0, rollouts, 4_000))
     axes[0].xaxis.set_major_formatter("{x:,.0f}")
     axes[1].set(xlabel="optimizer steps", ylabel="held-out accuracy, sampled")
     axes[2].set(xlabel="optimizer steps", ylabel="effective share of groups")
