@@ -6,10 +6,10 @@ from __future__ import annotations
 WORKS, DOUBLE, PASSED, SINGLE, REJECTED = "works", "works (test double)", "passed on", "one round", "rejected"
 STATES = {
     WORKS: "run on a tiny model by the named tests.",
-    DOUBLE: "as above, but the other side is a stand-in written for the tests.",
-    SINGLE: "trains, but groups are neither replayed nor replaced; a warning says so.",
-    PASSED: "handed to TRL unchanged, and not run here.",
-    REJECTED: "an error when the trainer is made, or training begins, since it is known not to work.",
+    DOUBLE: "as above, with a test double in place of the real server.",
+    SINGLE: "trains with one round for each batch: groups are neither replayed nor replaced, and a warning says so.",
+    PASSED: "handed to TRL unchanged, and not tested here.",
+    REJECTED: "an error when the trainer is made or when training begins, because it is known not to work.",
 }
 
 _IDENTITY, _REPLAY, _DYNAMIC = (
