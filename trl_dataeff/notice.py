@@ -57,7 +57,8 @@ def announce_options(
     on = _what_is_on(args, selector, unsupported_reason, processes.world_size, by_instance)
     if on:
         without = "Without `selector=`, and with" if by_instance else "With"
-        logger.warning(f"Data efficiency is on: {'; '.join(on)}. {without} {OFF} training is that of GRPOTrainer.")
+        off = OFF + (", `sequential_rollouts=False`" if args.sequential_rollouts else "")
+        logger.warning(f"Data efficiency is on: {'; '.join(on)}. {without} {off} training is that of GRPOTrainer.")
     if unsupported_reason is not None:
         _warn_of_unsupported(args, unsupported_reason, by_instance)
         return
@@ -91,6 +92,10 @@ def _what_is_on(
         on.append(f"replay of {replayed} of the {groups} groups of a generation batch" + _settings(args, fields))
     if args.dynamic_sampling:
         on.append("dynamic sampling" + _settings(args, ["max_rollout_rounds"]))
+    if args.sequential_rollouts:
+        on.append(
+            f"sequential rollouts ({args.num_generations // 2} of {args.num_generations} completions of each group first)"
+        )
     return on
 
 
@@ -107,6 +112,8 @@ def _warn_of_unsupported(args: DataEfficientGRPOConfig, unsupported_reason: str,
         ignored.append(f"`replay_fraction={args.replay_fraction}` does not replay")
     if args.dynamic_sampling:
         ignored.append("`dynamic_sampling=True` does not refill batches")
+    if args.sequential_rollouts:
+        ignored.append("`sequential_rollouts=True` does not stop groups")
     if not ignored:
         return
     advice = ""

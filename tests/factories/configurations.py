@@ -32,6 +32,13 @@ CONFIGURATIONS: dict[str, dict] = {
         **{"replay_fraction": 0.5, "dots_objective": "target", "rewards": even_length_reward},
     },
     "all three": {**DYNAMIC, "selection": "dots+greso", "replay_fraction": 0.5, "steps_per_generation": 2},
+    "sequential": {
+        "sequential_rollouts": True,
+        "selection": "dots",
+        "replay_fraction": 0.5,
+        "steps_per_generation": 2,
+    },
+    "sequential, dynamic": {**DYNAMIC, "sequential_rollouts": True, "steps_per_generation": 2},
     "several steps to a log": {**DYNAMIC, "logging_steps": 5, "steps_per_generation": 2},
     "two rewards": {**DYNAMIC, "rewards": [letter_share_reward, even_length_reward], "reward_weights": [1.0, 0.5]},
     "another loss": {**DYNAMIC, "loss_type": "dr_grpo", "scale_rewards": "batch"},

@@ -119,6 +119,13 @@ class Selector(ABC):
         """Success rates expected of proposed prompts, float32 `(n,)`; NaN where unknown. Logged, and compared later."""
         return np.full(len(prompt_ids), np.nan, dtype=np.float32)
 
+    def strength(self, prompt_ids: np.ndarray) -> np.ndarray:
+        """
+        Completions that the predictions of proposed prompts count for, `(n,)`, above 0: with `sequential_rollouts` a new group's
+        own completions are weighed against them. 2 by default, as many as for a uniform distribution of success rates.
+        """
+        return np.full(len(prompt_ids), 2.0, dtype=np.float32)
+
     def explored(self, prompt_ids: np.ndarray) -> np.ndarray:
         """
         Which of the proposed prompts were drawn uniformly, bool `(n,)`: on them, predictions are checked without the bias
@@ -263,6 +270,22 @@ def checked_predictions(selector: Selector, prompt_ids: np.ndarray) -> np.ndarra
             f"{array.dtype}; it must return one success rate per prompt, NaN where it is unknown."
         )
     return array.astype(np.float32)
+
+
+def checked_strengths(selector: Selector, prompt_ids: np.ndarray) -> np.ndarray:
+    """
+    `selector.strength(prompt_ids)` as float64 `(n,)`.
+
+    Raises:
+        `ValueError`: it has another shape, or a value that is not above 0. The message has the selector's class.
+    """
+    array = np.asarray(selector.strength(prompt_ids))
+    if array.shape != prompt_ids.shape or array.dtype.kind not in "iuf" or not (array > 0).all():
+        raise ValueError(
+            f"{type(selector).__name__}.strength() of {len(prompt_ids)} prompts returned {array!r:.200}; it must return one "
+            "number above 0 per prompt."
+        )
+    return array.astype(np.float64)
 
 
 def checked_metrics(selector: Selector) -> dict[str, float]:

@@ -68,6 +68,11 @@ class PromptEstimator:
         mean: np.ndarray = self.weights.astype(np.float32) @ self.estimates_of(ids)
         return mean.astype(np.float32)
 
+    def strength(self, ids: np.ndarray) -> np.ndarray:
+        """The experts' weighted mean strength for prompts `ids`, in completions, float32 `(n,)`."""
+        strength: np.ndarray = self.weights.astype(np.float32) @ self.history.strength(self._batch, ids)
+        return strength
+
     def observe(self, ids: np.ndarray, rates: np.ndarray, trials: np.ndarray, batch: int) -> None:
         """Enter the groups of generation batch `batch`; see [`SuccessHistory.observe`]."""
         known = ~np.isnan(rates)

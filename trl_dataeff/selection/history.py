@@ -68,6 +68,11 @@ class SuccessHistory:
         successes, trials = self.successes[:, ids], self.trials[:, ids]
         return (self.prior * predicted + fade * successes) / (self.prior + fade * trials)
 
+    def strength(self, batch: int, ids: np.ndarray | slice) -> np.ndarray:
+        """Strengths of the posteriors of prompts `ids`, prior and evidence, in completions: float32 `(K, n)`."""
+        strength: np.ndarray = self.prior + self._fade(ids, batch) * self.trials[:, ids]
+        return strength
+
     def rescale(self, scale: float, offset: float) -> None:
         """Map the rates entered so far to `scale * rate + offset`: the reward's range has widened."""
         self.successes *= np.float32(scale)
