@@ -279,16 +279,20 @@ def rate_table(studies: dict[float, list[Curve]], rollouts: int) -> str:
 def picture(curves: list[Curve], path: Path, methods: Sequence[str] = SHOWN, rollouts: int = 12_800) -> None:
     """Accuracy over rollouts and over steps, and the effective share, with 95 % bands over seeds; an SVG file."""
     plt = pyplot()
-    fig, axes = plt.subplots(1, 3, figsize=(15, 4.4), layout="constrained")
+    fig, grid = plt.subplots(2, 2, figsize=(8, 6.4), layout="constrained")
+    *axes, last = grid.flat
     panels = (("rollouts", ACCURACY, rollouts), ("step", ACCURACY, 100), ("step", "effective", 100))
     for axis, (x, y, end) in zip(axes, panels, strict=True):
         draw(axis, curves, methods, x, y)
         axis.set(xlim=(0, end), ylim=(0, 1))
         axis.grid(alpha=0.25)
     axes[0].set(xlabel="rollouts generated", ylabel="held-out accuracy, sampled")
+    axes[0].set_xticks(range(0, rollouts, 4_000))
+    axes[0].xaxis.set_major_formatter("{x:,.0f}")
     axes[1].set(xlabel="optimizer steps", ylabel="held-out accuracy, sampled")
-    axes[2].set(xlabel="optimizer steps", ylabel="effective share of generated groups")
-    axes[0].legend(frameon=False, title="method (seeds)", fontsize=9)
+    axes[2].set(xlabel="optimizer steps", ylabel="effective share of groups")
+    last.legend(*axes[0].get_legend_handles_labels(), frameon=False, title="method (seeds)", loc="center left")
+    last.axis("off")
     path.parent.mkdir(parents=True, exist_ok=True)
     fig.savefig(path, format="svg", metadata={"Date": None})
     plt.close(fig)

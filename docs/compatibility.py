@@ -24,13 +24,18 @@ def page() -> str:
     states = "\n".join(f"- **{state}**: {meaning}" for state, meaning in STATES.items())
     parts = [
         "# Compatibility",
-        "What of TRL's `GRPOTrainer` was run with this package, in which way, and by which test. TRL 1.16, on the CPU, with models made in code. "
-        "This page is written by `docs/compatibility.py` from the tests' own list, and a test checks that every named test exists.",
+        "This page lists which features of TRL's `GRPOTrainer` were run with this package, and which tests run them. All tests use TRL 1.16, the CPU, "
+        "and tiny models that are made in code. Nothing here was run on a GPU. [vLLM, several GPUs and scale](scaling.md) has advice for such runs.",
         states,
+        'The column *everything off* is for `selection="uniform"` and `replay_fraction=0`. The other one is for replay and `dynamic_sampling`; a dash means '
+        "that the row does not apply.",
     ]
     for title, rows in FEATURES.items():
         head = [f"## {title}\n", "| | everything off | replay, dynamic sampling | tests |", "|---|---|---|---|"]
         parts.append("\n".join([*head, *(_row(*row) for row in rows)]))
+    parts.append(
+        "`docs/compatibility.py` writes this page from the list that the tests use. A test checks that every named test exists."
+    )
     return "\n\n".join(parts) + "\n"
 
 

@@ -22,6 +22,7 @@ PAGE = Path(__file__).with_name("configuration.md")
 RECIPES = Path(__file__).with_name("recipes.md")
 TITLES = {  # by the comments of options.py
     "which prompts are rolled out": "Selection and dynamic sampling",
+    "advantages": "Advantages",
     "fault tolerance, each off by default": "Fault tolerance",
     "rollout replay": "Rollout replay",
     "DOTS": "DOTS",
@@ -33,14 +34,14 @@ def page() -> str:
     """The whole page, as Markdown."""
     parts = [
         "# Configuration",
-        "The fields that `DataEfficientGRPOConfig` adds to TRL's `GRPOConfig`. Each is also a flag of `trl-dataeff grpo` and a line of a "
-        "recipe. Values are checked when the object is made, before a model is loaded. This page is written by `docs/reference.py`.",
+        "This page lists the fields that `DataEfficientGRPOConfig` adds to TRL's `GRPOConfig`. Each is also a flag of `trl-dataeff grpo` and a key "
+        "of a recipe. Values are checked when the configuration is created, before a model is loaded. `docs/reference.py` writes this page.",
     ]
     own = {field.name: field for field in fields(DataEfficientOptions)}
     for title, names in _groups().items():
-        rows = [f"| `{name}` | {_type(own[name])} | {_default(own[name])} | {_help(own[name])} |" for name in names]
+        rows = [f"| `{name}` | {_help(own[name])} | {_default(own[name])} | {_type(own[name])} |" for name in names]
         parts.append(
-            "\n".join([f"## {title}\n", "| field | values | default | what it does |", "|---|---|---|---|", *rows])
+            "\n".join([f"## {title}\n", "| field | what it does | default | values |", "|---|---|---|---|", *rows])
         )
     return "\n\n".join(parts) + "\n"
 

@@ -7,9 +7,9 @@ Train a vision-language model to count, with prompts selected by their text.
         --per_device_train_batch_size 8 --gradient_accumulation_steps 8 --num_generations 8 \
         --max_completion_length 64 --max_steps 200 --output_dir outputs/vision_language
 
-For prompts with images everything is off by default. `selection="dots"` predicts a prompt's success rate from its text and from
-its own earlier groups; `selection="greso"` uses the latter alone. The image is not embedded: DOTS helps to the extent that the
-text of a prompt, or what the run has seen of it, says how hard it is. Groups with images are neither replayed nor refilled.
+`selection="dots"` predicts a prompt's success rate from its text and from its own earlier groups; `selection="greso"` uses the
+latter alone. The image is not embedded: DOTS helps to the extent that the text of a prompt, or what the run has seen of it, says
+how hard it is. Half of each batch is replayed; the images of replayed groups are read from the dataset again.
 """
 
 import random
@@ -46,7 +46,7 @@ def make_dataset(n: int) -> Dataset:
 
 if __name__ == "__main__":
     parser = TrlParser((DataEfficientGRPOConfig, ModelConfig))
-    parser.set_defaults(selection="dots", replay_fraction=0.0)
+    parser.set_defaults(selection="dots", replay_fraction=0.5)
     training_args, model_args = parser.parse_args_and_config()
     training_args.model_init_kwargs = {
         "revision": model_args.model_revision,

@@ -26,11 +26,19 @@ DEFAULTS = {
     "sequential_rollouts": False,
     "reward_range": None,
     "exploration": 0.05,
+    "advantage_baseline": "group",
+    "baseline_strength": None,
     "save_on_signal": False,
     "skip_nonfinite_steps": False,
     "vllm_reconnect": False,
     "reward_timeout": None,
     "replay_fraction": 0.5,
+    "fresh_groups": "fixed",
+    "effective_target": 0.25,
+    "replay_max_uses": None,
+    "replay_max_movement": None,
+    "replay_min_ess": 0.0,
+    "replay_min_unclipped": 0.0,
     "replay_capacity": 512,
     "replay_order": "newest",
     "replay_max_age": 5,
@@ -48,6 +56,7 @@ DEFAULTS = {
     "dots_reference_size": 256,
     "dots_refresh_batches": 1,
     "history_prior": 4.0,
+    "history_from": None,
     "history_half_lives": None,
     "greso_p_init": 0.5,
     "greso_p_step": 0.01,
@@ -69,11 +78,19 @@ WRONG = {
     "sequential_rollouts": ["yes", 1, None],
     "reward_range": [[1, 0], [0], [0, 1, 2], [0, NAN], [-INF, 1], "01", 1.0, [0, "a"]],
     "exploration": [-0.1, 1.1, None],
+    "advantage_baseline": ["batch", None],
+    "baseline_strength": [-1, INF, "4"],
     "save_on_signal": ["yes", 1, None],
     "skip_nonfinite_steps": ["yes", 0, None],
     "vllm_reconnect": ["no", 1, None],
     "reward_timeout": [0, -1, INF, "10"],
     "replay_fraction": [-0.5, 1.0, NAN],
+    "fresh_groups": ["all", None],
+    "effective_target": [0, -0.1, 1.5, NAN, None],
+    "replay_max_uses": [0, -1, 1.5],
+    "replay_max_movement": [0, -0.1, NAN],
+    "replay_min_ess": [-0.1, 1.5, None],
+    "replay_min_unclipped": [-0.1, 1.5, None],
     "replay_capacity": [0, 1.5, None],
     "replay_max_age": [0, -3, 2.5],
     "replay_weight": [0, -0.1, 1.5],
@@ -91,6 +108,7 @@ WRONG = {
     "dots_reference_size": [0],
     "dots_refresh_batches": [0, 1.5],
     "history_prior": [0],
+    "history_from": ["", 3],
     "history_half_lives": [[], [0.0], [1.0, NAN], 20],
     "greso_p_init": [0, 1.5, 0.99],  # the last is above greso_p_max
     "greso_p_step": [-0.1, 2],
@@ -129,6 +147,11 @@ def test_help_and_types_are_there_for_every_field():
         if field.name in DEFAULTS:
             assert len(field.metadata["help"]) > 20, field.name
             field.metadata["help"] % {}  # argparse formats it
+
+
+def test_an_adaptive_number_of_fresh_groups_needs_replay():
+    with pytest.raises(ValueError, match="`fresh_groups` is 'adaptive' and `replay_fraction` is 0"):
+        DataEfficientGRPOConfig("out", **BASE, fresh_groups="adaptive", replay_fraction=0.0)
 
 
 @pytest.mark.parametrize("name", ["selector_args", "dots_predictor_args"])

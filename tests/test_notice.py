@@ -69,6 +69,19 @@ def test_only_what_is_on_is_named(tmp_path, caplog_transformers):
     assert "on: replay of 1 of the 4 groups" in notice
 
 
+def test_an_adaptive_number_of_fresh_groups_and_the_limits_that_are_set_are_named(tmp_path, caplog_transformers):
+    options = {"fresh_groups": "adaptive", "replay_max_uses": 3, "replay_min_ess": 0.5, "selection": "uniform"}
+    (notice,) = announced(caplog_transformers, config(tmp_path, per_device_train_batch_size=32, **options))
+    assert (
+        "on: replay, with an adaptive number of fresh groups (effective_target=0.25, replay_max_uses=3, "
+        "replay_clip='behavior', replay_max_age=5, replay_min_ess=0.5). With" in notice
+    )
+    (_, warning) = announced(caplog_transformers, config(tmp_path, **{**options, "selection": "dots"}), "dots")
+    assert warning.startswith(
+        "`fresh_groups='adaptive'` of 1 group per process rounds to no group: nothing is replayed."
+    )
+
+
 def test_a_selector_that_was_handed_over_is_named_by_its_class(tmp_path, caplog_transformers):
     make_trainer(tmp_path, "off", selection="auto", trainer={"selector": UniformSelector(shuffle=False)})
     (notice,) = messages(caplog_transformers, "Data efficiency is on")
@@ -131,8 +144,8 @@ def test_a_stream_is_told_once_what_has_no_effect_and_what_to_change(tmp_path, c
     assert messages(caplog_transformers, "Data efficiency is on") == []
 
 
-def test_prompts_with_images_are_told_that_they_can_be_selected(tmp_path, caplog_transformers):
-    reason = "prompts or tools with images"
+def test_tools_with_images_are_told_that_prompts_can_be_selected(tmp_path, caplog_transformers):
+    reason = "tools that may answer with images"
     (warning,) = announced(caplog_transformers, config(tmp_path), reason=reason)
     assert "`selection='dots'` or 'greso' selects such prompts nevertheless" in warning
     notice, warning = announced(caplog_transformers, config(tmp_path, selection="greso"), "greso", reason)

@@ -23,9 +23,17 @@ from tests.factories import (
     train_briefly,
 )
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
+from trl_dataeff.rollouts.context import ContextCheck
 from trl_dataeff.rollouts.prompts import without_prompt
 from trl_dataeff.selection import DotsSelector, GresoSelector, UniformSelector, registered_selectors
-from trl_dataeff.validation import ContextCheck, RewardChecks, check_dataset, check_prompts, resolve_selector
+from trl_dataeff.validation import (
+    RewardChecks,
+    check_dataset,
+    check_no_tool_images,
+    check_prompts,
+    resolve_selector,
+    unsupported_reason,
+)
 
 
 def config(tmp_path, **fields):
@@ -354,10 +362,10 @@ def test_prompts_are_rejected_by_the_limit_of_the_engine(tmp_path, mode, accepte
     ("fields", "reason", "sharded", "expected"),
     [
         ({}, None, False, DotsSelector),
-        ({}, "images", False, UniformSelector),
+        ({}, "tools with images", False, UniformSelector),
         ({}, None, True, GresoSelector),
         ({"dots_embedding": "some/model"}, None, True, DotsSelector),
-        ({"selection": "greso"}, "images", True, GresoSelector),
+        ({"selection": "greso"}, "tools with images", True, GresoSelector),
     ],
 )
 def test_what_auto_stands_for(fields, reason, sharded, expected):
@@ -408,10 +416,19 @@ def test_a_selector_of_your_own_needs_rows_that_can_be_chosen(tmp_path):
         build(tmp_path, stream, selector=Mine(), max_steps=2)
 
 
+def test_images_of_tools_are_found_where_they_would_be_lost():
+    check_no_tool_images([])
+    check_no_tool_images([[], []])
+    with pytest.raises(ValueError, match="cannot be used with tools that answer with images, and one did"):
+        check_no_tool_images([[], ["image"]])
+
+
 def test_reference_rollouts_that_cannot_be_generated():
     config = DataEfficientGRPOConfig("out", use_cpu=True, bf16=False, selection="dots", dots_reference="paper")
     assert resolve_selector(config, None, None, sharded=False).uses_references
-    with pytest.raises(ValueError, match=r"DotsSelector generates reference rollouts .* not possible with images"):
-        resolve_selector(config, None, "images", sharded=False)
+    with pytest.raises(
+        ValueError, match=r"DotsSelector generates reference rollouts .* not possible with tools that may"
+    ):
+        resolve_selector(config, None, unsupported_reason(plain_dataset(), False, tool_images=True), sharded=False)
     with pytest.raises(ValueError, match="`dots_reference_size` is 256, and each of 257 processes"):
         resolve_selector(config, None, None, sharded=False, processes=257)

@@ -29,7 +29,7 @@ class DataEfficientGRPOConfig(DataEfficientOptions, GRPOConfig):
     the last bit.
     """
 
-    if TYPE_CHECKING:  # TRL's annotations allow `None`, which `__post_init__` replaces or refuses
+    if TYPE_CHECKING:  # TRL's annotations allow `None`, which `__post_init__` replaces or rejects
         output_dir: str = ""
         num_generations: int = 8
         generation_batch_size: int = 0
@@ -39,13 +39,13 @@ class DataEfficientGRPOConfig(DataEfficientOptions, GRPOConfig):
 
     def __post_init__(self) -> None:
         # Before TRL derives fields from one another, and divides by them
-        _refuse(field_problems(vars(self)))
+        _reject(field_problems(vars(self)))
         try:
             super().__post_init__()
         except ValueError:
-            _refuse(self._group_problems())  # which say what numbers would do
+            _reject(self._group_problems())  # which say what numbers would do
             raise
-        _refuse(self._group_problems())
+        _reject(self._group_problems())
 
     def selector_arguments(self, name: str) -> dict[str, Any]:
         """
@@ -61,7 +61,7 @@ class DataEfficientGRPOConfig(DataEfficientOptions, GRPOConfig):
         """
         Give `args`, the object itself, this class with the defaults of the fields that it lacks, and check it. What its
         owner changes later is seen, and an object of a subclass of `GRPOConfig` keeps its methods: it gets a class that
-        derives from both. If a value is refused, `args` stays as it is.
+        derives from both. If a value is invalid, `args` stays as it is.
 
         `GRPOConfig.__post_init__` derives fields from one another and cannot run twice, so nothing is constructed.
         """
@@ -71,14 +71,14 @@ class DataEfficientGRPOConfig(DataEfficientOptions, GRPOConfig):
         upgraded.__dict__.update(
             {f.name: f.default for f in fields(cls) if f.name not in args.__dict__} | args.__dict__
         )
-        _refuse([*field_problems(vars(upgraded)), *upgraded._group_problems()])
+        _reject([*field_problems(vars(upgraded)), *upgraded._group_problems()])
         args.__dict__.update(upgraded.__dict__)
         args.__class__ = kind
         return args  # type: ignore[return-value]
 
     def _group_problems(self) -> list[Problem]:
         if self.steps_per_generation is None:
-            return []  # TRL has refused `generation_batch_size`
+            return []  # TRL rejects `generation_batch_size`
         problems = group_problems(self.per_device_train_batch_size, self.steps_per_generation, self.num_generations)
         if self.do_eval and self.eval_strategy != "no":
             completions = self.num_generations_eval or self.num_generations
@@ -86,7 +86,7 @@ class DataEfficientGRPOConfig(DataEfficientOptions, GRPOConfig):
         return problems
 
 
-def _refuse(problems: list[Problem]) -> None:
+def _reject(problems: list[Problem]) -> None:
     if problems:
         raise FieldError(problems) from None
 

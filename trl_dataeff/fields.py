@@ -3,7 +3,7 @@ The values that fields take: those of this package, of TRL's `GRPOConfig` and `M
 `TrainingArguments`. One table, for the configuration, the trainer and the checks of recipes.
 
 TRL's choices are plain strings, and it looks at most of them in the middle of a run. Of TRL's and Transformers' fields the
-table refuses values with which a run would fail later, and those that are out of range by their documentation. What is
+table rejects values with which a run would fail later, and those that are out of range by their documentation. What is
 deliberately not here: what the configurations check themselves, and whatever needs a model, a dataset or a machine.
 """
 
@@ -25,7 +25,7 @@ class Problem(NamedTuple):
     Something wrong with the values of fields.
 
     Attributes:
-        message: what was given, what is allowed, and the way out.
+        message: what was given, what is allowed, and the fix.
         fields: the fields that it is about, the most likely cause first.
     """
 
@@ -81,11 +81,17 @@ RANGES: dict[str, Range] = {
     "rollout_round_min": SHARE_ABOVE_0,
     "rollout_round_max": AT_LEAST_1,
     "exploration": SHARE,
+    "baseline_strength": AT_LEAST_0,
     "reward_timeout": ABOVE_0,
     "replay_fraction": SHARE_BELOW_1,
+    "effective_target": SHARE_ABOVE_0,
+    "replay_max_uses": COUNT,
     "replay_weight": SHARE_ABOVE_0,
     "replay_capacity": COUNT,
     "replay_max_age": COUNT,
+    "replay_max_movement": ABOVE_0,
+    "replay_min_ess": SHARE,
+    "replay_min_unclipped": SHARE,
     "replay_ratio_cap": AT_LEAST_1,
     "dots_sharpness": ABOVE_0,
     "dots_target": SHARE,
@@ -251,6 +257,13 @@ def _joint_problems(values: Mapping[str, Any], wrong: set[str]) -> list[Problem]
             "the size of a round from below, the second from above."
         )
         problems.append(Problem(message, names))
+    names = ("fresh_groups", "replay_fraction")
+    if given(*names) and values[names[0]] == "adaptive" and values[names[1]] == 0:
+        message = (
+            "`fresh_groups` is 'adaptive' and `replay_fraction` is 0: without replay every group of a batch is generated. Set "
+            "`replay_fraction` above 0, or `fresh_groups` to 'fixed'."
+        )
+        problems.append(Problem(message, names))
     names = ("greso_p_init", "greso_p_min", "greso_p_max")
     if given(*names) and not values[names[1]] <= values[names[0]] <= values[names[2]]:
         low, init, high = (values[name] for name in ("greso_p_min", "greso_p_init", "greso_p_max"))
@@ -263,11 +276,35 @@ def _joint_problems(values: Mapping[str, Any], wrong: set[str]) -> list[Problem]
             "saves after the present step, with the selection state."
         )
         problems.append(Problem(message, names))
+    names = ("advantage_baseline", "dynamic_sampling")
+    if given(*names) and values[names[0]] == "tracked" and values[names[1]]:
+        message = (
+            "`advantage_baseline='tracked'` and `dynamic_sampling=True` are both set: the first gives zero-variance groups a "
+            "gradient, the second drops them, which would bias what is left. Set `dynamic_sampling=False`, or "
+            "`advantage_baseline='group'`."
+        )
+        problems.append(Problem(message, names))
+    names = ("advantage_baseline", "sequential_rollouts")
+    if given(*names) and values[names[0]] == "tracked" and values[names[1]]:
+        message = (
+            "`advantage_baseline='tracked'` and `sequential_rollouts=True` are both set: the first gives zero-variance groups a "
+            "gradient, the second stops groups that look like them. Set `sequential_rollouts=False`, or "
+            "`advantage_baseline='group'`."
+        )
+        problems.append(Problem(message, names))
+    names = ("advantage_baseline", "multi_objective_aggregation")
+    if given(*names) and values[names[0]] == "tracked" and values[names[1]] != "sum_then_normalize":
+        message = (
+            f"`advantage_baseline` is 'tracked' and `multi_objective_aggregation` is {values[names[1]]!r}: total rewards are "
+            "predicted, and there each function is normalised in its group instead. Set `multi_objective_aggregation` to "
+            "'sum_then_normalize', or `advantage_baseline` to 'group'."
+        )
+        problems.append(Problem(message, names))
     return problems + _joint_problems_of_trl(values, given)
 
 
 def _joint_problems_of_trl(values: Mapping[str, Any], given: Callable[..., bool]) -> list[Problem]:
-    """What TRL refuses only once the model is loaded, or the generator."""
+    """What TRL rejects only once the model is loaded, or the generator."""
     problems = []
     if given("sync_ref_model", "beta") and values["sync_ref_model"] and values["beta"] == 0:
         message = (

@@ -57,7 +57,8 @@ def announce_options(
     on = _what_is_on(args, selector, unsupported_reason, processes.world_size, by_instance)
     if on:
         without = "Without `selector=`, and with" if by_instance else "With"
-        off = OFF + (", `sequential_rollouts=False`" if args.sequential_rollouts else "")
+        others = {"sequential_rollouts": False, "advantage_baseline": "group"}
+        off = OFF + "".join(f", `{k}={v!r}`" for k, v in others.items() if getattr(args, k) != v)
         logger.warning(f"Data efficiency is on: {'; '.join(on)}. {without} {off} training is that of GRPOTrainer.")
     if unsupported_reason is not None:
         _warn_of_unsupported(args, unsupported_reason, by_instance)
@@ -83,12 +84,19 @@ def _what_is_on(
     elif not isinstance(selector, UniformSelector):
         extra = ["selector_args"] if args.selector_args else []
         on.append(f"selection={name!r}" + _settings(args, [*MAIN_FIELDS.get(name, ()), *extra]))
+    if args.advantage_baseline == "tracked":
+        on.append("a tracked baseline" + _settings(args, ["advantage_baseline", "scale_rewards"]))
     if unsupported_reason is not None:
         return on
     groups = args.generation_batch_size // args.num_generations
-    replayed = replay_groups(args.replay_fraction, groups, world_size) if args.replay_fraction > 0 else 0
-    if replayed:
-        fields = ["replay_fraction", "replay_clip", "replay_max_age"]
+    replayed = replay_groups(_replayed_share(args), groups, world_size)
+    limits = [f"replay_{name}" for name in ("max_movement", "min_ess", "min_unclipped")]
+    fields = ["replay_clip", "replay_max_age", *(name for name in limits if getattr(args, name))]
+    if replayed and args.fresh_groups == "adaptive":
+        fields = ["effective_target", "replay_max_uses", *fields]
+        on.append("replay, with an adaptive number of fresh groups" + _settings(args, fields))
+    elif replayed:
+        fields = ["replay_fraction", *fields]
         on.append(f"replay of {replayed} of the {groups} groups of a generation batch" + _settings(args, fields))
     if args.dynamic_sampling:
         on.append("dynamic sampling" + _settings(args, ["max_rollout_rounds"]))
@@ -97,6 +105,11 @@ def _what_is_on(
             f"sequential rollouts ({args.num_generations // 2} of {args.num_generations} completions of each group first)"
         )
     return on
+
+
+def _replayed_share(args: DataEfficientGRPOConfig) -> float:
+    """The largest share of a batch that is replayed."""
+    return math.nextafter(1, 0) if args.fresh_groups == "adaptive" else args.replay_fraction
 
 
 def _settings(args: DataEfficientGRPOConfig, names: Iterable[str]) -> str:
@@ -114,6 +127,8 @@ def _warn_of_unsupported(args: DataEfficientGRPOConfig, unsupported_reason: str,
         ignored.append("`dynamic_sampling=True` does not refill batches")
     if args.sequential_rollouts:
         ignored.append("`sequential_rollouts=True` does not stop groups")
+    if args.advantage_baseline == "tracked" and "streaming" in unsupported_reason:
+        ignored.append("`advantage_baseline='tracked'` has no predictions, and uses the other completions' mean")
     if not ignored:
         return
     advice = ""
@@ -132,14 +147,16 @@ def _warn_of_small_batches(args: DataEfficientGRPOConfig) -> None:
     """Warn if the share of a process's groups that is to be replayed rounds to none, and say which sizes make room."""
     size, steps, group_size = args.per_device_train_batch_size, args.steps_per_generation, args.num_generations
     groups = size * steps // group_size
-    if replay_groups(args.replay_fraction, groups, world_size=1):
+    share = _replayed_share(args)
+    if replay_groups(share, groups, world_size=1):
         return
-    enough = max(2, math.ceil(0.5 / args.replay_fraction))
-    while not replay_groups(args.replay_fraction, enough, world_size=1):  # the quotient was rounded down
+    enough = max(2, math.ceil(0.5 / share))
+    while not replay_groups(share, enough, world_size=1):  # the quotient was rounded down
         enough += 1
     rows = enough * group_size
+    given = "fresh_groups='adaptive'" if args.fresh_groups == "adaptive" else f"replay_fraction={args.replay_fraction}"
     logger.warning(
-        f"`replay_fraction={args.replay_fraction}` of {groups} group{'s' * (groups != 1)} per process rounds to no group: "
+        f"`{given}` of {groups} group{'s' * (groups != 1)} per process rounds to no group: "
         f"nothing is replayed. It takes {enough} groups: a `per_device_train_batch_size` of {_multiple(rows, steps, group_size)} "
         f"(now {size}), or `steps_per_generation` (by default `gradient_accumulation_steps`) of "
         f"{_multiple(rows, size, group_size)} (now {steps})."

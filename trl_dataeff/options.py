@@ -91,6 +91,23 @@ class DataEfficientOptions:
         },
     )
 
+    # Parameters that control advantages
+    advantage_baseline: Literal["group", "tracked"] = field(
+        default="group",
+        metadata={
+            "help": "What a reward is compared with: 'group', the group's mean, as in TRL, or 'tracked', the prediction made "
+            "before the rollout joined with the other completions' rewards, so that zero-variance groups have a gradient too "
+            "(not with `dynamic_sampling`)."
+        },
+    )
+    baseline_strength: float | None = field(
+        default=None,
+        metadata={
+            "help": "With `advantage_baseline='tracked'`: completions that each prediction is worth; `None` (`null` in a "
+            "recipe) uses the selector's own uncertainty, or `history_prior` where it has none."
+        },
+    )
+
     # Parameters that control fault tolerance, each off by default
     save_on_signal: bool = field(
         default=False,
@@ -126,6 +143,25 @@ class DataEfficientOptions:
             "is stored; 0 switches replay off."
         },
     )
+    fresh_groups: Literal["fixed", "adaptive"] = field(
+        default="fixed",
+        metadata={
+            "help": "How many groups of a batch are generated: 'fixed' (all but `replay_fraction`), or 'adaptive' (as many as "
+            "`effective_target` takes and more where the replay buffer cannot fill the batch; `replay_fraction` then only "
+            "switches replay on)."
+        },
+    )
+    effective_target: float = field(
+        default=0.25,
+        metadata={
+            "help": "With `fresh_groups='adaptive'`: expected number of effective groups among those generated for a batch, "
+            "as a share of its groups."
+        },
+    )
+    replay_max_uses: int | None = field(
+        default=None,
+        metadata={"help": "How many batches may replay a stored group; `None` (`null` in a recipe) sets no limit."},
+    )
     replay_weight: float | None = field(
         default=None,
         metadata={
@@ -153,6 +189,28 @@ class DataEfficientOptions:
         metadata={
             "help": "Optimizer steps after which a stored group is no longer replayed, except those of the last batch; "
             "`None` (`null` in a recipe) sets no limit other than `replay_capacity`."
+        },
+    )
+    replay_max_movement: float | None = field(
+        default=None,
+        metadata={
+            "help": "Movement of the policy, as the mean |log-prob change| of a token since it was sampled, after which a stored "
+            "group is no longer replayed, except those of the last batch; set `replay_max_age` to `None` (`null` in a recipe) to "
+            "limit age by movement alone."
+        },
+    )
+    replay_min_ess: float = field(
+        default=0.0,
+        metadata={
+            "help": "Effective sample size of a group's tokens, as a share in [0, 1], below which the group is not replayed "
+            "again; 0 sets no limit."
+        },
+    )
+    replay_min_unclipped: float = field(
+        default=0.0,
+        metadata={
+            "help": "Share of a group's tokens whose gradient the clip leaves, in [0, 1], below which the group is not replayed "
+            "again; 0 sets no limit."
         },
     )
     replay_clip: Literal["proximal", "behavior"] = field(
@@ -219,6 +277,13 @@ class DataEfficientOptions:
     history_prior: float = field(
         default=4.0,
         metadata={"help": "Strength of the predictor's prior relative to a prompt's own history, in completions."},
+    )
+    history_from: str | None = field(
+        default=None,
+        metadata={
+            "help": "Table `dataeff/groups.parquet`, or output directory, of an earlier run on the same dataset, whose success "
+            "rates are this run's first predictions; its own groups outweigh them."
+        },
     )
     history_half_lives: list[float] | None = field(
         default=None,

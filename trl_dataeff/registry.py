@@ -64,6 +64,10 @@ class PluginRegistry(Generic[T]):
         name = getattr(cls, "name", "")
         return name if self._classes.get(name) is cls else None
 
+    def __contains__(self, name: object) -> bool:
+        """Whether there is a class of this name. Entry points take a while to read: only if none is registered."""
+        return name in self._classes or name in self.names()
+
     def names(self) -> list[str]:
         """All names in alphabetical order: registered ones, and those of entry points, which are not imported."""
         return sorted({*self._classes, *(point.name for point in metadata.entry_points(group=self.group))})

@@ -6,6 +6,7 @@ import inspect
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
@@ -34,10 +35,13 @@ from trl_dataeff.fault_tolerance.reward_guard import RewardGuard
 from trl_dataeff.fault_tolerance.signals import StopSignals, exception_of
 from trl_dataeff.notice import announce_options
 from trl_dataeff.replay.correction import LossCorrection
-from trl_dataeff.replay.logprobs import behavior_tensors, compute_leftover_logps
+from trl_dataeff.replay.logprobs import behavior_tensors, compute_leftover_logps, group_logps
 from trl_dataeff.replay.statistics import sampling_metrics
 from trl_dataeff.rollouts import capture
+from trl_dataeff.rollouts.context import ContextCheck
 from trl_dataeff.rollouts.distributed import Processes
+from trl_dataeff.rollouts.group import RolloutGroup
+from trl_dataeff.rollouts.images import images_of, prompts_with_images
 from trl_dataeff.rollouts.scoring import score
 from trl_dataeff.selection.base import Selector
 from trl_dataeff.tracking.about import about_run
@@ -128,9 +132,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         announce_options(config, self.selector, reason, self._processes, by_instance=given_selector, model=self.model)
         self._set_up_fault_tolerance(sharded)
 
-        self._context_check = validation.ContextCheck.of(
-            self.model.config, config, getattr(self, "vllm_generation", None)
-        )
+        self._context_check = ContextCheck.of(self.model.config, config, getattr(self, "vllm_generation", None))
         self._timer = StepTimer()
         self._callback = DataEfficientCallback(
             on_begin=self._on_train_begin,
@@ -173,7 +175,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         """State of a run. A second call of `train` starts again, with the dataset that is there then."""
         args, dataset = self.args, cast(Dataset, self.train_dataset)  # any other is read by TRL alone
         self._begins_sharded = False
-        self._step, self._buffered_inputs = 0, None  # TRL would go on within the last run's generation batch
+        self._step, self._buffered_inputs = 0, None  # TRL would continue within the last run's generation batch
         self._metrics["train"].clear()
         if self.use_vllm:
             self._last_loaded_step = -1  # TRL would take the weights of the last run for those of its first step
@@ -195,7 +197,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             checkpoint=self._run.checkpoint,
             processes=self._processes,
         )
-        self._correction = LossCorrection.of(self, args.replay_clip, args.replay_ratio_cap, self._processes)
+        self._correction = LossCorrection.of(self, args.replay_clip, args.replay_ratio_cap, self.collector.buffer)
         self._nonfinite = step_guard(self.accelerator, self.collector.counters) if args.skip_nonfinite_steps else None
 
     def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
@@ -235,7 +237,9 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         with self._recorded() as recording:
             tensors = super()._generate_and_score_completions(inputs)
         with self._timer.selection():
-            self._log(self.collector.enter(ids, recording.complete(self._processes), self.state.global_step))
+            batch = self.collector.enter(ids, recording.complete(self._processes), self.state.global_step)
+            self.collector.set_advantages(tensors, batch, self._logs)
+            self._log(batch)
         return tensors
 
     def _train_on_rounds(self) -> dict[str, Any]:
@@ -249,11 +253,10 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             self._log_completion_extra(column, values)
         with capture.temporarily(self, _playback=playback):
             tensors = super()._generate_and_score_completions(rows)
-        pad_id = self._tokenizer.pad_token_id
-        compute_leftover_logps(batch.leftover_now, self._forward, own[0], pad_id, self._processes)
+        compute_leftover_logps(batch.leftover_now, self._logps, own[0], self._processes)
+        self.collector.set_advantages(tensors, batch, self._logs)
         if batch.trained_stale:
             tensors.update(behavior_tensors(own, tensors["completion_ids"]))
-            tensors["advantages"] = tensors["advantages"] * self.collector.row_weights(own).to(tensors["advantages"])
             replace_last(self._metrics["train"], sampling_metrics(tensors, self._processes))  # TRL's are over all rows
         if self.collector.buffer is not None:
             self._correction.recorder.expect(own, tensors)
@@ -264,11 +267,11 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         """Generate and score so many completions of prompts, each process an equal part of them, outside of TRL's pass."""
         with self._recorded() as recording, capture.temporarily(self, num_generations=completions):
             rows = self._rows(self._processes.share(ids))
-            prompts = [row["prompt"] for row in rows]
+            prompts = prompts_with_images(rows)
             if self.tools:  # TRL prepares these for the rows of its pass
                 self._sync_tool_dicts, self._async_tool_dicts = capture.tool_dicts(self._standalone_tools, len(rows))
             generated = capture.Generated(*self._generate(prompts))
-            validation.check_no_images(generated.images, generated.tool_images)
+            validation.check_no_tool_images(generated.tool_images)
             for i, row in enumerate(rows):
                 row.update({name: capture.row_value(values, i) for name, values in generated.extra_fields.items()})
             self._calculate_rewards(rows, prompts, generated.completions, generated.completion_ids)
@@ -278,21 +281,21 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
         if self._playback is not None:
-            return self._play_back(self._playback)
+            return self._play_back(self._playback, prompts)
         generate: Callable[[list[Any]], tuple[Any, ...]] = super()._generate
         return generate(prompts) if self._recording is None else self._recording.generate(generate, prompts)
 
     def _tokenize_prompts(self, prompts: list[Any]) -> tuple[Any, ...]:
         tokenized: tuple[Any, ...] = super()._tokenize_prompts(prompts)
-        self._context_check.check_room(prompts, [len(ids) for ids in tokenized[0]])
+        self._context_check.check_room(prompts, [len(ids) for ids in tokenized[0]], self._processes.world_size)
         return tokenized
 
-    def _play_back(self, playback: capture.Playback) -> capture.Generated:
+    def _play_back(self, playback: capture.Playback, prompts: list[Any]) -> capture.Generated:
         """TRL's own `_generate` on completions that exist already: they enter through its `rollout_func` slot."""
         with capture.temporarily(self, **playback.fields_of(self)):
             # The prompts are tokenized already. As plain text they need no parsing of messages
             generated = capture.Generated(*super()._generate([""] * len(playback.completions)))
-        return generated._replace(completions=playback.completions)
+        return generated._replace(completions=playback.completions, images=images_of(prompts))
 
     def _calculate_rewards(
         self, inputs: list[dict[str, Any]], prompts: list[Any], completions: list[Any], completion_ids_list: list[Any]
@@ -313,7 +316,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     def _rows(self, ids: np.ndarray) -> list[dict[str, Any]]:
         """The dataset's rows, G in a row for each prompt, as TRL's dataloader would deliver them."""
         self._prompt_ids = ids.tolist()
-        return self._rows_dataset.__getitems__(np.repeat(ids, self.num_generations).tolist())
+        return self._rows_dataset.__getitems__(np.repeat(ids, cast(int, self.num_generations)).tolist())
 
     # The loss
 
@@ -328,6 +331,13 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         if self._correction is not None:
             record(self._metrics["train"], self._correction.on_logps(outputs[0]))
         return outputs
+
+    def _logps(self, group: RolloutGroup) -> list[np.ndarray]:
+        """Log-probs of a group's completions under the present policy."""
+        if not self._is_vlm:
+            return group_logps(group, self._forward, self._tokenizer.pad_token_id, self._processes.device)
+        make_batch = partial(super()._generate_and_score_completions, self._rows(np.array([group.prompt_id])))
+        return capture.logps_of_pass(self, group, make_batch, self._processes.world_size)
 
     @torch.no_grad()
     def _forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, length: int) -> torch.Tensor:

@@ -10,8 +10,7 @@ from transformers.utils import logging
 from trl import GRPOConfig
 
 from trl_dataeff.config import AUTO_SELECTION, DataEfficientGRPOConfig
-from trl_dataeff.difficulty.loading import check_predictor, load_predictor, registered_predictors
-from trl_dataeff.rollouts.prompts import is_text, without_prompt
+from trl_dataeff.difficulty.loading import check_predictor, is_predictor, load_predictor
 from trl_dataeff.selection import Selector, make_selector
 
 
@@ -116,7 +115,7 @@ def check_dots_predictor(args: DataEfficientGRPOConfig) -> None:
     """Raise a `ValueError` if `dots_predictor` cannot be made or read; warn if it is for other embeddings."""
     assert not isinstance(args.dots_predictor_args, str)  # TrainingArguments parses JSON text
     check_predictor(args.dots_predictor, **(args.dots_predictor_args or {}))
-    if args.dots_predictor not in registered_predictors():
+    if not is_predictor(args.dots_predictor):
         predictor = load_predictor(args.dots_predictor)
         if predictor.embedding and predictor.embedding != args.dots_embedding:
             logger.warning(
@@ -183,6 +182,9 @@ def check_prompts(dataset: Dataset) -> None:
     Raise a `ValueError` that names rows without a prompt: `None`, `""`, or a conversation whose last message is empty.
     Tokenization would fail on them in the middle of a run, or the model would answer nothing.
     """
+    # Imports pyarrow, which checks of recipes do not need
+    from trl_dataeff.rollouts.prompts import is_text, without_prompt
+
     if "prompt" not in dataset.column_names:
         return  # a transform makes it
     if not without_prompt(dataset.data.column("prompt")).any():
@@ -199,27 +201,19 @@ def check_prompts(dataset: Dataset) -> None:
     )
 
 
-def check_no_images(images: Any, tool_images: Any) -> None:
-    """Raise a `ValueError` if a round that was rolled out on its own has images, which would be lost to the loss."""
-    if images is not None or any(tool_images):
+def check_no_tool_images(tool_images: Sequence[Any]) -> None:
+    """Raise a `ValueError` if tools answered with images in a round of rollouts, which would be lost to the loss."""
+    if any(tool_images):
         raise ValueError(
-            "`dynamic_sampling`, `sequential_rollouts` and `replay_fraction` cannot be used with prompts that carry images, and "
-            "one of these prompts does while the dataset's first does not. Put such images into a column `images`, or switch "
-            "them off."
+            "`dynamic_sampling`, `sequential_rollouts` and `replay_fraction` cannot be used with tools that answer with images, "
+            "and one did. Switch them off."
         )
-
-
-def _has_image(prompt: Any) -> bool:
-    """Whether the messages of a conversational prompt carry an image."""
-    contents = [message["content"] for message in prompt] if isinstance(prompt, list) else []
-    parts = [part for content in contents if isinstance(content, list) for part in content]
-    return any(part.get("type") == "image" for part in parts)
 
 
 def unsupported_reason(dataset: Any, environments: bool, tool_images: bool) -> str | None:
     """
     Why rounds of rollouts cannot be generated, and replayed, outside of TRL's pass over a batch; `None` if they can. TRL
-    prepares images and environments in that pass, and the rows of a stream cannot be read again.
+    prepares environments in that pass, and neither the images of tools nor the rows of a stream can be read again.
 
     Args:
         dataset: the training dataset.
@@ -232,65 +226,7 @@ def unsupported_reason(dataset: Any, environments: bool, tool_images: bool) -> s
         return "prompts that are prepared by an environment"
     if not isinstance(dataset, Dataset):
         return "a streaming (iterable) dataset"
-    columns = dataset.column_names or []
-    if "image" in columns or "images" in columns or tool_images or _has_image(dataset[0].get("prompt")):
-        return "prompts or tools with images"
-    return None
-
-
-class ContextCheck:
-    """
-    Finds prompts that leave no room for a completion in the model's context. Warns once.
-
-    Args:
-        limits (`list`): tokens that the model takes, by several settings; `None` where that is not known.
-        max_completion_length (`int`): tokens that a completion may take.
-        rejects (`bool`, *optional*, defaults to `False`): whether generation fails if there is no room for a single token.
-    """
-
-    def __init__(self, limits: Sequence[int | None], max_completion_length: int, rejects: bool = False):
-        self.context = min((limit for limit in limits if limit is not None), default=None)
-        self.max_completion_length = max_completion_length
-        self.rejects = rejects
-        self._warned = False
-
-    @classmethod
-    def of(cls, model_config: Any, args: DataEfficientGRPOConfig, vllm: Any = None) -> ContextCheck:
-        """The check for a model's configuration and the trainer's, and for TRL's `vllm_generation` if there is one."""
-        context = getattr(model_config.get_text_config(), "max_position_embeddings", None)
-        if (
-            vllm is not None and args.vllm_mode == "colocate"
-        ):  # with scaled positions (YaRN) vLLM takes more than `context`
-            return cls([vllm.llm.llm_engine.model_config.max_model_len], args.max_completion_length, rejects=True)
-        return cls([context, args.vllm_max_model_length], args.max_completion_length)
-
-    def overlong(self, prompt_lengths: Sequence[int]) -> list[bool]:
-        """For prompts of so many tokens, whether each leaves too little room."""
-        if self.context is None:
-            return [False] * len(prompt_lengths)
-        overlong = [length + self.max_completion_length > self.context for length in prompt_lengths]
-        if any(overlong) and not self._warned:
-            self._warned = True
-            logger.warning(
-                f"A prompt of {max(prompt_lengths)} tokens leaves no room for `max_completion_length` "
-                f"({self.max_completion_length}) in the model's context of {self.context} tokens: its completions are cut "
-                "off or meaningless. Remove such prompts from the dataset. This warning is shown once; "
-                "`dataeff/overlong_prompts` counts all."
-            )
-        return overlong
-
-    def check_room(self, prompts: Sequence[Any], prompt_lengths: Sequence[int]) -> None:
-        """Raise a `ValueError` if prompts of so many tokens leave no room for a single one, and the engine `rejects` these."""
-        limit = self.context if self.rejects else None
-        too_long = [i for i, length in enumerate(prompt_lengths) if limit is not None and length >= limit]
-        if too_long:
-            first = too_long[0]
-            raise ValueError(
-                f"{len(too_long)} of {len(prompts)} prompts are too long for vLLM: the first has {prompt_lengths[first]} tokens, "
-                f"and the model takes {limit}, completion included (`vllm_max_model_length`, or else the model's own limit). "
-                "Remove such prompts from the dataset, or raise `vllm_max_model_length`. It begins: "
-                f"{str(prompts[first])[:80]!r}"
-            )
+    return "tools that may answer with images" if tool_images else None
 
 
 class RewardChecks:

@@ -20,7 +20,7 @@ import numpy as np
 from datasets import Dataset
 
 from .evaluate import success
-from .rewards import exact_match, right_characters
+from .rewards import answer_and_length, exact_match, right_characters
 from .tasks import CELLS, LEARNABLE_FAMILIES, Task, make_task
 
 
@@ -63,6 +63,8 @@ POOLS = {
     "first": Pool(easy=0.12, learnable=0.18, dead=0.70),
     "second": Pool(easy=0.15, learnable=0.35, dead=0.50),
     "third": Pool(easy=0.12, learnable=0.18, dead=0.70, reward=right_characters),
+    "graded": Pool(easy=0.12, learnable=0.18, dead=0.70, reward=answer_and_length),
+    "learnable": Pool(easy=0.0, learnable=1.0, dead=0.0),
     "continuum": Pool(easy=0.0, learnable=2 / 3, dead=1 / 3, size=480, continuum=True),
 }
 

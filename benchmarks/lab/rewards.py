@@ -24,6 +24,14 @@ def right_characters(completions: list[str], answer: list[str], **columns) -> li
     return rewards
 
 
+def answer_and_length(completions: list[str], answer: list[str], **columns) -> list[float]:
+    """Correctness and format: 0.5 for as many characters as the right answer has, and 0.5 more if they are right."""
+    return [
+        0.5 * (len(completion) == len(right)) + 0.5 * (completion == right)
+        for completion, right in zip(completions, answer, strict=True)
+    ]
+
+
 class Tally:
     """Calls a reward and counts, over groups of equal prompts, those with unequal rewards.
 

@@ -95,6 +95,13 @@ STUDIES = {
         {"uniform": STEPS, "default": STEPS, "oracle": STEPS},
         seeds=range(10, 12),
     ),
+    "graded": Study(
+        "two-part rewards: most prompts are never solved, and have the format's half of the reward for ever",
+        "graded",
+        {"uniform": {}, "default": {}, "dots": {}},
+        seeds=range(10, 13),
+        shared={"steps": 100, "max_rollouts": 6_400},
+    ),
     "continuum": Study(
         "kinds of all difficulties that interfere, with a policy that moves slowly and one that moves fast",
         "continuum",

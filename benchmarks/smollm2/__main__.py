@@ -18,6 +18,8 @@ STUDY: tuple[tuple[str, float, tuple[str, ...], tuple[int, ...]], ...] = (
     ("unsolvable", 1e-3, ("uniform", "default"), (18, 19, 20)),
     ("mixed", 1e-3, ("uniform", "default"), tuple(range(13, 20))),
     ("learnable", 1e-3, ("uniform", "default"), (18, 19, 20)),
+    ("mixed", 5e-4, ("uniform", "default"), (23, 24, 25)),
+    ("learnable", 5e-4, ("uniform", "default"), (23, 24, 25)),
     ("mixed", 1e-3, ("dots", "replay50", "dynamic", "dots_paper"), (13, 14, 15)),
 )
 TUNING = ("uniform", (0, 1, 2), (5e-4, 1e-3, 2e-3))
@@ -50,6 +52,7 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--pools", nargs="+", help="these alone: mixed, unsolvable, learnable")
         command.add_argument("--seeds", nargs="+", type=int, help="these alone")
         command.add_argument("--learning-rate", type=float, help="this one alone")
+    run.add_argument("--rollouts", type=int, help="end with the step that reaches them (default: 1,024)")
     for command in (study, tune, run):
         command.add_argument("--workers", type=int, default=2, help="runs at a time, of one thread each (default: 2)")
         command.add_argument(
@@ -77,15 +80,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _study(chosen: argparse.Namespace) -> None:
     from benchmarks.smollm2.train import LEARNING_RATE, Spec
 
-    entries = STUDY
+    entries, rollouts = STUDY, None
     if chosen.command == "run":
-        rate = chosen.learning_rate or LEARNING_RATE
+        rate, rollouts = chosen.learning_rate or LEARNING_RATE, chosen.rollouts
         entries = tuple(
             (pool, rate, tuple(chosen.methods or METHODS), tuple(chosen.seeds or (100,)))
             for pool in chosen.pools or ["mixed"]
         )
     specs = [
-        Spec(method, seed, pool, learning_rate=rate).scaled(chosen.scale)
+        Spec(method, seed, pool, learning_rate=rate).until(rollouts).scaled(chosen.scale)
         for pool, rate, methods, seeds in entries
         for seed in seeds
         for method in methods

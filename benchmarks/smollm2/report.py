@@ -51,7 +51,7 @@ def recorded(folder: Path, runs: Iterable[tuple[str, float, str, int]]) -> list[
 def short(rows: Iterable[dict]) -> str:
     """What a newcomer looks at first: success after half and all of uniform sampling's rollouts, and the ratios. Methods with 3 seeds."""
     parts = []
-    for (pool, _), curves in curves_by_setting(rows).items():
+    for (pool, rate), curves in curves_by_setting(rows).items():
         base = [curve for curve in curves if curve.method == BASELINE]
         end = max(curve.column("rollouts")[-1] for curve in base)
         for row, halfway in zip(ratios(curves), _halfway(curves), strict=True):
@@ -65,6 +65,7 @@ def short(rows: Iterable[dict]) -> str:
             parts.append(
                 [
                     pool,
+                    f"{rate:g}",
                     f"`{row['method']}`",
                     str(row["seeds"]),
                     *(f"{value:.3f}" for value in at),
@@ -76,6 +77,7 @@ def short(rows: Iterable[dict]) -> str:
             )
     header = [
         "pool",
+        "learning rate",
         "method",
         "seeds",
         "after 512",

@@ -54,6 +54,12 @@ class Spec:
     group_size: int = 8
     start: str = "SmolLM2-135M-Instruct"
 
+    def until(self, rollouts: int | None) -> Spec:
+        """The same for so many rollouts, in twice the steps that uniform sampling needs for them."""
+        if rollouts is None:
+            return self
+        return replace(self, max_rollouts=rollouts, steps=2 * rollouts // (self.prompts * self.group_size))
+
     def scaled(self, scale: int) -> Spec:
         """The same with `scale` times as many groups a step, and rollouts."""
         if scale == 1:

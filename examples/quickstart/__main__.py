@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -48,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
             print(f"Ready: the model is in {MODEL}, the data in {TRAIN.parent}.")
             return 0
         return train_and_sum_up(args.recipe, overrides, measured=not args.no_measuring, record=args.record)
-    except (FileNotFoundError, ImportError, subprocess.CalledProcessError) as error:
+    except (FileNotFoundError, ImportError) as error:
         print(f"quickstart: error: {error}", file=sys.stderr)
         return 1
 
@@ -90,9 +91,9 @@ def train_and_sum_up(recipe: str, overrides: list[str], measured: bool, record: 
     before = _success(output_dir, None, sampling) if measured else None
     _say(f"Training: {_shown(command)}")
     began = time.monotonic()
-    subprocess.run(
-        [sys.executable, "-m", "trl_dataeff.cli.main", *command], check=True, env={**ALLOCATOR, **os.environ}
-    )
+    code = run_to_its_end([sys.executable, "-m", "trl_dataeff.cli.main", *command])
+    if code:
+        return code
     seconds = time.monotonic() - began
     after = _success(output_dir, output_dir, sampling) if measured else None
 
@@ -109,6 +110,23 @@ def train_and_sum_up(recipe: str, overrides: list[str], measured: bool, record: 
     print(render(run, seconds, output_dir, before, after, n, count_kinds(output_dir), plain))
     print(next_steps(recipe))
     return 0
+
+
+def run_to_its_end(command: list[str]) -> int:
+    """
+    Run a command and return its exit code. On Ctrl-C, which the terminal sends to the command too, and on SIGTERM, which is passed
+    on, the command saves a checkpoint, and this process waits for it.
+    """
+    with subprocess.Popen(command, env={**ALLOCATOR, **os.environ}) as process:
+        previous = {
+            signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
+            signal.SIGTERM: signal.signal(signal.SIGTERM, lambda number, frame: process.send_signal(number)),
+        }
+        try:
+            return process.wait()
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
 
 
 def remove_checkpoints(output_dir: Path) -> None:

@@ -231,7 +231,8 @@ def test_launch_options_go_to_accelerate(recipe, launched):
     assert launched.args.config_file.endswith("accelerate_configs/fsdp2.yaml")
     assert launched.args.module is True
     assert launched.args.training_script == "trl_dataeff.cli.grpo"
-    assert launched.args.training_script_args == ["--config", recipe, "--seed", "3"]
+    assert launched.args.training_script_args == ["--config", recipe, *options]
+    assert parse(launched.args.training_script_args).training.seed == 3
 
 
 def test_failed_processes_end_the_command_with_their_code(recipe, monkeypatch):
@@ -336,6 +337,8 @@ def test_version_env_and_unknown_command(capsys):
     report = capsys.readouterr().out
     for package in ("TRL", "PyTorch", "Transformers", "trl-dataeff", "math-verify"):
         assert f"- {package} version: " in report
+    assert main(["env", "--all"]) == 2
+    assert "`--all` is not an option of `trl-dataeff env`." in capsys.readouterr().err
     assert main(["recipe"]) == 2
     assert "Did you mean `recipes`" in capsys.readouterr().err
     assert main([]) == 0

@@ -243,7 +243,6 @@ def test_recipe_is_overridden_by_the_command_line(write, monkeypatch):
     assert (arguments.training.max_steps, arguments.training.seed) == (3, 6)
     assert arguments.script.reward_funcs == ["c.d", "e.f"]
     assert parsed.launch_args == []
-    assert parsed.training_args == ["--config", "r.yaml", "--seed", "6", "--reward_funcs", "c.d", "e.f"]
     assert os.environ["FROM_RECIPE"] == "7"
 
 
@@ -261,7 +260,8 @@ def test_launch_options_are_told_from_fields(write):
     ]
     parsed = GRPOParser(portable=True).parse(args)
     assert parsed.launch_args == ["--num_processes", "4", "--num_machines", "2", "--mixed_precision", "bf16"]
-    assert parsed.training_args == ["--config", "r.yaml", "--reward_funcs", "a.b", "--use_cpu"]
+    assert parsed.arguments.script.reward_funcs == ["a.b"]
+    assert parsed.arguments.training.use_cpu is True
 
 
 @pytest.mark.parametrize(

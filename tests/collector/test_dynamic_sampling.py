@@ -284,19 +284,6 @@ def test_evaluation_touches_nothing(tmp_path):
     assert len(pd.read_parquet(tmp_path / "dataeff" / "groups.parquet")) == rows
 
 
-@pytest.mark.parametrize("where", ["column", "message"])
-def test_prompts_with_images_take_one_round_and_say_so(tmp_path, caplog_transformers, where):
-    image = [{"type": "image"}, {"type": "text", "text": "What is it?"}]
-    column = [{"prompt": f"{i:02d}", "image": None} for i in range(24)]
-    message = [{"prompt": [{"role": "user", "content": image}]} for _ in range(24)]
-    rows = {"column": column, "message": message}[where]
-    trainer = dynamic(tmp_path, train=False, trainer={"train_dataset": Dataset.from_list(rows)})
-    assert trainer._refills is False
-    warnings = [r.message for r in caplog_transformers.records if "does not refill" in r.message]
-    assert len(warnings) == 1
-    assert "one round of rollouts" in warnings[0]
-
-
 def test_steps_and_schedule_count_optimizer_steps(tmp_path):
     trainer = dynamic(tmp_path, max_steps=6)
     assert trainer.state.global_step == 6

@@ -357,7 +357,7 @@ def test_what_only_one_half_has_is_unknown_in_the_other():
 def test_a_selector_with_a_wrong_strength_is_named():
     class Wrong(InTurn):
         def strength(self, prompt_ids):
-            return np.zeros(len(prompt_ids))
+            return np.full(len(prompt_ids), -1.0)
 
-    with pytest.raises(ValueError, match=r"Wrong.strength\(\) of 8 prompts returned .* one number above 0 per prompt"):
+    with pytest.raises(ValueError, match=r"Wrong.strength\(\) returned -1.0; a prediction is worth"):
         collector(selector=Wrong(RATES)).collect(Script(), 0)

@@ -15,10 +15,12 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from datasets import Dataset
 from peft import LoraConfig
 
 from tests.factories import Watched, logged, plain_dataset, run
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
+from trl_dataeff.validation import ContextCheck
 
 
 torch.set_num_threads(1)
@@ -29,6 +31,8 @@ STEPS = 4
 DYNAMIC = {"dynamic_sampling": True, "rollout_round_min": 1.0, "rollout_round_max": 1.0, "max_rollout_rounds": 2}
 REPLAY = {"replay_fraction": 0.5}
 LORA = {"trainer": {"peft_config": LoraConfig(r=4, target_modules=["q_proj"], lora_dropout=0.0)}}
+ADAPTIVE = {"replay_fraction": 0.5, "fresh_groups": "adaptive", "effective_target": 0.4, "replay_max_uses": 2}
+ADAPTIVE |= {"replay_max_age": None, "replay_max_movement": 1.0, "replay_min_ess": 0.5, "replay_min_unclipped": 0.5}
 METHODS = {"plain": {}, "dynamic": DYNAMIC, "replay": REPLAY, "dynamic, replay": {**DYNAMIC, **REPLAY}}
 SELECTIONS = ("uniform", "greso", "dots", "dots+greso")
 QUICK = {
@@ -36,6 +40,8 @@ QUICK = {
     "greso, dynamic, lora": {"selection": "greso", **DYNAMIC, **LORA},
     "dots, replay": {"selection": "dots", **REPLAY},
 }
+# On two processes: the number of fresh groups is rounded up to a multiple of theirs
+PAIR = {"dots, adaptive": {"selection": "dots", **ADAPTIVE}}
 FULL = {
     f"{selection}, {method}, {kind}": {"selection": selection, **fields, **adapter}
     for selection in SELECTIONS
@@ -61,7 +67,7 @@ def reward(prompts, completion_ids, **kwargs):
 
 
 def make(name: str, world_size: int, trainer_class=Watched, train=False, folder=None, **fields):
-    options = {**(QUICK | FULL)[name], **fields}
+    options = {**(QUICK | PAIR | FULL)[name], **fields}
     arguments = {"rollout_func": fixed_rollouts, "train_dataset": plain_dataset(36), **options.pop("trainer", {})}
     defaults = {"per_device_train_batch_size": ROWS // world_size, "num_generations": GROUP, "max_steps": STEPS}
     defaults |= {"optim": "sgd", "learning_rate": 0.5, "reward_range": (0.0, 1.0)}
@@ -93,6 +99,15 @@ def failure(call, *errors) -> str:
     return ""
 
 
+def one_long_prompt(world_size: int):
+    """A trainer with one prompt of 12, so of one process, that leaves no room in a context of 20 tokens, as vLLM rejects it."""
+    prompts = plain_dataset(12)["prompt"]
+    rows = Dataset.from_dict({"prompt": [*prompts[:5], prompts[5] * 4, *prompts[6:]]})
+    trainer = make("uniform", world_size, trainer={"train_dataset": rows, "rollout_func": None})
+    trainer._context_check = ContextCheck([20], 8, rejects=True)
+    return trainer
+
+
 def differing(rank: int, world_size: int) -> dict:
     """What is said if processes disagree: on the dataset, and on the selection state when a checkpoint is saved."""
     other = {"trainer": {"train_dataset": plain_dataset(36).select(range(rank, 36))}}
@@ -107,6 +122,7 @@ def differing(rank: int, world_size: int) -> dict:
     saving = {"save_strategy": "steps", "save_steps": 2, "output_dir": str(FOLDER / "tampered")}
     tampered = make("uniform", world_size, Tampered, **saving)
     report["state"] = failure(tampered.train, RuntimeError)
+    report["room"] = failure(lambda: one_long_prompt(world_size).train(), ValueError)
     report["checkpoints"] = [path.name for path in (FOLDER / "tampered").glob("checkpoint-*")]
     return report
 
@@ -114,7 +130,8 @@ def differing(rank: int, world_size: int) -> dict:
 def main() -> None:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     report = {}
-    for name in QUICK if EXTENT == "quick" else FULL:
+    pair = PAIR if EXTENT == "quick" and world_size == 2 else {}
+    for name in [*(QUICK if EXTENT == "quick" else FULL), *pair]:
         saving = {"save_strategy": "steps", "save_steps": 2}
         whole = make(name, world_size, train=True, **saving)
         checkpoint = str(Path(whole.args.output_dir) / "checkpoint-2")

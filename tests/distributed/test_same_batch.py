@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.distributed.same_batch import FULL, QUICK, STEPS
+from tests.distributed.same_batch import FULL, GROUP, QUICK, ROWS, STEPS
 from tests.factories import launched
 
 
@@ -45,11 +45,32 @@ def test_the_number_of_processes_changes_nothing_with_any_selection(name, report
     check(reports("full"), name)
 
 
+def test_an_adaptive_number_of_fresh_groups_is_one_for_all_processes(reports):
+    """As are the groups that leave the buffer as stale; and each process generates as many."""
+    first, second = (report["dots, adaptive"] for report in reports("quick")[2])
+    for kind in ("whole", "resumed"):
+        assert first[kind]["generated"] == second[kind]["generated"]
+        assert first[kind]["trained"] == second[kind]["trained"]
+    sizes = [len(generated) for generated in first["whole"]["generated"]]
+    assert all(size % 2 == 0 for size in sizes)
+    assert min(sizes) < max(sizes) == ROWS // GROUP
+    assert {len(trained) for trained in first["whole"]["trained"]} == {ROWS // GROUP}
+    for report in (first, second):
+        assert report["resumed"]["logs"] == report["whole"]["logs"]
+        assert report["resumed"]["generated"] == report["whole"]["generated"][2:]
+
+
 def test_processes_with_other_prompts_are_rejected_at_the_start(reports):
     for report in reports("quick")[2]:
         message = report["differing"]["dataset"]
         assert "`train_dataset` differs between processes: that of 1 is not that of process 0" in message
         assert "36, 35" in message
+
+
+def test_a_prompt_that_is_too_long_for_vllm_on_one_process_stops_both(reports):
+    first, second = (report["differing"]["room"] for report in reports("quick")[2])
+    assert first == second
+    assert "prompts are too long for vLLM: the first has 28 tokens, and the model takes 20" in first
 
 
 def test_a_disagreement_is_named_when_a_checkpoint_is_saved(reports):

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.distributed.sharded import RUNS
+from tests.distributed.sharded import RESUMED, RUNS
 from tests.factories import launched
 
 
@@ -39,3 +39,13 @@ def test_a_sharded_policy_embeds_the_prompts_in_lockstep(reports):
     first, second = (report["dots, replay"] for report, _ in reports)
     assert first["selector"] == "DotsSelector"
     assert first["embedding_passes"] == second["embedding_passes"] > 0
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_they_generate_and_a_resumed_run_goes_on_as_if_it_had_not_been_stopped(name, reports):
+    for report, _ in reports:
+        own = report[f"resumed {name}"]
+        assert own["sharded"] >= 19  # all of the model's own parameters, but for the last norm with LoRA
+        assert own["again"] == own["whole"]
+        assert own["replayed"][0] > own["replayed"][1] > 0
+        assert {"pytorch_model_fsdp.bin", "optimizer.bin", "dataeff"} <= set(own["files"])

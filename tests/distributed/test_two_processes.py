@@ -112,6 +112,17 @@ def test_replay_resumes_on_two_processes(two_processes):
         assert report["replay"]["resumed"] == report["replay"]["logs"]
 
 
+def test_a_tracked_baseline_on_two_processes(two_processes):
+    """Both admit the same groups to replay, by the same predictions; groups without variance have a gradient."""
+    first, second = (report["tracked"] for report in two_processes)
+    assert first["decisions"] == second["decisions"]
+    assert first["surprises"] == second["surprises"]
+    assert len(first["surprises"]) > 4
+    batches = [batch["advantages"] for report in (first, second) for batch in report["trained_on"]]
+    rows = np.array(batches).reshape(-1, 4)
+    assert ((np.abs(rows).min(axis=1) > 0.01) & (np.ptp(rows, axis=1) < 1e-6)).any()
+
+
 def test_a_signal_to_one_process_stops_both_after_the_same_step(two_processes):
     first, second = (report["stopped"] for report in two_processes)
     assert first == second

@@ -151,6 +151,13 @@ def main() -> None:
         "logs": logged(replayed, *names),
         "resumed": logged(again, *names),
     }
+    tracked = {**replay, "advantage_baseline": "tracked", "save_strategy": "no"}
+    trainer = run(Watched, DataEfficientGRPOConfig, FOLDER / "tracked", **tracked)
+    report["tracked"] = {
+        "decisions": trainer.decisions,
+        "trained_on": trainer.trained_on,
+        "surprises": [[g.prompt_id, g.predicted, g.strength, g.surprise] for g in trainer.collector.buffer.groups],
+    }
     report["uninterrupted"] = logged(whole, "loss", "grad_norm", "reward", "num_tokens")
     report["resumed"] = logged(resumed, "loss", "grad_norm", "reward", "num_tokens")
     report["stopped"], report["after_stop"] = stop_one_of_two(saving)

@@ -6,8 +6,11 @@ import importlib.util
 import json
 import math
 import re
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
+from time import sleep
 
 import numpy as np
 import pyarrow as pa
@@ -424,6 +427,20 @@ def test_wrong_input_ends_in_one_message_before_anything_is_measured(tmp_path, m
     assert "nothing" in capsys.readouterr().err
     assert quickstart.main(["--max_stepz", "3"]) != 0
     assert "max_stepz" in capsys.readouterr().err
+
+
+WAITS = (
+    "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(143)); print('on', flush=True); time.sleep(60)"
+)
+
+
+def test_sigterm_ends_the_run_and_not_only_the_quickstart():
+    child = f"from examples.quickstart.__main__ import *; sys.exit(run_to_its_end([sys.executable, '-c', {WAITS!r}]))"
+    with subprocess.Popen([sys.executable, "-c", child], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "on\n"
+        sleep(1)
+        process.terminate()
+        assert process.wait(60) == 143
 
 
 def test_checkpoints_of_an_earlier_run_go_and_its_model_stays(tmp_path):

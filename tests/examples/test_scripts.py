@@ -101,8 +101,10 @@ def test_script_trains_two_steps(name, folder, tmp_path, monkeypatch):
     assert len(evaluated) == ("--eval_strategy" in further)
 
 
-@pytest.mark.parametrize(("name", "selection"), [("vision_language.py", "dots"), ("environment.py", "uniform")])
-def test_a_methods_default_can_be_changed(name, selection, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "selection", "fraction"), [("vision_language.py", "dots", 0.5), ("environment.py", "uniform", 0.0)]
+)
+def test_a_methods_default_can_be_changed(name, selection, fraction, tmp_path, monkeypatch):
     made = []
 
     class Noted:
@@ -116,7 +118,7 @@ def test_a_methods_default_can_be_changed(name, selection, tmp_path, monkeypatch
     monkeypatch.setattr(trl_dataeff, "DataEfficientGRPOTrainer", Noted)
     for further in ([], ["--selection", "greso", "--replay_fraction", "0.25"]):
         run_script(name, ["--model_name_or_path", "any", *further], tmp_path, monkeypatch)
-    assert [(args.selection, args.replay_fraction) for args in made] == [(selection, 0.0), ("greso", 0.25)]
+    assert [(args.selection, args.replay_fraction) for args in made] == [(selection, fraction), ("greso", 0.25)]
 
 
 @pytest.fixture(scope="module")
@@ -218,8 +220,8 @@ def test_the_job_script_continues_after_sigterm_until_the_run_is_done(folder, tm
         "per_device_train_batch_size": int(options["--per_device_train_batch_size"]),
         "num_generations": 4,
         "max_completion_length": 8,
-        "max_steps": 400,
-        "save_steps": 400,
+        "max_steps": 100,
+        "save_steps": 100,
         "output_dir": str(tmp_path / "out"),
     }
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
@@ -238,10 +240,10 @@ def test_the_job_script_continues_after_sigterm_until_the_run_is_done(folder, tm
     output, _ = job.communicate(timeout=400)
     assert job.returncode == 0, output
     assert "attempt 2" in output
-    assert re.search(r"Stopped by SIGTERM after step \d+ of 400", output)
-    assert get_last_checkpoint(tmp_path / "out").endswith("checkpoint-400")
+    assert re.search(r"Stopped by SIGTERM after step \d+ of 100", output)
+    assert get_last_checkpoint(tmp_path / "out").endswith("checkpoint-100")
     steps = pq.read_table(tmp_path / "out" / "dataeff" / "groups.parquet", columns=["step"])["step"].to_pylist()
-    assert set(range(400)) <= set(steps)
+    assert set(range(100)) <= set(steps)
 
 
 def test_the_job_script_does_not_repeat_a_mistake(tmp_path):

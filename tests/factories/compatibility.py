@@ -6,10 +6,10 @@ from __future__ import annotations
 WORKS, DOUBLE, PASSED, SINGLE, REJECTED = "works", "works (test double)", "passed on", "one round", "rejected"
 STATES = {
     WORKS: "run on a tiny model by the named tests.",
-    DOUBLE: "as above, but the other side is a stand-in written for the tests.",
-    SINGLE: "trains, but groups are neither replayed nor replaced; a warning says so.",
-    PASSED: "handed to TRL unchanged, and not run here.",
-    REJECTED: "an error when the trainer is made, or training begins, since it is known not to work.",
+    DOUBLE: "as above, with a test double in place of the real server.",
+    SINGLE: "trains with one round for each batch: groups are neither replayed nor replaced, and a warning says so.",
+    PASSED: "handed to TRL unchanged, and not tested here.",
+    REJECTED: "an error when the trainer is made or when training begins, because it is known not to work.",
 }
 
 _IDENTITY, _REPLAY, _DYNAMIC = (
@@ -17,6 +17,7 @@ _IDENTITY, _REPLAY, _DYNAMIC = (
     "tests/replay/test_training.py",
     "tests/collector/test_dynamic_sampling.py",
 )
+_IMAGES = "tests/rollouts/test_images.py"
 _ENGINE, _ENGINE_REPLAY = "tests/engines/test_engine.py", "tests/engines/test_replay.py"
 _TWO, _SAME = "tests/distributed/test_two_processes.py", "tests/distributed/test_same_batch.py"
 _SHARDED = "tests/distributed/test_sharded.py"
@@ -47,7 +48,16 @@ FEATURES: dict[str, list[tuple[str, str, str, tuple[str, ...]]]] = {
                 f"{_REPLAY}::test_the_samplers_log_probs_need_no_forward_pass",
             ),
         ),
-        ("prompts with images", PASSED, SINGLE, (f"{_DYNAMIC}::test_prompts_with_images_take_one_round_and_say_so",)),
+        (
+            "prompts with images",
+            *(WORKS, WORKS),
+            (f"{_IMAGES}::test_off_is_grpo", f"{_IMAGES}::test_groups_are_trained_on_with_the_images_of_their_rows"),
+        ),
+        (
+            "tools of a vision-language model, which may answer with images",
+            *(PASSED, SINGLE),
+            ("tests/test_notice.py::test_tools_with_images_are_told_that_prompts_can_be_selected",),
+        ),
         (
             "environments with `environment_factory`",
             WORKS,
@@ -148,8 +158,17 @@ FEATURES: dict[str, list[tuple[str, str, str, tuple[str, ...]]]] = {
                 f"{_SHARDED}::test_a_sharded_policy_embeds_the_prompts_in_lockstep",
             ),
         ),
-        ("checkpoints and generation by transformers with FSDP2", PASSED, PASSED, ()),
-        ("DeepSpeed ZeRO-2 and ZeRO-3, FSDP of version 1", PASSED, PASSED, ()),
+        (
+            "generation by transformers, checkpoints and resume with FSDP2, with LoRA too",
+            *(PASSED, WORKS),
+            (f"{_SHARDED}::test_they_generate_and_a_resumed_run_goes_on_as_if_it_had_not_been_stopped",),
+        ),
+        ("DeepSpeed ZeRO-2 and ZeRO-3 (run by hand: see `scaling.md`), FSDP of version 1", PASSED, PASSED, ()),
+        (
+            "a prompt that is too long for vLLM on one process: the same error on all",
+            *(WORKS, WORKS),
+            (f"{_SAME}::test_a_prompt_that_is_too_long_for_vllm_on_one_process_stops_both",),
+        ),
         (
             "datasets that differ between processes",
             *(REJECTED, REJECTED),

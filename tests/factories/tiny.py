@@ -124,7 +124,8 @@ def run(trainer_class, config_class, output_dir, *, rewards=even_length_reward, 
         defaults |= {"selection": "uniform", "replay_fraction": 0.0}
     arguments = {"train_dataset": plain_dataset(), **(trainer or {})}
     tokenizer = arguments.setdefault("processing_class", tiny_tokenizer())
-    arguments.setdefault("model", tiny_model(tokenizer))
+    if "model" not in arguments:
+        arguments["model"] = tiny_model(tokenizer)
     instance = trainer_class(reward_funcs=rewards, args=config_class(**{**defaults, **fields}), **arguments)
     instance.remove_callback(PrinterCallback)
     if train:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from datasets import Dataset, Features, Value
+from datasets import Image as ImageFeature
+from PIL import Image
 from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration, LlavaProcessor
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
@@ -53,3 +56,28 @@ def save_tiny_vision(path: str | Path) -> str:
     LlavaForConditionalGeneration(config).save_pretrained(path)
     processor.save_pretrained(path)
     return str(path)
+
+
+def picture(i: int) -> Image.Image:
+    """A picture that differs for each `i` below 80."""
+    return Image.new("RGB", (8, 8), (3 * i, 255 - 3 * i, 7 * i % 256))
+
+
+def picture_dataset(where: str = "image", n: int = 24) -> Dataset:
+    """
+    Conversations `"00"` to `"23"`, each with a picture of its own: in the column `image`, in a list in the column `images`, of
+    which every third has two, or in the `message` itself.
+    """
+    pictures = [[picture(i), picture(i + 40)][: 1 + (where == "images" and i % 3 == 0)] for i in range(n)]
+    if where != "message":
+        prompts = [[{"role": "user", "content": f"{i:02d}"}] for i in range(n)]
+        columns = {"prompt": prompts, where: pictures if where == "images" else [first for first, *_ in pictures]}
+        kind = [ImageFeature()] if where == "images" else ImageFeature()
+        return Dataset.from_dict(columns).cast_column(where, kind)
+    content = [{"type": Value("string"), "text": Value("string"), "image": ImageFeature()}]
+    features = Features({"prompt": [{"role": Value("string"), "content": content}]})
+    parts = [
+        [{"type": "image", "text": None, "image": first}, {"type": "text", "text": f"{i:02d}", "image": None}]
+        for i, (first, *_) in enumerate(pictures)
+    ]
+    return Dataset.from_dict({"prompt": [[{"role": "user", "content": p}] for p in parts]}, features=features)

@@ -16,9 +16,8 @@ from trl_dataeff.replay.correction import (
     LossCorrection,
     behavior_ratio,
     correct_inputs,
-    missing_kl,
-    token_scale,
 )
+from trl_dataeff.replay.kl import missing_kl, token_scale
 from trl_dataeff.replay.logprobs import behavior_tensors
 from trl_dataeff.rollouts.distributed import Processes
 
@@ -178,7 +177,7 @@ class TestMoments:
         np.testing.assert_array_equal(group.rollouts.behavior_logps[1], PRESENT[1, :2].numpy())
 
     def test_statistics_are_those_of_all_processes(self):
-        other = torch.tensor([2.0, 5.0, 17.0, 4.0, 0.0, 1.0])
+        other = torch.tensor([2.0, 5.0, 17.0, 4.0, 0.0, 1.0, 2.5])
         loss = correction(processes=Processes(0, 2, gather=lambda own: torch.cat([own, other])))
         with loss.micro_batch(micro_batch()):
             metrics = loss.on_logps(PRESENT)
@@ -187,6 +186,7 @@ class TestMoments:
         assert metrics["replay/ratio_max"] == 4.0
         assert metrics["replay/ess"] == pytest.approx((own.sum().item() + 5) ** 2 / 4 / ((own**2).sum().item() + 17))
         assert metrics["replay/clipped_share"] == 1 / 4
+        assert metrics["replay/movement"] == pytest.approx((0.5 + 0.5 + 2.5) / 4)
 
     @pytest.mark.parametrize(
         ("clip", "cap", "capped"), [("proximal", 1.2, 2), ("proximal", 10.0, 0), ("behavior", 1.2, 1)]

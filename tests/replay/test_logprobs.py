@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.factories import make_group
-from trl_dataeff.replay.logprobs import LogprobRecorder, behavior_tensors, compute_leftover_logps
+from trl_dataeff.replay.logprobs import LogprobRecorder, behavior_tensors, compute_leftover_logps, group_logps
 from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.rollouts.group import HARD, RolloutGroup
 
@@ -147,6 +147,10 @@ class Forward:
         return -input_ids[:, -length:].double()
 
 
+def by_forward(forward, pad_token_id=0):
+    return lambda group: group_logps(group, forward, pad_token_id, torch.device("cpu"))
+
+
 def test_processes_make_equally_many_forward_passes_for_their_leftover_groups():
     """A sharded model's forward pass is a collective: a process without leftover groups has to take part."""
     for rank in (0, 1):
@@ -155,9 +159,7 @@ def test_processes_make_equally_many_forward_passes_for_their_leftover_groups():
             if group.owner != rank:
                 group.rollouts = None
         forward, padding_group = Forward(), make_group(owner=rank)
-        compute_leftover_logps(
-            groups, forward, padding_group=padding_group, pad_token_id=0, processes=Processes(rank, 2)
-        )
+        compute_leftover_logps(groups, by_forward(forward), padding_group, Processes(rank, 2))
         assert len(forward.calls) == 3
         assert padding_group.rollouts.behavior_logps is None
         for group in groups:
@@ -169,7 +171,7 @@ def test_processes_make_equally_many_forward_passes_for_their_leftover_groups():
 
 def test_a_leftover_group_is_one_forward_pass_without_padding_on_the_left():
     group, forward = make_group(owner=0), Forward()
-    compute_leftover_logps([group], forward, padding_group=group, pad_token_id=77, processes=Processes())
+    compute_leftover_logps([group], by_forward(forward, pad_token_id=77), group, Processes())
     ((input_ids, attention_mask, length),) = forward.calls
     assert input_ids.tolist() == [[5, 6, 7, 0, 77], [5, 6, 7, 0, 1]]
     assert attention_mask.tolist() == [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
@@ -179,9 +181,8 @@ def test_a_leftover_group_is_one_forward_pass_without_padding_on_the_left():
 def test_no_forward_pass_without_leftover_groups_or_where_the_sampler_returned_its_log_probs():
     forward, sampled = Forward(), [np.float32([-1.0]), np.float32([-1.0, -2.0])]
     group = make_group(owner=0, sampling_logps=sampled)
-    arguments = {"pad_token_id": 0, "processes": Processes()}
-    compute_leftover_logps([], forward, padding_group=make_group(owner=0), **arguments)
-    compute_leftover_logps([group], forward, padding_group=group, **arguments)
+    compute_leftover_logps([], by_forward(forward), make_group(owner=0), Processes())
+    compute_leftover_logps([group], by_forward(forward), group, Processes())
     assert not forward.calls
     assert group.rollouts.behavior_logps is None
 

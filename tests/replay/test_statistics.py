@@ -15,17 +15,19 @@ def test_statistics_cover_replayed_tokens_only():
     ratio = torch.tensor([[2.0, 0.5], [9.0, 9.0], [1.0, 7.0]])
     capped, clipped = ratio > 1.5, ratio < 1.5
     first = ratio_statistics(ratio, capped, clipped, inputs)
-    assert first.tolist() == [3.0, 3.5, 5.25, 2.0, 1.0, 2.0]
+    assert first.tolist() == pytest.approx([3.0, 3.5, 5.25, 2.0, 1.0, 2.0, 2 * np.log(2)])
     by_row = ratio_statistics(ratio, (ratio > 1.5)[:, :1], clipped[:, :1], inputs)
-    assert by_row.tolist() == [3.0, 3.5, 5.25, 2.0, 2.0, 1.0]
+    assert by_row.tolist() == pytest.approx([3.0, 3.5, 5.25, 2.0, 2.0, 1.0, 2 * np.log(2)])
     no_tool = inputs | {"tool_mask": torch.tensor([[1, 0], [1, 1], [1, 1]])}
-    assert ratio_statistics(ratio, capped, clipped, no_tool).tolist() == [2.0, 3.0, 5.0, 2.0, 1.0, 1.0]
+    without = ratio_statistics(ratio, capped, clipped, no_tool)
+    assert without.tolist() == pytest.approx([2.0, 3.0, 5.0, 2.0, 1.0, 1.0, np.log(2)])
     nothing = ratio_statistics(ratio, capped, clipped, inputs | {"replayed": torch.zeros(3, dtype=torch.bool)})
     metrics = summarize(torch.cat([first, nothing]))
     assert metrics == pytest.approx(
         {
             "replay/ratio_mean": 3.5 / 3,
             "replay/ratio_max": 2.0,
+            "replay/movement": 2 * np.log(2) / 3,
             "replay/ess": 3.5**2 / 3 / 5.25,
             "replay/capped_share": 1 / 3,
             "replay/clipped_share": 2 / 3,

@@ -18,7 +18,14 @@ from trl_dataeff.rollouts.classification import GroupClassifier, RewardScale
 from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD
 from trl_dataeff.selection import Selector, make_selector
 from trl_dataeff.selection.base import SelectorContext
-from trl_dataeff.selection.dots import gumbel_top_k, log_weight_effective, log_weight_target, rate_of_difference
+from trl_dataeff.selection.dots import (
+    DotsSelector,
+    gumbel_top_k,
+    log_weight_effective,
+    log_weight_target,
+    rate_of_difference,
+)
+from trl_dataeff.testing.data import PROMPTS, embeddings, make_context
 
 
 getcontext().prec = 60
@@ -407,3 +414,16 @@ def test_graded_state_round_trip():
 def test_rate_of_difference_inverts_the_binary_case():
     p = torch.linspace(0, 0.5, 21, dtype=torch.float64)
     torch.testing.assert_close(rate_of_difference(4 * p * (1 - p)), p, atol=1e-7, rtol=0)
+
+
+def test_a_predictor_that_was_fitted_before_predicts_the_first_batch():
+    pool, ids = embeddings(), np.arange(PROMPTS)
+    fitted = LogisticDifficultyPredictor()
+    fitted.fit(pool, torch.linspace(0.05, 0.95, PROMPTS))
+    first = {}
+    for name, predictor in (("fitted", fitted), ("new", LogisticDifficultyPredictor())):
+        selector = DotsSelector(predictor=predictor)
+        selector.bind(make_context())
+        first[name] = selector.predict(ids)
+    assert np.corrcoef(first["fitted"], ids)[0, 1] > 0.9
+    assert np.isnan(first["new"]).all()

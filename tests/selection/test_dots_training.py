@@ -4,7 +4,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from datasets import Dataset
 from peft import LoraConfig
 from trl import GRPOConfig
 
@@ -141,12 +140,6 @@ def test_a_predictor_of_another_width_or_none_at_all_is_refused(tmp_path):
         dots(tmp_path, dots_predictor=str(tmp_path / "predictor"))
     with pytest.raises(ValueError, match="There is no predictor at"):
         dots(tmp_path, dots_predictor="nowhere", train=False)
-
-
-def test_the_papers_reference_set_is_refused_where_no_round_can_be_made(tmp_path):
-    rows = [{"prompt": [{"role": "user", "content": f"{i:02d}"}], "image": None} for i in range(24)]
-    with pytest.raises(ValueError, match="DOTS with `dots_reference='rolling'`"):
-        dots(tmp_path, train=False, dots_reference="paper", trainer={"train_dataset": Dataset.from_list(rows)})
 
 
 def test_what_changing_one_import_gives(tmp_path):

@@ -125,3 +125,25 @@ def test_predictions_of_references_are_used_as_they_are():
     expected.fit_basis(E)
     expected.fit(E[:40], torch.from_numpy(rates))
     np.testing.assert_allclose(one.mean(), expected.predict_projected(expected.project(E)).numpy(), atol=1e-6)
+
+
+def test_the_strength_is_that_of_the_experts_mixture_by_sampling():
+    """Samples of the mixture of Beta distributions have the variance of a Beta distribution of that strength."""
+    subject, rng = estimator(), np.random.default_rng(2)
+    train(subject, lambda batch: sigmoid(2 * E[:, 0]), 6)
+    ids = np.array([0, 5, 9])
+    means, trials = subject.estimates_of(ids), subject.history.trials[:, ids]
+    fade = 0.5 ** ((6 - subject.history.batch[ids]) / subject.history.half_lives)
+    sizes = 4.0 + fade * trials
+    assert (trials > 0).any()
+    for i in range(3):
+        chosen = rng.choice(4, 400_000, p=subject.weights)
+        samples = rng.beta(means[chosen, i] * sizes[chosen, i], (1 - means[chosen, i]) * sizes[chosen, i])
+        m = samples.mean()
+        assert subject.strength(ids)[i] == pytest.approx(m * (1 - m) / samples.var() - 1, rel=0.03)
+
+
+def test_the_strength_of_a_certain_prediction_is_that_of_its_experts():
+    subject = estimator()
+    subject.predicted[:] = 0.0
+    np.testing.assert_allclose(subject.strength(), 4.0)

@@ -67,7 +67,7 @@ def test_a_table_of_other_columns_is_renamed(tmp_path, caplog_transformers):
     """As another version may have written it."""
     path = tmp_path / "groups.parquet"
     former = pd.DataFrame({"step": [0, 1], "source": ["fresh", "fresh"], "dropped": [False, True]})
-    table = pa.Table.from_pandas(former, preserve_index=False).replace_schema_metadata({group_log._RUN: "run"})
+    table = pa.Table.from_pandas(former, preserve_index=False).replace_schema_metadata({group_log.RUN: "run"})
     pq.write_table(table, path)
     log = group_log.GroupLog(path)
     log.begin("run", 2)

@@ -79,7 +79,9 @@ def method(run: RecordedRun) -> str:
         return ""
     selector = str((run.about.get("settings") or {}).get("selector", ""))
     parts = [METHODS.get(selector, selector)]
-    if run.argument("replay_fraction"):
+    if run.argument("replay_fraction") and run.argument("fresh_groups") == "adaptive":
+        parts.append("replay, adaptive number of fresh groups")
+    elif run.argument("replay_fraction"):
         parts.append(f"replay of {run.argument('replay_fraction'):.0%}")
     if run.argument("dynamic_sampling"):
         parts.append("dynamic sampling")

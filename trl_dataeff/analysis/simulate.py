@@ -3,8 +3,8 @@ What a configuration would save, on simulated prompts: the package's own selecti
 trainer drives them, over a population of success rates that rise as the policy learns.
 
 The population stands for the policy. Prompt i succeeds with probability \(\sigma(\ell_i + s)\), where \(\ell_i\) is its
-log-odds at the start and s the policy's skill, which is 0 at the start; prompts that are *dead* are out of reach
-of any skill. An optimizer step on e effective groups of B adds \((e / B)^\alpha\) times `speed` to the
+log-odds at the start and s the policy's skill, which is 0 at the start; *dead* prompts are unsolvable
+at any skill. An optimizer step on e effective groups of B adds \((e / B)^\alpha\) times `speed` to the
 skill, a replayed group counting `replay_value` of a fresh one: twice the signal in a batch is less than twice
 the progress. `alpha` and `replay_value` are those that fit the runs of a language model (see `benchmarks/simulate.py`).
 
@@ -48,7 +48,7 @@ class Prompts:
 
     Args:
         size (`int`): N.
-        easy (`float`), dead (`float`): shares that are solved at once, and that are out of reach; the rest is learnable.
+        easy (`float`), dead (`float`): shares that are solved at once, and that are unsolvable; the rest is learnable.
         rates (`tuple[float, float]`, *optional*, defaults to `(0.01, 0.7)`): success rates that the learnable ones have
             at the start, spread evenly in log-odds.
         predictability (`float`, *optional*, defaults to `0.6`): correlation, in [0, 1], of the log-odds at the start
@@ -88,7 +88,7 @@ class Prompts:
 def embed(log_odds: np.ndarray, predictability: float, rng: np.random.Generator) -> np.ndarray:
     """
     Embeddings that tell the log-odds with the correlation `predictability`, float16 `(N, 8)`. Beyond a success rate of
-    1 in 400, how far a prompt is out of reach does not show.
+    1 in 400, how hard a prompt is does not show.
     """
     signal = np.clip(log_odds, -6.0, 6.0)
     signal = (signal - signal.mean()) / max(float(signal.std()), 1e-6)

@@ -95,7 +95,7 @@ def check_checkpoint(checkpoint: Path) -> dict[str, Any]:
     if not manifest["resumable"]:
         raise CheckpointError(
             f"{checkpoint} was written with `save_only_model=True`: it holds the model, but neither the optimizer nor "
-            "the selection state, so no run can go on from it. Start a new run with it as the model."
+            "the selection state, so no run can resume from it. Start a new run with it as the model."
         )
     return manifest
 

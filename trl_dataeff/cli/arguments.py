@@ -25,7 +25,7 @@ class DataEfficientGRPOScriptArguments(GRPOScriptArguments):
         default=None,
         metadata={
             "help": "Hub id, local folder (of data files, or from `save_to_disk`), or local .parquet, .jsonl, .json or "
-            ".csv file. Ignored if `datasets` is given."
+            ".csv file; ignored if `datasets` is given."
         },
     )
     reward_funcs: list[str] | None = field(
@@ -44,7 +44,7 @@ class DataEfficientGRPOScriptArguments(GRPOScriptArguments):
         default=None,
         metadata={
             "help": "Text of the prompt; `{column}` stands for that column of the row, e.g. '{question} Answer with a "
-            "number.'. Other braces stay as they are."
+            "number.'; other braces stay as they are."
         },
     )
     prompt_as_chat: bool = field(

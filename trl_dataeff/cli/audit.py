@@ -33,7 +33,7 @@ examples:
   trl-dataeff audit out                                     # a TRL run's output_dir
   trl-dataeff audit rollouts --seconds_per_step 40          # verl's trainer.rollout_data_dir; hours as well
   trl-dataeff audit log.jsonl --map prompt=question,reward=accuracy+0.5*format,step=iteration
-  trl-dataeff audit out --json > audit.json && trl-dataeff simulate --from-audit audit.json --max_steps 500
+  trl-dataeff audit out --json > audit.json && trl-dataeff simulate --from_audit audit.json --max_steps 500
 """
 
 
@@ -162,7 +162,7 @@ def _parser() -> CommandParser:
         metavar="ROLE=COLUMN[,...]",
         help="columns with unusual names: prompt, completion, reward (can be a sum: accuracy+0.5*format), step, tokens",
     )
-    parser.add_argument("--json", action="store_true", help="print everything as JSON, for `simulate --from-audit`")
+    parser.add_argument("--json", action="store_true", help="print everything as JSON, for `simulate --from_audit`")
     parser.add_argument("--seconds_per_step", type=float, metavar="S", help="duration of an optimizer step")
     parser.add_argument(
         "--reward_range",

@@ -83,9 +83,9 @@ def _periods(groups: RecordedGroups, found: Audit) -> list[str]:
         filled = round(BAR * period.effective), round(BAR * period.easy)
         bar = "█" * filled[0] + "▒" * filled[1] + "·" * (BAR - sum(filled))
         success = "-" if math.isnan(period.success) else f"{period.success:.0%}"
+        steps = f"{period.first:,}" + f"-{period.last:,}" * (period.last > period.first)
         lines.append(
-            f"  {f'{period.first:,}-{period.last:,}':>13}  {period.effective:>9.0%}  {period.easy:>5.0%}  "
-            f"{period.hard:>5.0%}  {success:>7}  {bar}"
+            f"  {steps:>13}  {period.effective:>9.0%}  {period.easy:>5.0%}  {period.hard:>5.0%}  {success:>7}  {bar}"
         )
     return [*lines, f"  {'':>13}  {'':>9}  {'':>5}  {'':>5}  {'':>7}  █ effective  ▒ easy  · hard"]
 

@@ -1,6 +1,6 @@
 """
-What is refused before a dataset or a model is loaded: what the configurations do not see because it is about several of
-them, reward functions, selectors and predictors; and on this machine paths that lead nowhere and packages that are missing.
+What is rejected before a dataset or a model is loaded: what the configurations do not see because it is about several of
+them, reward functions, selectors and predictors; and on this machine paths that do not exist and packages that are not installed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trl_dataeff.cli.errors import UserError, closest, listed
 from trl_dataeff.cli.rewards import check_name, require_packages, require_rewards
 from trl_dataeff.cli.sources import find_source, require_dataset
 from trl_dataeff.config import DataEfficientGRPOConfig
-from trl_dataeff.difficulty.loading import registered_predictors
+from trl_dataeff.difficulty.loading import is_predictor
 from trl_dataeff.fields import Problem, field_problems
 from trl_dataeff.validation import check_dots_predictor, check_selector
 
@@ -43,7 +43,7 @@ def problems_on_this_machine(arguments: GRPOArguments) -> list[Problem]:
     problems = [
         p for name in script.reward_funcs or [] for p in _tried(require_packages, name, names=("reward_funcs",))
     ]
-    if _predicts(training) and training.dots_predictor not in registered_predictors():
+    if _predicts(training) and not is_predictor(training.dots_predictor):
         problems += _tried(check_dots_predictor, training, names=("dots_predictor", "dots_predictor_args"))
     for entry in mixture.datasets:
         problems += _tried(find_source, entry.path, entry.data_files, names=("datasets",))
@@ -121,7 +121,7 @@ def _predicts(training: DataEfficientGRPOConfig) -> bool:
 def _selection_problems(arguments: GRPOArguments) -> Iterator[Problem]:
     training = arguments.training
     yield from _tried(check_selector, training, names=("selection", "selector_args"))
-    if _predicts(training) and training.dots_predictor in registered_predictors():
+    if _predicts(training) and is_predictor(training.dots_predictor):
         yield from _tried(check_dots_predictor, training, names=("dots_predictor_args", "dots_predictor"))
 
 
@@ -162,7 +162,7 @@ def _model_problems(arguments: GRPOArguments) -> Iterator[Problem]:
 
 
 def _check_lora(model: ModelConfig) -> None:
-    """What `get_peft_config` would refuse; TRL's module that has it takes half a second to import."""
+    """What `get_peft_config` would reject; TRL's module that has it takes half a second to import."""
     from peft import LoraConfig
 
     LoraConfig(task_type=model.lora_task_type, target_modules=model.lora_target_modules, use_dora=model.use_dora)

@@ -73,7 +73,7 @@ def _with_underscores(argv: list[str]) -> list[str]:
 def out_of_range(args: Namespace, ranges: Mapping[str, Range]) -> list[str]:
     """What is wrong with the numbers of a command line, a sentence for each option. Those that are not given are fine."""
     return [
-        f"`--{name}` is {value:g}; it takes {in_words(int if allowed.integer else float, allowed)}."
+        f"`--{name}` is {value}; it takes {in_words(int if allowed.integer else float, allowed)}."
         for name, allowed in ranges.items()
         if (value := getattr(args, name)) is not None and value not in allowed
     ]

@@ -7,6 +7,7 @@ from copy import copy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict, load_dataset
 from datasets.exceptions import DatasetGenerationError, DatasetsError
 from transformers.utils import logging
@@ -15,6 +16,7 @@ from trl import DatasetMixtureConfig, get_dataset
 from trl_dataeff.cli.arguments import DataEfficientGRPOScriptArguments, GRPOArguments
 from trl_dataeff.cli.errors import UserError, closest, listed
 from trl_dataeff.cli.sources import Source, bad_line, find_source, require_dataset
+from trl_dataeff.rollouts.prompts import without_prompt
 
 
 logger = logging.get_logger(__name__)
@@ -143,8 +145,9 @@ def _check_prompts(dataset: Dataset | IterableDataset, given: str) -> None:
             "conversation: a list of messages with `role` and `content`."
         )
     if isinstance(dataset, Dataset):
-        empty = [i for i, value in enumerate(dataset.select_columns("prompt")["prompt"]) if not value]
-        if empty:
+        prompts = dataset.with_format("arrow").select_columns(["prompt"])[:]["prompt"]
+        empty = np.flatnonzero(without_prompt(prompts))
+        if len(empty):
             raise UserError(f"{given} has {len(empty)} rows without a prompt, the first is row {empty[0]}. Drop them.")
 
 

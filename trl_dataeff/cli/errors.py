@@ -13,10 +13,10 @@ INTERRUPTED = 130  # exit code after Ctrl-C
 
 class UserError(ValueError):
     """
-    Something that only the user can put right, printed without a traceback; other exceptions keep theirs.
+    Something that only the user can fix, printed without a traceback; other exceptions keep theirs.
 
     Args:
-        *messages (`str`): one per problem. Each says what was given, what is allowed and the way out.
+        *messages (`str`): one per problem. Each says what was given, what is allowed, and the fix.
         exit_code (`int`, *optional*, defaults to `2`): exit code of the command.
     """
 

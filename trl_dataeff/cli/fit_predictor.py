@@ -93,7 +93,7 @@ def report(args: argparse.Namespace, slices: Sequence[Slice], quality: Sequence[
 
 
 def _embed(dataset: Dataset, embedding: str) -> np.ndarray:
-    """The prompts' embeddings `(N, h)`; what is wrong with the model is the user's to put right."""
+    """The prompts' embeddings `(N, h)`; what is wrong with the model is a [`UserError`]."""
     from trl_dataeff.difficulty.embedding import EmbeddingError, embed_dataset
 
     if embedding == "policy":

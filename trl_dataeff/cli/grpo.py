@@ -32,9 +32,9 @@ def run(argv: list[str]) -> int:
     # First without looking at the machine: what is wrong with the recipe is said once, before processes are started.
     command = GRPOParser(portable=True).parse(argv, lambda a: [*problems_of(a), *problems_on_this_machine(a)])
     if needs_launch(command.launch_args, command.arguments.training.use_cpu):
-        return launch(command.launch_args, command.training_args)
+        return launch(command.launch_args, argv)
     with quiet_libraries():
-        train(parse(command.training_args))
+        train(parse(argv))
     return 0
 
 

@@ -149,4 +149,5 @@ def _described(option: Action) -> dict[str, Any]:
     kind = getattr(option.type, "__name__", "value").removeprefix("string_to_").upper()
     metavar = None if option.choices else kind
     default = getattr(option.default, "value", option.default)
+    default = float(f"{default:.4g}") if isinstance(default, float) else default  # 1/3 is 0.3333
     return {"help": text, "metavar": metavar, "nargs": option.nargs, "choices": option.choices, "default": default}

@@ -99,11 +99,14 @@ def _parse(args: list[str]) -> tuple[Namespace, list[str]]:
     return known, unknown
 
 
-def launch(launch_args: list[str], training_args: list[str]) -> int:
+def launch(launch_args: list[str], command: list[str]) -> int:
     """
-    Run `trl-dataeff grpo` with `training_args` through `accelerate launch` with `launch_args`, and return its exit code: that
-    of its process, 143 or 130 if SIGTERM or Ctrl-C ended the run, 1 if one of several processes failed. If there is one
-    process, this one becomes it.
+    Run `trl-dataeff grpo` through `accelerate launch` and return its exit code: that of its process, 143 or 130 if SIGTERM
+    or Ctrl-C ended the run, 1 if one of several processes failed. If there is one process, this one becomes it.
+
+    Args:
+        launch_args (`list[str]`): options of `accelerate launch`.
+        command (`list[str]`): what follows `trl-dataeff grpo`; options of `accelerate launch` in it have no effect there.
     """
     from accelerate.commands import launch as launcher
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -116,7 +119,7 @@ def launch(launch_args: list[str], training_args: list[str]) -> int:
         launch_args = resolve_accelerate_config_argument(launch_args)
     except ValueError as error:
         raise UserError(str(error)) from error
-    args = launcher.launch_command_parser().parse_args([*launch_args, "--module", MODULE, *training_args])
+    args = launcher.launch_command_parser().parse_args([*launch_args, "--module", MODULE, *command])
     # accelerate's own waits for a process that no signal reaches
     simple_launcher = _become if os.name == "posix" else launcher.simple_launcher
     with _ForwardSignals() as signals, temporarily(launcher, simple_launcher=simple_launcher):

@@ -98,6 +98,9 @@ def _run(argv: list[str]) -> int:
 
 def run(argv: list[str]) -> int:
     """`trl-dataeff env`: TRL's report, with our versions at its end."""
+    from trl_dataeff.cli.command_parser import CommandParser
+
+    CommandParser("trl-dataeff env", description="Print versions for a bug report.").parse_args(argv)
     from trl.scripts.env import print_env
 
     output = io.StringIO()

@@ -61,12 +61,10 @@ class ParsedCommand(NamedTuple):
     Args:
         arguments ([`GRPOArguments`]): what is trained, and how.
         launch_args (`list[str]`): options of `accelerate launch`.
-        training_args (`list[str]`): the command line without them.
     """
 
     arguments: GRPOArguments
     launch_args: list[str]
-    training_args: list[str]
 
 
 class Findings:
@@ -78,23 +76,23 @@ class Findings:
         given (`Iterable[str]`): fields that the command line gives.
 
     Attributes:
-        refused (`set[str]`): fields whose values are wrong. What else is said of them would follow from that.
+        rejected (`set[str]`): fields whose values are wrong. What else is said of them would follow from that.
     """
 
     def __init__(self, recipe: Recipe | None, given: Iterable[str]):
         self.recipe = recipe
         self.given = set(given)
-        self.refused: set[str] = set()
+        self.rejected: set[str] = set()
         self._found: list[tuple[int, str]] = []
 
-    def note(self, message: str, line: int = 0, refused: Iterable[str] = ()) -> None:
+    def note(self, message: str, line: int = 0, rejected: Iterable[str] = ()) -> None:
         """Enter a mistake of the command line, or that in a line of the recipe."""
         self._found.append((line, f"{self.recipe.path}:{line}: {message}" if line and self.recipe else message))
-        self.refused.update(refused)
+        self.rejected.update(rejected)
 
     def extend(self, problems: Iterable[Problem]) -> None:
         """Enter problems that were found together."""
-        before = set(self.refused)
+        before = set(self.rejected)
         for message, names in problems:
             if before.isdisjoint(names):
                 lines = self.recipe.lines if self.recipe else {}
@@ -146,15 +144,13 @@ class GRPOParser(FieldParser):
                 findings.extend(check_launch_args(options, list(self.options)))
             except UserError as error:
                 findings.note(str(error))
-        launch_args = launch_args + more
         made = [self._make(dataclass_type, values, findings) for dataclass_type in self.dataclass_types]
         arguments = GRPOArguments(*made)
         if all(made):
             findings.extend(check(arguments))
         if findings.messages:
             raise UserError(*findings.messages)
-        with_recipe = ["--config", str(recipe.path)] if recipe else []
-        return ParsedCommand(arguments, launch_args, with_recipe + _without(rest, remaining))
+        return ParsedCommand(arguments, launch_args + more)
 
     def _take(self, recipe: Recipe, findings: Findings) -> list[str]:
         """Make a recipe's values the defaults of this parser, set its environment variables, return its launch options."""
@@ -191,15 +187,15 @@ class GRPOParser(FieldParser):
             except ArgumentError as error:
                 names = str(error.argument_name).split("/")
                 message = f"{in_our_words(str(error))} `trl-dataeff grpo --help` lists the options."
-                findings.note(message, refused=[names[0][2:]])
+                findings.note(message, rejected=[names[0][2:]])
                 start = next(i for i, token in enumerate(args) if token.partition("=")[0] in names)
                 stop = next((i for i in range(start + 1, len(args)) if args[i].startswith("--")), len(args))
                 args = args[:start] + args[stop:]
 
     def _make(self, dataclass_type: Any, given: dict[str, Any], findings: Findings) -> Any:
         """
-        Make a dataclass of its fields among `given`. What it refuses is a finding, and the default takes its place, so that
-        the next mistake is found too. `None` if it refuses to say which fields are wrong.
+        Make a dataclass of its fields among `given`. What it rejects is a finding, and the default takes its place, so that
+        the next mistake is found too. `None` if it does not say which fields are wrong.
         """
         names = [f.name for f in fields(dataclass_type) if f.init]
         values = {name: given[name] for name in names}
@@ -236,16 +232,3 @@ def _take_config(args: list[str]) -> tuple[str | None, list[str]]:
     if len(namespace.config) > 1:
         raise UserError("`--config` is given twice. Join the two recipes in one file.")
     return (namespace.config or [None])[0], rest
-
-
-def _without(tokens: list[str], removed: list[str]) -> list[str]:
-    """`tokens` without their subsequence `removed`."""
-    left = iter([*removed, None])
-    following = next(left)
-    kept = []
-    for token in tokens:
-        if token == following:
-            following = next(left)
-        else:
-            kept.append(token)
-    return kept

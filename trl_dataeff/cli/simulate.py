@@ -1,4 +1,4 @@
-"""`trl-dataeff simulate`: what a run would save, before it is made, and which settings to take."""
+"""`trl-dataeff simulate`: estimates savings before training, and which settings to take."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ policy learns, until each setting has learned what plain GRPO learns in --max_st
 steps are estimates; docs/simulate.md compares them with runs of a small language model.
 
 To estimate the shares by hand, roll out some prompts once. Groups in which all completions are right are mostly easy. If
-the groups in which all are wrong outnumber those with one or two right ones, most of them are dead. Or let --groups
-estimate the shares from the log of a run with `selection: uniform`, which may be short.
+the groups in which all are wrong outnumber those with one or two right ones, most of their prompts are unsolvable
+(--dead). Or let --groups estimate the shares from the log of a run with `selection: uniform`, which may be short.
 
 examples:
   # 7,473 prompts, 64 groups of 8 a step; 0.2 s per rollout and 25 s for the rest of a step
@@ -290,7 +290,7 @@ def _parser() -> CommandParser:
         "--easy", type=float, metavar="SHARE", help="share of prompts that are always solved from the start"
     )
     prompts.add_argument(
-        "--dead", type=float, metavar="SHARE", help="share of prompts that stay unsolved throughout the run"
+        "--dead", type=float, metavar="SHARE", help="share of unsolvable prompts: no completion of the run is right"
     )
     prompts.add_argument(
         "--success_rates",

@@ -14,7 +14,7 @@ from trl_dataeff.analysis.simulate import BASELINE, PATIENCE, PREDICTABILITY, Ou
 
 SATURATED = 0.97  # success rate of the learnable prompts beyond which the comparison is about their rests
 CAVEAT = """\
-An estimate: what a batch teaches, and what a replayed group adds, was fitted to runs of one small model on one synthetic task.
+An estimate: how much a batch contributes, and how much a replayed group adds, was fitted to runs of one small model on one synthetic task.
 Larger models have not been measured."""
 
 

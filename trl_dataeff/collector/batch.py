@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from trl_dataeff.replay.buffer import ReplayBuffer
@@ -28,6 +29,7 @@ class GenerationBatch:
         leftover: effective groups beyond them, to be kept for a later batch.
         generated: all groups generated for this batch, reference rollouts included, in order.
         rounds: rounds of rollouts, reference rollouts not counted.
+        advantages: of `trained`, float32 of shape `(n, G)`, with a tracked baseline; `None`: those of TRL.
         padded: how many of `trained` are zero-variance groups that complete a batch which stayed short.
         metrics: numbers to log, by their names in `trl_dataeff.tracking.metrics.METRICS`.
         selector_metrics: numbers of the selector, by its own names.
@@ -38,6 +40,7 @@ class GenerationBatch:
     generated: list[RolloutGroup] = field(default_factory=list)
     rounds: int = 0
     padded: int = 0
+    advantages: np.ndarray | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     selector_metrics: dict[str, float] = field(default_factory=dict)
 
@@ -94,7 +97,7 @@ def fill_batch(
         batch_groups (`int`): B, groups trained on per generation batch.
         max_rounds (`int`, *optional*): at least 1; `None`: nothing is dropped.
         leftover: effective groups that an earlier batch had too many.
-        references: reference rollouts of this batch. Effective ones are left over for `buffer`, if there is one; else
+        references: reference rollouts of this batch. Informative ones are left over for `buffer`, if there is one; else
             they are trained on, up to half of the batch. The others are dropped.
         buffer ([`ReplayBuffer`], *optional*): source of replayed groups.
         replay_groups (`int`, *optional*, defaults to `0`): below `batch_groups`; fewer are replayed where `buffer` has
@@ -104,10 +107,10 @@ def fill_batch(
     if buffer is not None and rng is None:
         raise ValueError("`buffer` is given without `rng`, which draws the replayed groups. Give both.")
     _set_origin(leftover, "leftover")
-    effective_references = [group for group in references if group.effective]
+    informative = [group for group in references if group.informative]
     # Without a buffer references take up to half of the batch: the rest is selected
-    kept = [*leftover, *(effective_references[: batch_groups // 2] if buffer is None else [])]
-    stored = effective_references if buffer is not None else []
+    kept = [*leftover, *(informative[: batch_groups // 2] if buffer is None else [])]
+    stored = informative if buffer is not None else []
     batch = GenerationBatch(generated=list(references))
     zero_variance: list[RolloutGroup] = []
     while True:
@@ -129,7 +132,7 @@ def fill_batch(
         _set_origin(replayed, "replayed")
     batch.padded = batch_groups - used - len(replayed)
     batch.trained = [*kept[:used], *replayed, *zero_variance[: batch.padded]]
-    batch.leftover = [*(group for group in kept[used:] if group.effective), *stored]
+    batch.leftover = [*(group for group in kept[used:] if group.informative), *stored]
     _set_disposition(batch.generated, "dropped")  # unless it is trained on or left over
     _set_disposition(batch.leftover, "leftover")
     _set_disposition(batch.trained, "trained")
@@ -149,8 +152,8 @@ def _set_disposition(groups: Sequence[RolloutGroup], disposition: Disposition) -
 @dataclass
 class ZeroVarianceShare:
     """
-    Running share of zero-variance groups among those generated: counts that fade by `decay` with every round, so that
-    large rounds weigh more than small ones. 0 before the first round.
+    Running share of zero-variance groups among those generated, with a tracked baseline of those that are not informative:
+    counts that fade by `decay` with every round, so that large rounds weigh more than small ones. 0 before the first round.
     """
 
     decay: float = 0.8
@@ -159,7 +162,7 @@ class ZeroVarianceShare:
 
     def observe(self, groups: Sequence[RolloutGroup]) -> None:
         """Enter the groups of a round."""
-        self.zero = self.decay * self.zero + sum(not group.effective for group in groups)
+        self.zero = self.decay * self.zero + sum(not group.informative for group in groups)
         self.total = self.decay * self.total + len(groups)
 
     @property

@@ -12,16 +12,20 @@ from datasets import Dataset
 
 from trl_dataeff.checkpoint.hashing import hash_prompts
 from trl_dataeff.checkpoint.state import FOLDER
+from trl_dataeff.collector.baseline import TrackedBaseline
 from trl_dataeff.collector.batch import RefillRounds
 from trl_dataeff.collector.collector import RolloutCollector
+from trl_dataeff.collector.earlier_run import start_from_earlier_run
 from trl_dataeff.collector.sequential import SequentialGroups
 from trl_dataeff.collector.settings import check_fits, run_settings
 from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.difficulty.base import Embeddings
 from trl_dataeff.replay.buffer import ReplayBuffer, replay_groups
+from trl_dataeff.replay.staleness import Staleness
 from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.distributed import Processes, all_gather
 from trl_dataeff.selection.base import Selector, SelectorContext, checked_state
+from trl_dataeff.selection.level import level_estimator
 from trl_dataeff.tracking.prompt_table import prompt_rows
 from trl_dataeff.tracking.run_logs import RunLogs
 
@@ -64,7 +68,7 @@ def make_collector(
         `CheckpointError`: the checkpoint does not fit.
         `ValueError`: the processes have different prompts.
     """
-    group_size = config.num_generations
+    group_size, adaptive = config.num_generations, config.fresh_groups == "adaptive"
     batch_groups = config.generation_batch_size // group_size
     num_prompts = num_prompts if dataset is None else len(dataset)
     dataset_hash = "" if dataset is None else hash_prompts(dataset)
@@ -77,13 +81,18 @@ def make_collector(
         selector.context = context = SelectorContext(num_prompts, batch_groups, group_size, config.seed, embed)
         selector.bind(context)
         checked_state(selector)  # before training, not at the first checkpoint
+    classifier = GroupClassifier(
+        reward_weights,
+        reward_range=config.reward_range,
+        aggregation=config.multi_objective_aggregation,
+        masks_truncated=config.mask_truncated_completions,
+    )
+    baseline = _baseline(config, selector) if config.advantage_baseline == "tracked" else None
+    if config.history_from is not None and checkpoint is None:  # which has more than that
+        ours = {"size": num_prompts, "hash": dataset_hash}
+        start_from_earlier_run(config.history_from, ours, classifier.scale, selector, baseline)
     return RolloutCollector(
-        classifier=GroupClassifier(
-            reward_weights,
-            reward_range=config.reward_range,
-            aggregation=config.multi_objective_aggregation,
-            masks_truncated=config.mask_truncated_completions,
-        ),
+        classifier=classifier,
         group_size=group_size,
         batch_groups=batch_groups,
         reward_names=reward_names,
@@ -94,8 +103,10 @@ def make_collector(
         refill=_refill_rounds(config) if refills else None,
         sequential=SequentialGroups(group_size) if sequential else None,
         buffer=_buffer(config, processes) if replays else None,
-        replay_groups=replay_groups(config.replay_fraction, batch_groups, processes.world_size) if replays else 0,
+        replay_groups=_most_replayed(config, batch_groups, processes.world_size, refills) if replays else 0,
+        effective_target=_effective_target(config, batch_groups) if replays and adaptive and not refills else None,
         replay_weight=config.replay_weight,
+        baseline=baseline,
         logs=RunLogs(Path(config.output_dir) / FOLDER, None if dataset is None else partial(prompt_rows, dataset))
         if writes_logs and processes.is_main
         else None,
@@ -119,9 +130,35 @@ def _check_same_prompts(num_prompts: int, dataset_hash: str, processes: Processe
         )
 
 
+def _effective_target(config: DataEfficientGRPOConfig, batch_groups: int) -> float:
+    return round(config.effective_target * batch_groups, 9)  # 0.1 of 30 groups are 3
+
+
+def _most_replayed(config: DataEfficientGRPOConfig, batch_groups: int, world_size: int, refills: bool) -> int:
+    """Groups of a batch that are replayed where the buffer has enough. An adaptive number may be lower."""
+    if config.fresh_groups == "fixed":
+        return replay_groups(config.replay_fraction, batch_groups, world_size)
+    # Where zero-variance groups are replaced, the target is met by rounds of rollouts, and not in expectation alone
+    fresh = math.ceil(_effective_target(config, batch_groups)) if refills else 1
+    return batch_groups - math.ceil(fresh / world_size) * world_size
+
+
 def _refill_rounds(config: DataEfficientGRPOConfig) -> RefillRounds:
     return RefillRounds(
         config.max_rollout_rounds, config.rollout_margin, config.rollout_round_min, config.rollout_round_max
+    )
+
+
+def _baseline(config: DataEfficientGRPOConfig, selector: Selector | None) -> TrackedBaseline:
+    tracker = None
+    if selector is not None and type(selector).predict is Selector.predict:
+        tracker = level_estimator(selector.context, config.history_prior, config.history_half_lives)
+    return TrackedBaseline(
+        str(config.scale_rewards),
+        prior=config.history_prior,
+        strength=config.baseline_strength,
+        masks_truncated=config.mask_truncated_completions,
+        tracker=tracker,
     )
 
 
@@ -132,7 +169,14 @@ def _buffer(config: DataEfficientGRPOConfig, processes: Processes) -> ReplayBuff
     return ReplayBuffer(
         config.replay_capacity,
         max_age,
+        max_uses=config.replay_max_uses,
+        staleness=_staleness(config, least_age=steps),
         rank=processes.rank,
         world_size=processes.world_size,
         newest_first=config.replay_order == "newest",
     )
+
+
+def _staleness(config: DataEfficientGRPOConfig, least_age: int) -> Staleness | None:
+    limits = (config.replay_max_movement, config.replay_min_ess, config.replay_min_unclipped)
+    return None if limits == (None, 0, 0) else Staleness(*limits, least_age=least_age)

@@ -16,7 +16,9 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from trl_dataeff.collector.baseline import TrackedBaseline
 from trl_dataeff.collector.batch import GenerationBatch, RefillRounds, ZeroVarianceShare, fill_batch
+from trl_dataeff.collector.fresh import Proposal, propose_for_target
 from trl_dataeff.collector.sequential import SequentialGroups, complete
 from trl_dataeff.replay.buffer import ReplayBuffer
 from trl_dataeff.rollouts.capture import Round
@@ -24,7 +26,13 @@ from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.distributed import Processes, assign, broadcast_from_main, redistribute
 from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD, Origin, RolloutGroup
 from trl_dataeff.selection import Selector, UniformSelector
-from trl_dataeff.selection.base import check_proposal, checked_metrics, checked_predictions, checked_strengths
+from trl_dataeff.selection.base import (
+    check_proposal,
+    checked_chances,
+    checked_metrics,
+    checked_predictions,
+    checked_strengths,
+)
 from trl_dataeff.tracking.metrics import Counters
 from trl_dataeff.tracking.run_logs import RunLogs
 from trl_dataeff.validation import RewardChecks
@@ -52,7 +60,10 @@ class RolloutCollector:
         buffer ([`ReplayBuffer`], *optional*): source of replayed groups.
         replay_groups (`int`, *optional*, defaults to `0`): replayed groups per generation batch; fewer while `buffer` has
             fewer.
+        effective_target (`float`, *optional*): without `refill`: as many fresh groups are generated as bring the expected number
+            of effective ones to it (see [`propose_for_target`]), and at least as many as replay leaves room for.
         replay_weight (`float`, *optional*): factor on the advantages of replayed groups; `None`: see [`row_weights`].
+        baseline ([`TrackedBaseline`], *optional*): makes the advantages in the place of TRL's.
         logs ([`RunLogs`], *optional*): files that the run writes; on the main process alone.
         seed (`int`, *optional*, defaults to `0`): of proposals and of replay.
         processes ([`Processes`], *optional*): of the run; by default a single one.
@@ -73,7 +84,9 @@ class RolloutCollector:
         sequential: SequentialGroups | None = None,
         buffer: ReplayBuffer | None = None,
         replay_groups: int = 0,
+        effective_target: float | None = None,
         replay_weight: float | None = None,
+        baseline: TrackedBaseline | None = None,
         logs: RunLogs | None = None,
         seed: int = 0,
         processes: Processes = Processes(),  # noqa: B008 (immutable)
@@ -85,6 +98,8 @@ class RolloutCollector:
         self.settings = settings or {}
         self.refill, self.sequential = refill, sequential
         self.buffer, self.replay_groups, self.replay_weight = buffer, replay_groups, replay_weight
+        self.effective_target = effective_target
+        self.baseline = baseline
         self.logs = logs
         self.processes = processes
         self.zero_share = ZeroVarianceShare()
@@ -93,7 +108,7 @@ class RolloutCollector:
         self._present: list[RolloutGroup] = []  # groups of the present generation batch so far
         # With everything off nothing that TRL accepts is an error
         unchosen = selector is None or isinstance(selector, UniformSelector)
-        off = unchosen and refill is None and sequential is None and buffer is None
+        off = unchosen and refill is None and sequential is None and buffer is None and baseline is None
         self.reward_checks = RewardChecks(
             self.reward_names, most_unscored=None if off else MOST_UNSCORED, is_main_process=processes.is_main
         )
@@ -122,11 +137,15 @@ class RolloutCollector:
         """
         assert self.selector is not None  # rounds need prompts that can be chosen
         references = self._roll_out_references(roll_out, step)
+        metrics: dict[str, float] = {}
         if self.buffer is not None:
-            self.buffer.expire(step)
+            metrics["replay/evicted"] = self.buffer.expire(step)
 
         def generate(n: int, round_index: int) -> list[RolloutGroup]:
-            ids = self.propose(n)
+            if self.effective_target is None or round_index:
+                ids = self.propose(n)
+            else:
+                ids, metrics["effective_expected"] = self._propose_for_target(n, self.effective_target)
             groups = self._generate(ids, roll_out, step, round_index)
             self.zero_share.observe(groups)
             return groups
@@ -143,6 +162,7 @@ class RolloutCollector:
             rng=self.replay_rng,
         )
         batch.trained = self._spread_evenly(batch.trained)
+        batch.metrics.update(metrics)
         self._update(batch, step)
         batch.trained = [group.filled(self.group_size) for group in batch.trained]
         return batch
@@ -170,9 +190,44 @@ class RolloutCollector:
         self._update(batch, step)
         return batch
 
+    def _propose_for_target(self, least: int, target: float) -> Proposal:
+        """At least `least` prompts, as many as `target` takes; the same on all processes."""
+        selector, buffer = self.selector, self.buffer
+        assert selector is not None
+        assert buffer is not None
+        taken = [group.prompt_id for group in [*self.leftover, *self._present]]
+        return propose_for_target(
+            self.propose,
+            lambda ids: self._agreed(checked_chances(selector, ids, unknown=1 - self.zero_share.value)),
+            lambda ids: buffer.available([*taken, *ids.tolist()]),
+            least=least,
+            target=target,
+            batch_groups=self.batch_groups,
+            multiple=self.processes.world_size,
+        )
+
     def own(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
         """Those of `groups` whose rollouts this process holds."""
         return [group for group in groups if group.owner == self.processes.rank]
+
+    def set_advantages(self, tensors: dict[str, Any], batch: GenerationBatch, logs: Mapping[str, Any]) -> None:
+        """
+        Put the batch's own advantages, if it has some, in the place of TRL's, and weigh those of replayed groups.
+
+        Args:
+            tensors (`dict`): TRL's batch of this process; its `advantages` (rows,) are replaced.
+            batch ([`GenerationBatch`]): with all groups that are trained on, in the order of ranks.
+            logs (`dict`): TRL's; its `advantages`, a deque, end with those of all processes.
+        """
+        if batch.advantages is not None:
+            for _ in range(batch.advantages.size):
+                logs["advantages"].pop()
+            logs["advantages"].extend(batch.advantages.ravel().tolist())
+            own = batch.advantages[[group.owner == self.processes.rank for group in batch.trained]]
+            tensors["advantages"] = torch.from_numpy(own.ravel()).to(tensors["advantages"])
+        if batch.trained_stale:
+            weights = self.row_weights(self.own(batch.trained))
+            tensors["advantages"] = tensors["advantages"] * weights.to(tensors["advantages"])
 
     def row_weights(self, groups: Sequence[RolloutGroup]) -> torch.Tensor:
         """
@@ -211,7 +266,7 @@ class RolloutCollector:
         return references
 
     def _agreed(self, ids: np.ndarray) -> np.ndarray:
-        """The main process's ids, unless proposals are equal on all processes to the last bit."""
+        """The main process's ids (or chances), unless proposals are equal on all processes to the last bit."""
         exact = self.processes.world_size == 1 or self.selector is None or self.selector.exact
         return ids if exact else broadcast_from_main(ids)
 
@@ -254,7 +309,7 @@ class RolloutCollector:
         success_rates, kinds = self.classifier.classify(rewards, truncated)
         spreads, graded = self.classifier.spreads(rewards), self.classifier.graded
         self._rescale(self.classifier.scale.mapping_from(scale))
-        predicted = np.full(n, np.nan) if self.selector is None else checked_predictions(self.selector, ids)
+        predicted, strengths = self._predict(ids)
         explored = np.zeros(n, dtype=bool) if self.selector is None else self.selector.explored(ids)
         per_rank, rollouts = n // self.processes.world_size, generated.rollouts
         groups = [
@@ -270,6 +325,7 @@ class RolloutCollector:
                 seconds=generated.seconds / n,
                 owner=i // per_rank,
                 predicted=float(predicted[i]),
+                strength=float(strengths[i]),
                 explored=origin == "reference" or bool(explored[i]),
                 spread=float(spreads[i]),
                 graded=graded,
@@ -278,8 +334,18 @@ class RolloutCollector:
             )
             for i in range(n)
         ]
+        if self.baseline is not None:
+            self.baseline.mark(groups, self.classifier)
         self._present += groups
         return groups
+
+    def _predict(self, ids: np.ndarray) -> np.ndarray:
+        """Success rates predicted of prompts, and with a tracked baseline what they are worth, equal on all processes: `(2, n)`."""
+        if self.baseline is not None:
+            predicted = self.baseline.predict(self.selector, ids)
+            return predicted if self.processes.world_size == 1 else broadcast_from_main(predicted)
+        unknown = np.full(len(ids), np.nan)
+        return np.stack([unknown if self.selector is None else checked_predictions(self.selector, ids), unknown])
 
     def _rescale(self, mapping: tuple[float, float] | None) -> None:
         """Success rates of earlier groups follow when the reward's range has widened."""
@@ -288,6 +354,9 @@ class RolloutCollector:
         kept = [*self._present, *self.leftover, *(self.buffer.groups if self.buffer is not None else [])]
         for group in kept:
             group.success_rate = mapping[0] * group.success_rate + mapping[1]
+            group.predicted = mapping[0] * group.predicted + mapping[1]
+        if self.baseline is not None:
+            self.baseline.rescale(*mapping)
         if self.selector is not None:
             self.selector.rescale(*mapping)
 
@@ -303,6 +372,9 @@ class RolloutCollector:
             self.buffer.add([*batch.leftover, *batch.generated])
         if self.selector is not None and batch.generated:
             self.selector.observe(batch.generated)
+        if self.baseline is not None:
+            batch.advantages = self.baseline.advantages(batch.trained, self.classifier)  # before it learns from them
+            self.baseline.observe(batch.generated, self.classifier)
         self.counters.add(
             rollouts_generated=sum(group.size for group in batch.generated),
             rollouts_trained=sum(group.size for group in batch.trained),
@@ -313,7 +385,7 @@ class RolloutCollector:
         if self.logs is not None:
             self.logs.groups.add(batch.generated, self.classifier.weights)
             self.logs.flush()
-        batch.metrics = self._metrics(batch, step)
+        batch.metrics.update(self._metrics(batch, step))
         batch.selector_metrics = checked_metrics(self.selector) if self.selector is not None else {}
 
     def log(self, logs: Mapping[str, Any], step: int) -> None:
@@ -335,6 +407,8 @@ class RolloutCollector:
     def _metrics(self, batch: GenerationBatch, step: int) -> dict[str, float]:
         metrics: dict[str, float] = dict(self.counters.logged())
         metrics.update(rounds=batch.rounds, padded_groups=batch.padded, leftover_groups=len(batch.leftover))
+        metrics.update(fresh_groups=len(batch.trained_now), replayed_groups=len(batch.trained_stale))
+        metrics["effective_groups"] = sum(group.effective for group in batch.trained)
         if batch.generated:
             kinds = np.array([group.kind for group in batch.generated])
             rates = np.array([group.success_rate for group in batch.generated])
@@ -345,6 +419,9 @@ class RolloutCollector:
                 hard_ratio=float((kinds == HARD).mean()),
                 unscorable_ratio=float(unscorable.mean()),
             )
+            if self.baseline is not None:
+                metrics["baseline/informative_ratio"] = float(np.mean([g.informative for g in batch.generated]))
+                metrics["baseline/strength"] = float(np.mean([g.strength for g in batch.generated]))
             if not np.isnan(rates).all():
                 metrics["success_rate"] = float(np.nanmean(rates))
             if self.sequential is not None:

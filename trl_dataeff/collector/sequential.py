@@ -115,8 +115,9 @@ class SequentialGroups:
 
         Args:
             groups: first halves of a round, with the success rates predicted before it.
-            strengths (`np.ndarray` of shape `(n,)`): completions that each prediction counts for. Where there is no
-                prediction, the distribution of all prompts takes its place (see [`population`]).
+            strengths (`np.ndarray` of shape `(n,)`): completions that each prediction is worth, NaN where that is unknown: it
+                then counts for as many as a uniform distribution, 2. Where there is no prediction, the distribution of all
+                prompts takes its place (see [`population`]).
             multiple (`int`, *optional*, defaults to `1`): the number is rounded up to a multiple of this (processes), by the
                 groups that would be next; `n` is one.
 
@@ -133,6 +134,7 @@ class SequentialGroups:
         expected = np.array([group.predicted for group in groups], dtype=np.float64)
         known = ~np.isnan(expected)
         mean, strength = self.population()
+        strengths = np.where(np.isnan(strengths), UNIFORM_STRENGTH, np.maximum(strengths, 1e-6))
         expected, strengths = np.where(known, expected, mean), np.where(known, strengths, strength)
         shown = np.nan_to_num(np.array([group.success_rate for group in groups], dtype=np.float64))
         agreeing = np.array([group.scored for group in groups])

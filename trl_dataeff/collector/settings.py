@@ -8,7 +8,7 @@ from typing import Any
 
 from trl_dataeff.checkpoint.state import check_dataset_hash, check_settings, load_scalars
 from trl_dataeff.config import DataEfficientGRPOConfig
-from trl_dataeff.difficulty.base import registered_predictors
+from trl_dataeff.difficulty.base import is_predictor
 from trl_dataeff.difficulty.loading import load_predictor
 from trl_dataeff.selection.base import Selector
 from trl_dataeff.selection.dots import DotsSelector
@@ -41,7 +41,7 @@ def _predictor_settings(selector: Selector | None) -> dict[str, str]:
     if not isinstance(selector, DotsSelector):
         return {}
     predictor, arguments = selector.predictor, selector.predictor_args or {}
-    if isinstance(predictor, str) and predictor in registered_predictors():
+    if isinstance(predictor, str) and is_predictor(predictor):
         return {PREDICTOR: predictor, PREDICTOR_ARGS: repr(arguments)}
     if isinstance(predictor, str):  # by its class: the folder may have moved
         predictor = load_predictor(predictor)

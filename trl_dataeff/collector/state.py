@@ -24,6 +24,7 @@ from trl_dataeff.collector.settings import PREDICTOR_ARGS
 from trl_dataeff.rollouts.distributed import all_gather, pack_distributed, unpack_distributed
 from trl_dataeff.rollouts.group import RolloutGroup
 from trl_dataeff.selection.base import checked_state
+from trl_dataeff.selection.estimator import under
 from trl_dataeff.tracking.metrics import METRICS
 
 
@@ -43,7 +44,7 @@ def begin_run(run: Run, collector: RolloutCollector, step: int, about: dict[str,
     if not collector.processes.is_main:
         return
     if collector.logs is not None:
-        collector.logs.begin(run.id, step)
+        collector.logs.begin(run.id, step, collector.dataset_hash)
     dataset = {"size": collector.num_prompts, "hash": collector.dataset_hash}
     write_run(run, {"dataset": dataset, "settings": collector.settings, **(about or {})})
 
@@ -115,7 +116,7 @@ def check_agreement(collector: RolloutCollector) -> None:
     if differ:
         listed = "; ".join(f"{part} (of {', '.join(map(str, ranks))})" for part, ranks in differ.items())
         raise RuntimeError(
-            f"The selection state of processes differs from that of process 0: {listed}. They would go on to train on "
+            f"The selection state of processes differs from that of process 0: {listed}. They would train on "
             "different generation batches. Reward functions get the same rewards everywhere from TRL, so look for a callback or "
             "a selector of your own that changes this state on some processes only; the last checkpoint is not affected."
         )
@@ -145,7 +146,9 @@ def state_checksums(collector: RolloutCollector) -> dict[str, str]:
 
 
 def _groups_checksum(groups: Sequence[RolloutGroup]) -> str:
-    known = ([g.prompt_id, g.step, g.round, g.kind, g.owner, g.success_rate, g.rewards.tolist()] for g in groups)
+    known = (
+        [g.prompt_id, g.step, g.round, g.kind, g.owner, g.success_rate, g.rewards.tolist(), g.uses] for g in groups
+    )
     return hash_each(known)
 
 
@@ -160,6 +163,7 @@ def collector_state(collector: RolloutCollector) -> tuple[dict[str, Any], dict[s
         "scored": [collector.reward_checks.scores.tolist(), collector.reward_checks.completions],
         "zero_share": [collector.zero_share.zero, collector.zero_share.total],
         "sequential": None if collector.sequential is None else collector.sequential.state_dict(),
+        "replay_movement": _movement(collector),
         "reward_scale": [scale.low, scale.high] if math.isfinite(scale.low) else None,  # JSON has no infinity
         "reward_values": collector.classifier.values,
         "dataset": {"size": collector.num_prompts, "hash": collector.dataset_hash},
@@ -168,6 +172,8 @@ def collector_state(collector: RolloutCollector) -> tuple[dict[str, Any], dict[s
     arrays = {"rng": collector.rng.get_state().numpy(), "replay_rng": collector.replay_rng.get_state().numpy()}
     if collector.selector is not None:
         arrays.update({f"selector.{name}": value for name, value in checked_state(collector.selector).items()})
+    if collector.baseline is not None:
+        arrays.update({f"baseline.{name}": value for name, value in collector.baseline.state_dict().items()})
     files = {"arrays": arrays}
     if collector.leftover:
         files["leftover"] = pack_distributed(
@@ -176,6 +182,11 @@ def collector_state(collector: RolloutCollector) -> tuple[dict[str, Any], dict[s
     if collector.buffer is not None and len(collector.buffer):
         files["replay"] = collector.buffer.state_dict()
     return scalars, files
+
+
+def _movement(collector: RolloutCollector) -> list[float] | None:
+    staleness = None if collector.buffer is None else collector.buffer.staleness
+    return None if staleness is None else staleness.state()
 
 
 def load_collector_state(collector: RolloutCollector, scalars: dict[str, Any], files: dict[str, Arrays]) -> None:
@@ -195,11 +206,13 @@ def load_collector_state(collector: RolloutCollector, scalars: dict[str, Any], f
     collector.rng.set_state(torch.from_numpy(arrays["rng"]))
     collector.replay_rng.set_state(torch.from_numpy(arrays["replay_rng"]))
     if collector.selector is not None:
-        state = {name.removeprefix("selector."): v for name, v in arrays.items() if name.startswith("selector.")}
         try:
-            collector.selector.load_state_dict(state)
+            collector.selector.load_state_dict(under(arrays, "selector."))
         except (LookupError, ValueError, RuntimeError) as error:
             raise CheckpointError(_mismatch(scalars["settings"], collector.settings)) from error
+    baseline = under(arrays, "baseline.")
+    if collector.baseline is not None and baseline:
+        collector.baseline.load_state_dict(baseline)
     collector.leftover = []
     if "leftover" in files:
         collector.leftover = unpack_distributed(
@@ -207,6 +220,8 @@ def load_collector_state(collector: RolloutCollector, scalars: dict[str, Any], f
         )
     if collector.buffer is not None and "replay" in files:
         collector.buffer.load_state_dict(files["replay"])
+    if _movement(collector) is not None and scalars.get("replay_movement") is not None:
+        collector.buffer.staleness.load_state(scalars["replay_movement"])  # type: ignore[union-attr]
 
 
 def _mismatch(saved: dict[str, Any], present: dict[str, Any]) -> str:

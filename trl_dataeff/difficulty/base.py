@@ -266,6 +266,11 @@ def predictor_class(name: str) -> type[DifficultyPredictor]:
     return _PREDICTORS.get(name)
 
 
+def is_predictor(name: str) -> bool:
+    """Whether a predictor is registered as `name`, or offered under it by an installed package."""
+    return name in _PREDICTORS
+
+
 def registered_predictors() -> list[str]:
     """Names of all predictors, in alphabetical order, those of entry points included."""
     return _PREDICTORS.names()

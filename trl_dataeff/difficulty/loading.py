@@ -26,6 +26,7 @@ from trl_dataeff.difficulty.base import (
     TENSORS_FILE,
     DifficultyPredictor,
     PredictorError,
+    is_predictor,
     predictor_class,
     register_predictor,
     registered_predictors,
@@ -40,6 +41,7 @@ __all__ = [
     "LogisticDifficultyPredictor",
     "PredictorError",
     "check_predictor",
+    "is_predictor",
     "load_predictor",
     "make_predictor",
     "predictor_class",
@@ -69,7 +71,7 @@ def make_predictor(
     Raises:
         PredictorError: there is no such predictor, it cannot be read, or it takes no such argument.
     """
-    if name_or_path not in registered_predictors():
+    if not is_predictor(name_or_path):
         return _load_without_arguments(name_or_path, arguments), False
     cls = predictor_class(name_or_path)
     _check_arguments(cls, arguments)
@@ -93,7 +95,7 @@ def check_predictor(name_or_path: str, /, **arguments: Any) -> None:
     Raises:
         PredictorError: there is no such predictor, it cannot be read, or it takes no such argument.
     """
-    if name_or_path in registered_predictors():
+    if is_predictor(name_or_path):
         _check_arguments(predictor_class(name_or_path), arguments)
     else:
         _load_without_arguments(name_or_path, arguments)

@@ -16,15 +16,11 @@ likely, r = 9, would count nine times. With a cap c the objective is, for A < 0,
 \(\pi_\theta / c\), gradient included, in the place of \(\pi_{old}\) ([`hold_at_cap`]): the ratio is then the constant c, for every
 loss type, and for rows that an earlier policy sampled alone, where TRL's `delta` is for all rows. CISPO, which multiplies the
 gradient of the log-prob by the ratio, keeps that gradient with the weight c. VESPO's weight of a sequence vanishes by itself
-as the ratio grows, and is left alone. With the clip `"proximal"` the cap truncates \(\rho\), whatever the advantage.
+as the ratio grows, and needs no cap. With the clip `"proximal"` the cap truncates \(\rho\), whatever the advantage.
 
 A log-probability that is not known is NaN, and its ratio is 1: a row that was generated for this batch is all NaN.
 
-The KL term: with `use_bias_correction_kl` TRL weighs it by \(\pi_\theta / \pi_{old}\), so that its gradient is that of the
-reverse KL (DeepSeek-V3.2, arXiv 2512.02556). For a rollout of an earlier policy the weight has to be
-\(\pi_\theta / \pi_b = \rho \, \pi_\theta / \pi_{old}\). TRL adds the term inside its loss, so [`missing_kl`], \(\rho - 1\)
-times the term, is added to the loss afterwards. With the clip `"behavior"` nothing is missing; a ratio that is held at the cap
-weighs the KL term too.
+What the KL term lacks after the correction is in `kl.py`.
 """
 
 from __future__ import annotations
@@ -36,13 +32,17 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from trl_dataeff.replay.kl import missing_kl, token_scale
 from trl_dataeff.replay.logprobs import LogprobRecorder
+from trl_dataeff.replay.staleness import row_sums
 from trl_dataeff.replay.statistics import ratio_statistics, summarize
 from trl_dataeff.rollouts.distributed import Processes
 
 
 if TYPE_CHECKING:
     from trl import GRPOConfig, GRPOTrainer
+
+    from trl_dataeff.replay.buffer import ReplayBuffer
 
 
 class LossCorrection:
@@ -57,6 +57,7 @@ class LossCorrection:
         kl (`float`): weight of the KL term that has to be corrected: `beta` with `use_bias_correction_kl`, else 0.
         max_completion_length (`int`), steps_per_generation (`int`): of the run.
         processes ([`Processes`]): of the run.
+        buffer ([`ReplayBuffer`], *optional*): gets the ratios of its groups, if they decide which are stale.
 
     Attributes:
         recorder ([`LogprobRecorder`]): gets the log-probs of every micro-batch.
@@ -74,17 +75,19 @@ class LossCorrection:
         max_completion_length: int,
         steps_per_generation: int,
         processes: Processes,
+        buffer: ReplayBuffer | None = None,
     ):
         self.clip, self.cap, self.level, self.loss_type = clip, cap, level, loss_type
         self.epsilon = epsilon
         self.kl = kl if clip == "proximal" else 0.0
         self.max_completion_length, self.steps_per_generation = max_completion_length, steps_per_generation
         self.processes = processes
+        self.buffer = buffer
         self.recorder = LogprobRecorder()
         self._inputs: dict[str, Any] | None = None  # the micro-batch that is in the loss
 
     @classmethod
-    def of(cls, trainer: GRPOTrainer, clip: str, cap: float, processes: Processes) -> LossCorrection:
+    def of(cls, trainer: GRPOTrainer, clip: str, cap: float, buffer: ReplayBuffer | None) -> LossCorrection:
         """The correction of a trainer's loss."""
         args = cast("GRPOConfig", trainer.args)
         return cls(
@@ -96,7 +99,8 @@ class LossCorrection:
             kl=trainer.beta if args.use_bias_correction_kl else 0.0,
             max_completion_length=cast(int, args.max_completion_length),
             steps_per_generation=cast(int, args.steps_per_generation),
-            processes=processes,
+            processes=Processes.of(trainer.accelerator),
+            buffer=buffer,
         )
 
     @contextmanager
@@ -130,7 +134,18 @@ class LossCorrection:
         if self.clip == "behavior" and self.loss_type != "cispo":
             clipped = clipped | capped
         inputs["per_token_logps"] = logps
+        if self.buffer is not None and self.buffer.staleness is not None:
+            self._measure(inputs, logps.detach(), clipped)
         return summarize(self.processes.gather(ratio_statistics(ratio, capped, clipped, inputs)))
+
+    def _measure(self, inputs: dict[str, Any], logps: torch.Tensor, clipped: torch.Tensor) -> None:
+        """Tell the buffer how far the policy has moved from the one that sampled its groups."""
+        assert self.buffer is not None
+        mask, behavior_logps = _mask(inputs), inputs["behavior_per_token_logps"]
+        log_ratio = torch.nan_to_num(logps - behavior_logps, nan=0.0)
+        ratio = behavior_ratio(logps, behavior_logps, mask, level=self.level)
+        stored = inputs["replayed_prompt"] >= 0
+        self.buffer.measure(inputs["replayed_prompt"][stored], row_sums(log_ratio, ratio, clipped, mask)[stored])
 
     def missing_kl(self, accumulation_steps: int) -> torch.Tensor | float:
         """What the loss of the present micro-batch lacks of its KL term (see [`missing_kl`])."""
@@ -270,64 +285,3 @@ def _mask(inputs: dict[str, Any]) -> torch.Tensor:
     """1 for the tokens that are trained on, `(B, T)`."""
     mask: torch.Tensor = inputs["completion_mask"]
     return mask * inputs["tool_mask"] if "tool_mask" in inputs else mask
-
-
-def missing_kl(
-    inputs: dict[str, Any], per_token_logps: torch.Tensor, ratio: torch.Tensor, *, level: str, scale: torch.Tensor
-) -> torch.Tensor:
-    r"""
-    \(\sum (\rho - 1) \, \pi_\theta / \pi_{old} \, k_3\) over tokens, with the weights `scale`; k3 is TRL's estimator of the KL.
-
-    Args:
-        inputs (`dict`): the micro-batch; reads `ref_per_token_logps` and `old_per_token_logps` (B, T).
-        per_token_logps (`torch.Tensor` of shape `(B, T)`): the loss's own, with gradient.
-        ratio (`torch.Tensor` of shape `(B, T)` or `(B, 1)`): rho.
-        level (`str`): `"token"` or `"sequence"`, of the weight pi_theta / pi_old.
-        scale (`torch.Tensor` of shape `(B, T)`): see [`token_scale`].
-    """
-    mask = (scale != 0).to(scale.dtype)
-    old_logps = inputs.get("old_per_token_logps")
-    log_weight = per_token_logps - (per_token_logps.detach() if old_logps is None else old_logps)
-    if level == "sequence":
-        log_weight = (log_weight * mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1.0)
-    difference: torch.Tensor = inputs["ref_per_token_logps"] - per_token_logps
-    k3 = difference.exp() - difference - 1
-    return ((ratio - 1) * log_weight.exp() * k3 * scale).sum()
-
-
-def token_scale(
-    mask: torch.Tensor,
-    loss_type: str,
-    *,
-    num_items: torch.Tensor,
-    num_processes: int,
-    max_completion_length: int,
-    accumulation_steps: int,
-    steps_per_generation: int,
-) -> torch.Tensor:
-    """
-    By how much the loss of each token counts in TRL's loss of a micro-batch, by loss type.
-
-    Args:
-        mask (`torch.Tensor` of shape `(B, T)`): 1 for tokens that are trained on.
-        loss_type (`str`): TRL's loss type.
-        num_items (`torch.Tensor`, scalar): tokens trained on in the generation batch, of all processes.
-        num_processes (`int`), max_completion_length (`int`), accumulation_steps (`int`), steps_per_generation (`int`):
-            of the run.
-
-    Returns:
-        `torch.Tensor` of shape `(B, T)`.
-    """
-    mask = mask.float()
-    if loss_type in ("cispo", "dapo", "vespo"):
-        return mask * num_processes * steps_per_generation / (num_items.clamp(min=1.0) * accumulation_steps)
-    if loss_type == "bnpo":
-        return mask / mask.sum().clamp(min=1.0) / accumulation_steps
-    per_row = mask / len(mask) / accumulation_steps
-    if loss_type in ("grpo", "sapo"):
-        return per_row / mask.sum(-1, keepdim=True).clamp(min=1.0)
-    if loss_type == "dr_grpo":
-        return per_row / max_completion_length
-    if loss_type == "luspo":
-        return per_row
-    raise ValueError(f"`loss_type={loss_type!r}` is not one whose KL term can be corrected for replayed rollouts.")

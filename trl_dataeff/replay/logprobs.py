@@ -48,7 +48,7 @@ class LogprobRecorder:
         Prepare for the rows of a generation batch. Log-probs that the batch has already are recorded at once.
 
         Args:
-            groups: this process's groups, in the order of the batch. Recorded are effective ones that were generated
+            groups: this process's groups, in the order of the batch. Recorded are informative ones that were generated
                 for it and have no log-probs yet.
             batch (`dict`): TRL's batch; gets `batch_row` (B,), int64, if its forward passes are needed.
         """
@@ -58,7 +58,7 @@ class LogprobRecorder:
         for group in groups:
             rollouts = group.rollouts
             assert rollouts is not None
-            if group.generated_now and group.effective and rollouts.sampling_logps is None:
+            if group.generated_now and group.informative and rollouts.sampling_logps is None:
                 seen: dict[int, np.ndarray] = {}
                 self._expected.update({row + i: _Row(rollouts, i, seen) for i in range(len(rollouts))})
             row += len(rollouts)
@@ -81,9 +81,8 @@ class LogprobRecorder:
 
 def compute_leftover_logps(
     groups: Sequence[RolloutGroup],
-    forward: Forward,
+    logps_of: Callable[[RolloutGroup], list[np.ndarray]],
     padding_group: RolloutGroup,
-    pad_token_id: int,
     processes: Processes,
 ) -> None:
     """
@@ -95,9 +94,8 @@ def compute_leftover_logps(
 
     Args:
         groups: groups of all processes that were generated for this batch and are kept for a later one.
-        forward ([`Forward`]): TRL's forward pass.
+        logps_of (`Callable`): a group that this process holds -> see [`group_logps`].
         padding_group: any group that this process holds.
-        pad_token_id (`int`): of the inputs.
         processes ([`Processes`]): of the run.
     """
     if not groups or (padding_group.rollouts is not None and padding_group.rollouts.sampling_logps is not None):
@@ -106,14 +104,15 @@ def compute_leftover_logps(
     own = [group for group in groups if group.owner == processes.rank]
     for i in range(passes):
         group = own[i] if i < len(own) else padding_group
-        assert group.rollouts is not None
-        logps = _rollout_logps(group.rollouts, forward, pad_token_id, processes.device)
-        if i < len(own):
+        logps = logps_of(group)
+        if i < len(own) and group.rollouts is not None:
             group.rollouts.behavior_logps = logps
 
 
-def _rollout_logps(rollouts: Rollouts, forward: Forward, pad_token_id: int, device: torch.device) -> list[np.ndarray]:
-    """Log-probs of a group's completion tokens, one array of shape `(T_i,)` per completion."""
+def group_logps(group: RolloutGroup, forward: Forward, pad_token_id: int, device: torch.device) -> list[np.ndarray]:
+    """Log-probs of a group's completion tokens, one array of shape `(T_i,)` per completion, by TRL's forward pass."""
+    rollouts = group.rollouts
+    assert rollouts is not None
     completions = [torch.from_numpy(tokens).long() for tokens in rollouts.completion_tokens]
     completion_ids = pad(completions, padding_value=pad_token_id, padding_side="right")
     mask = pad([torch.ones_like(tokens) for tokens in completions], padding_value=0, padding_side="right")
@@ -133,11 +132,12 @@ def behavior_tensors(groups: Sequence[RolloutGroup], completion_ids: torch.Tenso
         completion_ids (`torch.Tensor` of shape `(B, T)`): the batch's completions.
 
     Returns:
-        `replayed` (B,), bool, and `behavior_per_token_logps` (B, T), float32, NaN for padding and for rows that were
-        generated for this batch (pi_old sampled them).
+        `replayed` (B,), bool; `replayed_prompt` (B,), int64, the prompt of rows from the replay buffer, else -1; and
+        `behavior_per_token_logps` (B, T), float32, NaN for padding and for rows that were generated for this batch (pi_old
+        sampled them).
     """
     logps = np.full(completion_ids.shape, np.nan, dtype=np.float32)
-    replayed = np.zeros(len(logps), dtype=bool)
+    replayed, prompts = np.zeros(len(logps), dtype=bool), np.full(len(logps), -1)
     row = 0
     for group in groups:
         rollouts = group.rollouts
@@ -149,9 +149,12 @@ def behavior_tensors(groups: Sequence[RolloutGroup], completion_ids: torch.Tenso
             for i, values in enumerate(known):
                 logps[row + i, : len(values)] = values
             replayed[row : row + len(rollouts)] = True
+            if group.origin == "replayed":
+                prompts[row : row + len(rollouts)] = group.prompt_id
         row += len(rollouts)
     device = completion_ids.device
     return {
         "replayed": torch.from_numpy(replayed).to(device),
+        "replayed_prompt": torch.from_numpy(prompts).to(device),
         "behavior_per_token_logps": torch.from_numpy(logps).to(device),
     }

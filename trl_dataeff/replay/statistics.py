@@ -26,7 +26,8 @@ def ratio_statistics(
         inputs (`dict`): the micro-batch; reads `replayed` and the masks.
 
     Returns:
-        `torch.Tensor` of shape `(6,)`: count, sum and sum of squares of `ratio`, its maximum, sums of `capped` and `clipped`.
+        `torch.Tensor` of shape `(7,)`: count, sum and sum of squares of `ratio`, its maximum, sums of `capped`, of `clipped` and
+        of |log `ratio`|.
     """
     chosen = inputs["replayed"].unsqueeze(1).expand_as(ratio)
     if ratio.size(1) > 1:
@@ -36,7 +37,7 @@ def ratio_statistics(
     largest = values.max() if values.numel() else values.new_zeros(())
     count = values.new_tensor(float(values.numel()))
     shares = [flags.expand_as(ratio)[chosen].float().sum() for flags in (capped, clipped)]
-    return torch.stack([count, values.sum(), (values**2).sum(), largest, *shares])
+    return torch.stack([count, values.sum(), (values**2).sum(), largest, *shares, values.log().abs().sum()])
 
 
 def summarize(gathered: torch.Tensor) -> dict[str, float]:
@@ -44,19 +45,21 @@ def summarize(gathered: torch.Tensor) -> dict[str, float]:
     The metrics of a micro-batch from all processes' [`ratio_statistics`]. NaN, which TRL leaves out, if there are no tokens.
 
     - `replay/ratio_mean`, `replay/ratio_max`: of the ratio w;
+    - `replay/movement`: mean |log w|;
     - `replay/ess`: effective sample size as a share, \((\sum w)^2 / (n \sum w^2)\): 1 where all ratios are equal, 1/n
       where one outweighs all others;
     - `replay/capped_share`: whose ratio was held at `replay_ratio_cap`;
     - `replay/clipped_share`: whose gradient the clip removes.
     """
-    gathered = gathered.view(-1, 6)
-    count, total, squares, _, capped, clipped = gathered.double().sum(0).tolist()
+    gathered = gathered.view(-1, 7)
+    count, total, squares, _, capped, clipped, movement = gathered.double().sum(0).tolist()
     if not count:
-        names = ("ratio_mean", "ratio_max", "ess", "capped_share", "clipped_share")
+        names = ("ratio_mean", "ratio_max", "movement", "ess", "capped_share", "clipped_share")
         return {f"replay/{name}": _NAN for name in names}
     return {
         "replay/ratio_mean": total / count,
         "replay/ratio_max": gathered[:, 3].max().item(),
+        "replay/movement": movement / count,
         "replay/ess": total**2 / (count * squares) if squares else _NAN,
         "replay/capped_share": capped / count,
         "replay/clipped_share": clipped / count,

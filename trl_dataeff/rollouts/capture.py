@@ -7,8 +7,10 @@ What is deliberately not here: the trainer, models and collectives. The function
 
 from __future__ import annotations
 
+import copy
 import inspect
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -250,3 +252,28 @@ class Playback:
         return {
             column: [v for r in self.rollouts for v in r.logged.get(column, [None] * len(r))] for column in columns
         }
+
+
+def logps_of_pass(
+    trainer: GRPOTrainer, group: RolloutGroup, make_batch: Callable[[], dict[str, Any]], world_size: int
+) -> list[np.ndarray]:
+    """
+    Log-probs of a group's completions under the present policy, one array of shape `(T_i,)` each, from a pass of TRL's over a
+    batch that is not trained on and leaves no logs. For prompts that TRL prepares in that pass, as it does those with images.
+
+    Args:
+        trainer ([`~trl.GRPOTrainer`]): whose `_playback` is played back.
+        group ([`RolloutGroup`]): a group that this process holds; each other process passes one of its own.
+        make_batch (`Callable`): TRL's `_generate_and_score_completions` on the group's rows.
+        world_size (`int`): number of processes.
+    """
+    assert group.rollouts is not None
+    rewards = np.zeros((world_size * len(group.rewards), group.rewards.shape[1]), dtype=np.float32)
+    # TRL computes these log-probs where generation and optimization are misaligned
+    fields: dict[str, Any] = {"num_iterations": trainer.args.gradient_accumulation_steps + 1, "beta": 0.0}
+    fields |= {"_metrics": {"train": defaultdict(list)}, "_logs": copy.deepcopy(trainer._logs)}
+    tokens_seen = trainer.state.num_input_tokens_seen
+    with temporarily(trainer, _playback=Playback([group], rewards), **fields):
+        logps = make_batch()["old_per_token_logps"].float().cpu().numpy()
+    trainer.state.num_input_tokens_seen = tokens_seen
+    return [row[: len(tokens)].copy() for row, tokens in zip(logps, group.rollouts.completion_tokens, strict=True)]

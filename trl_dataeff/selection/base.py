@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -66,6 +66,23 @@ class SelectorContext:
         return self.embed()
 
 
+class EarlierGroups(NamedTuple):
+    """
+    What groups of an earlier run showed of n prompts of this dataset, in the order of their last groups.
+
+    Attributes:
+        ids: prompts, int64 of shape `(n,)`, each once.
+        rates: mean success rates, float32 of shape `(n,)`, in [0, 1].
+        effective: shares of effective groups, float32 of shape `(n,)`.
+        counts: groups, int64 of shape `(n,)`.
+    """
+
+    ids: np.ndarray
+    rates: np.ndarray
+    effective: np.ndarray
+    counts: np.ndarray
+
+
 class Selector(ABC):
     """
     Decides which prompts to generate rollouts for.
@@ -102,6 +119,16 @@ class Selector(ABC):
         """
         self.context = context
 
+    def start_from(self, earlier: EarlierGroups) -> bool:
+        """
+        Begin with what an earlier run showed (`history_from`), as a prior that this run's own groups outweigh. Called after
+        [`bind`], but not when a run is resumed.
+
+        Returns:
+            `bool`: whether the selector makes use of it. By default it does not, and `history_from` is an error.
+        """
+        return False
+
     @abstractmethod
     def propose(self, n: int, rng: torch.Generator) -> np.ndarray:
         """
@@ -119,12 +146,22 @@ class Selector(ABC):
         """Success rates expected of proposed prompts, float32 `(n,)`; NaN where unknown. Logged, and compared later."""
         return np.full(len(prompt_ids), np.nan, dtype=np.float32)
 
+    def predict_effective(self, prompt_ids: np.ndarray) -> np.ndarray:
+        """
+        Probabilities that groups of proposed prompts are effective, `(n,)`; NaN where unknown. They decide how many prompts
+        are proposed, with `fresh_groups="adaptive"`. By default those of `num_generations` independent completions that
+        succeed with the predicted rates.
+        """
+        p, size = np.clip(self.predict(prompt_ids), 0, 1).astype(np.float64), self.context.group_size
+        chance: np.ndarray = 1 - p**size - (1 - p) ** size
+        return chance
+
     def strength(self, prompt_ids: np.ndarray) -> np.ndarray:
         """
-        Completions that the predictions of proposed prompts count for, `(n,)`, above 0: with `sequential_rollouts` a new group's
-        own completions are weighed against them. 2 by default, as many as for a uniform distribution of success rates.
+        How many completions each of these predictions is worth, float32 `(n,)`, finite and at least 0; NaN where unknown. The
+        tracked baseline weighs them by it.
         """
-        return np.full(len(prompt_ids), 2.0, dtype=np.float32)
+        return np.full(len(prompt_ids), np.nan, dtype=np.float32)
 
     def explored(self, prompt_ids: np.ndarray) -> np.ndarray:
         """
@@ -263,29 +300,50 @@ def checked_predictions(selector: Selector, prompt_ids: np.ndarray) -> np.ndarra
     Raises:
         `ValueError`: it has another shape, or is not numeric. The message has the selector's class.
     """
-    array = np.asarray(selector.predict(prompt_ids))
-    if array.shape != prompt_ids.shape or array.dtype.kind not in "biuf":
-        raise ValueError(
-            f"{type(selector).__name__}.predict() of {len(prompt_ids)} prompts returned shape {array.shape} and dtype "
-            f"{array.dtype}; it must return one success rate per prompt, NaN where it is unknown."
-        )
-    return array.astype(np.float32)
+    return _one_per_prompt(selector, "predict", prompt_ids, "success rate")
 
 
 def checked_strengths(selector: Selector, prompt_ids: np.ndarray) -> np.ndarray:
     """
-    `selector.strength(prompt_ids)` as float64 `(n,)`.
+    `selector.strength(prompt_ids)` as float32 `(n,)`.
 
     Raises:
-        `ValueError`: it has another shape, or a value that is not above 0. The message has the selector's class.
+        `ValueError`: it has another shape, is not numeric, infinite or below 0. The message has the selector's class.
     """
-    array = np.asarray(selector.strength(prompt_ids))
-    if array.shape != prompt_ids.shape or array.dtype.kind not in "iuf" or not (array > 0).all():
+    strengths = _one_per_prompt(selector, "strength", prompt_ids, "number of completions")
+    wrong = strengths[(strengths < 0) | np.isinf(strengths)]
+    if len(wrong):
         raise ValueError(
-            f"{type(selector).__name__}.strength() of {len(prompt_ids)} prompts returned {array!r:.200}; it must return one "
-            "number above 0 per prompt."
+            f"{type(selector).__name__}.strength() returned {wrong[0]}; a prediction is worth a finite number of completions "
+            "of at least 0, or NaN where that is unknown."
         )
-    return array.astype(np.float64)
+    return strengths
+
+
+def _one_per_prompt(selector: Selector, method: str, prompt_ids: np.ndarray, what: str) -> np.ndarray:
+    array = np.asarray(getattr(selector, method)(prompt_ids))
+    if array.shape != prompt_ids.shape or array.dtype.kind not in "biuf":
+        raise ValueError(
+            f"{type(selector).__name__}.{method}() of {len(prompt_ids)} prompts returned shape {array.shape} and dtype "
+            f"{array.dtype}; it must return one {what} per prompt, NaN where it is unknown."
+        )
+    return array.astype(np.float32)
+
+
+def checked_chances(selector: Selector, prompt_ids: np.ndarray, unknown: float) -> np.ndarray:
+    """
+    `selector.predict_effective(prompt_ids)` as float64 `(n,)`, `unknown` in the place of NaN.
+
+    Raises:
+        `ValueError`: it has another shape, or values outside of [0, 1]. The message has the selector's class.
+    """
+    chances = np.asarray(selector.predict_effective(prompt_ids), dtype=np.float64)
+    if chances.shape != prompt_ids.shape or ((chances < 0) | (chances > 1)).any():
+        raise ValueError(
+            f"{type(selector).__name__}.predict_effective() of {len(prompt_ids)} prompts returned {chances!r:.200}; it must "
+            "return one probability per prompt, NaN where it is unknown."
+        )
+    return np.where(np.isnan(chances), unknown, chances)
 
 
 def checked_metrics(selector: Selector) -> dict[str, float]:

@@ -23,14 +23,13 @@ from trl_dataeff.difficulty.logistic import LogisticDifficultyPredictor
 from trl_dataeff.difficulty.online import RollingDifficulty
 from trl_dataeff.difficulty.quality import PredictionRecord
 from trl_dataeff.rollouts.group import RolloutGroup
-from trl_dataeff.selection.base import Selector, SelectorContext, check_request, register_selector
-from trl_dataeff.selection.estimator import PromptEstimator, under
+from trl_dataeff.selection.base import EarlierGroups, Selector, SelectorContext, check_request, register_selector
+from trl_dataeff.selection.estimator import HALF_LIVES, PromptEstimator, group_arrays, under
 from trl_dataeff.selection.exploration import ExplorationShare
 
 
 logger = logging.get_logger(__name__)
 
-HALF_LIVES = (1.0, 3.0, 9.0, 27.0)
 EFFECTIVE_PRIOR = 1.0  # strength of a predicted probability that a group is effective, in groups
 FIT_EVERY = 16  # generation batches between two refits of an attention predictor's towers, if the run fits them
 
@@ -200,11 +199,17 @@ class DotsSelector(Selector):
         self.record = PredictionRecord()
         self.exploring = ExplorationShare(self.exploration)
         self.batch = 0  # generation batches observed
-        self._has_predictions = False
+        self._has_predictions = predictor.fitted  # before the run
         self._proposed = np.empty(0, dtype=np.int64)  # for this generation batch
         self._explored = np.empty(0, dtype=np.int64)
         self._drawn = np.empty((3, 0))  # prompts proposed, their weights times N, and the share drawn uniformly
         self._order, self._taken = np.empty(0, dtype=np.int64), 0  # see _next_drawn
+
+    def start_from(self, earlier: EarlierGroups) -> bool:
+        self.success.start_from(earlier.ids, earlier.rates, earlier.counts * self.context.group_size)
+        self.effective.start_from(earlier.ids, earlier.effective, earlier.counts)
+        self._has_predictions = True
+        return True
 
     def _rolling(self) -> RollingDifficulty:
         """Of another label than success, by a predictor of its own."""
@@ -213,26 +218,36 @@ class DotsSelector(Selector):
         return RollingDifficulty(self.embeddings, predictor, capacity=capacity, half_life=self.half_lives[-1])
 
     def log_weights(self) -> torch.Tensor:
-        """
-        Log-weights of all prompts, float64 `(N,)`, finite. The probability that a group is effective is estimated twice,
-        and averaged: from the success rate, and directly. A mean success rate of 0.1 may be that of prompts that are
-        all solved sometimes, or of some that always are among many that never are.
-        """
+        """Log-weights of all prompts, float64 `(N,)`, finite."""
         if self.objective == "target":
             return log_weight_target(torch.from_numpy(self.success.mean()), self.target, self.temperature)
+        return self.sharpness * self._chances(slice(None)).log()
+
+    def _chances(self, ids: np.ndarray | slice) -> torch.Tensor:
+        """
+        Probabilities that groups of prompts `ids` are effective, float64 `(n,)`, above 0. With the objective `"effective"`
+        they are estimated twice, and averaged: from the success rate, and directly. A mean success rate of 0.1 may be that
+        of prompts that are all solved sometimes, or of some that always are among many that never are.
+        """
         estimator = self.success if self.difference is None else self.difference
-        p = torch.from_numpy(estimator.estimates).double()  # (K, N)
+        p = torch.from_numpy(estimator.estimates_of(ids)).double()  # (K, n)
         if self.difference is not None:
             p = rate_of_difference(p)
         p = p.clamp(1e-6, 1 - 1e-6)  # a weight of 0 is for excluded prompts
         by_rate = torch.from_numpy(estimator.weights) @ log_weight_effective(p, self.context.group_size, 1.0).exp()
-        directly = torch.from_numpy(self.effective.mean()).double()
-        return self.sharpness * ((by_rate + directly) / 2).log()
+        if self.objective == "target":
+            return by_rate  # the direct estimate is not refreshed
+        return (by_rate + torch.from_numpy(self.effective.mean(ids)).double()) / 2
 
     def predict(self, prompt_ids: np.ndarray) -> np.ndarray:
         if not self._has_predictions:
             return np.full(len(prompt_ids), np.nan, dtype=np.float32)
         return self.success.mean(prompt_ids)
+
+    def predict_effective(self, prompt_ids: np.ndarray) -> np.ndarray:
+        if not self._has_predictions:
+            return np.full(len(prompt_ids), np.nan)
+        return self._chances(prompt_ids).clamp(0, 1).numpy()
 
     def strength(self, prompt_ids: np.ndarray) -> np.ndarray:
         return self.success.strength(prompt_ids)
@@ -289,14 +304,14 @@ class DotsSelector(Selector):
         if not self.uses_references or self.batch % self.refresh_batches:
             return
         groups = roll_out(torch.randperm(self.context.num_prompts, generator=rng)[: self.reference_size].numpy())
-        ids, rates = _ids_and_rates(groups)
+        ids, rates, _ = group_arrays(groups)
         self.success.predict_with_references(ids, rates)
         self._has_predictions = True
         self._proposed = ids
         self._order, self._taken = np.empty(0, dtype=np.int64), 0
 
     def observe(self, groups: Sequence[RolloutGroup]) -> None:
-        ids, rates = _ids_and_rates(groups)
+        ids, rates, trials = group_arrays(groups)
         predicted = np.array([group.predicted for group in groups], dtype=np.float32)
         from_references = np.array([group.origin == "reference" for group in groups], dtype=bool)
         effective = np.array([group.effective for group in groups], dtype=bool)
@@ -304,7 +319,6 @@ class DotsSelector(Selector):
         self.record.add(predicted, rates, explored, effective)
         self._observe_gain(ids, effective)
         self.batch += 1
-        trials = np.array([(~np.isnan(group.rewards).all(axis=1)).sum() for group in groups], dtype=np.float32)
         self.success.observe(ids, rates, trials, self.batch)
         labels = np.where(np.isnan(rates), np.nan, effective).astype(np.float32)
         self.effective.observe(ids, labels, np.ones_like(trials), self.batch)
@@ -394,8 +408,3 @@ class DotsSelector(Selector):
 def _hash(embeddings: Embeddings) -> np.ndarray:
     """Hash of up to 256 rows spread over the embeddings: whether two runs have the same."""
     return np.frombuffer(bytes.fromhex(hash_rows(embeddings, 256)), dtype=np.uint8)
-
-
-def _ids_and_rates(groups: Sequence[RolloutGroup]) -> tuple[np.ndarray, np.ndarray]:
-    ids = np.array([group.prompt_id for group in groups], dtype=np.int64)
-    return ids, np.array([group.success_rate for group in groups], dtype=np.float32)

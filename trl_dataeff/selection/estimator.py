@@ -15,9 +15,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from trl_dataeff.difficulty.online import RollingDifficulty
+from trl_dataeff.rollouts.group import RolloutGroup
 from trl_dataeff.selection.history import SuccessHistory
 
 
+#: Half-lives of the experts, in generation batches
+HALF_LIVES = (1.0, 3.0, 9.0, 27.0)
 #: Generation batches after which a prediction counts half in the weights of the experts.
 SCORE_HALF_LIFE = 4.0
 #: Completions that a group counts for in those weights, whatever its size: its completions are not independent trials.
@@ -68,10 +71,19 @@ class PromptEstimator:
         mean: np.ndarray = self.weights.astype(np.float32) @ self.estimates_of(ids)
         return mean.astype(np.float32)
 
-    def strength(self, ids: np.ndarray) -> np.ndarray:
-        """The experts' weighted mean strength for prompts `ids`, in completions, float32 `(n,)`."""
-        strength: np.ndarray = self.weights.astype(np.float32) @ self.history.strength(self._batch, ids)
-        return strength
+    def strength(self, ids: np.ndarray | slice = slice(None)) -> np.ndarray:
+        """
+        Completions that `mean` is worth, float32 `(n,)`: the size of the Beta distribution with the mean and the variance of
+        the experts' mixture. Experts that disagree are worth less than each of them.
+        """
+        rates, sizes = self.estimates_of(ids).astype(np.float64), self.history.size_of(self._batch, ids)  # (K, n)
+        mean = self.weights @ rates
+        variance = self.weights @ (rates * (1 - rates) / (sizes + 1) + (rates - mean) ** 2)
+        known = mean * (1 - mean) > CLIP**2  # else the variance says nothing
+        with np.errstate(divide="ignore", invalid="ignore"):
+            strength = np.where(known, mean * (1 - mean) / variance - 1, self.weights @ sizes)
+        at_least_0: np.ndarray = np.maximum(strength, 0.0).astype(np.float32)
+        return at_least_0
 
     def observe(self, ids: np.ndarray, rates: np.ndarray, trials: np.ndarray, batch: int) -> None:
         """Enter the groups of generation batch `batch`; see [`SuccessHistory.observe`]."""
@@ -84,6 +96,15 @@ class PromptEstimator:
         self.history.observe(ids, rates, trials, batch)
         self.difficulty.observe(ids, rates, batch)
         self._batch = batch
+
+    def start_from(self, ids: np.ndarray, rates: np.ndarray, trials: np.ndarray) -> None:
+        """
+        Enter what is known of prompts before the first generation batch, each with at most the strength of a prediction, and
+        predict from it. It fades as groups of this run do, at the pace of the experts that predict this run best.
+        """
+        self.history.observe(ids, rates, np.minimum(trials, self.history.prior), self._batch)
+        self.difficulty.observe(ids, rates, self._batch)
+        self.refresh()
 
     def refresh(self) -> None:
         """Predict all prompts from the groups observed so far."""
@@ -128,6 +149,14 @@ class PromptEstimator:
             offsets = fit_offsets(logits[:, ids], rates, weight)
             predicted = _sigmoid(logits + offsets[:, None].astype(np.float32))
         return np.concatenate([predicted, np.full((1, predicted.shape[1]), mean)]).astype(np.float32)
+
+
+def group_arrays(groups: Sequence[RolloutGroup]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Prompt ids, success rates and numbers of scored completions of groups, as [`PromptEstimator.observe`] takes them."""
+    ids = np.array([group.prompt_id for group in groups], dtype=np.int64)
+    rates = np.array([group.success_rate for group in groups], dtype=np.float32)
+    trials = np.array([(~np.isnan(group.rewards).all(axis=1)).sum() for group in groups], dtype=np.float32)
+    return ids, rates, trials
 
 
 def under(state: dict[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:

@@ -68,10 +68,10 @@ class SuccessHistory:
         successes, trials = self.successes[:, ids], self.trials[:, ids]
         return (self.prior * predicted + fade * successes) / (self.prior + fade * trials)
 
-    def strength(self, batch: int, ids: np.ndarray | slice) -> np.ndarray:
-        """Strengths of the posteriors of prompts `ids`, prior and evidence, in completions: float32 `(K, n)`."""
-        strength: np.ndarray = self.prior + self._fade(ids, batch) * self.trials[:, ids]
-        return strength
+    def size_of(self, batch: int, ids: np.ndarray | slice = slice(None)) -> np.ndarray:
+        """Completions, prior included, that the posteriors of prompts `ids` rest on, `(K, n)`."""
+        size: np.ndarray = self.prior + self._fade(ids, batch) * self.trials[:, ids]
+        return size
 
     def rescale(self, scale: float, offset: float) -> None:
         """Map the rates entered so far to `scale * rate + offset`: the reward's range has widened."""

@@ -15,7 +15,7 @@ import torch
 from safetensors.numpy import load, save
 
 from trl_dataeff.difficulty.base import DifficultyPredictor, PredictorError
-from trl_dataeff.difficulty.loading import load_predictor, registered_predictors
+from trl_dataeff.difficulty.loading import is_predictor, load_predictor
 from trl_dataeff.difficulty.online import RollingDifficulty
 from trl_dataeff.difficulty.quality import pearson
 from trl_dataeff.testing.data import PROMPTS, Check, Make, embeddings, random_states
@@ -92,7 +92,7 @@ def check_settings_and_tensors_restore_it(make: Make) -> None:
     expected = predictor.predict(embeddings())
     copies = [type(predictor)(**predictor.settings())]
     copies[0].load_tensors({name: value.clone() for name, value in predictor.tensors().items()})
-    if predictor.name in registered_predictors():
+    if is_predictor(predictor.name):
         with tempfile.TemporaryDirectory() as folder:
             predictor.save(Path(folder))
             copies.append(load_predictor(folder))

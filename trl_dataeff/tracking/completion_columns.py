@@ -26,11 +26,11 @@ import numpy as np
 
 
 class UnreadableRollouts(ValueError):
-    """What is wrong with a file of rollouts, in one sentence. `damaged`: it is one, but cannot be read."""
+    """What is wrong with a file of rollouts, in one sentence. `corrupt`: it is one, but cannot be read."""
 
-    def __init__(self, message: str, damaged: bool = False):
+    def __init__(self, message: str, corrupt: bool = False):
         super().__init__(message)
-        self.damaged = damaged
+        self.corrupt = corrupt
 
 
 @dataclass(frozen=True)

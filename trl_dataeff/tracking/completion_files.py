@@ -43,7 +43,7 @@ def read_rows(file: Path, columns: Mapping[str, str], prompts: Prompts, by_path:
         by_path (`bool`): whether a number in the path is the step, where no column has it.
 
     Raises:
-        [`UnreadableRollouts`]: the file is damaged, or lacks a column.
+        [`UnreadableRollouts`]: the file is corrupt, or lacks a column.
     """
     if file.suffix == ".parquet":
         return _read_parquet(file, columns, prompts, by_path)

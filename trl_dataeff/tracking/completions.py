@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -194,7 +195,7 @@ def _read_completions(
         try:
             parts.append(read_rows(file, columns, prompts, by_path=len(files) > 1))
         except UnreadableRollouts as error:
-            if len(files) == 1 or not error.damaged:
+            if len(files) == 1 or not error.corrupt:
                 raise
             failed.append(str(error))
     if failed:
@@ -242,24 +243,46 @@ def _without_repeats(rows: Rows) -> tuple[Rows, int]:
     """Leave out steps whose completions are those of the recorded step before, and count them."""
     if not rows.has_steps:
         return rows, 0
-    steps, number = np.unique(rows.step, return_inverse=True)
-    bits = np.nan_to_num(rows.reward).view(np.uint64) ^ (np.nan_to_num(rows.advantage).view(np.uint64) >> np.uint64(1))
-    bits ^= rows.characters.astype(np.uint64) << np.uint64(32)
-    with np.errstate(over="ignore"):
-        mixed = (bits ^ rows.prompt.astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
-        mixed ^= mixed >> np.uint64(29)
-        signature = np.zeros(len(steps), dtype=np.uint64)
-        np.add.at(signature, number, mixed * np.uint64(0xBF58476D1CE4E5B9))
-    repeated = np.concatenate([[False], signature[1:] == signature[:-1]])
+    order = np.lexsort((rows.characters, rows.advantage, rows.reward, rows.prompt, rows.step))
+    _, number, counts = np.unique(rows.step, return_inverse=True, return_counts=True)
+    columns = np.stack([rows.prompt, rows.reward, rows.advantage, rows.characters], axis=1, dtype=np.float64)[order]
+    of_step = np.split(columns, np.cumsum(counts)[:-1])
+    same = [np.array_equal(before, step, equal_nan=True) for before, step in pairwise(of_step)]
+    repeated = np.array([False, *same])
     return rows.take(~repeated[number]), int(repeated.sum())
 
 
 def _grouped(
     rows: Rows, reward_range: tuple[float, float] | None, group_size: int | None, notes: list[str], name: str
 ) -> RecordedGroups:
+    """Join completions to groups; what is left out is added to `notes`."""
+    rows, size = _whole_groups(rows, group_size, notes, name)
+    first = np.arange(0, len(rows), size)
+    totals = rows.reward.reshape(-1, size)
+    scale = RewardScale.of(reward_range)
+    scale.observe(rows.reward)
+    success = scale.success_rate(totals)
+    estimated = rows.characters / CHARACTERS_PER_TOKEN
+    tokens = np.where(np.isnan(rows.tokens), estimated, rows.tokens).reshape(-1, size).sum(axis=1)
+    return RecordedGroups(
+        step=rows.step[first] if rows.has_steps else np.arange(len(first)),
+        prompt=rows.prompt[first],
+        success=success,
+        kind=kinds_of(_zero_variance(rows, totals), success),
+        tokens=np.where(tokens > 0, tokens, np.nan),
+        seconds=np.full(len(first), np.nan),
+        group_size=size,
+        format=rows.format,
+        has_steps=rows.has_steps,
+        estimated_tokens=bool(np.isnan(rows.tokens).any()),
+        notes=tuple(notes),
+    )
+
+
+def _whole_groups(rows: Rows, group_size: int | None, notes: list[str], name: str) -> tuple[Rows, int]:
     """
-    Join completions to groups. A prompt that comes up more than once in a step has as many groups there, in the order of
-    the rows; groups with fewer completions than the others are left out.
+    The rows of whole groups, in their order, and the size of a group. A prompt that comes up more than once in a step has
+    as many groups there, in the order of the rows; groups with fewer completions than the others are left out.
     """
     run = rows.step if rows.has_steps else np.cumsum(np.diff(rows.prompt, prepend=-1) != 0)
     order = np.lexsort((rows.prompt, run))
@@ -279,45 +302,25 @@ def _grouped(
     first = np.flatnonzero(position % size == 0)
     sizes = np.diff(np.append(first, len(rows)))
     whole = np.repeat(sizes == size, sizes)
+    if not whole.any():
+        raise UnreadableRollouts(
+            f"{name}: no group has {size} completions. Leave --num_generations out, or correct it."
+        )
     if not whole.all():
-        if not whole.any():
-            raise UnreadableRollouts(
-                f"{name}: no group has {size} completions. Leave --num_generations out, or correct it."
-            )
         notes.append(f"{1 - whole.mean():.1%} of the completions are in groups of fewer than {size} and are left out.")
         rows = rows.take(whole)
-    first = np.arange(0, len(rows), size)
+    return rows, size
 
-    scale = RewardScale.of(reward_range)
-    scale.observe(rows.reward)
-    totals = rows.reward.reshape(-1, size)
-    low, high = np.fmin.reduce(totals, axis=1), np.fmax.reduce(totals, axis=1)
-    with np.errstate(invalid="ignore"):
-        tolerance = (
-            4 * np.finfo(np.float32).eps * np.fmax.reduce(np.abs(totals), axis=1) if rows.several_rewards else 0.0
-        )
-        zero_variance = ~(high - low > tolerance) | np.isinf(totals).any(axis=1)
+
+def _zero_variance(rows: Rows, totals: np.ndarray) -> np.ndarray:
+    """Groups whose total rewards `(M, G)` are equal up to rounding, or infinite: bool `(M,)`."""
     if rows.several_rewards and not np.isnan(rows.advantage).any():  # TRL's own: its weights are not recorded
-        zero_variance = np.abs(rows.advantage).reshape(-1, size).max(axis=1) <= ZERO_ADVANTAGE
-    success = scale.success_rate(totals)
-    tokens = (
-        np.where(np.isnan(rows.tokens), rows.characters / CHARACTERS_PER_TOKEN, rows.tokens)
-        .reshape(-1, size)
-        .sum(axis=1)
-    )
-    return RecordedGroups(
-        step=rows.step[first] if rows.has_steps else np.arange(len(first)),
-        prompt=rows.prompt[first],
-        success=success,
-        kind=kinds_of(zero_variance, success),
-        tokens=np.where(tokens > 0, tokens, np.nan),
-        seconds=np.full(len(first), np.nan),
-        group_size=size,
-        format=rows.format,
-        has_steps=rows.has_steps,
-        estimated_tokens=bool(np.isnan(rows.tokens).any()),
-        notes=tuple(notes),
-    )
+        return np.asarray(np.abs(rows.advantage).reshape(totals.shape).max(axis=1) <= ZERO_ADVANTAGE)
+    low, high = np.fmin.reduce(totals, axis=1), np.fmax.reduce(totals, axis=1)
+    rounding = 4 * np.finfo(np.float32).eps if rows.several_rewards else 0.0
+    with np.errstate(invalid="ignore"):
+        unequal = high - low > rounding * np.fmax.reduce(np.abs(totals), axis=1)
+    return np.asarray(~unequal | np.isinf(totals).any(axis=1))
 
 
 def _step_seconds(roots: set[Path]) -> float:

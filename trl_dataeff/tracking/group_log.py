@@ -18,12 +18,11 @@ from trl_dataeff.checkpoint.files import write_atomically
 from trl_dataeff.rollouts.classification import total_rewards
 from trl_dataeff.rollouts.group import KINDS, RolloutGroup
 from trl_dataeff.tracking.files import use_file_of_run
-from trl_dataeff.tracking.group_table import SCHEMA
+from trl_dataeff.tracking.group_table import DATASET, RUN, SCHEMA
 
 
 logger = logging.get_logger(__name__)
 FLUSH_SECONDS = 10.0
-_RUN = b"trl_dataeff.run"
 
 
 class GroupLog:
@@ -33,7 +32,7 @@ class GroupLog:
     The file is rewritten at every checkpoint, at the end, and in between when the last time is `FLUSH_SECONDS` ago and
     the rows that wait are a twentieth of those written, so that what a run writes stays proportional to the file's size.
 
-    The file's metadata name the run. Before the first rows are written, [`begin`] says which one that is.
+    The file's metadata name the run and its dataset. Before the first rows are written, [`begin`] says which one that is.
 
     Args:
         path (`Path`): the file.
@@ -41,19 +40,19 @@ class GroupLog:
 
     def __init__(self, path: Path):
         self.path = path
-        self._run = ""
+        self._run, self._metadata = "", {RUN: "", DATASET: ""}
         self._written = SCHEMA.empty_table()
         self._waiting: list[dict[str, Any]] = []
         self._flushed_at = time.monotonic()
         self._warned = False
 
-    def begin(self, run: str, step: int) -> None:
+    def begin(self, run: str, step: int, dataset: str = "") -> None:
         """
         Continue the run `run` at optimizer step `step`: of its own table, rows generated before are kept. The table of
         another run is renamed to `groups-RUN.parquet`, and back when that run is resumed. A file that cannot be read is
-        renamed, with a warning: training does not depend on it.
+        renamed, with a warning: training does not depend on it. `dataset` is the content hash of the prompts, if that is known.
         """
-        self._run = run
+        self._run, self._metadata = run, {RUN: run, DATASET: dataset}
         try:
             self._set_aside_other_run()
             if self.path.exists():
@@ -71,7 +70,7 @@ class GroupLog:
     def _set_aside_other_run(self) -> None:
         written_by = None
         if self.path.exists():
-            written_by = (pq.read_schema(self.path).metadata or {}).get(_RUN, b"unknown").decode()
+            written_by = (pq.read_schema(self.path).metadata or {}).get(RUN, b"unknown").decode()
         use_file_of_run(self.path, written_by, self._run)
 
     def prompt_ids(self) -> np.ndarray:
@@ -112,7 +111,7 @@ class GroupLog:
         if not self._waiting or not (force or due):
             return
         table = pa.concat_tables([self._written, pa.Table.from_pylist(self._waiting, schema=SCHEMA)])
-        table = table.replace_schema_metadata({_RUN: self._run})
+        table = table.replace_schema_metadata(self._metadata)
         self._flushed_at = time.monotonic()
         try:
             write_atomically(self.path, lambda path: pq.write_table(table, path, write_page_checksum=True))

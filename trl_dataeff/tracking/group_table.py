@@ -35,6 +35,8 @@ SCHEMA = pa.schema(
 )
 _WORDS = {pa.int64(): "integers", pa.float64(): "numbers", pa.string(): "texts", pa.bool_(): "true and false"}
 _MOST_STEPS = 2**31
+#: In the file's metadata: id of the run, and content hash of its prompts
+RUN, DATASET = b"trl_dataeff.run", b"trl_dataeff.dataset"
 
 
 class UnreadableTable(ValueError):

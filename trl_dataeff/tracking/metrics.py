@@ -56,6 +56,15 @@ METRICS: dict[str, Metric] = {
     "stopped_ratio": Metric(
         "share", "Groups generated now that were stopped after half of their completions (`sequential_rollouts`)."
     ),
+    "fresh_groups": Metric("groups per generation batch", "Trained on, and generated for the same generation batch."),
+    "replayed_groups": Metric(
+        "groups per generation batch", "Trained on, and generated for an earlier generation batch."
+    ),
+    "effective_groups": Metric("groups per generation batch", "Trained on and effective, replayed ones included."),
+    "effective_expected": Metric(
+        "groups per generation batch",
+        "Effective groups that were expected of those generated now (with `fresh_groups='adaptive'`).",
+    ),
     "padded_groups": Metric(
         "groups per generation batch", "Zero-variance groups that completed a generation batch which stayed short."
     ),
@@ -63,13 +72,27 @@ METRICS: dict[str, Metric] = {
         "groups per generation batch", "Effective groups kept for the next generation batch, or for the replay buffer."
     ),
     "unscorable_ratio": Metric("share", "Completions generated now that no reward function scored."),
+    "baseline/informative_ratio": Metric(
+        "share", "With a tracked baseline, groups generated now whose advantages are large enough to be replayed."
+    ),
+    "baseline/strength": Metric(
+        "completions",
+        "With a tracked baseline, what the predictions of the groups generated now are worth on average.",
+    ),
     "replay/size": Metric("groups", "In the replay buffer."),
+    "replay/evicted": Metric(
+        "groups per generation batch", "Removed from the replay buffer: too old, replayed too often, or stale."
+    ),
     "replay/age_mean": Metric(
         "steps", "Age of the groups trained on that were generated for an earlier generation batch."
     ),
     "replay/weight": Metric("factor", "On the advantages of replayed groups (see `replay_weight`)."),
     "replay/ratio_mean": Metric("ratio", "Mean of pi_old / pi_behavior, not truncated, over those groups' tokens."),
     "replay/ratio_max": Metric("ratio", "Largest pi_old / pi_behavior, not truncated, over those groups' tokens."),
+    "replay/movement": Metric(
+        "log-prob",
+        "Mean absolute log of pi_old / pi_behavior over those tokens: how far the policy has moved since they were sampled.",
+    ),
     "replay/ess": Metric(
         "share", "Effective sample size of those ratios: (sum w)^2 / (n sum w^2) in a micro-batch; 1 if all are equal."
     ),

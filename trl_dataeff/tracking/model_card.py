@@ -97,7 +97,9 @@ def used(run: RecordedRun) -> dict[str, str]:
         found["dots"] = "prompts selected by predicted success rates (DOTS)"
     if "Greso" in selector:
         found["greso"] = "prompts with repeated zero-variance groups skipped (GRESO)"
-    if run.argument("replay_fraction"):
+    if run.argument("replay_fraction") and run.argument("fresh_groups") == "adaptive":
+        found["replay"] = "batches completed with recent rollouts, by an adaptive number of fresh groups"
+    elif run.argument("replay_fraction"):
         found["replay"] = f"{run.argument('replay_fraction'):.0%} of each batch replayed from recent rollouts"
     if run.argument("dynamic_sampling"):
         found["dapo"] = "zero-variance groups dropped and replaced (dynamic sampling)"

@@ -33,9 +33,9 @@ class RunLogs:
         self.metrics = MetricsLog(folder / "metrics.jsonl")
         self.prompts = PromptTable(folder / "prompts.parquet", rows)
 
-    def begin(self, run: str, step: int) -> None:
+    def begin(self, run: str, step: int, dataset: str = "") -> None:
         """Continue the run `run` at optimizer step `step`: what was written after that step is removed."""
-        self.groups.begin(run, step)
+        self.groups.begin(run, step, dataset)
         self.metrics.begin(run, step)
 
     def flush(self, force: bool = False) -> None:

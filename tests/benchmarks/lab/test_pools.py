@@ -23,6 +23,13 @@ CELL_SUCCESS = {
 COMMITTED = {"first": "c37a9ca1fa3e36b2", "second": "3440d666cb6062af", "third": "c37a9ca1fa3e36b2"}
 
 
+def test_pools_with_the_same_shares_have_the_same_prompts():
+    assert digest("graded") == digest("third") == digest("first")
+    data = pool_dataset(POOLS["learnable"], POOLS["learnable"].kinds(CELL_SUCCESS), seed=3)
+    assert set(data["kind"]) == {LEARNABLE}
+    assert len(data) == 512
+
+
 def in_range(index: int) -> list[tuple[str, int]]:
     """The cells whose success is in the range of this index, of `SUCCESS_RANGES` equal ones."""
     width = (pools.EASY_FROM - pools.DEAD_UP_TO) / pools.SUCCESS_RANGES

@@ -20,7 +20,7 @@ from benchmarks.lab.pretrain import (
     start_folder,
     train_start,
 )
-from benchmarks.lab.rewards import Tally, exact_match, right_characters
+from benchmarks.lab.rewards import Tally, answer_and_length, exact_match, right_characters
 from benchmarks.lab.tasks import ARITHMETIC, Task, make_task
 from tests.benchmarks.lab.tiny import TINY
 
@@ -178,6 +178,7 @@ def test_rewards_by_hand():
     completions = ["abcd", "abcx", "abcde", "abxx", ""]
     assert exact_match(completions, answer) == [1, 0, 0, 0, 0]
     assert right_characters(completions, answer) == [1, 0.75, 0.8, 0, 0]
+    assert answer_and_length(completions, answer) == [1, 0.5, 0, 0.5, 0]
 
 
 def test_the_tally_counts_groups_with_unequal_rewards():

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -23,7 +24,7 @@ from trl_dataeff.checkpoint.hashing import hash_each
 from trl_dataeff.difficulty.embedding.cache import ENVIRONMENT, EmbeddingCache, PromptEmbeddings, default_folder
 from trl_dataeff.difficulty.embedding.model import Embedder, policy_source, pretrained_source
 from trl_dataeff.difficulty.embedding.tokenize import EmbeddingError, read_prompts
-from trl_dataeff.rollouts.distributed import all_gather
+from trl_dataeff.rollouts.distributed import Processes, all_gather
 
 
 if TYPE_CHECKING:
@@ -43,12 +44,10 @@ def embed_dataset(
     policy: Any = None,
     tokenizer: Any = None,
     accelerator: Any = None,
-    device: torch.device | str | None = None,
     batch_tokens: int = 8192,
     progress: bool = True,
     cache_dir: str | Path | None = None,
     fallback_dir: str | Path | None = None,
-    column: str = "prompt",
     chat_template: str | None = None,
     tools: list[Any] | None = None,
     chat_template_kwargs: dict[str, Any] | None = None,
@@ -62,7 +61,7 @@ def embed_dataset(
 
     Args:
         dataset ([`~datasets.Dataset`]):
-            N prompts: strings or conversations, of which the text parts are embedded.
+            N rows with a `prompt`: a string, or a conversation, of which the text parts are embedded.
         embedding (`str`, *optional*, defaults to `"policy"`):
             `"policy"`, or the id or path of a sentence-transformers model, or of another Hugging Face encoder or decoder,
             whose last hidden states are averaged. These need sentence-transformers.
@@ -71,9 +70,7 @@ def embed_dataset(
         tokenizer ([`~transformers.PreTrainedTokenizerBase`] or [`~transformers.ProcessorMixin`], *optional*):
             The policy's; for `"policy"`.
         accelerator ([`~accelerate.Accelerator`], *optional*):
-            Of the run. Without it, this process embeds all prompts.
-        device (`torch.device` or `str`, *optional*):
-            Where a pretrained model runs. Unset: the accelerator's device, else a GPU if there is one.
+            Of the run. Without it, this process embeds all prompts, on a GPU if there is one.
         batch_tokens (`int`, *optional*, defaults to `8192`):
             Tokens per forward, padding included; a longer prompt is a batch of its own.
         progress (`bool`, *optional*, defaults to `True`):
@@ -84,8 +81,6 @@ def embed_dataset(
             Folder that is used in its place if it cannot be written or is full. If neither can be used, or this is unset,
             each process keeps the embeddings in memory (`2 N h` bytes, needed in any case while prompts are embedded).
             A warning says so.
-        column (`str`, *optional*, defaults to `"prompt"`):
-            Column of the prompts.
         chat_template (`str`, *optional*), tools (`list`, *optional*), chat_template_kwargs (`dict`, *optional*):
             With `"policy"`: how conversations are rendered, as in [`~trl.GRPOTrainer`].
 
@@ -98,24 +93,28 @@ def embed_dataset(
     """
     if not len(dataset):
         raise EmbeddingError("The dataset has no rows, so there is nothing to embed. Give one with prompts.")
+    processes = Processes() if accelerator is None else Processes.of(accelerator)
     with _random_state_kept():
         if embedding == "policy":
             options = {"chat_template": chat_template, "tools": tools, "template_kwargs": chat_template_kwargs or {}}
             source = policy_source(policy, tokenizer, accelerator, **options)
         else:
-            source = pretrained_source(embedding, _device(device, accelerator), accelerator)
-        fingerprint = hash_each(read_prompts(dataset, column))
+            source = pretrained_source(embedding, accelerator)
+        fingerprint = hash_each(read_prompts(dataset))
         identity = {"prompts_of": fingerprint, "rows": len(dataset), **source.identity}
         folders = [default_folder() if cache_dir is None else Path(cache_dir), fallback_dir and Path(fallback_dir)]
         caches = [EmbeddingCache(folder, identity) for folder in folders if folder]
-        found = (_agreed(cache.read(), fingerprint, accelerator) for cache in caches)
-        result = next((each for each in found if each is not None), None)
+        result = next(filter(None, (_agreed(cache.read(), fingerprint, processes) for cache in caches)), None)
         if result is None:
             embedder = source.load()
-            tokens, truncated = embedder.prompts.tokenize(dataset, column)
-            values = embed_tokens(embedder, tokens, accelerator, batch_tokens, progress)
-            result = _stored(PromptEmbeddings(values, truncated, embedder.prompts.limit), caches, accelerator)
-    if result.truncated and (accelerator is None or accelerator.is_main_process):
+            tokens, truncated = embedder.prompts.tokenize(dataset)
+            values = _embed_tokens(embedder, tokens, processes, batch_tokens, progress)
+            result = PromptEmbeddings(values, truncated, embedder.prompts.limit)
+            if accelerator is None or accelerator.is_local_main_process:
+                _store(result, caches, processes)
+            processes.wait()
+            result = _memory_map(result, caches)
+    if result.truncated and processes.is_main:
         logger.warning(
             f"{result.truncated} of {len(dataset)} prompts are longer than the {result.limit} tokens that the embedding "
             f"model ({embedding!r}) takes: they are embedded by their first {result.limit} tokens."
@@ -132,24 +131,17 @@ def embed_for(trainer: GRPOTrainer, dataset: Dataset, embedding: str) -> np.ndar
         tokenizer=trainer.processing_class,
         accelerator=trainer.accelerator,
         progress=not trainer.args.disable_tqdm,
-        fallback_dir=Path(
-            cast(str, trainer.args.output_dir), "_embeddings"
-        ),  # what begins with "_" is not pushed to the Hub
+        # What begins with "_" is not pushed to the Hub
+        fallback_dir=Path(cast(str, trainer.args.output_dir), "_embeddings"),
         chat_template=trainer.chat_template,
         tools=trainer.tools or None,
         chat_template_kwargs=cast(dict[str, Any], trainer.chat_template_kwargs),
     )
 
 
-def _device(device: torch.device | str | None, accelerator: Any) -> torch.device:
-    if device is None and accelerator is not None:
-        return torch.device(accelerator.device)
-    return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-
-
-def _agreed(cached: PromptEmbeddings | None, fingerprint: str, accelerator: Any) -> PromptEmbeddings | None:
+def _agreed(cached: PromptEmbeddings | None, fingerprint: str, processes: Processes) -> PromptEmbeddings | None:
     """The cache, if all processes found one and the same: ranks that see other values would decide otherwise."""
-    if accelerator is None or accelerator.num_processes == 1:
+    if processes.world_size == 1:
         return cached
     found = all_gather((fingerprint, cached.checksum if cached is not None else None))
     if len({prompts for prompts, _ in found}) > 1:
@@ -160,28 +152,22 @@ def _agreed(cached: PromptEmbeddings | None, fingerprint: str, accelerator: Any)
     return cached if len({checksum for _, checksum in found}) == 1 else None
 
 
-def _stored(computed: PromptEmbeddings, caches: list[EmbeddingCache], accelerator: Any) -> PromptEmbeddings:
-    """
-    The embeddings as a memory map of the first cache that can be written, or else as they are. The first process of
-    each node writes; the main process warns if that is not the first cache.
-    """
-    if accelerator is None or accelerator.is_local_main_process:
-        problems: list[str] = []
+def _store(computed: PromptEmbeddings, caches: list[EmbeddingCache], processes: Processes) -> None:
+    """Write the first cache that can be written. The main process warns if that is not the first one."""
+    problems = list(takewhile(bool, (cache.write(computed) for cache in caches)))  # up to the one that is written
+    if (problems or not caches) and processes.is_main:
         place = f"in the memory of each process ({computed.values.nbytes / 1e9:.2g} GB)"
-        for cache in caches:
-            problem = cache.write(computed)
-            if problem is None:
-                place = f"in {cache.folder}"
-                break
-            problems.append(problem)
-        if (problems or not caches) and (accelerator is None or accelerator.is_main_process):
-            logger.warning(
-                f"The prompts' embeddings cannot be cached ({'; '.join(problems) or 'there is no home folder'}). They are "
-                f"kept {place}. Set the environment variable {ENVIRONMENT} to a folder with room, and later runs find "
-                "them there."
-            )
-    if accelerator is not None:
-        accelerator.wait_for_everyone()
+        if len(problems) < len(caches):
+            place = f"in {caches[len(problems)].folder}"
+        logger.warning(
+            f"The prompts' embeddings cannot be cached ({'; '.join(map(str, problems)) or 'there is no home folder'}). They "
+            f"are kept {place}. Set the environment variable {ENVIRONMENT} to a folder with room, and later runs find "
+            "them there."
+        )
+
+
+def _memory_map(computed: PromptEmbeddings, caches: list[EmbeddingCache]) -> PromptEmbeddings:
+    """The same embeddings as a memory map of the cache that has them; as they are, if none has."""
     written = (cache.read() for cache in caches)
     return next((each for each in written if each is not None and each.checksum == computed.checksum), computed)
 
@@ -206,39 +192,27 @@ def length_batches(lengths: np.ndarray, batch_tokens: int) -> list[np.ndarray]:
     return batches
 
 
-def embed_tokens(
-    embedder: Embedder, tokens: list[np.ndarray], accelerator: Any, batch_tokens: int, progress: bool
+def _embed_tokens(
+    embedder: Embedder, tokens: list[np.ndarray], processes: Processes, batch_tokens: int, progress: bool
 ) -> np.ndarray:
     """Embeddings, float16 `(N, h)`, the same on every process. Each process makes the same number of forwards."""
-    world_size = 1 if accelerator is None else accelerator.num_processes
-    rank = 0 if accelerator is None else accelerator.process_index
     batches = length_batches(np.array([len(ids) for ids in tokens]), batch_tokens)
     out = np.empty((0, 0), np.float16)
-    shown = progress and (accelerator is None or accelerator.is_main_process)
-    with (
-        tqdm(total=len(tokens), desc="Embedding prompts", unit="prompt", disable=not shown) as bar,
-        embedder.inference(),
-    ):
-        for first in range(0, len(batches), world_size):
-            dealt = batches[first : first + world_size]
-            mine = dealt[min(rank, len(dealt) - 1)]
-            values = embedder.embed([tokens[i] for i in mine])
-            out = out if out.size else np.empty((len(tokens), values.shape[1]), np.float16)
-            for ids, rows in zip(dealt, _gathered(values, dealt, accelerator), strict=True):
-                out[ids] = _to_float16(rows, ids)
+    bar = tqdm(
+        total=len(tokens), desc="Embedding prompts", unit="prompt", disable=not (progress and processes.is_main)
+    )
+    with bar, embedder.inference():
+        for first in range(0, len(batches), processes.world_size):
+            dealt = batches[first : first + processes.world_size]  # one for each process; the last round may be short
+            values = embedder.embed([tokens[i] for i in dealt[min(processes.rank, len(dealt) - 1)]])
+            rows, width = max(map(len, dealt)), values.shape[1]
+            padded = torch.nn.functional.pad(values, (0, 0, 0, rows - len(values))).to(processes.device)
+            gathered = processes.gather(padded).view(-1, rows, width).cpu().numpy()
+            out = out if out.size else np.empty((len(tokens), width), np.float16)
+            for ids, part in zip(dealt, gathered, strict=False):
+                out[ids] = _to_float16(part[: len(ids)], ids)
                 bar.update(len(ids))
     return out
-
-
-def _gathered(values: torch.Tensor, dealt: list[np.ndarray], accelerator: Any) -> list[np.ndarray]:
-    """The values of each dealt batch, from the process that has it."""
-    if accelerator is None or accelerator.num_processes == 1:
-        return [values.cpu().numpy()]
-    rows = max(map(len, dealt))
-    padded = torch.zeros(rows, values.shape[1], device=accelerator.device)
-    padded[: len(values)] = values
-    gathered = accelerator.gather(padded).view(-1, rows, values.shape[1]).cpu().numpy()
-    return [part[: len(ids)] for ids, part in zip(dealt, gathered, strict=False)]  # the last round may be short
 
 
 def _to_float16(values: np.ndarray, ids: np.ndarray) -> np.ndarray:

@@ -19,6 +19,7 @@ from peft import PeftModel
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
+from transformers.integrations import is_deepspeed_zero3_enabled
 
 from trl_dataeff.checkpoint.hashing import hash_array, hash_file, hash_json
 from trl_dataeff.difficulty.embedding.tokenize import EmbeddingError, PromptTokenizer
@@ -107,7 +108,7 @@ def policy_source(policy: Any, processor: Any, accelerator: Any = None, **prompt
     # The part that turns text tokens into hidden states
     body = model.get_encoder() if getattr(model.config, "is_encoder_decoder", False) else model.get_decoder()
     prompts = PromptTokenizer(processor, **prompt_options)
-    prompts.limit = _limit(body, body.config, prompts.tokenizer)
+    prompts.limit = _limit(body, prompts.tokenizer)
     sharded = any(isinstance(p, DTensor) for p in policy.parameters())
     last_states = _states_of_root(policy, body) if sharded else _states_of_body(body)
 
@@ -150,12 +151,10 @@ def _supported(model: Any, **options: Any) -> dict[str, Any]:
 
 def _check_usable(policy: nn.Module, accelerator: Any) -> None:
     parameters = list(policy.parameters())
-    zero3 = accelerator is not None and getattr(accelerator.state, "deepspeed_plugin", None) is not None
-    zero3 = zero3 and accelerator.state.deepspeed_plugin.zero_stage == 3
     fsdp = any(isinstance(module, FullyShardedDataParallel) for module in policy.modules())
     if accelerator is not None and accelerator.distributed_type == DistributedType.FSDP:
         fsdp = fsdp or not any(isinstance(p, DTensor) for p in parameters)  # version 1, or not sharded yet
-    if zero3 or fsdp or any(p.is_meta or hasattr(p, "ds_id") for p in parameters):
+    if is_deepspeed_zero3_enabled() or fsdp or any(p.is_meta or hasattr(p, "ds_id") for p in parameters):
         raise EmbeddingError(
             "The policy cannot embed the prompts: under FSDP of version 1 or DeepSpeed ZeRO-3 no process holds all of its "
             "parameters. Use FSDP2, or set `dots_embedding` to the id or path of a model, such as "
@@ -163,9 +162,9 @@ def _check_usable(policy: nn.Module, accelerator: Any) -> None:
         )
 
 
-def _limit(model: nn.Module, config: Any, tokenizer: Any) -> int | None:
+def _limit(model: Any, tokenizer: Any) -> int | None:
     """Tokens that a model takes, or `None`."""
-    limits = [tokenizer.model_max_length, getattr(config.get_text_config(), "max_position_embeddings", None)]
+    limits = [tokenizer.model_max_length, getattr(model.config.get_text_config(), "max_position_embeddings", None)]
     for name, module in model.named_modules():
         # RoBERTa and its kin count positions from the padding index on
         if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
@@ -200,41 +199,47 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def pretrained_source(name: str, device: torch.device, accelerator: Any = None) -> Source:
+def pretrained_source(name: str, accelerator: Any = None) -> Source:
     """
     A sentence-transformers model, or another Hugging Face encoder or decoder with mean pooling, by id or path.
 
     Args:
         name (`str`): id on the Hub, or a folder.
-        device (`torch.device`): where it is to run.
-        accelerator ([`~accelerate.Accelerator`], *optional*): under DeepSpeed ZeRO-3 or FSDP, models are loaded in
-            parts; this one is loaded whole.
+        accelerator ([`~accelerate.Accelerator`], *optional*): says where the model runs. Under DeepSpeed ZeRO-3 or FSDP,
+            models are loaded in parts; this one is loaded whole.
 
     Raises:
         `EmbeddingError`: if it cannot be found or loaded, or sentence-transformers is not installed.
     """
-    try:
+    with _loading(name):
         sentence, revision, identity = _identity(name)
-    except Exception as error:
-        raise _cannot_load(name, f"{type(error).__name__}: {error}") from error
 
     def load() -> Embedder:
-        try:
-            model = _load(name, device, accelerator, revision, sentence)
-        except EmbeddingError:
-            raise
-        except Exception as error:
-            raise _cannot_load(name, f"{type(error).__name__}: {error}") from error
-        transformer = model.transformers_model
-        if transformer is None:
-            raise _cannot_load(name, "it has no Transformer that takes token ids")
+        with _loading(name):
+            model = _load(name, accelerator, revision, sentence)
+            if model.transformers_model is None:
+                raise ValueError("it has no Transformer that takes token ids")
         prompts = PromptTokenizer(model.tokenizer)
-        prompts.limit = _limit(transformer, transformer.config, prompts.tokenizer)
+        prompts.limit = _limit(model.transformers_model, prompts.tokenizer)
         return Embedder(
             model, prompts, lambda ids, mask: model({"input_ids": ids, "attention_mask": mask})["sentence_embedding"]
         )
 
     return Source(identity, load)
+
+
+@contextmanager
+def _loading(name: str) -> Iterator[None]:
+    """Within this context, whatever goes wrong is an [`EmbeddingError`] that names the model."""
+    try:
+        yield
+    except EmbeddingError:
+        raise
+    except Exception as error:
+        raise EmbeddingError(
+            f"The embedding model {name!r} cannot be loaded ({type(error).__name__}: {error}). Give the id of a model on "
+            "the Hugging Face Hub, the path of a folder that `save_pretrained` wrote, or 'policy'."
+        ) from error
 
 
 def _identity(name: str) -> tuple[bool, str | None, dict[str, Any]]:
@@ -254,7 +259,7 @@ def _identity(name: str) -> tuple[bool, str | None, dict[str, Any]]:
     return sentence, revision, {"id": name, "revision": revision}
 
 
-def _load(name: str, device: torch.device, accelerator: Any, revision: str | None, sentence: bool) -> Any:
+def _load(name: str, accelerator: Any, revision: str | None, sentence: bool) -> Any:
     try:
         from sentence_transformers import SentenceTransformer
         from sentence_transformers.sentence_transformer.modules import Pooling
@@ -263,13 +268,14 @@ def _load(name: str, device: torch.device, accelerator: Any, revision: str | Non
             f"The embedding model {name!r} needs sentence-transformers, which cannot be imported ({error}). Install it: "
             "pip install sentence-transformers. Or embed with the policy."
         ) from error
-    bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported()
+    gpu = torch.cuda.is_available() if accelerator is None else accelerator.device.type == "cuda"
+    bf16 = gpu and torch.cuda.is_bf16_supported()
     plugin = getattr(accelerator.state, "deepspeed_plugin", None) if accelerator is not None else None
     whole = nullcontext() if plugin is None else plugin.zero3_init_context_manager(enable=False)
     with whole, patch_environment(fsdp_cpu_ram_efficient_loading="false"):
         model = SentenceTransformer(
             name,
-            device=str(device),
+            device=("cuda" if gpu else "cpu") if accelerator is None else str(accelerator.device),
             revision=revision,
             model_kwargs={"dtype": torch.bfloat16 if bf16 else torch.float32},
         )
@@ -277,10 +283,3 @@ def _load(name: str, device: torch.device, accelerator: Any, revision: str | Non
         encoder: Any = model[0]
         model = SentenceTransformer(modules=[encoder, Pooling(encoder.get_embedding_dimension(), "mean")])
     return model.requires_grad_(False)
-
-
-def _cannot_load(name: str, cause: str) -> EmbeddingError:
-    return EmbeddingError(
-        f"The embedding model {name!r} cannot be loaded ({cause}). Give the id of a model on the Hugging Face Hub, the "
-        "path of a folder that `save_pretrained` wrote, or 'policy'."
-    )

@@ -16,7 +16,7 @@ from trl.data_utils import prepare_multimodal_messages
 from trl_dataeff.checkpoint.hashing import hash_json
 
 
-_CHUNK, _CHUNK_WITH_IMAGES = 1024, 16  # rows; each image is decoded with its row
+_CHUNK = 64  # rows that are read and tokenized at a time; images are read with their rows
 
 Prompt = str | list[dict[str, Any]]
 
@@ -25,30 +25,27 @@ class EmbeddingError(ValueError):
     """Prompts cannot be embedded: the dataset or the model does not allow it."""
 
 
-def read_prompts(dataset: Dataset, column: str = "prompt") -> Iterator[Prompt]:
+def read_prompts(dataset: Dataset) -> Iterator[Prompt]:
     """
     The dataset's prompts in order, reduced to their text: strings as they are, conversations as messages whose content
     is a string (or `None`).
 
     Args:
         dataset ([`~datasets.Dataset`]): rows; a transform that makes the prompts is run.
-        column (`str`, *optional*, defaults to `"prompt"`): column of the prompts.
 
     Raises:
-        `EmbeddingError`: if there is no such column, or a prompt is neither a string nor a list of messages.
+        `EmbeddingError`: if there is no column `prompt`, or a prompt is neither a string nor a list of messages.
     """
-    size = _CHUNK
-    if column in dataset.column_names and dataset.format["type"] != "custom":
-        size = _CHUNK_WITH_IMAGES if "Image(" in repr(dataset.features[column]) else _CHUNK
-        dataset = dataset.with_format(None).select_columns([column])
-    for start in range(0, len(dataset), size):
-        rows = dataset[start : start + size]
-        if column not in rows:
+    if "prompt" in dataset.column_names and dataset.format["type"] != "custom":
+        dataset = dataset.with_format(None).select_columns(["prompt"])
+    for start in range(0, len(dataset), _CHUNK):
+        rows = dataset[start : start + _CHUNK]
+        if "prompt" not in rows:
             raise EmbeddingError(
-                f"The dataset has no column {column!r} to embed; its columns are {sorted(rows)}. Rename the column that "
-                f"holds the prompts: `dataset.rename_column('question', {column!r})`."
+                f"The dataset has no column 'prompt' to embed; its columns are {sorted(rows)}. Rename the column that "
+                "holds the prompts: `dataset.rename_column('question', 'prompt')`."
             )
-        yield from (_text_only(prompt, start + i) for i, prompt in enumerate(rows[column]))
+        yield from (_text_only(prompt, start + i) for i, prompt in enumerate(rows["prompt"]))
 
 
 def _text_only(prompt: Any, row: int) -> Prompt:
@@ -112,11 +109,11 @@ class PromptTokenizer:
             self.limit,
         )
 
-    def tokenize(self, dataset: Dataset, column: str = "prompt") -> tuple[list[np.ndarray], int]:
+    def tokenize(self, dataset: Dataset) -> tuple[list[np.ndarray], int]:
         """Token ids of each prompt, int32 `(T_i,)` with T_i >= 1, and how many prompts were cut."""
         tokens: list[np.ndarray] = []
         truncated = 0
-        chunks = groupby(enumerate(read_prompts(dataset, column)), lambda item: (item[0] // _CHUNK, type(item[1])))
+        chunks = groupby(enumerate(read_prompts(dataset)), lambda item: (item[0] // _CHUNK, type(item[1])))
         for (_, kind), chunk in chunks:
             special = kind is str or not self.template  # a chat template writes special tokens itself
             texts = [self._render(prompt, row) for row, prompt in chunk]

@@ -1,0 +1,142 @@
+"""Prompts with images: generated in rounds, replayed with the images of their rows, and corrected with them."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig
+from transformers import AutoProcessor, LlavaForConditionalGeneration
+from trl import GRPOConfig, GRPOTrainer
+
+from tests.factories import OFF, Watched, all_finite, assert_identical, logged, mixed_reward, number, run
+from tests.factories.vision import picture, picture_dataset, save_tiny_vision
+from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
+from trl_dataeff.rollouts.images import images_of, prompts_with_images
+
+
+WHERE = ("image", "images", "message")
+BOTH = {"replay_fraction": 0.5, "dynamic_sampling": True, "steps_per_generation": 2, "rollout_margin": 2.0}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    return save_tiny_vision(tmp_path_factory.mktemp("vision"))
+
+
+def reward(prompts, completion_ids, **kwargs):
+    """`mixed_reward` for prompts with images in their messages."""
+    texts = [next(part["text"] for part in prompt[-1]["content"] if part["type"] == "text") for prompt in prompts]
+    return mixed_reward(texts, completion_ids)
+
+
+def train(model, folder, where="image", trainer_class=Watched, config_class=DataEfficientGRPOConfig, **options):
+    trainer = {"model": model, "processing_class": AutoProcessor.from_pretrained(model)}
+    trainer |= {"train_dataset": picture_dataset(where), "peft_config": options.pop("peft_config", None)}
+    defaults = {"model_init_kwargs": {"dtype": "float32"}, "rewards": reward, "max_steps": 6}
+    return run(trainer_class, config_class, folder, trainer=trainer, **{**defaults, **options})
+
+
+def color(pixels: torch.Tensor) -> list[float]:
+    return pixels.mean(dim=(-2, -1)).numpy().round(3).tolist()
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_off_is_grpo(model, tmp_path, where):
+    reference = train(model, tmp_path / "a", where, GRPOTrainer, GRPOConfig)
+    assert_identical(reference, train(model, tmp_path / "b", where, DataEfficientGRPOTrainer, **OFF))
+
+
+@pytest.mark.parametrize(("where", "sequential"), [*((where, False) for where in WHERE), ("image", True)])
+def test_groups_are_trained_on_with_the_images_of_their_rows(model, tmp_path, where, sequential):
+    trainer = train(model, tmp_path, where, max_steps=10, sequential_rollouts=sequential, **BOTH)
+    assert any(batch.replayed for batch in trainer.batches)
+    assert any(batch.rounds > 1 for batch in trainer.batches)
+    assert any(grad for (grad,) in logged(trainer, "grad_norm"))
+    assert all_finite(trainer)
+    processor, rows = trainer.processing_class.image_processor, trainer.train_dataset
+    for batch, tensors in zip(trainer.batches, trainer.tensors, strict=True):
+        prompts = prompts_with_images([rows[group.prompt_id] for group in batch.trained for _ in range(4)])
+        expected = [image for images in images_of(prompts) for image in images]
+        assert color(tensors["pixel_values"]) == color(processor(expected, return_tensors="pt")["pixel_values"])
+
+
+def test_dots_generates_reference_rollouts_of_them(model, tmp_path):
+    trainer = train(model, tmp_path, selection="dots", dots_reference="paper", dots_reference_size=4, max_steps=2)
+    assert [group.origin for group in trainer.batches[0].generated].count("reference") == 4
+    assert all_finite(trainer)
+
+
+@pytest.mark.parametrize("where", ["image", "images"])
+def test_stored_log_probs_are_those_of_the_policy_that_sampled(model, tmp_path, where):
+    """Against a forward pass with the images of a copy of the policy, made when each group was generated."""
+    samplers = []
+
+    class Copied(Watched):
+        def _roll_out(self, ids, completions):
+            samplers.extend([copy.deepcopy(self.model.state_dict())] * len(ids))
+            return super()._roll_out(ids, completions)
+
+    trainer = train(model, tmp_path, where, Copied, learning_rate=3e-2, **BOTH)
+    groups = [group for batch in trainer.batches for group in batch.generated]
+    policy, rows = (
+        LlavaForConditionalGeneration.from_pretrained(model, dtype=torch.float32).eval(),
+        trainer.train_dataset,
+    )
+    checked, differing = set(), 0
+
+    def score(prompt, tokens, images):
+        ids = torch.from_numpy(np.concatenate([prompt, tokens])).long()[None]
+        pixels = trainer.processing_class.image_processor(images, return_tensors="pt")["pixel_values"]
+        with torch.no_grad():
+            logits = policy(ids, pixel_values=pixels).logits[0, :-1]
+        return logits.log_softmax(-1).gather(-1, ids[0, 1:, None])[-len(tokens) :, 0].numpy()
+
+    leftover = {id(group) for batch in trainer.batches for group in batch.leftover_now}
+    for group, sampler in zip(groups, samplers, strict=True):
+        if not group.effective:
+            continue
+        policy.load_state_dict(sampler)
+        (images,) = images_of(prompts_with_images([rows[group.prompt_id]]))
+        for tokens, logps in zip(group.rollouts.completion_tokens, group.rollouts.behavior_logps, strict=True):
+            np.testing.assert_allclose(logps, score(group.rollouts.prompt_tokens, tokens, images), atol=1e-4)
+            others = [picture(79)] * len(images)
+            differing += not np.allclose(logps, score(group.rollouts.prompt_tokens, tokens, others), atol=1e-3)
+        checked.add(id(group))
+    assert checked & leftover
+    assert checked - leftover
+    assert differing > len(checked), "the model hardly looks at its images"
+
+
+def test_log_probs_of_leftover_groups_leave_no_trace_in_the_logs(model, tmp_path):
+    trainer = train(model, tmp_path, **BOTH)
+    assert any(batch.leftover_now for batch in trainer.batches)
+    for batch, (mean,) in zip(trainer.batches, logged(trainer, "reward"), strict=True):
+        assert mean == pytest.approx(np.mean([group.rewards for group in batch.trained_now or batch.generated]))
+    shown = [number(prompt[-1]["content"][1]["text"]) for prompt in trainer._logs["prompt"]]
+    assert shown == [group.prompt_id for group in trainer.batches[-1].trained for _ in range(4)]
+
+
+def test_a_resumed_run_goes_on_as_if_it_had_not_been_stopped(model, tmp_path):
+    """With LoRA: the Trainer of transformers loads the whole weights of a Llava under other names than it saves."""
+    options = {"max_steps": 8, "save_strategy": "steps", "save_steps": 3, "learning_rate": 3e-2}
+    options |= {**BOTH, "peft_config": LoraConfig(r=4, target_modules=["q_proj"], lora_dropout=0.0)}
+    whole = train(model, tmp_path / "whole", **options)
+    resumed = train(model, tmp_path / "resumed", train=False, **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
+    assert any(batch.replayed for batch in resumed.batches)
+    names = ("loss", "grad_norm", "reward", "num_tokens", "dataeff/rollouts_generated")
+    assert logged(whole, *names) == logged(resumed, *names)
+
+
+def test_images_of_prompts():
+    first, second = picture(1), picture(2)
+    chat = [{"role": "user", "content": "00"}]
+    assert images_of(prompts_with_images([{"prompt": chat, "image": first}, {"prompt": chat, "image": None}])) == [
+        [first],
+        None,
+    ]
+    assert images_of(prompts_with_images([{"prompt": chat, "images": [first, second]}])) == [[first, second]]
+    for rows in ([{"prompt": chat, "images": []}], [{"prompt": chat}], [{"prompt": "00", "image": first}], []):
+        assert prompts_with_images(rows) == [row["prompt"] for row in rows]
+        assert images_of([row["prompt"] for row in rows]) is None
