@@ -51,6 +51,15 @@ def test_with_the_settings_that_it_names_nothing_is_said(tmp_path, caplog_transf
     assert messages(caplog_transformers) == []
 
 
+def test_sequential_rollouts_are_named_with_the_size_of_the_first_half(tmp_path, caplog_transformers):
+    args = config(tmp_path, replay_fraction=0, num_generations=5, generation_batch_size=40, sequential_rollouts=True)
+    (notice,) = announced(caplog_transformers, args)
+    assert "on: sequential rollouts (2 of 5 completions of each group first)." in notice
+    assert notice.endswith("`dynamic_sampling=False`, `sequential_rollouts=False` training is that of GRPOTrainer.")
+    (warning,) = announced(caplog_transformers, args, reason="prompts or tools with images")
+    assert "`sequential_rollouts=True` does not stop groups" in warning
+
+
 def test_only_what_is_on_is_named(tmp_path, caplog_transformers):
     args = config(tmp_path, selection="greso", replay_fraction=0, selector_args={"p_init": 0.4})
     (notice,) = announced(caplog_transformers, args, "greso")

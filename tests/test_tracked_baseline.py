@@ -59,6 +59,7 @@ def test_a_run_says_that_it_is_on(tmp_path, caplog_transformers):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"sequential_rollouts": True}, "`sequential_rollouts=True` are both set.*Set `sequential_rollouts=False`"),
         ({"dynamic_sampling": True}, "`dynamic_sampling=True` are both set.*drops them.*Set `dynamic_sampling=False`"),
         (
             {"multi_objective_aggregation": "normalize_then_sum"},

@@ -78,6 +78,12 @@ def test_streaming_with_dynamic_sampling(tmp_path):
         build(tmp_path, stream, dynamic_sampling=True, max_steps=2)
 
 
+def test_streaming_with_sequential_rollouts(tmp_path):
+    stream = IterableDataset.from_generator(lambda: iter(plain_dataset()))
+    with pytest.raises(ValueError, match="`sequential_rollouts=True` needs a map-style dataset"):
+        build(tmp_path, stream, sequential_rollouts=True, max_steps=2)
+
+
 @pytest.mark.parametrize("selection", ["dots", "greso", "dots+greso"])
 def test_streaming_with_selection(tmp_path, selection):
     stream = IterableDataset.from_generator(lambda: iter(plain_dataset()))
@@ -85,7 +91,7 @@ def test_streaming_with_selection(tmp_path, selection):
         build(tmp_path, stream, selection=selection, max_steps=2)
 
 
-@pytest.mark.parametrize("fields", [{"dynamic_sampling": True}, {"selection": "greso"}])
+@pytest.mark.parametrize("fields", [{"dynamic_sampling": True}, {"sequential_rollouts": True}, {"selection": "greso"}])
 def test_prompts_of_an_environment_cannot_be_chosen(tmp_path, fields):
     with pytest.raises(ValueError, match="needs a map-style dataset, and an environment provides the prompts"):
         DataEfficientGRPOTrainer(

@@ -284,6 +284,14 @@ def _joint_problems(values: Mapping[str, Any], wrong: set[str]) -> list[Problem]
             "`advantage_baseline='group'`."
         )
         problems.append(Problem(message, names))
+    names = ("advantage_baseline", "sequential_rollouts")
+    if given(*names) and values[names[0]] == "tracked" and values[names[1]]:
+        message = (
+            "`advantage_baseline='tracked'` and `sequential_rollouts=True` are both set: the first gives zero-variance groups a "
+            "gradient, the second stops groups that look like them. Set `sequential_rollouts=False`, or "
+            "`advantage_baseline='group'`."
+        )
+        problems.append(Problem(message, names))
     names = ("advantage_baseline", "multi_objective_aggregation")
     if given(*names) and values[names[0]] == "tracked" and values[names[1]] != "sum_then_normalize":
         message = (

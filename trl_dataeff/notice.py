@@ -57,7 +57,8 @@ def announce_options(
     on = _what_is_on(args, selector, unsupported_reason, processes.world_size, by_instance)
     if on:
         without = "Without `selector=`, and with" if by_instance else "With"
-        off = OFF + (", `advantage_baseline='group'`" if args.advantage_baseline != "group" else "")
+        others = {"sequential_rollouts": False, "advantage_baseline": "group"}
+        off = OFF + "".join(f", `{k}={v!r}`" for k, v in others.items() if getattr(args, k) != v)
         logger.warning(f"Data efficiency is on: {'; '.join(on)}. {without} {off} training is that of GRPOTrainer.")
     if unsupported_reason is not None:
         _warn_of_unsupported(args, unsupported_reason, by_instance)
@@ -99,6 +100,10 @@ def _what_is_on(
         on.append(f"replay of {replayed} of the {groups} groups of a generation batch" + _settings(args, fields))
     if args.dynamic_sampling:
         on.append("dynamic sampling" + _settings(args, ["max_rollout_rounds"]))
+    if args.sequential_rollouts:
+        on.append(
+            f"sequential rollouts ({args.num_generations // 2} of {args.num_generations} completions of each group first)"
+        )
     return on
 
 
@@ -120,6 +125,8 @@ def _warn_of_unsupported(args: DataEfficientGRPOConfig, unsupported_reason: str,
         ignored.append(f"`replay_fraction={args.replay_fraction}` does not replay")
     if args.dynamic_sampling:
         ignored.append("`dynamic_sampling=True` does not refill batches")
+    if args.sequential_rollouts:
+        ignored.append("`sequential_rollouts=True` does not stop groups")
     if args.advantage_baseline == "tracked" and "streaming" in unsupported_reason:
         ignored.append("`advantage_baseline='tracked'` has no predictions, and uses the other completions' mean")
     if not ignored:

@@ -69,6 +69,13 @@ class DataEfficientOptions:
             "generated in one call, so lower it to 1.0 if generation runs out of memory."
         },
     )
+    sequential_rollouts: bool = field(
+        default=False,
+        metadata={
+            "help": "Generate half of each group first, and the rest only if the group is mixed or its next completions are as "
+            "likely to make it so as rollouts of other prompts (arXiv 2605.26606)."
+        },
+    )
     reward_range: list[float] | None = field(
         default=None,
         metadata={

@@ -125,9 +125,9 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         self._fsdp2 = bool(self.is_fsdp_enabled and self.accelerator.is_fsdp2)
         cannot_embed = sharded and not self._fsdp2
         self.selector = validation.resolve_selector(config, selector, reason, cannot_embed, self._processes.world_size)
-        self._refills = config.dynamic_sampling and reason is None
-        self._replays = config.replay_fraction > 0 and reason is None
-        self._in_rounds = self._refills or self._replays or self.selector.uses_references
+        wanted = config.dynamic_sampling, config.replay_fraction > 0, config.sequential_rollouts
+        self._refills, self._replays, self._sequential = (on and reason is None for on in wanted)
+        self._in_rounds = self._refills or self._replays or self._sequential or self.selector.uses_references
         given_selector = selector is not None
         announce_options(config, self.selector, reason, self._processes, by_instance=given_selector, model=self.model)
         self._set_up_fault_tolerance(sharded)
@@ -151,10 +151,9 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     )
 
     def _set_up_fault_tolerance(self, sharded: bool) -> None:
-        args = self.args
-        if args.reward_timeout is not None:
-            self._reward_guard = RewardGuard.install(self, args.reward_timeout)
-        if args.vllm_reconnect and self.use_vllm and args.vllm_mode == "server" and self._processes.is_main:
+        if self.args.reward_timeout is not None:
+            self._reward_guard = RewardGuard.install(self, self.args.reward_timeout)
+        if self.args.vllm_reconnect and self.use_vllm and self.args.vllm_mode == "server" and self._processes.is_main:
             ReconnectingClient.install(self, sharded, lambda: self.collector.counters.add(server_returns=1))
 
     # Starting and ending
@@ -193,6 +192,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             reward_weights=self.reward_weights.numpy(),
             refills=self._refills,
             replays=self._replays,
+            sequential=self._sequential,
             writes_logs=True,
             checkpoint=self._run.checkpoint,
             processes=self._processes,
@@ -263,19 +263,19 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         self._log(batch)
         return tensors
 
-    def _roll_out(self, ids: np.ndarray) -> capture.Round:
-        """Generate and score prompts, each process an equal part of them, outside of TRL's pass."""
-        rows = self._rows(self._processes.share(ids))
-        prompts = prompts_with_images(rows)
-        if self.tools:  # TRL prepares these for the rows of its pass
-            self._sync_tool_dicts, self._async_tool_dicts = capture.tool_dicts(self._standalone_tools, len(rows))
-        with self._recorded() as recording:
+    def _roll_out(self, ids: np.ndarray, completions: int) -> capture.Round:
+        """Generate and score so many completions of prompts, each process an equal part of them, outside of TRL's pass."""
+        with self._recorded() as recording, capture.temporarily(self, num_generations=completions):
+            rows = self._rows(self._processes.share(ids))
+            prompts = prompts_with_images(rows)
+            if self.tools:  # TRL prepares these for the rows of its pass
+                self._sync_tool_dicts, self._async_tool_dicts = capture.tool_dicts(self._standalone_tools, len(rows))
             generated = capture.Generated(*self._generate(prompts))
             validation.check_no_tool_images(generated.tool_images)
             for i, row in enumerate(rows):
                 row.update({name: capture.row_value(values, i) for name, values in generated.extra_fields.items()})
             self._calculate_rewards(rows, prompts, generated.completions, generated.completion_ids)
-        rollouts = capture.split_rollouts(generated, self.args.num_generations, dict(self._pending_extra_logs))
+        rollouts = capture.split_rollouts(generated, completions, dict(self._pending_extra_logs))
         self._pending_extra_logs.clear()
         return recording.complete(self._processes, rollouts)
 
@@ -316,7 +316,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     def _rows(self, ids: np.ndarray) -> list[dict[str, Any]]:
         """The dataset's rows, G in a row for each prompt, as TRL's dataloader would deliver them."""
         self._prompt_ids = ids.tolist()
-        return self._rows_dataset.__getitems__(np.repeat(ids, self.args.num_generations).tolist())
+        return self._rows_dataset.__getitems__(np.repeat(ids, cast(int, self.num_generations)).tolist())
 
     # The loss
 

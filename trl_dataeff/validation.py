@@ -44,8 +44,9 @@ def check_dataset(
     if dataset is None and environment_factory is None:
         raise ValueError("`train_dataset` is required, unless an `environment_factory` provides the prompts.")
     selects = selector is not None or args.selection not in ("auto", "uniform")
-    if (dataset is None or isinstance(dataset, IterableDataset)) and (selects or args.dynamic_sampling):
-        wanted = "dynamic_sampling=True"
+    in_rounds = args.dynamic_sampling or args.sequential_rollouts
+    if (dataset is None or isinstance(dataset, IterableDataset)) and (selects or in_rounds):
+        wanted = "dynamic_sampling=True" if args.dynamic_sampling else "sequential_rollouts=True"
         if selects:
             wanted = (
                 f"selection={args.selection!r}" if selector is None else f"selector={type(selector).__name__}(...)"
@@ -53,7 +54,7 @@ def check_dataset(
         given = "an environment provides the prompts" if dataset is None else "this one is streamed (iterable)"
         raise ValueError(
             f"`{wanted}` needs a map-style dataset, and {given}. Use a dataset that is loaded without streaming, or "
-            "`selection='uniform'` without `dynamic_sampling` and `selector`."
+            "`selection='uniform'` without `dynamic_sampling`, `sequential_rollouts` and `selector`."
         )
     if not isinstance(dataset, Dataset):
         return  # TRL rejects other types
@@ -204,8 +205,8 @@ def check_no_tool_images(tool_images: Sequence[Any]) -> None:
     """Raise a `ValueError` if tools answered with images in a round of rollouts, which would be lost to the loss."""
     if any(tool_images):
         raise ValueError(
-            "`dynamic_sampling` and `replay_fraction` cannot be used with tools that answer with images, and one did. "
-            "Switch both off."
+            "`dynamic_sampling`, `sequential_rollouts` and `replay_fraction` cannot be used with tools that answer with images, "
+            "and one did. Switch them off."
         )
 
 

@@ -139,6 +139,18 @@ def test_where_prompts_are_dead_selection_and_replay_save_and_dynamic_sampling_d
     assert best(outcomes) != BASELINE
 
 
+def test_where_prompts_are_dead_sequential_rollouts_stop_groups_and_are_counted_as_generated():
+    whole, halves = (
+        runs_on(MIXED)({**SETTINGS["uniform"], "sequential_rollouts": on}, seed=0) for on in (False, True)
+    )
+    for _ in range(20):
+        whole.step()
+    sizes = [group.size for _ in range(20) for group in halves.step()[1].generated]
+    assert set(sizes) == {4, 8}
+    assert halves.now.rollouts == sum(sizes) < 0.85 * whole.now.rollouts
+    assert halves.now.groups == whole.now.groups == 20 * 16
+
+
 def test_where_every_group_teaches_there_is_nothing_to_save_by_selection():
     even = Prompts(400, easy=0, dead=0, rates=(0.5, 0.5))
     settings = {name: SETTINGS[name] for name in ("dots", "greso")}

@@ -106,6 +106,10 @@ def test_wrong_line(line, parts, tmp_path):
         ("report_to: nowhere", "1: `report_to` is 'nowhere'; it takes 'none' or"),
         ("dataset_streaming: true", "1: `dataset_streaming` needs `max_steps`"),
         ("max_steps: 1\ndataset_streaming: true\nselection: dots", "2: `dataset_streaming` and `selection` exclude"),
+        (
+            "max_steps: 1\ndataset_streaming: true\nsequential_rollouts: true",
+            "2: `dataset_streaming` and `sequential_rollouts` exclude",
+        ),
         ("num_processes: four", "1: `num_processes` is an option of `accelerate launch`, which says: invalid int"),
         ("eval_strategy: steps\nnum_generations_eval: 3", "2: `per_device_eval_batch_size` (8) x 1"),
         ("warmup_steps: -1", "1: `warmup_steps` is -1"),

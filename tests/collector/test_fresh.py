@@ -120,7 +120,7 @@ def simulated(chances, known=True, world_size=1, **fields):
     )  # fmt: skip
 
     def next_batch(step):
-        def roll_out(ids):
+        def roll_out(ids, completions):
             rng = np.random.default_rng([step, int(ids[0])])
             rewards = np.zeros((len(ids), 4), np.float32)
             rewards[:, 0] = rng.random(len(ids)) < chances[ids]

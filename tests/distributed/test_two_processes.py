@@ -64,6 +64,28 @@ def test_leftover_groups_are_trained_on_with_their_ratio(two_processes):
         assert min(ages) >= 1
 
 
+def test_both_processes_stop_the_same_groups(two_processes):
+    first, second = (report["sequential"] for report in two_processes)
+    for part in ("decisions", "sums", "sizes", "logs"):
+        assert first[part] == second[part]
+    sizes = [size for batch in first["sizes"] for size in batch]
+    assert set(sizes) == {4, 8}
+    assert first["logs"][-1][0] == sum(sizes)
+    assert any(decision["moved"] for decision in first["decisions"]), "no group was redistributed"
+
+
+def test_halves_of_two_processes_belong_together(two_processes):
+    """The reward is a function of the tokens: recomputed from what each process trains on, the advantages agree."""
+    for report in two_processes:
+        for batch in report["sequential"]["trained_on"]:
+            assert len(batch["prompts"]) == 16
+            for start in (0, 8):
+                assert batch["prompts"][start : start + 8] == [batch["prompts"][start]] * 8
+                rewards = np.array(batch["rewards"][start : start + 8])
+                expected = (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-4)
+                np.testing.assert_allclose(batch["advantages"][start : start + 8], expected, atol=1e-4)
+
+
 def test_resume_on_two_processes_gives_the_same_losses(two_processes):
     for report in two_processes:
         assert report["resumed"] == report["uninterrupted"]

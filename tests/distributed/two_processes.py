@@ -21,6 +21,7 @@ from trl_dataeff.collector import collector as collector_module
 torch.set_num_threads(1)
 FOLDER = Path(sys.argv[1])
 BATCH = {"per_device_train_batch_size": 4, "steps_per_generation": 2}
+SEQUENTIAL_BATCH = {"per_device_train_batch_size": 16, "steps_per_generation": 1}
 
 
 def often_unsolvable_reward(prompts, completion_ids, **kwargs):
@@ -33,7 +34,7 @@ class Watched(DataEfficientGRPOTrainer):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.decisions, self.trained_on = [], []
+        self.decisions, self.trained_on, self.sizes = [], [], []
 
     def _train_on_rounds(self):
         moved = []
@@ -72,6 +73,7 @@ class Watched(DataEfficientGRPOTrainer):
                 "rates": np.round([group.success_rate for group in batch.generated], 9).tolist(),
             }
         )
+        self.sizes.append([group.size for group in batch.generated])
         super()._log(batch)
 
 
@@ -112,6 +114,15 @@ def main() -> None:
         "decisions": trainer.decisions,
         "trained_on": trainer.trained_on,
         "logs": [{k: v for k, v in log.items() if k.startswith("dataeff/")} for log in trainer.state.log_history],
+    }
+    sequential = {**dynamic, "selection": "uniform", "sequential_rollouts": True, "num_generations": 8, "max_steps": 6}
+    halves = run(Watched, DataEfficientGRPOConfig, FOLDER / "sequential", **{**sequential, **SEQUENTIAL_BATCH})
+    report["sequential"] = {
+        "decisions": halves.decisions,
+        "trained_on": halves.trained_on,
+        "sums": halves.collector.sequential.state_dict(),
+        "sizes": halves.sizes,
+        "logs": logged(halves, "dataeff/rollouts_generated", "dataeff/stopped_ratio"),
     }
     saving = {
         **dynamic,

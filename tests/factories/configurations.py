@@ -40,6 +40,13 @@ CONFIGURATIONS: dict[str, dict] = {
         **{"replay_fraction": 0.5, "dots_objective": "target", "rewards": even_length_reward},
     },
     "all three": {**DYNAMIC, "selection": "dots+greso", "replay_fraction": 0.5, "steps_per_generation": 2},
+    "sequential": {
+        "sequential_rollouts": True,
+        "selection": "dots",
+        "replay_fraction": 0.5,
+        "steps_per_generation": 2,
+    },
+    "sequential, dynamic": {**DYNAMIC, "sequential_rollouts": True, "steps_per_generation": 2},
     "tracked baseline": {"advantage_baseline": "tracked", "rewards": letter_share_reward, "steps_per_generation": 2},
     "tracked baseline, dots, replay": {
         **{"advantage_baseline": "tracked", "selection": "dots", "replay_fraction": 0.5, "num_generations": 2},

@@ -116,9 +116,9 @@ def test_stored_log_probs_are_those_of_the_policy_that_sampled(tmp_path, name):
     samplers = []  # of each group, in the order of their generation
 
     class Copied(Watched):
-        def _roll_out(self, ids):
+        def _roll_out(self, ids, completions):
             samplers.extend([copy.deepcopy(self.model.state_dict())] * len(ids))
-            return super()._roll_out(ids)
+            return super()._roll_out(ids, completions)
 
     trainer = replaying(
         tmp_path,

@@ -47,9 +47,9 @@ def test_off_is_grpo(model, tmp_path, where):
     assert_identical(reference, train(model, tmp_path / "b", where, DataEfficientGRPOTrainer, **OFF))
 
 
-@pytest.mark.parametrize("where", WHERE)
-def test_groups_are_trained_on_with_the_images_of_their_rows(model, tmp_path, where):
-    trainer = train(model, tmp_path, where, max_steps=10, **BOTH)
+@pytest.mark.parametrize(("where", "sequential"), [*((where, False) for where in WHERE), ("image", True)])
+def test_groups_are_trained_on_with_the_images_of_their_rows(model, tmp_path, where, sequential):
+    trainer = train(model, tmp_path, where, max_steps=10, sequential_rollouts=sequential, **BOTH)
     assert any(batch.replayed for batch in trainer.batches)
     assert any(batch.rounds > 1 for batch in trainer.batches)
     assert any(grad for (grad,) in logged(trainer, "grad_norm"))
@@ -73,9 +73,9 @@ def test_stored_log_probs_are_those_of_the_policy_that_sampled(model, tmp_path, 
     samplers = []
 
     class Copied(Watched):
-        def _roll_out(self, ids):
+        def _roll_out(self, ids, completions):
             samplers.extend([copy.deepcopy(self.model.state_dict())] * len(ids))
-            return super()._roll_out(ids)
+            return super()._roll_out(ids, completions)
 
     trainer = train(model, tmp_path, where, Copied, learning_rate=3e-2, **BOTH)
     groups = [group for batch in trainer.batches for group in batch.generated]

@@ -23,9 +23,9 @@ def test_predictions_are_made_before_the_rollout(tmp_path):
     before = []
 
     class Asked(Watched):
-        def _roll_out(self, ids):
+        def _roll_out(self, ids, completions):
             before.extend(self.collector.selector.predict(ids))
-            return super()._roll_out(ids)
+            return super()._roll_out(ids, completions)
 
     trainer = dots(tmp_path, trainer_class=Asked, dynamic_sampling=True, max_steps=16)
     np.testing.assert_array_equal([g.predicted for b in trainer.batches for g in b.generated], before)

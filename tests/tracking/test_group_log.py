@@ -98,7 +98,7 @@ def test_a_row_by_hand(tmp_path):
     log.flush(force=True)
     table = pd.read_parquet(tmp_path / "groups.parquet").replace({np.nan: None})
     assert table.columns.tolist() == group_log.SCHEMA.names
-    common = {"step": 4, "round": 1, "tokens": 3, "seconds": pytest.approx(0.1)}
+    common = {"step": 4, "round": 1, "completions": 2, "tokens": 3, "seconds": pytest.approx(0.1)}
     first, second = table.to_dict("records")
     assert first == {
         **common, "prompt_id": 3, "success_rate": 0.5, "reward": 1.0, "kind": "effective", "predicted": 0.25,

@@ -37,6 +37,7 @@ def test_the_table_is_what_is_logged(tmp_path):
         tmp_path,
         rewards=mixed_reward,
         dynamic_sampling=True,
+        sequential_rollouts=True,
         rollout_margin=2.0,
         selection="dots+greso",
         exploration=0.3,

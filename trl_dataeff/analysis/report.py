@@ -85,6 +85,8 @@ def method(run: RecordedRun) -> str:
         parts.append(f"replay of {run.argument('replay_fraction'):.0%}")
     if run.argument("dynamic_sampling"):
         parts.append("dynamic sampling")
+    if run.argument("sequential_rollouts"):
+        parts.append("sequential rollouts")
     return " + ".join(parts)
 
 

@@ -180,6 +180,7 @@ class SimulatedRun:
             reward_weights=np.ones(1),
             refills=config.dynamic_sampling,
             replays=config.replay_fraction > 0,
+            sequential=config.sequential_rollouts,
         )
         self.now = Progress(0, 0, 0.0, 0, 0)
 
@@ -196,10 +197,9 @@ class SimulatedRun:
         """Mean success rate, now, of the learnable prompts; NaN if there are none."""
         return float(self.success(self.learnable).mean()) if self.learnable.any() else math.nan
 
-    def _roll_out(self, ids: np.ndarray) -> Round:
-        size = self.collector.group_size
-        rewards = self.rng.random((len(ids), size)) < self.success(ids)[:, None]
-        rows = len(ids) * size
+    def _roll_out(self, ids: np.ndarray, completions: int) -> Round:
+        rewards = self.rng.random((len(ids), completions)) < self.success(ids)[:, None]
+        rows = len(ids) * completions
         return Round(rewards.reshape(-1, 1).astype(np.float32), np.ones(rows, np.int32), np.zeros(rows, bool))
 
     def step(self) -> tuple[Progress, GenerationBatch]:
@@ -207,7 +207,7 @@ class SimulatedRun:
         batch = self.collector.collect(self._roll_out, self.now.step)
         self.now = Progress(
             self.now.step + 1,
-            self.now.rollouts + len(batch.generated) * self.collector.group_size,
+            self.now.rollouts + sum(group.size for group in batch.generated),
             self.now.skill + self.learning.gain(batch, self.collector.batch_groups),
             self.now.groups + len(batch.generated),
             self.now.effective + sum(group.effective for group in batch.generated),

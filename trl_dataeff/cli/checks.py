@@ -133,11 +133,12 @@ def _data_problems(arguments: GRPOArguments) -> Iterator[Problem]:
         return
     if training.max_steps <= 0:
         yield Problem(f"`{name}` needs `max_steps`: the length of a stream is not known.", (name, "max_steps"))
-    if training.dynamic_sampling or training.selection not in ("auto", "uniform"):
-        wrong = "dynamic_sampling" if training.dynamic_sampling else "selection"
+    in_rounds = [field for field in ("dynamic_sampling", "sequential_rollouts") if getattr(training, field)]
+    if in_rounds or training.selection not in ("auto", "uniform"):
+        wrong = [*in_rounds, "selection"][0]
         message = (
             f"`{name}` and `{wrong}` exclude one another: prompts of a stream cannot be chosen. Load the dataset without "
-            "streaming, or set `selection: uniform` and `dynamic_sampling: false`."
+            "streaming, or set `selection: uniform`, `dynamic_sampling: false` and `sequential_rollouts: false`."
         )
         yield Problem(message, (name, wrong))
 

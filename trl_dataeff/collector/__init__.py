@@ -4,6 +4,7 @@ One generation batch, from proposal to history.
     collector.py    RolloutCollector: proposes, has rounds generated, classifies, replays, updates history and buffer
     batch.py        fill_batch(): which groups are trained on, left over, dropped; sizes of rounds
     fresh.py        propose_for_target(): how many fresh groups a batch takes, if that is adaptive
+    sequential.py   SequentialGroups: which groups continue after half of their completions
     build.py        from the configuration to a collector
     settings.py     what the content of a checkpoint depends on, and whether one fits a run
     state.py        to a checkpoint and back

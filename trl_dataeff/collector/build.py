@@ -16,6 +16,7 @@ from trl_dataeff.collector.baseline import TrackedBaseline
 from trl_dataeff.collector.batch import RefillRounds
 from trl_dataeff.collector.collector import RolloutCollector
 from trl_dataeff.collector.earlier_run import start_from_earlier_run
+from trl_dataeff.collector.sequential import SequentialGroups
 from trl_dataeff.collector.settings import check_fits, run_settings
 from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.difficulty.base import Embeddings
@@ -40,6 +41,7 @@ def make_collector(
     reward_weights: np.ndarray,
     refills: bool,
     replays: bool,
+    sequential: bool = False,
     writes_logs: bool = False,
     checkpoint: str | None = None,
     processes: Processes = Processes(),  # noqa: B008 (immutable)
@@ -56,6 +58,7 @@ def make_collector(
         reward_names (`list[str]`), reward_weights (`np.ndarray` of shape `(F,)`): the reward functions.
         refills (`bool`): whether zero-variance groups are dropped and replaced (dynamic sampling).
         replays (`bool`): whether groups are replayed.
+        sequential (`bool`, *optional*, defaults to `False`): whether groups may stop after half of their completions.
         writes_logs (`bool`, *optional*, defaults to `False`): whether the main process writes the files of [`RunLogs`].
         checkpoint (`str`, *optional*): what the run is to resume from. It is compared with these settings and the dataset
             before prompts are embedded.
@@ -98,6 +101,7 @@ def make_collector(
         dataset_hash=dataset_hash,
         settings=settings,
         refill=_refill_rounds(config) if refills else None,
+        sequential=SequentialGroups(group_size) if sequential else None,
         buffer=_buffer(config, processes) if replays else None,
         replay_groups=_most_replayed(config, batch_groups, processes.world_size, refills) if replays else 0,
         effective_target=_effective_target(config, batch_groups) if replays and adaptive and not refills else None,

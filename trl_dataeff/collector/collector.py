@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -19,18 +19,27 @@ import torch
 from trl_dataeff.collector.baseline import TrackedBaseline
 from trl_dataeff.collector.batch import GenerationBatch, RefillRounds, ZeroVarianceShare, fill_batch
 from trl_dataeff.collector.fresh import Proposal, propose_for_target
+from trl_dataeff.collector.sequential import SequentialGroups, complete
 from trl_dataeff.replay.buffer import ReplayBuffer
 from trl_dataeff.rollouts.capture import Round
 from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.distributed import Processes, assign, broadcast_from_main, redistribute
 from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD, Origin, RolloutGroup
 from trl_dataeff.selection import Selector, UniformSelector
-from trl_dataeff.selection.base import check_proposal, checked_chances, checked_metrics, checked_predictions
+from trl_dataeff.selection.base import (
+    check_proposal,
+    checked_chances,
+    checked_metrics,
+    checked_predictions,
+    checked_strengths,
+)
 from trl_dataeff.tracking.metrics import Counters
 from trl_dataeff.tracking.run_logs import RunLogs
 from trl_dataeff.validation import RewardChecks
 
 
+#: `(prompt ids (n,), completions per prompt) -> what they gave`
+RollOut: TypeAlias = Callable[[np.ndarray, int], Round]
 MOST_UNSCORED = 512  # completions without any score, after which training without one is an error
 
 
@@ -47,6 +56,7 @@ class RolloutCollector:
         dataset_hash (`str`, *optional*, defaults to `""`): content hash of the prompts.
         settings (`dict`, *optional*): settings on which the content of a checkpoint depends, by name.
         refill ([`RefillRounds`], *optional*): drop zero-variance groups and replace them (dynamic sampling).
+        sequential ([`SequentialGroups`], *optional*): decides which groups continue after half of their completions.
         buffer ([`ReplayBuffer`], *optional*): source of replayed groups.
         replay_groups (`int`, *optional*, defaults to `0`): replayed groups per generation batch; fewer while `buffer` has
             fewer.
@@ -71,6 +81,7 @@ class RolloutCollector:
         dataset_hash: str = "",
         settings: dict[str, Any] | None = None,
         refill: RefillRounds | None = None,
+        sequential: SequentialGroups | None = None,
         buffer: ReplayBuffer | None = None,
         replay_groups: int = 0,
         effective_target: float | None = None,
@@ -85,7 +96,7 @@ class RolloutCollector:
         self.reward_names = list(reward_names)
         self.selector, self.num_prompts, self.dataset_hash = selector, num_prompts, dataset_hash
         self.settings = settings or {}
-        self.refill = refill
+        self.refill, self.sequential = refill, sequential
         self.buffer, self.replay_groups, self.replay_weight = buffer, replay_groups, replay_weight
         self.effective_target = effective_target
         self.baseline = baseline
@@ -96,12 +107,8 @@ class RolloutCollector:
         self.leftover: list[RolloutGroup] = []
         self._present: list[RolloutGroup] = []  # groups of the present generation batch so far
         # With everything off nothing that TRL accepts is an error
-        off = (
-            refill is None
-            and buffer is None
-            and baseline is None
-            and (selector is None or isinstance(selector, UniformSelector))
-        )
+        unchosen = selector is None or isinstance(selector, UniformSelector)
+        off = unchosen and refill is None and sequential is None and buffer is None and baseline is None
         self.reward_checks = RewardChecks(
             self.reward_names, most_unscored=None if off else MOST_UNSCORED, is_main_process=processes.is_main
         )
@@ -119,13 +126,13 @@ class RolloutCollector:
         ids = self._agreed(self.selector.propose(n, self.rng))
         return check_proposal(ids, n, self.num_prompts, type(self.selector).__name__)
 
-    def collect(self, roll_out: Callable[[np.ndarray], Round], step: int) -> GenerationBatch:
+    def collect(self, roll_out: RollOut, step: int) -> GenerationBatch:
         """
         Collect the generation batch that begins at optimizer step `step`, in as many rounds as it takes. Afterwards every
-        process owns an equal share of `trained`, which is in the order of ranks.
+        process owns an equal share of `trained`, which is in the order of ranks, and each of these groups has G completions.
 
         Args:
-            roll_out (`Callable`): prompt ids `(n,)` -> what they gave, with rollouts.
+            roll_out (`Callable`): prompt ids `(n,)` and the number of completions of each -> what they gave, with rollouts.
             step (`int`): the present optimizer step.
         """
         assert self.selector is not None  # rounds need prompts that can be chosen
@@ -139,7 +146,9 @@ class RolloutCollector:
                 ids = self.propose(n)
             else:
                 ids, metrics["effective_expected"] = self._propose_for_target(n, self.effective_target)
-            return self._classify(ids, roll_out(ids), step, round_index)
+            groups = self._generate(ids, roll_out, step, round_index)
+            self.zero_share.observe(groups)
+            return groups
 
         batch = fill_batch(
             generate,
@@ -152,12 +161,17 @@ class RolloutCollector:
             replay_groups=self.replay_groups,
             rng=self.replay_rng,
         )
-        destinations = assign([group.owner for group in batch.trained], self.processes.world_size)
-        redistribute(batch.trained, destinations, self.processes.rank)
-        batch.trained = [batch.trained[i] for i in np.argsort(destinations, kind="stable")]
+        batch.trained = self._spread_evenly(batch.trained)
         batch.metrics.update(metrics)
         self._update(batch, step)
+        batch.trained = [group.filled(self.group_size) for group in batch.trained]
         return batch
+
+    def _spread_evenly(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
+        """Give each process an equal number of these groups. They are returned in the order of ranks."""
+        destinations = assign([group.owner for group in groups], self.processes.world_size)
+        redistribute(groups, destinations, self.processes.rank)
+        return [groups[i] for i in np.argsort(destinations, kind="stable")]
 
     def enter(self, ids: np.ndarray, generated: Round, step: int) -> GenerationBatch:
         """
@@ -169,6 +183,7 @@ class RolloutCollector:
             step (`int`): the present optimizer step.
         """
         groups = self._classify(ids, generated, step, 0)
+        self.zero_share.observe(groups)
         for group in groups:
             group.disposition = "trained"
         batch = GenerationBatch(trained=groups, generated=groups, rounds=1)
@@ -230,7 +245,7 @@ class RolloutCollector:
             return self.replay_weight
         return 1 - self.zero_share.value if self.refill is None else 1.0
 
-    def _roll_out_references(self, roll_out: Callable[[np.ndarray], Round], step: int) -> list[RolloutGroup]:
+    def _roll_out_references(self, roll_out: RollOut, step: int) -> list[RolloutGroup]:
         references: list[RolloutGroup] = []
         if self.selector is None or not self.selector.uses_references:
             return references
@@ -244,7 +259,7 @@ class RolloutCollector:
             ids = ids[: len(ids) // self.processes.world_size * self.processes.world_size]
             for start in range(0, len(ids), self.batch_groups):  # at most a batch per call of the generator
                 part = ids[start : start + self.batch_groups]
-                references.extend(self._classify(part, roll_out(part), step, 0, origin="reference"))
+                references.extend(self._classify(part, roll_out(part, self.group_size), step, 0, origin="reference"))
             return references
 
         self.selector.roll_out_references(generate, self.rng)
@@ -266,13 +281,28 @@ class RolloutCollector:
             num_prompts=self.num_prompts,
         )
 
+    def _generate(self, ids: np.ndarray, roll_out: RollOut, step: int, round_index: int) -> list[RolloutGroup]:
+        """The groups of a round, in the order of `ids`: whole, or with `sequential` in two parts, of which some get one."""
+        if self.sequential is None or self.selector is None:
+            return self._classify(ids, roll_out(ids, self.group_size), step, round_index)
+        groups = self._classify(ids, roll_out(ids, self.sequential.first), step, round_index)
+        strengths = checked_strengths(self.selector, ids)
+        chosen = self._agreed(self.sequential.continuing(groups, strengths, self.processes.world_size))
+        if len(chosen):
+            continuing = self._spread_evenly([groups[i] for i in chosen])
+            ids = np.array([group.prompt_id for group in continuing])
+            rest = self._classify(ids, roll_out(ids, self.sequential.rest), step, round_index)
+            complete(continuing, rest, self.classifier)
+        self.sequential.observe(groups)
+        return groups
+
     def _classify(
         self, ids: np.ndarray, generated: Round, step: int, round_index: int, origin: Origin = "fresh"
     ) -> list[RolloutGroup]:
         n = len(ids)
-        rewards = generated.rewards.reshape(n, self.group_size, len(self.reward_names)).astype(np.float32)
-        lengths = generated.lengths.reshape(n, self.group_size).astype(np.int32)
-        truncated = generated.truncated.reshape(n, self.group_size).astype(bool)
+        rewards = generated.rewards.reshape(n, -1, len(self.reward_names)).astype(np.float32)
+        lengths = generated.lengths.reshape(n, -1).astype(np.int32)
+        truncated = generated.truncated.reshape(n, -1).astype(bool)
         self.reward_checks.check(rewards)
         self.counters.add(overlong_prompts=generated.overlong_prompts, reward_faults=generated.reward_faults)
         scale = replace(self.classifier.scale)
@@ -306,8 +336,6 @@ class RolloutCollector:
         ]
         if self.baseline is not None:
             self.baseline.mark(groups, self.classifier)
-        if origin == "fresh":
-            self.zero_share.observe(groups)
         self._present += groups
         return groups
 
@@ -348,10 +376,10 @@ class RolloutCollector:
             batch.advantages = self.baseline.advantages(batch.trained, self.classifier)  # before it learns from them
             self.baseline.observe(batch.generated, self.classifier)
         self.counters.add(
-            rollouts_generated=len(batch.generated) * self.group_size,
-            rollouts_trained=len(batch.trained) * self.group_size,
-            rollouts_replayed=len(batch.trained_stale) * self.group_size,
-            rollouts_discarded=len(batch.dropped) * self.group_size,
+            rollouts_generated=sum(group.size for group in batch.generated),
+            rollouts_trained=sum(group.size for group in batch.trained),
+            rollouts_replayed=sum(group.size for group in batch.trained_stale),
+            rollouts_discarded=sum(group.size for group in batch.dropped),
             tokens_generated=sum(group.tokens for group in batch.generated),
         )
         if self.logs is not None:
@@ -384,7 +412,7 @@ class RolloutCollector:
         if batch.generated:
             kinds = np.array([group.kind for group in batch.generated])
             rates = np.array([group.success_rate for group in batch.generated])
-            unscorable = np.isnan(np.stack([group.rewards for group in batch.generated])).all(axis=2)
+            unscorable = np.isnan(np.concatenate([group.rewards for group in batch.generated])).all(axis=1)
             metrics.update(
                 effective_ratio=float((kinds == EFFECTIVE).mean()),
                 easy_ratio=float((kinds == EASY).mean()),
@@ -396,6 +424,9 @@ class RolloutCollector:
                 metrics["baseline/strength"] = float(np.mean([g.strength for g in batch.generated]))
             if not np.isnan(rates).all():
                 metrics["success_rate"] = float(np.nanmean(rates))
+            if self.sequential is not None:
+                stopped = [group.size < self.group_size for group in batch.generated]
+                metrics["stopped_ratio"] = float(np.mean(stopped))
         if batch.trained_stale:
             metrics["replay/weight"] = self._replay_weight()
             metrics["replay/age_mean"] = float(np.mean([step - group.step for group in batch.trained_stale]))

@@ -136,6 +136,7 @@ def state_checksums(collector: RolloutCollector) -> dict[str, str]:
         "share of zero-variance groups": hash_json(collector.zero_share.zero, collector.zero_share.total),
         "leftover groups": _groups_checksum(collector.leftover),
         "replay buffer": _groups_checksum([] if collector.buffer is None else collector.buffer.groups),
+        "sequential groups": hash_json(None if collector.sequential is None else collector.sequential.state_dict()),
         "random state of replay": hash_array(collector.replay_rng.get_state()),
     }
     if collector.selector is not None and collector.selector.exact:
@@ -161,6 +162,7 @@ def collector_state(collector: RolloutCollector) -> tuple[dict[str, Any], dict[s
         "counters": collector.counters.values,
         "scored": [collector.reward_checks.scores.tolist(), collector.reward_checks.completions],
         "zero_share": [collector.zero_share.zero, collector.zero_share.total],
+        "sequential": None if collector.sequential is None else collector.sequential.state_dict(),
         "replay_movement": _movement(collector),
         "reward_scale": [scale.low, scale.high] if math.isfinite(scale.low) else None,  # JSON has no infinity
         "reward_values": collector.classifier.values,
@@ -194,6 +196,8 @@ def load_collector_state(collector: RolloutCollector, scalars: dict[str, Any], f
     if len(scores) == len(collector.reward_names):
         collector.reward_checks.scores = np.array(scores, dtype=bool)
     collector.zero_share.zero, collector.zero_share.total = scalars["zero_share"]
+    if collector.sequential is not None and scalars["sequential"] is not None:  # it may be switched on or off
+        collector.sequential.load_state_dict(scalars["sequential"])
     scale = collector.classifier.scale
     if scalars["reward_scale"] is not None and not scale.fixed:
         scale.low, scale.high = scalars["reward_scale"]

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from trl_dataeff.rollouts.distributed import Processes
-from trl_dataeff.rollouts.group import RolloutGroup, Rollouts
+from trl_dataeff.rollouts.group import DIFFERENT_PROMPTS, RolloutGroup, Rollouts
 
 
 if TYPE_CHECKING:
@@ -157,11 +157,7 @@ def split_rollouts(generated: Generated, group_size: int, logged: dict[str, list
     for start in range(0, n, group_size):
         rows = range(start, start + group_size)
         if any(list(prompt_ids[i]) != list(prompt_ids[start]) for i in rows):
-            raise ValueError(
-                "The completions of a group have different `prompt_ids`, as a `rollout_func` may return them. Rollouts "
-                "that are kept or replayed need one prompt per group: return the same for all completions of a prompt, "
-                "or set `replay_fraction=0` and `dynamic_sampling=False`."
-            )
+            raise ValueError(DIFFERENT_PROMPTS)
         result.append(
             Rollouts(
                 prompt_tokens=np.array(prompt_ids[start], dtype=np.int32),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -24,6 +24,20 @@ LEAST_SURPRISE = 0.5
 Origin: TypeAlias = Literal["fresh", "leftover", "replayed", "reference"]
 #: What becomes of it: trained on, kept for a later batch, or dropped.
 Disposition: TypeAlias = Literal["trained", "leftover", "dropped"]
+
+
+DIFFERENT_PROMPTS = (
+    "The completions of a group have different `prompt_ids`, as a `rollout_func` may return them. Rollouts that are kept, "
+    "replayed, or generated in two parts need one prompt per group: return the same for all completions of a prompt, or set "
+    "`replay_fraction=0`, `dynamic_sampling=False` and `sequential_rollouts=False`."
+)
+
+#: Lists of `Rollouts` that may be `None`: what stands for an unknown value of a token, and the dtype
+_OPTIONAL_LISTS: dict[str, tuple[float, type]] = {
+    "tool_masks": (1, np.int8),
+    "sampling_logps": (float("nan"), np.float32),
+    "behavior_logps": (float("nan"), np.float32),
+}
 
 
 @dataclass
@@ -53,11 +67,38 @@ class Rollouts:
     def __len__(self) -> int:
         return len(self.completion_tokens)
 
+    def rows(self, indices: Sequence[int]) -> Rollouts:
+        """The completions of these indices, which may repeat."""
+        lists = {name: getattr(self, name) for name in ("completion_tokens", "completions", *_OPTIONAL_LISTS)}
+        taken = {name: None if values is None else [values[i] for i in indices] for name, values in lists.items()}
+        logged = {column: [values[i] for i in indices] for column, values in self.logged.items()}
+        return Rollouts(prompt_tokens=self.prompt_tokens, logged=logged, **taken)  # type: ignore[arg-type]
+
+    def extend(self, others: Rollouts) -> None:
+        """Append completions of the same prompt. What only one of the two has stays unknown for the other."""
+        if not np.array_equal(self.prompt_tokens, others.prompt_tokens):
+            raise ValueError(DIFFERENT_PROMPTS)
+        for name, (missing, dtype) in _OPTIONAL_LISTS.items():
+            if getattr(self, name) is not None or getattr(others, name) is not None:
+                parts = [
+                    getattr(part, name) or [np.full(len(tokens), missing, dtype) for tokens in part.completion_tokens]
+                    for part in (self, others)
+                ]
+                setattr(self, name, [*parts[0], *parts[1]])
+        columns = dict.fromkeys([*self.logged, *others.logged])
+        self.logged = {
+            column: [value for part in (self, others) for value in part.logged.get(column, [None] * len(part))]
+            for column in columns
+        }
+        self.completion_tokens = [*self.completion_tokens, *others.completion_tokens]
+        self.completions = [*self.completions, *others.completions]
+
 
 @dataclass(eq=False)
 class RolloutGroup:
     """
     One group. Every process knows all groups of a generation batch; `rollouts` is set only on the process that owns them.
+    A group that was stopped (see `sequential_rollouts`) has fewer than G completions.
 
     Attributes:
         prompt_id: row index of the prompt in the training dataset; -1 if it is not known (streaming).
@@ -122,6 +163,40 @@ class RolloutGroup:
     def tokens(self) -> int:
         """Tokens generated for it."""
         return int(self.lengths.sum())
+
+    @property
+    def size(self) -> int:
+        """Completions generated for it: G, or fewer if it was stopped."""
+        return len(self.lengths)
+
+    @property
+    def scored(self) -> int:
+        """Completions to which a reward function gave a score."""
+        return int((~np.isnan(self.rewards).all(axis=1)).sum())
+
+    def extend(self, others: RolloutGroup) -> None:
+        """Append further completions of its prompt. Its success rate, kind and spread are then to be computed anew."""
+        for name in ("rewards", "lengths", "truncated"):
+            setattr(self, name, np.concatenate([getattr(self, name), getattr(others, name)]))
+        self.seconds += others.seconds
+        if self.rollouts is not None and others.rollouts is not None:
+            self.rollouts.extend(others.rollouts)
+
+    def filled(self, size: int) -> RolloutGroup:
+        """
+        This group, with `size` completions: if it was stopped, a copy that repeats its own in turn. These all got the same
+        reward, so that their advantages are 0 either way.
+        """
+        if self.size == size:
+            return self
+        rows = np.arange(size) % self.size
+        return replace(
+            self,
+            rewards=self.rewards[rows],
+            lengths=self.lengths[rows],
+            truncated=self.truncated[rows],
+            rollouts=None if self.rollouts is None else self.rollouts.rows(rows.tolist()),
+        )
 
 
 _LISTS = (

@@ -99,6 +99,7 @@ class GroupLog:
                     "explored": group.explored,
                     "origin": group.origin,
                     "disposition": group.disposition,
+                    "completions": group.size,
                     "tokens": group.tokens,
                     "seconds": group.seconds,
                 }

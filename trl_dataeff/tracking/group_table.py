@@ -28,6 +28,7 @@ SCHEMA = pa.schema(
         ),
         pa.field("origin", pa.string(), metadata={"meaning": "fresh | reference"}),
         pa.field("disposition", pa.string(), metadata={"meaning": "trained | leftover | dropped, in its own batch"}),
+        pa.field("completions", pa.int16(), metadata={"meaning": "generated for it; fewer if the group was stopped"}),
         pa.field("tokens", pa.int32(), metadata={"meaning": "tokens generated for its completions"}),
         pa.field("seconds", pa.float32(), metadata={"meaning": "its share of the time its round took"}),
     ]

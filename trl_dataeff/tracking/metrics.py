@@ -53,6 +53,9 @@ METRICS: dict[str, Metric] = {
     "effective_ratio": Metric("share", "Effective groups among those generated now."),
     "easy_ratio": Metric("share", "Groups generated now in which every completion has the highest reward."),
     "hard_ratio": Metric("share", "Zero-variance groups generated now that are not easy."),
+    "stopped_ratio": Metric(
+        "share", "Groups generated now that were stopped after half of their completions (`sequential_rollouts`)."
+    ),
     "fresh_groups": Metric("groups per generation batch", "Trained on, and generated for the same generation batch."),
     "replayed_groups": Metric(
         "groups per generation batch", "Trained on, and generated for an earlier generation batch."

@@ -25,6 +25,7 @@ PAPERS = {
     "dots": ("sun2025dots", "2506.05316", "Improving Data Efficiency for LLM Reinforcement Fine-tuning Through Difficulty-targeted Online Data Selection and Rollout Replay", 2025),
     "greso": ("zheng2025greso", "2506.02177", "Act Only When It Pays: Efficient Reinforcement Learning for LLM Reasoning via Selective Rollouts", 2025),
     "dapo": ("yu2025dapo", "2503.14476", "DAPO: An Open-Source LLM Reinforcement Learning System at Scale", 2025),
+    "sequential": ("kim2026pilot", "2605.26606", "Spend Your Rollouts Where It Counts: Rollout Allocation for Group-Based RL Post-Training", 2026),
 }  # fmt: skip
 
 
@@ -102,6 +103,8 @@ def used(run: RecordedRun) -> dict[str, str]:
         found["replay"] = f"{run.argument('replay_fraction'):.0%} of each batch replayed from recent rollouts"
     if run.argument("dynamic_sampling"):
         found["dapo"] = "zero-variance groups dropped and replaced (dynamic sampling)"
+    if run.argument("sequential_rollouts"):
+        found["sequential"] = "groups stopped after half of their completions where the rest promises no gradient"
     return found
 
 

@@ -90,9 +90,11 @@ def flow(run: RecordedRun) -> tuple[np.ndarray, dict[str, np.ndarray], int]:
         return np.empty(0), {}, 1
     intervals = bins(groups["step"].to_numpy())
     width = int(intervals.edges[1])
+    completions = groups["completions"] if "completions" in groups else pd.Series(size, groups.index)
     flows = {
-        name: _counts(intervals, groups["step"][groups["disposition"] == name]) * size
+        name: _counts(intervals, groups["step"][became], completions[became].to_numpy())
         for name in ("trained", "leftover", "dropped")
+        for became in [groups["disposition"] == name]
     }
     flows["replayed"] = _increments(run, PREFIX + "rollouts_replayed", intervals)
     flows["skipped"] = _increments(run, SELECTOR_PREFIX + "prompts_skipped", intervals) * size
