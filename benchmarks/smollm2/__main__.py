@@ -19,9 +19,11 @@ STUDY: tuple[tuple[str, float, tuple[str, ...], tuple[int, ...]], ...] = (
     ("mixed", 1e-3, ("uniform", "default"), tuple(range(13, 20))),
     ("learnable", 1e-3, ("uniform", "default"), (18, 19, 20)),
     ("mixed", 5e-4, ("uniform", "default"), (23, 24, 25)),
-    ("learnable", 5e-4, ("uniform", "default"), (23, 24, 25)),
     ("mixed", 1e-3, ("dots", "replay50", "dynamic", "dots_paper"), (13, 14, 15)),
 )
+#: The rate that was best for a method of those that were run, and where both are compared with that
+OWN_RATES = {"uniform": 1e-3, "default": 5e-4}
+OWN_RATE_SEEDS = (("mixed", (23, 24, 25)), ("learnable", (18, 19, 20)))
 TUNING = ("uniform", (0, 1, 2), (5e-4, 1e-3, 2e-3))
 
 
@@ -29,6 +31,13 @@ def study_runs() -> list[tuple[str, float, str, int]]:
     """Pool, learning rate, method and seed of each run of the study, each once."""
     runs = [(pool, rate, method, seed) for pool, rate, methods, seeds in STUDY for method in methods for seed in seeds]
     return list(dict.fromkeys(runs))
+
+
+def own_rate_runs() -> list[tuple[str, float, str, int]]:
+    """The same for the comparison in which each method has the rate that is best for it."""
+    return [
+        (pool, rate, method, s) for pool, seeds in OWN_RATE_SEEDS for s in seeds for method, rate in OWN_RATES.items()
+    ]
 
 
 def tuning_runs() -> list[tuple[str, float, str, int]]:
@@ -80,7 +89,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _study(chosen: argparse.Namespace) -> None:
     from benchmarks.smollm2.train import LEARNING_RATE, Spec
 
-    entries, rollouts = STUDY, None
+    own_rates = tuple((pool, rate, (method,), (seed,)) for pool, rate, method, seed in own_rate_runs())
+    entries, rollouts = STUDY + own_rates, None
     if chosen.command == "run":
         rate, rollouts = chosen.learning_rate or LEARNING_RATE, chosen.rollouts
         entries = tuple(
@@ -97,7 +107,7 @@ def _study(chosen: argparse.Namespace) -> None:
         and seed in (chosen.seeds or seeds)
         and rate == (chosen.learning_rate or rate)
     ]
-    _run(specs, chosen)
+    _run(list(dict.fromkeys(specs)), chosen)
 
 
 def _tune(chosen: argparse.Namespace) -> None:

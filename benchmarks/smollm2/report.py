@@ -50,8 +50,20 @@ def recorded(folder: Path, runs: Iterable[tuple[str, float, str, int]]) -> list[
 
 def short(rows: Iterable[dict]) -> str:
     """What a newcomer looks at first: success after half and all of uniform sampling's rollouts, and the ratios. Methods with 3 seeds."""
+    return _short([(pool, curves) for (pool, _), curves in curves_by_setting(rows).items()])
+
+
+def at_own_rates(rows: Iterable[dict]) -> str:
+    """The same where the methods of a pool have learning rates of their own."""
+    by_pool: dict[str, list[Curve]] = {}
+    for (pool, _), curves in curves_by_setting(rows).items():
+        by_pool.setdefault(pool, []).extend(curves)
+    return _short(by_pool.items())
+
+
+def _short(settings: Iterable[tuple[str, list[Curve]]]) -> str:
     parts = []
-    for (pool, rate), curves in curves_by_setting(rows).items():
+    for pool, curves in settings:
         base = [curve for curve in curves if curve.method == BASELINE]
         end = max(curve.column("rollouts")[-1] for curve in base)
         for row, halfway in zip(ratios(curves), _halfway(curves), strict=True):
@@ -65,7 +77,7 @@ def short(rows: Iterable[dict]) -> str:
             parts.append(
                 [
                     pool,
-                    f"{rate:g}",
+                    f"{own[0].rows[0]['learning_rate']:g}",
                     f"`{row['method']}`",
                     str(row["seeds"]),
                     *(f"{value:.3f}" for value in at),

@@ -20,7 +20,7 @@ from peft import LoraConfig
 
 from tests.factories import Watched, logged, plain_dataset, run
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
-from trl_dataeff.validation import ContextCheck
+from trl_dataeff.rollouts.context import ContextCheck
 
 
 torch.set_num_threads(1)

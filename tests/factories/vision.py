@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
 from datasets import Dataset, Features, Value
 from datasets import Image as ImageFeature
 from PIL import Image
@@ -53,6 +54,7 @@ def save_tiny_vision(path: str | Path) -> str:
         vision_feature_select_strategy="full",
         vision_feature_layer=-1,
     )
+    torch.manual_seed(0)
     LlavaForConditionalGeneration(config).save_pretrained(path)
     processor.save_pretrained(path)
     return str(path)

@@ -3,7 +3,6 @@
 import numpy as np
 import pandas as pd
 import pytest
-from datasets import Dataset
 
 from tests.factories import (
     LeastSolved,
@@ -17,6 +16,7 @@ from tests.factories import (
 )
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer, Selector, UniformSelector, register_selector
 from trl_dataeff.selection.base import check_proposal
+from trl_dataeff.validation import resolve_selector
 
 
 def train(folder, selector=None, trainer_class=Watched, **options):
@@ -123,12 +123,11 @@ class TestInstance:
         assert names.index("observe") > names.index("propose")
 
     def test_references_where_no_round_can_be_generated(self, tmp_path):
-        rows = [{"prompt": [{"role": "user", "content": f"{i:02d}"}], "image": None} for i in range(24)]
-        images = {"train_dataset": Dataset.from_list(rows)}
+        config = DataEfficientGRPOConfig(output_dir=tmp_path, use_cpu=True, bf16=False)
         with pytest.raises(
-            ValueError, match=r"LeastSolved generates reference rollouts .* prompts or tools with images"
+            ValueError, match=r"LeastSolved generates reference rollouts .* tools that may answer with images"
         ):
-            train(tmp_path, LeastSolved(references=2), train=False, trainer=images)
+            resolve_selector(config, LeastSolved(references=2), "tools that may answer with images", sharded=False)
 
     def test_a_stream_has_no_prompts_to_select(self, tmp_path):
         stream = {"train_dataset": plain_dataset().to_iterable_dataset()}
