@@ -169,6 +169,16 @@ class PredictsLogits(Plain):
         return np.full(len(prompt_ids), -2.0)
 
 
+class ChancesAbove1(Plain):
+    def predict_effective(self, prompt_ids):
+        return np.full(len(prompt_ids), 1.5)
+
+
+class NegativeStrength(Plain):
+    def strength(self, prompt_ids):
+        return np.full(len(prompt_ids), -1.0)
+
+
 class PredictsForAll(Plain):
     def predict(self, prompt_ids):
         return np.full(self.context.num_prompts, 0.5)
@@ -201,6 +211,8 @@ FAULTS = {
     BindKeepsState: "bind_starts_a_new_run",
     PredictsLogits: "predictions",
     PredictsForAll: "predictions",
+    ChancesAbove1: "predictions",
+    NegativeStrength: "predictions",
     FailsWithoutScores: "unusual_groups",
     MetricsOfArrays: "metrics",
 }

@@ -18,6 +18,7 @@ import yaml
 
 from trl_dataeff.analysis.simulate import Outcome
 from trl_dataeff.cli.main import main
+from trl_dataeff.cli.simulate_log import shares_of_log
 from trl_dataeff.cli.simulate_report import CAVEAT, report
 from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.tracking.group_table import SCHEMA
@@ -34,13 +35,15 @@ def table(text: str) -> dict[str, list[str]]:
     return {row[0]: row[1:] for row in rows[2:]}
 
 
-def log(path, rates, extra_rows: int = 5) -> str:
+def log(path, rates, extra_rows: int = 5, completions=None) -> str:
     """A run's log: each prompt twice, all right the second time; some rows without a prompt id or a success rate."""
     n = len(rates)
     columns = {name: [None] * (2 * n + 2 * extra_rows) for name in SCHEMA.names}
     columns["step"] = [0] * n + [9] * (n + 2 * extra_rows)
     columns["prompt_id"] = [*range(n), *range(n), *[-1] * extra_rows, *range(n, n + extra_rows)]
     columns["success_rate"] = [*rates, *[1.0] * n, *[1.0] * extra_rows, *[None] * extra_rows]
+    if completions is not None:
+        columns["completions"][:n] = completions
     pq.write_table(pa.table(columns, schema=SCHEMA), path)
     return str(path)
 
@@ -119,6 +122,18 @@ def test_a_log_says_how_many_completions_its_groups_had(tmp_path, capsys):
     assert "are not shares of 6 completions" in capsys.readouterr().err
 
 
+def test_a_stopped_group_counts_as_the_completions_that_it_has(tmp_path):
+    """Of prompts with a success rate of 0.2, two in five have no success in 4 completions; in 8, one in six."""
+    rng = np.random.default_rng(0)
+    halves = rng.binomial(4, 0.2, 3000)
+    stopped = halves == 0
+    successes = halves + rng.binomial(4, 0.2, 3000) * ~stopped
+    trials = np.where(stopped, 4, 8)
+    shares = shares_of_log(log(tmp_path / "groups.parquet", successes / trials, completions=trials), 8)
+    assert shares.dead < 0.05
+    assert 0.15 < shares.rates[0] < shares.rates[1] < 0.3
+
+
 def test_a_log_without_mixed_groups_is_taken_for_what_it_says(tmp_path, capsys):
     path = log(tmp_path / "groups.parquet", [0.0] * 40)
     assert main(["simulate", *SMALL, "--groups", path]) == 2
@@ -133,7 +148,7 @@ def test_the_log_of_a_run_that_chose_its_prompts_is_refused(tmp_path, capsys):
     )
     pq.write_table(predicted, path)
     assert main(["simulate", *SMALL, "--groups", path]) == 2
-    assert "chose its prompts" in capsys.readouterr().err
+    assert "with predictions, which mostly chose its prompts" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -146,6 +161,9 @@ def test_the_log_of_a_run_that_chose_its_prompts_is_refused(tmp_path, capsys):
         (["--prompts", "99", "--easy", "0.1", "--dead", "0.1", "--try", "num_generations=4"], "decides which prompts"),
         (["--prompts", "99", "--easy", "0.1", "--dead", "0.1", "--try", "learning_rate=1e-5"], "decides which prompts"),
         (["--prompts", "99", "--easy", "0.1", "--dead", "0.1", "--try", "replay_clip=proximal"], "decides which prompts"),
+        (["--prompts", "99", "--easy", "0.1", "--dead", "0.1", "--try", "replay_max_movement=0.1"], "decides which prompts"),
+        (["--prompts", "99", "--easy", "0.1", "--dead", "0.1", "--try", "advantage_baseline=tracked"], "decides which prompts"),
+        (["--prompts", "99", "--easy", "0.1", "--dead", "0.1", "--try", "history_from=out"], "decides which prompts"),
         (["--prompts", "99", "--easy", "0.1", "--dead", "0.1", "--max_steps", "9", "--try", "dots_predictor=nowhere"], "There is no predictor 'nowhere'"),
         (["--prompts", "99", "--easy", "0.1", "--dead", "0.1", "--seconds_per_step", "3"], "needs `--seconds_per_rollout`"),
         (["--prompts", "99", "--easy", "0", "--dead", "1"], "None of 99 prompts is learnable"),

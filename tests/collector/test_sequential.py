@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from trl_dataeff.collector.batch import RefillRounds
 from trl_dataeff.collector.collector import RolloutCollector
 from trl_dataeff.collector.sequential import SequentialGroups, probability_of_difference, share_that_differs
+from trl_dataeff.collector.state import collector_state, load_collector_state
 from trl_dataeff.replay.buffer import ReplayBuffer
 from trl_dataeff.rollouts.capture import Round
 from trl_dataeff.rollouts.classification import GroupClassifier
@@ -332,6 +333,15 @@ def test_a_widening_range_reaches_halves_and_whole_groups_once():
     run.collect(roll_out, 0)
     rates = {group.prompt_id: group.success_rate for group in run.selector.groups}
     assert rates == pytest.approx({0: 0.5, 1: (6 * 1 + 0.5 + 0) / 8})
+    np.testing.assert_allclose(run.sequential.rates, [0.5 + 0.875, 2])  # of first halves, in the new range
+
+
+def test_a_checkpoint_of_a_version_without_it_is_resumed():
+    scalars, files = collector_state(collector(sequential=None))
+    del scalars["sequential"]
+    run = collector()
+    load_collector_state(run, scalars, files)
+    assert run.sequential.threshold == 0
 
 
 def test_rollouts_of_different_prompts_are_not_joined():

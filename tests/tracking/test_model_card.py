@@ -8,7 +8,9 @@ import pytest
 
 from tests.factories import RUNS, mixed_reward, run
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
-from trl_dataeff.tracking.model_card import TITLE, complete_card, describe_run
+from trl_dataeff.analysis.report import method
+from trl_dataeff.tracking.figures import plots_of
+from trl_dataeff.tracking.model_card import TITLE, complete_card, describe_run, used
 from trl_dataeff.tracking.recorded import read_run
 
 
@@ -50,6 +52,22 @@ def test_methods_and_their_papers(tmp_path):
     text = described(tmp_path, "uniform-0")
     assert "GRPO with prompts selected uniformly" in text
     assert "Cite the methods" not in text
+
+
+def test_every_method_that_is_on_is_named():
+    run_of = read_run(RUNS / "uniform-0")
+    run_of.about["arguments"] |= {
+        "advantage_baseline": "tracked",
+        "sequential_rollouts": True,
+        "dynamic_sampling": True,
+    }
+    words = ", ".join(used(run_of).values())
+    for name in ("tracked baseline", "stopped after half", "dynamic sampling"):
+        assert name in words
+    for name in ("tracked baseline", "sequential rollouts", "dynamic sampling"):
+        assert name in method(run_of)
+    (kinds,) = (plot for plot in plots_of(run_of) if plot.name == "kinds")
+    assert "Only effective groups" not in kinds.note
 
 
 def test_a_card_without_the_heading_gets_the_section_at_its_end(tmp_path):

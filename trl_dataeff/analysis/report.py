@@ -87,6 +87,8 @@ def method(run: RecordedRun) -> str:
         parts.append("dynamic sampling")
     if run.argument("sequential_rollouts"):
         parts.append("sequential rollouts")
+    if run.argument("advantage_baseline") == "tracked":
+        parts.append("tracked baseline")
     return " + ".join(parts)
 
 

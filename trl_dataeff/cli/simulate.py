@@ -49,8 +49,19 @@ AUDITED = {
     *("prompts", "easy", "dead", "success_rates", "predictability", "num_generations", "groups_per_step", "max_steps"),
     "speed",
 }
-#: Fields that change nothing here: there are no texts, no weights, and rewards are 0 and 1
-NOT_SIMULATED = ("dots_embedding", "replay_clip", "replay_ratio_cap", "reward_range")
+#: Fields that change nothing here, or not what they change in a run: there are no texts, no weights, no earlier run, only
+#: effective groups count, and rewards are 0 and 1
+NOT_SIMULATED = (
+    *(
+        "dots_embedding",
+        "replay_clip",
+        "replay_ratio_cap",
+        "replay_max_movement",
+        "replay_min_ess",
+        "replay_min_unclipped",
+    ),
+    *("history_from", "advantage_baseline", "baseline_strength", "reward_range"),
+)
 
 
 def run(argv: list[str]) -> int:

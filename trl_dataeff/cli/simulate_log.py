@@ -17,6 +17,7 @@ from trl_dataeff.tracking.group_table import SCHEMA
 FEWEST = 32  # prompts in a log
 DEAD_BELOW, EASY_FROM = 0.02, 0.95  # success rates; a group of 8 cannot tell 0.01 from 0
 COLUMNS = ("prompt_id", "success_rate", "predicted")
+SIZE = "completions"  # a column that logs of earlier versions lack
 SHOWN = 6  # columns of a wrong file
 HOW = "A run writes it to `<output_dir>/dataeff/groups.parquet`."
 
@@ -38,27 +39,29 @@ def shares_of_log(path: str, group_size: int) -> Shares:
         path (`str`):
             The file.
         group_size (`int`):
-            Completions of a group in that run.
+            Completions of a group in that run; where the log has a column `completions`, that counts.
     """
     table = _read(path)
     ids, rates = table["prompt_id"].to_numpy(), table["success_rate"].to_numpy().astype(np.float64)
     known = ~np.isnan(rates) & (ids >= 0)
+    trials = table[SIZE].fill_null(group_size).to_numpy().astype(np.float64)[known]
     ids, rates = ids[known], rates[known]
     _, first = np.unique(ids, return_index=True)  # the policy as it was at the start, as far as may be
     if len(first) < FEWEST:
         raise UserError(f"`--groups {path}` has groups of {len(first)} prompts; at least {FEWEST} are needed.")
     if len(table) - table["predicted"].null_count:
         raise UserError(
-            f"`--groups {path}` is of a run that chose its prompts (DOTS): they are not like the dataset. Take the log of a "
-            "run with `selection: uniform`, even a short one."
+            f"`--groups {path}` is of a run with predictions, which mostly chose its prompts by them (DOTS): they are not like "
+            "the dataset. Take the log of a run with `selection: uniform` and `advantage_baseline: group`, even a short one."
         )
-    successes = np.round(rates[first] * group_size)
-    if np.abs(successes - rates[first] * group_size).max() > 0.02 * group_size:
+    rates, trials = rates[first], trials[first]
+    successes = np.round(rates * trials)
+    if (np.abs(successes - rates * trials) > 0.02 * trials).any():
         raise UserError(
-            f"`--groups {path}`: success rates are not shares of {group_size} completions. Say how many there were with "
+            f"`--groups {path}`: success rates are not shares of {trials.max():.0f} completions. Say how many there were with "
             "`--logged_num_generations`; a run with graded rewards cannot be used, so give `--easy` and `--dead`."
         )
-    grid, weights = success_rate_distribution(successes, np.full(len(first), float(group_size)))
+    grid, weights = success_rate_distribution(successes, trials)
     between = (grid >= DEAD_BELOW) & (grid < EASY_FROM)
     easy, dead = float(weights[grid >= EASY_FROM].sum()), float(weights[grid < DEAD_BELOW].sum())
     if weights[between].sum() < 0.5 / len(first):  # less than half a prompt: nothing to tell a range from
@@ -69,7 +72,7 @@ def shares_of_log(path: str, group_size: int) -> Shares:
 
 
 def _read(path: str) -> pa.Table:
-    """The columns that are needed, of their types."""
+    """The columns that are needed, of their types, and `completions`, which is null where the log lacks it."""
     file = Path(path).expanduser()
     if file.is_dir():
         raise UserError(f"`--groups {path}` is a folder; it takes the file groups.parquet of a run. {HOW}")
@@ -88,7 +91,10 @@ def _read(path: str) -> pa.Table:
             f"{listed(names[:SHOWN])}{more}. {HOW}"
         )
     try:
-        return pq.read_table(file, columns=list(COLUMNS)).cast(pa.schema([SCHEMA.field(name) for name in COLUMNS]))
+        table = pq.read_table(file, columns=[name for name in (*COLUMNS, SIZE) if name in names])
+        if SIZE not in names:
+            table = table.append_column(SIZE, pa.nulls(len(table)))
+        return table.cast(pa.schema([SCHEMA.field(name) for name in (*COLUMNS, SIZE)]))
     except (OSError, pa.ArrowException) as error:
         reason = str(error).partition("\n")[0]
         raise UserError(f"`--groups {path}` is not the groups.parquet of a run ({reason}). {HOW}") from error

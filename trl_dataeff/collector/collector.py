@@ -357,6 +357,8 @@ class RolloutCollector:
             group.predicted = mapping[0] * group.predicted + mapping[1]
         if self.baseline is not None:
             self.baseline.rescale(*mapping)
+        if self.sequential is not None:
+            self.sequential.rescale(*mapping)
         if self.selector is not None:
             self.selector.rescale(*mapping)
 

@@ -155,6 +155,10 @@ class SequentialGroups:
         effective, completions = sum(group.effective for group in groups), sum(group.size for group in groups)
         self.gained = self.decay * self.gained + [effective, completions]
 
+    def rescale(self, scale: float, offset: float) -> None:
+        """The reward's range has widened; see [`Selector.rescale`]."""
+        self.rates[0] = scale * self.rates[0] + offset * self.rates[1]
+
     def state_dict(self) -> list[list[float]]:
         """What decides later rounds, for JSON."""
         return [self.gained.tolist(), self.rates.tolist(), self.spreads.tolist()]

@@ -196,7 +196,7 @@ def load_collector_state(collector: RolloutCollector, scalars: dict[str, Any], f
     if len(scores) == len(collector.reward_names):
         collector.reward_checks.scores = np.array(scores, dtype=bool)
     collector.zero_share.zero, collector.zero_share.total = scalars["zero_share"]
-    if collector.sequential is not None and scalars["sequential"] is not None:  # it may be switched on or off
+    if collector.sequential is not None and scalars.get("sequential") is not None:  # it may be switched on or off
         collector.sequential.load_state_dict(scalars["sequential"])
     scale = collector.classifier.scale
     if scalars["reward_scale"] is not None and not scale.fixed:

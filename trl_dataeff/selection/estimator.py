@@ -155,7 +155,7 @@ def group_arrays(groups: Sequence[RolloutGroup]) -> tuple[np.ndarray, np.ndarray
     """Prompt ids, success rates and numbers of scored completions of groups, as [`PromptEstimator.observe`] takes them."""
     ids = np.array([group.prompt_id for group in groups], dtype=np.int64)
     rates = np.array([group.success_rate for group in groups], dtype=np.float32)
-    trials = np.array([(~np.isnan(group.rewards).all(axis=1)).sum() for group in groups], dtype=np.float32)
+    trials = np.array([group.scored for group in groups], dtype=np.float32)
     return ids, rates, trials
 
 

@@ -134,7 +134,10 @@ def check_bind_starts_a_new_run(make: Make) -> None:
 
 
 def check_predictions(make: Make) -> None:
-    """Success rates in [0, 1] or NaN, one per prompt, and what they are worth; asking for them changes nothing."""
+    """
+    Success rates and probabilities in [0, 1] or NaN, one per prompt, and what predictions are worth; asking for them changes
+    nothing.
+    """
     for batches in (0, 3):
         selector, rng = _after(make, batches)
         ids = selector.propose(BATCH_GROUPS, rng)
@@ -145,6 +148,14 @@ def check_predictions(make: Make) -> None:
             f"predict() must return success rates in [0, 1] or NaN: {predicted}"
         )
         np.testing.assert_array_equal(predicted, selector.predict(ids), "predict() changes its own results")
+        chances = np.asarray(selector.predict_effective(ids))
+        assert chances.shape == (BATCH_GROUPS,), (
+            f"predict_effective() of {BATCH_GROUPS} prompts has shape {chances.shape}"
+        )
+        known = chances[~np.isnan(chances)]
+        assert ((known >= 0) & (known <= 1)).all(), (
+            f"predict_effective() must return probabilities in [0, 1] or NaN: {chances}"
+        )
         strength = np.asarray(selector.strength(ids))
         assert strength.shape == (BATCH_GROUPS,), f"strength() of {BATCH_GROUPS} prompts has shape {strength.shape}"
         worth = strength[~np.isnan(strength)]

@@ -97,8 +97,10 @@ def kinds(run: RecordedRun) -> Plot | None:
     third = max(1, len(x) // 3)
     first, last = shares[0, :third].mean(), shares[0, -third:].mean()
     title = f"Effective groups: {first:.0%} in the first third, {last:.0%} in the last"
+    tracked = run.argument("advantage_baseline") == "tracked"
+    which = "Effective groups, and others that were not predicted," if tracked else "Only effective groups"
     note = (
-        "Only effective groups carry a gradient. Easy: every completion has the highest reward. Hard: all rewards are equal "
+        f"{which} carry a gradient. Easy: every completion has the highest reward. Hard: all rewards are equal "
         "and lower, mostly because no completion succeeds."
     )
     return Plot("kinds", title, note, draw)

@@ -26,6 +26,7 @@ PAPERS = {
     "greso": ("zheng2025greso", "2506.02177", "Act Only When It Pays: Efficient Reinforcement Learning for LLM Reasoning via Selective Rollouts", 2025),
     "dapo": ("yu2025dapo", "2503.14476", "DAPO: An Open-Source LLM Reinforcement Learning System at Scale", 2025),
     "sequential": ("kim2026pilot", "2605.26606", "Spend Your Rollouts Where It Counts: Rollout Allocation for Group-Based RL Post-Training", 2026),
+    "tracked": ("xu2025spo", "2509.13232", "Single-stream Policy Optimization", 2025),
 }  # fmt: skip
 
 
@@ -105,6 +106,8 @@ def used(run: RecordedRun) -> dict[str, str]:
         found["dapo"] = "zero-variance groups dropped and replaced (dynamic sampling)"
     if run.argument("sequential_rollouts"):
         found["sequential"] = "groups stopped after half of their completions where the rest promises no gradient"
+    if run.argument("advantage_baseline") == "tracked":
+        found["tracked"] = "rewards compared with predicted ones (tracked baseline)"
     return found
 
 
