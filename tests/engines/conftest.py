@@ -13,18 +13,12 @@ import pytest
 import torch
 
 from tests.engines.double import ModelCopyGeneration
+from tests.engines.server import SETTINGS
 from tests.factories import run, tiny_model, tiny_tokenizer
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 
 
 _DISTRIBUTED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # which TRL sets for vLLM
-_SETTINGS = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_LOGGING_LEVEL": "WARNING",
-    "VLLM_NO_USAGE_STATS": "1",
-}
 ENGINES = ["double", pytest.param("vllm", marks=pytest.mark.vllm)]
 
 
@@ -45,7 +39,7 @@ def _patch_vllm(monkeypatch):
     vLLM on the CPU packs the weights of linear layers when it loads them, and then rejects those of TRL's sync. Here they
     stay as they are, in float32 as the policy's.
     """
-    for name, value in _SETTINGS.items():
+    for name, value in SETTINGS.items():
         monkeypatch.setenv(name, value)
     from trl.generation import vllm_generation
     from vllm import LLM

@@ -3,7 +3,6 @@
 import inspect
 
 import pytest
-import torch
 from peft import LoraConfig
 from trl import GRPOConfig, GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
@@ -17,6 +16,7 @@ from tests.factories import (
     assert_same_end,
     even_length_reward,
     history,
+    logp_differences,
     mixed_reward,
     scripted_tool_calls,
     tool_dataset,
@@ -56,17 +56,6 @@ def test_the_double_takes_what_vllm_generation_takes():
     assert {name.split(".")[0] for name in used} == {"generate", "sync_weights", "llm", "vllm_client"}
 
 
-def differences(trainer) -> list[float]:
-    """By generation batch, how far log-probs of sampler and training are apart at most, over fresh rows."""
-    largest = []
-    for tensors in trainer.tensors:
-        mask = tensors["completion_mask"] * tensors.get("tool_mask", 1)
-        fresh = ~tensors["replayed"] if "replayed" in tensors else torch.ones(len(mask), dtype=torch.bool)
-        apart = (tensors["old_per_token_logps"] - tensors["sampling_per_token_logps"]).abs() * mask
-        largest.append(apart[fresh].max().item())
-    return largest
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_off_is_grpo(kind, with_engine, tmp_path):
     options = {"max_steps": 8, **KINDS[kind]}
@@ -87,7 +76,7 @@ def test_off_is_grpo_with_tools(with_engine, tmp_path):
 def test_log_probs_of_sampler_and_training_agree_after_updates(kind, method, with_engine, tmp_path):
     options = {"off": {}, "dynamic": DYNAMIC, "replay": REPLAY, "sequential": SEQUENTIAL}[method]
     trainer = with_engine(tmp_path, Watched, **options, **KINDS[kind])
-    assert max(differences(trainer)) < 1e-4
+    assert max(logp_differences(trainer)) < 1e-4
     weights = dict(trainer.model.named_parameters())
     assert any(log.get("grad_norm") for log in trainer.state.log_history)
     assert all(value.isfinite().all() for value in weights.values())
@@ -100,7 +89,7 @@ def test_without_the_sync_they_do_not(method, with_engine, tmp_path, monkeypatch
 
     monkeypatch.setattr(grpo_trainer.VLLMGeneration, "sync_weights", lambda self: None)
     trainer = with_engine(tmp_path, Watched, **method)
-    assert max(differences(trainer)) > 1e-2
+    assert max(logp_differences(trainer)) > 1e-2
 
 
 @pytest.mark.parametrize("fields", [{}, {"steps_per_generation": 4}, {"num_iterations": 2}])
@@ -148,7 +137,7 @@ def test_a_second_train_generates_with_the_present_weights(with_engine, tmp_path
 
     trainer = with_engine(tmp_path, Twice, max_steps=1, learning_rate=1e-1, rewards=even_length_reward)
     assert len(trainer.tensors) == 2
-    assert max(differences(trainer)) < 1e-4
+    assert max(logp_differences(trainer)) < 1e-4
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ from tests.factories.tiny import (
     tiny_tokenizer,
 )
 from tests.factories.tools import add, scripted_tool_calls, tool_dataset, tool_tokenizer
-from tests.factories.training import TRAINING_SETTINGS, Watched, dynamic, mixed_reward, number
+from tests.factories.training import TRAINING_SETTINGS, Watched, dynamic, logp_differences, mixed_reward, number
 
 
 __all__ = [
@@ -75,6 +75,7 @@ __all__ = [
     "launched",
     "letter_share_reward",
     "logged",
+    "logp_differences",
     "make_group",
     "make_trainer",
     "messages",

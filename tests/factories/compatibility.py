@@ -19,6 +19,7 @@ _IDENTITY, _REPLAY, _DYNAMIC = (
 )
 _IMAGES = "tests/rollouts/test_images.py"
 _ENGINE, _ENGINE_REPLAY = "tests/engines/test_engine.py", "tests/engines/test_replay.py"
+_SERVER = "tests/engines/test_server.py"
 _TWO, _SAME = "tests/distributed/test_two_processes.py", "tests/distributed/test_same_batch.py"
 _SHARDED = "tests/distributed/test_sharded.py"
 _OFF = f"{_IDENTITY}::test_off_is_grpo"
@@ -129,13 +130,18 @@ FEATURES: dict[str, list[tuple[str, str, str, tuple[str, ...]]]] = {
             ),
         ),
         (
+            "a vLLM server on the CPU, weights through files instead of NCCL (`make test-vllm`)",
+            *(PASSED, WORKS),
+            (f"{_SERVER}::test_log_probs_of_sampler_and_training_agree_after_an_update",),
+        ),
+        (
             "a vLLM server that is restarted (`vllm_reconnect`)",
             *(PASSED, DOUBLE),
             (
                 "tests/fault_tolerance/test_reconnect.py::test_a_server_that_is_restarted_unnoticed_gets_the_present_weights",
             ),
         ),
-        ("vLLM on a GPU, as a server, with sleep mode or tensor parallelism", PASSED, PASSED, ()),
+        ("vLLM on a GPU: weights to a server by NCCL, sleep mode, tensor parallelism", PASSED, PASSED, ()),
     ],
     "Processes": [
         (

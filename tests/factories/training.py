@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from types import SimpleNamespace
 
+import torch
 from peft import LoraConfig
 
 from tests.factories.tiny import chat_dataset, run, text_of
@@ -74,6 +75,17 @@ class Watched(DataEfficientGRPOTrainer):
         if self.model.training:
             self.tensors.append(tensors)
         return tensors
+
+
+def logp_differences(trainer) -> list[float]:
+    """By generation batch, how far log-probs of sampler and training are apart at most, over fresh rows."""
+    largest = []
+    for tensors in trainer.tensors:
+        mask = tensors["completion_mask"] * tensors.get("tool_mask", 1)
+        fresh = ~tensors["replayed"] if "replayed" in tensors else torch.ones(len(mask), dtype=torch.bool)
+        apart = (tensors["old_per_token_logps"] - tensors["sampling_per_token_logps"]).abs() * mask
+        largest.append(apart[fresh].max().item())
+    return largest
 
 
 def dynamic(tmp_path, trainer_class=Watched, rewards=mixed_reward, **options):
