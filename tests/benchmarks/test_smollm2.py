@@ -10,7 +10,7 @@ from benchmarks.lab.store import RunFile
 from benchmarks.smollm2 import __main__ as command
 from benchmarks.smollm2.pools import HELD_OUT_OF_A_KIND, POOLS, held_out, training_questions
 from benchmarks.smollm2.questions import LEARNABLE, UNSOLVABLE
-from benchmarks.smollm2.report import tables, worst_kind
+from benchmarks.smollm2.report import at_own_rates, tables, worst_kind
 from benchmarks.smollm2.train import Spec, right_tokens
 
 
@@ -102,6 +102,19 @@ def test_the_table_by_hand():
     measured = [line for line in text.splitlines() if line.startswith("| `default`")][-1]
     assert "0.25" in measured
     assert measured.count(" - ") >= 3, "what was not measured is printed as undefined"
+
+
+def test_methods_with_rates_of_their_own_are_compared_with_one_another():
+    points = [(0, 0.1, 0.1), (256, 0.3, 0.3), (512, 0.5, 0.5)]
+    made = [row for seed in range(3) for row in rows("uniform", seed, points)]
+    faster = [(n // 2, a, b) for n, a, b in points] + [(512, 0.6, 0.6)]
+    made += [row for seed in range(3) for row in rows("default", seed, faster, learning_rate=5e-4)]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in at_own_rates(made).splitlines()[2:]]
+    assert [line[1:6] for line in cells] == [
+        ["0.001", "`uniform`", "3", "0.300", "0.500"],
+        ["0.0005", "`default`", "3", "0.500", "0.600"],
+    ]
+    assert cells[1][7] == "0.50 0.50 0.50"
 
 
 def test_the_worst_kind_is_compared_at_equal_rollouts():
