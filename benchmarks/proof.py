@@ -365,7 +365,7 @@ def readme_table(curves: list[Curve]) -> str:
 TABLES: dict[str, Callable[[], str]] = {
     **{
         f"{pool}-{step}": partial(lambda pool, step: reach_table(together(load(pool)), step), pool, step)
-        for pool, step in (("first", 100), ("first", 300), ("second", 100), ("third", 100))
+        for pool, step in (("first", 100), ("first", 300), ("second", 100), ("third", 100), ("graded", 50))
     },
     **{
         f"{pool}-equal": partial(lambda pool: equal_table(together(load(pool)), (6_400, 12_800), (50, 100)), pool)
