@@ -276,22 +276,17 @@ def _joint_problems(values: Mapping[str, Any], wrong: set[str]) -> list[Problem]
             "saves after the present step, with the selection state."
         )
         problems.append(Problem(message, names))
-    names = ("advantage_baseline", "dynamic_sampling")
-    if given(*names) and values[names[0]] == "tracked" and values[names[1]]:
-        message = (
-            "`advantage_baseline='tracked'` and `dynamic_sampling=True` are both set: the first gives zero-variance groups a "
-            "gradient, the second drops them, which would bias what is left. Set `dynamic_sampling=False`, or "
-            "`advantage_baseline='group'`."
-        )
-        problems.append(Problem(message, names))
-    names = ("advantage_baseline", "sequential_rollouts")
-    if given(*names) and values[names[0]] == "tracked" and values[names[1]]:
-        message = (
-            "`advantage_baseline='tracked'` and `sequential_rollouts=True` are both set: the first gives zero-variance groups a "
-            "gradient, the second stops groups that look like them. Set `sequential_rollouts=False`, or "
-            "`advantage_baseline='group'`."
-        )
-        problems.append(Problem(message, names))
+    for other, does in (
+        ("dynamic_sampling", "drops them, which would bias what is left"),
+        ("sequential_rollouts", "stops groups that look like them"),
+    ):
+        names = ("advantage_baseline", other)
+        if given(*names) and values[names[0]] == "tracked" and values[other]:
+            message = (
+                f"`advantage_baseline='tracked'` and `{other}=True` are both set: the first gives zero-variance groups a "
+                f"gradient, the second {does}. Set `{other}=False`, or `advantage_baseline='group'`."
+            )
+            problems.append(Problem(message, names))
     names = ("advantage_baseline", "multi_objective_aggregation")
     if given(*names) and values[names[0]] == "tracked" and values[names[1]] != "sum_then_normalize":
         message = (

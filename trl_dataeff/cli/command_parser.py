@@ -65,7 +65,7 @@ def in_our_words(message: str) -> str:
 
 
 def _with_underscores(argv: list[str]) -> list[str]:
-    """Write the names of options with underscores. What follows `--` are no options."""
+    """Write the names of options with underscores. Arguments after `--` stay as they are."""
     end = argv.index("--") if "--" in argv else len(argv)
     return [_OPTION.sub(lambda name: f"--{name[1].replace('-', '_')}", token) for token in argv[:end]] + argv[end:]
 

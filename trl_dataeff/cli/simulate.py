@@ -49,8 +49,8 @@ AUDITED = {
     *("prompts", "easy", "dead", "success_rates", "predictability", "num_generations", "groups_per_step", "max_steps"),
     "speed",
 }
-#: Fields that change nothing here, or not what they change in a run: there are no texts, no weights, no earlier run, only
-#: effective groups count, and rewards are 0 and 1
+#: Fields without an effect in a simulation, or with another one than in a run. A simulation has no texts, no weights and no
+#: earlier run; only effective groups count, and rewards are 0 and 1
 NOT_SIMULATED = (
     *(
         "dots_embedding",

@@ -49,7 +49,7 @@ class TrackedBaseline:
         self._variance = np.zeros(2)  # within groups, and of two values with the same means
 
     def predict(self, selector: Selector | None, ids: np.ndarray) -> np.ndarray:
-        """Success rates predicted of prompts, and their strengths: float32 `(2, n)`, NaN where there is no prediction."""
+        """Predicted success rates, NaN where there is no prediction, and the strengths of these predictions: float32 `(2, n)`."""
         if self.tracker is not None and len(self.tracker.difficulty):
             rates, strengths = self.tracker.mean(ids), self.tracker.strength(ids)
         elif self.tracker is None and selector is not None:
@@ -106,7 +106,7 @@ class TrackedBaseline:
     def _posterior(self, groups: Sequence[RolloutGroup], classifier: GroupClassifier) -> tuple[np.ndarray, Posterior]:
         rewards = _totals(groups, classifier)
         low, high = classifier.scale.low, classifier.scale.high
-        width = high - low if np.isfinite(low) else np.nan  # before the first score there is no scale to predict on
+        width = high - low if np.isfinite(low) else np.nan  # before the first score the scale is unknown
         within, binary = self._variance + LEAST_GROUPS * width**2 / 4
         share = min(within / binary, 1.0) if binary > 0 else 1.0
         p = np.array([group.predicted for group in groups], dtype=np.float64)
