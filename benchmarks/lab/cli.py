@@ -43,6 +43,13 @@ def parser() -> argparse.ArgumentParser:
         "--methods", nargs="+", default=None, help="run these alone; the table has all that are finished"
     )
     study.add_argument("--seeds", nargs="+", type=int, default=None, help="run these alone")
+    study.add_argument("--pools", nargs="+", default=None, help="run these alone")
+    study.add_argument(
+        "--tables",
+        type=Path,
+        default=ROOT / "benchmarks" / "results" / "lab",
+        help="folder of the committed tables: what is in them is not run again, and they grow by what is finished",
+    )
     _common(study, "runs/studies")
 
     quick = commands.add_parser("quick", help="plain GRPO and the defaults: 2 seeds, under 15 minutes on 2 cores")
@@ -123,27 +130,32 @@ def _run(options) -> None:
 def _study(options) -> None:
     from .methods import find
     from .pretrain import StartRecipe
-    from .runs import finished
+    from .runs import merged
+    from .store import read_rows
     from .studies import STUDIES
 
     if options.name not in STUDIES:
         raise SystemExit(f"{options.name!r} is not one of {', '.join(STUDIES)}")
     specs = STUDIES[options.name].specs(StartRecipe().key)
-    for given, of in ((options.methods, "method"), (options.seeds, "seed")):
+    for given, of in ((options.methods, "method"), (options.seeds, "seed"), (options.pools, "pool")):
         unknown = set(given or ()) - {getattr(spec, of) for spec in specs}
         if unknown:
             raise SystemExit(f"--{of}s: {', '.join(map(str, sorted(unknown)))}: not in the study {options.name!r}")
     chosen = [
         spec
         for spec in specs
-        if spec.method in (options.methods or [spec.method]) and spec.seed in (options.seeds or [spec.seed])
+        if spec.method in (options.methods or [spec.method])
+        and spec.seed in (options.seeds or [spec.seed])
+        and spec.pool in (options.pools or [spec.pool])
     ]
     left_out = {spec.method for spec in chosen if importlib.util.find_spec(find(spec.method).package) is None}
     for method in sorted(left_out):
         print(f"{method}: {find(method).package} is not installed here, so that it is not run")
     chosen = [spec for spec in chosen if spec.method not in left_out]
     options.out = options.out / options.name
-    _run_specs(chosen, options, lambda folder: finished(specs, folder))
+    table = options.tables / options.name / "results.parquet"
+    before = read_rows(table) if table.exists() else []
+    _run_specs(chosen, options, table, {row["run"] for row in before}, lambda folder: merged(specs, before, folder))
 
 
 def _quick(options) -> None:
@@ -155,20 +167,26 @@ def _quick(options) -> None:
     _run_specs(specs, options)
 
 
-def _run_specs(specs, options, all_rows=None) -> None:
-    """Run `specs` and report on them, or on the rows that `all_rows` gives for the folder of runs."""
+def _run_specs(specs, options, table=None, recorded=(), all_rows=None) -> None:
+    """
+    Run `specs` but those `recorded`, and report on them, or on the rows that `all_rows` gives for the folder of runs; write
+    `table`, or one beside the report.
+    """
     from .ratios import as_text, curves_by_setting
     from .report import write_report
     from .runs import run_all
     from .store import write_table
 
     folder = options.out / "runs"
-    rows = run_all(specs, _start(options.cache), folder, options.workers, options.fresh)
+    rows = run_all(specs, _start(options.cache), folder, options.workers, options.fresh, recorded=recorded)
     rows = all_rows(folder) if all_rows else rows
-    write_table(rows, options.out / "results.parquet", metadata(options.shown))
+    table = table or options.out / "results.parquet"
+    for place in (table, options.out / "report.html"):
+        place.parent.mkdir(parents=True, exist_ok=True)
+    write_table(rows, table, metadata(options.shown))
     settings = curves_by_setting(rows)
     write_report(settings, options.out / "report.html", options.shown)
-    print(f"\n{as_text(settings)}\n\n{options.out / 'results.parquet'}\n{options.out / 'report.html'}")
+    print(f"\n{as_text(settings)}\n\n{table}\n{options.out / 'report.html'}")
 
 
 def metadata(command: str) -> dict[str, str]:

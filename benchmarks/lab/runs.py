@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 from .store import RunFile
@@ -75,9 +75,17 @@ def run_all(
     workers: int,
     fresh: bool = False,
     train: Callable[[RunSpec, Path, Sink], None] | None = None,
+    recorded: Collection[str] = (),
 ) -> list[dict]:
-    """Run what is not finished yet and return the rows of all `specs`, in their order; by the lab's `run`, or by `train`."""
-    missing = [spec for spec in specs if fresh or not RunFile(folder, spec.name).finished()]
+    """
+    Run what is not finished yet and return the rows of all `specs`, in their order; by the lab's `run`, or by `train`. Of a
+    spec whose name is in `recorded` the rows are kept elsewhere: it is finished, and has none here.
+    """
+    missing = [
+        spec
+        for spec in specs
+        if fresh or (spec.name not in recorded and not RunFile(folder, spec.name).finished())
+    ]
     print(f"{len(specs)} runs, {len(specs) - len(missing)} of them finished before", flush=True)
     jobs = [(spec, start, folder, train or run) for spec in missing]
     if workers == 1:
@@ -91,7 +99,25 @@ def run_all(
     return [row for spec in specs for row in RunFile(folder, spec.name).rows()]
 
 
-def finished(specs: Iterable[RunSpec], folder: Path) -> list[dict]:
-    """The rows of those of `specs` that are finished, in their order."""
-    files = [RunFile(folder, spec.name) for spec in specs]
-    return [row for file in files if file.finished() for row in file.rows()]
+def merged(specs: Iterable[RunSpec], table: Iterable[dict], folder: Path) -> list[dict]:
+    """The rows of the finished runs of `specs`, from the files in `folder` or else from a `table` made before, in their order.
+
+    Other runs of the table were made with settings that were changed since, or under another name. They stay, ahead of the
+    rest, as long as there is no run of `specs` with the same pool, method and learning rate.
+    """
+    before: dict[str, list[dict]] = {}
+    for row in table:
+        before.setdefault(row["run"], []).append(row)
+    runs = {}
+    for spec in specs:
+        file = RunFile(folder, spec.name)
+        rows = file.rows() if file.finished() else before.get(spec.name)
+        if rows:
+            runs[spec.name] = rows
+    made = {_compared(rows[0]) for rows in runs.values()}
+    former = {name: rows for name, rows in before.items() if name not in runs and _compared(rows[0]) not in made}
+    return [row for rows in (former | runs).values() for row in rows]
+
+
+def _compared(row: dict) -> tuple[str, str, float]:
+    return row["pool"], row["method"], row["learning_rate"]

@@ -1,11 +1,12 @@
 """The studies whose tables are committed: which methods, for how long, over which seeds.
 
-A study is run with one command, which goes on where an earlier call stopped; its table takes all runs that are finished.
-Methods of other packages are run in environments of their own with `lab run`; their files, moved to the study's, join it.
+A study is run with one command, which goes on where an earlier call stopped: runs that are in its committed table are not
+made again, and the table grows by those that are finished. Methods of other packages are run in environments of their own with `lab run`; their files, moved to the study's, join it.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -14,24 +15,27 @@ from .train import LEARNING_RATE, RunSpec
 
 @dataclass(frozen=True)
 class Study:
-    """`methods`: by name, fields of their specs (`steps`, `max_rollouts`, ..., or `seeds`) that differ from `shared`."""
+    """
+    `pools`: one name, or several with a space between them. `methods`: by name, fields of their specs (`steps`,
+    `max_rollouts`, ..., or `seeds`) that differ from `shared`.
+    """
 
     what: str
-    pool: str
+    pools: str
     methods: Mapping[str, Mapping]
     seeds: Sequence[int] = range(10, 15)  # settings were chosen on 0 to 4
     rates: Sequence[float] = (LEARNING_RATE,)
     shared: Mapping = field(default_factory=dict)
 
     def specs(self, start: str) -> list[RunSpec]:
-        """All runs, interleaved: all methods of the first seed, then of the second, ..."""
+        """All runs, interleaved: all methods of the first seed on each pool, then of the second, ..."""
         specs = []
-        for seed in sorted({*self.seeds, *(seed for own in self.methods.values() for seed in own.get("seeds", ()))}):
-            for rate in self.rates:
-                for method, own in self.methods.items():
-                    options = {"learning_rate": rate, **self.shared, **own}
-                    if seed in options.pop("seeds", self.seeds):
-                        specs.append(RunSpec(method, seed, self.pool, start, **options))
+        seeds = sorted({*self.seeds, *(seed for own in self.methods.values() for seed in own.get("seeds", ()))})
+        for seed, pool, rate in itertools.product(seeds, self.pools.split(), self.rates):
+            for method, own in self.methods.items():
+                options = {"learning_rate": rate, **self.shared, **own}
+                if seed in options.pop("seeds", self.seeds):
+                    specs.append(RunSpec(method, seed, pool, start, **options))
         return specs
 
 

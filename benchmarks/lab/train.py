@@ -217,7 +217,7 @@ def run(spec: RunSpec, start: Path, sink: Callable[[dict], None]) -> None:
     tokenizer = AutoTokenizer.from_pretrained(start)
     model = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
     kinds = pool.kinds(cached_cell_success(start, model, tokenizer))
-    tally = Tally(pool.reward, spec.group_size)
+    tally = Tally(pool.reward, method.options.get("num_generations", spec.group_size))
     dataset = pool_dataset(pool, kinds, spec.seed, method.only)
     easy = easy_tasks(kinds, set(pool_dataset(pool, kinds, spec.seed)["prompt"]))
     evaluations = Evaluations(spec, tokenizer, held_out_tasks(kinds), easy, tally, sink)

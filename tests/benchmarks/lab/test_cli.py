@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import shutil
 
 import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.lab import cli, pretrain, studies
 from benchmarks.lab.methods import METHODS, Method
+from benchmarks.lab.store import read_rows
 from tests.benchmarks.lab.tiny import TINY
 
 
@@ -45,22 +47,27 @@ def test_quick_prints_the_ratio_table(tiny_start, tmp_path, capsys, monkeypatch)
 
 
 @pytest.mark.usefixtures("tiny_bounds")
-def test_a_study_goes_on_and_leaves_out_what_is_not_installed(tiny_start, tmp_path, capsys, monkeypatch):
+def test_a_study_goes_on_from_its_runs_and_its_table(tiny_start, tmp_path, capsys, monkeypatch):
     pytest.importorskip("matplotlib")
     short = {"steps": 1, "prompts": 4, "group_size": 4}
     monkeypatch.setitem(METHODS, "stranger", Method("x", trainer="not_installed_here:Trainer"))
     study = studies.Study("x", "first", dict.fromkeys(("uniform", "oracle", "stranger"), short), seeds=[0, 1])
     monkeypatch.setitem(studies.STUDIES, "small", study)
-    places = ["--cache", str(tiny_start.parent), "--out", str(tmp_path)]
+    table = tmp_path / "tables" / "small" / "results.parquet"
+    places = ["--cache", str(tiny_start.parent), "--out", str(tmp_path / "runs"), "--tables", str(tmp_path / "tables")]
     cli.main(["study", "small", "--methods", "uniform", "--seeds", "1", *places])
     assert "1 runs, 0 of them finished" in capsys.readouterr().out
     cli.main(["study", "small", *places])
     text = capsys.readouterr().out
     assert "4 runs, 1 of them finished" in text
     assert "not_installed_here is not installed" in text
-    rows = pq.read_table(tmp_path / "small" / "results.parquet").to_pylist()
+    rows = read_rows(table)
     assert {(row["method"], row["seed"]) for row in rows} == {(m, s) for m in ("uniform", "oracle") for s in (0, 1)}
-    for wrong in (["study", "large"], ["study", "small", "--methods", "dots"]):
+    shutil.rmtree(tmp_path / "runs")  # what the table has is not run again
+    cli.main(["study", "small", "--methods", "uniform", *places])
+    assert "2 runs, 2 of them finished" in capsys.readouterr().out
+    assert read_rows(table) == rows
+    for wrong in (["study", "large"], ["study", "small", "--methods", "dots"], ["study", "small", "--pools", "x"]):
         with pytest.raises(SystemExit, match=r"not (one of|in the study)"):
             cli.main([*wrong, *places])
 

@@ -168,12 +168,33 @@ def test_what_a_trainer_generates_beside_its_batches_counts_and_what_it_makes_up
 
 def test_studies_are_interleaved_and_a_method_may_have_seeds_of_its_own():
     study = Study(
-        "x", "second", {"uniform": {"steps": 7}, "dots": {"seeds": [1, 2]}}, seeds=[0, 1], shared={"steps": 5}
+        "x", "second third", {"uniform": {"steps": 7}, "dots": {"seeds": [1, 2]}}, seeds=[0, 1], shared={"steps": 5}
     )
-    specs = study.specs("key")
-    expected = [(0, "uniform", 7), (1, "uniform", 7), (1, "dots", 5), (2, "dots", 5)]
-    assert [(s.seed, s.method, s.steps) for s in specs] == expected
-    assert {s.pool for s in specs} == {"second"}
+    found = [(s.seed, s.pool, s.method, s.steps) for s in study.specs("key")]
+    by_seed = {0: [("uniform", 7)], 1: [("uniform", 7), ("dots", 5)], 2: [("dots", 5)]}
+    assert found == [(seed, p, *run) for seed, runs in by_seed.items() for p in ("second", "third") for run in runs]
+
+
+def test_a_table_grows_by_what_is_finished_and_loses_what_was_made_with_other_settings(tmp_path):
+    specs = [RunSpec(method, seed, "first", "x") for seed in (0, 1) for method in ("uniform", "oracle", "dynamic")]
+
+    def row(method, seed, run, value):
+        return {"pool": "first", "method": method, "learning_rate": 1e-4, "seed": seed, "run": run, "value": value}
+
+    uniform, oracle, unfinished = specs[0], specs[1], specs[2]
+    table = [
+        row("dots", 0, "of another study", 1),
+        row("uniform", 0, uniform.name, 2),
+        row("oracle", 1, "with former settings", 3),
+        row("dynamic", 0, "also with former settings", 4),
+    ]
+    for spec, value in ((oracle, 5), (unfinished, 6)):
+        file = RunFile(tmp_path, spec.name)
+        file.begin()
+        file.append(row(spec.method, spec.seed, spec.name, value))
+    RunFile(tmp_path, oracle.name).end()
+    rows = runs.merged(specs, table, tmp_path)
+    assert [r["value"] for r in rows] == [1, 4, 2, 5]
 
 
 @pytest.mark.parametrize("name", STUDIES)
