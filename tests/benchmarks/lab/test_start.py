@@ -187,3 +187,21 @@ def test_the_tally_counts_groups_with_unequal_rewards():
     rewards = tally(prompts=prompts, completions=["1", "0", "1", "1", "1", "1"], answer=["1"] * 6)
     assert rewards == [1, 0, 1, 1, 1, 1]
     assert (tally.groups, tally.effective) == (3, 1)
+
+
+def test_a_group_that_is_scored_in_two_parts_counts_once():
+    tally = Tally(exact_match, group_size=4)
+
+    def score(*parts):
+        prompts, completions = zip(*((prompt, c) for prompt, answers in parts for c in answers), strict=True)
+        tally(prompts=prompts, completions=completions, answer=["1"] * len(prompts))
+
+    score(("a", "11"), ("b", "10"), ("c", "00"))
+    assert (tally.groups, tally.effective) == (3, 1)
+    score(("b", "11"), ("c", "01"))  # a is stopped; c is effective only as a whole
+    assert (tally.groups, tally.effective) == (3, 2)
+    score(("a", "00"), ("d", "11"))  # of the next batch
+    score(("a", "11"))
+    assert (tally.groups, tally.effective) == (5, 3)
+    score(("a", "0011"))
+    assert (tally.groups, tally.effective) == (6, 4)
