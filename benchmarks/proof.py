@@ -392,10 +392,10 @@ TABLES: dict[str, Callable[[], str]] = {
         (50, 100),
     ),
     "simulate": lambda: SIMULATED.read_text(encoding="utf-8").strip(),
-    "pretrained": lambda: pretrained_tables(recorded(RUNS, study_runs())),
-    "pretrained-rates": lambda: by_rate(recorded(RUNS, tuning_runs())),
-    "pretrained-own-rates": lambda: at_own_rates(recorded(RUNS, own_rate_runs())),
-    "pretrained-short": lambda: short(recorded(RUNS, study_runs())),
+    "pretrained": lambda: pretrained_tables(recorded(RUNS["constant"], study_runs("constant"))),
+    "pretrained-rates": lambda: by_rate(recorded(RUNS["constant"], tuning_runs("constant"))),
+    "pretrained-own-rates": lambda: at_own_rates(recorded(RUNS["constant"], own_rate_runs())),
+    "pretrained-short": lambda: short(recorded(RUNS["constant"], study_runs("constant"))),
     "readme": lambda: readme_table(together(load("first"))),
 }
 

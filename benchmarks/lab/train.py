@@ -36,6 +36,7 @@ MEASURED = {
     "replay_age": "dataeff/replay/age_mean",
     "replay_ratio": "dataeff/replay/ratio_mean",
     "replay_ratio_max": "dataeff/replay/ratio_max",
+    "replay_movement": "dataeff/replay/movement",  # mean |log ratio| of a replayed token
     "replay_clipped": "dataeff/replay/clipped_share",
     "replay_ess": "dataeff/replay/ess",
     "pearson": SELECTOR_PREFIX + "predictor/pearson",

@@ -9,27 +9,40 @@ from pathlib import Path
 
 
 ROOT = Path(__file__).resolve().parents[2]
-RUNS = ROOT / "benchmarks" / "results" / "smollm2" / "runs"
+RESULTS = ROOT / "benchmarks" / "results" / "smollm2"
+#: Folder of the runs, by schedule of the learning rate: TRL's default, and none
+RUNS = {"linear": RESULTS / "linear", "constant": RESULTS / "runs"}
 WEIGHTS = ROOT / "quickstart"  # shared with the quickstart
 
 METHODS = ("uniform", "dynamic", "dots", "replay50", "default", "dots_paper")
+Entry = tuple[str, float, tuple[str, ...], tuple[int, ...]]
 #: Pool, learning rate, methods and seeds of the tables. Settings were chosen on other seeds: 0 to 2, 10 to 12, and from 100 on
-STUDY: tuple[tuple[str, float, tuple[str, ...], tuple[int, ...]], ...] = (
+CONSTANT: tuple[Entry, ...] = (
     ("unsolvable", 1e-3, ("uniform", "default"), (18, 19, 20)),
     ("mixed", 1e-3, ("uniform", "default"), tuple(range(13, 20))),
     ("learnable", 1e-3, ("uniform", "default"), (18, 19, 20)),
     ("mixed", 5e-4, ("uniform", "default"), (23, 24, 25)),
     ("mixed", 1e-3, ("dots", "replay50", "dynamic", "dots_paper"), (13, 14, 15)),
 )
-#: The rate that was best for a method of those that were run, and where both are compared with that
+LINEAR: tuple[Entry, ...] = (
+    ("mixed", 1e-3, ("uniform", "default"), tuple(range(26, 31))),
+    ("learnable", 1e-3, ("uniform", "default"), (26, 27, 28)),
+    ("unsolvable", 1e-3, ("uniform", "default"), (26, 27, 28)),
+)
+STUDY = {"linear": LINEAR, "constant": CONSTANT}
+#: With a constant rate: the rate that was best for a method of those that were run, and where both are compared with that
 OWN_RATES = {"uniform": 1e-3, "default": 5e-4}
 OWN_RATE_SEEDS = (("mixed", (23, 24, 25)), ("learnable", (18, 19, 20)))
-TUNING = ("uniform", (0, 1, 2), (5e-4, 1e-3, 2e-3))
+#: Seeds and rates of uniform sampling
+TUNING = {"linear": ((0, 1, 2), (1e-3, 2e-3)), "constant": ((0, 1, 2), (5e-4, 1e-3, 2e-3))}
 
 
-def study_runs() -> list[tuple[str, float, str, int]]:
+def study_runs(schedule: str) -> list[tuple[str, float, str, int]]:
     """Pool, learning rate, method and seed of each run of the study, each once."""
-    runs = [(pool, rate, method, seed) for pool, rate, methods, seeds in STUDY for method in methods for seed in seeds]
+    entries = STUDY[schedule]
+    runs = [
+        (pool, rate, method, seed) for pool, rate, methods, seeds in entries for method in methods for seed in seeds
+    ]
     return list(dict.fromkeys(runs))
 
 
@@ -40,10 +53,10 @@ def own_rate_runs() -> list[tuple[str, float, str, int]]:
     ]
 
 
-def tuning_runs() -> list[tuple[str, float, str, int]]:
+def tuning_runs(schedule: str) -> list[tuple[str, float, str, int]]:
     """The same for the choice of the learning rate."""
-    method, seeds, rates = TUNING
-    return [("mixed", rate, method, seed) for rate in rates for seed in seeds]
+    seeds, rates = TUNING[schedule]
+    return [("mixed", rate, "uniform", seed) for rate in rates for seed in seeds]
 
 
 def parser() -> argparse.ArgumentParser:
@@ -67,9 +80,15 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--scale", type=int, default=1, help="times as many groups a step, for a GPU (default: 1)"
         )
-        command.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
     tables = commands.add_parser("tables", help="the tables of the finished runs, as Markdown")
-    tables.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
+    for command in (study, tune, run, tables):
+        command.add_argument("--runs", type=Path, help="folder of the runs (default: that of the schedule)")
+        command.add_argument(
+            "--schedule",
+            choices=list(RUNS),
+            default="linear",
+            help="of the learning rate: to 0 at the end of a run, TRL's default, or constant (default: linear)",
+        )
     tables.add_argument("--tuning", action="store_true", help="those of `tune`")
     commands.add_parser("pools", help="initial success rates of the pools, by exact probability of the answers")
     return top
@@ -83,14 +102,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     for name, value in ALLOCATOR.items():  # for the processes that are made
         os.environ.setdefault(name, value)
+    if hasattr(chosen, "schedule"):
+        chosen.runs = chosen.runs or RUNS[chosen.schedule]
     {"study": _study, "run": _study, "tune": _tune, "tables": _tables, "pools": _pools}[chosen.command](chosen)
 
 
 def _study(chosen: argparse.Namespace) -> None:
     from benchmarks.smollm2.train import LEARNING_RATE, Spec
 
-    own_rates = tuple((pool, rate, (method,), (seed,)) for pool, rate, method, seed in own_rate_runs())
-    entries, rollouts = STUDY + own_rates, None
+    entries, rollouts = STUDY[chosen.schedule], None
+    if chosen.schedule == "constant":
+        entries += tuple((pool, rate, (method,), (seed,)) for pool, rate, method, seed in own_rate_runs())
     if chosen.command == "run":
         rate, rollouts = chosen.learning_rate or LEARNING_RATE, chosen.rollouts
         entries = tuple(
@@ -98,7 +120,7 @@ def _study(chosen: argparse.Namespace) -> None:
             for pool in chosen.pools or ["mixed"]
         )
     specs = [
-        Spec(method, seed, pool, learning_rate=rate).until(rollouts).scaled(chosen.scale)
+        Spec(method, seed, pool, learning_rate=rate).until(rollouts).scheduled(chosen.schedule).scaled(chosen.scale)
         for pool, rate, methods, seeds in entries
         for seed in seeds
         for method in methods
@@ -113,23 +135,30 @@ def _study(chosen: argparse.Namespace) -> None:
 def _tune(chosen: argparse.Namespace) -> None:
     from benchmarks.smollm2.train import Spec
 
-    method, seeds, rates = TUNING
-    _run([Spec(method, s, "mixed", learning_rate=r).scaled(chosen.scale) for s in seeds for r in rates], chosen)
+    seeds, rates = TUNING[chosen.schedule]
+    specs = [Spec("uniform", seed, "mixed", learning_rate=rate) for seed in seeds for rate in rates]
+    _run([spec.scheduled(chosen.schedule).scaled(chosen.scale) for spec in specs], chosen)
 
 
 def _run(specs: list, chosen: argparse.Namespace) -> None:
     from benchmarks.lab.runs import run_all
-    from benchmarks.smollm2.report import tables
+    from benchmarks.smollm2.report import finished_runs, tables
     from benchmarks.smollm2.train import load, run
 
+    # A field that the package's config has got since then, switched off, changes a run's name and nothing else
+    names = {key: path.stem for key, path in finished_runs(chosen.runs).items()} if chosen.command != "run" else {}
+    kept = [spec for spec in specs if names.get(spec.key, spec.name) != spec.name and chosen.scale == 1]
+    for spec in kept:
+        print(f"{names[spec.key]}: finished with former fields of the config; remove the file to run it again")
     load(WEIGHTS)  # converts them, once
-    print(tables(run_all(specs, WEIGHTS, chosen.runs, chosen.workers, train=run)))
+    made = run_all([s for s in specs if s not in kept], WEIGHTS, chosen.runs, chosen.workers, train=run)
+    print(tables(made))
 
 
 def _tables(chosen: argparse.Namespace) -> None:
     from benchmarks.smollm2.report import recorded, tables
 
-    print(tables(recorded(chosen.runs, tuning_runs() if chosen.tuning else study_runs())))
+    print(tables(recorded(chosen.runs, (tuning_runs if chosen.tuning else study_runs)(chosen.schedule))))
 
 
 def _pools(chosen: argparse.Namespace) -> None:

@@ -29,23 +29,32 @@ def tables(rows: Iterable[dict]) -> str:
     return "\n\n".join(parts) or "No run is finished."
 
 
-def recorded(folder: Path, runs: Iterable[tuple[str, float, str, int]]) -> list[dict]:
+Key = tuple[str, float, str, int]  # pool, learning rate, method, seed
+
+
+def finished_runs(folder: Path) -> dict[Key, Path]:
     """
-    The rows of the finished runs in a folder, in the order of `runs`: pool, learning rate, method, seed.
+    The files of the finished runs in a folder.
 
     Raises:
         `ValueError`: two files are of the same run, with other settings.
     """
-    found: dict[tuple, tuple[Path, list[dict]]] = {}
+    found: dict[Key, Path] = {}
     for path in sorted(folder.glob("*.jsonl")):
         file = RunFile(folder, path.stem)
         if file.finished():
-            rows = file.rows()
-            key = tuple(rows[0][name] for name in ("pool", "learning_rate", "method", "seed"))
+            row = file.rows()[0]
+            key = row["pool"], row["learning_rate"], row["method"], row["seed"]
             if key in found:
-                raise ValueError(f"{found[key][0]} and {path} are the same run with other settings. Keep one of them.")
-            found[key] = path, rows
-    return [row for run in runs for row in found.get(run, (None, ()))[1]]
+                raise ValueError(f"{found[key]} and {path} are the same run with other settings. Keep one of them.")
+            found[key] = path
+    return found
+
+
+def recorded(folder: Path, runs: Iterable[Key]) -> list[dict]:
+    """The rows of the finished ones of `runs`, in their order."""
+    found = finished_runs(folder)
+    return [row for run in runs if run in found for row in RunFile(folder, found[run].stem).rows()]
 
 
 def short(rows: Iterable[dict]) -> str:

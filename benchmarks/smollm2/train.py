@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import tempfile
 from collections.abc import Callable
@@ -53,12 +54,24 @@ class Spec:
     prompts: int = 8  # groups a step
     group_size: int = 8
     start: str = "SmolLM2-135M-Instruct"
+    schedule: str = "constant"  # of the learning rate: or "linear", to 0 at the last step
 
     def until(self, rollouts: int | None) -> Spec:
         """The same for so many rollouts, in twice the steps that uniform sampling needs for them."""
         if rollouts is None:
             return self
         return replace(self, max_rollouts=rollouts, steps=2 * rollouts // (self.prompts * self.group_size))
+
+    def scheduled(self, schedule: str) -> Spec:
+        """
+        The same with this schedule of the learning rate. A rate that falls to 0 does so in the steps that the method needs for
+        its rollouts, if it replays as much as it is told to.
+        """
+        if schedule == "constant":
+            return self
+        fresh = 1 - find(self.method).settings().get("replay_fraction", 0.0)
+        steps = math.ceil(self.max_rollouts / (self.prompts * self.group_size * fresh))
+        return replace(self, schedule=schedule, steps=steps)
 
     def scaled(self, scale: int) -> Spec:
         """The same with `scale` times as many groups a step, and rollouts."""
@@ -72,8 +85,15 @@ class Spec:
         )
 
     @property
+    def key(self) -> tuple[str, float, str, int]:
+        return self.pool, self.learning_rate, self.method, self.seed
+
+    @property
     def name(self) -> str:
-        recipe = json.dumps([asdict(self), find(self.method).settings()], sort_keys=True, default=str)
+        own = asdict(self)
+        if self.schedule == "constant":
+            del own["schedule"]  # as the runs that were made before there was a choice
+        recipe = json.dumps([own, find(self.method).settings()], sort_keys=True, default=str)
         key = hashlib.sha256(recipe.encode()).hexdigest()[:8]
         method = self.method.replace(",", "+").replace("/", "_")[:80]
         return f"{self.pool}-{method}-seed{self.seed}-{key}"
@@ -111,7 +131,7 @@ def options(spec: Spec, folder: str) -> dict[str, Any]:
         "seed": spec.seed,
         "max_steps": spec.steps,
         "learning_rate": spec.learning_rate,
-        "lr_scheduler_type": "constant",
+        "lr_scheduler_type": spec.schedule,
         "max_grad_norm": 0.5,
         "per_device_train_batch_size": spec.prompts * spec.group_size,
         "num_generations": spec.group_size,

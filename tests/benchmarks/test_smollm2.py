@@ -149,7 +149,7 @@ def test_the_study_is_that_of_the_page(tmp_path):
     other pools, and on the mixed pool at half of the rate."""
     runs = {
         (pool, rate, method, seed)
-        for pool, rate, methods, seeds in command.STUDY
+        for pool, rate, methods, seeds in command.STUDY["constant"]
         for method in methods
         for seed in seeds
     }
