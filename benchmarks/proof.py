@@ -45,10 +45,10 @@ README_METHODS = {
 SHOWN = ("uniform", "dynamic", "greso", "dots", "dots_paper", "default", "oracle")
 
 
-def load(study: str, root: Path = RESULTS) -> dict[float, list[Curve]]:
-    """The runs of a study, by learning rate."""
+def load(study: str, pool: str | None = None, root: Path = RESULTS) -> dict[float, list[Curve]]:
+    """The runs of a study, by learning rate; those on one pool, where it has several."""
     settings = curves_by_setting(read_rows(root / study / "results.parquet"))
-    return {rate: curves for (_, rate), curves in settings.items()}
+    return {rate: curves for (of, rate), curves in settings.items() if of == (pool or of)}
 
 
 def together(studies: dict[float, list[Curve]]) -> list[Curve]:
@@ -228,6 +228,30 @@ def variations_table(curves: list[Curve], base: str = BASE, rollouts: int = 3300
     return table(header, [cells for _, cells in sorted(rows, key=lambda row: -row[0])])
 
 
+def to_target_table(curves: list[Curve], base: str, target: float, seeds: int) -> str:
+    """Rollouts, steps and CPU time to an accuracy, as ratios to `base` with the same seed; variations with so many seeds."""
+    groups = {method: own for method, own in by_method(curves).items() if len(own) >= seeds}
+    reached = {
+        method: {
+            x: {c.seed: reach(c.column(x), c.column(ACCURACY), target) for c in own}
+            for x in ("rollouts", "step", "cpu_s")
+        }
+        for method, own in groups.items()
+    }
+    rows = []
+    for method, own in groups.items():
+        cells, order = [], math.nan
+        for x, values in reached[method].items():
+            paired = [value / reached[base][x][seed] for seed, value in values.items() if seed in reached[base][x]]
+            ratio, low, high = geometric_mean(paired)
+            cells.append(show(ratio) if math.isnan(low) or method == base else f"{ratio:.2f} ({low:.2f}-{high:.2f})")
+            order = ratio if x == "rollouts" else order
+        name = f"`{_changes(method, base)}`" if method != base else "base"
+        rows.append((order, [name, str(len(own)), *cells]))
+    header = ("changed", "seeds", f"rollouts to {target:g}, of the base's", "steps", "CPU time")
+    return table(header, [cells for _, cells in sorted(rows, key=lambda row: row[0])])
+
+
 def _changes(method: str, base: str) -> str:
     """What a variation changes: what its name says and the base's does not."""
     return ",".join(change for change in method.split(",") if change not in base.split(","))
@@ -373,6 +397,18 @@ TABLES: dict[str, Callable[[], str]] = {
     },
     "first-entropy": lambda: entropy_table(together(load("first")), (0.4, 0.5, 0.6)),
     "ablation": lambda: variations_table(together(load("ablation"))),
+    "halving": lambda: variations_table(together(load("halving")), base="default", rollouts=2_400),
+    "halving-best": lambda: to_target_table(together(load("halving")), "default", 0.5, seeds=4),
+    **{
+        f"proof-{pool}": partial(
+            lambda study, pool, step: reach_table(together(load(study, pool)), step), study, pool, step
+        )
+        for study, step, pools in (
+            ("proof", 100, ("first", "second", "third")),
+            ("proof_half", 50, ("graded", "learnable")),
+        )
+        for pool in pools
+    },
     "clip": lambda: course_table(together(load("clip")), (2_700, 5_300, 6_500, 7_800, 9_000, 10_300)),
     "rates": lambda: rate_table(load("rates"), 3_300),
     "long": lambda: long_table(

@@ -74,6 +74,11 @@ def _dots(what: str, **options) -> Method:
 
 METHODS = {
     "default": Method("the package as it comes: DOTS, and half of each batch replayed", **OURS),
+    "fewest_rollouts": Method(
+        "the documented second setting: sequential rollouts, and more of each batch replayed, for longer",
+        **OURS,
+        options={"sequential_rollouts": True, "replay_fraction": 0.65, "replay_max_age": 10},
+    ),
     "uniform": Method("GRPOTrainer: shuffled passes over the whole pool"),
     "uniform_half": Method(
         "GRPOTrainer with half the batch: as many optimizer steps from its rollouts as with half of a batch replayed",

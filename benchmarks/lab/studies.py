@@ -64,6 +64,14 @@ def _of_base(*changes: str) -> dict[str, Mapping]:
     return {_began_with(change): {} for change in changes}
 
 
+def _with(*changes: str, **fields) -> dict[str, Mapping]:
+    return {",".join(["default", *([change] * bool(change))]): fields for change in changes}
+
+
+#: Until uniform sampling has learned a third of what it learns
+SEARCH = {"steps": 200, "max_rollouts": 3_000, "eval_every": 4}
+SEQUENTIAL = "sequential_rollouts=true"
+
 #: Evidence is out of date sooner; at three times the rate uniform falls back, at four it learns nothing (docs/lab.md)
 FAST_RATE = 2 * LEARNING_RATE
 
@@ -113,6 +121,63 @@ STUDIES = {
         seeds=range(10, 13),
         rates=(LEARNING_RATE, FAST_RATE),
         shared={"steps": 100, "max_rollouts": 5_120, "eval_every": 4},  # 40 steps of uniform
+    ),
+    "halving": Study(
+        "what saves rollouts beyond the defaults, by successive halving: all on two seeds, the best and their combinations on more",
+        "first",
+        {
+            **_with(
+                "replay_weight=1",
+                "replay_fraction=0.75,replay_max_age=10,replay_weight=1",
+                "per_device_train_batch_size=64",
+                "per_device_train_batch_size=64,replay_fraction=0.75,replay_max_age=10",
+                "per_device_train_batch_size=64,replay_fraction=0.75,replay_max_age=20,replay_weight=1",
+                "fresh_groups=adaptive,effective_target=0.1,replay_max_uses=4,replay_max_age=10",
+                "fresh_groups=adaptive,effective_target=0.1,replay_max_uses=8,replay_max_age=20,replay_weight=1",
+                "num_generations=4",
+                "num_generations=4,advantage_baseline=tracked",
+                "advantage_baseline=tracked",
+                "learning_rate=0.0002",
+                "learning_rate=0.00005",
+                f"{SEQUENTIAL},replay_weight=1",
+                f"{SEQUENTIAL},replay_fraction=0.75,replay_max_age=10",
+                f"{SEQUENTIAL},num_generations=4",
+                f"{SEQUENTIAL},fresh_groups=adaptive,effective_target=0.1,replay_max_uses=4,replay_max_age=10",
+                f"{SEQUENTIAL},learning_rate=0.00015",
+            ),
+            **_with(
+                "",
+                "replay_fraction=0.65,replay_max_age=10",
+                "replay_fraction=0.75,replay_max_age=10",
+                SEQUENTIAL,
+                f"{SEQUENTIAL},dots_sharpness=2",
+                f"{SEQUENTIAL},replay_fraction=0.65,replay_max_age=10",
+                f"{SEQUENTIAL},replay_fraction=0.65,replay_max_age=10,dots_sharpness=2",
+                seeds=range(5),
+            ),
+        },
+        seeds=range(2),
+        shared=SEARCH,
+    ),
+    "proof": Study(
+        "the settings that the search chose, on seeds that chose nothing",
+        "first second third",
+        {
+            "uniform": {"steps": 100},
+            "default": {"steps": 100, "max_rollouts": 5_000},
+            "fewest_rollouts": {"steps": 150, "max_rollouts": 4_000},
+        },
+        seeds=range(20, 30),
+    ),
+    "proof_half": Study(
+        "the same for half as long, where there is less to save",
+        "graded learnable",
+        {
+            "uniform": {"steps": 50},
+            "default": {"steps": 150, "max_rollouts": 7_000},
+            "fewest_rollouts": {"steps": 220, "max_rollouts": 7_000},
+        },
+        seeds=range(20, 30),
     ),
     "ablation": Study(
         "each part of the defaults taken away, each main setting at three values or more, and what lies beyond them",
