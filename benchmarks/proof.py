@@ -409,6 +409,8 @@ TABLES: dict[str, Callable[[], str]] = {
         )
         for pool in pools
     },
+    "proof-rest": lambda: reach_table([*together(load("proof", "first")), *together(load("proof_rest"))], 100),
+    "proof-long": lambda: long_table(together(load("proof_long")), (3_200, 6_400, 9_600, 12_800)),
     "clip": lambda: course_table(together(load("clip")), (2_700, 5_300, 6_500, 7_800, 9_000, 10_300)),
     "rates": lambda: rate_table(load("rates"), 3_300),
     "long": lambda: long_table(

@@ -92,7 +92,7 @@ def simulate(pool: str, methods: list[str], learning: Learning, seeds: int) -> d
 
 def measured(pool: str, root: Path = RESULTS) -> dict[str, dict]:
     """The rows of the ratio table of the pool's study, at the lab's learning rate."""
-    first = next(iter(load(pool, root).values()))
+    first = next(iter(load(pool, root=root).values()))
     return {row["method"]: row for row in ratios(first, at_step=STEPS) if row["method"] not in LEFT_OUT}
 
 

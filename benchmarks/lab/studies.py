@@ -169,6 +169,25 @@ STUDIES = {
         },
         seeds=range(20, 30),
     ),
+    "proof_rest": Study(
+        "other methods on the first pool of the proof",
+        "first",
+        {
+            f"default,{SEQUENTIAL}": {"steps": 120, "max_rollouts": 5_000},
+            "dots": {"steps": 60},
+            "oracle": {"steps": 60},
+            "replay50": STEPS,
+            "dynamic": {"steps": 40, "max_rollouts": 12_800},
+            "greso": STEPS,
+        },
+        seeds=range(20, 25),
+    ),
+    "proof_long": Study(
+        "no collapse: three times as many rollouts as in the proof",
+        "first",
+        {"default": {"steps": 200, "max_rollouts": 12_800}, "fewest_rollouts": {"steps": 400, "max_rollouts": 12_800}},
+        seeds=range(20, 22),
+    ),
     "proof_half": Study(
         "the same for half as long, where there is less to save",
         "graded learnable",

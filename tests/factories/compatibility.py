@@ -20,6 +20,7 @@ _IDENTITY, _REPLAY, _DYNAMIC = (
 _IMAGES = "tests/rollouts/test_images.py"
 _ENGINE, _ENGINE_REPLAY = "tests/engines/test_engine.py", "tests/engines/test_replay.py"
 _SERVER = "tests/engines/test_server.py"
+_SEQUENTIAL = "tests/collector/test_sequential_training.py"
 _TWO, _SAME = "tests/distributed/test_two_processes.py", "tests/distributed/test_same_batch.py"
 _SHARDED = "tests/distributed/test_sharded.py"
 _OFF = f"{_IDENTITY}::test_off_is_grpo"
@@ -108,6 +109,60 @@ FEATURES: dict[str, list[tuple[str, str, str, tuple[str, ...]]]] = {
             (_OFF, "tests/test_trainer.py::test_evaluation_touches_neither_selection_nor_counters"),
         ),
         ("`torch_compile`, `use_liger_kernel`", PASSED, PASSED, ()),
+    ],
+    "Options of this package": [
+        (
+            "`sequential_rollouts`, with replay, dynamic sampling, tools and images",
+            "-",
+            WORKS,
+            (
+                f"{_SEQUENTIAL}::test_settings_train",
+                f"{_SEQUENTIAL}::test_tools_are_called_in_both_parts",
+                f"{_IMAGES}::test_groups_are_trained_on_with_the_images_of_their_rows",
+            ),
+        ),
+        (
+            "`sequential_rollouts` with vLLM, and on two processes",
+            "-",
+            WORKS,
+            (_LOGPS, f"{_TWO}::test_both_processes_stop_the_same_groups"),
+        ),
+        (
+            "`sequential_rollouts` with tools that answer with images, and with environments",
+            *("-", SINGLE),
+            ("tests/test_notice.py::test_sequential_rollouts_are_named_with_the_size_of_the_first_half",),
+        ),
+        (
+            "`sequential_rollouts` with streaming, and with a tracked baseline",
+            *("-", REJECTED),
+            (
+                "tests/test_validation.py::test_streaming_with_sequential_rollouts",
+                "tests/test_tracked_baseline.py::test_what_cannot_be_combined_is_refused_before_a_model_is_loaded",
+            ),
+        ),
+        (
+            '`advantage_baseline="tracked"`, on two processes too',
+            *("-", WORKS),
+            (
+                "tests/test_tracked_baseline.py::test_training_takes_the_tracked_advantages",
+                f"{_TWO}::test_a_tracked_baseline_on_two_processes",
+            ),
+        ),
+        (
+            '`fresh_groups="adaptive"`, on 1, 2 and 3 processes',
+            *("-", WORKS),
+            (
+                "tests/collector/test_fresh.py::test_batches_are_full_and_have_as_many_effective_fresh_groups_as_asked_for",
+                f"{_SAME}::test_an_adaptive_number_of_fresh_groups_is_one_for_all_processes",
+            ),
+        ),
+        (
+            "`history_from`",
+            *("-", WORKS),
+            (
+                "tests/collector/test_earlier_run.py::test_a_run_begins_with_the_earlier_ones_rates_and_resumes_without_the_file",
+            ),
+        ),
     ],
     "Generation": [
         ("transformers", WORKS, WORKS, (_OFF, _SETTINGS)),
