@@ -27,7 +27,7 @@ from benchmarks.lab.studies import BASE
 from benchmarks.smollm2.__main__ import RUNS, own_rate_runs, study_runs, tuning_runs
 from benchmarks.smollm2.report import at_own_rates, by_rate, recorded, short
 from benchmarks.smollm2.report import tables as pretrained_tables
-from trl_dataeff.analysis.curves import band, geometric_mean, isotonic, reach, t_95
+from trl_dataeff.analysis.curves import band, final, geometric_mean, isotonic, reach, t_95
 
 
 RESULTS = Path(__file__).parent / "results" / "lab"
@@ -372,6 +372,28 @@ def rollouts_per_effective_group(curves: list[Curve]) -> dict[str, float]:
     }
 
 
+def effective_alone(curves: list[Curve], at_step: int, group_size: int = 8) -> str:
+    """
+    What the rollouts of effective groups alone come to, as a share of what uniform takes: the ratio that the same learning
+    would have if no other rollout were generated. With the ratio itself, as in `reach_table`.
+    """
+    rows = []
+    whole = {row["method"]: row for row in ratios(curves, at_step=at_step)}
+    base = {c.seed: c.until(at_step) for c in curves if c.method == BASELINE}
+    for method, own in by_method(curves).items():
+        shares = []
+        for c in own:
+            target = final(base[c.seed].column(ACCURACY))
+            needed = reach(c.column("rollouts"), c.column(ACCURACY), target)
+            effective = np.interp(needed, c.column("rollouts"), np.cumsum(c.column("effective_groups")))
+            uniform = reach(base[c.seed].column("rollouts"), base[c.seed].column(ACCURACY), target)
+            shares.append(group_size * effective / uniform if needed < math.inf else math.inf)
+        ratio, low, high = geometric_mean(shares)
+        cell = show(ratio) if math.isnan(low) else f"{ratio:.2f} ({low:.2f}-{high:.2f})"
+        rows.append((f"`{method}`", str(len(own)), interval(whole[method], "rollouts"), cell))
+    return table(("method", "seeds", "ratio of rollouts", "of those in effective groups alone"), rows)
+
+
 def readme_table(curves: list[Curve]) -> str:
     """The few lines that say it all."""
     rows = {row["method"]: row for row in ratios(curves, at_step=100)}
@@ -410,6 +432,9 @@ TABLES: dict[str, Callable[[], str]] = {
         for pool in pools
     },
     "proof-rest": lambda: reach_table([*together(load("proof", "first")), *together(load("proof_rest"))], 100),
+    "proof-effective": lambda: effective_alone(
+        [*together(load("proof", "first")), *together(load("proof_rest"))], 100
+    ),
     "proof-long": lambda: long_table(together(load("proof_long")), (3_200, 6_400, 9_600, 12_800)),
     "clip": lambda: course_table(together(load("clip")), (2_700, 5_300, 6_500, 7_800, 9_000, 10_300)),
     "rates": lambda: rate_table(load("rates"), 3_300),
@@ -430,10 +455,10 @@ TABLES: dict[str, Callable[[], str]] = {
         (50, 100),
     ),
     "simulate": lambda: SIMULATED.read_text(encoding="utf-8").strip(),
-    "pretrained": lambda: pretrained_tables(recorded(RUNS["constant"], study_runs("constant"))),
-    "pretrained-rates": lambda: by_rate(recorded(RUNS["constant"], tuning_runs("constant"))),
-    "pretrained-own-rates": lambda: at_own_rates(recorded(RUNS["constant"], own_rate_runs())),
-    "pretrained-short": lambda: short(recorded(RUNS["constant"], study_runs("constant"))),
+    "pretrained": lambda: pretrained_tables(recorded(RUNS, study_runs())),
+    "pretrained-rates": lambda: by_rate(recorded(RUNS, tuning_runs())),
+    "pretrained-own-rates": lambda: at_own_rates(recorded(RUNS, own_rate_runs())),
+    "pretrained-short": lambda: short(recorded(RUNS, study_runs())),
     "readme": lambda: readme_table(together(load("first"))),
 }
 

@@ -9,40 +9,27 @@ from pathlib import Path
 
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "benchmarks" / "results" / "smollm2"
-#: Folder of the runs, by schedule of the learning rate: TRL's default, and none
-RUNS = {"linear": RESULTS / "linear", "constant": RESULTS / "runs"}
+RUNS = ROOT / "benchmarks" / "results" / "smollm2" / "runs"
 WEIGHTS = ROOT / "quickstart"  # shared with the quickstart
 
 METHODS = ("uniform", "dynamic", "dots", "replay50", "default", "dots_paper")
-Entry = tuple[str, float, tuple[str, ...], tuple[int, ...]]
 #: Pool, learning rate, methods and seeds of the tables. Settings were chosen on other seeds: 0 to 2, 10 to 12, and from 100 on
-CONSTANT: tuple[Entry, ...] = (
+STUDY: tuple[tuple[str, float, tuple[str, ...], tuple[int, ...]], ...] = (
     ("unsolvable", 1e-3, ("uniform", "default"), (18, 19, 20)),
     ("mixed", 1e-3, ("uniform", "default"), tuple(range(13, 20))),
     ("learnable", 1e-3, ("uniform", "default"), (18, 19, 20)),
-    ("mixed", 5e-4, ("uniform", "default"), (23, 24, 25)),
+    ("mixed", 5e-4, ("uniform", "default", "default,sequential_rollouts=true"), (23, 24, 25)),
     ("mixed", 1e-3, ("dots", "replay50", "dynamic", "dots_paper"), (13, 14, 15)),
 )
-LINEAR: tuple[Entry, ...] = (
-    ("mixed", 1e-3, ("uniform", "default"), tuple(range(26, 31))),
-    ("learnable", 1e-3, ("uniform", "default"), (26, 27, 28)),
-    ("unsolvable", 1e-3, ("uniform", "default"), (26, 27, 28)),
-)
-STUDY = {"linear": LINEAR, "constant": CONSTANT}
-#: With a constant rate: the rate that was best for a method of those that were run, and where both are compared with that
+#: The rate that was best for a method of those that were run, and where both are compared with that
 OWN_RATES = {"uniform": 1e-3, "default": 5e-4}
 OWN_RATE_SEEDS = (("mixed", (23, 24, 25)), ("learnable", (18, 19, 20)))
-#: Seeds and rates of uniform sampling
-TUNING = {"linear": ((0, 1, 2), (1e-3, 2e-3)), "constant": ((0, 1, 2), (5e-4, 1e-3, 2e-3))}
+TUNING = ("uniform", (0, 1, 2), (5e-4, 1e-3, 2e-3))
 
 
-def study_runs(schedule: str) -> list[tuple[str, float, str, int]]:
+def study_runs() -> list[tuple[str, float, str, int]]:
     """Pool, learning rate, method and seed of each run of the study, each once."""
-    entries = STUDY[schedule]
-    runs = [
-        (pool, rate, method, seed) for pool, rate, methods, seeds in entries for method in methods for seed in seeds
-    ]
+    runs = [(pool, rate, method, seed) for pool, rate, methods, seeds in STUDY for method in methods for seed in seeds]
     return list(dict.fromkeys(runs))
 
 
@@ -53,10 +40,10 @@ def own_rate_runs() -> list[tuple[str, float, str, int]]:
     ]
 
 
-def tuning_runs(schedule: str) -> list[tuple[str, float, str, int]]:
+def tuning_runs() -> list[tuple[str, float, str, int]]:
     """The same for the choice of the learning rate."""
-    seeds, rates = TUNING[schedule]
-    return [("mixed", rate, "uniform", seed) for rate in rates for seed in seeds]
+    method, seeds, rates = TUNING
+    return [("mixed", rate, method, seed) for rate in rates for seed in seeds]
 
 
 def parser() -> argparse.ArgumentParser:
@@ -74,21 +61,21 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--pools", nargs="+", help="these alone: mixed, unsolvable, learnable")
         command.add_argument("--seeds", nargs="+", type=int, help="these alone")
         command.add_argument("--learning-rate", type=float, help="this one alone")
+    run.add_argument(
+        "--schedule",
+        choices=("constant", "linear"),
+        default="constant",
+        help="of the learning rate; linear: to 0 at the end of the run, TRL's default (default: constant)",
+    )
     run.add_argument("--rollouts", type=int, help="end with the step that reaches them (default: 1,024)")
     for command in (study, tune, run):
         command.add_argument("--workers", type=int, default=2, help="runs at a time, of one thread each (default: 2)")
         command.add_argument(
             "--scale", type=int, default=1, help="times as many groups a step, for a GPU (default: 1)"
         )
+        command.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
     tables = commands.add_parser("tables", help="the tables of the finished runs, as Markdown")
-    for command in (study, tune, run, tables):
-        command.add_argument("--runs", type=Path, help="folder of the runs (default: that of the schedule)")
-        command.add_argument(
-            "--schedule",
-            choices=list(RUNS),
-            default="linear",
-            help="of the learning rate: to 0 at the end of a run, TRL's default, or constant (default: linear)",
-        )
+    tables.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
     tables.add_argument("--tuning", action="store_true", help="those of `tune`")
     commands.add_parser("pools", help="initial success rates of the pools, by exact probability of the answers")
     return top
@@ -102,25 +89,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     for name, value in ALLOCATOR.items():  # for the processes that are made
         os.environ.setdefault(name, value)
-    if hasattr(chosen, "schedule"):
-        chosen.runs = chosen.runs or RUNS[chosen.schedule]
     {"study": _study, "run": _study, "tune": _tune, "tables": _tables, "pools": _pools}[chosen.command](chosen)
 
 
 def _study(chosen: argparse.Namespace) -> None:
     from benchmarks.smollm2.train import LEARNING_RATE, Spec
 
-    entries, rollouts = STUDY[chosen.schedule], None
-    if chosen.schedule == "constant":
-        entries += tuple((pool, rate, (method,), (seed,)) for pool, rate, method, seed in own_rate_runs())
+    own_rates = tuple((pool, rate, (method,), (seed,)) for pool, rate, method, seed in own_rate_runs())
+    entries, rollouts, schedule = STUDY + own_rates, None, "constant"
     if chosen.command == "run":
-        rate, rollouts = chosen.learning_rate or LEARNING_RATE, chosen.rollouts
+        rate, rollouts, schedule = chosen.learning_rate or LEARNING_RATE, chosen.rollouts, chosen.schedule
         entries = tuple(
             (pool, rate, tuple(chosen.methods or METHODS), tuple(chosen.seeds or (100,)))
             for pool in chosen.pools or ["mixed"]
         )
     specs = [
-        Spec(method, seed, pool, learning_rate=rate).until(rollouts).scheduled(chosen.schedule).scaled(chosen.scale)
+        Spec(method, seed, pool, learning_rate=rate).until(rollouts).scheduled(schedule).scaled(chosen.scale)
         for pool, rate, methods, seeds in entries
         for seed in seeds
         for method in methods
@@ -135,9 +119,8 @@ def _study(chosen: argparse.Namespace) -> None:
 def _tune(chosen: argparse.Namespace) -> None:
     from benchmarks.smollm2.train import Spec
 
-    seeds, rates = TUNING[chosen.schedule]
-    specs = [Spec("uniform", seed, "mixed", learning_rate=rate) for seed in seeds for rate in rates]
-    _run([spec.scheduled(chosen.schedule).scaled(chosen.scale) for spec in specs], chosen)
+    method, seeds, rates = TUNING
+    _run([Spec(method, s, "mixed", learning_rate=r).scaled(chosen.scale) for s in seeds for r in rates], chosen)
 
 
 def _run(specs: list, chosen: argparse.Namespace) -> None:
@@ -158,7 +141,7 @@ def _run(specs: list, chosen: argparse.Namespace) -> None:
 def _tables(chosen: argparse.Namespace) -> None:
     from benchmarks.smollm2.report import recorded, tables
 
-    print(tables(recorded(chosen.runs, (tuning_runs if chosen.tuning else study_runs)(chosen.schedule))))
+    print(tables(recorded(chosen.runs, tuning_runs() if chosen.tuning else study_runs())))
 
 
 def _pools(chosen: argparse.Namespace) -> None:

@@ -1,5 +1,6 @@
 """The benchmark on a pretrained model: its questions, its tables, and that a study goes on where it stopped."""
 
+import argparse
 import json
 import math
 
@@ -144,20 +145,41 @@ def test_a_study_goes_on_where_it_stopped(tmp_path):
     assert json.loads(unfinished.path.read_text().splitlines()[-1]) == {"done": True}
 
 
+def test_a_run_made_before_a_field_was_added_is_not_made_again(tmp_path, monkeypatch, capsys):
+    specs = [Spec("uniform", seed, "mixed") for seed in range(2)]
+    file = RunFile(tmp_path, "mixed-uniform-seed0-former")
+    file.begin()
+    file.append(rows("uniform", 0, [(0, 0.1, 0.1)])[0])
+    file.end()
+    made = []
+    monkeypatch.setattr("benchmarks.smollm2.train.load", lambda folder: None)
+    monkeypatch.setattr("benchmarks.lab.runs.run_all", lambda specs, *_, **__: made.extend(specs) or [])
+    for name in ("study", "run"):
+        chosen = argparse.Namespace(command=name, runs=tmp_path, scale=1, workers=1)
+        command._run(specs, chosen)
+    assert made == [specs[1], *specs]
+    assert "mixed-uniform-seed0-former: finished" in capsys.readouterr().out
+
+
 def test_the_study_is_that_of_the_page(tmp_path):
     """Six methods with three seeds on the mixed pool, the default and uniform with seven, and those two with three on the
-    other pools, and on the mixed pool at half of the rate."""
+    other pools, and, with sequential rollouts as a third, on the mixed pool at half of the rate."""
     runs = {
         (pool, rate, method, seed)
-        for pool, rate, methods, seeds in command.STUDY["constant"]
+        for pool, rate, methods, seeds in command.STUDY
         for method in methods
         for seed in seeds
     }
-    assert len(runs) == 6 * 3 + 2 * 4 + 2 * 2 * 3 + 2 * 3
+    assert len(runs) == 6 * 3 + 2 * 4 + 2 * 2 * 3 + 3 * 3
     names = {Spec(method, seed, pool, learning_rate=rate).name for pool, rate, method, seed in runs}
     assert len(names) == len(runs)
     assert Spec("uniform", 0, "mixed").until(None) == Spec("uniform", 0, "mixed")
     longer = Spec("uniform", 0, "mixed").until(2048)
     assert (longer.max_rollouts, longer.steps) == (2048, 64)
+    decaying = [Spec(method, 0, "mixed").scheduled("linear") for method in ("uniform", "default")]
+    assert [spec.steps for spec in decaying] == [16, 32], "the rate is 0 when the rollouts are used up"
+    assert (
+        decaying[0].name != Spec("uniform", 0, "mixed").name == Spec("uniform", 0, "mixed").scheduled("constant").name
+    )
     assert Spec("uniform", 0, "mixed").scaled(4).prompts == 32
     assert Spec("uniform", 0, "mixed").scaled(4).name != Spec("uniform", 0, "mixed").name
