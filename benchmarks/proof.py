@@ -40,6 +40,7 @@ README_METHODS = {
     "uniform": "`GRPOTrainer` (uniform)",
     "dynamic": "dynamic sampling (DAPO)",
     "default": "**DOTS and replay (the default)**",
+    "fewest_rollouts": "**fewest rollouts (more replay, sequential rollouts)**",
     "oracle": "plain GRPO on the learnable prompts alone",
 }
 SHOWN = ("uniform", "dynamic", "greso", "dots", "dots_paper", "default", "oracle")
@@ -49,6 +50,11 @@ def load(study: str, pool: str | None = None, root: Path = RESULTS) -> dict[floa
     """The runs of a study, by learning rate; those on one pool, where it has several."""
     settings = curves_by_setting(read_rows(root / study / "results.parquet"))
     return {rate: curves for (of, rate), curves in settings.items() if of == (pool or of)}
+
+
+def on_first() -> list[Curve]:
+    """The runs of the proof on the first pool, all methods."""
+    return [*together(load("proof", "first")), *together(load("proof_rest"))]
 
 
 def together(studies: dict[float, list[Curve]]) -> list[Curve]:
@@ -166,19 +172,19 @@ def entropy_table(curves: list[Curve], accuracies: Sequence[float]) -> str:
     return table(("method", *(f"at accuracy {a:g}" for a in accuracies)), rows)
 
 
-def against(curves: list[Curve], other: str, at_step: int) -> str:
-    """Rollouts to uniform's accuracy, of the default against another method: ratio and its interval."""
+def against(curves: list[Curve], other: str, at_step: int, own: str = "default") -> str:
+    """Rollouts to uniform's accuracy, of a method against another one: ratio and its interval."""
     rows = {row["method"]: row for row in ratios(curves, at_step=at_step)}
-    own, base = (by_method(curves)[name] for name in ("default", other))
+    groups = by_method(curves)
     ratio_of = {
-        name: dict(zip([c.seed for c in group], rows[name]["rollouts_ratios"], strict=True))
-        for name, group in (("default", own), (other, base))
+        name: dict(zip([c.seed for c in groups[name]], rows[name]["rollouts_ratios"], strict=True))
+        for name in (own, other)
     }
-    seeds = [seed for seed in ratio_of["default"] if seed in ratio_of[other]]
-    late = {name: sum(math.isinf(ratio_of[name][seed]) for seed in seeds) for name in ("default", other)}
+    seeds = [seed for seed in ratio_of[own] if seed in ratio_of[other]]
+    late = {name: sum(math.isinf(ratio_of[name][seed]) for seed in seeds) for name in (own, other)}
     if any(late.values()):
         return "; ".join(f"{name} never, in {n} of {len(seeds)} seeds" for name, n in late.items() if n)
-    mean, low, high = geometric_mean([ratio_of["default"][seed] / ratio_of[other][seed] for seed in seeds])
+    mean, low, high = geometric_mean([ratio_of[own][seed] / ratio_of[other][seed] for seed in seeds])
     return f"{show(mean)} ({show(low)}-{show(high)})"
 
 
@@ -399,11 +405,11 @@ def readme_table(curves: list[Curve]) -> str:
     rows = {row["method"]: row for row in ratios(curves, at_step=100)}
     groups = by_method(curves)
     body = [
-        (text, number(at(c, "rollouts", 6_400) for c in groups[name]), interval(rows[name], "rollouts"), interval(rows[name], "step"),
+        (text, number(at(c, "rollouts", 3_200) for c in groups[name]), interval(rows[name], "rollouts"), interval(rows[name], "step"),
          interval(rows[name], "cpu_s"))
         for name, text in README_METHODS.items()
     ]  # fmt: skip
-    header = ("", "accuracy after 6,400 rollouts", "rollouts to uniform's accuracy at step 100", "steps", "CPU time")
+    header = ("", "accuracy after 3,200 rollouts", "rollouts to uniform's accuracy at step 100", "steps", "CPU time")
     return table(header, body)
 
 
@@ -426,15 +432,13 @@ TABLES: dict[str, Callable[[], str]] = {
             lambda study, pool, step: reach_table(together(load(study, pool)), step), study, pool, step
         )
         for study, step, pools in (
-            ("proof", 100, ("first", "second", "third")),
+            ("proof", 100, ("second", "third")),
             ("proof_half", 50, ("graded", "learnable")),
         )
         for pool in pools
     },
-    "proof-rest": lambda: reach_table([*together(load("proof", "first")), *together(load("proof_rest"))], 100),
-    "proof-effective": lambda: effective_alone(
-        [*together(load("proof", "first")), *together(load("proof_rest"))], 100
-    ),
+    "proof-first": lambda: reach_table(on_first(), 100),
+    "proof-effective": lambda: effective_alone(on_first(), 100),
     "proof-long": lambda: long_table(together(load("proof_long")), (3_200, 6_400, 9_600, 12_800)),
     "clip": lambda: course_table(together(load("clip")), (2_700, 5_300, 6_500, 7_800, 9_000, 10_300)),
     "rates": lambda: rate_table(load("rates"), 3_300),
@@ -459,7 +463,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "pretrained-rates": lambda: by_rate(recorded(RUNS, tuning_runs())),
     "pretrained-own-rates": lambda: at_own_rates(recorded(RUNS, own_rate_runs())),
     "pretrained-short": lambda: short(recorded(RUNS, study_runs())),
-    "readme": lambda: readme_table(together(load("first"))),
+    "readme": lambda: readme_table(on_first()),
 }
 
 
@@ -474,10 +478,16 @@ def in_words() -> str:
         lines.append(
             f"default against {other}, rollouts to uniform's accuracy at step 100: {against(curves, other, 100)}"
         )
+    proven = on_first()
+    for own, other in (("fewest_rollouts", "default"), ("default", "oracle"), ("fewest_rollouts", "oracle")):
+        lines.append(
+            f"proof, {own} against {other}, rollouts to uniform's accuracy at step 100: {against(proven, other, 100, own)}"
+        )
     for method, share in share_of_selection(curves).items():
         lines.append(f"{method}: {share:.1%} of a step is selection")
-    for method, value in rollouts_per_effective_group(curves).items():
-        lines.append(f"{method}: {value:.1f} rollouts per effective group")
+    for text, runs in (("", curves), ("proof, ", proven)):
+        for method, value in rollouts_per_effective_group(runs).items():
+            lines.append(f"{text}{method}: {value:.1f} rollouts per effective group")
     return "\n".join(lines)
 
 
@@ -499,7 +509,7 @@ def main() -> None:
         for page in PAGES:
             page.write_text(fill(page.read_text(encoding="utf-8")), encoding="utf-8")
         picture(together(load("first")), PICTURES / "results-first.svg")
-        readme_picture(together(load("first")), PICTURES / "readme.svg")
+        readme_picture(on_first(), PICTURES / "readme.svg")
         return
     for name, make in TABLES.items():
         print(f"## {name}\n\n{make()}\n")

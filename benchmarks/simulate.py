@@ -28,7 +28,7 @@ import torch
 from benchmarks.lab.methods import find
 from benchmarks.lab.pools import LEARNABLE_RANGE, POOLS
 from benchmarks.lab.ratios import ratios, show
-from benchmarks.proof import RESULTS, interval, load, table
+from benchmarks.proof import interval, load, on_first, table, together
 from benchmarks.timing import timed
 from trl_dataeff.analysis.simulate import (
     ALPHA,
@@ -54,15 +54,7 @@ ORACLE = "oracle"
 LATE = 3.0  # the factor by which it counts as wrong to say that a method arrives, or that it does not
 #: Simulated prompts have the success rates of these pools' learnable range
 SIMULATED = ("first", "second", "third")
-#: Fields with which the committed runs were made, where the defaults are others now
-COMMITTED = {
-    "dots_sharpness": 4.0,
-    "history_half_lives": [20.0],
-    "replay_order": "random",
-    "replay_max_age": 20,
-}
-#: Not simulated: `cgrpo` does not select; `dots_paper` refers to a set of 8, which says nothing of simulated embeddings
-LEFT_OUT = ("uniform", "uniform_half", "cgrpo", "dots_paper")
+LEFT_OUT = ("uniform",)
 
 
 def prompts_of(pool: str) -> Prompts:
@@ -84,16 +76,14 @@ def simulate(pool: str, methods: list[str], learning: Learning, seeds: int) -> d
         return SimulatedRun(config, log_odds, lambda: embed(log_odds, prompts.predictability, rng), learning)
 
     plain = {"selection": "uniform", "replay_fraction": 0.0}
-    settings = {
-        name: {**plain, "only": True} if name == ORACLE else {**COMMITTED, **find(name).options} for name in methods
-    }
+    settings = {name: {**plain, "only": True} if name == ORACLE else find(name).options for name in methods}
     return compare(make_run, settings, steps=STEPS, costs=Costs(), seeds=seeds)
 
 
-def measured(pool: str, root: Path = RESULTS) -> dict[str, dict]:
-    """The rows of the ratio table of the pool's study, at the lab's learning rate."""
-    first = next(iter(load(pool, root=root).values()))
-    return {row["method"]: row for row in ratios(first, at_step=STEPS) if row["method"] not in LEFT_OUT}
+def measured(pool: str) -> dict[str, dict]:
+    """The rows of the ratio table of the pool in the proof, at the lab's learning rate."""
+    curves = on_first() if pool == "first" else together(load("proof", pool))
+    return {row["method"]: row for row in ratios(curves, at_step=STEPS) if row["method"] not in LEFT_OUT}
 
 
 def error(simulated: float, real: float) -> float:

@@ -144,6 +144,10 @@ STUDIES = {
                 f"{SEQUENTIAL},num_generations=4",
                 f"{SEQUENTIAL},fresh_groups=adaptive,effective_target=0.1,replay_max_uses=4,replay_max_age=10",
                 f"{SEQUENTIAL},learning_rate=0.00015",
+                "replay_fraction=0.75,replay_max_age=null,replay_max_movement=0.3",
+                "replay_fraction=0.75,replay_max_age=10,replay_min_ess=0.8",
+                f"{SEQUENTIAL},dots_sharpness=4",
+                f"{SEQUENTIAL},replay_fraction=0.65,replay_max_age=10,dots_sharpness=4",
             ),
             **_with(
                 "",

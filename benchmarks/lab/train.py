@@ -210,8 +210,8 @@ def train_counted(trainer_class: type, evaluations: Evaluations, **arguments):
     return trainer
 
 
-def run(spec: RunSpec, start: Path, sink: Callable[[dict], None]) -> None:
-    """Train `spec` from the start in the folder `start`; `sink` gets a row per evaluation."""
+def run(spec: RunSpec, start: Path, sink: Callable[[dict], None], output_dir: str | None = None) -> None:
+    """Train `spec` from the start in the folder `start`; `sink` gets a row per evaluation. Outputs are kept in `output_dir`."""
     torch.set_num_threads(1)
     method, pool = find(spec.method), POOLS[spec.pool]
     trainer_class, config_class = method.classes()
@@ -228,7 +228,7 @@ def run(spec: RunSpec, start: Path, sink: Callable[[dict], None]) -> None:
             evaluations,
             model=model,
             reward_funcs=tally,
-            args=config_class(**config_options(spec, folder) | method.options),
+            args=config_class(**config_options(spec, output_dir or folder) | method.options),
             train_dataset=dataset,
             processing_class=tokenizer,
             **method.extra_arguments(pool, kinds, spec.seed),

@@ -79,17 +79,14 @@ def _short(settings: Iterable[tuple[str, list[Curve]]]) -> str:
             if row["seeds"] < 3:
                 continue
             own = [curve for curve in curves if curve.method == row["method"]]
-            at = [
-                float(np.mean([np.interp(x, c.column("rollouts"), c.column("accuracy_sampled")) for c in own]))
-                for x in (end / 2, end)
-            ]
+            at = [float(np.mean([_success(c, x) for c in own])) for x in (end / 2, end)]
             parts.append(
                 [
                     pool,
                     f"{own[0].rows[0]['learning_rate']:g}",
                     f"`{row['method']}`",
                     str(row["seeds"]),
-                    *(f"{value:.3f}" for value in at),
+                    *(show(value, 3) for value in at),
                     _with_interval(halfway, "rollouts"),
                     " ".join(map(show, row["rollouts_ratios"])),
                     _with_interval(row, "rollouts"),
@@ -109,6 +106,14 @@ def _short(settings: Iterable[tuple[str, list[Curve]]]) -> str:
         "CPU time",
     ]
     return _markdown(header, parts)
+
+
+def _success(curve: Curve, rollouts: float) -> float:
+    """Success after so many rollouts; NaN if a run ended well before."""
+    made = curve.column("rollouts")
+    return (
+        float(np.interp(rollouts, made, curve.column("accuracy_sampled"))) if rollouts < 1.05 * made[-1] else math.nan
+    )
 
 
 def _halfway(curves: list[Curve]) -> list[dict]:
