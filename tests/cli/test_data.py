@@ -157,7 +157,6 @@ def test_files_that_cannot_be_used(name, text, parts, write):
         (["--dataset_name", "trian.jsonl"], ["'trian.jsonl' does not exist", "Did you mean `train.jsonl`"]),
         (["--dataset_name", "./data"], ["'./data' does not exist"]),
         (["--dataset_name", "empty"], ["'empty' has no files"]),
-        ([], ["No dataset", "`dataset_name`"]),
         (["--dataset_name", "train.jsonl", "--dataset_train_split", "dev"], ["no split `dev`", "has `train`"]),
         (["--dataset_name", "train.jsonl", "--eval_strategy", "epoch"], ["no split `test`", "`eval_strategy`"]),
         (["--dataset_name", "train.jsonl", "--prompt_column", "promt"], ["'promt'", "Did you mean `prompt`"]),

@@ -15,7 +15,7 @@ from trl import DatasetMixtureConfig, get_dataset
 
 from trl_dataeff.cli.arguments import DataEfficientGRPOScriptArguments, GRPOArguments
 from trl_dataeff.cli.errors import UserError, closest, listed
-from trl_dataeff.cli.sources import Source, bad_line, find_source, require_dataset
+from trl_dataeff.cli.sources import Source, bad_line, find_source
 from trl_dataeff.rollouts.prompts import without_prompt
 
 
@@ -90,7 +90,6 @@ def shape_row(row: dict[str, Any], script: DataEfficientGRPOScriptArguments) -> 
 def _load(
     script: DataEfficientGRPOScriptArguments, mixture: DatasetMixtureConfig
 ) -> DatasetDict | IterableDatasetDict:
-    require_dataset(script, mixture)
     if not mixture.datasets:
         sources = [find_source(str(script.dataset_name))]
     else:

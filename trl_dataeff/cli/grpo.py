@@ -9,7 +9,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from trl_dataeff.cli.errors import INTERRUPTED, UserError, show
+from trl_dataeff.cli.errors import UserError
 
 
 if TYPE_CHECKING:
@@ -24,13 +24,13 @@ def run(argv: list[str]) -> int:
 
         print(full_help() if {"--help-all", "--help_all"}.intersection(argv) else short_help())
         return 0
-    from trl_dataeff.cli.checks import problems_of, problems_on_this_machine
+    from trl_dataeff.cli.checks import all_problems
     from trl_dataeff.cli.console import quiet_libraries
     from trl_dataeff.cli.launch import launch, needs_launch
     from trl_dataeff.cli.parser import GRPOParser
 
     # First without looking at the machine: what is wrong with the recipe is said once, before processes are started.
-    command = GRPOParser(portable=True).parse(argv, lambda a: [*problems_of(a), *problems_on_this_machine(a)])
+    command = GRPOParser(portable=True).parse(argv, all_problems)
     if needs_launch(command.launch_args, command.arguments.training.use_cpu):
         return launch(command.launch_args, argv)
     with quiet_libraries():
@@ -124,17 +124,10 @@ def make_trainer(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
 
 
 def main() -> None:
-    """Entry point of the processes that `accelerate launch` starts."""
-    from trl_dataeff.cli.console import quiet_libraries
+    """Entry point of the processes that `accelerate launch` and torchrun start."""
+    from trl_dataeff.cli.main import main
 
-    try:
-        with quiet_libraries():
-            train(parse(sys.argv[1:]))
-    except UserError as error:
-        show(error)
-        raise SystemExit(error.exit_code) from None
-    except KeyboardInterrupt:
-        raise SystemExit(INTERRUPTED) from None
+    raise SystemExit(main(["grpo", *sys.argv[1:]]))
 
 
 if __name__ == "__main__":

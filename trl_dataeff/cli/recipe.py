@@ -18,14 +18,14 @@ class Recipe:
     What a recipe says.
 
     Args:
-        path (`Path`): where it was read.
+        path (`Path`, *optional*): where it was read.
         values (`dict[str, Any]`): value of every key.
         lines (`dict[str, int]`): line of every key.
         repeated (`list[tuple[str, int, int]]`): keys that are given again, with the lines of both.
     """
 
-    path: Path
-    values: dict[str, Any]
+    path: Path | None = None
+    values: dict[str, Any] = field(default_factory=dict)
     lines: dict[str, int] = field(default_factory=dict)
     repeated: list[tuple[str, int, int]] = field(default_factory=list)
 
