@@ -140,7 +140,11 @@ def test_answer_column_is_what_rewards_read(tmp_path):
         ("a.txt", "hello", ["'a.txt'", "`.jsonl`"]),
         ("a.jsonl", '{"question": "a", "level": 1}', ["no column `prompt`", "`question`, `level`", "--prompt_column"]),
         ("a.jsonl", '{"prompt": 7}', ["7", "A prompt is text"]),
-        ("a.jsonl", '{"prompt": "a"}\n{"prompt": null}\n{"prompt": ""}', ["2 rows without a prompt", "row 1"]),
+        (
+            "a.jsonl",
+            '{"prompt": "a"}\n{"prompt": null}\n{"prompt": ""}',
+            ["'a.jsonl' has 2 rows without a prompt", ": 1, 2."],
+        ),
     ],
 )
 def test_files_that_cannot_be_used(name, text, parts, write):

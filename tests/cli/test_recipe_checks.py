@@ -58,7 +58,7 @@ def problems(text: str, tmp_path: Path) -> list[str]:
         ("env: 3", ["`env`", "environment variables"]),
         ("datasets: x.jsonl", ["a list of mappings"]),
         ("datasets: [x.jsonl]", ["`datasets` has the entry 'x.jsonl'", "`path`"]),
-        ("datasets: [{name: a}]", ["without `path`"]),
+        ("datasets: [{name: a}]", ["{'name': 'a'} (a mapping)", "`path`"]),
         ("datasets: [{path: a, spilt: train}]", ["unknown key `spilt`", "Did you mean `split`"]),
         ("datasets: [{path: a, fraction: half}]", ["`fraction`", "'half'", "a number"]),
     ],

@@ -16,11 +16,12 @@ from trl.import_utils import is_vllm_available
 
 from trl_dataeff.cli.arguments import GRPOArguments
 from trl_dataeff.cli.errors import UserError, closest, listed
-from trl_dataeff.cli.rewards import REWARDS, check_name, require_packages
+from trl_dataeff.cli.rewards import NEED_MATH_VERIFY, REWARDS, check_name
 from trl_dataeff.cli.sources import find_source
 from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.difficulty.loading import is_predictor
 from trl_dataeff.fields import Problem, field_problems
+from trl_dataeff.rewards.math import require_math_verify
 from trl_dataeff.validation import check_dots_predictor, check_selector
 
 
@@ -44,9 +45,9 @@ def problems_of(arguments: GRPOArguments) -> list[Problem]:
 def problems_on_this_machine(arguments: GRPOArguments) -> list[Problem]:
     """What is missing here: local paths, and packages."""
     script, training, model, mixture = arguments
-    problems = [
-        p for name in script.reward_funcs or [] for p in _tried(require_packages, name, names=("reward_funcs",))
-    ]
+    problems = []
+    for name in [name for name in script.reward_funcs or [] if name in NEED_MATH_VERIFY]:
+        problems += _tried(require_math_verify, name, names=("reward_funcs",))
     if _predicts(training) and not is_predictor(training.dots_predictor):
         problems += _tried(check_dots_predictor, training, names=("dots_predictor", "dots_predictor_args"))
     for entry in mixture.datasets:
@@ -99,7 +100,7 @@ def checkpoint_of(training: DataEfficientGRPOConfig) -> str | bool | None:
 def _tried(check: Callable[..., Any], *args: Any, names: tuple[str, ...]) -> list[Problem]:
     try:
         check(*args)
-    except ValueError as error:
+    except (ValueError, ImportError) as error:
         return [Problem(message, names) for message in getattr(error, "messages", [str(error)])]
     return []
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -71,11 +70,9 @@ def find_recipe(name: str) -> Path:
         return shipped[wanted]
     if path.is_dir():
         raise UserError(f"The recipe {name!r} is a folder; name one of the files in it.")
-    nearby = difflib.get_close_matches(path.stem, [p.stem for p in path.parent.glob("*.yaml")], n=1)
-    hint = f" Did you mean `{path.parent / nearby[0]}.yaml`?" if nearby else closest(wanted, shipped)
     raise UserError(
         f"The recipe {name!r} does not exist: there is no such file, and no recipe of that name comes with the package "
-        f"(`trl-dataeff recipes list`).{hint}"
+        f"(`trl-dataeff recipes list`).{closest(name, [*map(str, path.parent.glob('*.yaml')), *shipped])}"
     )
 
 

@@ -41,21 +41,6 @@ def find_source(path: str, data_files: Any = None) -> Source:
     return Source(path)
 
 
-def bad_line(source: Source) -> str | None:
-    """Return file, line and reason of the first line that is not a JSON object, if `source` is a .jsonl file with one."""
-    if source.path != "json" or not isinstance(source.files, dict):
-        return None
-    for file in [file for files in source.files.values() for file in files if file.endswith(".jsonl")]:
-        for number, line in enumerate(Path(file).read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
-            try:
-                row = json.loads(line) if line.strip() else {}
-            except json.JSONDecodeError as error:
-                return f"{file}:{number}: {error.msg}. Each line holds one JSON object."
-            if not isinstance(row, dict):
-                return f"{file}:{number}: {line[:40]!r} is not a JSON object. Each line must be one."
-    return None
-
-
 def _folder_source(folder: Path) -> Source:
     """A folder of data files, or one from `save_to_disk`, whose Arrow files are named one by one."""
     if (folder / "dataset_dict.json").is_file():
