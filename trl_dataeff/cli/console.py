@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import sys
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from fnmatch import fnmatch
 from typing import Any, NamedTuple
 
@@ -17,8 +14,6 @@ from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCall
 from trl_dataeff.tracking.metrics import METRICS, PREFIX
 
 
-#: Whose future warnings are not shown: a user of the command cannot act on them. Those of a reward function's module are.
-LIBRARIES = ("accelerate", "datasets", "huggingface_hub", "peft", "torch", "transformers", "trl", "trl_dataeff")
 REPEAT_HEADER = 20  # rows
 
 
@@ -122,23 +117,3 @@ def print_table(trainer: Trainer) -> None:
         if any(type(present) is replaced for present in trainer.callback_handler.callbacks):
             trainer.pop_callback(replaced)
             trainer.add_callback(callback())
-
-
-@contextmanager
-def quiet_libraries() -> Iterator[None]:
-    """
-    Within this context, no future warnings of libraries and no notices of math-verify. Python's `-W` and
-    `PYTHONWARNINGS` win.
-    """
-    math_verify = logging.getLogger("math_verify")
-    level = math_verify.level
-    with warnings.catch_warnings():
-        if not sys.warnoptions:
-            modules = "|".join(LIBRARIES)
-            for category in (FutureWarning, DeprecationWarning):
-                warnings.filterwarnings("ignore", category=category, module=rf"({modules})(\.|$)")
-        math_verify.setLevel(logging.ERROR)
-        try:
-            yield
-        finally:
-            math_verify.setLevel(level)

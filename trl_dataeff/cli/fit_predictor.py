@@ -45,20 +45,15 @@ def run(argv: list[str]) -> int:
     from trl import DatasetMixtureConfig
 
     from trl_dataeff.cli.data import load_splits
-    from trl_dataeff.difficulty.base import PredictorError
-    from trl_dataeff.difficulty.embedding import EmbeddingError, embed_dataset
+    from trl_dataeff.difficulty.embedding import embed_dataset
     from trl_dataeff.difficulty.offline import fit_offline, read_slices
 
     shape = {name: getattr(args, name) for name in SHAPE}
     script = DataEfficientGRPOScriptArguments(dataset_name=args.dataset, **shape)
     (dataset,) = load_splits(script, DatasetMixtureConfig(), [args.dataset_split])
     assert isinstance(dataset, Dataset)  # nothing is streamed here
-    try:
-        slices = read_slices(args.groups, len(dataset))
-        embeddings = embed_dataset(dataset, args.embedding)
-        predictor, quality = fit_offline(args.kind, embeddings, slices, args.seed)
-    except (EmbeddingError, PredictorError) as error:
-        raise UserError(str(error)) from error
+    slices = read_slices(args.groups, len(dataset))
+    predictor, quality = fit_offline(args.kind, embed_dataset(dataset, args.embedding), slices, args.seed)
     predictor.embedding = args.embedding
     predictor.save(output)
     text = report(args, slices, quality)

@@ -25,16 +25,14 @@ def run(argv: list[str]) -> int:
         print(full_help() if {"--help-all", "--help_all"}.intersection(argv) else short_help())
         return 0
     from trl_dataeff.cli.checks import all_problems
-    from trl_dataeff.cli.console import quiet_libraries
     from trl_dataeff.cli.launch import launch, needs_launch
     from trl_dataeff.cli.parser import GRPOParser
 
     # First without looking at the machine: what is wrong with the recipe is said once, before processes are started.
-    command = GRPOParser(portable=True).parse(argv, all_problems)
-    if needs_launch(command.launch_args, command.arguments.training.use_cpu):
-        return launch(command.launch_args, argv)
-    with quiet_libraries():
-        train(parse(argv))
+    arguments, launch_args = GRPOParser(portable=True).parse(argv, all_problems)
+    if needs_launch(launch_args, arguments.training.use_cpu):
+        return launch(launch_args, argv)
+    train(parse(argv))
     return 0
 
 
@@ -48,7 +46,7 @@ def parse(argv: list[str]) -> GRPOArguments:
     """
     from trl_dataeff.cli.parser import GRPOParser
 
-    return GRPOParser().parse(argv).arguments
+    return GRPOParser().parse(argv)[0]
 
 
 def train(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
@@ -59,7 +57,6 @@ def train(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
     Args:
         arguments ([`GRPOArguments`]): what `parse` returns.
     """
-    from trl_dataeff.checkpoint.state import CheckpointError
     from trl_dataeff.cli.checks import checkpoint_of
     from trl_dataeff.cli.panel import progress_shown
 
@@ -67,8 +64,6 @@ def train(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
     try:
         with progress_shown(trainer, arguments.script.plain):
             trainer.train(resume_from_checkpoint=checkpoint_of(arguments.training))
-    except CheckpointError as error:
-        raise UserError(str(error)) from error
     except (KeyboardInterrupt, SystemExit):
         if trainer.stopped_by is not None:
             trainer.end()

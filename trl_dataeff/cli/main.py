@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from trl_dataeff.cli.errors import INTERRUPTED, UserError, closest, show
+from trl_dataeff.cli.errors import UserError, closest, show
 from trl_dataeff.version import __version__
 
 
@@ -39,7 +43,10 @@ to get started:
   trl-dataeff recipes copy Qwen2.5-0.5B-Instruct/gsm8k/uniform recipe.yaml
   trl-dataeff grpo --config recipe.yaml --max_steps 20
 """
+INTERRUPTED = 130  # exit code after Ctrl-C
 BROKEN_PIPE = 141  # as a shell reports SIGPIPE
+#: Whose future warnings are not shown: a user of the command cannot act on them. Those of a reward function's module are.
+LIBRARIES = ("accelerate", "datasets", "huggingface_hub", "peft", "torch", "transformers", "trl", "trl_dataeff")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -76,12 +83,33 @@ def _run(argv: list[str]) -> int:
             hint = closest(argv[0], COMMANDS)
             raise UserError(f"{argv[0]!r} is not a command.{hint} `trl-dataeff --help` lists all commands.")
         module = importlib.import_module(f"trl_dataeff.cli.{argv[0].replace('-', '_')}")
-        return int(module.run(argv[1:]))
+        with quiet_libraries():
+            return int(module.run(argv[1:]))
     except UserError as error:
         show(error)
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+@contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """
+    Within this context, no future warnings of libraries and no notices of math-verify. Python's `-W` and
+    `PYTHONWARNINGS` win.
+    """
+    math_verify = logging.getLogger("math_verify")
+    level = math_verify.level
+    with warnings.catch_warnings():
+        if not sys.warnoptions:
+            modules = "|".join(LIBRARIES)
+            for category in (FutureWarning, DeprecationWarning):
+                warnings.filterwarnings("ignore", category=category, module=rf"({modules})(\.|$)")
+        math_verify.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            math_verify.setLevel(level)
 
 
 if __name__ == "__main__":

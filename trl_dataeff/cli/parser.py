@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import fields
 from functools import cached_property
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from trl import DatasetMixtureConfig, ModelConfig
@@ -52,19 +52,6 @@ class PortableConfig(DataEfficientGRPOConfig):
 
 TYPES = (DataEfficientGRPOScriptArguments, DataEfficientGRPOConfig, ModelConfig, DatasetMixtureConfig)
 PORTABLE_TYPES = (DataEfficientGRPOScriptArguments, PortableConfig, ModelConfig, DatasetMixtureConfig)
-
-
-class ParsedCommand(NamedTuple):
-    """
-    A command line and its recipe, checked.
-
-    Args:
-        arguments ([`GRPOArguments`]): what is trained, and how.
-        launch_args (`list[str]`): options of `accelerate launch`.
-    """
-
-    arguments: GRPOArguments
-    launch_args: list[str]
 
 
 class Findings:
@@ -122,9 +109,9 @@ class GRPOParser(FieldParser):
 
     def parse(
         self, args: list[str], check: Callable[[GRPOArguments], Iterable[Problem]] = lambda arguments: ()
-    ) -> ParsedCommand:
+    ) -> tuple[GRPOArguments, list[str]]:
         """
-        Parse a command line with its `--config`.
+        Parse a command line with its `--config`: what is trained and how, and the options of `accelerate launch`.
 
         Args:
             args (`list[str]`): what follows `trl-dataeff grpo`.
@@ -146,7 +133,7 @@ class GRPOParser(FieldParser):
             findings.add(*check(arguments))
         if findings.messages:
             raise UserError(*findings.messages)
-        return ParsedCommand(arguments, launch_args + more)
+        return arguments, launch_args + more
 
     def _take(self, recipe: Recipe, launcher: ArgumentParser, findings: Findings) -> list[str]:
         """Make a recipe's values the defaults of this parser, set its environment variables, return its launch options."""

@@ -14,6 +14,7 @@ from transformers.utils import get_json_schema
 from trl.data_utils import prepare_multimodal_messages
 
 from trl_dataeff.checkpoint.hashing import hash_json
+from trl_dataeff.errors import UserError
 
 
 _CHUNK = 64  # rows that are read and tokenized at a time; images are read with their rows
@@ -21,7 +22,7 @@ _CHUNK = 64  # rows that are read and tokenized at a time; images are read with 
 Prompt = str | list[dict[str, Any]]
 
 
-class EmbeddingError(ValueError):
+class EmbeddingError(UserError):
     """Prompts cannot be embedded: the dataset or the model does not allow it."""
 
 
