@@ -25,14 +25,8 @@ from trl_dataeff.rewards.math import require_math_verify
 from trl_dataeff.validation import check_dots_predictor, check_selector
 
 
-def check(arguments: GRPOArguments) -> None:
-    """Raise a [`UserError`] with everything that is wrong. Reads no dataset and no model, asks no hub."""
-    if problems := all_problems(arguments):
-        raise UserError(*(problem.message for problem in problems))
-
-
 def all_problems(arguments: GRPOArguments) -> list[Problem]:
-    """What is wrong with these arguments, on any machine and on this one."""
+    """What is wrong with these arguments, on any machine and on this one. Reads no dataset and no model, asks no hub."""
     return [*problems_of(arguments), *problems_on_this_machine(arguments)]
 
 
@@ -50,14 +44,15 @@ def problems_on_this_machine(arguments: GRPOArguments) -> list[Problem]:
         problems += _tried(require_math_verify, name, names=("reward_funcs",))
     if _predicts(training) and not is_predictor(training.dots_predictor):
         problems += _tried(check_dots_predictor, training, names=("dots_predictor", "dots_predictor_args"))
-    for entry in mixture.datasets:
-        problems += _tried(find_source, entry.path, entry.data_files, names=("datasets",))
-    if script.dataset_name and not mixture.datasets:
-        problems += _tried(find_source, script.dataset_name, names=("dataset_name",))
-    path = model.model_name_or_path or ""
-    is_local = path.startswith((".", "/", "~")) or path.count("/") > 1
-    if is_local and not os.path.isdir(os.path.expanduser(path)):
-        message = f"The model {path!r} does not exist: there is no such folder (`model_name_or_path`)."
+    for path, files in [(entry.path, entry.data_files) for entry in mixture.datasets] or [
+        (script.dataset_name or "", None)
+    ]:
+        if path:
+            problems += _tried(find_source, path, files, names=("datasets", "dataset_name"))
+    name = model.model_name_or_path or ""
+    is_local = name.startswith((".", "/", "~")) or name.count("/") > 1
+    if is_local and not os.path.isdir(os.path.expanduser(name)):
+        message = f"The model {name!r} does not exist: there is no such folder (`model_name_or_path`)."
         problems.append(Problem(message, ("model_name_or_path",)))
     problems += _package_problems(training, model)
     return problems + _tried(checkpoint_of, training, names=("resume_from_checkpoint",))

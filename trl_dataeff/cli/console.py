@@ -87,7 +87,12 @@ def _aligned(cells: list[str], widths: list[int]) -> str:
 def _cell(value: Any, form: str) -> str:
     if value is None:
         return "-"
-    return format(value, form) if isinstance(value, (int, float)) and math.isfinite(value) else str(value)
+    return format(value, form) if is_number(value) else str(value)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a logged value is a finite number."""
+    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def _pairs(logs: Mapping[str, Any], titles: Mapping[str, str]) -> str:

@@ -65,28 +65,26 @@ def run(argv: list[str]) -> int:
 
 def report(args: argparse.Namespace, slices: Sequence[Slice], quality: Sequence[Quality]) -> str:
     """Return the report, in Markdown: the groups, and a row for each predictor."""
-    rows = [
+    table = "\n".join(
         f"| {row.name} | {row.pearson:.3f} | {row.mean_absolute_error:.3f} | {row.calibration_error:.3f} |"
         for row in quality
-    ]
+    )
     prompts = len({int(i) for piece in slices for i in piece.prompt_ids})
-    lines = [
-        f"# Predictor of success rates: {args.kind}",
-        "",
-        f"- groups: {', '.join(args.groups)} ({sum(len(piece.rates) for piece in slices)} groups of {prompts} prompts)",
-        f"- dataset: {args.dataset}, embedded by {args.embedding}",
-        f"- seed: {args.seed}",
-        "",
-        "Groups of held-out prompts, a fifth of all, predicted from other groups of the same run and of nearby steps:",
-        "",
-        "| predictor | Pearson | mean absolute error | calibration error |",
-        "|---|---|---|---|",
-        *rows,
-        "",
-        "Pearson is the mean over slices of a run. Calibration error is the expected one, in 10 bins of equal width.",
-        "",
-    ]
-    return "\n".join(lines)
+    return f"""\
+# Predictor of success rates: {args.kind}
+
+- groups: {", ".join(args.groups)} ({sum(len(piece.rates) for piece in slices)} groups of {prompts} prompts)
+- dataset: {args.dataset}, embedded by {args.embedding}
+- seed: {args.seed}
+
+Groups of held-out prompts, a fifth of all, predicted from other groups of the same run and of nearby steps:
+
+| predictor | Pearson | mean absolute error | calibration error |
+|---|---|---|---|
+{table}
+
+Pearson is the mean over slices of a run. Calibration error is the expected one, in 10 bins of equal width.
+"""
 
 
 def _parser() -> CommandParser:

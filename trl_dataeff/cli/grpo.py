@@ -82,14 +82,15 @@ def make_trainer(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
     """Make the trainer: rewards, then data, then the model, so that what is quick to find wrong comes first."""
     from trl import get_peft_config, get_quantization_config
 
-    from trl_dataeff.cli.checks import check, check_model
+    from trl_dataeff.cli.checks import all_problems, check_model
     from trl_dataeff.cli.data import load_data
     from trl_dataeff.cli.rewards import check_rewards, load_rewards
     from trl_dataeff.trainer import DataEfficientGRPOTrainer
     from trl_dataeff.validation import check_dataset
 
     script, training, model, _ = arguments
-    check(arguments)
+    if problems := all_problems(arguments):
+        raise UserError(*(problem.message for problem in problems))
     assert model.model_name_or_path is not None
     check_model(model)
     rewards = load_rewards(script.reward_funcs, script.reward_model_name_or_path)

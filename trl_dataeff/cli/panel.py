@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainerState
 
-from trl_dataeff.cli.console import faults, print_table
+from trl_dataeff.cli.console import faults, is_number, print_table
 from trl_dataeff.tracking.drawing import count, duration
 from trl_dataeff.tracking.metrics import PREFIX
 
@@ -61,11 +60,11 @@ class PanelCallback(TrainerCallback):
 
     def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
         logs = logs or {}
-        if _is_number(logs.get("eval_reward")):
+        if is_number(logs.get("eval_reward")):
             self._held_out = f"   held out {logs['eval_reward']:.3f} at step {state.global_step}"
         elif "loss" in logs:
             self._logs = dict(logs)
-            if _is_number(logs.get("reward")):
+            if is_number(logs.get("reward")):
                 self._rewards.append(logs["reward"])
         self._update(args, state)
 
@@ -122,11 +121,7 @@ class PanelCallback(TrainerCallback):
     def _own(self, *names: str) -> list[Any]:
         """The package's metrics of these names, if the last log has all of them as numbers."""
         values = [self._logs.get(PREFIX + name) for name in names]
-        return values if all(map(_is_number, values)) else []
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
+        return values if all(map(is_number, values)) else []
 
 
 @contextmanager
