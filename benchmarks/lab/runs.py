@@ -82,7 +82,9 @@ def run_all(
     spec whose name is in `recorded` the rows are kept elsewhere: it is finished, and has none here.
     """
     missing = [
-        spec for spec in specs if fresh or (spec.name not in recorded and not RunFile(folder, spec.name).finished())
+        spec
+        for spec in specs
+        if fresh or (spec.name not in recorded and not RunFile(folder, spec.name).finished())
     ]
     print(f"{len(specs)} runs, {len(specs) - len(missing)} of them finished before", flush=True)
     jobs = [(spec, start, folder, train or run) for spec in missing]
