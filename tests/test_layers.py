@@ -28,7 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("checkpoint", "fault_tolerance"),
     ("rollouts", "rewards", "config"),
     ("version", "registry", "fields"),
-    ("options",),
+    ("options", "errors"),
 )
 
 Imports = Mapping[str, Iterable[str]]

@@ -214,7 +214,7 @@ def test_gpu_recipe_stays_what_it_says_when_it_is_checked_without_a_gpu():
     from trl_dataeff.cli.parser import GRPOParser
 
     path = ROOT / "Qwen2.5-0.5B-Instruct" / "gsm8k" / "uniform.yaml"
-    training = GRPOParser(portable=True).parse(["--config", str(path)]).arguments.training
+    training = GRPOParser(portable=True).parse(["--config", str(path)])[0].training
     assert training.bf16 is True
     assert training.use_vllm is True
     assert training.use_cpu is False

@@ -177,7 +177,7 @@ def _selection(args: DataEfficientGRPOConfig, unsupported_reason: str | None, sh
     return AUTO_SELECTION
 
 
-def check_prompts(dataset: Dataset) -> None:
+def check_prompts(dataset: Dataset, given: str = "`train_dataset`") -> None:
     """
     Raise a `ValueError` that names rows without a prompt: `None`, `""`, or a conversation whose last message is empty.
     Tokenization would fail on them in the middle of a run, or the model would answer nothing.
@@ -196,7 +196,7 @@ def check_prompts(dataset: Dataset) -> None:
     shown = ", ".join(map(str, rows[:5])) + (", ..." if len(rows) > 5 else "")
     text = "row['prompt']" if is_text(prompts.type) else "row['prompt'] and row['prompt'][-1]['content']"
     raise ValueError(
-        f'`train_dataset` has {len(rows)} rows without a prompt (None, "", or a conversation whose last message is empty): '
+        f'{given} has {len(rows)} rows without a prompt (None, "", or a conversation whose last message is empty): '
         f"{shown}. Remove them: `dataset.filter(lambda row: {text})`."
     )
 

@@ -19,10 +19,9 @@ from trl_dataeff.cli.console import (
     ProgressTableCallback,
     TableCallback,
     print_table,
-    quiet_libraries,
 )
 from trl_dataeff.cli.grpo import make_trainer, parse, train
-from trl_dataeff.cli.main import main
+from trl_dataeff.cli.main import main, quiet_libraries
 
 
 RECIPE = """\

@@ -140,7 +140,11 @@ def test_answer_column_is_what_rewards_read(tmp_path):
         ("a.txt", "hello", ["'a.txt'", "`.jsonl`"]),
         ("a.jsonl", '{"question": "a", "level": 1}', ["no column `prompt`", "`question`, `level`", "--prompt_column"]),
         ("a.jsonl", '{"prompt": 7}', ["7", "A prompt is text"]),
-        ("a.jsonl", '{"prompt": "a"}\n{"prompt": null}\n{"prompt": ""}', ["2 rows without a prompt", "row 1"]),
+        (
+            "a.jsonl",
+            '{"prompt": "a"}\n{"prompt": null}\n{"prompt": ""}',
+            ["'a.jsonl' has 2 rows without a prompt", ": 1, 2."],
+        ),
     ],
 )
 def test_files_that_cannot_be_used(name, text, parts, write):
@@ -157,7 +161,6 @@ def test_files_that_cannot_be_used(name, text, parts, write):
         (["--dataset_name", "trian.jsonl"], ["'trian.jsonl' does not exist", "Did you mean `train.jsonl`"]),
         (["--dataset_name", "./data"], ["'./data' does not exist"]),
         (["--dataset_name", "empty"], ["'empty' has no files"]),
-        ([], ["No dataset", "`dataset_name`"]),
         (["--dataset_name", "train.jsonl", "--dataset_train_split", "dev"], ["no split `dev`", "has `train`"]),
         (["--dataset_name", "train.jsonl", "--eval_strategy", "epoch"], ["no split `test`", "`eval_strategy`"]),
         (["--dataset_name", "train.jsonl", "--prompt_column", "promt"], ["'promt'", "Did you mean `prompt`"]),

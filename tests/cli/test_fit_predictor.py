@@ -14,6 +14,7 @@ import torch
 from datasets import Dataset
 
 from tests.factories import difficulty_problem
+from trl_dataeff.cli.errors import UserError
 from trl_dataeff.cli.main import main
 from trl_dataeff.difficulty import offline
 from trl_dataeff.difficulty.loading import load_predictor
@@ -25,10 +26,6 @@ N = 200
 E, P = difficulty_problem(N)
 
 
-class EmbeddingError(ValueError):
-    pass
-
-
 @pytest.fixture
 def embedded(monkeypatch) -> list:
     """Embeddings without a model; what was embedded, by which model."""
@@ -36,12 +33,12 @@ def embedded(monkeypatch) -> list:
 
     def embed_dataset(dataset, embedding):
         if embedding == "absent":
-            raise EmbeddingError("The model 'absent' cannot be loaded.")
+            raise UserError("The model 'absent' cannot be loaded.")
         calls.append((dataset["prompt"][:2], embedding))
         return E.half().numpy()
 
     module = types.ModuleType("trl_dataeff.difficulty.embedding")
-    module.embed_dataset, module.EmbeddingError = embed_dataset, EmbeddingError
+    module.embed_dataset = embed_dataset
     monkeypatch.setitem(sys.modules, "trl_dataeff.difficulty.embedding", module)
     return calls
 

@@ -58,7 +58,7 @@ def problems(text: str, tmp_path: Path) -> list[str]:
         ("env: 3", ["`env`", "environment variables"]),
         ("datasets: x.jsonl", ["a list of mappings"]),
         ("datasets: [x.jsonl]", ["`datasets` has the entry 'x.jsonl'", "`path`"]),
-        ("datasets: [{name: a}]", ["without `path`"]),
+        ("datasets: [{name: a}]", ["{'name': 'a'} (a mapping)", "`path`"]),
         ("datasets: [{path: a, spilt: train}]", ["unknown key `spilt`", "Did you mean `split`"]),
         ("datasets: [{path: a, fraction: half}]", ["`fraction`", "'half'", "a number"]),
     ],
@@ -208,11 +208,11 @@ def test_valid_recipe_and_what_becomes_of_it(tmp_path, monkeypatch):
     )
     assert problems_of(path) == []
     monkeypatch.setenv("ONE", "before")
-    parsed = GRPOParser(portable=True).parse(["--config", str(path)])
-    assert parsed.arguments.training.learning_rate == 1e-6
-    assert parsed.arguments.training.reward_weights == [1, 0.5]
+    arguments, launch_args = GRPOParser(portable=True).parse(["--config", str(path)])
+    assert arguments.training.learning_rate == 1e-6
+    assert arguments.training.reward_weights == [1, 0.5]
     assert os.environ["ONE"] == "1"
-    assert parsed.launch_args == ["--num_processes", "4", "--multi_gpu", "--accelerate_config", "fsdp2"]
+    assert launch_args == ["--num_processes", "4", "--multi_gpu", "--accelerate_config", "fsdp2"]
 
 
 def test_recipe_for_a_gpu_is_valid_without_one(tmp_path):
@@ -238,11 +238,10 @@ def test_every_default_is_valid_in_a_recipe():
 def test_recipe_is_overridden_by_the_command_line(write, monkeypatch):
     monkeypatch.setenv("FROM_RECIPE", "before")
     write("r.yaml", "max_steps: 3\nseed: 5\nuse_cpu: true\nreward_funcs: [a.b]\nenv: {FROM_RECIPE: 7}\n")
-    parsed = GRPOParser().parse(["--seed", "6", "--config=r.yaml", "--reward_funcs", "c.d", "e.f"])
-    arguments = parsed.arguments
+    arguments, launch_args = GRPOParser().parse(["--seed", "6", "--config=r.yaml", "--reward_funcs", "c.d", "e.f"])
     assert (arguments.training.max_steps, arguments.training.seed) == (3, 6)
     assert arguments.script.reward_funcs == ["c.d", "e.f"]
-    assert parsed.launch_args == []
+    assert launch_args == []
     assert os.environ["FROM_RECIPE"] == "7"
 
 
@@ -258,10 +257,10 @@ def test_launch_options_are_told_from_fields(write):
         "--mixed_precision",
         "bf16",
     ]
-    parsed = GRPOParser(portable=True).parse(args)
-    assert parsed.launch_args == ["--num_processes", "4", "--num_machines", "2", "--mixed_precision", "bf16"]
-    assert parsed.arguments.script.reward_funcs == ["a.b"]
-    assert parsed.arguments.training.use_cpu is True
+    arguments, launch_args = GRPOParser(portable=True).parse(args)
+    assert launch_args == ["--num_processes", "4", "--num_machines", "2", "--mixed_precision", "bf16"]
+    assert arguments.script.reward_funcs == ["a.b"]
+    assert arguments.training.use_cpu is True
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import numpy as np
 from trl_dataeff.analysis.compare_plot import Curve, comparison
 from trl_dataeff.analysis.curves import band, final, geometric_mean, on_grid, reach
 from trl_dataeff.analysis.page import Cell, Column, Page, Table
+from trl_dataeff.errors import UserError
 from trl_dataeff.tracking.drawing import AXIS_NAMES, Plot, count, duration
 from trl_dataeff.tracking.recorded import AXES, RecordedRun
 
@@ -20,7 +21,7 @@ from trl_dataeff.tracking.recorded import AXES, RecordedRun
 _OF_A_RUN = ("seed", "data_seed", "output_dir", "run_name", "hub_model_id", "logging_dir", "report_to", "project")
 
 
-class NothingToCompare(ValueError):
+class NothingToCompare(UserError):
     """The runs have no metric in common."""
 
 

@@ -24,6 +24,7 @@ import numpy as np
 
 from trl_dataeff.collector import GenerationBatch, make_collector
 from trl_dataeff.config import DataEfficientGRPOConfig
+from trl_dataeff.errors import UserError
 from trl_dataeff.rollouts.capture import Round
 from trl_dataeff.validation import check_selection, resolve_selector
 
@@ -254,7 +255,7 @@ class Outcome:
     success: float = math.nan
 
 
-class NothingLearned(ValueError):
+class NothingLearned(UserError):
     """Uniform sampling learns nothing in the planned steps, so that there is nothing to compare with."""
 
 

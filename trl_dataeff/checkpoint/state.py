@@ -29,13 +29,14 @@ from safetensors.torch import load_file as load_tensors
 from safetensors.torch import save_file as save_tensors
 
 from trl_dataeff.checkpoint.files import write_atomically
+from trl_dataeff.errors import UserError
 
 
 FOLDER = "dataeff"
 _LIST = "list:"
 
 
-class CheckpointError(ValueError):
+class CheckpointError(UserError):
     """The selection state of a checkpoint is missing, corrupt, or belongs to another run."""
 
 

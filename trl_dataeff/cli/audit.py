@@ -47,17 +47,13 @@ def run(argv: list[str]) -> int:
     """
     from trl_dataeff.analysis.audit import audit
     from trl_dataeff.cli.audit_report import report
-    from trl_dataeff.tracking.completion_columns import UnreadableRollouts
     from trl_dataeff.tracking.completions import read_groups
 
     args = _parser().parse_args(argv)
     _check_numbers(args)
-    try:
-        groups = read_groups(
-            args.path, _columns(args.map), reward_range=args.reward_range, group_size=args.num_generations
-        )
-    except UnreadableRollouts as error:
-        raise UserError(str(error)) from error
+    groups = read_groups(
+        args.path, _columns(args.map), reward_range=args.reward_range, group_size=args.num_generations
+    )
     found = audit(groups, args.seconds_per_step)
     projection, missing = (None, "") if args.no_projection else _projection(groups, args)
     if args.json:
@@ -71,17 +67,14 @@ def _projection(groups: RecordedGroups, args: argparse.Namespace) -> tuple[Proje
     """What would have been saved; or why that cannot be said."""
     if groups.selected:
         return None, "this run chose its prompts by predictions, so that its groups are not those of plain GRPO"
-    from trl_dataeff.cli.console import quiet_libraries
+    from trl_dataeff.analysis.audit_projection import TooLittle, project
 
-    with quiet_libraries():
-        from trl_dataeff.analysis.audit_projection import TooLittle, project
-
-        try:
-            return project(groups, prompts=args.prompts, predictability=args.predictability, progress=_show), ""
-        except TooLittle as error:
-            return None, str(error)
-        finally:
-            _show(None)
+    try:
+        return project(groups, prompts=args.prompts, predictability=args.predictability, progress=_show), ""
+    except TooLittle as error:
+        return None, str(error)
+    finally:
+        _show(None)
 
 
 def _show(share: float | None) -> None:

@@ -10,25 +10,24 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import Any
 
-from transformers.utils import is_bitsandbytes_available, is_peft_available
+from transformers.utils import is_bitsandbytes_available
 from trl import ModelConfig
 from trl.import_utils import is_vllm_available
 
 from trl_dataeff.cli.arguments import GRPOArguments
 from trl_dataeff.cli.errors import UserError, closest, listed
-from trl_dataeff.cli.rewards import check_name, require_packages, require_rewards
-from trl_dataeff.cli.sources import find_source, require_dataset
+from trl_dataeff.cli.rewards import NEED_MATH_VERIFY, REWARDS, check_name
+from trl_dataeff.cli.sources import find_source
 from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.difficulty.loading import is_predictor
 from trl_dataeff.fields import Problem, field_problems
+from trl_dataeff.rewards.math import require_math_verify
 from trl_dataeff.validation import check_dots_predictor, check_selector
 
 
-def check(arguments: GRPOArguments) -> None:
-    """Raise a [`UserError`] with everything that is wrong. Reads no dataset and no model, asks no hub."""
-    problems = [*problems_of(arguments), *problems_on_this_machine(arguments)]
-    if problems:
-        raise UserError(*(problem.message for problem in problems))
+def all_problems(arguments: GRPOArguments) -> list[Problem]:
+    """What is wrong with these arguments, on any machine and on this one. Reads no dataset and no model, asks no hub."""
+    return [*problems_of(arguments), *problems_on_this_machine(arguments)]
 
 
 def problems_of(arguments: GRPOArguments) -> list[Problem]:
@@ -40,19 +39,20 @@ def problems_of(arguments: GRPOArguments) -> list[Problem]:
 def problems_on_this_machine(arguments: GRPOArguments) -> list[Problem]:
     """What is missing here: local paths, and packages."""
     script, training, model, mixture = arguments
-    problems = [
-        p for name in script.reward_funcs or [] for p in _tried(require_packages, name, names=("reward_funcs",))
-    ]
+    problems = []
+    for name in [name for name in script.reward_funcs or [] if name in NEED_MATH_VERIFY]:
+        problems += _tried(require_math_verify, name, names=("reward_funcs",))
     if _predicts(training) and not is_predictor(training.dots_predictor):
         problems += _tried(check_dots_predictor, training, names=("dots_predictor", "dots_predictor_args"))
-    for entry in mixture.datasets:
-        problems += _tried(find_source, entry.path, entry.data_files, names=("datasets",))
-    if script.dataset_name and not mixture.datasets:
-        problems += _tried(find_source, script.dataset_name, names=("dataset_name",))
-    path = model.model_name_or_path or ""
-    is_local = path.startswith((".", "/", "~")) or path.count("/") > 1
-    if is_local and not os.path.isdir(os.path.expanduser(path)):
-        message = f"The model {path!r} does not exist: there is no such folder (`model_name_or_path`)."
+    for path, files in [(entry.path, entry.data_files) for entry in mixture.datasets] or [
+        (script.dataset_name or "", None)
+    ]:
+        if path:
+            problems += _tried(find_source, path, files, names=("datasets", "dataset_name"))
+    name = model.model_name_or_path or ""
+    is_local = name.startswith((".", "/", "~")) or name.count("/") > 1
+    if is_local and not os.path.isdir(os.path.expanduser(name)):
+        message = f"The model {name!r} does not exist: there is no such folder (`model_name_or_path`)."
         problems.append(Problem(message, ("model_name_or_path",)))
     problems += _package_problems(training, model)
     return problems + _tried(checkpoint_of, training, names=("resume_from_checkpoint",))
@@ -95,7 +95,7 @@ def checkpoint_of(training: DataEfficientGRPOConfig) -> str | bool | None:
 def _tried(check: Callable[..., Any], *args: Any, names: tuple[str, ...]) -> list[Problem]:
     try:
         check(*args)
-    except ValueError as error:
+    except (ValueError, ImportError) as error:
         return [Problem(message, names) for message in getattr(error, "messages", [str(error)])]
     return []
 
@@ -103,7 +103,9 @@ def _tried(check: Callable[..., Any], *args: Any, names: tuple[str, ...]) -> lis
 def _reward_problems(arguments: GRPOArguments) -> Iterator[Problem]:
     names, model = arguments.script.reward_funcs or [], arguments.script.reward_model_name_or_path
     weights, n = arguments.training.reward_weights, len(names) + bool(model)
-    yield from _tried(require_rewards, names, model, names=("reward_funcs",))
+    if not n:
+        known = f"one or more of {listed(REWARDS)}, or to the dotted path of a function"
+        yield Problem(f"No reward: set `reward_funcs` to {known}.", ("reward_funcs",))
     for name in names:
         yield from _tried(check_name, name, names=("reward_funcs",))
     if n and weights is not None and len(weights) != n:
@@ -127,7 +129,12 @@ def _selection_problems(arguments: GRPOArguments) -> Iterator[Problem]:
 
 def _data_problems(arguments: GRPOArguments) -> Iterator[Problem]:
     script, training, _, mixture = arguments
-    yield from _tried(require_dataset, script, mixture, names=("dataset_name", "datasets"))
+    if not script.dataset_name and not mixture.datasets:
+        message = (
+            "No dataset: set `dataset_name` to a Hub id, a folder or a file (.parquet, .jsonl, .json, .csv), or give "
+            "a mixture under `datasets`."
+        )
+        yield Problem(message, ("dataset_name", "datasets"))
     name = "streaming" if mixture.datasets else "dataset_streaming"
     if not getattr(mixture if mixture.datasets else script, name):
         return
@@ -147,7 +154,7 @@ def _model_problems(arguments: GRPOArguments) -> Iterator[Problem]:
     model = arguments.model
     problems = field_problems(vars(model))
     yield from problems
-    if model.use_peft and is_peft_available() and not problems:
+    if model.use_peft and not problems:
         yield from _tried(_check_lora, model, names=("lora_task_type", "lora_target_modules", "use_peft"))
     if not model.model_name_or_path:
         message = "No model: set `model_name_or_path` to a Hub id or a local folder."
@@ -182,24 +189,21 @@ def _package_problems(training: DataEfficientGRPOConfig, model: ModelConfig) -> 
     from transformers.integrations.integration_utils import get_available_reporting_integrations
 
     if training.use_vllm and not is_vllm_available():
-        message = (
-            '`use_vllm` needs vLLM, which is not installed: pip install "trl[vllm]". Without it, generation is '
-            "slower but works: `--use_vllm false`."
-        )
-        yield Problem(message, ("use_vllm",))
+        yield _missing("use_vllm", '"trl[vllm]"', "false")
     embeds = training.selection.startswith("dots") and training.dots_embedding != "policy"
     if embeds and find_spec("sentence_transformers") is None:
-        message = (
-            f"`dots_embedding` is {training.dots_embedding!r}, which needs sentence-transformers: pip install "
-            "sentence-transformers. Without it, the policy can embed the prompts: `--dots_embedding policy`."
-        )
-        yield Problem(message, ("dots_embedding",))
+        yield _missing("dots_embedding", "sentence-transformers", "policy")
     for name in ("load_in_4bit", "load_in_8bit"):
         if getattr(model, name) and not is_bitsandbytes_available():
-            yield Problem(f"`{name}` needs bitsandbytes: pip install bitsandbytes.", (name,))
-    if model.use_peft and not is_peft_available():
-        yield Problem("`use_peft` needs PEFT, which is not installed: pip install peft.", ("use_peft",))
+            yield _missing(name, "bitsandbytes", "false")
     installed = get_available_reporting_integrations()
     for name in training.report_to or []:
         if name in ("wandb", "trackio", "tensorboard", "mlflow") and name not in installed:
-            yield Problem(f"`report_to` is {name!r}, which is not installed: pip install {name}.", ("report_to",))
+            yield _missing("report_to", name, "none")
+
+
+def _missing(field: str, package: str, otherwise: str) -> Problem:
+    message = (
+        f"needs a package that is not installed: pip install {package}. Or run without it: `--{field} {otherwise}`."
+    )
+    return Problem(f"`{field}` {message}", (field,))

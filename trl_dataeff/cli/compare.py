@@ -25,24 +25,19 @@ def run(argv: list[str]) -> int:
         argv (`list[str]`): what follows `trl-dataeff compare`.
     """
     args = _parser().parse_args(argv)
-    from trl_dataeff.analysis.compare import NothingToCompare, compare, make_page, markdown, plain
-    from trl_dataeff.cli.console import quiet_libraries
-    from trl_dataeff.cli.report import check_figures, read, save_figures, write_page
+    from trl_dataeff.analysis.compare import compare, make_page, markdown, plain
+    from trl_dataeff.cli.report import read, save_figures, write_page
+    from trl_dataeff.tracking.drawing import check_library
 
     if args.target is not None and args.target != args.target:
         raise UserError("`--target` is nan; it takes a number.")
-    with quiet_libraries():
-        runs = [read(path, args.rollouts_per_step) for path in args.runs]
-        try:
-            result = compare(runs, args.metric, args.target)
-        except NothingToCompare as error:
-            raise UserError(str(error)) from error
-        if args.output is not None or args.png is not None:
-            check_figures()
-            page = make_page(result)
-            save_figures(page, args.png)
-            if args.output is not None:
-                write_page(page, args.output)
+    result = compare([read(path, args.rollouts_per_step) for path in args.runs], args.metric, args.target)
+    if args.output is not None or args.png is not None:
+        check_library()
+        page = make_page(result)
+        save_figures(page, args.png)
+        if args.output is not None:
+            write_page(page, args.output)
     print(markdown(result) if args.markdown else plain(result))
     return 0
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from copy import copy
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict, load_dataset
 from datasets.exceptions import DatasetGenerationError, DatasetsError
 from transformers.utils import logging
@@ -15,8 +15,8 @@ from trl import DatasetMixtureConfig, get_dataset
 
 from trl_dataeff.cli.arguments import DataEfficientGRPOScriptArguments, GRPOArguments
 from trl_dataeff.cli.errors import UserError, closest, listed
-from trl_dataeff.cli.sources import Source, bad_line, find_source, require_dataset
-from trl_dataeff.rollouts.prompts import without_prompt
+from trl_dataeff.cli.sources import Source, find_source
+from trl_dataeff.validation import check_prompts
 
 
 logger = logging.get_logger(__name__)
@@ -31,10 +31,8 @@ def load_data(arguments: GRPOArguments) -> tuple[Any, Any]:
     """Return the training and, if the run evaluates, the evaluation dataset or `None`, in the shape that the trainer wants."""
     script, mixture = arguments.script, arguments.dataset
     evaluates = arguments.training.eval_strategy != "no"
-    if not mixture.datasets:
-        names = [script.dataset_train_split, *([script.dataset_test_split] if evaluates else [])]
-    else:
-        names = ["train", *(["test"] if evaluates else [])]
+    names = ["train", "test"] if mixture.datasets else [script.dataset_train_split, script.dataset_test_split]
+    names = names if evaluates else names[:1]
     train, *evaluation = load_splits(script, mixture, names)
     return train, evaluation[0] if evaluation else None
 
@@ -90,7 +88,6 @@ def shape_row(row: dict[str, Any], script: DataEfficientGRPOScriptArguments) -> 
 def _load(
     script: DataEfficientGRPOScriptArguments, mixture: DatasetMixtureConfig
 ) -> DatasetDict | IterableDatasetDict:
-    require_dataset(script, mixture)
     if not mixture.datasets:
         sources = [find_source(str(script.dataset_name))]
     else:
@@ -145,10 +142,10 @@ def _check_prompts(dataset: Dataset | IterableDataset, given: str) -> None:
             "conversation: a list of messages with `role` and `content`."
         )
     if isinstance(dataset, Dataset):
-        prompts = dataset.with_format("arrow").select_columns(["prompt"])[:]["prompt"]
-        empty = np.flatnonzero(without_prompt(prompts))
-        if len(empty):
-            raise UserError(f"{given} has {len(empty)} rows without a prompt, the first is row {empty[0]}. Drop them.")
+        try:
+            check_prompts(dataset, given)
+        except ValueError as error:
+            raise UserError(str(error)) from error
 
 
 def _empty(given: str) -> UserError:
@@ -157,9 +154,8 @@ def _empty(given: str) -> UserError:
 
 def _not_loaded(name: str, sources: list[Source], error: Exception) -> UserError:
     """Say why a dataset was not loaded: the line of a file that cannot be parsed, or what the loader says."""
-    for source in sources:
-        if bad := bad_line(source):
-            return UserError(f"The dataset {name!r} cannot be parsed: {bad}")
+    if bad := next(filter(None, map(_bad_line, sources)), None):
+        return UserError(f"The dataset {name!r} cannot be parsed: {bad}")
     cause = error.__cause__ if isinstance(error, DatasetGenerationError) and error.__cause__ else error
     reason = str(cause).strip().rstrip(".!")
     if isinstance(error, StopIteration) or any(text in reason for text in NO_DATA):
@@ -170,3 +166,16 @@ def _not_loaded(name: str, sources: list[Source], error: Exception) -> UserError
             "check the name, `dataset_config`, the connection, and `hf auth login` for a private or gated dataset."
         )
     return UserError(f"The dataset {name!r} cannot be loaded: {type(cause).__name__}: {reason}.")
+
+
+def _bad_line(source: Source) -> str | None:
+    """File, line and reason of the first line that is not a JSON object, if `source` is a .jsonl file with one."""
+    files = source.files.values() if source.path == "json" and isinstance(source.files, dict) else ()
+    for file in [file for each in files for file in each if file.endswith(".jsonl")]:
+        for number, line in enumerate(Path(file).read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
+            try:
+                if line.strip() and not isinstance(json.loads(line), dict):
+                    return f"{file}:{number}: {line[:40]!r} is not a JSON object. Each line must be one."
+            except json.JSONDecodeError as error:
+                return f"{file}:{number}: {error.msg}. Each line holds one JSON object."
+    return None

@@ -1,4 +1,4 @@
-"""The one error that the command shows without a traceback, and help for typing mistakes."""
+"""How the command prints errors of the user, and help for typing mistakes."""
 
 from __future__ import annotations
 
@@ -7,23 +7,10 @@ import os
 import sys
 from collections.abc import Iterable
 
+from trl_dataeff.errors import UserError
 
-INTERRUPTED = 130  # exit code after Ctrl-C
 
-
-class UserError(ValueError):
-    """
-    Something that only the user can fix, printed without a traceback; other exceptions keep theirs.
-
-    Args:
-        *messages (`str`): one per problem. Each says what was given, what is allowed, and the fix.
-        exit_code (`int`, *optional*, defaults to `2`): exit code of the command.
-    """
-
-    def __init__(self, *messages: str, exit_code: int = 2):
-        super().__init__("\n".join(messages))
-        self.messages = messages
-        self.exit_code = exit_code
+__all__ = ["UserError", "closest", "listed", "show"]
 
 
 def show(error: UserError) -> None:

@@ -106,10 +106,10 @@ def _check_entries(name: str, entries: Any) -> list[dict[str, Any]]:
     if not isinstance(entries, list):
         raise WrongValue(f"`{name}` is {got(entries)}; it takes a list of mappings with {keys}.")
     for entry in entries:
-        if not isinstance(entry, dict):
-            raise WrongValue(f"`{name}` has the entry {got(entry)}; an entry is a mapping with {keys}.")
-        if "path" not in entry:
-            raise WrongValue(f"`{name}` has the entry {entry!r} without `path`; an entry is a mapping with {keys}.")
+        if not isinstance(entry, dict) or "path" not in entry:
+            raise WrongValue(
+                f"`{name}` has the entry {got(entry)}; an entry is a mapping with {keys}; `path` is required."
+            )
         for key, value in entry.items():
             if key not in hints:
                 raise WrongValue(f"`{name}` has an entry with the unknown key `{key}`.{closest(str(key), hints)}")

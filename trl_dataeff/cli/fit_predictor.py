@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trl_dataeff.checkpoint.files import write_atomically
+from trl_dataeff.cli.arguments import DataEfficientGRPOScriptArguments
 from trl_dataeff.cli.command_parser import CommandParser
 from trl_dataeff.cli.errors import UserError
 
 
 if TYPE_CHECKING:
-    import numpy as np
-    from datasets import Dataset
-
     from trl_dataeff.difficulty.offline import Quality, Slice
 
 
@@ -39,24 +38,22 @@ def run(argv: list[str]) -> int:
     output = Path(args.output).expanduser()
     if output.exists() and (not output.is_dir() or (any(output.iterdir()) and not args.force)):
         raise UserError(f"{args.output!r} exists already. Name another folder, or write into it with --force.")
+    if args.embedding == "policy":
+        raise UserError("`--embedding` is 'policy'. There is no policy here: give the id or the path of its model.")
 
     from datasets import Dataset
     from trl import DatasetMixtureConfig
 
-    from trl_dataeff.cli.arguments import DataEfficientGRPOScriptArguments
     from trl_dataeff.cli.data import load_splits
-    from trl_dataeff.difficulty.base import PredictorError
+    from trl_dataeff.difficulty.embedding import embed_dataset
     from trl_dataeff.difficulty.offline import fit_offline, read_slices
 
     shape = {name: getattr(args, name) for name in SHAPE}
     script = DataEfficientGRPOScriptArguments(dataset_name=args.dataset, **shape)
     (dataset,) = load_splits(script, DatasetMixtureConfig(), [args.dataset_split])
     assert isinstance(dataset, Dataset)  # nothing is streamed here
-    try:
-        slices = read_slices(args.groups, len(dataset))
-        predictor, quality = fit_offline(args.kind, _embed(dataset, args.embedding), slices, args.seed)
-    except PredictorError as error:
-        raise UserError(str(error)) from error
+    slices = read_slices(args.groups, len(dataset))
+    predictor, quality = fit_offline(args.kind, embed_dataset(dataset, args.embedding), slices, args.seed)
     predictor.embedding = args.embedding
     predictor.save(output)
     text = report(args, slices, quality)
@@ -68,40 +65,26 @@ def run(argv: list[str]) -> int:
 
 def report(args: argparse.Namespace, slices: Sequence[Slice], quality: Sequence[Quality]) -> str:
     """Return the report, in Markdown: the groups, and a row for each predictor."""
-    rows = [
+    table = "\n".join(
         f"| {row.name} | {row.pearson:.3f} | {row.mean_absolute_error:.3f} | {row.calibration_error:.3f} |"
         for row in quality
-    ]
+    )
     prompts = len({int(i) for piece in slices for i in piece.prompt_ids})
-    lines = [
-        f"# Predictor of success rates: {args.kind}",
-        "",
-        f"- groups: {', '.join(args.groups)} ({sum(len(piece.rates) for piece in slices)} groups of {prompts} prompts)",
-        f"- dataset: {args.dataset}, embedded by {args.embedding}",
-        f"- seed: {args.seed}",
-        "",
-        "Groups of held-out prompts, a fifth of all, predicted from other groups of the same run and of nearby steps:",
-        "",
-        "| predictor | Pearson | mean absolute error | calibration error |",
-        "|---|---|---|---|",
-        *rows,
-        "",
-        "Pearson is the mean over slices of a run. Calibration error is the expected one, in 10 bins of equal width.",
-        "",
-    ]
-    return "\n".join(lines)
+    return f"""\
+# Predictor of success rates: {args.kind}
 
+- groups: {", ".join(args.groups)} ({sum(len(piece.rates) for piece in slices)} groups of {prompts} prompts)
+- dataset: {args.dataset}, embedded by {args.embedding}
+- seed: {args.seed}
 
-def _embed(dataset: Dataset, embedding: str) -> np.ndarray:
-    """The prompts' embeddings `(N, h)`; what is wrong with the model is a [`UserError`]."""
-    from trl_dataeff.difficulty.embedding import EmbeddingError, embed_dataset
+Groups of held-out prompts, a fifth of all, predicted from other groups of the same run and of nearby steps:
 
-    if embedding == "policy":
-        raise UserError("`--embedding` is 'policy'. There is no policy here: give the id or the path of its model.")
-    try:
-        return embed_dataset(dataset, embedding)
-    except EmbeddingError as error:
-        raise UserError(str(error)) from error
+| predictor | Pearson | mean absolute error | calibration error |
+|---|---|---|---|
+{table}
+
+Pearson is the mean over slices of a run. Calibration error is the expected one, in 10 bins of equal width.
+"""
 
 
 def _parser() -> CommandParser:
@@ -132,14 +115,9 @@ def _parser() -> CommandParser:
     )
     parser.add_argument("--force", action="store_true", help="write to a folder that is not empty")
     shape = parser.add_argument_group("dataset fields, as in the runs' recipe")
-    shape.add_argument("--dataset_config", metavar="NAME", help="configuration name of a dataset on the Hub")
     shape.add_argument("--dataset_split", metavar="NAME", default="train", help="dataset split (default: train)")
-    shape.add_argument("--prompt_column", metavar="NAME", help="column that holds the prompts")
-    shape.add_argument(
-        "--prompt_template", metavar="TEXT", help="prompt text, in which {column} stands for a column of the row"
-    )
-    shape.add_argument(
-        "--prompt_as_chat", action="store_true", help="turn text prompts into the user's message of a conversation"
-    )
-    shape.add_argument("--system_prompt", metavar="TEXT", help="system message put before every prompt")
+    for field in fields(DataEfficientGRPOScriptArguments):
+        if field.name in SHAPE:
+            kind: dict[str, Any] = {"action": "store_true"} if field.default is False else {"metavar": "VALUE"}
+            shape.add_argument(f"--{field.name}", help=field.metadata["help"], **kind)
     return parser

@@ -9,7 +9,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from trl_dataeff.cli.errors import INTERRUPTED, UserError, show
+from trl_dataeff.cli.errors import UserError
 
 
 if TYPE_CHECKING:
@@ -24,17 +24,15 @@ def run(argv: list[str]) -> int:
 
         print(full_help() if {"--help-all", "--help_all"}.intersection(argv) else short_help())
         return 0
-    from trl_dataeff.cli.checks import problems_of, problems_on_this_machine
-    from trl_dataeff.cli.console import quiet_libraries
+    from trl_dataeff.cli.checks import all_problems
     from trl_dataeff.cli.launch import launch, needs_launch
     from trl_dataeff.cli.parser import GRPOParser
 
     # First without looking at the machine: what is wrong with the recipe is said once, before processes are started.
-    command = GRPOParser(portable=True).parse(argv, lambda a: [*problems_of(a), *problems_on_this_machine(a)])
-    if needs_launch(command.launch_args, command.arguments.training.use_cpu):
-        return launch(command.launch_args, argv)
-    with quiet_libraries():
-        train(parse(argv))
+    arguments, launch_args = GRPOParser(portable=True).parse(argv, all_problems)
+    if needs_launch(launch_args, arguments.training.use_cpu):
+        return launch(launch_args, argv)
+    train(parse(argv))
     return 0
 
 
@@ -48,7 +46,7 @@ def parse(argv: list[str]) -> GRPOArguments:
     """
     from trl_dataeff.cli.parser import GRPOParser
 
-    return GRPOParser().parse(argv).arguments
+    return GRPOParser().parse(argv)[0]
 
 
 def train(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
@@ -59,7 +57,6 @@ def train(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
     Args:
         arguments ([`GRPOArguments`]): what `parse` returns.
     """
-    from trl_dataeff.checkpoint.state import CheckpointError
     from trl_dataeff.cli.checks import checkpoint_of
     from trl_dataeff.cli.panel import progress_shown
 
@@ -67,8 +64,6 @@ def train(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
     try:
         with progress_shown(trainer, arguments.script.plain):
             trainer.train(resume_from_checkpoint=checkpoint_of(arguments.training))
-    except CheckpointError as error:
-        raise UserError(str(error)) from error
     except (KeyboardInterrupt, SystemExit):
         if trainer.stopped_by is not None:
             trainer.end()
@@ -87,14 +82,15 @@ def make_trainer(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
     """Make the trainer: rewards, then data, then the model, so that what is quick to find wrong comes first."""
     from trl import get_peft_config, get_quantization_config
 
-    from trl_dataeff.cli.checks import check, check_model
+    from trl_dataeff.cli.checks import all_problems, check_model
     from trl_dataeff.cli.data import load_data
     from trl_dataeff.cli.rewards import check_rewards, load_rewards
     from trl_dataeff.trainer import DataEfficientGRPOTrainer
     from trl_dataeff.validation import check_dataset
 
     script, training, model, _ = arguments
-    check(arguments)
+    if problems := all_problems(arguments):
+        raise UserError(*(problem.message for problem in problems))
     assert model.model_name_or_path is not None
     check_model(model)
     rewards = load_rewards(script.reward_funcs, script.reward_model_name_or_path)
@@ -124,17 +120,10 @@ def make_trainer(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
 
 
 def main() -> None:
-    """Entry point of the processes that `accelerate launch` starts."""
-    from trl_dataeff.cli.console import quiet_libraries
+    """Entry point of the processes that `accelerate launch` and torchrun start."""
+    from trl_dataeff.cli.main import main
 
-    try:
-        with quiet_libraries():
-            train(parse(sys.argv[1:]))
-    except UserError as error:
-        show(error)
-        raise SystemExit(error.exit_code) from None
-    except KeyboardInterrupt:
-        raise SystemExit(INTERRUPTED) from None
+    raise SystemExit(main(["grpo", *sys.argv[1:]]))
 
 
 if __name__ == "__main__":

@@ -6,13 +6,12 @@ configuration of accelerate on this machine, or several devices (which accelerat
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
-import threading
-from argparse import ArgumentError, Namespace
+from argparse import ArgumentError, ArgumentParser, Namespace
+from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -46,57 +45,52 @@ def device_count() -> int:
     return torch.accelerator.device_count() if torch.accelerator.is_available() else 0
 
 
-def launch_options() -> list[str]:
-    """Return the names of the options of `accelerate launch`."""
-    return [name for name in vars(_parse([])[0]) if not name.startswith("training_script")]
+def launch_parser() -> ArgumentParser:
+    """Return the parser of `accelerate launch`, with TRL's option."""
+    from accelerate.commands.launch import launch_command_parser
+
+    parser: ArgumentParser = launch_command_parser()
+    parser.exit_on_error = False
+    parser.add_argument(ACCELERATE_CONFIG)
+    return parser
 
 
-def launch_option(key: str, value: Any) -> list[str] | None:
+def launch_options(parser: ArgumentParser) -> list[str]:
+    """Return the names of its options."""
+    return [option.dest for option in parser._actions if option.option_strings]
+
+
+def launch_option(parser: ArgumentParser, key: str, value: Any) -> list[str] | None:
     """Return a recipe's `key: value` as an option of `accelerate launch`, or `None` if it has no such option."""
-    text = str(value).lower() if isinstance(value, bool) else str(value)
-    try:
-        parsed, unknown = _parse([f"--{key}", text])
-    except ArgumentError:  # the value is wrong, see `check_launch_args`
-        return [f"--{key}", text]
-    if unknown:
+    option = parser._option_string_actions.get(f"--{key}")
+    if option is None:
         return None
-    if parsed.training_script == _SCRIPT:
-        return [f"--{key}", str(value)]
-    return [f"--{key}"] if text == "true" else []  # it has taken no value
+    if option.nargs == 0:  # a switch
+        return [f"--{key}"] if value is True else []
+    return [f"--{key}", str(value)]
 
 
-def check_launch_args(args: list[str], fields: list[str]) -> list[Problem]:
+def launch_problems(parser: ArgumentParser, args: list[str], fields: Iterable[str]) -> list[Problem]:
     """
-    Return the options of `accelerate launch` with an invalid value; raise a [`UserError`] for unknown options, with a hint
-    at one of the `fields` of training.
+    Return what is wrong with options of `accelerate launch`; raise a [`UserError`] for a value without an option. An unknown
+    option is compared with the `fields` of training too.
     """
     try:
-        parsed, unknown = _parse(args)
+        parsed, unknown = parser.parse_known_args([*args, _SCRIPT])
     except ArgumentError as error:
         name = str(error.argument_name).split("/")[0].lstrip("-")
         return [Problem(f"`{name}` is an option of `accelerate launch`, which says: {error.message}.", (name,))]
     if unknown:
-        hint = closest(
-            f"--{unknown[0].strip('-').replace('-', '_')}", [f"--{name}" for name in (*fields, *launch_options())]
-        )
-        raise UserError(f"`{unknown[0]}` is not an option of `trl-dataeff grpo` or `accelerate launch`.{hint}")
-    token = parsed.training_script
+        name = unknown[0].strip("-").replace("-", "_")
+        hint = closest(f"--{name}", [f"--{known}" for known in (*fields, *launch_options(parser))])
+        message = f"`{unknown[0]}` is not an option of `trl-dataeff grpo` or `accelerate launch`.{hint}"
+        return [Problem(message, (name,))]
+    token = parsed.training_script  # the first value that no option has taken
     if token == _SCRIPT:
         return []
     if Path(token).suffix in (".yaml", ".yml"):
         raise UserError(f"{token!r} stands alone. A recipe is given as `--config {token}`.")
     raise UserError(f"{token!r} stands alone: every value follows its option, as in `--learning_rate 1e-6`.")
-
-
-def _parse(args: list[str]) -> tuple[Namespace, list[str]]:
-    """What `accelerate launch` makes of its options, and those that it has not. A value that no option has taken is the script."""
-    from accelerate.commands.launch import launch_command_parser
-
-    parser = launch_command_parser()
-    parser.exit_on_error = False
-    parser.add_argument(ACCELERATE_CONFIG)
-    known, unknown = parser.parse_known_args([*args, _SCRIPT])
-    return known, unknown
 
 
 def launch(launch_args: list[str], command: list[str]) -> int:
@@ -122,16 +116,19 @@ def launch(launch_args: list[str], command: list[str]) -> int:
     args = launcher.launch_command_parser().parse_args([*launch_args, "--module", MODULE, *command])
     # accelerate's own waits for a process that no signal reaches
     simple_launcher = _become if os.name == "posix" else launcher.simple_launcher
-    with _ForwardSignals() as signals, temporarily(launcher, simple_launcher=simple_launcher):
-        try:
+    former = signal.signal(signal.SIGTERM, _forward)  # torchrun sets its own
+    try:
+        with temporarily(launcher, simple_launcher=simple_launcher):
             launcher.launch_command(args)
-        except subprocess.CalledProcessError as error:  # the process has said on stderr what was wrong
-            return signals.exit_code(error.returncode)
-        except SignalException as error:  # torchrun has passed it on, and waited
-            return 128 + error.sigval
-        except ChildFailedError as error:
-            code = signals.exit_code(error.get_first_failure()[1].exitcode)
-            return code if code in _STOPPED else 1
+    except subprocess.CalledProcessError as error:  # the process has said on stderr what was wrong
+        return _exit_code(error.returncode)
+    except SignalException as error:  # torchrun has passed it on, and waited
+        return 128 + error.sigval
+    except ChildFailedError as error:
+        code = _exit_code(error.get_first_failure()[1].exitcode)
+        return code if code in _STOPPED else 1
+    finally:
+        signal.signal(signal.SIGTERM, former)
     return 0
 
 
@@ -145,40 +142,17 @@ def _become(args: Namespace) -> None:
     os.execvpe(command[0], command, environment)
 
 
-class _ForwardSignals:
-    """
-    While this context is entered, SIGTERM goes on to the processes that this one has started, which is then waited for, and
-    Ctrl-C, which reaches them from the terminal, does not end it. For launchers that do neither; torchrun handles signals itself.
-    """
+def _forward(number: int, frame: FrameType | None) -> None:
+    """Pass a signal on to the processes that a launcher has started and waits for."""
+    import psutil
 
-    def __init__(self) -> None:
-        self.received: int | None = None
-        self._former: dict[int, Any] = {}
+    children = psutil.Process().children()
+    for child in children:
+        child.send_signal(number)
+    if not children:
+        raise SystemExit(128 + number)
 
-    def __enter__(self) -> _ForwardSignals:
-        if os.name == "posix" and threading.current_thread() is threading.main_thread():
-            self._former = {number: signal.signal(number, self._forward) for number in (signal.SIGINT, signal.SIGTERM)}
-        return self
 
-    def __exit__(self, *exception: object) -> None:
-        for number, handler in self._former.items():
-            signal.signal(number, handler)
-
-    def _forward(self, number: int, frame: FrameType | None) -> None:
-        import psutil
-
-        self.received = number
-        children = psutil.Process().children()
-        if not children:
-            self.__exit__()
-            signal.raise_signal(number)
-        for child in children:
-            if number != signal.SIGINT or os.getpgid(child.pid) != os.getpgrp():
-                with contextlib.suppress(psutil.Error):
-                    child.send_signal(number)
-
-    def exit_code(self, code: int) -> int:
-        """That of the command, from a process's own: 128 + the number of a signal that ended it or was passed on to it."""
-        if self.received is not None:
-            return 128 + self.received
-        return 128 - code if code < 0 else code
+def _exit_code(code: int) -> int:
+    """The exit code of a process as a shell reports it: 128 + the number of the signal that ended it."""
+    return 128 - code if code < 0 else code

@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import io
+import logging
 import os
 import sys
-from importlib.metadata import PackageNotFoundError, version
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from trl_dataeff.cli.errors import INTERRUPTED, UserError, closest, show
+from trl_dataeff.cli.errors import UserError, closest, show
 from trl_dataeff.version import __version__
 
 
-HELP = """\
+#: What each sub-command does; the module of the same name has its `run`
+COMMANDS = {
+    "grpo": "train a model with GRPO from a recipe",
+    "recipes": "list, show, copy and validate recipes",
+    "env": "print versions for a bug report",
+    "fit-predictor": "fit a success-rate predictor to the groups of finished runs",
+    "simulate": "estimate savings before training",
+    "audit": "show how much of a run carried no gradient",
+    "report": "show what a run did, as a page of figures",
+    "compare": "show what runs needed for the same accuracy",
+}
+_LIST = "\n".join(f"  {name:<15}{text}" for name, text in COMMANDS.items())
+HELP = f"""\
 usage: trl-dataeff COMMAND [options]
 
 Data-efficient GRPO for Hugging Face TRL: generate fewer rollouts that carry no gradient.
 
 commands:
-  grpo       train a model with GRPO from a recipe           trl-dataeff grpo --config recipe.yaml
-  recipes    list, show, copy and validate recipes           trl-dataeff recipes list
-  env        print versions for a bug report
-  fit-predictor
-             fit a success-rate predictor to the groups of finished runs
-  simulate   estimate savings before training                trl-dataeff simulate --help
-  audit      show how much of a run carried no gradient      trl-dataeff audit OUTPUT_DIR
-  report     show what a run did, as a page of figures       trl-dataeff report OUTPUT_DIR
-  compare    show what runs needed for the same accuracy     trl-dataeff compare RUN RUN
+{_LIST}
 
 options:
   -h, --help    show this help; for a command's help, run `trl-dataeff COMMAND --help`
@@ -38,21 +43,10 @@ to get started:
   trl-dataeff recipes copy Qwen2.5-0.5B-Instruct/gsm8k/uniform recipe.yaml
   trl-dataeff grpo --config recipe.yaml --max_steps 20
 """
-
-
+INTERRUPTED = 130  # exit code after Ctrl-C
 BROKEN_PIPE = 141  # as a shell reports SIGPIPE
-
-#: The module of each sub-command, imported when it is called
-COMMANDS = {
-    "grpo": "trl_dataeff.cli.grpo",
-    "recipes": "trl_dataeff.cli.recipes",
-    "fit-predictor": "trl_dataeff.cli.fit_predictor",
-    "simulate": "trl_dataeff.cli.simulate",
-    "audit": "trl_dataeff.cli.audit",
-    "report": "trl_dataeff.cli.report",
-    "compare": "trl_dataeff.cli.compare",
-    "env": "trl_dataeff.cli.main",
-}
+#: Whose future warnings are not shown: a user of the command cannot act on them. Those of a reward function's module are.
+LIBRARIES = ("accelerate", "datasets", "huggingface_hub", "peft", "torch", "transformers", "trl", "trl_dataeff")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -88,7 +82,9 @@ def _run(argv: list[str]) -> int:
         if argv[0] not in COMMANDS:
             hint = closest(argv[0], COMMANDS)
             raise UserError(f"{argv[0]!r} is not a command.{hint} `trl-dataeff --help` lists all commands.")
-        return int(importlib.import_module(COMMANDS[argv[0]]).run(argv[1:]))
+        module = importlib.import_module(f"trl_dataeff.cli.{argv[0].replace('-', '_')}")
+        with quiet_libraries():
+            return int(module.run(argv[1:]))
     except UserError as error:
         show(error)
         return error.exit_code
@@ -96,23 +92,24 @@ def _run(argv: list[str]) -> int:
         return INTERRUPTED
 
 
-def run(argv: list[str]) -> int:
-    """`trl-dataeff env`: TRL's report, with our versions at its end."""
-    from trl_dataeff.cli.command_parser import CommandParser
-
-    CommandParser("trl-dataeff env", description="Print versions for a bug report.").parse_args(argv)
-    from trl.scripts.env import print_env
-
-    output = io.StringIO()
-    with contextlib.redirect_stdout(output):
-        print_env()
-    try:
-        math_verify = version("math-verify")
-    except PackageNotFoundError:
-        math_verify = "not installed"
-    print(output.getvalue().rstrip())
-    print(f"- trl-dataeff version: {__version__}\n- math-verify version: {math_verify}\n")
-    return 0
+@contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """
+    Within this context, no future warnings of libraries and no notices of math-verify. Python's `-W` and
+    `PYTHONWARNINGS` win.
+    """
+    math_verify = logging.getLogger("math_verify")
+    level = math_verify.level
+    with warnings.catch_warnings():
+        if not sys.warnoptions:
+            modules = "|".join(LIBRARIES)
+            for category in (FutureWarning, DeprecationWarning):
+                warnings.filterwarnings("ignore", category=category, module=rf"({modules})(\.|$)")
+        math_verify.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            math_verify.setLevel(level)
 
 
 if __name__ == "__main__":

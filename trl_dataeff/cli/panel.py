@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -17,9 +16,9 @@ from rich.table import Table
 from rich.text import Text
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainerState
 
-from trl_dataeff.cli.console import print_table
+from trl_dataeff.cli.console import faults, is_number, print_table
 from trl_dataeff.tracking.drawing import count, duration
-from trl_dataeff.tracking.metrics import METRICS, PREFIX
+from trl_dataeff.tracking.metrics import PREFIX
 
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -47,7 +46,7 @@ class PanelCallback(TrainerCallback):
         self._live: Live | None = None
         self._logs: dict[str, Any] = {}
         self._rewards: deque[float] = deque(maxlen=POINTS)
-        self._held_out: tuple[float, int] | None = None
+        self._held_out = ""
         self._began, self._first_step = 0.0, 0
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
@@ -61,11 +60,11 @@ class PanelCallback(TrainerCallback):
 
     def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
         logs = logs or {}
-        if _is_number(logs.get("eval_reward")):
-            self._held_out = logs["eval_reward"], state.global_step
+        if is_number(logs.get("eval_reward")):
+            self._held_out = f"   held out {logs['eval_reward']:.3f} at step {state.global_step}"
         elif "loss" in logs:
             self._logs = dict(logs)
-            if _is_number(logs.get("reward")):
+            if is_number(logs.get("reward")):
                 self._rewards.append(logs["reward"])
         self._update(args, state)
 
@@ -99,19 +98,12 @@ class PanelCallback(TrainerCallback):
 
     def _rows(self, state: TrainerState) -> Iterator[tuple[str, Text]]:
         if self._rewards:
-            held_out = (
-                "" if self._held_out is None else f"   held out {self._held_out[0]:.3f} at step {self._held_out[1]}"
-            )
-            yield "reward", Text(f"{self._rewards[-1]:.3f} {sparkline(list(self._rewards))}{held_out}")
-        ratios = [self._own(f"{kind}_ratio") for kind in ("effective", "easy", "hard")]
-        shares = [ratio for ratio in ratios if ratio is not None]
-        if len(shares) == len(ratios):
+            yield "reward", Text(f"{self._rewards[-1]:.3f} {sparkline(list(self._rewards))}{self._held_out}")
+        if shares := self._own("effective_ratio", "easy_ratio", "hard_ratio"):
             yield "effective", Text("{:.0%} of the groups (easy {:.0%}, hard {:.0%})".format(*shares))
         yield from self._cost()
-        faults = {name: self._own(name) for name, metric in METRICS.items() if metric.fault and self._own(name)}
-        if faults:
-            text = ", ".join(f"{name.replace('_', ' ')} {value:,.0f}" for name, value in faults.items())
-            yield "faults", Text(text, style="bold red")
+        if found := faults({name: value for name, value in self._logs.items() if value}):
+            yield "faults", Text(", ".join(found), style="bold red")
         steps = state.global_step - self._first_step
         if steps > 0:
             elapsed = time.monotonic() - self._began
@@ -119,21 +111,17 @@ class PanelCallback(TrainerCallback):
             yield "time", Text(f"{duration(elapsed)} so far, about {duration(left)} left")
 
     def _cost(self) -> Iterator[tuple[str, Text]]:
-        generated, trained = self._own("rollouts_generated"), self._own("rollouts_trained")
-        if generated is None or trained is None:
-            return
-        yield "rollouts", Text(f"{generated:,.0f} generated, {count(self._own('tokens_generated') or 0)} tokens")
-        difference = trained - generated
-        verb = "saved so far" if difference >= 0 else "more so far"
-        yield "", Text(f"{abs(difference):,.0f} {verb} ({ASSUMPTION})", style="green" if difference > 0 else "")
+        if numbers := self._own("rollouts_generated", "rollouts_trained", "tokens_generated"):
+            generated, trained, tokens = numbers
+            yield "rollouts", Text(f"{generated:,.0f} generated, {count(tokens)} tokens")
+            difference = trained - generated
+            verb = "saved so far" if difference >= 0 else "more so far"
+            yield "", Text(f"{abs(difference):,.0f} {verb} ({ASSUMPTION})", style="green" if difference > 0 else "")
 
-    def _own(self, name: str) -> float | None:
-        value = self._logs.get(PREFIX + name)
-        return value if _is_number(value) else None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
+    def _own(self, *names: str) -> list[Any]:
+        """The package's metrics of these names, if the last log has all of them as numbers."""
+        values = [self._logs.get(PREFIX + name) for name in names]
+        return values if all(map(is_number, values)) else []
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import fields
 from functools import cached_property
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from trl import DatasetMixtureConfig, ModelConfig
@@ -20,7 +20,7 @@ from trl_dataeff.cli.arguments import ON_BY_DEFAULT, DataEfficientGRPOScriptArgu
 from trl_dataeff.cli.command_parser import in_our_words
 from trl_dataeff.cli.errors import UserError, closest
 from trl_dataeff.cli.field_parser import FieldParser, WrongValue, got
-from trl_dataeff.cli.launch import check_launch_args, launch_option, launch_options
+from trl_dataeff.cli.launch import launch_option, launch_options, launch_parser, launch_problems
 from trl_dataeff.cli.recipe import Recipe, find_recipe, read_recipe
 from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.fields import FieldError, Problem
@@ -54,52 +54,37 @@ TYPES = (DataEfficientGRPOScriptArguments, DataEfficientGRPOConfig, ModelConfig,
 PORTABLE_TYPES = (DataEfficientGRPOScriptArguments, PortableConfig, ModelConfig, DatasetMixtureConfig)
 
 
-class ParsedCommand(NamedTuple):
-    """
-    A command line and its recipe, checked.
-
-    Args:
-        arguments ([`GRPOArguments`]): what is trained, and how.
-        launch_args (`list[str]`): options of `accelerate launch`.
-    """
-
-    arguments: GRPOArguments
-    launch_args: list[str]
-
-
 class Findings:
     """
     What is wrong with a command and its recipe, each with file and line.
 
     Args:
-        recipe ([`Recipe`], *optional*): where values come from that the command line does not give.
+        recipe ([`Recipe`]): where values come from that the command line does not give.
         given (`Iterable[str]`): fields that the command line gives.
-
-    Attributes:
-        rejected (`set[str]`): fields whose values are wrong. What else is said of them would follow from that.
     """
 
-    def __init__(self, recipe: Recipe | None, given: Iterable[str]):
+    def __init__(self, recipe: Recipe, given: Iterable[str]):
         self.recipe = recipe
         self.given = set(given)
-        self.rejected: set[str] = set()
+        self._rejected: set[str] = set()
         self._found: list[tuple[int, str]] = []
 
-    def note(self, message: str, line: int = 0, rejected: Iterable[str] = ()) -> None:
-        """Enter a mistake of the command line, or that in a line of the recipe."""
-        self._found.append((line, f"{self.recipe.path}:{line}: {message}" if line and self.recipe else message))
-        self.rejected.update(rejected)
-
-    def extend(self, problems: Iterable[Problem]) -> None:
-        """Enter problems that were found together."""
-        before = set(self.rejected)
+    def add(self, *problems: Problem, line: int = 0) -> None:
+        """
+        Enter problems that were found together, but not those of fields that were wrong before: they would follow from that.
+        Without the `line` of the recipe, their place is that of the first field that is given somewhere.
+        """
+        before = set(self._rejected)
         for message, names in problems:
             if before.isdisjoint(names):
-                lines = self.recipe.lines if self.recipe else {}
-                place = next((name for name in names if name in lines or name in self.given), None)
-                if self.recipe and place is None:
-                    message = f"{self.recipe.path}: {message}"
-                self.note(message, 0 if place in self.given else lines.get(str(place), 0), names)
+                place = next((name for name in names if name in self.recipe.lines or name in self.given), None)
+                if place in self.given and not line:
+                    self._found.append((0, message))
+                else:
+                    at = line or self.recipe.lines.get(str(place), 0)
+                    where = f"{self.recipe.path or ''}{f':{at}' if at else ''}"
+                    self._found.append((at, f"{where}: {message}" if where else message))
+                self._rejected.update(names)
 
     @property
     def messages(self) -> list[str]:
@@ -124,57 +109,57 @@ class GRPOParser(FieldParser):
 
     def parse(
         self, args: list[str], check: Callable[[GRPOArguments], Iterable[Problem]] = lambda arguments: ()
-    ) -> ParsedCommand:
+    ) -> tuple[GRPOArguments, list[str]]:
         """
-        Parse a command line with its `--config`.
+        Parse a command line with its `--config`: what is trained and how, and the options of `accelerate launch`.
 
         Args:
             args (`list[str]`): what follows `trl-dataeff grpo`.
             check (`Callable`, *optional*): finds what the configurations alone do not show.
         """
         config, rest = _take_config(args)
-        recipe = read_recipe(find_recipe(config)) if config is not None else None
+        recipe = read_recipe(find_recipe(config)) if config is not None else Recipe()
         given = [token[2:].partition("=")[0].replace("-", "_") for token in rest if token.startswith("--")]
         findings = Findings(recipe, given)
-        launch_args = self._take(recipe, findings) if recipe else []
+        launcher = launch_parser()
+        launch_args = self._take(recipe, launcher, findings)
         values, remaining = self._parse_known(rest, findings)
         more = [part for t in remaining for part in (t.split("=", 1) if t.startswith("--") else [t])]
         for options in (launch_args, more):
-            try:
-                findings.extend(check_launch_args(options, list(self.options)))
-            except UserError as error:
-                findings.note(str(error))
+            findings.add(*launch_problems(launcher, options, self.options))
         made = [self._make(dataclass_type, values, findings) for dataclass_type in self.dataclass_types]
         arguments = GRPOArguments(*made)
         if all(made):
-            findings.extend(check(arguments))
+            findings.add(*check(arguments))
         if findings.messages:
             raise UserError(*findings.messages)
-        return ParsedCommand(arguments, launch_args + more)
+        return arguments, launch_args + more
 
-    def _take(self, recipe: Recipe, findings: Findings) -> list[str]:
+    def _take(self, recipe: Recipe, launcher: ArgumentParser, findings: Findings) -> list[str]:
         """Make a recipe's values the defaults of this parser, set its environment variables, return its launch options."""
         launch_args: list[str] = []
         values = {}
         for key, line, before in recipe.repeated:
-            findings.note(f"`{key}` is given twice, here and on line {before}. Keep one of them.", line)
+            findings.add(Problem(f"`{key}` is given twice, here and on line {before}. Keep one of them."), line=line)
         for key, value in recipe.values.items():
             line = recipe.lines.get(key, 0)
             if key == "env" and isinstance(value, dict):
                 os.environ.update({str(name): str(text) for name, text in value.items()})
             elif key == "env":
-                findings.note(f"`env` is {got(value)}; it takes a mapping of environment variables.", line)
+                message = f"`env` is {got(value)}; it takes a mapping of environment variables."
+                findings.add(Problem(message), line=line)
             elif key in self.options:
                 try:
                     values[key] = self.convert(key, value)
                 except WrongValue as error:
-                    findings.note(str(error), line, [key])
-            elif (tokens := launch_option(key, value)) is not None:
+                    findings.add(Problem(str(error), (key,)), line=line)
+            elif (tokens := launch_option(launcher, key, value)) is not None:
                 launch_args += tokens
             else:
-                hint = closest(key, [*self.options, "env", *launch_options()])
+                hint = closest(key, [*self.options, "env", *launch_options(launcher)])
                 meant = set(difflib.get_close_matches(key, self.options)) - set(recipe.lines)
-                findings.note(f"`{key}` is not a field of `trl-dataeff grpo`.{hint}", line, meant)
+                problem = Problem(f"`{key}` is not a field of `trl-dataeff grpo`.{hint}", tuple(meant))
+                findings.add(problem, line=line)
         self.set_defaults_with_config(**values)
         return launch_args
 
@@ -187,7 +172,7 @@ class GRPOParser(FieldParser):
             except ArgumentError as error:
                 names = str(error.argument_name).split("/")
                 message = f"{in_our_words(str(error))} `trl-dataeff grpo --help` lists the options."
-                findings.note(message, rejected=[names[0][2:]])
+                findings.add(Problem(message, (names[0][2:],)))
                 start = next(i for i, token in enumerate(args) if token.partition("=")[0] in names)
                 stop = next((i for i in range(start + 1, len(args)) if args[i].startswith("--")), len(args))
                 args = args[:start] + args[stop:]
@@ -209,7 +194,7 @@ class GRPOParser(FieldParser):
                 problems = error.problems
             except (ValueError, ImportError, OSError) as error:
                 problems = [Problem(str(error), _mentioned(str(error), names))]
-            findings.extend(problems)
+            findings.add(*problems)
             wrong = {n for problem in problems for n in problem.fields if values[n] != self.defaults[n]}
             if not wrong:
                 return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,14 +17,14 @@ class Recipe:
     What a recipe says.
 
     Args:
-        path (`Path`): where it was read.
+        path (`Path`, *optional*): where it was read.
         values (`dict[str, Any]`): value of every key.
         lines (`dict[str, int]`): line of every key.
         repeated (`list[tuple[str, int, int]]`): keys that are given again, with the lines of both.
     """
 
-    path: Path
-    values: dict[str, Any]
+    path: Path | None = None
+    values: dict[str, Any] = field(default_factory=dict)
     lines: dict[str, int] = field(default_factory=dict)
     repeated: list[tuple[str, int, int]] = field(default_factory=list)
 
@@ -71,11 +70,9 @@ def find_recipe(name: str) -> Path:
         return shipped[wanted]
     if path.is_dir():
         raise UserError(f"The recipe {name!r} is a folder; name one of the files in it.")
-    nearby = difflib.get_close_matches(path.stem, [p.stem for p in path.parent.glob("*.yaml")], n=1)
-    hint = f" Did you mean `{path.parent / nearby[0]}.yaml`?" if nearby else closest(wanted, shipped)
     raise UserError(
         f"The recipe {name!r} does not exist: there is no such file, and no recipe of that name comes with the package "
-        f"(`trl-dataeff recipes list`).{hint}"
+        f"(`trl-dataeff recipes list`).{closest(name, [*map(str, path.parent.glob('*.yaml')), *shipped])}"
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
 from trl_dataeff.cli.command_parser import CommandParser
 from trl_dataeff.cli.errors import UserError
@@ -49,30 +48,25 @@ def _parser() -> CommandParser:
         description="List, show, copy and validate recipes: YAML files of training fields, named <model>/<task>/<method>.",
     )
     commands = parser.add_subparsers(required=True, metavar="list|show|copy|validate")
-    listing = _command(commands, "list", "list the recipes that come with the package")
-    listing.set_defaults(run=_list)
-    show = _command(commands, "show", "print a recipe")
-    show.add_argument("name", metavar="NAME", help="name of a recipe, as `trl-dataeff recipes list` prints it")
-    show.set_defaults(run=_show)
-    copy = _command(commands, "copy", "copy a recipe to a file that you can edit")
-    copy.add_argument("name", metavar="NAME", help="name of a recipe, as `trl-dataeff recipes list` prints it")
-    copy.add_argument(
+    made = {}
+    for run, text in (
+        (_list, "list the recipes that come with the package"),
+        (_show, "print a recipe"),
+        (_copy, "copy a recipe to a file that you can edit"),
+        (_validate, "check that recipes are valid, without loading a model or data"),
+    ):
+        made[run] = commands.add_parser(run.__name__[1:], help=text, description=f"{text.capitalize()}.")
+        made[run].set_defaults(run=run)
+    for run in (_show, _copy):
+        made[run].add_argument("name", metavar="NAME", help="recipe, as `trl-dataeff recipes list` prints it")
+    made[_copy].add_argument(
         "dest",
         metavar="DEST",
         nargs="?",
         help="target file (.yaml) or folder, which is created if needed (default: <task>-<method>.yaml in the current folder)",
     )
-    copy.add_argument("--force", action="store_true", help="overwrite an existing file")
-    copy.set_defaults(run=_copy)
-    validate = _command(commands, "validate", "check that recipes are valid, without loading a model or data")
-    validate.add_argument("paths", metavar="PATH", nargs="+", help="recipe file, folder of recipes, or recipe name")
-    validate.set_defaults(run=_validate)
-    return parser
-
-
-def _command(commands: Any, name: str, text: str) -> CommandParser:
-    """Add a sub-command, whose own help says what the list of commands says."""
-    parser: CommandParser = commands.add_parser(name, help=text, description=f"{text.capitalize()}.")
+    made[_copy].add_argument("--force", action="store_true", help="overwrite an existing file")
+    made[_validate].add_argument("paths", metavar="PATH", nargs="+", help="recipe file, folder, or name of a recipe")
     return parser
 
 

@@ -34,15 +34,14 @@ def run(argv: list[str]) -> int:
     """
     args = _parser().parse_args(argv)
     from trl_dataeff.analysis.report import make_page, summary
-    from trl_dataeff.cli.console import quiet_libraries
+    from trl_dataeff.tracking.drawing import check_library
 
-    with quiet_libraries():
-        recorded = read(args.run, args.rollouts_per_step)
-        _check_columns(recorded, args.by)
-        check_figures()
-        page = make_page(recorded, args.by)
-        output = write_page(page, args.output or recorded.path / "dataeff" / "report.html")
-        save_figures(page, args.png)
+    recorded = read(args.run, args.rollouts_per_step)
+    _check_columns(recorded, args.by)
+    check_library()
+    page = make_page(recorded, args.by)
+    output = write_page(page, args.output or recorded.path / "dataeff" / "report.html")
+    save_figures(page, args.png)
     print("\n".join(summary(recorded)))
     print(f"Report: {output}")
     return 0
@@ -50,24 +49,11 @@ def run(argv: list[str]) -> int:
 
 def read(path: str, rollouts_per_step: int | None) -> RecordedRun:
     """A run; what is wrong with it is a [`UserError`]."""
-    from trl_dataeff.tracking.recorded import NoRunError, read_run
+    from trl_dataeff.tracking.recorded import read_run
 
     if rollouts_per_step is not None and rollouts_per_step < 1:
         raise UserError(f"`--rollouts_per_step` is {rollouts_per_step}; it takes an integer >= 1.")
-    try:
-        return read_run(path, rollouts_per_step)
-    except NoRunError as error:
-        raise UserError(str(error)) from error
-
-
-def check_figures() -> None:
-    """Without matplotlib there is nothing to show: a [`UserError`] that says how to install it."""
-    from trl_dataeff.tracking.drawing import FiguresMissing, check_library
-
-    try:
-        check_library()
-    except FiguresMissing as error:
-        raise UserError(str(error)) from error
+    return read_run(path, rollouts_per_step)
 
 
 def write_page(page: Page, output: str | Path) -> Path:

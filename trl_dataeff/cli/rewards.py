@@ -12,7 +12,6 @@ from typing import Any
 
 import trl_dataeff.rewards as our_rewards
 from trl_dataeff.cli.errors import UserError, closest, listed
-from trl_dataeff.rewards.math import require_math_verify
 
 
 RewardFunction = Callable[..., Any]
@@ -33,58 +32,28 @@ COLUMNS = {
     "accuracy_reward": ("solution",),
     "reasoning_accuracy_reward": ("solution",),
 }
-_NEED_MATH_VERIFY = ("math_verify_reward", "accuracy_reward", "reasoning_accuracy_reward")
+NEED_MATH_VERIFY = ("math_verify_reward", "accuracy_reward", "reasoning_accuracy_reward")
 _NEED_CHAT = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")
 
 
 def load_rewards(names: list[str] | None, reward_model: str | None = None) -> list[str | RewardFunction]:
     """Return the rewards of a run, the model first; a name or path that leads to none is a [`UserError`]."""
-    require_rewards(names, reward_model)
     return [*([reward_model] if reward_model else []), *(load_reward(name) for name in names or [])]
-
-
-def require_rewards(names: list[str] | None, reward_model: str | None) -> None:
-    """Raise a [`UserError`] if no reward is given."""
-    if not names and not reward_model:
-        raise UserError(
-            f"No reward: set `reward_funcs` to one or more of {listed(REWARDS)}, or to the dotted path of a function."
-        )
 
 
 def load_reward(name: str) -> RewardFunction:
     """Return one reward function by its name or dotted path."""
-    require_packages(name)
     reward = REWARDS.get(name, name)
-    if not isinstance(reward, str):
-        return reward
-    check_name(name)
-    function = _imported(reward)
-    return (
-        function(max_completion_len=1280, soft_punish_cache=256)
-        if "overlong" in name and name in REWARDS
-        else function
-    )
-
-
-def require_packages(name: str) -> None:
-    """Raise a [`UserError`] if the reward function of this name needs a package that is not installed."""
-    if name in _NEED_MATH_VERIFY:
-        try:
-            require_math_verify(name)
-        except ImportError as error:
-            raise UserError(str(error)) from error
+    function = _imported(reward) if isinstance(reward, str) else reward
+    if name == "get_soft_overlong_punishment":
+        function = function(max_completion_len=1280, soft_punish_cache=256)
+    return function
 
 
 def check_name(name: str) -> None:
     """Raise a [`UserError`] if there is no reward function of this name or dotted path. Whether it can run is not checked."""
-    if name in REWARDS:
-        return
-    if "." not in name:
-        raise UserError(
-            f"The reward function {name!r} is unknown.{closest(name, REWARDS)} Known are {listed(REWARDS)}; any other "
-            "is given by its dotted path, as in `my_rewards.brevity`."
-        )
-    _imported(name)
+    if name not in REWARDS:
+        _imported(name)
 
 
 def check_rewards(names: list[str] | None, row: dict[str, Any], given: str) -> None:
@@ -99,27 +68,31 @@ def check_rewards(names: list[str] | None, row: dict[str, Any], given: str) -> N
         if name in _NEED_CHAT and isinstance(row["prompt"], str):
             raise UserError(
                 f"`{name}` reads conversations, but {given} has prompts of plain text. Set `prompt_as_chat`"
-                + (", or use `math_verify_reward`." if name in _NEED_MATH_VERIFY else ".")
+                + (", or use `math_verify_reward`." if name in NEED_MATH_VERIFY else ".")
             )
 
 
 def _imported(path: str) -> RewardFunction:
     module_name, _, function_name = path.rpartition(".")
+    if not module_name:
+        raise UserError(
+            f"The reward function {path!r} is unknown.{closest(path, REWARDS)} Known are {listed(REWARDS)}; any other "
+            "is given by its dotted path, as in `my_rewards.brevity`."
+        )
     wrong = f"The reward function {path!r} cannot be imported"
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and error.name in (module_name, module_name.partition(".")[0]):
-            raise UserError(
-                f"{wrong}: there is no module {error.name!r}, neither installed nor in {Path.cwd()}. Start the command in "
-                f"the folder that has {error.name}.py, or set PYTHONPATH."
-            ) from error
         place = traceback.extract_tb(error.__traceback__)[-1]
-        raise UserError(
-            f"{wrong}: {type(error).__name__}: {error} ({place.filename}, line {place.lineno})."
-        ) from error
+        reason = f"{type(error).__name__}: {error} ({place.filename}, line {place.lineno})."
+        if isinstance(error, ModuleNotFoundError) and error.name in (module_name, module_name.partition(".")[0]):
+            reason = (
+                f"there is no module {error.name!r}, neither installed nor in {Path.cwd()}. Start the command in the "
+                f"folder that has {error.name}.py, or set PYTHONPATH."
+            )
+        raise UserError(f"{wrong}: {reason}") from error
     function: Callable[..., Any] | None = getattr(module, function_name, None)
     if function is None:
         hint = closest(function_name, [name for name in dir(module) if not name.startswith("_")])

@@ -72,12 +72,9 @@ def run(argv: list[str]) -> int:
         argv (`list[str]`):
             What follows `trl-dataeff simulate`.
     """
-    from trl_dataeff.cli.console import quiet_libraries
-
     args = _parse(argv)
     _check_numbers(args)
-    with quiet_libraries():
-        print(_simulate(args))
+    print(_simulate(args))
     return 0
 
 
@@ -120,12 +117,10 @@ def _simulate(args: argparse.Namespace) -> str:
         PREDICTABILITY_RANGE,
         SETTINGS,
         Costs,
-        NothingLearned,
         compare,
         make_config,
     )
     from trl_dataeff.cli.simulate_report import report
-    from trl_dataeff.difficulty.base import PredictorError
 
     settings = {**SETTINGS, **{text: _changes(text) for text in args.tried}}
     prompts, source = _prompts(args)
@@ -142,15 +137,12 @@ def _simulate(args: argparse.Namespace) -> str:
     costs = Costs(args.seconds_per_rollout or 1.0, args.seconds_per_step)
     runs = sum(len({BASELINE, *chosen}) for _, chosen in plans) * args.seeds
     outcomes = []
-    try:
-        with ProgressBar(runs, args.max_steps, lines=prompts.size * args.max_steps >= LARGE) as bar:
-            for population, chosen in plans:
-                make_run = _runs_on(population, args)
-                outcomes.append(
-                    compare(make_run, chosen, steps=args.max_steps, costs=costs, seeds=args.seeds, progress=bar.update)
-                )
-    except (NothingLearned, PredictorError) as error:
-        raise UserError(str(error)) from error
+    with ProgressBar(runs, args.max_steps, lines=prompts.size * args.max_steps >= LARGE) as bar:
+        for population, chosen in plans:
+            make_run = _runs_on(population, args)
+            outcomes.append(
+                compare(make_run, chosen, steps=args.max_steps, costs=costs, seeds=args.seeds, progress=bar.update)
+            )
     return report(args, source, outcomes[0], settings, dict(zip(PREDICTABILITY_RANGE, outcomes[1:], strict=False)))
 
 

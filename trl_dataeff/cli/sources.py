@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from trl_dataeff.cli.errors import UserError, closest, listed
 
-
-if TYPE_CHECKING:
-    from trl import DatasetMixtureConfig
-
-    from trl_dataeff.cli.arguments import DataEfficientGRPOScriptArguments
 
 #: File name endings that can be loaded, and the loader of 🤗 Datasets for each.
 LOADERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
@@ -44,30 +39,6 @@ def find_source(path: str, data_files: Any = None) -> Source:
             f"{closest(local.name, siblings)}"
         )
     return Source(path)
-
-
-def require_dataset(script: DataEfficientGRPOScriptArguments, mixture: DatasetMixtureConfig) -> None:
-    """Raise a [`UserError`] if no dataset is given."""
-    if not script.dataset_name and not mixture.datasets:
-        raise UserError(
-            "No dataset: set `dataset_name` to a Hub id, a folder or a file (.parquet, .jsonl, .json, .csv), or give "
-            "a mixture under `datasets`."
-        )
-
-
-def bad_line(source: Source) -> str | None:
-    """Return file, line and reason of the first line that is not a JSON object, if `source` is a .jsonl file with one."""
-    if source.path != "json" or not isinstance(source.files, dict):
-        return None
-    for file in [file for files in source.files.values() for file in files if file.endswith(".jsonl")]:
-        for number, line in enumerate(Path(file).read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
-            try:
-                row = json.loads(line) if line.strip() else {}
-            except json.JSONDecodeError as error:
-                return f"{file}:{number}: {error.msg}. Each line holds one JSON object."
-            if not isinstance(row, dict):
-                return f"{file}:{number}: {line[:40]!r} is not a JSON object. Each line must be one."
-    return None
 
 
 def _folder_source(folder: Path) -> Source:

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from trl_dataeff.checkpoint.runs import RUN_FILE
 from trl_dataeff.checkpoint.state import FOLDER
 from trl_dataeff.collector.baseline import TrackedBaseline
+from trl_dataeff.errors import UserError
 from trl_dataeff.rollouts.classification import RewardScale
 from trl_dataeff.rollouts.group import EFFECTIVE, KINDS
 from trl_dataeff.selection.base import EarlierGroups, Selector
@@ -25,7 +26,7 @@ _NEEDED = ("step", "prompt_id", "success_rate", "reward", "kind")
 _WAY_OUT = f"Give `{FOLDER}/{NAME}` of a run on this dataset, or leave `history_from` out."
 
 
-class HistoryError(ValueError):
+class HistoryError(UserError):
     """`history_from` cannot be used; the message says why and what can."""
 
 

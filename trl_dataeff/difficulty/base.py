@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import save_file
 
 from trl_dataeff.checkpoint.files import write_atomically
+from trl_dataeff.errors import UserError
 from trl_dataeff.registry import PluginRegistry
 from trl_dataeff.version import FORMAT, __version__
 
@@ -34,7 +35,7 @@ Embeddings: TypeAlias = torch.Tensor | np.ndarray
 C = TypeVar("C", bound=type)
 
 
-class PredictorError(ValueError):
+class PredictorError(UserError):
     """A predictor is unknown, cannot be read, or does not fit the embeddings or success rates that it is given."""
 
 

@@ -24,8 +24,10 @@ from typing import Any
 
 import numpy as np
 
+from trl_dataeff.errors import UserError
 
-class UnreadableRollouts(ValueError):
+
+class UnreadableRollouts(UserError):
     """What is wrong with a file of rollouts, in one sentence. `corrupt`: it is one, but cannot be read."""
 
     def __init__(self, message: str, corrupt: bool = False):

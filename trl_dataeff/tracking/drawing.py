@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trl_dataeff.errors import UserError
 from trl_dataeff.tracking.recorded import AXES
 
 
@@ -64,7 +65,7 @@ _STYLE: dict[str, Any] = {
 }
 
 
-class FiguresMissing(ImportError):
+class FiguresMissing(UserError, ImportError):
     """The plotting library is not installed."""
 
 

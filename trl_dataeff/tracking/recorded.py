@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from trl_dataeff.checkpoint.runs import RUN_FILE, checkpoints
 from trl_dataeff.checkpoint.state import FOLDER
+from trl_dataeff.errors import UserError
 from trl_dataeff.tracking.group_table import UnreadableTable, read_group_table
 from trl_dataeff.tracking.metrics import PREFIX
 from trl_dataeff.tracking.metrics_log import read_lines
@@ -37,7 +38,7 @@ _NUMBERS = {"num_generations", "replay_fraction", "per_device_train_batch_size",
 _NEEDED = {"step", "prompt_id", "kind", "success_rate", "tokens"}  # columns of groups.parquet
 
 
-class NoRunError(ValueError):
+class NoRunError(UserError):
     """There is nothing in a folder that a report could show."""
 
 

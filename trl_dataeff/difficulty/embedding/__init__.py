@@ -20,8 +20,8 @@ from datasets import Dataset
 from tqdm import tqdm
 from transformers.utils import logging
 
-from trl_dataeff.checkpoint.hashing import hash_each
-from trl_dataeff.difficulty.embedding.cache import ENVIRONMENT, EmbeddingCache, PromptEmbeddings, default_folder
+from trl_dataeff.checkpoint.hashing import hash_each, hash_rows
+from trl_dataeff.difficulty.embedding.cache import ENVIRONMENT, EmbeddingCache, default_folder
 from trl_dataeff.difficulty.embedding.model import Embedder, policy_source, pretrained_source
 from trl_dataeff.difficulty.embedding.tokenize import EmbeddingError, read_prompts
 from trl_dataeff.rollouts.distributed import Processes, all_gather
@@ -104,22 +104,22 @@ def embed_dataset(
         identity = {"prompts_of": fingerprint, "rows": len(dataset), **source.identity}
         folders = [default_folder() if cache_dir is None else Path(cache_dir), fallback_dir and Path(fallback_dir)]
         caches = [EmbeddingCache(folder, identity) for folder in folders if folder]
-        result = next(filter(None, (_agreed(cache.read(), fingerprint, processes) for cache in caches)), None)
-        if result is None:
-            embedder = source.load()
-            tokens, truncated = embedder.prompts.tokenize(dataset)
-            values = _embed_tokens(embedder, tokens, processes, batch_tokens, progress)
-            result = PromptEmbeddings(values, truncated, embedder.prompts.limit)
-            if accelerator is None or accelerator.is_local_main_process:
-                _store(result, caches, processes)
-            processes.wait()
-            result = _memory_map(result, caches)
-    if result.truncated and processes.is_main:
-        logger.warning(
-            f"{result.truncated} of {len(dataset)} prompts are longer than the {result.limit} tokens that the embedding "
-            f"model ({embedding!r}) takes: they are embedded by their first {result.limit} tokens."
-        )
-    return result.values
+        found = (_agreed(cache.read(), fingerprint, processes) for cache in caches)
+        if (stored := next((values for values in found if values is not None), None)) is not None:
+            return stored
+        embedder = source.load()
+        tokens, truncated = embedder.prompts.tokenize(dataset)
+        if truncated and processes.is_main:
+            limit = embedder.prompts.limit
+            logger.warning(
+                f"{truncated} of {len(dataset)} prompts are longer than the {limit} tokens that the embedding model "
+                f"({embedding!r}) takes: they are embedded by their first {limit} tokens."
+            )
+        computed = _embed_tokens(embedder, tokens, processes, batch_tokens, progress)
+    if accelerator is None or accelerator.is_local_main_process:
+        _store(computed, caches, processes)
+    processes.wait()
+    return _memory_map(computed, caches)
 
 
 def embed_for(trainer: GRPOTrainer, dataset: Dataset, embedding: str) -> np.ndarray:
@@ -139,11 +139,11 @@ def embed_for(trainer: GRPOTrainer, dataset: Dataset, embedding: str) -> np.ndar
     )
 
 
-def _agreed(cached: PromptEmbeddings | None, fingerprint: str, processes: Processes) -> PromptEmbeddings | None:
+def _agreed(cached: np.ndarray | None, fingerprint: str, processes: Processes) -> np.ndarray | None:
     """The cache, if all processes found one and the same: ranks that see other values would decide otherwise."""
     if processes.world_size == 1:
         return cached
-    found = all_gather((fingerprint, cached.checksum if cached is not None else None))
+    found = all_gather((fingerprint, None if cached is None else hash_rows(cached)))
     if len({prompts for prompts, _ in found}) > 1:
         raise EmbeddingError(
             "The processes of this run see different prompts in the dataset. Load the same dataset in the same order on "
@@ -152,11 +152,11 @@ def _agreed(cached: PromptEmbeddings | None, fingerprint: str, processes: Proces
     return cached if len({checksum for _, checksum in found}) == 1 else None
 
 
-def _store(computed: PromptEmbeddings, caches: list[EmbeddingCache], processes: Processes) -> None:
+def _store(computed: np.ndarray, caches: list[EmbeddingCache], processes: Processes) -> None:
     """Write the first cache that can be written. The main process warns if that is not the first one."""
     problems = list(takewhile(bool, (cache.write(computed) for cache in caches)))  # up to the one that is written
     if (problems or not caches) and processes.is_main:
-        place = f"in the memory of each process ({computed.values.nbytes / 1e9:.2g} GB)"
+        place = f"in the memory of each process ({computed.nbytes / 1e9:.2g} GB)"
         if len(problems) < len(caches):
             place = f"in {caches[len(problems)].folder}"
         logger.warning(
@@ -166,10 +166,11 @@ def _store(computed: PromptEmbeddings, caches: list[EmbeddingCache], processes: 
         )
 
 
-def _memory_map(computed: PromptEmbeddings, caches: list[EmbeddingCache]) -> PromptEmbeddings:
+def _memory_map(computed: np.ndarray, caches: list[EmbeddingCache]) -> np.ndarray:
     """The same embeddings as a memory map of the cache that has them; as they are, if none has."""
+    computed.setflags(write=False)
     written = (cache.read() for cache in caches)
-    return next((each for each in written if each is not None and each.checksum == computed.checksum), computed)
+    return next((each for each in written if each is not None and hash_rows(each) == hash_rows(computed)), computed)
 
 
 def length_batches(lengths: np.ndarray, batch_tokens: int) -> list[np.ndarray]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,25 +24,6 @@ from trl_dataeff.version import FORMAT, __version__
 logger = logging.get_logger(__name__)
 
 ENVIRONMENT = "TRL_DATAEFF_CACHE"
-
-
-@dataclass
-class PromptEmbeddings:
-    """
-    Attributes:
-        values (`np.ndarray` of shape `(N, h)`): float16, read-only; a memory map, unless they are kept in memory.
-        truncated (`int`): number of prompts that were cut to `limit` tokens.
-        limit (`int` or `None`): maximum number of tokens of a prompt; `None` for no limit.
-        checksum (`str`): hash of up to 1024 rows, evenly spread.
-    """
-
-    values: np.ndarray
-    truncated: int
-    limit: int | None
-
-    def __post_init__(self) -> None:
-        self.values.setflags(write=False)
-        self.checksum = hash_rows(self.values)
 
 
 def default_folder() -> Path | None:
@@ -68,8 +48,8 @@ class EmbeddingCache:
         self.identity = {"format": FORMAT, **identity}
         self.path = folder / f"{hash_json(self.identity)}.safetensors"
 
-    def read(self) -> PromptEmbeddings | None:
-        """Stored embeddings, or `None` if there are none. A corrupt cache is ignored with a warning."""
+    def read(self) -> np.ndarray | None:
+        """Stored embeddings as a read-only memory map, or `None` if there are none. A corrupt cache is ignored with a warning."""
         try:
             return self._read() if self.path.exists() else None
         except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
@@ -79,29 +59,23 @@ class EmbeddingCache:
             )
             return None
 
-    def _read(self) -> PromptEmbeddings:
+    def _read(self) -> np.ndarray:
         with safe_open(self.path, "pt") as file:  # with "np" all values would be read into memory
             stored = {key: json.loads(value) for key, value in (file.metadata() or {}).items()}
-            values = file.get_tensor("embeddings").numpy()
+            values: np.ndarray = file.get_tensor("embeddings").numpy()
         if hash_json(stored["identity"]) != self.path.stem:
             raise ValueError("it is of another dataset or model")
-        embeddings = PromptEmbeddings(values, stored["truncated"], stored["limit"])
-        if embeddings.checksum != stored["checksum"]:
+        if hash_rows(values) != stored["checksum"]:
             raise ValueError("its rows are not those that were written")
-        return embeddings
+        values.setflags(write=False)
+        return values
 
-    def write(self, embeddings: PromptEmbeddings) -> str | None:
+    def write(self, embeddings: np.ndarray) -> str | None:
         """Write embeddings in place of what there is. Returns why they cannot be written, or `None` if they were."""
-        stored = {
-            "identity": self.identity,
-            "trl_dataeff": __version__,
-            "truncated": embeddings.truncated,
-            "limit": embeddings.limit,
-            "checksum": embeddings.checksum,
-        }
+        stored = {"identity": self.identity, "trl_dataeff": __version__, "checksum": hash_rows(embeddings)}
         metadata = {key: json.dumps(value) for key, value in stored.items()}
         try:
-            write_atomically(self.path, lambda path: save_file({"embeddings": embeddings.values}, path, metadata))
+            write_atomically(self.path, lambda path: save_file({"embeddings": embeddings}, path, metadata))
         except (OSError, SafetensorError) as error:
             return f"{self.folder}: {error}"
         return None

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from transformers.utils import get_json_schema
 from trl.data_utils import prepare_multimodal_messages
 
 from trl_dataeff.checkpoint.hashing import hash_json
+from trl_dataeff.errors import UserError
 
 
 _CHUNK = 64  # rows that are read and tokenized at a time; images are read with their rows
@@ -21,7 +22,7 @@ _CHUNK = 64  # rows that are read and tokenized at a time; images are read with 
 Prompt = str | list[dict[str, Any]]
 
 
-class EmbeddingError(ValueError):
+class EmbeddingError(UserError):
     """Prompts cannot be embedded: the dataset or the model does not allow it."""
 
 
@@ -38,14 +39,14 @@ def read_prompts(dataset: Dataset) -> Iterator[Prompt]:
     """
     if "prompt" in dataset.column_names and dataset.format["type"] != "custom":
         dataset = dataset.with_format(None).select_columns(["prompt"])
-    for start in range(0, len(dataset), _CHUNK):
-        rows = dataset[start : start + _CHUNK]
+    row = itertools.count()
+    for rows in dataset.iter(_CHUNK):
         if "prompt" not in rows:
             raise EmbeddingError(
                 f"The dataset has no column 'prompt' to embed; its columns are {sorted(rows)}. Rename the column that "
                 "holds the prompts: `dataset.rename_column('question', 'prompt')`."
             )
-        yield from (_text_only(prompt, start + i) for i, prompt in enumerate(rows["prompt"]))
+        yield from map(_text_only, rows["prompt"], row)
 
 
 def _text_only(prompt: Any, row: int) -> Prompt:
@@ -113,24 +114,18 @@ class PromptTokenizer:
         """Token ids of each prompt, int32 `(T_i,)` with T_i >= 1, and how many prompts were cut."""
         tokens: list[np.ndarray] = []
         truncated = 0
-        chunks = groupby(enumerate(read_prompts(dataset)), lambda item: (item[0] // _CHUNK, type(item[1])))
+        chunks = itertools.groupby(enumerate(read_prompts(dataset)), lambda item: (item[0] // _CHUNK, type(item[1])))
         for (_, kind), chunk in chunks:
-            special = kind is str or not self.template  # a chat template writes special tokens itself
-            texts = [self._render(prompt, row) for row, prompt in chunk]
-            encoded = self._encode(texts, special)
-            long = [i for i, ids in enumerate(encoded) if self.limit is not None and len(ids) > self.limit]
-            cut = self._encode([texts[i] for i in long], special, truncation=True, max_length=self.limit)
-            for i, ids in zip(long, cut, strict=True):
-                encoded[i] = ids
-            truncated += len(long)
-            tokens += [np.array(ids or [self.stand_in], dtype=np.int32) for ids in encoded]
+            encoded = self.tokenizer(
+                [self._render(prompt, row) for row, prompt in chunk],
+                add_special_tokens=kind is str or not self.template,  # a chat template writes special tokens itself
+                truncation=self.limit is not None,
+                max_length=self.limit,
+                verbose=False,
+            )
+            tokens += [np.array(ids or [self.stand_in], dtype=np.int32) for ids in encoded["input_ids"]]
+            truncated += sum(bool(each.overflowing) for each in encoded.encodings or ())
         return tokens, truncated
-
-    def _encode(self, texts: list[str], special: bool, **options: Any) -> list[list[int]]:
-        if not texts:
-            return []
-        ids: list[list[int]] = self.tokenizer(texts, add_special_tokens=special, verbose=False, **options)["input_ids"]
-        return ids
 
     def _render(self, prompt: Prompt, row: int) -> str:
         if isinstance(prompt, str):
