@@ -32,6 +32,7 @@ from trl_dataeff.analysis.curves import band, final, geometric_mean, isotonic, r
 
 RESULTS = Path(__file__).parent / "results" / "lab"
 SIMULATED = RESULTS.parent / "simulate.txt"  # what `python -m benchmarks.simulate` printed
+COLD = RESULTS.parent / "cold_start.txt"  # what `python -m benchmarks.cold_start` printed
 PICTURES = Path(__file__).parents[1] / "docs" / "img"
 PAGES = [Path(__file__).parents[1] / "README.md", *sorted(PICTURES.parent.glob("*.md"))]
 ACCURACY = "accuracy_sampled"
@@ -458,6 +459,7 @@ TABLES: dict[str, Callable[[], str]] = {
         (3_000, 6_400),
         (50, 100),
     ),
+    "cold-start": lambda: COLD.read_text(encoding="utf-8").strip(),
     "simulate": lambda: SIMULATED.read_text(encoding="utf-8").strip(),
     "pretrained": lambda: pretrained_tables(recorded(RUNS, study_runs())),
     "pretrained-rates": lambda: by_rate(recorded(RUNS, tuning_runs())),
@@ -479,7 +481,11 @@ def in_words() -> str:
             f"default against {other}, rollouts to uniform's accuracy at step 100: {against(curves, other, 100)}"
         )
     proven = on_first()
-    for own, other in (("fewest_rollouts", "default"), ("default", "oracle"), ("fewest_rollouts", "oracle")):
+    sequential = "default,sequential_rollouts=true"
+    for own, other in (
+        *(("fewest_rollouts", "default"), (sequential, "default")),
+        *(("default", "oracle"), ("fewest_rollouts", "oracle")),
+    ):
         lines.append(
             f"proof, {own} against {other}, rollouts to uniform's accuracy at step 100: {against(proven, other, 100, own)}"
         )

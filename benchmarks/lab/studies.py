@@ -154,6 +154,7 @@ STUDIES = {
                 "replay_fraction=0.65,replay_max_age=10",
                 "replay_fraction=0.75,replay_max_age=10",
                 SEQUENTIAL,
+                "dots_sharpness=4",
                 f"{SEQUENTIAL},dots_sharpness=2",
                 f"{SEQUENTIAL},replay_fraction=0.65,replay_max_age=10",
                 f"{SEQUENTIAL},replay_fraction=0.65,replay_max_age=10,dots_sharpness=2",
