@@ -433,7 +433,8 @@ TABLES: dict[str, Callable[[], str]] = {
             lambda study, pool, step: reach_table(together(load(study, pool)), step), study, pool, step
         )
         for study, step, pools in (
-            ("proof", 100, ("second", "third")),
+            ("proof", 100, ("third",)),
+            ("proof", 50, ("second",)),
             ("proof_half", 50, ("graded", "learnable")),
         )
         for pool in pools

@@ -126,7 +126,7 @@ def test_what_simulate_says_of_the_labs_first_pool_is_near_what_was_measured():
     """In rollouts, but for one that a seed's budget ends before it arrives; two constants are fitted here, and no more."""
     _, errors = validation.validate(validation.Learning(), seeds=2, pools=["first"])
     off = sorted(errors["first"])
-    assert len(off) >= 8
+    assert len(off) >= 6
     assert off[-2] < math.log(1.4)
     assert np.median(off) < math.log(1.25)
 
