@@ -6,8 +6,8 @@ What `trl-dataeff simulate` says of the lab's pools, against what the lab's runs
     python -m benchmarks.simulate --scale  # what a step costs, and what `--predictability` is in a run's own metric
 
 The simulation is given what a user could give: the pool's shares of easy and dead prompts, the range of the others'
-success rates, and how well embeddings tell them apart. The constants are fitted to an earlier table of the first pool; the rest is
-predicted.
+success rates, and how well embeddings tell them apart. The constants are fitted to an earlier table of the first pool; the
+rest is predicted.
 """
 
 from __future__ import annotations
