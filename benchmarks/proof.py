@@ -58,6 +58,12 @@ def on_first() -> list[Curve]:
     return [*together(load("proof", "first")), *together(load("proof_rest"))]
 
 
+def every_run(study: str) -> list[Curve]:
+    """The runs of a study on all its pools, at all rates."""
+    settings = curves_by_setting(read_rows(RESULTS / study / "results.parquet"))
+    return [curve for curves in settings.values() for curve in curves]
+
+
 def together(studies: dict[float, list[Curve]]) -> list[Curve]:
     """All runs; those at another learning rate than the first have it in their method's name."""
     first = next(iter(studies))
@@ -330,16 +336,16 @@ def picture(curves: list[Curve], path: Path, methods: Sequence[str] = SHOWN, rol
 
 
 def readme_picture(curves: list[Curve], path: Path) -> None:
-    """Accuracy over rollouts, three methods in words; legible at the width of a README."""
+    """Accuracy over rollouts, a few methods in words; legible at the width of a README."""
     plt = pyplot()
-    fig, axis = plt.subplots(figsize=(6, 3.6), layout="constrained")
+    fig, axis = plt.subplots(figsize=(6, 4.6), layout="constrained")
     draw(axis, curves, README_METHODS, "rollouts", ACCURACY)
     axis.set(xlim=(0, 12_800), ylim=(0, 1), xlabel="rollouts generated", ylabel="accuracy on held-out prompts")
     axis.xaxis.set_major_formatter("{x:,.0f}")
     axis.grid(alpha=0.25)
     seeds = {method: len(own) for method, own in by_method(curves).items()}
     lines = [f"{text.replace('*', '').replace('`', '')}, {seeds[name]} seeds" for name, text in README_METHODS.items()]
-    axis.legend(axis.get_lines(), lines, frameon=False, loc="upper left", fontsize=9)
+    fig.legend(axis.get_lines(), lines, frameon=False, loc="outside lower center", fontsize=9)
     fig.savefig(path, format="svg", metadata={"Date": None})
     plt.close(fig)
 
@@ -492,6 +498,10 @@ def in_words() -> str:
         )
     for method, share in share_of_selection(curves).items():
         lines.append(f"{method}: {share:.1%} of a step is selection")
+    for studies in (("halving",), ("proof", "proof_rest", "proof_half", "proof_long")):
+        runs = [curve for study in studies for curve in every_run(study)]
+        hours = sum(curve.column("cpu_s")[-1] for curve in runs) / 3600
+        lines.append(f"{', '.join(studies)}: {len(runs)} runs, {hours:.1f} CPU hours of training")
     for text, runs in (("", curves), ("proof, ", proven)):
         for method, value in rollouts_per_effective_group(runs).items():
             lines.append(f"{text}{method}: {value:.1f} rollouts per effective group")
