@@ -31,9 +31,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.lab.ratios import show
-from benchmarks.proof import table
-from benchmarks.simulate import COMMITTED, measured
+from benchmarks.lab.ratios import ratios, show
+from benchmarks.proof import load, table
 from trl_dataeff.analysis.audit import audit
 from trl_dataeff.analysis.audit_projection import PROJECTED, project
 from trl_dataeff.rollouts.group import KINDS
@@ -45,7 +44,14 @@ SCALE = RESULT.with_name("audit_scale.txt")
 RECORDED = RESULT.with_suffix("")
 ROOT = Path(__file__).parents[1]
 POOLS, SEEDS, STEPS = ("first", "second", "third"), (10,), 100
-#: The committed runs' settings, by method, and their names
+#: Fields with which the runs of the studies of these names were made, where the defaults are others now
+COMMITTED = {
+    "dots_sharpness": 4.0,
+    "history_half_lives": [20.0],
+    "replay_order": "random",
+    "replay_max_age": 20,
+}
+#: The settings of these runs, by method, and their names
 METHODS = {
     "default": {**COMMITTED},
     "dots": {**COMMITTED, "selection": "dots", "replay_fraction": 0.0},
@@ -56,6 +62,11 @@ METHODS = {
 #: Methods whose settings are others now, by what the command projects
 PRESENT = {"default": "DOTS and replay", "dots": "DOTS", "replay50": "replay"}
 POINTS = 15  # of the saving, within which the projection is to be
+
+
+def measured(pool: str) -> dict[str, dict]:
+    """The rows of the ratio table of the pool's study, at the lab's learning rate."""
+    return {row["method"]: row for row in ratios(next(iter(load(pool).values())), at_step=STEPS)}
 
 
 def record(cache: Path, out: Path) -> None:

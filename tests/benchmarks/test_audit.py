@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import audit as benchmark
-from benchmarks.simulate import measured
+from benchmarks.audit import measured
 from trl_dataeff.analysis.audit_projection import project
 from trl_dataeff.tracking.completions import read_groups
 
