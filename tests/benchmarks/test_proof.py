@@ -52,6 +52,28 @@ def test_reach_table_by_hand():
     assert cells(proof.reach_table(slow, 50), "slow")[2:4] == ["never", "never, in 2 of 2"]
 
 
+def test_rollouts_of_effective_groups_by_hand():
+    """Uniform reaches 0.4 at step 50, with 5 evaluations of 80 effective groups of 8 in 6,400 rollouts; fast with 2.5 of them."""
+    curves = [run("uniform", 0, 0.004), run("fast", 0, 0.008, per_step=64), run("slow", 0, 0.001)]
+    for curve in curves:
+        for row in curve.rows[1:]:
+            row["effective_groups"] = 80
+    text = proof.effective_alone(curves, 50)
+    assert cells(text, "uniform")[2:] == ["1.00", "0.50"]
+    assert cells(text, "fast")[2:] == ["0.25", "0.25"]
+    assert cells(text, "slow")[2:] == ["never, in 1 of 1", "never"]
+
+
+def test_ratios_to_a_target_are_paired_by_seed_and_leave_out_what_has_few_seeds():
+    curves = [run("default", seed, 0.004 * (seed + 1)) for seed in (0, 1, 2)]
+    curves += [run("default,x=1", seed, 0.008 * (seed + 1), per_step=64) for seed in (0, 1)]
+    curves += [run("default,y=1", 0, 0.004)]
+    text = proof.to_target_table(curves, "default", 0.4, seeds=2)
+    assert cells(text, "x=1")[1:] == ["2", "0.25 (0.25-0.25)", "0.50 (0.50-0.50)", "0.50 (0.50-0.50)"]
+    assert "y=1" not in text
+    assert text.splitlines()[-1].startswith("| base | 3 | 1.00 |")
+
+
 def test_equal_table_leaves_out_what_a_run_has_not_come_to():
     curves = [run("uniform", 0, 0.004), run("short", 0, 0.004, steps=50), run("cgrpo", 0, 0.004)]
     text = proof.equal_table(curves, (6_400, 12_800), (50, 100))
