@@ -6,6 +6,7 @@ configuration of accelerate on this machine, or several devices (which accelerat
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -148,7 +149,8 @@ def _forward(number: int, frame: FrameType | None) -> None:
 
     children = psutil.Process().children()
     for child in children:
-        child.send_signal(number)
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            child.send_signal(number)
     if not children:
         raise SystemExit(128 + number)
 
