@@ -41,7 +41,8 @@ README_METHODS = {
     "uniform": "`GRPOTrainer` (uniform)",
     "dynamic": "dynamic sampling (DAPO)",
     "default": "**DOTS and replay (the default)**",
-    "fewest_rollouts": "**fewest rollouts (more replay, sequential rollouts)**",
+    "sharp_selection": "**sharp selection (in passes)**",
+    "fewest_rollouts": "**fewest rollouts (sharp selection, sequential rollouts, more replay)**",
     "oracle": "plain GRPO on the learnable prompts alone",
 }
 SHOWN = ("uniform", "dynamic", "greso", "dots", "dots_paper", "default", "oracle")
@@ -433,7 +434,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "first-entropy": lambda: entropy_table(together(load("first")), (0.4, 0.5, 0.6)),
     "ablation": lambda: variations_table(together(load("ablation"))),
     "halving": lambda: variations_table(together(load("halving")), base="default", rollouts=2_400),
-    "halving-best": lambda: to_target_table(together(load("halving")), "default", 0.5, seeds=4),
+    "halving-best": lambda: to_target_table(together(load("halving")), "default", 0.5, seeds=3),
     **{
         f"proof-{pool}": partial(
             lambda study, pool, step: reach_table(together(load(study, pool)), step), study, pool, step
@@ -490,8 +491,8 @@ def in_words() -> str:
     proven = on_first()
     sequential = "default,sequential_rollouts=true"
     for own, other in (
-        *(("fewest_rollouts", "default"), (sequential, "default")),
-        *(("default", "oracle"), ("fewest_rollouts", "oracle")),
+        *((own, "default") for own in ("sharp_selection", "fewest_rollouts", sequential)),
+        *((own, "oracle") for own in ("default", "sharp_selection", "fewest_rollouts")),
     ):
         lines.append(
             f"proof, {own} against {other}, rollouts to uniform's accuracy at step 100: {against(proven, other, 100, own)}"

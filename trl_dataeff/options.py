@@ -244,6 +244,13 @@ class DataEfficientOptions:
             "one half, and on fewer kinds of prompts."
         },
     )
+    dots_coverage: float = field(
+        default=0.0,
+        metadata={
+            "help": "Share of the weight of all prompts that is drawn before a prompt may be selected again, in [0, 1]; 0 allows "
+            "the same prompt in every batch."
+        },
+    )
     dots_target: float = field(default=0.5, metadata={"help": "Success rate that the 'target' weight prefers."})
     dots_temperature: float = field(default=1e-3, metadata={"help": "Temperature of the 'target' weight."})
     dots_predictor: str = field(

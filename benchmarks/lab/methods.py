@@ -72,12 +72,19 @@ def _dots(what: str, **options) -> Method:
     return Method(what, **OURS, options={"selection": "dots", "replay_fraction": 0.0, **options})
 
 
+SHARP = {"dots_sharpness": 4.0, "dots_coverage": 0.7}
+
 METHODS = {
     "default": Method("the package as it comes: DOTS, and half of each batch replayed", **OURS),
-    "fewest_rollouts": Method(
-        "the documented second setting: sequential rollouts, and more of each batch replayed, for longer",
+    "sharp_selection": Method(
+        "the documented second setting: a sharp selection, which draws in passes",
         **OURS,
-        options={"sequential_rollouts": True, "replay_fraction": 0.65, "replay_max_age": 10},
+        options=SHARP,
+    ),
+    "fewest_rollouts": Method(
+        "the documented third setting: sequential rollouts, too, and more of each batch replayed, for longer",
+        **OURS,
+        options={**SHARP, "sequential_rollouts": True, "replay_fraction": 0.65, "replay_max_age": 10},
     ),
     "uniform": Method("GRPOTrainer: shuffled passes over the whole pool"),
     "uniform_half": Method(

@@ -17,7 +17,7 @@ from .train import LEARNING_RATE, RunSpec
 class Study:
     """
     `pools`: one name, or several with a space between them. `methods`: by name, fields of their specs (`steps`,
-    `max_rollouts`, ..., or `seeds`) that differ from `shared`.
+    `max_rollouts`, ..., or `seeds` and `pools`) that differ from `shared`.
     """
 
     what: str
@@ -34,7 +34,7 @@ class Study:
         for seed, pool, rate in itertools.product(seeds, self.pools.split(), self.rates):
             for method, own in self.methods.items():
                 options = {"learning_rate": rate, **self.shared, **own}
-                if seed in options.pop("seeds", self.seeds):
+                if seed in options.pop("seeds", self.seeds) and pool in options.pop("pools", self.pools).split():
                     specs.append(RunSpec(method, seed, pool, start, **options))
         return specs
 
@@ -71,6 +71,7 @@ def _with(*changes: str, **fields) -> dict[str, Mapping]:
 #: Until uniform sampling has learned a third of what it learns
 SEARCH = {"steps": 200, "max_rollouts": 3_000, "eval_every": 4}
 SEQUENTIAL = "sequential_rollouts=true"
+MORE_REPLAY = "replay_fraction=0.65,replay_max_age=10"
 
 #: Evidence is out of date sooner; at three times the rate uniform falls back, at four it learns nothing (docs/lab.md)
 FAST_RATE = 2 * LEARNING_RATE
@@ -123,7 +124,7 @@ STUDIES = {
         shared={"steps": 100, "max_rollouts": 5_120, "eval_every": 4},  # 40 steps of uniform
     ),
     "halving": Study(
-        "what saves rollouts beyond the defaults, by successive halving: all on two seeds, the best and their combinations on more",
+        "what saves rollouts beyond the defaults, by successive halving: all on one or two seeds, the best on more",
         "first",
         {
             **_with(
@@ -147,17 +148,37 @@ STUDIES = {
                 "replay_fraction=0.75,replay_max_age=null,replay_max_movement=0.3",
                 "replay_fraction=0.75,replay_max_age=10,replay_min_ess=0.8",
                 f"{SEQUENTIAL},dots_sharpness=4",
-                f"{SEQUENTIAL},replay_fraction=0.65,replay_max_age=10,dots_sharpness=4",
+                f"{SEQUENTIAL},{MORE_REPLAY},dots_sharpness=4",
+                "dots_coverage=0.5",
+                "dots_coverage=0.7",
+                "dots_sharpness=2,dots_coverage=0.5",
+                "dots_sharpness=4,dots_coverage=0.5",
+                f"{SEQUENTIAL},dots_sharpness=2,dots_coverage=0.5",
+                f"{SEQUENTIAL},dots_sharpness=4,dots_coverage=0.5",
+                f"{SEQUENTIAL},{MORE_REPLAY},dots_sharpness=2,dots_coverage=0.5",
+                f"{SEQUENTIAL},{MORE_REPLAY},dots_sharpness=4,dots_coverage=0.5",
             ),
             **_with(
+                "dots_sharpness=2,dots_coverage=0.7",
+                "dots_sharpness=4,dots_coverage=0.85",
+                "dots_sharpness=8,dots_coverage=0.5",
+                "dots_sharpness=8,dots_coverage=0.85",
+                "dots_sharpness=16,dots_coverage=0.7",
+                f"{SEQUENTIAL},{MORE_REPLAY},dots_sharpness=8,dots_coverage=0.7",
+                seeds=range(1),
+            ),
+            **_with("dots_sharpness=8,dots_coverage=0.7", seeds=range(3)),
+            **_with(
                 "",
-                "replay_fraction=0.65,replay_max_age=10",
+                MORE_REPLAY,
                 "replay_fraction=0.75,replay_max_age=10",
                 SEQUENTIAL,
                 "dots_sharpness=4",
                 f"{SEQUENTIAL},dots_sharpness=2",
-                f"{SEQUENTIAL},replay_fraction=0.65,replay_max_age=10",
-                f"{SEQUENTIAL},replay_fraction=0.65,replay_max_age=10,dots_sharpness=2",
+                f"{SEQUENTIAL},{MORE_REPLAY}",
+                f"{SEQUENTIAL},{MORE_REPLAY},dots_sharpness=2",
+                "dots_sharpness=4,dots_coverage=0.7",
+                f"{SEQUENTIAL},{MORE_REPLAY},dots_sharpness=4,dots_coverage=0.7",
                 seeds=range(5),
             ),
         },
@@ -170,6 +191,7 @@ STUDIES = {
         {
             "uniform": {"steps": 100},
             "default": {"steps": 100, "max_rollouts": 5_000},
+            "sharp_selection": {"steps": 100, "max_rollouts": 5_000},
             "fewest_rollouts": {"steps": 150, "max_rollouts": 4_000},
         },
         seeds=range(20, 30),
@@ -178,6 +200,7 @@ STUDIES = {
         "other methods on the first pool of the proof",
         "first",
         {
+            f"default,{SEQUENTIAL},{MORE_REPLAY}": {"steps": 150, "max_rollouts": 4_000, "seeds": range(20, 30)},
             f"default,{SEQUENTIAL}": {"steps": 120, "max_rollouts": 5_000},
             "dots": {"steps": 60},
             "oracle": {"steps": 60},
@@ -190,7 +213,12 @@ STUDIES = {
     "proof_long": Study(
         "no collapse: three times as many rollouts as in the proof",
         "first",
-        {"default": {"steps": 200, "max_rollouts": 12_800}, "fewest_rollouts": {"steps": 400, "max_rollouts": 12_800}},
+        {
+            "default": {"steps": 200, "max_rollouts": 12_800},
+            f"default,{SEQUENTIAL},{MORE_REPLAY}": {"steps": 400, "max_rollouts": 12_800},
+            "sharp_selection": {"steps": 200, "max_rollouts": 12_800},
+            "fewest_rollouts": {"steps": 400, "max_rollouts": 12_800},
+        },
         seeds=range(20, 22),
     ),
     "proof_half": Study(
@@ -199,6 +227,7 @@ STUDIES = {
         {
             "uniform": {"steps": 50},
             "default": {"steps": 150, "max_rollouts": 7_000},
+            "sharp_selection": {"steps": 150, "max_rollouts": 7_000},
             "fewest_rollouts": {"steps": 220, "max_rollouts": 7_000},
         },
         seeds=range(20, 30),

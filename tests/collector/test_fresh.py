@@ -16,7 +16,7 @@ from trl_dataeff.collector.state import collector_state, load_collector_state
 from trl_dataeff.rollouts.capture import Round
 from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.selection import Selector, make_selector
-from trl_dataeff.selection.dots import log_weight_effective
+from trl_dataeff.selection.weights import log_weight_effective
 
 
 def proposed(chances, stored=99, **options):

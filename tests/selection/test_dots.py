@@ -18,8 +18,8 @@ from trl_dataeff.rollouts.classification import GroupClassifier, RewardScale
 from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD
 from trl_dataeff.selection import Selector, make_selector
 from trl_dataeff.selection.base import SelectorContext
-from trl_dataeff.selection.dots import (
-    DotsSelector,
+from trl_dataeff.selection.dots import DotsSelector
+from trl_dataeff.selection.weights import (
     gumbel_top_k,
     log_weight_effective,
     log_weight_target,
@@ -299,6 +299,100 @@ def test_no_prompt_twice_in_a_generation_batch_while_there_are_others():
     assert len(set(selector.propose(16, rng))) == 16
 
 
+@pytest.mark.parametrize("size", [16, 23])
+def test_with_full_coverage_a_pass_has_every_prompt_once(size):
+    """But those that are too few for a last batch: it belongs to the next pass."""
+    population, rng = Population(), generator()
+    selector = population.selector("dots", coverage=1.0, exploration=0.0)
+    batches = [population.batch(selector, rng, n=size)[0] for _ in range(2 * (400 // size))]
+    for ids in np.split(np.concatenate(batches), 2):
+        assert len(set(ids)) == len(ids)
+    assert all(len(set(ids)) == size for ids in batches)
+
+
+@pytest.mark.parametrize("coverage", [0.3, 0.7])
+def test_no_prompt_is_selected_twice_while_the_others_carry_enough_of_the_weight(coverage):
+    population, rng = Population(), generator()
+    selector = population.selector("dots", coverage=coverage, exploration=0.0)
+    done, passes = set(), 0
+    for _ in range(80):
+        weights = selector.log_weights().exp().numpy()
+        left = [i for i in range(400) if i not in done]
+        if weights[left].sum() < (1 - coverage) * weights.sum():
+            done, passes = set(), passes + 1
+        ids, _ = population.batch(selector, rng)
+        assert not done & set(ids.tolist())
+        done |= set(ids.tolist())
+    assert passes >= 3
+
+
+def test_explored_prompts_belong_to_the_pass():
+    """They are not selected again in it. Exploration itself draws from all prompts."""
+    population, rng = Population(), generator()
+    selector = population.selector("dots", coverage=1.0, exploration=0.5)
+    explored, again = set(), 0
+    for _ in range(8):  # 128 of 400 prompts
+        ids = selector.propose(16, rng)
+        drawn_uniformly = selector.explored(ids)
+        assert not explored & set(ids[~drawn_uniformly].tolist())
+        again += len(explored & set(ids[drawn_uniformly].tolist()))
+        explored |= set(ids[drawn_uniformly].tolist())
+        selector.observe([visit(int(i), EFFECTIVE) for i in ids])
+    assert again > 0
+
+
+def test_a_pass_that_begins_between_two_rounds_has_the_prompts_of_the_first():
+    population, rng = Population(), generator()
+    selector = population.selector("dots", coverage=1.0, exploration=0.0)
+    for _ in range(24):  # 384 of 400 prompts
+        population.batch(selector, rng)
+    batch = [selector.propose(12, rng), selector.propose(12, rng)]  # 16 are left: the second begins a pass
+    selector.observe([visit(int(i), EFFECTIVE) for i in np.concatenate(batch)])
+    after = np.concatenate([population.batch(selector, rng)[0] for _ in range(20)])
+    assert len(set(after) | set(np.concatenate(batch))) == 320 + 24
+
+
+def test_without_coverage_every_batch_is_an_independent_draw():
+    population, rng = Population(), generator()
+    selector = population.selector("dots", coverage=0.0, exploration=0.0)
+    for _ in range(5):
+        population.batch(selector, rng)
+    expected = torch.Generator()
+    expected.set_state(rng.get_state())
+    torch.rand((), generator=expected, dtype=torch.float64)  # how many are explored
+    gumbel_top_k(torch.zeros(400), 0, expected)
+    np.testing.assert_array_equal(selector.propose(16, rng), gumbel_top_k(selector.log_weights(), 16, expected))
+
+
+@pytest.mark.parametrize("exploration", [0.0, 0.5])
+def test_passes_train_on_more_prompts(exploration):
+    """Of those that are worth it: among as many effective groups there are more prompts."""
+    distinct = {}
+    for coverage in (0.0, 0.7):
+        population, rng = Population(), generator()
+        selector = population.selector("dots", coverage=coverage, exploration=exploration)
+        effective = [ids[kinds == EFFECTIVE] for ids, kinds in (population.batch(selector, rng) for _ in range(30))]
+        distinct[coverage] = len(set(np.concatenate(effective)[:100]))
+    assert distinct[0.7] > 1.1 * distinct[0.0]
+
+
+def test_a_pass_goes_on_after_a_checkpoint():
+    population, rng = Population(), generator()
+    selector = population.selector("dots", coverage=1.0, exploration=0.0)
+    first = np.concatenate([population.batch(selector, rng)[0] for _ in range(12)])
+    other = population.selector("dots", coverage=1.0, exploration=0.0)
+    other.load_state_dict(selector.state_dict())
+    second = np.concatenate([population.batch(other, rng)[0] for _ in range(13)])
+    assert sorted([*first, *second]) == list(range(400))
+
+
+def test_references_make_no_passes():
+    """The published method draws every time from all prompts."""
+    papers = [Paper(coverage=c) for c in (0.0, 1.0)]
+    for _ in range(6):
+        np.testing.assert_array_equal(*(paper.batch() for paper in papers))
+
+
 def test_the_explored_share_is_uniform():
     """Also once estimates are settled: half of what is proposed covers all kinds of prompts alike."""
     population, rng = Population(), generator()
@@ -369,14 +463,18 @@ class GradedPopulation(Population):
         return ids, kinds
 
 
-@pytest.mark.parametrize(("sharpness", "gain"), [(1.0, 1.25), (2.0, 1.5)])
+@pytest.mark.parametrize(("sharpness", "coverage", "gain"), [(1.0, 0.0, 1.25), (2.0, 0.0, 1.5), (4.0, 0.7, 1.5)])
 @pytest.mark.parametrize("penalty", [0.0, -5.0])
-def test_graded_rewards_do_not_draw_prompts_whose_completions_all_get_the_same_middle_reward(penalty, sharpness, gain):
+def test_graded_rewards_do_not_draw_prompts_whose_completions_all_get_the_same_middle_reward(
+    penalty, sharpness, coverage, gain
+):
     """Also after a single completion of -5, in whose range all other means are nearly equal."""
     shares = {}
     for name in ("uniform", "dots"):
         population, rng = GradedPopulation(), generator()
-        selector = population.selector(name, **({"sharpness": sharpness} if name == "dots" else {}))
+        selector = population.selector(
+            name, **({"sharpness": sharpness, "coverage": coverage} if name == "dots" else {})
+        )
         kinds = [population.batch(selector, rng, penalty=penalty * (i == 6))[1] for i in range(24)]
         shares[name] = np.mean(np.concatenate(kinds[8:]) == EFFECTIVE)
     assert shares["dots"] > gain * shares["uniform"]

@@ -4,7 +4,8 @@ Which prompts to generate rollouts for.
     base.py          Selector, SelectorContext, @register_selector
     uniform.py       shuffled passes, as GRPOTrainer
     greso.py         skips prompts with repeated zero-variance groups; pool.py has their streaks
-    dots.py          samples by estimated success rate; history.py has the evidence
+    dots.py          samples by estimated success rate; estimator.py and history.py have the estimates, weights.py the
+                     draw, passes.py and exploration.py what else decides it
     dots_greso.py    both
 
 A new selector is a new file here, imported below, or a module of your own (see docs/selectors.md).

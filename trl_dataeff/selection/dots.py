@@ -3,7 +3,8 @@ DOTS: estimate each prompt's present success rate, and sample prompts whose grou
 
 A group of G completions has a gradient if they do not all get the same reward: with success rate p that has the
 probability \(1 - p^G - (1 - p)^G\). Prompts are drawn without replacement, by weights that rise with it (`"effective"`)
-or, as in the paper, fall with the distance from a target (`"target"`).
+or, as in the paper, fall with the distance from a target (`"target"`), and on request in passes: a prompt that was drawn is
+not drawn again while the others carry enough of the weight.
 """
 
 from __future__ import annotations
@@ -26,92 +27,19 @@ from trl_dataeff.rollouts.group import RolloutGroup
 from trl_dataeff.selection.base import EarlierGroups, Selector, SelectorContext, check_request, register_selector
 from trl_dataeff.selection.estimator import HALF_LIVES, PromptEstimator, group_arrays, under
 from trl_dataeff.selection.exploration import ExplorationShare
+from trl_dataeff.selection.passes import PromptPass
+from trl_dataeff.selection.weights import (
+    gumbel_top_k,
+    log_weight_effective,
+    log_weight_target,
+    rate_of_difference,
+)
 
 
 logger = logging.get_logger(__name__)
 
 EFFECTIVE_PRIOR = 1.0  # strength of a predicted probability that a group is effective, in groups
 FIT_EVERY = 16  # generation batches between two refits of an attention predictor's towers, if the run fits them
-
-
-def log_weight_effective(p: torch.Tensor, group_size: int, sharpness: float) -> torch.Tensor:
-    r"""
-    \(\kappa \log(1 - p^G - (1 - p)^G)\): the log-probability that a group has a gradient, sharpened.
-
-    Args:
-        p (`torch.Tensor`): success rates in [0, 1].
-        group_size (`int`): G, at least 2.
-        sharpness (`float`): kappa.
-
-    Returns:
-        `torch.Tensor`: float64, of the shape of `p`, at most 0; -inf where p is 0 or 1.
-    """
-    p = p.double()
-    rare = torch.minimum(p, 1 - p)  # 1 - (1 - rare)^G without cancellation
-    return sharpness * torch.log(-torch.expm1(group_size * torch.log1p(-rare)) - rare**group_size)
-
-
-def log_weight_target(p: torch.Tensor, target: float, temperature: float) -> torch.Tensor:
-    r"""
-    \(-|p - \alpha| / \tau\), the paper's equation for sampling by difficulty.
-
-    Args:
-        p (`torch.Tensor`): success rates in [0, 1].
-        target (`float`): alpha.
-        temperature (`float`): tau.
-
-    Returns:
-        `torch.Tensor`: float64, of the shape of `p`, at most 0.
-    """
-    return -(p.double() - target).abs() / temperature
-
-
-def rate_of_difference(label: torch.Tensor) -> torch.Tensor:
-    r"""
-    \(\tilde p = (1 - \sqrt{1 - 2 d}) / 2\), the success rate at which two completions of a binary reward differ with
-    probability d = `label` / 2, in [0, 1/2].
-
-    Args:
-        label (`torch.Tensor`): twice the probability that two completions' rewards differ, in [0, 1].
-    """
-    return (1 - (1 - label.clamp(0, 1)).sqrt()) / 2
-
-
-def gumbel_keys(log_weights: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
-    """
-    Keys whose descending order is a draw without replacement with probabilities proportional to `exp(log_weights)`
-    (the Gumbel-max trick; Kool et al. 2019, arXiv 1903.06059). Prompts of weight 0 come last, in random order.
-    """
-    noise = -torch.empty(log_weights.shape, dtype=torch.float64).exponential_(generator=generator).log()
-    excluded, log_weights = log_weights.isneginf(), log_weights.double()
-    # Below all others: in float64 Gumbel noise lies between -4 and 40
-    last = (log_weights[~excluded].min() if bool((~excluded).any()) else 0.0) - 100.0
-    return torch.where(excluded, last, log_weights) + noise
-
-
-def gumbel_top_k(log_weights: torch.Tensor, n: int, generator: torch.Generator | None = None) -> torch.Tensor:
-    """
-    Draw n different indices, each time with probabilities proportional to `exp(log_weights)` of those that are left.
-
-    Everything is in log space and float64: a softmax at the paper's temperature underflows in float32, and
-    `torch.multinomial` then returns rows of probability 0.
-
-    Args:
-        log_weights (`torch.Tensor` of shape `(N,)`): not normalised; -inf only where nothing else is left.
-        n (`int`): at most N.
-        generator (`torch.Generator`, *optional*): the only source of randomness.
-
-    Returns:
-        `torch.Tensor` of shape `(n,)` and dtype int64, in the order of the draw.
-
-    Raises:
-        `ValueError`: n is not in [0, N], or a weight is NaN.
-    """
-    if not 0 <= n <= len(log_weights):
-        raise ValueError(f"{n} indices were asked for; {len(log_weights)} weights give from 0 to {len(log_weights)}.")
-    if log_weights.isnan().any():
-        raise ValueError("Weights of prompts are NaN: their predicted success rates are.")
-    return gumbel_keys(log_weights, generator).topk(n).indices
 
 
 @register_selector("dots")
@@ -126,6 +54,8 @@ class DotsSelector(Selector):
         sharpness (`float`, *optional*, defaults to `1.0`): of `"effective"`.
         target (`float`, *optional*, defaults to `0.5`), temperature (`float`, *optional*, defaults to `1e-3`): of
             `"target"`.
+        coverage (`float`, *optional*, defaults to `0.0`): share of the weight of all prompts that is drawn before a prompt may
+            be selected again (see [`PromptPass`]); 0 allows the same prompt in every batch. `reference="paper"` has no passes.
         exploration (`float`, *optional*, defaults to `0.05`): least share of each proposal that is drawn uniformly; the
             share is larger while selection is not seen to raise the effective share (see [`ExplorationShare`]).
         predictor (`str` or [`DifficultyPredictor`], *optional*, defaults to `"logistic"`): a registered name, the path
@@ -148,6 +78,7 @@ class DotsSelector(Selector):
         sharpness: float = 1.0,
         target: float = 0.5,
         temperature: float = 1e-3,
+        coverage: float = 0.0,
         exploration: float = 0.05,
         predictor: str | DifficultyPredictor = "logistic",
         predictor_args: dict[str, Any] | None = None,
@@ -168,7 +99,7 @@ class DotsSelector(Selector):
                 f"`predictor` is a {type(predictor).__name__}; it takes a registered name, a path, or a `DifficultyPredictor`."
             )
         self.objective, self.sharpness, self.target, self.temperature = objective, sharpness, target, temperature
-        self.exploration = exploration
+        self.coverage, self.exploration = coverage, exploration
         self.predictor, self.predictor_args = predictor, predictor_args
         self.uses_references = reference == "paper"
         self.reference_size = reference_size
@@ -202,6 +133,7 @@ class DotsSelector(Selector):
         self._has_predictions = predictor.fitted  # before the run
         self._proposed = np.empty(0, dtype=np.int64)  # for this generation batch
         self._explored = np.empty(0, dtype=np.int64)
+        self._pass = PromptPass(context.num_prompts, self.coverage)
         self._drawn = np.empty((3, 0))  # prompts proposed, their weights times N, and the share drawn uniformly
         self._order, self._taken = np.empty(0, dtype=np.int64), 0  # see _next_drawn
 
@@ -262,6 +194,8 @@ class DotsSelector(Selector):
         if size - len(self._proposed) >= n:  # no prompt twice in a generation batch, as long as there are others
             excluded[torch.from_numpy(self._proposed)] = True
         log_weights, share = self.log_weights(), self.exploring.value
+        if not self.uses_references:
+            log_weights = self._pass.restrict(log_weights, excluded, n)
         weights = size * log_weights.softmax(0).numpy()
         uniform = int(share * n + torch.rand((), generator=rng, dtype=torch.float64).item())
         explored = gumbel_top_k(torch.zeros(size).masked_fill(excluded, -torch.inf), uniform, rng).numpy()
@@ -269,6 +203,7 @@ class DotsSelector(Selector):
         draw = self._next_drawn if self.uses_references else self._draw
         selected = draw(log_weights.masked_fill(excluded, -torch.inf), n - uniform, rng)
         ids = np.concatenate([explored, selected])
+        self._pass.add(ids)
         self._proposed = np.concatenate([self._proposed, ids])
         self._explored = np.concatenate([self._explored, explored])
         self._drawn = np.concatenate([self._drawn, np.stack([ids, weights[ids], np.full(n, share)])], axis=1)
@@ -371,6 +306,7 @@ class DotsSelector(Selector):
             "embeddings": _hash(self.embeddings),
             "proposed": self._proposed.copy(),
             "explored": self._explored.copy(),
+            "in_pass": self._pass.drawn.copy(),
             "drawn": self._drawn.copy(),
             "order": self._order.copy(),
             "taken": np.array([self._taken]),
@@ -383,6 +319,7 @@ class DotsSelector(Selector):
     def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
         self.batch, self._has_predictions = int(state["batch"][0]), bool(state["batch"][1])
         self._proposed, self._explored = state["proposed"].astype(np.int64), state["explored"].astype(np.int64)
+        self._pass.drawn = state["in_pass"].astype(bool)
         self._drawn = state["drawn"].astype(np.float64)
         self._order, self._taken = state["order"].astype(np.int64), int(state["taken"][0])
         same_embeddings = np.array_equal(state["embeddings"], _hash(self.embeddings))

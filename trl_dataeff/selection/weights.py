@@ -1,0 +1,85 @@
+"""Weights of prompts, and draws without replacement by weights: all in log space."""
+
+from __future__ import annotations
+
+import torch
+
+
+def log_weight_effective(p: torch.Tensor, group_size: int, sharpness: float) -> torch.Tensor:
+    r"""
+    \(\kappa \log(1 - p^G - (1 - p)^G)\): the log-probability that a group has a gradient, sharpened.
+
+    Args:
+        p (`torch.Tensor`): success rates in [0, 1].
+        group_size (`int`): G, at least 2.
+        sharpness (`float`): kappa.
+
+    Returns:
+        `torch.Tensor`: float64, of the shape of `p`, at most 0; -inf where p is 0 or 1.
+    """
+    p = p.double()
+    rare = torch.minimum(p, 1 - p)  # 1 - (1 - rare)^G without cancellation
+    return sharpness * torch.log(-torch.expm1(group_size * torch.log1p(-rare)) - rare**group_size)
+
+
+def log_weight_target(p: torch.Tensor, target: float, temperature: float) -> torch.Tensor:
+    r"""
+    \(-|p - \alpha| / \tau\), the paper's equation for sampling by difficulty.
+
+    Args:
+        p (`torch.Tensor`): success rates in [0, 1].
+        target (`float`): alpha.
+        temperature (`float`): tau.
+
+    Returns:
+        `torch.Tensor`: float64, of the shape of `p`, at most 0.
+    """
+    return -(p.double() - target).abs() / temperature
+
+
+def rate_of_difference(label: torch.Tensor) -> torch.Tensor:
+    r"""
+    \(\tilde p = (1 - \sqrt{1 - 2 d}) / 2\), the success rate at which two completions of a binary reward differ with
+    probability d = `label` / 2, in [0, 1/2].
+
+    Args:
+        label (`torch.Tensor`): twice the probability that two completions' rewards differ, in [0, 1].
+    """
+    return (1 - (1 - label.clamp(0, 1)).sqrt()) / 2
+
+
+def gumbel_keys(log_weights: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
+    """
+    Keys whose descending order is a draw without replacement with probabilities proportional to `exp(log_weights)`
+    (the Gumbel-max trick; Kool et al. 2019, arXiv 1903.06059). Prompts of weight 0 come last, in random order.
+    """
+    noise = -torch.empty(log_weights.shape, dtype=torch.float64).exponential_(generator=generator).log()
+    excluded, log_weights = log_weights.isneginf(), log_weights.double()
+    # Below all others: in float64 Gumbel noise lies between -4 and 40
+    last = (log_weights[~excluded].min() if bool((~excluded).any()) else 0.0) - 100.0
+    return torch.where(excluded, last, log_weights) + noise
+
+
+def gumbel_top_k(log_weights: torch.Tensor, n: int, generator: torch.Generator | None = None) -> torch.Tensor:
+    """
+    Draw n different indices, each time with probabilities proportional to `exp(log_weights)` of those that are left.
+
+    Everything is in log space and float64: a softmax at the paper's temperature underflows in float32, and
+    `torch.multinomial` then returns rows of probability 0.
+
+    Args:
+        log_weights (`torch.Tensor` of shape `(N,)`): not normalised; -inf only where nothing else is left.
+        n (`int`): at most N.
+        generator (`torch.Generator`, *optional*): the only source of randomness.
+
+    Returns:
+        `torch.Tensor` of shape `(n,)` and dtype int64, in the order of the draw.
+
+    Raises:
+        `ValueError`: n is not in [0, N], or a weight is NaN.
+    """
+    if not 0 <= n <= len(log_weights):
+        raise ValueError(f"{n} indices were asked for; {len(log_weights)} weights give from 0 to {len(log_weights)}.")
+    if log_weights.isnan().any():
+        raise ValueError("Weights of prompts are NaN: their predicted success rates are.")
+    return gumbel_keys(log_weights, generator).topk(n).indices
