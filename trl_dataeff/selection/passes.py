@@ -2,7 +2,7 @@
 Passes over the prompts: no prompt is selected twice while the others carry enough of the weight.
 
 Draws by weight alone come back to the same few prompts, whose groups teach less each time. A pass draws without replacement
-across generation batches, as an epoch does, and ends when the prompts that are left are no longer worth it.
+across generation batches, as an epoch does, and ends when the prompts that are left carry too little of the weight.
 """
 
 from __future__ import annotations
