@@ -77,12 +77,12 @@ SHARP = {"dots_sharpness": 4.0, "dots_coverage": 0.7}
 METHODS = {
     "default": Method("the package as it comes: DOTS, and half of each batch replayed", **OURS),
     "sharp_selection": Method(
-        "the documented second setting: a sharp selection, which draws in passes",
+        "a documented setting: a sharper weight, and draws in passes",
         **OURS,
         options=SHARP,
     ),
     "fewest_rollouts": Method(
-        "the documented third setting: sequential rollouts, too, and more of each batch replayed, for longer",
+        "a documented setting: sharp selection, sequential rollouts, and more of each batch replayed, for longer",
         **OURS,
         options={**SHARP, "sequential_rollouts": True, "replay_fraction": 0.65, "replay_max_age": 10},
     ),

@@ -21,6 +21,8 @@ STUDY: tuple[tuple[str, float, tuple[str, ...], tuple[int, ...]], ...] = (
     ("mixed", 5e-4, ("uniform", "default", "default,sequential_rollouts=true"), (23, 24, 25)),
     ("mixed", 5e-4, ("sharp_selection", "uniform,per_device_train_batch_size=32"), (23, 24, 25)),
     ("unsolvable", 1e-3, ("sharp_selection",), (18, 19, 20)),
+    ("mixed", 1e-3, ("sharp_selection",), (13,)),
+    ("learnable", 1e-3, ("sharp_selection",), (18, 19)),
     ("mixed", 1e-3, ("dots", "replay50", "dynamic", "dots_paper"), (13, 14, 15)),
 )
 #: The rate that was best for a method of those that were run, and where both are compared with that

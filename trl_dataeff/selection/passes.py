@@ -1,8 +1,8 @@
 """
 Passes over the prompts: no prompt is selected twice while the others carry enough of the weight.
 
-Draws by weight alone come back to the same few prompts, whose groups teach less each time. A pass draws without replacement
-across generation batches, as an epoch does, and ends when the prompts that are left carry too little of the weight.
+Draws by a sharp weight alone come back to the same few prompts. A pass draws without replacement across generation batches,
+as an epoch does, and ends when the prompts that are left carry too little of the weight.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import torch
 
 class PromptPass:
     """
+    Which prompts the present pass has had, and when the next one begins.
+
     Args:
         size (`int`): number of prompts, N.
         coverage (`float`): share of all weight that is drawn before a prompt may be drawn again, in [0, 1]: 0 allows repeats
