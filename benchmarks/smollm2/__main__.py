@@ -89,9 +89,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = parser().parse_args(arguments)
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # before the numerical libraries are imported
         os.environ.setdefault(name, "1")
-    from examples.quickstart.__main__ import ALLOCATOR
+    from examples.quickstart.__main__ import ENVIRONMENT
 
-    for name, value in ALLOCATOR.items():  # for the processes that are made
+    for name, value in ENVIRONMENT.items():  # for the processes that are made
         os.environ.setdefault(name, value)
     {"study": _study, "run": _study, "tune": _tune, "tables": _tables, "pools": _pools}[chosen.command](chosen)
 
