@@ -116,7 +116,16 @@ def _empty_joined_with(kind: Any) -> DataEfficientGRPOConfig:
 _DOTS_FIELDS = {
     **{
         name: f"dots_{name}"
-        for name in ("objective", "sharpness", "coverage", "target", "temperature", "predictor", "predictor_args")
+        for name in (
+            "objective",
+            "sharpness",
+            "threshold",
+            "coverage",
+            "target",
+            "temperature",
+            "predictor",
+            "predictor_args",
+        )
     },
     **{name: f"dots_{name}" for name in ("reference", "reference_size", "refresh_batches")},
     **{name: name for name in ("exploration", "history_prior")},

@@ -94,6 +94,7 @@ RANGES: dict[str, Range] = {
     "replay_min_unclipped": SHARE,
     "replay_ratio_cap": AT_LEAST_1,
     "dots_sharpness": ABOVE_0,
+    "dots_threshold": SHARE_ABOVE_0,
     "dots_coverage": SHARE,
     "dots_target": SHARE,
     "dots_temperature": ABOVE_0,

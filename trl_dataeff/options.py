@@ -244,6 +244,13 @@ class DataEfficientOptions:
             "one half, and on fewer kinds of prompts."
         },
     )
+    dots_threshold: float | None = field(
+        default=None,
+        metadata={
+            "help": "Probability of an effective group above which the 'effective' weight is flat, so that all prompts likely to "
+            "have a gradient are drawn alike, in (0, 1]; None: no bound."
+        },
+    )
     dots_coverage: float = field(
         default=0.0,
         metadata={

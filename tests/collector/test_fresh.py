@@ -16,7 +16,7 @@ from trl_dataeff.collector.state import collector_state, load_collector_state
 from trl_dataeff.rollouts.capture import Round
 from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.selection import Selector, make_selector
-from trl_dataeff.selection.weights import log_weight_effective
+from trl_dataeff.selection.weights import log_chance_effective
 
 
 def proposed(chances, stored=99, **options):
@@ -270,5 +270,5 @@ def test_dots_predicts_what_its_weights_are_made_of(objective):
     else:
         import torch
 
-        by_expert = log_weight_effective(torch.from_numpy(selector.success.estimates).double(), 8, 1.0).exp().numpy()
+        by_expert = log_chance_effective(torch.from_numpy(selector.success.estimates).double(), 8).exp().numpy()
         np.testing.assert_allclose(chances, selector.success.weights @ by_expert, rtol=1e-6)

@@ -21,6 +21,7 @@ from trl_dataeff.selection.base import SelectorContext
 from trl_dataeff.selection.dots import DotsSelector
 from trl_dataeff.selection.weights import (
     gumbel_top_k,
+    log_chance_effective,
     log_weight_effective,
     log_weight_target,
     rate_of_difference,
@@ -31,22 +32,40 @@ from trl_dataeff.testing.data import PROMPTS, embeddings, make_context
 getcontext().prec = 60
 
 
-@given(p=st.floats(1e-12, 1 - 1e-9), group_size=st.integers(2, 64), sharpness=st.floats(0.5, 8))
-def test_effective_weight_to_sixty_digits(p, group_size, sharpness):
-    exact = 1 - Decimal(p) ** group_size - (1 - Decimal(p)) ** group_size
-    expected = sharpness * float(exact.ln())
-    assert log_weight_effective(torch.tensor([p], dtype=torch.float64), group_size, sharpness).item() == pytest.approx(
-        expected, rel=1e-9, abs=1e-12
-    )
+@given(p=st.floats(1e-12, 1 - 1e-9), group_size=st.integers(2, 64))
+def test_chance_of_an_effective_group_to_sixty_digits(p, group_size):
+    expected = float((1 - Decimal(p) ** group_size - (1 - Decimal(p)) ** group_size).ln())
+    log_chance = log_chance_effective(torch.tensor([p], dtype=torch.float64), group_size)
+    assert log_chance.item() == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
-def test_effective_weight_is_symmetric_and_largest_in_the_middle():
+def test_chance_of_an_effective_group_is_symmetric_and_largest_in_the_middle():
     p = torch.linspace(0, 1, 101, dtype=torch.float64)
-    weight = log_weight_effective(p, 8, 4.0)
-    torch.testing.assert_close(weight, weight.flip(0))
-    assert weight[[0, 100]].isneginf().all()
-    assert weight.argmax() == 50
-    assert (weight[1:51].diff() > 0).all()
+    log_chance = log_chance_effective(p, 8)
+    torch.testing.assert_close(log_chance, log_chance.flip(0))
+    assert log_chance[[0, 100]].isneginf().all()
+    assert log_chance.argmax() == 50
+    assert (log_chance[1:51].diff() > 0).all()
+
+
+@given(chance=st.floats(1e-9, 1), sharpness=st.floats(0.5, 16), threshold=st.floats(0.01, 1))
+def test_weight_with_and_without_a_threshold_to_sixty_digits(chance, sharpness, threshold):
+    log_chance = torch.tensor([chance], dtype=torch.float64).log()
+    powers = [Decimal(x) ** Decimal(sharpness) for x in (chance, threshold)]
+    expected = float((powers[0] / sum(powers)).ln())
+    assert log_weight_effective(log_chance, sharpness, threshold).item() == pytest.approx(expected, rel=1e-8, abs=1e-8)
+    without = log_weight_effective(log_chance, sharpness, None).item()
+    assert without == pytest.approx(float(powers[0].ln()), rel=1e-9, abs=1e-9)
+
+
+def test_above_the_threshold_prompts_are_drawn_alike_and_below_it_hardly():
+    """At a sharpness of 6 and a threshold of 0.35: every prompt that has a gradient more often than not, to a tenth."""
+    weights = log_weight_effective(torch.tensor([0.1, 0.2, 0.35, 0.55, 1.0]).double().log(), 6.0, 0.35).exp()
+    assert weights[0] < 0.001
+    assert weights[1] < 0.04
+    assert weights[2].item() == pytest.approx(0.5)
+    assert weights[3] > 0.9
+    assert weights[4] > 0.99
 
 
 def test_target_weight_by_hand():

@@ -30,6 +30,7 @@ from trl_dataeff.selection.exploration import ExplorationShare
 from trl_dataeff.selection.passes import PromptPass
 from trl_dataeff.selection.weights import (
     gumbel_top_k,
+    log_chance_effective,
     log_weight_effective,
     log_weight_target,
     rate_of_difference,
@@ -51,7 +52,7 @@ class DotsSelector(Selector):
     Args:
         objective (`str`, *optional*, defaults to `"effective"`): weight of a success rate: `"effective"`
             ([`log_weight_effective`]) or `"target"` ([`log_weight_target`], the paper's).
-        sharpness (`float`, *optional*, defaults to `1.0`): of `"effective"`.
+        sharpness (`float`, *optional*, defaults to `1.0`), threshold (`float`, *optional*): of `"effective"`.
         target (`float`, *optional*, defaults to `0.5`), temperature (`float`, *optional*, defaults to `1e-3`): of
             `"target"`.
         coverage (`float`, *optional*, defaults to `0.0`): share of the weight of all prompts that is drawn before a prompt may
@@ -76,6 +77,7 @@ class DotsSelector(Selector):
         *,
         objective: str = "effective",
         sharpness: float = 1.0,
+        threshold: float | None = None,
         target: float = 0.5,
         temperature: float = 1e-3,
         coverage: float = 0.0,
@@ -98,7 +100,8 @@ class DotsSelector(Selector):
             raise ValueError(
                 f"`predictor` is a {type(predictor).__name__}; it takes a registered name, a path, or a `DifficultyPredictor`."
             )
-        self.objective, self.sharpness, self.target, self.temperature = objective, sharpness, target, temperature
+        self.objective, self.sharpness, self.threshold = objective, sharpness, threshold
+        self.target, self.temperature = target, temperature
         self.coverage, self.exploration = coverage, exploration
         self.predictor, self.predictor_args = predictor, predictor_args
         self.uses_references = reference == "paper"
@@ -153,7 +156,7 @@ class DotsSelector(Selector):
         """Log-weights of all prompts, float64 `(N,)`, finite."""
         if self.objective == "target":
             return log_weight_target(torch.from_numpy(self.success.mean()), self.target, self.temperature)
-        return self.sharpness * self._chances(slice(None)).log()
+        return log_weight_effective(self._chances(slice(None)).log(), self.sharpness, self.threshold)
 
     def _chances(self, ids: np.ndarray | slice) -> torch.Tensor:
         """
@@ -166,7 +169,7 @@ class DotsSelector(Selector):
         if self.difference is not None:
             p = rate_of_difference(p)
         p = p.clamp(1e-6, 1 - 1e-6)  # a weight of 0 is for excluded prompts
-        by_rate = torch.from_numpy(estimator.weights) @ log_weight_effective(p, self.context.group_size, 1.0).exp()
+        by_rate = torch.from_numpy(estimator.weights) @ log_chance_effective(p, self.context.group_size).exp()
         if self.objective == "target":
             return by_rate  # the direct estimate is not refreshed
         return (by_rate + torch.from_numpy(self.effective.mean(ids)).double()) / 2

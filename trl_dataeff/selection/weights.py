@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
+from torch.nn.functional import softplus
 
 
-def log_weight_effective(p: torch.Tensor, group_size: int, sharpness: float) -> torch.Tensor:
+def log_chance_effective(p: torch.Tensor, group_size: int) -> torch.Tensor:
     r"""
-    \(\kappa \log(1 - p^G - (1 - p)^G)\): the log-probability that a group has a gradient, sharpened.
+    \(\log(1 - p^G - (1 - p)^G)\): the log-probability that a group has a gradient.
 
     Args:
         p (`torch.Tensor`): success rates in [0, 1].
         group_size (`int`): G, at least 2.
-        sharpness (`float`): kappa.
 
     Returns:
         `torch.Tensor`: float64, of the shape of `p`, at most 0; -inf where p is 0 or 1.
     """
     p = p.double()
     rare = torch.minimum(p, 1 - p)  # 1 - (1 - rare)^G without cancellation
-    return sharpness * torch.log(-torch.expm1(group_size * torch.log1p(-rare)) - rare**group_size)
+    return torch.log(-torch.expm1(group_size * torch.log1p(-rare)) - rare**group_size)
+
+
+def log_weight_effective(log_chance: torch.Tensor, sharpness: float, threshold: float | None) -> torch.Tensor:
+    r"""
+    \(\log \frac{P^\kappa}{P^\kappa + t^\kappa}\) with P the probability that a group has a gradient: near 0, so flat, well above the
+    threshold t, and \(\kappa \log (P / t)\) well below it. Without a threshold \(\kappa \log P\).
+
+    Args:
+        log_chance (`torch.Tensor`): log P.
+        sharpness (`float`): kappa.
+        threshold (`float`, *optional*): t, in (0, 1].
+
+    Returns:
+        `torch.Tensor`: of the shape and dtype of `log_chance`, at most 0.
+    """
+    if threshold is None:
+        return sharpness * log_chance
+    return -softplus(sharpness * (math.log(threshold) - log_chance))
 
 
 def log_weight_target(p: torch.Tensor, target: float, temperature: float) -> torch.Tensor:
