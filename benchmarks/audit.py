@@ -47,6 +47,8 @@ POOLS, SEEDS, STEPS = ("first", "second", "third"), (10,), 100
 #: Fields with which the runs of the studies of these names were made, where the defaults are others now
 COMMITTED = {
     "dots_sharpness": 4.0,
+    "dots_threshold": None,
+    "dots_coverage": 0.0,
     "history_half_lives": [20.0],
     "replay_order": "random",
     "replay_max_age": 20,

@@ -23,7 +23,7 @@ import numpy as np
 from benchmarks.lab.ratios import BASELINE, Curve, curves_by_setting, methods_of, ratios, show
 from benchmarks.lab.report import draw, pyplot
 from benchmarks.lab.store import read_rows
-from benchmarks.lab.studies import BASE
+from benchmarks.lab.studies import BASE, BEFORE
 from benchmarks.smollm2.__main__ import RUNS, own_rate_runs, study_runs, tuning_runs
 from benchmarks.smollm2.report import at_own_rates, by_rate, recorded, short
 from benchmarks.smollm2.report import tables as pretrained_tables
@@ -41,8 +41,7 @@ README_METHODS = {
     "uniform": "`GRPOTrainer` (uniform)",
     "dynamic": "dynamic sampling (DAPO)",
     "default": "**DOTS and replay (the default)**",
-    "sharp_selection": "**sharp selection (in passes)**",
-    "fewest_rollouts": "**fewest rollouts (sharp selection, sequential rollouts, more replay)**",
+    "fewest_rollouts": "**fewest rollouts (sequential rollouts, more replay)**",
     "oracle": "plain GRPO on the learnable prompts alone",
 }
 SHOWN = ("uniform", "dynamic", "greso", "dots", "dots_paper", "default", "oracle")
@@ -433,8 +432,8 @@ TABLES: dict[str, Callable[[], str]] = {
     },
     "first-entropy": lambda: entropy_table(together(load("first")), (0.4, 0.5, 0.6)),
     "ablation": lambda: variations_table(together(load("ablation"))),
-    "halving": lambda: variations_table(together(load("halving")), base="default", rollouts=2_400),
-    "halving-best": lambda: to_target_table(together(load("halving")), "default", 0.5, seeds=3),
+    "halving": lambda: variations_table(together(load("halving")), base=BEFORE, rollouts=2_400),
+    "halving-best": lambda: to_target_table(together(load("halving")), BEFORE, 0.5, seeds=3),
     **{
         f"proof-{pool}": partial(
             lambda study, pool, step: reach_table(together(load(study, pool)), step), study, pool, step
@@ -489,10 +488,11 @@ def in_words() -> str:
             f"default against {other}, rollouts to uniform's accuracy at step 100: {against(curves, other, 100)}"
         )
     proven = on_first()
-    sequential = "default,sequential_rollouts=true"
+    sequential = f"{BEFORE},sequential_rollouts=true"
     for own, other in (
-        *((own, "default") for own in ("sharp_selection", "fewest_rollouts", sequential)),
-        *((own, "oracle") for own in ("default", "sharp_selection", "fewest_rollouts")),
+        *((own, BEFORE) for own in ("default", "sharp_selection", sequential)),
+        ("fewest_rollouts", "default"),
+        *((own, "oracle") for own in ("default", "fewest_rollouts")),
     ):
         lines.append(
             f"proof, {own} against {other}, rollouts to uniform's accuracy at step 100: {against(proven, other, 100, own)}"

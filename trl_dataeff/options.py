@@ -233,26 +233,26 @@ class DataEfficientOptions:
     dots_objective: Literal["effective", "target"] = field(
         default="effective",
         metadata={
-            "help": "Weight of a prompt with success rate p: 'effective', (1 - p^G - (1-p)^G)^sharpness, or 'target', "
-            "exp(-|p - target| / temperature) as in the paper."
+            "help": "Weight of a prompt: 'effective' rises with the probability of an effective group, P = 1 - p^G - (1-p)^G, as "
+            "P^s / (P^s + threshold^s) with s the sharpness; 'target' is exp(-|p - target| / temperature), as in the paper."
         },
     )
     dots_sharpness: float = field(
-        default=1.0,
+        default=4.0,
         metadata={
-            "help": "Exponent of the 'effective' weight; a higher value concentrates selection on success rates near "
-            "one half, and on fewer kinds of prompts."
+            "help": "How steeply the 'effective' weight falls below the threshold. Without a threshold, a higher value concentrates "
+            "selection on success rates near one half, and on fewer kinds of prompts."
         },
     )
     dots_threshold: float | None = field(
-        default=None,
+        default=0.6,
         metadata={
-            "help": "Probability of an effective group above which the 'effective' weight is flat, so that all prompts likely to "
-            "have a gradient are drawn alike, in (0, 1]; None: no bound."
+            "help": "Probability of an effective group at which the 'effective' weight is 1/2, in (0, 1]. Prompts well above "
+            "it are drawn alike. None: the weight is that probability to the power of the sharpness."
         },
     )
     dots_coverage: float = field(
-        default=0.0,
+        default=0.7,
         metadata={
             "help": "Share of the weight of all prompts that is drawn before a prompt may be selected again, in [0, 1]; 0 allows "
             "the same prompt in every batch."

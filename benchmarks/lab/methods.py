@@ -72,19 +72,22 @@ def _dots(what: str, **options) -> Method:
     return Method(what, **OURS, options={"selection": "dots", "replay_fraction": 0.0, **options})
 
 
-SHARP = {"dots_sharpness": 4.0, "dots_coverage": 0.7}
-
 METHODS = {
     "default": Method("the package as it comes: DOTS, and half of each batch replayed", **OURS),
-    "sharp_selection": Method(
-        "a documented setting: a sharper weight, and draws in passes",
-        **OURS,
-        options=SHARP,
-    ),
     "fewest_rollouts": Method(
-        "a documented setting: sharp selection, sequential rollouts, and more of each batch replayed, for longer",
+        "a documented setting: sequential rollouts, and more of each batch replayed, for longer",
         **OURS,
-        options={**SHARP, "sequential_rollouts": True, "replay_fraction": 0.65, "replay_max_age": 10},
+        options={"sequential_rollouts": True, "replay_fraction": 0.65, "replay_max_age": 10},
+    ),
+    "independent_draws": Method(
+        "the former defaults: each batch is drawn anew, by the probability of an effective group",
+        **OURS,
+        options={"dots_sharpness": 1.0, "dots_threshold": None, "dots_coverage": 0.0},
+    ),
+    "sharp_selection": Method(
+        "passes, by the fourth power of the probability of an effective group",
+        **OURS,
+        options={"dots_sharpness": 4.0, "dots_threshold": None, "dots_coverage": 0.7},
     ),
     "uniform": Method("GRPOTrainer: shuffled passes over the whole pool"),
     "uniform_half": Method(

@@ -64,8 +64,12 @@ def _of_base(*changes: str) -> dict[str, Mapping]:
     return {_began_with(change): {} for change in changes}
 
 
-def _with(*changes: str, **fields) -> dict[str, Mapping]:
-    return {",".join(["default", *([change] * bool(change))]): fields for change in changes}
+#: The defaults that the search began with: each batch is drawn anew
+BEFORE = "independent_draws"
+
+
+def _with(*changes: str, base: str = BEFORE, **fields) -> dict[str, Mapping]:
+    return {",".join([base, *([change] * bool(change))]): fields for change in changes}
 
 
 #: Until uniform sampling has learned a third of what it learns
@@ -181,6 +185,13 @@ STUDIES = {
                 f"{SEQUENTIAL},{MORE_REPLAY},dots_sharpness=4,dots_coverage=0.7",
                 seeds=range(5),
             ),
+            **_with("", base="default", seeds=range(5)),
+            **_with(
+                "dots_sharpness=6,dots_threshold=0.35",
+                "dots_coverage=0.9",
+                f"{SEQUENTIAL},{MORE_REPLAY}",
+                base="default",
+            ),
         },
         seeds=range(2),
         shared=SEARCH,
@@ -191,8 +202,10 @@ STUDIES = {
         {
             "uniform": {"steps": 100},
             "default": {"steps": 100, "max_rollouts": 5_000},
-            "sharp_selection": {"steps": 100, "max_rollouts": 5_000},
             "fewest_rollouts": {"steps": 150, "max_rollouts": 4_000},
+            BEFORE: {"steps": 100, "max_rollouts": 5_000},
+            "sharp_selection": {"steps": 100, "max_rollouts": 5_000},
+            f"sharp_selection,{SEQUENTIAL},{MORE_REPLAY}": {"steps": 150, "max_rollouts": 4_000},
         },
         seeds=range(20, 30),
     ),
@@ -200,8 +213,9 @@ STUDIES = {
         "other methods on the first pool of the proof",
         "first",
         {
-            f"default,{SEQUENTIAL},{MORE_REPLAY}": {"steps": 150, "max_rollouts": 4_000, "seeds": range(20, 30)},
-            f"default,{SEQUENTIAL}": {"steps": 120, "max_rollouts": 5_000},
+            f"{BEFORE},{SEQUENTIAL},{MORE_REPLAY}": {"steps": 150, "max_rollouts": 4_000, "seeds": range(20, 30)},
+            f"{BEFORE},{SEQUENTIAL}": {"steps": 120, "max_rollouts": 5_000},
+            f"{BEFORE},replay_fraction=0": {"steps": 60},
             "dots": {"steps": 60},
             "oracle": {"steps": 60},
             "replay50": STEPS,
@@ -215,9 +229,11 @@ STUDIES = {
         "first",
         {
             "default": {"steps": 200, "max_rollouts": 12_800},
-            f"default,{SEQUENTIAL},{MORE_REPLAY}": {"steps": 400, "max_rollouts": 12_800},
-            "sharp_selection": {"steps": 200, "max_rollouts": 12_800},
             "fewest_rollouts": {"steps": 400, "max_rollouts": 12_800},
+            BEFORE: {"steps": 200, "max_rollouts": 12_800},
+            f"{BEFORE},{SEQUENTIAL},{MORE_REPLAY}": {"steps": 400, "max_rollouts": 12_800},
+            "sharp_selection": {"steps": 200, "max_rollouts": 12_800},
+            f"sharp_selection,{SEQUENTIAL},{MORE_REPLAY}": {"steps": 400, "max_rollouts": 12_800},
         },
         seeds=range(20, 22),
     ),
@@ -227,8 +243,10 @@ STUDIES = {
         {
             "uniform": {"steps": 50},
             "default": {"steps": 150, "max_rollouts": 7_000},
-            "sharp_selection": {"steps": 150, "max_rollouts": 7_000},
             "fewest_rollouts": {"steps": 220, "max_rollouts": 7_000},
+            BEFORE: {"steps": 150, "max_rollouts": 7_000},
+            "sharp_selection": {"steps": 150, "max_rollouts": 7_000},
+            f"sharp_selection,{SEQUENTIAL},{MORE_REPLAY}": {"steps": 220, "max_rollouts": 7_000},
         },
         seeds=range(20, 30),
     ),

@@ -162,15 +162,15 @@ def test_a_run_made_before_a_field_was_added_is_not_made_again(tmp_path, monkeyp
 
 
 def test_the_study_is_that_of_the_page(tmp_path):
-    """Six methods with three seeds on the mixed pool, the default and uniform with seven, and those two with three on the
-    other pools and, with three more, on the mixed pool at half of the rate; a sharp selection with fewer."""
+    """Seven methods with three seeds on the mixed pool, uniform and both defaults with five or more, and these three with three
+    seeds on the other pools and, with three more, on the mixed pool at half of the rate; others with fewer."""
     runs = {
         (pool, rate, method, seed)
         for pool, rate, methods, seeds in command.STUDY
         for method in methods
         for seed in seeds
     }
-    assert len(runs) == 6 * 3 + 2 * 4 + 2 * 2 * 3 + 5 * 3 + 3 + 1 + 2
+    assert len(runs) == 3 * 5 + 2 * 2 + 4 * 3 + 4 * 3 + 3 * 3 + 6 * 3 + 1 + 2
     names = {Spec(method, seed, pool, learning_rate=rate).name for pool, rate, method, seed in runs}
     assert len(names) == len(runs)
     assert Spec("uniform", 0, "mixed").until(None) == Spec("uniform", 0, "mixed")

@@ -254,7 +254,7 @@ def test_dots_predicts_what_its_weights_are_made_of(objective):
     from trl_dataeff.selection.base import SelectorContext
     from trl_dataeff.testing.data import make_groups
 
-    selector, rng = make_selector("dots", {"objective": objective, "sharpness": 2.0}), generator()
+    selector, rng = make_selector("dots", {"objective": objective, "sharpness": 2.0, "threshold": None}), generator()
     embeddings = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
     selector.bind(SelectorContext(60, 12, 8, embed=lambda: embeddings))
     assert np.isnan(selector.predict_effective(np.arange(60))).all()

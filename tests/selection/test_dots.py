@@ -271,7 +271,7 @@ def test_kinds_of_equal_mean_success_differ_by_how_often_their_groups_are_effect
     embeddings = numbers.normal(size=(200, 8)).astype(np.float32) * 0.1
     embeddings[:, 0] += kind
     success = np.where(kind == 0, 0.2, numbers.random(200) < 0.2)
-    selector = make_selector("dots", {"exploration": 0.0, "sharpness": 2.0})
+    selector = make_selector("dots", {"exploration": 0.0, "sharpness": 2.0, "threshold": None})
     selector.bind(SelectorContext(200, 16, group_size=8, embed=lambda: embeddings))
     seen = set()
     for _ in range(10):
@@ -297,6 +297,20 @@ def test_the_gate_skips_prompts_with_repeated_zero_variance_groups():
     assert np.isin(chosen, hard).mean() < 0.1
     assert selector.metrics()["prompts_skipped"] == pytest.approx(80, abs=25), "DOTS alone draws half of them there"
     assert selector.metrics()["p_hard"] == 0.5, "it adapts before a pass's worth of batches"
+
+
+def test_a_pass_does_not_wait_for_prompts_that_the_gate_skips():
+    """Half of the prompts are skipped: they carry none of the weight that a pass is to cover, though DOTS weighs all alike."""
+    population, rng = Population(), generator()
+    selector = population.selector("dots+greso", sharpness=1e-6, threshold=None, coverage=0.7, exploration=0.0)
+    skipped = np.arange(0, 400, 2)
+    for _ in range(12):
+        selector.gate.pool.observe([visit(int(i), HARD) for i in skipped])
+    chosen = []
+    for _ in range(20):  # 320 draws among 200 prompts
+        chosen.append(selector.propose(16, rng))
+        selector._proposed = np.empty(0, dtype=np.int64)
+    assert np.isin(np.concatenate(chosen), skipped).mean() < 0.05
 
 
 def test_prompts_of_weight_0_still_come_before_excluded_ones():
@@ -389,7 +403,9 @@ def test_passes_train_on_more_prompts(exploration):
     distinct = {}
     for coverage in (0.0, 0.7):
         population, rng = Population(), generator()
-        selector = population.selector("dots", coverage=coverage, exploration=exploration)
+        selector = population.selector(
+            "dots", sharpness=1.0, threshold=None, coverage=coverage, exploration=exploration
+        )
         effective = [ids[kinds == EFFECTIVE] for ids, kinds in (population.batch(selector, rng) for _ in range(30))]
         distinct[coverage] = len(set(np.concatenate(effective)[:100]))
     assert distinct[0.7] > 1.1 * distinct[0.0]
@@ -482,24 +498,30 @@ class GradedPopulation(Population):
         return ids, kinds
 
 
-@pytest.mark.parametrize(("sharpness", "coverage", "gain"), [(1.0, 0.0, 1.25), (2.0, 0.0, 1.5), (4.0, 0.7, 1.5)])
+@pytest.mark.parametrize(
+    ("options", "gain", "weight"),
+    [
+        ({}, 1.25, 0.5),
+        ({"sharpness": 1.0, "threshold": None, "coverage": 0.0}, 1.25, 0.7),
+        ({"sharpness": 2.0, "threshold": None, "coverage": 0.0}, 1.5, 0.5),
+        ({"sharpness": 4.0, "threshold": None, "coverage": 0.7}, 1.5, 0.25),
+    ],
+)
 @pytest.mark.parametrize("penalty", [0.0, -5.0])
 def test_graded_rewards_do_not_draw_prompts_whose_completions_all_get_the_same_middle_reward(
-    penalty, sharpness, coverage, gain
+    penalty, options, gain, weight
 ):
     """Also after a single completion of -5, in whose range all other means are nearly equal."""
     shares = {}
     for name in ("uniform", "dots"):
         population, rng = GradedPopulation(), generator()
-        selector = population.selector(
-            name, **({"sharpness": sharpness, "coverage": coverage} if name == "dots" else {})
-        )
+        selector = population.selector(name, **(options if name == "dots" else {}))
         kinds = [population.batch(selector, rng, penalty=penalty * (i == 6))[1] for i in range(24)]
         shares[name] = np.mean(np.concatenate(kinds[8:]) == EFFECTIVE)
     assert shares["dots"] > gain * shares["uniform"]
     unsolved = population.p < 0.05
     weights = selector.log_weights().exp().numpy()
-    assert weights[unsolved].mean() < 0.5 ** (sharpness / 2) * weights[~unsolved].mean()
+    assert weights[unsolved].mean() < weight * weights[~unsolved].mean()
     assert np.abs(selector.success.mean()).max() <= 1.0
 
 

@@ -30,20 +30,21 @@ def four_prompts() -> tuple[DotsGresoSelector, np.ndarray, np.ndarray]:
     return selector, np.array([0.4, 0.35, 0.1, 0.15]), np.array([0.4, 0.7**0.5, 1, 1])
 
 
-def test_a_draw_has_the_weights_of_dots_times_the_keep_probabilities():
+def test_a_draw_has_the_weights_of_dots_times_the_keep_probabilities(monkeypatch):
     """Exact probabilities of every ordered pair, by enumeration: v_i / sum(v) and then v_j / (sum(v) - v_i)."""
     selector, weights, keep = four_prompts()
     v = weights * keep / (weights * keep).sum()
-    log_weights, rng, draws = torch.from_numpy(np.log(weights)) - 3, generator(5), 6_000
+    of_dots, rng, draws = torch.from_numpy(np.log(weights)) - 3, generator(5), 6_000
+    monkeypatch.setattr(DotsSelector, "log_weights", lambda self: of_dots)
     counts = dict.fromkeys(itertools.permutations(range(4), 2), 0)
     for _ in range(draws):
-        counts[tuple(selector._draw(log_weights, 2, rng).tolist())] += 1
+        counts[tuple(selector._draw(selector.log_weights(), 2, rng).tolist())] += 1
     for (i, j), count in counts.items():
         expected = v[i] * v[j] / (1 - v[i])
         assert abs(count / draws - expected) < 4.5 * np.sqrt(expected * (1 - expected) / draws)
 
 
-def test_prompts_skipped_counts_the_draws_that_the_keep_probabilities_change():
+def test_prompts_skipped_counts_the_draws_that_the_keep_probabilities_change(monkeypatch):
     """
     Of two prompts with the same noise, the draws differ as often as the two Bernoulli probabilities do: a is drawn if a
     logistic variable exceeds the log-odds of b.
@@ -51,9 +52,10 @@ def test_prompts_skipped_counts_the_draws_that_the_keep_probabilities_change():
     selector, _, keep = four_prompts()
     weights = np.array([0.6, 0.0, 0.4, 0.0])
     with np.errstate(divide="ignore"):
-        log_weights = torch.from_numpy(np.log(weights))
+        of_dots = torch.from_numpy(np.log(weights))
+    monkeypatch.setattr(DotsSelector, "log_weights", lambda self: of_dots)
     rng, draws = generator(6), 6_000
-    drawn = sum(int(selector._draw(log_weights, 1, rng)[0] == 0) for _ in range(draws))
+    drawn = sum(int(selector._draw(selector.log_weights(), 1, rng)[0] == 0) for _ in range(draws))
     plain, kept = 0.6, 0.6 * keep[0] / (0.6 * keep[0] + 0.4)
     assert abs(drawn / draws - kept) < 4.5 * np.sqrt(kept * (1 - kept) / draws)
     skipped = plain - kept

@@ -172,7 +172,7 @@ def _neglected(run: RecordedRun) -> list[Advice]:
                     Advice(
                         f"Prompts with {column} = {name} are neglected: {share[row, 0]:.0%} of the groups in the first third, "
                         f"{share[row, -1]:.0%} in the last, with a success rate of {known[-1]:.0%}.",
-                        "Lower `dots_sharpness`, or raise `dots_coverage` or `exploration`.",
+                        "Lower `dots_threshold`, or raise `dots_coverage` or `exploration`.",
                     )
                 )
     return found

@@ -2,9 +2,9 @@ r"""
 DOTS: estimate each prompt's present success rate, and sample prompts whose groups carry a gradient (arXiv 2506.05316).
 
 A group of G completions has a gradient if they do not all get the same reward: with success rate p that has the
-probability \(1 - p^G - (1 - p)^G\). Prompts are drawn without replacement, by weights that rise with it (`"effective"`)
-or, as in the paper, fall with the distance from a target (`"target"`), and on request in passes: a prompt that was drawn is
-not drawn again while the others carry enough of the weight.
+probability \(1 - p^G - (1 - p)^G\). Prompts are drawn without replacement, by weights that rise with it up to a threshold
+(`"effective"`) or, as in the paper, fall with the distance from a target (`"target"`), and in passes: a prompt that was drawn
+is not drawn again while the others carry enough of the weight.
 """
 
 from __future__ import annotations
@@ -52,10 +52,11 @@ class DotsSelector(Selector):
     Args:
         objective (`str`, *optional*, defaults to `"effective"`): weight of a success rate: `"effective"`
             ([`log_weight_effective`]) or `"target"` ([`log_weight_target`], the paper's).
-        sharpness (`float`, *optional*, defaults to `1.0`), threshold (`float`, *optional*): of `"effective"`.
+        sharpness (`float`, *optional*, defaults to `4.0`), threshold (`float` or `None`, *optional*, defaults to `0.6`): of
+            `"effective"`.
         target (`float`, *optional*, defaults to `0.5`), temperature (`float`, *optional*, defaults to `1e-3`): of
             `"target"`.
-        coverage (`float`, *optional*, defaults to `0.0`): share of the weight of all prompts that is drawn before a prompt may
+        coverage (`float`, *optional*, defaults to `0.7`): share of the weight of all prompts that is drawn before a prompt may
             be selected again (see [`PromptPass`]); 0 allows the same prompt in every batch. `reference="paper"` has no passes.
         exploration (`float`, *optional*, defaults to `0.05`): least share of each proposal that is drawn uniformly; the
             share is larger while selection is not seen to raise the effective share (see [`ExplorationShare`]).
@@ -76,11 +77,11 @@ class DotsSelector(Selector):
         self,
         *,
         objective: str = "effective",
-        sharpness: float = 1.0,
-        threshold: float | None = None,
+        sharpness: float = 4.0,
+        threshold: float | None = 0.6,
         target: float = 0.5,
         temperature: float = 1e-3,
-        coverage: float = 0.0,
+        coverage: float = 0.7,
         exploration: float = 0.05,
         predictor: str | DifficultyPredictor = "logistic",
         predictor_args: dict[str, Any] | None = None,

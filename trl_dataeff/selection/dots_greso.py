@@ -36,11 +36,18 @@ class DotsGresoSelector(GresoBase, DotsSelector):
 
     default_half_life = 100.0
 
+    def log_weights(self) -> torch.Tensor:
+        """Those of DOTS plus the log-probabilities of being kept, float64 `(N,)`, finite."""
+        return super().log_weights() + self._log_keep()
+
+    def _log_keep(self) -> torch.Tensor:
+        return torch.from_numpy(np.log(self.gate.keep()))
+
     def _draw(self, log_weights: torch.Tensor, n: int, rng: torch.Generator) -> np.ndarray:
         same_noise = torch.Generator()
         same_noise.set_state(rng.get_state())
-        drawn = super()._draw(log_weights + torch.from_numpy(np.log(self.gate.keep())), n, rng)
-        by_dots_alone = super()._draw(log_weights, n, same_noise)
+        drawn = super()._draw(log_weights, n, rng)
+        by_dots_alone = super()._draw(log_weights - self._log_keep(), n, same_noise)
         self.gate.skipped += n - int(np.isin(by_dots_alone, drawn).sum())
         return drawn
 
