@@ -234,9 +234,10 @@ def test_with_dynamic_sampling_leftover_groups_are_stored_and_a_short_batch_comp
         enter(stored, batch.generated)
         leftover += len(batch.leftover_now)
         completed += len(batch.replayed) > 2
-        fresh = {g.prompt_id for g in batch.generated}
-        if batch.padded:  # nothing else was left
-            assert not {i for i in stored if i not in fresh} - {g.prompt_id for g in batch.replayed}
+        fresh, step = {g.prompt_id for g in batch.generated}, batch.generated[0].step
+        if batch.padded:  # nothing else was left that is young enough
+            young = {i for i, g in stored.items() if i not in fresh and step - g.step <= trainer.args.replay_max_age}
+            assert not young - {g.prompt_id for g in batch.replayed}
     assert leftover
     assert completed
 
