@@ -92,6 +92,7 @@ RANGES: dict[str, Range] = {
     "replay_max_movement": ABOVE_0,
     "replay_min_ess": SHARE,
     "replay_min_unclipped": SHARE,
+    "replay_pause_ess": SHARE,
     "replay_ratio_cap": AT_LEAST_1,
     "dots_sharpness": ABOVE_0,
     "dots_threshold": SHARE_ABOVE_0,

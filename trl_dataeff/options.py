@@ -213,6 +213,14 @@ class DataEfficientOptions:
             "again; 0 sets no limit."
         },
     )
+    replay_pause_ess: float = field(
+        default=0.9,
+        metadata={
+            "help": "Effective sample size of recently replayed tokens, as a share in [0, 1], below which replay pauses: the "
+            "policy moves so fast that fresh groups are worth more. One group per process is still replayed, to see when that "
+            "ends. 0: replay never pauses."
+        },
+    )
     replay_clip: Literal["proximal", "behavior"] = field(
         default="behavior",
         metadata={

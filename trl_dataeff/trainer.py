@@ -197,7 +197,9 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             checkpoint=self._run.checkpoint,
             processes=self._processes,
         )
-        self._correction = LossCorrection.of(self, args.replay_clip, args.replay_ratio_cap, self.collector.buffer)
+        self._correction = LossCorrection.of(
+            self, args.replay_clip, args.replay_ratio_cap, self.collector.buffer, self.collector.pause
+        )
         self._nonfinite = step_guard(self.accelerator, self.collector.counters) if args.skip_nonfinite_steps else None
 
     def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:

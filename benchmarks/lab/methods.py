@@ -82,12 +82,12 @@ METHODS = {
     "independent_draws": Method(
         "the former defaults: each batch is drawn anew, by the probability of an effective group",
         **OURS,
-        options={"dots_sharpness": 1.0, "dots_threshold": None, "dots_coverage": 0.0},
+        options={"dots_sharpness": 1.0, "dots_threshold": None, "dots_coverage": 0.0, "replay_pause_ess": 0.0},
     ),
     "sharp_selection": Method(
         "passes, by the fourth power of the probability of an effective group",
         **OURS,
-        options={"dots_sharpness": 4.0, "dots_threshold": None, "dots_coverage": 0.7},
+        options={"dots_sharpness": 4.0, "dots_threshold": None, "dots_coverage": 0.7, "replay_pause_ess": 0.0},
     ),
     "uniform": Method("GRPOTrainer: shuffled passes over the whole pool"),
     "uniform_half": Method(

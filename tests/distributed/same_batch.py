@@ -40,8 +40,11 @@ QUICK = {
     "greso, dynamic, lora": {"selection": "greso", **DYNAMIC, **LORA},
     "dots, replay": {"selection": "dots", **REPLAY},
 }
-# On two processes: the number of fresh groups is rounded up to a multiple of theirs
-PAIR = {"dots, adaptive": {"selection": "dots", **ADAPTIVE}}
+# On two processes: the number of fresh groups is rounded up to a multiple of theirs, and each replays one while replay pauses
+PAIR = {
+    "dots, adaptive": {"selection": "dots", **ADAPTIVE},
+    "dots, pauses": {"selection": "dots", **REPLAY, "replay_pause_ess": 0.999},
+}
 FULL = {
     f"{selection}, {method}, {kind}": {"selection": selection, **fields, **adapter}
     for selection in SELECTIONS

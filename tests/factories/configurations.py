@@ -34,6 +34,10 @@ CONFIGURATIONS: dict[str, dict] = {
         **{"replay_fraction": 0.5, "rewards": even_length_reward, "steps_per_generation": 2, "learning_rate": 1e-2},
         **{"replay_max_age": None, "replay_max_movement": 0.5, "replay_min_ess": 0.5, "replay_min_unclipped": 0.7},
     },
+    "replay, pauses": {
+        **{"replay_fraction": 0.5, "rewards": even_length_reward, "steps_per_generation": 2, "learning_rate": 1e-2},
+        **{"selection": "dots", "replay_pause_ess": 0.98},
+    },
     "dots": {"selection": "dots", "dots_refresh_batches": 2},
     "dots, reference rollouts": {
         **{"selection": "dots", "dots_reference": "paper", "dots_reference_size": 3, "dots_refresh_batches": 3},

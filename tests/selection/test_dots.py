@@ -154,7 +154,11 @@ class Population:
     def batch(self, selector, rng, n=16):
         """A generation batch: its prompts, and the kinds of their groups."""
         ids = selector.propose(n, rng)
-        rates = (self.rng.random((n, 8)) < self.p[ids, None]).mean(axis=1)
+        return ids, self.roll_out(selector, ids)
+
+    def roll_out(self, selector, ids):
+        """What the selector observes of proposed prompts: the kinds of their groups."""
+        rates = (self.rng.random((len(ids), 8)) < self.p[ids, None]).mean(axis=1)
         kinds = np.where(rates == 0, HARD, np.where(rates == 1, EASY, EFFECTIVE))
         groups = [visit(int(i), int(k), rate=float(r)) for i, k, r in zip(ids, kinds, rates)]
         for group, predicted in zip(groups, selector.predict(ids)):
@@ -162,7 +166,7 @@ class Population:
             group.rewards = np.zeros((8, 1))
         self.seen[ids] = True
         selector.observe(groups)
-        return ids, kinds
+        return kinds
 
 
 class Paper:
@@ -360,18 +364,34 @@ def test_no_prompt_is_selected_twice_while_the_others_carry_enough_of_the_weight
 
 
 def test_explored_prompts_belong_to_the_pass():
-    """They are not selected again in it. Exploration itself draws from all prompts."""
+    """They are not selected again in it. Exploration makes passes of its own: over all prompts, whatever was selected."""
     population, rng = Population(), generator()
-    selector = population.selector("dots", coverage=1.0, exploration=0.5)
-    explored, again = set(), 0
-    for _ in range(8):  # 128 of 400 prompts
+    selector = population.selector("dots", coverage=1.0, exploration=0.3)
+    explored, selected, again = set(), set(), 0
+    for _ in range(20):  # 320 of 400 prompts
         ids = selector.propose(16, rng)
         drawn_uniformly = selector.explored(ids)
-        assert not explored & set(ids[~drawn_uniformly].tolist())
-        again += len(explored & set(ids[drawn_uniformly].tolist()))
-        explored |= set(ids[drawn_uniformly].tolist())
-        selector.observe([visit(int(i), EFFECTIVE) for i in ids])
+        uniform, others = set(ids[drawn_uniformly].tolist()), set(ids[~drawn_uniformly].tolist())
+        assert not explored & (uniform | others)
+        again += len(selected & uniform)
+        explored |= uniform
+        selected |= others
+        population.roll_out(selector, ids)
     assert again > 0
+
+
+def test_exploring_alone_takes_the_prompts_of_plain_grpo_in_its_order():
+    """Over two and a half passes, with a checkpoint in between; that of `uniform` is compared with TRL's elsewhere."""
+    population = Population()
+    uniform, plain_rng = population.selector("uniform"), generator(42)  # the context's seed
+    selector, rng = population.selector("dots", exploration=1.0), generator(7)
+    for batch in range(62):
+        ids = selector.propose(16, rng)
+        np.testing.assert_array_equal(ids, uniform.propose(16, plain_rng))
+        selector.observe([visit(int(i), EFFECTIVE) for i in ids])
+        if batch == 30:
+            state, selector = selector.state_dict(), population.selector("dots", exploration=1.0)
+            selector.load_state_dict(state)
 
 
 def test_a_pass_that_begins_between_two_rounds_has_the_prompts_of_the_first():
@@ -393,7 +413,6 @@ def test_without_coverage_every_batch_is_an_independent_draw():
     expected = torch.Generator()
     expected.set_state(rng.get_state())
     torch.rand((), generator=expected, dtype=torch.float64)  # how many are explored
-    gumbel_top_k(torch.zeros(400), 0, expected)
     np.testing.assert_array_equal(selector.propose(16, rng), gumbel_top_k(selector.log_weights(), 16, expected))
 
 
@@ -502,7 +521,7 @@ class GradedPopulation(Population):
     ("options", "gain", "weight"),
     [
         ({}, 1.25, 0.5),
-        ({"sharpness": 1.0, "threshold": None, "coverage": 0.0}, 1.25, 0.7),
+        ({"sharpness": 1.0, "threshold": None, "coverage": 0.0}, 1.0, 0.7),  # gains less than it has to: gives way
         ({"sharpness": 2.0, "threshold": None, "coverage": 0.0}, 1.5, 0.5),
         ({"sharpness": 4.0, "threshold": None, "coverage": 0.7}, 1.5, 0.25),
     ],

@@ -42,6 +42,7 @@ def test_the_table_is_what_is_logged(tmp_path):
         selection="dots+greso",
         exploration=0.3,
         replay_fraction=0.5,
+        replay_pause_ess=0.9,
     )
     logged = {name for log in trainer.state.log_history for name in log if name.startswith(PREFIX)}
     # Those of the tracked baseline, which does not go with `dynamic_sampling`, are in tests/test_tracked_baseline.py

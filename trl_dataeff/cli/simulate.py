@@ -59,6 +59,7 @@ NOT_SIMULATED = (
         "replay_max_movement",
         "replay_min_ess",
         "replay_min_unclipped",
+        "replay_pause_ess",
     ),
     *("history_from", "advantage_baseline", "baseline_strength", "reward_range"),
 )

@@ -21,6 +21,7 @@ from trl_dataeff.collector.settings import check_fits, run_settings
 from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.difficulty.base import Embeddings
 from trl_dataeff.replay.buffer import ReplayBuffer, replay_groups
+from trl_dataeff.replay.pause import ReplayPause
 from trl_dataeff.replay.staleness import Staleness
 from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.distributed import Processes, all_gather
@@ -105,6 +106,7 @@ def make_collector(
         buffer=_buffer(config, processes) if replays else None,
         replay_groups=_most_replayed(config, batch_groups, processes.world_size, refills) if replays else 0,
         effective_target=_effective_target(config, batch_groups) if replays and adaptive and not refills else None,
+        pause=ReplayPause(config.replay_pause_ess) if replays and config.replay_pause_ess else None,
         replay_weight=config.replay_weight,
         baseline=baseline,
         logs=RunLogs(Path(config.output_dir) / FOLDER, None if dataset is None else partial(prompt_rows, dataset))

@@ -21,6 +21,7 @@ from trl_dataeff.collector.batch import GenerationBatch, RefillRounds, ZeroVaria
 from trl_dataeff.collector.fresh import Proposal, propose_for_target
 from trl_dataeff.collector.sequential import SequentialGroups, complete
 from trl_dataeff.replay.buffer import ReplayBuffer
+from trl_dataeff.replay.pause import ReplayPause
 from trl_dataeff.rollouts.capture import Round
 from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.distributed import Processes, assign, broadcast_from_main, redistribute
@@ -62,6 +63,8 @@ class RolloutCollector:
             fewer.
         effective_target (`float`, *optional*): without `refill`: as many fresh groups are generated as bring the expected number
             of effective ones to it (see [`propose_for_target`]), and at least as many as replay leaves room for.
+        pause ([`ReplayPause`], *optional*): while it is active, one group per process is replayed, by which it is seen when
+            the policy slows down.
         replay_weight (`float`, *optional*): factor on the advantages of replayed groups; `None`: see [`row_weights`].
         baseline ([`TrackedBaseline`], *optional*): makes the advantages in the place of TRL's.
         logs ([`RunLogs`], *optional*): files that the run writes; on the main process alone.
@@ -85,6 +88,7 @@ class RolloutCollector:
         buffer: ReplayBuffer | None = None,
         replay_groups: int = 0,
         effective_target: float | None = None,
+        pause: ReplayPause | None = None,
         replay_weight: float | None = None,
         baseline: TrackedBaseline | None = None,
         logs: RunLogs | None = None,
@@ -99,6 +103,7 @@ class RolloutCollector:
         self.refill, self.sequential = refill, sequential
         self.buffer, self.replay_groups, self.replay_weight = buffer, replay_groups, replay_weight
         self.effective_target = effective_target
+        self.pause = pause
         self.baseline = baseline
         self.logs = logs
         self.processes = processes
@@ -140,6 +145,12 @@ class RolloutCollector:
         metrics: dict[str, float] = {}
         if self.buffer is not None:
             metrics["replay/evicted"] = self.buffer.expire(step)
+        replay_groups = self.replay_groups
+        if self.pause is not None:
+            self.pause.begin_batch()
+            metrics["replay/paused"] = float(self.pause.active)
+            if self.pause.active:
+                replay_groups = min(replay_groups, self.processes.world_size)
 
         def generate(n: int, round_index: int) -> list[RolloutGroup]:
             if self.effective_target is None or round_index:
@@ -158,7 +169,7 @@ class RolloutCollector:
             leftover=self.leftover,
             references=references,
             buffer=self.buffer,
-            replay_groups=self.replay_groups,
+            replay_groups=replay_groups,
             rng=self.replay_rng,
         )
         batch.trained = self._spread_evenly(batch.trained)

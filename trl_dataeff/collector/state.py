@@ -137,6 +137,7 @@ def state_checksums(collector: RolloutCollector) -> dict[str, str]:
         "leftover groups": _groups_checksum(collector.leftover),
         "replay buffer": _groups_checksum([] if collector.buffer is None else collector.buffer.groups),
         "sequential groups": hash_json(None if collector.sequential is None else collector.sequential.state_dict()),
+        "pause of replay": hash_json(None if collector.pause is None else collector.pause.state()),
         "random state of replay": hash_array(collector.replay_rng.get_state()),
     }
     if collector.selector is not None and collector.selector.exact:
@@ -164,6 +165,7 @@ def collector_state(collector: RolloutCollector) -> tuple[dict[str, Any], dict[s
         "zero_share": [collector.zero_share.zero, collector.zero_share.total],
         "sequential": None if collector.sequential is None else collector.sequential.state_dict(),
         "replay_movement": _movement(collector),
+        "replay_pause": None if collector.pause is None else collector.pause.state(),
         "reward_scale": [scale.low, scale.high] if math.isfinite(scale.low) else None,  # JSON has no infinity
         "reward_values": collector.classifier.values,
         "dataset": {"size": collector.num_prompts, "hash": collector.dataset_hash},
@@ -218,8 +220,15 @@ def load_collector_state(collector: RolloutCollector, scalars: dict[str, Any], f
         collector.leftover = unpack_distributed(
             files["leftover"], collector.processes.rank, collector.processes.world_size
         )
-    if collector.buffer is not None and "replay" in files:
-        collector.buffer.load_state_dict(files["replay"])
+    _load_replay(collector, scalars, files.get("replay"))
+
+
+def _load_replay(collector: RolloutCollector, scalars: dict[str, Any], groups: Arrays | None) -> None:
+    """The buffer, and what was measured of the policy's movement. Replay may be switched on or off."""
+    if collector.buffer is not None and groups is not None:
+        collector.buffer.load_state_dict(groups)
+    if collector.pause is not None and scalars.get("replay_pause") is not None:
+        collector.pause.load_state(scalars["replay_pause"])
     if _movement(collector) is not None and scalars.get("replay_movement") is not None:
         collector.buffer.staleness.load_state(scalars["replay_movement"])  # type: ignore[union-attr]
 

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from trl import GRPOConfig, GRPOTrainer
 
     from trl_dataeff.replay.buffer import ReplayBuffer
+    from trl_dataeff.replay.pause import ReplayPause
 
 
 class LossCorrection:
@@ -58,6 +59,7 @@ class LossCorrection:
         max_completion_length (`int`), steps_per_generation (`int`): of the run.
         processes ([`Processes`]): of the run.
         buffer ([`ReplayBuffer`], *optional*): gets the ratios of its groups, if they decide which are stale.
+        pause ([`ReplayPause`], *optional*): gets the ratios of all replayed tokens.
 
     Attributes:
         recorder ([`LogprobRecorder`]): gets the log-probs of every micro-batch.
@@ -76,18 +78,21 @@ class LossCorrection:
         steps_per_generation: int,
         processes: Processes,
         buffer: ReplayBuffer | None = None,
+        pause: ReplayPause | None = None,
     ):
         self.clip, self.cap, self.level, self.loss_type = clip, cap, level, loss_type
         self.epsilon = epsilon
         self.kl = kl if clip == "proximal" else 0.0
         self.max_completion_length, self.steps_per_generation = max_completion_length, steps_per_generation
         self.processes = processes
-        self.buffer = buffer
+        self.buffer, self.pause = buffer, pause
         self.recorder = LogprobRecorder()
         self._inputs: dict[str, Any] | None = None  # the micro-batch that is in the loss
 
     @classmethod
-    def of(cls, trainer: GRPOTrainer, clip: str, cap: float, buffer: ReplayBuffer | None) -> LossCorrection:
+    def of(
+        cls, trainer: GRPOTrainer, clip: str, cap: float, buffer: ReplayBuffer | None, pause: ReplayPause | None
+    ) -> LossCorrection:
         """The correction of a trainer's loss."""
         args = cast("GRPOConfig", trainer.args)
         return cls(
@@ -101,6 +106,7 @@ class LossCorrection:
             steps_per_generation=cast(int, args.steps_per_generation),
             processes=Processes.of(trainer.accelerator),
             buffer=buffer,
+            pause=pause,
         )
 
     @contextmanager
@@ -136,7 +142,10 @@ class LossCorrection:
         inputs["per_token_logps"] = logps
         if self.buffer is not None and self.buffer.staleness is not None:
             self._measure(inputs, logps.detach(), clipped)
-        return summarize(self.processes.gather(ratio_statistics(ratio, capped, clipped, inputs)))
+        gathered = self.processes.gather(ratio_statistics(ratio, capped, clipped, inputs))
+        if self.pause is not None:
+            self.pause.observe(gathered)
+        return summarize(gathered)
 
     def _measure(self, inputs: dict[str, Any], logps: torch.Tensor, clipped: torch.Tensor) -> None:
         """Tell the buffer how far the policy has moved from the one that sampled its groups."""

@@ -28,6 +28,7 @@ from trl_dataeff.selection.base import EarlierGroups, Selector, SelectorContext,
 from trl_dataeff.selection.estimator import HALF_LIVES, PromptEstimator, group_arrays, under
 from trl_dataeff.selection.exploration import ExplorationShare
 from trl_dataeff.selection.passes import PromptPass
+from trl_dataeff.selection.uniform import UniformSelector
 from trl_dataeff.selection.weights import (
     gumbel_top_k,
     log_chance_effective,
@@ -137,6 +138,8 @@ class DotsSelector(Selector):
         self._has_predictions = predictor.fitted  # before the run
         self._proposed = np.empty(0, dtype=np.int64)  # for this generation batch
         self._explored = np.empty(0, dtype=np.int64)
+        self._uniform, self._uniform_rng = UniformSelector(), torch.Generator().manual_seed(context.seed)
+        self._uniform.bind(context)
         self._pass = PromptPass(context.num_prompts, self.coverage)
         self._drawn = np.empty((3, 0))  # prompts proposed, their weights times N, and the share drawn uniformly
         self._order, self._taken = np.empty(0, dtype=np.int64), 0  # see _next_drawn
@@ -202,8 +205,7 @@ class DotsSelector(Selector):
             log_weights = self._pass.restrict(log_weights, excluded, n)
         weights = size * log_weights.softmax(0).numpy()
         uniform = int(share * n + torch.rand((), generator=rng, dtype=torch.float64).item())
-        explored = gumbel_top_k(torch.zeros(size).masked_fill(excluded, -torch.inf), uniform, rng).numpy()
-        excluded[torch.from_numpy(explored)] = True
+        explored = self._explore(uniform, excluded)
         draw = self._next_drawn if self.uses_references else self._draw
         selected = draw(log_weights.masked_fill(excluded, -torch.inf), n - uniform, rng)
         ids = np.concatenate([explored, selected])
@@ -211,6 +213,15 @@ class DotsSelector(Selector):
         self._proposed = np.concatenate([self._proposed, ids])
         self._explored = np.concatenate([self._explored, explored])
         self._drawn = np.concatenate([self._drawn, np.stack([ids, weights[ids], np.full(n, share)])], axis=1)
+        return ids
+
+    def _explore(self, n: int, excluded: torch.Tensor) -> np.ndarray:
+        """The next n prompts that are not `excluded` of the passes that plain GRPO makes; they are then excluded, too."""
+        ids = np.empty(0, dtype=np.int64)
+        while len(ids) < n:
+            taken = self._uniform.propose(n - len(ids), self._uniform_rng)
+            ids = np.concatenate([ids, taken[~excluded[taken].numpy()]])
+            excluded[taken] = True
         return ids
 
     def _draw(self, log_weights: torch.Tensor, n: int, rng: torch.Generator) -> np.ndarray:
@@ -314,6 +325,8 @@ class DotsSelector(Selector):
             "drawn": self._drawn.copy(),
             "order": self._order.copy(),
             "taken": np.array([self._taken]),
+            **{f"uniform.{name}": value for name, value in self._uniform.state_dict().items()},
+            "uniform_rng": self._uniform_rng.get_state().numpy(),
             **{f"success.{name}": value for name, value in self.success.state_dict().items()},
             **{f"effective.{name}": value for name, value in self.effective.state_dict().items()},
             **{f"exploring.{name}": value for name, value in self.exploring.state_dict().items()},
@@ -326,6 +339,8 @@ class DotsSelector(Selector):
         self._pass.drawn = state["in_pass"].astype(bool)
         self._drawn = state["drawn"].astype(np.float64)
         self._order, self._taken = state["order"].astype(np.int64), int(state["taken"][0])
+        self._uniform.load_state_dict(under(state, "uniform."))
+        self._uniform_rng.set_state(torch.from_numpy(state["uniform_rng"]))
         same_embeddings = np.array_equal(state["embeddings"], _hash(self.embeddings))
         if not same_embeddings:
             logger.warning(

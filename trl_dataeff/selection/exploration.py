@@ -9,12 +9,13 @@ by uniform sampling. So with \(e_i = 1\) for effective groups and 0 for others
 
 estimate the effective share of uniform sampling and of selection alone (self-normalised importance sampling), both from
 the same groups. The weights \(w_i\) were computed before the groups were rolled out, so that a predictor that knows only noise
-gains nothing. With z the difference \(e_s - e_u\) in standard errors (of the linearised ratios), the share is
+gains nothing. Selection also changes which prompts are trained on, so it has to gain a quarter (`MARGIN`) to be worth that. With
+z the difference \(e_s - 1.25 e_u\) in standard errors (of the linearised ratios), the share is
 
     least + (1 - least) Phi(1 - z)
 
 where Phi is the normal distribution function: 0.84 of the remainder as long as nothing is known, 0.16 at z = 2, 0.02 at z = 3,
-and 0.98 at z = -1. Selection that does not raise the effective share gives way to uniform sampling.
+and 0.98 at z = -1. Selection that gains less gives way to uniform sampling.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import numpy as np
 
 
 HALF_LIFE = 8.0  # generation batches after which a group counts half
+MARGIN = 1.25  # selection has to raise the effective share by this factor
 PRIOR = 1.0  # effective groups, and zero-variance groups, of average weight that are taken as seen before the run
 
 
@@ -61,18 +63,18 @@ class ExplorationShare:
     @property
     def gain(self) -> float:
         """z: what selection adds to the effective share, in standard errors."""
-        prior = PRIOR * np.array([2.0, 1.0])[:, None]
-        (total_u, total_v), (effective_u, effective_v) = self._sums + prior
-        squares, effective_squares = self._squares + prior
+        # Before the run selection is taken to gain as much as it has to
+        (total_u, total_v), (effective_u, effective_v) = self._sums + PRIOR * np.array([[2.0, 2.0], [1.0, MARGIN]])
+        squares, effective_squares = self._squares + PRIOR * np.array([[2.0], [1.0]])
         r, s = effective_u / total_u, effective_v / total_v
 
         def products(place: int, a: float, b: float) -> float:
             """Sum of (e - a) (e - b) times a product of weights, for e of 0 and 1."""
             return float(effective_squares[place] * (1 - a - b) + a * b * squares[place])
 
-        variance = products(0, r, r) / total_u**2 + products(1, s, s) / total_v**2
-        variance -= 2 * products(2, r, s) / (total_u * total_v)
-        return (s - r) / math.sqrt(variance) if variance > 1e-12 else 0.0
+        variance = MARGIN**2 * products(0, r, r) / total_u**2 + products(1, s, s) / total_v**2
+        variance -= 2 * MARGIN * products(2, r, s) / (total_u * total_v)
+        return (s - MARGIN * r) / math.sqrt(variance) if variance > 1e-12 else 0.0
 
     @property
     def value(self) -> float:
