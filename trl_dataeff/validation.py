@@ -11,6 +11,7 @@ from trl import GRPOConfig
 
 from trl_dataeff.config import AUTO_SELECTION, DataEfficientGRPOConfig
 from trl_dataeff.difficulty.loading import check_predictor, is_predictor, load_predictor
+from trl_dataeff.errors import UserError
 from trl_dataeff.selection import Selector, make_selector
 
 
@@ -38,11 +39,11 @@ def resolve_config(args: Any, model: Any) -> DataEfficientGRPOConfig:
 def check_dataset(
     args: DataEfficientGRPOConfig, dataset: Any, environment_factory: Any, selector: Selector | None = None
 ) -> None:
-    """Raise a `ValueError` that says what is wrong with the training dataset, and how to fix it."""
+    """Raise a [`UserError`] that says what is wrong with the training dataset, and how to fix it."""
     from datasets import Dataset, IterableDataset
 
     if dataset is None and environment_factory is None:
-        raise ValueError("`train_dataset` is required, unless an `environment_factory` provides the prompts.")
+        raise UserError("`train_dataset` is required, unless an `environment_factory` provides the prompts.")
     selects = selector is not None or args.selection not in ("auto", "uniform")
     in_rounds = args.dynamic_sampling or args.sequential_rollouts
     if (dataset is None or isinstance(dataset, IterableDataset)) and (selects or in_rounds):
@@ -52,14 +53,14 @@ def check_dataset(
                 f"selection={args.selection!r}" if selector is None else f"selector={type(selector).__name__}(...)"
             )
         given = "an environment provides the prompts" if dataset is None else "this one is streamed (iterable)"
-        raise ValueError(
+        raise UserError(
             f"`{wanted}` needs a map-style dataset, and {given}. Use a dataset that is loaded without streaming, or "
             "`selection='uniform'` without `dynamic_sampling`, `sequential_rollouts` and `selector`."
         )
     if not isinstance(dataset, Dataset):
         return  # TRL rejects other types
     if len(dataset) and environment_factory is None and "prompt" not in dataset[0]:  # a transform may make it
-        raise ValueError(
+        raise UserError(
             f"`train_dataset` has no column `prompt`; its columns are {dataset.column_names}. Rename the column that "
             "holds the prompts: `dataset.rename_column('question', 'prompt')`."
         )
@@ -67,7 +68,7 @@ def check_dataset(
         check_prompts(dataset)
     prompts = args.generation_batch_size // args.num_generations
     if len(dataset) < prompts:
-        raise ValueError(
+        raise UserError(
             f"`train_dataset` has {len(dataset)} prompts, and each batch takes {prompts} different ones "
             f"(`generation_batch_size` {args.generation_batch_size} / `num_generations` {args.num_generations}). Use "
             "a larger dataset, or a smaller `per_device_train_batch_size` x `steps_per_generation`."
@@ -179,7 +180,7 @@ def _selection(args: DataEfficientGRPOConfig, unsupported_reason: str | None, sh
 
 def check_prompts(dataset: Dataset, given: str = "`train_dataset`") -> None:
     """
-    Raise a `ValueError` that names rows without a prompt: `None`, `""`, or a conversation whose last message is empty.
+    Raise a [`UserError`] that names rows without a prompt: `None`, `""`, or a conversation whose last message is empty.
     Tokenization would fail on them in the middle of a run, or the model would answer nothing.
     """
     # Imports pyarrow, which checks of recipes do not need
@@ -195,7 +196,7 @@ def check_prompts(dataset: Dataset, given: str = "`train_dataset`") -> None:
         return
     shown = ", ".join(map(str, rows[:5])) + (", ..." if len(rows) > 5 else "")
     text = "row['prompt']" if is_text(prompts.type) else "row['prompt'] and row['prompt'][-1]['content']"
-    raise ValueError(
+    raise UserError(
         f'{given} has {len(rows)} rows without a prompt (None, "", or a conversation whose last message is empty): '
         f"{shown}. Remove them: `dataset.filter(lambda row: {text})`."
     )

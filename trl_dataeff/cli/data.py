@@ -142,10 +142,7 @@ def _check_prompts(dataset: Dataset | IterableDataset, given: str) -> None:
             "conversation: a list of messages with `role` and `content`."
         )
     if isinstance(dataset, Dataset):
-        try:
-            check_prompts(dataset, given)
-        except ValueError as error:
-            raise UserError(str(error)) from error
+        check_prompts(dataset, given)
 
 
 def _empty(given: str) -> UserError:

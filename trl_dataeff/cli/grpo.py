@@ -86,7 +86,6 @@ def make_trainer(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
     from trl_dataeff.cli.data import load_data
     from trl_dataeff.cli.rewards import check_rewards, load_rewards
     from trl_dataeff.trainer import DataEfficientGRPOTrainer
-    from trl_dataeff.validation import check_dataset
 
     script, training, model, _ = arguments
     if problems := all_problems(arguments):
@@ -96,10 +95,6 @@ def make_trainer(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
     rewards = load_rewards(script.reward_funcs, script.reward_model_name_or_path)
     train_dataset, eval_dataset = load_data(arguments)
     check_rewards(script.reward_funcs, next(iter(train_dataset)), "the dataset")
-    try:
-        check_dataset(training, train_dataset, None)
-    except ValueError as error:
-        raise UserError(str(error)) from error
     assert not isinstance(training.model_init_kwargs, str)  # TrainingArguments parses JSON text
     training.model_init_kwargs = {
         "revision": model.model_revision,
@@ -119,12 +114,7 @@ def make_trainer(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
     )
 
 
-def main() -> None:
-    """Entry point of the processes that `accelerate launch` and torchrun start."""
+if __name__ == "__main__":  # a process that `accelerate launch` or torchrun started
     from trl_dataeff.cli.main import main
 
     raise SystemExit(main(["grpo", *sys.argv[1:]]))
-
-
-if __name__ == "__main__":
-    main()
