@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import Action, ArgumentTypeError
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from typing import Any, get_args, get_type_hints
 
 from trl import TrlParser
@@ -37,22 +37,15 @@ class FieldParser(TrlParser):
     """
 
     def __init__(self, dataclass_types: Any, **kwargs: Any):
-        self.options: dict[str, Action] = {}
-        self.hints: dict[str, Any] = {}
-        self.defaults: dict[str, Any] = {}
         super().__init__(dataclass_types, add_help=False, allow_abbrev=False, exit_on_error=False, **kwargs)
+        names = [f.name for dataclass_type in self.dataclass_types for f in fields(dataclass_type) if f.init]
+        self.options: dict[str, Action] = {name: self._option_string_actions[f"--{name}"] for name in names}
+        self.defaults: dict[str, Any] = {name: option.default for name, option in self.options.items()}
+        self.hints: dict[str, Any] = {}
         for dataclass_type in self.dataclass_types:
-            hints = get_type_hints(dataclass_type)
-            for f in fields(dataclass_type):
-                if f.init:
-                    also = ALSO_ALLOWED.get(f.name)
-                    self.hints[f.name] = hints[f.name] | also if also else hints[f.name]
-                    self.defaults[f.name] = f.default if f.default_factory is MISSING else f.default_factory()
-
-    def add_argument(self, *names: Any, **kwargs: Any) -> Action:
-        action = super().add_argument(*names, **kwargs)
-        self.options.setdefault(action.dest, action)
-        return action
+            self.hints |= get_type_hints(dataclass_type)
+        for name in ALSO_ALLOWED.keys() & self.hints.keys():
+            self.hints[name] |= ALSO_ALLOWED[name]
 
     def convert(self, name: str, value: Any) -> Any:
         """
@@ -64,8 +57,9 @@ class FieldParser(TrlParser):
         option, hint = self.options[name], self.hints[name]
         if value is None and self.defaults[name] is None:
             return None
-        if get_args(hint)[:1] == (DatasetConfig,):
-            return _check_entries(name, value)
+        if get_args(hint)[:1] == (DatasetConfig,) and isinstance(value, list):
+            _check_entries(name, value)
+            return value
         if option.choices is None or value is None:
             converted = value if fits(value, hint) else _read(value, option.type)
             taken, takes = fits(converted, hint), in_words(hint)
@@ -99,16 +93,13 @@ def got(value: Any) -> str:
     return f"{text if len(text) <= 60 else text[:57] + '...'} ({names.get(type(value), type(value).__name__)})"
 
 
-def _check_entries(name: str, entries: Any) -> list[dict[str, Any]]:
-    """The entries of a dataset mixture. TRL makes a `DatasetConfig` of each."""
+def _check_entries(name: str, entries: list[Any]) -> None:
+    """Raise a [`WrongValue`] if an entry of a dataset mixture does not make a `DatasetConfig`."""
     hints = get_type_hints(DatasetConfig)
-    keys = listed(hints)
-    if not isinstance(entries, list):
-        raise WrongValue(f"`{name}` is {got(entries)}; it takes a list of mappings with {keys}.")
     for entry in entries:
         if not isinstance(entry, dict) or "path" not in entry:
             raise WrongValue(
-                f"`{name}` has the entry {got(entry)}; an entry is a mapping with {keys}; `path` is required."
+                f"`{name}` has the entry {got(entry)}; an entry is a mapping with {listed(hints)}; `path` is required."
             )
         for key, value in entry.items():
             if key not in hints:
@@ -116,4 +107,3 @@ def _check_entries(name: str, entries: Any) -> list[dict[str, Any]]:
             if not fits(value, hints[key]):
                 takes = in_words(hints[key])
                 raise WrongValue(f"`{name}` has an entry whose `{key}` is {got(value)}; it takes {takes}.")
-    return entries

@@ -64,12 +64,12 @@ class Findings:
     """
 
     def __init__(self, recipe: Recipe, given: Iterable[str]):
-        self.recipe = recipe
-        self.given = set(given)
+        self._path = recipe.path
+        self._lines = recipe.lines | dict.fromkeys(given, 0)  # the command line is line 0
         self._rejected: set[str] = set()
         self._found: list[tuple[int, str]] = []
 
-    def add(self, *problems: Problem, line: int = 0) -> None:
+    def add(self, *problems: Problem, line: int | None = None) -> None:
         """
         Enter problems that were found together, but not those of fields that were wrong before: they would follow from that.
         Without the `line` of the recipe, their place is that of the first field that is given somewhere.
@@ -77,13 +77,10 @@ class Findings:
         before = set(self._rejected)
         for message, names in problems:
             if before.isdisjoint(names):
-                place = next((name for name in names if name in self.recipe.lines or name in self.given), None)
-                if place in self.given and not line:
-                    self._found.append((0, message))
-                else:
-                    at = line or self.recipe.lines.get(str(place), 0)
-                    where = f"{self.recipe.path or ''}{f':{at}' if at else ''}"
-                    self._found.append((at, f"{where}: {message}" if where else message))
+                at = line or next((self._lines[name] for name in names if name in self._lines), None)
+                if self._path is not None and at != 0:
+                    message = f"{self._path}:{at}: {message}" if at else f"{self._path}: {message}"
+                self._found.append((at or 0, message))
                 self._rejected.update(names)
 
     @property
@@ -142,24 +139,24 @@ class GRPOParser(FieldParser):
         for key, line, before in recipe.repeated:
             findings.add(Problem(f"`{key}` is given twice, here and on line {before}. Keep one of them."), line=line)
         for key, value in recipe.values.items():
-            line = recipe.lines.get(key, 0)
+            problem = None
             if key == "env" and isinstance(value, dict):
                 os.environ.update({str(name): str(text) for name, text in value.items()})
             elif key == "env":
-                message = f"`env` is {got(value)}; it takes a mapping of environment variables."
-                findings.add(Problem(message), line=line)
+                problem = Problem(f"`env` is {got(value)}; it takes a mapping of environment variables.")
             elif key in self.options:
                 try:
                     values[key] = self.convert(key, value)
                 except WrongValue as error:
-                    findings.add(Problem(str(error), (key,)), line=line)
+                    problem = Problem(str(error), (key,))
             elif (tokens := launch_option(launcher, key, value)) is not None:
                 launch_args += tokens
             else:
                 hint = closest(key, [*self.options, "env", *launch_options(launcher)])
                 meant = set(difflib.get_close_matches(key, self.options)) - set(recipe.lines)
                 problem = Problem(f"`{key}` is not a field of `trl-dataeff grpo`.{hint}", tuple(meant))
-                findings.add(problem, line=line)
+            if problem is not None:
+                findings.add(problem, line=recipe.lines.get(key))
         self.set_defaults_with_config(**values)
         return launch_args
 

@@ -32,12 +32,8 @@ class Recipe:
 def read_recipe(path: Path) -> Recipe:
     """Read a recipe; a file that is missing, is not YAML or not a mapping is a [`UserError`]."""
     try:
-        loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
-        node = loader.get_single_node()
-        keys = [(k.value, k.start_mark.line + 1) for k, _ in node.value] if isinstance(node, yaml.MappingNode) else []
-        values = loader.construct_document(node) if node else None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not a UTF-8 text file. A recipe is a YAML file in UTF-8.") from error
+        text = path.read_bytes()
+        node, values = yaml.compose(text, yaml.SafeLoader), yaml.safe_load(text)
     except OSError as error:
         raise UserError(f"The recipe {str(path)!r} cannot be read: {error.strerror or error}.") from error
     except yaml.YAMLError as error:
@@ -45,17 +41,18 @@ def read_recipe(path: Path) -> Recipe:
         where = f"{path}:{mark.line + 1}" if mark else str(path)
         reason = getattr(error, "problem", None) or str(error)
         raise UserError(f"{where}: not YAML: {reason}. A recipe has one `key: value` a line.") from error
-    if values is None:
-        raise UserError(f"{path}: the recipe is empty. `trl-dataeff recipes show NAME` prints one to start from.")
     if not isinstance(node, yaml.MappingNode):
+        found = "empty" if values is None else f"a {type(values).__name__}"
         raise UserError(
-            f"{path}: the recipe is a {type(values).__name__}, but it must be a mapping: one `key: value` a line."
+            f"{path}: the recipe is {found}, but it must be a mapping: one `key: value` a line. `trl-dataeff recipes show "
+            "NAME` prints one to start from."
         )
     recipe = Recipe(path, {str(key): value for key, value in values.items()})
-    for key, line in keys:
-        if key in recipe.lines:
-            recipe.repeated.append((key, line, recipe.lines[key]))
-        recipe.lines[key] = line
+    for key, _ in node.value:
+        line = key.start_mark.line + 1
+        if key.value in recipe.lines:
+            recipe.repeated.append((key.value, line, recipe.lines[key.value]))
+        recipe.lines[key.value] = line
     return recipe
 
 
