@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict,
 from datasets.exceptions import DatasetGenerationError, DatasetsError
 from transformers.utils import logging
 from trl import DatasetMixtureConfig, get_dataset
+from trl.scripts.utils import DatasetConfig
 
 from trl_dataeff.cli.arguments import DataEfficientGRPOScriptArguments, GRPOArguments
 from trl_dataeff.cli.errors import UserError, closest, listed
@@ -63,8 +64,8 @@ def prepare(
     if first is None:
         raise _empty(given)
     _check_columns(list(first), script, given)
-    shapes = (script.prompt_column, script.prompt_template, script.system_prompt, script.answer_column)
-    if any(shape is not None for shape in shapes) or script.prompt_as_chat:
+    shapes = ("prompt_column", "prompt_template", "prompt_as_chat", "system_prompt", "answer_column")
+    if any(getattr(script, shape) not in (None, False) for shape in shapes):
         dataset = dataset.map(shape_row, fn_kwargs={"script": script})
     _check_prompts(dataset, given)
     return dataset
@@ -88,27 +89,22 @@ def shape_row(row: dict[str, Any], script: DataEfficientGRPOScriptArguments) -> 
 def _load(
     script: DataEfficientGRPOScriptArguments, mixture: DatasetMixtureConfig
 ) -> DatasetDict | IterableDatasetDict:
-    if not mixture.datasets:
-        sources = [find_source(str(script.dataset_name))]
-    else:
-        if script.dataset_name:
-            logger.warning("Both `datasets` and `dataset_name` are given: `dataset_name` is ignored.")
-        sources = [find_source(entry.path, entry.data_files) for entry in mixture.datasets]
+    if mixture.datasets and script.dataset_name:
+        logger.warning("Both `datasets` and `dataset_name` are given: `dataset_name` is ignored.")
+    entries = mixture.datasets or [DatasetConfig(str(script.dataset_name))]
+    sources = [find_source(entry.path, entry.data_files) for entry in entries]
     try:
-        if not mixture.datasets:
-            path, files = sources[0]
-            splits: DatasetDict | IterableDatasetDict = load_dataset(  # type: ignore[call-overload]  # for True and False alone
-                path, name=script.dataset_config, data_files=files, streaming=script.dataset_streaming
-            )
-            return splits
-        local = copy(mixture)
-        local.datasets = [copy(entry) for entry in mixture.datasets]
-        for entry, source in zip(local.datasets, sources, strict=True):
-            entry.path, entry.data_files = source
-        return get_dataset(local)
+        if mixture.datasets:
+            pairs = zip(entries, sources, strict=True)
+            found = [replace(entry, path=source.path, data_files=source.files) for entry, source in pairs]
+            return get_dataset(replace(mixture, datasets=found))
+        path, files = sources[0]
+        splits: DatasetDict | IterableDatasetDict = load_dataset(  # type: ignore[call-overload]  # for True and False alone
+            path, name=script.dataset_config, data_files=files, streaming=script.dataset_streaming
+        )
+        return splits
     except LOADING_ERRORS as error:
-        name = " + ".join(entry.path for entry in mixture.datasets) or str(script.dataset_name)
-        raise _not_loaded(name, sources, error) from error
+        raise _not_loaded(" + ".join(entry.path for entry in entries), sources, error) from error
 
 
 def _check_columns(columns: list[str], script: DataEfficientGRPOScriptArguments, given: str) -> None:
@@ -116,7 +112,7 @@ def _check_columns(columns: list[str], script: DataEfficientGRPOScriptArguments,
     for field in ("prompt_column", "answer_column"):
         name = getattr(script, field)
         if name is not None and name not in columns:
-            raise UserError(f"`{field}` is {name!r}, but {has[0].lower() + has[1:]}.{closest(name, columns)}")
+            raise UserError(f"`{field}` is {name!r}. {has}.{closest(name, columns)}")
     if script.prompt_template is not None:
         if not any(f"{{{name}}}" in script.prompt_template for name in columns):
             raise UserError(
@@ -167,8 +163,8 @@ def _not_loaded(name: str, sources: list[Source], error: Exception) -> UserError
 
 def _bad_line(source: Source) -> str | None:
     """File, line and reason of the first line that is not a JSON object, if `source` is a .jsonl file with one."""
-    files = source.files.values() if source.path == "json" and isinstance(source.files, dict) else ()
-    for file in [file for each in files for file in each if file.endswith(".jsonl")]:
+    files = source.files if source.path == "json" and isinstance(source.files, list) else []
+    for file in [file for file in files if file.endswith(".jsonl") and Path(file).is_file()]:
         for number, line in enumerate(Path(file).read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
             try:
                 if line.strip() and not isinstance(json.loads(line), dict):

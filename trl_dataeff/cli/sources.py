@@ -31,7 +31,7 @@ def find_source(path: str, data_files: Any = None) -> Source:
     if local.is_file():
         if loader is None:
             raise UserError(f"The dataset file {path!r} has none of the endings {listed(LOADERS)}. Convert it to one.")
-        return Source(loader, {"train": [str(local)]})
+        return Source(loader, [str(local)])
     if loader is not None or path.startswith((".", "/", "~")) or path.count("/") > 1:
         siblings = [p.name for p in local.parent.iterdir()] if local.parent.is_dir() else []
         raise UserError(
