@@ -18,7 +18,7 @@ REPEAT_HEADER = 20  # rows
 
 
 class Column(NamedTuple):
-    """A column of the table: its title, the metric's name in the logs, its width, and the format of its numbers."""
+    """A column of the table. `name` is the metric's in the logs."""
 
     title: str
     name: str

@@ -35,7 +35,7 @@ def sparkline(values: list[float]) -> str:
 
 class PanelCallback(TrainerCallback):
     """
-    In the place of [`~transformers.ProgressCallback`].
+    In the place of [`~transformers.ProgressCallback`], until `stop` is called.
 
     Args:
         console ([`~rich.console.Console`], *optional*): where it is shown; the terminal by default.
@@ -52,11 +52,8 @@ class PanelCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
             self._began, self._first_step = time.monotonic(), state.global_step
-            self._live = Live(self.render(args, state), console=self._console, refresh_per_second=4)
+            self._live = Live(console=self._console, get_renderable=lambda: self.render(args, state))
             self._live.start()
-
-    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        self._update(args, state)
 
     def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
         logs = logs or {}
@@ -66,11 +63,6 @@ class PanelCallback(TrainerCallback):
             self._logs = dict(logs)
             if is_number(logs.get("reward")):
                 self._rewards.append(logs["reward"])
-        self._update(args, state)
-
-    def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        self._update(args, state)
-        self.stop()
 
     def stop(self) -> None:
         """Leave the panel as it is, and give the terminal back."""
@@ -78,12 +70,8 @@ class PanelCallback(TrainerCallback):
             self._live.stop()
             self._live = None
 
-    def _update(self, args: Any, state: TrainerState) -> None:
-        if self._live is not None:
-            self._live.update(self.render(args, state))
-
     def render(self, args: Any, state: TrainerState) -> Panel:
-        """The panel as it is now."""
+        """The panel as it is now. `rich` asks for it four times a second."""
         rows = Table.grid(padding=(0, 2))
         rows.add_column(style="dim", no_wrap=True)
         rows.add_column(overflow="fold")
@@ -101,7 +89,12 @@ class PanelCallback(TrainerCallback):
             yield "reward", Text(f"{self._rewards[-1]:.3f} {sparkline(list(self._rewards))}{self._held_out}")
         if shares := self._own("effective_ratio", "easy_ratio", "hard_ratio"):
             yield "effective", Text("{:.0%} of the groups (easy {:.0%}, hard {:.0%})".format(*shares))
-        yield from self._cost()
+        if numbers := self._own("rollouts_generated", "rollouts_trained", "tokens_generated"):
+            generated, trained, tokens = numbers
+            yield "rollouts", Text(f"{generated:,.0f} generated, {count(tokens)} tokens")
+            difference = trained - generated
+            verb = "saved so far" if difference >= 0 else "more so far"
+            yield "", Text(f"{abs(difference):,.0f} {verb} ({ASSUMPTION})", style="green" if difference > 0 else "")
         if found := faults({name: value for name, value in self._logs.items() if value}):
             yield "faults", Text(", ".join(found), style="bold red")
         steps = state.global_step - self._first_step
@@ -109,14 +102,6 @@ class PanelCallback(TrainerCallback):
             elapsed = time.monotonic() - self._began
             left = elapsed / steps * (state.max_steps - state.global_step)
             yield "time", Text(f"{duration(elapsed)} so far, about {duration(left)} left")
-
-    def _cost(self) -> Iterator[tuple[str, Text]]:
-        if numbers := self._own("rollouts_generated", "rollouts_trained", "tokens_generated"):
-            generated, trained, tokens = numbers
-            yield "rollouts", Text(f"{generated:,.0f} generated, {count(tokens)} tokens")
-            difference = trained - generated
-            verb = "saved so far" if difference >= 0 else "more so far"
-            yield "", Text(f"{abs(difference):,.0f} {verb} ({ASSUMPTION})", style="green" if difference > 0 else "")
 
     def _own(self, *names: str) -> list[Any]:
         """The package's metrics of these names, if the last log has all of them as numbers."""
