@@ -65,23 +65,20 @@ def embed_dataset(
         embedding (`str`, *optional*, defaults to `"policy"`):
             `"policy"`, or the id or path of a sentence-transformers model, or of another Hugging Face encoder or decoder,
             whose last hidden states are averaged. These need sentence-transformers.
-        policy ([`~transformers.PreTrainedModel`], *optional*):
-            The model that is trained, wrapped or not; for `"policy"`. It runs where it is.
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`] or [`~transformers.ProcessorMixin`], *optional*):
-            The policy's; for `"policy"`.
+        policy ([`~transformers.PreTrainedModel`]), tokenizer (tokenizer or processor):
+            For `"policy"`: the model that is trained, wrapped or not, which runs where it is, and its tokenizer.
         accelerator ([`~accelerate.Accelerator`], *optional*):
             Of the run. Without it, this process embeds all prompts, on a GPU if there is one.
         batch_tokens (`int`, *optional*, defaults to `8192`):
             Tokens per forward, padding included; a longer prompt is a batch of its own.
         progress (`bool`, *optional*, defaults to `True`):
             Whether to show a progress bar, on the main process.
-        cache_dir (`str` or `Path`, *optional*):
-            Folder of the caches. Unset: `$TRL_DATAEFF_CACHE/embeddings`, or `~/.cache/trl_dataeff/embeddings`.
+        cache_dir (`str` or `Path`, *optional*, defaults to `$TRL_DATAEFF_CACHE/embeddings` or `~/.cache/trl_dataeff/embeddings`):
+            Folder of the caches.
         fallback_dir (`str` or `Path`, *optional*):
             Folder that is used in its place if it cannot be written or is full. If neither can be used, or this is unset,
-            each process keeps the embeddings in memory (`2 N h` bytes, needed in any case while prompts are embedded).
-            A warning says so.
-        chat_template (`str`, *optional*), tools (`list`, *optional*), chat_template_kwargs (`dict`, *optional*):
+            each process keeps the embeddings in memory (`2 N h` bytes), and a warning says so.
+        chat_template (`str`), tools (`list`), chat_template_kwargs (`dict`), all *optional*:
             With `"policy"`: how conversations are rendered, as in [`~trl.GRPOTrainer`].
 
     Returns:
@@ -175,14 +172,8 @@ def _memory_map(computed: np.ndarray, caches: list[EmbeddingCache]) -> np.ndarra
 
 def length_batches(lengths: np.ndarray, batch_tokens: int) -> list[np.ndarray]:
     """
-    Cut prompts, the longest first, into batches of at most `batch_tokens` tokens, padding included.
-
-    Args:
-        lengths (`np.ndarray` of shape `(N,)`): token counts, each at least 1.
-        batch_tokens (`int`): a single longer prompt is a batch of its own.
-
-    Returns:
-        `list[np.ndarray]`: the prompt ids of each batch.
+    Cut prompts of `lengths` `(N,)` >= 1, the longest first, into batches of at most `batch_tokens` tokens, padding included;
+    a longer prompt is a batch of its own. Returns the prompt ids of each batch.
     """
     order = np.argsort(-lengths, kind="stable")  # the largest batch first: what does not fit shows at once
     batches, start = [], 0
@@ -198,20 +189,18 @@ def _embed_tokens(
 ) -> np.ndarray:
     """Embeddings, float16 `(N, h)`, the same on every process. Each process makes the same number of forwards."""
     batches = length_batches(np.array([len(ids) for ids in tokens]), batch_tokens)
-    out = np.empty((0, 0), np.float16)
+    out = np.empty((len(tokens), 0), np.float16)
     bar = tqdm(
         total=len(tokens), desc="Embedding prompts", unit="prompt", disable=not (progress and processes.is_main)
     )
     with bar, embedder.inference():
         for first in range(0, len(batches), processes.world_size):
             dealt = batches[first : first + processes.world_size]  # one for each process; the last round may be short
-            values = embedder.embed([tokens[i] for i in dealt[min(processes.rank, len(dealt) - 1)]])
-            rows, width = max(map(len, dealt)), values.shape[1]
-            padded = torch.nn.functional.pad(values, (0, 0, 0, rows - len(values))).to(processes.device)
-            gathered = processes.gather(padded).view(-1, rows, width).cpu().numpy()
-            out = out if out.size else np.empty((len(tokens), width), np.float16)
+            values = embedder.embed([tokens[i] for i in dealt[min(processes.rank, len(dealt) - 1)]]).cpu().numpy()
+            out = out if out.size else np.empty((len(tokens), values.shape[1]), np.float16)
+            gathered = all_gather(values) if processes.world_size > 1 else [values]
             for ids, part in zip(dealt, gathered, strict=False):
-                out[ids] = _to_float16(part[: len(ids)], ids)
+                out[ids] = _to_float16(part, ids)
                 bar.update(len(ids))
     return out
 

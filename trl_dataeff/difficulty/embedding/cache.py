@@ -51,22 +51,21 @@ class EmbeddingCache:
     def read(self) -> np.ndarray | None:
         """Stored embeddings as a read-only memory map, or `None` if there are none. A corrupt cache is ignored with a warning."""
         try:
-            return self._read() if self.path.exists() else None
+            if not self.path.exists():
+                return None
+            with safe_open(self.path, "pt") as file:  # with "np" all values would be read into memory
+                stored = {key: json.loads(value) for key, value in (file.metadata() or {}).items()}
+                values: np.ndarray = file.get_tensor("embeddings").numpy()
+            if hash_json(stored["identity"]) != self.path.stem:
+                raise ValueError("it is of another dataset or model")
+            if hash_rows(values) != stored["checksum"]:
+                raise ValueError("its rows are not those that were written")
         except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
             logger.warning(
                 f"The embeddings of {self.path} cannot be used ({type(error).__name__}: {error}): the prompts are "
                 "embedded again."
             )
             return None
-
-    def _read(self) -> np.ndarray:
-        with safe_open(self.path, "pt") as file:  # with "np" all values would be read into memory
-            stored = {key: json.loads(value) for key, value in (file.metadata() or {}).items()}
-            values: np.ndarray = file.get_tensor("embeddings").numpy()
-        if hash_json(stored["identity"]) != self.path.stem:
-            raise ValueError("it is of another dataset or model")
-        if hash_rows(values) != stored["checksum"]:
-            raise ValueError("its rows are not those that were written")
         values.setflags(write=False)
         return values
 

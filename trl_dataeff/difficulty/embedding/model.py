@@ -109,8 +109,9 @@ def policy_source(policy: Any, processor: Any, accelerator: Any = None, **prompt
     body = model.get_encoder() if getattr(model.config, "is_encoder_decoder", False) else model.get_decoder()
     prompts = PromptTokenizer(processor, **prompt_options)
     prompts.limit = _limit(body, prompts.tokenizer)
-    sharded = any(isinstance(p, DTensor) for p in policy.parameters())
-    last_states = _states_of_root(policy, body) if sharded else _states_of_body(body)
+    # FSDP2 gathers its shards only in a forward pass of the whole model
+    run = policy if any(isinstance(p, DTensor) for p in policy.parameters()) else body
+    last_states = _last_states(run, body)
 
     def mean_state(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         states = last_states(ids, mask).float()  # (b, T, h)
@@ -118,35 +119,26 @@ def policy_source(policy: Any, processor: Any, accelerator: Any = None, **prompt
         return states.masked_fill(mask == 0, 0.0).sum(dim=1) / mask.sum(dim=1)
 
     identity = {"model": "policy", "weights": weights_identity(body), "prompts": prompts.identity()}
-    return Source(identity, lambda: Embedder(policy if sharded else body, prompts, mean_state))
+    return Source(identity, lambda: Embedder(run, prompts, mean_state))
 
 
-def _states_of_body(body: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Token ids and mask -> the last hidden states, `(b, T, h)`."""
-    options = _supported(body, use_cache=False)
-    return lambda ids, mask: body(input_ids=ids, attention_mask=mask, **options)[0]
-
-
-def _states_of_root(policy: Any, body: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """The same for a model sharded by FSDP2, which gathers its shards only in a forward pass of the whole model."""
-    options = _supported(extract_model_from_parallel(policy), use_cache=False, logits_to_keep=1)
+def _last_states(model: Any, body: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Token ids and mask -> the last hidden states of `body`, `(b, T, h)`, in a forward pass of `model`, which contains it."""
+    root = extract_model_from_parallel(model)
+    root = root.get_base_model() if isinstance(root, PeftModel) else root
+    taken = inspect.signature(root.forward).parameters
+    options = {name: value for name, value in (("use_cache", False), ("logits_to_keep", 1)) if name in taken}
 
     def states(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         seen: list[torch.Tensor] = []
         hook = body.register_forward_hook(lambda module, args, output: seen.append(output[0]))
         try:
-            policy(input_ids=ids, attention_mask=mask, **options)
+            model(input_ids=ids, attention_mask=mask, **options)
         finally:
             hook.remove()
         return seen[0]
 
     return states
-
-
-def _supported(model: Any, **options: Any) -> dict[str, Any]:
-    """Those of `options` that the model's forward pass takes."""
-    model = model.get_base_model() if isinstance(model, PeftModel) else model
-    return {name: value for name, value in options.items() if name in inspect.signature(model.forward).parameters}
 
 
 def _check_usable(policy: nn.Module, accelerator: Any) -> None:
