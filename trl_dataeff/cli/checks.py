@@ -13,11 +13,12 @@ from typing import Any
 from transformers.utils import is_bitsandbytes_available
 from trl import ModelConfig
 from trl.import_utils import is_vllm_available
+from trl.scripts.utils import DatasetConfig
 
 from trl_dataeff.cli.arguments import GRPOArguments
 from trl_dataeff.cli.errors import UserError, closest, listed
 from trl_dataeff.cli.rewards import NEED_MATH_VERIFY, REWARDS, check_name
-from trl_dataeff.cli.sources import find_source
+from trl_dataeff.cli.sources import find_source, is_local
 from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.difficulty.loading import is_predictor
 from trl_dataeff.fields import Problem, field_problems
@@ -44,14 +45,11 @@ def problems_on_this_machine(arguments: GRPOArguments) -> list[Problem]:
         problems += _tried(require_math_verify, name, names=("reward_funcs",))
     if _predicts(training) and not is_predictor(training.dots_predictor):
         problems += _tried(check_dots_predictor, training, names=("dots_predictor", "dots_predictor_args"))
-    for path, files in [(entry.path, entry.data_files) for entry in mixture.datasets] or [
-        (script.dataset_name or "", None)
-    ]:
-        if path:
-            problems += _tried(find_source, path, files, names=("datasets", "dataset_name"))
+    for entry in mixture.datasets or [DatasetConfig(script.dataset_name or "")]:
+        if entry.path:
+            problems += _tried(find_source, entry.path, entry.data_files, names=("datasets", "dataset_name"))
     name = model.model_name_or_path or ""
-    is_local = name.startswith((".", "/", "~")) or name.count("/") > 1
-    if is_local and not os.path.isdir(os.path.expanduser(name)):
+    if is_local(name) and not os.path.isdir(os.path.expanduser(name)):
         message = f"The model {name!r} does not exist: there is no such folder (`model_name_or_path`)."
         problems.append(Problem(message, ("model_name_or_path",)))
     problems += _package_problems(training, model)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trl_dataeff.cli.command_parser import CommandParser
 from trl_dataeff.cli.errors import UserError
+from trl_dataeff.cli.report import add_rollouts_per_step, read, save_figures, write_page
 
 
 EPILOG = """\
@@ -18,15 +19,9 @@ examples:
 
 
 def run(argv: list[str]) -> int:
-    """
-    Run the sub-command and return its exit code.
-
-    Args:
-        argv (`list[str]`): what follows `trl-dataeff compare`.
-    """
+    """Run the sub-command with what follows its name, and return its exit code."""
     args = _parser().parse_args(argv)
     from trl_dataeff.analysis.compare import compare, make_page, markdown, plain
-    from trl_dataeff.cli.report import read, save_figures, write_page
     from trl_dataeff.tracking.drawing import check_library
 
     if args.target is not None and args.target != args.target:
@@ -62,10 +57,5 @@ def _parser() -> CommandParser:
     parser.add_argument("--markdown", action="store_true", help="print a table for a pull request")
     parser.add_argument("--output", metavar="FILE", help="file to write a page with the curves to")
     parser.add_argument("--png", metavar="DIR", help="folder to write the figures to as PNG")
-    parser.add_argument(
-        "--rollouts_per_step",
-        type=int,
-        metavar="N",
-        help="completions of an optimizer step on all processes, which plain TRL does not log",
-    )
+    add_rollouts_per_step(parser)
     return parser

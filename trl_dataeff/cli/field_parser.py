@@ -9,6 +9,7 @@ from typing import Any, get_args, get_type_hints
 from trl import TrlParser
 from trl.scripts.utils import DatasetConfig
 
+from trl_dataeff.cli.arguments import ON_BY_DEFAULT
 from trl_dataeff.cli.errors import closest, listed
 from trl_dataeff.fields import choices_in_words, fits, in_words
 
@@ -28,7 +29,7 @@ class WrongValue(ValueError):
 
 class FieldParser(TrlParser):
     """
-    [`~trl.TrlParser`] whose fields can be looked up.
+    [`~trl.TrlParser`] with the defaults of this command, whose fields can be looked up.
 
     Attributes:
         options (`dict[str, Action]`): option of each field.
@@ -40,6 +41,7 @@ class FieldParser(TrlParser):
         super().__init__(dataclass_types, add_help=False, allow_abbrev=False, exit_on_error=False, **kwargs)
         names = [f.name for dataclass_type in self.dataclass_types for f in fields(dataclass_type) if f.init]
         self.options: dict[str, Action] = {name: self._option_string_actions[f"--{name}"] for name in names}
+        self.set_defaults(**{name: True for name in ON_BY_DEFAULT if name in self.options})
         self.defaults: dict[str, Any] = {name: option.default for name, option in self.options.items()}
         self.hints: dict[str, Any] = {}
         for dataclass_type in self.dataclass_types:

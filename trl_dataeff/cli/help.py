@@ -126,7 +126,6 @@ def full_help() -> str:
 
 
 def _format(parser: FieldParser, shown: dict[str, tuple[str, ...]], epilog: str) -> str:
-    parser.set_defaults(**dict.fromkeys(ON_BY_DEFAULT, True))
     style: Any = partial(RawDescriptionHelpFormatter, max_help_position=32)
     printed = ArgumentParser(
         usage=USAGE, description=DESCRIPTION, epilog=epilog, formatter_class=style, add_help=False
@@ -147,7 +146,7 @@ def _described(option: Action) -> dict[str, Any]:
     if option.default not in (None, "", []) and (option.default is not False or option.nargs != "?"):
         text += " (default: %(default)s)"
     kind = getattr(option.type, "__name__", "value").removeprefix("string_to_").upper()
-    metavar = None if option.choices else kind
     default = getattr(option.default, "value", option.default)
     default = float(f"{default:.4g}") if isinstance(default, float) else default  # 1/3 is 0.3333
+    metavar = None if option.choices else kind
     return {"help": text, "metavar": metavar, "nargs": option.nargs, "choices": option.choices, "default": default}

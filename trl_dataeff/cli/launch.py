@@ -1,8 +1,4 @@
-"""Training here, or through `accelerate launch`.
-
-Training stays in this process unless there is something to launch: an option of `accelerate launch`, a default
-configuration of accelerate on this machine, or several devices (which accelerate would use all).
-"""
+"""Training in this process, or through `accelerate launch` where there is something to launch."""
 
 from __future__ import annotations
 
@@ -13,7 +9,6 @@ import subprocess
 import sys
 from argparse import ArgumentError, ArgumentParser, Namespace
 from collections.abc import Iterable
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -29,7 +24,10 @@ _STOPPED = (130, 143)  # exit codes after Ctrl-C and SIGTERM
 
 
 def needs_launch(launch_args: list[str], use_cpu: bool) -> bool:
-    """Return whether training goes through `accelerate launch`: not if a launcher gave this process a rank."""
+    """
+    Return whether training goes through `accelerate launch`: for its options, its default configuration on this machine, or
+    several devices; but not if a launcher gave this process a rank.
+    """
     if "LOCAL_RANK" in os.environ or "ACCELERATE_MIXED_PRECISION" in os.environ:
         return False
     if launch_args:
@@ -87,11 +85,10 @@ def launch_problems(parser: ArgumentParser, args: list[str], fields: Iterable[st
         message = f"`{unknown[0]}` is not an option of `trl-dataeff grpo` or `accelerate launch`.{hint}"
         return [Problem(message, (name,))]
     token = parsed.training_script  # the first value that no option has taken
-    if token == _SCRIPT:
-        return []
-    if Path(token).suffix in (".yaml", ".yml"):
-        raise UserError(f"{token!r} stands alone. A recipe is given as `--config {token}`.")
-    raise UserError(f"{token!r} stands alone: every value follows its option, as in `--learning_rate 1e-6`.")
+    if token != _SCRIPT:
+        option = f"--config {token}" if token.endswith((".yaml", ".yml")) else "--learning_rate 1e-6"
+        raise UserError(f"{token!r} stands alone: every value follows its option, as in `{option}`.")
+    return []
 
 
 def launch(launch_args: list[str], command: list[str]) -> int:

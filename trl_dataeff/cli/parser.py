@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from trl import DatasetMixtureConfig, ModelConfig
 
-from trl_dataeff.cli.arguments import ON_BY_DEFAULT, DataEfficientGRPOScriptArguments, GRPOArguments
+from trl_dataeff.cli.arguments import DataEfficientGRPOScriptArguments, GRPOArguments
 from trl_dataeff.cli.command_parser import in_our_words
 from trl_dataeff.cli.errors import UserError, closest
 from trl_dataeff.cli.field_parser import FieldParser, WrongValue, got
@@ -101,7 +101,6 @@ class GRPOParser(FieldParser):
 
     def __init__(self, portable: bool = False):
         super().__init__(PORTABLE_TYPES if portable else TYPES, prog="trl-dataeff grpo")
-        self.set_defaults(**dict.fromkeys(ON_BY_DEFAULT, True))
         self.portable = portable
 
     def parse(

@@ -14,8 +14,7 @@ from trl_dataeff.cli.recipe import find_recipe, recipe_name, shipped_recipes
 def run(argv: list[str]) -> int:
     """Run the sub-command and return its exit code."""
     args = _parser().parse_args(argv)
-    code: int = args.run(args)
-    return code
+    return int(args.run(args))
 
 
 def problems_of(path: Path) -> list[str]:

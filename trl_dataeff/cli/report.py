@@ -26,12 +26,7 @@ examples:
 
 
 def run(argv: list[str]) -> int:
-    """
-    Run the sub-command and return its exit code.
-
-    Args:
-        argv (`list[str]`): what follows `trl-dataeff report`.
-    """
+    """Run the sub-command with what follows its name, and return its exit code."""
     args = _parser().parse_args(argv)
     from trl_dataeff.analysis.report import make_page, summary
     from trl_dataeff.tracking.drawing import check_library
@@ -113,10 +108,15 @@ def _parser() -> CommandParser:
         metavar="COLUMN",
         help="column of the dataset for a map of success rates; may be repeated (default: the first columns with few values)",
     )
+    add_rollouts_per_step(parser)
+    return parser
+
+
+def add_rollouts_per_step(parser: CommandParser) -> None:
+    """Add the option of every command that reads runs."""
     parser.add_argument(
         "--rollouts_per_step",
         type=int,
         metavar="N",
         help="completions of an optimizer step on all processes, which plain TRL does not log",
     )
-    return parser

@@ -16,24 +16,19 @@ from trl_dataeff.cli.errors import UserError, closest, listed
 
 RewardFunction = Callable[..., Any]
 
+_OF_SOLUTION = ("accuracy_reward", "reasoning_accuracy_reward")  # TRL's, which compare with the column `solution`
 #: Reward functions that can be given by name; TRL's, whose import takes a while, by the path that they are imported from.
 REWARDS: dict[str, RewardFunction | str] = {
     **{name: getattr(our_rewards, name) for name in our_rewards.__all__},
-    "accuracy_reward": "trl.rewards.accuracy_reward",
-    "reasoning_accuracy_reward": "trl.rewards.reasoning_accuracy_reward",
-    "think_format_reward": "trl.rewards.think_format_reward",
-    "get_soft_overlong_punishment": "trl.rewards.get_soft_overlong_punishment",
+    **{name: f"trl.rewards.{name}" for name in (*_OF_SOLUTION, "think_format_reward", "get_soft_overlong_punishment")},
 }
 #: Columns of which each needs one.
 COLUMNS = {
-    "exact_answer_reward": ("answer", "solution"),
-    "numeric_answer_reward": ("answer", "solution"),
-    "math_verify_reward": ("answer", "solution"),
-    "accuracy_reward": ("solution",),
-    "reasoning_accuracy_reward": ("solution",),
+    **dict.fromkeys(our_rewards.__all__, ("answer", "solution")),
+    **dict.fromkeys(_OF_SOLUTION, ("solution",)),
 }
-NEED_MATH_VERIFY = ("math_verify_reward", "accuracy_reward", "reasoning_accuracy_reward")
-_NEED_CHAT = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")
+NEED_MATH_VERIFY = ("math_verify_reward", *_OF_SOLUTION)
+_NEED_CHAT = (*_OF_SOLUTION, "think_format_reward")
 
 
 def load_rewards(names: list[str] | None, reward_model: str | None = None) -> list[str | RewardFunction]:

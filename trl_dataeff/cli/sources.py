@@ -20,6 +20,11 @@ class Source(NamedTuple):
     files: Any = None
 
 
+def is_local(path: str) -> bool:
+    """Whether a path can only be one of this machine, and not a Hub id."""
+    return path.startswith((".", "/", "~")) or path.count("/") > 1
+
+
 def find_source(path: str, data_files: Any = None) -> Source:
     """Say how a dataset given by its Hub id, loader, folder or file is loaded; with `data_files`, `path` stays as it is."""
     if data_files is not None:
@@ -32,7 +37,7 @@ def find_source(path: str, data_files: Any = None) -> Source:
         if loader is None:
             raise UserError(f"The dataset file {path!r} has none of the endings {listed(LOADERS)}. Convert it to one.")
         return Source(loader, [str(local)])
-    if loader is not None or path.startswith((".", "/", "~")) or path.count("/") > 1:
+    if loader is not None or is_local(path):
         siblings = [p.name for p in local.parent.iterdir()] if local.parent.is_dir() else []
         raise UserError(
             f"The dataset {path!r} does not exist: there is no such file or folder (looked for {local.absolute()})."
