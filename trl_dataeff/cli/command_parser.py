@@ -18,10 +18,6 @@ class CommandParser(ArgumentParser):
     """
     An `ArgumentParser` whose mistakes are [`UserError`]s, with the nearest name for one that is unknown. Options have
     underscores, and may be written with hyphens.
-
-    Args:
-        prog (`str`): the command.
-        kwargs: further arguments of `ArgumentParser`.
     """
 
     def __init__(self, prog: str, **kwargs: Any):

@@ -28,14 +28,7 @@ class WrongValue(ValueError):
 
 
 class FieldParser(TrlParser):
-    """
-    [`~trl.TrlParser`] with the defaults of this command, whose fields can be looked up.
-
-    Attributes:
-        options (`dict[str, Action]`): option of each field.
-        hints (`dict[str, Any]`): annotated type of each field.
-        defaults (`dict[str, Any]`): default of each field.
-    """
+    """[`~trl.TrlParser`] with the defaults of this command. `options`, `defaults` and annotated types are by field."""
 
     def __init__(self, dataclass_types: Any, **kwargs: Any):
         super().__init__(dataclass_types, add_help=False, allow_abbrev=False, exit_on_error=False, **kwargs)

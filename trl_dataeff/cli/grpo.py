@@ -38,11 +38,8 @@ def run(argv: list[str]) -> int:
 
 def parse(argv: list[str]) -> GRPOArguments:
     """
-    Return what a command line and its recipe say; wrong input is a [`UserError`]. Options of `accelerate launch` are
-    checked and left out.
-
-    Args:
-        argv (`list[str]`): what follows `trl-dataeff grpo`.
+    Return what a command line (what follows `trl-dataeff grpo`) and its recipe say; wrong input is a [`UserError`]. Options
+    of `accelerate launch` are checked and left out.
     """
     from trl_dataeff.cli.parser import GRPOParser
 
@@ -51,11 +48,8 @@ def parse(argv: list[str]) -> GRPOArguments:
 
 def train(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
     """
-    Train, save the model and, if `push_to_hub` is set, push it. A run that a signal stops writes a checkpoint and then
-    raises `KeyboardInterrupt` or `SystemExit(143)`.
-
-    Args:
-        arguments ([`GRPOArguments`]): what `parse` returns.
+    Train with what `parse` returns, save the model and, if `push_to_hub` is set, push it. A run that a signal stops writes a
+    checkpoint and then raises `KeyboardInterrupt` or `SystemExit(143)`.
     """
     from trl_dataeff.cli.checks import checkpoint_of
     from trl_dataeff.cli.panel import progress_shown

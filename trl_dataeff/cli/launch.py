@@ -93,12 +93,9 @@ def launch_problems(parser: ArgumentParser, args: list[str], fields: Iterable[st
 
 def launch(launch_args: list[str], command: list[str]) -> int:
     """
-    Run `trl-dataeff grpo` through `accelerate launch` and return its exit code: that of its process, 143 or 130 if SIGTERM
-    or Ctrl-C ended the run, 1 if one of several processes failed. If there is one process, this one becomes it.
-
-    Args:
-        launch_args (`list[str]`): options of `accelerate launch`.
-        command (`list[str]`): what follows `trl-dataeff grpo`; options of `accelerate launch` in it have no effect there.
+    Run `trl-dataeff grpo` with the arguments `command` through `accelerate launch`, and return its exit code: that of its
+    process, 143 or 130 if SIGTERM or Ctrl-C ended the run, 1 if one of several processes failed. If there is one process,
+    this one becomes it. Options of `accelerate launch` in `command` have no effect there.
     """
     from accelerate.commands import launch as launcher
     from torch.distributed.elastic.multiprocessing.api import SignalException

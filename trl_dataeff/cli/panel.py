@@ -34,12 +34,7 @@ def sparkline(values: list[float]) -> str:
 
 
 class PanelCallback(TrainerCallback):
-    """
-    In the place of [`~transformers.ProgressCallback`], until `stop` is called.
-
-    Args:
-        console ([`~rich.console.Console`], *optional*): where it is shown; the terminal by default.
-    """
+    """In the place of [`~transformers.ProgressCallback`], until `stop` is called; shown in the terminal by default."""
 
     def __init__(self, console: Console | None = None):
         self._console = console or Console()

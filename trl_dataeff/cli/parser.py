@@ -55,13 +55,7 @@ PORTABLE_TYPES = (DataEfficientGRPOScriptArguments, PortableConfig, ModelConfig,
 
 
 class Findings:
-    """
-    What is wrong with a command and its recipe, each with file and line.
-
-    Args:
-        recipe ([`Recipe`]): where values come from that the command line does not give.
-        given (`Iterable[str]`): fields that the command line gives.
-    """
+    """What is wrong with a recipe, each with file and line, and with the command line, whose fields are `given`."""
 
     def __init__(self, recipe: Recipe, given: Iterable[str]):
         self._path = recipe.path
@@ -92,11 +86,7 @@ class Findings:
 class GRPOParser(FieldParser):
     """
     The parser of `trl-dataeff grpo`. Wrong input is a [`UserError`] with everything that was found, where argparse would
-    print every option and exit at the first mistake.
-
-    Args:
-        portable (`bool`, *optional*, defaults to `False`):
-            Check values without looking at this machine, see [`PortableConfig`].
+    print every option and exit at the first mistake. If `portable`, values are checked as by [`PortableConfig`].
     """
 
     def __init__(self, portable: bool = False):
@@ -107,11 +97,8 @@ class GRPOParser(FieldParser):
         self, args: list[str], check: Callable[[GRPOArguments], Iterable[Problem]] = lambda arguments: ()
     ) -> tuple[GRPOArguments, list[str]]:
         """
-        Parse a command line with its `--config`: what is trained and how, and the options of `accelerate launch`.
-
-        Args:
-            args (`list[str]`): what follows `trl-dataeff grpo`.
-            check (`Callable`, *optional*): finds what the configurations alone do not show.
+        Parse what follows `trl-dataeff grpo`, with its `--config`: what is trained and how, and the options of `accelerate
+        launch`. `check` finds what the configurations alone do not show.
         """
         config, rest = _take_config(args)
         recipe = read_recipe(find_recipe(config)) if config is not None else Recipe()

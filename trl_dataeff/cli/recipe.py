@@ -13,15 +13,7 @@ from trl_dataeff.cli.errors import UserError, closest
 
 @dataclass
 class Recipe:
-    """
-    What a recipe says.
-
-    Args:
-        path (`Path`, *optional*): where it was read.
-        values (`dict[str, Any]`): value of every key.
-        lines (`dict[str, int]`): line of every key.
-        repeated (`list[tuple[str, int, int]]`): keys that are given again, with the lines of both.
-    """
+    """Value and line of every key of a recipe, and `repeated` keys: each with its line, and that where it stood before."""
 
     path: Path | None = None
     values: dict[str, Any] = field(default_factory=dict)

@@ -35,13 +35,7 @@ def default_folder() -> Path | None:
 
 
 class EmbeddingCache:
-    """
-    The cache of one dataset under one model.
-
-    Args:
-        folder (`Path`): where caches lie.
-        identity (`dict`): what the embeddings are of: dataset, model, pooling.
-    """
+    """The cache in `folder` of the embeddings of one dataset by one model, which `identity` names."""
 
     def __init__(self, folder: Path, identity: dict[str, Any]):
         self.folder = folder

@@ -166,11 +166,8 @@ def _limit(model: Any, tokenizer: Any) -> int | None:
 
 def weights_identity(model: Any) -> str:
     """
-    Hash of a model's configuration and weights. A LoRA pair of which one factor is zero changes nothing and is left
-    out, so that adapters that start from different seeds have the same identity.
-
-    Args:
-        model ([`~transformers.PreTrainedModel`]): the model. If its weights are sharded (`DTensor`), this is a collective.
+    Hash of a Transformers model's configuration and weights. A LoRA pair of which one factor is zero changes nothing and is
+    left out, so that adapters that start from different seeds have the same identity. A collective if weights are `DTensor`s.
     """
     tensors = {k: v.detach() for k, v in model.state_dict().items() if isinstance(v, torch.Tensor)}
     hashes, adapted = {}, False

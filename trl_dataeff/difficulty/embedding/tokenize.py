@@ -29,10 +29,7 @@ class EmbeddingError(UserError):
 def read_prompts(dataset: Dataset) -> Iterator[Prompt]:
     """
     The dataset's prompts in order, reduced to their text: strings as they are, conversations as messages whose content
-    is a string (or `None`).
-
-    Args:
-        dataset ([`~datasets.Dataset`]): rows; a transform that makes the prompts is run.
+    is a string (or `None`). A transform that makes the prompts is run.
 
     Raises:
         `EmbeddingError`: if there is no column `prompt`, or a prompt is neither a string nor a list of messages.
