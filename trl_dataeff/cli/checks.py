@@ -47,7 +47,7 @@ def problems_on_this_machine(arguments: GRPOArguments) -> list[Problem]:
         problems += _tried(check_dots_predictor, training, names=("dots_predictor", "dots_predictor_args"))
     for entry in mixture.datasets or [DatasetConfig(script.dataset_name or "")]:
         if entry.path:
-            problems += _tried(find_source, entry.path, entry.data_files, names=("datasets", "dataset_name"))
+            problems += _tried(find_source, entry, names=("datasets", "dataset_name"))
     name = model.model_name_or_path or ""
     if is_local(name) and not os.path.isdir(os.path.expanduser(name)):
         message = f"The model {name!r} does not exist: there is no such folder (`model_name_or_path`)."

@@ -16,7 +16,7 @@ from trl.scripts.utils import DatasetConfig
 
 from trl_dataeff.cli.arguments import DataEfficientGRPOScriptArguments, GRPOArguments
 from trl_dataeff.cli.errors import UserError, closest, listed
-from trl_dataeff.cli.sources import Source, find_source
+from trl_dataeff.cli.sources import find_source
 from trl_dataeff.validation import check_prompts
 
 
@@ -91,16 +91,14 @@ def _load(
 ) -> DatasetDict | IterableDatasetDict:
     if mixture.datasets and script.dataset_name:
         logger.warning("Both `datasets` and `dataset_name` are given: `dataset_name` is ignored.")
-    entries = mixture.datasets or [DatasetConfig(str(script.dataset_name))]
-    sources = [find_source(entry.path, entry.data_files) for entry in entries]
+    entries = mixture.datasets or [DatasetConfig(str(script.dataset_name), script.dataset_config)]
+    sources = [find_source(entry) for entry in entries]
     try:
         if mixture.datasets:
-            pairs = zip(entries, sources, strict=True)
-            found = [replace(entry, path=source.path, data_files=source.files) for entry, source in pairs]
-            return get_dataset(replace(mixture, datasets=found))
-        path, files = sources[0]
+            return get_dataset(replace(mixture, datasets=sources))
+        source = sources[0]
         splits: DatasetDict | IterableDatasetDict = load_dataset(  # type: ignore[call-overload]  # for True and False alone
-            path, name=script.dataset_config, data_files=files, streaming=script.dataset_streaming
+            source.path, source.name, data_files=source.data_files, streaming=script.dataset_streaming
         )
         return splits
     except LOADING_ERRORS as error:
@@ -145,7 +143,7 @@ def _empty(given: str) -> UserError:
     return UserError(f"{given} is empty: it has no rows. Training takes a different prompt for each group of a batch.")
 
 
-def _not_loaded(name: str, sources: list[Source], error: Exception) -> UserError:
+def _not_loaded(name: str, sources: list[DatasetConfig], error: Exception) -> UserError:
     """Say why a dataset was not loaded: the line of a file that cannot be parsed, or what the loader says."""
     if bad := next(filter(None, map(_bad_line, sources)), None):
         return UserError(f"The dataset {name!r} cannot be parsed: {bad}")
@@ -153,7 +151,7 @@ def _not_loaded(name: str, sources: list[Source], error: Exception) -> UserError
     reason = str(cause).strip().rstrip(".!")
     if isinstance(error, StopIteration) or any(text in reason for text in NO_DATA):
         return _empty(f"The dataset {name!r}")
-    if sources[0].files is None and not Path(sources[0].path).exists():
+    if sources[0].data_files is None and not Path(sources[0].path).exists():
         return UserError(
             f"The dataset {name!r} could not be loaded from the Hub: {reason}. It is not a file or folder here either; "
             "check the name, `dataset_config`, the connection, and `hf auth login` for a private or gated dataset."
@@ -161,9 +159,9 @@ def _not_loaded(name: str, sources: list[Source], error: Exception) -> UserError
     return UserError(f"The dataset {name!r} cannot be loaded: {type(cause).__name__}: {reason}.")
 
 
-def _bad_line(source: Source) -> str | None:
+def _bad_line(source: DatasetConfig) -> str | None:
     """File, line and reason of the first line that is not a JSON object, if `source` is a .jsonl file with one."""
-    files = source.files if source.path == "json" and isinstance(source.files, list) else []
+    files = source.data_files if source.path == "json" and isinstance(source.data_files, list) else []
     for file in [file for file in files if file.endswith(".jsonl") and Path(file).is_file()]:
         for number, line in enumerate(Path(file).read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
             try:

@@ -53,7 +53,7 @@ def find_recipe(name: str) -> Path:
     path = Path(name).expanduser()
     if path.is_file():
         return path
-    shipped = {recipe_name(p): p for p in shipped_recipes()}
+    shipped = shipped_recipes()
     wanted = name.removesuffix(".yaml")
     if wanted in shipped:
         return shipped[wanted]
@@ -72,11 +72,7 @@ def recipes_folder() -> Path:
     return installed if installed.is_dir() else package.parent / "recipes"
 
 
-def shipped_recipes() -> list[Path]:
-    """Return the paths of the recipes that come with the package, `<model>/<task>/<method>.yaml`."""
-    return sorted(recipes_folder().glob("*/*/*.yaml"))
-
-
-def recipe_name(path: Path) -> str:
-    """Return the name of a recipe that comes with the package: `<model>/<task>/<method>`."""
-    return path.relative_to(recipes_folder()).with_suffix("").as_posix()
+def shipped_recipes() -> dict[str, Path]:
+    """Return the recipes that come with the package by their names, `<model>/<task>/<method>`, in alphabetical order."""
+    folder = recipes_folder()
+    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.glob("*/*/*.yaml"))}

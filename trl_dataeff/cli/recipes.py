@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trl_dataeff.cli.command_parser import CommandParser
 from trl_dataeff.cli.errors import UserError
-from trl_dataeff.cli.recipe import find_recipe, recipe_name, shipped_recipes
+from trl_dataeff.cli.recipe import find_recipe, shipped_recipes
 
 
 def run(argv: list[str]) -> int:
@@ -74,8 +74,8 @@ def _list(args: argparse.Namespace) -> int:
     from rich.table import Table
 
     table = Table("model", "task", "method", "what it does", box=None, header_style="bold", pad_edge=False)
-    for path in shipped_recipes():
-        table.add_row(*recipe_name(path).split("/"), description_of(path))
+    for name, path in shipped_recipes().items():
+        table.add_row(*name.split("/"), description_of(path))
     # Not a terminal: whole lines, for grep
     Console(width=None if sys.stdout.isatty() else 200).print(table)
     print(
