@@ -31,7 +31,7 @@ def read_recipe(path: Path) -> Recipe:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
-        reason = getattr(error, "problem", None) or str(error)
+        reason = getattr(error, "problem", None) or "not plain text in UTF-8"
         raise UserError(f"{where}: not YAML: {reason}. A recipe has one `key: value` a line.") from error
     if not isinstance(node, yaml.MappingNode):
         found = "empty" if values is None else f"a {type(values).__name__}"
