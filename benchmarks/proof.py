@@ -24,8 +24,8 @@ from benchmarks.lab.ratios import BASELINE, Curve, curves_by_setting, methods_of
 from benchmarks.lab.report import draw, pyplot
 from benchmarks.lab.store import read_rows
 from benchmarks.lab.studies import BASE, BEFORE
-from benchmarks.smollm2.__main__ import RUNS, own_rate_runs, study_runs, tuning_runs
-from benchmarks.smollm2.report import at_own_rates, by_rate, recorded, short
+from benchmarks.smollm2.__main__ import LINEAR, RUNS, own_rate_runs, study_runs, tuning_runs
+from benchmarks.smollm2.report import at_own_rates, by_budget, by_rate, recorded, short
 from benchmarks.smollm2.report import tables as pretrained_tables
 from trl_dataeff.analysis.curves import band, final, geometric_mean, isotonic, reach, t_95
 
@@ -470,6 +470,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "simulate": lambda: SIMULATED.read_text(encoding="utf-8").strip(),
     "pretrained": lambda: pretrained_tables(recorded(RUNS, study_runs())),
     "pretrained-rates": lambda: by_rate(recorded(RUNS, tuning_runs())),
+    "pretrained-linear": lambda: by_budget(LINEAR),
     "pretrained-own-rates": lambda: at_own_rates(recorded(RUNS, own_rate_runs())),
     "pretrained-short": lambda: short(recorded(RUNS, study_runs())),
     "readme": lambda: readme_table(on_first()),

@@ -37,7 +37,7 @@ def test_a_run_says_once_what_is_on_and_how_to_switch_it_off(tmp_path, caplog_tr
     assert notice == (
         "Data efficiency is on: selection='dots' (dots_objective='effective', dots_embedding='policy', exploration=0.05); "
         "replay of 2 of the 4 groups of a generation batch (replay_fraction=0.5, replay_clip='behavior', "
-        "replay_max_age=5); dynamic sampling (max_rollout_rounds=4). "
+        "replay_max_age=5, replay_pause_ess=0.0); dynamic sampling (max_rollout_rounds=4). "
         "With `selection='uniform'`, `replay_fraction=0`, `dynamic_sampling=False` training is that of GRPOTrainer."
     )
     assert caplog_transformers.records[-1].levelname == "WARNING"  # what a script shows
@@ -74,7 +74,7 @@ def test_an_adaptive_number_of_fresh_groups_and_the_limits_that_are_set_are_name
     (notice,) = announced(caplog_transformers, config(tmp_path, per_device_train_batch_size=32, **options))
     assert (
         "on: replay, with an adaptive number of fresh groups (effective_target=0.25, replay_max_uses=3, "
-        "replay_clip='behavior', replay_max_age=5, replay_min_ess=0.5). With" in notice
+        "replay_clip='behavior', replay_max_age=5, replay_pause_ess=0.9, replay_min_ess=0.5). With" in notice
     )
     (_, warning) = announced(caplog_transformers, config(tmp_path, **{**options, "selection": "dots"}), "dots")
     assert warning.startswith(

@@ -130,6 +130,7 @@ _DOTS_FIELDS = {
     **{name: f"dots_{name}" for name in ("reference", "reference_size", "refresh_batches")},
     **{name: name for name in ("exploration", "history_prior")},
     "half_lives": "history_half_lives",
+    "shuffle": "shuffle_dataset",
 }
 _GRESO_FIELDS = {
     name: f"greso_{name}"

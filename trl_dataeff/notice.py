@@ -91,7 +91,7 @@ def _what_is_on(
     groups = args.generation_batch_size // args.num_generations
     replayed = replay_groups(_replayed_share(args), groups, world_size)
     limits = [f"replay_{name}" for name in ("max_movement", "min_ess", "min_unclipped")]
-    fields = ["replay_clip", "replay_max_age", *(name for name in limits if getattr(args, name))]
+    fields = ["replay_clip", "replay_max_age", "replay_pause_ess", *(name for name in limits if getattr(args, name))]
     if replayed and args.fresh_groups == "adaptive":
         fields = ["effective_target", "replay_max_uses", *fields]
         on.append("replay, with an adaptive number of fresh groups" + _settings(args, fields))

@@ -87,7 +87,7 @@ class DataEfficientOptions:
         default=0.05,
         metadata={
             "help": "With 'dots': smallest share of each round that is drawn uniformly, in [0, 1]; the share is larger "
-            "until selection is seen to raise the effective share, and 0 switches exploration off."
+            "until selection is seen to raise the effective share by a factor of 1.25, and 0 switches exploration off."
         },
     )
 
@@ -217,8 +217,8 @@ class DataEfficientOptions:
         default=0.9,
         metadata={
             "help": "Effective sample size of recently replayed tokens, as a share in [0, 1], below which replay pauses: the "
-            "policy moves so fast that fresh groups are worth more. One group per process is still replayed, to see when that "
-            "ends. 0: replay never pauses."
+            "policy moves so fast that fresh groups are worth more. As many groups as there are processes are still replayed, "
+            "to measure when that ends. 0: replay never pauses."
         },
     )
     replay_clip: Literal["proximal", "behavior"] = field(

@@ -65,7 +65,9 @@ def _load(path: str) -> Any:
 
 
 def _replay(share: float, what: str, **options) -> Method:
-    return Method(what, **OURS, options={"selection": "uniform", "replay_fraction": share, **options})
+    return Method(
+        what, **OURS, options={"selection": "uniform", "replay_fraction": share, "replay_pause_ess": 0.0, **options}
+    )
 
 
 def _dots(what: str, **options) -> Method:
@@ -114,7 +116,9 @@ METHODS = {
     "greso_replay50": _replay(0.5, "GRESO, and half of each batch replayed", selection="greso"),
     "dots": _dots("prompts by predicted success rate"),
     "dots_greso": _dots("... and those that keep giving nothing are skipped", selection="dots+greso"),
-    "dots_greso_replay50": _dots("all three: DOTS, GRESO and replay", selection="dots+greso", replay_fraction=0.5),
+    "dots_greso_replay50": _dots(
+        "all three: DOTS, GRESO and replay", selection="dots+greso", replay_fraction=0.5, replay_pause_ess=0.0
+    ),
     "dots_paper": _dots(
         "DOTS's objective, references and replay as published (near 0.5 at temperature 1e-3, from half a batch of random "
         "prompts every 2 steps, a buffer of one batch, no age limit, no cap), with our predictor, which is fitted in the run",
@@ -131,6 +135,7 @@ METHODS = {
         replay_max_age=None,
         replay_clip="proximal",  # as in the authors' code
         replay_ratio_cap=1e6,  # none
+        replay_pause_ess=0.0,
     ),
     "cgrpo": Method(
         "C-GRPO (trl-cgrpo): groups of 2, 4 or 8, as few as its conformal test finds enough; runs with TRL 1.12 to 1.14",

@@ -10,6 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = ROOT / "benchmarks" / "results" / "smollm2" / "runs"
+LINEAR = RUNS.with_name("linear")  # runs whose learning rate falls to 0, as with TRL's default
 WEIGHTS = ROOT / "quickstart"  # shared with the quickstart
 
 METHODS = ("uniform", "dynamic", "dots", "replay50", "default", "dots_paper")

@@ -134,6 +134,37 @@ def by_rate(rows: Iterable[dict]) -> str:
     return _markdown(["learning rate", "seeds", "after 512", "after 1,024", "by seed"], parts)
 
 
+def by_budget(folder: Path) -> str:
+    """Success at the end of runs whose learning rate falls to 0 at that end, by method and number of steps."""
+    runs: dict[tuple[str, float, int], list[list[dict]]] = {}
+    for path in sorted(folder.glob("*.jsonl")):
+        file = RunFile(folder, path.stem)
+        if file.finished():
+            rows = file.rows()
+            runs.setdefault((rows[0]["method"], rows[0]["learning_rate"], rows[-1]["step"]), []).append(rows)
+    lines = []
+    for (method, rate, steps), own in sorted(
+        runs.items(), key=lambda item: (item[0][1], item[0][0] != BASELINE, item[0])
+    ):
+        own.sort(key=lambda rows: rows[0]["seed"])
+        ends = [rows[-1] for rows in own]
+        lines.append(
+            [
+                f"`{method}`",
+                f"{rate:g}",
+                str(len(own)),
+                str(steps),
+                f"{np.mean([end['rollouts'] for end in ends]):.0f}",
+                f"{np.mean([end['accuracy_sampled'] for end in ends]):.3f}",
+                ", ".join(f"{end['accuracy_sampled']:.3f}" for end in ends),
+                f"{np.mean([end['accuracy_greedy'] for end in ends]):.3f}",
+                f"{np.mean([end['cpu_s'] for end in ends]):.0f}",
+            ]
+        )
+    header = ["method", "learning rate", "seeds", "steps", "rollouts", "success", "by seed", "greedy", "CPU seconds"]
+    return _markdown(header, lines)
+
+
 def _with_interval(row: dict, name: str) -> str:
     low, high = row[f"{name}_low"], row[f"{name}_high"]
     interval = "" if math.isnan(low) or row["method"] == BASELINE else f" ({low:.2f}-{high:.2f})"

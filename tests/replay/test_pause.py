@@ -8,44 +8,84 @@ import torch
 
 from tests.factories import Watched, even_length_reward, logged, run
 from trl_dataeff import DataEfficientGRPOConfig
-from trl_dataeff.replay.pause import DECAY, ReplayPause
+from trl_dataeff.replay.pause import DECAY, MOST, ReplayPause, token_sums
 
 
-def statistics(*ratios: list[float]) -> torch.Tensor:
-    """What a micro-batch shows on each process; of its other numbers nothing depends on."""
-    rows = [[len(r), sum(r), float(np.square(r).sum()), 9.0, 9.0, 9.0, 9.0] for r in ratios]
-    return torch.tensor(rows).flatten()
+def sums(*ratios: list[float]) -> torch.Tensor:
+    """What a micro-batch shows on each process."""
+    return torch.tensor([[len(r), float(np.sum(r)), float(np.square(r).sum())] for r in ratios])
 
 
-def test_the_effective_sample_size_of_all_tokens_by_hand():
+def test_sums_of_tokens_by_hand():
+    """Not of tokens that are masked, or whose sampler's log-prob is not known; and no token counts without bound."""
+    w = torch.tensor([[2.0, 0.5, 7.0, 3.0], [1.0, 1e5, 1e-5, 4.0]]).double()
+    behavior = torch.full_like(w, -1.0)
+    behavior[1, 0] = math.nan
+    mask = torch.tensor([[1, 1, 0, 1], [1, 1, 1, 0]])
+    counted = np.array([2.0, 0.5, 3.0, MOST, 1 / MOST])
+    expected = [5, counted.sum(), (counted**2).sum()]
+    np.testing.assert_allclose(token_sums(behavior.nan_to_num(-1.0) + w.log(), behavior, mask), expected, rtol=1e-5)
+    np.testing.assert_allclose(token_sums(behavior + w.log(), torch.full_like(w, math.nan), mask), [0, 0, 0])
+
+
+def test_the_effective_sample_size_of_generation_batches_by_hand():
+    """Each counts as one, however many tokens it replays; within one all tokens of all processes count alike."""
     pause = ReplayPause(0.9)
+    pause.begin_batch()
     assert pause.ess == 1
     assert not pause.active
-    first, second = [1.0, 3.0, 0.5], [2.0, 2.0]
-    pause.observe(statistics(first, []))
-    pause.observe(statistics([], second))
-    w = np.array(first + second)
-    assert pause.ess == pytest.approx(w.sum() ** 2 / (len(w) * (w**2).sum()))
+    batches = [[1.0, 3.0, 0.5, 2.0, 2.0], [1.0, 0.1], [1.0]]
+    pause.observe(sums(batches[0][:3], []))
+    pause.observe(sums([], batches[0][3:]))
+    assert pause.ess == 1, "the present batch is not over"
     pause.begin_batch()
-    pause.observe(statistics([1.0], [0.1]))
-    w, weights = np.concatenate([w, [1.0, 0.1]]), np.array([DECAY] * 5 + [1.0] * 2)
-    expected = (weights @ w) ** 2 / (weights.sum() * (weights @ w**2))
-    assert pause.ess == pytest.approx(expected)
-    assert pause.active == (expected < 0.9)
+    w = np.array(batches[0])
+    assert pause.ess == pytest.approx(w.sum() ** 2 / (len(w) * (w**2).sum()))
+    pause.observe(sums(*([x] for x in batches[1])))
+    pause.begin_batch()
+    pause.begin_batch()  # nothing was replayed
+    pause.observe(sums(batches[2]))
     restored = ReplayPause(0.9)
     restored.load_state(pause.state())
-    assert restored.ess == pause.ess
+    for own in (pause, restored):
+        own.begin_batch()
+        weights = np.array([DECAY**2, DECAY, 1.0])
+        first, second = (weights @ [np.mean(np.power(b, k)) for b in batches] / weights.sum() for k in (1, 2))
+        assert own.ess == pytest.approx(first**2 / second)
+        assert own.active == (first**2 / second < 0.9)
 
 
-def test_it_ends_once_the_policy_is_slow_again():
+def test_it_ends_once_the_policy_is_slow_again_however_little_is_replayed():
     pause = ReplayPause(0.9)
-    pause.observe(statistics([0.1, 3.0, 1.0, 0.2]))
+    pause.observe(sums([0.1, 3.0, 1.0, 0.2] * 500))
+    pause.begin_batch()
+    assert pause.ess == pytest.approx(0.459, abs=1e-3)
     batches = 0
     while pause.active:
+        pause.observe(sums([1.0, 1.0]))
         pause.begin_batch()
-        pause.observe(statistics([1.0, 1.1]))
         batches += 1
-    assert 2 <= batches <= math.ceil(10 / (1 - DECAY))
+    means = np.array([[1.075, 2.5125], *[[1.0, 1.0]] * batches])  # of w and of w^2
+    ess = []
+    for n in (batches, batches + 1):
+        weights = DECAY ** np.arange(n)[::-1]
+        first, second = weights @ means[:n] / weights.sum()
+        ess.append(first**2 / second)
+    assert ess[0] < 0.9 <= ess[1]
+
+
+def test_nothing_is_forgotten_or_overflows_while_nothing_is_replayed():
+    pause = ReplayPause(0.9)
+    pause.observe(sums([0.1, 3.0]))
+    pause.begin_batch()
+    before = pause.ess
+    for _ in range(10_000):
+        pause.begin_batch()
+    assert pause.ess == before
+    pause.observe(torch.tensor([[3.0, math.inf, math.inf], [1.0, 1.0, 1.0]]))
+    pause.observe(torch.tensor([[3.0, math.nan, math.nan]]))
+    pause.begin_batch()
+    assert pause.ess == before, "what is not finite does not count"
 
 
 def paused_run(tmp_path, **options):

@@ -161,7 +161,9 @@ def _not_loaded(name: str, sources: list[DatasetConfig], error: Exception) -> Us
 
 def _bad_line(source: DatasetConfig) -> str | None:
     """File, line and reason of the first line that is not a JSON object, if `source` is a .jsonl file with one."""
-    files = source.data_files if source.path == "json" and isinstance(source.data_files, list) else []
+    given = source.data_files if source.path == "json" else []
+    names = [given] if isinstance(given, str) else given.values() if isinstance(given, dict) else given or []
+    files = [file for name in names for file in ([name] if isinstance(name, str) else name)]
     for file in [file for file in files if file.endswith(".jsonl") and Path(file).is_file()]:
         for number, line in enumerate(Path(file).read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
             try:

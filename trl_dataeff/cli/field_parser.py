@@ -28,7 +28,7 @@ class WrongValue(ValueError):
 
 
 class FieldParser(TrlParser):
-    """[`~trl.TrlParser`] with the defaults of this command. `options`, `defaults` and annotated types are by field."""
+    """[`~trl.TrlParser`] with the defaults of this command; `options`, `defaults` and `hints` (annotated types) by field."""
 
     def __init__(self, dataclass_types: Any, **kwargs: Any):
         super().__init__(dataclass_types, add_help=False, allow_abbrev=False, exit_on_error=False, **kwargs)
@@ -52,7 +52,7 @@ class FieldParser(TrlParser):
         option, hint = self.options[name], self.hints[name]
         if value is None and self.defaults[name] is None:
             return None
-        if get_args(hint)[:1] == (DatasetConfig,) and isinstance(value, list):
+        if get_args(hint)[:1] == (DatasetConfig,):
             _check_entries(name, value)
             return value
         if option.choices is None or value is None:
@@ -88,9 +88,11 @@ def got(value: Any) -> str:
     return f"{text if len(text) <= 60 else text[:57] + '...'} ({names.get(type(value), type(value).__name__)})"
 
 
-def _check_entries(name: str, entries: list[Any]) -> None:
-    """Raise a [`WrongValue`] if an entry of a dataset mixture does not make a `DatasetConfig`."""
+def _check_entries(name: str, entries: Any) -> None:
+    """Raise a [`WrongValue`] if these are not entries of a dataset mixture, each of which makes a `DatasetConfig`."""
     hints = get_type_hints(DatasetConfig)
+    if not isinstance(entries, list):
+        raise WrongValue(f"`{name}` is {got(entries)}; it takes a list of mappings with {listed(hints)}.")
     for entry in entries:
         if not isinstance(entry, dict) or "path" not in entry:
             raise WrongValue(

@@ -86,7 +86,7 @@ class Findings:
 class GRPOParser(FieldParser):
     """
     The parser of `trl-dataeff grpo`. Wrong input is a [`UserError`] with everything that was found, where argparse would
-    print every option and exit at the first mistake. If `portable`, values are checked as by [`PortableConfig`].
+    print every option and exit at the first mistake. If `portable`, values are checked without looking at this machine.
     """
 
     def __init__(self, portable: bool = False):

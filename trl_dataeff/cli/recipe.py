@@ -24,20 +24,21 @@ class Recipe:
 def read_recipe(path: Path) -> Recipe:
     """Read a recipe; a file that is missing, is not YAML or not a mapping is a [`UserError`]."""
     try:
-        text = path.read_bytes()
+        text = path.read_text(encoding="utf-8")
         node, values = yaml.compose(text, yaml.SafeLoader), yaml.safe_load(text)
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not a UTF-8 text file. A recipe is a YAML file in UTF-8.") from error
     except OSError as error:
         raise UserError(f"The recipe {str(path)!r} cannot be read: {error.strerror or error}.") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
-        reason = getattr(error, "problem", None) or "not plain text in UTF-8"
+        reason = getattr(error, "problem", None) or str(error)
         raise UserError(f"{where}: not YAML: {reason}. A recipe has one `key: value` a line.") from error
     if not isinstance(node, yaml.MappingNode):
-        found = "empty" if values is None else f"a {type(values).__name__}"
+        found = "empty; write" if values is None else f"a {type(values).__name__}; it must be a mapping:"
         raise UserError(
-            f"{path}: the recipe is {found}, but it must be a mapping: one `key: value` a line. `trl-dataeff recipes show "
-            "NAME` prints one to start from."
+            f"{path}: the recipe is {found} one `key: value` a line. `trl-dataeff recipes show NAME` prints one to start from."
         )
     recipe = Recipe(path, {str(key): value for key, value in values.items()})
     for key, _ in node.value:

@@ -63,7 +63,7 @@ class RolloutCollector:
             fewer.
         effective_target (`float`, *optional*): without `refill`: as many fresh groups are generated as bring the expected number
             of effective ones to it (see [`propose_for_target`]), and at least as many as replay leaves room for.
-        pause ([`ReplayPause`], *optional*): while it is active, one group per process is replayed, by which it is seen when
+        pause ([`ReplayPause`], *optional*): while it is active, as many groups as there are processes are replayed, to measure when
             the policy slows down.
         replay_weight (`float`, *optional*): factor on the advantages of replayed groups; `None`: see [`row_weights`].
         baseline ([`TrackedBaseline`], *optional*): makes the advantages in the place of TRL's.
@@ -148,7 +148,7 @@ class RolloutCollector:
         replay_groups = self.replay_groups
         if self.pause is not None:
             self.pause.begin_batch()
-            metrics["replay/paused"] = float(self.pause.active)
+            metrics.update({"replay/paused": float(self.pause.active), "replay/ess_running": self.pause.ess})
             if self.pause.active:
                 replay_groups = min(replay_groups, self.processes.world_size)
 

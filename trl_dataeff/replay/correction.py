@@ -34,6 +34,7 @@ import torch
 
 from trl_dataeff.replay.kl import missing_kl, token_scale
 from trl_dataeff.replay.logprobs import LogprobRecorder
+from trl_dataeff.replay.pause import token_sums
 from trl_dataeff.replay.staleness import row_sums
 from trl_dataeff.replay.statistics import ratio_statistics, summarize
 from trl_dataeff.rollouts.distributed import Processes
@@ -142,10 +143,13 @@ class LossCorrection:
         inputs["per_token_logps"] = logps
         if self.buffer is not None and self.buffer.staleness is not None:
             self._measure(inputs, logps.detach(), clipped)
-        gathered = self.processes.gather(ratio_statistics(ratio, capped, clipped, inputs))
-        if self.pause is not None:
-            self.pause.observe(gathered)
-        return summarize(gathered)
+        statistics = ratio_statistics(ratio, capped, clipped, inputs)
+        if self.pause is None:
+            return summarize(self.processes.gather(statistics))
+        sums = token_sums(logps.detach(), inputs["behavior_per_token_logps"], _mask(inputs))
+        gathered = self.processes.gather(torch.cat([statistics, sums])).view(-1, len(statistics) + len(sums))
+        self.pause.observe(gathered[:, len(statistics) :])
+        return summarize(gathered[:, : len(statistics)])
 
     def _measure(self, inputs: dict[str, Any], logps: torch.Tensor, clipped: torch.Tensor) -> None:
         """Tell the buffer how far the policy has moved from the one that sampled its groups."""

@@ -51,7 +51,7 @@ def summarize(gathered: torch.Tensor) -> dict[str, float]:
     - `replay/capped_share`: whose ratio was held at `replay_ratio_cap`;
     - `replay/clipped_share`: whose gradient the clip removes.
     """
-    gathered = gathered.view(-1, 7)
+    gathered = gathered.reshape(-1, 7)
     count, total, squares, _, capped, clipped, movement = gathered.double().sum(0).tolist()
     if not count:
         names = ("ratio_mean", "ratio_max", "movement", "ess", "capped_share", "clipped_share")

@@ -60,7 +60,7 @@ class DotsSelector(Selector):
         coverage (`float`, *optional*, defaults to `0.7`): share of the weight of all prompts that is drawn before a prompt may
             be selected again (see [`PromptPass`]); 0 allows the same prompt in every batch. `reference="paper"` has no passes.
         exploration (`float`, *optional*, defaults to `0.05`): least share of each proposal that is drawn uniformly; the
-            share is larger while selection is not seen to raise the effective share (see [`ExplorationShare`]).
+            share is larger while selection is not seen to raise the effective share by a factor of 1.25 (see [`ExplorationShare`]).
         predictor (`str` or [`DifficultyPredictor`], *optional*, defaults to `"logistic"`): a registered name, the path
             of a saved predictor, or an instance.
         predictor_args (`dict`, *optional*): keyword arguments of a registered predictor.
@@ -72,6 +72,7 @@ class DotsSelector(Selector):
         history_prior (`float`, *optional*, defaults to `4.0`): strength of a prediction, in completions.
         half_lives (`Sequence[float]`, *optional*): generation batches after which a group counts half, one for each of the
             experts among which the estimator chooses (see [`PromptEstimator`]); 1, 3, 9 and 27 if not given.
+        shuffle (`bool`, *optional*, defaults to `True`): without it, explored prompts come in the dataset's order.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class DotsSelector(Selector):
         refresh_batches: int = 1,
         history_prior: float = 4.0,
         half_lives: Sequence[float] | None = None,
+        shuffle: bool = True,
     ):
         for name, value, known in (
             ("objective", objective, ("effective", "target")),
@@ -110,6 +112,7 @@ class DotsSelector(Selector):
         self.reference_size = reference_size
         self.refresh_batches = refresh_batches
         self.history_prior, self.half_lives = history_prior, tuple(half_lives or HALF_LIVES)
+        self.shuffle = shuffle
 
     def bind(self, context: SelectorContext) -> None:
         super().bind(context)
@@ -138,7 +141,7 @@ class DotsSelector(Selector):
         self._has_predictions = predictor.fitted  # before the run
         self._proposed = np.empty(0, dtype=np.int64)  # for this generation batch
         self._explored = np.empty(0, dtype=np.int64)
-        self._uniform, self._uniform_rng = UniformSelector(), torch.Generator().manual_seed(context.seed)
+        self._uniform, self._uniform_rng = UniformSelector(self.shuffle), torch.Generator().manual_seed(context.seed)
         self._uniform.bind(context)
         self._pass = PromptPass(context.num_prompts, self.coverage)
         self._drawn = np.empty((3, 0))  # prompts proposed, their weights times N, and the share drawn uniformly
@@ -216,7 +219,7 @@ class DotsSelector(Selector):
         return ids
 
     def _explore(self, n: int, excluded: torch.Tensor) -> np.ndarray:
-        """The next n prompts that are not `excluded` of the passes that plain GRPO makes; they are then excluded, too."""
+        """The next n prompts of uniform passes that are not in `excluded`. Adds them to it, in place."""
         ids = np.empty(0, dtype=np.int64)
         while len(ids) < n:
             taken = self._uniform.propose(n - len(ids), self._uniform_rng)

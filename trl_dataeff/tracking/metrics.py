@@ -86,9 +86,11 @@ METRICS: dict[str, Metric] = {
     "replay/age_mean": Metric(
         "steps", "Age of the groups trained on that were generated for an earlier generation batch."
     ),
-    "replay/paused": Metric(
-        "0 or 1", "Whether replay pauses, because the policy moves too fast (see `replay_pause_ess`)."
+    "replay/ess_running": Metric(
+        "share",
+        "Effective sample size of recently replayed tokens, over generation batches: what `replay_pause_ess` limits.",
     ),
+    "replay/paused": Metric("share", "Generation batches in which replay paused (see `replay_pause_ess`)."),
     "replay/weight": Metric("factor", "On the advantages of replayed groups (see `replay_weight`)."),
     "replay/ratio_mean": Metric("ratio", "Mean of pi_old / pi_behavior, not truncated, over those groups' tokens."),
     "replay/ratio_max": Metric("ratio", "Largest pi_old / pi_behavior, not truncated, over those groups' tokens."),
