@@ -177,10 +177,17 @@ def test_datasets_that_are_not_there(args, parts, write, tmp_path):
         assert part in str(error.value)
 
 
-def test_mixture_names_the_file_that_is_broken(write, tmp_path):
+@pytest.mark.parametrize(
+    "given",
+    [
+        "path: bad.jsonl",
+        *(f"{{path: json, data_files: {f}}}" for f in ("bad.jsonl", "[bad.jsonl]", "{train: [bad.jsonl]}")),
+    ],
+)
+def test_mixture_names_the_file_that_is_broken(given, write, tmp_path):
     jsonl(tmp_path / "good.jsonl")
     write("bad.jsonl", '{"prompt": "a"}\nnot json\n')
-    write("r.yaml", "datasets:\n  - path: good.jsonl\n  - path: bad.jsonl\n")
+    write("r.yaml", f"datasets:\n  - path: good.jsonl\n  - {given}\n")
     with pytest.raises(UserError, match=r"bad\.jsonl:2"):
         load("--config", "r.yaml")
 

@@ -42,6 +42,7 @@ def problems(text: str, tmp_path: Path) -> list[str]:
         ("num_generations: eight", ["`num_generations`", "'eight'", "an integer"]),
         ("num_generations: 8.0", ["8.0", "an integer"]),
         ("max_steps: true", ["true", "an integer"]),
+        ("datasets: abc", ["'abc'", "a list of mappings with `path`"]),
         ("learning_rate: fast", ["'fast'", "a number"]),
         ("learning_rate: true", ["a number"]),
         ("learning_rate:", ["nothing", "a number"]),
@@ -125,6 +126,7 @@ def test_values_that_the_configuration_refuses(text, part, tmp_path):
     [
         ("a: [1\nb: 2", "2: not YAML"),
         ("\tmax_steps: 1", "1: not YAML"),
+        ('model_name_or_path: "a\0b"', "position 22"),
         ("- a\n- b", "must be a mapping"),
         ("just text", "must be a mapping"),
         ("", "is empty"),

@@ -239,5 +239,5 @@ def _mismatch(saved: dict[str, Any], present: dict[str, Any]) -> str:
     changed = "" if then == now else f" The run began with `{PREDICTOR_ARGS}` = {then}; now it is {now}."
     return (
         f"The checkpoint's selection state does not fit the {present['selector']} of this run.{changed} Resume with the "
-        "arguments that the run began with, or start a new run with this checkpoint's weights as the model."
+        "arguments, and the version of this package, that the run began with, or start a new run with this checkpoint's weights as the model."
     )
