@@ -135,33 +135,35 @@ def by_rate(rows: Iterable[dict]) -> str:
 
 
 def by_budget(folder: Path) -> str:
-    """Success at the end of runs whose learning rate falls to 0 at that end, by method and number of steps."""
-    runs: dict[tuple[str, float, int], list[list[dict]]] = {}
+    """Success at the end of runs whose learning rate falls to 0 at that end, by pool, method and rollouts."""
+    runs: dict[tuple[str, str, int], list[list[dict]]] = {}
     for path in sorted(folder.glob("*.jsonl")):
         file = RunFile(folder, path.stem)
         if file.finished():
             rows = file.rows()
-            runs.setdefault((rows[0]["method"], rows[0]["learning_rate"], rows[-1]["step"]), []).append(rows)
+            budget = 128 * (rows[-1]["rollouts"] // 128)  # a run ends with the step that reaches it
+            runs.setdefault((rows[0]["pool"], rows[0]["method"], budget), []).append(rows)
     lines = []
-    for (method, rate, steps), own in sorted(
-        runs.items(), key=lambda item: (item[0][1], item[0][0] != BASELINE, item[0])
-    ):
-        own.sort(key=lambda rows: rows[0]["seed"])
+    order = sorted(runs, key=lambda key: (list(POOLS).index(key[0]), key[1] != BASELINE, *key[1:]))
+    for pool, method, budget in order:
+        own = sorted(runs[pool, method, budget], key=lambda rows: rows[0]["seed"])
         ends = [rows[-1] for rows in own]
+        success = [end["accuracy_sampled"] for end in ends]
         lines.append(
             [
+                pool,
                 f"`{method}`",
-                f"{rate:g}",
+                f"{budget:,}",
+                show(float(np.mean([end["step"] for end in ends]))),
                 str(len(own)),
-                str(steps),
-                f"{np.mean([end['rollouts'] for end in ends]):.0f}",
-                f"{np.mean([end['accuracy_sampled'] for end in ends]):.3f}",
-                ", ".join(f"{end['accuracy_sampled']:.3f}" for end in ends),
+                f"{np.mean(success):.3f}",
+                ", ".join(f"{value:.3f}" for value in success),
                 f"{np.mean([end['accuracy_greedy'] for end in ends]):.3f}",
+                f"{np.mean([end['entropy_held_out'] for end in ends]):.2f}",
                 f"{np.mean([end['cpu_s'] for end in ends]):.0f}",
             ]
         )
-    header = ["method", "learning rate", "seeds", "steps", "rollouts", "success", "by seed", "greedy", "CPU seconds"]
+    header = ["pool", "method", "rollouts", "steps", "seeds", "success", "by seed", "greedy", "entropy", "CPU seconds"]
     return _markdown(header, lines)
 
 

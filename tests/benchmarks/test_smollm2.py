@@ -11,7 +11,7 @@ from benchmarks.lab.store import RunFile
 from benchmarks.smollm2 import __main__ as command
 from benchmarks.smollm2.pools import HELD_OUT_OF_A_KIND, POOLS, held_out, training_questions
 from benchmarks.smollm2.questions import LEARNABLE, UNSOLVABLE
-from benchmarks.smollm2.report import at_own_rates, tables, worst_kind
+from benchmarks.smollm2.report import at_own_rates, by_budget, tables, worst_kind
 from benchmarks.smollm2.train import Spec, right_tokens
 
 
@@ -116,6 +116,24 @@ def test_methods_with_rates_of_their_own_are_compared_with_one_another():
         ["0.0005", "`default`", "3", "0.500", "0.600"],
     ]
     assert cells[1][7] == "0.50 0.50 0.50"
+
+
+def test_runs_whose_rate_falls_are_compared_at_their_ends(tmp_path):
+    """Of a method, runs of 256 rollouts and of 512 are two lines; a run that is not finished is none."""
+    made = {"a": ("uniform", 0, 512, 0.5), "b": ("uniform", 1, 512, 0.3), "c": ("default", 0, 256 + 40, 0.4)}
+    for name, (method, seed, end, success) in (made | {"d": ("default", 1, 640, 0.9)}).items():
+        file = RunFile(tmp_path, name)
+        file.begin()
+        for row in rows(method, seed, [(0, 0.1, 0.1), (end, success, success)], cpu_s=7.0, entropy_held_out=0.25):
+            file.append(row)
+        if name in made:
+            file.end()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in by_budget(tmp_path).splitlines()[2:]]
+    assert [line[:3] + line[4:7] for line in cells] == [
+        ["mixed", "`uniform`", "512", "2", "0.400", "0.500, 0.300"],
+        ["mixed", "`default`", "256", "1", "0.400", "0.400"],
+    ]
+    assert all(line[-2:] == ["0.25", "7"] for line in cells)
 
 
 def test_the_worst_kind_is_compared_at_equal_rollouts():
