@@ -10,7 +10,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = ROOT / "benchmarks" / "results" / "smollm2" / "runs"
-LINEAR = RUNS.with_name("linear")  # runs whose learning rate falls to 0, as with TRL's default
+#: Runs whose learning rate falls to 0, as with TRL's default: planned for their rollouts, and for the steps of uniform sampling
+LINEAR, STEPS = RUNS.with_name("linear"), RUNS.with_name("steps")
 WEIGHTS = ROOT / "quickstart"  # shared with the quickstart
 
 METHODS = ("uniform", "dynamic", "dots", "replay50", "default", "dots_paper")
@@ -73,7 +74,9 @@ def parser() -> argparse.ArgumentParser:
         default="constant",
         help="of the learning rate; linear: to 0 at the end of the run, TRL's default (default: constant)",
     )
-    run.add_argument("--rollouts", type=int, help="end with the step that reaches them (default: 1,024)")
+    end = run.add_mutually_exclusive_group()
+    end.add_argument("--rollouts", type=int, help="end with the step that reaches them (default: 1,024)")
+    end.add_argument("--steps", type=int, help="end with this step, whatever was generated")
     for command in (study, tune, run):
         command.add_argument("--workers", type=int, default=2, help="runs at a time, of one thread each (default: 2)")
         command.add_argument(
@@ -102,15 +105,24 @@ def _study(chosen: argparse.Namespace) -> None:
     from benchmarks.smollm2.train import LEARNING_RATE, Spec
 
     own_rates = tuple((pool, rate, (method,), (seed,)) for pool, rate, method, seed in own_rate_runs())
-    entries, rollouts, schedule = STUDY + own_rates, None, "constant"
+    entries = STUDY + own_rates
     if chosen.command == "run":
-        rate, rollouts, schedule = chosen.learning_rate or LEARNING_RATE, chosen.rollouts, chosen.schedule
+        rate = chosen.learning_rate or LEARNING_RATE
         entries = tuple(
             (pool, rate, tuple(chosen.methods or METHODS), tuple(chosen.seeds or (100,)))
             for pool in chosen.pools or ["mixed"]
         )
+
+    def ended(spec: Spec) -> Spec:
+        """As `run` is told to end it."""
+        if chosen.command == "study":
+            return spec
+        if chosen.steps is not None:
+            return spec.planned(chosen.steps, chosen.schedule)
+        return spec.until(chosen.rollouts).scheduled(chosen.schedule)
+
     specs = [
-        Spec(method, seed, pool, learning_rate=rate).until(rollouts).scheduled(schedule).scaled(chosen.scale)
+        ended(Spec(method, seed, pool, learning_rate=rate)).scaled(chosen.scale)
         for pool, rate, methods, seeds in entries
         for seed in seeds
         for method in methods

@@ -15,6 +15,7 @@ from benchmarks.lab.tasks import Task
 from benchmarks.smollm2.pools import POOLS, training_questions
 from benchmarks.smollm2.questions import KINDS
 from benchmarks.smollm2.train import load
+from trl_dataeff.analysis.curves import band, geometric_mean
 
 
 def tables(rows: Iterable[dict]) -> str:
@@ -136,35 +137,124 @@ def by_rate(rows: Iterable[dict]) -> str:
 
 def by_budget(folder: Path) -> str:
     """Success at the end of runs whose learning rate falls to 0 at that end, by pool, method and rollouts."""
-    runs: dict[tuple[str, str, int], list[list[dict]]] = {}
-    for path in sorted(folder.glob("*.jsonl")):
-        file = RunFile(folder, path.stem)
-        if file.finished():
-            rows = file.rows()
-            budget = 128 * (rows[-1]["rollouts"] // 128)  # a run ends with the step that reaches it
-            runs.setdefault((rows[0]["pool"], rows[0]["method"], budget), []).append(rows)
+    header = ["pool", "method", "rollouts", "seeds", "success", "by seed", "steps", "greedy", "entropy", "CPU seconds"]
     lines = []
-    order = sorted(runs, key=lambda key: (list(POOLS).index(key[0]), key[1] != BASELINE, *key[1:]))
-    for pool, method, budget in order:
-        own = sorted(runs[pool, method, budget], key=lambda rows: rows[0]["seed"])
-        ends = [rows[-1] for rows in own]
-        success = [end["accuracy_sampled"] for end in ends]
-        lines.append(
-            [
-                pool,
-                f"`{method}`",
-                f"{budget:,}",
-                show(float(np.mean([end["step"] for end in ends]))),
-                str(len(own)),
-                f"{np.mean(success):.3f}",
-                ", ".join(f"{value:.3f}" for value in success),
-                f"{np.mean([end['accuracy_greedy'] for end in ends]):.3f}",
-                f"{np.mean([end['entropy_held_out'] for end in ends]):.2f}",
-                f"{np.mean([end['cpu_s'] for end in ends]):.0f}",
-            ]
-        )
-    header = ["pool", "method", "rollouts", "steps", "seeds", "success", "by seed", "greedy", "entropy", "CPU seconds"]
+    for (pool, method, budget), ends in _budgets(folder):
+        by_seed = ", ".join(f"{end['accuracy_sampled']:.3f}" for end in ends)
+        success = [_mean_of(ends, "accuracy_sampled", 3), by_seed]
+        measured = [("step", 1), ("accuracy_greedy", 3), ("entropy_held_out", 2), ("cpu_s", 0)]
+        begin = [pool, f"`{method}`", f"{budget:,}", str(len(ends)), *success]
+        lines.append([*begin, *(_mean_of(ends, *column) for column in measured)])
     return _markdown(header, lines)
+
+
+def by_budget_in_short(folder: Path) -> str:
+    """The same of uniform sampling and the defaults alone, with what a newcomer looks at."""
+    lines = [
+        [
+            pool,
+            f"`{method}`",
+            f"{budget:,}",
+            str(len(ends)),
+            _mean_of(ends, "accuracy_sampled", 3),
+            _mean_of(ends, "cpu_s", 0),
+        ]
+        for (pool, method, budget), ends in _budgets(folder)
+        if method in (BASELINE, "default")
+    ]
+    return _markdown(["pool", "method", "rollouts", "seeds", "success", "CPU seconds"], lines)
+
+
+def between_budgets(folder: Path) -> str:
+    """
+    Rollouts, steps and CPU time with which the defaults end where uniform sampling's longest run of the same seed ended, as a
+    share of its own: interpolated between their runs of fewer and more rollouts. At least those of their shortest run.
+    """
+    ends = _ends(folder)
+    lines = []
+    for pool in (pool for pool in POOLS if any(end["pool"] == pool for end in ends)):
+        of_pool = [end for end in ends if end["pool"] == pool]
+        targets = {
+            end["seed"]: end for end in sorted(of_pool, key=lambda end: end["rollouts"]) if end["method"] == BASELINE
+        }
+        own = {s: [end for end in of_pool if (end["method"], end["seed"]) == ("default", s)] for s in targets}
+        cells = []
+        for name in ("rollouts", "step", "cpu_s"):
+            each = [
+                _interpolated(own[seed], end["accuracy_sampled"], name) / end[name] for seed, end in targets.items()
+            ]
+            mean, low, high = geometric_mean(each)
+            interval = "" if math.isnan(low) else f" ({low:.2f}-{high:.2f})"
+            cells += [show(mean) + interval, ", ".join(map(show, each))]
+        lines.append([pool, str(len(targets)), *cells[:3], cells[4]])
+    return _markdown(["pool", "seeds", "rollouts", "per seed", "steps", "CPU time"], lines)
+
+
+def _interpolated(ends: Iterable[dict], success: float, name: str) -> float:
+    """`name` at this success between the ends of runs of one seed; infinite if none has it."""
+    ordered = sorted(ends, key=lambda end: end["accuracy_sampled"])
+    xs = [end["accuracy_sampled"] for end in ordered]
+    return float(np.interp(success, xs, [end[name] for end in ordered], right=math.inf))
+
+
+def by_budget_and_kind(folder: Path) -> str:
+    """Success at those ends by kind of question, as the mean over seeds."""
+    runs = _budgets(folder)
+    kinds = list(runs[0][1][0]["accuracy_by_kind"])
+    lines = [
+        [
+            pool,
+            f"`{method}`",
+            f"{budget:,}",
+            *(f"{np.mean([end['accuracy_by_kind'][kind] for end in ends]):.2f}" for kind in kinds),
+        ]
+        for (pool, method, budget), ends in runs
+    ]
+    return _markdown(["pool", "method", "rollouts", *kinds], lines)
+
+
+def _budgets(folder: Path) -> list[tuple[tuple[str, str, int], list[dict]]]:
+    """The ends of the runs of each pool, method and number of rollouts."""
+    runs: dict[tuple[str, str, int], list[dict]] = {}
+    for end in _ends(folder):
+        budget = 128 * (end["rollouts"] // 128)  # a run ends with the step that reaches it
+        runs.setdefault((end["pool"], end["method"], budget), []).append(end)
+    return sorted(runs.items(), key=lambda run: (list(POOLS).index(run[0][0]), run[0][1] != BASELINE, *run[0][1:]))
+
+
+def by_steps(folder: Path, baseline: Path) -> str:
+    """
+    The same for runs that were planned for as many steps as those of uniform sampling in the folder `baseline`, of the same
+    pools and seeds. The difference is paired by seed, with its 95 % interval.
+    """
+    plain = {(end["pool"], end["seed"], end["step"]): end for end in _ends(baseline) if end["method"] == BASELINE}
+    pairs: dict[tuple[str, str], list[tuple[dict, dict]]] = {}
+    for end in _ends(folder):
+        base = plain[end["pool"], end["seed"], end["step"]]
+        pairs.setdefault((end["pool"], end["method"]), []).append((base, end))
+    lines = []
+    for pool, method in sorted(pairs, key=lambda key: list(POOLS).index(key[0])):
+        gains = np.array([end["accuracy_sampled"] - base["accuracy_sampled"] for base, end in pairs[pool, method]])
+        (gain,), (half,) = band(gains[:, None])
+        for name, ends in zip((BASELINE, method), zip(*pairs[pool, method], strict=True), strict=True):
+            cells = [
+                _mean_of(ends, "step", 0),
+                f"{np.mean([end['rollouts'] for end in ends]):,.0f}",
+                _mean_of(ends, "accuracy_sampled", 3),
+            ]
+            difference = "" if name == BASELINE else f"{gain:+.3f} ± {half:.3f}"
+            lines.append([pool, f"`{name}`", str(len(ends)), *cells, difference, _mean_of(ends, "cpu_s", 0)])
+    return _markdown(["pool", "method", "seeds", "steps", "rollouts", "success", "difference", "CPU seconds"], lines)
+
+
+def _ends(folder: Path) -> list[dict]:
+    """The last row of each finished run, by seed."""
+    files = [RunFile(folder, path.stem) for path in sorted(folder.glob("*.jsonl"))]
+    return sorted((file.rows()[-1] for file in files if file.finished()), key=lambda row: row["seed"])
+
+
+def _mean_of(ends: Iterable[dict], name: str, digits: int) -> str:
+    return f"{np.mean([end[name] for end in ends]):.{digits}f}"
 
 
 def _with_interval(row: dict, name: str) -> str:

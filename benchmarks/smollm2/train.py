@@ -69,9 +69,15 @@ class Spec:
         """
         if schedule == "constant":
             return self
-        fresh = 1 - find(self.method).settings().get("replay_fraction", 0.0)
-        steps = math.ceil(self.max_rollouts / (self.prompts * self.group_size * fresh))
+        settings = find(self.method).settings()
+        batch = settings.get("per_device_train_batch_size", self.prompts * self.group_size)
+        steps = math.ceil(self.max_rollouts / (batch * (1 - settings.get("replay_fraction", 0.0))))
         return replace(self, schedule=schedule, steps=steps)
+
+    def planned(self, steps: int, schedule: str) -> Spec:
+        """The same for so many steps, whatever they generate: all that a user changes is the trainer's class."""
+        batch = self.prompts * self.group_size
+        return replace(self, steps=steps, max_rollouts=steps * batch, schedule=schedule)
 
     def scaled(self, scale: int) -> Spec:
         """The same with `scale` times as many groups a step, and rollouts."""

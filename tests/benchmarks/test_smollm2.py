@@ -11,7 +11,16 @@ from benchmarks.lab.store import RunFile
 from benchmarks.smollm2 import __main__ as command
 from benchmarks.smollm2.pools import HELD_OUT_OF_A_KIND, POOLS, held_out, training_questions
 from benchmarks.smollm2.questions import LEARNABLE, UNSOLVABLE
-from benchmarks.smollm2.report import at_own_rates, by_budget, tables, worst_kind
+from benchmarks.smollm2.report import (
+    at_own_rates,
+    between_budgets,
+    by_budget,
+    by_budget_and_kind,
+    by_budget_in_short,
+    by_steps,
+    tables,
+    worst_kind,
+)
 from benchmarks.smollm2.train import Spec, right_tokens
 
 
@@ -118,22 +127,69 @@ def test_methods_with_rates_of_their_own_are_compared_with_one_another():
     assert cells[1][7] == "0.50 0.50 0.50"
 
 
+def write_run(folder, name, method, seed, end, success, *, finished=True, **columns):
+    file = RunFile(folder, name)
+    file.begin()
+    for row in rows(
+        method, seed, [(0, 0.1, 0.1), (end, success, success)], cpu_s=7.0, entropy_held_out=0.25, **columns
+    ):
+        file.append(row)
+    if finished:
+        file.end()
+
+
+def cells_of(table):
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+
+
 def test_runs_whose_rate_falls_are_compared_at_their_ends(tmp_path):
     """Of a method, runs of 256 rollouts and of 512 are two lines; a run that is not finished is none."""
-    made = {"a": ("uniform", 0, 512, 0.5), "b": ("uniform", 1, 512, 0.3), "c": ("default", 0, 256 + 40, 0.4)}
-    for name, (method, seed, end, success) in (made | {"d": ("default", 1, 640, 0.9)}).items():
-        file = RunFile(tmp_path, name)
-        file.begin()
-        for row in rows(method, seed, [(0, 0.1, 0.1), (end, success, success)], cpu_s=7.0, entropy_held_out=0.25):
-            file.append(row)
-        if name in made:
-            file.end()
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in by_budget(tmp_path).splitlines()[2:]]
-    assert [line[:3] + line[4:7] for line in cells] == [
+    write_run(tmp_path, "a", "uniform", 1, 512, 0.3)
+    write_run(tmp_path, "b", "uniform", 0, 512, 0.5)
+    write_run(tmp_path, "c", "default", 0, 256 + 40, 0.4)
+    write_run(tmp_path, "d", "default", 1, 640, 0.9, finished=False)
+    cells = cells_of(by_budget(tmp_path))
+    assert [line[:6] for line in cells] == [
         ["mixed", "`uniform`", "512", "2", "0.400", "0.500, 0.300"],
         ["mixed", "`default`", "256", "1", "0.400", "0.400"],
     ]
     assert all(line[-2:] == ["0.25", "7"] for line in cells)
+    by_kind = cells_of(by_budget_and_kind(tmp_path))
+    assert [line[1:] for line in by_kind] == [
+        ["`uniform`", "512", "0.40", "0.40"],
+        ["`default`", "256", "0.40", "0.40"],
+    ]
+    write_run(tmp_path, "e", "replay50", 0, 512, 0.2)
+    assert cells_of(by_budget_in_short(tmp_path)) == [[*line[:5], "7"] for line in cells]
+
+
+def test_the_rollouts_for_plain_grpos_success_lie_between_those_of_two_runs(tmp_path):
+    """Half-way in success is half-way in rollouts: (200 + 400) / 2 of 600. A seed that ends higher with the fewest needs no more."""
+    for seed, success, fewest in ((0, 0.4, 0.3), (1, 0.4, 0.45)):
+        write_run(tmp_path, f"plain{seed}", "uniform", seed, 600, success)
+        write_run(tmp_path, f"short{seed}", "uniform", seed, 300, 0.2)
+        write_run(tmp_path, f"few{seed}", "default", seed, 200, fewest)
+        write_run(tmp_path, f"more{seed}", "default", seed, 400, 0.5)
+    ((pool, seeds, ratio, per_seed, *_),) = cells_of(between_budgets(tmp_path))
+    assert (pool, seeds, per_seed) == ("mixed", "2", "0.50, 0.33")
+    assert ratio.startswith(f"{(0.5 / 3) ** 0.5:.2f} (")
+    write_run(tmp_path, "higher", "uniform", 2, 600, 0.6)
+    write_run(tmp_path, "lower", "default", 2, 400, 0.5)
+    assert cells_of(between_budgets(tmp_path))[0][2:4] == ["never", "0.50, 0.33, never"]
+
+
+def test_runs_of_as_many_steps_are_paired_by_seed(tmp_path):
+    """The interval is Student's t of the differences, 0.1 and 0.3, whatever the seeds come to themselves."""
+    plain, ours = tmp_path / "plain", tmp_path / "ours"
+    write_run(plain, "a", "uniform", 1, 512, 0.7, step=16)
+    write_run(plain, "b", "uniform", 0, 512, 0.1, step=16)
+    write_run(plain, "longer", "uniform", 0, 1024, 0.9, step=32)
+    write_run(ours, "c", "default", 0, 320, 0.2, step=16)
+    write_run(ours, "d", "default", 1, 300, 1.0, step=16)
+    assert [line[1:-1] for line in cells_of(by_steps(ours, plain))] == [
+        ["`uniform`", "2", "16", "512", "0.400", ""],
+        ["`default`", "2", "16", "310", "0.600", f"+0.200 ± {12.706 * 0.1:.3f}"],
+    ]
 
 
 def test_the_worst_kind_is_compared_at_equal_rollouts():
@@ -196,6 +252,9 @@ def test_the_study_is_that_of_the_page(tmp_path):
     assert (longer.max_rollouts, longer.steps) == (2048, 64)
     decaying = [Spec(method, 0, "mixed").scheduled("linear") for method in ("uniform", "default")]
     assert [spec.steps for spec in decaying] == [16, 32], "the rate is 0 when the rollouts are used up"
+    same_steps = Spec("default", 0, "mixed").planned(16, "linear")
+    assert (same_steps.steps, same_steps.schedule) == (16, "linear")
+    assert Spec("uniform", 0, "mixed").planned(16, "linear") == decaying[0]
     assert (
         decaying[0].name != Spec("uniform", 0, "mixed").name == Spec("uniform", 0, "mixed").scheduled("constant").name
     )
