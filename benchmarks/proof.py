@@ -24,18 +24,9 @@ from benchmarks.lab.ratios import BASELINE, Curve, curves_by_setting, methods_of
 from benchmarks.lab.report import draw, pyplot
 from benchmarks.lab.store import read_rows
 from benchmarks.lab.studies import BASE, BEFORE
-from benchmarks.smollm2.__main__ import LINEAR, RUNS, STEPS, own_rate_runs, study_runs, tuning_runs
-from benchmarks.smollm2.report import (
-    at_own_rates,
-    between_budgets,
-    by_budget,
-    by_budget_and_kind,
-    by_budget_in_short,
-    by_rate,
-    by_steps,
-    recorded,
-    short,
-)
+from benchmarks.smollm2 import ends
+from benchmarks.smollm2.__main__ import LINEAR, LINEAR_TUNING, RUNS, STEPS, own_rate_runs, study_runs, tuning_runs
+from benchmarks.smollm2.report import at_own_rates, by_rate, recorded, short
 from benchmarks.smollm2.report import tables as pretrained_tables
 from trl_dataeff.analysis.curves import band, final, geometric_mean, isotonic, reach, t_95
 
@@ -480,11 +471,12 @@ TABLES: dict[str, Callable[[], str]] = {
     "simulate": lambda: SIMULATED.read_text(encoding="utf-8").strip(),
     "pretrained": lambda: pretrained_tables(recorded(RUNS, study_runs())),
     "pretrained-rates": lambda: by_rate(recorded(RUNS, tuning_runs())),
-    "pretrained-linear": lambda: by_budget(LINEAR),
-    "pretrained-linear-short": lambda: by_budget_in_short(LINEAR),
-    "pretrained-linear-kinds": lambda: by_budget_and_kind(LINEAR),
-    "pretrained-linear-ratios": lambda: between_budgets(LINEAR),
-    "pretrained-steps": lambda: by_steps(STEPS, LINEAR),
+    "pretrained-linear": lambda: ends.by_budget(LINEAR),
+    "pretrained-linear-kinds": lambda: ends.by_kind(LINEAR),
+    "pretrained-linear-needed": lambda: ends.needed(LINEAR),
+    "pretrained-linear-rates": lambda: ends.by_rate(LINEAR_TUNING),
+    "pretrained-linear-short": lambda: ends.in_short(LINEAR),
+    "pretrained-steps": lambda: ends.by_steps(STEPS, LINEAR),
     "pretrained-own-rates": lambda: at_own_rates(recorded(RUNS, own_rate_runs())),
     "pretrained-short": lambda: short(recorded(RUNS, study_runs())),
     "readme": lambda: readme_table(on_first()),

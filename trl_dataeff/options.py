@@ -26,8 +26,8 @@ class DataEfficientOptions:
         metadata={
             "help": "How prompts are selected: 'uniform' (shuffled passes, as `GRPOTrainer`), 'dots' (prompts whose groups "
             "are likely to carry a gradient, arXiv 2506.05316), 'greso' (skip prompts with repeated zero-variance groups, "
-            "arXiv 2506.02177), 'dots+greso', the name of a registered selector, or 'auto': 'dots' for a map-style dataset "
-            "of text prompts, else 'uniform'."
+            "arXiv 2506.02177), 'dots+greso', the name of a registered selector, or 'auto': 'dots'; 'uniform' "
+            "for a stream or prompts from an environment, 'greso' for a policy whose shards cannot embed prompts."
         },
     )
     selector_args: dict[str, Any] | str | None = field(

@@ -10,8 +10,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = ROOT / "benchmarks" / "results" / "smollm2" / "runs"
-#: Runs whose learning rate falls to 0, as with TRL's default: planned for their rollouts, and for the steps of uniform sampling
-LINEAR, STEPS = RUNS.with_name("linear"), RUNS.with_name("steps")
+#: Runs whose learning rate falls to 0, as with TRL's default: planned for their rollouts, on seeds that chose the rate and on
+#: others, and for the steps of uniform sampling
+LINEAR_TUNING, LINEAR, STEPS = (RUNS.with_name(name) for name in ("linear_tuning", "linear", "steps"))
 WEIGHTS = ROOT / "quickstart"  # shared with the quickstart
 
 METHODS = ("uniform", "dynamic", "dots", "replay50", "default", "dots_paper")

@@ -15,7 +15,7 @@ from benchmarks.lab.tasks import Task
 from benchmarks.smollm2.pools import POOLS, training_questions
 from benchmarks.smollm2.questions import KINDS
 from benchmarks.smollm2.train import load
-from trl_dataeff.analysis.curves import band, geometric_mean
+from trl_dataeff.analysis.curves import band
 
 
 def tables(rows: Iterable[dict]) -> str:
@@ -81,6 +81,7 @@ def _short(settings: Iterable[tuple[str, list[Curve]]]) -> str:
                 continue
             own = [curve for curve in curves if curve.method == row["method"]]
             at = [float(np.mean([_success(c, x) for c in own])) for x in (end / 2, end)]
+            paired = [_success(c, end) - _success(b, end) for c in own for b in base if b.seed == c.seed]
             parts.append(
                 [
                     pool,
@@ -88,6 +89,7 @@ def _short(settings: Iterable[tuple[str, list[Curve]]]) -> str:
                     f"`{row['method']}`",
                     str(row["seeds"]),
                     *(show(value, 3) for value in at),
+                    "" if row["method"] == BASELINE else difference(paired),
                     _with_interval(halfway, "rollouts"),
                     " ".join(map(show, row["rollouts_ratios"])),
                     _with_interval(row, "rollouts"),
@@ -101,12 +103,20 @@ def _short(settings: Iterable[tuple[str, list[Curve]]]) -> str:
         "seeds",
         "after 512",
         "after 1,024",
+        "difference",
         "to half-way",
         "to the end, by seed",
         "to the end",
         "CPU time",
     ]
-    return _markdown(header, parts)
+    return markdown(header, parts)
+
+
+def difference(paired: Sequence[float]) -> str:
+    """Mean and 95 % interval of differences that are paired by seed."""
+    (mean,), (half,) = band(np.array(paired)[:, None])
+    interval = "" if math.isnan(half) else f" ± {half:.3f}"
+    return "-" if math.isnan(mean) else f"{mean:+.3f}{interval}"
 
 
 def _success(curve: Curve, rollouts: float) -> float:
@@ -132,129 +142,7 @@ def by_rate(rows: Iterable[dict]) -> str:
         half = [np.interp(end / 2, c.column("rollouts"), c.column("accuracy_sampled")) for c in curves]
         seeds = ", ".join(f"{value:.3f}" for value in ends)
         parts.append([f"{rate:g}", str(len(curves)), f"{np.mean(half):.3f}", f"{np.mean(ends):.3f}", seeds])
-    return _markdown(["learning rate", "seeds", "after 512", "after 1,024", "by seed"], parts)
-
-
-def by_budget(folder: Path) -> str:
-    """Success at the end of runs whose learning rate falls to 0 at that end, by pool, method and rollouts."""
-    header = ["pool", "method", "rollouts", "seeds", "success", "by seed", "steps", "greedy", "entropy", "CPU seconds"]
-    lines = []
-    for (pool, method, budget), ends in _budgets(folder):
-        by_seed = ", ".join(f"{end['accuracy_sampled']:.3f}" for end in ends)
-        success = [_mean_of(ends, "accuracy_sampled", 3), by_seed]
-        measured = [("step", 1), ("accuracy_greedy", 3), ("entropy_held_out", 2), ("cpu_s", 0)]
-        begin = [pool, f"`{method}`", f"{budget:,}", str(len(ends)), *success]
-        lines.append([*begin, *(_mean_of(ends, *column) for column in measured)])
-    return _markdown(header, lines)
-
-
-def by_budget_in_short(folder: Path) -> str:
-    """The same of uniform sampling and the defaults alone, with what a newcomer looks at."""
-    lines = [
-        [
-            pool,
-            f"`{method}`",
-            f"{budget:,}",
-            str(len(ends)),
-            _mean_of(ends, "accuracy_sampled", 3),
-            _mean_of(ends, "cpu_s", 0),
-        ]
-        for (pool, method, budget), ends in _budgets(folder)
-        if method in (BASELINE, "default")
-    ]
-    return _markdown(["pool", "method", "rollouts", "seeds", "success", "CPU seconds"], lines)
-
-
-def between_budgets(folder: Path) -> str:
-    """
-    Rollouts, steps and CPU time with which the defaults end where uniform sampling's longest run of the same seed ended, as a
-    share of its own: interpolated between their runs of fewer and more rollouts. At least those of their shortest run.
-    """
-    ends = _ends(folder)
-    lines = []
-    for pool in (pool for pool in POOLS if any(end["pool"] == pool for end in ends)):
-        of_pool = [end for end in ends if end["pool"] == pool]
-        targets = {
-            end["seed"]: end for end in sorted(of_pool, key=lambda end: end["rollouts"]) if end["method"] == BASELINE
-        }
-        own = {s: [end for end in of_pool if (end["method"], end["seed"]) == ("default", s)] for s in targets}
-        cells = []
-        for name in ("rollouts", "step", "cpu_s"):
-            each = [
-                _interpolated(own[seed], end["accuracy_sampled"], name) / end[name] for seed, end in targets.items()
-            ]
-            mean, low, high = geometric_mean(each)
-            interval = "" if math.isnan(low) else f" ({low:.2f}-{high:.2f})"
-            cells += [show(mean) + interval, ", ".join(map(show, each))]
-        lines.append([pool, str(len(targets)), *cells[:3], cells[4]])
-    return _markdown(["pool", "seeds", "rollouts", "per seed", "steps", "CPU time"], lines)
-
-
-def _interpolated(ends: Iterable[dict], success: float, name: str) -> float:
-    """`name` at this success between the ends of runs of one seed; infinite if none has it."""
-    ordered = sorted(ends, key=lambda end: end["accuracy_sampled"])
-    xs = [end["accuracy_sampled"] for end in ordered]
-    return float(np.interp(success, xs, [end[name] for end in ordered], right=math.inf))
-
-
-def by_budget_and_kind(folder: Path) -> str:
-    """Success at those ends by kind of question, as the mean over seeds."""
-    runs = _budgets(folder)
-    kinds = list(runs[0][1][0]["accuracy_by_kind"])
-    lines = [
-        [
-            pool,
-            f"`{method}`",
-            f"{budget:,}",
-            *(f"{np.mean([end['accuracy_by_kind'][kind] for end in ends]):.2f}" for kind in kinds),
-        ]
-        for (pool, method, budget), ends in runs
-    ]
-    return _markdown(["pool", "method", "rollouts", *kinds], lines)
-
-
-def _budgets(folder: Path) -> list[tuple[tuple[str, str, int], list[dict]]]:
-    """The ends of the runs of each pool, method and number of rollouts."""
-    runs: dict[tuple[str, str, int], list[dict]] = {}
-    for end in _ends(folder):
-        budget = 128 * (end["rollouts"] // 128)  # a run ends with the step that reaches it
-        runs.setdefault((end["pool"], end["method"], budget), []).append(end)
-    return sorted(runs.items(), key=lambda run: (list(POOLS).index(run[0][0]), run[0][1] != BASELINE, *run[0][1:]))
-
-
-def by_steps(folder: Path, baseline: Path) -> str:
-    """
-    The same for runs that were planned for as many steps as those of uniform sampling in the folder `baseline`, of the same
-    pools and seeds. The difference is paired by seed, with its 95 % interval.
-    """
-    plain = {(end["pool"], end["seed"], end["step"]): end for end in _ends(baseline) if end["method"] == BASELINE}
-    pairs: dict[tuple[str, str], list[tuple[dict, dict]]] = {}
-    for end in _ends(folder):
-        base = plain[end["pool"], end["seed"], end["step"]]
-        pairs.setdefault((end["pool"], end["method"]), []).append((base, end))
-    lines = []
-    for pool, method in sorted(pairs, key=lambda key: list(POOLS).index(key[0])):
-        gains = np.array([end["accuracy_sampled"] - base["accuracy_sampled"] for base, end in pairs[pool, method]])
-        (gain,), (half,) = band(gains[:, None])
-        for name, ends in zip((BASELINE, method), zip(*pairs[pool, method], strict=True), strict=True):
-            cells = [
-                _mean_of(ends, "step", 0),
-                f"{np.mean([end['rollouts'] for end in ends]):,.0f}",
-                _mean_of(ends, "accuracy_sampled", 3),
-            ]
-            difference = "" if name == BASELINE else f"{gain:+.3f} ± {half:.3f}"
-            lines.append([pool, f"`{name}`", str(len(ends)), *cells, difference, _mean_of(ends, "cpu_s", 0)])
-    return _markdown(["pool", "method", "seeds", "steps", "rollouts", "success", "difference", "CPU seconds"], lines)
-
-
-def _ends(folder: Path) -> list[dict]:
-    """The last row of each finished run, by seed."""
-    files = [RunFile(folder, path.stem) for path in sorted(folder.glob("*.jsonl"))]
-    return sorted((file.rows()[-1] for file in files if file.finished()), key=lambda row: row["seed"])
-
-
-def _mean_of(ends: Iterable[dict], name: str, digits: int) -> str:
-    return f"{np.mean([end[name] for end in ends]):.{digits}f}"
+    return markdown(["learning rate", "seeds", "after 512", "after 1,024", "by seed"], parts)
 
 
 def _with_interval(row: dict, name: str) -> str:
@@ -284,14 +172,15 @@ def _needs(curves: list[Curve]) -> str:
     half = max(c.column("rollouts")[-1] for c in base.values()) / 2 if base else math.nan
     lines = []
     for row, halfway in zip(ratios(curves), _halfway(curves), strict=True):
-        own = [c for c in curves if c.method == row["method"] and c.seed in base]
-        worst = [worst_kind(c, base[c.seed]) for c in own]
+        own = [c for c in curves if c.method == row["method"]]
+        paired = [c for c in own if c.seed in base]
+        worst = [worst_kind(c, base[c.seed]) for c in paired]
         interval = "-" if math.isnan(row["rollouts_low"]) else f"{row['rollouts_low']:.2f}-{row['rollouts_high']:.2f}"
         lines.append(
             [
                 f"`{row['method']}`",
                 str(row["seeds"]),
-                f"{row['start']:.3f} -> {row['end']:.3f}",
+                f"{row['start']:.3f} -> {np.mean([c.column('accuracy_sampled')[-1] for c in own]):.3f}",
                 f"{np.mean([np.interp(half, c.column('rollouts'), c.column('accuracy_sampled')) for c in own]):.3f}",
                 _with_interval(halfway, "rollouts"),
                 " ".join(map(show, halfway["rollouts_ratios"])),
@@ -305,7 +194,7 @@ def _needs(curves: list[Curve]) -> str:
         )
     header = ["method", "seeds", "success", f"after {half:.0f}", "to half-way", "per seed", "to the end"]
     header += ["95 %", "per seed", "steps", "CPU", "worst kind"]
-    return _markdown(header, lines)
+    return markdown(header, lines)
 
 
 def _by_kind(curves: list[Curve]) -> str:
@@ -314,7 +203,7 @@ def _by_kind(curves: list[Curve]) -> str:
     for method in methods_of(curves):
         ends = [c.rows[-1]["accuracy_by_kind"] for c in curves if c.method == method]
         lines.append([f"`{method}`", *(f"{np.mean([end[kind] for end in ends]):.2f}" for kind in kinds)])
-    return _markdown(["method", *kinds], lines)
+    return markdown(["method", *kinds], lines)
 
 
 #: Columns of a run's rows, by what the table calls them
@@ -339,7 +228,7 @@ def _measured(curves: list[Curve]) -> str:
             _mean(value for c in own for value in (row.get(name) for row in c.rows[1:])) for name in MEASURED.values()
         ]
         lines.append([f"`{method}`", show(float(np.mean(shares))), *map(show, means)])
-    return _markdown(["method", "effective", *MEASURED], lines)
+    return markdown(["method", "effective", *MEASURED], lines)
 
 
 def _mean(values: Iterable[float | None]) -> float:
@@ -347,7 +236,7 @@ def _mean(values: Iterable[float | None]) -> float:
     return float(np.mean(known)) if known else math.nan
 
 
-def _markdown(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+def markdown(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     widths = [max(len(line[i]) for line in [header, *lines]) for i in range(len(header))]
     text = [
         "| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |" for line in [header, *lines]
@@ -376,5 +265,5 @@ def describe_pools(weights: Path, seed: int = 0) -> str:
                     [kind, str(len(p)), f"{p.mean():.3f}", *(f"{q:.3f}" for q in quantiles), f"{effective.mean():.2f}"]
                 )
         header = ["kind", "questions", "mean", "10 %", "25 %", "50 %", "75 %", "90 %", "effective groups of 8"]
-        parts.append(f"Pool *{name}*, seed {seed}:\n\n{_markdown(header, lines)}")
+        parts.append(f"Pool *{name}*, seed {seed}:\n\n{markdown(header, lines)}")
     return "\n\n".join(parts)

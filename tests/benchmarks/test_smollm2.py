@@ -9,18 +9,10 @@ import pytest
 from benchmarks.lab.runs import run_all
 from benchmarks.lab.store import RunFile
 from benchmarks.smollm2 import __main__ as command
+from benchmarks.smollm2 import ends
 from benchmarks.smollm2.pools import HELD_OUT_OF_A_KIND, POOLS, held_out, training_questions
 from benchmarks.smollm2.questions import LEARNABLE, UNSOLVABLE
-from benchmarks.smollm2.report import (
-    at_own_rates,
-    between_budgets,
-    by_budget,
-    by_budget_and_kind,
-    by_budget_in_short,
-    by_steps,
-    tables,
-    worst_kind,
-)
+from benchmarks.smollm2.report import at_own_rates, tables, worst_kind
 from benchmarks.smollm2.train import Spec, right_tokens
 
 
@@ -124,7 +116,8 @@ def test_methods_with_rates_of_their_own_are_compared_with_one_another():
         ["0.001", "`uniform`", "3", "0.300", "0.500"],
         ["0.0005", "`default`", "3", "0.500", "0.600"],
     ]
-    assert cells[1][7] == "0.50 0.50 0.50"
+    assert cells[1][6] == "+0.100 ± 0.000"
+    assert cells[1][8] == "0.50 0.50 0.50"
 
 
 def write_run(folder, name, method, seed, end, success, *, finished=True, **columns):
@@ -143,39 +136,37 @@ def cells_of(table):
 
 
 def test_runs_whose_rate_falls_are_compared_at_their_ends(tmp_path):
-    """Of a method, runs of 256 rollouts and of 512 are two lines; a run that is not finished is none."""
+    """Of a method, runs of 256 rollouts and of 512, or at another rate, are two lines; a run that is not finished is none."""
     write_run(tmp_path, "a", "uniform", 1, 512, 0.3)
     write_run(tmp_path, "b", "uniform", 0, 512, 0.5)
     write_run(tmp_path, "c", "default", 0, 256 + 40, 0.4)
     write_run(tmp_path, "d", "default", 1, 640, 0.9, finished=False)
-    cells = cells_of(by_budget(tmp_path))
-    assert [line[:6] for line in cells] == [
-        ["mixed", "`uniform`", "512", "2", "0.400", "0.500, 0.300"],
-        ["mixed", "`default`", "256", "1", "0.400", "0.400"],
+    write_run(tmp_path, "e", "uniform", 0, 512, 0.6, learning_rate=2e-3)
+    cells = cells_of(ends.by_budget(tmp_path))
+    assert [line[1:7] for line in cells] == [
+        ["`uniform`", "0.001", "512", "2", "0.400", "0.500, 0.300"],
+        ["`uniform`", "0.002", "512", "1", "0.600", "0.600"],
+        ["`default`", "0.001", "256", "1", "0.400", "0.400"],
     ]
     assert all(line[-2:] == ["0.25", "7"] for line in cells)
-    by_kind = cells_of(by_budget_and_kind(tmp_path))
-    assert [line[1:] for line in by_kind] == [
-        ["`uniform`", "512", "0.40", "0.40"],
-        ["`default`", "256", "0.40", "0.40"],
-    ]
-    write_run(tmp_path, "e", "replay50", 0, 512, 0.2)
-    assert cells_of(by_budget_in_short(tmp_path)) == [[*line[:5], "7"] for line in cells]
+    assert cells_of(ends.by_kind(tmp_path))[0] == ["mixed", "`uniform`", "0.001", "512", "0.40", "0.40"]
+    assert [line[:5] for line in cells_of(ends.by_rate(tmp_path))] == [line[1:3] + line[4:7] for line in cells]
+    assert cells_of(ends.in_short(tmp_path)) == [[*line[:6], "7"] for line in cells[1:]], "each at its own rate"
 
 
 def test_the_rollouts_for_plain_grpos_success_lie_between_those_of_two_runs(tmp_path):
     """Half-way in success is half-way in rollouts: (200 + 400) / 2 of 600. A seed that ends higher with the fewest needs no more."""
-    for seed, success, fewest in ((0, 0.4, 0.3), (1, 0.4, 0.45)):
-        write_run(tmp_path, f"plain{seed}", "uniform", seed, 600, success)
-        write_run(tmp_path, f"short{seed}", "uniform", seed, 300, 0.2)
+    for seed, fewest in ((0, 0.3), (1, 0.45)):
+        write_run(tmp_path, f"plain{seed}", "uniform", seed, 600, 0.4)
+        write_run(tmp_path, f"shorter{seed}", "uniform", seed, 300, 0.2)
         write_run(tmp_path, f"few{seed}", "default", seed, 200, fewest)
         write_run(tmp_path, f"more{seed}", "default", seed, 400, 0.5)
-    ((pool, seeds, ratio, per_seed, *_),) = cells_of(between_budgets(tmp_path))
-    assert (pool, seeds, per_seed) == ("mixed", "2", "0.50, 0.33")
-    assert ratio.startswith(f"{(0.5 / 3) ** 0.5:.2f} (")
-    write_run(tmp_path, "higher", "uniform", 2, 600, 0.6)
-    write_run(tmp_path, "lower", "default", 2, 400, 0.5)
-    assert cells_of(between_budgets(tmp_path))[0][2:4] == ["never", "0.50, 0.33, never"]
+        write_run(tmp_path, f"higher{seed}", "uniform", seed, 600, 0.55 - 0.1 * seed, learning_rate=2e-3)
+    same, faster = cells_of(ends.needed(tmp_path))
+    assert same[:4] == ["mixed", "0.001", "2", "+0.100 ± 0.000"]
+    assert same[4].startswith(f"{(0.5 / 3) ** 0.5:.2f} (")
+    assert same[5] == "0.50, 0.33"
+    assert (faster[1], faster[4], faster[5]) == ("0.002", "never", "never, 0.33"), "no mean of the others"
 
 
 def test_runs_of_as_many_steps_are_paired_by_seed(tmp_path):
@@ -184,11 +175,12 @@ def test_runs_of_as_many_steps_are_paired_by_seed(tmp_path):
     write_run(plain, "a", "uniform", 1, 512, 0.7, step=16)
     write_run(plain, "b", "uniform", 0, 512, 0.1, step=16)
     write_run(plain, "longer", "uniform", 0, 1024, 0.9, step=32)
-    write_run(ours, "c", "default", 0, 320, 0.2, step=16)
-    write_run(ours, "d", "default", 1, 300, 1.0, step=16)
-    assert [line[1:-1] for line in cells_of(by_steps(ours, plain))] == [
-        ["`uniform`", "2", "16", "512", "0.400", ""],
-        ["`default`", "2", "16", "310", "0.600", f"+0.200 ± {12.706 * 0.1:.3f}"],
+    write_run(plain, "faster", "uniform", 0, 512, 0.9, step=16, learning_rate=2e-3)
+    write_run(ours, "c", "default", 0, 256, 0.2, step=16)
+    write_run(ours, "d", "default", 1, 320, 1.0, step=16)
+    assert [line[1:-1] for line in cells_of(ends.by_steps(ours, plain))] == [
+        ["`uniform`", "0.001", "2", "16", "512", "0.400", ""],
+        ["`default`", "0.001", "2", "16", "288", "0.600", f"+0.200 ± {12.706 * 0.1:.3f}"],
     ]
 
 
