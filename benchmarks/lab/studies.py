@@ -218,7 +218,7 @@ STUDIES = {
             f"{BEFORE},replay_fraction=0": {"steps": 60},
             "dots": {"steps": 60},
             "oracle": {"steps": 60},
-            "replay50": STEPS,
+            "replay50": {"steps": 200, "max_rollouts": 12_800},
             "dynamic": {"steps": 40, "max_rollouts": 12_800},
             "greso": STEPS,
         },
