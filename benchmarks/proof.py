@@ -165,6 +165,21 @@ def equal_table(curves: list[Curve], rollouts: Sequence[int], steps: Sequence[in
     return table(header, rows)
 
 
+def differences_table(pools: Mapping[str, list[Curve]], rollouts: Sequence[int]) -> str:
+    """Accuracy after equal rollouts, by pool: uniform's, and by how much each method is above it, paired by seed."""
+    rows = []
+    for pool, curves in pools.items():
+        groups = by_method(curves)
+        base = {c.seed: [at(c, "rollouts", n) for n in rollouts] for c in groups.pop(BASELINE)}
+        means = np.mean(list(base.values()), axis=0)
+        rows.append((pool, f"`{BASELINE}`", str(len(base)), *(f"{mean:.3f}" for mean in means)))
+        for method, own in groups.items():
+            above = [[at(c, "rollouts", n) - base[c.seed][i] for c in own] for i, n in enumerate(rollouts)]
+            cells = [f"{mean:+.3f} ± {half:.3f}" for mean, half in map(mean_and_half, above)]
+            rows.append((pool, f"`{method}`", str(len(own)), *cells))
+    return table(("pool", "method", "seeds", *(f"{n:,} rollouts" for n in rollouts)), rows)
+
+
 def entropy_table(curves: list[Curve], accuracies: Sequence[float]) -> str:
     """Entropy on held-out prompts where each method's accuracy first is so much: a collapse shows at equal accuracy."""
     rows = []
@@ -446,6 +461,9 @@ TABLES: dict[str, Callable[[], str]] = {
         )
         for pool in pools
     },
+    "proof-differences": lambda: differences_table(
+        {pool: together(load("proof_half", pool)) for pool in ("graded", "learnable")}, (3_200, 6_400)
+    ),
     "proof-first": lambda: reach_table(on_first(), 100),
     "proof-effective": lambda: effective_alone(on_first(), 100),
     "proof-long": lambda: long_table(together(load("proof_long")), (3_200, 6_400, 9_600, 12_800)),

@@ -264,7 +264,9 @@ class RewardChecks:
             self._warn_once(
                 "infinite",
                 f"{self._listed(infinite)} returned an infinite reward. TRL gives no gradient to a group that holds one, "
-                "so it counts as a zero-variance group.",
+                "so it counts as a zero-variance group; with `scale_rewards='batch'` it gives none to the whole batch, and with "
+                "'none' it ruins the model: the group's other completions get an advantage of -3.4e38. Return finite numbers, or "
+                "None for a completion without a score.",
             )
         self.completions += rewards.shape[0] * rewards.shape[1]
         self.scores |= ~np.isnan(rewards).all(axis=(0, 1))

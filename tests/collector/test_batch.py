@@ -240,6 +240,11 @@ class TestByHand:
         assert prompts(batch.leftover_now) == [4]
         assert (batch.rounds, batch.padded) == (2, 0)
 
+    def test_excluded_prompts_are_not_replayed(self):
+        buffer = self.buffer(5, 6, 7)
+        batch = self.fill([[(1, True), (2, True)]], batch_groups=3, buffer=buffer, replay_groups=2, exclude={5, 6, 9})
+        assert self.told(batch)["trained"] == [(1, "fresh"), (2, "fresh"), (7, "replayed")]
+
     def test_more_leftover_groups_than_a_batch_takes(self):
         batch = self.fill([], batch_groups=2, max_rounds=3, leftover=[group(True, i) for i in (7, 8, 9)])
         assert self.told(batch) == {

@@ -43,6 +43,30 @@ def test_generation_shrinks_by_the_share_once_the_buffer_can_give_it(tmp_path):
     assert len(pd.read_parquet(tmp_path / "dataeff" / "groups.parquet")) * 4 == 88
 
 
+@pytest.mark.parametrize("fresh_groups", ["fixed", "adaptive"])
+def test_an_optimizer_step_of_several_generation_batches_trains_on_no_rollout_twice(tmp_path, fresh_groups):
+    options = {"per_device_train_batch_size": 16, "steps_per_generation": 1, "gradient_accumulation_steps": 4}
+    options |= {"fresh_groups": fresh_groups, "selection": "dots", "replay_pause_ess": 0.0, "max_steps": 5}
+    options |= {"save_strategy": "steps", "save_steps": 4}
+    batches: list[tuple[int, list]] = []  # as they are now: an origin changes once the group is replayed
+
+    class Noting(Watched):
+        def _log(self, batch):
+            batches.append((self.state.global_step, sorted((g.prompt_id, g.step, g.origin) for g in batch.trained)))
+            super()._log(batch)
+
+    trainer = replaying(tmp_path, Noting, trainer={"train_dataset": plain_dataset(200)}, **options)
+    for step in range(5):
+        trained = [group for at, groups in batches if at == step for group in groups]
+        assert len(trained) == len({(prompt_id, made) for prompt_id, made, _ in trained}) == 16
+        ages = [step - made for _, made, origin in trained if origin == "replayed"]
+        assert all(age > 0 for age in ages)
+        assert bool(ages) == (step > 0)
+    assert len(batches) == 20
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))  # the same trainer makes that step once more
+    assert batches[20:] == batches[16:20]
+
+
 def enter(stored: dict, groups: list) -> None:
     """By hand, the newest group of each prompt, if it is effective."""
     for group in groups:

@@ -175,6 +175,7 @@ def test_sums_that_differ_by_rounding_alone_do_not_differ():
 def test_functions_that_are_normalised_apart_differ_as_the_one_that_differs_most():
     rewards = np.array([[[1, 0], [1, 1], [1, 1], [0, 0]]], dtype=np.float32)  # pairs that differ: 3 of 6, 4 of 6
     assert GroupClassifier(np.ones(2), aggregation="normalize_then_sum").spreads(rewards)[0] == pytest.approx(4 / 6)
+    assert GroupClassifier(np.zeros(2), aggregation="normalize_then_sum").spreads(rewards)[0] == 0
     assert GroupClassifier(np.array([1.0, 0.0]), aggregation="normalize_then_sum").spreads(rewards)[
         0
     ] == pytest.approx(0.5)

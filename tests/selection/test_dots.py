@@ -394,6 +394,29 @@ def test_exploring_alone_takes_the_prompts_of_plain_grpo_in_its_order():
             selector.load_state_dict(state)
 
 
+@given(
+    batch=st.integers(1, 12),
+    more=st.integers(0, 20),
+    requests=st.lists(st.integers(1, 12), min_size=1, max_size=12),
+    shuffle=st.booleans(),
+    exploration=st.sampled_from([0.3, 1.0]),
+)
+def test_exploration_reaches_prompts_that_passes_leave_out(batch, more, requests, shuffle, exploration):
+    """A pass in the dataset's order never offers the last prompts, which may be the only ones that a batch has not had."""
+    size = batch + more
+    selector = DotsSelector(shuffle=shuffle, exploration=exploration)
+    selector.bind(make_context(size, batch))
+    rng, proposed = generator(), set()
+    for n in [min(request, batch) for request in requests]:  # rounds of one generation batch
+        had, ids = len(proposed), selector.propose(n, rng).tolist()
+        assert len(set(ids)) == n
+        assert set(ids) <= set(range(size))
+        if size - had < n:  # too few others: all may come again, and do from now on
+            break
+        assert not proposed & set(ids)
+        proposed |= set(ids)
+
+
 def test_a_pass_that_begins_between_two_rounds_has_the_prompts_of_the_first():
     population, rng = Population(), generator()
     selector = population.selector("dots", coverage=1.0, exploration=0.0)
@@ -542,6 +565,20 @@ def test_graded_rewards_do_not_draw_prompts_whose_completions_all_get_the_same_m
     weights = selector.log_weights().exp().numpy()
     assert weights[unsolved].mean() < weight * weights[~unsolved].mean()
     assert np.abs(selector.success.mean()).max() <= 1.0
+
+
+def test_references_leave_the_differences_to_all_recent_groups():
+    """The same groups give the same predictions of differences, with references as without; they follow every batch."""
+    population, rng = GradedPopulation(), generator()
+    selector, twin = (population.selector("dots", reference=name, reference_size=20) for name in ("paper", "rolling"))
+    observe, seen = selector.observe, []
+    selector.observe = lambda groups: (observe(groups), twin.observe(groups))
+    for _ in range(6):
+        selector.roll_out_references(lambda ids: [visit(int(i), EFFECTIVE, rate=population.p[i]) for i in ids], rng)
+        population.batch(selector, rng)
+        np.testing.assert_array_equal(selector.difference.predicted, twin.difference.predicted)
+        seen.append(selector.difference.predicted[0].copy())
+    assert all((a != b).any() for a, b in itertools.pairwise(seen))
 
 
 def test_binary_rewards_never_use_the_differences():

@@ -8,7 +8,7 @@ deliberately not here: models and collectives.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -80,6 +80,7 @@ def fill_batch(
     references: Sequence[RolloutGroup] = (),
     buffer: ReplayBuffer | None = None,
     replay_groups: int = 0,
+    exclude: Collection[int] = (),
     rng: torch.Generator | None = None,
 ) -> GenerationBatch:
     """
@@ -102,6 +103,7 @@ def fill_batch(
         buffer ([`ReplayBuffer`], *optional*): source of replayed groups.
         replay_groups (`int`, *optional*, defaults to `0`): below `batch_groups`; fewer are replayed where `buffer` has
             no more of other prompts.
+        exclude (`Collection[int]`, *optional*): prompts that are not replayed.
         rng (`torch.Generator`, *optional*): draws the replayed groups; needed with `buffer`.
     """
     if buffer is not None and rng is None:
@@ -114,7 +116,7 @@ def fill_batch(
     batch = GenerationBatch(generated=list(references))
     zero_variance: list[RolloutGroup] = []
     while True:
-        present = {group.prompt_id for group in [*kept, *zero_variance, *references]}
+        present = {*exclude, *(group.prompt_id for group in [*kept, *zero_variance, *references])}
         available = buffer.available(present) if buffer is not None else 0
         wanted = batch_groups - min(replay_groups, available)
         no_more_rounds = max_rounds is not None and batch.rounds >= max_rounds

@@ -8,7 +8,7 @@ history, selector and buffer. It is equal on every process, because it works on 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -111,6 +111,7 @@ class RolloutCollector:
         self.counters = Counters()
         self.leftover: list[RolloutGroup] = []
         self._present: list[RolloutGroup] = []  # groups of the present generation batch so far
+        self._in_step: tuple[int, set[int]] = (-1, set())  # an optimizer step, and the prompts it is trained on so far
         # With everything off nothing that TRL accepts is an error
         unchosen = selector is None or isinstance(selector, UniformSelector)
         off = unchosen and refill is None and sequential is None and buffer is None and baseline is None
@@ -143,6 +144,9 @@ class RolloutCollector:
         assert self.selector is not None  # rounds need prompts that can be chosen
         references = self._roll_out_references(roll_out, step)
         metrics: dict[str, float] = {}
+        if step != self._in_step[0]:
+            self._in_step = (step, set())
+        in_step = self._in_step[1]  # if a step takes several generation batches, none replays what it has already
         if self.buffer is not None:
             metrics["replay/evicted"] = self.buffer.expire(step)
         replay_groups = self.replay_groups
@@ -156,7 +160,7 @@ class RolloutCollector:
             if self.effective_target is None or round_index:
                 ids = self.propose(n)
             else:
-                ids, metrics["effective_expected"] = self._propose_for_target(n, self.effective_target)
+                ids, metrics["effective_expected"] = self._propose_for_target(n, self.effective_target, in_step)
             groups = self._generate(ids, roll_out, step, round_index)
             self.zero_share.observe(groups)
             return groups
@@ -170,8 +174,10 @@ class RolloutCollector:
             references=references,
             buffer=self.buffer,
             replay_groups=replay_groups,
+            exclude=in_step,
             rng=self.replay_rng,
         )
+        in_step.update(group.prompt_id for group in batch.trained)
         batch.trained = self._spread_evenly(batch.trained)
         batch.metrics.update(metrics)
         self._update(batch, step)
@@ -201,12 +207,12 @@ class RolloutCollector:
         self._update(batch, step)
         return batch
 
-    def _propose_for_target(self, least: int, target: float) -> Proposal:
-        """At least `least` prompts, as many as `target` takes; the same on all processes."""
+    def _propose_for_target(self, least: int, target: float, exclude: Collection[int]) -> Proposal:
+        """At least `least` prompts, as many as `target` takes, of which `exclude` are not replayed; the same on all processes."""
         selector, buffer = self.selector, self.buffer
         assert selector is not None
         assert buffer is not None
-        taken = [group.prompt_id for group in [*self.leftover, *self._present]]
+        taken = [*exclude, *(group.prompt_id for group in [*self.leftover, *self._present])]
         return propose_for_target(
             self.propose,
             lambda ids: self._agreed(checked_chances(selector, ids, unknown=1 - self.zero_share.value)),

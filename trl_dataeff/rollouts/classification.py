@@ -54,8 +54,8 @@ def all_equal(values: np.ndarray, tolerance: np.ndarray | float = 0.0) -> NDArra
 def is_zero_variance(rewards: np.ndarray, weights: np.ndarray, aggregation: str = "sum_then_normalize") -> np.ndarray:
     """
     Whether a group carries no gradient: all of its scorable rewards are equal. So does a group with an infinite reward,
-    whose advantages TRL sets to 0. Totals of several functions are compared up to the rounding of their sum (four units
-    in the last place of float32), totals of one exactly.
+    whose advantages TRL sets to 0 (but with `scale_rewards="none"`, which ruins the model). Totals of several functions are
+    compared up to the rounding of their sum (four units in the last place of float32), totals of one exactly.
 
     Under TRL's `multi_objective_aggregation="normalize_then_sum"` each function is normalised in the group on its own,
     so there every function with a weight has to give equal rewards; else the weighted totals have to be equal.
@@ -246,7 +246,7 @@ class GroupClassifier:
         [`spread`] of each group `(n, G, F)`, float64 `(n,)`. Under `normalize_then_sum`, that of the function in which
         the group's completions differ most.
         """
-        if self.aggregation == "normalize_then_sum":
+        if self.aggregation == "normalize_then_sum" and self.weights.any():  # else all totals are 0
             columns = np.stack([spread(rewards[:, :, k]) for k in np.flatnonzero(self.weights)])
             return np.where(np.isnan(columns).all(axis=0), np.nan, np.nan_to_num(columns).max(axis=0))
         return spread(total_rewards(rewards, self.weights), rounding(rewards, self.weights))

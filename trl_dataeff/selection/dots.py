@@ -220,11 +220,19 @@ class DotsSelector(Selector):
 
     def _explore(self, n: int, excluded: torch.Tensor) -> np.ndarray:
         """The next n prompts of uniform passes that are not in `excluded`. Adds them to it, in place."""
-        ids = np.empty(0, dtype=np.int64)
-        while len(ids) < n:
+        ids, in_vain = np.empty(0, dtype=np.int64), 0
+        while len(ids) < n and in_vain < len(excluded):
             taken = self._uniform.propose(n - len(ids), self._uniform_rng)
-            ids = np.concatenate([ids, taken[~excluded[taken].numpy()]])
+            new = taken[~excluded[taken].numpy()]
+            in_vain = 0 if len(new) else in_vain + len(taken)
+            ids = np.concatenate([ids, new])
             excluded[taken] = True
+        if len(ids) < n:  # all others are what passes leave out: the last prompts of a dataset that is not shuffled
+            others = np.flatnonzero(~excluded.numpy())
+            order = torch.randperm(len(others), generator=self._uniform_rng).numpy()
+            others = others[order if self.shuffle else slice(None)][: n - len(ids)]
+            ids = np.concatenate([ids, others])
+            excluded[others] = True
         return ids
 
     def _draw(self, log_weights: torch.Tensor, n: int, rng: torch.Generator) -> np.ndarray:
@@ -289,13 +297,13 @@ class DotsSelector(Selector):
         self.exploring.observe(effective[known], weights, share)
 
     def _refresh(self) -> None:
-        """Predict from the groups so far what is used: success rates may come from references alone."""
+        """Predict from all groups so far what is used. With `reference="paper"` success rates come from references alone."""
         if not self.uses_references:
             self.success.refresh()
             self._has_predictions = True
         if self.objective == "effective":
             self.effective.refresh()
-        if self.difference is not None and not self.uses_references:
+        if self.difference is not None:
             self.difference.refresh()
 
     def _observe_differences(self, groups: Sequence[RolloutGroup], ids: np.ndarray, trials: np.ndarray) -> None:
