@@ -373,7 +373,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     def _log(self, batch: GenerationBatch) -> None:
         store, groups = self._metrics["train"], batch.trained_now or batch.generated
         if batch.trained_stale and groups:  # TRL has logged rewards and lengths of all that is trained on
-            replace_last(store, group_metrics(groups, self.reward_func_names, self.collector.classifier.weights))
+            weights, over_batch = self.collector.classifier.weights, self.collector.over_batch
+            replace_last(store, group_metrics(groups, self.reward_func_names, weights, over_batch=over_batch))
         record(store, batch.metrics)
         record_selector(store, batch.selector_metrics)
 

@@ -145,10 +145,13 @@ def test_simulated_pools_have_a_range_of_learnable_prompts_and_committed_runs():
 
 
 def test_what_simulate_says_of_the_labs_first_pool_is_near_what_was_measured():
-    """In rollouts, but for two that some seeds' budgets end before they arrive; two constants are fitted here, and no more."""
+    """
+    In rollouts, but for three methods of which some runs do not arrive (dynamic sampling, the former defaults, and replay on
+    uniform selection, which the page says); two constants are fitted here, and no more.
+    """
     _, errors = validation.validate(validation.Learning(), seeds=2, pools=["first"])
     arriving = [error for error in errors["first"] if error < math.log(validation.LATE)]
-    assert len(arriving) >= len(errors["first"]) - 2 >= 6
+    assert len(arriving) >= len(errors["first"]) - 3 >= 6
     assert max(arriving) < math.log(1.4)
     assert np.median(arriving) < math.log(1.25)
 

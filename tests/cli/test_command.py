@@ -330,6 +330,14 @@ def test_what_only_prints_imports_no_torch(command):
     assert done.returncode == 0, done.stderr
 
 
+def test_a_console_without_the_characters_of_a_message():
+    code = "from trl_dataeff.cli.main import main\nimport sys, trl_dataeff.cli.env as env\n"
+    code += "env.run = lambda argv: print('✅ Done.') or 0\nsys.exit(main(['env']))"
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout) == (0, "? Done.\n")
+
+
 def test_version_env_and_unknown_command(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"trl-dataeff {trl_dataeff.__version__}\n"

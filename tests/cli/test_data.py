@@ -120,6 +120,43 @@ def test_system_prompt_goes_before_a_conversation(tmp_path):
     assert [message["role"] for message in train[0]["prompt"]] == ["system", "user"]
 
 
+@pytest.mark.parametrize("bad", [None, ""])
+@pytest.mark.parametrize(
+    "args",
+    [["--prompt_as_chat", "true"], ["--system_prompt", "s"], ["--prompt_template", "Q: {prompt}"]],
+    ids=["chat", "system", "template"],
+)
+def test_rows_without_a_prompt_are_named_whatever_shape_prompts_are_given(args, bad, tmp_path):
+    if args[0] == "--prompt_template" and bad == "":
+        pytest.skip("empty text in a template is a prompt")
+    path = jsonl(tmp_path / "a.jsonl", [{"prompt": "a"}, {"prompt": bad}, {"prompt": "c"}])
+    with pytest.raises(UserError, match=r"1 rows without a prompt.*: 1"):
+        load("--dataset_name", path, *args)
+
+
+def test_a_system_prompt_is_no_prompt(tmp_path):
+    rows = [{"prompt": [{"role": "user", "content": "hi"}]}, {"prompt": []}]
+    with pytest.raises(UserError, match=r"1 rows without a prompt.*: 1"):
+        load("--dataset_name", jsonl(tmp_path / "a.jsonl", rows), "--system_prompt", "be brief")
+
+
+@pytest.mark.parametrize("name", ["d[ab].jsonl", "d?.jsonl", "*.jsonl"])
+def test_a_file_whose_name_is_a_pattern_is_the_one_that_is_loaded(name, tmp_path):
+    jsonl(tmp_path / "da.jsonl", [{"prompt": "wrong"}])
+    jsonl(tmp_path / name)
+    train, _ = load("--dataset_name", str(tmp_path / name))
+    assert train["prompt"][:] == [row["prompt"] for row in ROWS]
+
+
+def test_a_file_in_a_folder_whose_name_is_a_pattern(tmp_path):
+    folder = tmp_path / "dir with [x] *"
+    folder.mkdir()
+    path = jsonl(folder / "train.jsonl")
+    assert len(load("--dataset_name", path)[0]) == len(ROWS)
+    with pytest.raises(UserError, match="takes for a pattern"):
+        load("--dataset_name", str(folder))
+
+
 def test_answer_column_is_what_rewards_read(tmp_path):
     rows = [{"prompt": "p", "answer": "long", "final": 7}]
     train, _ = load("--dataset_name", jsonl(tmp_path / "a.jsonl", rows), "--answer_column", "final")
@@ -140,6 +177,7 @@ def test_answer_column_is_what_rewards_read(tmp_path):
         ("a.txt", "hello", ["'a.txt'", "`.jsonl`"]),
         ("a.jsonl", '{"question": "a", "level": 1}', ["no column `prompt`", "`question`, `level`", "--prompt_column"]),
         ("a.jsonl", '{"prompt": 7}', ["7", "A prompt is text"]),
+        ("a.jsonl", '{"prompt": [{"role": "user"}]}', ["'role': 'user'", "messages with `role` and `content`"]),
         (
             "a.jsonl",
             '{"prompt": "a"}\n{"prompt": null}\n{"prompt": ""}',

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from trl_dataeff.cli.checks import checkpoint_of, problems_on_this_machine
 from trl_dataeff.cli.errors import UserError
 from trl_dataeff.cli.main import main
 from trl_dataeff.cli.parser import PORTABLE_TYPES, TYPES, GRPOParser
@@ -286,6 +287,25 @@ def test_wrong_command_lines(args, part, write):
     with pytest.raises(UserError) as error:
         GRPOParser(portable=True).parse(args)
     assert part in str(error.value)
+
+
+def test_where_the_model_would_be_saved_is_checked_before_it_is_trained(write, tmp_path, monkeypatch):
+    write("file", "")
+    for output in ("file", "file/out", "~/file"):
+        monkeypatch.setenv("HOME", str(tmp_path))
+        arguments, _ = GRPOParser(portable=True).parse(["--reward_funcs", "a.b", "--output_dir", output])
+        (problem,) = (p for p in problems_on_this_machine(arguments) if p.fields == ("output_dir",))
+        assert "is a file, not a folder" in problem.message
+    arguments, _ = GRPOParser(portable=True).parse(["--reward_funcs", "a.b", "--output_dir", "a/b/c"])
+    assert not [p for p in problems_on_this_machine(arguments) if p.fields == ("output_dir",)]
+
+
+def test_a_checkpoint_in_the_home_directory(tmp_path, monkeypatch):
+    (tmp_path / "checkpoint-4").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    args = ["--reward_funcs", "a.b", "--resume_from_checkpoint", "~/checkpoint-4"]
+    arguments, _ = GRPOParser(portable=True).parse(args)
+    assert checkpoint_of(arguments.training) == str(tmp_path / "checkpoint-4")
 
 
 def test_recipes_that_come_with_the_package_have_names():

@@ -152,6 +152,22 @@ def test_a_run_of_plain_trl(capsys, tmp_path):
     assert "7.68k  rollouts generated" in out
 
 
+def test_a_checkpoint_of_another_trainer_stays_as_it_is(copy, capsys):
+    """A folder `dataeff` in it would make it look like an unfinished one of ours, which a resume sets aside."""
+    (checkpoint,) = copy("plain").glob("checkpoint-*")
+    before = sorted(checkpoint.rglob("*"))
+    code, out, _ = report(capsys, str(checkpoint))
+    assert code == 0
+    assert out.endswith(f"Report: {checkpoint.parent / 'dataeff' / f'report-{checkpoint.name}.html'}\n")
+    assert sorted(checkpoint.rglob("*")) == before
+
+
+def test_home_directories(copy, capsys, monkeypatch):
+    folder = copy("uniform-0")
+    monkeypatch.setenv("HOME", str(folder.parent))
+    assert report(capsys, "~/uniform-0")[0] == 0
+
+
 def test_a_run_without_any_group(copy, capsys):
     folder = copy("dots-0")
     table = pq.read_table(folder / "dataeff" / "groups.parquet")

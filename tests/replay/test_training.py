@@ -43,6 +43,31 @@ def test_generation_shrinks_by_the_share_once_the_buffer_can_give_it(tmp_path):
     assert len(pd.read_parquet(tmp_path / "dataeff" / "groups.parquet")) * 4 == 88
 
 
+@pytest.mark.parametrize("aggregation", ["sum_then_normalize", "normalize_then_sum"])
+def test_normalised_over_the_batch_fresh_advantages_are_those_of_a_batch_without_replay(tmp_path, aggregation):
+    """By TRL's formula on the fresh rows alone."""
+    options = {"scale_rewards": "batch", "multi_objective_aggregation": aggregation, "reward_weights": [1.0, 0.5]}
+    options |= {"rewards": [even_length_reward, letter_share_reward], "selection": "uniform", "max_steps": 16}
+    trainer = replaying(tmp_path, **options)
+    compared = 0
+    for batch, tensors in zip(trainer.batches, trainer.tensors, strict=True):
+        fresh = torch.tensor([batch.origins[id(group)] == "fresh" for group in batch.trained])
+        rewards = torch.from_numpy(np.stack([g.rewards for g in batch.trained]))[fresh]  # (n, G, 2)
+        if batch.replayed and aggregation == "sum_then_normalize":
+            totals = rewards @ torch.tensor([1.0, 0.5])
+            expected = (totals - totals.mean(1, keepdim=True)) / (totals.std() + 1e-4)
+        elif batch.replayed:
+            each = (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-4)
+            totals = each @ torch.tensor([1.0, 0.5])
+            expected = totals / (totals.std() + 1e-4)
+        if batch.replayed and totals.std() > 0:
+            own = tensors["advantages"].view(-1, 4)[fresh]
+            # TRL also takes the mean over the batch away, which is 0 up to rounding
+            torch.testing.assert_close(own, expected, atol=1e-4, rtol=1e-3)
+            compared += 1
+    assert compared >= 4
+
+
 @pytest.mark.parametrize("fresh_groups", ["fixed", "adaptive"])
 def test_an_optimizer_step_of_several_generation_batches_trains_on_no_rollout_twice(tmp_path, fresh_groups):
     options = {"per_device_train_batch_size": 16, "steps_per_generation": 1, "gradient_accumulation_steps": 4}
@@ -65,6 +90,28 @@ def test_an_optimizer_step_of_several_generation_batches_trains_on_no_rollout_tw
     assert len(batches) == 20
     trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))  # the same trainer makes that step once more
     assert batches[20:] == batches[16:20]
+
+
+def test_generation_batches_that_share_an_optimizer_step_have_no_rollout_in_common(tmp_path):
+    """Three micro-batches of rollouts, two of them a step: the second batch begins within a step. Also after a resume there."""
+    options = {"per_device_train_batch_size": 16, "steps_per_generation": 3, "gradient_accumulation_steps": 2}
+    options |= {"selection": "uniform", "replay_fraction": 0.75, "replay_pause_ess": 0.0, "max_steps": 9}
+    options |= {"save_strategy": "steps", "save_steps": 1, "trainer": {"train_dataset": plain_dataset(200)}}
+    batches: list[set] = []
+
+    class Noting(Watched):
+        def _log(self, batch):
+            batches.append({(g.prompt_id, g.step, g.origin) for g in batch.trained})
+            super()._log(batch)
+
+    trainer = replaying(tmp_path, Noting, **options)
+    made = [{(prompt_id, step) for prompt_id, step, _ in batch} for batch in batches]
+    assert len(made) == 6
+    for k in (1, 3, 5):
+        assert not made[k - 1] & made[k]
+    assert all(any(origin == "replayed" for *_, origin in batch) for batch in batches[2:])
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))  # within the third batch
+    assert batches[6:] == batches[3:6]
 
 
 def enter(stored: dict, groups: list) -> None:

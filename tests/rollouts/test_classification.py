@@ -88,6 +88,16 @@ def test_a_group_whose_differing_completions_were_all_cut_off_has_no_gradient():
         assert GroupClassifier(np.ones(1), masks_truncated=masks).classify(rewards, truncated)[1].tolist() == kinds
 
 
+def test_a_group_whose_functions_differ_but_whose_totals_do_not_is_masked_out_where_totals_count():
+    rewards = np.array([[[2, -1], [0, 0], [0, 0]]] * 2, dtype=np.float32)  # totals with weights 0.5 and 1 are all 0
+    truncated = np.array([[0, 1, 1], [1, 1, 1]], dtype=bool)
+    weights = np.float32([0.5, 1])
+    assert is_masked_out(rewards, weights, truncated).tolist() == [True, True]
+    assert is_masked_out(rewards, weights, truncated, "normalize_then_sum").tolist() == [False, True]
+    classifier = GroupClassifier(weights, aggregation="normalize_then_sum", masks_truncated=True)
+    assert classifier.classify(rewards, truncated)[1].tolist() == [EFFECTIVE, HARD]
+
+
 def test_a_classifier_widens_its_scale_round_by_round():
     """A round is classified by a scale that has seen it; a given range stays as it is."""
     classifier, given_range = GroupClassifier(np.ones(1)), GroupClassifier(np.ones(1), reward_range=(0, 4))

@@ -16,6 +16,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from tests.factories import mixed_reward, run
 from tests.factories.rollouts import VISITS, completions, write_lines, write_tables
+from trl_dataeff.analysis.audit import cost
 from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD
 from trl_dataeff.tracking.completion_columns import UnreadableRollouts
 from trl_dataeff.tracking.completions import RecordedGroups, read_groups
@@ -143,6 +144,29 @@ def test_groups_parquet(tmp_path):
     predicted = pa.Table.from_pylist([row | {"predicted": 0.5} for row in rows], schema=SCHEMA)
     pq.write_table(predicted, tmp_path / "dataeff" / "groups.parquet")
     assert read_groups([tmp_path]).selected
+
+
+def test_rollouts_are_counted_from_the_log_where_it_has_them(tmp_path):
+    """Groups of 8, of which two were stopped after 4; their success rates alone look like groups of 4."""
+    rows = [
+        {"step": i, "prompt_id": i, "success_rate": rate, "kind": kind, "origin": "fresh", "completions": n}
+        for i, (rate, kind, n) in enumerate(
+            [(0.25, "effective", 8), (0.5, "effective", 8), (0.75, "effective", 8), (0.0, "hard", 4), (1.0, "easy", 4)]
+        )
+    ]
+    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), tmp_path / "groups.parquet")
+    groups = read_groups([tmp_path])
+    assert groups.group_size == 8
+    assert groups.sizes.tolist() == [8, 8, 8, 4, 4]
+    costs = cost(groups, float("nan"))
+    assert (costs.rollouts, costs.wasted_rollouts) == (32, 8)
+
+
+def test_a_group_on_a_line_without_one_of_its_rewards(tmp_path):
+    lines = [{"prompt": "p", "a": [1, 0], "b": [1, 1], "step": 0}, {"prompt": "q", "a": [1, 1], "b": None, "step": 1}]
+    (tmp_path / "r.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    groups = read_groups([tmp_path / "r.jsonl"], {"reward": "a+b"})
+    assert groups.kind.tolist() == [EFFECTIVE, HARD], "the second has the lowest total, 1, for all"
 
 
 def test_a_run_of_trl(tmp_path):

@@ -147,6 +147,7 @@ def test_metrics_of_groups_by_hand():
             "rewards/first/std": 0.5**0.5,
             "rewards/second/mean": 1.0,
             "rewards/second/std": 2**0.5,
+            "frac_reward_zero_std": 0.5,  # TRL counts a group with a single score as one with a deviation
             "completions/clipped_ratio": 0.5,
             "completions/mean_length": 1.5,
             "completions/min_length": 1,
@@ -156,6 +157,8 @@ def test_metrics_of_groups_by_hand():
             "completions/max_terminated_length": 1,
         }
     )
+    over_batch = group_metrics(groups, ["first", "second"], np.float32([1, 0.5]), over_batch=True)
+    assert "frac_reward_zero_std" not in over_batch
     nothing = group_metrics([], ["first"], np.ones(1, np.float32))
     assert nothing.keys() == {name for name in values if "second" not in name}
     assert all(np.isnan(value) for name, value in nothing.items() if "terminated" not in name)

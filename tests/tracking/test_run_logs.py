@@ -148,6 +148,18 @@ def test_columns_of_prompts():
     assert "tags" not in row
 
 
+def test_a_column_that_is_null_in_the_first_prompts(tmp_path, caplog_transformers):
+    rows = {"prompt": list("abcd"), "level": [None, None, 3, 4], "source": [None, None, None, "s"]}
+    dataset = Dataset.from_dict(rows)
+    table = PromptTable(tmp_path / "prompts.parquet", lambda ids: prompt_rows(dataset, ids))
+    for ids in ([0, 1], [0, 1, 2], [0, 1, 2, 3]):
+        table.write(pd.Series(ids).to_numpy())
+    assert not messages(caplog_transformers)
+    written = pd.read_parquet(tmp_path / "prompts.parquet")
+    assert written["source"].tolist()[3] == "s"
+    assert written["level"].tolist()[2:] == [3, 4]
+
+
 def test_a_dataset_that_cannot_be_read_is_only_warned_of(tmp_path, caplog_transformers):
     def fails(ids):
         raise ValueError("no such column")

@@ -155,15 +155,15 @@ def cost(groups: RecordedGroups, step_seconds: float) -> Cost:
     generation, where the groups have their seconds; a zero-variance group has its share of them.
     """
     zero = groups.kind != EFFECTIVE
-    size = groups.group_size or 1
+    sizes = np.full(len(groups), groups.group_size or 1) if groups.sizes is None else groups.sizes
     if not math.isnan(step_seconds):
         hours = step_seconds * len(np.unique(groups.step)) / SECONDS_PER_HOUR
         wasted_hours = hours * float(zero.mean())
     else:
         hours, wasted_hours = (float(groups.seconds[c].sum()) / SECONDS_PER_HOUR for c in (slice(None), zero))
     return Cost(
-        rollouts=len(groups) * size,
-        wasted_rollouts=int(zero.sum()) * size,
+        rollouts=int(sizes.sum()),
+        wasted_rollouts=int(sizes[zero].sum()),
         tokens=float(groups.tokens.sum()),
         wasted_tokens=float(groups.tokens[zero].sum()),
         hours=hours,

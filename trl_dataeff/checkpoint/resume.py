@@ -184,7 +184,8 @@ def _warn_of_other_runs(folder: str) -> None:
     if others:
         logger.warning(
             f"{folder} holds checkpoints of another run ({_names(others)}), and a new run starts there. Its checkpoints "
-            "replace those of the same step. To keep both runs, set another `output_dir`; to continue the other run, pass "
+            "replace those of the same step; with `save_total_limit=1` and `load_best_model_at_end` the Trainer deletes the others "
+            "too when training ends. To keep both runs, set another `output_dir`; to continue the other run, pass "
             f"its checkpoint: `resume_from_checkpoint={str(others[0])!r}`."
         )
 

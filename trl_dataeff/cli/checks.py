@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from transformers.utils import is_bitsandbytes_available
@@ -52,6 +53,12 @@ def problems_on_this_machine(arguments: GRPOArguments) -> list[Problem]:
     if is_local(name) and not os.path.isdir(os.path.expanduser(name)):
         message = f"The model {name!r} does not exist: there is no such folder (`model_name_or_path`)."
         problems.append(Problem(message, ("model_name_or_path",)))
+    output = Path(training.output_dir or "").expanduser().absolute()
+    folder = next(path for path in (output, *output.parents) if path.exists())  # what will be made, is made in it
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        what = "is a file, not a folder" if not folder.is_dir() else "cannot be written"
+        message = f"`output_dir` is {training.output_dir!r}, and {folder} {what}. The trained model is saved there."
+        problems.append(Problem(message, ("output_dir",)))
     problems += _package_problems(training, model)
     return problems + _tried(checkpoint_of, training, names=("resume_from_checkpoint",))
 
@@ -82,12 +89,12 @@ def checkpoint_of(training: DataEfficientGRPOConfig) -> str | bool | None:
         return None
     if wanted.lower() in ("true", "last"):
         return True
-    if not os.path.isdir(wanted):
+    if not os.path.isdir(os.path.expanduser(wanted)):
         raise UserError(
             f"The checkpoint {wanted!r} does not exist: there is no such folder (`resume_from_checkpoint`). `last` "
             "stands for the latest complete one in `output_dir`."
         )
-    return wanted
+    return os.path.expanduser(wanted)
 
 
 def _tried(check: Callable[..., Any], *args: Any, names: tuple[str, ...]) -> list[Problem]:

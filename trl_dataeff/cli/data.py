@@ -72,15 +72,18 @@ def prepare(
 
 
 def shape_row(row: dict[str, Any], script: DataEfficientGRPOScriptArguments) -> dict[str, Any]:
-    """Return the columns of a row that `prepare` adds or replaces."""
+    """Return the columns of a row that `prepare` adds or replaces; a row without a prompt stays one, and is rejected."""
     if script.prompt_template is None:
         prompt = row[script.prompt_column or "prompt"]
     else:
         names = "|".join(re.escape(name) for name in row)
+        columns = re.findall(rf"\{{({names})\}}", script.prompt_template)
         prompt = re.sub(rf"\{{({names})\}}", lambda match: str(row[match[1]]), script.prompt_template)
+        if any(row[name] is None for name in columns):
+            prompt = None
     if script.prompt_as_chat or script.system_prompt is not None:
-        prompt = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-    if script.system_prompt is not None:
+        prompt = [{"role": "user", "content": prompt}] if prompt and isinstance(prompt, str) else prompt or None
+    if script.system_prompt is not None and isinstance(prompt, list):
         prompt = [{"role": "system", "content": script.system_prompt}, *prompt]
     answer = {} if script.answer_column is None else dict.fromkeys(("answer", "solution"), row[script.answer_column])
     return {"prompt": prompt, **answer}
@@ -129,7 +132,8 @@ def _check_columns(columns: list[str], script: DataEfficientGRPOScriptArguments,
 def _check_prompts(dataset: Dataset | IterableDataset, given: str) -> None:
     """The first prompt is text or a conversation, and no row is without one."""
     prompt = next(iter(dataset))["prompt"]
-    is_chat = isinstance(prompt, list) and all(isinstance(m, dict) and "role" in m for m in prompt) and prompt
+    keys = {"role", "content"}
+    is_chat = isinstance(prompt, list) and prompt and all(isinstance(m, dict) and keys <= set(m) for m in prompt)
     if prompt is not None and not isinstance(prompt, str) and not is_chat:
         raise UserError(
             f"{given} has prompts such as {str(prompt)[:60]!r} ({type(prompt).__name__}). A prompt is text, or a "

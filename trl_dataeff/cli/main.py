@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import logging
 import os
 import sys
@@ -57,6 +58,9 @@ def main(argv: list[str] | None = None) -> int:
     Args:
         argv (`list[str]`, *optional*): arguments; those of the process if not given.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # some consoles cannot encode every character
     try:
         try:
             return _run(list(sys.argv[1:] if argv is None else argv))

@@ -35,7 +35,7 @@ def run(argv: list[str]) -> int:
     _check_columns(recorded, args.by)
     check_library()
     page = make_page(recorded, args.by)
-    output = write_page(page, args.output or recorded.path / "dataeff" / "report.html")
+    output = write_page(page, args.output or default_output(recorded.path))
     save_figures(page, args.png)
     print("\n".join(summary(recorded)))
     print(f"Report: {output}")
@@ -49,6 +49,14 @@ def read(path: str, rollouts_per_step: int | None) -> RecordedRun:
     if rollouts_per_step is not None and rollouts_per_step < 1:
         raise UserError(f"`--rollouts_per_step` is {rollouts_per_step}; it takes an integer >= 1.")
     return read_run(path, rollouts_per_step)
+
+
+def default_output(folder: Path) -> Path:
+    """In the run's folder. A checkpoint stays as it is: its report is beside it, named after it."""
+    folder = folder.absolute()
+    if folder.name.startswith("checkpoint-") and (folder / "trainer_state.json").is_file():
+        return folder.parent / "dataeff" / f"report-{folder.name}.html"
+    return folder / "dataeff" / "report.html"
 
 
 def write_page(page: Page, output: str | Path) -> Path:

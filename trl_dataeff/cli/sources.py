@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +35,7 @@ def find_source(given: DatasetConfig) -> DatasetConfig:
     if local.is_file():
         if loader is None:
             raise UserError(f"The dataset file {path!r} has none of the endings {listed(LOADERS)}. Convert it to one.")
-        return replace(given, path=loader, data_files=[str(local)])
+        return replace(given, path=loader, data_files=[glob.escape(str(local))])
     if loader is not None or is_local(path):
         siblings = [p.name for p in local.parent.iterdir()] if local.parent.is_dir() else []
         raise UserError(
@@ -53,9 +54,14 @@ def _folder_source(folder: Path) -> tuple[str, Any]:
         return "arrow", {"train": _arrow_files(folder)}
     if not any(p.is_file() and not p.name.startswith(".") for p in folder.rglob("*")):
         raise UserError(f"The dataset folder {str(folder)!r} has no files. Put files with {listed(LOADERS)} there.")
+    if glob.has_magic(str(folder)):
+        raise UserError(
+            f"The name of the dataset folder {str(folder)!r} has one of the characters *, ? and [, which 🤗 Datasets takes for "
+            "a pattern. Rename it, or name a file in it."
+        )
     return str(folder), None
 
 
 def _arrow_files(folder: Path) -> list[str]:
     files = json.loads((folder / "state.json").read_text())["_data_files"]
-    return [str(folder / file["filename"]) for file in files]
+    return [glob.escape(str(folder / file["filename"])) for file in files]

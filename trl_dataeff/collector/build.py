@@ -69,6 +69,10 @@ def make_collector(
         `CheckpointError`: the checkpoint does not fit.
         `ValueError`: the processes have different prompts.
     """
+    micro_batches, accumulated = (
+        config.steps_per_generation * config.num_iterations,
+        config.gradient_accumulation_steps,
+    )
     group_size, adaptive = config.num_generations, config.fresh_groups == "adaptive"
     batch_groups = config.generation_batch_size // group_size
     num_prompts = num_prompts if dataset is None else len(dataset)
@@ -107,6 +111,8 @@ def make_collector(
         replay_groups=_most_replayed(config, batch_groups, processes.world_size, refills) if replays else 0,
         effective_target=_effective_target(config, batch_groups) if replays and adaptive and not refills else None,
         pause=ReplayPause(config.replay_pause_ess) if replays and config.replay_pause_ess else None,
+        over_batch=config.scale_rewards == "batch" or config.multi_objective_aggregation == "normalize_then_sum",
+        overlaps=bool(micro_batches % accumulated and accumulated % micro_batches),
         replay_weight=config.replay_weight,
         baseline=baseline,
         logs=RunLogs(Path(config.output_dir) / FOLDER, None if dataset is None else partial(prompt_rows, dataset))

@@ -22,6 +22,7 @@ from trl_dataeff.collector.fresh import Proposal, propose_for_target
 from trl_dataeff.collector.sequential import SequentialGroups, complete
 from trl_dataeff.replay.buffer import ReplayBuffer
 from trl_dataeff.replay.pause import ReplayPause
+from trl_dataeff.rollouts.advantages import scale_of_fresh
 from trl_dataeff.rollouts.capture import Round
 from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.distributed import Processes, assign, broadcast_from_main, redistribute
@@ -65,6 +66,10 @@ class RolloutCollector:
             of effective ones to it (see [`propose_for_target`]), and at least as many as replay leaves room for.
         pause ([`ReplayPause`], *optional*): while it is active, as many groups as there are processes are replayed, to measure when
             the policy slows down.
+        over_batch (`bool`, *optional*, defaults to `False`): whether TRL divides advantages by the deviation over the whole
+            batch (`scale_rewards="batch"`, `multi_objective_aggregation="normalize_then_sum"`).
+        overlaps (`bool`, *optional*, defaults to `False`): whether an optimizer step may end within a generation batch and the
+            next one take the rest of it with another.
         replay_weight (`float`, *optional*): factor on the advantages of replayed groups; `None`: see [`row_weights`].
         baseline ([`TrackedBaseline`], *optional*): makes the advantages in the place of TRL's.
         logs ([`RunLogs`], *optional*): files that the run writes; on the main process alone.
@@ -89,6 +94,8 @@ class RolloutCollector:
         replay_groups: int = 0,
         effective_target: float | None = None,
         pause: ReplayPause | None = None,
+        over_batch: bool = False,
+        overlaps: bool = False,
         replay_weight: float | None = None,
         baseline: TrackedBaseline | None = None,
         logs: RunLogs | None = None,
@@ -111,7 +118,9 @@ class RolloutCollector:
         self.counters = Counters()
         self.leftover: list[RolloutGroup] = []
         self._present: list[RolloutGroup] = []  # groups of the present generation batch so far
-        self._in_step: tuple[int, set[int]] = (-1, set())  # an optimizer step, and the prompts it is trained on so far
+        self.over_batch, self.overlaps = over_batch, overlaps
+        #: Generation batches that may be in the next one's optimizer step: the step at which each began, and its prompts
+        self.recent: list[tuple[int, list[int]]] = []
         # With everything off nothing that TRL accepts is an error
         unchosen = selector is None or isinstance(selector, UniformSelector)
         off = unchosen and refill is None and sequential is None and buffer is None and baseline is None
@@ -144,9 +153,10 @@ class RolloutCollector:
         assert self.selector is not None  # rounds need prompts that can be chosen
         references = self._roll_out_references(roll_out, step)
         metrics: dict[str, float] = {}
-        if step != self._in_step[0]:
-            self._in_step = (step, set())
-        in_step = self._in_step[1]  # if a step takes several generation batches, none replays what it has already
+        # If an optimizer step takes several generation batches, none replays what the step has already
+        last = self.recent[-1:] if self.overlaps else []
+        self.recent = [batch for batch in self.recent if batch[0] == step or batch in last]
+        in_step = {prompt_id for _, prompt_ids in self.recent for prompt_id in prompt_ids}
         if self.buffer is not None:
             metrics["replay/evicted"] = self.buffer.expire(step)
         replay_groups = self.replay_groups
@@ -177,7 +187,7 @@ class RolloutCollector:
             exclude=in_step,
             rng=self.replay_rng,
         )
-        in_step.update(group.prompt_id for group in batch.trained)
+        self.recent.append((step, [group.prompt_id for group in batch.trained]))
         batch.trained = self._spread_evenly(batch.trained)
         batch.metrics.update(metrics)
         self._update(batch, step)
@@ -242,6 +252,11 @@ class RolloutCollector:
             logs["advantages"].extend(batch.advantages.ravel().tolist())
             own = batch.advantages[[group.owner == self.processes.rank for group in batch.trained]]
             tensors["advantages"] = torch.from_numpy(own.ravel()).to(tensors["advantages"])
+        elif self.over_batch and batch.replayed:
+            rewards = np.stack([group.rewards for group in batch.trained])
+            fresh = np.array([group.origin != "replayed" for group in batch.trained])
+            scale = scale_of_fresh(rewards, self.classifier.weights, fresh, self.classifier.aggregation)
+            tensors["advantages"] = tensors["advantages"] * scale
         if batch.trained_stale:
             weights = self.row_weights(self.own(batch.trained))
             tensors["advantages"] = tensors["advantages"] * weights.to(tensors["advantages"])

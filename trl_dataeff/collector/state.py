@@ -164,6 +164,7 @@ def collector_state(collector: RolloutCollector) -> tuple[dict[str, Any], dict[s
         "scored": [collector.reward_checks.scores.tolist(), collector.reward_checks.completions],
         "zero_share": [collector.zero_share.zero, collector.zero_share.total],
         "sequential": None if collector.sequential is None else collector.sequential.state_dict(),
+        "recent": collector.recent,
         "replay_movement": _movement(collector),
         "replay_pause": None if collector.pause is None else collector.pause.state(),
         "reward_scale": [scale.low, scale.high] if math.isfinite(scale.low) else None,  # JSON has no infinity
@@ -200,6 +201,7 @@ def load_collector_state(collector: RolloutCollector, scalars: dict[str, Any], f
     collector.zero_share.zero, collector.zero_share.total = scalars["zero_share"]
     if collector.sequential is not None and scalars.get("sequential") is not None:  # it may be switched on or off
         collector.sequential.load_state_dict(scalars["sequential"])
+    collector.recent = [(step, prompt_ids) for step, prompt_ids in scalars.get("recent", [])]
     scale = collector.classifier.scale
     if scalars["reward_scale"] is not None and not scale.fixed:
         scale.low, scale.high = scalars["reward_scale"]

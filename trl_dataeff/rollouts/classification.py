@@ -87,23 +87,29 @@ def rounding(rewards: np.ndarray, weights: np.ndarray) -> np.ndarray:
     return spread
 
 
-def is_masked_out(rewards: np.ndarray, weights: np.ndarray, truncated: np.ndarray) -> NDArray[np.bool_]:
+def is_masked_out(
+    rewards: np.ndarray, weights: np.ndarray, truncated: np.ndarray, aggregation: str = "sum_then_normalize"
+) -> NDArray[np.bool_]:
     """
     Whether truncation removes a group's gradient under `mask_truncated_completions`: all completions that differ from
-    their group's mean reward were cut off.
+    their group's mean reward, under `normalize_then_sum` from that of some function, were cut off.
 
     Args:
         rewards (`np.ndarray` of shape `(n, G, F)`), weights (`np.ndarray` of shape `(F,)`): see [`is_zero_variance`].
         truncated (`np.ndarray` of shape `(n, G)` and dtype bool): completions that did not end by themselves.
+        aggregation (`str`, *optional*, defaults to `"sum_then_normalize"`): TRL's option of that name.
 
     Returns:
         `np.ndarray` of shape `(n,)` and dtype bool.
     """
-    totals = total_rewards(rewards, weights).astype(np.float64)
-    scored = ~np.isnan(totals)
-    mean = np.where(scored, totals, 0.0).sum(axis=1) / np.maximum(scored.sum(axis=1), 1)
-    has_gradient = scored & ~truncated & (totals != mean[:, None])
-    without: NDArray[np.bool_] = ~has_gradient.any(axis=1)
+    values = total_rewards(rewards, weights)[:, :, None]
+    if aggregation == "normalize_then_sum":
+        values = rewards[:, :, np.flatnonzero(weights)]
+    values = values.astype(np.float64)
+    scored = ~np.isnan(values)
+    mean = np.where(scored, values, 0.0).sum(axis=1, keepdims=True) / np.maximum(scored.sum(axis=1, keepdims=True), 1)
+    has_gradient = scored & ~truncated[:, :, None] & (values != mean)
+    without: NDArray[np.bool_] = ~has_gradient.any(axis=(1, 2))
     return without
 
 
@@ -237,7 +243,7 @@ class GroupClassifier:
         success_rates = self.scale.success_rate(totals)
         zero_variance = is_zero_variance(rewards, self.weights, self.aggregation)
         if self.masks_truncated:
-            zero_variance |= is_masked_out(rewards, self.weights, truncated)
+            zero_variance |= is_masked_out(rewards, self.weights, truncated, self.aggregation)
         self._count_values(totals)
         return success_rates, kinds_of(zero_variance, success_rates)
 

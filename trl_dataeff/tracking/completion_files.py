@@ -197,8 +197,9 @@ def _read_lines(file: Path, given: Mapping[str, str], prompts: Prompts, by_path:
         at = _number(line.get(step)) if step else 0.0
         rewards = [line.get(name) for name in weights]
         answers, lengths = line.get(completion), line.get(tokens)
-        if isinstance(rewards[0], list):  # a group on a line
-            many = len(rewards[0])
+        if of_group := [reward for reward in rewards if isinstance(reward, list)]:  # a group on a line
+            many = len(of_group[0])
+            rewards = [reward if isinstance(reward, list) else [reward] * many for reward in rewards]
             answers = answers if isinstance(answers, list) and len(answers) == many else [None] * many
             entries = zip(*rewards, strict=False)
             out += [

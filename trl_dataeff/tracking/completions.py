@@ -46,7 +46,7 @@ class RecordedGroups:
         success: success rate in [0, 1], NaN if no completion was scored.
         kind: codes of [`KINDS`], int8.
         tokens: of its completions, NaN if not known. seconds: that its generation took, NaN if not known.
-        group_size: completions of a group; 0 if not known.
+        group_size: completions of a group; 0 if not known. sizes: of each group, int64; `None`: all have `group_size`.
         texts: of the first prompts, for predictions from them.
         format: what the files are, in words. files: how many.
         has_steps: whether steps are recorded.
@@ -63,6 +63,7 @@ class RecordedGroups:
     tokens: np.ndarray
     seconds: np.ndarray
     group_size: int
+    sizes: np.ndarray | None = None
     texts: tuple[str, ...] = ()
     format: str = ""
     files: int = 1
@@ -161,7 +162,9 @@ def _read_group_log(file: Path, group_size: int | None) -> RecordedGroups:
             return np.full(len(table), np.nan)
         return np.asarray(table[name].to_numpy(), dtype=np.float64)
 
-    success = numbers("success_rate")
+    success, sizes = numbers("success_rate"), numbers("completions")
+    if not np.isnan(sizes).any():  # logs of earlier versions lack the column
+        group_size = int(sizes.max())  # groups that were stopped have fewer
     kinds = pc.index_in(table["kind"], pa.array(KINDS)).to_numpy().astype(np.int8)
     _, prompt = np.unique(table["prompt_id"].to_numpy(), return_inverse=True)
     return RecordedGroups(
@@ -172,6 +175,7 @@ def _read_group_log(file: Path, group_size: int | None) -> RecordedGroups:
         tokens=numbers("tokens"),
         seconds=numbers("seconds"),
         group_size=group_size or _size_of_rates(success),
+        sizes=None if np.isnan(sizes).any() else sizes.astype(np.int64),
         format="groups.parquet of trl-dataeff",
         selected="predicted" in names and table["predicted"].null_count < len(table),
         notes=(f"{left_out:,} rows have no step, prompt or kind and are left out.",) if left_out else (),

@@ -62,15 +62,18 @@ def prompt_rows(dataset: Dataset, ids: np.ndarray) -> pa.Table:
     """
     kept = [name for name, feature in dataset.features.items() if _is_plain(feature) or name == "prompt"]
     columns = dataset.with_format(None).select_columns(kept)[ids.tolist()]
+    types = {}  # the dataset's own: a column may be null in all of these rows
     for name, values in columns.items():
         feature = dataset.features[name]
+        is_text = isinstance(feature, ClassLabel) or name == "prompt"
+        types[name] = pa.string() if is_text else feature.pa_type
         if isinstance(feature, ClassLabel):
             columns[name] = [None if value is None else feature.int2str(value) for value in values]
         elif name == "prompt":
             columns[name] = [prompt_text(value) for value in values]
         elif feature.dtype in ("string", "large_string"):
             columns[name] = [None if value is None else value[:LONGEST_TEXT] for value in values]
-    return pa.table({name: pa.array(values) for name, values in columns.items() if name != "prompt_id"})
+    return pa.table({name: pa.array(values, types[name]) for name, values in columns.items() if name != "prompt_id"})
 
 
 def _is_plain(feature: Any) -> bool:

@@ -144,6 +144,7 @@ def read_run(path: str | Path, rollouts_per_step: int | None = None) -> Recorded
 
 
 def _folder(path: Path) -> Path:
+    path = path.expanduser()
     if not path.exists():
         raise NoRunError(f"{path} does not exist. Give the `output_dir` of a run.")
     folder = path if path.is_dir() else path.parent
