@@ -240,7 +240,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             tensors = super()._generate_and_score_completions(inputs)
         with self._timer.selection():
             batch = self.collector.enter(ids, recording.complete(self._processes), self.state.global_step)
-            self.collector.set_advantages(tensors, batch, self._logs)
+            self.collector.advantage_weights.apply(tensors, batch, self._logs)
             self._log(batch)
         return tensors
 
@@ -256,7 +256,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         with capture.temporarily(self, _playback=playback):
             tensors = super()._generate_and_score_completions(rows)
         compute_leftover_logps(batch.leftover_now, self._logps, own[0], self._processes)
-        self.collector.set_advantages(tensors, batch, self._logs)
+        self.collector.advantage_weights.apply(tensors, batch, self._logs)
         if batch.trained_stale:
             tensors.update(behavior_tensors(own, tensors["completion_ids"]))
             replace_last(self._metrics["train"], sampling_metrics(tensors, self._processes))  # TRL's are over all rows
@@ -373,7 +373,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     def _log(self, batch: GenerationBatch) -> None:
         store, groups = self._metrics["train"], batch.trained_now or batch.generated
         if batch.trained_stale and groups:  # TRL has logged rewards and lengths of all that is trained on
-            weights, over_batch = self.collector.classifier.weights, self.collector.over_batch
+            weights, over_batch = self.collector.classifier.weights, self.collector.advantage_weights.over_batch
             replace_last(store, group_metrics(groups, self.reward_func_names, weights, over_batch=over_batch))
         record(store, batch.metrics)
         record_selector(store, batch.selector_metrics)

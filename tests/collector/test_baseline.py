@@ -187,6 +187,6 @@ def test_the_batch_and_the_log_get_the_advantages():
     run = collector(selector=Predicts(0.5, 4.0), baseline=baseline())
     batch = enter(run, {0: [0, 0, 0, 0], 1: [1, 1, 1, 0]}, [0, 1])
     tensors, logs = {"advantages": torch.zeros(8)}, {"advantages": deque([9.0, *[0.0] * 8], maxlen=20)}
-    run.set_advantages(tensors, batch, logs)
+    run.advantage_weights.apply(tensors, batch, logs)
     assert tensors["advantages"].tolist() == batch.advantages.ravel().tolist()
     assert list(logs["advantages"]) == [9.0, *batch.advantages.ravel().tolist()]

@@ -16,17 +16,18 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from trl_dataeff.collector.advantages import AdvantageWeights
 from trl_dataeff.collector.baseline import TrackedBaseline
 from trl_dataeff.collector.batch import GenerationBatch, RefillRounds, ZeroVarianceShare, fill_batch
 from trl_dataeff.collector.fresh import Proposal, propose_for_target
+from trl_dataeff.collector.metrics import batch_metrics
 from trl_dataeff.collector.sequential import SequentialGroups, complete
 from trl_dataeff.replay.buffer import ReplayBuffer
 from trl_dataeff.replay.pause import ReplayPause
-from trl_dataeff.rollouts.advantages import scale_of_fresh
 from trl_dataeff.rollouts.capture import Round
 from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.distributed import Processes, assign, broadcast_from_main, redistribute
-from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD, Origin, RolloutGroup
+from trl_dataeff.rollouts.group import Origin, RolloutGroup
 from trl_dataeff.selection import Selector, UniformSelector
 from trl_dataeff.selection.base import (
     check_proposal,
@@ -70,7 +71,7 @@ class RolloutCollector:
             batch (`scale_rewards="batch"`, `multi_objective_aggregation="normalize_then_sum"`).
         overlaps (`bool`, *optional*, defaults to `False`): whether an optimizer step may end within a generation batch and the
             next one take the rest of it with another.
-        replay_weight (`float`, *optional*): factor on the advantages of replayed groups; `None`: see [`row_weights`].
+        replay_weight (`float`, *optional*): factor on the advantages of replayed groups; `None`: see [`AdvantageWeights`].
         baseline ([`TrackedBaseline`], *optional*): makes the advantages in the place of TRL's.
         logs ([`RunLogs`], *optional*): files that the run writes; on the main process alone.
         seed (`int`, *optional*, defaults to `0`): of proposals and of replay.
@@ -108,17 +109,20 @@ class RolloutCollector:
         self.selector, self.num_prompts, self.dataset_hash = selector, num_prompts, dataset_hash
         self.settings = settings or {}
         self.refill, self.sequential = refill, sequential
-        self.buffer, self.replay_groups, self.replay_weight = buffer, replay_groups, replay_weight
+        self.buffer, self.replay_groups = buffer, replay_groups
         self.effective_target = effective_target
         self.pause = pause
         self.baseline = baseline
         self.logs = logs
         self.processes = processes
         self.zero_share = ZeroVarianceShare()
+        self.advantage_weights = AdvantageWeights(
+            classifier, self.zero_share, refill is not None, over_batch, replay_weight, processes.rank
+        )
         self.counters = Counters()
         self.leftover: list[RolloutGroup] = []
         self._present: list[RolloutGroup] = []  # groups of the present generation batch so far
-        self.over_batch, self.overlaps = over_batch, overlaps
+        self.overlaps = overlaps
         #: Generation batches that may be in the next one's optimizer step: the step at which each began, and its prompts
         self.recent: list[tuple[int, list[int]]] = []
         # With everything off nothing that TRL accepts is an error
@@ -236,46 +240,6 @@ class RolloutCollector:
     def own(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
         """Those of `groups` whose rollouts this process holds."""
         return [group for group in groups if group.owner == self.processes.rank]
-
-    def set_advantages(self, tensors: dict[str, Any], batch: GenerationBatch, logs: Mapping[str, Any]) -> None:
-        """
-        Put the batch's own advantages, if it has some, in the place of TRL's, and weigh those of replayed groups.
-
-        Args:
-            tensors (`dict`): TRL's batch of this process; its `advantages` (rows,) are replaced.
-            batch ([`GenerationBatch`]): with all groups that are trained on, in the order of ranks.
-            logs (`dict`): TRL's; its `advantages`, a deque, end with those of all processes.
-        """
-        if batch.advantages is not None:
-            for _ in range(batch.advantages.size):
-                logs["advantages"].pop()
-            logs["advantages"].extend(batch.advantages.ravel().tolist())
-            own = batch.advantages[[group.owner == self.processes.rank for group in batch.trained]]
-            tensors["advantages"] = torch.from_numpy(own.ravel()).to(tensors["advantages"])
-        elif self.over_batch and batch.replayed:
-            rewards = np.stack([group.rewards for group in batch.trained])
-            fresh = np.array([group.origin != "replayed" for group in batch.trained])
-            scale = scale_of_fresh(rewards, self.classifier.weights, fresh, self.classifier.aggregation)
-            tensors["advantages"] = tensors["advantages"] * scale
-        if batch.trained_stale:
-            weights = self.row_weights(self.own(batch.trained))
-            tensors["advantages"] = tensors["advantages"] * weights.to(tensors["advantages"])
-
-    def row_weights(self, groups: Sequence[RolloutGroup]) -> torch.Tensor:
-        """
-        By how much the advantages of each completion count, `(len(groups) * G,)`: those of replayed groups by `replay_weight`.
-
-        By default that is the running share of effective groups among those generated. Replayed groups are all effective; they
-        stand in for as many fresh ones, of which that share would have had a gradient. So the gradient keeps the scale of plain
-        GRPO's, and steps become smaller as more groups have zero variance. With dynamic sampling all groups are effective.
-        """
-        weights = [self._replay_weight() if group.origin == "replayed" else 1.0 for group in groups]
-        return torch.tensor(weights).repeat_interleave(self.group_size)
-
-    def _replay_weight(self) -> float:
-        if self.replay_weight is not None:
-            return self.replay_weight
-        return 1 - self.zero_share.value if self.refill is None else 1.0
 
     def _roll_out_references(self, roll_out: RollOut, step: int) -> list[RolloutGroup]:
         references: list[RolloutGroup] = []
@@ -439,31 +403,14 @@ class RolloutCollector:
         return self.logs.groups.since(step)
 
     def _metrics(self, batch: GenerationBatch, step: int) -> dict[str, float]:
-        metrics: dict[str, float] = dict(self.counters.logged())
-        metrics.update(rounds=batch.rounds, padded_groups=batch.padded, leftover_groups=len(batch.leftover))
-        metrics.update(fresh_groups=len(batch.trained_now), replayed_groups=len(batch.trained_stale))
-        metrics["effective_groups"] = sum(group.effective for group in batch.trained)
-        if batch.generated:
-            kinds = np.array([group.kind for group in batch.generated])
-            rates = np.array([group.success_rate for group in batch.generated])
-            unscorable = np.isnan(np.concatenate([group.rewards for group in batch.generated])).all(axis=1)
-            metrics.update(
-                effective_ratio=float((kinds == EFFECTIVE).mean()),
-                easy_ratio=float((kinds == EASY).mean()),
-                hard_ratio=float((kinds == HARD).mean()),
-                unscorable_ratio=float(unscorable.mean()),
-            )
-            if self.baseline is not None:
-                metrics["baseline/informative_ratio"] = float(np.mean([g.informative for g in batch.generated]))
-                metrics["baseline/strength"] = float(np.mean([g.strength for g in batch.generated]))
-            if not np.isnan(rates).all():
-                metrics["success_rate"] = float(np.nanmean(rates))
-            if self.sequential is not None:
-                stopped = [group.size < self.group_size for group in batch.generated]
-                metrics["stopped_ratio"] = float(np.mean(stopped))
+        metrics = {**self.counters.logged(), **batch_metrics(batch, step)}
+        if batch.generated and self.baseline is not None:
+            metrics["baseline/informative_ratio"] = float(np.mean([g.informative for g in batch.generated]))
+            metrics["baseline/strength"] = float(np.mean([g.strength for g in batch.generated]))
+        if batch.generated and self.sequential is not None:
+            metrics["stopped_ratio"] = float(np.mean([g.size < self.group_size for g in batch.generated]))
         if batch.trained_stale:
-            metrics["replay/weight"] = self._replay_weight()
-            metrics["replay/age_mean"] = float(np.mean([step - group.step for group in batch.trained_stale]))
+            metrics["replay/weight"] = self.advantage_weights.of_replayed
         if self.buffer is not None:
             metrics["replay/size"] = len(self.buffer)
         return metrics

@@ -1,0 +1,78 @@
+"""`AdvantageWeights`: how much replayed groups count, and advantages in the place of TRL's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from trl_dataeff.collector.batch import GenerationBatch, ZeroVarianceShare
+from trl_dataeff.rollouts.advantages import scale_of_fresh
+from trl_dataeff.rollouts.classification import GroupClassifier
+from trl_dataeff.rollouts.group import RolloutGroup
+
+
+@dataclass(frozen=True)
+class AdvantageWeights:
+    """
+    Args:
+        classifier ([`GroupClassifier`]): knows the weights of the reward functions and how they are added up.
+        zero_share ([`ZeroVarianceShare`]): running share of zero-variance groups.
+        refills (`bool`): whether zero-variance groups are dropped and replaced (dynamic sampling).
+        over_batch (`bool`): whether TRL divides advantages by the deviation over the whole batch (`scale_rewards="batch"`,
+            `multi_objective_aggregation="normalize_then_sum"`).
+        replayed (`float`, *optional*): factor on the advantages of replayed groups; `None`: see [`of_replayed`].
+        rank (`int`): of this process.
+    """
+
+    classifier: GroupClassifier
+    zero_share: ZeroVarianceShare
+    refills: bool
+    over_batch: bool
+    replayed: float | None
+    rank: int
+
+    @property
+    def of_replayed(self) -> float:
+        """
+        Factor on the advantages of replayed groups.
+
+        By default that is the running share of effective groups among those generated. Replayed groups are all effective; they
+        stand in for as many fresh ones, of which that share would have had a gradient. So the gradient keeps the scale of plain
+        GRPO's, and steps become smaller as more groups have zero variance. With dynamic sampling all groups are effective.
+        """
+        if self.replayed is not None:
+            return self.replayed
+        return 1.0 if self.refills else 1 - self.zero_share.value
+
+    def of_rows(self, groups: Sequence[RolloutGroup]) -> torch.Tensor:
+        """By how much the advantages of each completion of these groups count, `(completions,)`."""
+        weights = torch.tensor([self.of_replayed if group.origin == "replayed" else 1.0 for group in groups])
+        return weights.repeat_interleave(torch.tensor([group.size for group in groups]))
+
+    def apply(self, tensors: dict[str, Any], batch: GenerationBatch, logs: Mapping[str, Any]) -> None:
+        """
+        Put the batch's own advantages, if it has some, in the place of TRL's, and weigh those of replayed groups.
+
+        Args:
+            tensors (`dict`): TRL's batch of this process; its `advantages` (rows,) are replaced.
+            batch ([`GenerationBatch`]): with all groups that are trained on, in the order of ranks.
+            logs (`dict`): TRL's; its `advantages`, a deque, end with those of all processes.
+        """
+        if batch.advantages is not None:
+            for _ in range(batch.advantages.size):
+                logs["advantages"].pop()
+            logs["advantages"].extend(batch.advantages.ravel().tolist())
+            own = batch.advantages[[group.owner == self.rank for group in batch.trained]]
+            tensors["advantages"] = torch.from_numpy(own.ravel()).to(tensors["advantages"])
+        elif self.over_batch and batch.replayed:
+            rewards = np.stack([group.rewards for group in batch.trained])
+            fresh = np.array([group.origin != "replayed" for group in batch.trained])
+            scale = scale_of_fresh(rewards, self.classifier.weights, fresh, self.classifier.aggregation)
+            tensors["advantages"] = tensors["advantages"] * scale
+        if batch.trained_stale:
+            weights = self.of_rows([group for group in batch.trained if group.owner == self.rank])
+            tensors["advantages"] = tensors["advantages"] * weights.to(tensors["advantages"])
