@@ -235,6 +235,28 @@ def test_launch_options_go_to_accelerate(recipe, launched):
     assert parse(launched.args.training_script_args).training.seed == 3
 
 
+@pytest.mark.parametrize(
+    ("options", "devices", "warns"),
+    [
+        (["--num_processes", "2"], 0, True),
+        (["--num_processes", "4", "--num_machines", "1"], 1, True),
+        (["--num_processes", "1"], 0, False),
+        (["--num_machines", "1"], 1, False),
+    ],
+)
+def test_processes_that_accelerate_does_not_start_are_missed(
+    options, devices, warns, recipe, tmp_path, monkeypatch, caplog
+):
+    started = []
+    monkeypatch.setattr("accelerate.commands.launch.default_config_file", str(tmp_path / "none.yaml"))
+    monkeypatch.setattr("torch.cuda.device_count", lambda: devices)
+    monkeypatch.setattr(os, "execvpe", lambda file, args, environment: started.append(args))
+    assert main(["grpo", "--config", recipe, *options]) == 0
+    assert len(started) == 1
+    assert ("`--multi_gpu`" in caplog.text) is warns
+    assert (f"`num_processes` is {options[1]}," in caplog.text) is warns
+
+
 def test_failed_processes_end_the_command_with_their_code(recipe, monkeypatch):
     def fail(args):
         raise subprocess.CalledProcessError(returncode=3, cmd="python")

@@ -8,9 +8,12 @@ import signal
 import subprocess
 import sys
 from argparse import ArgumentError, ArgumentParser, Namespace
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from types import FrameType
 from typing import Any
+
+from transformers.utils import logging
 
 from trl_dataeff.cli.errors import UserError, closest
 from trl_dataeff.fields import Problem
@@ -19,6 +22,7 @@ from trl_dataeff.fields import Problem
 #: Option of TRL's command: a file, or the name of a configuration that TRL ships (`fsdp2`, `zero3`, ...).
 ACCELERATE_CONFIG = "--accelerate_config"
 MODULE = "trl_dataeff.cli.grpo"
+logger = logging.get_logger(__name__)
 _SCRIPT = "<script>"  # stands for the script that `accelerate launch` expects behind its options
 _STOPPED = (130, 143)  # exit codes after Ctrl-C and SIGTERM
 
@@ -109,11 +113,9 @@ def launch(launch_args: list[str], command: list[str]) -> int:
     except ValueError as error:
         raise UserError(str(error)) from error
     args = launcher.launch_command_parser().parse_args([*launch_args, "--module", MODULE, *command])
-    # accelerate's own waits for a process that no signal reaches
-    simple_launcher = _become if os.name == "posix" else launcher.simple_launcher
     former = signal.signal(signal.SIGTERM, _forward)  # torchrun sets its own
     try:
-        with temporarily(launcher, simple_launcher=simple_launcher):
+        with temporarily(launcher, simple_launcher=partial(_start_one, launcher.simple_launcher)):
             launcher.launch_command(args)
     except subprocess.CalledProcessError as error:  # the process has said on stderr what was wrong
         return _exit_code(error.returncode)
@@ -127,10 +129,20 @@ def launch(launch_args: list[str], command: list[str]) -> int:
     return 0
 
 
-def _become(args: Namespace) -> None:
-    """Replace this process by the only one that `accelerate launch` would start: signals and exit code are its own."""
+def _start_one(simple_launcher: Callable[[Namespace], None], args: Namespace) -> None:
+    """
+    Start the only process that `accelerate launch` would start: on POSIX in the place of this one, so that signals and exit
+    code are its own, where accelerate waits for a process that no signal reaches.
+    """
     from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 
+    if (args.num_processes or 1) > 1 and args.mpirun_hostfile is None:
+        logger.warning(
+            f"`num_processes` is {args.num_processes}, but `accelerate launch` starts one process: it sees fewer than "
+            "two GPUs, or its configuration says so. `--multi_gpu` starts all of them, with `--use_cpu true` on the CPU."
+        )
+    if os.name != "posix":
+        return simple_launcher(args)
     command, environment = prepare_simple_launcher_cmd_env(args)
     sys.stdout.flush()
     sys.stderr.flush()
