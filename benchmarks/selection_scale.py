@@ -188,7 +188,7 @@ def main() -> None:
         for n in options.sizes
         if kind != "Gaussian process" or n <= GAUSSIAN_PROCESS_MOST
     ]
-    lines = [f"One refresh, {options.threads} threads, float32.", "", *table(rows)]
+    lines = [f"One refresh on {options.threads} CPU thread(s), float32.", "", *table(rows)]
     if options.published_turns:
         ours, published = compare(PUBLISHED_SIZE, options.published_turns)
         lines += [
