@@ -106,6 +106,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     _signals: StopSignals | None = None
     _prompt_ids: Sequence[int] = ()  # rows that are generated or trained on now
     _run: Run = Run("", "")  # from `train` on
+    _embedded: tuple[str, np.ndarray] | None = None  # id of a run, and the embeddings with which it began
     _begins_sharded = False  # whether a run has yet to begin, once the policy is sharded
     _loop: dict[str, Any] | None = None  # of the training loop, as a checkpoint has it
 
@@ -187,7 +188,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             args,
             selector=self.selector if self._map_style else None,
             dataset=dataset if self._map_style else None,
-            embed=lambda: embed_for(self, dataset, args.dots_embedding),
+            embed=lambda: self._embed(dataset),
             reward_names=self.reward_func_names,
             reward_weights=self.reward_weights.numpy(),
             refills=self._refills,
@@ -201,6 +202,12 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             self, args.replay_clip, args.replay_ratio_cap, self.collector.buffer, self.collector.pause
         )
         self._nonfinite = step_guard(self.accelerator, self.collector.counters) if args.skip_nonfinite_steps else None
+
+    def _embed(self, dataset: Dataset) -> np.ndarray:
+        """Embeddings of the prompts by the policy with which the run began. A resumed run that began here has trained it since."""
+        if self._run.checkpoint is None or self._embedded is None or self._embedded[0] != self._run.id:
+            self._embedded = self._run.id, embed_for(self, dataset, self.args.dots_embedding)
+        return self._embedded[1]
 
     def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
         scheduler = super().create_scheduler(*args, **kwargs)
@@ -402,7 +409,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
             self._loop, self._buffered_inputs = load_run(Path(checkpoint), self.collector)
-            self._step = self._loop["micro_step"]
+            # Between two generation batches TRL begins one, however it is split into micro-batches now
+            self._step = 0 if self._buffered_inputs is None else self._loop["micro_step"]
 
     def _on_train_begin(self) -> None:
         """Name the run in its folder, and continue the logging interval of a checkpoint, as the Trainer has begun one."""

@@ -54,6 +54,29 @@ def test_resume_is_exact_after_every_step(name, step, whole, tmp_path):
     check(name, step, whole, tmp_path)
 
 
+def test_resume_in_the_trainer_that_failed_is_exact(tmp_path, caplog):
+    """As in a notebook. The policy in memory is not the one that embedded the prompts."""
+    options = {"save_strategy": "steps", "save_steps": 5}
+    whole = make_trainer(tmp_path / "whole", "dots", **options)
+    whole.train()
+    failed = make_trainer(tmp_path / "failed", "dots", **options)
+    reward = failed.reward_funcs[0]
+
+    def fail_once(*args, **kwargs):
+        if failed.state.global_step == 7:
+            failed.reward_funcs[0] = reward
+            raise RuntimeError("the grader is away")
+        return reward(*args, **kwargs)
+
+    failed.reward_funcs[0] = fail_once
+    with pytest.raises(RuntimeError, match="the grader is away"):
+        failed.train()
+    failed.train(resume_from_checkpoint=True)
+    assert "embeddings differ" not in caplog.text
+    assert history(failed.state.log_history) == history(whole.state.log_history)
+    assert_same_end(failed, whole)
+
+
 def test_the_save_points_are_what_they_are_said_to_be(whole):
     """Some in the middle of a generation batch, some with leftover groups, some in a later epoch, some between two logs."""
     states = {}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from datasets import concatenate_datasets
 
-from tests.factories import even_length_reward, mixed_reward, plain_dataset, run
+from tests.factories import even_length_reward, logged, mixed_reward, plain_dataset, run
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 from trl_dataeff.checkpoint.hashing import hash_json
 from trl_dataeff.checkpoint.manifest import MANIFEST
@@ -121,6 +121,11 @@ def test_changing_what_may_be_changed_is_no_mismatch(checkpoint):
         ({"rollout_margin": 3.0}, {"num_generations": 8}, "num_generations = 4; now it is 8"),
         ({"rollout_margin": 3.0}, {"rewards": [mixed_reward, even_length_reward]}, "reward_functions = "),
         ({"steps_per_generation": 4}, {"steps_per_generation": 8}, "steps_per_generation = 4; now it is 8"),
+        (
+            {"steps_per_generation": 4},
+            {"steps_per_generation": 4, "gradient_accumulation_steps": 2},
+            "gradient_accumulation_steps = 1; now it is 2",
+        ),
     ],
 )
 def test_settings_that_the_state_depends_on_are_compared(tmp_path, before, after, message):
@@ -157,6 +162,30 @@ def test_arguments_that_the_state_does_not_fit_are_said_in_a_sentence(tmp_path):
     said = resume_dots(tmp_path, before, after)
     assert "The run began with `dots_predictor_args` = {'width': 8}; now it is {'width': 16}. Resume with" in said
     assert "regressor" not in said
+
+
+@pytest.mark.parametrize("method", [{}, {"selection": "uniform", "advantage_baseline": "tracked"}])
+def test_another_number_of_half_lives_is_said_in_a_sentence(tmp_path, method):
+    said = resume_dots(tmp_path, method, {**method, "history_half_lives": [1, 2]})
+    assert "The run began with `history_half_lives` = None; now it is [1, 2]. Resume with" in said
+
+
+@pytest.mark.parametrize("replay", [0.0, 0.5])
+def test_a_batch_may_be_split_into_other_micro_batches_between_two_generation_batches(tmp_path, replay):
+    options = {"rewards": mixed_reward, "replay_fraction": replay, "learning_rate": 1e-3}
+    whole, halved = (
+        {**options, "per_device_train_batch_size": size, "gradient_accumulation_steps": 16 // size} for size in (16, 8)
+    )
+    saves = {"save_strategy": "steps", "save_steps": 3}
+    run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, **whole, **saves, max_steps=3)
+    ends = []
+    for split in (whole, halved):
+        again = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, train=False, **split, max_steps=6)
+        again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+        ends.append(logged(again, "reward", "grad_norm"))
+    assert len(ends[0]) == 6
+    assert any(norm > 0 for _, norm in ends[0][3:])
+    np.testing.assert_allclose(ends[1], ends[0], rtol=1e-3)
 
 
 def test_arguments_that_the_state_fits_may_change(tmp_path):

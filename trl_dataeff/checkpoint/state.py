@@ -92,9 +92,12 @@ def _readable(checkpoint: Path) -> Iterator[None]:
 def check_settings(
     checkpoint: Path, saved: dict[str, Any], present: dict[str, Any], names: Sequence[str], what: str
 ) -> None:
-    """Raise [`CheckpointError`] if one of the settings `names`, on which `what` depends, has changed."""
+    """
+    Raise [`CheckpointError`] if one of the settings `names`, on which `what` depends, has changed. Those that an earlier version
+    did not save are taken as unchanged.
+    """
     for name in names:
-        if saved[name] != present[name]:
+        if name in saved and saved[name] != present[name]:
             raise CheckpointError(
                 f"{checkpoint} holds {what} of a run with {name} = {saved[name]!r}; now it is {present[name]!r}. Resume "
                 "with the former value, or start a new run with this checkpoint's weights as the model."

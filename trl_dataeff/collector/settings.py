@@ -15,8 +15,12 @@ from trl_dataeff.selection.dots import DotsSelector
 
 
 PREDICTOR, PREDICTOR_ARGS = "dots_predictor", "dots_predictor_args"
+FITTED = (PREDICTOR_ARGS, "history_half_lives")  # what was learned with one value may not fit another
 _ROLLOUTS = ("num_generations", "reward_functions", "use_vllm")
-_BATCH = ("number of processes", "per_device_train_batch_size", "steps_per_generation", "num_iterations")
+_BATCH = (
+    *("number of processes", "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation"),
+    "num_iterations",
+)
 
 
 def run_settings(
@@ -26,11 +30,13 @@ def run_settings(
     return {
         "selector": type(selector).__name__,
         **_predictor_settings(selector),
+        "history_half_lives": config.history_half_lives,
         "num_generations": config.num_generations,
         "reward_functions": list(reward_names),
         "use_vllm": config.use_vllm,
         "number of processes": world_size,
         "per_device_train_batch_size": config.per_device_train_batch_size,
+        "gradient_accumulation_steps": config.gradient_accumulation_steps,
         "steps_per_generation": config.steps_per_generation,
         "num_iterations": config.num_iterations,
     }

@@ -20,7 +20,7 @@ from trl_dataeff.checkpoint.state import (
     save_state,
 )
 from trl_dataeff.collector.collector import RolloutCollector
-from trl_dataeff.collector.settings import PREDICTOR_ARGS
+from trl_dataeff.collector.settings import FITTED
 from trl_dataeff.rollouts.distributed import all_gather, pack_distributed, unpack_distributed
 from trl_dataeff.rollouts.group import RolloutGroup
 from trl_dataeff.selection.base import checked_state
@@ -209,14 +209,19 @@ def load_collector_state(collector: RolloutCollector, scalars: dict[str, Any], f
     arrays = files["arrays"]
     collector.rng.set_state(torch.from_numpy(arrays["rng"]))
     collector.replay_rng.set_state(torch.from_numpy(arrays["replay_rng"]))
+    saved, present = scalars["settings"], collector.settings
     if collector.selector is not None:
         try:
             collector.selector.load_state_dict(under(arrays, "selector."))
         except (LookupError, ValueError, RuntimeError) as error:
-            raise CheckpointError(_mismatch(scalars["settings"], collector.settings)) from error
+            own = str(present["selector"])
+            raise CheckpointError(_mismatch(f"selection state does not fit the {own}", saved, present)) from error
     baseline = under(arrays, "baseline.")
     if collector.baseline is not None and baseline:
-        collector.baseline.load_state_dict(baseline)
+        try:
+            collector.baseline.load_state_dict(baseline)
+        except (LookupError, ValueError, RuntimeError) as error:
+            raise CheckpointError(_mismatch("tracked baseline does not fit that", saved, present)) from error
     collector.leftover = []
     if "leftover" in files:
         collector.leftover = unpack_distributed(
@@ -235,11 +240,15 @@ def _load_replay(collector: RolloutCollector, scalars: dict[str, Any], groups: A
         collector.buffer.staleness.load_state(scalars["replay_movement"])  # type: ignore[union-attr]
 
 
-def _mismatch(saved: dict[str, Any], present: dict[str, Any]) -> str:
-    """Why a selector does not take its state: in words, since what it raised lists tensors."""
-    then, now = saved.get(PREDICTOR_ARGS), present.get(PREDICTOR_ARGS)
-    changed = "" if then == now else f" The run began with `{PREDICTOR_ARGS}` = {then}; now it is {now}."
+def _mismatch(what: str, saved: dict[str, Any], present: dict[str, Any]) -> str:
+    """Why a part of the state is not taken: in words, since what it raised lists tensors."""
+    changed = [
+        f"`{name}` = {saved[name]}; now it is {present.get(name)}"
+        for name in FITTED
+        if name in saved and saved[name] != present.get(name)
+    ]
+    began = f" The run began with {', and '.join(changed)}." if changed else ""
     return (
-        f"The checkpoint's selection state does not fit the {present['selector']} of this run.{changed} Resume with the "
-        "arguments, and the version of this package, that the run began with, or start a new run with this checkpoint's weights as the model."
+        f"The checkpoint's {what} of this run.{began} Resume with the arguments, and the version of this package, that the run "
+        "began with, or start a new run with this checkpoint's weights as the model."
     )
