@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
 import yaml
 
+from tests.factories import RUNS
 from tests.factories.rollouts import VISITS, completions, write_lines, write_tables
 from trl_dataeff.cli.main import main
 from trl_dataeff.config import DataEfficientGRPOConfig
@@ -109,6 +111,7 @@ def test_a_partial_record_says_what_is_missing(tmp_path, capsys):
         (["--seconds_per_step", "0"], "takes a number > 0"),
         (["--num_generations", "1"], "takes an integer >= 2"),
         (["--prompts", "0"], "takes an integer >= 1"),
+        (["--prompts", "2"], "the run has groups of 3 prompts"),
         (["--predictability", "2"], "takes a number in [0, 1]"),
         (["--reward_range", "1", "0"], "LOW < HIGH"),
     ],
@@ -117,6 +120,34 @@ def test_mistakes(tmp_path, capsys, options, message):
     file = write_lines(tmp_path / "log.jsonl", completions(VISITS))
     assert main(["audit", str(file), *options]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_hours_that_would_be_saved_are_those_of_the_whole_run(tmp_path, capsys):
+    """A run of 120 steps, recorded whole, and one of ten steps: a tenth of the groups tells about the same."""
+    rng, visits = np.random.default_rng(0), []
+    for step in range(120):
+        for prompt in range(10 * (step % 6), 10 * (step % 6) + 10):
+            p = {0: 1.0, 1: 0.15 + 0.005 * step}.get(prompt % 6, 0.0)
+            visits.append((step, str(prompt), "".join(str(int(rng.random() < p)) for _ in range(8))))
+    hours = []
+    for every in (1, 2):
+        rows = completions([visit for visit in visits if visit[0] % every == 0])
+        text = output(capsys, write_lines(tmp_path / f"{every}.jsonl", rows), "--seconds_per_step", "3600")
+        hours.append(float(re.search(r"up to ([\d.]+) hours", text).group(1)))
+    assert hours[1] == pytest.approx(hours[0], rel=0.15)
+
+
+def test_columns_of_our_own_table_cannot_be_named(capsys):
+    folder = RUNS / "uniform-0"
+    for options in (["--map", "reward=x"], ["--reward_range", "0", "2"]):
+        assert main(["audit", str(folder), *options]) == 2
+        assert "whose columns are known" in capsys.readouterr().err
+
+
+def test_a_run_with_other_methods_is_described_and_not_projected(capsys):
+    for name, methods in (("dots-0", "predictions and replay"), ("dapo", "predictions, replay and dynamic sampling")):
+        assert f"not projected, this run used {methods}," in " ".join(output(capsys, RUNS / name).split())
+    assert "not projected, this run used" not in output(capsys, RUNS / "uniform-0")
 
 
 def test_nothing_to_show_is_exit_code_2(tmp_path, capsys):

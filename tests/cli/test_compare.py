@@ -1,5 +1,6 @@
 """`trl-dataeff compare`: what runs needed to reach the same accuracy."""
 
+import json
 import math
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from tests.factories import RUNS, in_browser, needs_chromium
 from trl_dataeff.analysis.compare import NothingToCompare, compare, methods_of
 from trl_dataeff.cli.main import main
-from trl_dataeff.tracking.recorded import RecordedRun
+from trl_dataeff.tracking.recorded import RecordedRun, read_run
 
 
 ALL = [str(RUNS / name) for name in ("uniform-0", "uniform-1", "dots-0", "dots-1", "plain")]
@@ -51,6 +52,45 @@ def test_runs_that_differ_in_the_seed_alone_are_taken_together(tmp_path):
     assert need.low < need.mean < need.high
     plain = [made(tmp_path, name, [0.0, 1.0], 10) for name in ("trl_seed0", "trl_seed1", "other")]
     assert [(method.name, len(method.runs)) for method in methods_of(plain)] == [("trl", 2), ("other", 1)]
+
+
+def test_runs_are_not_paired_where_a_seed_comes_up_twice(tmp_path):
+    base = [made(tmp_path, f"a-{i}", [0.0, 0.5], rollouts, 42) for i, rollouts in enumerate((2000, 7000))]
+    ours = [made(tmp_path, f"b-{i}", [0.0, 0.5], 1000, 42, selection="dots") for i in range(2)]
+    for order in (base, base[::-1]):
+        need = compare([*order, *ours], target=0.5).needs[1]["rollouts"]
+        assert need.ratio == pytest.approx(1000 / math.sqrt(2000 * 7000))
+        assert math.isnan(need.ratio_low)
+
+
+def test_what_makes_two_runs_one_method(tmp_path):
+    def about(**changes):
+        run = made(tmp_path, "run", [0.0, 0.5], 10, seed=changes.pop("seed", 0), **changes.pop("arguments", {}))
+        run.about |= {"dataset": {"size": 10}, "settings": {"reward_functions": ["a"], "number of processes": 1}}
+        for part, values in changes.items():
+            run.about[part] = run.about[part] | values
+        return run
+
+    base = about()
+    for same in (about(seed=1), about(arguments={"resume_from_checkpoint": "last"})):
+        assert len(methods_of([base, same])) == 1
+    for other in (
+        about(dataset={"size": 5}),
+        about(settings={"reward_functions": ["a", "b"]}),
+        about(settings={"number of processes": 2}),
+    ):
+        assert len(methods_of([base, other])) == 2
+
+
+def test_time_is_that_of_steps_where_a_run_is_of_plain_trl(tmp_path):
+    """One run, as our logs have it and as those of the Trainer: nothing differs, though our clock counts all that happens."""
+    ours = read_run(RUNS / "dots-0")
+    history = [{k: v for k, v in line.items() if k not in ("rollouts", "tokens", "seconds")} for line in ours.lines]
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain" / "trainer_state.json").write_text(json.dumps({"log_history": history}))
+    result = compare([read_run(tmp_path / "plain"), ours], target=0.4)
+    assert result.needs[1]["seconds"].ratio == pytest.approx(1)
+    assert any("Time is that of optimizer steps alone" in note for note in result.notes)
 
 
 def test_without_evaluation_the_training_reward_is_compared_and_it_says_so(tmp_path):

@@ -181,7 +181,9 @@ def test_other_mistakes(command, embedded, tmp_path, capsys):
         (("--embedding", "absent"), "cannot be loaded"),
         (("--embedding", "policy"), "There is no policy here"),
         (("--prompt_column", "missing"), "`prompt_column` is 'missing'"),
-        (("--dataset_split", "test"), "has no split `test`"),
+        (("--dataset_split", "test"), "has no split `test`; it has `train`. Name one of them as `dataset_split`"),
+        (("--output", f"{__file__}/out"), "is a file, not a folder"),
+        (("--seed", "-1"), "`--seed` is -1; it takes an integer >= 0"),
         (("--dataset", "gone.jsonl"), "does not exist"),
     ]:
         assert main(command(*more)) == 2

@@ -118,6 +118,24 @@ def test_the_summary(capsys, tmp_path):
     assert out.endswith(f"Report: {tmp_path / 'r.html'}\n")
 
 
+def test_the_effective_share_is_that_of_all_groups(capsys, tmp_path):
+    for name in ("dots-0", "dapo"):
+        kinds = pq.read_table(RUNS / name / "dataeff" / "groups.parquet")["kind"].to_pylist()
+        _, out, _ = report(capsys, str(RUNS / name), "--output", str(tmp_path / "r.html"))
+        assert f"{kinds.count('effective') / len(kinds):.0%}  of the groups effective" in out
+
+
+def test_values_that_look_like_formulas_are_drawn_as_they_are(copy, tmp_path):
+    folder = copy("dots-0")
+    path = folder / "dataeff" / "prompts.parquet"
+    prompts = pq.read_table(path)
+    values = pa.array([r"$\frac$ of" if i % 2 else "$1 and $2" for i in range(len(prompts))])
+    pq.write_table(prompts.append_column("shape", values), path)
+    page = tmp_path / "page.html"
+    assert main(["report", str(folder), "--output", str(page), "--by", "shape"]) == 0
+    assert r"$\frac$ of" in page.read_text()
+
+
 def test_by_default_the_page_is_in_the_folder_of_the_run(copy, capsys):
     folder = copy("uniform-0")
     assert report(capsys, str(folder))[0] == 0
@@ -184,6 +202,12 @@ def test_a_run_with_groups_alone(copy, capsys):
     code, out, _ = report(capsys, str(folder))
     assert code == 0
     assert "of the groups effective" in out
+    assert "there is no `dataeff/metrics.jsonl`" in out
+    table = pq.read_table(folder / "dataeff" / "groups.parquet")
+    sizes = [4 if i % 2 else 8 for i in range(len(table))]  # some were stopped halfway
+    pq.write_table(table.append_column("completions", [sizes]), folder / "dataeff" / "groups.parquet")
+    _, out, _ = report(capsys, str(folder))
+    assert f"{sum(sizes) / 1000:.3g}k  rollouts generated" in out
 
 
 @pytest.mark.parametrize(

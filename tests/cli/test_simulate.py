@@ -172,6 +172,8 @@ def test_the_log_of_a_run_that_chose_its_prompts_is_refused(tmp_path, capsys):
         (["--prompts", "99", "--groups", "x.parquet", "--success_rates", "0.1", "0.2"], "estimated from `--groups`"),
         (["--prompts", "99", "--easy", "0.1", "--dead", "0.1", "--try", "replay_fraction=high"], "it takes a number"),
         (["--prompts", "99", "--easy", "0.1", "--dead", "0.1", "--try", "replay_fraction=1.5"], "`replay_fraction` is 1.5"),
+        (["--prompts", "99", "--easy", "0.1", "--dead", "0.1", "--try", "selection=grso"], "`--try selection=grso`: "),
+        (["--prompts", "99", "--easy", "0.1", "--dead", "0.1", "--try", "history_half_lives=[4,-16],exploration=0"], "`history_half_lives` is [4, -16]; it takes a list of numbers > 0"),
         (["--prompts", "99", "--groups", "absent.parquet"], "`--groups absent.parquet` does not exist: there is no such file. A run writes it to `<output_dir>/dataeff"),
         (["--prompts", "99", "--groups", "."], "`--groups .` is a folder"),
         (["--prompts", "99", "--groups", __file__], "cannot be read as a parquet file"),

@@ -140,10 +140,17 @@ def test_groups_parquet(tmp_path):
     assert by_step_and_prompt(groups, groups.kind) == KINDS
     assert groups.group_size == 4
     assert groups.tokens.sum() == 81
-    assert not groups.selected
+    assert not groups.methods
     predicted = pa.Table.from_pylist([row | {"predicted": 0.5} for row in rows], schema=SCHEMA)
     pq.write_table(predicted, tmp_path / "dataeff" / "groups.parquet")
-    assert read_groups([tmp_path]).selected
+    assert read_groups([tmp_path]).methods == ("predictions",)
+    (tmp_path / "dataeff" / "groups.parquet").unlink()
+    dropped = pa.Table.from_pylist([row | {"disposition": "dropped"} for row in rows], schema=SCHEMA)
+    pq.write_table(dropped, tmp_path / "dataeff" / "groups.parquet")
+    assert read_groups([tmp_path]).methods == ("dynamic sampling",)
+    streamed = pa.Table.from_pylist([row | {"prompt_id": -1} for row in rows], schema=SCHEMA)
+    pq.write_table(streamed, tmp_path / "dataeff" / "groups.parquet")
+    assert "its prompts are not known by row" in rejected(tmp_path)
 
 
 def test_rollouts_are_counted_from_the_log_where_it_has_them(tmp_path):
@@ -313,6 +320,44 @@ def test_what_cannot_be_read_is_said_in_a_sentence(tmp_path):
     assert "no group has 7 completions" in rejected(file, group_size=7)
     pd.DataFrame([r | {"reward": "good"} for r in rows]).to_parquet(tmp_path / "text.parquet")
     assert "not one of numbers" in rejected(tmp_path / "text.parquet")
+
+
+def test_a_file_that_is_given_twice_counts_once(tmp_path):
+    file = write_lines(tmp_path / "log.jsonl", completions(VISITS))
+    assert_visits(read_groups([file, tmp_path / "." / "log.jsonl"]))
+
+
+def test_a_folder_for_each_step_with_a_file_for_each_process(tmp_path):
+    for row in completions(VISITS):
+        path = tmp_path / f"step_{row['step']}" / f"rank_{'abc'.index(row['prompt'][-1])}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        with path.open("a") as lines:
+            lines.write(json.dumps({name: row[name] for name in ("prompt", "completion", "reward")}) + "\n")
+    assert_visits(read_groups([tmp_path]))
+
+
+def test_steps_that_train_on_the_same_completions_count_once_in_tables_of_trl(tmp_path):
+    solved = [(step, prompt, "1111") for step in (1, 2, 3) for prompt in "ab"]
+    rows = [row | {"completion": "1"} for row in completions(solved)]
+    groups = read_groups([write_tables(tmp_path / "same", rows)])
+    assert len(groups) == 2
+    assert any("2 steps repeat" in note for note in groups.notes)
+    other = [row | {"completion": str(row["step"])} for row in rows]  # as long, with the same rewards and advantages
+    assert len(read_groups([write_tables(tmp_path / "other", other)])) == 6
+    assert len(read_groups([write_lines(tmp_path / "log.jsonl", rows)])) == 6
+
+
+def test_tokens_of_a_group_on_a_line_are_those_that_it_records(tmp_path):
+    line = {
+        "step": 1,
+        "prompt": "a",
+        "rewards": [0, 1, 0, 1],
+        "completions": ["x"] * 4,
+        "completion_tokens": [3, 4, 5, 6],
+    }
+    groups = read_groups([write_lines(tmp_path / "log.jsonl", [line, line | {"step": 2}])])
+    assert groups.tokens.tolist() == [18, 18]
+    assert not groups.estimated_tokens
 
 
 def test_runs_are_not_mixed(tmp_path):

@@ -68,8 +68,22 @@ def test_costs_of_plain_trl_by_hand():
     assert all("rollouts" not in line for line in with_costs(history, None))
 
 
+def test_tokens_of_plain_trl_do_not_need_the_time_of_steps():
+    history = [{"step": step, "reward": 0.2, "completions/mean_length": 10.0} for step in (10, 20, 30, 40)]
+    history.insert(2, {"step": 25, "eval_reward": 0.3})
+    assert with_costs(history, 64)[-1]["tokens"] == 40 * 64 * 10
+
+
 def test_rollouts_of_plain_trl_are_estimated_from_logged_completions(copy):
     folder = copy("plain")
+    (folder / "completions").mkdir()
+    for step, rows in ((0, 16), (1, 64), (2, 64)):  # that of an evaluation before training, and two of training
+        table = pa.table({"prompt": ["a"] * rows})
+        pq.write_table(table, folder / "completions" / f"completions_{step:05d}.parquet")
+    (folder / "completions" / "completions_00003.parquet").write_bytes(b"PAR1")
+    run = read_run(folder)
+    assert run.series("reward", "rollouts")[0][-1] == 64 * run.series("reward")[0][-1]
+    shutil.rmtree(folder / "completions")
     shutil.copytree(RUNS / "dots-0" / "completions", folder / "completions")
     run = read_run(folder)
     assert run.series("reward", "rollouts")[0][-1] > 0

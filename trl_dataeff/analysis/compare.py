@@ -14,11 +14,14 @@ from trl_dataeff.analysis.curves import band, final, geometric_mean, on_grid, re
 from trl_dataeff.analysis.page import Cell, Column, Page, Table
 from trl_dataeff.errors import UserError
 from trl_dataeff.tracking.drawing import AXIS_NAMES, Plot, count, duration
-from trl_dataeff.tracking.recorded import AXES, RecordedRun
+from trl_dataeff.tracking.recorded import AXES, RecordedRun, with_step_seconds
 
 
 #: Arguments in which repetitions of a run may differ
-_OF_A_RUN = ("seed", "data_seed", "output_dir", "run_name", "hub_model_id", "logging_dir", "report_to", "project")
+_OF_A_RUN = (
+    *("seed", "data_seed", "output_dir", "run_name", "hub_model_id", "logging_dir", "report_to", "project"),
+    "resume_from_checkpoint",
+)
 
 
 class NothingToCompare(UserError):
@@ -61,12 +64,19 @@ class Comparison(NamedTuple):
 
 
 def methods_of(runs: Sequence[RecordedRun]) -> list[Method]:
-    """Runs together whose settings are equal but for the seed or, where they are not known, whose names are but for a number."""
+    """
+    Runs together whose settings, reward functions, processes and number of prompts are equal but for the seed or, where they are
+    not known, whose names are but for a number.
+    """
     groups: dict[Any, list[RecordedRun]] = {}
     for run in runs:
         arguments = {name: run.argument(name) for name in run.about.get("changed", []) if name not in _OF_A_RUN}
-        settings = repr(sorted(arguments.items())) + str(run.about.get("model")) if run.about.get("arguments") else ""
-        groups.setdefault(settings or _stem(run.name), []).append(run)
+        settings = run.about.get("settings", {})
+        same = (
+            *(sorted(arguments.items()), run.about.get("model"), (run.about.get("dataset") or {}).get("size")),
+            *(settings.get("reward_functions"), settings.get("number of processes")),
+        )
+        groups.setdefault(repr(same) if run.about.get("arguments") else _stem(run.name), []).append(run)
     methods = [Method(own[0].name if len(own) == 1 else _stem(own[0].name), own) for own in groups.values()]
     taken = [method.name for method in methods]
     return [
@@ -93,6 +103,9 @@ def compare(runs: Sequence[RecordedRun], metric: str | None = None, target: floa
         [`NothingToCompare`]: a run does not have the metric.
     """
     notes = [f"{run.name}: {text}" for run in runs for text in run.missing if "Rollouts" in text]
+    if len({run.plain for run in runs}) > 1:
+        runs = [run if run.plain else with_step_seconds(run) for run in runs]
+        notes.append("Time is that of optimizer steps alone, which is what plain TRL logs.")
     if metric is None:
         held_out = {run.held_out for run in runs}
         metric = held_out.pop() if len(held_out) == 1 else None
@@ -145,9 +158,11 @@ def _need(method: Method, baseline: Method, x: str, metric: str, target: float) 
     others = [_reached(run, x, metric, target) for run in baseline.runs]
     by_seed = dict(zip((run.argument("seed") for run in baseline.runs), others, strict=True))
     pairs = [(value, by_seed.get(run.argument("seed"))) for run, value in zip(method.runs, own, strict=True)]
+    repeats = {run.argument("seed") for run in method.runs}
+    paired = len(by_seed) == len(others) and len(repeats) == len(own) and None not in by_seed
     if method is baseline:
         ratio = (1.0, math.nan, math.nan)
-    elif None not in by_seed and all(other is not None and 0 < other < math.inf for _, other in pairs):
+    elif paired and all(other is not None and 0 < other < math.inf for _, other in pairs):
         ratio = geometric_mean([value / other for value, other in pairs if other])
     elif min(others) > 0 and max(others) < math.inf:
         ratio = (geometric_mean(own)[0] / geometric_mean(others)[0], math.nan, math.nan)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
+import pyarrow.compute as pc
 
 from trl_dataeff.analysis.advice import advice_of
 from trl_dataeff.analysis.page import Cell, Column, Page, Table
@@ -105,14 +106,18 @@ def tiles(run: RecordedRun) -> list[tuple[str, str]]:
         if len(values):
             found.append((text(float(values[-1])), label))
     if not found and run.groups is not None:
-        found.append(
-            (count(len(run.groups) * (run.group_size or 1)), "rollouts generated" if run.group_size else "groups")
-        )
+        sizes = run.groups["completions"] if "completions" in run.groups.column_names else None
+        if sizes is not None and not sizes.null_count:
+            found.append((count(pc.sum(sizes).as_py() or 0), "rollouts generated"))
+        else:
+            generated_by = "rollouts generated" if run.group_size else "groups"
+            found.append((count(len(run.groups) * (run.group_size or 1)), generated_by))
     trained, generated = run.last("dataeff/rollouts_trained"), run.last("rollouts")
     if generated > 0 and np.isfinite(trained):
         found.append((f"{trained / generated:.2f}", "trained on per completion generated"))
-    _, shares = summaries.kind_shares(run)
-    if shares.size:
+    if run.groups is not None and len(run.groups):
+        found.append((f"{pc.mean(pc.equal(run.groups['kind'], 'effective')).as_py():.0%}", "of the groups effective"))
+    elif (shares := summaries.kind_shares(run)[1]).size:
         found.append((f"{shares[0].mean():.0%}", "of the groups effective"))
     for metric, label in (("reward", "reward in training"), (run.held_out, "held-out reward")):
         values = run.series(metric)[1] if metric else np.empty(0)
@@ -142,6 +147,8 @@ def _absent(run: RecordedRun) -> list[str]:
         ]
     if run.groups is not None and not len(run.groups):
         return ["Groups are not shown: `dataeff/groups.parquet` is empty."]
+    if not run.lines:
+        return ["What was logged over steps is not shown: there is no `dataeff/metrics.jsonl`."]
     return []
 
 

@@ -55,6 +55,10 @@ def run(argv: list[str]) -> int:
         args.path, _columns(args.map), reward_range=args.reward_range, group_size=args.num_generations
     )
     found = audit(groups, args.seconds_per_step)
+    if args.prompts is not None and args.prompts < found.prompts:
+        raise UserError(
+            f"`--prompts` is {args.prompts}; the run has groups of {found.prompts} prompts, so it takes no fewer."
+        )
     projection, missing = (None, "") if args.no_projection else _projection(groups, args)
     if args.json:
         print(json.dumps(_plain(as_dict(groups, found, projection, missing)), indent=2))
@@ -65,8 +69,9 @@ def run(argv: list[str]) -> int:
 
 def _projection(groups: RecordedGroups, args: argparse.Namespace) -> tuple[Projection | None, str]:
     """What would have been saved; or why that cannot be said."""
-    if groups.selected:
-        return None, "this run chose its prompts by predictions, so that its groups are not those of plain GRPO"
+    if groups.methods:
+        used = " and ".join(filter(None, (", ".join(groups.methods[:-1]), groups.methods[-1])))
+        return None, f"this run used {used}, so that its groups are not those of plain GRPO"
     from trl_dataeff.analysis.audit_projection import TooLittle, project
 
     try:

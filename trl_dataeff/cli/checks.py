@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from transformers.utils import is_bitsandbytes_available
@@ -19,7 +18,7 @@ from trl.scripts.utils import DatasetConfig
 from trl_dataeff.cli.arguments import GRPOArguments
 from trl_dataeff.cli.errors import UserError, closest, listed
 from trl_dataeff.cli.rewards import NEED_MATH_VERIFY, REWARDS, check_name
-from trl_dataeff.cli.sources import find_source, is_local
+from trl_dataeff.cli.sources import find_source, is_local, unwritable
 from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.difficulty.loading import is_predictor
 from trl_dataeff.fields import Problem, field_problems
@@ -53,11 +52,8 @@ def problems_on_this_machine(arguments: GRPOArguments) -> list[Problem]:
     if is_local(name) and not os.path.isdir(os.path.expanduser(name)):
         message = f"The model {name!r} does not exist: there is no such folder (`model_name_or_path`)."
         problems.append(Problem(message, ("model_name_or_path",)))
-    output = Path(training.output_dir or "").expanduser().absolute()
-    folder = next(path for path in (output, *output.parents) if path.exists())  # what will be made, is made in it
-    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        what = "is a file, not a folder" if not folder.is_dir() else "cannot be written"
-        message = f"`output_dir` is {training.output_dir!r}, and {folder} {what}. The trained model is saved there."
+    if (reason := unwritable(training.output_dir or "")) is not None:
+        message = f"`output_dir` is {training.output_dir!r}, and {reason}. The trained model is saved there."
         problems.append(Problem(message, ("output_dir",)))
     problems += _package_problems(training, model)
     return problems + _tried(checkpoint_of, training, names=("resume_from_checkpoint",))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,12 +40,18 @@ def load_data(arguments: GRPOArguments) -> tuple[Any, Any]:
 
 
 def load_splits(
-    script: DataEfficientGRPOScriptArguments, mixture: DatasetMixtureConfig, names: list[str]
+    script: DataEfficientGRPOScriptArguments,
+    mixture: DatasetMixtureConfig,
+    names: list[str],
+    fields: Sequence[str] = ("dataset_train_split", "dataset_test_split"),
 ) -> list[Dataset | IterableDataset]:
-    """Return the splits `names`, the one for training first, in the shape that the trainer wants."""
+    """
+    Return the splits `names`, the one for training first, in the shape that the trainer wants. `fields` are the options that name
+    them.
+    """
     given = "The dataset mixture (`datasets`)" if mixture.datasets else f"The dataset {script.dataset_name!r}"
     splits = _load(script, mixture)
-    for name, field in zip(names, ("dataset_train_split", "dataset_test_split"), strict=False):
+    for name, field in zip(names, fields, strict=False):
         if name not in splits:
             raise UserError(
                 f"{given} has no split `{name}`; it has {listed(map(str, splits))}. Name one of them as `{field}`"

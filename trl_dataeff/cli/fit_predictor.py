@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from trl_dataeff.checkpoint.files import write_atomically
 from trl_dataeff.cli.arguments import DataEfficientGRPOScriptArguments
-from trl_dataeff.cli.command_parser import CommandParser
+from trl_dataeff.cli.command_parser import CommandParser, out_of_range
 from trl_dataeff.cli.errors import UserError
+from trl_dataeff.cli.sources import unwritable
+from trl_dataeff.fields import Range
 
 
 if TYPE_CHECKING:
@@ -38,6 +40,10 @@ def run(argv: list[str]) -> int:
     output = Path(args.output).expanduser()
     if output.exists() and (not output.is_dir() or (any(output.iterdir()) and not args.force)):
         raise UserError(f"{args.output!r} exists already. Name another folder, or write into it with --force.")
+    if (reason := unwritable(output)) is not None:
+        raise UserError(f"`--output` is {args.output!r}, and {reason}. The predictor is written there.")
+    if wrong := out_of_range(args, {"seed": Range(0, integer=True)}):
+        raise UserError(*wrong)
     if args.embedding == "policy":
         raise UserError("`--embedding` is 'policy'. There is no policy here: give the id or the path of its model.")
 
@@ -50,7 +56,7 @@ def run(argv: list[str]) -> int:
 
     shape = {name: getattr(args, name) for name in SHAPE}
     script = DataEfficientGRPOScriptArguments(dataset_name=args.dataset, **shape)
-    (dataset,) = load_splits(script, DatasetMixtureConfig(), [args.dataset_split])
+    (dataset,) = load_splits(script, DatasetMixtureConfig(), [args.dataset_split], ["dataset_split"])
     assert isinstance(dataset, Dataset)  # nothing is streamed here
     slices = read_slices(args.groups, len(dataset))
     predictor, quality = fit_offline(args.kind, embed_dataset(dataset, args.embedding), slices, args.seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -122,12 +123,14 @@ def _simulate(args: argparse.Namespace) -> str:
         make_config,
     )
     from trl_dataeff.cli.simulate_report import report
+    from trl_dataeff.validation import check_selection
 
     settings = {**SETTINGS, **{text: _changes(text) for text in args.tried}}
     prompts, source = _prompts(args)
     try:
         for text in args.tried:
-            make_config(args.num_generations, args.groups_per_step, **settings[text])
+            config = make_config(args.num_generations, args.groups_per_step, **settings[text])
+            check_selection(config, None)
     except ValueError as error:
         raise UserError(f"`--try {text}`: {error}") from error
     # What does not predict is the same for every predictability
@@ -210,7 +213,7 @@ def _changes(text: str) -> dict[str, Any]:
     known = own_fields() + own_fields("replay_", "dots_", "greso_", "history_", "exploration")
     known = tuple(name for name in known if name not in NOT_SIMULATED)
     fields = {}
-    for change in text.split(","):
+    for change in re.split(r",(?![^\[{]*[\]}])", text):  # not at commas within a list or a mapping
         name, equals, value = (part.strip() for part in change.partition("="))
         if name in known and not value:
             raise UserError(

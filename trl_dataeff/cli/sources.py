@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -65,3 +66,12 @@ def _folder_source(folder: Path) -> tuple[str, Any]:
 def _arrow_files(folder: Path) -> list[str]:
     files = json.loads((folder / "state.json").read_text())["_data_files"]
     return [glob.escape(str(folder / file["filename"])) for file in files]
+
+
+def unwritable(folder: str | os.PathLike[str]) -> str | None:
+    """Why nothing can be written into a folder, which may have to be made first: `"... is a file, not a folder"`; or `None`."""
+    path = Path(folder).expanduser().absolute()
+    found = next(path for path in (path, *path.parents) if path.exists())  # what will be made, is made in it
+    if not found.is_dir():
+        return f"{found} is a file, not a folder"
+    return None if os.access(found, os.W_OK | os.X_OK) else f"{found} cannot be written"

@@ -44,8 +44,9 @@ class Format:
     columns: Mapping[str, str]
 
 
+TRL = Format("TRL completion tables", ("step", "prompt", "completion", "advantage"), {"prompt": "prompt", "completion": "completion", "step": "step"})  # fmt: skip
 FORMATS = (
-    Format("TRL completion tables", ("step", "prompt", "completion", "advantage"), {"prompt": "prompt", "completion": "completion", "step": "step"}),
+    TRL,
     Format("verl rollouts", ("input", "output", "score"), {"prompt": "input", "completion": "output", "reward": "score", "step": "step"}),
     Format("prime-rl rollouts", ("example_id", "reward"), {"prompt": "prompt", "completion": "completion", "reward": "reward", "step": "step"}),
     Format("OpenRLHF rollouts", ("input", "output", "reward"), {"prompt": "input", "completion": "output", "reward": "reward", "step": "step"}),
@@ -82,7 +83,10 @@ class Prompts:
 
 @dataclass(frozen=True)
 class Rows:
-    """Completions as columns `(n,)`; NaN where something is not known. `reward_columns` is what `reward` is the sum of."""
+    """
+    Completions as columns `(n,)`; NaN where something is not known. `content` is a hash of the text, 0 where it is not needed, and
+    `reward_columns` what `reward` is the sum of.
+    """
 
     step: np.ndarray
     prompt: np.ndarray
@@ -90,6 +94,7 @@ class Rows:
     advantage: np.ndarray
     tokens: np.ndarray
     characters: np.ndarray
+    content: np.ndarray
     file: Path
     format: str
     reward_columns: str
@@ -168,14 +173,15 @@ def terms_of(reward: str) -> dict[str, float]:
 
 def _step_of_path(file: Path) -> int | None:
     """The step in a path such as `rollouts/step_12/train_rollouts.jsonl`, `12.jsonl` or `completions_00012.parquet`."""
-    found = re.search(r"(\d+)\.\w+(\.gz)?$", file.name) or re.search(r"step\D?(\d+)", file.parent.name)
+    of_folder = re.fullmatch(r"(?:global\D?)?step\D?(\d+)", file.parent.name)  # with a file for each process, say
+    found = of_folder or re.search(r"(\d+)\.\w+(\.gz)?$", file.name) or re.search(r"step\D?(\d+)", file.parent.name)
     return int(found.group(1)) if found else None
 
 
 def no_rows(file: Path, kind: str) -> Rows:
     """The rows of an empty file."""
     none = np.empty(0)
-    return Rows(none.astype(np.int64), none.astype(np.int64), none, none, none, none, file, kind, "")
+    return Rows(none.astype(np.int64), none.astype(np.int64), none, none, none, none, none, file, kind, "")
 
 
 def with_steps(rows: Rows, file: Path, recorded: bool, by_path: bool) -> Rows:

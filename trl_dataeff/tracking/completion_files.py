@@ -15,8 +15,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pandas.util import hash_array
 
 from trl_dataeff.tracking.completion_columns import (
+    TRL,
     Prompts,
     Rows,
     UnreadableRollouts,
@@ -80,6 +82,7 @@ def _read_parquet(file: Path, given: Mapping[str, str], prompts: Prompts, by_pat
                     advantage=_numbers(batch, "advantage") if advantage else np.full(n, np.nan),
                     tokens=_lengths(batch[columns["tokens"]]) if "tokens" in columns else np.full(n, np.nan),
                     characters=_characters(batch[columns["completion"]]) if "completion" in columns else np.zeros(n),
+                    content=_hashes(batch[columns["completion"]]) if kind == TRL.name else np.zeros(n),
                     file=file,
                     format=kind,
                     reward_columns=" + ".join(weights),
@@ -155,6 +158,12 @@ def _characters(column: pa.Array) -> np.ndarray:
     return np.asarray(pc.fill_null(pc.utf8_length(_texts(column)), 0).to_numpy(zero_copy_only=False), dtype=np.float64)
 
 
+def _hashes(column: pa.Array) -> np.ndarray:
+    """Of texts, as numbers that a float64 holds."""
+    texts = pc.fill_null(_texts(column), "").to_numpy(zero_copy_only=False)
+    return np.asarray(hash_array(texts) >> 11, dtype=np.float64)
+
+
 def _lengths(column: pa.Array) -> np.ndarray:
     if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
         column = pc.list_value_length(column)
@@ -168,6 +177,11 @@ def _text(value: Any) -> str:
     if isinstance(value, list) and all(isinstance(v, dict) and isinstance(v.get("content"), str) for v in value):
         return "\n".join(v["content"] for v in value)
     return json.dumps(value, sort_keys=True, default=str)
+
+
+def _length(tokens: Any) -> float:
+    """Of tokens, or of their number; NaN if neither is given."""
+    return float(len(tokens)) if isinstance(tokens, list) else _number(tokens)
 
 
 def _read_lines(file: Path, given: Mapping[str, str], prompts: Prompts, by_path: bool) -> Rows:
@@ -200,20 +214,20 @@ def _read_lines(file: Path, given: Mapping[str, str], prompts: Prompts, by_path:
         if of_group := [reward for reward in rewards if isinstance(reward, list)]:  # a group on a line
             many = len(of_group[0])
             rewards = [reward if isinstance(reward, list) else [reward] * many for reward in rewards]
-            answers = answers if isinstance(answers, list) and len(answers) == many else [None] * many
-            entries = zip(*rewards, strict=False)
+            answers, lengths = (
+                each if isinstance(each, list) and len(each) == many else [None] * many for each in (answers, lengths)
+            )
             out += [
-                (at, number, _sum(entry, weights), np.nan, float(len(_text(a))) if a is not None else 0.0)
-                for entry, a in zip(entries, answers, strict=False)
+                (at, number, _sum(entry, weights), _length(n), float(len(_text(a))) if a is not None else 0.0)
+                for entry, a, n in zip(zip(*rewards, strict=False), answers, lengths, strict=False)
             ]
         else:
-            length = float(len(lengths)) if isinstance(lengths, list) else _number(lengths)
             out.append(
                 (
                     at,
                     number,
                     _sum(rewards, weights),
-                    length,
+                    _length(lengths),
                     float(len(_text(answers))) if answers is not None else 0.0,
                 )
             )
@@ -230,6 +244,7 @@ def _read_lines(file: Path, given: Mapping[str, str], prompts: Prompts, by_path:
         advantage=np.full(len(data), np.nan),
         tokens=data[:, 3],
         characters=data[:, 4],
+        content=np.zeros(len(data)),
         file=file,
         format=kind,
         reward_columns=" + ".join(weights),

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from trl_dataeff.rollouts.classification import RewardScale, kinds_of
 from trl_dataeff.rollouts.group import KINDS
-from trl_dataeff.tracking.completion_columns import Prompts, Rows, UnreadableRollouts, shown
+from trl_dataeff.tracking.completion_columns import TRL, Prompts, Rows, UnreadableRollouts, shown
 from trl_dataeff.tracking.completion_files import read_rows
 from trl_dataeff.tracking.group_table import UnreadableTable, read_group_table
 
@@ -52,7 +52,7 @@ class RecordedGroups:
         has_steps: whether steps are recorded.
         estimated_tokens: whether tokens are characters divided by four.
         step_seconds: mean duration of an optimizer step, NaN if not known.
-        selected: whether the run chose its prompts by predictions.
+        methods: what sets the run apart from plain GRPO, in words.
         notes: what was left out, or assumed, a sentence each.
     """
 
@@ -70,7 +70,7 @@ class RecordedGroups:
     has_steps: bool = True
     estimated_tokens: bool = False
     step_seconds: float = float("nan")
-    selected: bool = False
+    methods: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())
 
     def __len__(self) -> int:
@@ -97,11 +97,17 @@ def read_groups(
     Raises:
         [`UnreadableRollouts`]: there is nothing to read, or it is not rollouts of one run.
     """
-    files = [file for path in paths for file in find_files(path)]
+    found = [file for path in paths for file in find_files(path)]
+    files = list({file.resolve(): file for file in found}.values())
     ours = [file for file in files if _is_group_log(file)]
     if ours and len(files) > 1:
         raise UnreadableRollouts(
             f"{len(files)} files are given, {ours[0]} among them, which is a whole run. Audit one run at a time."
+        )
+    if ours and (columns or reward_range is not None):
+        raise UnreadableRollouts(
+            f"{ours[0]} is this package's table of groups, whose columns are known and whose rewards are classified already. Leave "
+            "out --map and --reward_range, or give the completions of the run."
         )
     groups = (
         _read_group_log(ours[0], group_size)
@@ -153,9 +159,15 @@ def _read_group_log(file: Path, group_size: int | None) -> RecordedGroups:
     names = table.column_names
     if "origin" in names:
         table = table.filter(pc.is_in(table["origin"], pa.array(["fresh", "reference"])))
+    known = len(table)
     table = table.filter(pc.greater_equal(table["prompt_id"], 0)).sort_by("step")
     if not len(table):
-        raise UnreadableRollouts(f"{file} holds no group of a known prompt. Audit a run that has made a step.")
+        reason = (
+            "its prompts are not known by row, as with a streaming dataset: give the completions of the run (`log_completions=True`)"
+            if known
+            else "audit a run that has made a step"
+        )
+        raise UnreadableRollouts(f"{file} holds no group of a known prompt; {reason}.")
 
     def numbers(name: str) -> np.ndarray:
         if name not in names:
@@ -177,9 +189,30 @@ def _read_group_log(file: Path, group_size: int | None) -> RecordedGroups:
         group_size=group_size or _size_of_rates(success),
         sizes=None if np.isnan(sizes).any() else sizes.astype(np.int64),
         format="groups.parquet of trl-dataeff",
-        selected="predicted" in names and table["predicted"].null_count < len(table),
+        methods=_methods(file, table),
         notes=(f"{left_out:,} rows have no step, prompt or kind and are left out.",) if left_out else (),
     )
+
+
+def _methods(file: Path, table: pa.Table) -> tuple[str, ...]:
+    """What sets a run apart from plain GRPO: by the `run.json` beside its table or, without it, by what the table shows."""
+    names = table.column_names
+    found = ["predictions"] if "predicted" in names and table["predicted"].null_count < len(table) else []
+    dropped = "disposition" in names and bool(pc.any(pc.equal(table["disposition"], "dropped")).as_py())
+    try:
+        about = json.loads((file.parent / "run.json").read_bytes())
+        arguments, selector = about["arguments"], about["settings"]["selector"]
+    except (OSError, ValueError, LookupError, TypeError):
+        arguments, selector = {}, None
+    if not found and selector not in (None, "NoneType", "UniformSelector"):
+        found.append(str(selector))
+    if arguments.get("replay_fraction") and selector is not None:
+        found.append("replay")
+    if arguments.get("dynamic_sampling", dropped):
+        found.append("dynamic sampling")
+    if arguments.get("sequential_rollouts"):
+        found.append("sequential rollouts")
+    return tuple(found)
 
 
 def _size_of_rates(success: np.ndarray) -> int:
@@ -245,11 +278,11 @@ def _check_one_run(files: list[Path], parts: list[Rows]) -> None:
 
 def _without_repeats(rows: Rows) -> tuple[Rows, int]:
     """Leave out steps whose completions are those of the recorded step before, and count them."""
-    if not rows.has_steps:
+    if not rows.has_steps or rows.format != TRL.name:  # others log a step as it is generated
         return rows, 0
-    order = np.lexsort((rows.characters, rows.advantage, rows.reward, rows.prompt, rows.step))
+    order = np.lexsort((rows.content, rows.advantage, rows.reward, rows.prompt, rows.step))
     _, number, counts = np.unique(rows.step, return_inverse=True, return_counts=True)
-    columns = np.stack([rows.prompt, rows.reward, rows.advantage, rows.characters], axis=1, dtype=np.float64)[order]
+    columns = np.stack([rows.prompt, rows.reward, rows.advantage, rows.content], axis=1, dtype=np.float64)[order]
     of_step = np.split(columns, np.cumsum(counts)[:-1])
     same = [np.array_equal(before, step, equal_nan=True) for before, step in pairwise(of_step)]
     repeated = np.array([False, *same])

@@ -45,6 +45,7 @@ _STYLE: dict[str, Any] = {
     "font.family": "DejaVu Sans",  # wider than what browsers show: labels have room
     "font.size": 9.5,
     "svg.fonttype": "none",
+    "text.parse_math": False,  # names and values of a dataset may contain "$"
     "text.color": COLOURS["ink"],
     "axes.edgecolor": COLOURS["grey"],
     "axes.labelcolor": COLOURS["ink"],
@@ -168,6 +169,7 @@ def check_library() -> None:
 
 def count(value: float, _: Any = None) -> str:
     """`12,800` as `12.8k`."""
+    value = float(f"{value:.3g}")  # 999.9999 is 1k
     for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(value) >= size:
             return f"{value / size:.3g}{unit}"

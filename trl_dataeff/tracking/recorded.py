@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,7 @@ class RecordedRun:
         groups (`pa.Table` or `None`): of `groups.parquet`.
         prompts (`pa.Table` or `None`): of `prompts.parquet`.
         missing (`list[str]`): what could not be read, a sentence each.
+        plain (`bool`): whether the logs are the Trainer's own, whose seconds are those of optimizer steps alone.
     """
 
     path: Path
@@ -64,6 +65,7 @@ class RecordedRun:
     groups: pa.Table | None = None
     prompts: pa.Table | None = None
     missing: list[str] = field(default_factory=list)
+    plain: bool = False
 
     def series(self, name: str, x: str = "step") -> tuple[np.ndarray, np.ndarray]:
         """
@@ -193,7 +195,7 @@ def _read_trainer_state(run: RecordedRun, rollouts_per_step: int | None) -> None
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             run.missing.append(f"`{(folder / _STATE).relative_to(run.path)}` cannot be read ({error}).")
             continue
-        run.lines = with_costs(history, rollouts_per_step or _rollouts_per_step(run, state))
+        run.lines, run.plain = with_costs(history, rollouts_per_step or _rollouts_per_step(run)), True
         if not any("rollouts" in line for line in run.lines):
             run.missing.append(
                 "Rollouts are not known: plain TRL does not log them. Give `--rollouts_per_step` (the completions of an "
@@ -202,13 +204,16 @@ def _read_trainer_state(run: RecordedRun, rollouts_per_step: int | None) -> None
         return
 
 
-def _rollouts_per_step(run: RecordedRun, state: dict[str, Any]) -> int | None:
-    """With `log_completions` a file has the completions of one generation batch, which by default are those of a step."""
-    for path in sorted((run.path / "completions").glob("completions_*.parquet"))[:1]:
+def _rollouts_per_step(run: RecordedRun) -> int | None:
+    """
+    With `log_completions` a file has the completions of one generation batch, which by default are those of a step. The first
+    file may be that of an evaluation, and the last one half-written.
+    """
+    for path in sorted((run.path / "completions").glob("completions_*.parquet"), reverse=True):
         try:
             rows = int(pq.read_metadata(path).num_rows)
         except (OSError, pa.ArrowException):
-            return None
+            continue
         run.missing.append(
             f"Rollouts are estimated: {rows} a step, the rows of `completions/{path.name}`. With a `steps_per_generation` "
             "of your own, give `--rollouts_per_step`."
@@ -229,10 +234,12 @@ def with_costs(history: list[dict[str, Any]], rollouts_per_step: int | None) -> 
     lines, tokens, seconds, before = [], 0.0, 0.0, 0
     for log in history:
         steps = log["step"] - before
-        if _is_number(log.get("completions/mean_length")) and rollouts_per_step:
+        timed, counted = (_is_number(log.get(name)) for name in ("step_time", "completions/mean_length"))
+        if counted and rollouts_per_step:
             tokens += steps * rollouts_per_step * log["completions/mean_length"]
-        if _is_number(log.get("step_time")):
+        if timed:
             seconds += steps * log["step_time"]
+        if timed or counted:  # an evaluation is about no step
             before = log["step"]
         line = dict(log)
         if PREFIX + "rollouts_generated" in log:
@@ -242,6 +249,12 @@ def with_costs(history: list[dict[str, Any]], rollouts_per_step: int | None) -> 
             line |= {"rollouts": log["step"] * rollouts_per_step, "tokens": tokens}
         lines.append(line | ({"seconds": seconds} if seconds or not log["step"] else {}))
     return lines
+
+
+def with_step_seconds(run: RecordedRun) -> RecordedRun:
+    """A run whose seconds are those of optimizer steps alone, as of a plain one, and not of all that happened in between."""
+    lines = [{name: value for name, value in line.items() if name != "seconds"} for line in run.lines]
+    return replace(run, lines=with_costs(lines, None))
 
 
 def _read_groups(run: RecordedRun) -> None:

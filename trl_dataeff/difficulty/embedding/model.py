@@ -227,7 +227,7 @@ def _loading(name: str) -> Iterator[None]:
     except Exception as error:
         raise EmbeddingError(
             f"The embedding model {name!r} cannot be loaded ({type(error).__name__}: {error}). Give the id of a model on "
-            "the Hugging Face Hub, the path of a folder that `save_pretrained` wrote, or 'policy'."
+            "the Hugging Face Hub or the path of a folder that `save_pretrained` wrote. In training, 'policy' is the trained model."
         ) from error
 
 
