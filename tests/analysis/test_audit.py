@@ -102,7 +102,12 @@ def test_cost():
 
 
 def test_steps_that_are_not_recorded_are_known():
-    assert audit(replace(THREE, step=THREE.step * 10)).every == 10
+    tenth = replace(THREE, step=THREE.step * 10)
+    assert audit(tenth).every == 10
+    cost = audit(tenth, step_seconds=1800).cost
+    assert (cost.hours, cost.run_hours) == pytest.approx((2.0, 20.0))
+    cost = audit(replace(tenth, seconds=np.full(len(tenth), 900.0))).cost  # a generation batch for ten steps
+    assert (cost.hours, cost.run_hours) == pytest.approx((3.0, 3.0))
 
 
 def simulated(

@@ -16,11 +16,12 @@ from trl import GRPOConfig, GRPOTrainer
 
 from tests.factories import mixed_reward, run
 from tests.factories.rollouts import VISITS, completions, write_lines, write_tables
+from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 from trl_dataeff.analysis.audit import cost
 from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD
 from trl_dataeff.tracking.completion_columns import UnreadableRollouts
 from trl_dataeff.tracking.completions import RecordedGroups, read_groups
-from trl_dataeff.tracking.group_table import SCHEMA
+from trl_dataeff.tracking.group_table import RUN, SCHEMA
 
 
 KINDS = [HARD, EASY, EFFECTIVE, HARD, EFFECTIVE, EASY, EFFECTIVE, EASY, EASY]  # of VISITS
@@ -322,6 +323,36 @@ def test_what_cannot_be_read_is_said_in_a_sentence(tmp_path):
     assert "not one of numbers" in rejected(tmp_path / "text.parquet")
 
 
+@pytest.mark.parametrize(
+    ("about", "methods"),
+    [
+        ({"settings": {"selector": "UniformSelector"}, "arguments": {"replay_fraction": 0.0}}, ()),
+        ({"settings": {"selector": "UniformSelector"}, "arguments": {"replay_fraction": 0.5}}, ("replay",)),
+        ({"settings": {"selector": "UniformSelector", "replays": False}, "arguments": {"replay_fraction": 0.5}}, ()),
+        ({"settings": {"selector": "GresoSelector"}, "arguments": {"sequential_rollouts": True}}, ("GresoSelector", "sequential rollouts")),
+        ({"settings": {"selector": "GresoSelector"}, "arguments": {}, "run": "a later one"}, ()),
+        ({"settings": None}, ()),
+        ([], ()),
+    ],
+)  # fmt: skip
+def test_what_a_run_was_is_in_its_own_file(tmp_path, about, methods):
+    row = {"step": 0, "prompt_id": 1, "success_rate": 0.5, "kind": "effective", "origin": "fresh", "tokens": 9}
+    table = pa.Table.from_pylist([row], schema=SCHEMA).replace_schema_metadata({RUN: "this one"})
+    pq.write_table(table, tmp_path / "groups.parquet")
+    about = {"run": "this one", **about} if about else about
+    (tmp_path / "run.json").write_text(json.dumps(about))
+    assert read_groups([tmp_path]).methods == methods
+
+
+def test_the_collector_says_what_is_in_effect(tmp_path):
+    """One group per process: nothing can be replayed, whatever was asked for."""
+    options = {"replay_fraction": 0.5, "max_steps": 1}
+    for size, methods in ((4, ()), (8, ("replay",))):
+        folder = tmp_path / str(size)
+        run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, folder, **options, per_device_train_batch_size=size)
+        assert read_groups([folder]).methods == methods
+
+
 def test_a_file_that_is_given_twice_counts_once(tmp_path):
     file = write_lines(tmp_path / "log.jsonl", completions(VISITS))
     assert_visits(read_groups([file, tmp_path / "." / "log.jsonl"]))
@@ -336,6 +367,15 @@ def test_a_folder_for_each_step_with_a_file_for_each_process(tmp_path):
     assert_visits(read_groups([tmp_path]))
 
 
+def test_one_folder_is_no_step(tmp_path):
+    for row in completions(VISITS):
+        path = tmp_path / "step_7" / f"{row['step']}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        with path.open("a") as lines:
+            lines.write(json.dumps({name: row[name] for name in ("prompt", "completion", "reward")}) + "\n")
+    assert_visits(read_groups([tmp_path / "step_7"]))
+
+
 def test_steps_that_train_on_the_same_completions_count_once_in_tables_of_trl(tmp_path):
     solved = [(step, prompt, "1111") for step in (1, 2, 3) for prompt in "ab"]
     rows = [row | {"completion": "1"} for row in completions(solved)]
@@ -345,6 +385,8 @@ def test_steps_that_train_on_the_same_completions_count_once_in_tables_of_trl(tm
     other = [row | {"completion": str(row["step"])} for row in rows]  # as long, with the same rewards and advantages
     assert len(read_groups([write_tables(tmp_path / "other", other)])) == 6
     assert len(read_groups([write_lines(tmp_path / "log.jsonl", rows)])) == 6
+    as_lines = [row | {"advantage": 0.0} for row in other]  # TRL's tables, saved as JSON lines
+    assert len(read_groups([write_lines(tmp_path / "trl.jsonl", as_lines)], {"reward": "reward"})) == 6
 
 
 def test_tokens_of_a_group_on_a_line_are_those_that_it_records(tmp_path):

@@ -68,7 +68,12 @@ class Persistence:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a run took, and the part of it that went to zero-variance groups. NaN where it is not known."""
+    """
+    What the recorded part of a run took, and the part of that which went to zero-variance groups. NaN where it is not known.
+
+    Attributes:
+        run_hours: of the whole run, with the steps that are not recorded.
+    """
 
     rollouts: int
     wasted_rollouts: int
@@ -76,6 +81,7 @@ class Cost:
     wasted_tokens: float
     hours: float
     wasted_hours: float
+    run_hours: float
 
 
 @dataclass(frozen=True)
@@ -109,15 +115,16 @@ def audit(groups: RecordedGroups, step_seconds: float | None = None) -> Audit:
     steps, counts = np.unique(groups.step, return_counts=True)
     bounds = np.array_split(steps, min(PERIODS, len(steps)))
     place = np.searchsorted([period[-1] for period in bounds], groups.step)
+    every = recorded_every(steps) if groups.has_steps else 1
     return Audit(
         prompts=len(np.unique(groups.prompt)),
         steps=len(steps),
-        every=recorded_every(steps) if groups.has_steps else 1,
+        every=every,
         groups_per_step=int(np.median(counts)) if groups.has_steps else 0,
         overall=shares(groups, np.ones(len(groups), dtype=bool)),
         periods=tuple(shares(groups, place == i) for i in range(len(bounds))),
         persistence=persistence(groups),
-        cost=cost(groups, groups.step_seconds if step_seconds is None else step_seconds),
+        cost=cost(groups, groups.step_seconds if step_seconds is None else step_seconds, every),
     )
 
 
@@ -149,18 +156,19 @@ def persistence(groups: RecordedGroups) -> Persistence:
     )
 
 
-def cost(groups: RecordedGroups, step_seconds: float) -> Cost:
+def cost(groups: RecordedGroups, step_seconds: float, every: int = 1) -> Cost:
     """
-    Rollouts, tokens and hours of the recorded steps. Hours are those of whole steps if `step_seconds` is known, else of
+    Rollouts, tokens and hours of the recorded steps, one of `every`. Hours are those of whole steps if `step_seconds` is known, else of
     generation, where the groups have their seconds; a zero-variance group has its share of them.
     """
     zero = groups.kind != EFFECTIVE
     sizes = np.full(len(groups), groups.group_size or 1) if groups.sizes is None else groups.sizes
     if not math.isnan(step_seconds):
         hours = step_seconds * len(np.unique(groups.step)) / SECONDS_PER_HOUR
-        wasted_hours = hours * float(zero.mean())
+        wasted_hours, run_hours = hours * float(zero.mean()), hours * every
     else:
         hours, wasted_hours = (float(groups.seconds[c].sum()) / SECONDS_PER_HOUR for c in (slice(None), zero))
+        run_hours = hours  # where groups have seconds, all of them are recorded
     return Cost(
         rollouts=int(sizes.sum()),
         wasted_rollouts=int(sizes[zero].sum()),
@@ -168,4 +176,5 @@ def cost(groups: RecordedGroups, step_seconds: float) -> Cost:
         wasted_tokens=float(groups.tokens[zero].sum()),
         hours=hours,
         wasted_hours=wasted_hours,
+        run_hours=run_hours,
     )

@@ -130,7 +130,7 @@ def _cost(groups: RecordedGroups, found: Audit) -> list[str]:
 def _savings(found: Audit, projection: Projection | None, missing: str) -> list[str]:
     if projection is None:
         return [f"What selection would have saved: not projected, {missing}."] if missing else []
-    hours = found.cost.hours * found.every  # of the whole run
+    hours = found.cost.run_hours
     timed = hours == hours and found.cost.rollouts > 0
     lines = ["What would have sufficed to learn as much (projected)", f"  {'':<18}rollouts   range     effective"]
     lines.append(f"  {'this run':<18}{'100%':>8}   {'':<9}{found.overall.effective:>9.0%}")

@@ -79,6 +79,8 @@ def make_collector(
     dataset_hash = "" if dataset is None else hash_prompts(dataset)
     _check_same_prompts(num_prompts, dataset_hash, processes)
     settings = run_settings(config, selector, reward_names, processes.world_size)
+    most_replayed = _most_replayed(config, batch_groups, processes.world_size, refills) if replays else 0
+    settings |= {"replays": most_replayed > 0, "dynamic sampling": refills, "sequential rollouts": sequential}
     if checkpoint is not None:
         known = None if selector is None else {"size": num_prompts, "hash": dataset_hash}
         check_fits(Path(checkpoint), settings, known)
@@ -108,7 +110,7 @@ def make_collector(
         refill=_refill_rounds(config) if refills else None,
         sequential=SequentialGroups(group_size) if sequential else None,
         buffer=_buffer(config, processes) if replays else None,
-        replay_groups=_most_replayed(config, batch_groups, processes.world_size, refills) if replays else 0,
+        replay_groups=most_replayed,
         effective_target=_effective_target(config, batch_groups) if replays and adaptive and not refills else None,
         pause=ReplayPause(config.replay_pause_ess) if replays and config.replay_pause_ess else None,
         over_batch=config.scale_rewards == "batch" or config.multi_objective_aggregation == "normalize_then_sum",

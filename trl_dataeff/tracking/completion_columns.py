@@ -171,9 +171,10 @@ def terms_of(reward: str) -> dict[str, float]:
     return terms
 
 
-def _step_of_path(file: Path) -> int | None:
+def _step_of_path(file: Path, folders: int) -> int | None:
     """The step in a path such as `rollouts/step_12/train_rollouts.jsonl`, `12.jsonl` or `completions_00012.parquet`."""
-    of_folder = re.fullmatch(r"(?:global\D?)?step\D?(\d+)", file.parent.name)  # with a file for each process, say
+    # A folder for each step may have a file for each process
+    of_folder = re.fullmatch(r"(?:global\D?)?step\D?(\d+)", file.parent.name) if folders > 1 else None
     found = of_folder or re.search(r"(\d+)\.\w+(\.gz)?$", file.name) or re.search(r"step\D?(\d+)", file.parent.name)
     return int(found.group(1)) if found else None
 
@@ -184,11 +185,11 @@ def no_rows(file: Path, kind: str) -> Rows:
     return Rows(none.astype(np.int64), none.astype(np.int64), none, none, none, none, none, file, kind, "")
 
 
-def with_steps(rows: Rows, file: Path, recorded: bool, by_path: bool) -> Rows:
+def with_steps(rows: Rows, file: Path, recorded: bool, folders: int) -> Rows:
     """Steps from the path, where the rows have none, and the path is one of several."""
     if recorded:
         return rows
-    step = _step_of_path(file) if by_path else None
+    step = _step_of_path(file, folders) if folders else None
     if step is None:
         return replace(rows, has_steps=False)
     return replace(rows, step=np.full(len(rows), step), has_steps=True)

@@ -34,7 +34,7 @@ CHUNK = 50_000  # rows
 BAD_LINES = 0.01  # share of lines that may be unreadable
 
 
-def read_rows(file: Path, columns: Mapping[str, str], prompts: Prompts, by_path: bool) -> Rows:
+def read_rows(file: Path, columns: Mapping[str, str], prompts: Prompts, folders: int) -> Rows:
     """
     Read the completions of a file.
 
@@ -42,21 +42,22 @@ def read_rows(file: Path, columns: Mapping[str, str], prompts: Prompts, by_path:
         file (`Path`): parquet, or JSON lines, which may be compressed with gzip.
         columns (`Mapping[str, str]`): the user's names, by role; `reward` may be a sum, as `accuracy+0.5*format`.
         prompts ([`Prompts`]): gets those that are new.
-        by_path (`bool`): whether a number in the path is the step, where no column has it.
+        folders (`int`): in how many folders the run's files are, if there are several files: where no column has the step, it is a
+            number in the path. 0 for a single file.
 
     Raises:
         [`UnreadableRollouts`]: the file is corrupt, or lacks a column.
     """
     if file.suffix == ".parquet":
-        return _read_parquet(file, columns, prompts, by_path)
+        return _read_parquet(file, columns, prompts, folders)
     if re.search(r"\.(jsonl|ndjson|json)(\.gz)?$", file.name):
-        return _read_lines(file, columns, prompts, by_path)
+        return _read_lines(file, columns, prompts, folders)
     raise UnreadableRollouts(
         f"{file} is neither .parquet nor .jsonl (or .jsonl.gz). Convert it, a row per completion."
     )
 
 
-def _read_parquet(file: Path, given: Mapping[str, str], prompts: Prompts, by_path: bool) -> Rows:
+def _read_parquet(file: Path, given: Mapping[str, str], prompts: Prompts, folders: int) -> Rows:
     try:
         table = pq.ParquetFile(file)
         names = table.schema_arrow.names
@@ -97,7 +98,7 @@ def _read_parquet(file: Path, given: Mapping[str, str], prompts: Prompts, by_pat
             True,
         ) from error
     rows = Rows.joined(parts) if parts else no_rows(file, kind)
-    return with_steps(replace(rows, has_steps=True), file, "step" in columns, by_path)
+    return with_steps(replace(rows, has_steps=True), file, "step" in columns, folders)
 
 
 def _weights_note(weights: Mapping[str, float], given: Mapping[str, str]) -> tuple[str, ...]:
@@ -184,7 +185,15 @@ def _length(tokens: Any) -> float:
     return float(len(tokens)) if isinstance(tokens, list) else _number(tokens)
 
 
-def _read_lines(file: Path, given: Mapping[str, str], prompts: Prompts, by_path: bool) -> Rows:
+def _size_and_hash(completion: Any) -> tuple[float, float]:
+    """Characters of a completion, and a hash of it; 0 and 0 without one."""
+    if completion is None:
+        return 0.0, 0.0
+    text = _text(completion)
+    return float(len(text)), float(zlib.crc32(text.encode("utf-8", "replace")))
+
+
+def _read_lines(file: Path, given: Mapping[str, str], prompts: Prompts, folders: int) -> Rows:
     """JSON lines. A line is a completion; or a group, where its reward is a list."""
     bad: list[int] = []
     lines = _objects(file, bad)
@@ -202,7 +211,7 @@ def _read_lines(file: Path, given: Mapping[str, str], prompts: Prompts, by_path:
             f"{file} has no column for the reward; it has {listed_columns(list(first))}. Name it: --map reward=COLUMN."
         )
     prompt, completion, step, tokens = (columns.get(role, "") for role in ("prompt", "completion", "step", "tokens"))
-    out: list[tuple[float, int, float, float, float]] = []
+    out: list[tuple[float, ...]] = []
     blocks: list[np.ndarray] = []
     count = 0
     for line in _chained(first, lines):
@@ -218,7 +227,7 @@ def _read_lines(file: Path, given: Mapping[str, str], prompts: Prompts, by_path:
                 each if isinstance(each, list) and len(each) == many else [None] * many for each in (answers, lengths)
             )
             out += [
-                (at, number, _sum(entry, weights), _length(n), float(len(_text(a))) if a is not None else 0.0)
+                (at, number, _sum(entry, weights), _length(n), *_size_and_hash(a))
                 for entry, a, n in zip(zip(*rewards, strict=False), answers, lengths, strict=False)
             ]
         else:
@@ -228,7 +237,7 @@ def _read_lines(file: Path, given: Mapping[str, str], prompts: Prompts, by_path:
                     number,
                     _sum(rewards, weights),
                     _length(lengths),
-                    float(len(_text(answers))) if answers is not None else 0.0,
+                    *_size_and_hash(answers),
                 )
             )
         if len(out) >= CHUNK:
@@ -236,7 +245,7 @@ def _read_lines(file: Path, given: Mapping[str, str], prompts: Prompts, by_path:
             out = []
     if len(bad) > max(1, BAD_LINES * count):
         raise UnreadableRollouts(f"{file}: {len(bad)} lines are no JSON objects, the first is line {bad[0]}.", True)
-    data = np.concatenate([*blocks, np.array(out, dtype=np.float64).reshape(-1, 5)])
+    data = np.concatenate([*blocks, np.array(out, dtype=np.float64).reshape(-1, 6)])
     rows = Rows(
         step=_steps(data[:, 0], file),
         prompt=data[:, 1].astype(np.int64),
@@ -244,14 +253,14 @@ def _read_lines(file: Path, given: Mapping[str, str], prompts: Prompts, by_path:
         advantage=np.full(len(data), np.nan),
         tokens=data[:, 3],
         characters=data[:, 4],
-        content=np.zeros(len(data)),
+        content=data[:, 5],
         file=file,
         format=kind,
         reward_columns=" + ".join(weights),
         several_rewards=len(weights) > 1,
         notes=(f"Unreadable lines were left out, the first is line {bad[0]} of {file.name}.",) if bad else (),
     )
-    return with_steps(rows, file, bool(step), by_path)
+    return with_steps(rows, file, bool(step), folders)
 
 
 def _chained(first: dict[str, Any], rest: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -25,7 +25,7 @@ from trl_dataeff.rollouts.classification import RewardScale, kinds_of
 from trl_dataeff.rollouts.group import KINDS
 from trl_dataeff.tracking.completion_columns import TRL, Prompts, Rows, UnreadableRollouts, shown
 from trl_dataeff.tracking.completion_files import read_rows
-from trl_dataeff.tracking.group_table import UnreadableTable, read_group_table
+from trl_dataeff.tracking.group_table import RUN, UnreadableTable, read_group_table
 
 
 GROUP_COLUMNS = ("step", "prompt_id", "success_rate", "kind")
@@ -195,22 +195,25 @@ def _read_group_log(file: Path, group_size: int | None) -> RecordedGroups:
 
 
 def _methods(file: Path, table: pa.Table) -> tuple[str, ...]:
-    """What sets a run apart from plain GRPO: by the `run.json` beside its table or, without it, by what the table shows."""
+    """What sets a run apart from plain GRPO: by its `run.json` beside the table or, without it, by what the table shows."""
     names = table.column_names
     found = ["predictions"] if "predicted" in names and table["predicted"].null_count < len(table) else []
     dropped = "disposition" in names and bool(pc.any(pc.equal(table["disposition"], "dropped")).as_py())
     try:
         about = json.loads((file.parent / "run.json").read_bytes())
-        arguments, selector = about["arguments"], about["settings"]["selector"]
-    except (OSError, ValueError, LookupError, TypeError):
-        arguments, selector = {}, None
+        own = (table.schema.metadata or {}).get(RUN, b"").decode() in ("", about["run"])  # and not of a later run
+        arguments, settings = (about["arguments"], about["settings"]) if own else ({}, {})
+        selector = settings.get("selector")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        arguments, settings, selector = {}, {}, None
     if not found and selector not in (None, "NoneType", "UniformSelector"):
         found.append(str(selector))
-    if arguments.get("replay_fraction") and selector is not None:
+    # Earlier versions wrote what was asked for, and not whether it was possible
+    if settings.get("replays", bool(arguments.get("replay_fraction"))):
         found.append("replay")
-    if arguments.get("dynamic_sampling", dropped):
+    if settings.get("dynamic sampling", arguments.get("dynamic_sampling", dropped)):
         found.append("dynamic sampling")
-    if arguments.get("sequential_rollouts"):
+    if settings.get("sequential rollouts", arguments.get("sequential_rollouts", False)):
         found.append("sequential rollouts")
     return tuple(found)
 
@@ -228,9 +231,10 @@ def _read_completions(
     files: list[Path], columns: Mapping[str, str], reward_range: tuple[float, float] | None, group_size: int | None
 ) -> RecordedGroups:
     prompts, parts, notes, failed = Prompts(), [], [], []
+    folders = len({file.parent for file in files}) if len(files) > 1 else 0
     for file in files:
         try:
-            parts.append(read_rows(file, columns, prompts, by_path=len(files) > 1))
+            parts.append(read_rows(file, columns, prompts, folders))
         except UnreadableRollouts as error:
             if len(files) == 1 or not error.corrupt:
                 raise
