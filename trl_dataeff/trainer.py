@@ -204,7 +204,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         self._nonfinite = step_guard(self.accelerator, self.collector.counters) if args.skip_nonfinite_steps else None
 
     def _embed(self, dataset: Dataset) -> np.ndarray:
-        """Embeddings of the prompts by the policy with which the run began. A resumed run that began here has trained it since."""
+        """Embeddings of the prompts by the policy with which the run began; if that was in this trainer, it has changed since."""
         if self._run.checkpoint is None or self._embedded is None or self._embedded[0] != self._run.id:
             self._embedded = self._run.id, embed_for(self, dataset, self.args.dots_embedding)
         return self._embedded[1]

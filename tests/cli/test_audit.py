@@ -123,7 +123,7 @@ def test_mistakes(tmp_path, capsys, options, message):
 
 
 def test_hours_that_would_be_saved_are_those_of_the_whole_run(tmp_path, capsys):
-    """A run of 120 steps, recorded whole, and one of ten steps: a tenth of the groups tells about the same."""
+    """A run of 120 steps, recorded whole and every second step: half of the groups tell about the same."""
     rng, visits = np.random.default_rng(0), []
     for step in range(120):
         for prompt in range(10 * (step % 6), 10 * (step % 6) + 10):

@@ -158,8 +158,8 @@ def persistence(groups: RecordedGroups) -> Persistence:
 
 def cost(groups: RecordedGroups, step_seconds: float, every: int = 1) -> Cost:
     """
-    Rollouts, tokens and hours of the recorded steps, one of `every`. Hours are those of whole steps if `step_seconds` is known, else of
-    generation, where the groups have their seconds; a zero-variance group has its share of them.
+    Rollouts, tokens and hours of the recorded steps, which are one of `every`. Hours are those of whole steps if `step_seconds`
+    is known, else of generation, where the groups have their seconds; a zero-variance group has its share of them.
     """
     zero = groups.kind != EFFECTIVE
     sizes = np.full(len(groups), groups.group_size or 1) if groups.sizes is None else groups.sizes

@@ -158,8 +158,8 @@ def _need(method: Method, baseline: Method, x: str, metric: str, target: float) 
     others = [_reached(run, x, metric, target) for run in baseline.runs]
     by_seed = dict(zip((run.argument("seed") for run in baseline.runs), others, strict=True))
     pairs = [(value, by_seed.get(run.argument("seed"))) for run, value in zip(method.runs, own, strict=True)]
-    repeats = {run.argument("seed") for run in method.runs}
-    paired = len(by_seed) == len(others) and len(repeats) == len(own) and None not in by_seed
+    own_seeds = {run.argument("seed") for run in method.runs}
+    paired = len(by_seed) == len(others) and len(own_seeds) == len(own) and None not in by_seed
     if method is baseline:
         ratio = (1.0, math.nan, math.nan)
     elif paired and all(other is not None and 0 < other < math.inf for _, other in pairs):

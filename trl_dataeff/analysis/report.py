@@ -110,8 +110,8 @@ def tiles(run: RecordedRun) -> list[tuple[str, str]]:
         if sizes is not None and not sizes.null_count:
             found.append((count(pc.sum(sizes).as_py() or 0), "rollouts generated"))
         else:
-            generated_by = "rollouts generated" if run.group_size else "groups"
-            found.append((count(len(run.groups) * (run.group_size or 1)), generated_by))
+            what = "rollouts generated" if run.group_size else "groups"
+            found.append((count(len(run.groups) * (run.group_size or 1)), what))
     trained, generated = run.last("dataeff/rollouts_trained"), run.last("rollouts")
     if generated > 0 and np.isfinite(trained):
         found.append((f"{trained / generated:.2f}", "trained on per completion generated"))
@@ -148,7 +148,7 @@ def _absent(run: RecordedRun) -> list[str]:
     if run.groups is not None and not len(run.groups):
         return ["Groups are not shown: `dataeff/groups.parquet` is empty."]
     if not run.lines:
-        return ["What was logged over steps is not shown: there is no `dataeff/metrics.jsonl`."]
+        return ["Metrics are not shown: there is no `dataeff/metrics.jsonl`."]
     return []
 
 

@@ -57,7 +57,7 @@ def run(argv: list[str]) -> int:
     found = audit(groups, args.seconds_per_step)
     if args.prompts is not None and args.prompts < found.prompts:
         raise UserError(
-            f"`--prompts` is {args.prompts}; the run has groups of {found.prompts} prompts, so it takes no fewer."
+            f"`--prompts` is {args.prompts}; it takes an integer >= {found.prompts}: the run has groups of {found.prompts} prompts."
         )
     projection, missing = (None, "") if args.no_projection else _projection(groups, args)
     if args.json:

@@ -131,8 +131,8 @@ def launch(launch_args: list[str], command: list[str]) -> int:
 
 def _start_one(simple_launcher: Callable[[Namespace], None], args: Namespace) -> None:
     """
-    Start the only process that `accelerate launch` would start: on POSIX in the place of this one, so that signals and exit
-    code are its own, where accelerate waits for a process that no signal reaches.
+    Start the only process that `accelerate launch` would start. On POSIX it replaces this one, so that signals and exit code
+    are its own; accelerate would wait for a process that no signal reaches.
     """
     from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 

@@ -18,6 +18,8 @@ from trl_dataeff.rollouts.group import RolloutGroup
 @dataclass(frozen=True)
 class AdvantageWeights:
     """
+    Scales the advantages that TRL has computed for a generation batch, or replaces them.
+
     Args:
         classifier ([`GroupClassifier`]): knows the weights of the reward functions and how they are added up.
         zero_share ([`ZeroVarianceShare`]): running share of zero-variance groups.

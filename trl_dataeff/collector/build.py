@@ -80,6 +80,7 @@ def make_collector(
     _check_same_prompts(num_prompts, dataset_hash, processes)
     settings = run_settings(config, selector, reward_names, processes.world_size)
     most_replayed = _most_replayed(config, batch_groups, processes.world_size, refills) if replays else 0
+    # For reports: what is in effect, which may be less than the configuration asks for
     settings |= {"replays": most_replayed > 0, "dynamic sampling": refills, "sequential rollouts": sequential}
     if checkpoint is not None:
         known = None if selector is None else {"size": num_prompts, "hash": dataset_hash}

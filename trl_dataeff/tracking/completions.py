@@ -52,7 +52,7 @@ class RecordedGroups:
         has_steps: whether steps are recorded.
         estimated_tokens: whether tokens are characters divided by four.
         step_seconds: mean duration of an optimizer step, NaN if not known.
-        methods: what sets the run apart from plain GRPO, in words.
+        methods: what the run used that plain GRPO does not have, in words.
         notes: what was left out, or assumed, a sentence each.
     """
 
@@ -281,7 +281,7 @@ def _check_one_run(files: list[Path], parts: list[Rows]) -> None:
 
 
 def _without_repeats(rows: Rows) -> tuple[Rows, int]:
-    """Leave out steps whose completions are those of the recorded step before, and count them."""
+    """Leave out steps of TRL's tables whose completions are those of the recorded step before, and count them."""
     if not rows.has_steps or rows.format != TRL.name:  # others log a step as it is generated
         return rows, 0
     order = np.lexsort((rows.content, rows.advantage, rows.reward, rows.prompt, rows.step))
