@@ -1,7 +1,7 @@
 """Size of the project: lines and code lines (without docstrings, comments and blank lines) of each part.
 
-    python .ci/size.py             the totals
-    python .ci/size.py --folders   and each folder of the package
+python .ci/size.py             the totals
+python .ci/size.py --folders   and each folder of the package
 """
 
 import ast
@@ -26,9 +26,7 @@ def code_lines(source: str) -> int:
             ):
                 docstrings |= set(range(first.lineno, (first.end_lineno or first.lineno) + 1))
     lines = enumerate(source.split("\n"), 1)
-    return sum(
-        1 for i, line in lines if line.strip() and not line.strip().startswith("#") and i not in docstrings
-    )
+    return sum(1 for i, line in lines if line.strip() and not line.strip().startswith("#") and i not in docstrings)
 
 
 def tracked(folder: str, ending: str) -> list[pathlib.Path]:
