@@ -37,7 +37,7 @@ def measure(seed: int, start: Path) -> tuple[list[float], list[float]]:
 
 
 def _of(rows: list[dict]) -> list[float]:
-    from trl_dataeff.analysis.curves import reach
+    from benchmarks.curves import reach
 
     rollouts, accuracy, groups, effective = (
         np.array([row[name] for row in rows], dtype=float)
@@ -53,9 +53,9 @@ def main() -> None:
     seeds = parser.parse_args().seeds
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # before the numerical libraries are imported
         os.environ.setdefault(name, "1")
+    from benchmarks.curves import geometric_mean
     from benchmarks.lab.pretrain import StartRecipe, start_folder
     from benchmarks.lab.ratios import show
-    from trl_dataeff.analysis.curves import geometric_mean
 
     start = start_folder(StartRecipe(), ROOT / ".cache" / "lab")
     found = [measure(seed, start) for seed in seeds]

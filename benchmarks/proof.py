@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.curves import band, final, geometric_mean, isotonic, reach, t_95
 from benchmarks.lab.ratios import BASELINE, Curve, curves_by_setting, methods_of, ratios, show
 from benchmarks.lab.report import draw, pyplot
 from benchmarks.lab.store import read_rows
@@ -28,11 +29,9 @@ from benchmarks.smollm2 import ends
 from benchmarks.smollm2.__main__ import LINEAR, LINEAR_TUNING, RUNS, STEPS, own_rate_runs, study_runs, tuning_runs
 from benchmarks.smollm2.report import at_own_rates, by_rate, recorded, short
 from benchmarks.smollm2.report import tables as pretrained_tables
-from trl_dataeff.analysis.curves import band, final, geometric_mean, isotonic, reach, t_95
 
 
 RESULTS = Path(__file__).parent / "results" / "lab"
-SIMULATED = RESULTS.parent / "simulate.txt"  # what `python -m benchmarks.simulate` printed
 COLD = RESULTS.parent / "cold_start.txt"  # what `python -m benchmarks.cold_start` printed
 PICTURES = Path(__file__).parents[1] / "docs" / "img"
 PAGES = [Path(__file__).parents[1] / "README.md", *sorted(PICTURES.parent.glob("*.md"))]
@@ -486,7 +485,6 @@ TABLES: dict[str, Callable[[], str]] = {
         (50, 100),
     ),
     "cold-start": lambda: COLD.read_text(encoding="utf-8").strip(),
-    "simulate": lambda: SIMULATED.read_text(encoding="utf-8").strip(),
     "pretrained": lambda: pretrained_tables(recorded(RUNS, study_runs())),
     "pretrained-rates": lambda: by_rate(recorded(RUNS, tuning_runs())),
     "pretrained-linear": lambda: ends.by_budget(LINEAR),

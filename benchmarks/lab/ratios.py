@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trl_dataeff.analysis.curves import final, geometric_mean, reach
+from benchmarks.curves import final, geometric_mean, reach
 
 
 BASELINE = "uniform"

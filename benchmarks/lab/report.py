@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trl_dataeff.analysis.curves import band, on_grid
+from benchmarks.curves import band, on_grid
 
 from .ratios import BASELINE, HEADER, Curve, Setting, cells, methods_of, ratios
 

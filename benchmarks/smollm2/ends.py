@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.curves import geometric_mean
 from benchmarks.lab.ratios import BASELINE, show
 from benchmarks.lab.store import RunFile
 from benchmarks.smollm2.pools import POOLS
 from benchmarks.smollm2.report import difference, markdown
-from trl_dataeff.analysis.curves import geometric_mean
 
 
 OURS = "default"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.curves import band
 from benchmarks.lab.evaluate import success
 from benchmarks.lab.ratios import BASELINE, Curve, curves_by_setting, methods_of, ratios, show
 from benchmarks.lab.store import RunFile
@@ -15,7 +16,6 @@ from benchmarks.lab.tasks import Task
 from benchmarks.smollm2.pools import POOLS, training_questions
 from benchmarks.smollm2.questions import KINDS
 from benchmarks.smollm2.train import load
-from trl_dataeff.analysis.curves import band
 
 
 def tables(rows: Iterable[dict]) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import distributed, greso, manifest, overhead, predictor, proof, replay, selection_scale, theorem
+from benchmarks import distributed, overhead, predictor, proof, replay, selection_scale, theorem
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 
 
@@ -16,30 +16,10 @@ RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 CONSTANTS = {"0.05", "0.25", "0.75", "0.216", "0.70"}
 
 
-def test_greso_needs_fewer_rollouts_than_dynamic_sampling_on_simulated_prompts():
-    results = greso.compare(n=256, dead=0.7, drift=2e-4, passes=8, seeds=1)
-    assert results["GRESO"][0] < 0.75 * results["dynamic sampling"][0]
-    # 8 completions a group, of which about a fifth is effective: what dynamic sampling drops was paid for
-    assert results["dynamic sampling"][0] == pytest.approx(results["uniform"][0], rel=0.2)
-
-
-def test_proposals_from_a_million_prompts_take_milliseconds():
-    first, later = greso.time_proposals(n=1_000_000)
-    assert first < 0.5
-    assert later < 0.1
-
-
 def test_overhead_times_each_step_after_the_warm_up(tmp_path):
     seconds = overhead.run_steps(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, steps=1, folder=str(tmp_path))
     assert len(seconds) == 1
     assert seconds[0] > 0
-
-
-def test_figures_in_the_docs_are_those_of_the_committed_tables():
-    page = (RESULTS.parents[1] / "docs" / "greso.md").read_text()
-    for line in (RESULTS / "greso.txt").read_text().splitlines()[2:8]:
-        dead, passes, uniform, dynamic, ours, ratio, _ = line.split()
-        assert f"| {float(dead):.0%} | {passes} | {uniform} | {dynamic} | {ours} | {ratio} |" in page
 
 
 def test_refreshes_agree_with_the_published_way_and_are_timed():
@@ -100,11 +80,6 @@ def test_the_theorem_holds_where_it_is_measured():
     ratio, error = theorem.measure(0.3, 8, 2000, np.random.default_rng(1))
     assert ratio == pytest.approx(1, abs=5 * error)
     assert error < 0.03
-
-
-def test_the_cost_of_a_manifest_is_measured_on_files_that_it_lists(tmp_path):
-    assert min(manifest.measure(tmp_path, megabytes=4, files=2, turns=1)) > 0
-    assert len(json.loads((tmp_path / "dataeff" / "manifest.json").read_text())["files"]) == 2
 
 
 def test_the_cost_of_communication_is_measured():

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from benchmarks import proof
-from benchmarks import simulate as validation
 from benchmarks.lab.pools import POOLS, classify, held_out_tasks, pool_dataset
 from benchmarks.lab.ratios import Curve
 
@@ -130,30 +129,6 @@ def test_variations_are_told_by_what_they_change():
     base = "default,exploration=0.1,replay_clip=proximal"
     assert proof._changes("default,exploration=0.1,replay_clip=proximal,dots_sharpness=2", base) == "dots_sharpness=2"
     assert proof._changes("default,replay_clip=proximal,exploration=0.05", base) == "exploration=0.05"
-
-
-def test_disagreement_about_arrival_counts_as_an_error():
-    assert validation.error(0.2, 0.4) == pytest.approx(math.log(2))
-    assert validation.error(math.inf, 0.4) == validation.error(0.4, math.inf) == math.log(validation.LATE)
-    assert validation.error(math.inf, math.inf) == 0
-
-
-def test_simulated_pools_have_a_range_of_learnable_prompts_and_committed_runs():
-    for pool in validation.SIMULATED:
-        assert not POOLS[pool].continuum
-        assert (proof.RESULTS / pool / "results.parquet").exists()
-
-
-def test_what_simulate_says_of_the_labs_first_pool_is_near_what_was_measured():
-    """
-    In rollouts, but for three methods of which some runs do not arrive (dynamic sampling, the former defaults, and replay on
-    uniform selection, which the page says); two constants are fitted here, and no more.
-    """
-    _, errors = validation.validate(validation.Learning(), seeds=2, pools=["first"])
-    arriving = [error for error in errors["first"] if error < math.log(validation.LATE)]
-    assert len(arriving) >= len(errors["first"]) - 3 >= 6
-    assert max(arriving) < math.log(1.4)
-    assert np.median(arriving) < math.log(1.25)
 
 
 def test_a_peers_calibration_set_is_of_prompts_that_no_run_sees(cells_of_a_start):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_dataeff.analysis.curves import band, final, isotonic, on_grid, reach
+from benchmarks.curves import band, final, isotonic, on_grid, reach
 
 
 X = [0, 100, 200, 300]
