@@ -28,7 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("checkpoint", "fault_tolerance"),
     ("rollouts", "rewards", "config"),
     ("version", "registry", "fields"),
-    ("options", "errors"),
+    ("options", "utils"),
 )
 
 Imports = Mapping[str, Iterable[str]]

@@ -16,7 +16,7 @@ Data flow of a generation batch, and the place of each part (folders side by sid
     config.py            GRPOConfig with the fields of options.py; fields.py: what values they take; validation.py checks
                          them with the dataset; notice.py says what is on
     registry.py          names of plug-ins; testing/: conformance suites for your own selectors and predictors
-    errors.py            the base of errors that only the user can fix, which the command prints without a traceback
+    utils.py             errors that only the user can fix, files that are complete or absent, hashes
     analysis/, cli/, rewards/, callback.py
 
 A module imports only from the layers below its own; `tests/test_layers.py` has their order.

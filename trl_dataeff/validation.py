@@ -11,8 +11,8 @@ from trl import GRPOConfig
 
 from trl_dataeff.config import AUTO_SELECTION, DataEfficientGRPOConfig
 from trl_dataeff.difficulty.loading import check_predictor, is_predictor, load_predictor
-from trl_dataeff.errors import UserError
 from trl_dataeff.selection import Selector, make_selector
+from trl_dataeff.utils import UserError
 
 
 if TYPE_CHECKING:

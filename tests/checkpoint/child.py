@@ -13,8 +13,8 @@ from tests.factories import history, make_trainer
 from trl_dataeff import DataEfficientGRPOTrainer
 from trl_dataeff import trainer as trainer_module
 from trl_dataeff.checkpoint import saving
-from trl_dataeff.checkpoint.files import write_atomically
 from trl_dataeff.collector import state
+from trl_dataeff.utils import write_atomically
 
 
 NAME = "greso, dynamic"

@@ -9,10 +9,10 @@ import pytest
 
 from tests.factories import checkpoint_names, groups_since, history, make_trainer, messages, train
 from trl_dataeff import DataEfficientGRPOTrainer
-from trl_dataeff.checkpoint.hashing import hash_json
 from trl_dataeff.checkpoint.manifest import MANIFEST, check_checkpoint
 from trl_dataeff.checkpoint.runs import RUN_FILE, latest_run, run_of
 from trl_dataeff.checkpoint.state import CheckpointError
+from trl_dataeff.utils import hash_json
 
 
 TABLE = "dataeff/groups.parquet"

@@ -10,7 +10,6 @@ from datasets import concatenate_datasets
 
 from tests.factories import even_length_reward, logged, mixed_reward, plain_dataset, run
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
-from trl_dataeff.checkpoint.hashing import hash_json
 from trl_dataeff.checkpoint.manifest import MANIFEST
 from trl_dataeff.checkpoint.state import (
     CheckpointError,
@@ -19,6 +18,7 @@ from trl_dataeff.checkpoint.state import (
     save_generation_batch,
     save_state,
 )
+from trl_dataeff.utils import hash_json
 from trl_dataeff.version import FORMAT
 
 

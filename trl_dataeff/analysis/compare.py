@@ -12,9 +12,9 @@ import numpy as np
 from trl_dataeff.analysis.compare_plot import Curve, comparison
 from trl_dataeff.analysis.curves import band, final, geometric_mean, on_grid, reach
 from trl_dataeff.analysis.page import Cell, Column, Page, Table
-from trl_dataeff.errors import UserError
 from trl_dataeff.tracking.drawing import AXIS_NAMES, Plot, count, duration
 from trl_dataeff.tracking.recorded import AXES, RecordedRun, with_step_seconds
+from trl_dataeff.utils import UserError
 
 
 #: Arguments in which repetitions of a run may differ

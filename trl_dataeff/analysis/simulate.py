@@ -24,8 +24,8 @@ import numpy as np
 
 from trl_dataeff.collector import GenerationBatch, make_collector
 from trl_dataeff.config import DataEfficientGRPOConfig
-from trl_dataeff.errors import UserError
 from trl_dataeff.rollouts.capture import Round
+from trl_dataeff.utils import UserError
 from trl_dataeff.validation import check_selection, resolve_selector
 
 

@@ -14,9 +14,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from trl_dataeff.checkpoint.files import sync_folder, write_atomically
-from trl_dataeff.checkpoint.hashing import hash_file, hash_json
 from trl_dataeff.checkpoint.state import FOLDER, CheckpointError
+from trl_dataeff.utils import hash_file, hash_json, sync_folder, write_atomically
 from trl_dataeff.version import FORMAT, __version__
 
 

@@ -19,9 +19,9 @@ from typing import Any
 
 from transformers.utils import logging
 
-from trl_dataeff.checkpoint.files import write_atomically
 from trl_dataeff.checkpoint.manifest import PACKAGES, is_complete, read_unchecked
 from trl_dataeff.checkpoint.state import FOLDER
+from trl_dataeff.utils import write_atomically
 from trl_dataeff.version import FORMAT, __version__
 
 

@@ -28,8 +28,7 @@ from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file as load_tensors
 from safetensors.torch import save_file as save_tensors
 
-from trl_dataeff.checkpoint.files import write_atomically
-from trl_dataeff.errors import UserError
+from trl_dataeff.utils import UserError, write_atomically
 
 
 FOLDER = "dataeff"

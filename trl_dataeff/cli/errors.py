@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterable
 
-from trl_dataeff.errors import UserError
+from trl_dataeff.utils import UserError
 
 
 __all__ = ["UserError", "closest", "listed", "show"]

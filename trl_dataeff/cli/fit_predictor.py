@@ -8,12 +8,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trl_dataeff.checkpoint.files import write_atomically
 from trl_dataeff.cli.arguments import DataEfficientGRPOScriptArguments
 from trl_dataeff.cli.command_parser import CommandParser, out_of_range
 from trl_dataeff.cli.errors import UserError
 from trl_dataeff.cli.sources import unwritable
 from trl_dataeff.fields import Range
+from trl_dataeff.utils import write_atomically
 
 
 if TYPE_CHECKING:

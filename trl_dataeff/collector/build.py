@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 from datasets import Dataset
 
-from trl_dataeff.checkpoint.hashing import hash_prompts
 from trl_dataeff.checkpoint.state import FOLDER
 from trl_dataeff.collector.baseline import TrackedBaseline
 from trl_dataeff.collector.batch import RefillRounds
@@ -29,6 +28,7 @@ from trl_dataeff.selection.base import Selector, SelectorContext, checked_state
 from trl_dataeff.selection.level import level_estimator
 from trl_dataeff.tracking.prompt_table import prompt_rows
 from trl_dataeff.tracking.run_logs import RunLogs
+from trl_dataeff.utils import hash_prompts
 
 
 def make_collector(

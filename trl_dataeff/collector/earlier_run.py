@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 from trl_dataeff.checkpoint.runs import RUN_FILE
 from trl_dataeff.checkpoint.state import FOLDER
 from trl_dataeff.collector.baseline import TrackedBaseline
-from trl_dataeff.errors import UserError
 from trl_dataeff.rollouts.classification import RewardScale
 from trl_dataeff.rollouts.group import EFFECTIVE, KINDS
 from trl_dataeff.selection.base import EarlierGroups, Selector
 from trl_dataeff.tracking.group_table import DATASET, RUN, UnreadableTable, read_group_table
+from trl_dataeff.utils import UserError
 
 
 NAME = "groups.parquet"

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from trl_dataeff.checkpoint.hashing import hash_array, hash_each, hash_json
 from trl_dataeff.checkpoint.runs import Run, write_run
 from trl_dataeff.checkpoint.state import (
     CheckpointError,
@@ -26,6 +25,7 @@ from trl_dataeff.rollouts.group import RolloutGroup
 from trl_dataeff.selection.base import checked_state
 from trl_dataeff.selection.estimator import under
 from trl_dataeff.tracking.metrics import METRICS
+from trl_dataeff.utils import hash_array, hash_each, hash_json
 
 
 Arrays = dict[str, np.ndarray]
@@ -138,11 +138,11 @@ def state_checksums(collector: RolloutCollector) -> dict[str, str]:
         "replay buffer": _groups_checksum([] if collector.buffer is None else collector.buffer.groups),
         "sequential groups": hash_json(None if collector.sequential is None else collector.sequential.state_dict()),
         "pause of replay": hash_json(None if collector.pause is None else collector.pause.state()),
-        "random state of replay": hash_array(collector.replay_rng.get_state()),
+        "random state of replay": hash_array(collector.replay_rng.get_state().numpy()),
     }
     if collector.selector is not None and collector.selector.exact:
         state = {name: hash_array(value) for name, value in checked_state(collector.selector).items()}
-        sums["selector"] = hash_json(state, hash_array(collector.rng.get_state()))
+        sums["selector"] = hash_json(state, hash_array(collector.rng.get_state().numpy()))
     return sums
 
 

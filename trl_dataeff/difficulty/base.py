@@ -19,9 +19,8 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from trl_dataeff.checkpoint.files import write_atomically
-from trl_dataeff.errors import UserError
 from trl_dataeff.registry import PluginRegistry
+from trl_dataeff.utils import UserError, write_atomically
 from trl_dataeff.version import FORMAT, __version__
 
 

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from transformers.utils import logging
 
-from trl_dataeff.checkpoint.hashing import hash_rows
 from trl_dataeff.difficulty.base import DifficultyPredictor, Embeddings
 from trl_dataeff.difficulty.loading import make_predictor
 from trl_dataeff.difficulty.logistic import LogisticDifficultyPredictor
@@ -36,6 +35,7 @@ from trl_dataeff.selection.weights import (
     log_weight_target,
     rate_of_difference,
 )
+from trl_dataeff.utils import hash_rows
 
 
 logger = logging.get_logger(__name__)

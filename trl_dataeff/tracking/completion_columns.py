@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from trl_dataeff.errors import UserError
+from trl_dataeff.utils import UserError
 
 
 class UnreadableRollouts(UserError):

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trl_dataeff.errors import UserError
 from trl_dataeff.tracking.recorded import AXES
+from trl_dataeff.utils import UserError
 
 
 if TYPE_CHECKING:

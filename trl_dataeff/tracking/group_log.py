@@ -14,11 +14,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from transformers.utils import logging
 
-from trl_dataeff.checkpoint.files import write_atomically
 from trl_dataeff.rollouts.classification import total_rewards
 from trl_dataeff.rollouts.group import KINDS, RolloutGroup
-from trl_dataeff.tracking.files import use_file_of_run
 from trl_dataeff.tracking.group_table import DATASET, RUN, SCHEMA
+from trl_dataeff.utils import use_file_of_run, write_atomically
 
 
 logger = logging.get_logger(__name__)

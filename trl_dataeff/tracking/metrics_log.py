@@ -11,8 +11,7 @@ from typing import Any
 
 from transformers.utils import logging
 
-from trl_dataeff.checkpoint.files import write_atomically
-from trl_dataeff.tracking.files import use_file_of_run
+from trl_dataeff.utils import use_file_of_run, write_atomically
 
 
 logger = logging.get_logger(__name__)

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from datasets import ClassLabel, Dataset, Value
 from transformers.utils import logging
 
-from trl_dataeff.checkpoint.files import write_atomically
+from trl_dataeff.utils import write_atomically
 
 
 logger = logging.get_logger(__name__)

@@ -15,10 +15,10 @@ import pyarrow.parquet as pq
 
 from trl_dataeff.checkpoint.runs import RUN_FILE, checkpoints
 from trl_dataeff.checkpoint.state import FOLDER
-from trl_dataeff.errors import UserError
 from trl_dataeff.tracking.group_table import UnreadableTable, read_group_table
 from trl_dataeff.tracking.metrics import PREFIX
 from trl_dataeff.tracking.metrics_log import read_lines
+from trl_dataeff.utils import UserError
 
 
 AXES = {

@@ -11,8 +11,8 @@ from datasets import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.factories import tiny_tokenizer
-from trl_dataeff.checkpoint.hashing import hash_prompts
 from trl_dataeff.difficulty.embedding import embed_dataset
+from trl_dataeff.utils import hash_prompts
 
 
 N = 100_000

@@ -20,11 +20,11 @@ from datasets import Dataset
 from tqdm import tqdm
 from transformers.utils import logging
 
-from trl_dataeff.checkpoint.hashing import hash_each, hash_rows
 from trl_dataeff.difficulty.embedding.cache import ENVIRONMENT, EmbeddingCache, default_folder
 from trl_dataeff.difficulty.embedding.model import Embedder, policy_source, pretrained_source
 from trl_dataeff.difficulty.embedding.tokenize import EmbeddingError, read_prompts
 from trl_dataeff.rollouts.distributed import Processes, all_gather
+from trl_dataeff.utils import hash_each, hash_rows
 
 
 if TYPE_CHECKING:

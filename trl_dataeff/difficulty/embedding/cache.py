@@ -16,8 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 from transformers.utils import logging
 
-from trl_dataeff.checkpoint.files import write_atomically
-from trl_dataeff.checkpoint.hashing import hash_json, hash_rows
+from trl_dataeff.utils import hash_json, hash_rows, write_atomically
 from trl_dataeff.version import FORMAT, __version__
 
 

@@ -21,8 +21,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from transformers.integrations import is_deepspeed_zero3_enabled
 
-from trl_dataeff.checkpoint.hashing import hash_array, hash_file, hash_json
 from trl_dataeff.difficulty.embedding.tokenize import EmbeddingError, PromptTokenizer
+from trl_dataeff.utils import hash_array, hash_file, hash_json
 
 
 _NO_LIMIT = 10**9  # tokenizers without a limit give a huge number
@@ -177,11 +177,16 @@ def weights_identity(model: Any) -> str:
             if not (_whole(tensor).any() and _whole(partner).any()):
                 continue
             adapted = True
-        hashes[name.replace(".base_layer", "")] = hash_array(_whole(tensor))
+        hashes[name.replace(".base_layer", "")] = hash_array(_bytes(_whole(tensor)))
     layers = {n: m for n, m in model.named_modules() if adapted and isinstance(getattr(m, "scaling", None), dict)}
     adapters = {n: [m.scaling, m.active_adapters, m.disable_adapters] for n, m in layers.items()}
     config = {key: value for key, value in model.config.to_dict().items() if key not in _OTHER_SETTINGS}
     return hash_json(type(model).__name__, config, hashes, adapters)
+
+
+def _bytes(tensor: torch.Tensor) -> np.ndarray:
+    flat: np.ndarray = tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return flat
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:

@@ -13,8 +13,7 @@ from datasets import Dataset
 from transformers.utils import get_json_schema
 from trl.data_utils import prepare_multimodal_messages
 
-from trl_dataeff.checkpoint.hashing import hash_json
-from trl_dataeff.errors import UserError
+from trl_dataeff.utils import UserError, hash_json
 
 
 _CHUNK = 64  # rows that are read and tokenized at a time; images are read with their rows
