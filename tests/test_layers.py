@@ -27,8 +27,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("difficulty", "replay", "tracking"),
     ("checkpoint", "fault_tolerance"),
     ("rollouts", "rewards", "config"),
-    ("version", "registry", "fields"),
+    ("registry", "fields"),
     ("options", "utils"),
+    ("version",),
 )
 
 Imports = Mapping[str, Iterable[str]]

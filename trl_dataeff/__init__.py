@@ -4,19 +4,18 @@ Data-efficient GRPO for Hugging Face TRL: [`DataEfficientGRPOTrainer`] in place 
 Data flow of a generation batch, and the place of each part (folders side by side; the arrow means "uses"):
 
     trainer.py           the only subclass of GRPOTrainer: overrides TRL's methods, and delegates to
-    -> collector/        one generation batch. collector.py: propose -> generate -> classify -> replay -> update history, and
-                         the values of metrics; batch.py: which groups are trained on, left over or dropped
+    -> collector/        one generation batch. collector.py: propose -> generate -> classify -> replay -> update;
+                         rounds.py: which groups are trained on, left over or dropped
        -> selection/     which prompts to generate rollouts for. A new selector is a file here, with @register_selector
-          -> difficulty/ success rates predicted from embeddings of the prompts; base.py has the contract
+          -> difficulty/ success rates predicted from embeddings of the prompts
        -> rollouts/      groups of completions. capture.py: what TRL's `_generate` takes and returns; classification.py
        -> replay/        buffer.py: which groups are kept and evicted; correction.py: the loss of replayed groups
-    tracking/            what a run records. metrics.py: the table of all metrics; run_logs.py: the files that it writes
+    tracking/            what a run records. metrics.py: all metrics; groups.py: a row per group; card.py: the model card
     checkpoint/          files that are complete or absent, and resuming from them
-    fault_tolerance/     signals, non-finite steps, vLLM restarts, reward time limits: each off unless chosen
-    config.py            GRPOConfig with the fields of options.py; fields.py: what values they take; validation.py checks
-                         them with the dataset; notice.py says what is on
-    registry.py          names of plug-ins; testing/: conformance suites for your own selectors and predictors
-    utils.py             errors that only the user can fix, files that are complete or absent, hashes
+    signals.py           `save_on_signal`
+    config.py            GRPOConfig with our fields; validation.py checks them with the dataset, and says what is on
+    testing/             conformance suite for your own selectors
+    utils.py             atomic files, hashes, and errors that only the user can fix
     analysis/, cli/, rewards/, callback.py
 
 A module imports only from the layers below its own; `tests/test_layers.py` has their order.
@@ -36,11 +35,9 @@ from trl_dataeff.version import __version__
 
 if TYPE_CHECKING:
     from trl_dataeff.config import DataEfficientGRPOConfig
-    from trl_dataeff.difficulty.base import DifficultyPredictor, register_predictor
     from trl_dataeff.replay.buffer import ReplayBuffer
     from trl_dataeff.rollouts.group import RolloutGroup
     from trl_dataeff.selection import (
-        DotsGresoSelector,
         DotsSelector,
         GresoSelector,
         Selector,
@@ -48,41 +45,32 @@ if TYPE_CHECKING:
         UniformSelector,
         register_selector,
     )
-    from trl_dataeff.selection.pool import PromptPool
     from trl_dataeff.trainer import DataEfficientGRPOTrainer
 
 __all__ = [
     "DataEfficientGRPOConfig",
     "DataEfficientGRPOTrainer",
-    "DifficultyPredictor",
-    "DotsGresoSelector",
     "DotsSelector",
     "GresoSelector",
-    "PromptPool",
     "ReplayBuffer",
     "RolloutGroup",
     "Selector",
     "SelectorContext",
     "UniformSelector",
     "__version__",
-    "register_predictor",
     "register_selector",
 ]
 
 _MODULES = {
     "DataEfficientGRPOConfig": "config",
     "DataEfficientGRPOTrainer": "trainer",
-    "DifficultyPredictor": "difficulty.base",
-    "DotsGresoSelector": "selection",
     "DotsSelector": "selection",
     "GresoSelector": "selection",
-    "PromptPool": "selection.pool",
     "ReplayBuffer": "replay.buffer",
     "RolloutGroup": "rollouts.group",
     "Selector": "selection",
     "SelectorContext": "selection",
     "UniformSelector": "selection",
-    "register_predictor": "difficulty.base",
     "register_selector": "selection",
 }
 _TESTED_TRL = ("1.16", "1.17")

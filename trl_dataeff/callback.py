@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,12 +15,12 @@ logger = logging.get_logger(__name__)
 
 class DataEfficientCallback(TrainerCallback):
     """
-    Times steps, stops a run after a signal, and completes the table of groups.
+    Times steps, writes the run's logs, gives evaluations the rollouts as an x axis, and stops a run after a signal.
 
     Args:
         on_begin (`Callable`): called when the Trainer has begun training, after its own preparations.
-        on_step (`Callable`): called after each optimizer step, with the seconds that it took.
-        on_log (`Callable`): called with what is logged, on the main process, from the beginning of training to its end.
+        on_step (`Callable`): called after each optimizer step.
+        on_log (`Callable`): called with what is logged, before trackers are, from the beginning of training to its end.
         on_end (`Callable`): called when training has ended.
         received_signal (`Callable`): the signal that a process has received, the same on all processes, or `None`.
         how_to_resume (`Callable`): says how to resume the run; empty if it cannot be.
@@ -35,7 +34,7 @@ class DataEfficientCallback(TrainerCallback):
         self,
         *,
         on_begin: Callable[[], None],
-        on_step: Callable[[float], None],
+        on_step: Callable[[], None],
         on_log: Callable[[dict[str, Any]], None],
         on_end: Callable[[], None],
         received_signal: Callable[[], signal.Signals | None],
@@ -43,7 +42,6 @@ class DataEfficientCallback(TrainerCallback):
     ):
         self._on_begin, self._on_step, self._on_log, self._on_end = on_begin, on_step, on_log, on_end
         self._received_signal, self._how_to_resume = received_signal, how_to_resume
-        self._step_began = 0.0
         self.training = False
         self._saved_at = -1
         self.stopped_by: signal.Signals | None = None
@@ -54,15 +52,10 @@ class DataEfficientCallback(TrainerCallback):
         self.training, self._saved_at = True, -1
         self._on_begin()
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        self._step_began = time.perf_counter()
-
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self._on_step(time.perf_counter() - self._step_began)
+        self._on_step()
         self._stop_if_signalled(state, control)
 
     def on_log(

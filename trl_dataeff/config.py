@@ -1,32 +1,98 @@
-"""`DataEfficientGRPOConfig`: TRL's `GRPOConfig`, and the fields of this package.
-
-The fields are checked when the object is made, so that wrong values end in one message before a model is loaded.
-What is deliberately not here: our fields (see `options.py`), the values that fields take (see `fields.py`), and whatever
-needs the dataset, the model or plug-ins (see `validation.py`).
-"""
+"""`DataEfficientGRPOConfig`: TRL's `GRPOConfig`, and the fields of this package."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+import copy
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal
 
 from trl import GRPOConfig
 
-from trl_dataeff.fields import FieldError, Problem, evaluation_problems, field_problems, group_problems
-from trl_dataeff.options import DataEfficientOptions
+from trl_dataeff.utils import check_choice, check_number
 
 
 AUTO_SELECTION = "dots"  # what "auto" stands for where prompts can be chosen and embedded
 
 
 @dataclass
-class DataEfficientGRPOConfig(DataEfficientOptions, GRPOConfig):
+class DataEfficientGRPOConfig(GRPOConfig):
     r"""
-    Configuration of [`DataEfficientGRPOTrainer`].
-
-    Takes every argument of [`~trl.GRPOConfig`] and of [`~trl_dataeff.options.DataEfficientOptions`]. With
+    Configuration of [`DataEfficientGRPOTrainer`]. Takes every argument of [`~trl.GRPOConfig`], and the following. With
     `selection="uniform"`, `dynamic_sampling=False` and `replay_fraction=0` training is that of [`~trl.GRPOTrainer`], to
     the last bit.
+
+    Notation: B is the number of groups trained on per generation batch (`generation_batch_size / num_generations`), G is
+    `num_generations`. A *group* is the G completions of one prompt; it is *zero-variance* if all of its scorable
+    rewards are equal, else *effective*.
+
+    Parameters:
+        > Parameters that control which prompts are rolled out
+
+        selection (`str`, *optional*, defaults to `"auto"`):
+            `"uniform"` (shuffled passes, as [`~trl.GRPOTrainer`]), `"dots"` (prompts whose groups are likely to carry a
+            gradient, [arXiv 2506.05316](https://huggingface.co/papers/2506.05316)), `"greso"` (skip prompts with repeated
+            zero-variance groups, [arXiv 2506.02177](https://huggingface.co/papers/2506.02177)), the name of a
+            [registered][`register_selector`] selector, the dotted path of a [`Selector`] class
+            (`"my_module.MySelector"`), or `"auto"`: `"dots"`; `"uniform"` for a stream or prompts from an environment,
+            `"greso"` for a policy whose shards cannot embed prompts.
+        selector_args (`dict[str, Any]` or `str`, *optional*):
+            Keyword arguments of the selector: see [`DotsSelector`] and [`GresoSelector`].
+        prompt_embedding (`str`, *optional*, defaults to `"policy"`):
+            Model that embeds the prompts for DOTS: `"policy"` (mean of the policy's last hidden states), or the id or
+            path of another model, which needs the extra `embeddings`.
+        reward_range (`list[float]`, *optional*):
+            Lowest and highest total reward, which map to success rates 0 and 1; if unset, the lowest and highest seen so
+            far.
+        dynamic_sampling (`bool`, *optional*, defaults to `False`):
+            Drop zero-variance groups once they are scored, and refill the batch with further rounds of rollouts, which
+            saves optimizer steps at the price of more rollouts per step (DAPO,
+            [arXiv 2503.14476](https://huggingface.co/papers/2503.14476)).
+        max_rollout_rounds (`int`, *optional*, defaults to `4`):
+            With `dynamic_sampling`: maximum number of rounds of rollouts per batch; a batch that is still short
+            afterwards is completed by replay, then with zero-variance groups.
+        rollout_margin (`float`, *optional*, defaults to `1.0`):
+            With `dynamic_sampling`: oversampling factor, at least 1. A round rolls out `ceil(margin * missing / (1 - z))`
+            groups, where z is the running share of zero-variance groups, within 0.25 B and 1.5 B (the GRESO paper uses
+            1.25).
+        sequential_rollouts (`bool`, *optional*, defaults to `False`):
+            Generate half of each group first, and the rest only if the group is mixed or its next completions are as
+            likely to make it so as rollouts of other prompts
+            ([arXiv 2605.26606](https://huggingface.co/papers/2605.26606)).
+
+        > Parameters that control rollout replay
+
+        replay_fraction (`float`, *optional*, defaults to `0.5`):
+            Share of each batch's groups that is replayed from recent rollouts, in [0, 1), as soon as groups are stored;
+            0 switches replay off.
+        replay_capacity (`int`, *optional*, defaults to `512`):
+            Maximum number of groups in the replay buffer, which holds the newest group of each prompt if it is effective.
+        replay_max_age (`int`, *optional*, defaults to `5`):
+            Optimizer steps after which a stored group is no longer replayed, except those of the last batch; `None`
+            (`null` in a recipe) sets no limit other than `replay_capacity`.
+        replay_order (`str`, *optional*, defaults to `"newest"`):
+            Which stored groups are replayed: `"newest"` (the closest to the policy) or `"random"` (as in the DOTS paper).
+        replay_clip (`str`, *optional*, defaults to `"behavior"`):
+            Where the clip of groups from an earlier policy is centred: `"proximal"`, on the policy at the start of the
+            generation batch (pi_old), or `"behavior"`, on the policy that sampled them
+            ([arXiv 2506.05316](https://huggingface.co/papers/2506.05316)).
+        replay_ratio_cap (`float`, *optional*, defaults to `2.0`):
+            Bound on the ratio of a replayed token, at least 1: with `"behavior"`, a token with a negative advantage has
+            no gradient beyond it (dual clip, [arXiv 1912.09729](https://huggingface.co/papers/1912.09729); not for
+            `loss_type="vespo"`, whose weight vanishes by itself); with `"proximal"`, pi_old / pi_behavior is truncated
+            at it. `None` (`null` in a recipe) sets no bound.
+        replay_weight (`float`, *optional*):
+            Factor on the advantages of replayed groups, in (0, 1]; if unset, the running share of effective groups, so
+            that steps become smaller as the policy learns, as with plain GRPO; 1 is the DOTS paper's value.
+        replay_pause_ess (`float`, *optional*, defaults to `0.9`):
+            Effective sample size of recently replayed tokens, as a share in [0, 1], below which replay pauses: the policy
+            moves so fast that fresh groups are worth more. As many groups as there are processes are still replayed, to
+            measure when that ends. 0: replay never pauses.
+
+        > Parameters that control how a run ends
+
+        save_on_signal (`bool`, *optional*, defaults to `False`):
+            On SIGTERM or Ctrl-C, finish the present step, save a checkpoint, and end training with `SystemExit(143)` or
+            `KeyboardInterrupt`.
     """
 
     if TYPE_CHECKING:  # TRL's annotations allow `None`, which `__post_init__` replaces or rejects
@@ -35,111 +101,121 @@ class DataEfficientGRPOConfig(DataEfficientOptions, GRPOConfig):
         generation_batch_size: int = 0
         steps_per_generation: int = 0
         max_completion_length: int = 256
-    _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "selector_args", "dots_predictor_args"]  # noqa: RUF012
+    _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "selector_args"]  # noqa: RUF012
+
+    # Parameters that control which prompts are rolled out
+    selection: str = field(
+        default="auto",
+        metadata={
+            "help": "'uniform', 'dots', 'greso', a registered name, a dotted path of a class, or 'auto' ('dots')."
+        },
+    )
+    selector_args: dict[str, Any] | str | None = field(
+        default=None, metadata={"help": "Keyword arguments of the selector, as JSON."}
+    )
+    prompt_embedding: str = field(
+        default="policy", metadata={"help": "Model that embeds the prompts for DOTS: 'policy', or an id or path."}
+    )
+    reward_range: list[float] | None = field(
+        default=None, metadata={"help": "Lowest and highest total reward; by default those seen so far."}
+    )
+    dynamic_sampling: bool = field(
+        default=False, metadata={"help": "Replace zero-variance groups by further rounds of rollouts (DAPO)."}
+    )
+    max_rollout_rounds: int = field(
+        default=4, metadata={"help": "With `dynamic_sampling`: maximum number of rounds per batch."}
+    )
+    rollout_margin: float = field(
+        default=1.0, metadata={"help": "With `dynamic_sampling`: oversampling factor of a round, at least 1."}
+    )
+    sequential_rollouts: bool = field(
+        default=False, metadata={"help": "Generate half of each group first, and the rest where it may help."}
+    )
+
+    # Parameters that control rollout replay
+    replay_fraction: float = field(
+        default=0.5, metadata={"help": "Share of each batch's groups that is replayed, in [0, 1); 0: no replay."}
+    )
+    replay_capacity: int = field(default=512, metadata={"help": "Maximum number of groups in the replay buffer."})
+    replay_max_age: int | None = field(
+        default=5, metadata={"help": "Optimizer steps after which a group is no longer replayed; null: no limit."}
+    )
+    replay_order: Literal["newest", "random"] = field(
+        default="newest", metadata={"help": "Which stored groups are replayed: 'newest' or 'random'."}
+    )
+    replay_clip: Literal["proximal", "behavior"] = field(
+        default="behavior", metadata={"help": "Policy on which the clip of replayed groups is centred."}
+    )
+    replay_ratio_cap: float | None = field(
+        default=2.0, metadata={"help": "Bound on the ratio of a replayed token, at least 1; null: none."}
+    )
+    replay_weight: float | None = field(
+        default=None,
+        metadata={
+            "help": "Factor on the advantages of replayed groups; by default the running share of effective groups."
+        },
+    )
+    replay_pause_ess: float = field(
+        default=0.9, metadata={"help": "Effective sample size of replayed tokens below which replay pauses; 0: never."}
+    )
+
+    # Parameters that control how a run ends
+    save_on_signal: bool = field(
+        default=False, metadata={"help": "On SIGTERM or Ctrl-C, finish the present step, save a checkpoint, and end."}
+    )
 
     def __post_init__(self) -> None:
-        # Before TRL derives fields from one another, and divides by them
-        _reject(field_problems(vars(self)))
-        try:
-            super().__post_init__()
-        except ValueError:
-            _reject(self._group_problems())  # which say what numbers would do
-            raise
-        _reject(self._group_problems())
+        super().__post_init__()
+        check_fields(self)
 
-    def selector_arguments(self, name: str) -> dict[str, Any]:
-        """
-        Keyword arguments of the selector `name`: fields of this configuration for the built-in ones, and `selector_args`,
-        which win.
-        """
-        fields_of = {argument: getattr(self, field) for argument, field in _SELECTOR_FIELDS.get(name, {}).items()}
-        assert not isinstance(self.selector_args, str)  # TrainingArguments parses JSON text
-        return fields_of | (self.selector_args or {})
 
-    @classmethod
-    def upgrade(cls, args: GRPOConfig) -> DataEfficientGRPOConfig:
-        """
-        Give `args`, the object itself, this class with the defaults of the fields that it lacks, and check it. What its
-        owner changes later is seen, and an object of a subclass of `GRPOConfig` keeps its methods: it gets a class that
-        derives from both. If a value is invalid, `args` stays as it is.
-
-        `GRPOConfig.__post_init__` derives fields from one another and cannot run twice, so nothing is constructed.
-        """
-        kind = type(args) if isinstance(args, cls) else _joined_with(type(args))
-        upgraded = object.__new__(kind)
-        # None of this class's own fields has a factory
-        upgraded.__dict__.update(
-            {f.name: f.default for f in fields(cls) if f.name not in args.__dict__} | args.__dict__
+def check_fields(config: DataEfficientGRPOConfig) -> None:
+    """Raise a `ValueError` that names a field of this package, its value, and what it takes."""
+    for name in ("selection", "prompt_embedding"):
+        if not isinstance(getattr(config, name), str) or not getattr(config, name):
+            raise ValueError(f"`{name}` is {getattr(config, name)!r}; it takes a name or a path.")
+    for name in ("dynamic_sampling", "sequential_rollouts", "save_on_signal"):
+        check_choice(name, getattr(config, name), (True, False))
+    check_choice("replay_order", config.replay_order, ("newest", "random"))
+    check_choice("replay_clip", config.replay_clip, ("proximal", "behavior"))
+    if not isinstance(config.selector_args, (dict, type(None))):
+        raise ValueError(
+            f"`selector_args` is {config.selector_args!r}; it takes a mapping of keyword arguments, or `None`."
         )
-        _reject([*field_problems(vars(upgraded)), *upgraded._group_problems()])
-        args.__dict__.update(upgraded.__dict__)
-        args.__class__ = kind
-        return args  # type: ignore[return-value]
-
-    def _group_problems(self) -> list[Problem]:
-        if self.steps_per_generation is None:
-            return []  # TRL rejects `generation_batch_size`
-        problems = group_problems(self.per_device_train_batch_size, self.steps_per_generation, self.num_generations)
-        if self.do_eval and self.eval_strategy != "no":
-            completions = self.num_generations_eval or self.num_generations
-            problems += evaluation_problems(self.per_device_eval_batch_size, self.world_size, completions)
-        return problems
-
-
-def _reject(problems: list[Problem]) -> None:
-    if problems:
-        raise FieldError(problems) from None
-
-
-_JOINED: dict[Any, type[DataEfficientGRPOConfig]] = {GRPOConfig: DataEfficientGRPOConfig}
-
-
-def _joined_with(kind: Any) -> type[DataEfficientGRPOConfig]:
-    """The class of this package for objects of the class `kind`, whose own methods and fields come first."""
-    if kind in _JOINED:
-        return _JOINED[kind]
-    # A class that is made here cannot be found by its name: `training_args.bin` holds `kind`
-    namespace = {
-        "__module__": kind.__module__,
-        "__doc__": kind.__doc__,
-        "__reduce__": lambda self: (_empty_joined_with, (kind,), self.__dict__),
-    }
-    joined: Any = type(f"DataEfficient{kind.__name__}", (kind, DataEfficientGRPOConfig), namespace)
-    return _JOINED.setdefault(kind, dataclass(repr=False, eq=False)(joined))
-
-
-def _empty_joined_with(kind: Any) -> DataEfficientGRPOConfig:
-    """What pickle fills with the fields."""
-    return object.__new__(_joined_with(kind))
-
-
-_DOTS_FIELDS = {
-    **{
-        name: f"dots_{name}"
-        for name in (
-            "objective",
-            "sharpness",
-            "threshold",
-            "coverage",
-            "target",
-            "temperature",
-            "predictor",
-            "predictor_args",
+    span = config.reward_range
+    if span is not None:
+        for bound in span:
+            check_number("reward_range", bound, float("-inf"), finite=True)
+        if len(span) != 2 or not span[0] < span[1]:
+            raise ValueError(
+                f"`reward_range` is {span!r}; it takes two numbers (low, high) with low < high, or `None`."
+            )
+    check_number("max_rollout_rounds", config.max_rollout_rounds, 1, integer=True)
+    check_number("rollout_margin", config.rollout_margin, 1, finite=True)
+    check_number("replay_fraction", config.replay_fraction, 0, 1, below=True)
+    check_number("replay_capacity", config.replay_capacity, 1, integer=True)
+    check_number("replay_max_age", config.replay_max_age, 1, integer=True, none=True)
+    check_number("replay_ratio_cap", config.replay_ratio_cap, 1, none=True)
+    check_number("replay_weight", config.replay_weight, 0, 1, above=True, none=True)
+    check_number("replay_pause_ess", config.replay_pause_ess, 0, 1)
+    if config.save_on_signal and config.enable_jit_checkpoint:
+        raise ValueError(
+            "`save_on_signal` and `enable_jit_checkpoint` both handle SIGTERM. Set one of them to False: `save_on_signal` "
+            "saves after the present step, with the selection state."
         )
-    },
-    **{name: f"dots_{name}" for name in ("reference", "reference_size", "refresh_batches")},
-    **{name: name for name in ("exploration", "history_prior")},
-    "half_lives": "history_half_lives",
-    "shuffle": "shuffle_dataset",
-}
-_GRESO_FIELDS = {
-    name: f"greso_{name}"
-    for name in ("p_init", "p_step", "p_min", "p_max", "target_zero_variance", "easy_share", "streak_half_life")
-}
-#: For each built-in selector: its arguments, and the fields that they come from
-_SELECTOR_FIELDS: dict[str, dict[str, str]] = {
-    "uniform": {"shuffle": "shuffle_dataset"},
-    "greso": _GRESO_FIELDS,
-    "dots": _DOTS_FIELDS,
-    "dots+greso": {**_DOTS_FIELDS, **_GRESO_FIELDS},
-}
+
+
+def own_copy(args: GRPOConfig) -> DataEfficientGRPOConfig:
+    """
+    A copy of a configuration that has the fields of this package, at their defaults where `args` lacks them. A plain
+    `GRPOConfig` becomes a [`DataEfficientGRPOConfig`]; an object of another subclass keeps its class and methods.
+
+    `GRPOConfig.__post_init__` derives fields from one another and cannot run twice, so nothing is constructed.
+    """
+    own: Any = copy.copy(args)
+    if type(args) is GRPOConfig:
+        own.__class__ = DataEfficientGRPOConfig
+    for name, default in ((f.name, f.default) for f in fields(DataEfficientGRPOConfig)):
+        own.__dict__.setdefault(name, default)
+    check_fields(own)
+    return own  # type: ignore[no-any-return]

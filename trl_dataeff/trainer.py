@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -21,19 +22,12 @@ from trl.models.utils import disable_gradient_checkpointing
 
 import trl_dataeff.validation as validation
 from trl_dataeff.callback import DataEfficientCallback
-from trl_dataeff.checkpoint.loop import continue_interval, loop_state, unused_batch
-from trl_dataeff.checkpoint.resume import failure_notes, remove_older, resolve_run
-from trl_dataeff.checkpoint.runs import Run
-from trl_dataeff.checkpoint.saving import complete_checkpoint
+from trl_dataeff.checkpoint.resume import Run, complete_checkpoint, failure_notes, remove_older, resolve_run
+from trl_dataeff.checkpoint.state import continue_interval, loop_state, unused_batch
 from trl_dataeff.collector import GenerationBatch, make_collector
 from trl_dataeff.collector.state import begin_run, check_agreement, load_run, save_run
 from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.difficulty.embedding import embed_for
-from trl_dataeff.fault_tolerance.nonfinite import NonfiniteStepGuard, step_guard
-from trl_dataeff.fault_tolerance.reconnect import ReconnectingClient
-from trl_dataeff.fault_tolerance.reward_guard import RewardGuard
-from trl_dataeff.fault_tolerance.signals import StopSignals, exception_of
-from trl_dataeff.notice import announce_options
 from trl_dataeff.replay.correction import LossCorrection
 from trl_dataeff.replay.logprobs import behavior_tensors, compute_leftover_logps, group_logps
 from trl_dataeff.replay.statistics import sampling_metrics
@@ -42,13 +36,17 @@ from trl_dataeff.rollouts.context import ContextCheck
 from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.rollouts.group import RolloutGroup
 from trl_dataeff.rollouts.images import images_of, prompts_with_images
-from trl_dataeff.rollouts.scoring import score
 from trl_dataeff.selection.base import Selector
-from trl_dataeff.tracking.about import about_run
-from trl_dataeff.tracking.metrics import group_metrics, record, record_selector, replace_last, without_rounds
-from trl_dataeff.tracking.model_card import copy_card, describe_run
-from trl_dataeff.tracking.timing import StepTimer
-from trl_dataeff.tracking.trackers import TrackerCallback
+from trl_dataeff.signals import StopSignals, exception_of
+from trl_dataeff.tracking.card import complete_card
+from trl_dataeff.tracking.metrics import (
+    StepTimer,
+    group_metrics,
+    record,
+    record_selector,
+    replace_last,
+    without_rounds,
+)
 
 
 _SIGNATURE = inspect.signature(GRPOTrainer.__init__)
@@ -58,7 +56,8 @@ _Forward: TypeAlias = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | No
 
 class DataEfficientGRPOTrainer(GRPOTrainer):
     """
-    [`~trl.GRPOTrainer`] that generates only rollouts that are likely to produce a gradient. Takes the same arguments.
+    [`~trl.GRPOTrainer`] that needs fewer rollouts: it selects prompts that are likely to carry a gradient, and replays recent
+    rollouts. Takes the same arguments.
 
     Overridden methods, and why:
 
@@ -72,12 +71,11 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     - `create_scheduler`: with FSDP2 the collector starts here, where the policy has been sharded and can embed prompts.
     - `_run_epoch`: a run that is resumed from its last checkpoint, or stopped by now, has nothing left to do.
     - `_finalize_training`: a run that was stopped neither loads its best model nor deletes its last checkpoint.
-    - `save_model`, `create_model_card`: the model card says what the run did.
-    - `_get_grad_norm`: skips steps whose gradient is not finite, if `skip_nonfinite_steps` is set.
+    - `create_model_card`: the model card says what the run did.
 
     Args:
         model, reward_funcs, args, train_dataset, ...: see [`~trl.GRPOTrainer`]. `args` may be a
-            [`DataEfficientGRPOConfig`] or a [`~trl.GRPOConfig`], which gets the fields and methods of the former.
+            [`DataEfficientGRPOConfig`] or a [`~trl.GRPOConfig`], which gets the fields of the former; it is copied, not changed.
         selector ([`Selector`], *optional*): selects prompts, in place of the one that `args.selection` names.
 
     Attributes:
@@ -101,12 +99,9 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     _recording: capture.Recording | None = None  # while a round is generated
     _playback: capture.Playback | None = None  # while stored rollouts pass through TRL's method
     _correction: LossCorrection = None  # type: ignore[assignment]  # from `train` on
-    _nonfinite: NonfiniteStepGuard | None = None
-    _reward_guard: RewardGuard | None = None
     _signals: StopSignals | None = None
     _prompt_ids: Sequence[int] = ()  # rows that are generated or trained on now
-    _run: Run = Run("", "")  # from `train` on
-    _embedded: tuple[str, np.ndarray] | None = None  # id of a run, and the embeddings with which it began
+    _run: Run = Run("")  # from `train` on
     _begins_sharded = False  # whether a run has yet to begin, once the policy is sharded
     _loop: dict[str, Any] | None = None  # of the training loop, as a checkpoint has it
 
@@ -129,33 +124,32 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         wanted = config.dynamic_sampling, config.replay_fraction > 0, config.sequential_rollouts
         self._refills, self._replays, self._sequential = (on and reason is None for on in wanted)
         self._in_rounds = self._refills or self._replays or self._sequential or self.selector.uses_references
-        given_selector = selector is not None
-        announce_options(config, self.selector, reason, self._processes, by_instance=given_selector, model=self.model)
-        self._set_up_fault_tolerance(sharded)
+        dataset = self.train_dataset if self._map_style else None
+        if (
+            dataset is not None
+            and dataset.format["type"] != "custom"
+            and not environments
+            and self.rollout_func is None
+        ):
+            validation.check_reward_arguments(self.reward_funcs, dataset.column_names)
+        num_prompts = None if dataset is None else len(dataset)
+        validation.announce(config, self.selector, reason, self._processes, num_prompts, self.model)
 
         self._context_check = ContextCheck.of(self.model.config, config, getattr(self, "vllm_generation", None))
         self._timer = StepTimer()
         self._callback = DataEfficientCallback(
             on_begin=self._on_train_begin,
-            on_step=lambda seconds: record(self._metrics["train"], self._timer.step(seconds)),
+            on_step=lambda: record(self._metrics["train"], self._timer.take()),
             on_log=lambda logs: self.collector.log(logs, self.state.global_step),
             on_end=self._flush_logs,
             received_signal=lambda: None if self._signals is None else self._signals.agreed(),
             how_to_resume=lambda: self._run.how_to_resume(),
         )
-        self.add_callback(self._callback)
-        counts, groups = lambda: self.collector.generated(), lambda step: self.collector.groups_since(step)
-        TrackerCallback.install(self.callback_handler.callbacks, counts, groups)
+        self.callback_handler.callbacks.insert(0, self._callback)  # before the trackers
 
     __init__.__signature__ = _SIGNATURE.replace(  # type: ignore[attr-defined]
         parameters=[*_SIGNATURE.parameters.values(), inspect.signature(__init__).parameters["selector"]]
     )
-
-    def _set_up_fault_tolerance(self, sharded: bool) -> None:
-        if self.args.reward_timeout is not None:
-            self._reward_guard = RewardGuard.install(self, self.args.reward_timeout)
-        if self.args.vllm_reconnect and self.use_vllm and self.args.vllm_mode == "server" and self._processes.is_main:
-            ReconnectingClient.install(self, sharded, lambda: self.collector.counters.add(server_returns=1))
 
     # Starting and ending
 
@@ -188,7 +182,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             args,
             selector=self.selector if self._map_style else None,
             dataset=dataset if self._map_style else None,
-            embed=lambda: self._embed(dataset),
+            embed=lambda: embed_for(self, dataset, args.prompt_embedding, resumed=self._run.checkpoint is not None),
             reward_names=self.reward_func_names,
             reward_weights=self.reward_weights.numpy(),
             refills=self._refills,
@@ -199,15 +193,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             processes=self._processes,
         )
         self._correction = LossCorrection.of(
-            self, args.replay_clip, args.replay_ratio_cap, self.collector.buffer, self.collector.pause
+            self, args.replay_clip, args.replay_ratio_cap or math.inf, self.collector.pause
         )
-        self._nonfinite = step_guard(self.accelerator, self.collector.counters) if args.skip_nonfinite_steps else None
-
-    def _embed(self, dataset: Dataset) -> np.ndarray:
-        """Embeddings of the prompts by the policy with which the run began; if that was in this trainer, it has changed since."""
-        if self._run.checkpoint is None or self._embedded is None or self._embedded[0] != self._run.id:
-            self._embedded = self._run.id, embed_for(self, dataset, self.args.dots_embedding)
-        return self._embedded[1]
 
     def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
         scheduler = super().create_scheduler(*args, **kwargs)
@@ -247,7 +234,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             tensors = super()._generate_and_score_completions(inputs)
         with self._timer.selection():
             batch = self.collector.enter(ids, recording.complete(self._processes), self.state.global_step)
-            self.collector.advantage_weights.apply(tensors, batch, self._logs)
+            self.collector.advantage_weights.apply(tensors, batch)
             self._log(batch)
         return tensors
 
@@ -263,7 +250,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         with capture.temporarily(self, _playback=playback):
             tensors = super()._generate_and_score_completions(rows)
         compute_leftover_logps(batch.leftover_now, self._logps, own[0], self._processes)
-        self.collector.advantage_weights.apply(tensors, batch, self._logs)
+        self.collector.advantage_weights.apply(tensors, batch)
         if batch.trained_stale:
             tensors.update(behavior_tensors(own, tensors["completion_ids"]))
             replace_last(self._metrics["train"], sampling_metrics(tensors, self._processes))  # TRL's are over all rows
@@ -312,12 +299,13 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         if self._playback is not None:
             return torch.from_numpy(self._playback.rewards).to(self.accelerator.device)
         arguments = (inputs, prompts, completions, completion_ids_list)
-        return score(self._recording, super()._calculate_rewards, self.reward_func_names, *arguments)
+        calculate: Callable[..., torch.Tensor] = super()._calculate_rewards
+        return calculate(*arguments) if self._recording is None else self._recording.score(calculate, *arguments)
 
     @contextmanager
     def _recorded(self) -> Iterator[capture.Recording]:
         ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
-        recording = capture.Recording(ends, self._context_check.overlong, self._reward_guard)
+        recording = capture.Recording(ends, self._context_check.overlong)
         with capture.temporarily(self, _recording=recording):
             yield recording
         self._timer.add_generation(recording.seconds)
@@ -357,37 +345,26 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
                 self.model, input_ids, attention_mask, length, batch_size=self.args.per_device_train_batch_size
             )[0]
 
-    def _get_grad_norm(self, model: torch.nn.Module, grad_norm: _Norm = None) -> _Norm:
-        norm: _Norm = super()._get_grad_norm(model, grad_norm=grad_norm)
-        if self._nonfinite is not None and self._nonfinite.skips(norm, self.state.global_step + 1):
-            model.zero_grad()  # without gradients the optimizer changes nothing
-        return norm
-
     # Logs, model card and checkpoints
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        super().save_model(output_dir, _internal_call)
-        if not _internal_call:
-            self.create_model_card(model_name=Path(self.args.hub_model_id or self.args.output_dir).name)
-            copy_card(self.args.output_dir, output_dir, self.args.should_save)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         super().create_model_card(*args, **kwargs)
-        if self.is_world_process_zero():
-            base = str(self.model.config._name_or_path)
-            describe_run(Path(self.args.output_dir), base_model=base, draws=not self._callback.training)
+        if hasattr(self, "collector") and self.collector.logs is not None:
+            complete_card(Path(self.args.output_dir, "README.md"), self.collector.logs.about, self.state.log_history)
 
     def _log(self, batch: GenerationBatch) -> None:
         store, groups = self._metrics["train"], batch.trained_now or batch.generated
         if batch.trained_stale and groups:  # TRL has logged rewards and lengths of all that is trained on
             weights, over_batch = self.collector.classifier.weights, self.collector.advantage_weights.over_batch
             replace_last(store, group_metrics(groups, self.reward_func_names, weights, over_batch=over_batch))
+        effective = any(group.effective for group in batch.generated)
+        self.collector.reward_checks.check_gradient(effective, self.state.global_step / self.state.max_steps)
         record(store, batch.metrics)
         record_selector(store, batch.selector_metrics)
 
     def _flush_logs(self) -> None:
         if hasattr(self, "collector") and self.collector.logs is not None:
-            self.collector.logs.flush(force=True)
+            self.collector.logs.groups.flush(force=True)
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         args, step = self.args, self.state.global_step
@@ -403,7 +380,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         if args.push_to_hub:
             self._push_from_checkpoint(str(checkpoint))
         if args.should_save:
-            remove_older(checkpoint, args.save_total_limit, [self.state.best_model_checkpoint], self._run.id)
+            remove_older(checkpoint, args.save_total_limit, [self.state.best_model_checkpoint])
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
@@ -414,8 +391,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
 
     def _on_train_begin(self) -> None:
         """Name the run in its folder, and continue the logging interval of a checkpoint, as the Trainer has begun one."""
-        about = about_run(str(self.model.config._name_or_path), self.args)
-        begin_run(self._run, self.collector, self.state.global_step, about)
+        begin_run(self.collector, self.state.global_step, str(self.model.config._name_or_path))
         loop, self._loop = self._loop, None
         if loop is not None:
             continue_interval(self, loop, self._processes)

@@ -1,12 +1,14 @@
-"""Errors that only the user can fix, files that are complete or absent, and content hashes."""
+"""Atomic files, content hashes, and errors that only the user can fix."""
 
 from __future__ import annotations
 
+import difflib
 import json
+import math
 import os
 import sys
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,7 @@ import xxhash
 
 
 if TYPE_CHECKING:
+    import torch
     from datasets import Dataset
 
 _PIECE = 16 * 2**20  # bytes of a file that are read at a time
@@ -36,13 +39,66 @@ class UserError(ValueError):
         self.exit_code = exit_code
 
 
-# Files
+def closest(name: str, known: Iterable[str]) -> str:
+    """Return `" Did you mean `x`?"` for the known names nearest to `name`, or an empty string if none is near."""
+    by_lower = {candidate.lower(): candidate for candidate in known}
+    matches = [by_lower[match] for match in difflib.get_close_matches(name.lower(), list(by_lower), n=2, cutoff=0.6)]
+    return f" Did you mean {' or '.join(f'`{match}`' for match in matches)}?" if matches else ""
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return the names in backquotes, separated by commas."""
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def check_number(
+    name: str,
+    value: Any,
+    low: float,
+    high: float = math.inf,
+    *,
+    above: bool = False,
+    below: bool = False,
+    integer: bool = False,
+    finite: bool = False,
+    none: bool = False,
+) -> None:
+    """
+    Raise a `ValueError` that says what an argument takes, unless its value is a number in [low, high].
+
+    Args:
+        name (`str`): of the argument.
+        value: what was given.
+        low (`float`), high (`float`, *optional*, defaults to infinity): bounds.
+        above (`bool`), below (`bool`): whether `low` and `high` themselves are excluded.
+        integer (`bool`), finite (`bool`), none (`bool`): whether it has to be an integer or finite, or may be `None`.
+    """
+    if none and value is None:
+        return
+    fits = isinstance(value, int if integer else (int, float)) and not isinstance(value, bool)
+    fits = fits and (low < value if above else low <= value) and (value < high if below else value <= high)
+    if fits and not (finite and math.isinf(value)):
+        return
+    takes = "an integer" if integer else "a finite number" if finite else "a number"
+    if high < math.inf:
+        takes += f" in {'(' if above else '['}{low}, {high}{')' if below else ']'}"
+    elif low > -math.inf:
+        takes += f" {'>' if above else '>='} {low}"
+    raise ValueError(f"`{name}` is {value!r}; it takes {takes}{' or None' if none else ''}.")
+
+
+def check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
+    """Raise a `ValueError` that says what an argument takes, unless its value is one of `choices`."""
+    if not any(value is choice or (isinstance(choice, str) and value == choice) for choice in choices):
+        raise ValueError(
+            f"`{name}` is {value!r}; it takes {' or '.join(map(repr, choices))}.{closest(str(value), map(str, choices))}"
+        )
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """
-    Let `write(temporary_path)` write a file, and rename it to `path`. A process that is killed in between leaves the former
-    `path` unchanged.
+    Let `write(temporary_path)` write a file and move it to `path`. A process that is killed in between leaves the
+    former `path`, whole.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # Process ids are not unique where nodes share a folder
@@ -58,7 +114,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Sync the names in a folder to the disk. Does nothing on Windows, where a folder cannot be opened."""
+    """Bring the names in a folder to the disk. On Windows, where a folder cannot be opened, nothing is done."""
     if sys.platform == "win32":
         return
     folder = os.open(path, os.O_RDONLY)
@@ -68,32 +124,8 @@ def sync_folder(path: Path) -> None:
         os.close(folder)
 
 
-def use_file_of_run(path: Path, written_by: str | None, run: str) -> None:
-    """
-    Make `path` the file of `run`: that of another run is renamed to `STEM-RUN.SUFFIX`, and back when that run is resumed.
-
-    Args:
-        path (`Path`): the file, present or not.
-        written_by (`str` or `None`): id of the run that wrote it; `None` if it is not there.
-        run (`str`): id of the present run.
-    """
-    if written_by == run:
-        return
-    if written_by is not None:
-        path.replace(_aside(path, written_by))
-    if _aside(path, run).exists():
-        _aside(path, run).replace(path)
-
-
-def _aside(path: Path, run: str) -> Path:
-    return path.with_name(f"{path.stem}-{run}{path.suffix}")
-
-
-# Hashes. Each is xxh3_128, as 32 hexadecimal digits: it detects changes, and does not protect against forgery
-
-
 def hash_bytes(parts: Iterable[bytes | memoryview]) -> str:
-    """Hash of byte strings, and of where each ends."""
+    """Hash of byte strings; where one ends and the next begins counts."""
     digest = xxhash.xxh3_128()
     for part in parts:
         digest.update(len(part).to_bytes(8, "little"))
@@ -102,7 +134,7 @@ def hash_bytes(parts: Iterable[bytes | memoryview]) -> str:
 
 
 def hash_json(*values: Any) -> str:
-    """Hash of JSON values. The order of keys does not count; other values are hashed as `str(value)`."""
+    """Hash of JSON values. The order of keys does not count; what JSON does not know is written as `str(value)`."""
     return hash_each(values)
 
 
@@ -111,19 +143,25 @@ def hash_each(values: Iterable[Any]) -> str:
     return hash_bytes(json.dumps(value, sort_keys=True, default=str).encode() for value in values)
 
 
-def hash_array(array: np.ndarray) -> str:
-    """Hash of an array: dtype, shape and values. The memory layout does not count."""
-    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    return hash_bytes([f"{array.dtype.name} {list(array.shape)}".encode(), data.data])
+def hash_array(array: np.ndarray | torch.Tensor) -> str:
+    """Hash of an array or a tensor: dtype, shape and all values. Memory layout and device do not count."""
+    import torch  # the command needs this module, and no torch, to print its help
+
+    if isinstance(array, torch.Tensor):
+        name = str(array.dtype).removeprefix("torch.")
+        data = array.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    else:
+        name, data = array.dtype.name, np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return hash_bytes([f"{name} {list(array.shape)}".encode(), data.data])
 
 
-def hash_rows(array: np.ndarray, at_most: int = 1024) -> str:
+def hash_rows(array: np.ndarray | torch.Tensor, at_most: int = 1024) -> str:
     """
     Hash of the shape of an array and of a sample of its rows. For arrays that are too large to read whole, such as
     memory-mapped embeddings: 10^7 rows take 20 GB.
 
     Args:
-        array (`np.ndarray` of shape `(N, ...)`): the array.
+        array (`np.ndarray` or `torch.Tensor` of shape `(N, ...)`): the array.
         at_most (`int`, *optional*, defaults to `1024`): rows that are read, evenly spread, first and last included.
     """
     n = len(array)
@@ -131,38 +169,29 @@ def hash_rows(array: np.ndarray, at_most: int = 1024) -> str:
     return hash_bytes([str(list(array.shape)).encode(), hash_array(array[rows]).encode()])
 
 
-def hash_file(path: str | Path, *, sync: bool = False) -> tuple[int, str]:
-    """
-    Size in bytes and hash of a file. Releases the interpreter lock, so that threads can hash several files at once.
-
-    Args:
-        path (`str` or `Path`): the file.
-        sync (`bool`, *optional*, defaults to `False`): whether to fsync the file first.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    digest, size = xxhash.xxh3_128(), 0
-    piece = memoryview(bytearray(min(_PIECE, os.stat(path).st_size + 1)))
-    with open(path, "r+b" if sync else "rb", buffering=0) as file:
-        if sync:
-            os.fsync(file.fileno())
-        while read := file.readinto(piece):
-            digest.update(piece[:read])
-            size += read
-    return size, digest.hexdigest()
+def hash_file(path: str | Path) -> str:
+    """Hash of a file's content. Raises an `OSError` if it cannot be read."""
+    digest = xxhash.xxh3_128()
+    with open(path, "rb") as file:
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def hash_prompts(dataset: Dataset, column: str = "prompt") -> str:
     """
     Hash of all prompts of a dataset, in order. It identifies the dataset of a checkpoint.
 
-    Reads stored values: no transform runs, and no image is decoded. Without that column, because a transform makes the
-    prompts, hashes whole rows. The storage of the rows, the order of a message's keys and other columns do not count.
+    Stored values are read, so that no transform runs and no image is decoded. If there is no such column, because a
+    transform makes the prompts, whole rows are hashed. The hash does not depend on how the values are stored, on
+    whether `select` or `shuffle` has copied the rows, on the order of a message's keys or on other columns.
 
     Args:
         dataset ([`~datasets.Dataset`]): N rows.
         column (`str`, *optional*, defaults to `"prompt"`): column of the prompts.
+
+    Returns:
+        `str`: 32 hexadecimal digits.
     """
     found = column in dataset.column_names
     stored = dataset.with_format("arrow", columns=[column] if found else dataset.column_names)

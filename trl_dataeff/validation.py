@@ -1,31 +1,41 @@
-"""What can be wrong before a run starts: configuration, dataset and selector, and the rewards of the first batch."""
+"""What can be wrong before a run starts, the rewards of the first batches, and the notice of what is on."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from transformers.utils import logging
 from trl import GRPOConfig
 
-from trl_dataeff.config import AUTO_SELECTION, DataEfficientGRPOConfig
-from trl_dataeff.difficulty.loading import check_predictor, is_predictor, load_predictor
-from trl_dataeff.selection import Selector, make_selector
-from trl_dataeff.utils import UserError
+from trl_dataeff.config import AUTO_SELECTION, DataEfficientGRPOConfig, own_copy
+from trl_dataeff.replay.buffer import replay_groups
+from trl_dataeff.rollouts.distributed import Processes
+from trl_dataeff.selection import Selector, UniformSelector, make_selector
+from trl_dataeff.utils import UserError, closest
 
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 logger = logging.get_logger(__name__)
+PASSED_BY_TRL = (
+    "prompts",
+    "completions",
+    "completion_ids",
+    "trainer_state",
+    "log_extra",
+    "log_metric",
+    "environments",
+)
+FEWEST_BATCHES = 20  # generation batches before a run without any effective group is warned of
 
 
 def resolve_config(args: Any, model: Any) -> DataEfficientGRPOConfig:
-    """
-    The trainer's configuration from what it was given: ours, a plain `GRPOConfig`, which becomes ours, or nothing for the
-    defaults. Checked again, since its owner may have changed it.
-    """
+    """The trainer's configuration: a copy of what it was given, with our fields, or the defaults if it was given nothing."""
     if args is None:
         from trl.trainer.utils import get_config_model_id
 
@@ -33,7 +43,7 @@ def resolve_config(args: Any, model: Any) -> DataEfficientGRPOConfig:
         return DataEfficientGRPOConfig(f"{name.split('/')[-1]}-GRPO")
     if not isinstance(args, GRPOConfig):
         raise TypeError(f"`args` must be a DataEfficientGRPOConfig or a GRPOConfig, got {type(args).__name__}.")
-    return DataEfficientGRPOConfig.upgrade(args)
+    return own_copy(args)
 
 
 def check_dataset(
@@ -76,53 +86,33 @@ def check_dataset(
 
 
 def check_selection(args: DataEfficientGRPOConfig, selector: Selector | None) -> None:
-    """
-    Raise an error for a selector that cannot be made: both `selector=` and `selection=`, an unknown name, a wrong
-    argument, or a predictor that cannot be read.
-    """
-    if selector is not None and not isinstance(selector, Selector):
+    """Raise an error for a selector that cannot be made: both `selector=` and `selection=`, an unknown name or argument."""
+    if selector is None:
+        selector_of(args, AUTO_SELECTION if args.selection == "auto" else args.selection)
+        return
+    if not isinstance(selector, Selector):
         given = f"the class {selector.__name__}" if isinstance(selector, type) else f"a {type(selector).__name__}"
         raise TypeError(
-            f"`selector` is {given}; it takes an instance of `trl_dataeff.Selector`, or use "
-            "`selection='name'` with a registered name."
+            f"`selector` is {given}; it takes an instance of `trl_dataeff.Selector`. `selection` takes names."
         )
-    if selector is not None and args.selection != "auto":
+    if args.selection != "auto" or args.selector_args:
         raise ValueError(
-            f"Both `selector={type(selector).__name__}(...)` and `selection={args.selection!r}` are given. Leave "
-            "`selection` at 'auto' to use the instance, or drop `selector`."
+            f"`selector={type(selector).__name__}(...)` is given beside `selection={args.selection!r}` and "
+            f"`selector_args={args.selector_args!r}`, which make a selector by its name. Leave these two out, or `selector`."
         )
-    if selector is not None and args.selector_args:
-        raise ValueError(
-            f"`selector_args` ({args.selector_args}) are for a selector that is made by its name; give them to "
-            f"{type(selector).__name__} instead."
-        )
-    if selector is not None:
-        return
-    check_selector(args)
-    if "dots" in args.selection or args.selection == "auto":
-        check_dots_predictor(args)
 
 
-def check_selector(args: DataEfficientGRPOConfig) -> None:
-    """Raise a `ValueError` if there is no selector of the name `selection`, or if it does not take its arguments."""
-    name = AUTO_SELECTION if args.selection == "auto" else args.selection
+def selector_of(args: DataEfficientGRPOConfig, name: str) -> Selector:
+    """The selector `name`, not bound yet, with `selector_args` and TRL's `shuffle_dataset`. Raises a `ValueError`."""
+    arguments = dict(args.selector_args or {})  # type: ignore[arg-type]  # `check_fields` has seen that it is a mapping
+    if name in ("uniform", "dots"):
+        arguments.setdefault("shuffle", args.shuffle_dataset)
     try:
-        make_selector(name, args.selector_arguments(name))
+        return make_selector(name, arguments)
     except ValueError as error:
-        raise ValueError(f"`selection` is {args.selection!r}. {error}") from error
-
-
-def check_dots_predictor(args: DataEfficientGRPOConfig) -> None:
-    """Raise a `ValueError` if `dots_predictor` cannot be made or read; warn if it is for other embeddings."""
-    assert not isinstance(args.dots_predictor_args, str)  # TrainingArguments parses JSON text
-    check_predictor(args.dots_predictor, **(args.dots_predictor_args or {}))
-    if not is_predictor(args.dots_predictor):
-        predictor = load_predictor(args.dots_predictor)
-        if predictor.embedding and predictor.embedding != args.dots_embedding:
-            logger.warning(
-                f"The predictor in {args.dots_predictor!r} was fitted to embeddings of {predictor.embedding!r}, and "
-                f"`dots_embedding` is {args.dots_embedding!r}. Unless these are the same model, set it to the former."
-            )
+        raise ValueError(
+            f"`selection` is {args.selection!r}, `selector_args` {args.selector_args!r}. {error}"
+        ) from error
 
 
 def resolve_selector(
@@ -147,19 +137,19 @@ def resolve_selector(
     """
     if selector is None:
         name = _selection(args, unsupported_reason, sharded)
-        selector = make_selector(name, args.selector_arguments(name))
+        selector = selector_of(args, name)
     if not selector.uses_references:
         return selector
     size = getattr(selector, "reference_size", processes)
     if size < processes:
         raise ValueError(
-            f"`dots_reference_size` is {size}, and each of {processes} processes generates rollouts for at least one "
+            f"`reference_size` is {size}, and each of {processes} processes generates rollouts for at least one "
             f"reference prompt. Set it to at least {processes}."
         )
     if unsupported_reason is not None:
         raise ValueError(
             f"{type(selector).__name__} generates reference rollouts outside of TRL's pass over a batch, which is not "
-            f"possible with {unsupported_reason}. Use a selector without them (DOTS with `dots_reference='rolling'`)."
+            f"possible with {unsupported_reason}. Use a selector without them (DOTS with `reference='rolling'`)."
         )
     return selector
 
@@ -169,10 +159,10 @@ def _selection(args: DataEfficientGRPOConfig, unsupported_reason: str | None, sh
         return args.selection
     if unsupported_reason is not None:
         return "uniform"
-    if sharded and args.dots_embedding == "policy":
+    if sharded and args.prompt_embedding == "policy":
         logger.warning(
             "`selection='auto'` is 'greso' here: a policy that DeepSpeed ZeRO-3 or FSDP of version 1 shards cannot embed the "
-            "prompts for DOTS. Use FSDP2, or set `dots_embedding` to a model id, for DOTS."
+            "prompts for DOTS. Use FSDP2, or set `prompt_embedding` to a model id, for DOTS."
         )
         return "greso"
     return AUTO_SELECTION
@@ -200,6 +190,31 @@ def check_prompts(dataset: Dataset, given: str = "`train_dataset`") -> None:
         f'{given} has {len(rows)} rows without a prompt (None, "", or a conversation whose last message is empty): '
         f"{shown}. Remove them: `dataset.filter(lambda row: {text})`."
     )
+
+
+def check_reward_arguments(reward_funcs: Sequence[Any], columns: Sequence[str]) -> None:
+    """
+    Raise a [`UserError`] that names a reward function, if it has a required argument that is neither a column of the dataset
+    nor one of those that TRL passes.
+    """
+    for function in reward_funcs:
+        if isinstance(function, torch.nn.Module):
+            continue
+        try:
+            parameters = inspect.signature(function).parameters.values()
+        except (TypeError, ValueError):  # a callable without a signature
+            continue
+        for parameter in parameters:
+            required = parameter.default is parameter.empty and parameter.kind not in (
+                parameter.VAR_POSITIONAL,
+                parameter.VAR_KEYWORD,
+            )
+            if required and parameter.name not in (*columns, *PASSED_BY_TRL):
+                raise UserError(
+                    f"The reward function `{getattr(function, '__name__', type(function).__name__)}` has the argument "
+                    f"`{parameter.name}`, and the dataset has no such column; its columns are {', '.join(columns)}."
+                    f"{closest(parameter.name, columns)} Rename a column, or the argument."
+                )
 
 
 def check_no_tool_images(tool_images: Sequence[Any]) -> None:
@@ -247,6 +262,8 @@ class RewardChecks:
         self.is_main_process = is_main_process
         self.scores = np.zeros(len(self.names), dtype=bool)  # functions that gave a score so far
         self.completions = 0  # checked so far
+        self.batches = 0  # generation batches so far
+        self.effective = False  # whether any group so far was effective
         self._warned: set[str] = set()
 
     def check(self, rewards: np.ndarray) -> None:
@@ -286,6 +303,34 @@ class RewardChecks:
             names, f"{names} returned only None or NaN for the first {self.completions} completions. {advice}"
         )
 
+    def check_gradient(self, effective: bool, progress: float) -> None:
+        """
+        Enter a generation batch. Warns once if a tenth of the run has passed, and no group has carried a gradient.
+
+        Args:
+            effective (`bool`): whether a group of the batch was effective.
+            progress (`float`): share of the run that has passed.
+        """
+        self.batches += 1
+        self.effective |= effective
+        if not self.effective and self.batches >= FEWEST_BATCHES and progress >= 0.1:
+            self._warn_once(
+                "gradient",
+                f"No group of the first {self.batches} generation batches has carried a gradient: the completions of every "
+                "prompt got equal rewards, so the model has not changed. Look at completions (`log_completions=True`): the "
+                "reward function may reject right answers, or the prompts may be too hard or too easy for this model.",
+            )
+
+    def state(self) -> list[Any]:
+        """What was seen, for JSON."""
+        return [self.scores.tolist(), self.completions, self.batches, self.effective]
+
+    def load_state(self, state: list[Any]) -> None:
+        """Restore what [`state`] returned; scores only if the functions are as many as then."""
+        scores, self.completions, self.batches, self.effective = state
+        if len(scores) == len(self.names):
+            self.scores = np.array(scores, dtype=bool)
+
     def _listed(self, chosen: np.ndarray) -> str:
         return ", ".join(f"`{name}`" for name, c in zip(self.names, chosen, strict=True) if c)
 
@@ -293,3 +338,92 @@ class RewardChecks:
         if key not in self._warned and self.is_main_process:
             logger.warning(message)
         self._warned.add(key)
+
+
+def announce(
+    args: DataEfficientGRPOConfig,
+    selector: Selector,
+    unsupported_reason: str | None,
+    processes: Processes,
+    num_prompts: int | None,
+    model: torch.nn.Module | None = None,
+) -> None:
+    """
+    Log, on the main process, what is on in a run, and warn of options that have no effect in it. Nothing is logged if
+    everything is off. The level is that of warnings: a script shows no lower one.
+
+    Args:
+        args ([`DataEfficientGRPOConfig`]): the configuration.
+        selector ([`Selector`]): the one that is used.
+        unsupported_reason (`str`, *optional*): see [`unsupported_reason`].
+        processes ([`Processes`]): of the run.
+        num_prompts (`int`, *optional*): prompts of the dataset.
+        model (`torch.nn.Module`, *optional*): the policy, whose dropout is looked at.
+    """
+    if not processes.is_main:
+        return
+    groups = args.generation_batch_size // args.num_generations
+    replayed = replay_groups(args.replay_fraction, groups, processes.world_size)
+    on = [] if isinstance(selector, UniformSelector) else [f"{type(selector).__name__}"]
+    if unsupported_reason is None:
+        on += [f"replay of up to {replayed} of {groups} groups"] if replayed else []
+        on += ["dynamic sampling"] if args.dynamic_sampling else []
+        on += ["sequential rollouts"] if args.sequential_rollouts else []
+    if on:
+        size = "" if num_prompts is None else f"; {num_prompts:,} prompts"
+        logger.warning(f"Data efficiency is on: {', '.join(on)}{size}.")
+    if unsupported_reason is not None:
+        _warn_unsupported(args, unsupported_reason)
+        return
+    if args.replay_fraction > 0 and not replayed:
+        logger.warning(
+            f"`replay_fraction={args.replay_fraction}` of {groups // processes.world_size} groups per process rounds to no group: "
+            "nothing is replayed. Raise `per_device_train_batch_size` or `gradient_accumulation_steps`."
+        )
+    if model is not None and not args.use_vllm and (replayed or args.dynamic_sampling):
+        _warn_dropout(active_dropout(model))
+
+
+def _warn_unsupported(args: DataEfficientGRPOConfig, unsupported_reason: str) -> None:
+    ignored = {
+        "`selection='auto'` is 'uniform'": args.selection == "auto",
+        f"`replay_fraction={args.replay_fraction}` does not replay": args.replay_fraction > 0,
+        "`dynamic_sampling=True` does not refill batches": args.dynamic_sampling,
+        "`sequential_rollouts=True` does not stop groups": args.sequential_rollouts,
+    }
+    listed = [text for text, applies in ignored.items() if applies]
+    if listed:
+        logger.warning(f"With {unsupported_reason}, {', '.join(listed)}: each batch is one round of rollouts.")
+
+
+def active_dropout(model: torch.nn.Module) -> dict[str, float]:
+    """The kinds of dropout that a model has in training, by the names of their modules or attributes: `{"lora_dropout": 0.05}`."""
+    found: dict[str, float] = {}
+    for path, module in model.named_modules():
+        if isinstance(module, torch.nn.modules.dropout._DropoutNd):
+            # peft has a module for each adapter: `....lora_dropout.default`
+            name = "lora_dropout" if ".lora_dropout." in path else path.split(".")[-1]
+            found[name] = max(found.get(name, 0.0), module.p)
+        value = getattr(module, "attention_dropout", None)  # of attention that calls a function
+        if isinstance(value, float):
+            found["attention_dropout"] = max(found.get("attention_dropout", 0.0), value)
+    return {name: p for name, p in found.items() if p > 0}
+
+
+def _warn_dropout(dropout: dict[str, float]) -> None:
+    """Warn if the log-probs that are recorded of rollouts will contain dropout noise, and say how to switch it off."""
+    if not dropout:
+        return
+    remedies = []
+    if set(dropout) - {"attention_dropout", "lora_dropout"}:
+        remedies.append("`disable_dropout=True`")
+    elif "lora_dropout" in dropout:
+        remedies.append("`lora_dropout` to 0 (in peft's `LoraConfig`, or in the recipe)")
+    if "attention_dropout" in dropout:
+        remedies.append("`model_init_kwargs={'attention_dropout': 0.0}`")
+    listed = ", ".join(f"{name}={p:g}" for name, p in dropout.items())
+    logger.warning(
+        f"The model has dropout in training ({listed}). Log-probs of rollouts that are trained on again come from forward "
+        "passes in training, so the ratio to the policy that sampled them, which corrects and clips their loss, contains "
+        f"its noise. Set {' and '.join(remedies)}."
+    )

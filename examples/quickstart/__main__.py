@@ -75,8 +75,8 @@ def prepare() -> None:
 def train_and_sum_up(recipe: str, overrides: list[str], measured: bool, record: bool = False) -> int:
     """Train with a recipe of the quickstart, and print a summary."""
     from examples.quickstart.summary import Recorded, count_kinds, read_logs, render, sum_up
-    from trl_dataeff.cli.errors import UserError
     from trl_dataeff.cli.grpo import parse
+    from trl_dataeff.utils import UserError
 
     command = ["grpo", "--config", f"{RECIPES}/{recipe}", *overrides]
     try:

@@ -19,11 +19,11 @@ import trl_dataeff
 from tests.factories import plain_dataset
 from trl_dataeff import DataEfficientGRPOConfig
 from trl_dataeff.cli import launch as launching
-from trl_dataeff.cli.errors import UserError
 from trl_dataeff.cli.grpo import make_trainer, parse, train
 from trl_dataeff.cli.help import ESSENTIALS, REWARDS, own_fields, sections
 from trl_dataeff.cli.main import main
 from trl_dataeff.cli.parser import TYPES
+from trl_dataeff.utils import UserError
 
 
 RECIPE = """\

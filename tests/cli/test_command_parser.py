@@ -3,7 +3,7 @@
 import pytest
 
 from trl_dataeff.cli.command_parser import CommandParser
-from trl_dataeff.cli.errors import UserError
+from trl_dataeff.utils import UserError
 
 
 def parser() -> CommandParser:

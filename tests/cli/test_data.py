@@ -6,8 +6,8 @@ import pytest
 from datasets import Dataset, DatasetDict, IterableDataset
 
 from trl_dataeff.cli.data import load_data
-from trl_dataeff.cli.errors import UserError
 from trl_dataeff.cli.grpo import parse
+from trl_dataeff.utils import UserError
 
 
 ROWS = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(6)]

@@ -14,12 +14,12 @@ import torch
 from datasets import Dataset
 
 from tests.factories import difficulty_problem
-from trl_dataeff.cli.errors import UserError
 from trl_dataeff.cli.main import main
 from trl_dataeff.difficulty import offline
 from trl_dataeff.difficulty.loading import load_predictor
 from trl_dataeff.difficulty.online import RollingDifficulty
 from trl_dataeff.tracking.group_table import SCHEMA
+from trl_dataeff.utils import UserError
 
 
 N = 200

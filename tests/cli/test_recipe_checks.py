@@ -11,11 +11,11 @@ import pytest
 import yaml
 
 from trl_dataeff.cli.checks import checkpoint_of, problems_on_this_machine
-from trl_dataeff.cli.errors import UserError
 from trl_dataeff.cli.main import main
 from trl_dataeff.cli.parser import PORTABLE_TYPES, TYPES, GRPOParser
 from trl_dataeff.cli.recipe import find_recipe
 from trl_dataeff.cli.recipes import problems_of
+from trl_dataeff.utils import UserError
 
 
 #: What every recipe needs

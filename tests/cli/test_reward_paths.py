@@ -8,9 +8,9 @@ import pytest
 import trl.rewards
 
 import trl_dataeff.rewards
-from trl_dataeff.cli.errors import UserError
 from trl_dataeff.cli.main import main
 from trl_dataeff.cli.rewards import REWARDS, check_rewards, load_rewards
+from trl_dataeff.utils import UserError
 
 
 def test_names_are_those_of_trl_and_ours():

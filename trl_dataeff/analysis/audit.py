@@ -1,180 +1,177 @@
-"""
-What the groups of a finished run say: how many had zero variance, whether their prompts stay that way, and what they cost.
-
-What is deliberately not here: reading (`tracking/completions.py`), and what a selector would have saved
-(`audit_projection.py`).
-"""
+"""What a finished run spent on groups without a gradient, from the files that it has left."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
-from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD
-from trl_dataeff.tracking.completions import RecordedGroups
+from trl_dataeff.analysis.recorded import read_log_history
+from trl_dataeff.tracking.groups import GROUPS_FILE, read_groups
+from trl_dataeff.utils import UserError, closest
 
 
 PERIODS = 6
-SECONDS_PER_HOUR = 3600.0
+COMPLETIONS = "completions/completions_*.parquet"  # of TRL, with `log_completions=True`
+_OF_TRL = ("step", "prompt", "completion", "advantage")  # columns of its tables beside those of the rewards
+MORE = (
+    "Train with `log_completions=True` and `logging_steps=1` to see which prompts, and whether they are easy or hard."
+)
 
 
 @dataclass(frozen=True)
 class Shares:
     """
-    Groups of the steps from `first` to `last`. `easy` and `hard` are the shares of zero-variance groups with the top
-    reward and with any other; `success` is the mean success rate, NaN if no completion was scored.
+    Groups of the steps from `first` to `last`. `easy` and `hard` are the shares of zero-variance groups with the highest
+    reward of the run and with any other; NaN where only `effective` is known.
     """
 
     first: int
     last: int
     groups: int
     effective: float
-    easy: float
-    hard: float
-    success: float
-
-
-@dataclass(frozen=True)
-class Chance:
-    """How often something was so, `hits` of `cases`. `share` is NaN without a case."""
-
-    hits: int
-    cases: int
-
-    @property
-    def share(self) -> float:
-        return self.hits / self.cases if self.cases else math.nan
-
-
-@dataclass(frozen=True)
-class Persistence:
-    """
-    Whether a prompt's groups stay of zero variance, over pairs of a group and the next group of its prompt.
-
-    Attributes:
-        again: P(zero variance now | zero variance before).
-        after_effective: P(zero variance now | effective before).
-        before: P(zero variance before | zero variance now).
-        prompts_seen_once: prompts that are in no pair.
-    """
-
-    again: Chance
-    after_effective: Chance
-    before: Chance
-    prompts_seen_once: int
-
-
-@dataclass(frozen=True)
-class Cost:
-    """
-    What the recorded part of a run took, and the part of that which went to zero-variance groups. NaN where it is not known.
-
-    Attributes:
-        run_hours: of the whole run, with the steps that are not recorded.
-    """
-
-    rollouts: int
-    wasted_rollouts: int
-    tokens: float
-    wasted_tokens: float
-    hours: float
-    wasted_hours: float
-    run_hours: float
+    easy: float = math.nan
+    hard: float = math.nan
 
 
 @dataclass(frozen=True)
 class Audit:
     """
-    The whole audit of a run.
+    Shares of a run.
 
     Attributes:
-        prompts: different prompts. steps: recorded steps. every: steps from one recorded step to the next.
-        groups_per_step: groups of a step, in the median.
+        source (`str`): what was read.
+        overall ([`Shares`]), periods (`list[Shares]`): of the whole run, and of its parts.
+        again (`float`): P(zero variance | the prompt's group before had zero variance); NaN if no prompt came twice.
+        after_effective (`float`): P(zero variance | the prompt's group before was effective); likewise.
+        note (`str`): how to learn more; empty if all is known.
     """
 
-    prompts: int
-    steps: int
-    every: int
-    groups_per_step: int
+    source: str
     overall: Shares
-    periods: tuple[Shares, ...]
-    persistence: Persistence
-    cost: Cost
+    periods: list[Shares]
+    again: float = math.nan
+    after_effective: float = math.nan
+    note: str = ""
 
 
-def audit(groups: RecordedGroups, step_seconds: float | None = None) -> Audit:
+def audit(
+    paths: Sequence[str | Path], prompt: str = "prompt", reward: str | None = None, step: str | None = None
+) -> Audit:
     """
     Describe a run.
 
     Args:
-        groups ([`RecordedGroups`]): of the run, at least one.
-        step_seconds (`float`, *optional*): duration of an optimizer step; by default the recorded one, if any.
+        paths: the `output_dir` of a run, or JSON lines or Parquet files with one completion a row.
+        prompt, reward, step (`str`, *optional*): columns of such files; without a step, the completions of a group follow
+            each other. In tables of TRL, by default, the total of all rewards and `step`.
+
+    Raises:
+        [`UserError`]: there is nothing to read, or a column is missing.
     """
-    steps, counts = np.unique(groups.step, return_counts=True)
-    bounds = np.array_split(steps, min(PERIODS, len(steps)))
-    place = np.searchsorted([period[-1] for period in bounds], groups.step)
-    every = recorded_every(steps) if groups.has_steps else 1
+    path = Path(paths[0]).expanduser()
+    if len(paths) == 1 and path.is_dir():
+        if (path / GROUPS_FILE).exists():
+            return _described(read_groups(path / GROUPS_FILE).to_pandas(), f"{path / GROUPS_FILE}")
+        files = sorted(path.glob(COMPLETIONS), key=lambda file: int(file.stem.split("_")[-1]))
+        if not files:
+            return _of_logs(path)
+        return _described(
+            groups_of(_read(files), prompt, reward, step or "step"), f"{len(files)} tables in {path / 'completions'}"
+        )
+    files = [Path(name).expanduser() for name in paths]
+    return _described(groups_of(_read(files), prompt, reward or "reward", step), ", ".join(map(str, files)))
+
+
+def _read(files: Sequence[Path]) -> pd.DataFrame:
+    """The rows of all files."""
+    tables = []
+    for file in files:
+        try:
+            tables.append(pd.read_parquet(file) if file.suffix == ".parquet" else pd.read_json(file, lines=True))
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"{file} cannot be read ({error}). Give JSON lines, Parquet, or the `output_dir` of a run."
+            ) from error
+    return pd.concat(tables, ignore_index=True)
+
+
+def groups_of(rows: pd.DataFrame, prompt: str, reward: str | None, step: str | None) -> pd.DataFrame:
+    """
+    The groups of completions, one a row: `step`, `prompt_id` and `kind`.
+
+    Args:
+        rows (`pd.DataFrame`): a completion each.
+        prompt (`str`): column of the prompt; its values are compared as text.
+        reward (`str` or `None`): column of the total reward; `None` for a table of TRL, whose other columns are rewards.
+        step (`str` or `None`): column of the step; `None` where a group's rows follow each other.
+    """
+    rewards = [reward] if reward else [name for name in rows.columns if name not in _OF_TRL]
+    for role, column in (("prompt", prompt), ("reward", rewards[0] if rewards else "reward"), ("step", step)):
+        if column is not None and column not in rows:
+            raise UserError(
+                f"There is no column {column!r} for the {role}.{closest(column, rows.columns)} The columns are "
+                f"{', '.join(map(str, rows.columns))}. Name it: --{role}_column."
+            )
+    try:
+        totals = rows[rewards].astype(float).sum(axis=1, min_count=1)
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"The rewards in {', '.join(rewards)} are non-numeric ({error}). Name the column: --reward_column."
+        ) from error
+    texts = rows[prompt].astype(str)
+    steps = rows[step] if step else (texts != texts.shift()).cumsum()
+    # With several rewards their weights are not recorded, but TRL's advantages are 0 where the weighted totals are equal
+    varied = rows["advantage"].abs() if len(rewards) > 1 and "advantage" in rows else totals
+    table = pd.DataFrame({"step": steps, "prompt": texts, "total": totals, "varied": varied})
+    each = table.groupby(["step", "prompt"], sort=False).agg(
+        low=("varied", "min"), high=("varied", "max"), top=("total", "max"), size=("total", "count")
+    )
+    each = each[each["size"] > 1].reset_index()
+    if not len(each):
+        raise UserError(
+            "No prompt has several scored completions in a step, so there are no groups. Name the step: --step_column."
+        )
+    zero = each["high"] - each["low"] <= 1e-6
+    kind = np.where(~zero, "effective", np.where(each["top"] >= totals.max(), "easy", "hard"))
+    return pd.DataFrame({"step": each["step"], "prompt_id": each["prompt"], "kind": kind})
+
+
+def _described(groups: pd.DataFrame, source: str) -> Audit:
+    groups = groups.sort_values("step", kind="stable")
+    steps = groups["step"].unique()
+    periods = [groups[groups["step"].isin(part)] for part in np.array_split(steps, min(PERIODS, len(steps)))]
+    zero = groups["kind"] != "effective"
+    before = zero.groupby(groups["prompt_id"]).shift()
     return Audit(
-        prompts=len(np.unique(groups.prompt)),
-        steps=len(steps),
-        every=every,
-        groups_per_step=int(np.median(counts)) if groups.has_steps else 0,
-        overall=shares(groups, np.ones(len(groups), dtype=bool)),
-        periods=tuple(shares(groups, place == i) for i in range(len(bounds))),
-        persistence=persistence(groups),
-        cost=cost(groups, groups.step_seconds if step_seconds is None else step_seconds, every),
+        source,
+        _shares(groups),
+        [_shares(period) for period in periods],
+        again=float(zero[before == True].mean()),  # noqa: E712  # there is NaN, too
+        after_effective=float(zero[before == False].mean()),  # noqa: E712
     )
 
 
-def recorded_every(steps: np.ndarray) -> int:
-    """Steps from one recorded step to the next, in the median: TRL records a step of each `logging_steps`."""
-    return int(np.median(np.diff(steps))) if len(steps) > 1 else 1
+def _shares(groups: pd.DataFrame) -> Shares:
+    shares = groups["kind"].value_counts(normalize=True)
+    first, last = int(groups["step"].min()), int(groups["step"].max())
+    return Shares(first, last, len(groups), *(float(shares.get(kind, 0.0)) for kind in ("effective", "easy", "hard")))
 
 
-def shares(groups: RecordedGroups, chosen: np.ndarray) -> Shares:
-    """Shares of the kinds among the chosen groups, a mask `(M,)` that is true somewhere."""
-    kinds, success, steps = groups.kind[chosen], groups.success[chosen], groups.step[chosen]
-    effective, easy, hard = (float((kinds == kind).mean()) for kind in (EFFECTIVE, EASY, HARD))
-    mean = math.nan if np.isnan(success).all() else float(np.nanmean(success))
-    return Shares(int(steps.min()), int(steps.max()), len(kinds), effective, easy, hard, mean)
+def _of_logs(folder: Path) -> Audit:
+    """Of a TRL run without logged completions, whose logs have the share of zero-variance groups."""
+    logs = [log for log in read_log_history(folder) if "frac_reward_zero_std" in log]
+    if not logs:
+        raise UserError(f"{folder} has neither completions nor logs of `frac_reward_zero_std`. {MORE}")
 
+    def shares(part: Sequence[int]) -> Shares:
+        chosen = [logs[i] for i in part]
+        effective = 1 - sum(log["frac_reward_zero_std"] for log in chosen) / len(chosen)
+        return Shares(chosen[0]["step"], chosen[-1]["step"], 0, effective)
 
-def persistence(groups: RecordedGroups) -> Persistence:
-    """Compare each group with the one before of its prompt."""
-    order = np.lexsort((np.arange(len(groups)), groups.step, groups.prompt))
-    prompt, zero = groups.prompt[order], groups.kind[order] != EFFECTIVE
-    pair = prompt[1:] == prompt[:-1]
-    before, now = zero[:-1][pair], zero[1:][pair]
-    both = int((before & now).sum())
-    return Persistence(
-        again=Chance(both, int(before.sum())),
-        after_effective=Chance(int((~before & now).sum()), int((~before).sum())),
-        before=Chance(both, int(now.sum())),
-        prompts_seen_once=int((np.unique(prompt, return_counts=True)[1] == 1).sum()),
-    )
-
-
-def cost(groups: RecordedGroups, step_seconds: float, every: int = 1) -> Cost:
-    """
-    Rollouts, tokens and hours of the recorded steps, which are one of `every`. Hours are those of whole steps if `step_seconds`
-    is known, else of generation, where the groups have their seconds; a zero-variance group has its share of them.
-    """
-    zero = groups.kind != EFFECTIVE
-    sizes = np.full(len(groups), groups.group_size or 1) if groups.sizes is None else groups.sizes
-    if not math.isnan(step_seconds):
-        hours = step_seconds * len(np.unique(groups.step)) / SECONDS_PER_HOUR
-        wasted_hours, run_hours = hours * float(zero.mean()), hours * every
-    else:
-        hours, wasted_hours = (float(groups.seconds[c].sum()) / SECONDS_PER_HOUR for c in (slice(None), zero))
-        run_hours = hours  # where groups have seconds, all of them are recorded
-    return Cost(
-        rollouts=int(sizes.sum()),
-        wasted_rollouts=int(sizes[zero].sum()),
-        tokens=float(groups.tokens.sum()),
-        wasted_tokens=float(groups.tokens[zero].sum()),
-        hours=hours,
-        wasted_hours=wasted_hours,
-        run_hours=run_hours,
-    )
+    periods = np.array_split(np.arange(len(logs)), min(PERIODS, len(logs)))
+    return Audit(f"the logs in {folder}", shares(range(len(logs))), [shares(part) for part in periods], note=MORE)

@@ -1,15 +1,13 @@
 """
-The manifest of a checkpoint, `dataeff/manifest.json`: every file with its size and hash, written as the last thing.
-
-Its presence says that the checkpoint is complete: it is the one completeness marker. What it lists proves that the files
-are still what was written.
+The manifest of a checkpoint, `dataeff/manifest.json`: every file with its size, and the hashes of ours. It is written last,
+so that its presence says that the checkpoint is complete.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+import os
+import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,75 +19,78 @@ from trl_dataeff.version import FORMAT, __version__
 
 MANIFEST = f"{FOLDER}/manifest.json"
 PACKAGES = ("torch", "transformers", "trl")
-_THREADS = 4  # reading and hashing both leave the interpreter to others
 _EARLIER = "Resume from an earlier checkpoint."
 
 
-def write_manifest(checkpoint: Path, *, run: str, step: int, processes: int, resumable: bool) -> None:
+def write_manifest(checkpoint: Path, *, step: int, processes: int, resumable: bool) -> None:
     """
     Bring all files of a checkpoint to the disk and list them. Call it when every process has written its own.
 
     Args:
         checkpoint (`Path`): the `checkpoint-N` folder.
-        run (`str`): id of the run.
         step (`int`): optimizer steps done.
         processes (`int`): number of processes that wrote it.
         resumable (`bool`): whether it holds more than the model.
     """
-    names = sorted(str(path.relative_to(checkpoint)) for path in checkpoint.rglob("*") if path.is_file())
-    names = [name for name in names if name != MANIFEST]
-    hashes = _in_threads(lambda name: hash_file(checkpoint / name, sync=True), names)
+    paths = sorted(path for path in checkpoint.rglob("*") if path.is_file())
+    for path in paths:
+        with open(path, "r+b") as file:
+            os.fsync(file.fileno())
     for folder in [checkpoint, *(path for path in checkpoint.rglob("*") if path.is_dir())]:
         sync_folder(folder)
     content = {
         "format": FORMAT,
         "trl_dataeff": __version__,
         "versions": {name: version(name) for name in PACKAGES},
-        "run": run,
+        "written": time.time(),
         "step": step,
         "processes": processes,
         "resumable": resumable,
-        "files": {
-            name: {"size": size, "xxh3_128": digest} for name, (size, digest) in zip(names, hashes, strict=True)
-        },
+        "sizes": {str(path.relative_to(checkpoint)): path.stat().st_size for path in paths},
+        "hashes": {path.name: hash_file(path) for path in paths if path.parent == checkpoint / FOLDER},
     }
-    text = json.dumps(content | {"xxh3_128": hash_json(content)}, indent=2)
+    text = json.dumps(content | {"hash": hash_json(content)}, indent=2)
     write_atomically(checkpoint / MANIFEST, lambda path: path.write_text(text))
     sync_folder(checkpoint.parent)
 
 
 def is_complete(checkpoint: Path) -> bool:
-    """Whether a checkpoint was written to the end. Fast: looks only for its manifest."""
+    """Whether a checkpoint was written to the end."""
     return (checkpoint / MANIFEST).is_file()
 
 
-def read_unchecked(checkpoint: Path) -> dict[str, Any] | None:
-    """The manifest, of which nothing is checked; `None` if there is none or it cannot be read."""
+def written_at(checkpoint: Path) -> float:
+    """When a checkpoint was completed, in seconds since 1970; 0 if it does not say."""
     try:
-        manifest = json.loads((checkpoint / MANIFEST).read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return None
-    return manifest if isinstance(manifest, dict) else None
+        return float(json.loads((checkpoint / MANIFEST).read_bytes())["written"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return 0.0
 
 
 def check_checkpoint(checkpoint: Path) -> dict[str, Any]:
     """
-    Read every file of a checkpoint and compare it with the manifest, which is returned. Files that the manifest does not
-    list are not looked at.
+    Compare a checkpoint with its manifest, which is returned: the sizes of all files, and the content of ours. Files that the
+    manifest does not list are not looked at.
 
     Raises:
         `CheckpointError`: it is incomplete, corrupt, or cannot be resumed from. The message says which and what to do.
     """
     manifest = _read(checkpoint)
-    for name, entry in manifest["files"].items():
-        _check_size(checkpoint, name, entry["size"])
-    names = list(manifest["files"])
-    try:
-        hashes = _in_threads(lambda name: hash_file(checkpoint / name), names)
-    except OSError as error:
-        raise CheckpointError(f"{checkpoint} is corrupt: a file cannot be read ({error}). {_EARLIER}") from error
-    for name, (_, digest) in zip(names, hashes, strict=True):
-        if digest != manifest["files"][name]["xxh3_128"]:
+    for name, size in manifest["sizes"].items():
+        try:
+            present = (checkpoint / name).stat().st_size
+        except OSError as error:
+            raise CheckpointError(
+                f"{checkpoint} is corrupt: {name} is missing ({error.strerror}). {_EARLIER}"
+            ) from error
+        if present != size:
+            raise CheckpointError(f"{checkpoint} is corrupt: {name} has {present} bytes instead of {size}. {_EARLIER}")
+    for name, digest in manifest["hashes"].items():
+        try:
+            same = hash_file(checkpoint / FOLDER / name) == digest
+        except OSError as error:
+            raise CheckpointError(f"{checkpoint} is corrupt: {name} cannot be read ({error}). {_EARLIER}") from error
+        if not same:
             raise CheckpointError(f"{checkpoint} is corrupt: {name} is not what was written. {_EARLIER}")
     if not manifest["resumable"]:
         raise CheckpointError(
@@ -105,7 +106,7 @@ def _read(checkpoint: Path) -> dict[str, Any]:
     path = checkpoint / MANIFEST
     try:
         manifest: dict[str, Any] = json.loads(path.read_bytes())
-        written = manifest.pop("xxh3_128")
+        written = manifest.pop("hash")
     except FileNotFoundError as error:
         raise CheckpointError(
             f"{checkpoint} is incomplete: it has no {MANIFEST}, which is written last. (Or it was not written by "
@@ -123,17 +124,3 @@ def _read(checkpoint: Path) -> dict[str, Any]:
             f"trl_dataeff {__version__}, which reads format {FORMAT}. Resume with that version."
         )
     return manifest
-
-
-def _check_size(checkpoint: Path, name: str, size: int) -> None:
-    try:
-        present = (checkpoint / name).stat().st_size
-    except OSError as error:
-        raise CheckpointError(f"{checkpoint} is corrupt: {name} is missing ({error.strerror}). {_EARLIER}") from error
-    if present != size:
-        raise CheckpointError(f"{checkpoint} is corrupt: {name} has {present} bytes instead of {size}. {_EARLIER}")
-
-
-def _in_threads(function: Callable[[str], tuple[int, str]], names: list[str]) -> list[tuple[int, str]]:
-    with ThreadPoolExecutor(_THREADS) as threads:
-        return list(threads.map(function, names))

@@ -1,41 +1,57 @@
-"""
-Which run and which checkpoint a call of `train` continues, and which older checkpoints are deleted.
-
-The folder of a checkpoint that is written again (a run that was resumed from an earlier one reaches the same step) is
-first renamed, to `replaced-checkpoint-N`, so that there is always a complete one. Incomplete ones are renamed to
-`_incomplete-checkpoint-N` if a run starts again because there are no others.
-"""
+"""Which checkpoint a call of `train` continues, how one is written, and which older ones are deleted."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from transformers.trainer_utils import sort_checkpoints
+from safetensors import SafetensorError
 from transformers.utils import logging
 
-from trl_dataeff.checkpoint.manifest import check_checkpoint, is_complete
-from trl_dataeff.checkpoint.runs import (
-    Run,
-    checkpoints,
-    is_of_another_trainer,
-    latest_run,
-    new_id,
-    of_other_runs,
-    run_of,
-)
-from trl_dataeff.checkpoint.state import CheckpointError
+from trl_dataeff.checkpoint.manifest import check_checkpoint, is_complete, write_manifest, written_at
+from trl_dataeff.checkpoint.state import FOLDER, CheckpointError
 from trl_dataeff.rollouts.distributed import Processes, all_gather
 
 
 logger = logging.get_logger(__name__)
-_REPLACED = "replaced-"
-_INCOMPLETE = "_incomplete-"  # an underscore keeps it from being pushed to the Hub
+_WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)  # what `torch.save` and safetensors raise on a full disk
+
+
+@dataclass
+class Run:
+    """
+    A run, from one call of `train` on.
+
+    Attributes:
+        output_dir (`str`): its folder.
+        checkpoint (`str` or `None`): its latest checkpoint that it can be resumed from: the one that this call of `train`
+            resumed from or, later, wrote.
+    """
+
+    output_dir: str
+    checkpoint: str | None = None
+
+    def how_to_resume(self, resume: str = "Resume") -> str:
+        """
+        Names the latest checkpoint, in Python and on the command line; empty without one.
+
+        Args:
+            resume (`str`, *optional*, defaults to `"Resume"`): beginning of the sentence that says how.
+        """
+        if self.checkpoint is None or not is_complete(Path(self.checkpoint)):
+            return ""
+        return (
+            f"The latest complete checkpoint of this run is {self.checkpoint}. {resume} with "
+            f"`trainer.train(resume_from_checkpoint={self.checkpoint!r})`, or `--resume_from_checkpoint "
+            f"{self.checkpoint}` on the command line."
+        )
 
 
 def resolve_run(
@@ -45,47 +61,58 @@ def resolve_run(
     checks: bool = True,
 ) -> Run:
     """
-    The run that a call of `train` starts or resumes. Every file of the checkpoint that it resumes from has been compared
-    with what was written. A collective if there are several processes: all get the same run, or raise the same error.
+    The run that a call of `train` starts or resumes. A collective if there are several processes: all get the same run, or
+    raise the same error.
 
     Args:
-        wanted (`bool`, `str` or `None`): a checkpoint's folder; `True` for the latest complete one of the run that
-            `output_dir` was used for last, or for a new run if that one has none; `False` or `None` for a new run.
+        wanted (`bool`, `str` or `None`): a checkpoint's folder; `True` for the one in `output_dir` that was completed last, or
+            for a new run if there is none; `False` or `None` for a new run.
         output_dir (`str`): folder of the run.
-        processes ([`Processes`], *optional*): of the run; by default a single one. The main one logs and cleans up.
+        processes ([`Processes`], *optional*): of the run; by default a single one. The main one logs.
         checks (`bool`, *optional*, defaults to `True`): whether this process reads the files.
 
     Raises:
-        `CheckpointError`: the checkpoint that `wanted` names, or every complete one of the run, is corrupt or cannot be
-            resumed from.
+        `CheckpointError`: the checkpoint that `wanted` names, or every one in the folder, is corrupt or cannot be resumed from.
     """
     gather: Callable[[Any], list[Any]] = all_gather if processes.world_size > 1 else lambda value: [value]
     folder = os.fspath(output_dir)
-    known, fresh = gather((latest_run(folder) if processes.is_main else None, new_id()))[0]
+    present = gather(checkpoints(folder))[0]
     if wanted is None or wanted is False:
-        if processes.is_main:
-            _warn_of_other_runs(folder)
-        return Run(fresh, folder)
-    candidates = gather(_own_checkpoints(folder, known) if wanted is True else [Path(wanted)])[0]
+        if present and processes.is_main:
+            logger.warning(
+                f"{folder} holds checkpoints of another run ({_names(present)}), and a new run starts there, which replaces "
+                "those of the same step. Set another `output_dir` to keep them; to continue that run, pass "
+                "`resume_from_checkpoint=True`."
+            )
+        return Run(folder)
     rejected: list[str] = []
-    for candidate in candidates:
+    for candidate in present if wanted is True else [Path(wanted)]:
         manifest, problem = _check(candidate) if checks else (None, None)
         problems = [p for p in gather(problem) if p is not None]
         if not problems:
-            run = (manifest or {}).get("run") or known or fresh
-            if processes.is_main:
-                _report(candidate, manifest, rejected, of_other_runs(folder, run), processes.world_size)
-                candidate = _move_back(candidate)
-            run, path = gather((run, str(candidate)))[0]
-            return Run(run, folder, path)
+            if processes.is_main and manifest is not None:
+                _report(candidate, manifest, rejected, processes.world_size)
+            return Run(folder, str(candidate))
         if wanted is not True:
             raise CheckpointError(problems[0])
         rejected.append(problems[0])
-    if gather(any(is_complete(path) or is_of_another_trainer(path) for path in candidates))[0]:
+    usable = [path for path in present if is_complete(path) or not (path / FOLDER).exists()]
+    if gather(bool(usable))[0]:  # starting again would replace what another trainer wrote, or what may be repaired
         raise CheckpointError("\n- ".join([f"No checkpoint in {folder} can be resumed from:", *rejected]))
     if processes.is_main:
-        _start_again(folder, known, candidates)
-    return Run(fresh, folder)
+        incomplete = f" Incomplete ones are replaced: {_names(present)}." if present else ""
+        logger.warning(f"There is no complete checkpoint in {folder}: training starts from step 0.{incomplete}")
+    return Run(folder)
+
+
+def checkpoints(output_dir: str | os.PathLike[str]) -> list[Path]:
+    """Folders of checkpoints, complete or not, those that were completed last first."""
+    if not os.path.isdir(output_dir):
+        return []
+    found = [
+        path for path in Path(output_dir).iterdir() if re.fullmatch(r"checkpoint-\d+", path.name) and path.is_dir()
+    ]
+    return sorted(found, key=lambda path: (written_at(path), int(path.name.split("-")[1])), reverse=True)
 
 
 @contextmanager
@@ -105,63 +132,79 @@ def failure_notes(run: Run, prompt_ids: Callable[[], Sequence[int]], flush: Call
             flush()
         except OSError as second:
             error.add_note(f"The last rows of groups.parquet could not be written either: {second}")
-        _add_notes(error, run, prompt_ids())
+        ids = prompt_ids()
+        if len(ids) and isinstance(error, Exception):
+            more = "" if len(ids) <= 16 else f" and {len(ids) - 16} more"
+            error.add_note(f"The last prompts of this process were the dataset's rows {list(ids[:16])}{more}.")
+        how = run.how_to_resume("After fixing the cause, resume")
+        if how and not isinstance(error, CheckpointError):
+            error.add_note(how)
         raise
 
 
-def _add_notes(error: BaseException, run: Run, prompt_ids: Sequence[int]) -> None:
-    if len(prompt_ids) and isinstance(error, Exception):
-        more = "" if len(prompt_ids) <= 16 else f" and {len(prompt_ids) - 16} more"
-        error.add_note(f"The last prompts of this process were the dataset's rows {list(prompt_ids[:16])}{more}.")
-    how = run.how_to_resume("After fixing the cause, resume")
-    if how and not isinstance(error, CheckpointError):
-        error.add_note(how)
-
-
-def set_aside(checkpoint: Path) -> None:
-    """Make room for a checkpoint that is about to be written. A complete one of that name is renamed, not deleted."""
-    if is_complete(checkpoint):
-        replaced = checkpoint.with_name(_REPLACED + checkpoint.name)
-        shutil.rmtree(replaced, ignore_errors=True)
-        os.rename(checkpoint, replaced)
-    elif checkpoint.exists():
-        shutil.rmtree(checkpoint)
-
-
-def discard(checkpoint: Path) -> None:
-    """Remove a checkpoint that could not be completed, and restore the one that it was to replace."""
-    shutil.rmtree(checkpoint, ignore_errors=True)
-    replaced = checkpoint.with_name(_REPLACED + checkpoint.name)
-    if replaced.exists():
-        os.rename(replaced, checkpoint)
-
-
-def remove_older(
-    checkpoint: Path, limit: int | None, keep: Iterable[str | os.PathLike[str] | None], run: str | None = None
-) -> None:
+@contextmanager
+def complete_checkpoint(
+    run: Run, checkpoint: Path, step: int, resumable: bool, writes: bool, processes: Processes
+) -> Iterator[None]:
     """
-    Delete what a complete checkpoint supersedes: the one it replaces, and the oldest ones beyond `limit`.
-
-    Unlike the Trainer's own rotation, this never deletes the checkpoint that was just written, though the folder may
-    hold corrupt ones of later steps.
+    Within this context, all processes write the files of a checkpoint; afterwards its manifest is written. If that
+    fails, the folder is removed.
 
     Args:
-        checkpoint (`Path`): the complete one.
+        run ([`Run`]): the run, whose latest checkpoint this becomes if it is resumable.
+        checkpoint (`Path`): the `checkpoint-N` folder. One that is there is removed first.
+        step (`int`): optimizer steps done.
+        resumable (`bool`): whether it holds more than the model.
+        writes (`bool`): whether this process writes the files that all share (`should_save`).
+        processes ([`Processes`]): of the run.
+
+    Raises:
+        `CheckpointError`: it could not be written; the message says what to resume from.
+    """
+    try:
+        if writes:
+            shutil.rmtree(checkpoint, ignore_errors=True)
+            (checkpoint / FOLDER).mkdir(parents=True)  # tells it from one that another trainer wrote
+        processes.wait()
+        yield
+        processes.wait()
+        if writes:
+            write_manifest(checkpoint, step=step, processes=processes.world_size, resumable=resumable)
+    except _WRITE_ERRORS as error:
+        if writes:
+            shutil.rmtree(checkpoint, ignore_errors=True)
+        advice = (
+            "This run has no checkpoint to resume from: make room, and start it again."
+            if run.checkpoint is None
+            else f"{run.checkpoint} is unchanged: after making room, resume from it."
+        )
+        raise CheckpointError(
+            f"The checkpoint {checkpoint} could not be written ({type(error).__name__}: {error}), and its files were "
+            f"removed. {advice}"
+        ) from error
+    processes.wait()
+    if resumable:
+        run.checkpoint = str(checkpoint)
+
+
+def remove_older(checkpoint: Path, limit: int | None, keep: Iterable[str | os.PathLike[str] | None]) -> None:
+    """
+    Delete the checkpoints beyond `limit` that were completed first.
+
+    Unlike the Trainer's own rotation, this never deletes the checkpoint that was just written, though the folder may
+    hold some of later steps.
+
+    Args:
+        checkpoint (`Path`): the one that was just written.
         limit (`int` or `None`): `save_total_limit`; `None` or less than 1 for no limit.
         keep (`Iterable`): further checkpoints not to delete; `None` among them is ignored.
-        run (`str`, *optional*): id of the run. Checkpoints of other runs are neither counted nor deleted.
     """
-    shutil.rmtree(checkpoint.with_name(_REPLACED + checkpoint.name), ignore_errors=True)
     if limit is None or limit < 1:
         return
     protected = {os.path.realpath(path) for path in (checkpoint, *keep) if path is not None}
-    present = sort_checkpoints(str(checkpoint.parent), use_mtime=True)
-    if run is not None:
-        others_runs = set(map(os.path.realpath, of_other_runs(checkpoint.parent, run)))
-        present = [path for path in present if os.path.realpath(path) not in others_runs]
+    present = checkpoints(checkpoint.parent)
     others = [path for path in present if os.path.realpath(path) not in protected]
-    excess = len(present) - max(limit, len(present) - len(others))
-    for path in others[: max(excess, 0)]:
+    for path in others[max(0, limit - (len(present) - len(others))) :]:
         shutil.rmtree(path, ignore_errors=True)
 
 
@@ -172,64 +215,15 @@ def _check(checkpoint: Path) -> tuple[dict[str, Any] | None, str | None]:
         return None, str(error)
 
 
-def _own_checkpoints(folder: str, run: str | None) -> list[Path]:
-    """Those in a folder that may be of `run`; all if it is not known. Incomplete ones name no run."""
-    if run is None:
-        return checkpoints(folder)
-    return [p for p in checkpoints(folder) if run_of(p) in (None, run) and not is_of_another_trainer(p)]
-
-
-def _warn_of_other_runs(folder: str) -> None:
-    others = of_other_runs(folder, None)
-    if others:
-        logger.warning(
-            f"{folder} holds checkpoints of another run ({_names(others)}), and a new run starts there. Its checkpoints "
-            "replace those of the same step; with `save_total_limit=1` and `load_best_model_at_end` the Trainer deletes the others "
-            "too when training ends. To keep both runs, set another `output_dir`; to continue the other run, pass "
-            f"its checkpoint: `resume_from_checkpoint={str(others[0])!r}`."
-        )
-
-
-def _start_again(folder: str, run: str | None, incomplete: list[Path]) -> None:
-    """Set aside the incomplete checkpoints of a run that has no others."""
-    aside = []
-    for path in incomplete:
-        renamed = path.with_name(_INCOMPLETE + path.name)
-        shutil.rmtree(renamed, ignore_errors=True)
-        os.rename(path, renamed)
-        aside.append(renamed)
-    message = f"There is no complete checkpoint of {'this' if run is None else 'the last'} run in {folder}: training starts from step 0."
-    if aside:
-        message += f" Incomplete ones were renamed, and can be deleted: {_names(aside)}."
-    others = of_other_runs(folder, run)
-    if others:
-        message += (
-            f" Checkpoints of other runs are not used: {_names(others)}. To continue one of these runs, pass its path: "
-            f"`resume_from_checkpoint={str(others[0])!r}`."
-        )
-    logger.warning(message)
-
-
 def _names(paths: Sequence[Path]) -> str:
     return ", ".join(path.name for path in paths)
 
 
-def _report(
-    checkpoint: Path, manifest: dict[str, Any] | None, rejected: list[str], others: Sequence[Path], processes: int
-) -> None:
+def _report(checkpoint: Path, manifest: dict[str, Any], rejected: list[str], processes: int) -> None:
     if rejected:
         logger.warning("\n- ".join([f"Resuming from {checkpoint}. Rejected:", *rejected]))
-    if others:
-        logger.warning(
-            f"Resuming from {checkpoint}. {others[0].parent} also holds checkpoints of other runs ({_names(others)}): "
-            "they are not used, and those of a step that this run reaches are replaced."
-        )
-    if manifest is None:
-        return
     changed = [
-        f"{name} {written}, now {version(name)}"
-        for name, written in manifest["versions"].items()
-        if written != version(name)
+        f"{name} {then}, now {version(name)}" for name, then in manifest["versions"].items() if then != version(name)
     ]
     if manifest["processes"] != processes:
         changed.append(f"{manifest['processes']} processes, now {processes}")
@@ -238,13 +232,3 @@ def _report(
             f"{checkpoint} was written with {'; '.join(changed)}. The run continues, but not to the last bit as it "
             "would have there."
         )
-
-
-def _move_back(checkpoint: Path) -> Path:
-    """A checkpoint that was about to be replaced gets its name back."""
-    if not checkpoint.name.startswith(_REPLACED):
-        return checkpoint
-    original = checkpoint.with_name(checkpoint.name.removeprefix(_REPLACED))
-    shutil.rmtree(original, ignore_errors=True)
-    os.rename(checkpoint, original)
-    return original

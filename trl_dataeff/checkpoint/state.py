@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -28,7 +28,12 @@ from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file as load_tensors
 from safetensors.torch import save_file as save_tensors
 
+from trl_dataeff.rollouts.distributed import Processes, all_gather
 from trl_dataeff.utils import UserError, write_atomically
+
+
+if TYPE_CHECKING:
+    from trl import GRPOConfig, GRPOTrainer
 
 
 FOLDER = "dataeff"
@@ -92,13 +97,12 @@ def check_settings(
     checkpoint: Path, saved: dict[str, Any], present: dict[str, Any], names: Sequence[str], what: str
 ) -> None:
     """
-    Raise [`CheckpointError`] if one of the settings `names`, on which `what` depends, has changed. Those that an earlier version
-    did not save are taken as unchanged.
+    Raise [`CheckpointError`] if one of the settings `names`, on which `what` depends, has changed.
     """
     for name in names:
-        if name in saved and saved[name] != present[name]:
+        if saved.get(name) != present.get(name):
             raise CheckpointError(
-                f"{checkpoint} holds {what} of a run with {name} = {saved[name]!r}; now it is {present[name]!r}. Resume "
+                f"{checkpoint} holds {what} of a run with {name} = {saved.get(name)!r}; now it is {present.get(name)!r}. Resume "
                 "with the former value, or start a new run with this checkpoint's weights as the model."
             )
 
@@ -151,3 +155,31 @@ def load_generation_batch(checkpoint: Path, rank: int, device: torch.device) -> 
         else:
             batch[key] = value.to(device)
     return [batches[i] for i in sorted(batches)]
+
+
+def loop_state(trainer: GRPOTrainer) -> dict[str, Any]:
+    """TRL's micro-step, and what was summed up since the last log, for JSON. A collective."""
+    return {
+        "micro_step": trainer._step,
+        "last_logged": trainer._globalstep_last_logged,
+        "loss": all_gather(float(trainer._tr_loss)),
+        "metrics": {name: list(map(float, values)) for name, values in trainer._metrics["train"].items()},
+    }
+
+
+def unused_batch(trainer: GRPOTrainer) -> list[dict[str, Any]] | None:
+    """The micro-batches of the present generation batch; `None` if all of them have been trained on."""
+    steps = cast("GRPOConfig", trainer.args).steps_per_generation
+    assert steps is not None  # the config fills it in
+    used_up = trainer._step % (steps * trainer.num_iterations) == 0
+    return None if used_up else trainer._buffered_inputs
+
+
+def continue_interval(trainer: GRPOTrainer, loop: dict[str, Any], processes: Processes) -> None:
+    """Continue the logging interval of [`loop_state`]. Call it when the Trainer has begun training: it begins one of its own."""
+    losses, mean = loop["loss"], sum(loop["loss"]) / len(loop["loss"])
+    own = losses[processes.rank] if len(losses) == processes.world_size else mean
+    trainer._tr_loss = torch.tensor(own, device=trainer.args.device)
+    trainer._total_loss_scalar = -mean  # `train_loss` is about the steps of this call of `train` alone
+    trainer._globalstep_last_logged = loop["last_logged"]
+    trainer._metrics["train"].update(loop["metrics"])

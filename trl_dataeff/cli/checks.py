@@ -16,13 +16,13 @@ from trl.import_utils import is_vllm_available
 from trl.scripts.utils import DatasetConfig
 
 from trl_dataeff.cli.arguments import GRPOArguments
-from trl_dataeff.cli.errors import UserError, closest, listed
 from trl_dataeff.cli.rewards import NEED_MATH_VERIFY, REWARDS, check_name
 from trl_dataeff.cli.sources import find_source, is_local, unwritable
 from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.difficulty.loading import is_predictor
 from trl_dataeff.fields import Problem, field_problems
 from trl_dataeff.rewards.math import require_math_verify
+from trl_dataeff.utils import UserError, closest, listed
 from trl_dataeff.validation import check_dots_predictor, check_selector
 
 

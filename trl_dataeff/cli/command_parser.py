@@ -7,8 +7,8 @@ from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from trl_dataeff.cli.errors import UserError, closest
 from trl_dataeff.fields import Range, choices_in_words, in_words
+from trl_dataeff.utils import UserError, closest
 
 
 _OPTION = re.compile(r"^--([^=]+)")

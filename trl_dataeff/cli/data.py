@@ -16,8 +16,8 @@ from trl import DatasetMixtureConfig, get_dataset
 from trl.scripts.utils import DatasetConfig
 
 from trl_dataeff.cli.arguments import DataEfficientGRPOScriptArguments, GRPOArguments
-from trl_dataeff.cli.errors import UserError, closest, listed
 from trl_dataeff.cli.sources import find_source
+from trl_dataeff.utils import UserError, closest, listed
 from trl_dataeff.validation import check_prompts
 
 

@@ -10,8 +10,8 @@ from trl import TrlParser
 from trl.scripts.utils import DatasetConfig
 
 from trl_dataeff.cli.arguments import ON_BY_DEFAULT
-from trl_dataeff.cli.errors import closest, listed
 from trl_dataeff.fields import choices_in_words, fits, in_words
+from trl_dataeff.utils import closest, listed
 
 
 #: What TRL's documentation allows beyond the annotation of its field.

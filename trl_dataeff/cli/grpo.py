@@ -9,7 +9,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from trl_dataeff.cli.errors import UserError
+from trl_dataeff.utils import UserError
 
 
 if TYPE_CHECKING:

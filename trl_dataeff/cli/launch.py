@@ -15,8 +15,8 @@ from typing import Any
 
 from transformers.utils import logging
 
-from trl_dataeff.cli.errors import UserError, closest
 from trl_dataeff.fields import Problem
+from trl_dataeff.utils import UserError, closest
 
 
 #: Option of TRL's command: a file, or the name of a configuration that TRL ships (`fsdp2`, `zero3`, ...).

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from trl_dataeff.cli.errors import UserError, closest, show
+from trl_dataeff.utils import UserError, closest
 from trl_dataeff.version import __version__
 
 
@@ -94,6 +94,14 @@ def _run(argv: list[str]) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def show(error: UserError) -> None:
+    """Print a user's mistake on stderr, one line per problem; of several processes, only the first one prints it."""
+    if os.environ.get("RANK", "0") != "0":
+        return
+    for message in error.messages:
+        print(f"trl-dataeff: error: {message}", file=sys.stderr)
 
 
 @contextmanager

@@ -18,12 +18,12 @@ from trl import DatasetMixtureConfig, ModelConfig
 
 from trl_dataeff.cli.arguments import DataEfficientGRPOScriptArguments, GRPOArguments
 from trl_dataeff.cli.command_parser import in_our_words
-from trl_dataeff.cli.errors import UserError, closest
 from trl_dataeff.cli.field_parser import FieldParser, WrongValue, got
 from trl_dataeff.cli.launch import launch_option, launch_options, launch_parser, launch_problems
 from trl_dataeff.cli.recipe import Recipe, find_recipe, read_recipe
 from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.fields import FieldError, Problem
+from trl_dataeff.utils import UserError, closest
 
 
 class PortableConfig(DataEfficientGRPOConfig):

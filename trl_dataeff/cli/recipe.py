@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from trl_dataeff.cli.errors import UserError, closest
+from trl_dataeff.utils import UserError, closest
 
 
 @dataclass

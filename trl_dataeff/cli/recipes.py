@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from trl_dataeff.cli.command_parser import CommandParser
-from trl_dataeff.cli.errors import UserError
 from trl_dataeff.cli.recipe import find_recipe, shipped_recipes
+from trl_dataeff.utils import UserError
 
 
 def run(argv: list[str]) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import trl_dataeff.rewards as our_rewards
-from trl_dataeff.cli.errors import UserError, closest, listed
+from trl_dataeff.utils import UserError, closest, listed
 
 
 RewardFunction = Callable[..., Any]

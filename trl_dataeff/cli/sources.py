@@ -11,7 +11,7 @@ from typing import Any
 
 from trl.scripts.utils import DatasetConfig
 
-from trl_dataeff.cli.errors import UserError, closest, listed
+from trl_dataeff.utils import UserError, closest, listed
 
 
 #: File name endings that can be loaded, and the loader of 🤗 Datasets for each.

@@ -1,15 +1,15 @@
-"""`AdvantageWeights`: how much replayed groups count, and advantages in the place of TRL's."""
+"""`AdvantageWeights`: how much replayed groups count."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from trl_dataeff.collector.batch import GenerationBatch, ZeroVarianceShare
+from trl_dataeff.collector.rounds import GenerationBatch, ZeroVarianceShare
 from trl_dataeff.rollouts.advantages import scale_of_fresh
 from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.group import RolloutGroup
@@ -18,7 +18,7 @@ from trl_dataeff.rollouts.group import RolloutGroup
 @dataclass(frozen=True)
 class AdvantageWeights:
     """
-    Scales the advantages that TRL has computed for a generation batch, or replaces them.
+    Scales the advantages that TRL has computed for a generation batch.
 
     Args:
         classifier ([`GroupClassifier`]): knows the weights of the reward functions and how they are added up.
@@ -55,22 +55,15 @@ class AdvantageWeights:
         weights = torch.tensor([self.of_replayed if group.origin == "replayed" else 1.0 for group in groups])
         return weights.repeat_interleave(torch.tensor([group.size for group in groups]))
 
-    def apply(self, tensors: dict[str, Any], batch: GenerationBatch, logs: Mapping[str, Any]) -> None:
+    def apply(self, tensors: dict[str, Any], batch: GenerationBatch) -> None:
         """
-        Put the batch's own advantages, if it has some, in the place of TRL's, and weigh those of replayed groups.
+        Weigh the advantages of replayed groups, and keep those of fresh ones at the scale that they have without them.
 
         Args:
             tensors (`dict`): TRL's batch of this process; its `advantages` (rows,) are replaced.
             batch ([`GenerationBatch`]): with all groups that are trained on, in the order of ranks.
-            logs (`dict`): TRL's; its `advantages`, a deque, end with those of all processes.
         """
-        if batch.advantages is not None:
-            for _ in range(batch.advantages.size):
-                logs["advantages"].pop()
-            logs["advantages"].extend(batch.advantages.ravel().tolist())
-            own = batch.advantages[[group.owner == self.rank for group in batch.trained]]
-            tensors["advantages"] = torch.from_numpy(own.ravel()).to(tensors["advantages"])
-        elif self.over_batch and batch.replayed:
+        if self.over_batch and batch.replayed:
             rewards = np.stack([group.rewards for group in batch.trained])
             fresh = np.array([group.origin != "replayed" for group in batch.trained])
             scale = scale_of_fresh(rewards, self.classifier.weights, fresh, self.classifier.aggregation)

@@ -4,30 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 from datasets import Dataset
 
-from trl_dataeff.checkpoint.state import FOLDER
-from trl_dataeff.collector.baseline import TrackedBaseline
-from trl_dataeff.collector.batch import RefillRounds
 from trl_dataeff.collector.collector import RolloutCollector
-from trl_dataeff.collector.earlier_run import start_from_earlier_run
+from trl_dataeff.collector.rounds import RefillRounds
 from trl_dataeff.collector.sequential import SequentialGroups
 from trl_dataeff.collector.settings import check_fits, run_settings
 from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.difficulty.base import Embeddings
 from trl_dataeff.replay.buffer import ReplayBuffer, replay_groups
 from trl_dataeff.replay.pause import ReplayPause
-from trl_dataeff.replay.staleness import Staleness
 from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.distributed import Processes, all_gather
 from trl_dataeff.selection.base import Selector, SelectorContext, checked_state
-from trl_dataeff.selection.level import level_estimator
-from trl_dataeff.tracking.prompt_table import prompt_rows
-from trl_dataeff.tracking.run_logs import RunLogs
+from trl_dataeff.selection.dots import DotsSelector
+from trl_dataeff.selection.earlier import read_earlier_groups
+from trl_dataeff.tracking.groups import RunLogs
 from trl_dataeff.utils import hash_prompts
 
 
@@ -73,18 +68,15 @@ def make_collector(
         config.steps_per_generation * config.num_iterations,
         config.gradient_accumulation_steps,
     )
-    group_size, adaptive = config.num_generations, config.fresh_groups == "adaptive"
+    group_size = config.num_generations
     batch_groups = config.generation_batch_size // group_size
     num_prompts = num_prompts if dataset is None else len(dataset)
     dataset_hash = "" if dataset is None else hash_prompts(dataset)
     _check_same_prompts(num_prompts, dataset_hash, processes)
     settings = run_settings(config, selector, reward_names, processes.world_size)
-    most_replayed = _most_replayed(config, batch_groups, processes.world_size, refills) if replays else 0
-    # For reports: what is in effect, which may be less than the configuration asks for
-    settings |= {"replays": most_replayed > 0, "dynamic sampling": refills, "sequential rollouts": sequential}
     if checkpoint is not None:
         known = None if selector is None else {"size": num_prompts, "hash": dataset_hash}
-        check_fits(Path(checkpoint), settings, known)
+        check_fits(Path(checkpoint), settings, known, processes.is_main)
     if selector is not None:
         selector.context = context = SelectorContext(num_prompts, batch_groups, group_size, config.seed, embed)
         selector.bind(context)
@@ -95,10 +87,8 @@ def make_collector(
         aggregation=config.multi_objective_aggregation,
         masks_truncated=config.mask_truncated_completions,
     )
-    baseline = _baseline(config, selector) if config.advantage_baseline == "tracked" else None
-    if config.history_from is not None and checkpoint is None:  # which has more than that
-        ours = {"size": num_prompts, "hash": dataset_hash}
-        start_from_earlier_run(config.history_from, ours, classifier.scale, selector, baseline)
+    if isinstance(selector, DotsSelector) and selector.history_from is not None and checkpoint is None:
+        selector.start_from(read_earlier_groups(selector.history_from, dataset_hash, classifier.scale))
     return RolloutCollector(
         classifier=classifier,
         group_size=group_size,
@@ -108,19 +98,15 @@ def make_collector(
         num_prompts=num_prompts,
         dataset_hash=dataset_hash,
         settings=settings,
-        refill=_refill_rounds(config) if refills else None,
+        refill=RefillRounds(config.max_rollout_rounds, config.rollout_margin) if refills else None,
         sequential=SequentialGroups(group_size) if sequential else None,
         buffer=_buffer(config, processes) if replays else None,
-        replay_groups=most_replayed,
-        effective_target=_effective_target(config, batch_groups) if replays and adaptive and not refills else None,
+        replay_groups=replay_groups(config.replay_fraction, batch_groups, processes.world_size) if replays else 0,
         pause=ReplayPause(config.replay_pause_ess) if replays and config.replay_pause_ess else None,
         over_batch=config.scale_rewards == "batch" or config.multi_objective_aggregation == "normalize_then_sum",
         overlaps=bool(micro_batches % accumulated and accumulated % micro_batches),
         replay_weight=config.replay_weight,
-        baseline=baseline,
-        logs=RunLogs(Path(config.output_dir) / FOLDER, None if dataset is None else partial(prompt_rows, dataset))
-        if writes_logs and processes.is_main
-        else None,
+        logs=RunLogs(config.output_dir) if writes_logs and processes.is_main else None,
         seed=config.seed,
         processes=processes,
     )
@@ -141,38 +127,6 @@ def _check_same_prompts(num_prompts: int, dataset_hash: str, processes: Processe
         )
 
 
-def _effective_target(config: DataEfficientGRPOConfig, batch_groups: int) -> float:
-    return round(config.effective_target * batch_groups, 9)  # 0.1 of 30 groups are 3
-
-
-def _most_replayed(config: DataEfficientGRPOConfig, batch_groups: int, world_size: int, refills: bool) -> int:
-    """Groups of a batch that are replayed where the buffer has enough. An adaptive number may be lower."""
-    if config.fresh_groups == "fixed":
-        return replay_groups(config.replay_fraction, batch_groups, world_size)
-    # Where zero-variance groups are replaced, the target is met by rounds of rollouts, and not in expectation alone
-    fresh = math.ceil(_effective_target(config, batch_groups)) if refills else 1
-    return batch_groups - math.ceil(fresh / world_size) * world_size
-
-
-def _refill_rounds(config: DataEfficientGRPOConfig) -> RefillRounds:
-    return RefillRounds(
-        config.max_rollout_rounds, config.rollout_margin, config.rollout_round_min, config.rollout_round_max
-    )
-
-
-def _baseline(config: DataEfficientGRPOConfig, selector: Selector | None) -> TrackedBaseline:
-    tracker = None
-    if selector is not None and type(selector).predict is Selector.predict:
-        tracker = level_estimator(selector.context, config.history_prior, config.history_half_lives)
-    return TrackedBaseline(
-        str(config.scale_rewards),
-        prior=config.history_prior,
-        strength=config.baseline_strength,
-        masks_truncated=config.mask_truncated_completions,
-        tracker=tracker,
-    )
-
-
 def _buffer(config: DataEfficientGRPOConfig, processes: Processes) -> ReplayBuffer:
     # Groups of the last generation batch are always within the age limit
     steps = math.ceil(config.steps_per_generation * config.num_iterations / config.gradient_accumulation_steps)
@@ -180,14 +134,7 @@ def _buffer(config: DataEfficientGRPOConfig, processes: Processes) -> ReplayBuff
     return ReplayBuffer(
         config.replay_capacity,
         max_age,
-        max_uses=config.replay_max_uses,
-        staleness=_staleness(config, least_age=steps),
         rank=processes.rank,
         world_size=processes.world_size,
         newest_first=config.replay_order == "newest",
     )
-
-
-def _staleness(config: DataEfficientGRPOConfig, least_age: int) -> Staleness | None:
-    limits = (config.replay_max_movement, config.replay_min_ess, config.replay_min_unclipped)
-    return None if limits == (None, 0, 0) else Staleness(*limits, least_age=least_age)

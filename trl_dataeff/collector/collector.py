@@ -8,36 +8,31 @@ history, selector and buffer. It is equal on every process, because it works on 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
-import pyarrow as pa
 import torch
 
 from trl_dataeff.collector.advantages import AdvantageWeights
-from trl_dataeff.collector.baseline import TrackedBaseline
-from trl_dataeff.collector.batch import GenerationBatch, RefillRounds, ZeroVarianceShare, fill_batch
-from trl_dataeff.collector.fresh import Proposal, propose_for_target
-from trl_dataeff.collector.metrics import batch_metrics
+from trl_dataeff.collector.rounds import GenerationBatch, RefillRounds, ZeroVarianceShare, fill_batch
 from trl_dataeff.collector.sequential import SequentialGroups, complete
 from trl_dataeff.replay.buffer import ReplayBuffer
 from trl_dataeff.replay.pause import ReplayPause
 from trl_dataeff.rollouts.capture import Round
 from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.distributed import Processes, assign, broadcast_from_main, redistribute
-from trl_dataeff.rollouts.group import Origin, RolloutGroup
+from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD, Origin, RolloutGroup
 from trl_dataeff.selection import Selector, UniformSelector
 from trl_dataeff.selection.base import (
     check_proposal,
-    checked_chances,
     checked_metrics,
     checked_predictions,
     checked_strengths,
 )
-from trl_dataeff.tracking.metrics import Counters
-from trl_dataeff.tracking.run_logs import RunLogs
+from trl_dataeff.tracking.groups import RunLogs
+from trl_dataeff.tracking.metrics import PREFIX, Counters
 from trl_dataeff.validation import RewardChecks
 
 
@@ -63,8 +58,6 @@ class RolloutCollector:
         buffer ([`ReplayBuffer`], *optional*): source of replayed groups.
         replay_groups (`int`, *optional*, defaults to `0`): replayed groups per generation batch; fewer while `buffer` has
             fewer.
-        effective_target (`float`, *optional*): without `refill`: as many fresh groups are generated as bring the expected number
-            of effective ones to it (see [`propose_for_target`]), and at least as many as replay leaves room for.
         pause ([`ReplayPause`], *optional*): while it is active, as many groups as there are processes are replayed, to measure when
             the policy slows down.
         over_batch (`bool`, *optional*, defaults to `False`): whether TRL divides advantages by the deviation over the whole
@@ -72,7 +65,6 @@ class RolloutCollector:
         overlaps (`bool`, *optional*, defaults to `False`): whether an optimizer step may end within a generation batch and the
             next one take the rest of it with another.
         replay_weight (`float`, *optional*): factor on the advantages of replayed groups; `None`: see [`AdvantageWeights`].
-        baseline ([`TrackedBaseline`], *optional*): makes the advantages in the place of TRL's.
         logs ([`RunLogs`], *optional*): files that the run writes; on the main process alone.
         seed (`int`, *optional*, defaults to `0`): of proposals and of replay.
         processes ([`Processes`], *optional*): of the run; by default a single one.
@@ -93,12 +85,10 @@ class RolloutCollector:
         sequential: SequentialGroups | None = None,
         buffer: ReplayBuffer | None = None,
         replay_groups: int = 0,
-        effective_target: float | None = None,
         pause: ReplayPause | None = None,
         over_batch: bool = False,
         overlaps: bool = False,
         replay_weight: float | None = None,
-        baseline: TrackedBaseline | None = None,
         logs: RunLogs | None = None,
         seed: int = 0,
         processes: Processes = Processes(),  # noqa: B008 (immutable)
@@ -110,9 +100,7 @@ class RolloutCollector:
         self.settings = settings or {}
         self.refill, self.sequential = refill, sequential
         self.buffer, self.replay_groups = buffer, replay_groups
-        self.effective_target = effective_target
         self.pause = pause
-        self.baseline = baseline
         self.logs = logs
         self.processes = processes
         self.zero_share = ZeroVarianceShare()
@@ -127,7 +115,7 @@ class RolloutCollector:
         self.recent: list[tuple[int, list[int]]] = []
         # With everything off nothing that TRL accepts is an error
         unchosen = selector is None or isinstance(selector, UniformSelector)
-        off = unchosen and refill is None and sequential is None and buffer is None and baseline is None
+        off = unchosen and refill is None and sequential is None and buffer is None
         self.reward_checks = RewardChecks(
             self.reward_names, most_unscored=None if off else MOST_UNSCORED, is_main_process=processes.is_main
         )
@@ -162,20 +150,16 @@ class RolloutCollector:
         self.recent = [batch for batch in self.recent if batch[0] == step or batch in last]
         in_step = {prompt_id for _, prompt_ids in self.recent for prompt_id in prompt_ids}
         if self.buffer is not None:
-            metrics["replay/evicted"] = self.buffer.expire(step)
+            self.buffer.expire(step)
         replay_groups = self.replay_groups
         if self.pause is not None:
             self.pause.begin_batch()
-            metrics.update({"replay/paused": float(self.pause.active), "replay/ess_running": self.pause.ess})
+            metrics["replay/paused"] = float(self.pause.active)
             if self.pause.active:
                 replay_groups = min(replay_groups, self.processes.world_size)
 
         def generate(n: int, round_index: int) -> list[RolloutGroup]:
-            if self.effective_target is None or round_index:
-                ids = self.propose(n)
-            else:
-                ids, metrics["effective_expected"] = self._propose_for_target(n, self.effective_target, in_step)
-            groups = self._generate(ids, roll_out, step, round_index)
+            groups = self._generate(self.propose(n), roll_out, step, round_index)
             self.zero_share.observe(groups)
             return groups
 
@@ -221,22 +205,6 @@ class RolloutCollector:
         self._update(batch, step)
         return batch
 
-    def _propose_for_target(self, least: int, target: float, exclude: Collection[int]) -> Proposal:
-        """At least `least` prompts, as many as `target` takes, of which `exclude` are not replayed; the same on all processes."""
-        selector, buffer = self.selector, self.buffer
-        assert selector is not None
-        assert buffer is not None
-        taken = [*exclude, *(group.prompt_id for group in [*self.leftover, *self._present])]
-        return propose_for_target(
-            self.propose,
-            lambda ids: self._agreed(checked_chances(selector, ids, unknown=1 - self.zero_share.value)),
-            lambda ids: buffer.available([*taken, *ids.tolist()]),
-            least=least,
-            target=target,
-            batch_groups=self.batch_groups,
-            multiple=self.processes.world_size,
-        )
-
     def own(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
         """Those of `groups` whose rollouts this process holds."""
         return [group for group in groups if group.owner == self.processes.rank]
@@ -262,7 +230,7 @@ class RolloutCollector:
         return references
 
     def _agreed(self, ids: np.ndarray) -> np.ndarray:
-        """The main process's ids (or chances), unless proposals are equal on all processes to the last bit."""
+        """The main process's ids, unless proposals are equal on all processes to the last bit."""
         exact = self.processes.world_size == 1 or self.selector is None or self.selector.exact
         return ids if exact else broadcast_from_main(ids)
 
@@ -300,12 +268,12 @@ class RolloutCollector:
         lengths = generated.lengths.reshape(n, -1).astype(np.int32)
         truncated = generated.truncated.reshape(n, -1).astype(bool)
         self.reward_checks.check(rewards)
-        self.counters.add(overlong_prompts=generated.overlong_prompts, reward_faults=generated.reward_faults)
+        self.counters.add(overlong_prompts=generated.overlong_prompts)
         scale = replace(self.classifier.scale)
         success_rates, kinds = self.classifier.classify(rewards, truncated)
         spreads, graded = self.classifier.spreads(rewards), self.classifier.graded
         self._rescale(self.classifier.scale.mapping_from(scale))
-        predicted, strengths = self._predict(ids)
+        predicted = np.full(n, np.nan) if self.selector is None else checked_predictions(self.selector, ids)
         explored = np.zeros(n, dtype=bool) if self.selector is None else self.selector.explored(ids)
         per_rank, rollouts = n // self.processes.world_size, generated.rollouts
         groups = [
@@ -321,7 +289,6 @@ class RolloutCollector:
                 seconds=generated.seconds / n,
                 owner=i // per_rank,
                 predicted=float(predicted[i]),
-                strength=float(strengths[i]),
                 explored=origin == "reference" or bool(explored[i]),
                 spread=float(spreads[i]),
                 graded=graded,
@@ -330,18 +297,8 @@ class RolloutCollector:
             )
             for i in range(n)
         ]
-        if self.baseline is not None:
-            self.baseline.mark(groups, self.classifier)
         self._present += groups
         return groups
-
-    def _predict(self, ids: np.ndarray) -> np.ndarray:
-        """Success rates predicted of prompts, and with a tracked baseline what they are worth, equal on all processes: `(2, n)`."""
-        if self.baseline is not None:
-            predicted = self.baseline.predict(self.selector, ids)
-            return predicted if self.processes.world_size == 1 else broadcast_from_main(predicted)
-        unknown = np.full(len(ids), np.nan)
-        return np.stack([unknown if self.selector is None else checked_predictions(self.selector, ids), unknown])
 
     def _rescale(self, mapping: tuple[float, float] | None) -> None:
         """Success rates of earlier groups follow when the reward's range has widened."""
@@ -351,8 +308,6 @@ class RolloutCollector:
         for group in kept:
             group.success_rate = mapping[0] * group.success_rate + mapping[1]
             group.predicted = mapping[0] * group.predicted + mapping[1]
-        if self.baseline is not None:
-            self.baseline.rescale(*mapping)
         if self.sequential is not None:
             self.sequential.rescale(*mapping)
         if self.selector is not None:
@@ -370,9 +325,6 @@ class RolloutCollector:
             self.buffer.add([*batch.leftover, *batch.generated])
         if self.selector is not None and batch.generated:
             self.selector.observe(batch.generated)
-        if self.baseline is not None:
-            batch.advantages = self.baseline.advantages(batch.trained, self.classifier)  # before it learns from them
-            self.baseline.observe(batch.generated, self.classifier)
         self.counters.add(
             rollouts_generated=sum(group.size for group in batch.generated),
             rollouts_trained=sum(group.size for group in batch.trained),
@@ -382,35 +334,37 @@ class RolloutCollector:
         )
         if self.logs is not None:
             self.logs.groups.add(batch.generated, self.classifier.weights)
-            self.logs.flush()
+            self.logs.groups.flush()
         batch.metrics.update(self._metrics(batch, step))
         batch.selector_metrics = checked_metrics(self.selector) if self.selector is not None else {}
 
-    def log(self, logs: Mapping[str, Any], step: int) -> None:
-        """Write what the Trainer has logged at optimizer step `step` to `metrics.jsonl`."""
+    def log(self, logs: dict[str, Any], step: int) -> None:
+        """
+        Write what the Trainer has logged at optimizer step `step` to `metrics.jsonl`. Evaluations get the number of rollouts, so
+        that trackers can show held-out reward over it.
+        """
+        rollouts, tokens = (self.counters.values[name] for name in ("rollouts_generated", "tokens_generated"))
+        if any(name.startswith("eval_") for name in logs):
+            logs[PREFIX + "rollouts_generated"] = rollouts
         if self.logs is not None:
-            generated = self.generated()
-            rollouts, tokens = generated["rollouts_generated"], generated["tokens_generated"]
             self.logs.metrics.add(logs, step=step, rollouts=rollouts, tokens=tokens)
 
-    def generated(self) -> dict[str, int]:
-        """Rollouts and tokens generated so far, by the names of their metrics."""
-        return {name: self.counters.values[name] for name in ("rollouts_generated", "tokens_generated")}
-
-    def groups_since(self, step: int) -> pa.Table:
-        """The groups generated at optimizer step `step` or later; on the main process alone."""
-        assert self.logs is not None
-        return self.logs.groups.since(step)
-
     def _metrics(self, batch: GenerationBatch, step: int) -> dict[str, float]:
-        metrics = {**self.counters.logged(), **batch_metrics(batch, step)}
-        if batch.generated and self.baseline is not None:
-            metrics["baseline/informative_ratio"] = float(np.mean([g.informative for g in batch.generated]))
-            metrics["baseline/strength"] = float(np.mean([g.strength for g in batch.generated]))
+        """What the batch adds to the logs, by the names in `METRICS`: nothing about what cannot happen in this run."""
+        metrics: dict[str, float] = {**self.counters.logged()}
+        if batch.generated:
+            kinds = np.array([group.kind for group in batch.generated])
+            metrics["effective_ratio"] = float((kinds == EFFECTIVE).mean())
+            metrics["easy_ratio"] = float((kinds == EASY).mean())
+            metrics["hard_ratio"] = float((kinds == HARD).mean())
+        if self.refill is not None:
+            metrics["rounds"], metrics["leftover_groups"] = batch.rounds, len(batch.leftover)
         if batch.generated and self.sequential is not None:
             metrics["stopped_ratio"] = float(np.mean([g.size < self.group_size for g in batch.generated]))
-        if batch.trained_stale:
-            metrics["replay/weight"] = self.advantage_weights.of_replayed
-        if self.buffer is not None:
+        if self.buffer is None:
+            del metrics["rollouts_replayed"]
+        else:
             metrics["replay/size"] = len(self.buffer)
+        if batch.trained_stale and self.buffer is not None:
+            metrics["replay/age_mean"] = float(np.mean([step - group.step for group in batch.trained_stale]))
         return metrics

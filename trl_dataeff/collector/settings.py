@@ -6,16 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from transformers.utils import logging
+
 from trl_dataeff.checkpoint.state import check_dataset_hash, check_settings, load_scalars
 from trl_dataeff.config import DataEfficientGRPOConfig
-from trl_dataeff.difficulty.base import is_predictor
-from trl_dataeff.difficulty.loading import load_predictor
+from trl_dataeff.difficulty.loading import PREDICTORS, load_predictor
 from trl_dataeff.selection.base import Selector
 from trl_dataeff.selection.dots import DotsSelector
 
 
-PREDICTOR, PREDICTOR_ARGS = "dots_predictor", "dots_predictor_args"
-FITTED = (PREDICTOR_ARGS, "history_half_lives")  # what was learned with one value may not fit another
+logger = logging.get_logger(__name__)
+FITTED = ("predictor_args", "half_lives")  # what was learned with one value may not fit another
 _ROLLOUTS = ("num_generations", "reward_functions", "use_vllm")
 _BATCH = (
     *("number of processes", "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation"),
@@ -30,7 +31,6 @@ def run_settings(
     return {
         "selector": type(selector).__name__,
         **_predictor_settings(selector),
-        "history_half_lives": config.history_half_lives,
         "num_generations": config.num_generations,
         "reward_functions": list(reward_names),
         "use_vllm": config.use_vllm,
@@ -39,23 +39,27 @@ def run_settings(
         "gradient_accumulation_steps": config.gradient_accumulation_steps,
         "steps_per_generation": config.steps_per_generation,
         "num_iterations": config.num_iterations,
+        "learning_rate": config.learning_rate,
     }
 
 
-def _predictor_settings(selector: Selector | None) -> dict[str, str]:
+def _predictor_settings(selector: Selector | None) -> dict[str, Any]:
     """Which predictor a DOTS selector fits, and its arguments, in words."""
     if not isinstance(selector, DotsSelector):
         return {}
     predictor, arguments = selector.predictor, selector.predictor_args or {}
-    if isinstance(predictor, str) and is_predictor(predictor):
-        return {PREDICTOR: predictor, PREDICTOR_ARGS: repr(arguments)}
+    half_lives = {"half_lives": list(selector.half_lives)}
+    if isinstance(predictor, str) and predictor in PREDICTORS:
+        return {"predictor": predictor, "predictor_args": repr(arguments), **half_lives}
     if isinstance(predictor, str):  # by its class: the folder may have moved
         predictor = load_predictor(predictor)
     name = f"a predictor of the class {type(predictor).__name__}"
-    return {PREDICTOR: name, PREDICTOR_ARGS: repr(predictor.settings())}
+    return {"predictor": name, "predictor_args": repr(predictor.settings()), **half_lives}
 
 
-def check_fits(checkpoint: Path, settings: dict[str, Any], dataset: dict[str, Any] | None) -> None:
+def check_fits(
+    checkpoint: Path, settings: dict[str, Any], dataset: dict[str, Any] | None, is_main: bool = True
+) -> None:
     """
     Compare a checkpoint with the run that is to resume from it, before anything is computed for that run.
 
@@ -63,6 +67,7 @@ def check_fits(checkpoint: Path, settings: dict[str, Any], dataset: dict[str, An
         checkpoint (`Path`): a checkpoint whose manifest was checked.
         settings (`dict`): of the run, from [`run_settings`].
         dataset (`dict`, *optional*): its `size` and `hash`; `None` where prompts are not known by row.
+        is_main (`bool`, *optional*, defaults to `True`): whether this process warns of another learning rate.
 
     Raises:
         `CheckpointError`: it was written with another dataset or with settings that do not fit.
@@ -72,8 +77,13 @@ def check_fits(checkpoint: Path, settings: dict[str, Any], dataset: dict[str, An
     if dataset is not None:
         check_dataset_hash(checkpoint, scalars["dataset"], dataset)
     check_settings(checkpoint, saved, settings, ["selector"], "the selection state")
-    if PREDICTOR in saved and PREDICTOR in settings:
-        check_settings(checkpoint, saved, settings, [PREDICTOR], "the selection state")
+    check_settings(checkpoint, saved, settings, ["predictor"], "the selection state")
+    if saved["learning_rate"] != settings["learning_rate"] and is_main:
+        logger.warning(
+            f"`learning_rate` is {settings['learning_rate']}, and {checkpoint} was written with {saved['learning_rate']}, which "
+            "applies: the Trainer restores the schedule of the checkpoint. To train with another one, start a new run with this "
+            "checkpoint's weights as the model."
+        )
     if "leftover" in scalars["files"] or "replay" in scalars["files"]:
         check_settings(checkpoint, saved, settings, _ROLLOUTS, "rollouts")
     if scalars["half_used"]:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from trl_dataeff.checkpoint.runs import Run, write_run
 from trl_dataeff.checkpoint.state import (
     CheckpointError,
     load_generation_batch,
@@ -23,30 +22,28 @@ from trl_dataeff.collector.settings import FITTED
 from trl_dataeff.rollouts.distributed import all_gather, pack_distributed, unpack_distributed
 from trl_dataeff.rollouts.group import RolloutGroup
 from trl_dataeff.selection.base import checked_state
-from trl_dataeff.selection.estimator import under
+from trl_dataeff.selection.estimate import under
 from trl_dataeff.tracking.metrics import METRICS
 from trl_dataeff.utils import hash_array, hash_each, hash_json
+from trl_dataeff.version import __version__
 
 
 Arrays = dict[str, np.ndarray]
 
 
-def begin_run(run: Run, collector: RolloutCollector, step: int, about: dict[str, Any] | None = None) -> None:
+def begin_run(collector: RolloutCollector, step: int, model: str) -> None:
     """
-    Write `run.json` and continue or begin the run's other files, on the main process. Call it when training begins.
+    Begin or continue the files of a run, on the main process. Call it when training begins.
 
     Args:
-        run ([`Run`]): the run.
         collector ([`RolloutCollector`]): of the run, restored if it is resumed.
         step (`int`): optimizer step at which training begins.
-        about (`dict`, *optional*): what else `run.json` says.
+        model (`str`): name or path of the model.
     """
-    if not collector.processes.is_main:
-        return
     if collector.logs is not None:
-        collector.logs.begin(run.id, step, collector.dataset_hash)
-    dataset = {"size": collector.num_prompts, "hash": collector.dataset_hash}
-    write_run(run, {"dataset": dataset, "settings": collector.settings, **(about or {})})
+        selector = collector.settings.get("selector")
+        about = {"trl_dataeff": __version__, "model": model, "selector": selector, "prompts": collector.num_prompts}
+        collector.logs.begin(step, collector.dataset_hash, about)
 
 
 def save_run(
@@ -74,7 +71,7 @@ def save_run(
     if writes:
         save_state(checkpoint, scalars | {"loop": loop, "half_used": micro_batches is not None}, files)
     if collector.logs is not None:
-        collector.logs.flush(force=True)
+        collector.logs.groups.flush(force=True)
 
 
 def load_run(checkpoint: Path, collector: RolloutCollector) -> tuple[dict[str, Any], list[dict[str, Any]] | None]:
@@ -138,18 +135,16 @@ def state_checksums(collector: RolloutCollector) -> dict[str, str]:
         "replay buffer": _groups_checksum([] if collector.buffer is None else collector.buffer.groups),
         "sequential groups": hash_json(None if collector.sequential is None else collector.sequential.state_dict()),
         "pause of replay": hash_json(None if collector.pause is None else collector.pause.state()),
-        "random state of replay": hash_array(collector.replay_rng.get_state().numpy()),
+        "random state of replay": hash_array(collector.replay_rng.get_state()),
     }
     if collector.selector is not None and collector.selector.exact:
         state = {name: hash_array(value) for name, value in checked_state(collector.selector).items()}
-        sums["selector"] = hash_json(state, hash_array(collector.rng.get_state().numpy()))
+        sums["selector"] = hash_json(state, hash_array(collector.rng.get_state()))
     return sums
 
 
 def _groups_checksum(groups: Sequence[RolloutGroup]) -> str:
-    known = (
-        [g.prompt_id, g.step, g.round, g.kind, g.owner, g.success_rate, g.rewards.tolist(), g.uses] for g in groups
-    )
+    known = ([g.prompt_id, g.step, g.round, g.kind, g.owner, g.success_rate, g.rewards.tolist()] for g in groups)
     return hash_each(known)
 
 
@@ -161,11 +156,10 @@ def collector_state(collector: RolloutCollector) -> tuple[dict[str, Any], dict[s
     scale = collector.classifier.scale
     scalars = {
         "counters": collector.counters.values,
-        "scored": [collector.reward_checks.scores.tolist(), collector.reward_checks.completions],
+        "reward_checks": collector.reward_checks.state(),
         "zero_share": [collector.zero_share.zero, collector.zero_share.total],
         "sequential": None if collector.sequential is None else collector.sequential.state_dict(),
         "recent": collector.recent,
-        "replay_movement": _movement(collector),
         "replay_pause": None if collector.pause is None else collector.pause.state(),
         "reward_scale": [scale.low, scale.high] if math.isfinite(scale.low) else None,  # JSON has no infinity
         "reward_values": collector.classifier.values,
@@ -175,8 +169,6 @@ def collector_state(collector: RolloutCollector) -> tuple[dict[str, Any], dict[s
     arrays = {"rng": collector.rng.get_state().numpy(), "replay_rng": collector.replay_rng.get_state().numpy()}
     if collector.selector is not None:
         arrays.update({f"selector.{name}": value for name, value in checked_state(collector.selector).items()})
-    if collector.baseline is not None:
-        arrays.update({f"baseline.{name}": value for name, value in collector.baseline.state_dict().items()})
     files = {"arrays": arrays}
     if collector.leftover:
         files["leftover"] = pack_distributed(
@@ -187,17 +179,10 @@ def collector_state(collector: RolloutCollector) -> tuple[dict[str, Any], dict[s
     return scalars, files
 
 
-def _movement(collector: RolloutCollector) -> list[float] | None:
-    staleness = None if collector.buffer is None else collector.buffer.staleness
-    return None if staleness is None else staleness.state()
-
-
 def load_collector_state(collector: RolloutCollector, scalars: dict[str, Any], files: dict[str, Arrays]) -> None:
     """The inverse of [`collector_state`], on a collector that was made with the same settings."""
     collector.counters.load(scalars["counters"])
-    scores, collector.reward_checks.completions = scalars["scored"]
-    if len(scores) == len(collector.reward_names):
-        collector.reward_checks.scores = np.array(scores, dtype=bool)
+    collector.reward_checks.load_state(scalars["reward_checks"])
     collector.zero_share.zero, collector.zero_share.total = scalars["zero_share"]
     if collector.sequential is not None and scalars.get("sequential") is not None:  # it may be switched on or off
         collector.sequential.load_state_dict(scalars["sequential"])
@@ -216,12 +201,6 @@ def load_collector_state(collector: RolloutCollector, scalars: dict[str, Any], f
         except (LookupError, ValueError, RuntimeError) as error:
             own = str(present["selector"])
             raise CheckpointError(_mismatch(f"selection state does not fit the {own}", saved, present)) from error
-    baseline = under(arrays, "baseline.")
-    if collector.baseline is not None and baseline:
-        try:
-            collector.baseline.load_state_dict(baseline)
-        except (LookupError, ValueError, RuntimeError) as error:
-            raise CheckpointError(_mismatch("tracked baseline does not fit that", saved, present)) from error
     collector.leftover = []
     if "leftover" in files:
         collector.leftover = unpack_distributed(
@@ -231,13 +210,11 @@ def load_collector_state(collector: RolloutCollector, scalars: dict[str, Any], f
 
 
 def _load_replay(collector: RolloutCollector, scalars: dict[str, Any], groups: Arrays | None) -> None:
-    """The buffer, and what was measured of the policy's movement. Replay may be switched on or off."""
+    """The buffer and the pause. Replay may be switched on or off."""
     if collector.buffer is not None and groups is not None:
         collector.buffer.load_state_dict(groups)
     if collector.pause is not None and scalars.get("replay_pause") is not None:
         collector.pause.load_state(scalars["replay_pause"])
-    if _movement(collector) is not None and scalars.get("replay_movement") is not None:
-        collector.buffer.staleness.load_state(scalars["replay_movement"])  # type: ignore[union-attr]
 
 
 def _mismatch(what: str, saved: dict[str, Any], present: dict[str, Any]) -> str:

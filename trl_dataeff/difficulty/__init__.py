@@ -1,11 +1,9 @@
 """
 Predicted success rates of prompts, in the order of the data:
 
-    embedding/          prompts to vectors, cached on disk
-    base, registry      the contract of predictors, and how to add one
-    logistic, attention the built-in predictors
-    online              a predictor that follows a run
-    offline             a predictor fitted to finished runs
-    loading             predictors by name or from disk
-    quality             how well predictions match observations
+    embedding             prompts to vectors, kept in the output folder
+    base                  what predictors have in common
+    logistic, attention   the two predictors; training.py fits the second, published.py reads the authors' checkpoints
+    loading               predictors by name, to a folder and back
+    online                a predictor that follows a run
 """

@@ -1,37 +1,25 @@
 """
-The contract of difficulty predictors, their registry, and the folder in which one is saved.
-
-A predictor implements the abstract methods of [`DifficultyPredictor`]. That is enough for a run. Overriding the methods
-under "in a run" makes it faster or better there. What is deliberately not here: reading a saved predictor
-(`loading.py`), and checks of embeddings and success rates (`arrays.py`).
+What predictors of success rates have in common, and the embeddings and success rates that they read: checked, in float32,
+some rows at a time.
 """
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from functools import partial
-from pathlib import Path
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 
-from trl_dataeff.registry import PluginRegistry
-from trl_dataeff.utils import UserError, write_atomically
-from trl_dataeff.version import FORMAT, __version__
+from trl_dataeff.utils import UserError
 
 
-CONFIG_FILE = "config.json"
-TENSORS_FILE = "predictor.safetensors"
-ENTRY_POINTS = "trl_dataeff.predictors"
 KEPT_GROUPS, KEPT_BATCHES = 2048, 16  # groups that a run keeps for the fit: at least so many, and of so many batches
 
 #: `(N, h)`: a tensor, an array or a memory map, of float16, bfloat16 or float32.
 Embeddings: TypeAlias = torch.Tensor | np.ndarray
-C = TypeVar("C", bound=type)
+ROWS = 4096  # embeddings that are converted to float32 at a time
 
 
 class PredictorError(UserError):
@@ -80,11 +68,9 @@ class DifficultyPredictor(ABC):
     `predict(E) == predict_projected(project(E))`. Fitting again to the same data gives the same predictions, bit by bit.
 
     Attributes:
-        name (`str`): name that the class is registered as, see [`register_predictor`].
         embedding (`str`): model whose embeddings it was fitted to; `""` if unknown.
     """
 
-    name: ClassVar[str] = ""
     embedding: str = ""
 
     @classmethod
@@ -206,71 +192,66 @@ class DifficultyPredictor(ABC):
         """
         return self.predict_projected(Z)
 
-    # ------------------------------------------------------------ on disk
 
-    def save(self, folder: str | Path) -> None:
-        """
-        Write `predictor.safetensors` and then `config.json`. [`~trl_dataeff.difficulty.loading.load_predictor`] reads
-        them.
-
-        Args:
-            folder (`str` or `Path`): created if it does not exist.
-
-        Raises:
-            PredictorError: the class is not registered, so that it could not be loaded.
-        """
-        name = _PREDICTORS.name_of(type(self))
-        if name is None:
-            raise PredictorError(
-                f"{type(self).__name__} is not registered, so that it could not be loaded again. Decorate the class with "
-                "@register_predictor('a name')."
-            )
-        folder = Path(folder)
-        tensors = {key: value.detach().cpu().contiguous().clone() for key, value in self.tensors().items()}
-        config = {
-            "predictor": name,
-            "format": FORMAT,
-            "trl_dataeff": __version__,
-            "embedding": self.embedding,
-            "settings": self.settings(),
-        }
-        write_atomically(folder / TENSORS_FILE, partial(save_file, tensors))
-        write_atomically(folder / CONFIG_FILE, lambda path: path.write_text(json.dumps(config, indent=2) + "\n"))
-
-
-_PREDICTORS = PluginRegistry(DifficultyPredictor, "predictor", ENTRY_POINTS, PredictorError)  # type: ignore[type-abstract]
-
-
-def register_predictor(name: str) -> Callable[[C], C]:
+def chunks(E: Embeddings, width: int, device: torch.device | str = "cpu") -> Iterator[torch.Tensor]:
     """
-    Class decorator that registers a [`DifficultyPredictor`], so that `dots_predictor="name"` finds it and
-    `load_predictor` can read it. A package can offer its class in the entry point group `trl_dataeff.predictors`
-    instead.
-
-    Args:
-        name (`str`): the name; it becomes the class attribute `name`.
-
-    Raises:
-        PredictorError: the name belongs to another class, or the class is not a `DifficultyPredictor`.
+    Float32 copies of the rows of `E`, `ROWS` at a time. Raises [`PredictorError`] if they are not `width` wide, or not
+    finite.
     """
-    return _PREDICTORS.register(name)
+    check_width(E, width)
+    for start in range(0, len(E), ROWS):
+        rows = _rows(E, slice(start, start + ROWS))
+        yield _finite(rows, np.arange(start, start + len(rows))).to(device)
 
 
-def predictor_class(name: str) -> type[DifficultyPredictor]:
+def take(E: Embeddings, ids: np.ndarray) -> torch.Tensor:
+    """Float32 copy `(len(ids), h)` of the rows `ids` of `E`. Raises [`PredictorError`] if they are not finite."""
+    return _finite(_rows(E, ids), ids)
+
+
+def check_width(E: Embeddings, width: int) -> None:
+    """Raise [`PredictorError`] if `E` is not of shape `(N, width)`; any width will do if `width` is 0."""
+    if E.ndim != 2:
+        raise PredictorError(f"Embeddings have shape {tuple(E.shape)}; they need one row per prompt, (N, h).")
+    if width and E.shape[1] != width:
+        raise PredictorError(
+            f"The predictor was fitted to embeddings of width {width}, and these have width {E.shape[1]}: they come "
+            "from another model. Embed the prompts with the predictor's model, or fit a predictor to these."
+        )
+
+
+def check_labels(E: Embeddings, p: torch.Tensor, weight: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     """
-    Class that is registered as `name`. The built-in ones are there once `trl_dataeff.difficulty.loading` is imported.
-
-    Raises:
-        PredictorError: there is no such predictor, or its entry point cannot be imported.
+    Success rates and weights of the same groups, float32 `(n,)` on the CPU; the weight of a NaN rate is 0. Raises
+    [`PredictorError`] if they do not fit the rows of `E` or are out of range.
     """
-    return _PREDICTORS.get(name)
+    p = torch.as_tensor(p, dtype=torch.float32).cpu()
+    weight = torch.ones_like(p) if weight is None else torch.as_tensor(weight, dtype=torch.float32).cpu()
+    if p.shape != (len(E),) or weight.shape != p.shape:
+        raise PredictorError(
+            f"{len(E)} embeddings, success rates of shape {tuple(p.shape)} and weights of shape "
+            f"{tuple(weight.shape)}: each embedding takes one of each."
+        )
+    unknown = p.isnan()
+    rates = p[~unknown]
+    if len(rates) and not bool((rates >= 0).all() and (rates <= 1).all()):
+        raise PredictorError(f"Success rates lie in [0, 1]; these reach from {rates.min():g} to {rates.max():g}.")
+    if not bool((weight >= 0).all() and weight.isfinite().all()):
+        raise PredictorError("Weights of groups are finite and not negative; some of these are not.")
+    return torch.where(unknown, 0.0, p), torch.where(unknown, 0.0, weight)
 
 
-def is_predictor(name: str) -> bool:
-    """Whether a predictor is registered as `name`, or offered under it by an installed package."""
-    return name in _PREDICTORS
+def _rows(E: Embeddings, index: slice | np.ndarray) -> torch.Tensor:
+    if isinstance(E, torch.Tensor):
+        return E[index].to(torch.float32, copy=True)
+    return torch.from_numpy(np.array(E[index], dtype=np.float32))
 
 
-def registered_predictors() -> list[str]:
-    """Names of all predictors, in alphabetical order, those of entry points included."""
-    return _PREDICTORS.names()
+def _finite(rows: torch.Tensor, ids: np.ndarray) -> torch.Tensor:
+    bad = ~rows.isfinite().all(dim=1)
+    if bool(bad.any()):
+        first = ids[int(bad.nonzero()[0])]
+        raise PredictorError(
+            f"{int(bad.sum())} embeddings are not finite, the first in row {first}. Embed them again."
+        )
+    return rows

@@ -7,13 +7,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from trl_dataeff.difficulty.arrays import ROWS, check_labels, check_width, chunks, take
 from trl_dataeff.difficulty.base import (
+    ROWS,
     DifficultyPredictor,
     Embeddings,
     ObservedGroups,
     PredictorError,
-    register_predictor,
+    check_labels,
+    check_width,
+    chunks,
+    take,
 )
 
 
@@ -23,7 +26,6 @@ PRECISION = 2.0**-10  # of float16, relative
 CLAMP = 1e-4  # bounds of the mean success rate that an intercept without any spread in its labels is taken from
 
 
-@register_predictor("logistic")
 class LogisticDifficultyPredictor(DifficultyPredictor):
     """
     Ridge logistic regression of success rates on principal components of the standardised embeddings. A component whose

@@ -7,8 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from trl_dataeff.difficulty.arrays import check_width, take
-from trl_dataeff.difficulty.base import DifficultyPredictor, Embeddings, ObservedGroups, PredictorError
+from trl_dataeff.difficulty.base import (
+    DifficultyPredictor,
+    Embeddings,
+    ObservedGroups,
+    PredictorError,
+    check_width,
+    take,
+)
 
 
 _PREDICTOR = "predictor."
@@ -234,3 +240,59 @@ def newest(ids: np.ndarray) -> np.ndarray:
     """Indices, ascending, of the last occurrence of each id in `ids`, int64 `(n,)`."""
     _, place = np.unique(ids[::-1], return_index=True)
     return np.sort(len(ids) - 1 - place)
+
+
+def pearson(predicted: np.ndarray, observed: np.ndarray) -> float:
+    """Pearson correlation in [-1, 1]; NaN with fewer than two pairs, or if one side does not vary."""
+    known = ~(np.isnan(predicted) | np.isnan(observed))
+    x, y = predicted[known].astype(np.float64), observed[known].astype(np.float64)
+    if len(x) < 2 or x.min() == x.max() or y.min() == y.max():
+        return float("nan")
+    x, y = x - x.mean(), y - y.mean()
+    return float(np.clip((x @ y) / np.sqrt((x @ x) * (y @ y)), -1.0, 1.0))
+
+
+class PredictionRecord:
+    """
+    The newest predictions, made before the rollouts, with the success rates then observed.
+
+    Args:
+        capacity (`int`, *optional*, defaults to `256`): groups that are kept of those drawn uniformly, and as many of
+            those selected.
+    """
+
+    def __init__(self, capacity: int = 256):
+        self.capacity = capacity
+        self._rows = np.empty((0, 3), dtype=np.float32)  # predicted, observed, whether drawn uniformly
+
+    def add(self, predicted: np.ndarray, observed: np.ndarray, uniform: np.ndarray) -> None:
+        """
+        Enter groups; those with NaN are ignored.
+
+        Args:
+            predicted (`np.ndarray` of shape `(n,)`): predicted success rates.
+            observed (`np.ndarray` of shape `(n,)`): observed success rates.
+            uniform (`np.ndarray` of shape `(n,)`): bool, whether the prompt was drawn uniformly.
+        """
+        rows = np.stack([predicted, observed, uniform], axis=1).astype(np.float32)
+        rows = np.concatenate([self._rows, rows[~np.isnan(rows).any(axis=1)]])
+        newer_of_its_kind = np.where(rows[:, 2] == 1, *(np.cumsum(rows[::-1, 2] == kind)[::-1] for kind in (1, 0)))
+        self._rows = rows[newer_of_its_kind <= self.capacity]
+
+    def rescale(self, scale: float, offset: float) -> None:
+        """Map all rates to `scale * rate + offset`: the reward's range has widened."""
+        self._rows[:, :2] = scale * self._rows[:, :2] + offset
+
+    def metrics(self) -> dict[str, float]:
+        """`predictor/pearson_explored`: how well success rates of prompts drawn uniformly are predicted; nothing until it is defined."""
+        predicted, observed, uniform = self._rows.T
+        value = pearson(predicted[uniform == 1], observed[uniform == 1])
+        return {} if np.isnan(value) else {"predictor/pearson_explored": value}
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Arrays for `load_state_dict`."""
+        return {"rows": self._rows.copy()}
+
+    def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
+        """Restore what `state_dict` returned."""
+        self._rows = state["rows"].astype(np.float32)

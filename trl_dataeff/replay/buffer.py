@@ -9,8 +9,7 @@ from itertools import islice
 import numpy as np
 import torch
 
-from trl_dataeff.replay.staleness import Staleness
-from trl_dataeff.rollouts.distributed import all_gather, pack_distributed, unpack_distributed
+from trl_dataeff.rollouts.distributed import pack_distributed, unpack_distributed
 from trl_dataeff.rollouts.group import RolloutGroup
 
 
@@ -30,8 +29,7 @@ def replay_groups(fraction: float, batch_groups: int, world_size: int) -> int:
 
 class ReplayBuffer:
     """
-    First in, first out, by group; of each prompt the newest group, if it is informative: effective or, with a tracked baseline, not what
-    was predicted. Another one removes the prompt's older group: what the policy does there has changed, and the older rewards
+    First in, first out, by group; of each prompt the newest group, if it is effective. Another one removes the prompt's older group: what the policy does there has changed, and the older rewards
     no longer say how.
 
     With several processes, each holds the same groups in the same order, so that all sample alike; a group's rollouts
@@ -40,8 +38,6 @@ class ReplayBuffer:
     Args:
         capacity (`int`): groups.
         max_age (`int`, *optional*): a group is removed once it is more than so many optimizer steps old; `None`: never.
-        max_uses (`int`, *optional*): a group is removed after so many generation batches have replayed it; `None`: never.
-        staleness ([`Staleness`], *optional*): removes groups that the policy has moved away from.
         rank (`int`, *optional*, defaults to `0`), world_size (`int`, *optional*, defaults to `1`): this process, and how
             many there are.
         newest_first (`bool`, *optional*, defaults to `True`): whether [`sample`] gives the newest groups, which are the
@@ -53,14 +49,12 @@ class ReplayBuffer:
         capacity: int,
         max_age: int | None = None,
         *,
-        max_uses: int | None = None,
-        staleness: Staleness | None = None,
         rank: int = 0,
         world_size: int = 1,
         newest_first: bool = True,
     ):
         self.capacity = capacity
-        self.max_age, self.max_uses, self.staleness = max_age, max_uses, staleness
+        self.max_age = max_age
         self.rank, self.world_size = rank, world_size
         self.newest_first = newest_first
         self._groups: dict[int, RolloutGroup] = {}  # by prompt, oldest first
@@ -79,53 +73,17 @@ class ReplayBuffer:
         scored says nothing of its prompt, and is ignored.
         """
         for group in groups:
-            if group.informative or not math.isnan(group.success_rate):
+            if group.effective or not math.isnan(group.success_rate):
                 self._groups.pop(group.prompt_id, None)
-            if group.informative:
+            if group.effective:
                 self._groups[group.prompt_id] = group
         for prompt_id in list(islice(self._groups, max(0, len(self) - self.capacity))):
             del self._groups[prompt_id]
 
-    def expire(self, step: int) -> int:
-        """
-        Remove groups that at optimizer step `step` are older than `max_age`, were replayed `max_uses` times, or are stale. A
-        collective if there are several processes and `staleness`.
-
-        Returns:
-            `int`: how many groups were removed.
-        """
-        before = len(self)
-        age = math.inf if self.max_age is None else self.max_age
-        uses = math.inf if self.max_uses is None else self.max_uses
-        if self.staleness is not None:
-            self._share_measures()
-            self.staleness.observe([group for group in self._groups.values() if group.ratio_sums], step)
-            self._groups = {i: g for i, g in self._groups.items() if not self.staleness.is_stale(g, step)}
-            for group in self._groups.values():
-                group.ratio_sums = None
-        self._groups = {i: g for i, g in self._groups.items() if step - g.step <= age and g.uses < uses}
-        return before - len(self)
-
-    def measure(self, prompt_ids: torch.Tensor, sums: torch.Tensor) -> None:
-        """
-        Add what a forward pass of the loss shows of replayed rows, to the groups of this process.
-
-        Args:
-            prompt_ids (`torch.Tensor` of shape `(R,)`): the rows' prompts; other ones than those stored are passed over.
-            sums (`torch.Tensor` of shape `(R, 5)`): from [`row_sums`].
-        """
-        for prompt_id, row in zip(prompt_ids.tolist(), sums.tolist(), strict=True):
-            group = self._groups.get(prompt_id)
-            if group is not None:
-                group.ratio_sums = [a + b for a, b in zip(group.ratio_sums or [0.0] * len(row), row, strict=True)]
-
-    def _share_measures(self) -> None:
-        """Give all processes what the owner of each group has measured."""
-        if self.world_size > 1:
-            own = {i: g.ratio_sums for i, g in self._groups.items() if g.owner == self.rank}
-            for part in all_gather(own):
-                for prompt_id, sums in part.items():
-                    self._groups[prompt_id].ratio_sums = sums
+    def expire(self, step: int) -> None:
+        """Remove groups that at optimizer step `step` are older than `max_age`."""
+        if self.max_age is not None:
+            self._groups = {i: g for i, g in self._groups.items() if step - g.step <= self.max_age}
 
     def available(self, exclude: Collection[int] = ()) -> int:
         """How many groups [`sample`] can give without the prompts in `exclude`."""
@@ -133,7 +91,7 @@ class ReplayBuffer:
 
     def sample(self, n: int, rng: torch.Generator, exclude: Collection[int] = ()) -> list[RolloutGroup]:
         """
-        `n` different groups of prompts that are not in `exclude`; they stay in the buffer, and count a use. With `newest_first` those of
+        `n` different groups of prompts that are not in `exclude`; they stay in the buffer. With `newest_first` those of
         the latest optimizer steps, uniformly among groups of the same step; else uniformly among all.
 
         Raises:
@@ -149,15 +107,10 @@ class ReplayBuffer:
         if self.newest_first:
             steps = torch.tensor([candidates[i].step for i in order.tolist()])
             order = order[steps.argsort(descending=True, stable=True)]
-        sampled = [candidates[i] for i in order[:n].tolist()]
-        for group in sampled:
-            group.uses += 1
-        return sampled
+        return [candidates[i] for i in order[:n].tolist()]
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Its groups, with their rollouts, as arrays. A collective if there are several processes."""
-        if self.staleness is not None:
-            self._share_measures()
         return pack_distributed(self.groups, self.rank, self.world_size)
 
     def load_state_dict(self, state: dict[str, np.ndarray]) -> None:

@@ -35,7 +35,6 @@ import torch
 from trl_dataeff.replay.kl import missing_kl, token_scale
 from trl_dataeff.replay.logprobs import LogprobRecorder
 from trl_dataeff.replay.pause import token_sums
-from trl_dataeff.replay.staleness import row_sums
 from trl_dataeff.replay.statistics import ratio_statistics, summarize
 from trl_dataeff.rollouts.distributed import Processes
 
@@ -43,7 +42,6 @@ from trl_dataeff.rollouts.distributed import Processes
 if TYPE_CHECKING:
     from trl import GRPOConfig, GRPOTrainer
 
-    from trl_dataeff.replay.buffer import ReplayBuffer
     from trl_dataeff.replay.pause import ReplayPause
 
 
@@ -59,7 +57,6 @@ class LossCorrection:
         kl (`float`): weight of the KL term that has to be corrected: `beta` with `use_bias_correction_kl`, else 0.
         max_completion_length (`int`), steps_per_generation (`int`): of the run.
         processes ([`Processes`]): of the run.
-        buffer ([`ReplayBuffer`], *optional*): gets the ratios of its groups, if they decide which are stale.
         pause ([`ReplayPause`], *optional*): gets the ratios of all replayed tokens.
 
     Attributes:
@@ -78,7 +75,6 @@ class LossCorrection:
         max_completion_length: int,
         steps_per_generation: int,
         processes: Processes,
-        buffer: ReplayBuffer | None = None,
         pause: ReplayPause | None = None,
     ):
         self.clip, self.cap, self.level, self.loss_type = clip, cap, level, loss_type
@@ -86,14 +82,12 @@ class LossCorrection:
         self.kl = kl if clip == "proximal" else 0.0
         self.max_completion_length, self.steps_per_generation = max_completion_length, steps_per_generation
         self.processes = processes
-        self.buffer, self.pause = buffer, pause
+        self.pause = pause
         self.recorder = LogprobRecorder()
         self._inputs: dict[str, Any] | None = None  # the micro-batch that is in the loss
 
     @classmethod
-    def of(
-        cls, trainer: GRPOTrainer, clip: str, cap: float, buffer: ReplayBuffer | None, pause: ReplayPause | None
-    ) -> LossCorrection:
+    def of(cls, trainer: GRPOTrainer, clip: str, cap: float, pause: ReplayPause | None) -> LossCorrection:
         """The correction of a trainer's loss."""
         args = cast("GRPOConfig", trainer.args)
         return cls(
@@ -106,7 +100,6 @@ class LossCorrection:
             max_completion_length=cast(int, args.max_completion_length),
             steps_per_generation=cast(int, args.steps_per_generation),
             processes=Processes.of(trainer.accelerator),
-            buffer=buffer,
             pause=pause,
         )
 
@@ -136,29 +129,17 @@ class LossCorrection:
             return {}
         options = {"level": self.level, "loss_type": self.loss_type}
         ratio = correct_inputs(inputs, logps, clip=self.clip, cap=self.cap, **options)
-        capped = inputs["replay_capped"]
         clipped = is_clipped(inputs, logps.detach(), self.epsilon, **options)
         if self.clip == "behavior" and self.loss_type != "cispo":
-            clipped = clipped | capped
+            clipped = clipped | inputs["replay_capped"]
         inputs["per_token_logps"] = logps
-        if self.buffer is not None and self.buffer.staleness is not None:
-            self._measure(inputs, logps.detach(), clipped)
-        statistics = ratio_statistics(ratio, capped, clipped, inputs)
+        statistics = ratio_statistics(ratio, clipped, inputs)
         if self.pause is None:
             return summarize(self.processes.gather(statistics))
         sums = token_sums(logps.detach(), inputs["behavior_per_token_logps"], _mask(inputs))
         gathered = self.processes.gather(torch.cat([statistics, sums])).view(-1, len(statistics) + len(sums))
         self.pause.observe(gathered[:, len(statistics) :])
         return summarize(gathered[:, : len(statistics)])
-
-    def _measure(self, inputs: dict[str, Any], logps: torch.Tensor, clipped: torch.Tensor) -> None:
-        """Tell the buffer how far the policy has moved from the one that sampled its groups."""
-        assert self.buffer is not None
-        mask, behavior_logps = _mask(inputs), inputs["behavior_per_token_logps"]
-        log_ratio = torch.nan_to_num(logps - behavior_logps, nan=0.0)
-        ratio = behavior_ratio(logps, behavior_logps, mask, level=self.level)
-        stored = inputs["replayed_prompt"] >= 0
-        self.buffer.measure(inputs["replayed_prompt"][stored], row_sums(log_ratio, ratio, clipped, mask)[stored])
 
     def missing_kl(self, accumulation_steps: int) -> torch.Tensor | float:
         """What the loss of the present micro-batch lacks of its KL term (see [`missing_kl`])."""

@@ -48,7 +48,7 @@ class LogprobRecorder:
         Prepare for the rows of a generation batch. Log-probs that the batch has already are recorded at once.
 
         Args:
-            groups: this process's groups, in the order of the batch. Recorded are informative ones that were generated
+            groups: this process's groups, in the order of the batch. Recorded are effective ones that were generated
                 for it and have no log-probs yet.
             batch (`dict`): TRL's batch; gets `batch_row` (B,), int64, if its forward passes are needed.
         """
@@ -58,7 +58,7 @@ class LogprobRecorder:
         for group in groups:
             rollouts = group.rollouts
             assert rollouts is not None
-            if group.generated_now and group.informative and rollouts.sampling_logps is None:
+            if group.generated_now and group.effective and rollouts.sampling_logps is None:
                 seen: dict[int, np.ndarray] = {}
                 self._expected.update({row + i: _Row(rollouts, i, seen) for i in range(len(rollouts))})
             row += len(rollouts)
@@ -132,12 +132,11 @@ def behavior_tensors(groups: Sequence[RolloutGroup], completion_ids: torch.Tenso
         completion_ids (`torch.Tensor` of shape `(B, T)`): the batch's completions.
 
     Returns:
-        `replayed` (B,), bool; `replayed_prompt` (B,), int64, the prompt of rows from the replay buffer, else -1; and
-        `behavior_per_token_logps` (B, T), float32, NaN for padding and for rows that were generated for this batch (pi_old
+        `replayed` (B,), bool; and `behavior_per_token_logps` (B, T), float32, NaN for padding and for rows that were generated for this batch (pi_old
         sampled them).
     """
     logps = np.full(completion_ids.shape, np.nan, dtype=np.float32)
-    replayed, prompts = np.zeros(len(logps), dtype=bool), np.full(len(logps), -1)
+    replayed = np.zeros(len(logps), dtype=bool)
     row = 0
     for group in groups:
         rollouts = group.rollouts
@@ -149,12 +148,9 @@ def behavior_tensors(groups: Sequence[RolloutGroup], completion_ids: torch.Tenso
             for i, values in enumerate(known):
                 logps[row + i, : len(values)] = values
             replayed[row : row + len(rollouts)] = True
-            if group.origin == "replayed":
-                prompts[row : row + len(rollouts)] = group.prompt_id
         row += len(rollouts)
     device = completion_ids.device
     return {
         "replayed": torch.from_numpy(replayed).to(device),
-        "replayed_prompt": torch.from_numpy(prompts).to(device),
         "behavior_per_token_logps": torch.from_numpy(logps).to(device),
     }

@@ -10,59 +10,39 @@ import torch
 from trl_dataeff.rollouts.distributed import Processes
 
 
-_NAN = math.nan
-
-
-def ratio_statistics(
-    ratio: torch.Tensor, capped: torch.Tensor, clipped: torch.Tensor, inputs: dict[str, Any]
-) -> torch.Tensor:
+def ratio_statistics(ratio: torch.Tensor, clipped: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
     """
     Sums over the tokens (or sequences) of replayed rows, to be gathered from all processes.
 
     Args:
         ratio (`torch.Tensor` of shape `(B, T)` or `(B, 1)`): not truncated.
-        capped (`torch.Tensor` of the shape of `ratio`), clipped (`torch.Tensor` of shape `(B, T)` or `(B, 1)`): see
-            [`summarize`]; bool.
+        clipped (`torch.Tensor` of shape `(B, T)` or `(B, 1)`): whose gradient the clip removes; bool.
         inputs (`dict`): the micro-batch; reads `replayed` and the masks.
 
     Returns:
-        `torch.Tensor` of shape `(7,)`: count, sum and sum of squares of `ratio`, its maximum, sums of `capped`, of `clipped` and
-        of |log `ratio`|.
+        `torch.Tensor` of shape `(4,)`: count, sum and sum of squares of `ratio`, sum of `clipped`.
     """
     chosen = inputs["replayed"].unsqueeze(1).expand_as(ratio)
     if ratio.size(1) > 1:
         mask = inputs["completion_mask"]
         chosen = chosen & (mask * inputs["tool_mask"] if "tool_mask" in inputs else mask).bool()
     values = ratio[chosen].float()
-    largest = values.max() if values.numel() else values.new_zeros(())
     count = values.new_tensor(float(values.numel()))
-    shares = [flags.expand_as(ratio)[chosen].float().sum() for flags in (capped, clipped)]
-    return torch.stack([count, values.sum(), (values**2).sum(), largest, *shares, values.log().abs().sum()])
+    return torch.stack([count, values.sum(), (values**2).sum(), clipped.expand_as(ratio)[chosen].float().sum()])
 
 
 def summarize(gathered: torch.Tensor) -> dict[str, float]:
     r"""
     The metrics of a micro-batch from all processes' [`ratio_statistics`]. NaN, which TRL leaves out, if there are no tokens.
 
-    - `replay/ratio_mean`, `replay/ratio_max`: of the ratio w;
-    - `replay/movement`: mean |log w|;
-    - `replay/ess`: effective sample size as a share, \((\sum w)^2 / (n \sum w^2)\): 1 where all ratios are equal, 1/n
-      where one outweighs all others;
-    - `replay/capped_share`: whose ratio was held at `replay_ratio_cap`;
+    - `replay/ess`: effective sample size of the ratios w as a share, \((\sum w)^2 / (n \sum w^2)\): 1 where all are equal,
+      1/n where one outweighs all others;
     - `replay/clipped_share`: whose gradient the clip removes.
     """
-    gathered = gathered.reshape(-1, 7)
-    count, total, squares, _, capped, clipped, movement = gathered.double().sum(0).tolist()
-    if not count:
-        names = ("ratio_mean", "ratio_max", "movement", "ess", "capped_share", "clipped_share")
-        return {f"replay/{name}": _NAN for name in names}
+    count, total, squares, clipped = gathered.reshape(-1, 4).double().sum(0).tolist()
     return {
-        "replay/ratio_mean": total / count,
-        "replay/ratio_max": gathered[:, 3].max().item(),
-        "replay/movement": movement / count,
-        "replay/ess": total**2 / (count * squares) if squares else _NAN,
-        "replay/capped_share": capped / count,
-        "replay/clipped_share": clipped / count,
+        "replay/ess": total**2 / (count * squares) if squares else math.nan,
+        "replay/clipped_share": clipped / count if count else math.nan,
     }
 
 
@@ -111,9 +91,9 @@ def summarize_sampling(gathered: torch.Tensor) -> dict[str, float]:
     tokens, difference, _, ratios, total = gathered[:, :5].double().sum(0).tolist()
     largest, low, high = gathered[:, 2].max().item(), gathered[:, 5].min().item(), gathered[:, 6].max().item()
     return {
-        "sampling/sampling_logp_difference/mean": difference / tokens if tokens else _NAN,
-        "sampling/sampling_logp_difference/max": largest if tokens else _NAN,
-        "sampling/importance_sampling_ratio/min": low if ratios else _NAN,
-        "sampling/importance_sampling_ratio/mean": total / ratios if ratios else _NAN,
-        "sampling/importance_sampling_ratio/max": high if ratios else _NAN,
+        "sampling/sampling_logp_difference/mean": difference / tokens if tokens else math.nan,
+        "sampling/sampling_logp_difference/max": largest if tokens else math.nan,
+        "sampling/importance_sampling_ratio/min": low if ratios else math.nan,
+        "sampling/importance_sampling_ratio/mean": total / ratios if ratios else math.nan,
+        "sampling/importance_sampling_ratio/max": high if ratios else math.nan,
     }

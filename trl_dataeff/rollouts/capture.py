@@ -55,7 +55,6 @@ class Round:
         seconds: that generation and scoring took, on this process.
         rollouts: those that this process holds, one per prompt; empty if they are not kept.
         overlong_prompts: completions whose prompt leaves no room for them in the model's context.
-        reward_faults: rewards that were replaced by no score.
     """
 
     rewards: np.ndarray
@@ -64,7 +63,6 @@ class Round:
     seconds: float = 0.0
     rollouts: Sequence[Rollouts] = ()
     overlong_prompts: int = 0
-    reward_faults: int = 0
 
 
 @dataclass
@@ -75,7 +73,6 @@ class Recording:
     Attributes:
         ends: token ids that end a completion; one with another last token was cut off.
         overlong: prompt lengths -> for each, whether the prompt leaves no room for a completion.
-        reward_guard: counts rewards that were replaced by no score; `None` if rewards are not guarded.
         prompt_lengths: tokens of each completion's prompt.
         lengths: tokens of the model in each completion.
         truncated: whether each was cut off.
@@ -85,7 +82,6 @@ class Recording:
 
     ends: set[int]
     overlong: Callable[[Sequence[int]], Sequence[bool]] = lambda lengths: [False] * len(lengths)
-    reward_guard: Any = None
     prompt_lengths: list[int] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     truncated: list[bool] = field(default_factory=list)
@@ -123,17 +119,14 @@ class Recording:
             rollouts: those of this process, one per prompt, if they are kept.
         """
         assert self.rewards is not None
-        faults = 0 if self.reward_guard is None else self.reward_guard.take_faults()
-        faults_row = [faults, *[0] * (len(self.lengths) - 1)]  # only its sum matters
-        rows = [self.lengths, self.truncated, list(self.overlong(self.prompt_lengths)), faults_row]
+        rows = [self.lengths, self.truncated, list(self.overlong(self.prompt_lengths))]
         own = torch.tensor(rows, device=processes.device)
-        lengths, truncated, overlongs, all_faults = processes.gather(own.T.contiguous()).cpu().numpy().T
+        lengths, truncated, overlongs = processes.gather(own.T.contiguous()).cpu().numpy().T
         return Round(
             rewards=self.rewards.float().cpu().numpy(),
             lengths=lengths.astype(np.int32),
             truncated=truncated.astype(bool),
             overlong_prompts=int(overlongs.sum()),
-            reward_faults=int(all_faults.sum()),
             seconds=self.seconds,
             rollouts=rollouts,
         )

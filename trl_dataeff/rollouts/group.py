@@ -16,8 +16,6 @@ import numpy as np
 #: What a group is, in the order of its codes. `"easy"` and `"hard"` are the two kinds of zero-variance group.
 KINDS = ("effective", "easy", "hard")
 EFFECTIVE, EASY, HARD = 0, 1, 2
-#: Surprise (see [`RolloutGroup`]) from which a group is informative: half of what its prediction lets expect
-LEAST_SURPRISE = 0.5
 
 #: Where a group of a generation batch comes from: generated for this batch, generated for an earlier one and not trained
 #: on yet, drawn from the replay buffer, or generated to fit predictions.
@@ -112,14 +110,10 @@ class RolloutGroup:
         seconds: its share of the time its round took.
         owner: index of the process that holds `rollouts`.
         predicted: success rate predicted before it was rolled out, or NaN.
-        strength: completions that this prediction is worth, with a tracked baseline; else NaN.
-        surprise: root mean square of its advantages with a tracked baseline, scaled by group; NaN with TRL's.
         explored: whether its prompt was drawn uniformly, and not for its prediction.
         spread: share of its pairs of completions with different total rewards, or NaN.
         graded: whether more than two different totals had occurred in the run by then.
         origin: where it comes from, in the generation batch that it belongs to now.
-        uses: generation batches that have replayed it.
-        ratio_sums: of the ratio over its tokens in the last batch that replayed it (see [`row_sums`]); `None` unless measured.
         disposition: what becomes of it there; `None` until that is decided. Membership of the replay buffer is separate.
     """
 
@@ -134,13 +128,9 @@ class RolloutGroup:
     seconds: float
     owner: int = 0
     predicted: float = float("nan")
-    strength: float = float("nan")
-    surprise: float = float("nan")
     spread: float = float("nan")
     graded: bool = False
     explored: bool = False
-    uses: int = 0
-    ratio_sums: list[float] | None = None
     origin: Origin = "fresh"
     disposition: Disposition | None = None
     rollouts: Rollouts | None = None
@@ -148,11 +138,6 @@ class RolloutGroup:
     @property
     def effective(self) -> bool:
         return self.kind == EFFECTIVE
-
-    @property
-    def informative(self) -> bool:
-        """Whether its advantages are worth another pass: with TRL's baseline those of an effective group are."""
-        return self.effective if self.surprise != self.surprise else self.surprise >= LEAST_SURPRISE
 
     @property
     def generated_now(self) -> bool:
@@ -207,7 +192,6 @@ _LISTS = (
 )
 _ARRAYS = (("rewards", np.float32), ("lengths", np.int32), ("truncated", np.bool_))
 _SCALARS = ("prompt_id", "step", "round", "success_rate", "kind", "seconds", "owner", "predicted", "spread", "graded")
-_LATER = ("uses", "ratio_sums", "strength", "surprise")  # scalars that groups of an earlier version lack
 
 
 def pack_groups(groups: Sequence[RolloutGroup]) -> dict[str, np.ndarray]:
@@ -221,7 +205,7 @@ def pack_groups(groups: Sequence[RolloutGroup]) -> dict[str, np.ndarray]:
         if group.rollouts is None:
             raise ValueError(f"Group {i} of {len(groups)} is held by process {group.owner}: gather it before packing.")
         rollouts = group.rollouts
-        entry: dict[str, Any] = {name: getattr(group, name) for name in (*_SCALARS, *_LATER)}
+        entry: dict[str, Any] = {name: getattr(group, name) for name in _SCALARS}
         entry.update(completions=rollouts.completions, logged=rollouts.logged)
         entry["ends"] = np.cumsum([len(tokens) for tokens in rollouts.completion_tokens])[:-1].tolist()
         arrays.update({f"{i}.{name}": np.ascontiguousarray(getattr(group, name), dtype) for name, dtype in _ARRAYS})
@@ -252,6 +236,5 @@ def unpack_groups(arrays: dict[str, np.ndarray]) -> list[RolloutGroup]:
             **lists,
         )
         values = {name: entry[name] for name in _SCALARS} | {name: arrays[f"{i}.{name}"] for name, _ in _ARRAYS}
-        values |= {name: entry[name] for name in _LATER if name in entry}
         groups.append(RolloutGroup(**values, rollouts=rollouts))
     return groups

@@ -7,24 +7,25 @@ The contract of selectors, and their registry.
     state_dict(), load_state_dict(state), metrics()
 
 A selector of your own implements `propose`. It takes part in training as an instance
-(`DataEfficientGRPOTrainer(..., selector=MySelector())`) or, once registered, by name (`selection="mine"`).
+(`DataEfficientGRPOTrainer(..., selector=MySelector())`) by its dotted path (`selection="my_module.MySelector"`) or, once registered, by name.
 """
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
 
 from trl_dataeff.difficulty.base import Embeddings
-from trl_dataeff.registry import PluginRegistry
 from trl_dataeff.rollouts.group import RolloutGroup
+from trl_dataeff.utils import closest
 
 
 C = TypeVar("C", bound=type)
@@ -51,7 +52,7 @@ class SelectorContext:
 
     def embeddings(self) -> Embeddings:
         """
-        Embeddings of all prompts, `(N, h)`, made at the first call: by the policy as it is then, or by `dots_embedding`.
+        Embeddings of all prompts, `(N, h)`, made at the first call: by the policy as it is then, or by `prompt_embedding`.
         Call it in `bind`, so that a resumed run gets the same.
 
         Raises:
@@ -64,23 +65,6 @@ class SelectorContext:
         if self.embed is None:
             raise ValueError("This run has no embeddings of its prompts; give `SelectorContext` an `embed` function.")
         return self.embed()
-
-
-class EarlierGroups(NamedTuple):
-    """
-    What groups of an earlier run showed of n prompts of this dataset, in the order of their last groups.
-
-    Attributes:
-        ids: prompts, int64 of shape `(n,)`, each once.
-        rates: mean success rates, float32 of shape `(n,)`, in [0, 1].
-        effective: shares of effective groups, float32 of shape `(n,)`.
-        counts: groups, int64 of shape `(n,)`.
-    """
-
-    ids: np.ndarray
-    rates: np.ndarray
-    effective: np.ndarray
-    counts: np.ndarray
 
 
 class Selector(ABC):
@@ -105,11 +89,6 @@ class Selector(ABC):
     uses_references: bool = False
     context: SelectorContext
 
-    def __init__(
-        self,
-    ) -> None:  # so that the error of an unknown argument names it, also with cooperative base classes
-        super().__init__()
-
     def bind(self, context: SelectorContext) -> None:
         """
         Start a run: called when training starts, before anything else. Any state of an earlier run is discarded here.
@@ -118,16 +97,6 @@ class Selector(ABC):
             context ([`SelectorContext`]): the run.
         """
         self.context = context
-
-    def start_from(self, earlier: EarlierGroups) -> bool:
-        """
-        Begin with what an earlier run showed (`history_from`), as a prior that this run's own groups outweigh. Called after
-        [`bind`], but not when a run is resumed.
-
-        Returns:
-            `bool`: whether the selector makes use of it. By default it does not, and `history_from` is an error.
-        """
-        return False
 
     @abstractmethod
     def propose(self, n: int, rng: torch.Generator) -> np.ndarray:
@@ -146,20 +115,10 @@ class Selector(ABC):
         """Success rates expected of proposed prompts, float32 `(n,)`; NaN where unknown. Logged, and compared later."""
         return np.full(len(prompt_ids), np.nan, dtype=np.float32)
 
-    def predict_effective(self, prompt_ids: np.ndarray) -> np.ndarray:
-        """
-        Probabilities that groups of proposed prompts are effective, `(n,)`; NaN where unknown. They decide how many prompts
-        are proposed, with `fresh_groups="adaptive"`. By default those of `num_generations` independent completions that
-        succeed with the predicted rates.
-        """
-        p, size = np.clip(self.predict(prompt_ids), 0, 1).astype(np.float64), self.context.group_size
-        chance: np.ndarray = 1 - p**size - (1 - p) ** size
-        return chance
-
     def strength(self, prompt_ids: np.ndarray) -> np.ndarray:
         """
-        How many completions each of these predictions is worth, float32 `(n,)`, finite and at least 0; NaN where unknown. The
-        tracked baseline weighs them by it.
+        How many completions each of these predictions is worth, float32 `(n,)`, finite and at least 0; NaN where unknown.
+        Sequential rollouts weigh them by it.
         """
         return np.full(len(prompt_ids), np.nan, dtype=np.float32)
 
@@ -210,60 +169,83 @@ class Selector(ABC):
         return {}
 
 
-_SELECTORS = PluginRegistry(Selector, "selector", "trl_dataeff.selectors", ValueError)  # type: ignore[type-abstract]
+_SELECTORS: dict[str, type[Selector]] = {}
 
 
 def register_selector(name: str) -> Callable[[C], C]:
     """
-    Class decorator that registers a [`Selector`], so that `selection="name"` finds it. A package can offer its class in the
-    entry point group `trl_dataeff.selectors` instead.
+    Class decorator that registers a [`Selector`], so that `selection="name"` finds it.
 
     Args:
         name (`str`): the name; it becomes the class attribute `name`.
 
     Raises:
-        `ValueError`: the name belongs to another class, or the class is not a `Selector`.
+        `ValueError`: the class is not a `Selector`, or the name belongs to another one.
     """
-    return _SELECTORS.register(name)
+
+    def register(cls: C) -> C:
+        if not issubclass(cls, Selector):
+            raise ValueError(f"{cls.__name__} cannot be registered as {name!r}: it is no subclass of `Selector`.")
+        taken = _SELECTORS.get(name, cls)
+        if (taken.__module__, taken.__qualname__) != (
+            cls.__module__,
+            cls.__qualname__,
+        ):  # a module may be imported again
+            raise ValueError(
+                f"The name {name!r} belongs to {taken.__module__}.{taken.__qualname__}. Choose another one."
+            )
+        _SELECTORS[name] = cls
+        cls.name = name
+        return cls
+
+    return register
 
 
-def registered_selectors() -> list[str]:
-    """Names of all selectors, in alphabetical order, those of entry points included."""
-    return _SELECTORS.names()
+def selector_class(name: str) -> type[Selector]:
+    """
+    The class of a registered name, or of a dotted path such as `"my_module.MySelector"`, which is imported.
+
+    Raises:
+        `ValueError`: there is no such selector.
+    """
+    if name in _SELECTORS:
+        return _SELECTORS[name]
+    module, dot, attribute = name.rpartition(".")
+    if not dot:
+        raise ValueError(
+            f"There is no selector {name!r}; known are {', '.join(map(repr, sorted(_SELECTORS)))}.{closest(name, _SELECTORS)} "
+            "Your own is named by its dotted path, 'my_module.MySelector', or registered with @register_selector."
+        )
+    try:
+        cls = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"The selector {name!r} cannot be imported: {error}.") from error
+    if not isinstance(cls, type) or not issubclass(cls, Selector):
+        raise ValueError(f"{name} is {cls!r}; `selection` takes a subclass of `trl_dataeff.Selector`.")
+    return cls
 
 
 def make_selector(name: str, arguments: dict[str, Any] | None = None) -> Selector:
     """
-    The selector of a registered name, not bound yet.
+    A selector, not bound yet.
 
     Args:
-        name (`str`): `"uniform"`, `"dots"`, `"greso"`, `"dots+greso"`, or a name of your own.
+        name (`str`): `"uniform"`, `"dots"`, `"greso"`, a name of your own, or a dotted path.
         arguments (`dict`, *optional*): keyword arguments of its class.
 
     Raises:
         `ValueError`: there is no such selector, or its class does not take these arguments.
     """
-    cls, arguments = _SELECTORS.get(name), arguments or {}
-    try:
-        return cls(**arguments)
-    except TypeError as error:
-        takes = ", ".join(_argument_names(cls)) or "none"
-        raise ValueError(
-            f"The selector {name!r} cannot be created with the arguments {arguments} ({error}). {cls.__name__} takes: {takes}."
-        ) from error
-
-
-def _argument_names(cls: type) -> list[str]:
-    """Of its constructor, and of those of its base classes to which `**keywords` are handed on."""
-    names: list[str] = []
-    for base in cls.__mro__:
-        if "__init__" not in base.__dict__:
-            continue
-        parameters = list(inspect.signature(base.__init__).parameters.values())[1:]  # type: ignore[misc]
-        names += [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-        if not any(p.kind == p.VAR_KEYWORD for p in parameters):
-            break
-    return names
+    cls, arguments = selector_class(name), arguments or {}
+    known = list(inspect.signature(cls).parameters)
+    for argument in arguments:
+        if argument not in known and "VAR_KEYWORD" not in {
+            p.kind.name for p in inspect.signature(cls).parameters.values()
+        }:
+            raise ValueError(
+                f"{cls.__name__} has no argument `{argument}`.{closest(argument, known)} It takes {', '.join(known) or 'none'}."
+            )
+    return cls(**arguments)
 
 
 def check_request(n: int, size: int) -> None:
@@ -328,22 +310,6 @@ def _one_per_prompt(selector: Selector, method: str, prompt_ids: np.ndarray, wha
             f"{array.dtype}; it must return one {what} per prompt, NaN where it is unknown."
         )
     return array.astype(np.float32)
-
-
-def checked_chances(selector: Selector, prompt_ids: np.ndarray, unknown: float) -> np.ndarray:
-    """
-    `selector.predict_effective(prompt_ids)` as float64 `(n,)`, `unknown` in the place of NaN.
-
-    Raises:
-        `ValueError`: it has another shape, or values outside of [0, 1]. The message has the selector's class.
-    """
-    chances = np.asarray(selector.predict_effective(prompt_ids), dtype=np.float64)
-    if chances.shape != prompt_ids.shape or ((chances < 0) | (chances > 1)).any():
-        raise ValueError(
-            f"{type(selector).__name__}.predict_effective() of {len(prompt_ids)} prompts returned {chances!r:.200}; it must "
-            "return one probability per prompt, NaN where it is unknown."
-        )
-    return np.where(np.isnan(chances), unknown, chances)
 
 
 def checked_metrics(selector: Selector) -> dict[str, float]:

@@ -18,24 +18,24 @@ import torch
 from transformers.utils import logging
 
 from trl_dataeff.difficulty.base import DifficultyPredictor, Embeddings
-from trl_dataeff.difficulty.loading import make_predictor
+from trl_dataeff.difficulty.loading import check_predictor, make_predictor
 from trl_dataeff.difficulty.logistic import LogisticDifficultyPredictor
-from trl_dataeff.difficulty.online import RollingDifficulty
-from trl_dataeff.difficulty.quality import PredictionRecord
+from trl_dataeff.difficulty.online import PredictionRecord, RollingDifficulty
 from trl_dataeff.rollouts.group import RolloutGroup
-from trl_dataeff.selection.base import EarlierGroups, Selector, SelectorContext, check_request, register_selector
-from trl_dataeff.selection.estimator import HALF_LIVES, PromptEstimator, group_arrays, under
-from trl_dataeff.selection.exploration import ExplorationShare
-from trl_dataeff.selection.passes import PromptPass
-from trl_dataeff.selection.uniform import UniformSelector
-from trl_dataeff.selection.weights import (
+from trl_dataeff.selection.base import Selector, SelectorContext, check_request, register_selector
+from trl_dataeff.selection.draw import (
+    PromptPass,
     gumbel_top_k,
     log_chance_effective,
     log_weight_effective,
     log_weight_target,
     rate_of_difference,
 )
-from trl_dataeff.utils import hash_rows
+from trl_dataeff.selection.earlier import EarlierGroups
+from trl_dataeff.selection.estimate import HALF_LIVES, PromptEstimator, group_arrays, under
+from trl_dataeff.selection.exploration import ExplorationShare
+from trl_dataeff.selection.uniform import UniformSelector
+from trl_dataeff.utils import check_choice, check_number, hash_rows
 
 
 logger = logging.get_logger(__name__)
@@ -61,9 +61,9 @@ class DotsSelector(Selector):
             be selected again (see [`PromptPass`]); 0 allows the same prompt in every batch. `reference="paper"` has no passes.
         exploration (`float`, *optional*, defaults to `0.05`): least share of each proposal that is drawn uniformly; the
             share is larger while selection is not seen to raise the effective share by a factor of 1.25 (see [`ExplorationShare`]).
-        predictor (`str` or [`DifficultyPredictor`], *optional*, defaults to `"logistic"`): a registered name, the path
-            of a saved predictor, or an instance.
-        predictor_args (`dict`, *optional*): keyword arguments of a registered predictor.
+        predictor (`str` or [`DifficultyPredictor`], *optional*, defaults to `"logistic"`): `"logistic"`,
+            `"attention"`, the path of a saved or published predictor, or an instance.
+        predictor_args (`dict`, *optional*): keyword arguments of a predictor that is named.
         reference (`str`, *optional*, defaults to `"rolling"`): `"rolling"` predicts from all recent groups, `"paper"`
             from reference rollouts of random prompts.
         reference_size (`int`, *optional*, defaults to `256`): prompts of such a reference set.
@@ -72,7 +72,9 @@ class DotsSelector(Selector):
         history_prior (`float`, *optional*, defaults to `4.0`): strength of a prediction, in completions.
         half_lives (`Sequence[float]`, *optional*): generation batches after which a group counts half, one for each of the
             experts among which the estimator chooses (see [`PromptEstimator`]); 1, 3, 9 and 27 if not given.
-        shuffle (`bool`, *optional*, defaults to `True`): without it, explored prompts come in the dataset's order.
+        history_from (`str`, *optional*): `output_dir` of an earlier run on the same dataset, or its `dataeff/groups.parquet`,
+            whose success rates are the first predictions; groups of this run outweigh them.
+        shuffle (`bool`, *optional*, defaults to TRL's `shuffle_dataset`): without it, explored prompts come in the dataset's order.
     """
 
     def __init__(
@@ -92,18 +94,27 @@ class DotsSelector(Selector):
         refresh_batches: int = 1,
         history_prior: float = 4.0,
         half_lives: Sequence[float] | None = None,
+        history_from: str | None = None,
         shuffle: bool = True,
     ):
-        for name, value, known in (
-            ("objective", objective, ("effective", "target")),
-            ("reference", reference, ("rolling", "paper")),
-        ):
-            if value not in known:
-                raise ValueError(f"`{name}` is {value!r}; it takes {' or '.join(map(repr, known))}.")
+        check_choice("objective", objective, ("effective", "target"))
+        check_choice("reference", reference, ("rolling", "paper"))
+        check_number("sharpness", sharpness, 0, above=True)
+        check_number("threshold", threshold, 0, 1, above=True, none=True)
+        check_number("temperature", temperature, 0, above=True)
+        check_number("history_prior", history_prior, 0, above=True)
+        for name, value in (("target", target), ("coverage", coverage), ("exploration", exploration)):
+            check_number(name, value, 0, 1)
+        for name, number in (("reference_size", reference_size), ("refresh_batches", refresh_batches)):
+            check_number(name, number, 1, integer=True)
+        for half_life in half_lives or ():
+            check_number("half_lives", half_life, 0, above=True)
         if not isinstance(predictor, (str, DifficultyPredictor)):
             raise ValueError(
-                f"`predictor` is a {type(predictor).__name__}; it takes a registered name, a path, or a `DifficultyPredictor`."
+                f"`predictor` is a {type(predictor).__name__}; it takes 'logistic', 'attention', a path, or an instance."
             )
+        if isinstance(predictor, str):
+            check_predictor(predictor, predictor_args)
         self.objective, self.sharpness, self.threshold = objective, sharpness, threshold
         self.target, self.temperature = target, temperature
         self.coverage, self.exploration = coverage, exploration
@@ -112,14 +123,14 @@ class DotsSelector(Selector):
         self.reference_size = reference_size
         self.refresh_batches = refresh_batches
         self.history_prior, self.half_lives = history_prior, tuple(half_lives or HALF_LIVES)
-        self.shuffle = shuffle
+        self.history_from, self.shuffle = history_from, shuffle
 
     def bind(self, context: SelectorContext) -> None:
         super().bind(context)
         self.embeddings = embeddings = context.embeddings()
         if isinstance(self.predictor, str):
-            arguments = self.predictor_args or {}
-            predictor, fitted_in_run = make_predictor(self.predictor, embeddings.shape[1], context.seed, **arguments)
+            width = embeddings.shape[1]
+            predictor, fitted_in_run = make_predictor(self.predictor, width, context.seed, self.predictor_args)
         else:  # a copy: another run starts from the same one
             predictor, fitted_in_run = copy.deepcopy(self.predictor), not self.predictor.fitted
         difficulty = RollingDifficulty(
@@ -147,11 +158,11 @@ class DotsSelector(Selector):
         self._drawn = np.empty((3, 0))  # prompts proposed, their weights times N, and the share drawn uniformly
         self._order, self._taken = np.empty(0, dtype=np.int64), 0  # see _next_drawn
 
-    def start_from(self, earlier: EarlierGroups) -> bool:
+    def start_from(self, earlier: EarlierGroups) -> None:
+        """Begin with what an earlier run showed, as a prior that this run's own groups outweigh. Called after [`bind`]."""
         self.success.start_from(earlier.ids, earlier.rates, earlier.counts * self.context.group_size)
         self.effective.start_from(earlier.ids, earlier.effective, earlier.counts)
         self._has_predictions = True
-        return True
 
     def _rolling(self) -> RollingDifficulty:
         """Of another label than success, by a predictor of its own."""
@@ -185,11 +196,6 @@ class DotsSelector(Selector):
         if not self._has_predictions:
             return np.full(len(prompt_ids), np.nan, dtype=np.float32)
         return self.success.mean(prompt_ids)
-
-    def predict_effective(self, prompt_ids: np.ndarray) -> np.ndarray:
-        if not self._has_predictions:
-            return np.full(len(prompt_ids), np.nan)
-        return self._chances(prompt_ids).clamp(0, 1).numpy()
 
     def strength(self, prompt_ids: np.ndarray) -> np.ndarray:
         return self.success.strength(prompt_ids)
@@ -277,7 +283,7 @@ class DotsSelector(Selector):
         from_references = np.array([group.origin == "reference" for group in groups], dtype=bool)
         effective = np.array([group.effective for group in groups], dtype=bool)
         explored = np.isin(ids, self._explored) | from_references
-        self.record.add(predicted, rates, explored, effective)
+        self.record.add(predicted, rates, explored)
         self._observe_gain(ids, effective)
         self.batch += 1
         self.success.observe(ids, rates, trials, self.batch)

@@ -8,16 +8,14 @@ kind. Once per generation batch, each of them moves one step toward its target s
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
-from trl_dataeff.rollouts.group import EASY, HARD, RolloutGroup
+from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD, RolloutGroup
 from trl_dataeff.selection.base import Selector, SelectorContext, check_request, register_selector
-from trl_dataeff.selection.pool import PromptPool
+from trl_dataeff.utils import check_number
 
 
 FLOOR = 0.01
@@ -29,7 +27,7 @@ def keep_probability(streak: np.ndarray, p: np.ndarray | float, floor: float = F
     Probability that a prompt is admitted: `max(p^streak, floor)`, 1 for a streak of 0.
 
     Args:
-        streak (`np.ndarray`): trailing zero-variance groups, at least 0; a fraction if they fade.
+        streak (`np.ndarray`): trailing zero-variance groups, at least 0.
         p (`np.ndarray` or `float`): keep probability per group, in (0, 1]; broadcast against `streak`.
         floor (`float`, *optional*, defaults to `0.01`): lower bound, so that every prompt is tried again.
 
@@ -84,54 +82,44 @@ class KeepProbability:
         self.value, self.held, self._in_a_row = float(state[0]), bool(state[1]), int(state[2])
 
 
-class GresoGate:
+class ZeroVarianceStreaks:
     """
-    Decides by streaks of zero-variance groups with which probability a prompt is kept.
+    Per prompt, how many of its latest groups were of one zero-variance kind: 5 bytes a prompt.
 
     Args:
-        pool ([`PromptPool`]): the streaks.
-        easy ([`KeepProbability`]), hard ([`KeepProbability`]): the keep probabilities of both kinds.
+        size (`int`): number of prompts, N.
 
     Attributes:
-        skipped (`int`): prompts skipped so far.
+        streak: int32 `(N,)`, 0 after an effective group.
+        kind: int8 `(N,)`, code of the kind (see `trl_dataeff.rollouts.group.KINDS`).
     """
 
-    def __init__(self, pool: PromptPool, easy: KeepProbability, hard: KeepProbability):
-        self.pool, self.easy, self.hard = pool, easy, hard
-        self.skipped = 0
+    def __init__(self, size: int):
+        self.streak = np.zeros(size, dtype=np.int32)
+        self.kind = np.full(size, EFFECTIVE, dtype=np.int8)
 
-    def keep(self, ids: np.ndarray | slice = slice(None)) -> np.ndarray:
-        """Probabilities that prompts `ids`, by default all, are kept: float64 `(n,)`, in [0.01, 1]."""
-        p = np.where(self.pool.streak_kind[ids] == EASY, self.easy.value, self.hard.value)
-        return keep_probability(self.pool.faded(ids), p)
-
-    def adapt(self, groups: Sequence[RolloutGroup]) -> None:
-        """Move the keep probabilities by the kinds of groups; they stay as they are if there are none."""
-        if groups:
-            kinds = np.array([group.kind for group in groups])
-            self.easy.update(float((kinds == EASY).mean()))
-            self.hard.update(float((kinds == HARD).mean()))
-
-    def state_dict(self) -> dict[str, np.ndarray]:
-        return {
-            **self.pool.state_dict(),
-            "keep": np.array([self.easy.state(), self.hard.state()]),
-            "skipped": np.array([self.skipped]),
-        }
-
-    def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
-        self.pool.load_state_dict(state)
-        self.easy.load_state(state["keep"][0])
-        self.hard.load_state(state["keep"][1])
-        self.skipped = int(state["skipped"][0])
-
-    def metrics(self) -> dict[str, float]:
-        return {"prompts_skipped": self.skipped, "p_easy": self.easy.value, "p_hard": self.hard.value}
+    def observe(self, groups: Sequence[RolloutGroup]) -> None:
+        """Enter the groups of a generation batch, in the order of their generation. A prompt may occur more than once."""
+        ids = np.array([group.prompt_id for group in groups], dtype=np.int64)
+        kinds = np.array([group.kind for group in groups], dtype=np.int8)
+        # A vector update sees a prompt once, so that the first group of every prompt is entered, then the second, ...
+        while ids.size:
+            _, first = np.unique(ids, return_index=True)
+            own, kind = ids[first], kinds[first]
+            streak = np.where(self.kind[own] == kind, self.streak[own] + 1, 1)
+            self.streak[own] = np.where(kind == EFFECTIVE, 0, streak)
+            self.kind[own] = kind
+            rest = np.setdiff1d(np.arange(ids.size), first)
+            ids, kinds = ids[rest], kinds[rest]
 
 
-class GresoBase(Selector):
+@register_selector("greso")
+class GresoSelector(Selector):
     """
-    What both GRESO selectors share: their arguments, and the gate with its state.
+    Shuffled passes over the prompts, in which prompts with repeated zero-variance groups are skipped at random. A pass
+    that offers too few prompts continues with the next one. Prompts without a group so far are always admitted.
+
+    The keep probabilities adapt once the first pass is over, when every prompt has had its chance.
 
     Args:
         p_init (`float`, *optional*, defaults to `0.5`): keep probability per zero-variance group at first, of both kinds.
@@ -139,12 +127,7 @@ class GresoBase(Selector):
         p_min (`float`, *optional*, defaults to `0.05`), p_max (`float`, *optional*, defaults to `0.95`): bounds.
         target_zero_variance (`float`, *optional*, defaults to `0.25`): target share of zero-variance groups.
         easy_share (`float`, *optional*, defaults to `1/3`): part of that target for easy groups; the rest is for hard ones.
-        streak_half_life (`float`, *optional*): generation batches after which a group of a streak counts half; `inf`:
-            streaks do not fade. By default, the class's `default_half_life`.
-        ...: arguments of the next base class.
     """
-
-    default_half_life: ClassVar[float] = math.inf
 
     def __init__(
         self,
@@ -155,54 +138,31 @@ class GresoBase(Selector):
         p_max: float = 0.95,
         target_zero_variance: float = 0.25,
         easy_share: float = 1 / 3,
-        streak_half_life: float | None = None,
-        **others: Any,
     ):
-        super().__init__(**others)
-        if streak_half_life is None:
-            streak_half_life = self.default_half_life
-        if not streak_half_life > 0:
-            raise ValueError(
-                f"`streak_half_life` is {streak_half_life!r}; it takes a number > 0, or `inf` for no fading."
-            )
+        for name, value in (("p_init", p_init), ("p_min", p_min), ("p_max", p_max)):
+            check_number(name, value, 0, 1, above=True)
+        check_number("p_step", p_step, 0, 1)
+        check_number("target_zero_variance", target_zero_variance, 0, 1, below=True)
+        check_number("easy_share", easy_share, 0, 1)
+        if not p_min <= p_init <= p_max:
+            raise ValueError(f"`p_min <= p_init <= p_max` must hold; got {p_min}, {p_init}, {p_max}.")
         self._movement = (p_init, p_step, p_min, p_max)
         self._targets = (target_zero_variance * easy_share, target_zero_variance * (1 - easy_share))
-        self.streak_half_life = streak_half_life
 
     def bind(self, context: SelectorContext) -> None:
         super().bind(context)
-        easy, hard = (KeepProbability(*self._movement, target) for target in self._targets)
-        self.gate = GresoGate(PromptPool(context.num_prompts, self.streak_half_life), easy, hard)
-
-    def state_dict(self) -> dict[str, np.ndarray]:
-        return {**super().state_dict(), **{f"gate.{name}": value for name, value in self.gate.state_dict().items()}}
-
-    def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
-        super().load_state_dict(state)
-        self.gate.load_state_dict({k.removeprefix("gate."): v for k, v in state.items() if k.startswith("gate.")})
-
-    def metrics(self) -> dict[str, float]:
-        return super().metrics() | self.gate.metrics()
-
-
-@register_selector("greso")
-class GresoSelector(GresoBase):
-    """
-    Shuffled passes over the prompts, in which prompts with repeated zero-variance groups are skipped at random. A pass
-    that offers too few prompts continues with the next one. Prompts without a group so far are always admitted.
-
-    The keep probabilities adapt once the first pass is over, when every prompt has had its chance. Streaks do not fade.
-
-    Args:
-        p_init, p_step, p_min, p_max, target_zero_variance, easy_share, streak_half_life: see [`GresoBase`].
-    """
-
-    def bind(self, context: SelectorContext) -> None:
-        super().bind(context)
+        self.easy, self.hard = (KeepProbability(*self._movement, target) for target in self._targets)
+        self.streaks = ZeroVarianceStreaks(context.num_prompts)
         self._order = np.empty(0, dtype=np.int64)
         self._key = 0  # the order of a pass is drawn from it
         self._position = 0
         self._passes = 0  # begun so far
+        self._skipped = 0  # prompts so far
+
+    def keep(self, ids: np.ndarray) -> np.ndarray:
+        """Probabilities that prompts `ids` are kept: float64 `(n,)`, in [0.01, 1]."""
+        p = np.where(self.streaks.kind[ids] == EASY, self.easy.value, self.hard.value)
+        return keep_probability(self.streaks.streak[ids], p)
 
     def propose(self, n: int, rng: torch.Generator) -> np.ndarray:
         check_request(n, self.context.num_prompts)
@@ -213,12 +173,12 @@ class GresoSelector(GresoBase):
                 self._set_order(int(torch.randint(2**62, (1,), generator=rng)))
                 self._position, self._passes = 0, self._passes + 1
             ids = self._order[self._position : self._position + piece]
-            kept = torch.rand(len(ids), generator=rng, dtype=torch.float64).numpy() < self.gate.keep(ids)
+            kept = torch.rand(len(ids), generator=rng, dtype=torch.float64).numpy() < self.keep(ids)
             offered = kept & ~np.isin(ids, chosen)  # where this proposal spans two passes
             looked_at = np.searchsorted(np.cumsum(offered), n - len(chosen)) + 1 if offered.any() else len(ids)
             looked_at = min(int(looked_at), len(ids))
             chosen = np.concatenate([chosen, ids[:looked_at][offered[:looked_at]]])
-            self.gate.skipped += looked_at - int(kept[:looked_at].sum())
+            self._skipped += looked_at - int(kept[:looked_at].sum())
             self._position += looked_at
             piece *= 2  # most prompts may be skipped: look at more and more at once
         return chosen
@@ -228,15 +188,32 @@ class GresoSelector(GresoBase):
         self._order = torch.randperm(self.context.num_prompts, generator=torch.Generator().manual_seed(key)).numpy()
 
     def observe(self, groups: Sequence[RolloutGroup]) -> None:
-        self.gate.pool.observe(groups)
-        if self._passes > 1 or (self._passes == 1 and self._position == len(self._order)):
-            self.gate.adapt(groups)
+        self.streaks.observe(groups)
+        first_pass_is_over = self._passes > 1 or (self._passes == 1 and self._position == len(self._order))
+        if groups and first_pass_is_over:
+            kinds = np.array([group.kind for group in groups])
+            self.easy.update(float((kinds == EASY).mean()))
+            self.hard.update(float((kinds == HARD).mean()))
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        return {"order": np.array([self._key, self._position, self._passes]), **super().state_dict()}
+        return {
+            "order": np.array([self._key, self._position, self._passes, self._skipped]),
+            "streak": self.streaks.streak.copy(),
+            "streak_kind": self.streaks.kind.copy(),
+            "keep": np.array([self.easy.state(), self.hard.state()]),
+        }
 
     def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
-        super().load_state_dict(state)
-        key, self._position, self._passes = (int(value) for value in state["order"])
+        if state["streak"].shape != self.streaks.streak.shape:
+            raise ValueError(
+                f"Streaks of {len(state['streak'])} prompts do not fit {self.context.num_prompts} prompts."
+            )
+        self.streaks.streak, self.streaks.kind = state["streak"].astype(np.int32), state["streak_kind"].astype(np.int8)
+        self.easy.load_state(state["keep"][0])
+        self.hard.load_state(state["keep"][1])
+        key, self._position, self._passes, self._skipped = (int(value) for value in state["order"])
         if self._passes:
             self._set_order(key)
+
+    def metrics(self) -> dict[str, float]:
+        return {"prompts_skipped": self._skipped, "p_easy": self.easy.value, "p_hard": self.hard.value}

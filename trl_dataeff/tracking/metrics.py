@@ -7,20 +7,29 @@ All of them go through `Trainer.log`, under the prefix `dataeff/`. What a select
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import NamedTuple
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from transformers import TrainerState
+from transformers.utils import logging
 from trl.trainer.utils import nanstd
 
 from trl_dataeff.rollouts.classification import total_rewards
 from trl_dataeff.rollouts.group import RolloutGroup
+from trl_dataeff.utils import write_atomically
 
 
+logger = logging.get_logger(__name__)
 PREFIX = "dataeff/"
+METRICS_FILE, RUN_FILE = "dataeff/metrics.jsonl", "dataeff/run.json"
+END = "train_runtime"  # in the last log of a call of `train`
 SELECTOR_PREFIX = PREFIX + "selector/"
 
 
@@ -48,77 +57,33 @@ METRICS: dict[str, Metric] = {
         True,
     ),
     "tokens_generated": Metric("tokens", "Generated so far by all processes, dropped completions included.", True),
-    "rounds": Metric("rounds per generation batch", "Rounds of rollouts that a generation batch took."),
-    "success_rate": Metric("share", "Mean success rate of the groups generated now."),
+    "rounds": Metric("rounds per generation batch", "Rounds of rollouts (with `dynamic_sampling`)."),
+    "leftover_groups": Metric(
+        "groups per generation batch", "Effective groups kept for the next generation batch (with `dynamic_sampling`)."
+    ),
     "effective_ratio": Metric("share", "Effective groups among those generated now."),
     "easy_ratio": Metric("share", "Groups generated now in which every completion has the highest reward."),
     "hard_ratio": Metric("share", "Zero-variance groups generated now that are not easy."),
     "stopped_ratio": Metric(
         "share", "Groups generated now that were stopped after half of their completions (`sequential_rollouts`)."
     ),
-    "fresh_groups": Metric("groups per generation batch", "Trained on, and generated for the same generation batch."),
-    "replayed_groups": Metric(
-        "groups per generation batch", "Trained on, and generated for an earlier generation batch."
-    ),
-    "effective_groups": Metric("groups per generation batch", "Trained on and effective, replayed ones included."),
-    "effective_expected": Metric(
-        "groups per generation batch",
-        "Effective groups that were expected of those generated now (with `fresh_groups='adaptive'`).",
-    ),
-    "padded_groups": Metric(
-        "groups per generation batch", "Zero-variance groups that completed a generation batch which stayed short."
-    ),
-    "leftover_groups": Metric(
-        "groups per generation batch", "Effective groups kept for the next generation batch, or for the replay buffer."
-    ),
-    "unscorable_ratio": Metric("share", "Completions generated now that no reward function scored."),
-    "baseline/informative_ratio": Metric(
-        "share", "With a tracked baseline, groups generated now whose advantages are large enough to be replayed."
-    ),
-    "baseline/strength": Metric(
-        "completions",
-        "With a tracked baseline, what the predictions of the groups generated now are worth on average.",
-    ),
     "replay/size": Metric("groups", "In the replay buffer."),
-    "replay/evicted": Metric(
-        "groups per generation batch", "Removed from the replay buffer: too old, replayed too often, or stale."
-    ),
     "replay/age_mean": Metric(
         "steps", "Age of the groups trained on that were generated for an earlier generation batch."
     ),
-    "replay/ess_running": Metric(
-        "share",
-        "Effective sample size of recently replayed tokens, over generation batches: what `replay_pause_ess` limits.",
-    ),
-    "replay/paused": Metric("share", "Generation batches in which replay paused (see `replay_pause_ess`)."),
-    "replay/weight": Metric("factor", "On the advantages of replayed groups (see `replay_weight`)."),
-    "replay/ratio_mean": Metric("ratio", "Mean of pi_old / pi_behavior, not truncated, over those groups' tokens."),
-    "replay/ratio_max": Metric("ratio", "Largest pi_old / pi_behavior, not truncated, over those groups' tokens."),
-    "replay/movement": Metric(
-        "log-prob",
-        "Mean absolute log of pi_old / pi_behavior over those tokens: how far the policy has moved since they were sampled.",
-    ),
     "replay/ess": Metric(
-        "share", "Effective sample size of those ratios: (sum w)^2 / (n sum w^2) in a micro-batch; 1 if all are equal."
-    ),
-    "replay/capped_share": Metric(
-        "share", "Of those groups' tokens, those whose ratio was held at `replay_ratio_cap`."
+        "share",
+        "Effective sample size of pi_old / pi_behavior over replayed tokens: (sum w)^2 / (n sum w^2) in a micro-batch; 1 if all are equal.",
     ),
     "replay/clipped_share": Metric(
-        "share",
-        "Of those groups' tokens, those whose gradient was removed by the clip, or with 'behavior' by the cap.",
+        "share", "Of replayed tokens, those whose gradient was removed by the clip, or with 'behavior' by the cap."
     ),
-    "reward_faults": Metric(
-        "rewards", "So far, rewards that were non-numeric, infinite, or late (with `reward_timeout`).", True, True
-    ),
+    "replay/paused": Metric("share", "Generation batches in which replay paused (see `replay_pause_ess`)."),
     "overlong_prompts": Metric(
         "completions", "So far, those whose prompt leaves no room for a completion in the model's context.", True, True
     ),
-    "steps_skipped": Metric("steps", "Skipped so far, because the gradient was not finite.", True, True),
-    "server_returns": Metric("times", "So far, restarts of the vLLM server.", True, True),
     "time/selection_s": Metric("seconds per step", "Selecting prompts and groups, on the main process."),
     "time/generation_s": Metric("seconds per step", "Generating and scoring rollouts, on the main process."),
-    "time/training_s": Metric("seconds per step", "The rest of the step, on the main process."),
 }
 
 
@@ -224,3 +189,92 @@ class Counters:
         """Add to the counts of these names."""
         for name, amount in amounts.items():
             self.values[name] += int(amount)
+
+
+class StepTimer:
+    """Splits the time of a step into selection, generation (with scoring), and the rest, which is training."""
+
+    def __init__(self) -> None:
+        self._selection = self._generation = 0.0
+
+    @contextmanager
+    def selection(self) -> Iterator[None]:
+        """Times what is done in this context, without the generation in it."""
+        started = time.perf_counter() - self._generation
+        yield
+        self._selection += time.perf_counter() - self._generation - started
+
+    def add_generation(self, seconds: float) -> None:
+        """Enter the seconds of a round of rollouts."""
+        self._generation += seconds
+
+    def take(self) -> dict[str, float]:
+        """Metrics of the optimizer step that has ended; the next one starts at 0."""
+        selection, generation = self._selection, self._generation
+        self._selection = self._generation = 0.0
+        return {"time/selection_s": selection, "time/generation_s": generation}
+
+
+class MetricsLog:
+    """
+    Appends what the Trainer logs, evaluations too, to `metrics.jsonl`. A line is a JSON object of numbers with, besides the
+    metrics, `step`; `rollouts` and `tokens` generated so far; and `seconds` of training so far, without the time between a
+    stop and a resume.
+
+    Args:
+        path (`Path`): the file.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._waiting: list[str] = []
+        self._began = time.monotonic()
+        self._warned = False
+
+    def begin(self, step: int) -> None:
+        """Continue at optimizer step `step`: lines up to that step are kept, and an earlier run's are removed."""
+        self._began = time.monotonic()
+        if not self.path.exists():
+            return
+        kept = [line for line in _lines(self.path) if step and line["step"] <= step and END not in line]
+        self._began -= max((line["seconds"] for line in kept), default=0.0)
+        text = "".join(json.dumps(line) + "\n" for line in kept)
+        self._write(lambda: write_atomically(self.path, lambda path: path.write_text(text, encoding="utf-8")))
+
+    def add(self, logs: Mapping[str, Any], *, step: int, rollouts: int, tokens: int) -> None:
+        """Write a line. What is not a number is left out; a number that is not finite is null."""
+        numbers = {name: v if math.isfinite(v) else None for name, v in logs.items() if isinstance(v, (int, float))}
+        seconds = round(time.monotonic() - self._began, 3)
+        line = {"step": step, "rollouts": rollouts, "tokens": tokens, "seconds": seconds, **numbers}
+        self._waiting.append(json.dumps(line) + "\n")
+        if self._write(self._append):
+            self._waiting = []
+
+    def _append(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.path, "a", encoding="utf-8") as file:
+            file.write("".join(self._waiting))
+
+    def _write(self, write: Callable[[], None]) -> bool:
+        """Whether the file could be written: it is not worth a run."""
+        try:
+            write()
+        except OSError as error:
+            if not self._warned:
+                logger.warning(
+                    f"{self.path} could not be written ({error}). Training continues; the lines are kept in memory and "
+                    "written when there is room. This warning is shown once."
+                )
+            self._warned = True
+            return False
+        self._warned = False
+        return True
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Complete lines: a process that was killed while it wrote leaves half of one."""
+    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        with suppress(ValueError):
+            line = json.loads(text)
+            if isinstance(line, dict) and {"step", "seconds"} <= line.keys():
+                yield line

@@ -1,5 +1,10 @@
 """
-Fitting a predictor to the groups of finished runs, and measuring it on held-out prompts.
+Fits a predictor of success rates to the groups of finished runs, and measures it on held-out prompts.
+
+    python examples/fit_predictor.py --groups out/dataeff/groups.parquet --dataset openai/gsm8k --dataset_config main \
+        --prompt_column question --embedding Qwen/Qwen2.5-0.5B-Instruct --output predictor
+    trl-dataeff grpo --config recipe.yaml --prompt_embedding Qwen/Qwen2.5-0.5B-Instruct \
+        --selection dots --selector_args '{"predictor": "predictor"}'
 
 A success rate is that of one policy. A group is therefore predicted from groups of the same run and of nearby steps: a
 run is cut, in the order of its steps, into slices of about 512 groups, and each slice is a task.
@@ -7,29 +12,28 @@ run is cut, in the order of its steps, into slices of about 512 groups, and each
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 
-from trl_dataeff.difficulty.arrays import take
 from trl_dataeff.difficulty.attention import AttentionDifficultyPredictor
-from trl_dataeff.difficulty.base import DifficultyPredictor, Embeddings, PredictorError
+from trl_dataeff.difficulty.base import DifficultyPredictor, Embeddings, PredictorError, take
+from trl_dataeff.difficulty.embedding import embed_dataset
+from trl_dataeff.difficulty.loading import save_predictor
 from trl_dataeff.difficulty.logistic import LogisticDifficultyPredictor
-from trl_dataeff.difficulty.online import newest
-from trl_dataeff.difficulty.quality import calibration_error, mean_absolute_error, pearson
+from trl_dataeff.difficulty.online import newest, pearson
 from trl_dataeff.difficulty.training import HELD_OUT, Task
+from trl_dataeff.tracking.groups import read_groups
 
 
 SLICE = 512
 EPOCHS = 20
 NEIGHBOURS = 10
 FEWEST = 20  # prompts
-COLUMNS = ("step", "prompt_id", "success_rate")
 
 #: Predicts the held-out groups of a task from its others: rows `(K,)`, success rates `(K,)`, rows `(n,)` -> `(n,)`.
 Predict = Callable[[np.ndarray, torch.Tensor, np.ndarray], np.ndarray]
@@ -51,12 +55,11 @@ class Fitted(NamedTuple):
 
 
 class Quality(NamedTuple):
-    """How well held-out groups are predicted; `pearson` is the mean over tasks, the others are over all groups."""
+    """How well held-out groups are predicted; `pearson` is the mean over tasks, the error is over all groups."""
 
     name: str
     pearson: float
     mean_absolute_error: float
-    calibration_error: float
 
 
 def read_slices(paths: Sequence[str | Path], size: int) -> list[Slice]:
@@ -101,7 +104,7 @@ def fit_offline(
     prompts = np.unique(np.concatenate([piece.prompt_ids for piece in slices]))
     held_out = np.zeros(len(E), dtype=bool)
     held_out[rng.permutation(prompts)[: max(1, int(len(prompts) * HELD_OUT))]] = True
-    predictor, predict, finish = _FITS[kind](E, slices, held_out, rng, seed)
+    predictor, predict, finish = FITS[kind](E, slices, held_out, rng, seed)
     contestants: dict[str, Predict] = {
         kind: predict,
         "mean": lambda references, p, queries: np.full(len(queries), float(p.mean())),
@@ -125,11 +128,11 @@ def measure(name: str, predict: Predict, slices: Sequence[Slice], held_out: np.n
         correlation.append(pearson(predicted[-1], observed[-1]))
         count.append(out.sum())
     if not predicted:
-        return Quality(name, float("nan"), float("nan"), float("nan"))
+        return Quality(name, float("nan"), float("nan"))
     defined = ~np.isnan(correlation)
     mean = np.average(np.array(correlation)[defined], weights=np.array(count)[defined]) if defined.any() else np.nan
     x, y = np.concatenate(predicted), np.concatenate(observed)
-    return Quality(name, float(mean), mean_absolute_error(x, y), calibration_error(x, y))
+    return Quality(name, float(mean), float(np.abs(x - y).mean()))
 
 
 def nearest_neighbours(E: Embeddings, references: np.ndarray, p: torch.Tensor, queries: np.ndarray) -> np.ndarray:
@@ -190,11 +193,11 @@ def _fit_attention(
     return Fitted(predictor, predict, finish)
 
 
-_FITS = {"logistic": _fit_logistic, "attention": _fit_attention}
+FITS = {"logistic": _fit_logistic, "attention": _fit_attention}
 
 
 def _slices_of(path: Path, size: int) -> list[Slice]:
-    table = _read(path)
+    table = read_groups(path)
     rates = table["success_rate"].to_numpy().astype(np.float32)
     ids, step = table["prompt_id"].to_numpy(), table["step"].to_numpy()
     known = (ids >= 0) & ~np.isnan(rates)
@@ -203,8 +206,6 @@ def _slices_of(path: Path, size: int) -> list[Slice]:
         raise PredictorError(
             f"{path} has a group of prompt {ids.max()}, and the dataset has {size} rows: give the dataset of that run."
         )
-    if len(ids) and not bool(((rates >= 0) & (rates <= 1)).all()):
-        raise PredictorError(f"{path}: success rates lie in [0, 1]; these reach from {rates.min()} to {rates.max()}.")
     order = np.argsort(step, kind="stable")
     pieces = np.array_split(order, max(1, round(len(order) / SLICE)))
     slices = [Slice(ids[piece].astype(np.int64), rates[piece]) for piece in pieces]
@@ -212,17 +213,35 @@ def _slices_of(path: Path, size: int) -> list[Slice]:
     return [Slice(s.prompt_ids[k], s.rates[k]) for s, k in zip(slices, kept, strict=True) if len(k)]
 
 
-def _read(path: Path) -> pa.Table:
-    if not path.is_file():
-        raise PredictorError(f"There is no file {path}. A run writes <output_dir>/dataeff/groups.parquet.")
-    try:
-        table = pq.read_table(path)
-    except (pa.ArrowException, OSError) as error:
-        raise PredictorError(f"{path} is not a parquet file, or is corrupt: {error}") from error
-    missing = [name for name in COLUMNS if name not in table.column_names]
-    if missing:
-        raise PredictorError(
-            f"{path} has the columns {', '.join(table.column_names)}, and lacks {', '.join(missing)}. Give the "
-            "dataeff/groups.parquet of a run."
-        )
-    return table.select(list(COLUMNS))
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--groups", nargs="+", required=True, help="dataeff/groups.parquet of each run")
+    parser.add_argument("--dataset", required=True, help="the runs' dataset: Hub id, or a JSON lines file")
+    parser.add_argument("--dataset_config", help="its configuration")
+    parser.add_argument("--split", default="train", help="its split (default: train)")
+    parser.add_argument("--prompt_column", default="prompt", help="its column of prompts (default: prompt)")
+    parser.add_argument("--embedding", required=True, help="id or path of the model that embeds the prompts")
+    parser.add_argument("--kind", choices=("attention", "logistic"), default="attention", help="default: attention")
+    parser.add_argument("--seed", type=int, default=0, help="of the held-out prompts and the fit (default: 0)")
+    parser.add_argument("--output", required=True, help="folder to write the predictor to")
+    options = parser.parse_args()
+
+    from datasets import load_dataset
+
+    if Path(options.dataset).is_file():
+        dataset = load_dataset("json", data_files=options.dataset, split="train")
+    else:
+        dataset = load_dataset(options.dataset, options.dataset_config, split=options.split)
+    dataset = dataset.select_columns(options.prompt_column).rename_column(options.prompt_column, "prompt")
+    slices = read_slices(options.groups, len(dataset))
+    predictor, quality = fit_offline(options.kind, embed_dataset(dataset, options.embedding), slices, options.seed)
+    predictor.embedding = options.embedding
+    save_predictor(predictor, options.output)
+    print("Groups of held-out prompts, a fifth of all:")
+    for row in quality:
+        print(f"  {row.name:<20}Pearson {row.pearson:.3f}, mean absolute error {row.mean_absolute_error:.3f}")
+    print(f"Written to {options.output}.")
+
+
+if __name__ == "__main__":
+    main()

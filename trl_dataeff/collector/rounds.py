@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 
 from trl_dataeff.replay.buffer import ReplayBuffer
@@ -29,7 +28,6 @@ class GenerationBatch:
         leftover: effective groups beyond them, to be kept for a later batch.
         generated: all groups generated for this batch, reference rollouts included, in order.
         rounds: rounds of rollouts, reference rollouts not counted.
-        advantages: of `trained`, float32 of shape `(n, G)`, with a tracked baseline; `None`: those of TRL.
         padded: how many of `trained` are zero-variance groups that complete a batch which stayed short.
         metrics: numbers to log, by their names in `trl_dataeff.tracking.metrics.METRICS`.
         selector_metrics: numbers of the selector, by its own names.
@@ -40,7 +38,6 @@ class GenerationBatch:
     generated: list[RolloutGroup] = field(default_factory=list)
     rounds: int = 0
     padded: int = 0
-    advantages: np.ndarray | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     selector_metrics: dict[str, float] = field(default_factory=dict)
 
@@ -98,7 +95,7 @@ def fill_batch(
         batch_groups (`int`): B, groups trained on per generation batch.
         max_rounds (`int`, *optional*): at least 1; `None`: nothing is dropped.
         leftover: effective groups that an earlier batch had too many.
-        references: reference rollouts of this batch. Informative ones are left over for `buffer`, if there is one; else
+        references: reference rollouts of this batch. Effective ones are left over for `buffer`, if there is one; else
             they are trained on, up to half of the batch. The others are dropped.
         buffer ([`ReplayBuffer`], *optional*): source of replayed groups.
         replay_groups (`int`, *optional*, defaults to `0`): below `batch_groups`; fewer are replayed where `buffer` has
@@ -109,10 +106,10 @@ def fill_batch(
     if buffer is not None and rng is None:
         raise ValueError("`buffer` is given without `rng`, which draws the replayed groups. Give both.")
     _set_origin(leftover, "leftover")
-    informative = [group for group in references if group.informative]
+    effective = [group for group in references if group.effective]
     # Without a buffer references take up to half of the batch: the rest is selected
-    kept = [*leftover, *(informative[: batch_groups // 2] if buffer is None else [])]
-    stored = informative if buffer is not None else []
+    kept = [*leftover, *(effective[: batch_groups // 2] if buffer is None else [])]
+    stored = effective if buffer is not None else []
     batch = GenerationBatch(generated=list(references))
     zero_variance: list[RolloutGroup] = []
     while True:
@@ -134,7 +131,7 @@ def fill_batch(
         _set_origin(replayed, "replayed")
     batch.padded = batch_groups - used - len(replayed)
     batch.trained = [*kept[:used], *replayed, *zero_variance[: batch.padded]]
-    batch.leftover = [*(group for group in kept[used:] if group.informative), *stored]
+    batch.leftover = [*(group for group in kept[used:] if group.effective), *stored]
     _set_disposition(batch.generated, "dropped")  # unless it is trained on or left over
     _set_disposition(batch.leftover, "leftover")
     _set_disposition(batch.trained, "trained")
@@ -154,8 +151,7 @@ def _set_disposition(groups: Sequence[RolloutGroup], disposition: Disposition) -
 @dataclass
 class ZeroVarianceShare:
     """
-    Running share of zero-variance groups among those generated, with a tracked baseline of those that are not informative:
-    counts that fade by `decay` with every round, so that large rounds weigh more than small ones. 0 before the first round.
+    Running share of zero-variance groups among those generated: counts that fade by `decay` with every round, so that large rounds weigh more than small ones. 0 before the first round.
     """
 
     decay: float = 0.8
@@ -164,13 +160,16 @@ class ZeroVarianceShare:
 
     def observe(self, groups: Sequence[RolloutGroup]) -> None:
         """Enter the groups of a round."""
-        self.zero = self.decay * self.zero + sum(not group.informative for group in groups)
+        self.zero = self.decay * self.zero + sum(not group.effective for group in groups)
         self.total = self.decay * self.total + len(groups)
 
     @property
     def value(self) -> float:
         """The share, in [0, 1]."""
         return self.zero / self.total if self.total else 0.0
+
+
+SMALLEST, LARGEST = 0.25, 1.5  # rounds of dynamic sampling, as shares of the batch
 
 
 @dataclass(frozen=True)
@@ -181,17 +180,14 @@ class RefillRounds:
     Attributes:
         most: rounds that one generation batch may take.
         margin: oversampling of a round, at least 1.
-        low, high: bounds of a round's size as shares of the batch; `low <= 1 <= high`.
     """
 
     most: int = 4
     margin: float = 1.0
-    low: float = 0.25
-    high: float = 1.5
 
     def size(self, missing: int, *, batch_groups: int, zero_share: float, multiple: int, num_prompts: int) -> int:
         """
-        Groups to generate in a round: `ceil(margin * missing / (1 - zero_share))`, within `[low, high]` times the batch
+        Groups to generate in a round: `ceil(margin * missing / (1 - zero_share))`, within 0.25 and 1.5 times the batch
         (GRESO, arXiv 2506.02177, section on adaptive batch size), never fewer than are missing while the bounds allow it.
 
         Args:
@@ -201,7 +197,7 @@ class RefillRounds:
             multiple (`int`): the size is rounded up to a multiple of this (processes).
             num_prompts (`int`): N; the size is at most the largest multiple within it.
         """
-        most = math.floor(self.high * batch_groups)
+        most = math.floor(LARGEST * batch_groups)
         wanted = most if zero_share >= 1 else math.ceil(self.margin * missing / (1 - zero_share))
-        size = min(max(wanted, missing, math.ceil(self.low * batch_groups)), most)
+        size = min(max(wanted, missing, math.ceil(SMALLEST * batch_groups)), most)
         return min(math.ceil(size / multiple) * multiple, num_prompts // multiple * multiple)

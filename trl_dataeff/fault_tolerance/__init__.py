@@ -1,1 +1,0 @@
-"""What keeps a run alive when something outside of it fails. Each part is off unless chosen."""

@@ -1,0 +1,176 @@
+"""`GroupLog`: one row per generated group, in `<output_dir>/dataeff/groups.parquet`."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from transformers.utils import logging
+
+from trl_dataeff.rollouts.classification import total_rewards
+from trl_dataeff.rollouts.group import KINDS, RolloutGroup
+from trl_dataeff.tracking.metrics import METRICS_FILE, RUN_FILE, MetricsLog
+from trl_dataeff.utils import UserError, write_atomically
+
+
+logger = logging.get_logger(__name__)
+GROUPS_FILE = "dataeff/groups.parquet"
+FLUSH_SECONDS = 10.0
+DATASET = b"trl_dataeff.dataset"  # in the file's metadata: content hash of its prompts
+_MEANINGS: dict[str, tuple[pa.DataType, str]] = {
+    "step": (pa.int32(), "optimizer step at which the group was generated"),
+    "prompt_id": (pa.int64(), "row of the training dataset; -1 if not known"),
+    "round": (pa.int16(), "round of its generation batch, from 0"),
+    "success_rate": (pa.float32(), "in [0, 1]; null if no completion was scorable"),
+    "reward": (pa.float32(), "mean total reward of the scorable completions"),
+    "kind": (pa.string(), " | ".join(KINDS)),
+    "predicted": (pa.float32(), "success rate predicted before the rollout"),
+    "explored": (pa.bool_(), "whether its prompt was drawn uniformly, not by its prediction"),
+    "origin": (pa.string(), "fresh | reference"),
+    "disposition": (pa.string(), "trained | leftover | dropped, in its own batch"),
+    "completions": (pa.int16(), "generated for it; fewer if the group was stopped"),
+    "tokens": (pa.int32(), "tokens generated for its completions"),
+    "seconds": (pa.float32(), "its share of the time its round took"),
+}
+SCHEMA = pa.schema([pa.field(name, kind, metadata={"meaning": text}) for name, (kind, text) in _MEANINGS.items()])
+
+
+class GroupLog:
+    """
+    Collects rows and writes them, during training, to a parquet file that is complete at every moment.
+
+    The file is rewritten at every checkpoint, at the end, and in between when the last time is `FLUSH_SECONDS` ago and
+    the rows that wait are a twentieth of those written, so that what a run writes stays proportional to the file's size.
+
+    Args:
+        path (`Path`): the file.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._metadata = {DATASET: ""}
+        self._written = SCHEMA.empty_table()
+        self._waiting: list[dict[str, Any]] = []
+        self._flushed_at = time.monotonic()
+        self._warned = False
+
+    def begin(self, step: int, dataset: str = "") -> None:
+        """
+        Continue at optimizer step `step`: rows generated before are kept. A file that cannot be read is replaced, with a
+        warning: training does not depend on it. `dataset` is the content hash of the prompts.
+        """
+        self._metadata = {DATASET: dataset}
+        if step and self.path.exists():
+            try:
+                table = pq.read_table(self.path)
+                self._written = table.filter(pc.less(table["step"], step)).cast(SCHEMA)
+            except (OSError, KeyError, ValueError, pa.ArrowException) as error:  # ValueError: other columns
+                logger.warning(f"{self.path} cannot be read ({error}): a new table begins with step {step}.")
+
+    def add(self, groups: Iterable[RolloutGroup], weights: np.ndarray) -> None:
+        """Enter groups. `weights` `(F,)` are those of the reward functions."""
+        for group in groups:
+            totals = total_rewards(group.rewards, weights)
+            scored = totals[totals == totals]
+            self._waiting.append(
+                {
+                    "step": group.step,
+                    "prompt_id": group.prompt_id,
+                    "round": group.round,
+                    "success_rate": _number_or_none(group.success_rate),
+                    "reward": float(scored.mean()) if len(scored) else None,
+                    "kind": KINDS[group.kind],
+                    "predicted": _number_or_none(group.predicted),
+                    "explored": group.explored,
+                    "origin": group.origin,
+                    "disposition": group.disposition,
+                    "completions": group.size,
+                    "tokens": group.tokens,
+                    "seconds": group.seconds,
+                }
+            )
+
+    def flush(self, force: bool = False) -> None:
+        """Write what waits, if it is time or `force` is set."""
+        due = time.monotonic() - self._flushed_at >= FLUSH_SECONDS and len(self._waiting) >= len(self._written) / 20
+        if not self._waiting or not (force or due):
+            return
+        table = pa.concat_tables([self._written, pa.Table.from_pylist(self._waiting, schema=SCHEMA)])
+        table = table.replace_schema_metadata(self._metadata)
+        self._flushed_at = time.monotonic()
+        try:
+            write_atomically(self.path, lambda path: pq.write_table(table, path))
+        except OSError as error:  # the table is not worth a run: its rows are kept for the next time
+            if not self._warned:
+                logger.warning(
+                    f"{self.path} could not be written ({error}). Training continues; the rows are kept in memory and "
+                    "written when there is room. This warning is shown once."
+                )
+            self._warned = True
+        else:
+            self._written, self._waiting, self._warned = table, [], False
+
+
+class RunLogs:
+    """
+    The files that a run writes to `<output_dir>/dataeff` while it trains. Of its main process alone.
+
+    Args:
+        output_dir (`str`): of the run.
+
+    Attributes:
+        groups ([`GroupLog`]): `groups.parquet`, a row for each generated group.
+        metrics ([`MetricsLog`]): `metrics.jsonl`, a line for each log.
+        about (`dict`): what `run.json` says, JSON values.
+    """
+
+    def __init__(self, output_dir: str):
+        self._folder = Path(output_dir)
+        self.groups = GroupLog(self._folder / GROUPS_FILE)
+        self.metrics = MetricsLog(self._folder / METRICS_FILE)
+        self.about: dict[str, Any] = {}
+
+    def begin(self, step: int, dataset: str, about: dict[str, Any]) -> None:
+        """
+        Continue at optimizer step `step`: what was written after it, or by an earlier run, is removed. `dataset` is the
+        content hash of the prompts.
+        """
+        self.about = about
+        self.groups.begin(step, dataset)
+        self.metrics.begin(step)
+        try:
+            write_atomically(self._folder / RUN_FILE, lambda path: path.write_text(json.dumps(about, indent=2)))
+        except OSError as error:
+            logger.warning(f"{self._folder / RUN_FILE} could not be written ({error}). Training continues.")
+
+
+def read_groups(path: Path) -> pa.Table:
+    """
+    The table of a run, with a success rate of NaN where there is none.
+
+    Raises:
+        [`UserError`]: it cannot be read, or lacks a column.
+    """
+    try:
+        table = pq.read_table(path)
+        rates = pc.fill_null(table["success_rate"].cast(pa.float64()), float("nan"))
+        table = table.set_column(table.column_names.index("success_rate"), "success_rate", rates)
+        return table.select(SCHEMA.names)
+    except (OSError, KeyError, ValueError, pa.ArrowException) as error:
+        raise UserError(f"{path} is no table of groups of this package ({type(error).__name__}: {error}).") from error
+
+
+def dataset_of(path: Path) -> str:
+    """Content hash of the prompts that a table of groups is about."""
+    return (pq.read_schema(path).metadata or {}).get(DATASET, b"").decode()
+
+
+def _number_or_none(value: float) -> float | None:
+    return None if value != value else float(value)
