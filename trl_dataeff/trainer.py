@@ -124,14 +124,9 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         wanted = config.dynamic_sampling, config.replay_fraction > 0, config.sequential_rollouts
         self._refills, self._replays, self._sequential = (on and reason is None for on in wanted)
         self._in_rounds = self._refills or self._replays or self._sequential or self.selector.uses_references
-        dataset = self.train_dataset if self._map_style else None
-        if (
-            dataset is not None
-            and dataset.format["type"] != "custom"
-            and not environments
-            and self.rollout_func is None
-        ):
-            validation.check_reward_arguments(self.reward_funcs, dataset.column_names)
+        dataset = self.train_dataset if isinstance(self.train_dataset, Dataset) else None
+        if dataset is not None and not environments and self.rollout_func is None:
+            validation.check_reward_arguments(self.reward_funcs, dataset)
         num_prompts = None if dataset is None else len(dataset)
         validation.announce(config, self.selector, reason, self._processes, num_prompts, self.model)
 

@@ -192,11 +192,14 @@ def check_prompts(dataset: Dataset, given: str = "`train_dataset`") -> None:
     )
 
 
-def check_reward_arguments(reward_funcs: Sequence[Any], columns: Sequence[str]) -> None:
+def check_reward_arguments(reward_funcs: Sequence[Any], dataset: Dataset) -> None:
     """
     Raise a [`UserError`] that names a reward function, if it has a required argument that is neither a column of the dataset
-    nor one of those that TRL passes.
+    nor one of those that TRL passes. Of a dataset with a transform nothing is checked: it may make columns.
     """
+    columns = dataset.column_names
+    if dataset.format["type"] == "custom":
+        return
     for function in reward_funcs:
         if isinstance(function, torch.nn.Module):
             continue

@@ -174,4 +174,6 @@ def _of_logs(folder: Path) -> Audit:
         return Shares(chosen[0]["step"], chosen[-1]["step"], 0, effective)
 
     periods = np.array_split(np.arange(len(logs)), min(PERIODS, len(logs)))
-    return Audit(f"the logs in {folder}", shares(range(len(logs))), [shares(part) for part in periods], note=MORE)
+    return Audit(
+        f"the logs in {folder}", shares(range(len(logs))), [shares(part.tolist()) for part in periods], note=MORE
+    )

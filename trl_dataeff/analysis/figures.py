@@ -163,7 +163,8 @@ def svg(name: str, draw: Callable[[Axes], None], *, legend: bool = False) -> str
     import matplotlib as mpl
     from matplotlib.figure import Figure as Canvas
 
-    buffer, style = io.StringIO(), {**STYLE, "svg.hashsalt": name}
+    style: Any = {**STYLE, "svg.hashsalt": name}
+    buffer = io.StringIO()
     with mpl.rc_context(style):
         canvas = Canvas(figsize=(5.0, 2.9), layout="constrained")
         axes = canvas.add_subplot()

@@ -38,7 +38,7 @@ def facts(runs: Sequence[RecordedRun]) -> dict[str, list[str]]:
         "optimizer steps": [_count(max(line["step"] for line in run.lines)) for run in runs],
         "rollouts generated": [_count(run.last(f"{PREFIX}rollouts_generated")) for run in runs],
         "rollouts replayed": [_count(run.last(f"{PREFIX}rollouts_replayed")) for run in runs],
-        "effective groups": [_mean(run.effective_share()[1]) for run in runs],
+        "effective groups": [_mean(run.effective_share()[1].tolist()) for run in runs],
         "reward in training, first and last": [_ends(run, "reward") for run in runs],
         "held-out reward, first and last": [_ends(run, run.held_out) for run in runs],
         "hours": [_hours(run) for run in runs],

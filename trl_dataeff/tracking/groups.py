@@ -169,7 +169,8 @@ def read_groups(path: Path) -> pa.Table:
 
 def dataset_of(path: Path) -> str:
     """Content hash of the prompts that a table of groups is about."""
-    return (pq.read_schema(path).metadata or {}).get(DATASET, b"").decode()
+    metadata: dict[bytes, bytes] = pq.read_schema(path).metadata or {}
+    return metadata.get(DATASET, b"").decode()
 
 
 def _number_or_none(value: float) -> float | None:
