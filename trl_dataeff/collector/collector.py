@@ -357,14 +357,15 @@ class RolloutCollector:
             metrics["effective_ratio"] = float((kinds == EFFECTIVE).mean())
             metrics["easy_ratio"] = float((kinds == EASY).mean())
             metrics["hard_ratio"] = float((kinds == HARD).mean())
+            rates = np.array([group.success_rate for group in batch.generated])
+            if not np.isnan(rates).all():
+                metrics["success_rate"] = float(np.nanmean(rates))
         if self.refill is not None:
-            metrics["rounds"], metrics["leftover_groups"] = batch.rounds, len(batch.leftover)
+            metrics["rounds"] = batch.rounds
         if batch.generated and self.sequential is not None:
             metrics["stopped_ratio"] = float(np.mean([g.size < self.group_size for g in batch.generated]))
         if self.buffer is None:
             del metrics["rollouts_replayed"]
-        else:
-            metrics["replay/size"] = len(self.buffer)
-        if batch.trained_stale and self.buffer is not None:
+        elif batch.trained_stale:
             metrics["replay/age_mean"] = float(np.mean([step - group.step for group in batch.trained_stale]))
         return metrics

@@ -58,16 +58,13 @@ METRICS: dict[str, Metric] = {
     ),
     "tokens_generated": Metric("tokens", "Generated so far by all processes, dropped completions included.", True),
     "rounds": Metric("rounds per generation batch", "Rounds of rollouts (with `dynamic_sampling`)."),
-    "leftover_groups": Metric(
-        "groups per generation batch", "Effective groups kept for the next generation batch (with `dynamic_sampling`)."
-    ),
+    "success_rate": Metric("share", "Mean success rate of the groups generated now."),
     "effective_ratio": Metric("share", "Effective groups among those generated now."),
     "easy_ratio": Metric("share", "Groups generated now in which every completion has the highest reward."),
     "hard_ratio": Metric("share", "Zero-variance groups generated now that are not easy."),
     "stopped_ratio": Metric(
         "share", "Groups generated now that were stopped after half of their completions (`sequential_rollouts`)."
     ),
-    "replay/size": Metric("groups", "In the replay buffer."),
     "replay/age_mean": Metric(
         "steps", "Age of the groups trained on that were generated for an earlier generation batch."
     ),
