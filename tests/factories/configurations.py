@@ -26,24 +26,17 @@ CONFIGURATIONS: dict[str, dict] = {
     "greso, dynamic": {**DYNAMIC, "selection": "greso"},
     "replay": {"replay_fraction": 0.5, "rewards": even_length_reward},
     "replay, batches of 2 steps": {"replay_fraction": 0.5, "rewards": even_length_reward, "steps_per_generation": 2},
-    "replay, adaptive": {
-        **{"replay_fraction": 0.5, "fresh_groups": "adaptive", "replay_max_uses": 2, "selection": "dots"},
-        **{"rewards": even_length_reward, "steps_per_generation": 2},
-    },
-    "replay, staleness": {
-        **{"replay_fraction": 0.5, "rewards": even_length_reward, "steps_per_generation": 2, "learning_rate": 1e-2},
-        **{"replay_max_age": None, "replay_max_movement": 0.5, "replay_min_ess": 0.5, "replay_min_unclipped": 0.7},
-    },
     "replay, pauses": {
         **{"replay_fraction": 0.5, "rewards": even_length_reward, "steps_per_generation": 2, "learning_rate": 1e-2},
         **{"selection": "dots", "replay_pause_ess": 0.98},
     },
-    "dots": {"selection": "dots", "dots_refresh_batches": 2},
+    "dots": {"selection": "dots", "selector_args": {"refresh_batches": 2}},
     "dots, reference rollouts": {
-        **{"selection": "dots", "dots_reference": "paper", "dots_reference_size": 3, "dots_refresh_batches": 3},
-        **{"replay_fraction": 0.5, "dots_objective": "target", "rewards": even_length_reward},
+        "selection": "dots",
+        "selector_args": {"reference": "paper", "reference_size": 3, "refresh_batches": 3, "objective": "target"},
+        **{"replay_fraction": 0.5, "rewards": even_length_reward},
     },
-    "all three": {**DYNAMIC, "selection": "dots+greso", "replay_fraction": 0.5, "steps_per_generation": 2},
+    "all three": {**DYNAMIC, "selection": "dots", "replay_fraction": 0.5, "steps_per_generation": 2},
     "sequential": {
         "sequential_rollouts": True,
         "selection": "dots",
@@ -51,11 +44,6 @@ CONFIGURATIONS: dict[str, dict] = {
         "steps_per_generation": 2,
     },
     "sequential, dynamic": {**DYNAMIC, "sequential_rollouts": True, "steps_per_generation": 2},
-    "tracked baseline": {"advantage_baseline": "tracked", "rewards": letter_share_reward, "steps_per_generation": 2},
-    "tracked baseline, dots, replay": {
-        **{"advantage_baseline": "tracked", "selection": "dots", "replay_fraction": 0.5, "num_generations": 2},
-        **{"scale_rewards": "batch", "steps_per_generation": 2},
-    },
     "several steps to a log": {**DYNAMIC, "logging_steps": 5, "steps_per_generation": 2},
     "two rewards": {**DYNAMIC, "rewards": [letter_share_reward, even_length_reward], "reward_weights": [1.0, 0.5]},
     "another loss": {**DYNAMIC, "loss_type": "dr_grpo", "scale_rewards": "batch"},
