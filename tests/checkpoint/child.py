@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.factories import history, make_trainer
 from trl_dataeff import DataEfficientGRPOTrainer
 from trl_dataeff import trainer as trainer_module
-from trl_dataeff.checkpoint import saving
+from trl_dataeff.checkpoint import resume
 from trl_dataeff.collector import state
 from trl_dataeff.utils import write_atomically
 
@@ -22,10 +22,9 @@ OPTIONS = {"steps_per_generation": 2, "rollout_margin": 2.0, "save_total_limit":
 _STATIONS = ("_save_optimizer_and_scheduler", "_save_rng_state", "save_model")
 
 _FUNCTIONS = (
-    (saving, "set_aside"),
     (state, "save_state"),
     (state, "save_generation_batch"),
-    (saving, "write_manifest"),
+    (resume, "write_manifest"),
     (trainer_module, "remove_older"),
 )
 

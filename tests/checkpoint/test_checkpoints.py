@@ -2,19 +2,51 @@
 
 import errno
 import resource
+import shutil
 import signal
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 
-from tests.factories import checkpoint_names, history, make_trainer, messages, plain_dataset, train
+from tests.factories import checkpoint_names, groups_since, history, make_trainer, messages, plain_dataset, train
 from trl_dataeff import DataEfficientGRPOTrainer
 from trl_dataeff import trainer as trainer_module
+from trl_dataeff.checkpoint import resume
 from trl_dataeff.checkpoint.manifest import MANIFEST, check_checkpoint, is_complete
-from trl_dataeff.checkpoint.resume import checkpoints, remove_older, resolve_run
+from trl_dataeff.checkpoint.resume import Run, checkpoints, failure_notes, remove_older, resolve_run
 from trl_dataeff.checkpoint.state import CheckpointError
 from trl_dataeff.rollouts.distributed import Processes
+
+
+class Killed(BaseException):
+    """As good as SIGKILL: nothing of the trainer's own handles it."""
+
+
+def fail(error):
+    def failing(*args, **kwargs):
+        raise error
+
+    return failing
+
+
+def fail_at(trainer, step: int) -> list[str]:
+    """Train until the reward function fails in the step after `step`; the notes of its error."""
+    plain = trainer.reward_funcs[0]
+
+    def reward(*args, **kwargs):
+        if trainer.state.global_step == step:
+            raise KeyError("answer")
+        return plain(*args, **kwargs)
+
+    trainer.reward_funcs = [reward]
+    with pytest.raises(KeyError) as raised:
+        trainer.train()
+    return raised.value.__notes__
+
+
+# Which checkpoint is resumed
 
 
 def test_the_latest_complete_one_is_taken_and_said(tmp_path, caplog_transformers):
@@ -24,15 +56,141 @@ def test_the_latest_complete_one_is_taken_and_said(tmp_path, caplog_transformers
     path.write_bytes(path.read_bytes()[:-1])
     (tmp_path / "checkpoint-10" / "optimizer.pt").unlink()
     again = train(tmp_path, resume=True)
-    said = [m for m in messages(caplog_transformers) if "Rejected:" in m]
-    assert len(said) == 1
-    assert said[0].startswith(f"Resuming from {tmp_path / 'checkpoint-9'}. Rejected:")
-    assert "checkpoint-12 is incomplete" in said[0]
-    assert "checkpoint-11 is corrupt: model.safetensors has" in said[0]
-    assert "checkpoint-10 is corrupt: optimizer.pt is missing" in said[0]
+    (said,) = messages(caplog_transformers, "Rejected:")
+    assert said.startswith(f"Resuming from {tmp_path / 'checkpoint-9'}. Rejected:")
+    assert "checkpoint-11 is corrupt: model.safetensors has" in said
+    assert "checkpoint-10 is corrupt: optimizer.pt is missing" in said
     assert history(again.state.log_history) == history(whole.state.log_history)
     for path in checkpoints(tmp_path):
         check_checkpoint(path)
+
+
+def test_of_two_runs_in_a_folder_the_later_one_is_resumed(tmp_path, caplog_transformers):
+    train(tmp_path, max_steps=6, save_steps=6)
+    assert not messages(caplog_transformers, "another run")
+    train(tmp_path, max_steps=3, save_steps=3, seed=7)
+    (said,) = messages(caplog_transformers, f"{tmp_path} holds checkpoints of another run (checkpoint-6)")
+    assert "Set another `output_dir`" in said
+    resumed = train(tmp_path, resume=True, max_steps=4, save_steps=100, seed=7)
+    assert resumed.state.global_step == 4, "the other run's checkpoint-6 was taken"
+    assert train(tmp_path, resume=str(tmp_path / "checkpoint-6"), max_steps=7).state.global_step == 7
+
+
+@pytest.mark.parametrize("present", ["empty", "absent"])
+def test_without_any_checkpoint_true_warns_and_starts_from_step_0(tmp_path, present, caplog_transformers):
+    folder = tmp_path / "run"
+    if present == "empty":
+        folder.mkdir()
+    assert train(folder, resume=True, max_steps=2).state.global_step == 2
+    assert messages(caplog_transformers, f"There is no complete checkpoint in {folder}: training starts from step 0.")
+    with pytest.raises(CheckpointError, match="no such folder"):
+        train(folder, resume=str(folder / "checkpoint-9"))
+
+
+def test_a_run_killed_in_its_first_save_is_restarted_by_the_same_command(tmp_path, monkeypatch):
+    whole = train(tmp_path / "whole", max_steps=4, save_steps=2)
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(DataEfficientGRPOTrainer, "_save_rng_state", fail(Killed()), raising=False)
+        with pytest.raises(Killed):
+            train(folder, resume=True, max_steps=4, save_steps=2)
+    assert checkpoint_names(folder) == {"checkpoint-2"}
+    with pytest.raises(CheckpointError, match="checkpoint-2 is incomplete"):
+        train(folder, resume=str(folder / "checkpoint-2"))
+    again = train(folder, resume=True, max_steps=4, save_steps=2)
+    assert history(again.state.log_history) == history(whole.state.log_history)
+    pd.testing.assert_frame_equal(groups_since(folder, 0), groups_since(tmp_path / "whole", 0))
+    for checkpoint in ("checkpoint-2", "checkpoint-4"):
+        check_checkpoint(folder / checkpoint)
+
+
+@pytest.mark.parametrize("station", ["rmtree", "_save_rng_state"])
+def test_killed_while_a_complete_one_is_written_again(tmp_path, monkeypatch, station):
+    """An earlier one is resumed, and a half-deleted or half-written one never."""
+    whole = train(tmp_path, max_steps=4)
+    remove = shutil.rmtree
+
+    def remove_half(path, **kwargs):
+        remove(Path(path) / "dataeff", **kwargs)
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        if station == "rmtree":
+            patch.setattr(resume.shutil, "rmtree", remove_half)
+        else:
+            patch.setattr(DataEfficientGRPOTrainer, station, fail(Killed()), raising=False)
+        with pytest.raises(Killed):
+            train(tmp_path, max_steps=4, resume=str(tmp_path / "checkpoint-3"))
+    assert not is_complete(tmp_path / "checkpoint-4")
+    assert resolve_run(True, tmp_path).checkpoint == str(tmp_path / "checkpoint-3")
+    again = train(tmp_path, max_steps=4, resume=True)
+    assert history(again.state.log_history) == history(whole.state.log_history)
+
+
+def test_one_killed_while_it_is_deleted_is_incomplete(tmp_path, monkeypatch):
+    """Even if its manifest would have been the last file to go: it is deleted first."""
+    train(tmp_path, max_steps=2, save_steps=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(resume.shutil, "rmtree", fail(Killed()))
+        with pytest.raises(Killed):
+            train(tmp_path, max_steps=2, save_steps=2)
+    assert not is_complete(tmp_path / "checkpoint-2")
+    assert train(tmp_path, max_steps=2, save_steps=2, resume=True).state.global_step == 2
+
+
+@pytest.mark.parametrize("kind", ["corrupt", "of another trainer"])
+def test_a_checkpoint_that_may_be_of_use_is_never_replaced_by_a_new_start(tmp_path, kind):
+    checkpoint = tmp_path / "checkpoint-1"
+    if kind == "corrupt":
+        train(tmp_path, max_steps=1)
+        (checkpoint / "optimizer.pt").unlink()
+    else:
+        checkpoint.mkdir()
+        (checkpoint / "trainer_state.json").write_text("{}")
+    reason = {"corrupt": "optimizer.pt is missing", "of another trainer": "not written by DataEff"}[kind]
+    with pytest.raises(CheckpointError, match=rf"No checkpoint in .* can be resumed from:\n- .*{reason}"):
+        train(tmp_path, resume=True)
+    assert checkpoint.is_dir()
+
+
+def test_only_the_model(tmp_path, caplog_transformers, monkeypatch):
+    """Such a checkpoint cannot be resumed from, and no message advises it."""
+    options = {"save_only_model": True, "save_steps": 1, "save_on_signal": True}
+    trainer = make_trainer(tmp_path, "dynamic", **options)
+    rewards, pending = trainer.reward_funcs[0], [signal.SIGTERM]
+    trainer.reward_funcs = [lambda *a, **kw: (pending and signal.raise_signal(pending.pop()), rewards(*a, **kw))[1]]
+    with pytest.raises(SystemExit):
+        trainer.train()
+    (said,) = messages(caplog_transformers, "Stopped by SIGTERM after step 1 of 12")
+    assert said.endswith("no checkpoint to resume from (`save_only_model=True` keeps the model alone).")
+    for wanted in (True, str(tmp_path / "checkpoint-1")):
+        with pytest.raises(CheckpointError, match=r"`save_only_model=True`.*Start a new run with it as the model"):
+            trainer.train(resume_from_checkpoint=wanted)
+    notes = fail_at(make_trainer(tmp_path / "failed", "dynamic", **options), 2)
+    assert not [note for note in notes if "resume" in note]
+    monkeypatch.setattr(resume, "write_manifest", fail(FULL))
+    with pytest.raises(CheckpointError, match="This run has no checkpoint to resume from: make room, and start"):
+        train(tmp_path / "full", **options)
+
+
+def test_another_number_of_processes_version_or_learning_rate_is_said(tmp_path, caplog_transformers, monkeypatch):
+    train(tmp_path, max_steps=4, learning_rate=1e-3, save_steps=1)
+    resolve_run(True, tmp_path)
+    assert not messages(caplog_transformers, "was written with")
+    again = train(tmp_path, max_steps=4, learning_rate=5e-2, resume=str(tmp_path / "checkpoint-2"))
+    (said,) = messages(caplog_transformers, "was written with")
+    assert "`learning_rate` is 0.05" in said
+    assert "was written with 0.001, which applies" in said
+    assert [log["learning_rate"] for log in again.state.log_history[2:4]] == pytest.approx([5e-4, 2.5e-4])
+    caplog_transformers.clear()
+    monkeypatch.setattr(resume, "version", lambda name: "99.0")
+    resolve_run(True, tmp_path, Processes(world_size=2, gather=lambda x: x))
+    (said,) = messages(caplog_transformers, "was written with")
+    assert f"torch {torch.__version__}, now 99.0" in said
+    assert "1 processes, now 2" in said
+
+
+# Which checkpoints are kept
 
 
 def test_the_manifest_is_there_before_an_older_one_goes(tmp_path, monkeypatch):
@@ -60,14 +218,10 @@ def test_save_total_limit_and_the_best_model(tmp_path):
     }  # fmt: skip
     trainer = train(tmp_path, "off", max_steps=6, **options)
     best = Path(trainer.state.best_model_checkpoint)
-    assert checkpoint_names(tmp_path) == {best.name, "checkpoint-6"} | (
-        {"checkpoint-5"} if best.name == "checkpoint-6" else set()
-    )
+    others = {"checkpoint-5"} if best.name == "checkpoint-6" else set()
+    assert checkpoint_names(tmp_path) == {best.name, "checkpoint-6"} | others
     check_checkpoint(best)
-    rewards = [log["eval_reward"] for log in trainer.state.log_history if "eval_reward" in log]
-    assert best.name == f"checkpoint-{1 + rewards.index(max(rewards))}"
-    resumed = train(tmp_path, "off", max_steps=8, resume=True, **options)
-    assert resumed.state.global_step == 8
+    assert train(tmp_path, "off", max_steps=8, resume=True, **options).state.global_step == 8
 
 
 def test_a_later_corrupt_one_does_not_cost_the_one_just_written(tmp_path):
@@ -79,78 +233,14 @@ def test_a_later_corrupt_one_does_not_cost_the_one_just_written(tmp_path):
     check_checkpoint(tmp_path / "checkpoint-3")
 
 
-def test_only_the_model(tmp_path, caplog_transformers):
-    train(tmp_path / "run", max_steps=2, save_only_model=True)
-    trainer = make_trainer(tmp_path / "run", "dynamic")
-    checkpoint = tmp_path / "run" / "checkpoint-2"
-    assert not (checkpoint / "dataeff" / "state.json").exists()
-    with pytest.raises(CheckpointError, match="was written with `save_only_model=True`") as error:
-        trainer.train(resume_from_checkpoint=str(checkpoint))
-    assert "Start a new run with it as the model" in str(error.value)
-    with pytest.raises(CheckpointError, match="`save_only_model=True`"):
-        trainer.train(resume_from_checkpoint=True)
-
-
-def test_with_only_the_model_no_message_advises_resuming(tmp_path, caplog_transformers, monkeypatch):
-    options = {"save_only_model": True, "save_steps": 1, "save_on_signal": True}
-    trainer = make_trainer(tmp_path / "stopped", "dynamic", **options)
-    rewards, pending = trainer.reward_funcs[0], [signal.SIGTERM]
-    trainer.reward_funcs = [lambda *a, **kw: (pending and signal.raise_signal(pending.pop()), rewards(*a, **kw))[1]]
-    with pytest.raises(SystemExit) as stopped:
-        trainer.train()
-    (said,) = messages(caplog_transformers, "Stopped by SIGTERM after step 1 of 12")
-    assert said.endswith("no checkpoint to resume from (`save_only_model=True` keeps the model alone).")
-    trainer = make_trainer(tmp_path / "failed", "dynamic", **options)
-    trainer.reward_funcs = [lambda *a, **kw: rewards(*a, **kw) if trainer.state.global_step < 2 else 1 / 0]
-    with pytest.raises(ZeroDivisionError) as failed:
-        trainer.train()
-    monkeypatch.setattr("trl_dataeff.checkpoint.saving.write_manifest", fail(FULL))
-    with pytest.raises(CheckpointError) as full:
-        train(tmp_path / "full", **options)
-    for error in (stopped, failed, full):
-        assert not [note for note in getattr(error.value, "__notes__", []) if "resume" in note]
-    assert "This run has no checkpoint to resume from: make room, and start it again." in str(full.value)
-
-
-def test_a_checkpoint_of_trl_is_said_to_be_one(tmp_path):
-    (tmp_path / "checkpoint-3").mkdir()
-    with pytest.raises(CheckpointError, match="not written by DataEfficientGRPOTrainer at all"):
-        resolve_run(str(tmp_path / "checkpoint-3"), tmp_path)
-
-
-class Killed(BaseException):
-    """As good as SIGKILL: nothing of the trainer's own handles it."""
-
-
-def fail(error):
-    def failing(*args, **kwargs):
-        raise error
-
-    return failing
-
-
-def test_killed_while_a_complete_one_is_written_again(tmp_path, monkeypatch):
-    whole = train(tmp_path, max_steps=4)
-    with monkeypatch.context() as patch:
-        patch.setattr(DataEfficientGRPOTrainer, "_save_rng_state", fail(Killed()), raising=False)
-        with pytest.raises(Killed):
-            train(tmp_path, max_steps=4, resume=str(tmp_path / "checkpoint-3"))
-    assert checkpoint_names(tmp_path) >= {"checkpoint-4", "replaced-checkpoint-4"}
-    assert not is_complete(tmp_path / "checkpoint-4")
-    assert resolve_run(True, tmp_path).checkpoint == str(tmp_path / "checkpoint-4")
-    check_checkpoint(tmp_path / "checkpoint-4")
-    assert "replaced-checkpoint-4" not in checkpoint_names(tmp_path)
-    again = train(tmp_path, max_steps=4, resume=True)
-    assert history(again.state.log_history) == history(whole.state.log_history)
-
+# Checkpoints that cannot be written
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 PARTS = {
     "selection state": ("trl_dataeff.collector.state.save_state", FULL),
     "model": ("transformers.Trainer._save", FULL),
     "optimizer": ("transformers.Trainer._save_optimizer_and_scheduler", RuntimeError("file write failed")),
-    "random state": ("transformers.Trainer._save_rng_state", FULL),
-    "manifest": ("trl_dataeff.checkpoint.saving.write_manifest", FULL),
+    "manifest": ("trl_dataeff.checkpoint.resume.write_manifest", FULL),
 }
 
 
@@ -168,7 +258,7 @@ def test_a_checkpoint_that_cannot_be_written(tmp_path, monkeypatch, part):
     assert train(tmp_path, max_steps=4, save_steps=2, resume=True).state.global_step == 4
 
 
-@pytest.mark.parametrize("size", [100, 60_000, 200_000])
+@pytest.mark.parametrize("size", [100, 60_000])
 def test_a_real_limit_on_what_can_be_written(tmp_path, size):
     """As `torch.save`, safetensors and Python put it when the system refuses to write on."""
     train(tmp_path, max_steps=1)
@@ -182,15 +272,36 @@ def test_a_real_limit_on_what_can_be_written(tmp_path, size):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert checkpoint_names(tmp_path) == {"checkpoint-1"}
     assert not list(tmp_path.rglob("*.tmp"))
-    assert train(tmp_path, max_steps=3, resume=True).state.global_step == 3
 
 
-def test_another_number_of_processes_or_version_is_said(tmp_path, caplog_transformers, monkeypatch):
-    train(tmp_path, max_steps=1)
-    resolve_run(True, tmp_path)
-    assert not [m for m in messages(caplog_transformers) if "was written with" in m]
-    monkeypatch.setattr("trl_dataeff.checkpoint.resume.version", lambda name: "99.0")
-    resolve_run(True, tmp_path, Processes(world_size=2, gather=lambda x: x))
-    (said,) = [m for m in messages(caplog_transformers) if "was written with" in m]
-    assert f"torch {torch.__version__}, now 99.0" in said
-    assert "1 processes, now 2" in said
+# Notes of a failure: which prompts were in use, and where to resume
+
+
+def test_notes_name_the_prompts_and_the_checkpoint_of_this_run(tmp_path):
+    train(tmp_path, max_steps=6, save_steps=6)
+    notes = fail_at(make_trainer(tmp_path, "dynamic", save_steps=2), 1)
+    assert not [note for note in notes if "resume" in note], "the other run's checkpoint"
+    prompts, checkpoint = fail_at(make_trainer(tmp_path, "dynamic", save_steps=2), 3)
+    assert prompts.startswith("The last prompts of this process were the dataset's rows [")
+    path = tmp_path / "checkpoint-2"
+    assert checkpoint.startswith(
+        f"The latest complete checkpoint of this run is {path}. After fixing the cause, resume"
+    )
+    assert f"`trainer.train(resume_from_checkpoint='{path}')`" in checkpoint
+
+
+@pytest.mark.parametrize(
+    ("error", "ids", "problem", "noted"),
+    [
+        (ValueError(), list(range(20)), None, f"rows {list(range(16))} and 4 more."),
+        (ValueError(), [], None, ""),
+        (KeyboardInterrupt(), [3], None, ""),  # not the fault of a prompt
+        (ValueError("the cause"), [], OSError("No space left"), "could not be written either: No space left"),
+    ],
+)
+def test_notes_without_a_checkpoint(tmp_path, error, ids, problem, noted):
+    flush = fail(problem) if problem else lambda: None
+    with pytest.raises(type(error)) as raised, failure_notes(Run(str(tmp_path)), lambda: ids, flush):
+        raise error
+    assert raised.value is error
+    assert "".join(getattr(error, "__notes__", [])).endswith(noted)

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 from safetensors import SafetensorError
 from transformers.utils import logging
 
-from trl_dataeff.checkpoint.manifest import check_checkpoint, is_complete, write_manifest, written_at
+from trl_dataeff.checkpoint.manifest import MANIFEST, check_checkpoint, is_complete, write_manifest, written_at
 from trl_dataeff.checkpoint.state import FOLDER, CheckpointError
 from trl_dataeff.rollouts.distributed import Processes, all_gather
 
@@ -163,7 +163,7 @@ def complete_checkpoint(
     """
     try:
         if writes:
-            shutil.rmtree(checkpoint, ignore_errors=True)
+            _remove(checkpoint)
             (checkpoint / FOLDER).mkdir(parents=True)  # tells it from one that another trainer wrote
         processes.wait()
         yield
@@ -172,7 +172,7 @@ def complete_checkpoint(
             write_manifest(checkpoint, step=step, processes=processes.world_size, resumable=resumable)
     except _WRITE_ERRORS as error:
         if writes:
-            shutil.rmtree(checkpoint, ignore_errors=True)
+            _remove(checkpoint)
         advice = (
             "This run has no checkpoint to resume from: make room, and start it again."
             if run.checkpoint is None
@@ -205,7 +205,14 @@ def remove_older(checkpoint: Path, limit: int | None, keep: Iterable[str | os.Pa
     present = checkpoints(checkpoint.parent)
     others = [path for path in present if os.path.realpath(path) not in protected]
     for path in others[max(0, limit - (len(present) - len(others))) :]:
-        shutil.rmtree(path, ignore_errors=True)
+        _remove(path)
+
+
+def _remove(checkpoint: Path) -> None:
+    """Delete a checkpoint, its manifest first: if this is interrupted, it is incomplete."""
+    with suppress(OSError):
+        (checkpoint / MANIFEST).unlink(missing_ok=True)
+    shutil.rmtree(checkpoint, ignore_errors=True)
 
 
 def _check(checkpoint: Path) -> tuple[dict[str, Any] | None, str | None]:

@@ -15,9 +15,9 @@ from tests.factories import (
     plain_dataset,
     train,
 )
-from trl_dataeff.checkpoint import saving
-from trl_dataeff.fault_tolerance.signals import StopSignals, exception_of
+from trl_dataeff.checkpoint import resume
 from trl_dataeff.rollouts.distributed import Processes
+from trl_dataeff.signals import StopSignals, exception_of
 
 
 def send(trainer, step: int, number: signal.Signals) -> None:
@@ -81,8 +81,8 @@ def test_a_stopped_run_keeps_its_last_checkpoint_though_another_is_best(tmp_path
 @pytest.mark.parametrize("strategy", ["no", "epoch"])
 def test_it_is_saved_once_whatever_the_strategy(tmp_path, monkeypatch, strategy):
     saves = []
-    write = saving.write_manifest
-    monkeypatch.setattr(saving, "write_manifest", lambda *a, **kw: (saves.append(a[0].name), write(*a, **kw)))
+    write = resume.write_manifest
+    monkeypatch.setattr(resume, "write_manifest", lambda *a, **kw: (saves.append(a[0].name), write(*a, **kw)))
     trainer = make_trainer(tmp_path, "dynamic", save_strategy=strategy, save_on_signal=True)
     send(trainer, 2, signal.SIGTERM)
     train_until_stopped(trainer)
@@ -132,14 +132,14 @@ def test_a_signal_in_the_evaluation_before_the_first_step_trains_no_step(tmp_pat
 
 
 def test_a_signal_while_a_checkpoint_is_written_takes_effect_without_another_step(tmp_path, monkeypatch):
-    write, pending = saving.write_manifest, [signal.SIGTERM]
+    write, pending = resume.write_manifest, [signal.SIGTERM]
 
     def signalled(*args, **kwargs):
         write(*args, **kwargs)
         if pending:
             signal.raise_signal(pending.pop())
 
-    monkeypatch.setattr(saving, "write_manifest", signalled)
+    monkeypatch.setattr(resume, "write_manifest", signalled)
     trainer = make_trainer(tmp_path, "dynamic", save_steps=2, save_on_signal=True)
     train_until_stopped(trainer)
     assert checkpoint_names(tmp_path) == {"checkpoint-2"}
