@@ -29,13 +29,11 @@ from trl_dataeff.collector.state import begin_run, check_agreement, load_run, sa
 from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.difficulty.embedding import embed_for
 from trl_dataeff.replay.correction import LossCorrection
-from trl_dataeff.replay.logprobs import behavior_tensors, compute_leftover_logps, group_logps
-from trl_dataeff.replay.statistics import sampling_metrics
+from trl_dataeff.replay.logprobs import behavior_tensors, compute_leftover_logps, group_logps, sampling_metrics
 from trl_dataeff.rollouts import capture
 from trl_dataeff.rollouts.context import ContextCheck
 from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.rollouts.group import RolloutGroup
-from trl_dataeff.rollouts.images import images_of, prompts_with_images
 from trl_dataeff.selection.base import Selector
 from trl_dataeff.signals import StopSignals, exception_of
 from trl_dataeff.tracking.card import complete_card
@@ -258,7 +256,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         """Generate and score so many completions of prompts, each process an equal part of them, outside of TRL's pass."""
         with self._recorded() as recording, capture.temporarily(self, num_generations=completions):
             rows = self._rows(self._processes.share(ids))
-            prompts = prompts_with_images(rows)
+            prompts = capture.prompts_with_images(rows)
             if self.tools:  # TRL prepares these for the rows of its pass
                 self._sync_tool_dicts, self._async_tool_dicts = capture.tool_dicts(self._standalone_tools, len(rows))
             generated = capture.Generated(*self._generate(prompts))
@@ -286,7 +284,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         with capture.temporarily(self, **playback.fields_of(self)):
             # The prompts are tokenized already. As plain text they need no parsing of messages
             generated = capture.Generated(*super()._generate([""] * len(playback.completions)))
-        return generated._replace(completions=playback.completions, images=images_of(prompts))
+        return generated._replace(completions=playback.completions, images=capture.images_of(prompts))
 
     def _calculate_rewards(
         self, inputs: list[dict[str, Any]], prompts: list[Any], completions: list[Any], completion_ids_list: list[Any]

@@ -5,8 +5,7 @@ One generation batch, from proposal to history.
     rounds.py       fill_batch(): which groups are trained on, left over, dropped; sizes of rounds
     sequential.py   SequentialGroups: which groups continue after half of their completions
     advantages.py   AdvantageWeights: how much replayed groups count
-    build.py        from the configuration to a collector
-    settings.py     what the content of a checkpoint depends on, and whether one fits a run
+    build.py        from the configuration to a collector; whether a checkpoint fits a run
     state.py        to a checkpoint and back
 """
 

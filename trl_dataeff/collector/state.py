@@ -17,8 +17,8 @@ from trl_dataeff.checkpoint.state import (
     save_generation_batch,
     save_state,
 )
+from trl_dataeff.collector.build import FITTED
 from trl_dataeff.collector.collector import RolloutCollector
-from trl_dataeff.collector.settings import FITTED
 from trl_dataeff.rollouts.distributed import all_gather, pack_distributed, unpack_distributed
 from trl_dataeff.rollouts.group import RolloutGroup
 from trl_dataeff.selection.base import checked_state

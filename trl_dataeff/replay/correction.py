@@ -35,7 +35,6 @@ import torch
 from trl_dataeff.replay.kl import missing_kl, token_scale
 from trl_dataeff.replay.logprobs import LogprobRecorder
 from trl_dataeff.replay.pause import token_sums
-from trl_dataeff.replay.statistics import ratio_statistics, summarize
 from trl_dataeff.rollouts.distributed import Processes
 
 
@@ -273,6 +272,41 @@ def is_clipped(
     advantages = advantages.unsqueeze(1) if advantages.dim() == 1 else advantages
     low, high = 1 - epsilon[0], 1 + epsilon[1]
     return ((ratio < low) & (advantages < 0)) | ((ratio > high) & (advantages > 0))
+
+
+def ratio_statistics(ratio: torch.Tensor, clipped: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
+    """
+    Sums over the tokens (or sequences) of replayed rows, to be gathered from all processes.
+
+    Args:
+        ratio (`torch.Tensor` of shape `(B, T)` or `(B, 1)`): not truncated.
+        clipped (`torch.Tensor` of shape `(B, T)` or `(B, 1)`): whose gradient the clip removes; bool.
+        inputs (`dict`): the micro-batch; reads `replayed` and the masks.
+
+    Returns:
+        `torch.Tensor` of shape `(4,)`: count, sum and sum of squares of `ratio`, sum of `clipped`.
+    """
+    chosen = inputs["replayed"].unsqueeze(1).expand_as(ratio)
+    if ratio.size(1) > 1:
+        chosen = chosen & _mask(inputs).bool()
+    values = ratio[chosen].float()
+    count = values.new_tensor(float(values.numel()))
+    return torch.stack([count, values.sum(), (values**2).sum(), clipped.expand_as(ratio)[chosen].float().sum()])
+
+
+def summarize(gathered: torch.Tensor) -> dict[str, float]:
+    r"""
+    The metrics of a micro-batch from all processes' [`ratio_statistics`]. NaN, which TRL leaves out, if there are no tokens.
+
+    - `replay/ess`: effective sample size of the ratios w as a share, \((\sum w)^2 / (n \sum w^2)\): 1 where all are equal,
+      1/n where one outweighs all others;
+    - `replay/clipped_share`: whose gradient the clip removes.
+    """
+    count, total, squares, clipped = gathered.reshape(-1, 4).double().sum(0).tolist()
+    return {
+        "replay/ess": total**2 / (count * squares) if squares else math.nan,
+        "replay/clipped_share": clipped / count if count else math.nan,
+    }
 
 
 def _mask(inputs: dict[str, Any]) -> torch.Tensor:

@@ -11,6 +11,7 @@ Their cost, by where they come from:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -132,8 +133,8 @@ def behavior_tensors(groups: Sequence[RolloutGroup], completion_ids: torch.Tenso
         completion_ids (`torch.Tensor` of shape `(B, T)`): the batch's completions.
 
     Returns:
-        `replayed` (B,), bool; and `behavior_per_token_logps` (B, T), float32, NaN for padding and for rows that were generated for this batch (pi_old
-        sampled them).
+        `replayed` (B,), bool; and `behavior_per_token_logps` (B, T), float32, NaN for padding and for rows that were generated
+        for this batch (pi_old sampled them).
     """
     logps = np.full(completion_ids.shape, np.nan, dtype=np.float32)
     replayed = np.zeros(len(logps), dtype=bool)
@@ -153,4 +154,42 @@ def behavior_tensors(groups: Sequence[RolloutGroup], completion_ids: torch.Tenso
     return {
         "replayed": torch.from_numpy(replayed).to(device),
         "behavior_per_token_logps": torch.from_numpy(logps).to(device),
+    }
+
+
+def sampling_metrics(batch: dict[str, Any], processes: Processes) -> dict[str, float]:
+    """
+    TRL's `sampling/*` metrics of vLLM's log-probs, over fresh rows alone: NaN, which TRL leaves out, without any; empty if TRL has
+    not logged them. A collective if it has.
+
+    Args:
+        batch (`dict`): TRL's batch; reads `old_per_token_logps`, `sampling_per_token_logps`, `importance_sampling_ratio`,
+            `replayed` and the masks.
+        processes ([`Processes`]): of the run.
+    """
+    if "importance_sampling_ratio" not in batch:
+        return {}
+    mask, fresh = batch["completion_mask"], ~batch["replayed"].unsqueeze(1)
+    chosen = (mask * batch["tool_mask"] if "tool_mask" in batch else mask).bool() & fresh
+    difference = (batch["old_per_token_logps"] - batch["sampling_per_token_logps"]).abs()
+    difference = difference[chosen & ~difference.isnan()]  # NaN: vLLM could not score the token
+    ratio = batch["importance_sampling_ratio"]
+    ratio = ratio[fresh if ratio.size(1) == 1 else chosen]
+    nothing = ratio.new_tensor([-math.inf])
+    sums = [
+        ratio.new_tensor(float(difference.numel())),
+        difference.sum(),
+        ratio.new_tensor(float(ratio.numel())),
+        ratio.sum(),
+    ]
+    largest = [torch.cat([values, nothing]).max() for values in (difference, -ratio, ratio)]
+    gathered = processes.gather(torch.stack([*sums, *largest])).view(-1, 7).double()
+    tokens, total_difference, ratios, total_ratio = gathered[:, :4].sum(0).tolist()
+    difference_max, negative_min, ratio_max = gathered[:, 4:].amax(0).tolist()
+    return {
+        "sampling/sampling_logp_difference/mean": total_difference / tokens if tokens else math.nan,
+        "sampling/sampling_logp_difference/max": difference_max if tokens else math.nan,
+        "sampling/importance_sampling_ratio/min": -negative_min if ratios else math.nan,
+        "sampling/importance_sampling_ratio/mean": total_ratio / ratios if ratios else math.nan,
+        "sampling/importance_sampling_ratio/max": ratio_max if ratios else math.nan,
     }

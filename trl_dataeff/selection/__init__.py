@@ -4,8 +4,8 @@ Which prompts to generate rollouts for.
     base.py          Selector, SelectorContext, @register_selector
     uniform.py       shuffled passes, as GRPOTrainer
     greso.py         skips prompts with repeated zero-variance groups
-    dots.py          samples by estimated success rate; estimate.py has the estimates, draw.py the draw, exploration.py what
-                     is drawn uniformly, earlier.py what an earlier run showed
+    dots.py          samples by estimated success rate; estimate.py has the estimates, draw.py the draw and the share that is
+                     drawn uniformly, earlier.py what an earlier run showed
 
 A new selector is a new file here, imported below, or a module of your own (see docs/selectors.md).
 """

@@ -24,6 +24,7 @@ from trl_dataeff.difficulty.online import PredictionRecord, RollingDifficulty
 from trl_dataeff.rollouts.group import RolloutGroup
 from trl_dataeff.selection.base import Selector, SelectorContext, check_request, register_selector
 from trl_dataeff.selection.draw import (
+    ExplorationShare,
     PromptPass,
     gumbel_top_k,
     log_chance_effective,
@@ -33,7 +34,6 @@ from trl_dataeff.selection.draw import (
 )
 from trl_dataeff.selection.earlier import EarlierGroups
 from trl_dataeff.selection.estimate import HALF_LIVES, PromptEstimator, group_arrays, under
-from trl_dataeff.selection.exploration import ExplorationShare
 from trl_dataeff.selection.uniform import UniformSelector
 from trl_dataeff.utils import check_choice, check_number, hash_rows
 
