@@ -1,40 +1,11 @@
-"""The page docs/compatibility.md, and features that have no test elsewhere."""
+"""Features that have no test elsewhere."""
 
-import re
-from pathlib import Path
-
-import pytest
 import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 from tests.factories import OFF, Watched, all_finite, assert_identical, even_length_reward, logged, run, tiny_tokenizer
-from tests.factories.compatibility import FEATURES, STATES
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
-
-
-ROOT = Path(__file__).parents[1]
-ROWS = [row for rows in FEATURES.values() for row in rows]
-
-
-def test_the_page_is_current():
-    import importlib.util
-
-    spec = importlib.util.spec_from_file_location("compatibility_page", ROOT / "docs" / "compatibility.py")
-    program = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(program)
-    page = (ROOT / "docs" / "compatibility.md").read_text(encoding="utf-8")
-    assert page == program.page(), "python docs/compatibility.py --write"
-
-
-@pytest.mark.parametrize("row", ROWS, ids=[row[0] for row in ROWS])
-def test_every_state_is_known_and_every_test_exists(row):
-    name, off, on, tests = row
-    assert {off, on} <= {*STATES, "-"}
-    assert tests or {off, on} == {"passed on"}, f"{name}: no test"
-    for test in tests:
-        path, function = test.split("::")
-        assert re.search(rf"^def {function}\(", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE), test
 
 
 def experts_model(tokenizer):

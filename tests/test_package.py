@@ -28,17 +28,13 @@ def test_the_public_names():
     assert set(trl_dataeff.__all__) >= {
         "DataEfficientGRPOConfig",
         "DataEfficientGRPOTrainer",
-        "DifficultyPredictor",
-        "DotsGresoSelector",
         "DotsSelector",
         "GresoSelector",
-        "PromptPool",
         "ReplayBuffer",
         "RolloutGroup",
         "Selector",
         "SelectorContext",
         "UniformSelector",
-        "register_predictor",
         "register_selector",
     }
     for name in trl_dataeff.__all__:

@@ -37,7 +37,7 @@ SMALL = """
     --use_cpu --bf16 false --fp16 false --dtype float32 --use_vllm false --report_to none --max_steps 2
     --per_device_train_batch_size 8 --gradient_accumulation_steps 1 --steps_per_generation 1 --num_generations 4 --max_completion_length 6
     --mask_truncated_completions false --save_strategy no --logging_steps 1 --eval_strategy no
-    --dots_embedding policy --load_in_4bit false --gradient_checkpointing false --disable_tqdm true --learning_rate 1e-2 --lora_target_modules all-linear
+    --prompt_embedding policy --load_in_4bit false --gradient_checkpointing false --disable_tqdm true --learning_rate 1e-2 --lora_target_modules all-linear
 """
 
 
@@ -140,17 +140,15 @@ def test_the_papers_recipe_has_the_papers_numbers():
     mini_batch = recipe["per_device_train_batch_size"] * recipe["gradient_accumulation_steps"]
     assert (rows / recipe["num_generations"], mini_batch / recipe["num_generations"]) == (512, 64)
     assert recipe["max_steps"] * mini_batch == 60 * rows
-    assert (recipe["dots_reference"], recipe["dots_reference_size"], recipe["dots_refresh_batches"]) == (
-        "paper",
-        256,
-        2,
-    )
-    assert (recipe["dots_objective"], recipe["dots_target"], recipe["dots_temperature"]) == ("target", 0.5, 1e-3)
+    dots = recipe["selector_args"]
+    assert (dots["reference"], dots["reference_size"], dots["refresh_batches"]) == ("paper", 256, 2)
+    assert (dots["objective"], dots["target"], dots["temperature"]) == ("target", 0.5, 1e-3)
     assert (recipe["replay_fraction"], recipe["replay_max_age"]) == (0.5, None)
     assert recipe["replay_capacity"] in (256, 512)
-    assert recipe["exploration"] == recipe["beta"] == 0
+    assert dots["exploration"] == recipe["beta"] == 0
     assert (recipe["learning_rate"], recipe["epsilon"], recipe["temperature"]) == (1e-6, 0.2, 0.6)
-    assert min(recipe["history_prior"], recipe["replay_ratio_cap"]) >= 1e6, "our own additions are off"
+    assert dots["history_prior"] >= 1e6, "a prompt's own groups do not count"
+    assert recipe["replay_ratio_cap"] is None
 
 
 @each_recipe

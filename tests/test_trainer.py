@@ -43,13 +43,15 @@ class WithMethod(GRPOConfig):
 
 
 def test_a_grpo_config_that_two_trainers_share(tmp_path):
-    """The second may be TRL's. What its owner changes after the trainers were made is seen, and it is saved."""
+    """It is not changed, and what is saved has its class."""
     fields = {"use_cpu": True, "bf16": False, "report_to": "none", "disable_tqdm": True, "save_strategy": "no"}
     fields |= {"per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 8, "logging_steps": 1}
     args = WithMethod(str(tmp_path), **fields)
-    first, second = make_with(args, DataEfficientGRPOTrainer), make_with(args, GRPOTrainer)
-    assert first.args is second.args is args
     args.max_steps, args.learning_rate = 2, 0.25
+    before = dict(args.__dict__)
+    first, second = make_with(args, DataEfficientGRPOTrainer), make_with(args, GRPOTrainer)
+    assert args.__dict__ == before
+    assert type(args) is WithMethod
     for trainer in (first, second):
         trainer.train()
         rates = [log["learning_rate"] for log in trainer.state.log_history if "learning_rate" in log]
@@ -99,7 +101,7 @@ def test_overridden_methods_take_what_they_take_in_trl():
 def test_switched_off_nothing_is_installed(tmp_path):
     trainer = train_briefly(tmp_path, "off", rewards=even_length_reward)
     assert trainer.reward_funcs[0] is even_length_reward
-    assert trainer._signals is trainer._nonfinite is trainer._reward_guard is None
+    assert trainer._signals is None
     assert trainer.collector.buffer is trainer.collector.refill is None
     assert type(trainer.selector) is UniformSelector
 
@@ -164,7 +166,7 @@ def test_the_logged_reward_is_that_of_all_fresh_groups_if_every_one_was_dropped(
         solved = trainer_state.global_step >= 3
         return [0.25] * len(completion_ids) if solved else even_length_reward(completion_ids)
 
-    options = {"dynamic_sampling": True, "replay_fraction": 0.5, "max_rollout_rounds": 1, "rollout_round_max": 3.0}
+    options = {"dynamic_sampling": True, "replay_fraction": 0.5, "max_rollout_rounds": 1}
     trainer = run(Watched, DataEfficientGRPOConfig, tmp_path, rewards=reward, max_steps=8, **options)
     logs = [log for log in trainer.state.log_history if "reward" in log]
     assert all(log["reward"] is not None for log in logs)
@@ -176,7 +178,7 @@ def test_the_logged_reward_is_that_of_all_fresh_groups_if_every_one_was_dropped(
 
 
 def test_the_logged_reward_of_a_batch_of_leftover_groups_is_theirs(tmp_path):
-    options = {"dynamic_sampling": True, "rollout_margin": 3.0, "rollout_round_max": 3.0, "max_steps": 6}
+    options = {"dynamic_sampling": True, "rollout_margin": 3.0, "max_steps": 24}
     trainer = run(Watched, DataEfficientGRPOConfig, tmp_path, **options)
     logs = [log for log in trainer.state.log_history if "reward" in log]
     old = [(batch, log) for batch, log in zip(trainer.batches, logs, strict=True) if not batch.generated]

@@ -104,7 +104,9 @@ def check_selection(args: DataEfficientGRPOConfig, selector: Selector | None) ->
 
 def selector_of(args: DataEfficientGRPOConfig, name: str) -> Selector:
     """The selector `name`, not bound yet, with `selector_args` and TRL's `shuffle_dataset`. Raises a `ValueError`."""
-    arguments = dict(args.selector_args or {})  # type: ignore[arg-type]  # `check_fields` has seen that it is a mapping
+    # `check_fields` has seen that it is a mapping. What "auto" falls back to does not take the arguments of DOTS
+    takes = args.selection != "auto" or name == AUTO_SELECTION
+    arguments = dict(args.selector_args or {}) if takes else {}  # type: ignore[arg-type]
     if name in ("uniform", "dots"):
         arguments.setdefault("shuffle", args.shuffle_dataset)
     try:

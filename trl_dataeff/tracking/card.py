@@ -72,7 +72,7 @@ def complete_card(path: Path, about: Mapping[str, Any], logs: Sequence[Mapping[s
         "rollouts replayed": last(f"{PREFIX}rollouts_replayed"),
     }
     rows = [f"| {name} | {value:,.0f} |" for name, value in facts.items() if not math.isnan(value)]
-    rewards = [log["reward"] for log in logs if "reward" in log]
+    rewards = [log["reward"] for log in logs if log.get("reward") is not None]
     if rewards:
         rows.append(f"| reward in training, first and last | {rewards[0]:.3f}, {rewards[-1]:.3f} |")
     section += "\n\n| | |\n|---|---|\n" + "\n".join(rows)
