@@ -16,7 +16,7 @@ Data flow of a generation batch, and the place of each part (folders side by sid
     config.py            GRPOConfig with our fields; validation.py checks them with the dataset, and says what is on
     testing/             conformance suite for your own selectors
     utils.py             atomic files, hashes, and errors that only the user can fix
-    analysis/, cli/, rewards/, callback.py
+    analysis/, cli/, rewards.py, callback.py
 
 A module imports only from the layers below its own; `tests/test_layers.py` has their order.
 

@@ -21,7 +21,7 @@ from trl_dataeff.cli.sources import find_source, is_local, unwritable
 from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.difficulty.loading import is_predictor
 from trl_dataeff.fields import Problem, field_problems
-from trl_dataeff.rewards.math import require_math_verify
+from trl_dataeff.rewards import require_math_verify
 from trl_dataeff.utils import UserError, closest, listed
 from trl_dataeff.validation import check_dots_predictor, check_selector
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import builtins
+import sys
 import threading
 from fractions import Fraction
 
@@ -10,9 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_dataeff.rewards import exact_answer_reward, math_verify_reward, numeric_answer_reward
-from trl_dataeff.rewards.numeric import Number, answer_number, gold_number, single_number
-from trl_dataeff.rewards.text import completion_text, final_answer, marked_answer
+from trl_dataeff.rewards import (
+    Number,
+    answer_number,
+    completion_text,
+    exact_answer_reward,
+    marked_answer,
+    math_verify_reward,
+    numeric_answer_reward,
+    single_number,
+)
 
 
 ALL = [exact_answer_reward, numeric_answer_reward, math_verify_reward]
@@ -44,7 +51,7 @@ def test_marked_answer(text, expected):
 
 
 def test_reasoning_is_no_answer():
-    assert final_answer(r"<think>maybe \boxed{1}</think> It is 2") == "It is 2"
+    assert exact_answer_reward([r"<think>maybe \boxed{1}</think> It is 2"], answer=["it is 2"]) == [1.0]
     assert answer_number("<think>1 or 2?</think>\nI do not know") is None
     assert answer_number("<think>3</think>4</think> 5 of them") == Number(Fraction(5))
 
@@ -122,8 +129,7 @@ def test_number_of_a_completion(text, value):
     [("72", 72), ("72 apples", 72), ("48/2=24 clips\n#### 24", 24), ("3 or 4", None), ("many", None), ("x^2", None)],
 )
 def test_number_of_a_gold_answer(text, value):
-    number = gold_number(text)
-    assert (None if number is None else number.value) == value
+    assert numeric_answer_reward([str(value)], answer=[text]) == [None if value is None else 1.0]
 
 
 @pytest.mark.parametrize(
@@ -179,7 +185,7 @@ def test_every_spelling_of_a_decimal_is_that_number(value):
 def test_any_text_is_scored(text):
     assert numeric_answer_reward([text, chat(text)], answer=["3", "3"])[0] in (0.0, 1.0)
     assert exact_answer_reward([text], answer=["3"])[0] in (0.0, 1.0)
-    assert gold_number(text) is None or isinstance(gold_number(text).value, Fraction)
+    assert numeric_answer_reward(["3"], answer=[text])[0] in (0.0, 1.0, None)
 
 
 @pytest.mark.parametrize(
@@ -238,14 +244,7 @@ def test_math_verify_works_outside_of_the_main_thread():
 
 
 def test_without_math_verify_the_extra_is_named(monkeypatch):
-    real_import = builtins.__import__
-
-    def without(name, *args, **kwargs):
-        if name.partition(".")[0] == "math_verify":
-            raise ImportError("No module named 'math_verify'")
-        return real_import(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "math_verify", None)
     with pytest.raises(ImportError, match=r"math_verify_reward.*pip install math-verify"):
         math_verify_reward(["34"], answer=["34"])
 
