@@ -1,4 +1,4 @@
-"""The conformance suites: every plug-in of the package passes, and a plug-in with any one fault does not."""
+"""The conformance suite: every selector of the package passes, and a selector with any one fault does not."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from trl_dataeff import DotsGresoSelector, DotsSelector, GresoSelector, Selector, UniformSelector
-from trl_dataeff.difficulty.attention import AttentionDifficultyPredictor
-from trl_dataeff.difficulty.base import registered_predictors
+from trl_dataeff import DotsSelector, GresoSelector, Selector, UniformSelector
 from trl_dataeff.difficulty.logistic import LogisticDifficultyPredictor
-from trl_dataeff.selection import registered_selectors
-from trl_dataeff.testing import EMBEDDING_WIDTH, checks_of, parametrize_with_checks
+from trl_dataeff.testing import CHECKS, parametrize_with_checks
 
 
 def paper_dots():
@@ -30,25 +27,12 @@ def uniform_in_order():
     return UniformSelector(shuffle=False)
 
 
-def attention():
-    return AttentionDifficultyPredictor(EMBEDDING_WIDTH, width=16)
-
-
 SELECTORS = [UniformSelector, uniform_in_order, GresoSelector, DotsSelector, paper_dots, attention_dots, instance_dots]
-SELECTORS += [DotsGresoSelector]
-PREDICTORS = [LogisticDifficultyPredictor, attention]
 
 
-@parametrize_with_checks([*SELECTORS, *PREDICTORS])
+@parametrize_with_checks(SELECTORS)
 def test_conformance(make, check):
     check(make)
-
-
-def test_every_registered_plugin_is_among_them():
-    tested = {make().name for make in (*SELECTORS, *PREDICTORS)}
-    built_in = {"uniform", "greso", "dots", "dots+greso", "logistic", "attention"}
-    assert built_in <= set(registered_selectors()) | set(registered_predictors())
-    assert tested == built_in
 
 
 # What a selector can do wrong, and the check that finds it
@@ -169,11 +153,6 @@ class PredictsLogits(Plain):
         return np.full(len(prompt_ids), -2.0)
 
 
-class ChancesAbove1(Plain):
-    def predict_effective(self, prompt_ids):
-        return np.full(len(prompt_ids), 1.5)
-
-
 class NegativeStrength(Plain):
     def strength(self, prompt_ids):
         return np.full(len(prompt_ids), -1.0)
@@ -211,7 +190,6 @@ FAULTS = {
     BindKeepsState: "bind_starts_a_new_run",
     PredictsLogits: "predictions",
     PredictsForAll: "predictions",
-    ChancesAbove1: "predictions",
     NegativeStrength: "predictions",
     FailsWithoutScores: "unusual_groups",
     MetricsOfArrays: "metrics",
@@ -221,7 +199,7 @@ FAULTS = {
 def failures(make) -> set[str]:
     """Names of the checks that fail."""
     failed = set()
-    for check in checks_of(make):
+    for check in CHECKS:
         try:
             check(make)
         except Exception:
@@ -236,63 +214,3 @@ def test_a_correct_selector_passes():
 @pytest.mark.parametrize("faulty", FAULTS, ids=lambda cls: cls.__name__)
 def test_a_fault_of_a_selector_is_found(faulty):
     assert FAULTS[faulty] in failures(faulty)
-
-
-# The same for predictors
-
-
-class Unclipped(LogisticDifficultyPredictor):
-    def predict_projected(self, Z):
-        return super().predict_projected(Z) * 1.5
-
-
-class Constant(LogisticDifficultyPredictor):
-    def predict_projected(self, Z):
-        return torch.full((len(Z),), 0.5)
-
-
-class RandomFit(LogisticDifficultyPredictor):
-    def predict_projected(self, Z):
-        return (super().predict_projected(Z) + 0.01 * torch.rand(len(Z))).clamp(0, 1)
-
-
-class CountsUnknown(LogisticDifficultyPredictor):
-    def fit(self, E, p, weight=None):
-        super().fit(E, torch.nan_to_num(p, nan=0.0), weight)
-
-
-class AcceptsAnything(LogisticDifficultyPredictor):
-    def fit(self, E, p, weight=None):
-        p = p[: len(E)] if len(p) == len(E) else torch.cat([p, p[-1:]])
-        super().fit(E, p.clamp(0, 1), None if weight is None else weight.clamp(min=0))
-
-
-class LosesTensors(LogisticDifficultyPredictor):
-    def load_tensors(self, tensors):
-        super().load_tensors({**tensors, "intercept": torch.zeros(1)})
-
-
-class FailsInARun(LogisticDifficultyPredictor):
-    def predict_pool(self, Z, groups):
-        return torch.zeros(3)
-
-
-PREDICTOR_FAULTS = {
-    Unclipped: "predictions_follow_success_rates",
-    Constant: "predictions_follow_success_rates",
-    RandomFit: "fits_repeat",
-    CountsUnknown: "unknown_and_weightless_groups_do_not_count",
-    AcceptsAnything: "wrong_input_is_an_error",
-    LosesTensors: "settings_and_tensors_restore_it",
-    FailsInARun: "it_runs_online",
-}
-
-
-@pytest.mark.parametrize("faulty", PREDICTOR_FAULTS, ids=lambda cls: cls.__name__)
-def test_a_fault_of_a_predictor_is_found(faulty):
-    assert PREDICTOR_FAULTS[faulty] in failures(faulty)
-
-
-def test_what_is_neither_is_an_error():
-    with pytest.raises(TypeError, match="dict, which is neither a Selector nor a DifficultyPredictor"):
-        checks_of(dict)

@@ -129,7 +129,7 @@ def curriculum():
 def test_the_example_of_a_selector_passes_the_conformance_suite(curriculum):
     import numpy as np
 
-    from trl_dataeff.testing import check_plugin
+    from trl_dataeff.testing import check_selector
 
     class OfAnyPool(curriculum):
         """The suite binds selectors to pools of several sizes."""
@@ -141,7 +141,7 @@ def test_the_example_of_a_selector_passes_the_conformance_suite(curriculum):
             self.levels = np.arange(context.num_prompts) % 4
             super().bind(context)
 
-    check_plugin(OfAnyPool)
+    check_selector(OfAnyPool)
 
 
 def test_the_curriculum_opens_a_level_when_the_present_one_is_solved(curriculum):

@@ -1,17 +1,117 @@
-"""Checks of the contract of [`~trl_dataeff.selection.base.Selector`]. Each raises an `AssertionError` that says what is wrong."""
+"""
+Conformance suite for selectors, for this package's tests and for yours.
+
+With pytest:
+
+    from trl_dataeff.testing import parametrize_with_checks
+
+    @parametrize_with_checks([MySelector, lambda: MySelector(sharpness=2.0)])
+    def test_conformance(make, check):
+        check(make)
+
+Without: `check_selector(MySelector)` runs all checks and raises the first failure. Each check takes a function without arguments
+that makes a new selector.
+"""
 
 from __future__ import annotations
 
 import random
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
 from safetensors.numpy import load, save
 
+from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.group import RolloutGroup
 from trl_dataeff.selection.base import Selector, SelectorContext
-from trl_dataeff.testing.data import BATCH_GROUPS, PROMPTS, Check, Make, make_context, make_groups, random_states
+
+
+EMBEDDING_WIDTH = 16
+PROMPTS, BATCH_GROUPS, GROUP_SIZE = 60, 8, 4
+
+Make: TypeAlias = Callable[[], Any]
+Check: TypeAlias = Callable[[Make], None]
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def parametrize_with_checks(factories: Iterable[Make]) -> Callable[[F], F]:
+    """
+    Decorator that runs a pytest function once for each factory and each check. The function takes `make` and `check`, and
+    calls `check(make)`.
+
+    Args:
+        factories: each is a class, or a function without arguments, that makes a new [`Selector`].
+    """
+    import pytest
+
+    cases = [(make, check) for make in factories for check in CHECKS]
+    ids = [
+        f"{getattr(make, '__name__', type(make).__name__)}-{check.__name__.removeprefix('check_')}"
+        for make, check in cases
+    ]
+    return pytest.mark.parametrize(("make", "check"), cases, ids=ids)
+
+
+def check_selector(make: Make) -> None:
+    """Run all checks on what `make` makes. Raises the first failure, an `AssertionError`."""
+    for check in CHECKS:
+        check(make)
+
+
+def embeddings(size: int = PROMPTS) -> np.ndarray:
+    """Embeddings of prompts, float16 `(size, EMBEDDING_WIDTH)`, always the same; the first column tells difficulty."""
+    E = np.random.default_rng(0).normal(size=(size, EMBEDDING_WIDTH)) * 0.3
+    E[:, 0] = np.linspace(-2, 2, size)
+    return E.astype(np.float16)
+
+
+def make_context(num_prompts: int = PROMPTS, batch_groups: int = BATCH_GROUPS) -> SelectorContext:
+    """A context like the one of a small run."""
+    return SelectorContext(num_prompts, batch_groups, GROUP_SIZE, seed=0, embed=lambda: embeddings(num_prompts))
+
+
+def make_groups(
+    prompt_ids: Sequence[int] | np.ndarray, success: Sequence[float] | np.ndarray, predicted: Any = np.nan
+) -> list[RolloutGroup]:
+    """
+    Groups with rewards of 0 and 1, as the collector makes them.
+
+    Args:
+        prompt_ids (`np.ndarray` of shape `(n,)`): prompts.
+        success (`np.ndarray` of shape `(n,)`): share of completions that succeed, rounded to whole ones; NaN for a group
+            whose completions got no score.
+        predicted (`np.ndarray` of shape `(n,)`, *optional*): what the selector predicted.
+    """
+    success = np.asarray(success, dtype=np.float64)
+    wins = np.round(np.nan_to_num(success) * GROUP_SIZE)
+    rewards = (np.arange(GROUP_SIZE) < wins[:, None]).astype(np.float32)[:, :, None]
+    rewards[np.isnan(success)] = np.nan
+    truncated = np.zeros(rewards.shape[:2], dtype=bool)
+    rates, kinds = GroupClassifier(np.ones(1), reward_range=(0.0, 1.0)).classify(rewards, truncated)
+    predicted = np.broadcast_to(predicted, len(rates))
+    return [
+        RolloutGroup(
+            prompt_id=int(prompt_ids[i]),
+            step=0,
+            round=0,
+            rewards=rewards[i],
+            success_rate=float(rates[i]),
+            kind=int(kinds[i]),
+            lengths=np.full(GROUP_SIZE, 5, dtype=np.int32),
+            truncated=truncated[i],
+            seconds=0.1,
+            predicted=float(predicted[i]),
+        )
+        for i in range(len(rates))
+    ]
+
+
+def _random_states() -> list[Any]:
+    """Global random states of Python, NumPy and torch, comparable."""
+    legacy: Any = np.random.get_state(legacy=False)  # noqa: NPY002
+    return [random.getstate(), legacy["state"]["key"].tolist(), legacy["state"]["pos"], torch.get_rng_state().tolist()]
 
 
 def _bound(make: Make, context: SelectorContext | None = None) -> Selector:
@@ -85,10 +185,10 @@ def check_randomness_comes_from_rng_alone(make: Make) -> None:
         random.seed(seed)
         np.random.seed(seed)  # noqa: NPY002
         torch.manual_seed(seed)
-        before = random_states()
+        before = _random_states()
         selector, rng = _after(make, 3)
         proposals.append(selector.propose(BATCH_GROUPS, rng).tolist())
-        assert random_states() == before, "a global random state was changed; draw from `rng` alone"
+        assert _random_states() == before, "a global random state was changed; draw from `rng` alone"
     assert proposals[0] == proposals[1], (
         "proposals differ between runs with equal `rng`: they depend on something else"
     )
@@ -135,8 +235,7 @@ def check_bind_starts_a_new_run(make: Make) -> None:
 
 def check_predictions(make: Make) -> None:
     """
-    Success rates and probabilities in [0, 1] or NaN, one per prompt, and what predictions are worth; asking for them changes
-    nothing.
+    Success rates in [0, 1] or NaN, one per prompt, and what predictions are worth; asking for them changes nothing.
     """
     for batches in (0, 3):
         selector, rng = _after(make, batches)
@@ -148,14 +247,6 @@ def check_predictions(make: Make) -> None:
             f"predict() must return success rates in [0, 1] or NaN: {predicted}"
         )
         np.testing.assert_array_equal(predicted, selector.predict(ids), "predict() changes its own results")
-        chances = np.asarray(selector.predict_effective(ids))
-        assert chances.shape == (BATCH_GROUPS,), (
-            f"predict_effective() of {BATCH_GROUPS} prompts has shape {chances.shape}"
-        )
-        known = chances[~np.isnan(chances)]
-        assert ((known >= 0) & (known <= 1)).all(), (
-            f"predict_effective() must return probabilities in [0, 1] or NaN: {chances}"
-        )
         strength = np.asarray(selector.strength(ids))
         assert strength.shape == (BATCH_GROUPS,), f"strength() of {BATCH_GROUPS} prompts has shape {strength.shape}"
         worth = strength[~np.isnan(strength)]
@@ -184,7 +275,7 @@ def check_metrics(make: Make) -> None:
             assert isinstance(value, (int, float, np.number)), f"metrics()[{name!r}] is {value!r}; it must be a number"
 
 
-SELECTOR_CHECKS: list[Check] = [
+CHECKS: list[Check] = [
     check_proposals_are_distinct_prompts,
     check_smallest_runs,
     check_randomness_comes_from_rng_alone,
