@@ -1,14 +1,18 @@
-"""What a run prints: a table of the numbers that a person reads. All metrics go to trackers and to `trainer.state.log_history`."""
+"""What a run prints: a line for each log, and in a terminal a panel below them. All metrics go to trackers and to files."""
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from fnmatch import fnmatch
 from typing import Any, NamedTuple
 
-from tqdm import tqdm
+from rich.console import Console
+from rich.live import Live
+from rich.panel import Panel
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainerState
 
 from trl_dataeff.tracking.metrics import METRICS, PREFIX
@@ -100,7 +104,7 @@ def _pairs(logs: Mapping[str, Any], titles: Mapping[str, str]) -> str:
 
 
 class TableCallback(TrainerCallback):
-    """In the place of [`~transformers.PrinterCallback`]."""
+    """Prints the table, in the place of [`~transformers.PrinterCallback`] and [`~transformers.ProgressCallback`]."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -108,17 +112,73 @@ class TableCallback(TrainerCallback):
 
     def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if state.is_world_process_zero and logs:
-            tqdm.write("\n".join(self._table.lines(logs, state)))
+            print("\n".join(self._table.lines(logs, state)))
             sys.stdout.flush()
 
 
-class ProgressTableCallback(TableCallback, ProgressCallback):
-    """In the place of [`~transformers.ProgressCallback`]: its bars, and the table above them."""
+class PanelCallback(TrainerCallback):
+    """Shows a panel in a terminal: the last reward, where rollouts went, and the time that is left."""
+
+    def __init__(self, console: Console):
+        self._console = console
+        self._live: Live | None = None
+        self._logs: dict[str, Any] = {}
+        self._began, self._first_step = 0.0, 0
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            self._began, self._first_step = time.monotonic(), state.global_step
+            self._live = Live(console=self._console, get_renderable=lambda: self.render(args, state))
+            self._live.start()
+
+    def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        self._logs.update({name: value for name, value in (logs or {}).items() if is_number(value)})
+
+    def stop(self) -> None:
+        """Leave the panel as it is, and give the terminal back."""
+        if self._live is not None:
+            self._live.stop()
+
+    def render(self, args: Any, state: TrainerState) -> Panel:
+        """The panel as it is now. `rich` asks for it four times a second."""
+        own = {name: self._logs[PREFIX + name] for name in METRICS if PREFIX + name in self._logs}
+        lines = []
+        if "reward" in self._logs:
+            held_out = f", held out {self._logs['eval_reward']:.3f}" if "eval_reward" in self._logs else ""
+            lines.append(f"reward     {self._logs['reward']:.3f}{held_out}")
+        if {"effective_ratio", "easy_ratio", "hard_ratio"} <= own.keys():
+            shares = "{effective_ratio:.0%} of the groups (easy {easy_ratio:.0%}, hard {hard_ratio:.0%})".format(**own)
+            lines.append(f"effective  {shares}")
+        if "rollouts_generated" in own:
+            replayed = f", {own['rollouts_replayed']:,.0f} replayed" if "rollouts_replayed" in own else ""
+            lines.append(f"rollouts   {own['rollouts_generated']:,.0f} generated{replayed}")
+        lines += [f"faults     {fault}" for fault in faults(self._logs)]
+        steps, elapsed = state.global_step - self._first_step, time.monotonic() - self._began
+        if steps > 0:
+            left = elapsed / steps * (state.max_steps - state.global_step)
+            lines.append(f"time       {elapsed / 60:,.1f} min, about {left / 60:,.1f} min left")
+        title = f"step {state.global_step:,} of {state.max_steps:,}"
+        return Panel("\n".join(lines), title=title, subtitle=str(args.output_dir), padding=(0, 1))
 
 
-def print_table(trainer: Trainer) -> None:
-    """Have a trainer print the table. A callback that prints in another way (a notebook's) stays."""
-    for replaced, callback in ((PrinterCallback, TableCallback), (ProgressCallback, ProgressTableCallback)):
-        if any(type(present) is replaced for present in trainer.callback_handler.callbacks):
-            trainer.pop_callback(replaced)
-            trainer.add_callback(callback())
+@contextmanager
+def progress_shown(trainer: Trainer, plain: bool, console: Console | None = None) -> Iterator[None]:
+    """
+    Within this context a trainer prints lines, and in a terminal shows the panel below them, unless `plain` is set or progress
+    bars are off. What prints in another way (a notebook's callback) stays.
+    """
+    console = console or Console()
+    kinds = {type(callback) for callback in trainer.callback_handler.callbacks}
+    if not kinds & {PrinterCallback, ProgressCallback}:
+        yield
+        return
+    for kind in (PrinterCallback, ProgressCallback):
+        trainer.remove_callback(kind)
+    trainer.add_callback(TableCallback())
+    panel = PanelCallback(console)
+    if console.is_terminal and not plain and ProgressCallback in kinds:
+        trainer.add_callback(panel)
+    try:
+        yield
+    finally:
+        panel.stop()

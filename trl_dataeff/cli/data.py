@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,49 +13,93 @@ from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict,
 from datasets.exceptions import DatasetGenerationError, DatasetsError
 from transformers.utils import logging
 from trl import DatasetMixtureConfig, get_dataset
+from trl.scripts.grpo import GRPOScriptArguments
 from trl.scripts.utils import DatasetConfig
 
-from trl_dataeff.cli.arguments import DataEfficientGRPOScriptArguments, GRPOArguments
-from trl_dataeff.cli.sources import find_source
 from trl_dataeff.utils import UserError, closest, listed
 from trl_dataeff.validation import check_prompts
 
 
 logger = logging.get_logger(__name__)
 
+#: File name endings that can be loaded, and the loader of 🤗 Datasets for each.
+LOADERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
 #: What 🤗 Datasets raises for data that it cannot load; `StopIteration` for a .jsonl file without a line.
 LOADING_ERRORS = (OSError, ValueError, TypeError, DatasetsError, StopIteration)
 #: What it says of files without rows.
 NO_DATA = ("corresponds to no data", "pass `features` or at least one example")
 
 
-def load_data(arguments: GRPOArguments) -> tuple[Any, Any]:
+@dataclass
+class DataEfficientGRPOScriptArguments(GRPOScriptArguments):
+    """Script arguments of `trl-dataeff grpo`: every argument of TRL's GRPO script, and those below."""
+
+    dataset_name: str | None = field(
+        default=None,
+        metadata={
+            "help": "Hub id, local folder (of data files, or from `save_to_disk`), or local .parquet, .jsonl, .json or "
+            ".csv file; ignored if `datasets` is given."
+        },
+    )
+    reward_funcs: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "Reward functions: `exact_answer_reward`, `numeric_answer_reward`, `math_verify_reward`, TRL's "
+            "`accuracy_reward`, `reasoning_accuracy_reward`, `think_format_reward`, `get_soft_overlong_punishment` "
+            "(`max_completion_len=1280`, `soft_punish_cache=256`), or any dotted path (`my_rewards.brevity`, looked "
+            "up from the current folder)."
+        },
+    )
+    prompt_column: str | None = field(
+        default=None, metadata={"help": "Column that becomes `prompt`, e.g. `question` of GSM8K."}
+    )
+    prompt_template: str | None = field(
+        default=None,
+        metadata={
+            "help": "Text of the prompt; `{column}` stands for that column of the row, e.g. '{question} Answer with a "
+            "number.'; other braces stay as they are."
+        },
+    )
+    prompt_as_chat: bool = field(
+        default=False,
+        metadata={
+            "help": "Turn a text prompt into the user's message of a conversation, so that the model's chat template is "
+            "applied; use it for instruct models."
+        },
+    )
+    system_prompt: str | None = field(
+        default=None,
+        metadata={"help": "System message before every prompt; implies `prompt_as_chat`."},
+    )
+    answer_column: str | None = field(
+        default=None,
+        metadata={"help": "Column that is passed to reward functions as `answer` and as `solution`."},
+    )
+    plain: bool = field(
+        default=False, metadata={"help": "Print one line per log instead of the live panel, also in a terminal."}
+    )
+
+
+def load_data(
+    script: DataEfficientGRPOScriptArguments, mixture: DatasetMixtureConfig, evaluates: bool
+) -> tuple[Any, Any]:
     """Return the training and, if the run evaluates, the evaluation dataset or `None`, in the shape that the trainer wants."""
-    script, mixture = arguments.script, arguments.dataset
-    evaluates = arguments.training.eval_strategy != "no"
     names = ["train", "test"] if mixture.datasets else [script.dataset_train_split, script.dataset_test_split]
-    names = names if evaluates else names[:1]
-    train, *evaluation = load_splits(script, mixture, names)
+    train, *evaluation = load_splits(script, mixture, names if evaluates else names[:1])
     return train, evaluation[0] if evaluation else None
 
 
 def load_splits(
-    script: DataEfficientGRPOScriptArguments,
-    mixture: DatasetMixtureConfig,
-    names: list[str],
-    fields: Sequence[str] = ("dataset_train_split", "dataset_test_split"),
+    script: DataEfficientGRPOScriptArguments, mixture: DatasetMixtureConfig, names: list[str]
 ) -> list[Dataset | IterableDataset]:
-    """
-    Return the splits `names`, the one for training first, in the shape that the trainer wants. `fields` are the options that name
-    them.
-    """
+    """Return the splits `names`, that for training and, if the run evaluates, that for evaluation."""
     given = "The dataset mixture (`datasets`)" if mixture.datasets else f"The dataset {script.dataset_name!r}"
     splits = _load(script, mixture)
-    for name, field in zip(names, fields, strict=False):
+    for name, option in zip(names, ("dataset_train_split", "dataset_test_split"), strict=False):
         if name not in splits:
             raise UserError(
-                f"{given} has no split `{name}`; it has {listed(map(str, splits))}. Name one of them as `{field}`"
-                + (", or set `eval_strategy` to 'no'." if field == "dataset_test_split" else ".")
+                f"{given} has no split `{name}`; it has {listed(map(str, splits))}. Name one of them as `{option}`"
+                + (", or set `eval_strategy` to 'no'." if option == "dataset_test_split" else ".")
             )
     return [prepare(splits[name], script, given) for name in names]
 
@@ -117,10 +161,10 @@ def _load(
 
 def _check_columns(columns: list[str], script: DataEfficientGRPOScriptArguments, given: str) -> None:
     has = f"{given} has the columns {listed(columns)}"
-    for field in ("prompt_column", "answer_column"):
-        name = getattr(script, field)
+    for option in ("prompt_column", "answer_column"):
+        name = getattr(script, option)
         if name is not None and name not in columns:
-            raise UserError(f"`{field}` is {name!r}. {has}.{closest(name, columns)}")
+            raise UserError(f"`{option}` is {name!r}. {has}.{closest(name, columns)}")
     if script.prompt_template is not None:
         if not any(f"{{{name}}}" in script.prompt_template for name in columns):
             raise UserError(
@@ -183,3 +227,48 @@ def _bad_line(source: DatasetConfig) -> str | None:
             except json.JSONDecodeError as error:
                 return f"{file}:{number}: {error.msg}. Each line holds one JSON object."
     return None
+
+
+def find_source(given: DatasetConfig) -> DatasetConfig:
+    """Say how `datasets.load_dataset` loads a Hub id, a folder or a file; with `data_files` it is as it was given."""
+    path = given.path
+    if given.data_files is not None:
+        return given
+    local = Path(path).expanduser()
+    if local.is_dir():
+        folder, files = _folder_source(local)
+        return replace(given, path=folder, data_files=files)
+    loader = LOADERS.get(local.suffix.lower())
+    if local.is_file():
+        if loader is None:
+            raise UserError(f"The dataset file {path!r} has none of the endings {listed(LOADERS)}. Convert it to one.")
+        return replace(given, path=loader, data_files=[glob.escape(str(local))])
+    if loader is not None or path.startswith((".", "/", "~")):
+        siblings = [p.name for p in local.parent.iterdir()] if local.parent.is_dir() else []
+        raise UserError(
+            f"The dataset {path!r} does not exist: there is no such file or folder (looked for {local.absolute()})."
+            f"{closest(local.name, siblings)}"
+        )
+    return given
+
+
+def _folder_source(folder: Path) -> tuple[str, Any]:
+    """Path and `data_files` of a folder of data files, or of one from `save_to_disk`: its Arrow files one by one."""
+    if (folder / "dataset_dict.json").is_file():
+        splits = json.loads((folder / "dataset_dict.json").read_text())["splits"]
+        return "arrow", {split: _arrow_files(folder / split) for split in splits}
+    if (folder / "state.json").is_file():
+        return "arrow", {"train": _arrow_files(folder)}
+    if not any(p.is_file() and not p.name.startswith(".") for p in folder.rglob("*")):
+        raise UserError(f"The dataset folder {str(folder)!r} has no files. Put files with {listed(LOADERS)} there.")
+    if glob.has_magic(str(folder)):
+        raise UserError(
+            f"The name of the dataset folder {str(folder)!r} has one of the characters *, ? and [, which 🤗 Datasets takes for "
+            "a pattern. Rename it, or name a file in it."
+        )
+    return str(folder), None
+
+
+def _arrow_files(folder: Path) -> list[str]:
+    files = json.loads((folder / "state.json").read_text())["_data_files"]
+    return [glob.escape(str(folder / file["filename"])) for file in files]

@@ -1,26 +1,18 @@
-"""Training in this process, or through `accelerate launch` where there is something to launch."""
+"""Options of `accelerate launch`, and training through it where there is something to launch."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import subprocess
 import sys
 from argparse import ArgumentError, ArgumentParser, Namespace
-from collections.abc import Callable, Iterable
-from functools import partial
-from types import FrameType
 from typing import Any
 
 from transformers.utils import logging
 
-from trl_dataeff.fields import Problem
 from trl_dataeff.utils import UserError, closest
 
 
-#: Option of TRL's command: a file, or the name of a configuration that TRL ships (`fsdp2`, `zero3`, ...).
-ACCELERATE_CONFIG = "--accelerate_config"
 MODULE = "trl_dataeff.cli.grpo"
 logger = logging.get_logger(__name__)
 _SCRIPT = "<script>"  # stands for the script that `accelerate launch` expects behind its options
@@ -49,18 +41,13 @@ def device_count() -> int:
 
 
 def launch_parser() -> ArgumentParser:
-    """Return the parser of `accelerate launch`, with TRL's option."""
+    """Return the parser of `accelerate launch`, with TRL's option for a configuration that TRL ships (`fsdp2`, `zero3`, ...)."""
     from accelerate.commands.launch import launch_command_parser
 
     parser: ArgumentParser = launch_command_parser()
     parser.exit_on_error = False
-    parser.add_argument(ACCELERATE_CONFIG)
+    parser.add_argument("--accelerate_config")
     return parser
-
-
-def launch_options(parser: ArgumentParser) -> list[str]:
-    """Return the names of its options."""
-    return [option.dest for option in parser._actions if option.option_strings]
 
 
 def launch_option(parser: ArgumentParser, key: str, value: Any) -> list[str] | None:
@@ -73,26 +60,19 @@ def launch_option(parser: ArgumentParser, key: str, value: Any) -> list[str] | N
     return [f"--{key}", str(value)]
 
 
-def launch_problems(parser: ArgumentParser, args: list[str], fields: Iterable[str]) -> list[Problem]:
-    """
-    Return what is wrong with options of `accelerate launch`; raise a [`UserError`] for a value without an option. An unknown
-    option is compared with the `fields` of training too.
-    """
+def check_launch_options(parser: ArgumentParser, args: list[str], fields: list[str]) -> None:
+    """Raise a [`UserError`] for what `accelerate launch` would reject. An unknown option is compared with our `fields` too."""
     try:
         parsed, unknown = parser.parse_known_args([*args, _SCRIPT])
     except ArgumentError as error:
-        name = str(error.argument_name).split("/")[0].lstrip("-")
-        return [Problem(f"`{name}` is an option of `accelerate launch`, which says: {error.message}.", (name,))]
+        raise UserError(f"`accelerate launch` says: {error}.") from error
     if unknown:
-        name = unknown[0].strip("-").replace("-", "_")
-        hint = closest(f"--{name}", [f"--{known}" for known in (*fields, *launch_options(parser))])
-        message = f"`{unknown[0]}` is not an option of `trl-dataeff grpo` or `accelerate launch`.{hint}"
-        return [Problem(message, (name,))]
+        hint = closest(unknown[0], [*(f"--{name}" for name in fields), *parser._option_string_actions])
+        raise UserError(f"`{unknown[0]}` is not an option of `trl-dataeff grpo` or `accelerate launch`.{hint}")
     token = parsed.training_script  # the first value that no option has taken
     if token != _SCRIPT:
         option = f"--config {token}" if token.endswith((".yaml", ".yml")) else "--learning_rate 1e-6"
         raise UserError(f"{token!r} stands alone: every value follows its option, as in `{option}`.")
-    return []
 
 
 def launch(launch_args: list[str], command: list[str]) -> int:
@@ -106,33 +86,30 @@ def launch(launch_args: list[str], command: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from trl.cli.accelerate_config import resolve_accelerate_config_argument
 
-    from trl_dataeff.rollouts.capture import temporarily
-
     try:
         launch_args = resolve_accelerate_config_argument(launch_args)
     except ValueError as error:
         raise UserError(str(error)) from error
     args = launcher.launch_command_parser().parse_args([*launch_args, "--module", MODULE, *command])
-    former = signal.signal(signal.SIGTERM, _forward)  # torchrun sets its own
+    if os.name == "posix":
+        launcher.simple_launcher = _become
     try:
-        with temporarily(launcher, simple_launcher=partial(_start_one, launcher.simple_launcher)):
-            launcher.launch_command(args)
+        launcher.launch_command(args)
     except subprocess.CalledProcessError as error:  # the process has said on stderr what was wrong
-        return _exit_code(error.returncode)
+        return int(error.returncode)
     except SignalException as error:  # torchrun has passed it on, and waited
-        return 128 + error.sigval
+        return int(128 + error.sigval)
     except ChildFailedError as error:
-        code = _exit_code(error.get_first_failure()[1].exitcode)
+        code = error.get_first_failure()[1].exitcode
+        code = 128 - code if code < 0 else code  # as a shell reports a process that a signal has ended
         return code if code in _STOPPED else 1
-    finally:
-        signal.signal(signal.SIGTERM, former)
     return 0
 
 
-def _start_one(simple_launcher: Callable[[Namespace], None], args: Namespace) -> None:
+def _become(args: Namespace) -> None:
     """
-    Start the only process that `accelerate launch` would start. On POSIX it replaces this one, so that signals and exit code
-    are its own; accelerate would wait for a process that no signal reaches.
+    Replace this process by the only one that `accelerate launch` would start, so that signals and exit code are its own:
+    accelerate would wait for a process that no signal reaches.
     """
     from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 
@@ -141,26 +118,7 @@ def _start_one(simple_launcher: Callable[[Namespace], None], args: Namespace) ->
             f"`num_processes` is {args.num_processes}, but `accelerate launch` starts one process: it sees fewer than "
             "two GPUs, or its configuration says so. `--multi_gpu` starts all of them, with `--use_cpu true` on the CPU."
         )
-    if os.name != "posix":
-        return simple_launcher(args)
     command, environment = prepare_simple_launcher_cmd_env(args)
     sys.stdout.flush()
     sys.stderr.flush()
     os.execvpe(command[0], command, environment)
-
-
-def _forward(number: int, frame: FrameType | None) -> None:
-    """Pass a signal on to the processes that a launcher has started and waits for."""
-    import psutil
-
-    children = psutil.Process().children()
-    for child in children:
-        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
-            child.send_signal(number)
-    if not children:
-        raise SystemExit(128 + number)
-
-
-def _exit_code(code: int) -> int:
-    """The exit code of a process as a shell reports it: 128 + the number of the signal that ended it."""
-    return 128 - code if code < 0 else code

@@ -8,23 +8,22 @@ import logging
 import os
 import sys
 import warnings
+from argparse import ArgumentParser
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
 
 from trl_dataeff.utils import UserError, closest
 from trl_dataeff.version import __version__
 
 
-#: What each sub-command does; the module of the same name has its `run`
+#: What each sub-command does; but for `env`, the module of the same name has its `run`
 COMMANDS = {
     "grpo": "train a model with GRPO from a recipe",
     "recipes": "list, show, copy and validate recipes",
     "env": "print versions for a bug report",
-    "fit-predictor": "fit a success-rate predictor to the groups of finished runs",
-    "simulate": "estimate savings before training",
     "audit": "show how much of a run carried no gradient",
-    "report": "show what a run did, as a page of figures",
-    "compare": "show what runs needed for the same accuracy",
+    "report": "show what runs did, as a page of figures",
 }
 _LIST = "\n".join(f"  {name:<15}{text}" for name, text in COMMANDS.items())
 HELP = f"""\
@@ -41,7 +40,7 @@ options:
 
 to get started:
   trl-dataeff recipes list
-  trl-dataeff recipes copy Qwen2.5-0.5B-Instruct/gsm8k/uniform recipe.yaml
+  trl-dataeff recipes copy Qwen2.5-0.5B-Instruct/gsm8k/dots recipe.yaml
   trl-dataeff grpo --config recipe.yaml --max_steps 20
 """
 INTERRUPTED = 130  # exit code after Ctrl-C
@@ -86,22 +85,32 @@ def _run(argv: list[str]) -> int:
         if argv[0] not in COMMANDS:
             hint = closest(argv[0], COMMANDS)
             raise UserError(f"{argv[0]!r} is not a command.{hint} `trl-dataeff --help` lists all commands.")
-        module = importlib.import_module(f"trl_dataeff.cli.{argv[0].replace('-', '_')}")
         with quiet_libraries():
+            if argv[0] == "env":
+                return print_versions(argv[1:])
+            module = importlib.import_module(f"trl_dataeff.cli.{argv[0]}")
             return int(module.run(argv[1:]))
     except UserError as error:
-        show(error)
+        if os.environ.get("RANK", "0") == "0":  # of several processes, the first one speaks
+            for message in error.messages:
+                print(f"trl-dataeff: error: {message}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
 
 
-def show(error: UserError) -> None:
-    """Print a user's mistake on stderr, one line per problem; of several processes, only the first one prints it."""
-    if os.environ.get("RANK", "0") != "0":
-        return
-    for message in error.messages:
-        print(f"trl-dataeff: error: {message}", file=sys.stderr)
+def print_versions(argv: list[str]) -> int:
+    """`trl-dataeff env`: TRL's report, with our versions at its end."""
+    ArgumentParser("trl-dataeff env", description="Print versions for a bug report.").parse_args(argv)
+    from trl.scripts.env import print_env
+
+    print_env()
+    try:
+        math_verify = version("math-verify")
+    except PackageNotFoundError:
+        math_verify = "not installed"
+    print(f"- trl-dataeff version: {__version__}\n- math-verify version: {math_verify}\n")
+    return 0
 
 
 @contextmanager
@@ -122,6 +131,17 @@ def quiet_libraries() -> Iterator[None]:
             yield
         finally:
             math_verify.setLevel(level)
+
+
+@contextmanager
+def as_user_error(*kinds: type[Exception]) -> Iterator[None]:
+    """Within this context, exceptions of these kinds become a [`UserError`] with the same message."""
+    try:
+        yield
+    except UserError:
+        raise
+    except kinds as error:
+        raise UserError(str(error)) from error
 
 
 if __name__ == "__main__":

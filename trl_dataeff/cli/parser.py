@@ -1,202 +1,227 @@
-"""The parser of `trl-dataeff grpo`: TRL's, which finds all mistakes of a recipe and a command line at once."""
+"""Reads a recipe, a YAML file of training fields, and a command line, which overrides it, by TRL's parser."""
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import warnings
-from argparse import ArgumentError, ArgumentParser
-from collections.abc import Callable, Iterable
-from dataclasses import fields
-from functools import cached_property
-from operator import itemgetter
-from typing import Any
+from argparse import (
+    Action,
+    ArgumentDefaultsHelpFormatter,
+    ArgumentParser,
+    ArgumentTypeError,
+    RawDescriptionHelpFormatter,
+)
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
 
-import torch
-from trl import DatasetMixtureConfig, ModelConfig
+import yaml
+from trl import DatasetMixtureConfig, ModelConfig, TrlParser
 
-from trl_dataeff.cli.arguments import DataEfficientGRPOScriptArguments, GRPOArguments
-from trl_dataeff.cli.command_parser import in_our_words
-from trl_dataeff.cli.field_parser import FieldParser, WrongValue, got
-from trl_dataeff.cli.launch import launch_option, launch_options, launch_parser, launch_problems
-from trl_dataeff.cli.recipe import Recipe, find_recipe, read_recipe
+from trl_dataeff.cli.data import DataEfficientGRPOScriptArguments
+from trl_dataeff.cli.launch import check_launch_options, launch_option, launch_parser
 from trl_dataeff.config import DataEfficientGRPOConfig
-from trl_dataeff.fields import FieldError, Problem
-from trl_dataeff.utils import UserError, closest
+from trl_dataeff.utils import UserError, closest, listed
 
 
-class PortableConfig(DataEfficientGRPOConfig):
-    """
-    A [`DataEfficientGRPOConfig`] that is checked without looking at this machine, so that a recipe for a GPU can be
-    validated on a laptop. What depends on the machine is left out: whether it has bf16 or TF32, DeepSpeed's own
-    configuration, and the number of processes, which is taken to be one.
-    """
+TYPES: list[Any] = [DataEfficientGRPOScriptArguments, DataEfficientGRPOConfig, ModelConfig, DatasetMixtureConfig]
+USAGE = "trl-dataeff grpo --config RECIPE [--field VALUE ...] [accelerate launch options]"
+DESCRIPTION = """\
+Train a language model with GRPO (TRL's GRPOTrainer), and generate fewer rollouts that carry no gradient.
 
-    _LEFT_OUT: dict[str, Any] = {"use_cpu": True, "tf32": None, "deepspeed": None}  # noqa: RUF012
+A recipe is a YAML file of the fields below; a field on the command line overrides the recipe. RECIPE is a file, or a
+name from `trl-dataeff recipes list`. `--num_processes 4`, `--accelerate_config zero2` and every other option of
+`accelerate launch` are passed on.
 
-    def __post_init__(self) -> None:
-        given = {name: getattr(self, name) for name in self._LEFT_OUT}
-        self.__dict__.update(self._LEFT_OUT)
-        super().__post_init__()
-        self.__dict__.update(given)
+examples:
+  # a recipe that comes with the package, for 20 steps
+  trl-dataeff grpo --config Qwen2.5-0.5B-Instruct/gsm8k/dots --max_steps 20
 
-    @cached_property
-    def _setup_devices(self) -> torch.device:
-        return torch.device("cpu")
+  # your own data, without a recipe: a file with the columns `prompt` and `answer`
+  trl-dataeff grpo --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct --dataset_name train.jsonl \\
+      --prompt_as_chat --reward_funcs numeric_answer_reward --use_peft --output_dir out
 
-    @property
-    def world_size(self) -> int:
-        return 1
-
-
-TYPES = (DataEfficientGRPOScriptArguments, DataEfficientGRPOConfig, ModelConfig, DatasetMixtureConfig)
-PORTABLE_TYPES = (DataEfficientGRPOScriptArguments, PortableConfig, ModelConfig, DatasetMixtureConfig)
+  # four GPUs
+  trl-dataeff grpo --config recipe.yaml --num_processes 4
+"""
+EPILOG = "The fields of this package are explained in docs/configuration.md, the command in docs/command.md."
+#: Fields of which a value can be rejected because of the machine, and values that are valid on every machine
+MACHINE: dict[str, Any] = {"use_cpu": True, "tf32": None, "deepspeed": None}
 
 
-class Findings:
-    """What is wrong with a recipe, each with file and line, and with the command line, whose fields are `given`."""
+class GRPOArguments(NamedTuple):
+    """What a recipe and the command line say, in the order in which `train` takes it."""
 
-    def __init__(self, recipe: Recipe, given: Iterable[str]):
-        self._path = recipe.path
-        self._lines = recipe.lines | dict.fromkeys(given, 0)  # the command line is line 0
-        self._rejected: set[str] = set()
-        self._found: list[tuple[int, str]] = []
-
-    def add(self, *problems: Problem, line: int | None = None) -> None:
-        """
-        Enter problems that were found together, but not those of fields that were wrong before: they would follow from that.
-        Without the `line` of the recipe, their place is that of the first field that is given somewhere.
-        """
-        before = set(self._rejected)
-        for message, names in problems:
-            if before.isdisjoint(names):
-                at = line or next((self._lines[name] for name in names if name in self._lines), None)
-                if self._path is not None and at != 0:
-                    message = f"{self._path}:{at}: {message}" if at else f"{self._path}: {message}"
-                self._found.append((at or 0, message))
-                self._rejected.update(names)
-
-    @property
-    def messages(self) -> list[str]:
-        """In the order of the file; those of the command line first."""
-        return [message for _, message in sorted(self._found, key=itemgetter(0))]
+    script: DataEfficientGRPOScriptArguments
+    training: DataEfficientGRPOConfig
+    model: ModelConfig
+    dataset: DatasetMixtureConfig
 
 
-class GRPOParser(FieldParser):
-    """
-    The parser of `trl-dataeff grpo`. Wrong input is a [`UserError`] with everything that was found, where argparse would
-    print every option and exit at the first mistake. If `portable`, values are checked without looking at this machine.
-    """
-
-    def __init__(self, portable: bool = False):
-        super().__init__(PORTABLE_TYPES if portable else TYPES, prog="trl-dataeff grpo")
-        self.portable = portable
-
-    def parse(
-        self, args: list[str], check: Callable[[GRPOArguments], Iterable[Problem]] = lambda arguments: ()
-    ) -> tuple[GRPOArguments, list[str]]:
-        """
-        Parse what follows `trl-dataeff grpo`, with its `--config`: what is trained and how, and the options of `accelerate
-        launch`. `check` finds what the configurations alone do not show.
-        """
-        config, rest = _take_config(args)
-        recipe = read_recipe(find_recipe(config)) if config is not None else Recipe()
-        given = [token[2:].partition("=")[0].replace("-", "_") for token in rest if token.startswith("--")]
-        findings = Findings(recipe, given)
-        launcher = launch_parser()
-        launch_args = self._take(recipe, launcher, findings)
-        values, remaining = self._parse_known(rest, findings)
-        more = [part for t in remaining for part in (t.split("=", 1) if t.startswith("--") else [t])]
-        for options in (launch_args, more):
-            findings.add(*launch_problems(launcher, options, self.options))
-        made = [self._make(dataclass_type, values, findings) for dataclass_type in self.dataclass_types]
-        arguments = GRPOArguments(*made)
-        if all(made):
-            findings.add(*check(arguments))
-        if findings.messages:
-            raise UserError(*findings.messages)
-        return arguments, launch_args + more
-
-    def _take(self, recipe: Recipe, launcher: ArgumentParser, findings: Findings) -> list[str]:
-        """Make a recipe's values the defaults of this parser, set its environment variables, return its launch options."""
-        launch_args: list[str] = []
-        values = {}
-        for key, line, before in recipe.repeated:
-            findings.add(Problem(f"`{key}` is given twice, here and on line {before}. Keep one of them."), line=line)
-        for key, value in recipe.values.items():
-            problem = None
-            if key == "env" and isinstance(value, dict):
-                os.environ.update({str(name): str(text) for name, text in value.items()})
-            elif key == "env":
-                problem = Problem(f"`env` is {got(value)}; it takes a mapping of environment variables.")
-            elif key in self.options:
-                try:
-                    values[key] = self.convert(key, value)
-                except WrongValue as error:
-                    problem = Problem(str(error), (key,))
-            elif (tokens := launch_option(launcher, key, value)) is not None:
-                launch_args += tokens
-            else:
-                hint = closest(key, [*self.options, "env", *launch_options(launcher)])
-                meant = set(difflib.get_close_matches(key, self.options)) - set(recipe.lines)
-                problem = Problem(f"`{key}` is not a field of `trl-dataeff grpo`.{hint}", tuple(meant))
-            if problem is not None:
-                findings.add(problem, line=recipe.lines.get(key))
-        self.set_defaults_with_config(**values)
-        return launch_args
-
-    def _parse_known(self, args: list[str], findings: Findings) -> tuple[dict[str, Any], list[str]]:
-        """Argparse's own, but an option with a wrong value is a finding, and is left out."""
-        while True:
-            try:
-                namespace, remaining = self.parse_known_args(args)
-                return vars(namespace), remaining
-            except ArgumentError as error:
-                names = str(error.argument_name).split("/")
-                message = f"{in_our_words(str(error))} `trl-dataeff grpo --help` lists the options."
-                findings.add(Problem(message, (names[0][2:],)))
-                start = next(i for i, token in enumerate(args) if token.partition("=")[0] in names)
-                stop = next((i for i in range(start + 1, len(args)) if args[i].startswith("--")), len(args))
-                args = args[:start] + args[stop:]
-
-    def _make(self, dataclass_type: Any, given: dict[str, Any], findings: Findings) -> Any:
-        """
-        Make a dataclass of its fields among `given`. What it rejects is a finding, and the default takes its place, so that
-        the next mistake is found too. `None` if it does not say which fields are wrong.
-        """
-        names = [f.name for f in fields(dataclass_type) if f.init]
-        values = {name: given[name] for name in names}
-        while True:
-            try:
-                with warnings.catch_warnings():
-                    if self.portable:  # the dataclasses are made again for training, with their warnings
-                        warnings.simplefilter("ignore")
-                    return dataclass_type(**values)
-            except FieldError as error:
-                problems = error.problems
-            except (ValueError, ImportError, OSError) as error:
-                problems = [Problem(str(error), _mentioned(str(error), names))]
-            findings.add(*problems)
-            wrong = {n for problem in problems for n in problem.fields if values[n] != self.defaults[n]}
-            if not wrong:
-                return None
-            values.update({name: self.defaults[name] for name in wrong})
+class _Help(ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter):
+    pass
 
 
-def _mentioned(message: str, names: Iterable[str]) -> tuple[str, ...]:
-    """The names that a message mentions, in its order."""
-    return tuple(sorted(set(re.findall(r"\w+", message)) & set(names), key=message.index))
+class GRPOParser(TrlParser):
+    """[`~trl.TrlParser`] of this command, whose errors are [`UserError`]s. `options` has the option of each field."""
+
+    def __init__(self) -> None:
+        texts = {"usage": USAGE, "description": DESCRIPTION, "epilog": EPILOG}
+        super().__init__(TYPES, prog="trl-dataeff grpo", allow_abbrev=False, formatter_class=_Help, **texts)
+        self.add_argument(
+            "--config", metavar="RECIPE", help="Recipe: a file, or a name from `trl-dataeff recipes list`."
+        )
+        names = [f.name for kind in TYPES for f in fields(kind) if f.init]
+        self.options: dict[str, Action] = {name: self._option_string_actions[f"--{name}"] for name in names}
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}. `trl-dataeff grpo --help` lists the options.")
 
 
-def _take_config(args: list[str]) -> tuple[str | None, list[str]]:
-    """The value of `--config`, and the other arguments."""
-    parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--config", action="append", default=[])
+@dataclass
+class Recipe:
+    """Value and line of every key of a recipe."""
+
+    path: Path | None = None
+    values: dict[str, Any] = field(default_factory=dict)
+    lines: dict[str, int] = field(default_factory=dict)
+
+    def located(self, message: str, without: set[str]) -> str:
+        """The message, with file and line if the first field that it mentions is one of the recipe, and not one of `without`."""
+        names = [name for name in re.findall(r"\w+", message) if name in self.lines.keys() | without]
+        if not names or names[0] in without:
+            return message
+        return f"{self.path}:{self.lines[names[0]]}: {message}"
+
+
+def read_recipe(path: Path) -> Recipe:
+    """Read a recipe; a file that is missing, is not YAML or not a mapping is a [`UserError`]."""
     try:
-        namespace, rest = parser.parse_known_args(args)
-    except ArgumentError as error:
-        raise UserError("`--config` needs the path or the name of a recipe, as in `--config recipe.yaml`.") from error
-    if len(namespace.config) > 1:
-        raise UserError("`--config` is given twice. Join the two recipes in one file.")
-    return (namespace.config or [None])[0], rest
+        text = path.read_text(encoding="utf-8")
+        node, values = yaml.compose(text, yaml.SafeLoader), yaml.safe_load(text)
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not a UTF-8 text file. A recipe is a YAML file in UTF-8.") from error
+    except OSError as error:
+        raise UserError(f"The recipe {str(path)!r} cannot be read: {error.strerror or error}.") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}:{mark.line + 1}" if mark else str(path)
+        reason = getattr(error, "problem", None) or str(error)
+        raise UserError(f"{where}: not YAML: {reason}. A recipe has one `key: value` a line.") from error
+    if not isinstance(node, yaml.MappingNode):
+        raise UserError(f"{path}: not a recipe: it must have one `key: value` a line.")
+    recipe = Recipe(path, {str(key): value for key, value in values.items()})
+    for key, _ in node.value:
+        line = key.start_mark.line + 1
+        if key.value in recipe.lines:
+            raise UserError(
+                f"{path}:{line}: `{key.value}` is given twice, here and on line {recipe.lines[key.value]}."
+            )
+        recipe.lines[key.value] = line
+    return recipe
+
+
+def find_recipe(name: str) -> Path:
+    """Return the path of a recipe given as a file or by the name that `trl-dataeff recipes list` prints."""
+    path = Path(name).expanduser()
+    if path.is_file():
+        return path
+    shipped = shipped_recipes()
+    wanted = name.removesuffix(".yaml")
+    if wanted in shipped:
+        return shipped[wanted]
+    if path.is_dir():
+        raise UserError(f"The recipe {name!r} is a folder; name one of the files in it.")
+    raise UserError(
+        f"The recipe {name!r} does not exist: there is no such file, and no recipe of that name comes with the package "
+        f"(`trl-dataeff recipes list`).{closest(name, [*map(str, path.parent.glob('*.yaml')), *shipped])}"
+    )
+
+
+def recipes_folder() -> Path:
+    """Return the folder of the recipes that come with the package: in the wheel, or at the root of a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    installed = package / "recipes"
+    return installed if installed.is_dir() else package.parent / "recipes"
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """Return the recipes that come with the package by their names, `<model>/<task>/<method>`, in alphabetical order."""
+    folder = recipes_folder()
+    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.glob("*/*/*.yaml"))}
+
+
+def read(argv: list[str], portable: bool = False) -> tuple[GRPOArguments, list[str]]:
+    """
+    Return what `parse` returns, and the options of `accelerate launch`. If `portable`, nothing depends on this machine: a
+    recipe for a GPU can be read on a laptop.
+    """
+    parser, launcher = GRPOParser(), launch_parser()
+    config = parser.parse_known_args(argv)[0].config
+    recipe = read_recipe(find_recipe(config)) if config is not None else Recipe()
+    launch_args = _take(recipe, parser, launcher)
+    namespace, remaining = parser.parse_known_args(argv)
+    remaining = [part for token in remaining for part in (token.split("=", 1) if token[:2] == "--" else [token])]
+    for options in (launch_args, remaining):
+        check_launch_options(launcher, options, list(parser.options))
+    values, given = vars(namespace), {token[2:].partition("=")[0].replace("-", "_") for token in argv}
+    machine = {name: values[name] for name in MACHINE}
+    try:
+        with warnings.catch_warnings():
+            if portable:  # training reads everything once more, with its warnings
+                warnings.simplefilter("ignore")
+                values |= MACHINE
+            made = [kind(**{f.name: values[f.name] for f in fields(kind) if f.init}) for kind in TYPES]
+    except (ValueError, TypeError, ImportError, OSError) as error:
+        raise UserError(recipe.located(str(error), given)) from error
+    arguments = GRPOArguments(*made)
+    if portable:
+        vars(arguments.training).update(machine)
+    return arguments, launch_args + remaining
+
+
+def _take(recipe: Recipe, parser: GRPOParser, launcher: ArgumentParser) -> list[str]:
+    """Make a recipe's values the defaults of the parser, set its environment variables, return its launch options."""
+    launch_args: list[str] = []
+    values, problems = {}, []
+    for name, value in recipe.values.items():
+        at = f"{recipe.path}:{recipe.lines.get(name)}: `{name}`"
+        if name == "env" and isinstance(value, dict):
+            os.environ.update({str(key): str(text) for key, text in value.items()})
+        elif name in parser.options:
+            try:
+                values[name] = _as_typed(parser.options[name], value)
+            except (ValueError, TypeError, ArgumentTypeError) as error:
+                problems.append(f"{at} is {value!r}: {error}")
+        elif (tokens := launch_option(launcher, name, value)) is not None:
+            launch_args += tokens
+        elif name == "env":
+            problems.append(f"{at} is {value!r}; it takes a mapping of environment variables.")
+        else:
+            problems.append(f"{at} is an unknown field.{closest(name, [*parser.options, 'env'])}")
+    if problems:
+        raise UserError(*problems)
+    parser.set_defaults_with_config(**values)
+    return launch_args
+
+
+def _as_typed(option: Action, value: Any) -> Any:
+    """Return a value from YAML as the command line reads the same text; YAML 1.1 takes `1e-6` for text."""
+    if isinstance(value, dict) or (value is None and option.default is None):
+        return value
+    if option.nargs == "+":
+        return [_as_typed_item(option, item) for item in (value if isinstance(value, list) else [value])]
+    return value if isinstance(value, list) else _as_typed_item(option, value)
+
+
+def _as_typed_item(option: Action, value: Any) -> Any:
+    if isinstance(value, dict) or (option.type is str and isinstance(value, bool)):
+        return value
+    read = option.type("none" if value is None else str(value))  # type: ignore[operator, misc]
+    if option.choices is not None and read not in option.choices:
+        yaml = " YAML reads yes, no, on and off without quotes as true or false." if isinstance(value, bool) else ""
+        raise ValueError(
+            f"it takes {listed(map(str, option.choices))}.{yaml}{closest(str(read), map(str, option.choices))}"
+        )
+    return read

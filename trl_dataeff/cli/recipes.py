@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
+import textwrap
 from pathlib import Path
 
-from trl_dataeff.cli.command_parser import CommandParser
-from trl_dataeff.cli.recipe import find_recipe, shipped_recipes
+from trl_dataeff.cli.parser import find_recipe, shipped_recipes
 from trl_dataeff.utils import UserError
 
 
@@ -19,20 +18,19 @@ def run(argv: list[str]) -> int:
 
 def problems_of(path: Path) -> list[str]:
     """
-    Return everything that is wrong with a recipe, one message per problem; an empty list if it is valid: it would start,
-    given its model and data, on a machine that is suitable.
+    Return what is wrong with a recipe, one message per problem; an empty list if it is valid: it would start, given its model
+    and data, on a machine that is suitable.
 
     Neither model nor data is loaded, and nothing depends on this machine: a recipe for a GPU is valid on a laptop. Reward
     functions given by a dotted path are imported, from the current folder.
     """
-    from trl_dataeff.cli import checks
-    from trl_dataeff.cli.parser import GRPOParser
+    from trl_dataeff.cli import grpo
+    from trl_dataeff.cli.parser import read
 
     try:
-        GRPOParser(portable=True).parse(["--config", str(path)], checks.problems_of)
+        return list(grpo.problems_of(read(["--config", str(path)], portable=True)[0]))
     except UserError as error:
         return list(error.messages)
-    return []
 
 
 def description_of(path: Path) -> str:
@@ -41,8 +39,8 @@ def description_of(path: Path) -> str:
     return first.lstrip("# ").strip() if first.startswith("#") else ""
 
 
-def _parser() -> CommandParser:
-    parser = CommandParser(
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
         "trl-dataeff recipes",
         description="List, show, copy and validate recipes: YAML files of training fields, named <model>/<task>/<method>.",
     )
@@ -70,17 +68,10 @@ def _parser() -> CommandParser:
 
 
 def _list(args: argparse.Namespace) -> int:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("model", "task", "method", "what it does", box=None, header_style="bold", pad_edge=False)
     for name, path in shipped_recipes().items():
-        table.add_row(*name.split("/"), description_of(path))
-    # Not a terminal: whole lines, for grep
-    Console(width=None if sys.stdout.isatty() else 200).print(table)
-    print(
-        "\nUse one: trl-dataeff grpo --config MODEL/TASK/METHOD      Change one: trl-dataeff recipes copy MODEL/TASK/METHOD"
-    )
+        print(name)
+        print(textwrap.fill(description_of(path), 100, initial_indent="    ", subsequent_indent="    "))
+    print("\nTrain with one:   trl-dataeff grpo --config NAME\nChange one first: trl-dataeff recipes copy NAME")
     return 0
 
 
@@ -97,9 +88,7 @@ def _copy(args: argparse.Namespace) -> int:
     if dest.exists() and not args.force:
         raise UserError(f"{str(dest)!r} exists already. Name another file, or replace it with --force.")
     try:
-        if not dest.parent.exists():
-            dest.parent.mkdir(parents=True)
-            print(f"Made the folder {dest.parent}, which did not exist.")
+        dest.parent.mkdir(parents=True, exist_ok=True)
         dest.write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
     except OSError as error:
         raise UserError(f"{str(dest)!r} cannot be written: {error}. Name another file or folder.") from error
