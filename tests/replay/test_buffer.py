@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 from tests.factories import generator, make_group, visit
 from trl_dataeff.replay.buffer import ReplayBuffer, replay_groups
-from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD, pack_groups, unpack_groups
+from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD
 
 
 KINDS = st.sampled_from([EFFECTIVE, EFFECTIVE, EASY, HARD])
@@ -36,18 +36,6 @@ def test_first_in_first_out_newest_per_prompt_effective_only(rounds, capacity):
         buffer.add(groups)
         present = newest_if_effective(present + groups)[-capacity:]
         assert [id(g) for g in buffer.groups] == [id(g) for g in present]
-
-
-@pytest.mark.parametrize("kind", [EASY, HARD])
-def test_a_newer_zero_variance_group_removes_the_prompts_older_group(kind):
-    buffer = ReplayBuffer(3)
-    buffer.add([visit(i, EFFECTIVE, 0) for i in (1, 2, 3)])
-    buffer.add([visit(2, kind, 1), visit(9, kind, 1)])
-    assert [g.prompt_id for g in buffer.groups] == [1, 3]
-    buffer.add([visit(4, EFFECTIVE, 2)])
-    assert [g.prompt_id for g in buffer.groups] == [1, 3, 4], "there is room again"
-    buffer.add([visit(2, EFFECTIVE, 3)])
-    assert [g.prompt_id for g in buffer.groups] == [3, 4, 2]
 
 
 def test_a_group_without_any_score_removes_nothing():
@@ -104,23 +92,6 @@ def test_the_newest_come_first(steps, data):
     assert sorted(drawn, reverse=True) == sorted(steps, reverse=True)[:n]
 
 
-def test_groups_that_are_equal_in_all_but_their_prompt_make_no_tie():
-    buffer = ReplayBuffer(3)
-    buffer.add([make_group(prompt_id=i, step=0) for i in range(5)])
-    assert [g.prompt_id for g in buffer.groups] == [2, 3, 4]
-
-
-def test_a_buffer_that_was_packed_gives_the_same_samples():
-    buffer, copy = ReplayBuffer(8), ReplayBuffer(8)
-    buffer.add([make_group(prompt_id=i, behavior_logps=[np.array([-1.0]), np.array([-1.0, i])]) for i in range(12)])
-    copy.add(unpack_groups(pack_groups(buffer.groups)))
-    for seed in range(5):
-        first, second = buffer.sample(3, generator(seed), [5]), copy.sample(3, generator(seed), [5])
-        assert [g.prompt_id for g in first] == [g.prompt_id for g in second]
-        for a, b in zip(first, second, strict=True):
-            np.testing.assert_array_equal(a.rollouts.behavior_logps[1], b.rollouts.behavior_logps[1])
-
-
 class TestState:
     """A buffer alone: its state through a file."""
 
@@ -139,47 +110,22 @@ class TestState:
         buffer.load_state_dict(load_file(path))
         return buffer
 
-    def test_the_next_samples_are_identical(self, tmp_path):
-        buffer = self.filled()
-        copy = self.restored(buffer.state_dict(), tmp_path / "replay.safetensors")
-        assert [g.prompt_id for g in copy.groups] == [g.prompt_id for g in buffer.groups] == [4, 7, 3, 9, 1, 0]
-        first, second = generator(3), generator(3)
-        for n, exclude in [(3, []), (2, [4, 9]), (6, []), (1, [0]), (0, []), (4, [7, 99])] * 3:
-            drawn, again = buffer.sample(n, first, exclude), copy.sample(n, second, exclude)
-            assert [g.prompt_id for g in drawn] == [g.prompt_id for g in again]
-            for a, b in zip(drawn, again, strict=True):
-                assert (a.step, a.owner, a.effective) == (b.step, b.owner, b.effective)
-                np.testing.assert_array_equal(a.rewards, b.rewards)
-                assert a.rollouts.completions == b.rollouts.completions
-                assert a.rollouts.logged == b.rollouts.logged
-                for x, y in zip(a.rollouts.behavior_logps, b.rollouts.behavior_logps, strict=True):
-                    np.testing.assert_array_equal(x, y)
-                    assert x.dtype == y.dtype
-
     def test_what_follows_is_identical(self, tmp_path):
-        """Also what enters, what leaves by capacity, and what by age."""
-        buffer = self.filled(capacity=6)
+        """The next samples, what enters, and what leaves by capacity and age."""
+        buffer, first, second = self.filled(capacity=6), generator(3), generator(3)
         copy = self.restored(buffer.state_dict(), tmp_path / "replay.safetensors", capacity=6)
+        for n, exclude in [(3, []), (2, [4, 9]), (6, []), (1, [0]), (0, []), (4, [7, 99])]:
+            drawn, again = buffer.sample(n, first, exclude), copy.sample(n, second, exclude)
+            for a, b in zip(drawn, again, strict=True):
+                assert (a.prompt_id, a.step, a.owner, a.effective) == (b.prompt_id, b.step, b.owner, b.effective)
+                assert (a.rollouts.completions, a.rollouts.logged) == (b.rollouts.completions, b.rollouts.logged)
+                for x, y in zip([a.rewards, *a.rollouts.behavior_logps], [b.rewards, *b.rollouts.behavior_logps]):
+                    np.testing.assert_array_equal(x, y, strict=True)
         for one in (buffer, copy):
             one.add([make_group(prompt_id=i, step=20) for i in (3, 5, 6)])
             one.expire(20)
         assert [(g.prompt_id, g.step) for g in copy.groups] == [(g.prompt_id, g.step) for g in buffer.groups]
         assert [g.prompt_id for g in copy.groups] == [9, 3, 5, 6]
-
-    def test_what_was_there_before_is_replaced(self, tmp_path):
-        state = self.filled().state_dict()
-        save_file(state, tmp_path / "replay.safetensors")
-        buffer = ReplayBuffer(8)
-        buffer.add([make_group(prompt_id=50)])
-        buffer.load_state_dict(load_file(tmp_path / "replay.safetensors"))
-        assert [g.prompt_id for g in buffer.groups] == [4, 7, 3, 9, 1, 0]
-
-    def test_a_smaller_buffer_keeps_the_newest(self, tmp_path):
-        buffer = self.restored(self.filled().state_dict(), tmp_path / "replay.safetensors", capacity=2)
-        assert [g.prompt_id for g in buffer.groups] == [1, 0]
-
-    def test_an_empty_buffer(self, tmp_path):
-        assert not len(self.restored(ReplayBuffer(8).state_dict(), tmp_path / "replay.safetensors"))
 
     def test_a_group_that_was_replayed_is_restored_as_one_that_is_not_in_a_batch(self, tmp_path):
         """Origin and disposition are of a group in a batch, and decided anew when the group is sampled."""

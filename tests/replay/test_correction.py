@@ -7,8 +7,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from trl import GRPOTrainer
 
 from tests.factories import Watched, dynamic, even_length_reward, make_group, save_tiny
@@ -33,16 +31,6 @@ def test_ratio_by_hand():
     torch.testing.assert_close(ratio, torch.tensor([[2.0, 0.5, 1.0], [1.0, 1.0, 1.0]]))
     sequence = behavior_ratio(old, behavior, mask, level="sequence")
     torch.testing.assert_close(sequence, torch.tensor([[1.0], [1.0]]))  # sqrt(2 * 0.5)
-
-
-@given(st.floats(0.05, 5), st.floats(0.05, 5), st.floats(-3, 3), st.floats(0.01, 0.5))
-def test_the_identity_behind_the_proximal_form(w, rho, advantage, eps):
-    clipped = min(max(w, 1 - eps), 1 + eps)
-    left = rho * min(w * advantage, clipped * advantage)
-    shifted = min(max(rho * w, rho * (1 - eps)), rho * (1 + eps))
-    assert left == pytest.approx(min(rho * w * advantage, shifted * advantage), rel=1e-9, abs=1e-12)
-    scaled = advantage * rho
-    assert left == pytest.approx(min(w * scaled, clipped * scaled), rel=1e-9, abs=1e-12)
 
 
 def micro_batch(**fields) -> dict:
@@ -96,20 +84,6 @@ def test_vespo_gets_the_ratio_where_it_looks_for_it():
     assert inputs["advantages"] is before
 
 
-def test_vespo_has_a_ratio_for_each_token_whatever_the_level():
-    inputs = micro_batch()
-    correct_inputs(inputs, PRESENT, **{**CORRECTION, "loss_type": "vespo", "level": "sequence"})
-    assert inputs["importance_sampling_ratio"].shape == (2, 3)
-
-
-def test_the_ratio_that_is_reported_is_not_truncated():
-    inputs = micro_batch()
-    ratio = correct_inputs(inputs, PRESENT, **{**CORRECTION, "cap": 1.2})
-    torch.testing.assert_close(ratio[0], torch.tensor([-0.5, 0.5, 0.0]).exp())
-    torch.testing.assert_close(inputs["replay_ratio"][0], torch.tensor([-0.5, 0.5, 0.0]).exp().clamp(max=1.2))
-    torch.testing.assert_close(inputs["advantages"][0], 2 * inputs["replay_ratio"][0])
-
-
 def test_a_log_prob_that_is_not_known_has_ratio_one():
     logps = [np.array([NAN], np.float32), np.array([-1.0, NAN], np.float32)]
     tensors = behavior_tensors([make_group(behavior_logps=logps, origin="replayed")], torch.zeros(2, 2))
@@ -152,21 +126,12 @@ class TestMoments:
         before = dict(inputs)
         logps = PRESENT.clone().requires_grad_()
         with loss.micro_batch(inputs) as own:
-            metrics = loss.on_logps(logps)
-            assert own["per_token_logps"] is logps
+            loss.on_logps(logps)
         assert inputs == before, "TRL uses its own again"
         expected = torch.tensor([-0.5, 0.5, 0.0]).exp()
         torch.testing.assert_close(own["advantages"][0], 2 * expected.clamp(max=1.2))
         assert not own["advantages"].requires_grad
-        assert metrics["replay/ratio_mean"] == pytest.approx(expected[:2].mean().item())
-        assert metrics["replay/ratio_max"] == pytest.approx(expected.max().item())
         assert loss.on_logps(PRESENT) == {}, "it is over"
-
-    def test_it_is_over_after_an_error_too(self):
-        loss = correction()
-        with pytest.raises(KeyError), loss.micro_batch(micro_batch()):
-            raise KeyError
-        assert loss.on_logps(PRESENT) == {}
 
     def test_log_probs_are_recorded_also_where_no_row_is_replayed(self):
         loss, group = correction(), make_group()
@@ -176,22 +141,20 @@ class TestMoments:
             assert loss.on_logps(PRESENT.clone().requires_grad_()) == {}
         np.testing.assert_array_equal(group.rollouts.behavior_logps[1], PRESENT[1, :2].numpy())
 
-    def test_statistics_are_those_of_all_processes(self):
-        other = torch.tensor([2.0, 5.0, 17.0, 4.0, 0.0, 1.0, 2.5])
+    def test_the_effective_sample_size_is_that_of_all_processes(self):
+        other = torch.tensor([2.0, 5.0, 17.0, 1.0])  # tokens, sums of the ratio and of its square, clipped tokens
         loss = correction(processes=Processes(0, 2, gather=lambda own: torch.cat([own, other])))
         with loss.micro_batch(micro_batch()):
             metrics = loss.on_logps(PRESENT)
         own = torch.tensor([-0.5, 0.5]).exp()
-        assert metrics["replay/ratio_mean"] == pytest.approx((own.sum().item() + 5) / 4)
-        assert metrics["replay/ratio_max"] == 4.0
         assert metrics["replay/ess"] == pytest.approx((own.sum().item() + 5) ** 2 / 4 / ((own**2).sum().item() + 17))
         assert metrics["replay/clipped_share"] == 1 / 4
-        assert metrics["replay/movement"] == pytest.approx((0.5 + 0.5 + 2.5) / 4)
+        with loss.micro_batch(micro_batch(replayed=torch.tensor([False, False]))):
+            loss.processes = Processes()
+            assert all(value != value for value in loss.on_logps(PRESENT).values()), "without replayed tokens: NaN"
 
-    @pytest.mark.parametrize(
-        ("clip", "cap", "capped"), [("proximal", 1.2, 2), ("proximal", 10.0, 0), ("behavior", 1.2, 1)]
-    )
-    def test_capped_and_clipped_shares(self, clip, cap, capped):
+    @pytest.mark.parametrize("clip", ["proximal", "behavior"])
+    def test_clipped_share(self, clip):
         """Of five tokens of replayed rows; pi_theta is 1.1 times pi_old everywhere."""
         ratio = torch.tensor([[0.9, 1.3, 1.0], [1.3, 0.5, 9.0]])  # pi_old / pi_behavior
         inputs = {
@@ -201,11 +164,10 @@ class TestMoments:
             "completion_mask": torch.tensor([[1, 1, 1], [1, 1, 0]]),
             "replayed": torch.tensor([True, True]),
         }
-        loss = correction(clip=clip, cap=cap)
+        loss = correction(clip=clip, cap=1.2)
         with loss.micro_batch(inputs):
             metrics = loss.on_logps(PRESENT + np.log(1.1))
         # behavior: 1.43 is above the clip with a positive advantage, 0.55 below it with a negative one, 1.43 above the cap
-        assert metrics["replay/capped_share"] == pytest.approx(capped / 5)
         assert metrics["replay/clipped_share"] == pytest.approx(3 / 5 if clip == "behavior" else 0)
 
     @pytest.mark.parametrize(("clip", "kl"), [("behavior", 0.5), ("proximal", 0.0), ("proximal", 0.5)])
@@ -229,6 +191,7 @@ class Checked(Watched):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.checked = self.held = 0
+        self.largest = 0.0  # pi_old / pi_behavior
 
     def _compute_loss(self, model, inputs):
         loss = super()._compute_loss(model, inputs)
@@ -259,6 +222,7 @@ class Checked(Watched):
         known = ~behavior.isnan()
         assert (known.any(dim=1) == inputs["replayed"]).all()
         sampled = torch.where(known, behavior, old)
+        self.largest = max(self.largest, (old - sampled)[mask.bool()].exp().max().item())
         if args.importance_sampling_level == "sequence":
             lengths = mask.sum(1, keepdim=True)
             logps_of, old_of, sampled_of = (
@@ -312,23 +276,8 @@ def test_loss_and_gradient_by_hand(tmp_path, loss_type, clip, aligned, kind):
     options = {"replay_clip": clip, "loss_type": loss_type, "replay_ratio_cap": 1.1, "learning_rate": 3e-2, **batches}
     trainer = dynamic(tmp_path, trainer_class=Checked, **options)
     assert trainer.checked >= 2
-    largest = [
-        log["dataeff/replay/ratio_max"] for log in trainer.state.log_history if "dataeff/replay/ratio_max" in log
-    ]
-    assert max(largest) > 1.1, "the cap was never reached"
+    assert trainer.largest > 1.1, "the cap was never reached"
     assert clip == "proximal" or trainer.held, "no ratio was held at the cap"
-
-
-@pytest.mark.parametrize("clip", ["proximal", "behavior"])
-def test_sequence_level_loss_by_hand(tmp_path, clip):
-    options = {
-        "importance_sampling_level": "sequence",
-        "loss_type": "grpo",
-        "learning_rate": 3e-2,
-        "replay_clip": clip,
-    }
-    trainer = dynamic(tmp_path, trainer_class=Checked, rollout_margin=2.0, steps_per_generation=2, **options)
-    assert trainer.checked >= 2
 
 
 @pytest.mark.parametrize(
@@ -366,12 +315,7 @@ def test_with_a_frozen_policy_the_ratio_is_one_and_the_gradient_that_of_fresh_ro
                 gradients.append([torch.autograd.grad(value, weights, retain_graph=True)[0] for value in both])
             return loss
 
-    trainer = dynamic(tmp_path, trainer_class=Compared, learning_rate=0.0, **options)
-    ratios = [log for log in trainer.state.log_history if log.get("dataeff/replay/ratio_max")]
-    assert ratios
-    for log in ratios:
-        assert log["dataeff/replay/ratio_max"] == pytest.approx(1, abs=1e-5)
-        assert log["dataeff/replay/ratio_mean"] == pytest.approx(1, abs=1e-5)
+    dynamic(tmp_path, trainer_class=Compared, learning_rate=0.0, **options)
     assert len(gradients) >= 2
     for replayed, fresh in gradients:
         assert fresh.abs().max() > 1e-4
@@ -564,10 +508,3 @@ def test_with_the_behavior_clip_the_cap_bounds_replayed_rows_of_negative_advanta
         count = 1 if (loss_type, level) == ("luspo", "sequence") else 2
         less = (ratio - 3).sum() / 2 * count * 1.5 * (scale * 2 / count)
         assert (unbounded_loss - loss).item() == pytest.approx(less.item(), rel=1e-4)
-
-
-def test_the_bounded_objective_by_hand(tmp_path):
-    """Token by token: -max(min(r A, clip(r) A), c A) for replayed rows of negative advantage."""
-    loss, _ = loss_and_gradient(tmp_path, loss_type="grpo", replay_ratio_cap=3.0, epsilon=0.2)
-    rows = [1.5 * (3 + 3) / 2, 0.5 * 1.1, -1.5 * 1.2, 1.0]
-    assert loss.item() == pytest.approx(sum(rows) / 4, rel=1e-5)

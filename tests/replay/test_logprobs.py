@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.factories import make_group
-from trl_dataeff.replay.logprobs import LogprobRecorder, behavior_tensors, compute_leftover_logps, group_logps
+from trl_dataeff.replay.logprobs import (
+    LogprobRecorder,
+    behavior_tensors,
+    compute_leftover_logps,
+    group_logps,
+    sampling_metrics,
+)
 from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.rollouts.group import HARD, RolloutGroup
 
@@ -82,21 +88,6 @@ class TestRecorder:
         assert groups[0].rollouts.behavior_logps is recorded
         np.testing.assert_array_equal(recorded[0], logps_of([0])[0, :2])
 
-    def test_what_is_recorded_is_a_copy(self):
-        groups, recorder = [group_of(2)], LogprobRecorder()
-        recorder.expect(groups, batch := batch_of(groups))
-        logps = logps_of([0])
-        recorder.record(batch["batch_row"], logps)
-        logps.zero_()
-        assert_recorded(groups[0], [0])
-
-    def test_half_precision_is_recorded_in_single(self):
-        groups, recorder = [group_of(2)], LogprobRecorder()
-        recorder.expect(groups, batch := batch_of(groups))
-        recorder.record(batch["batch_row"], torch.full((1, WIDTH), -0.5, dtype=torch.bfloat16))
-        np.testing.assert_array_equal(groups[0].rollouts.behavior_logps[0], np.float32([-0.5, -0.5]))
-        assert groups[0].rollouts.behavior_logps[0].dtype == np.float32
-
     def test_log_probs_that_the_batch_has_are_recorded_at_once(self):
         groups, recorder = [group_of(2, 1), group_of(3, 4)], LogprobRecorder()
         batch = batch_of(groups, old_per_token_logps=logps_of([0, 1, 2, 3]))
@@ -122,10 +113,6 @@ class TestRecorder:
         assert [group.rollouts.behavior_logps for group in groups[:4]] == [None, known, known, None]
         assert_recorded(groups[4], [4])
         assert_recorded(groups[5], [5])
-
-    def test_rows_that_were_not_expected_are_ignored(self):
-        """As those of a half-used generation batch, after a resume."""
-        LogprobRecorder().record(torch.tensor([0, 1]), logps_of([0, 1]))
 
     def test_a_row_that_the_loss_has_not_seen_is_an_error(self):
         recorder, groups = LogprobRecorder(), [group_of(1, 2)]
@@ -169,15 +156,6 @@ def test_processes_make_equally_many_forward_passes_for_their_leftover_groups():
                     assert logps.dtype == np.float32
 
 
-def test_a_leftover_group_is_one_forward_pass_without_padding_on_the_left():
-    group, forward = make_group(owner=0), Forward()
-    compute_leftover_logps([group], by_forward(forward, pad_token_id=77), group, Processes())
-    ((input_ids, attention_mask, length),) = forward.calls
-    assert input_ids.tolist() == [[5, 6, 7, 0, 77], [5, 6, 7, 0, 1]]
-    assert attention_mask.tolist() == [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
-    assert length == 2
-
-
 def test_no_forward_pass_without_leftover_groups_or_where_the_sampler_returned_its_log_probs():
     forward, sampled = Forward(), [np.float32([-1.0]), np.float32([-1.0, -2.0])]
     group = make_group(owner=0, sampling_logps=sampled)
@@ -197,3 +175,32 @@ def test_the_samplers_own_logps_come_first(origin):
     np.testing.assert_array_equal(tensors["behavior_per_token_logps"][3], [-0.5, -0.25])
     np.testing.assert_array_equal(tensors["behavior_per_token_logps"][2], [-0.5, np.nan])
     assert tensors["behavior_per_token_logps"][:2].isnan().all()
+
+
+def sampled(**fields) -> dict[str, float]:
+    """The metrics of vLLM's log-probs of three rows, of which the second is replayed, without their prefix."""
+    values = {
+        "replayed": torch.tensor([False, True, False]),
+        "completion_mask": torch.tensor([[1, 1], [1, 1], [1, 0]]),
+        "old_per_token_logps": torch.tensor([[-1.0, -2.0], [-1.0, -1.0], [-3.0, 0.0]]),
+        "sampling_per_token_logps": torch.tensor([[-1.5, float("nan")], [-9.0, -9.0], [-2.0, -5.0]]),
+        "importance_sampling_ratio": torch.tensor([[1.5, 1.0], [9.0, 0.0], [0.5, 7.0]]),
+    }
+    gather = fields.pop("gather", lambda own: own)
+    metrics = sampling_metrics(values | fields, Processes(gather=gather))
+    return {name.removeprefix("sampling/"): value for name, value in metrics.items()}
+
+
+def test_trls_metrics_of_the_sampler_cover_fresh_tokens_only():
+    names = ("sampling_logp_difference/mean", "sampling_logp_difference/max")
+    names += tuple(f"importance_sampling_ratio/{name}" for name in ("min", "mean", "max"))
+    by_token = dict(zip(names, (0.75, 1.0, 0.5, 1.0, 1.5), strict=True))
+    assert sampled() == by_token
+    by_row = sampled(importance_sampling_ratio=torch.tensor([[2.0], [0.0], [1.0]]))
+    assert [by_row[name] for name in names[2:]] == [1.0, 1.5, 2.0]
+    no_tool = sampled(tool_mask=torch.tensor([[0, 1], [1, 1], [1, 1]]))
+    assert [no_tool[name] for name in names] == [1.0, 1.0, 0.5, 0.75, 1.0]
+    nothing = torch.tensor([0.0, 0.0, 0.0, 0.0, *[-float("inf")] * 3])  # of a process without fresh rows
+    assert sampled(gather=lambda own: torch.cat([own, nothing])) == by_token
+    assert all(value != value for value in sampled(replayed=torch.ones(3, dtype=torch.bool)).values())
+    assert sampling_metrics({}, Processes()) == {}, "TRL has logged none"
