@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.factories import generator, visit
 from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD
-from trl_dataeff.selection import DotsGresoSelector, DotsSelector, GresoSelector, Selector, UniformSelector
+from trl_dataeff.selection import DotsSelector, GresoSelector, Selector, UniformSelector
 from trl_dataeff.selection.base import SelectorContext
 
 
@@ -32,9 +32,9 @@ def greso(size: int, batch: int, in_run: bool = True) -> Selector:
     return selector
 
 
-def dots(size: int, batch: int, in_run: bool = True, cls: type[DotsSelector] = DotsSelector, **arguments) -> Selector:
+def dots(size: int, batch: int, in_run: bool = True, **arguments) -> Selector:
     """With a generation batch behind it."""
-    selector = bound(cls(**arguments), size, batch)
+    selector = bound(DotsSelector(**arguments), size, batch)
     if in_run:
         selector.observe([visit(i, KINDS[i % 3], 0, (1.0, 0.5, 0.0)[i % 3]) for i in range(0, size, 2)])
     return selector
@@ -52,7 +52,6 @@ SELECTORS: dict[str, Callable[..., Selector]] = {
     "dots": dots,
     "dots, the paper's": partial(dots, objective="target", reference="paper"),
     "dots, attention": partial(dots, predictor="attention", refresh_batches=2),
-    "dots+greso": partial(dots, cls=DotsGresoSelector),
     "uniform": uniform,
     "uniform in order": partial(uniform, shuffle=False),
 }

@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 
 from tests.factories import generator, visit
 from trl_dataeff.difficulty.loading import LogisticDifficultyPredictor
-from trl_dataeff.difficulty.online import RollingDifficulty
-from trl_dataeff.difficulty.quality import pearson
+from trl_dataeff.difficulty.online import RollingDifficulty, pearson
 from trl_dataeff.rollouts.classification import GroupClassifier, RewardScale
 from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD
 from trl_dataeff.selection import Selector, make_selector
 from trl_dataeff.selection.base import SelectorContext
 from trl_dataeff.selection.dots import DotsSelector
-from trl_dataeff.selection.weights import (
+from trl_dataeff.selection.draw import (
     gumbel_top_k,
     log_chance_effective,
     log_weight_effective,
@@ -39,15 +38,6 @@ def test_chance_of_an_effective_group_to_sixty_digits(p, group_size):
     assert log_chance.item() == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
-def test_chance_of_an_effective_group_is_symmetric_and_largest_in_the_middle():
-    p = torch.linspace(0, 1, 101, dtype=torch.float64)
-    log_chance = log_chance_effective(p, 8)
-    torch.testing.assert_close(log_chance, log_chance.flip(0))
-    assert log_chance[[0, 100]].isneginf().all()
-    assert log_chance.argmax() == 50
-    assert (log_chance[1:51].diff() > 0).all()
-
-
 @given(chance=st.floats(1e-9, 1), sharpness=st.floats(0.5, 16), threshold=st.floats(0.01, 1))
 def test_weight_with_and_without_a_threshold_to_sixty_digits(chance, sharpness, threshold):
     log_chance = torch.tensor([chance], dtype=torch.float64).log()
@@ -56,16 +46,6 @@ def test_weight_with_and_without_a_threshold_to_sixty_digits(chance, sharpness, 
     assert log_weight_effective(log_chance, sharpness, threshold).item() == pytest.approx(expected, rel=1e-8, abs=1e-8)
     without = log_weight_effective(log_chance, sharpness, None).item()
     assert without == pytest.approx(float(powers[0].ln()), rel=1e-9, abs=1e-9)
-
-
-def test_above_the_threshold_prompts_are_drawn_alike_and_below_it_hardly():
-    """At a sharpness of 6 and a threshold of 0.35: every prompt that has a gradient more often than not, to a tenth."""
-    weights = log_weight_effective(torch.tensor([0.1, 0.2, 0.35, 0.55, 1.0]).double().log(), 6.0, 0.35).exp()
-    assert weights[0] < 0.001
-    assert weights[1] < 0.04
-    assert weights[2].item() == pytest.approx(0.5)
-    assert weights[3] > 0.9
-    assert weights[4] > 0.99
 
 
 def test_target_weight_by_hand():
@@ -107,32 +87,12 @@ def test_at_the_papers_temperature_the_nearest_come_first():
     assert (rest - 0.5).abs().max() < 0.47
 
 
-def test_ten_million_prompts():
-    n = 10_000_000
-    ids = gumbel_top_k(torch.zeros(n), 512, generator())
-    assert len(ids.unique()) == 512
-    assert ids.float().mean() / n == pytest.approx(0.5, abs=4 * math.sqrt(1 / 12 / 512))
-
-
 @pytest.mark.parametrize("n", [-1, 4])
 def test_impossible_draws_are_refused(n):
     with pytest.raises(ValueError, match="3 weights give from 0 to 3"):
         gumbel_top_k(torch.zeros(3), n)
     with pytest.raises(ValueError, match="NaN"):
         gumbel_top_k(torch.tensor([0.0, float("nan")]), 1)
-
-
-@pytest.mark.parametrize("weights", [[0.0, -3.0, *[-np.inf] * 4], [-500.0, -1e4, *[-np.inf] * 4], [-np.inf] * 6])
-def test_prompts_of_weight_zero_come_last_in_random_order(weights):
-    log_weights, rng = torch.tensor(weights, dtype=torch.float64), generator()
-    drawable = [i for i, w in enumerate(weights) if w > -np.inf]
-    first_excluded = np.zeros(6)
-    for _ in range(600):
-        order = gumbel_top_k(log_weights, 6, rng).tolist()
-        assert sorted(order[: len(drawable)]) == drawable
-        first_excluded[order[len(drawable)]] += 1
-    expected = 600 / (6 - len(drawable))
-    assert np.abs(first_excluded[len(drawable) :] - expected).max() < 5 * np.sqrt(expected)
 
 
 class Population:
@@ -172,11 +132,11 @@ class Population:
 class Paper:
     """A selector with 20 reference prompts every two batches, and a temperature at which it takes the nearest to 0.5."""
 
-    def __init__(self, seed: int = 0, name: str = "dots", **arguments):
+    def __init__(self, seed: int = 0, **arguments):
         self.population, self.rng = Population(), generator(seed)
         options = {"objective": "target", "temperature": 1e-9, "exploration": 0.0, "history_prior": 1e9}
         options |= {"reference": "paper", "reference_size": 20, "refresh_batches": 2, **arguments}
-        self.selector = self.population.selector(name, **options)
+        self.selector = self.population.selector("dots", **options)
         self.references = np.empty(0, np.int64)
 
     def begin(self):
@@ -199,19 +159,6 @@ class Paper:
         """All prompts but the references, by their predicted distance from 0.5, which is all that the draw knows."""
         order = np.argsort(np.abs(self.selector.success.mean().astype(float) - 0.5), kind="stable")
         return order[~np.isin(order, self.references)]
-
-
-def test_the_papers_prompts_are_drawn_at_once_for_all_batches_until_the_next_references():
-    ranks = []
-    for seed in range(20):
-        paper = Paper(seed)
-        first, second = paper.batch(), paper.batch()
-        assert set(first) | set(second) == set(paper.nearest()[:32])
-        rank = {prompt: i for i, prompt in enumerate(paper.nearest())}
-        ranks.append([np.mean([rank[i] for i in ids]) for ids in (first, second)])
-    assert np.mean(ranks, axis=0) == pytest.approx([15.5, 15.5], abs=2), "the two batches are alike"
-    third, fourth = paper.batch(), paper.batch()
-    assert set(third) | set(fourth) == set(paper.nearest()[:32]), "after new references the draw begins again"
 
 
 def test_probabilities_of_a_draw_that_is_split_over_two_batches():
@@ -244,9 +191,8 @@ def test_further_rounds_continue_the_draw():
         assert len(set(ids)) == 300
 
 
-@pytest.mark.parametrize("name", ["dots", "dots+greso"])
-def test_a_draw_that_is_half_used_survives_a_checkpoint(name):
-    paper, copy = Paper(name=name, exploration=0.2), Paper(name=name, exploration=0.2)
+def test_a_draw_that_is_half_used_survives_a_checkpoint():
+    paper, copy = Paper(exploration=0.2), Paper(exploration=0.2)
     paper.batch()
     copy.selector.load_state_dict(paper.selector.state_dict())
     copy.rng.set_state(paper.rng.get_state())
@@ -254,15 +200,14 @@ def test_a_draw_that_is_half_used_survives_a_checkpoint(name):
         np.testing.assert_array_equal(paper.batch(n), copy.batch(n))
 
 
-@pytest.mark.parametrize("name", ["dots", "dots+greso"])
-def test_drawn_prompts_have_more_effective_groups_than_uniform_ones(name):
+def test_drawn_prompts_have_more_effective_groups_than_uniform_ones():
     shares = {}
-    for candidate in ("uniform", name):
+    for name in ("uniform", "dots"):
         population, rng = Population(), generator()
-        selector = population.selector(candidate)
+        selector = population.selector(name)
         kinds = [population.batch(selector, rng)[1] for _ in range(20)]
-        shares[candidate] = np.mean(np.concatenate(kinds[4:]) == EFFECTIVE)
-    assert shares[name] > 1.8 * shares["uniform"]
+        shares[name] = np.mean(np.concatenate(kinds[4:]) == EFFECTIVE)
+    assert shares["dots"] > 1.8 * shares["uniform"]
     unseen = ~population.seen
     assert pearson(selector.success.mean()[unseen], population.p[unseen]) > 0.8
     assert selector.metrics()["predictor/pearson"] > 0.5
@@ -291,60 +236,12 @@ def test_kinds_of_equal_mean_success_differ_by_how_often_their_groups_are_effect
     assert of_kind[0] > 2 * of_kind[1]
 
 
-def test_the_gate_skips_prompts_with_repeated_zero_variance_groups():
-    population, rng = Population(), generator()
-    selector = population.selector("dots+greso", sharpness=0.1, exploration=0.0)  # nearly uniform proposals
-    hard = np.arange(0, 400, 2)
-    for _ in range(8):
-        selector.gate.pool.observe([visit(int(i), HARD) for i in hard])
-    chosen = np.concatenate([population.batch(selector, rng)[0] for _ in range(10)])
-    assert np.isin(chosen, hard).mean() < 0.1
-    assert selector.metrics()["prompts_skipped"] == pytest.approx(80, abs=25), "DOTS alone draws half of them there"
-    assert selector.metrics()["p_hard"] == 0.5, "it adapts before a pass's worth of batches"
-
-
-def test_a_pass_does_not_wait_for_prompts_that_the_gate_skips():
-    """Half of the prompts are skipped: they carry none of the weight that a pass is to cover, though DOTS weighs all alike."""
-    population, rng = Population(), generator()
-    selector = population.selector("dots+greso", sharpness=1e-6, threshold=None, coverage=0.7, exploration=0.0)
-    skipped = np.arange(0, 400, 2)
-    for _ in range(12):
-        selector.gate.pool.observe([visit(int(i), HARD) for i in skipped])
-    chosen = []
-    for _ in range(20):  # 320 draws among 200 prompts
-        chosen.append(selector.propose(16, rng))
-        selector._proposed = np.empty(0, dtype=np.int64)
-    assert np.isin(np.concatenate(chosen), skipped).mean() < 0.05
-
-
-def test_prompts_of_weight_0_still_come_before_excluded_ones():
-    """With estimates of exactly 0 and 1, no prompt is proposed twice while others are left."""
-    population, rng = Population(), generator()
-    selector = population.selector("dots", exploration=0.5)
-    selector.success.predicted[:] = np.where(np.arange(400) % 2, 1.0, 0.0)
-    for _ in range(5):
-        ids = selector.propose(80, rng)
-        assert len(set(ids)) == 80
-    assert len(selector._proposed) == len(set(selector._proposed)) == 400
-
-
 def test_no_prompt_twice_in_a_generation_batch_while_there_are_others():
     population, rng = Population(), generator()
     selector = population.selector("dots")
     ids = np.concatenate([selector.propose(100, rng) for _ in range(4)])
     assert len(set(ids)) == 400
     assert len(set(selector.propose(16, rng))) == 16
-
-
-@pytest.mark.parametrize("size", [16, 23])
-def test_with_full_coverage_a_pass_has_every_prompt_once(size):
-    """But those that are too few for a last batch: it belongs to the next pass."""
-    population, rng = Population(), generator()
-    selector = population.selector("dots", coverage=1.0, exploration=0.0)
-    batches = [population.batch(selector, rng, n=size)[0] for _ in range(2 * (400 // size))]
-    for ids in np.split(np.concatenate(batches), 2):
-        assert len(set(ids)) == len(ids)
-    assert all(len(set(ids)) == size for ids in batches)
 
 
 @pytest.mark.parametrize("coverage", [0.3, 0.7])
@@ -417,77 +314,6 @@ def test_exploration_reaches_prompts_that_passes_leave_out(batch, more, requests
         proposed |= set(ids)
 
 
-def test_a_pass_that_begins_between_two_rounds_has_the_prompts_of_the_first():
-    population, rng = Population(), generator()
-    selector = population.selector("dots", coverage=1.0, exploration=0.0)
-    for _ in range(24):  # 384 of 400 prompts
-        population.batch(selector, rng)
-    batch = [selector.propose(12, rng), selector.propose(12, rng)]  # 16 are left: the second begins a pass
-    selector.observe([visit(int(i), EFFECTIVE) for i in np.concatenate(batch)])
-    after = np.concatenate([population.batch(selector, rng)[0] for _ in range(20)])
-    assert len(set(after) | set(np.concatenate(batch))) == 320 + 24
-
-
-def test_without_coverage_every_batch_is_an_independent_draw():
-    population, rng = Population(), generator()
-    selector = population.selector("dots", coverage=0.0, exploration=0.0)
-    for _ in range(5):
-        population.batch(selector, rng)
-    expected = torch.Generator()
-    expected.set_state(rng.get_state())
-    torch.rand((), generator=expected, dtype=torch.float64)  # how many are explored
-    np.testing.assert_array_equal(selector.propose(16, rng), gumbel_top_k(selector.log_weights(), 16, expected))
-
-
-@pytest.mark.parametrize("exploration", [0.0, 0.5])
-def test_passes_train_on_more_prompts(exploration):
-    """Of those that are worth it: among as many effective groups there are more prompts."""
-    distinct = {}
-    for coverage in (0.0, 0.7):
-        population, rng = Population(), generator()
-        selector = population.selector(
-            "dots", sharpness=1.0, threshold=None, coverage=coverage, exploration=exploration
-        )
-        effective = [ids[kinds == EFFECTIVE] for ids, kinds in (population.batch(selector, rng) for _ in range(30))]
-        distinct[coverage] = len(set(np.concatenate(effective)[:100]))
-    assert distinct[0.7] > 1.1 * distinct[0.0]
-
-
-def test_a_pass_goes_on_after_a_checkpoint():
-    population, rng = Population(), generator()
-    selector = population.selector("dots", coverage=1.0, exploration=0.0)
-    first = np.concatenate([population.batch(selector, rng)[0] for _ in range(12)])
-    other = population.selector("dots", coverage=1.0, exploration=0.0)
-    other.load_state_dict(selector.state_dict())
-    second = np.concatenate([population.batch(other, rng)[0] for _ in range(13)])
-    assert sorted([*first, *second]) == list(range(400))
-
-
-def test_references_make_no_passes():
-    """The published method draws every time from all prompts."""
-    papers = [Paper(coverage=c) for c in (0.0, 1.0)]
-    for _ in range(6):
-        np.testing.assert_array_equal(*(paper.batch() for paper in papers))
-
-
-def test_the_explored_share_is_uniform():
-    """Also once estimates are settled: half of what is proposed covers all kinds of prompts alike."""
-    population, rng = Population(), generator()
-    selector = population.selector("dots", exploration=0.5, objective="target")
-    ids = [population.batch(selector, rng)[0][:8] for _ in range(150)]
-    unsolvable = population.p < 0.02
-    share = np.isin(np.concatenate(ids[10:]), np.flatnonzero(unsolvable)).mean()
-    assert share == pytest.approx(unsolvable.mean(), abs=0.05)
-
-
-def test_a_predictor_that_was_fitted_before_is_there_from_the_start(tmp_path):
-    population = Population()
-    predictor = LogisticDifficultyPredictor()
-    predictor.fit(population.embeddings, torch.from_numpy(population.p))
-    rolling = RollingDifficulty(population.embeddings, predictor)
-    assert pearson(rolling.refresh(0), population.p) > 0.9
-
-
 def test_with_other_embeddings_the_groups_are_restored_and_the_predictor_is_fitted_to_them_anew(caplog_transformers):
     """As after a resume on other hardware; with the same embeddings predictions go on to the last bit."""
     population, rng = Population(), generator()
@@ -545,7 +371,6 @@ class GradedPopulation(Population):
     [
         ({}, 1.25, 0.5),
         ({"sharpness": 1.0, "threshold": None, "coverage": 0.0}, 1.0, 0.7),  # gains less than it has to: gives way
-        ({"sharpness": 2.0, "threshold": None, "coverage": 0.0}, 1.5, 0.5),
         ({"sharpness": 4.0, "threshold": None, "coverage": 0.7}, 1.5, 0.25),
     ],
 )
@@ -579,31 +404,6 @@ def test_references_leave_the_differences_to_all_recent_groups():
         np.testing.assert_array_equal(selector.difference.predicted, twin.difference.predicted)
         seen.append(selector.difference.predicted[0].copy())
     assert all((a != b).any() for a, b in itertools.pairwise(seen))
-
-
-def test_binary_rewards_never_use_the_differences():
-    """Bit for bit the same proposals, whatever the spread of the groups says."""
-    proposals = []
-    for spread in (float("nan"), 0.3):
-        population, rng = Population(), generator()
-        selector = population.selector("dots")
-        own = []
-        for _ in range(6):
-            own.append(population.batch(selector, rng)[0])
-            selector._differences.observe(own[-1], np.full(16, spread, np.float32), selector.batch)
-        proposals.append(np.concatenate(own))
-        assert selector.difference is None
-    np.testing.assert_array_equal(*proposals)
-
-
-def test_graded_state_round_trip():
-    population, rng = GradedPopulation(), generator()
-    selector = population.selector("dots")
-    for _ in range(4):
-        population.batch(selector, rng)
-    restored = population.selector("dots")
-    restored.load_state_dict(selector.state_dict())
-    torch.testing.assert_close(restored.log_weights(), selector.log_weights(), rtol=0, atol=0)
 
 
 def test_rate_of_difference_inverts_the_binary_case():

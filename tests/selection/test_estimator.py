@@ -6,7 +6,7 @@ import torch
 
 from trl_dataeff.difficulty.logistic import LogisticDifficultyPredictor
 from trl_dataeff.difficulty.online import RollingDifficulty
-from trl_dataeff.selection.estimator import LEVEL_PRIOR, PromptEstimator, fit_offsets
+from trl_dataeff.selection.estimate import LEVEL_PRIOR, PromptEstimator, fit_offsets
 
 
 N, HALF_LIVES = 300, (1.0, 4.0, 16.0)
@@ -85,16 +85,6 @@ def test_a_prompts_own_groups_count_against_its_prediction():
     assert one.mean(np.array([6]))[0] == pytest.approx(0.5)
 
 
-def test_groups_without_a_rate_are_ignored():
-    with_nan, without = estimator(), estimator()
-    with_nan.observe(np.array([1, 2]), np.array([np.nan, 0.25], np.float32), np.full(2, 8, np.float32), 1)
-    without.observe(np.array([2]), np.array([0.25], np.float32), np.full(1, 8, np.float32), 1)
-    for one in (with_nan, without):
-        one.refresh()
-    np.testing.assert_array_equal(with_nan.mean(), without.mean())
-    np.testing.assert_array_equal(with_nan.weights, without.weights)
-
-
 def test_state_round_trip_to_the_last_bit():
     first, second = estimator(), estimator()
     train(first, lambda batch: sigmoid(2 * E[:, 0]), 5)
@@ -141,9 +131,3 @@ def test_the_strength_is_that_of_the_experts_mixture_by_sampling():
         samples = rng.beta(means[chosen, i] * sizes[chosen, i], (1 - means[chosen, i]) * sizes[chosen, i])
         m = samples.mean()
         assert subject.strength(ids)[i] == pytest.approx(m * (1 - m) / samples.var() - 1, rel=0.03)
-
-
-def test_the_strength_of_a_certain_prediction_is_that_of_its_experts():
-    subject = estimator()
-    subject.predicted[:] = 0.0
-    np.testing.assert_allclose(subject.strength(), 4.0)

@@ -5,11 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from trl_dataeff.selection.exploration import HALF_LIFE, MARGIN, PRIOR, ExplorationShare
-
-
-def phi(z: float) -> float:
-    return 0.5 * (1 + math.erf(z / math.sqrt(2)))
+from trl_dataeff.selection.draw import GAIN_HALF_LIFE, MARGIN, PRIOR, ExplorationShare
 
 
 def after(effective, weights, share=0.5, least: float = 0.05) -> ExplorationShare:
@@ -17,10 +13,6 @@ def after(effective, weights, share=0.5, least: float = 0.05) -> ExplorationShar
     exploring, weights = ExplorationShare(least), np.array(weights, dtype=float)
     exploring.observe(np.array(effective, dtype=bool), weights, np.broadcast_to(share, weights.shape))
     return exploring
-
-
-def test_nothing_known_is_nearly_all():
-    assert ExplorationShare(0.05).value == pytest.approx(0.05 + 0.95 * phi(1), abs=1e-6)
 
 
 def test_against_a_jackknife():
@@ -82,7 +74,7 @@ def test_weights_that_know_nothing_leave_it_uniform(seed):
 
 def test_old_groups_fade():
     exploring = after([True] * 40 + [False] * 40, [0.2] * 40 + [1.8] * 40)
-    for _ in range(int(4 * HALF_LIFE)):
+    for _ in range(int(4 * GAIN_HALF_LIFE)):
         exploring.observe(np.arange(8) < 4, np.where(np.arange(8) < 4, 1.8, 0.2), np.full(8, 0.5))
     assert exploring.value < 0.06
 

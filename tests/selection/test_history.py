@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_dataeff.selection.history import SuccessHistory
+from trl_dataeff.selection.estimate import SuccessHistory
 
 
 VISITS = st.lists(

@@ -1,0 +1,110 @@
+"""`history_from`: what is read of an earlier run's groups, what becomes of it, and what is refused."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.factories import Watched, mixed_reward, run
+from trl_dataeff import DataEfficientGRPOConfig, DotsSelector
+from trl_dataeff.rollouts.classification import RewardScale
+from trl_dataeff.selection.earlier import read_earlier_groups
+from trl_dataeff.testing import make_context, make_groups
+from trl_dataeff.tracking.groups import DATASET, SCHEMA
+from trl_dataeff.utils import UserError
+
+
+ROWS = [
+    (0, 4, 0.5, 1.0, "effective"),
+    (0, 7, 0.0, -1.0, "hard"),
+    (1, 2, 1.0, 3.0, "easy"),
+    (2, 4, 1.0, 3.0, "easy"),
+    (3, 7, 0.25, 0.0, "effective"),
+    (3, 9, None, None, "hard"),  # no completion was scored
+    (4, 7, 0.5, 1.0, "effective"),
+    (4, -1, 0.5, 1.0, "effective"),  # of a stream
+]
+
+
+def write(path, rows, dataset="abc") -> str:
+    """A table of groups from `(step, prompt_id, success rate, reward, kind)`."""
+    names = ("step", "prompt_id", "success_rate", "reward", "kind")
+    columns = dict(zip(names, zip(*rows, strict=True), strict=True))
+    full = {f.name: list(columns.get(f.name, [None] * len(rows))) for f in SCHEMA}
+    table = pa.Table.from_pydict(full, schema=SCHEMA)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table.replace_schema_metadata({DATASET: dataset.encode()}), path)
+    return str(path)
+
+
+def test_by_hand(tmp_path):
+    scale = RewardScale()
+    write(tmp_path / "dataeff" / "groups.parquet", ROWS)
+    earlier = read_earlier_groups(str(tmp_path), "abc", scale)
+    assert earlier.ids.tolist() == [2, 4, 7]  # by their last groups
+    np.testing.assert_allclose(earlier.rates, [1.0, 0.75, 0.25], atol=1e-6)
+    np.testing.assert_allclose(earlier.effective, [0, 0.5, 2 / 3], atol=1e-6)
+    assert earlier.counts.tolist() == [1, 2, 3]
+    assert (scale.low, scale.high) == (pytest.approx(-1), pytest.approx(3)), "as if this run had seen these rewards"
+
+
+def test_a_range_that_is_set_decides(tmp_path):
+    """Rewards of 1, 3 and -1 are 0.5, 1 and 0 between 0 and 2: outside they are cut off, as those of this run."""
+    scale = RewardScale.of([0, 2])
+    earlier = read_earlier_groups(write(tmp_path / "groups.parquet", ROWS), "abc", scale)
+    np.testing.assert_allclose(earlier.rates, [1.0, (0.5 + 1) / 2, (0 + 0 + 0.5) / 3], atol=1e-6)
+    assert (scale.low, scale.high) == (0, 2)
+
+
+def test_rates_that_are_all_equal_leave_the_range_open(tmp_path):
+    scale, rows = RewardScale(), [(0, 1, 0.0, 5.0, "hard"), (1, 2, 0.0, 5.0, "hard")]
+    earlier = read_earlier_groups(write(tmp_path / "groups.parquet", rows), "abc", scale)
+    assert earlier.rates.tolist() == [0, 0]
+    assert scale.low == np.inf
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: None, "there is no file .*Give the `output_dir` of a run"),
+        (lambda path: path.write_bytes(b"PAR1 no more"), "cannot be read"),
+        (lambda path: pq.write_table(pa.table({"step": [1]}), path), "lacks|no column|columns"),
+        (lambda path: write(path, ROWS, "xyz"), "is of another dataset"),
+        (lambda path: write(path, [ROWS[5]]), "no group in it has a success rate"),
+    ],
+)
+def test_what_cannot_be_used_is_said(tmp_path, make, message):
+    make(tmp_path / "groups.parquet")
+    with pytest.raises(UserError, match=message):
+        read_earlier_groups(str(tmp_path / "groups.parquet"), "abc", RewardScale())
+
+
+def test_the_first_predictions_are_those_of_the_earlier_run_and_its_own_groups_outweigh_them(tmp_path):
+    rows = [(i, i, r := [0.1, 0.9][i % 2], r, "effective") for i in range(60)]
+    selector, ids = DotsSelector(), np.arange(60)
+    selector.bind(make_context())
+    selector.start_from(read_earlier_groups(write(tmp_path / "groups.parquet", rows), "abc", RewardScale()))
+    before = selector.predict(ids)
+    assert before[::2].mean() < 0.3 < 0.7 < before[1::2].mean()
+    for batch in range(6):  # the opposite
+        seen = ids[batch * 8 : batch * 8 + 8]
+        selector.observe(make_groups(seen, np.where(seen % 2, 0.0, 1.0), selector.predict(seen)))
+    after = selector.predict(ids)
+    assert after[:48:2].mean() > 0.5 > after[1:48:2].mean()
+
+
+def test_a_run_begins_with_the_earlier_ones_rates_and_resumes_without_the_file(tmp_path):
+    options = {"selection": "dots", "rewards": mixed_reward}
+    first = run(Watched, DataEfficientGRPOConfig, tmp_path / "first", **options)
+    seen = {group.prompt_id for batch in first.batches for group in batch.generated}
+    own = {**options, "selector_args": {"history_from": str(tmp_path / "first")}}
+    own |= {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+    second = run(Watched, DataEfficientGRPOConfig, tmp_path / "second", **own)
+    opening = second.batches[0].generated
+    assert not np.isnan([group.predicted for group in opening]).any()
+    assert any(group.prompt_id in seen for group in opening)
+    (tmp_path / "first" / "dataeff" / "groups.parquet").unlink()
+    again = run(Watched, DataEfficientGRPOConfig, tmp_path / "again", train=False, **own)
+    again.train(resume_from_checkpoint=str(tmp_path / "second" / "checkpoint-2"))
+    a, b = ([[(g.prompt_id, g.predicted) for g in batch.generated] for batch in t.batches] for t in (second, again))
+    assert a[2:] == b
