@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.factories import generator, visit
-from trl_dataeff.collector.batch import GenerationBatch, RefillRounds, ZeroVarianceShare, fill_batch
+from trl_dataeff.collector.rounds import GenerationBatch, RefillRounds, ZeroVarianceShare, fill_batch
 from trl_dataeff.replay.buffer import ReplayBuffer
 from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD, RolloutGroup
 
@@ -41,91 +41,6 @@ def assert_accounted_for(batch: GenerationBatch, before: Iterable[RolloutGroup])
     for disposition in ("trained", "leftover", "dropped"):
         assert {g.disposition for g in getattr(batch, disposition)} <= {disposition}
     assert all(g.effective for g in batch.leftover)
-
-
-@given(
-    batch_groups=st.integers(1, 8),
-    waiting=st.integers(0, 12),
-    max_rounds=st.integers(1, 5),
-    outcomes=st.lists(st.booleans(), max_size=60),
-    over=st.integers(0, 6),
-)
-def test_a_batch_keeps_every_group_once_and_is_full(batch_groups, waiting, max_rounds, outcomes, over):
-    outcomes = iter(outcomes)
-    sizes = []
-
-    def roll_out(n, round_index):
-        assert round_index == len(sizes)
-        sizes.append(n)
-        return [group(next(outcomes, False)) for _ in range(n)]
-
-    kept = [group(True) for _ in range(waiting)]
-    batch = fill_batch(
-        roll_out, lambda missing: missing + over, batch_groups=batch_groups, leftover=kept, max_rounds=max_rounds
-    )
-    assert len(batch.trained) == batch_groups
-    assert_accounted_for(batch, kept)
-    assert batch.padded == sum(not g.effective for g in batch.trained)
-    assert not any(g.effective for g in batch.dropped)
-    assert batch.rounds == len(sizes) <= max_rounds
-    assert ids(batch.trained[: min(waiting, batch_groups)]) == ids(kept[:batch_groups])
-    if batch.padded:  # only when rounds ran out, and with nothing effective left aside
-        assert batch.rounds == max_rounds
-        assert not batch.leftover
-    if waiting >= batch_groups:
-        assert batch.rounds == 0
-    in_order = [g for g in kept + batch.generated if g.effective]
-    assert ids(batch.leftover) == ids(in_order[batch_groups:])
-    assert set(ids(batch.leftover_now)) == set(ids(batch.leftover)) - set(ids(kept))
-    assert set(ids(batch.trained_stale)) == set(ids(batch.trained)) & set(ids(kept))
-    assert {g.origin for g in kept} <= {"leftover"}
-    assert {g.origin for g in batch.generated} <= {"fresh"}
-
-
-@given(
-    batch_groups=st.integers(1, 8),
-    share=st.integers(0, 7),
-    buffered=st.sets(st.integers(0, 12)),
-    max_rounds=st.sampled_from([None, 1, 3]),
-    draws=st.lists(st.tuples(st.booleans(), st.integers(0, 12)), max_size=60),
-)
-def test_a_batch_with_replay(batch_groups, share, buffered, max_rounds, draws):
-    """Whatever the rounds give: the batch is full, no prompt is fresh and replayed, and no group is lost."""
-    share = min(share, batch_groups - 1)
-    buffer, draws, sizes = ReplayBuffer(99), iter(draws), []
-    stored = [group(True, i) for i in sorted(buffered)]
-    buffer.add(stored)
-
-    def roll_out(n, round_index):
-        sizes.append(n)
-        return [group(*next(draws, (False, 20 + i))) for i in range(n)]
-
-    batch = fill_batch(
-        roll_out,
-        lambda missing: missing,
-        batch_groups=batch_groups,
-        max_rounds=max_rounds,
-        buffer=buffer,
-        replay_groups=share,
-        rng=generator(),
-    )
-    assert len(batch.trained) == batch_groups
-    assert sizes[0] == batch_groups - min(share, len(buffered))
-    assert_accounted_for(batch, [])
-    fresh, replayed = prompts(batch.generated), prompts(batch.replayed)
-    assert len(set(replayed)) == len(replayed)
-    assert not set(fresh) & set(replayed)
-    assert set(ids(batch.replayed)) <= set(ids(stored))
-    assert set(ids(batch.trained_stale)) == set(ids(batch.replayed))
-    assert set(ids(batch.trained_now)) == set(ids(batch.trained)) - set(ids(stored))
-    if max_rounds is None:
-        assert not batch.dropped
-        assert not batch.padded
-        assert len(replayed) <= share
-    if len(replayed) > share:  # only where rounds ran out
-        assert batch.rounds >= max_rounds
-    if batch.padded:  # only when nothing else was left
-        assert len(replayed) == len(set(buffered) - set(fresh))
 
 
 @given(
@@ -175,6 +90,12 @@ def test_every_group_has_one_origin_and_one_disposition(
     assert not set(prompts(batch.replayed)) & set(prompts(leftover + references + fresh))
     assert batch.padded == (0 if max_rounds is None else sum(not g.effective for g in batch.trained))
     assert all(not g.effective or g.origin == "reference" for g in batch.dropped)
+    assert len(set(prompts(batch.replayed))) == len(batch.replayed)
+    assert set(prompts(batch.replayed)) <= (buffered or set())
+    if batch.padded:  # only when nothing effective was left aside, or could be replayed
+        assert batch.rounds >= max_rounds
+        assert not [g for g in batch.leftover if g.origin != "reference"]
+        assert len(batch.replayed) == len((buffered or set()) - set(prompts(leftover + references + fresh)))
     if buffer is not None:
         assert not any(g.origin == "reference" for g in batch.trained)
         assert not any(g.effective for g in batch.dropped)
@@ -244,17 +165,6 @@ class TestByHand:
         buffer = self.buffer(5, 6, 7)
         batch = self.fill([[(1, True), (2, True)]], batch_groups=3, buffer=buffer, replay_groups=2, exclude={5, 6, 9})
         assert self.told(batch)["trained"] == [(1, "fresh"), (2, "fresh"), (7, "replayed")]
-
-    def test_more_leftover_groups_than_a_batch_takes(self):
-        batch = self.fill([], batch_groups=2, max_rounds=3, leftover=[group(True, i) for i in (7, 8, 9)])
-        assert self.told(batch) == {
-            "trained": [(7, "leftover"), (8, "leftover")],
-            "leftover": [(9, "leftover")],
-            "dropped": [],
-        }
-        assert not batch.leftover_now
-        assert not batch.generated
-        assert batch.rounds == 0
 
     def test_a_batch_that_stays_short_is_padded(self):
         rounds = [[(1, False), (2, True), (3, False)], [(4, False), (5, False)]]
@@ -354,37 +264,6 @@ def test_rounds_go_on_while_what_is_left_cannot_fill_the_batch():
     assert len(batch.trained) == batch.padded == 4
 
 
-@pytest.mark.parametrize("replay", [True, False])
-def test_references_leave_room_for_selected_groups(replay):
-    """Many effective references: they go into the buffer, or open at most half of the batch; none waits for the next."""
-    references = [reference(i % 2 == 0, i) for i in range(40)]
-    chosen = []
-
-    def roll_out(n, round_index):
-        chosen.extend(group(True, 100 + i) for i in range(n))
-        return chosen
-
-    batch = fill_batch(
-        roll_out,
-        lambda missing: missing,
-        batch_groups=8,
-        references=references,
-        buffer=ReplayBuffer(9) if replay else None,
-        rng=torch.Generator(),
-    )
-    assert len(chosen) == (8 if replay else 4)
-    assert set(ids(chosen)) <= set(ids(batch.trained))
-    assert len(batch.leftover) == (20 if replay else 0)
-    everything = ids(batch.trained + batch.leftover + batch.dropped)
-    assert sorted(everything) == sorted(ids(references + chosen))
-
-
-def test_no_round_follows_a_full_batch():
-    rounds = []
-    fill_batch(lambda n, r: rounds.append(n) or [group(True)] * n, lambda m: m, batch_groups=4, max_rounds=9)
-    assert rounds == [4]
-
-
 @given(
     batch_groups=st.integers(1, 600),
     share=st.floats(0, 1),
@@ -396,7 +275,7 @@ def test_a_rounds_size_keeps_its_bounds(batch_groups, share, margin, multiple, d
     batch_groups *= multiple  # a batch spreads evenly over processes
     missing = data.draw(st.integers(1, batch_groups))
     num_prompts = batch_groups + data.draw(st.integers(0, 3 * batch_groups))
-    n = RefillRounds(margin=margin, low=0.25, high=1.5).size(
+    n = RefillRounds(margin=margin).size(
         missing, batch_groups=batch_groups, zero_share=share, multiple=multiple, num_prompts=num_prompts
     )
     assert n % multiple == 0
@@ -418,7 +297,7 @@ def test_a_rounds_size_keeps_its_bounds(batch_groups, share, margin, multiple, d
 )
 def test_a_rounds_size_by_hand(missing, share, margin, expected):
     """ceil(margin * missing / (1 - share)) within [16 / 4, 1.5 * 16]."""
-    rounds = RefillRounds(margin=margin, low=0.25, high=1.5)
+    rounds = RefillRounds(margin=margin)
     size = rounds.size(missing, batch_groups=16, zero_share=share, multiple=1, num_prompts=1000)
     assert size == expected
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.factories.collecting import collector, rounds
-from trl_dataeff.collector.batch import RefillRounds
+from trl_dataeff.collector.rounds import RefillRounds
 from trl_dataeff.replay.buffer import ReplayBuffer
 
 

@@ -4,14 +4,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from datasets import Dataset
 
 from tests.factories import (
     TRAINING_SETTINGS,
     Watched,
     add,
     dynamic,
-    letter_share_reward,
     logged,
     mixed_reward,
     number,
@@ -28,8 +26,7 @@ def test_what_is_trained_on_has_gradient_and_the_rows_never_change(tmp_path):
     for batch, tensors in zip(trainer.batches, trainer.tensors):
         for group, advantages in zip(batch.trained, tensors["advantages"].view(4, 4)):
             assert group.effective == bool(advantages.abs().max() > 0)
-    padded = logged(trainer, "dataeff/padded_groups")
-    assert sum(p for (p,) in padded) == 0
+    assert sum(batch.padded for batch in trainer.batches) == 0
     assert all(loss_zero == 0 for (loss_zero,) in logged(trainer, "frac_reward_zero_std"))
 
 
@@ -37,13 +34,13 @@ def test_every_rollout_is_counted_and_accounted_for(tmp_path):
     trainer = dynamic(tmp_path)
     logs = logged(
         trainer, "dataeff/rollouts_generated", "dataeff/rollouts_trained", "dataeff/rollouts_discarded",
-        "dataeff/rollouts_replayed", "dataeff/leftover_groups",
+        "dataeff/leftover_groups",
     )  # fmt: skip
-    generated, trained, discarded, replayed, _ = logs[-1]
+    generated, trained, discarded, _ = logs[-1]
     assert generated == trainer.generated
     assert trained == sum(len(t["advantages"]) for t in trainer.tensors)
     assert generated == trained + discarded + 4 * len(trainer.collector.leftover)
-    assert replayed == 4 * sum(min(len(w), 4) for w in trainer.waiting) > 0
+    assert any(trainer.waiting)
     table = pd.read_parquet(tmp_path / "dataeff" / "groups.parquet")
     assert len(table) * 4 == generated
     assert table["disposition"].eq("dropped").sum() * 4 == discarded
@@ -52,18 +49,6 @@ def test_every_rollout_is_counted_and_accounted_for(tmp_path):
     assert table["disposition"].tolist() == dispositions
     assert set(dispositions) == {"trained", "leftover", "dropped"}
     assert table["tokens"].sum() == logged(trainer, "dataeff/tokens_generated")[-1][0]
-
-
-def test_groups_table_tells_kinds_apart(tmp_path):
-    dynamic(tmp_path)
-    table = pd.read_parquet(tmp_path / "dataeff" / "groups.parquet")
-    kinds = {(row.prompt_id % 4, row.kind) for row in table.itertuples()}
-    assert kinds <= {(0, "effective"), (0, "easy"), (0, "hard"), (1, "easy"), (2, "hard"), (3, "hard")}
-    assert len(kinds) >= 4
-    assert table[table["prompt_id"] % 4 == 1]["success_rate"].eq(1).all()
-    assert table[table["prompt_id"] % 4 >= 2]["success_rate"].eq(0).all()
-    assert table["round"].max() > 0
-    assert table["step"].is_monotonic_increasing
 
 
 def test_leftover_groups_are_trained_on_once_and_first(tmp_path):
@@ -80,8 +65,9 @@ def test_leftover_groups_are_trained_on_once_and_first(tmp_path):
 def test_without_an_effective_group_batches_are_completed_with_zero_variance_groups(tmp_path):
     trainer = dynamic(tmp_path, rewards=lambda completions, **kwargs: [0.0] * len(completions), max_rollout_rounds=3)
     assert trainer.state.global_step == 12
-    for rounds, padded, loss, grad in logged(trainer, "dataeff/rounds", "dataeff/padded_groups", "loss", "grad_norm"):
-        assert (rounds, padded, loss, grad) in {(3, 4, 0, 0), (None, None, 0, 0)}
+    for rounds, loss, grad in logged(trainer, "dataeff/rounds", "loss", "grad_norm"):
+        assert (rounds, loss, grad) in {(3, 0, 0), (None, 0, 0)}
+    assert {batch.padded for batch in trainer.batches} == {4}
     assert all(len(t["advantages"]) == 16 for t in trainer.tensors)
 
 
@@ -132,7 +118,7 @@ def test_settings_train_also_on_their_leftover_groups(setting, tmp_path):
             assert not torch.equal(before[name], parameter), name
     assert all(np.isfinite(loss) for (loss,) in logged(trainer, "loss"))
     assert any(trainer.waiting)
-    assert any(r and r > 0 for (r,) in logged(trainer, "dataeff/replay/ratio_mean"))
+    assert any("replayed" in tensors for tensors in trainer.tensors)
 
 
 def test_what_was_cut_off_does_not_make_a_group_effective(tmp_path):
@@ -155,30 +141,6 @@ def test_infinite_rewards_are_no_gradient_and_one_warning(tmp_path, caplog_trans
     assert len([r for r in caplog_transformers.records if "`infinite_reward` returned an infinite" in r.message]) == 1
 
 
-def test_lengths_are_kept_over_a_logging_interval(tmp_path):
-    trainer = dynamic(tmp_path, logging_steps=4, steps_per_generation=1)
-    for i, (mean,) in enumerate(logged(trainer, "completions/mean_length")):
-        means = [t["completion_mask"].sum(1).float().mean().item() for t in trainer.tensors[4 * i : 4 * i + 4]]
-        assert mean == pytest.approx(np.mean(means))
-
-
-def test_a_second_call_of_train_starts_anew_with_the_dataset_that_is_there(tmp_path):
-    trainer = dynamic(tmp_path, max_steps=2)
-    trainer.train_dataset = plain_dataset(12)
-    trainer.batches.clear()
-    trainer.train()
-    assert {g.prompt_id for b in trainer.batches for g in b.generated} <= set(range(12))
-    generated = sum(4 * len(b.generated) for b in trainer.batches)
-    assert trainer.collector.counters.values["rollouts_generated"] == generated
-
-
-def test_prompts_that_a_transform_makes(tmp_path):
-    questions = Dataset.from_dict({"question": plain_dataset()["prompt"]})
-    questions.set_transform(lambda batch: {"prompt": [f"{q}?" for q in batch["question"]]})
-    trainer = dynamic(tmp_path, max_steps=3, trainer={"train_dataset": questions})
-    assert trainer.state.global_step == 3
-
-
 def test_async_weighted_and_silent_rewards(tmp_path):
     async def sometimes(prompts, completions, **kwargs):
         return [None if number(p) % 3 else len(c) / 8 for p, c in zip(prompts, completions)]
@@ -197,7 +159,6 @@ def test_async_weighted_and_silent_rewards(tmp_path):
             distinct = set(np.round(totals[~np.isnan(totals)], 6))
             assert group.effective == (len(distinct) > 1)
     assert any(np.isnan(g.rewards).all() for b in trainer.batches for g in b.generated)
-    assert any(share for (share,) in logged(trainer, "dataeff/unscorable_ratio"))
 
 
 def test_tools_are_called_in_rounds_and_not_again(tmp_path):
@@ -274,33 +235,10 @@ def test_evaluation_touches_nothing(tmp_path):
     rows = len(pd.read_parquet(tmp_path / "dataeff" / "groups.parquet"))
     result = trainer.evaluate()
     assert result["eval_reward"] is not None
-    assert not any("dataeff" in name for name in result)
-    assert {"gate.streak", "gate.streak_kind", "order"} <= state[0].keys()
+    assert {"streak", "streak_kind", "order"} <= state[0].keys()
     for name, values in collector.selector.state_dict().items():
         np.testing.assert_array_equal(values, state[0][name])
     assert collector.counters.values == state[1]
     assert torch.equal(collector.rng.get_state(), state[2])
-    collector.logs.flush(force=True)
+    collector.logs.groups.flush(force=True)
     assert len(pd.read_parquet(tmp_path / "dataeff" / "groups.parquet")) == rows
-
-
-def test_steps_and_schedule_count_optimizer_steps(tmp_path):
-    trainer = dynamic(tmp_path, max_steps=6)
-    assert trainer.state.global_step == 6
-    rates = [rate for (rate,) in logged(trainer, "learning_rate")]
-    assert rates == pytest.approx([1e-2 * (6 - i) / 6 for i in range(6)])
-
-
-def test_same_seed_same_run(tmp_path):
-    first = dynamic(tmp_path / "a", max_steps=5)
-    second = dynamic(tmp_path / "b", max_steps=5)
-    names = ("loss", "grad_norm", "reward", "dataeff/rollouts_generated")
-    assert logged(first, *names) == logged(second, *names)
-
-
-def test_continuous_rewards_are_effective(tmp_path):
-    trainer = dynamic(tmp_path, rewards=letter_share_reward)
-    kinds = [g.effective for b in trainer.batches for g in b.generated]
-    spread = [len(np.unique(g.rewards)) > 1 for b in trainer.batches for g in b.generated]
-    assert kinds == spread
-    assert any(kinds)

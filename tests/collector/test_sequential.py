@@ -1,6 +1,5 @@
 """Sequential groups: the probabilities, the decisions, and what the collector makes of them."""
 
-import itertools
 import math
 
 import numpy as np
@@ -8,11 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_dataeff.collector.batch import RefillRounds
 from trl_dataeff.collector.collector import RolloutCollector
+from trl_dataeff.collector.rounds import RefillRounds
 from trl_dataeff.collector.sequential import SequentialGroups, probability_of_difference, share_that_differs
-from trl_dataeff.collector.state import collector_state, load_collector_state
-from trl_dataeff.replay.buffer import ReplayBuffer
 from trl_dataeff.rollouts.capture import Round
 from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.group import EFFECTIVE, RolloutGroup, Rollouts
@@ -35,19 +32,6 @@ def test_probability_is_that_of_the_beta_binomial_distribution(q, strength, h, m
     assert got[0] == pytest.approx(expected, abs=1e-9)
 
 
-def test_probability_is_that_of_all_continuations():
-    """By enumeration: success rates on a grid, weighted by Beta(2, 3) and by the failures; all 2^3 continuations."""
-    p = (np.arange(20000) + 0.5) / 20000
-    weight = p * (1 - p) ** 2 * (1 - p) ** 4  # Beta(2, 3), and h = 4 failures
-    mixed = sum(
-        np.prod([np.where(success, p, 1 - p) for success in outcome], axis=0)
-        for outcome in itertools.product([0, 1], repeat=3)
-        if any(outcome)
-    )
-    got = probability_of_difference(np.array([0.4]), np.array([5.0]), np.array([4]), 3)
-    assert got[0] == pytest.approx((mixed * weight).sum() / weight.sum(), abs=1e-6)
-
-
 @given(q=shares, shown=st.sampled_from([0.0, 1.0]))
 def test_of_binary_rewards_those_differ_that_are_expected_to(q, shown):
     assert share_that_differs(np.array([q]), np.array([shown]))[0] == pytest.approx(abs(q - shown))
@@ -60,11 +44,6 @@ def test_of_binary_rewards_those_differ_that_are_expected_to(q, shown):
 def test_of_graded_rewards_the_fewest_that_explain_the_mean(expected, shown, share):
     """From 0.2 to a mean of 0.6, half of the completions have to be at 1; to 0.1, half at 0."""
     assert share_that_differs(np.array([expected]), np.array([shown]))[0] == pytest.approx(share)
-
-
-@given(expected=st.floats(0, 1), shown=st.floats(0, 1))
-def test_shares_are_shares(expected, shown):
-    assert 0 <= share_that_differs(np.array([expected]), np.array([shown]))[0] <= 1
 
 
 def half(rewards, predicted=float("nan"), prompt_id=0) -> RolloutGroup:
@@ -115,14 +94,6 @@ def test_the_number_is_rounded_up_by_the_groups_that_are_worth_most(predicted, m
     assert max(left, default=0) <= min([predicted[i] for i in chosen], default=1)
 
 
-def test_a_group_without_a_score_is_no_evidence():
-    """P is then that of the belief alone: 1 - prod (b + j) / (a + b + j)."""
-    p = 1 - np.prod([(3 + j) / (4 + j) for j in range(2)])
-    for threshold, goes_on in ((p / 2 * 0.99, [0]), (p / 2 * 1.01, [])):
-        unscored = half([np.nan, np.nan], 0.25)
-        assert at_threshold(4, threshold).continuing([unscored], np.array([4.0])).tolist() == goes_on
-
-
 @pytest.mark.parametrize(("a", "b"), [(0.15, 0.85), (1.0, 1.0), (2.0, 6.0), (0.3, 0.1)])
 def test_without_predictions_the_belief_is_the_population_of_first_halves(a, b):
     rng = np.random.default_rng(0)
@@ -133,13 +104,6 @@ def test_without_predictions_the_belief_is_the_population_of_first_halves(a, b):
     mean, strength = sequential.population()
     assert mean == pytest.approx(a / (a + b), abs=0.02)
     assert strength == pytest.approx(a + b, rel=0.12)
-
-
-def test_the_population_is_uniform_at_the_start_and_for_halves_of_one_completion():
-    sequential = SequentialGroups(2)
-    assert sequential.population() == (0.5, 2.0)
-    sequential._observe_first([half([0.0])] * 100)
-    assert sequential.population() == (pytest.approx(0.5 * 4 / 104), 2.0)
 
 
 def test_sums_fade_and_are_restored():
@@ -154,12 +118,6 @@ def test_sums_fade_and_are_restored():
     other.load_state_dict(sequential.state_dict())
     assert other.state_dict() == sequential.state_dict()
     assert other.population() == sequential.population() != (0.5, 2.0)
-
-
-@pytest.mark.parametrize(("size", "first", "rest"), [(2, 1, 1), (3, 1, 2), (5, 2, 3), (8, 4, 4)])
-def test_the_first_half_is_the_smaller_one(size, first, rest):
-    sequential = SequentialGroups(size)
-    assert (sequential.first, sequential.rest) == (first, rest)
 
 
 # The collector
@@ -288,23 +246,6 @@ def test_with_dynamic_sampling_further_rounds_replace_stopped_groups():
     assert counts["rollouts_trained"] + counts["rollouts_discarded"] + left == generated
 
 
-def test_without_an_effective_group_batches_are_completed_by_stopped_ones():
-    run = collector(refill=RefillRounds(most=2), selector=InTurn([0.0] * 8))
-    run.sequential.gained = np.array([100.0, 200.0])
-    batch = run.collect(Script([0.0] * 8), 0)
-    assert (batch.padded, batch.rounds) == (8, 2)
-    assert {group.size for group in batch.trained} == {8}
-    assert run.counters.values["rollouts_generated"] == sum(group.size for group in batch.generated) < 2 * 64
-
-
-def test_stopped_groups_are_not_replayed_and_remove_older_ones():
-    run, script = collector(buffer=ReplayBuffer(64)), Script()
-    for step in range(5):
-        run.collect(script, step)
-    assert {group.size for group in run.buffer.groups} == {8}
-    assert {group.prompt_id for group in run.buffer.groups} <= {1, 4, 6}
-
-
 def test_references_are_whole():
     class References(InTurn):
         uses_references = True
@@ -334,14 +275,6 @@ def test_a_widening_range_reaches_halves_and_whole_groups_once():
     rates = {group.prompt_id: group.success_rate for group in run.selector.groups}
     assert rates == pytest.approx({0: 0.5, 1: (6 * 1 + 0.5 + 0) / 8})
     np.testing.assert_allclose(run.sequential.rates, [0.5 + 0.875, 2])  # of first halves, in the new range
-
-
-def test_a_checkpoint_of_a_version_without_it_is_resumed():
-    scalars, files = collector_state(collector(sequential=None))
-    del scalars["sequential"]
-    run = collector()
-    load_collector_state(run, scalars, files)
-    assert run.sequential.threshold == 0
 
 
 def test_rollouts_of_different_prompts_are_not_joined():

@@ -69,18 +69,13 @@ def test_rows_of_a_stopped_group_are_its_completions_repeated(tmp_path):
     assert repeated
 
 
-def test_with_dynamic_sampling_what_is_freed_goes_to_further_prompts(tmp_path):
-    trainer = sequential(tmp_path, dynamic_sampling=True, max_rollout_rounds=8)
-    check_accounts(trainer, tmp_path)
-    assert all(group.effective for batch in trainer.batches for group in batch.trained)
-    assert any(group.size == 2 for batch in trainer.batches for group in batch.dropped)
-    counts = trainer.collector.counters.values
-    left = sum(group.size for group in trainer.collector.leftover)
-    assert counts["rollouts_trained"] + counts["rollouts_discarded"] + left == counts["rollouts_generated"]
-
-
 def test_with_replay_and_dots(tmp_path):
-    options = {"selection": "dots", "replay_fraction": 0.5, "dots_sharpness": 0.1, "rewards": rarely_learnable_reward}
+    options = {
+        "selection": "dots",
+        "replay_fraction": 0.5,
+        "selector_args": {"sharpness": 0.1},
+        "rewards": rarely_learnable_reward,
+    }
     trainer = sequential(tmp_path, **options, max_steps=48)
     check_accounts(trainer, tmp_path)
     assert {group.size for group in trainer.collector.buffer.groups} == {4}
@@ -98,24 +93,6 @@ def test_settings_train(setting, tmp_path):
     trainer = sequential(tmp_path, **options)
     assert all(np.isfinite(loss) for (loss,) in logged(trainer, "loss"))
     assert any(group.size == 2 for batch in trainer.batches for group in batch.generated)
-
-
-def test_rewards_get_the_completions_of_one_part_of_a_group(tmp_path):
-    calls = []
-
-    def reward(prompts, completions, completion_ids, answer, log_extra, **kwargs):
-        calls.append([prompts.count(prompt) for prompt in dict.fromkeys(prompts)])
-        assert len(prompts) == len(completions) == len(completion_ids) == len(answer)
-        log_extra("tokens", [len(ids) for ids in completion_ids])
-        return rarely_learnable_reward(prompts, completion_ids)
-
-    reward.__name__ = "reward"
-    trainer = sequential(tmp_path, rewards=reward)
-    assert {n for call in calls for n in call} == {2}
-    for batch in trainer.batches:
-        for group in batch.trained:
-            lengths = [len(tokens) for tokens in group.rollouts.completion_tokens]
-            assert group.rollouts.logged["tokens"] == lengths
 
 
 def test_tools_are_called_in_both_parts(tmp_path):
@@ -152,8 +129,3 @@ def test_odd_and_smallest_groups(tmp_path, group_size):
     if group_size > 2:  # a single completion says little
         assert seen == {group_size // 2, group_size}
     assert {len(tensors["advantages"]) for tensors in trainer.tensors} == {8 * group_size}
-
-
-def test_the_trainers_group_size_is_as_before(tmp_path):
-    trainer = sequential(tmp_path, max_steps=2)
-    assert (trainer.num_generations, trainer.args.num_generations) == (4, 4)

@@ -13,7 +13,6 @@ from hypothesis.extra.numpy import arrays
 from trl_dataeff.rollouts.classification import (
     GroupClassifier,
     RewardScale,
-    all_equal,
     is_masked_out,
     is_zero_variance,
     kinds_of,
@@ -128,33 +127,11 @@ def test_totals_are_trls():
     np.testing.assert_array_equal(total_rewards(rewards.numpy(), weights.numpy()), expected.numpy())
 
 
-@given(arrays(np.float32, st.tuples(st.integers(1, 5), st.integers(1, 6)), elements=st.sampled_from([0, 1, 2, NAN])))
-def test_all_equal_is_at_most_one_distinct_value(values):
-    expected = [len({v for v in row if not math.isnan(v)}) <= 1 for row in values.tolist()]
-    assert all_equal(values).tolist() == expected
-
-
 @given(st.lists(st.floats(-10, 10, width=32), min_size=2, max_size=8), st.floats(-5, 5), st.floats(0.5, 5))
 def test_success_rate_is_the_mean_place_in_the_range(rewards, low, width):
     scale = RewardScale.of((low, low + width))
     expected = sum(min(max((r - low) / width, 0), 1) for r in rewards) / len(rewards)
     assert scale.success_rate(np.array([rewards]))[0] == pytest.approx(expected, abs=1e-6)
-
-
-def test_running_range_widens_and_passes_over_what_is_not_finite():
-    scale = RewardScale.of(None)
-    assert scale.success_rate(np.array([[0.0, 0.0], [3.0, 3.0], [NAN, NAN]])).tolist()[:2] == [0.0, 1.0]
-    scale.observe(np.array([[1.0, NAN], [3.0, np.inf]]))
-    assert (scale.low, scale.high) == (1.0, 3.0)
-    assert scale.success_rate(np.array([[2.0, 3.0]]))[0] == 0.75
-    scale.observe(np.array([-1.0]))
-    assert scale.success_rate(np.array([[1.0, 1.0]]))[0] == 0.5
-
-
-def test_a_given_range_stays():
-    scale = RewardScale.of([0, 2])
-    scale.observe(np.array([5.0, -5.0]))
-    assert (scale.low, scale.high) == (0.0, 2.0)
 
 
 @given(
@@ -165,13 +142,6 @@ def test_spread_against_a_loop_over_pairs(totals):
         pairs = list(itertools.combinations(row[~np.isnan(row)], 2))
         expected = np.mean([a != b for a, b in pairs]) if pairs else NAN
         np.testing.assert_allclose(value, expected)
-
-
-def test_spread_of_binary_rewards_has_the_mean_2_p_times_1_minus_p():
-    """Exactly, over all outcomes of 4 completions with success rate 0.3."""
-    outcomes = np.array(list(itertools.product([0, 1], repeat=4)))
-    probability = 0.3 ** outcomes.sum(1) * 0.7 ** (4 - outcomes.sum(1))
-    assert probability @ spread(outcomes) == pytest.approx(2 * 0.3 * 0.7)
 
 
 def test_sums_that_differ_by_rounding_alone_do_not_differ():

@@ -2,15 +2,12 @@
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.factories import make_group
 from trl_dataeff.rollouts.distributed import (
-    Processes,
     assign,
-    broadcast_from_main,
     pack_distributed,
     redistribute,
     unpack_distributed,
@@ -30,13 +27,6 @@ def test_assign_is_even_and_moves_as_few_as_possible(world_size, quota, data):
 def test_an_uneven_number_is_refused():
     with pytest.raises(ValueError, match="3 groups cannot be spread evenly over 2"):
         assign([0, 0, 1], 2)
-
-
-def test_nothing_is_sent_if_nothing_moves(monkeypatch):
-    monkeypatch.setattr(
-        "trl_dataeff.rollouts.distributed.all_gather", lambda value: pytest.fail("a needless collective")
-    )
-    redistribute([make_group(owner=0), make_group(owner=1)], np.array([0, 1]), rank=0)
 
 
 def test_only_groups_that_move_are_sent(monkeypatch):
@@ -78,19 +68,3 @@ def test_groups_are_packed_with_rollouts_of_all_processes_and_unpacked_for_any_n
             for group, owner in zip(unpack_distributed(alone, rank, world_size), (0, 1, 0, 1), strict=True):
                 assert group.owner == owner % world_size
                 assert (group.rollouts is not None) == (group.owner == rank)
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_the_shares_of_all_processes_are_a_rounds_prompts_in_order(world_size):
-    ids = np.arange(8) * 3
-    processes = [Processes(rank, world_size) for rank in range(world_size)]
-    assert np.concatenate([process.share(ids) for process in processes]).tolist() == ids.tolist()
-    assert {len(process.share(ids)) for process in processes} == {8 // world_size}
-    assert [process.is_main for process in processes] == [True] + [False] * (world_size - 1)
-
-
-def test_a_single_process_gathers_and_waits_by_itself():
-    tensor = torch.arange(3)
-    assert Processes().gather(tensor) is tensor
-    assert Processes().wait() is None
-    np.testing.assert_array_equal(broadcast_from_main(np.arange(3)), np.arange(3))

@@ -51,12 +51,3 @@ def test_packing_a_group_held_elsewhere_is_an_error():
     group.rollouts = None
     with pytest.raises(ValueError, match="held by process 1"):
         pack_groups([group])
-
-
-@pytest.mark.parametrize("origin", ["fresh", "leftover", "replayed", "reference"])
-def test_fresh_and_reference_groups_were_generated_for_the_present_batch(origin):
-    assert make_group(origin=origin).generated_now == (origin in ("fresh", "reference"))
-
-
-def test_tokens_are_those_of_all_completions():
-    assert make_group(g=3, rewards=np.zeros((3, 1))).tokens == 1 + 2 + 3

@@ -12,7 +12,7 @@ from trl import GRPOConfig, GRPOTrainer
 from tests.factories import OFF, Watched, all_finite, assert_identical, logged, mixed_reward, number, run
 from tests.factories.vision import picture, picture_dataset, save_tiny_vision
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
-from trl_dataeff.rollouts.images import images_of, prompts_with_images
+from trl_dataeff.rollouts.capture import images_of, prompts_with_images
 
 
 WHERE = ("image", "images", "message")
@@ -62,7 +62,9 @@ def test_groups_are_trained_on_with_the_images_of_their_rows(model, tmp_path, wh
 
 
 def test_dots_generates_reference_rollouts_of_them(model, tmp_path):
-    trainer = train(model, tmp_path, selection="dots", dots_reference="paper", dots_reference_size=4, max_steps=2)
+    trainer = train(
+        model, tmp_path, selection="dots", selector_args={"reference": "paper", "reference_size": 4}, max_steps=2
+    )
     assert [group.origin for group in trainer.batches[0].generated].count("reference") == 4
     assert all_finite(trainer)
 

@@ -25,7 +25,7 @@ from trl_dataeff.selection.draw import (
     log_weight_target,
     rate_of_difference,
 )
-from trl_dataeff.testing.data import PROMPTS, embeddings, make_context
+from trl_dataeff.testing import PROMPTS, embeddings, make_context
 
 
 getcontext().prec = 60
@@ -210,7 +210,6 @@ def test_drawn_prompts_have_more_effective_groups_than_uniform_ones():
     assert shares["dots"] > 1.8 * shares["uniform"]
     unseen = ~population.seen
     assert pearson(selector.success.mean()[unseen], population.p[unseen]) > 0.8
-    assert selector.metrics()["predictor/pearson"] > 0.5
 
 
 def test_kinds_of_equal_mean_success_differ_by_how_often_their_groups_are_effective():

@@ -67,8 +67,8 @@ def test_rates_that_are_all_equal_leave_the_range_open(tmp_path):
     ("make", "message"),
     [
         (lambda path: None, "there is no file .*Give the `output_dir` of a run"),
-        (lambda path: path.write_bytes(b"PAR1 no more"), "cannot be read"),
-        (lambda path: pq.write_table(pa.table({"step": [1]}), path), "lacks|no column|columns"),
+        (lambda path: path.write_bytes(b"PAR1 no more"), "is no table of groups"),
+        (lambda path: pq.write_table(pa.table({"step": [1]}), path), "is no table of groups"),
         (lambda path: write(path, ROWS, "xyz"), "is of another dataset"),
         (lambda path: write(path, [ROWS[5]]), "no group in it has a success rate"),
     ],

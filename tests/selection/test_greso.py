@@ -179,7 +179,9 @@ def test_streaks_against_a_walk_over_the_groups(batches):
         for prompt, kind in groups:
             seen[prompt].append(kind)
     for prompt, kinds in seen.items():
-        others = [i for i, kind in enumerate(kinds, 1) if kind != kinds[-1]]  # the streak is what follows the last of them
+        others = [
+            i for i, kind in enumerate(kinds, 1) if kind != kinds[-1]
+        ]  # the streak is what follows the last of them
         expected = len(kinds) - max(others, default=0) if kinds and kinds[-1] != EFFECTIVE else 0
         assert selector.streaks.streak[prompt] == expected
 

@@ -134,21 +134,18 @@ def make(folder, selector=None, **options):
     return train(folder, selector, train=False, trainer={"model": "no/such/model"}, **options)
 
 
-@pytest.mark.parametrize("selection", ["uniform", "dots", "nonsense"])
-def test_an_instance_and_a_name(tmp_path, selection):
-    with pytest.raises(ValueError, match=r"`selector=LeastSolved\(\.\.\.\)` and `selection="):
-        make(tmp_path, LeastSolved(), selection=selection)
+@pytest.mark.parametrize(
+    "given", [{"selection": "dots"}, {"selection": "nonsense"}, {"selector_args": {"weight": 2.0}}]
+)
+def test_an_instance_beside_what_makes_one_by_name(tmp_path, given):
+    with pytest.raises(ValueError, match=r"`selector=LeastSolved\(\.\.\.\)` is given beside `selection="):
+        make(tmp_path, LeastSolved(), **given)
 
 
 @pytest.mark.parametrize(("wrong", "named"), [(LeastSolved, "the class LeastSolved"), ("uniform", "a str")])
 def test_a_selector_of_another_type(tmp_path, wrong, named):
     with pytest.raises(TypeError, match=rf"`selector` is {named}; it takes an instance of"):
         make(tmp_path, wrong)
-
-
-def test_arguments_for_an_instance(tmp_path):
-    with pytest.raises(ValueError, match=r"`selector_args`.* give them to LeastSolved"):
-        make(tmp_path, LeastSolved(), selector_args={"weight": 2.0})
 
 
 @pytest.mark.parametrize("arguments", [{"weight": 0.25}, '{"weight": 0.25}', None])

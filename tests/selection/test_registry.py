@@ -69,8 +69,8 @@ def test_a_name_belongs_to_one_class(name):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("grezo", "no selector 'grezo'; known are 'dots', 'greso', 'uniform'.*Did you mean 'greso'.*dotted path"),
-        ("DOTS", "Did you mean 'dots'"),
+        ("grezo", "no selector 'grezo'; known are 'dots', 'greso', 'uniform'.*Did you mean `greso`.*dotted path"),
+        ("DOTS", "Did you mean `dots`"),
         ("no_such_module.Class", "'no_such_module.Class' cannot be imported: No module named 'no_such_module'"),
         (f"{__name__}.Missing", "cannot be imported"),
         (f"{__name__}.not_a_selector", "`selection` takes a subclass of `trl_dataeff.Selector`"),
@@ -83,7 +83,7 @@ def test_a_name_that_is_none(name, message):
 
 def test_wrong_arguments_say_what_the_class_takes():
     register_selector("first")(First)
-    with pytest.raises(ValueError, match=r"First has no argument `ofset`.*'offset'.* It takes offset, step\."):
+    with pytest.raises(ValueError, match=r"First has no argument `ofset`.*`offset`.* It takes offset, step\."):
         make_selector("first", {"ofset": 3})
     with pytest.raises(ValueError, match=r"UniformSelector has no argument .* It takes shuffle\."):
         make_selector("uniform", {"shufle": False})
