@@ -51,17 +51,6 @@ def test_every_rollout_is_counted_and_accounted_for(tmp_path):
     assert table["tokens"].sum() == logged(trainer, "dataeff/tokens_generated")[-1][0]
 
 
-def test_leftover_groups_are_trained_on_once_and_first(tmp_path):
-    trainer = dynamic(tmp_path)
-    seen: list[tuple] = []
-    for before, batch in zip(trainer.waiting, trainer.batches):
-        assert [id(g) for g in batch.trained[: len(before[:4])]] == [id(g) for g in before[:4]]
-        seen += [id(group) for group in batch.trained]
-        assert all(batch.origins[id(group)] == "leftover" for group in before)
-    assert len(seen) == len(set(seen))
-    assert any(trainer.waiting)
-
-
 def test_without_an_effective_group_batches_are_completed_with_zero_variance_groups(tmp_path):
     trainer = dynamic(tmp_path, rewards=lambda completions, **kwargs: [0.0] * len(completions), max_rollout_rounds=3)
     assert trainer.state.global_step == 12

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trl_dataeff.collector.collector import RolloutCollector
-from trl_dataeff.collector.rounds import RefillRounds
 from trl_dataeff.collector.sequential import SequentialGroups, probability_of_difference, share_that_differs
 from trl_dataeff.rollouts.capture import Round
 from trl_dataeff.rollouts.classification import GroupClassifier
@@ -202,20 +201,6 @@ def test_completions_are_generated_in_two_calls_and_joined(group_size):
             assert group.rollouts.logged["reward"] == group.rewards[:, 0].tolist()
 
 
-def test_counters_count_completions_that_were_generated():
-    run, script = collector(), Script()
-    batches = [run.collect(script, step) for step in range(5)]
-    generated = sum(len(ids) * n for ids, n in script.calls)
-    assert generated < 5 * 64
-    counts = run.counters.values
-    assert counts["rollouts_generated"] == counts["rollouts_trained"] == generated
-    assert counts["tokens_generated"] == 3 * generated
-    assert counts["rollouts_discarded"] == 0
-    stopped = [np.mean([group.size < 8 for group in batch.generated]) for batch in batches]
-    assert [batch.metrics["stopped_ratio"] for batch in batches] == stopped
-    assert stopped[0] == 0 < stopped[-1]
-
-
 def test_what_is_trained_on_always_has_whole_groups():
     run, script = collector(), Script()
     for step in range(4):
@@ -230,34 +215,6 @@ def test_what_is_trained_on_always_has_whole_groups():
             if generated.size < 8:
                 assert group.kind == generated.kind != EFFECTIVE
     assert any(group.size == 4 for group in run.selector.groups)
-
-
-def test_with_dynamic_sampling_further_rounds_replace_stopped_groups():
-    run, script = collector(refill=RefillRounds(most=8)), Script()
-    for step in range(6):
-        batch = run.collect(script, step)
-        assert len(batch.trained) == 8
-        assert {group.size for group in batch.trained} == {8}
-        assert batch.padded == 0
-    counts = run.counters.values
-    generated = sum(len(ids) * n for ids, n in script.calls)
-    assert generated == counts["rollouts_generated"]
-    left = sum(group.size for group in run.leftover)
-    assert counts["rollouts_trained"] + counts["rollouts_discarded"] + left == generated
-
-
-def test_references_are_whole():
-    class References(InTurn):
-        uses_references = True
-
-        def roll_out_references(self, roll_out, rng):
-            self.references = roll_out(np.arange(4))
-
-    run, script = collector(selector=References(RATES)), Script()
-    run.sequential.gained = np.array([100.0, 100.0])
-    run.collect(script, 0)
-    assert script.calls[0] == ([0, 1, 2, 3], 8)
-    assert {group.size for group in run.selector.references} == {8}
 
 
 def test_a_widening_range_reaches_halves_and_whole_groups_once():
@@ -277,12 +234,6 @@ def test_a_widening_range_reaches_halves_and_whole_groups_once():
     np.testing.assert_allclose(run.sequential.rates, [0.5 + 0.875, 2])  # of first halves, in the new range
 
 
-def test_rollouts_of_different_prompts_are_not_joined():
-    one, other = (Rollouts(np.array([i]), [np.array([1])], ["a"]) for i in range(2))
-    with pytest.raises(ValueError, match="`sequential_rollouts=False`"):
-        one.extend(other)
-
-
 def test_what_only_one_half_has_is_unknown_in_the_other():
     tokens = [np.array([1, 2]), np.array([3])]
     first = Rollouts(np.array([7]), tokens, ["a", "b"], sampling_logps=[np.array([-1.0, -2.0]), np.array([-3.0])])
@@ -295,12 +246,3 @@ def test_what_only_one_half_has_is_unknown_in_the_other():
     assert [np.isnan(logps).all() for logps in first.sampling_logps] == [False, False, True, True]
     assert first.logged == {"x": [None, None, 1, 2]}
     assert first.behavior_logps is None
-
-
-def test_a_selector_with_a_wrong_strength_is_named():
-    class Wrong(InTurn):
-        def strength(self, prompt_ids):
-            return np.full(len(prompt_ids), -1.0)
-
-    with pytest.raises(ValueError, match=r"Wrong.strength\(\) returned -1.0; a prediction is worth"):
-        collector(selector=Wrong(RATES)).collect(Script(), 0)

@@ -6,15 +6,10 @@ import pytest
 
 from tests.factories import (
     TRAINING_SETTINGS,
-    Watched,
-    add,
     dynamic,
     logged,
     mixed_reward,
     number,
-    scripted_tool_calls,
-    tool_dataset,
-    tool_tokenizer,
 )
 
 
@@ -54,21 +49,6 @@ def test_a_batch_keeps_its_size_and_stopped_groups_have_no_gradient(tmp_path):
     assert shares == [np.mean([g.size < 4 for g in batch.generated]) for batch in trainer.batches]
 
 
-def test_rows_of_a_stopped_group_are_its_completions_repeated(tmp_path):
-    trainer = sequential(tmp_path, rewards=rarely_learnable_reward)
-    repeated = 0
-    for batch, tensors in zip(trainer.batches, trainer.tensors):
-        stopped = {group.prompt_id for group in batch.generated if group.size == 2}
-        for group, ids in zip(batch.trained, tensors["completion_ids"].view(8, 4, -1)):
-            for tokens, row in zip(group.rollouts.completion_tokens, ids.tolist()):
-                assert row[: len(tokens)] == tokens.tolist()
-            if group.prompt_id in stopped:
-                assert (ids[0] == ids[2]).all()
-                assert (ids[1] == ids[3]).all()
-                repeated += 1
-    assert repeated
-
-
 def test_with_replay_and_dots(tmp_path):
     options = {
         "selection": "dots",
@@ -93,32 +73,6 @@ def test_settings_train(setting, tmp_path):
     trainer = sequential(tmp_path, **options)
     assert all(np.isfinite(loss) for (loss,) in logged(trainer, "loss"))
     assert any(group.size == 2 for batch in trainer.batches for group in batch.generated)
-
-
-def test_tools_are_called_in_both_parts(tmp_path):
-    def reward(prompts, completions, **kwargs):
-        answers = [[m["content"] for m in c if m["role"] == "tool"] for c in completions]
-        return [float(int(a[0]) % 2) if a and number(p) % 6 == 0 else 0.0 for p, a in zip(prompts, answers)]
-
-    trainer = dynamic(
-        tmp_path,
-        trainer_class=scripted_tool_calls(Watched),
-        rewards=reward,
-        sequential_rollouts=True,
-        max_steps=6,
-        max_completion_length=150,
-        trainer={"train_dataset": tool_dataset(), "processing_class": tool_tokenizer(), "tools": [add]},
-    )
-    groups = [group for batch in trainer.batches for group in batch.generated]
-    assert {group.size for group in groups} == {2, 4}
-    for group in groups:
-        rollouts = group.rollouts
-        assert len(rollouts.completions) == len(rollouts.tool_masks) == group.size
-        for tokens, mask in zip(rollouts.completion_tokens, rollouts.tool_masks):
-            assert len(tokens) == len(mask)
-        assert [int(mask.sum()) for mask in rollouts.tool_masks] == group.lengths.tolist()
-    called = [any(m["role"] == "tool" for m in c) for g in groups if g.size == 4 for c in g.rollouts.completions[2:]]
-    assert any(called)
 
 
 @pytest.mark.parametrize("group_size", [2, 3, 5])

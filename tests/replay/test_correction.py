@@ -94,12 +94,6 @@ def test_a_log_prob_that_is_not_known_has_ratio_one():
         behavior_tensors([make_group(origin="leftover")], torch.zeros(2, 2))
 
 
-def test_tokens_of_a_tool_have_no_ratio():
-    inputs = micro_batch(tool_mask=torch.tensor([[1, 0, 1], [1, 1, 1]]))
-    ratio = correct_inputs(inputs, PRESENT, **CORRECTION)
-    torch.testing.assert_close(ratio[0], torch.tensor([-0.5, 0.0, 0.0]).exp())
-
-
 def correction(**options) -> LossCorrection:
     defaults = {
         "clip": "proximal",
@@ -115,11 +109,6 @@ def correction(**options) -> LossCorrection:
 
 class TestMoments:
     """`LossCorrection` at the two moments of a loss: when it has its log-probs, and when it returns."""
-
-    def test_outside_of_a_micro_batch_nothing_happens(self):
-        loss = correction(kl=1.0)
-        assert loss.on_logps(PRESENT) == {}
-        assert loss.missing_kl(1) == 0.0
 
     def test_within_it_the_loss_gets_a_copy_that_is_corrected(self):
         loss, inputs = correction(cap=1.2), micro_batch()

@@ -1,6 +1,7 @@
 """`replay_fraction > 0` in training: what is generated, what is replayed, what it costs and what is logged."""
 
 import copy
+import itertools
 
 import numpy as np
 import pandas as pd
@@ -68,49 +69,31 @@ def test_normalised_over_the_batch_fresh_advantages_are_those_of_a_batch_without
     assert compared >= 4
 
 
-def test_an_optimizer_step_of_several_generation_batches_trains_on_no_rollout_twice(tmp_path):
-    options = {"per_device_train_batch_size": 16, "steps_per_generation": 1, "gradient_accumulation_steps": 4}
-    options |= {"selection": "dots", "replay_pause_ess": 0.0, "max_steps": 5}
-    options |= {"save_strategy": "steps", "save_steps": 4}
-    batches: list[tuple[int, list]] = []  # as they are now: an origin changes once the group is replayed
-
-    class Noting(Watched):
-        def _log(self, batch):
-            batches.append((self.state.global_step, sorted((g.prompt_id, g.step, g.origin) for g in batch.trained)))
-            super()._log(batch)
-
-    trainer = replaying(tmp_path, Noting, trainer={"train_dataset": plain_dataset(200)}, **options)
-    for step in range(5):
-        trained = [group for at, groups in batches if at == step for group in groups]
-        assert len(trained) == len({(prompt_id, made) for prompt_id, made, _ in trained}) == 16
-        ages = [step - made for _, made, origin in trained if origin == "replayed"]
-        assert all(age > 0 for age in ages)
-        assert bool(ages) == (step > 0)
-    assert len(batches) == 20
-    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))  # the same trainer makes that step once more
-    assert batches[20:] == batches[16:20]
-
-
-def test_generation_batches_that_share_an_optimizer_step_have_no_rollout_in_common(tmp_path):
-    """Three micro-batches of rollouts, two of them a step: the second batch begins within a step. Also after a resume there."""
-    options = {"per_device_train_batch_size": 16, "steps_per_generation": 3, "gradient_accumulation_steps": 2}
-    options |= {"selection": "uniform", "replay_fraction": 0.75, "replay_pause_ess": 0.0, "max_steps": 9}
+@pytest.mark.parametrize(("per_batch", "per_step", "share", "resumed"), [(1, 4, 0.5, 4), (3, 2, 0.75, 4)])
+def test_generation_batches_that_share_an_optimizer_step_have_no_rollout_in_common(
+    tmp_path, per_batch, per_step, share, resumed
+):
+    """Several in a step, or three micro-batches, two of them a step: every second one begins within a step. Also after a resume."""
+    options = {"per_device_train_batch_size": 16, "steps_per_generation": per_batch, "selection": "uniform"}
+    options |= {"gradient_accumulation_steps": per_step, "replay_fraction": share, "replay_pause_ess": 0.0}
     options |= {"save_strategy": "steps", "save_steps": 1, "trainer": {"train_dataset": plain_dataset(200)}}
-    batches: list[set] = []
+    batches: list[tuple[int, set]] = []
 
     class Noting(Watched):
         def _log(self, batch):
-            batches.append({(g.prompt_id, g.step, g.origin) for g in batch.trained})
+            batches.append((self.state.global_step, {(g.prompt_id, g.step, g.origin) for g in batch.trained}))
             super()._log(batch)
 
-    trainer = replaying(tmp_path, Noting, **options)
-    made = [{(prompt_id, step) for prompt_id, step, _ in batch} for batch in batches]
-    assert len(made) == 6
-    for k in (1, 3, 5):
-        assert not made[k - 1] & made[k]
-    assert all(any(origin == "replayed" for *_, origin in batch) for batch in batches[2:])
-    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))  # within the third batch
-    assert batches[6:] == batches[3:6]
+    trainer = replaying(tmp_path, Noting, max_steps=6, **options)
+    whole = list(batches)
+    assert any(origin == "replayed" for _, batch in whole for *_, origin in batch)
+    first_rows = np.arange(len(whole)) * per_batch  # micro-batches; an optimizer step takes `per_step` of them
+    for i, j in itertools.combinations(range(len(whole)), 2):
+        if first_rows[j] // per_step <= (first_rows[i] + per_batch - 1) // per_step:
+            assert not {key[:2] for key in whole[i][1]} & {key[:2] for key in whole[j][1]}
+    trainer.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{resumed}"))
+    again = batches[len(whole) :]
+    assert again == whole[len(whole) - len(again) :]
 
 
 def enter(stored: dict, groups: list) -> None:

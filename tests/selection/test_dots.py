@@ -76,25 +76,6 @@ def test_frequencies_are_those_of_drawing_one_after_the_other():
         assert abs(count / draws - expected) < 4.5 * math.sqrt(expected * (1 - expected) / draws)
 
 
-def test_at_the_papers_temperature_the_nearest_come_first():
-    """In float32 the softmax of these weights is 0 but for a few, and a draw from it repeats or fails."""
-    p = torch.linspace(0, 1, 1001)
-    log_weights = log_weight_target(p, 0.5, 1e-3)
-    assert (log_weights.float().softmax(0) == 0).sum() > 500
-    chosen = p[gumbel_top_k(log_weights, 100, generator())]
-    assert (chosen - 0.5).abs().max() < 0.1
-    rest = p[gumbel_top_k(log_weights, 900, generator())]
-    assert (rest - 0.5).abs().max() < 0.47
-
-
-@pytest.mark.parametrize("n", [-1, 4])
-def test_impossible_draws_are_refused(n):
-    with pytest.raises(ValueError, match="3 weights give from 0 to 3"):
-        gumbel_top_k(torch.zeros(3), n)
-    with pytest.raises(ValueError, match="NaN"):
-        gumbel_top_k(torch.tensor([0.0, float("nan")]), 1)
-
-
 class Population:
     """400 prompts whose success rate is a function of their embedding, 70 % of them unsolvable."""
 
@@ -235,14 +216,6 @@ def test_kinds_of_equal_mean_success_differ_by_how_often_their_groups_are_effect
     assert of_kind[0] > 2 * of_kind[1]
 
 
-def test_no_prompt_twice_in_a_generation_batch_while_there_are_others():
-    population, rng = Population(), generator()
-    selector = population.selector("dots")
-    ids = np.concatenate([selector.propose(100, rng) for _ in range(4)])
-    assert len(set(ids)) == 400
-    assert len(set(selector.propose(16, rng))) == 16
-
-
 @pytest.mark.parametrize("coverage", [0.3, 0.7])
 def test_no_prompt_is_selected_twice_while_the_others_carry_enough_of_the_weight(coverage):
     population, rng = Population(), generator()
@@ -257,23 +230,6 @@ def test_no_prompt_is_selected_twice_while_the_others_carry_enough_of_the_weight
         assert not done & set(ids.tolist())
         done |= set(ids.tolist())
     assert passes >= 3
-
-
-def test_explored_prompts_belong_to_the_pass():
-    """They are not selected again in it. Exploration makes passes of its own: over all prompts, whatever was selected."""
-    population, rng = Population(), generator()
-    selector = population.selector("dots", coverage=1.0, exploration=0.3)
-    explored, selected, again = set(), set(), 0
-    for _ in range(20):  # 320 of 400 prompts
-        ids = selector.propose(16, rng)
-        drawn_uniformly = selector.explored(ids)
-        uniform, others = set(ids[drawn_uniformly].tolist()), set(ids[~drawn_uniformly].tolist())
-        assert not explored & (uniform | others)
-        again += len(selected & uniform)
-        explored |= uniform
-        selected |= others
-        population.roll_out(selector, ids)
-    assert again > 0
 
 
 def test_exploring_alone_takes_the_prompts_of_plain_grpo_in_its_order():
@@ -389,20 +345,6 @@ def test_graded_rewards_do_not_draw_prompts_whose_completions_all_get_the_same_m
     weights = selector.log_weights().exp().numpy()
     assert weights[unsolved].mean() < weight * weights[~unsolved].mean()
     assert np.abs(selector.success.mean()).max() <= 1.0
-
-
-def test_references_leave_the_differences_to_all_recent_groups():
-    """The same groups give the same predictions of differences, with references as without; they follow every batch."""
-    population, rng = GradedPopulation(), generator()
-    selector, twin = (population.selector("dots", reference=name, reference_size=20) for name in ("paper", "rolling"))
-    observe, seen = selector.observe, []
-    selector.observe = lambda groups: (observe(groups), twin.observe(groups))
-    for _ in range(6):
-        selector.roll_out_references(lambda ids: [visit(int(i), EFFECTIVE, rate=population.p[i]) for i in ids], rng)
-        population.batch(selector, rng)
-        np.testing.assert_array_equal(selector.difference.predicted, twin.difference.predicted)
-        seen.append(selector.difference.predicted[0].copy())
-    assert all((a != b).any() for a, b in itertools.pairwise(seen))
 
 
 def test_rate_of_difference_inverts_the_binary_case():

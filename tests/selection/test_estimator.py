@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 
 from trl_dataeff.difficulty.logistic import LogisticDifficultyPredictor
 from trl_dataeff.difficulty.online import RollingDifficulty
@@ -105,16 +104,6 @@ def test_rates_follow_a_wider_range_of_the_reward():
     wide.observe(ids, 0.5 + 0.5 * rates, TRIALS, 1)
     wide.refresh()
     np.testing.assert_allclose(narrow.mean(), wide.mean(), atol=0.02)
-
-
-def test_predictions_of_references_are_used_as_they_are():
-    one = estimator()
-    ids, rates = np.arange(40), sigmoid(2 * E[:40, 0]).astype(np.float32)
-    one.predict_with_references(ids, rates)
-    expected = LogisticDifficultyPredictor()
-    expected.fit_basis(E)
-    expected.fit(E[:40], torch.from_numpy(rates))
-    np.testing.assert_allclose(one.mean(), expected.predict_projected(expected.project(E)).numpy(), atol=1e-6)
 
 
 def test_the_strength_is_that_of_the_experts_mixture_by_sampling():

@@ -114,3 +114,15 @@ def test_defaults_of_the_contract():
     assert selector.observe([]) is None
     assert selector.state_dict() == selector.metrics() == {}
     assert selector.load_state_dict({}) is None
+
+
+@pytest.mark.parametrize("name", [*BUILT_IN, "paper"])
+def test_every_prompt_keeps_its_chance_and_impossible_requests_are_refused(name):
+    arguments = {"objective": "target", "reference": "paper"} if name == "paper" else {}
+    selector, rng = make_selector("dots" if name == "paper" else name, arguments), generator()
+    embeddings = np.random.default_rng(0).normal(size=(11, 6)).astype(np.float16)
+    selector.bind(SelectorContext(11, 4, group_size=2, embed=lambda: embeddings))
+    assert {i for _ in range(400) for i in selector.propose(4, rng)} == set(range(11))
+    for n in (0, 12, -1):
+        with pytest.raises(ValueError, match="from 1 to 11"):
+            selector.propose(n, rng)
