@@ -186,7 +186,11 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             processes=self._processes,
         )
         self._correction = LossCorrection.of(
-            self, args.replay_clip, args.replay_ratio_cap or math.inf, self.collector.pause
+            self,
+            args.replay_clip,
+            args.replay_ratio_cap or math.inf,
+            self.collector.buffer is not None,
+            self.collector.pause,
         )
 
     def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:

@@ -1,78 +1,154 @@
-"""The report of runs whose files are not as they should be: something is shown, and the rest is said, without a traceback."""
+"""`trl-dataeff report`: runs of ours and of plain TRL, read and shown."""
 
 import json
+import re
 import shutil
+from html.parser import HTMLParser
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+from trl import GRPOConfig, GRPOTrainer
 
-from tests.factories import RUNS
-from trl_dataeff.analysis.report import make_page, summary
-from trl_dataeff.tracking.recorded import read_run
-
-
-def with_columns(name, **made):
-    def damage(folder):
-        table = pq.read_table(folder / name)
-        for column, make in made.items():
-            table = table.set_column(table.column_names.index(column), column, make(len(table)))
-        pq.write_table(table, folder / name)
-
-    return damage
+from tests.factories import even_length_reward, plain_dataset, run
+from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
+from trl_dataeff.analysis.figures import running_mean, where_rollouts_went
+from trl_dataeff.analysis.recorded import read_run
+from trl_dataeff.analysis.report import facts
+from trl_dataeff.cli.main import main
 
 
-def with_lines(**made):
-    def damage(folder):
-        path = folder / "metrics.jsonl"
-        lines = [json.loads(line) | made for line in path.read_text().splitlines()]
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-    return damage
+EVALUATES = {"eval_strategy": "steps", "eval_steps": 4, "trainer": {"eval_dataset": plain_dataset(4)}}
+REPLAYS = {"selection": "dots", "replay_fraction": 0.5, "per_device_train_batch_size": 16}
 
 
-def with_about(**made):
-    return lambda folder: (folder / "run.json").write_text(json.dumps(made))
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ours <b>")
+    options = {**REPLAYS, **EVALUATES, "rewards": even_length_reward}
+    return folder, run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, folder, **options)
 
 
-GROUPS, PROMPTS = "groups.parquet", "prompts.parquet"
-DAMAGES = {
-    "rates are NaN": with_columns(GROUPS, success_rate=lambda n: pa.array(np.full(n, np.nan))),
-    "rates are null": with_columns(GROUPS, success_rate=lambda n: pa.nulls(n, pa.float32())),
-    "predictions are text": with_columns(GROUPS, predicted=lambda n: pa.array(["x"] * n)),
-    "predictions are out of range": with_columns(GROUPS, predicted=lambda n: pa.array(np.linspace(-9, 9, n))),
-    "ids are text": with_columns(GROUPS, prompt_id=lambda n: pa.array([f"p{i}" for i in range(n)])),
-    "steps are null": with_columns(GROUPS, step=lambda n: pa.nulls(n, pa.int32())),
-    "steps are huge": with_columns(GROUPS, step=lambda n: pa.array([2**62] * n)),
-    "kinds are unknown": with_columns(GROUPS, kind=lambda n: pa.array(["good"] * n)),
-    "prompts are null": with_columns(PROMPTS, prompt=lambda n: pa.nulls(n, pa.string())),
-    "prompts are repeated": with_columns(PROMPTS, prompt_id=lambda n: pa.array([0] * n)),
-    "prompts are numbers": with_columns(PROMPTS, prompt=lambda n: pa.array(range(n))),
-    "logs are texts": with_lines(reward="high", rollouts="many", seconds={}, eval_reward=[1]),
-    "logs are huge": with_lines(reward=10**400, rollouts=10**300, step=10**30),
-    "logs are not finite": with_lines(reward=float("nan"), rollouts=float("inf")),
-    "settings are of other types": with_about(arguments=[1], settings="x", dataset=5, started=3, resumed=7, changed=None),
-    "settings are no numbers": with_about(
-        arguments={"num_generations": "eight", "replay_fraction": "x"}, dataset={"size": "many"}, changed=["seed"]
-    ),
-}  # fmt: skip
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("plain")
+    options = {"save_strategy": "steps", "save_steps": 6, "rewards": even_length_reward}
+    return folder, run(GRPOTrainer, GRPOConfig, folder, **options)
 
 
-@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_damaged_runs(tmp_path, damage):
-    folder = shutil.copytree(RUNS / "dots-0", tmp_path / "run")
-    damage(folder / "dataeff")
-    run = read_run(folder)
-    text = "\n".join(summary(run))
-    assert "Run run" in text
-    assert "nan" not in text
-    page = make_page(run)
-    assert page.plots or page.missing
+def test_what_is_read_is_what_was_logged(ours, plain):
+    folder, trainer = ours
+    recorded = read_run(folder)
+    for metric in ("reward", "eval_reward", "loss"):
+        logged = [log[metric] for log in trainer.state.log_history if metric in log]
+        assert recorded.series(metric)[1].tolist() == logged
+    counts = trainer.collector.counters.values
+    assert recorded.last("rollouts") == counts["rollouts_generated"]
+    went = where_rollouts_went(recorded)
+    assert went["replayed"] == counts["rollouts_replayed"] > 0
+    assert went["trained"] + went["replayed"] == counts["rollouts_trained"] == 12 * 16
+    assert went["trained"] + went["kept"] + went["dropped"] == counts["rollouts_generated"]
+    folder, trainer = plain
+    recorded = read_run(folder, rollouts_per_step=8)
+    steps, shares = recorded.effective_share()
+    assert steps.tolist() == list(range(1, 13))
+    assert shares.tolist() == [1 - log["frac_reward_zero_std"] for log in trainer.state.log_history if "loss" in log]
+    assert recorded.series("reward", "rollouts")[0].tolist() == [8 * step for step in range(1, 13)]
 
 
-def test_tiles_agree_with_the_figure():
-    page = make_page(read_run(RUNS / "dots-0"))
-    (reward,) = (value for value, label in page.tiles if label == "reward in training")
-    (figure,) = (plot for plot in page.plots if plot.name == "progress-rollouts")
-    assert f"training {reward.replace(' → ', ' to ')}" in figure.title
+def test_facts_are_what_happened(ours, plain):
+    table = facts([read_run(ours[0]), read_run(plain[0])])
+    counts = ours[1].collector.counters.values
+    assert table["rollouts generated"] == [f"{counts['rollouts_generated']:,}", ""]
+    share = counts["rollouts_replayed"] / counts["rollouts_trained"]
+    assert table["method"] == [f"DOTS selection, {share:.0%} of the trained rollouts replayed", ""]
+    assert table["optimizer steps"] == ["12", "12"]
+    assert all(table["effective groups"])
+    assert all(float(hours) >= 0 for hours in table["hours"])
+
+
+class Tags(HTMLParser):
+    def __init__(self, page):
+        super().__init__()
+        self.tags, self.links = [], []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.links += [value for name, value in attributes if name in ("src", "href", "xlink:href")]
+
+
+def test_the_page_shows_both_runs_and_loads_nothing(ours, plain, tmp_path, capsys):
+    output = tmp_path / "pages" / "report.html"
+    assert main(["report", str(ours[0]), str(plain[0]), "--rollouts_per_step", "8", "--output", str(output)]) == 0
+    printed = capsys.readouterr().out
+    assert f"Report: {output}" in printed
+    page = output.read_text(encoding="utf-8")
+    tags = Tags(page)
+    assert (
+        tags.tags.count("figure") == 5
+    )  # two of reward, effective groups, where rollouts went, success rates of ours
+    assert all(link.startswith(("#", "data:")) for link in tags.links)
+    assert "b" not in tags.tags, "names of runs are escaped"
+    ids = re.findall(r'\bid="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+
+
+def test_the_default_place_is_the_first_run(ours):
+    assert main(["report", str(ours[0])]) == 0
+    assert (ours[0] / "dataeff" / "report.html").is_file()
+
+
+def test_a_running_mean_keeps_the_level_and_the_length():
+    assert running_mean(np.array([])).tolist() == []
+    assert running_mean(np.full(300, 0.25)) == pytest.approx(np.full(300, 0.25))
+    short = np.arange(10.0)
+    assert running_mean(short).tolist() == short.tolist()
+
+
+def broken(folder, ours, what):
+    shutil.copytree(ours, folder, dirs_exist_ok=True)
+    path = folder / "dataeff" / "metrics.jsonl"
+    if what == "a corrupt line":
+        lines = path.read_text().splitlines()
+        path.write_text("\n".join([lines[0], "{", *lines[2:]]))
+    elif what == "no logs":
+        shutil.rmtree(folder / "dataeff")
+    elif what == "an empty file":
+        path.write_text("")
+    elif what == "a corrupt table":
+        (folder / "dataeff" / "groups.parquet").write_text("PAR1")
+    elif what == "a corrupt state":
+        shutil.rmtree(folder / "dataeff")
+        (folder / "trainer_state.json").write_text("{")
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("a corrupt line", "metrics.jsonl, line 2 is corrupt"),
+        ("no logs", "has no logs of a run"),
+        ("an empty file", "holds no logs yet"),
+        ("a corrupt table", "no table of groups"),
+        ("a corrupt state", "trainer_state.json is corrupt"),
+    ],
+)
+def test_what_cannot_be_read_is_one_sentence(ours, tmp_path, capsys, what, says):
+    broken(tmp_path / "run", ours[0], what)
+    assert main(["report", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert "Traceback" not in error
+
+
+def test_a_run_that_was_killed_while_it_wrote_a_line_is_shown(ours, tmp_path):
+    shutil.copytree(ours[0], tmp_path / "run")
+    path = tmp_path / "run" / "dataeff" / "metrics.jsonl"
+    whole = path.read_text()
+    path.write_text(whole + json.dumps({"step": 13})[:6])
+    assert len(read_run(tmp_path / "run").lines) == len(whole.splitlines())
+
+
+@pytest.mark.parametrize("arguments", [["nothing-there"], ["--rollouts_per_step", "0", "."]])
+def test_wrong_arguments(arguments, capsys):
+    assert main(["report", *arguments]) == 2
+    assert "trl-dataeff: error:" in capsys.readouterr().err

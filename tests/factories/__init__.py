@@ -25,7 +25,6 @@ from tests.factories.embeddings import (
 )
 from tests.factories.groups import make_group, visit
 from tests.factories.launching import launched
-from tests.factories.recorded import RUNS, in_browser, needs_chromium
 from tests.factories.selectors import LeastSolved
 from tests.factories.tiny import (
     CHAT_TEMPLATE,
@@ -49,7 +48,6 @@ __all__ = [
     "CONFIGURATIONS",
     "DYNAMIC",
     "OFF",
-    "RUNS",
     "STEPS",
     "TRAINING_SETTINGS",
     "VARIED_TEXTS",
@@ -70,7 +68,6 @@ __all__ = [
     "generator",
     "groups_since",
     "history",
-    "in_browser",
     "last_logged",
     "launched",
     "letter_share_reward",
@@ -80,7 +77,6 @@ __all__ = [
     "make_trainer",
     "messages",
     "mixed_reward",
-    "needs_chromium",
     "needs_sentence_transformers",
     "number",
     "plain_dataset",

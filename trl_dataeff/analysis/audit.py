@@ -126,7 +126,7 @@ def groups_of(rows: pd.DataFrame, prompt: str, reward: str | None, step: str | N
     texts = rows[prompt].astype(str)
     steps = rows[step] if step else (texts != texts.shift()).cumsum()
     # With several rewards their weights are not recorded, but TRL's advantages are 0 where the weighted totals are equal
-    varied = rows["advantage"].abs() if len(rewards) > 1 and "advantage" in rows else totals
+    varied = rows["advantage"] if len(rewards) > 1 and "advantage" in rows else totals
     table = pd.DataFrame({"step": steps, "prompt": texts, "total": totals, "varied": varied})
     each = table.groupby(["step", "prompt"], sort=False).agg(
         low=("varied", "min"), high=("varied", "max"), top=("total", "max"), size=("total", "count")

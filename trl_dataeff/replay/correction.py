@@ -56,6 +56,7 @@ class LossCorrection:
         kl (`float`): weight of the KL term that has to be corrected: `beta` with `use_bias_correction_kl`, else 0.
         max_completion_length (`int`), steps_per_generation (`int`): of the run.
         processes ([`Processes`]): of the run.
+        replays (`bool`, *optional*, defaults to `True`): whether groups are replayed; else metrics of replay are left out.
         pause ([`ReplayPause`], *optional*): gets the ratios of all replayed tokens.
 
     Attributes:
@@ -74,6 +75,7 @@ class LossCorrection:
         max_completion_length: int,
         steps_per_generation: int,
         processes: Processes,
+        replays: bool = True,
         pause: ReplayPause | None = None,
     ):
         self.clip, self.cap, self.level, self.loss_type = clip, cap, level, loss_type
@@ -81,12 +83,14 @@ class LossCorrection:
         self.kl = kl if clip == "proximal" else 0.0
         self.max_completion_length, self.steps_per_generation = max_completion_length, steps_per_generation
         self.processes = processes
-        self.pause = pause
+        self.replays, self.pause = replays, pause
         self.recorder = LogprobRecorder()
         self._inputs: dict[str, Any] | None = None  # the micro-batch that is in the loss
 
     @classmethod
-    def of(cls, trainer: GRPOTrainer, clip: str, cap: float, pause: ReplayPause | None) -> LossCorrection:
+    def of(
+        cls, trainer: GRPOTrainer, clip: str, cap: float, replays: bool, pause: ReplayPause | None
+    ) -> LossCorrection:
         """The correction of a trainer's loss."""
         args = cast("GRPOConfig", trainer.args)
         return cls(
@@ -99,6 +103,7 @@ class LossCorrection:
             max_completion_length=cast(int, args.max_completion_length),
             steps_per_generation=cast(int, args.steps_per_generation),
             processes=Processes.of(trainer.accelerator),
+            replays=replays,
             pause=pause,
         )
 
@@ -132,6 +137,8 @@ class LossCorrection:
         if self.clip == "behavior" and self.loss_type != "cispo":
             clipped = clipped | inputs["replay_capped"]
         inputs["per_token_logps"] = logps
+        if not self.replays:  # rows are leftover ones: what is logged is about replay
+            return {}
         statistics = ratio_statistics(ratio, clipped, inputs)
         if self.pause is None:
             return summarize(self.processes.gather(statistics))

@@ -1,0 +1,165 @@
+"""What a run writes beside its checkpoints: `metrics.jsonl`, `groups.parquet`, `run.json`, and its model card."""
+
+import json
+import subprocess
+import sys
+from itertools import pairwise
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.factories import even_length_reward, history, make_group, messages, mixed_reward, plain_dataset, run
+from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
+from trl_dataeff.tracking.groups import SCHEMA, GroupLog, dataset_of, read_groups
+from trl_dataeff.tracking.metrics import MetricsLog
+from trl_dataeff.utils import UserError
+
+
+OPTIONS = {"dynamic_sampling": True, "rewards": mixed_reward, "save_strategy": "steps", "save_steps": 5}
+
+
+def start(folder, resume=None, **options):
+    trainer = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, folder, train=False, **{**OPTIONS, **options})
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+def lines_of(folder) -> list[dict]:
+    return [json.loads(line) for line in (folder / "dataeff" / "metrics.jsonl").read_text().splitlines()]
+
+
+def without_clocks(lines: list[dict]) -> list[dict]:
+    return history([{name: value for name, value in line.items() if name != "seconds"} for line in lines])
+
+
+def test_every_logged_scalar_is_written_with_what_was_generated(tmp_path):
+    trainer = start(tmp_path, eval_strategy="steps", eval_steps=6, trainer={"eval_dataset": plain_dataset(4)})
+    lines = lines_of(tmp_path)
+    for line, log in zip(lines, trainer.state.log_history, strict=True):
+        assert {name: line[name] for name in log} == log
+    generated = [line["rollouts"] for line in lines]
+    assert generated == sorted(generated)
+    assert generated[-1] == trainer.collector.counters.values["rollouts_generated"]
+    evaluation = next(line for line in lines if "eval_reward" in line)
+    assert 0 < evaluation["rollouts"] < generated[-1]
+    assert evaluation["dataeff/rollouts_generated"] == evaluation["rollouts"], "an x axis for held-out reward"
+    assert all(a["seconds"] <= b["seconds"] for a, b in pairwise(lines))
+
+
+def test_files_go_on_where_the_checkpoint_was(tmp_path):
+    start(tmp_path)
+    before, groups = lines_of(tmp_path), pd.read_parquet(tmp_path / "dataeff" / "groups.parquet")
+    start(tmp_path, resume=str(tmp_path / "checkpoint-5"))
+    after = lines_of(tmp_path)
+    assert without_clocks(after) == without_clocks(before)
+    assert after[:5] == before[:5]
+    assert after[5]["seconds"] >= after[4]["seconds"], "the time of training goes on"
+    again = pd.read_parquet(tmp_path / "dataeff" / "groups.parquet")
+    pd.testing.assert_frame_equal(groups.drop(columns="seconds"), again.drop(columns="seconds"))
+
+
+def test_a_new_run_begins_new_files(tmp_path):
+    start(tmp_path)
+    start(tmp_path, max_steps=2, seed=3)
+    assert [line["step"] for line in lines_of(tmp_path)] == [1, 2, 2]
+    assert read_groups(tmp_path / "dataeff" / "groups.parquet")["step"].to_numpy().max() == 1
+
+
+def test_a_line_that_was_not_written_whole_is_left_out(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "seconds": 2.0}\n[1]\n{"step": 1, "st')
+    log = MetricsLog(path)
+    log.begin(1)
+    log.add({"reward": float("nan"), "loss": 0.5, "name": "text"}, step=2, rollouts=8, tokens=40)
+    first, second = map(json.loads, path.read_text().splitlines())
+    assert first == {"step": 1, "seconds": 2.0}
+    assert second.pop("seconds") >= 2.0
+    assert second == {"step": 2, "rollouts": 8, "tokens": 40, "reward": None, "loss": 0.5}
+
+
+@pytest.mark.parametrize("kind", ["metrics", "groups"])
+def test_a_full_disk_does_not_stop_training(tmp_path, caplog_transformers, kind):
+    log = {"metrics": MetricsLog, "groups": GroupLog}[kind](tmp_path / "folder" / "file")
+
+    def add(step):
+        if kind == "metrics":
+            log.add({"loss": 1.0}, step=step, rollouts=0, tokens=0)
+        else:
+            log.add([make_group(step=step)], np.ones(1, np.float32))
+            log.flush(force=True)
+
+    (tmp_path / "folder").write_text("in the way")
+    add(1)
+    add(2)
+    assert len(messages(caplog_transformers, "could not be written")) == 1
+    (tmp_path / "folder").unlink()
+    add(3)
+    if kind == "metrics":
+        assert [json.loads(line)["step"] for line in log.path.read_text().splitlines()] == [1, 2, 3]
+    else:
+        assert read_groups(log.path)["step"].to_pylist() == [1, 2, 3]
+
+
+def test_a_row_says_what_became_of_a_group(tmp_path):
+    trainer = start(tmp_path)
+    table = pd.read_parquet(tmp_path / "dataeff" / "groups.parquet")
+    counts = trainer.collector.counters.values
+    assert list(table.columns) == SCHEMA.names
+    assert table["completions"].sum() == counts["rollouts_generated"]
+    assert table["tokens"].sum() == counts["tokens_generated"]
+    assert table.loc[table["disposition"] == "dropped", "completions"].sum() == counts["rollouts_discarded"]
+    assert set(table.loc[table["disposition"] == "dropped", "kind"]) <= {"easy", "hard"}
+    assert dataset_of(tmp_path / "dataeff" / "groups.parquet") == trainer.collector.dataset_hash
+
+
+def test_a_group_by_hand(tmp_path):
+    log = GroupLog(tmp_path / "groups.parquet")
+    rewards = np.float32([[1, 0], [0, 2]])
+    log.add([make_group(prompt_id=7, step=4, rewards=rewards, success_rate=float("nan"))], np.float32([1, 0.5]))
+    log.flush(force=True)
+    (row,) = pd.read_parquet(log.path).to_dict("records")
+    assert (row["prompt_id"], row["step"], row["reward"], row["completions"]) == (7, 4, 1.0, 2)
+    assert np.isnan(row["success_rate"])
+
+
+def test_a_table_that_cannot_be_read_is_replaced(tmp_path, caplog_transformers):
+    log = GroupLog(tmp_path / "groups.parquet")
+    log.path.write_text("no parquet")
+    with pytest.raises(UserError, match="no table of groups"):
+        read_groups(log.path)
+    log.begin(3)
+    assert len(messages(caplog_transformers, "a new table begins with step 3")) == 1
+
+
+def test_run_json_and_the_card_say_what_happened(tmp_path):
+    options = {"selection": "dots", "replay_fraction": 0.5, "per_device_train_batch_size": 16}
+    trainer = start(tmp_path, rewards=even_length_reward, **options)
+    about = json.loads((tmp_path / "dataeff" / "run.json").read_text())
+    assert (about["selector"], about["prompts"]) == ("DotsSelector", 24)
+    counts = trainer.collector.counters.values
+    card = (tmp_path / "README.md").read_text()
+    assert "DOTS selection" in card
+    assert "of the trained rollouts replayed" in card
+    assert "dropped by dynamic sampling" in card
+    assert "arXiv:2506.05316" in card and "arXiv:2503.14476" in card and "arXiv:2506.02177" not in card  # noqa: PT018
+    assert counts["rollouts_replayed"] > 0
+    assert card.count("## Data-efficient GRPO") == 1
+
+
+def test_the_card_claims_no_replay_where_nothing_was_replayed(tmp_path):
+    """One group in a batch: half of it rounds to none."""
+    start(tmp_path, dynamic_sampling=False, replay_fraction=0.5, per_device_train_batch_size=4)
+    card = (tmp_path / "README.md").read_text()
+    assert "uniform selection" in card
+    assert "replayed" not in card.replace("rollouts replayed | 0", "")
+
+
+def test_training_imports_no_plotting_and_no_pandas_of_ours():
+    code = (
+        "import sys, trl, trl.trainer.grpo_trainer; before = set(sys.modules)\n"
+        "import trl_dataeff.trainer, trl_dataeff.collector\n"
+        "print([m for m in ('matplotlib', 'pandas', 'jinja2') if m in set(sys.modules) - before])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip().endswith("[]")
