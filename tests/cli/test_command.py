@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import signal
@@ -13,16 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from trl import GRPOConfig
 
 import trl_dataeff
 from tests.factories import plain_dataset
 from trl_dataeff import DataEfficientGRPOConfig
 from trl_dataeff.cli import launch as launching
 from trl_dataeff.cli.grpo import make_trainer, parse, train
-from trl_dataeff.cli.help import ESSENTIALS, REWARDS, own_fields, sections
 from trl_dataeff.cli.main import main
-from trl_dataeff.cli.parser import TYPES
 from trl_dataeff.utils import UserError
 
 
@@ -95,7 +91,7 @@ def test_a_run_that_is_stopped_ends_with_the_signals_code(recipe, tmp_path, monk
 
     with monkeypatch.context() as patch:
         patch.setattr(trainer_class, "compute_loss", compute_loss)
-        command = ["grpo", "--config", recipe, "--max_steps", "3"]
+        command = ["grpo", "--config", recipe, "--max_steps", "3", "--save_on_signal", "true"]
         if number is signal.SIGTERM:
             with pytest.raises(SystemExit) as stopped:
                 main(command)
@@ -140,8 +136,13 @@ def test_model_is_loaded_as_the_fields_say(recipe):
         (["--resume_from_checkpoint", "nowhere"], "The checkpoint 'nowhere' does not exist"),
         (["--report_to", "nowhere"], "`report_to` is 'nowhere'"),
         (["--selection", "best"], "`selection` is 'best'"),
-        (["--num_generations", "3"], "Make `num_generations` one of 2, 4, 8, or `per_device_train_batch_size`"),
-        (["--loss_type", "nonsense"], "`loss_type` is 'nonsense'; it takes 'grpo', 'dr_grpo'"),
+        (["--num_generations", "3"], "num_generations"),
+        (["--selection", "DOTS"], "Did you mean `dots`"),
+        (["--selector_args", '{"sharpnes": 2}'], "Did you mean `sharpness`"),
+        (["--replay_fraction", "2"], "`replay_fraction` is 2.0; it takes a number in [0, 1)"),
+        (["--output_dir", "train.jsonl/out"], "train.jsonl is a file, not a folder"),
+        (["--report_to", "wandb"], "has no login"),
+        (["--dataset_name", "latin.jsonl"], "latin.jsonl"),
         (["--per_device_train_batch_size", "128"], "16 prompts"),
         (["--accelerate_config", "nowhere"], "nowhere"),
         (["--learning_rat", "1"], "Did you mean `--learning_rate`"),
@@ -149,6 +150,11 @@ def test_model_is_loaded_as_the_fields_say(recipe):
 )
 def test_mistakes_end_in_one_line_before_a_model_is_loaded(args, part, recipe, tmp_path, monkeypatch, capsys):
     (tmp_path / "folder").mkdir()
+    (tmp_path / "latin.jsonl").write_bytes('{"prompt": "Größe", "answer": "1"}\n'.encode("latin-1") * 20)
+    monkeypatch.setenv("WANDB_MODE", "online")
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "no-netrc"))
+    monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
 
     def refuse(*args, **kwargs):
         raise AssertionError("a model is loaded")
@@ -162,19 +168,17 @@ def test_mistakes_end_in_one_line_before_a_model_is_loaded(args, part, recipe, t
     assert part in errors[0]
 
 
-def test_use_vllm_without_vllm(recipe, monkeypatch, capsys):
-    monkeypatch.setattr("trl_dataeff.cli.checks.is_vllm_available", lambda: False)
-    assert main(["grpo", "--config", recipe, "--use_vllm"]) == 2
-    assert 'pip install "trl[vllm]"' in capsys.readouterr().err
+def test_target_modules_that_match_nothing_are_one_line(recipe, capsys):
+    assert main(["grpo", "--config", recipe, "--lora_target_modules", "nothing_like_this"]) == 2
+    assert "nothing_like_this" in capsys.readouterr().err
 
 
 def test_output_whose_reader_stops_ends_without_a_traceback():
-    for args in (["--help"], ["grpo", "--help"]):
-        command = [sys.executable, "-m", "trl_dataeff.cli.main", *args]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-            process.stdout.close()  # as `head` does
-            assert process.stderr.read() == ""
-        assert process.returncode == 141
+    command = [sys.executable, "-m", "trl_dataeff.cli.main", "--help"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.close()  # as `head` does
+        assert process.stderr.read() == ""
+    assert process.returncode == 141
 
 
 def test_a_broken_pipe_to_something_else_is_an_error(monkeypatch):
@@ -186,17 +190,11 @@ def test_a_broken_pipe_to_something_else_is_an_error(monkeypatch):
         main(["recipes", "list"])
 
 
-def test_an_embedding_model_without_sentence_transformers(recipe, monkeypatch, capsys):
-    monkeypatch.setattr("trl_dataeff.cli.checks.find_spec", lambda name: None)
-    assert main(["grpo", "--config", recipe, "--selection", "dots", "--dots_embedding", "some/model"]) == 2
-    assert "pip install sentence-transformers" in capsys.readouterr().err
-
-
 def test_mistake_in_a_program_keeps_its_traceback(recipe, monkeypatch):
     def broken(completions, **kwargs):
         raise KeyError("a mistake in the reward")
 
-    monkeypatch.setitem(sys.modules["trl_dataeff.cli.rewards"].REWARDS, "broken", broken)
+    monkeypatch.setitem(sys.modules["trl_dataeff.cli.grpo"].REWARDS, "broken", broken)
     with pytest.raises(KeyError, match="a mistake in the reward"):
         main(["grpo", "--config", recipe, "--reward_funcs", "broken", "--reward_weights", "1"])
 
@@ -311,38 +309,40 @@ def test_two_processes_train_together(recipe, tmp_path):
     assert (tmp_path / "out" / "adapter_model.safetensors").is_file()
 
 
-def test_help_shows_what_matters_and_help_all_shows_everything(capsys):
-    assert main(["grpo", "--help"]) == 0
-    short = capsys.readouterr().out
-    assert main(["grpo", "--help-all"]) == 0
-    full = capsys.readouterr().out
-    names = [f.name for dataclass_type in TYPES for f in dataclasses.fields(dataclass_type) if f.init]
-    assert [name for name in names if f"  --{name} " not in full] == []
-    for name in ("model_name_or_path", "dataset_name", "prompt_column", "reward_funcs", "selection", "use_peft"):
-        assert f"  --{name} " in short
-    assert len(short.splitlines()) < len(full.splitlines()) / 3
-    places = [short.index(f"\n{title} - ") for title in ("essentials", "data efficiency", "rewards", "dataset")]
-    assert places == sorted(places)
-    assert "--config RECIPE" in short
-    assert max(map(len, short.splitlines())) <= 120
+def test_help_names_every_field_and_a_recipe_to_begin_with(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["grpo", "--help"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    for name in ("model_name_or_path", "dataset_name", "prompt_column", "reward_funcs", "selector_args", "use_peft"):
+        assert f"  --{name} " in shown
+    assert "gsm8k/dots" in shown
+    assert main(["--help"]) == 0
+    assert "gsm8k/dots" in capsys.readouterr().out
 
 
-def test_help_shows_every_field_of_ours(capsys):
-    main(["grpo", "--help"])
-    short = capsys.readouterr().out
-    ours = {f.name for f in dataclasses.fields(DataEfficientGRPOConfig)} - {
-        f.name for f in dataclasses.fields(GRPOConfig)
-    }
-    assert {name for names in sections().values() for name in names} >= ours
-    assert not set(own_fields()) & set(own_fields("replay_", "dots_", "greso_", "history_", "exploration"))
-    assert all(f"  --{name} " in short for name in ours)
+def test_the_command_and_python_have_the_same_defaults():
+    """One recipe means one run."""
+    arguments = parse(["--reward_funcs", "a.b", "--use_cpu", "true", "--output_dir", "out", "--bf16", "false"])
+    plain = DataEfficientGRPOConfig("out", use_cpu=True, bf16=False)
+    differ = {n: v for n, v in arguments.training.to_dict().items() if v != plain.to_dict()[n] and "dir" not in n}
+    assert differ == {}
 
 
-def test_the_short_help_tells_the_defaults_of_trl():
-    defaults = {f.name: f.default for f in dataclasses.fields(GRPOConfig)}
-    for name, text in {**ESSENTIALS, **REWARDS}.items():
-        told = text.partition("(default: ")[2].rstrip(")")
-        assert told == ("" if defaults[name] in (None, False) else str(defaults[name])), name
+def test_the_list_of_recipes_has_names_that_can_be_copied(capsys):
+    assert main(["recipes", "list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 100
+    names = [line for line in lines if line.count("/") == 2 and " " not in line]
+    assert len(names) >= 15
+    for name in names:
+        assert main(["recipes", "show", name]) == 0
+
+
+def test_a_run_ends_with_what_to_look_at(recipe, capsys):
+    assert main(["grpo", "--config", recipe, "--max_steps", "1"]) == 0
+    assert "trl-dataeff report out" in capsys.readouterr().out
+    assert main(["report", "out"]) == 0
 
 
 @pytest.mark.parametrize("command", [["--help"], ["grpo", "--help"], ["recipes", "list"]])
@@ -353,8 +353,8 @@ def test_what_only_prints_imports_no_torch(command):
 
 
 def test_a_console_without_the_characters_of_a_message():
-    code = "from trl_dataeff.cli.main import main\nimport sys, trl_dataeff.cli.env as env\n"
-    code += "env.run = lambda argv: print('✅ Done.') or 0\nsys.exit(main(['env']))"
+    code = "from trl_dataeff.cli.main import main\nimport sys, trl_dataeff.cli.main as module\n"
+    code += "module.print_versions = lambda argv: print('✅ Done.') or 0\nsys.exit(main(['env']))"
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, env=environment)
     assert (done.returncode, done.stdout) == (0, "? Done.\n")
@@ -367,8 +367,6 @@ def test_version_env_and_unknown_command(capsys):
     report = capsys.readouterr().out
     for package in ("TRL", "PyTorch", "Transformers", "trl-dataeff", "math-verify"):
         assert f"- {package} version: " in report
-    assert main(["env", "--all"]) == 2
-    assert "`--all` is not an option of `trl-dataeff env`." in capsys.readouterr().err
     assert main(["recipe"]) == 2
     assert "Did you mean `recipes`" in capsys.readouterr().err
     assert main([]) == 0
@@ -379,8 +377,7 @@ def test_recipes_list_show_copy_validate(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     name = "Qwen2.5-0.5B-Instruct/gsm8k/uniform"
     assert main(["recipes", "list"]) == 0
-    line = next(line for line in capsys.readouterr().out.splitlines() if "GSM8K" in line and "uniform" in line)
-    assert line.split()[:3] == name.split("/")
+    assert name in capsys.readouterr().out.splitlines()
     assert main(["recipes", "show", name]) == 0
     text = capsys.readouterr().out
     assert text.startswith("# Qwen2.5-0.5B-Instruct on GSM8K")
@@ -414,11 +411,8 @@ def test_a_recipe_is_copied_into_a_folder_that_is_made_and_named(capsys, tmp_pat
     copy = ["recipes", "copy", "Qwen2.5-0.5B-Instruct/gsm8k/uniform"]
     assert main([*copy, dest]) == 0
     text = capsys.readouterr().out
-    assert f"Made the folder {Path(file).parent}, which did not exist." in text
     assert f"Copied to {file}." in text
     assert (tmp_path / file).is_file()
-    assert main([*copy, str(Path(file).parent / "again.yaml")]) == 0
-    assert "Made the folder" not in capsys.readouterr().out
 
 
 def test_a_recipe_that_cannot_be_written_is_a_users_mistake(capsys, tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import subprocess
 import sys
@@ -9,18 +10,12 @@ import warnings
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from transformers import PrinterCallback, TrainerState
 
 from tests.factories import plain_dataset
-from trl_dataeff.cli.console import (
-    COLUMNS,
-    REPEAT_HEADER,
-    LogTable,
-    ProgressTableCallback,
-    TableCallback,
-    print_table,
-)
-from trl_dataeff.cli.grpo import make_trainer, parse, train
+from trl_dataeff.cli.console import COLUMNS, REPEAT_HEADER, LogTable, PanelCallback, TableCallback, progress_shown
+from trl_dataeff.cli.grpo import make_trainer, parse
 from trl_dataeff.cli.main import main, quiet_libraries
 
 
@@ -71,14 +66,6 @@ def test_the_console_shows_the_numbers_a_person_reads(recipe, capsys, bar):
     assert lines[header + 3].startswith("end at step 2: mean loss ")
 
 
-def test_all_metrics_stay_in_the_history(recipe):
-    history = train(parse(["--config", recipe])).state.log_history
-    assert {"dataeff/effective_ratio", "dataeff/time/generation_s", "clip_ratio/low_mean", "num_tokens"} <= history[
-        0
-    ].keys()
-    assert len(history[0]) > 40
-
-
 @pytest.mark.parametrize("bar", ["--disable_tqdm=true", "--disable_tqdm=false"])
 def test_the_library_prints_as_transformers_does(recipe, capsys, bar):
     make_trainer(parse(["--config", recipe, "--max_steps=1", bar])).train()
@@ -94,10 +81,31 @@ def test_what_prints_in_another_way_stays(recipe):
     trainer = make_trainer(parse(["--config", recipe, "--disable_tqdm=true"]))
     trainer.pop_callback(PrinterCallback)
     trainer.add_callback(OwnPrinter)
-    print_table(trainer)
-    kinds = {type(callback) for callback in trainer.callback_handler.callbacks}
+    with progress_shown(trainer, plain=False):
+        kinds = {type(callback) for callback in trainer.callback_handler.callbacks}
     assert OwnPrinter in kinds
-    assert not kinds & {TableCallback, ProgressTableCallback}
+    assert not kinds & {TableCallback, PanelCallback}
+
+
+def test_a_panel_in_a_terminal_says_what_was_generated_and_what_was_replayed(recipe):
+    trainer = make_trainer(parse(["--config", recipe, "--disable_tqdm=false", "--max_steps=4"]))
+    console = Console(file=io.StringIO(), force_terminal=True, width=80)
+    with progress_shown(trainer, plain=False, console=console):
+        trainer.train()
+    shown = console.file.getvalue()
+    counts = trainer.collector.counters.values
+    assert "step 4 of 4" in shown
+    assert f"{counts['rollouts_generated']} generated, {counts['rollouts_replayed']} replayed" in shown
+    assert "saved" not in shown
+
+
+@pytest.mark.parametrize("options", [{"plain": True}, {"plain": False}], ids=["plain", "not a terminal"])
+def test_elsewhere_there_is_no_panel_and_no_bar(recipe, options, capsys):
+    trainer = make_trainer(parse(["--config", recipe, "--disable_tqdm=false", "--max_steps=1"]))
+    with progress_shown(trainer, console=Console(file=io.StringIO(), force_terminal=options["plain"]), **options):
+        trainer.train()
+    assert "it/s]" not in capsys.readouterr().err.split("Embedding prompts")[-1].split("prompt/s]")[-1]
+    assert not any(isinstance(callback, PanelCallback) for callback in trainer.callback_handler.callbacks)
 
 
 def test_numbers_are_aligned_below_their_titles():
@@ -123,9 +131,8 @@ def test_the_header_is_repeated():
 
 
 def test_faults_stand_at_the_end_of_their_row():
-    logs = log() | {"dataeff/steps_skipped": 2.0, "dataeff/reward_faults": 1500.0}
-    row = LogTable().lines(logs, state(7))[-1]
-    assert row.endswith("0.0123  reward faults 1,500  steps skipped 2")
+    row = LogTable().lines(log() | {"dataeff/overlong_prompts": 1500.0}, state(7))[-1]
+    assert row.endswith("0.0123  overlong prompts 1,500")
 
 
 def test_evaluation_and_what_a_callback_logs_have_lines_of_their_own():

@@ -14,7 +14,8 @@ ROWS = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(6)]
 
 
 def load(*args: str):
-    return load_data(parse(["--use_cpu", *args]))
+    arguments = parse(["--use_cpu", "--bf16", "false", *args])
+    return load_data(arguments.script, arguments.dataset, arguments.training.eval_strategy != "no")
 
 
 def jsonl(path, rows=ROWS):
@@ -237,3 +238,10 @@ def test_hub_that_does_not_answer(monkeypatch):
     monkeypatch.setattr("trl_dataeff.cli.data.load_dataset", offline)
     with pytest.raises(UserError, match=r"'some/data' could not be loaded from the Hub.*`dataset_config`"):
         load("--dataset_name", "some/data")
+
+
+def test_text_that_is_not_utf8_is_found_in_any_row(tmp_path):
+    path = tmp_path / "latin.jsonl"
+    path.write_bytes(b'{"prompt": "a"}\n' * 500 + '{"prompt": "ö"}\n'.encode("latin-1"))
+    with pytest.raises(UserError, match="is not UTF-8 text"):
+        load("--dataset_name", str(path))

@@ -31,6 +31,7 @@ num_generations: 4
 max_completion_length: 4
 max_steps: 1000
 save_strategy: "no"
+save_on_signal: true
 report_to: none
 disable_tqdm: true
 """

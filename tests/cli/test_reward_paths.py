@@ -8,37 +8,30 @@ import pytest
 import trl.rewards
 
 import trl_dataeff.rewards
+from trl_dataeff.cli.grpo import REWARDS, check_columns, load_reward
 from trl_dataeff.cli.main import main
-from trl_dataeff.cli.rewards import REWARDS, check_rewards, load_rewards
 from trl_dataeff.utils import UserError
 
 
 def test_names_are_those_of_trl_and_ours():
-    assert load_rewards(["accuracy_reward", "numeric_answer_reward"]) == [
-        trl.rewards.accuracy_reward,
-        trl_dataeff.rewards.numeric_answer_reward,
-    ]
+    assert load_reward("accuracy_reward") is trl.rewards.accuracy_reward
+    assert load_reward("numeric_answer_reward") is trl_dataeff.rewards.numeric_answer_reward
     for name in trl_dataeff.rewards.__all__:
         assert REWARDS[name] is getattr(trl_dataeff.rewards, name)
 
 
 def test_overlong_punishment_has_the_values_that_the_help_names():
-    (punish,) = load_rewards(["get_soft_overlong_punishment"])
+    punish = load_reward("get_soft_overlong_punishment")
     assert punish(completion_ids=[[0] * n for n in (1024, 1152, 1280, 1281)]) == [0.0, -0.5, -1.0, -1.0]
-
-
-def test_reward_model_comes_first():
-    rewards = load_rewards(["exact_answer_reward"], "org/reward-model")
-    assert rewards == ["org/reward-model", trl_dataeff.rewards.exact_answer_reward]
 
 
 def test_path_is_found_in_the_current_folder(write, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     write("my_rewards_for_a_test.py", "def brevity(completions, **kwargs):\n    return [1.0]\n")
-    (reward,) = load_rewards(["my_rewards_for_a_test.brevity"])
+    reward = load_reward("my_rewards_for_a_test.brevity")
     assert reward(completions=["a"]) == [1.0]
-    with pytest.raises(UserError, match=r"has no 'brevty'. Did you mean `brevity`"):
-        load_rewards(["my_rewards_for_a_test.brevty"])
+    with pytest.raises(UserError, match=r"has no function 'brevty'. Did you mean `brevity`"):
+        load_reward("my_rewards_for_a_test.brevty")
 
 
 @pytest.mark.parametrize(
@@ -46,7 +39,7 @@ def test_path_is_found_in_the_current_folder(write, monkeypatch):
     [
         ("numeric_awnser_reward", ["unknown", "Did you mean `numeric_answer_reward`", "dotted path"]),
         ("nowhere_to_be_found.reward", ["no module 'nowhere_to_be_found'", "PYTHONPATH"]),
-        ("os.path.sep", ["cannot be called"]),
+        ("os.path.sep", ["no function 'sep'"]),
         ("broken_module_for_a_test.reward", ["ZeroDivisionError", "broken_module_for_a_test.py, line 2"]),
         ("missing_import_for_a_test.reward", ["ModuleNotFoundError", "not_installed_at_all"]),
     ],
@@ -56,7 +49,7 @@ def test_paths_that_lead_nowhere(name, parts, write, monkeypatch):
     write("broken_module_for_a_test.py", "\n1 / 0\n")
     write("missing_import_for_a_test.py", "import not_installed_at_all\n")
     with pytest.raises(UserError) as error:
-        load_rewards([name])
+        load_reward(name)
     for part in parts:
         assert part in str(error.value)
 
@@ -73,17 +66,17 @@ def test_missing_math_verify_is_said_at_once(name, monkeypatch, capsys):
     [
         ("exact_answer_reward", {"prompt": "p", "label": 1}, "`answer` or `solution`"),
         ("accuracy_reward", {"prompt": [], "answer": 1}, "`solution`"),
-        ("accuracy_reward", {"prompt": "p", "solution": 1}, "`math_verify_reward`"),
+        ("accuracy_reward", {"prompt": "p", "solution": 1}, "`prompt_as_chat`"),
         ("think_format_reward", {"prompt": "p"}, "`prompt_as_chat`"),
     ],
 )
 def test_dataset_that_a_reward_cannot_read(name, row, part):
     with pytest.raises(UserError) as error:
-        check_rewards([name], row, "the dataset")
+        check_columns([name], row)
     assert part in str(error.value)
 
 
 def test_dataset_that_rewards_can_read():
-    check_rewards(["exact_answer_reward", "my.own"], {"prompt": "p", "solution": 1}, "the dataset")
-    check_rewards(["accuracy_reward"], {"prompt": [{"role": "user"}], "solution": 1}, "the dataset")
-    check_rewards(None, {"prompt": "p"}, "the dataset")
+    check_columns(["exact_answer_reward", "my.own"], {"prompt": "p", "solution": 1})
+    check_columns(["accuracy_reward"], {"prompt": [{"role": "user"}], "solution": 1})
+    check_columns(None, {"prompt": "p"})

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict, load_dataset
 from datasets.exceptions import DatasetGenerationError, DatasetsError
 from transformers.utils import logging
@@ -111,6 +112,11 @@ def prepare(
     Give a dataset the columns `prompt`, `answer` and `solution` that the script arguments ask for, and check it. `given` is
     the dataset in words, for messages.
     """
+    if isinstance(dataset, Dataset):
+        try:
+            dataset.data.table.validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise UserError(f"{given} is not UTF-8 text: {error}. Convert its files to UTF-8.") from error
     first = next(iter(dataset), None)
     if first is None:
         raise _empty(given)

@@ -128,6 +128,8 @@ def _check_model(path: str, revision: str | None) -> None:
     """Raise a [`UserError`] if the model has no configuration, here or on the Hub. Nothing else of it is read."""
     from transformers import PretrainedConfig
 
+    if path.startswith((".", "/", "~")) and not Path(path).exists():
+        raise UserError(f"The model {path!r} does not exist: there is no such folder.")
     try:
         config, _ = PretrainedConfig.get_config_dict(path, revision=revision)
     except (OSError, ValueError) as error:

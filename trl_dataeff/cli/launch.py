@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 from argparse import ArgumentError, ArgumentParser, Namespace
+from types import FrameType
 from typing import Any
 
 from transformers.utils import logging
@@ -93,17 +96,36 @@ def launch(launch_args: list[str], command: list[str]) -> int:
     args = launcher.launch_command_parser().parse_args([*launch_args, "--module", MODULE, *command])
     if os.name == "posix":
         launcher.simple_launcher = _become
+    former = signal.signal(signal.SIGTERM, _forward)  # torchrun sets its own
     try:
         launcher.launch_command(args)
     except subprocess.CalledProcessError as error:  # the process has said on stderr what was wrong
-        return int(error.returncode)
+        return _exit_code(error.returncode)
     except SignalException as error:  # torchrun has passed it on, and waited
         return int(128 + error.sigval)
     except ChildFailedError as error:
-        code = error.get_first_failure()[1].exitcode
-        code = 128 - code if code < 0 else code  # as a shell reports a process that a signal has ended
+        code = _exit_code(error.get_first_failure()[1].exitcode)
         return code if code in _STOPPED else 1
+    finally:
+        signal.signal(signal.SIGTERM, former)
     return 0
+
+
+def _exit_code(code: int) -> int:
+    """The exit code of a process as a shell reports it: 128 + the number of the signal that ended it."""
+    return 128 - code if code < 0 else code
+
+
+def _forward(number: int, frame: FrameType | None) -> None:
+    """Pass a signal on to the processes that a launcher has started and waits for."""
+    import psutil
+
+    children = psutil.Process().children()
+    for child in children:
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            child.send_signal(number)
+    if not children:
+        raise SystemExit(128 + number)
 
 
 def _become(args: Namespace) -> None:

@@ -21,6 +21,7 @@ from trl import DatasetMixtureConfig, ModelConfig, TrlParser
 
 from trl_dataeff.cli.data import DataEfficientGRPOScriptArguments
 from trl_dataeff.cli.launch import check_launch_options, launch_option, launch_parser
+from trl_dataeff.cli.recipes import find_recipe
 from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.utils import UserError, closest, listed
 
@@ -122,36 +123,6 @@ def read_recipe(path: Path) -> Recipe:
     return recipe
 
 
-def find_recipe(name: str) -> Path:
-    """Return the path of a recipe given as a file or by the name that `trl-dataeff recipes list` prints."""
-    path = Path(name).expanduser()
-    if path.is_file():
-        return path
-    shipped = shipped_recipes()
-    wanted = name.removesuffix(".yaml")
-    if wanted in shipped:
-        return shipped[wanted]
-    if path.is_dir():
-        raise UserError(f"The recipe {name!r} is a folder; name one of the files in it.")
-    raise UserError(
-        f"The recipe {name!r} does not exist: there is no such file, and no recipe of that name comes with the package "
-        f"(`trl-dataeff recipes list`).{closest(name, [*map(str, path.parent.glob('*.yaml')), *shipped])}"
-    )
-
-
-def recipes_folder() -> Path:
-    """Return the folder of the recipes that come with the package: in the wheel, or at the root of a checkout."""
-    package = Path(__file__).resolve().parents[1]
-    installed = package / "recipes"
-    return installed if installed.is_dir() else package.parent / "recipes"
-
-
-def shipped_recipes() -> dict[str, Path]:
-    """Return the recipes that come with the package by their names, `<model>/<task>/<method>`, in alphabetical order."""
-    folder = recipes_folder()
-    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.glob("*/*/*.yaml"))}
-
-
 def read(argv: list[str], portable: bool = False) -> tuple[GRPOArguments, list[str]]:
     """
     Return what `parse` returns, and the options of `accelerate launch`. If `portable`, nothing depends on this machine: a
@@ -185,10 +156,13 @@ def _take(recipe: Recipe, parser: GRPOParser, launcher: ArgumentParser) -> list[
     """Make a recipe's values the defaults of the parser, set its environment variables, return its launch options."""
     launch_args: list[str] = []
     values, problems = {}, []
+    known = [*parser.options, "env", *(option.removeprefix("--") for option in launcher._option_string_actions)]
     for name, value in recipe.values.items():
         at = f"{recipe.path}:{recipe.lines.get(name)}: `{name}`"
         if name == "env" and isinstance(value, dict):
             os.environ.update({str(key): str(text) for key, text in value.items()})
+        elif name == "env":
+            problems.append(f"{at} is {value!r}; it takes a mapping of environment variables.")
         elif name in parser.options:
             try:
                 values[name] = _as_typed(parser.options[name], value)
@@ -196,10 +170,8 @@ def _take(recipe: Recipe, parser: GRPOParser, launcher: ArgumentParser) -> list[
                 problems.append(f"{at} is {value!r}: {error}")
         elif (tokens := launch_option(launcher, name, value)) is not None:
             launch_args += tokens
-        elif name == "env":
-            problems.append(f"{at} is {value!r}; it takes a mapping of environment variables.")
         else:
-            problems.append(f"{at} is an unknown field.{closest(name, [*parser.options, 'env'])}")
+            problems.append(f"{at} is an unknown field.{closest(name, known)}")
     if problems:
         raise UserError(*problems)
     parser.set_defaults_with_config(**values)
