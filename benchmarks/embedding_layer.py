@@ -24,8 +24,7 @@ from benchmarks.lab.pools import POOLS, cached_cell_success, classify, pool_data
 from benchmarks.lab.pretrain import StartRecipe, start_folder
 from benchmarks.lab.tasks import Task
 from trl_dataeff.difficulty.loading import LogisticDifficultyPredictor
-from trl_dataeff.difficulty.online import RollingDifficulty
-from trl_dataeff.difficulty.quality import pearson
+from trl_dataeff.difficulty.online import RollingDifficulty, pearson
 
 
 GROUPS = (16, 64, 160)

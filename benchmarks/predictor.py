@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from benchmarks.gaussian_process import GaussianProcess
-from trl_dataeff.difficulty.quality import pearson
+from trl_dataeff.difficulty.online import pearson
 
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -116,7 +116,7 @@ def compare(run: dict, seed: int) -> list[dict[str, float]]:
     """Correlations at each look."""
     from trl_dataeff.difficulty.loading import AttentionDifficultyPredictor, LogisticDifficultyPredictor
     from trl_dataeff.difficulty.online import RollingDifficulty
-    from trl_dataeff.selection.history import SuccessHistory
+    from trl_dataeff.selection.estimate import SuccessHistory
 
     rng = np.random.default_rng(seed)
     width = run["pool"].shape[1]

@@ -24,7 +24,7 @@ from benchmarks.curves import band, final, geometric_mean, isotonic, reach, t_95
 from benchmarks.lab.ratios import BASELINE, Curve, curves_by_setting, methods_of, ratios, show
 from benchmarks.lab.report import draw, pyplot
 from benchmarks.lab.store import read_rows
-from benchmarks.lab.studies import BASE, BEFORE
+from benchmarks.lab.studies import BEFORE
 from benchmarks.smollm2 import ends
 from benchmarks.smollm2.__main__ import LINEAR, LINEAR_TUNING, RUNS, STEPS, own_rate_runs, study_runs, tuning_runs
 from benchmarks.smollm2.report import at_own_rates, by_rate, recorded, short
@@ -225,7 +225,7 @@ def pooled_deviation(differences: Mapping[str, Mapping[int, float]]) -> tuple[fl
     return math.sqrt(2 * alone), degrees
 
 
-def variations_table(curves: list[Curve], base: str = BASE, rollouts: int = 3300, target: float = 0.5) -> str:
+def variations_table(curves: list[Curve], base: str = BEFORE, rollouts: int = 2400, target: float = 0.5) -> str:
     """Each variation at equal rollouts, and the difference to the base over the same seeds."""
     groups = by_method(curves)
     ends = {method: {c.seed: at(c, "rollouts", rollouts) for c in own} for method, own in groups.items()}
@@ -291,16 +291,6 @@ def noise(curves: list[Curve], method: str = BASELINE, step: int = 100) -> tuple
     between = float(np.std([at(c, "step", step) for c in own], ddof=1))
     residuals = np.concatenate([c.column(ACCURACY) - isotonic(c.column(ACCURACY)) for c in own])
     return between, float(np.sqrt(np.mean(residuals**2)))
-
-
-def course_table(curves: list[Curve], rollouts: Sequence[int]) -> str:
-    """Accuracy of each run along its way."""
-    rows = [
-        (f"`{c.method}`", str(c.seed), *(f"{at(c, 'rollouts', n):.3f}" for n in rollouts))
-        for own in by_method(curves).values()
-        for c in own
-    ]
-    return table(("method", "seed", *(f"{n:,} rollouts" for n in rollouts)), rows)
 
 
 def long_table(curves: list[Curve], rollouts: Sequence[int]) -> str:
@@ -446,8 +436,7 @@ TABLES: dict[str, Callable[[], str]] = {
         for pool in ("first", "second", "third")
     },
     "first-entropy": lambda: entropy_table(together(load("first")), (0.4, 0.5, 0.6)),
-    "ablation": lambda: variations_table(together(load("ablation"))),
-    "halving": lambda: variations_table(together(load("halving")), base=BEFORE, rollouts=2_400),
+    "halving": lambda: variations_table(together(load("halving"))),
     "halving-best": lambda: to_target_table(together(load("halving")), BEFORE, 0.5, seeds=3),
     **{
         f"proof-{pool}": partial(
@@ -466,12 +455,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "proof-first": lambda: reach_table(on_first(), 100),
     "proof-effective": lambda: effective_alone(on_first(), 100),
     "proof-long": lambda: long_table(together(load("proof_long")), (3_200, 6_400, 9_600, 12_800)),
-    "clip": lambda: course_table(together(load("clip")), (2_700, 5_300, 6_500, 7_800, 9_000, 10_300)),
     "rates": lambda: rate_table(load("rates"), 3_300),
     "long": lambda: long_table(
         [
             *together(load("long")),
-            *chosen(together(load("first")), "dots", "dots_greso", "dots_greso_replay50", "oracle", "uniform"),
+            *chosen(together(load("first")), "dots", "oracle", "uniform"),
         ],
         (6_400, 8_000, 9_600, 11_200, 12_800),
     ),
@@ -480,7 +468,7 @@ TABLES: dict[str, Callable[[], str]] = {
         chosen(together(load("first")), "uniform", "greso", "dynamic", "greso_dynamic", "oracle"), 100
     ),
     "dots": lambda: equal_table(
-        chosen(together(load("first")), "uniform", "dots", "dots_greso", "dots_paper", "default", "oracle"),
+        chosen(together(load("first")), "uniform", "dots", "dots_paper", "default", "oracle"),
         (3_000, 6_400),
         (50, 100),
     ),

@@ -29,7 +29,7 @@ import torch
 from benchmarks.gaussian_process import GaussianProcess
 from benchmarks.timing import Cost, timed
 from trl_dataeff.difficulty.loading import AttentionDifficultyPredictor, LogisticDifficultyPredictor
-from trl_dataeff.selection.weights import gumbel_top_k, log_weight_target
+from trl_dataeff.selection.draw import gumbel_top_k, log_weight_target
 
 
 RESULTS = Path(__file__).parent / "results" / "selection_scale.txt"

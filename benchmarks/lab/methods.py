@@ -1,11 +1,13 @@
 """The methods that can be compared: a trainer class, a config and a part of the pool each. A new one is a line.
 
-A variation needs none: `default,replay_fraction=0.25` is the method `default` with that field of its config changed.
+A variation needs none: `default,replay_fraction=0.25` is the method `default` with that field of its config changed, and
+`default,sharpness=2` with that argument of its selector.
 """
 
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -53,10 +55,18 @@ class Method:
             from trl_dataeff.config import AUTO_SELECTION
 
             settings["selection"] = AUTO_SELECTION
+        if settings.get("selection") == "dots":
+            settings["selector_args"] = _dots_arguments() | (settings["selector_args"] or {})
         return settings
 
     def extra_arguments(self, pool: Pool, kinds: dict[str, list[Cell]], seed: int) -> dict[str, Any]:
         return _load(self.extras)(pool, kinds, seed) if self.extras else {}
+
+
+def _dots_arguments() -> dict[str, Any]:
+    """The arguments of DOTS, with their defaults."""
+    parameters = inspect.signature(_load("trl_dataeff:DotsSelector")).parameters
+    return {name: parameter.default for name, parameter in parameters.items()}
 
 
 def _load(path: str) -> Any:
@@ -84,12 +94,18 @@ METHODS = {
     "independent_draws": Method(
         "the former defaults: each batch is drawn anew, by the probability of an effective group",
         **OURS,
-        options={"dots_sharpness": 1.0, "dots_threshold": None, "dots_coverage": 0.0, "replay_pause_ess": 0.0},
+        options={
+            "selector_args": {"sharpness": 1.0, "threshold": None, "coverage": 0.0},
+            "replay_pause_ess": 0.0,
+        },
     ),
     "sharp_selection": Method(
         "passes, by the fourth power of the probability of an effective group",
         **OURS,
-        options={"dots_sharpness": 4.0, "dots_threshold": None, "dots_coverage": 0.7, "replay_pause_ess": 0.0},
+        options={
+            "selector_args": {"sharpness": 4.0, "threshold": None, "coverage": 0.7},
+            "replay_pause_ess": 0.0,
+        },
     ),
     "uniform": Method("GRPOTrainer: shuffled passes over the whole pool"),
     "uniform_half": Method(
@@ -115,26 +131,24 @@ METHODS = {
     "replay75": _replay(0.75, "three quarters of each batch replayed"),
     "greso_replay50": _replay(0.5, "GRESO, and half of each batch replayed", selection="greso"),
     "dots": _dots("prompts by predicted success rate"),
-    "dots_greso": _dots("... and those that keep giving nothing are skipped", selection="dots+greso"),
-    "dots_greso_replay50": _dots(
-        "all three: DOTS, GRESO and replay", selection="dots+greso", replay_fraction=0.5, replay_pause_ess=0.0
-    ),
     "dots_paper": _dots(
         "DOTS's objective, references and replay as published (near 0.5 at temperature 1e-3, from half a batch of random "
         "prompts every 2 steps, a buffer of one batch, no age limit, no cap), with our predictor, which is fitted in the run",
-        dots_objective="target",
-        dots_reference="paper",
-        dots_reference_size=8,  # half a batch
-        dots_refresh_batches=2,
-        exploration=0.0,
-        history_prior=1e9,  # a prompt's own groups do not count
+        selector_args={
+            "objective": "target",
+            "reference": "paper",
+            "reference_size": 8,  # half a batch
+            "refresh_batches": 2,
+            "exploration": 0.0,
+            "history_prior": 1e9,  # a prompt's own groups do not count
+        },
         replay_fraction=0.5,
         replay_weight=1.0,
         replay_capacity=16,  # a batch
         replay_order="random",
         replay_max_age=None,
         replay_clip="proximal",  # as in the authors' code
-        replay_ratio_cap=1e6,  # none
+        replay_ratio_cap=None,
         replay_pause_ess=0.0,
     ),
     "cgrpo": Method(
@@ -149,10 +163,10 @@ METHODS = {
 
 
 def find(name: str) -> Method:
-    """The method `name`, which may carry changes of its config: `dots,dots_sharpness=2,exploration=0`.
+    """The method `name`, which may carry changes of its config and of its selector's arguments: `dots,sharpness=2,exploration=0`.
 
     Raises:
-        `ValueError`: there is no such method, or a change is not `field=value` with a field of its config.
+        `ValueError`: there is no such method, or a change is not `name=value` with a field of its config or an argument of DOTS.
     """
     base, *changes = name.split(",")
     if base not in METHODS:
@@ -161,10 +175,16 @@ def find(name: str) -> Method:
     if not changes:
         return method
     known = {f.name for f in fields(method.classes()[1])}
+    arguments = _dots_arguments().keys() if "selector_args" in known else set()
     options = dict(method.options)
     for change in changes:
         field_name, equals, value = change.partition("=")
-        if not equals or field_name not in known:
-            raise ValueError(f"{change!r} in {name!r} is not field=value with a field of {method.config}")
-        options[field_name] = yaml.safe_load(value)
+        if not equals or field_name not in known | arguments:
+            raise ValueError(
+                f"{change!r} in {name!r} is not name=value with a field of {method.config} or an argument of DOTS"
+            )
+        if field_name in known:
+            options[field_name] = yaml.safe_load(value)
+        else:
+            options["selector_args"] = {**options.get("selector_args", {}), field_name: yaml.safe_load(value)}
     return replace(method, what=f"{method.what}; {', '.join(changes)}", options=options)

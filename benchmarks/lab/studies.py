@@ -44,26 +44,6 @@ STEPS = {"steps": 100}
 LONGER = {"steps": 200, "max_rollouts": 13_000}
 #: One and a half rollouts for each of uniform's, and no more
 DYNAMIC = {"steps": 100, "max_rollouts": 19_200}
-#: What the ablation gives every variation: uniform has learned a third of what it learns by then
-SHORT = {"steps": 110, "max_rollouts": 3_600}
-
-
-def _began_with(changes: str) -> str:
-    """The defaults that the variations began with; what they showed led to others in these three."""
-    before = {"selection": "dots+greso", "exploration": "0.1", "replay_clip": "proximal"}
-    changed = {change.split("=")[0] for change in changes.split(",")}
-    return ",".join(
-        ["default", *(f"{k}={v}" for k, v in before.items() if k not in changed), *([changes] * bool(changes))]
-    )
-
-
-BASE = _began_with("")
-
-
-def _of_base(*changes: str) -> dict[str, Mapping]:
-    return {_began_with(change): {} for change in changes}
-
-
 #: The defaults that the search began with: each batch is drawn anew
 BEFORE = "independent_draws"
 
@@ -88,8 +68,6 @@ STUDIES = {
             "uniform": {"steps": 300},
             "default": STEPS,
             "dots": STEPS,
-            "dots_greso": STEPS,
-            "dots_greso_replay50": LONGER,
             "dots_paper": STEPS,
             "greso": STEPS,
             "dynamic": DYNAMIC,
@@ -137,58 +115,51 @@ STUDIES = {
                 "per_device_train_batch_size=64",
                 "per_device_train_batch_size=64,replay_fraction=0.75,replay_max_age=10",
                 "per_device_train_batch_size=64,replay_fraction=0.75,replay_max_age=20,replay_weight=1",
-                "fresh_groups=adaptive,effective_target=0.1,replay_max_uses=4,replay_max_age=10",
-                "fresh_groups=adaptive,effective_target=0.1,replay_max_uses=8,replay_max_age=20,replay_weight=1",
                 "num_generations=4",
-                "num_generations=4,advantage_baseline=tracked",
-                "advantage_baseline=tracked",
                 "learning_rate=0.0002",
                 "learning_rate=0.00005",
                 f"{SEQUENTIAL},replay_weight=1",
                 f"{SEQUENTIAL},replay_fraction=0.75,replay_max_age=10",
                 f"{SEQUENTIAL},num_generations=4",
-                f"{SEQUENTIAL},fresh_groups=adaptive,effective_target=0.1,replay_max_uses=4,replay_max_age=10",
                 f"{SEQUENTIAL},learning_rate=0.00015",
-                "replay_fraction=0.75,replay_max_age=null,replay_max_movement=0.3",
-                "replay_fraction=0.75,replay_max_age=10,replay_min_ess=0.8",
-                f"{SEQUENTIAL},dots_sharpness=4",
-                f"{SEQUENTIAL},{MORE_REPLAY},dots_sharpness=4",
-                "dots_coverage=0.5",
-                "dots_coverage=0.7",
-                "dots_sharpness=2,dots_coverage=0.5",
-                "dots_sharpness=4,dots_coverage=0.5",
-                f"{SEQUENTIAL},dots_sharpness=2,dots_coverage=0.5",
-                f"{SEQUENTIAL},dots_sharpness=4,dots_coverage=0.5",
-                f"{SEQUENTIAL},{MORE_REPLAY},dots_sharpness=2,dots_coverage=0.5",
-                f"{SEQUENTIAL},{MORE_REPLAY},dots_sharpness=4,dots_coverage=0.5",
+                f"{SEQUENTIAL},sharpness=4",
+                f"{SEQUENTIAL},{MORE_REPLAY},sharpness=4",
+                "coverage=0.5",
+                "coverage=0.7",
+                "sharpness=2,coverage=0.5",
+                "sharpness=4,coverage=0.5",
+                f"{SEQUENTIAL},sharpness=2,coverage=0.5",
+                f"{SEQUENTIAL},sharpness=4,coverage=0.5",
+                f"{SEQUENTIAL},{MORE_REPLAY},sharpness=2,coverage=0.5",
+                f"{SEQUENTIAL},{MORE_REPLAY},sharpness=4,coverage=0.5",
             ),
             **_with(
-                "dots_sharpness=2,dots_coverage=0.7",
-                "dots_sharpness=4,dots_coverage=0.85",
-                "dots_sharpness=8,dots_coverage=0.5",
-                "dots_sharpness=8,dots_coverage=0.85",
-                "dots_sharpness=16,dots_coverage=0.7",
-                f"{SEQUENTIAL},{MORE_REPLAY},dots_sharpness=8,dots_coverage=0.7",
+                "sharpness=2,coverage=0.7",
+                "sharpness=4,coverage=0.85",
+                "sharpness=8,coverage=0.5",
+                "sharpness=8,coverage=0.85",
+                "sharpness=16,coverage=0.7",
+                f"{SEQUENTIAL},{MORE_REPLAY},sharpness=8,coverage=0.7",
                 seeds=range(1),
             ),
-            **_with("dots_sharpness=8,dots_coverage=0.7", seeds=range(3)),
+            **_with("sharpness=8,coverage=0.7", seeds=range(3)),
             **_with(
                 "",
                 MORE_REPLAY,
                 "replay_fraction=0.75,replay_max_age=10",
                 SEQUENTIAL,
-                "dots_sharpness=4",
-                f"{SEQUENTIAL},dots_sharpness=2",
+                "sharpness=4",
+                f"{SEQUENTIAL},sharpness=2",
                 f"{SEQUENTIAL},{MORE_REPLAY}",
-                f"{SEQUENTIAL},{MORE_REPLAY},dots_sharpness=2",
-                "dots_sharpness=4,dots_coverage=0.7",
-                f"{SEQUENTIAL},{MORE_REPLAY},dots_sharpness=4,dots_coverage=0.7",
+                f"{SEQUENTIAL},{MORE_REPLAY},sharpness=2",
+                "sharpness=4,coverage=0.7",
+                f"{SEQUENTIAL},{MORE_REPLAY},sharpness=4,coverage=0.7",
                 seeds=range(5),
             ),
             **_with("", base="default", seeds=range(5)),
             **_with(
-                "dots_sharpness=6,dots_threshold=0.35",
-                "dots_coverage=0.9",
+                "sharpness=6,threshold=0.35",
+                "coverage=0.9",
                 f"{SEQUENTIAL},{MORE_REPLAY}",
                 base="default",
             ),
@@ -250,57 +221,6 @@ STUDIES = {
         },
         seeds=range(20, 30),
     ),
-    "ablation": Study(
-        "each part of the defaults taken away, each main setting at three values or more, and what lies beyond them",
-        "first",
-        {
-            BASE: {"seeds": range(5)},
-            _began_with("exploration=0.0"): {},
-            _began_with("exploration=0.05"): {"seeds": range(5)},
-            _began_with("exploration=0.2"): {},
-            **_of_base(
-                "selection=uniform",
-                "selection=greso",
-                "selection=dots",
-                "replay_fraction=0.0",
-                "replay_fraction=0.25",
-                "replay_fraction=0.75",
-                "replay_max_age=5",
-                "replay_max_age=10",
-                "replay_max_age=40",
-                "replay_ratio_cap=1",
-                "replay_ratio_cap=4",
-                "replay_clip=behavior",
-                "dots_sharpness=2",
-                "dots_sharpness=8",
-                "dots_objective=target,dots_temperature=0.1",
-                "history_half_lives=[5]",
-                "history_half_lives=[60]",
-                "history_prior=1",
-                "history_prior=16",
-                "dynamic_sampling=true,max_rollout_rounds=1",
-                # Beyond the defaults: more replay, kept stable or not
-                "replay_fraction=0.65",
-                "replay_fraction=0.75,replay_max_age=10",
-                "replay_fraction=0.75,replay_ratio_cap=1",
-                "replay_fraction=0.75,replay_clip=behavior",
-                "replay_fraction=0.75,importance_sampling_level=sequence",
-            ),
-            _began_with("replay_fraction=0.75,exploration=0.0"): {},
-            _began_with("exploration=0.0,dots_sharpness=8"): {},
-        },
-        seeds=range(2),
-        shared=SHORT,
-    ),
-    "clip": Study(
-        "the defaults for longer, when the pool has little left to teach",
-        "first",
-        {
-            "dots_greso_replay50": {"steps": 160, "eval_every": 10},
-            "dots_greso_replay50,replay_clip=proximal": {"steps": 200},
-        },
-        seeds=range(2),
-    ),
     "long": Study(
         "the defaults for as many rollouts as uniform has",
         "first",
@@ -311,13 +231,11 @@ STUDIES = {
         "is a method held back by its learning rate",
         "first",
         {
-            BASE: {},
-            f"{BASE},replay_fraction=0.75": {},
             "uniform": {"max_rollouts": 3_900, "seeds": [0]},
             "dots": {"max_rollouts": 3_900, "seeds": [0]},
         },
         seeds=range(2),
         rates=(LEARNING_RATE, LEARNING_RATE / 2, LEARNING_RATE * 2),
-        shared=SHORT,
+        shared={"steps": 110},
     ),
 }

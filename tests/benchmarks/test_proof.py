@@ -127,7 +127,7 @@ def test_the_pooled_deviation_is_that_of_the_noise():
 
 def test_variations_are_told_by_what_they_change():
     base = "default,exploration=0.1,replay_clip=proximal"
-    assert proof._changes("default,exploration=0.1,replay_clip=proximal,dots_sharpness=2", base) == "dots_sharpness=2"
+    assert proof._changes("default,exploration=0.1,replay_clip=proximal,sharpness=2", base) == "sharpness=2"
     assert proof._changes("default,replay_clip=proximal,exploration=0.05", base) == "exploration=0.05"
 
 

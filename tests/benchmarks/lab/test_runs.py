@@ -83,7 +83,7 @@ def test_the_counter_is_right_by_hand(method, start, tmp_path, model, tokenizer,
     assert [trainer.rollouts_generated, trainer.tokens_generated] == by_hand["train"]
     assert trainer.groups_trained == SPEC.steps * SPEC.prompts
     options, rollouts = METHODS[method].settings(), SPEC.steps * SPEC.prompts * SPEC.group_size
-    if options.get("dynamic_sampling") or options.get("dots_reference") == "paper":
+    if options.get("dynamic_sampling") or (options.get("selector_args") or {}).get("reference") == "paper":
         assert trainer.rollouts_generated >= rollouts * (1 - options.get("replay_fraction", 0))
     elif options.get("replay_fraction"):
         assert (1 - options["replay_fraction"]) * rollouts <= trainer.rollouts_generated < rollouts
@@ -95,12 +95,13 @@ def test_the_published_method_has_the_papers_proportions():
     """Of a batch: half are references, every two batches; the buffer holds from half of one to one; half is replayed."""
     settings = METHODS["dots_paper"].settings()
     batch = {f.name: f.default for f in dataclasses.fields(RunSpec)}["prompts"]
-    assert settings["dots_reference_size"] == batch / 2
-    assert settings["dots_refresh_batches"] == 2
+    arguments = settings["selector_args"]
+    assert (arguments["reference_size"], arguments["refresh_batches"]) == (batch / 2, 2)
     assert batch / 2 <= settings["replay_capacity"] <= batch
-    assert (settings["replay_fraction"], settings["replay_max_age"], settings["exploration"]) == (0.5, None, 0.0)
-    assert (settings["dots_objective"], settings["dots_target"], settings["dots_temperature"]) == ("target", 0.5, 1e-3)
-    assert min(settings["history_prior"], settings["replay_ratio_cap"]) >= 1e6, "our own additions are off"
+    assert (settings["replay_fraction"], settings["replay_max_age"], arguments["exploration"]) == (0.5, None, 0.0)
+    assert tuple(arguments[name] for name in ("objective", "target", "temperature")) == ("target", 0.5, 1e-3)
+    assert arguments["history_prior"] >= 1e6, "our own additions are off"
+    assert settings["replay_ratio_cap"] is None
 
 
 def test_trained_groups_are_effective_where_rewards_differ(start, tmp_path, model, tokenizer):
@@ -127,11 +128,15 @@ def test_equal_seeds_give_equal_runs(method, start):
 
 
 def test_a_method_may_carry_changes():
-    method = find("default,replay_fraction=0.25,dots_objective=target,replay_max_age=null")
-    assert method.options == {"replay_fraction": 0.25, "dots_objective": "target", "replay_max_age": None}
+    method = find("default,replay_fraction=0.25,objective=target,replay_max_age=null")
+    assert method.options == {
+        "replay_fraction": 0.25,
+        "selector_args": {"objective": "target"},
+        "replay_max_age": None,
+    }
     assert method.classes() == METHODS["default"].classes()
     for wrong in ("nothing", "default,replay_fraction", "default,replay_fractoin=0.5", "uniform,replay_fraction=0"):
-        with pytest.raises(ValueError, match=r"is not (one of|field=value)"):
+        with pytest.raises(ValueError, match=r"is not (one of|name=value)"):
             find(wrong)
 
 
@@ -140,7 +145,7 @@ def test_the_name_of_a_run_follows_the_packages_defaults(monkeypatch):
 
     ours, plain = RunSpec("default", 0, "first", "x"), RunSpec("uniform", 0, "first", "x")
     names = ours.name, plain.name
-    monkeypatch.setattr(DataEfficientGRPOConfig.__dataclass_fields__["exploration"], "default", 0.77)
+    monkeypatch.setattr(DataEfficientGRPOConfig.__dataclass_fields__["replay_fraction"], "default", 0.77)
     assert ours.name != names[0]
     assert plain.name == names[1]
 
