@@ -9,12 +9,10 @@ import pytest
 import torch
 
 from tests.factories import difficulty_problem
-from trl_dataeff.difficulty.loading import (
-    AttentionDifficultyPredictor,
-    LogisticDifficultyPredictor,
-    PredictorError,
-    load_predictor,
-)
+from trl_dataeff.difficulty.attention import AttentionDifficultyPredictor
+from trl_dataeff.difficulty.base import PredictorError
+from trl_dataeff.difficulty.loading import PREDICTORS, check_predictor, load_predictor, make_predictor, save_predictor
+from trl_dataeff.difficulty.logistic import LogisticDifficultyPredictor
 
 
 def fitted(cls, E, p):
@@ -62,7 +60,7 @@ def test_saved_and_loaded_it_predicts_the_same_bits(cls, tmp_path):
     E, p = difficulty_problem(50)
     predictor = fitted(cls, E, p)
     predictor.embedding = "some/model"
-    predictor.save(tmp_path / "new" / "folder")
+    save_predictor(predictor, tmp_path / "new" / "folder")
     loaded = load_predictor(tmp_path / "new" / "folder")
     assert type(loaded) is cls
     assert loaded.embedding == "some/model"
@@ -120,17 +118,17 @@ def test_negative_weights_are_rejected(cls):
 @BOTH
 def test_corrupt_folders_are_rejected(cls, tmp_path):
     E, p = difficulty_problem(50)
-    fitted(cls, E, p).save(tmp_path)
+    save_predictor(fitted(cls, E, p), tmp_path)
     config, tensors = tmp_path / "config.json", tmp_path / "predictor.safetensors"
     whole, text = tensors.read_bytes(), config.read_text()
-    assert json.loads(text)["predictor"] == cls.name
+    assert json.loads(text)["predictor"] in PREDICTORS
     tensors.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(PredictorError, match="is corrupt"):
         load_predictor(tmp_path)
     tensors.write_bytes(whole)
     for broken, says in [
         (text[:20], "is corrupt"),
-        (json.dumps(json.loads(text) | {"predictor": "oracle"}), "cannot be loaded: There is no predictor 'oracle'"),
+        (json.dumps(json.loads(text) | {"predictor": "oracle"}), "is corrupt"),
         (json.dumps(json.loads(text) | {"format": 2}), "of format 2"),
         (json.dumps(json.loads(text) | {"settings": {"wrong": 1}}), "is corrupt"),
     ]:
@@ -140,7 +138,7 @@ def test_corrupt_folders_are_rejected(cls, tmp_path):
 
 
 def test_no_predictor_there(tmp_path):
-    with pytest.raises(PredictorError, match="There is no predictor at"):
+    with pytest.raises(PredictorError, match="There is no predictor"):
         load_predictor(tmp_path / "nothing")
 
 
@@ -151,3 +149,39 @@ def test_one_that_was_not_fitted_says_so(cls):
     assert not predictor.fitted
     with pytest.raises(PredictorError, match="call `fit`"):
         predictor.predict(E)
+
+
+def test_predictors_are_made_by_name_and_by_path(tmp_path):
+    logistic, new = make_predictor("logistic", 40, 3, {"components": 5})
+    assert (type(logistic), logistic.components, new) == (LogisticDifficultyPredictor, 5, True)
+    attention, new = make_predictor("attention", 40, 3, {"width": 8})
+    E, p = difficulty_problem(50)
+    assert torch.equal(attention.project(E), AttentionDifficultyPredictor(40, width=8, seed=3).project(E))
+    saved = fitted(LogisticDifficultyPredictor, E, p)
+    save_predictor(saved, tmp_path / "saved")
+    loaded, new = make_predictor(str(tmp_path / "saved"), 40)
+    assert torch.equal(loaded.predict(E), saved.predict(E))
+    assert not new
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "says"),
+    [
+        ("logistc", None, "no predictor 'logistc'.* Did you mean `logistic`"),
+        ("some/folder", None, "no predictor 'some/folder'"),
+        ("logistic", {"ridge": 2.0}, "no argument `ridge`.*components, l2"),
+        ("attention", {"embedding_width": 30}, "no argument `embedding_width`"),
+    ],
+)
+def test_wrong_names_and_arguments(name, arguments, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for function in (check_predictor, lambda name, arguments: make_predictor(name, 40, 0, arguments)):
+        with pytest.raises(PredictorError, match=says):
+            function(name, arguments)
+
+
+def test_a_saved_predictor_takes_no_arguments(tmp_path):
+    E, p = difficulty_problem(50)
+    save_predictor(fitted(LogisticDifficultyPredictor, E, p), tmp_path)
+    with pytest.raises(PredictorError, match="takes no others; got l2"):
+        check_predictor(str(tmp_path), {"l2": 1.0})

@@ -12,12 +12,10 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from tests.factories import difficulty_problem
-from trl_dataeff.difficulty.loading import (
-    AttentionDifficultyPredictor,
-    LogisticDifficultyPredictor,
-    PredictorError,
-)
-from trl_dataeff.difficulty.online import RollingDifficulty
+from trl_dataeff.difficulty.attention import AttentionDifficultyPredictor
+from trl_dataeff.difficulty.base import PredictorError
+from trl_dataeff.difficulty.logistic import LogisticDifficultyPredictor
+from trl_dataeff.difficulty.online import PredictionRecord, RollingDifficulty, pearson
 
 
 N = 160
@@ -250,3 +248,28 @@ def test_what_attention_does_in_a_run(monkeypatch):
     run(difficulty, range(5))
     assert {options["epochs"] for options in given} == {4}
     assert difficulty.capacity == difficulty.predictor.capacity(1000) == 512
+
+
+@given(st.lists(st.tuples(st.floats(0, 1, width=32), st.floats(0, 1, width=32)), min_size=2, max_size=60))
+def test_pearson_agrees_with_numpy(pairs):
+    x, y = np.array(pairs).T
+    if x.std() > 1e-6 and y.std() > 1e-6:
+        assert pearson(x, y) == pytest.approx(np.corrcoef(x, y)[0, 1], abs=1e-6)
+        unknown = np.append(x, math.nan)
+        assert pearson(unknown, np.append(y, 0.5)) == pearson(x, y)
+    assert math.isnan(pearson(np.full(len(x), 0.5), y))
+
+
+def test_the_record_keeps_the_newest_of_each_kind():
+    record, rng = PredictionRecord(capacity=4), np.random.default_rng(0)
+    predicted, observed = rng.random(30).astype(np.float32), rng.random(30).astype(np.float32)
+    predicted[5] = np.nan
+    uniform = np.arange(30) % 5 == 0
+    for start in range(0, 30, 6):
+        piece = slice(start, start + 6)
+        record.add(predicted[piece], observed[piece], uniform[piece])
+    newest = [i for i in range(30) if uniform[i] and i != 5][-4:]
+    assert record.metrics() == {
+        "predictor/pearson_explored": pytest.approx(pearson(predicted[newest], observed[newest]))
+    }
+    assert PredictionRecord().metrics() == {}

@@ -74,12 +74,12 @@ def test_positions_of_roberta_start_behind_its_padding_index(embed, tmp_path, ca
 
 
 def test_models_that_cannot_be_loaded(embed, tmp_path):
-    with pytest.raises(EmbeddingError, match=r"'no/such-model' cannot be loaded .*Give the id"):
+    with pytest.raises(EmbeddingError, match=r"(?s)'no/such-model' cannot be loaded .*Give the id"):
         embed(varied_dataset(), "no/such-model")
     with pytest.raises(EmbeddingError, match="cannot be loaded"):
         embed(varied_dataset(), "../not here/at all/x")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(EmbeddingError, match=r"no config\.json"):
+    with pytest.raises(EmbeddingError, match="cannot be loaded"):
         embed(varied_dataset(), str(tmp_path / "empty"))
 
 

@@ -1,13 +1,12 @@
 import pytest
 
 from tests.factories import tiny_model, tiny_tokenizer
-from trl_dataeff.difficulty.embedding import embed_dataset
-from trl_dataeff.difficulty.embedding.model import Embedder
+from trl_dataeff.difficulty.embedding import Embedder, embed_dataset
 
 
 @pytest.fixture
-def embed(tmp_path, monkeypatch):
-    """`embed_dataset` with a cache of its own; counts forwards in `embed.forwards`."""
+def embed(monkeypatch):
+    """`embed_dataset`; counts forwards in `embed.forwards`."""
     forward = Embedder.embed
 
     def counted(self, prompts):
@@ -18,9 +17,8 @@ def embed(tmp_path, monkeypatch):
         if embedding == "policy":
             tokenizer = tokenizer or tiny_tokenizer()
             options = {"policy": model or tiny_model(tokenizer), "tokenizer": tokenizer, **options}
-        return embed_dataset(dataset, embedding, **{"cache_dir": tmp_path / "cache", "progress": False, **options})
+        return embed_dataset(dataset, embedding, **{"progress": False, **options})
 
     call.forwards = 0
-    call.folder = tmp_path / "cache"
     monkeypatch.setattr(Embedder, "embed", counted)
     return call
