@@ -32,7 +32,8 @@ def run_steps(share: float, steps: int, folder: str) -> list[dict[str, float]]:
     options = {"selection": "uniform", "replay_fraction": share}
     trainer, _ = train_briefly(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, steps + WARM_UP, folder, **options)
     logs = [log for log in trainer.state.log_history if "loss" in log][WARM_UP:]
-    return [{part: log[f"dataeff/time/{part}_s"] for part in PARTS} for log in logs]
+    parts = [(log["dataeff/time/generation_s"], log["dataeff/time/selection_s"], log["step_time"]) for log in logs]
+    return [{"generation": g, "training": step - g - s, "selection": s} for g, s, step in parts]
 
 
 def main() -> None:

@@ -9,18 +9,20 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.utils import logging
 
+from trl_dataeff.tracking.metrics import PREFIX
+
 
 logger = logging.get_logger(__name__)
 
 
 class DataEfficientCallback(TrainerCallback):
     """
-    Times steps, writes the run's logs, gives evaluations the rollouts as an x axis, and stops a run after a signal.
+    Times steps, writes the run's logs, and stops a run after a signal.
 
     Args:
         on_begin (`Callable`): called when the Trainer has begun training, after its own preparations.
         on_step (`Callable`): called after each optimizer step.
-        on_log (`Callable`): called with what is logged, before trackers are, from the beginning of training to its end.
+        on_log (`Callable`): called with what is logged, from the beginning of training to its end.
         on_end (`Callable`): called when training has ended.
         received_signal (`Callable`): the signal that a process has received, the same on all processes, or `None`.
         how_to_resume (`Callable`): says how to resume the run; empty if it cannot be.
@@ -100,3 +102,23 @@ class DataEfficientCallback(TrainerCallback):
             logger.warning(
                 f"Stopped by {self.stopped_by.name} after step {state.global_step} of {state.max_steps}. {how}"
             )
+
+
+class RolloutsAxis(TrainerCallback):
+    """
+    Adds the rollouts generated so far to logs of evaluations, so that trackers can show held-out reward over them. It has to be
+    called before the trackers.
+
+    Args:
+        rollouts (`Callable`): how many there are, or `None` outside of training.
+    """
+
+    def __init__(self, rollouts: Callable[[], int | None]):
+        self._rollouts = rollouts
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any
+    ) -> None:
+        rollouts = self._rollouts()
+        if rollouts is not None and any(name.startswith("eval_") for name in logs or ()):
+            logs[f"{PREFIX}rollouts_generated"] = rollouts

@@ -21,7 +21,7 @@ from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 
 import trl_dataeff.validation as validation
-from trl_dataeff.callback import DataEfficientCallback
+from trl_dataeff.callback import DataEfficientCallback, RolloutsAxis
 from trl_dataeff.checkpoint.resume import Run, complete_checkpoint, failure_notes, remove_older, resolve_run
 from trl_dataeff.checkpoint.state import continue_interval, loop_state, unused_batch
 from trl_dataeff.collector import GenerationBatch, make_collector
@@ -138,7 +138,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             received_signal=lambda: None if self._signals is None else self._signals.agreed(),
             how_to_resume=lambda: self._run.how_to_resume(),
         )
-        self.callback_handler.callbacks.insert(0, self._callback)  # before the trackers
+        self.add_callback(self._callback)
+        self.callback_handler.callbacks.insert(0, RolloutsAxis(self._rollouts_so_far))
 
     __init__.__signature__ = _SIGNATURE.replace(  # type: ignore[attr-defined]
         parameters=[*_SIGNATURE.parameters.values(), inspect.signature(__init__).parameters["selector"]]
@@ -358,6 +359,9 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         self.collector.reward_checks.check_gradient(effective, self.state.global_step / self.state.max_steps)
         record(store, batch.metrics)
         record_selector(store, batch.selector_metrics)
+
+    def _rollouts_so_far(self) -> int | None:
+        return self.collector.counters.values["rollouts_generated"] if self._callback.training else None
 
     def _flush_logs(self) -> None:
         if hasattr(self, "collector") and self.collector.logs is not None:

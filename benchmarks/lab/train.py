@@ -39,14 +39,10 @@ MEASURED = {
     "replay_movement": "dataeff/replay/movement",  # mean |log ratio| of a replayed token
     "replay_clipped": "dataeff/replay/clipped_share",
     "replay_ess": "dataeff/replay/ess",
-    "pearson": SELECTOR_PREFIX + "predictor/pearson",
-    "prediction_error": SELECTOR_PREFIX + "predictor/mae",
-    "calibration_error": SELECTOR_PREFIX + "predictor/calibration_error",
-    "effective_explored": SELECTOR_PREFIX + "effective_explored",
-    "effective_selected": SELECTOR_PREFIX + "effective_selected",
+    "pearson": SELECTOR_PREFIX + "predictor/pearson_explored",
     "selection_s": "dataeff/time/selection_s",
     "generation_s": "dataeff/time/generation_s",
-    "training_s": "dataeff/time/training_s",
+    "step_s": "step_time",
 }
 
 
@@ -166,6 +162,8 @@ class Evaluations(TrainerCallback):
             new = [value for value in values[self.measured[column] :] if value == value]
             self.measured[column] = len(values)
             means[column] = sum(new) / len(new) if new else None
+        parts = [means.pop("step_s"), means["selection_s"], means["generation_s"]]
+        means["training_s"] = None if None in parts else parts[0] - parts[1] - parts[2]
         return means
 
 

@@ -21,7 +21,7 @@ from trl import DatasetMixtureConfig, ModelConfig, TrlParser
 
 from trl_dataeff.cli.data import DataEfficientGRPOScriptArguments
 from trl_dataeff.cli.launch import check_launch_options, launch_option, launch_parser
-from trl_dataeff.cli.recipes import find_recipe
+from trl_dataeff.cli.main import find_recipe
 from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.utils import UserError, closest, listed
 

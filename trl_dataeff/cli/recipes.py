@@ -6,7 +6,8 @@ import argparse
 import textwrap
 from pathlib import Path
 
-from trl_dataeff.utils import UserError, closest
+from trl_dataeff.cli.main import find_recipe, shipped_recipes
+from trl_dataeff.utils import UserError
 
 
 def run(argv: list[str]) -> int:
@@ -36,36 +37,6 @@ def description_of(path: Path) -> str:
     """Return a recipe's first comment line."""
     first = path.read_text(encoding="utf-8").partition("\n")[0]
     return first.lstrip("# ").strip() if first.startswith("#") else ""
-
-
-def find_recipe(name: str) -> Path:
-    """Return the path of a recipe given as a file or by the name that `trl-dataeff recipes list` prints."""
-    path = Path(name).expanduser()
-    if path.is_file():
-        return path
-    shipped = shipped_recipes()
-    wanted = name.removesuffix(".yaml")
-    if wanted in shipped:
-        return shipped[wanted]
-    if path.is_dir():
-        raise UserError(f"The recipe {name!r} is a folder; name one of the files in it.")
-    raise UserError(
-        f"The recipe {name!r} does not exist: there is no such file, and no recipe of that name comes with the package "
-        f"(`trl-dataeff recipes list`).{closest(name, [*map(str, path.parent.glob('*.yaml')), *shipped])}"
-    )
-
-
-def recipes_folder() -> Path:
-    """Return the folder of the recipes that come with the package: in the wheel, or at the root of a checkout."""
-    package = Path(__file__).resolve().parents[1]
-    installed = package / "recipes"
-    return installed if installed.is_dir() else package.parent / "recipes"
-
-
-def shipped_recipes() -> dict[str, Path]:
-    """Return the recipes that come with the package by their names, `<model>/<task>/<method>`, in alphabetical order."""
-    folder = recipes_folder()
-    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.glob("*/*/*.yaml"))}
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -8,7 +8,7 @@ history, selector and buffer. It is equal on every process, because it works on 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -32,7 +32,7 @@ from trl_dataeff.selection.base import (
     checked_strengths,
 )
 from trl_dataeff.tracking.groups import RunLogs
-from trl_dataeff.tracking.metrics import PREFIX, Counters
+from trl_dataeff.tracking.metrics import Counters
 from trl_dataeff.validation import RewardChecks
 
 
@@ -338,14 +338,9 @@ class RolloutCollector:
         batch.metrics.update(self._metrics(batch, step))
         batch.selector_metrics = checked_metrics(self.selector) if self.selector is not None else {}
 
-    def log(self, logs: dict[str, Any], step: int) -> None:
-        """
-        Write what the Trainer has logged at optimizer step `step` to `metrics.jsonl`. Evaluations get the number of rollouts, so
-        that trackers can show held-out reward over it.
-        """
+    def log(self, logs: Mapping[str, Any], step: int) -> None:
+        """Write what the Trainer has logged at optimizer step `step` to `metrics.jsonl`."""
         rollouts, tokens = (self.counters.values[name] for name in ("rollouts_generated", "tokens_generated"))
-        if any(name.startswith("eval_") for name in logs):
-            logs[PREFIX + "rollouts_generated"] = rollouts
         if self.logs is not None:
             self.logs.metrics.add(logs, step=step, rollouts=rollouts, tokens=tokens)
 
