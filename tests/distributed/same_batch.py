@@ -20,6 +20,7 @@ from peft import LoraConfig
 
 from tests.factories import Watched, logged, plain_dataset, run
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
+from trl_dataeff.collector import rounds
 from trl_dataeff.rollouts.context import ContextCheck
 
 
@@ -27,24 +28,18 @@ torch.set_num_threads(1)
 FOLDER, EXTENT = (Path(sys.argv[1]), sys.argv[2]) if __name__ == "__main__" else (Path(), "")
 ROWS, GROUP = 24, 2  # of a generation batch: 12 groups, for 1, 2 or 3 processes
 STEPS = 4
-# As large for any number of processes: by default a round is rounded up to a multiple of it
-DYNAMIC = {"dynamic_sampling": True, "rollout_round_min": 1.0, "rollout_round_max": 1.0, "max_rollout_rounds": 2}
+DYNAMIC = {"dynamic_sampling": True, "max_rollout_rounds": 2}
 REPLAY = {"replay_fraction": 0.5}
 LORA = {"trainer": {"peft_config": LoraConfig(r=4, target_modules=["q_proj"], lora_dropout=0.0)}}
-ADAPTIVE = {"replay_fraction": 0.5, "fresh_groups": "adaptive", "effective_target": 0.4, "replay_max_uses": 2}
-ADAPTIVE |= {"replay_max_age": None, "replay_max_movement": 1.0, "replay_min_ess": 0.5, "replay_min_unclipped": 0.5}
 METHODS = {"plain": {}, "dynamic": DYNAMIC, "replay": REPLAY, "dynamic, replay": {**DYNAMIC, **REPLAY}}
-SELECTIONS = ("uniform", "greso", "dots", "dots+greso")
+SELECTIONS = ("uniform", "greso", "dots")
 QUICK = {
     "uniform": {},
     "greso, dynamic, lora": {"selection": "greso", **DYNAMIC, **LORA},
     "dots, replay": {"selection": "dots", **REPLAY},
 }
-# On two processes: the number of fresh groups is rounded up to a multiple of theirs, and each replays one while replay pauses
-PAIR = {
-    "dots, adaptive": {"selection": "dots", **ADAPTIVE},
-    "dots, pauses": {"selection": "dots", **REPLAY, "replay_pause_ess": 0.999},
-}
+# On two processes: each replays one group while replay pauses
+PAIR = {"dots, pauses": {"selection": "dots", **REPLAY, "replay_pause_ess": 0.999}}
 FULL = {
     f"{selection}, {method}, {kind}": {"selection": selection, **fields, **adapter}
     for selection in SELECTIONS
@@ -70,6 +65,7 @@ def reward(prompts, completion_ids, **kwargs):
 
 
 def make(name: str, world_size: int, trainer_class=Watched, train=False, folder=None, **fields):
+    rounds.SMALLEST = rounds.LARGEST = 1.0  # a round is else rounded up to a multiple of the number of processes
     options = {**(QUICK | PAIR | FULL)[name], **fields}
     arguments = {"rollout_func": fixed_rollouts, "train_dataset": plain_dataset(36), **options.pop("trainer", {})}
     defaults = {"per_device_train_batch_size": ROWS // world_size, "num_generations": GROUP, "max_steps": STEPS}

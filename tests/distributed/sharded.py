@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.distributed.same_batch import FULL, QUICK, make, seen
 from tests.factories import Watched
-from trl_dataeff.difficulty.embedding.model import Embedder
+from trl_dataeff.difficulty.embedding import Embedder
 
 
 torch.set_num_threads(1)

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.distributed.same_batch import FULL, GROUP, QUICK, ROWS, STEPS
+from tests.distributed.same_batch import FULL, QUICK, STEPS
 from tests.factories import launched
 
 
@@ -43,21 +43,6 @@ def test_the_number_of_processes_changes_nothing(name, reports):
 @pytest.mark.parametrize("name", FULL)
 def test_the_number_of_processes_changes_nothing_with_any_selection(name, reports):
     check(reports("full"), name)
-
-
-def test_an_adaptive_number_of_fresh_groups_is_one_for_all_processes(reports):
-    """As are the groups that leave the buffer as stale; and each process generates as many."""
-    first, second = (report["dots, adaptive"] for report in reports("quick")[2])
-    for kind in ("whole", "resumed"):
-        assert first[kind]["generated"] == second[kind]["generated"]
-        assert first[kind]["trained"] == second[kind]["trained"]
-    sizes = [len(generated) for generated in first["whole"]["generated"]]
-    assert all(size % 2 == 0 for size in sizes)
-    assert min(sizes) < max(sizes) == ROWS // GROUP
-    assert {len(trained) for trained in first["whole"]["trained"]} == {ROWS // GROUP}
-    for report in (first, second):
-        assert report["resumed"]["logs"] == report["whole"]["logs"]
-        assert report["resumed"]["generated"] == report["whole"]["generated"][2:]
 
 
 def test_all_processes_pause_replay_together(reports):

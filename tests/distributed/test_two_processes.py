@@ -53,15 +53,8 @@ def test_tokens_and_rewards_belong_together(two_processes):
                 np.testing.assert_allclose(batch["advantages"][start : start + 4], expected, atol=1e-4)
 
 
-def test_leftover_groups_are_trained_on_with_their_ratio(two_processes):
-    with_leftover = [b for report in two_processes for b in report["dynamic"]["trained_on"] if any(b["replayed"])]
-    assert with_leftover
-    for report in two_processes:
-        ages = [
-            log["dataeff/replay/age_mean"] for log in report["dynamic"]["logs"] if "dataeff/replay/age_mean" in log
-        ]
-        assert ages
-        assert min(ages) >= 1
+def test_leftover_groups_are_marked_as_sampled_by_an_earlier_policy(two_processes):
+    assert any(any(batch["replayed"]) for report in two_processes for batch in report["dynamic"]["trained_on"])
 
 
 def test_both_processes_stop_the_same_groups(two_processes):
@@ -110,17 +103,6 @@ def test_replay_on_two_processes(two_processes):
 def test_replay_resumes_on_two_processes(two_processes):
     for report in two_processes:
         assert report["replay"]["resumed"] == report["replay"]["logs"]
-
-
-def test_a_tracked_baseline_on_two_processes(two_processes):
-    """Both admit the same groups to replay, by the same predictions; groups without variance have a gradient."""
-    first, second = (report["tracked"] for report in two_processes)
-    assert first["decisions"] == second["decisions"]
-    assert first["surprises"] == second["surprises"]
-    assert len(first["surprises"]) > 4
-    batches = [batch["advantages"] for report in (first, second) for batch in report["trained_on"]]
-    rows = np.array(batches).reshape(-1, 4)
-    assert ((np.abs(rows).min(axis=1) > 0.01) & (np.ptp(rows, axis=1) < 1e-6)).any()
 
 
 def test_a_signal_to_one_process_stops_both_after_the_same_step(two_processes):

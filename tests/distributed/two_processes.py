@@ -97,7 +97,7 @@ def stop_one_of_two(options) -> tuple:
     stopped = (trainer.state.global_step, trainer.stopped_by.name, trainer._step, code)
     trainer = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, FOLDER / "stopped", train=False, **options)
     trainer.train(resume_from_checkpoint=True)
-    return [*stopped, trainer._run.id], logged(trainer, "loss", "grad_norm", "reward", "num_tokens")
+    return stopped, logged(trainer, "loss", "grad_norm", "reward", "num_tokens")
 
 
 def main() -> None:
@@ -135,7 +135,7 @@ def main() -> None:
     resumed.train(resume_from_checkpoint=str(FOLDER / "whole" / "checkpoint-5"))
     replay = {
         **saving,
-        "selection": "dots+greso",
+        "selection": "greso",
         "dynamic_sampling": False,
         "replay_fraction": 0.5,
         "per_device_train_batch_size": 8,
@@ -143,20 +143,13 @@ def main() -> None:
     replayed = run(Watched, DataEfficientGRPOConfig, FOLDER / "replay", **replay)
     again = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, FOLDER / "again", train=False, **replay)
     again.train(resume_from_checkpoint=str(FOLDER / "replay" / "checkpoint-5"))
-    names = ("loss", "grad_norm", "reward", "dataeff/replay/ratio_mean", "dataeff/rollouts_replayed")
+    names = ("loss", "grad_norm", "reward", "dataeff/replay/ess", "dataeff/rollouts_replayed")
     report["replay"] = {
         "decisions": replayed.decisions,
         "trained_on": replayed.trained_on,
         "stored": [[g.prompt_id, g.owner, g.rollouts is not None] for g in replayed.collector.buffer.groups],
         "logs": logged(replayed, *names),
         "resumed": logged(again, *names),
-    }
-    tracked = {**replay, "advantage_baseline": "tracked", "save_strategy": "no"}
-    trainer = run(Watched, DataEfficientGRPOConfig, FOLDER / "tracked", **tracked)
-    report["tracked"] = {
-        "decisions": trainer.decisions,
-        "trained_on": trainer.trained_on,
-        "surprises": [[g.prompt_id, g.predicted, g.strength, g.surprise] for g in trainer.collector.buffer.groups],
     }
     report["uninterrupted"] = logged(whole, "loss", "grad_norm", "reward", "num_tokens")
     report["resumed"] = logged(resumed, "loss", "grad_norm", "reward", "num_tokens")
