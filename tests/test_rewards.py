@@ -125,14 +125,6 @@ def test_number_of_a_completion(text, value):
 
 
 @pytest.mark.parametrize(
-    ("text", "value"),
-    [("72", 72), ("72 apples", 72), ("48/2=24 clips\n#### 24", 24), ("3 or 4", None), ("many", None), ("x^2", None)],
-)
-def test_number_of_a_gold_answer(text, value):
-    assert numeric_answer_reward([str(value)], answer=[text]) == [None if value is None else 1.0]
-
-
-@pytest.mark.parametrize(
     ("completion", "gold", "expected"),
     [
         ("1234567", "1234568", 0.0),  # whole numbers are equal or not
@@ -172,13 +164,6 @@ def test_every_spelling_of_a_fraction_is_that_number(numerator, denominator):
         assert single_number(spelling) == Number(value)
         assert answer_number(f"Thus 17 gives {spelling}.") == Number(value)
         assert answer_number(rf"1 \boxed{{{spelling}}} 2") == Number(value)
-
-
-@given(value=st.decimals(min_value=-(10**9), max_value=10**9, places=3))
-def test_every_spelling_of_a_decimal_is_that_number(value):
-    for spelling in (f"{value}", f"{value:,}", f"${value:,}"):
-        assert answer_number(f"we get {spelling}") == Number(Fraction(value))
-    assert numeric_answer_reward([f"{value:,}"], answer=[float(value)]) == [1.0]
 
 
 @given(text=st.text())
@@ -250,12 +235,6 @@ def test_without_math_verify_the_extra_is_named(monkeypatch):
 
 
 @each_reward
-def test_plain_and_conversational_completions_score_alike(reward):
-    texts, gold = ["7", "8", r"\boxed{7}"], ["7", "7", "7"]
-    assert reward(texts, answer=gold) == reward([chat(text) for text in texts], answer=gold) == [1.0, 0.0, 1.0]
-
-
-@each_reward
 def test_answer_comes_before_solution_row_by_row(reward):
     scores = reward(completions=["1", "2", "3", "4"], answer=["1", None, "", None], solution=["9", "2", "3", None])
     assert scores == [1.0, 1.0, 1.0, None]
@@ -272,13 +251,3 @@ def test_numbers_as_gold_answers_and_other_columns(reward):
 def test_dataset_without_gold_answers_is_refused(reward):
     with pytest.raises(ValueError, match=rf"{reward.__name__}.*`answer` or `solution`"):
         reward(completions=["1"])
-
-
-@each_reward
-def test_columns_of_another_length_are_refused(reward):
-    with pytest.raises(ValueError, match=r"shorter|longer"):
-        reward(completions=["1", "2"], answer=["1"])
-
-
-def test_unparseable_gold_is_left_out():
-    assert numeric_answer_reward(["3", "3"], answer=["three", "3"]) == [None, 1.0]

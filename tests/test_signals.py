@@ -15,9 +15,8 @@ from tests.factories import (
     plain_dataset,
     train,
 )
-from trl_dataeff.checkpoint import resume
 from trl_dataeff.rollouts.distributed import Processes
-from trl_dataeff.signals import StopSignals, exception_of
+from trl_dataeff.signals import StopSignals
 
 
 def send(trainer, step: int, number: signal.Signals) -> None:
@@ -78,17 +77,6 @@ def test_a_stopped_run_keeps_its_last_checkpoint_though_another_is_best(tmp_path
     assert checkpoint_names(tmp_path) == {"checkpoint-1", "checkpoint-5"}
 
 
-@pytest.mark.parametrize("strategy", ["no", "epoch"])
-def test_it_is_saved_once_whatever_the_strategy(tmp_path, monkeypatch, strategy):
-    saves = []
-    write = resume.write_manifest
-    monkeypatch.setattr(resume, "write_manifest", lambda *a, **kw: (saves.append(a[0].name), write(*a, **kw)))
-    trainer = make_trainer(tmp_path, "dynamic", save_strategy=strategy, save_on_signal=True)
-    send(trainer, 2, signal.SIGTERM)
-    train_until_stopped(trainer)
-    assert saves == ["checkpoint-3"]
-
-
 EVALUATING = {
     "eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 4, "save_on_signal": True,
     "trainer": {"train_dataset": plain_dataset(), "eval_dataset": plain_dataset(4)},
@@ -121,30 +109,6 @@ def test_a_signal_during_an_evaluation_takes_effect_without_another_step(tmp_pat
     assert history(resumed.state.log_history) == history(whole.state.log_history)
 
 
-def test_a_signal_in_the_evaluation_before_the_first_step_trains_no_step(tmp_path, caplog_transformers):
-    trainer = make_trainer(tmp_path, "dynamic", eval_on_start=True, **EVALUATING)
-    send_in_evaluation(trainer)
-    train_until_stopped(trainer)
-    assert trainer.state.global_step == 0
-    assert checkpoint_names(tmp_path) == set()
-    (said,) = messages(caplog_transformers, "Stopped by SIGTERM after step 0")
-    assert said.endswith("This run has no checkpoint to resume from.")
-
-
-def test_a_signal_while_a_checkpoint_is_written_takes_effect_without_another_step(tmp_path, monkeypatch):
-    write, pending = resume.write_manifest, [signal.SIGTERM]
-
-    def signalled(*args, **kwargs):
-        write(*args, **kwargs)
-        if pending:
-            signal.raise_signal(pending.pop())
-
-    monkeypatch.setattr(resume, "write_manifest", signalled)
-    trainer = make_trainer(tmp_path, "dynamic", save_steps=2, save_on_signal=True)
-    train_until_stopped(trainer)
-    assert checkpoint_names(tmp_path) == {"checkpoint-2"}
-
-
 def test_with_save_strategy_best_a_signal_before_an_evaluation_keeps_a_checkpoint(tmp_path):
     options = {"save_strategy": "best", "metric_for_best_model": "eval_reward", "greater_is_better": True}
     trainer = make_trainer(tmp_path, "dynamic", **EVALUATING, **options, rewards=lambda completions, **_: [0.0] * 4)
@@ -152,15 +116,6 @@ def test_with_save_strategy_best_a_signal_before_an_evaluation_keeps_a_checkpoin
     send(trainer, 3, signal.SIGTERM)  # its evaluation is worse than that of step 2
     train_until_stopped(trainer)
     assert checkpoint_names(tmp_path) == {"checkpoint-2", "checkpoint-4"}
-
-
-def test_an_evaluation_after_a_stopped_run_does_not_stop_anything(tmp_path):
-    trainer = make_trainer(tmp_path, "dynamic", save_steps=100, **EVALUATING)
-    send_in_evaluation(trainer)
-    train_until_stopped(trainer)
-    trainer._callback.stopped_by = None
-    trainer.evaluate()
-    assert trainer.stopped_by is None
 
 
 def test_a_signal_in_the_last_step_is_no_early_end(tmp_path):
@@ -205,21 +160,6 @@ def test_training_in_another_thread_leaves_signals_alone(tmp_path):
     assert ended == [1]
 
 
-def test_the_main_process_says_it_on_stderr(capfd):
-    for rank in (0, 1):
-        with StopSignals(Processes(rank=rank, world_size=2)):
-            signal.raise_signal(signal.SIGTERM)
-    text = capfd.readouterr().err
-    assert text.count("SIGTERM: ending after this step, with a checkpoint. Again to end at once.") == 1
-
-
-@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
-def test_what_a_signal_raises_in_a_program_without_handlers(number, error):
-    raised = exception_of(number)
-    assert type(raised) is error
-    assert getattr(raised, "code", 143) == 143
-
-
 @pytest.mark.parametrize("dynamic", ["off", "dynamic"])
 def test_off_no_handler_is_installed(tmp_path, dynamic):
     seen = []
@@ -247,14 +187,3 @@ def test_off_ctrl_c_ends_the_run_at_once_without_a_checkpoint(tmp_path):
     assert trainer.stopped_by is None
     assert checkpoint_names(tmp_path) == {"checkpoint-3"}
     assert f"The latest complete checkpoint of this run is {tmp_path / 'checkpoint-3'}" in raised.value.__notes__[-1]
-
-
-def test_a_signal_of_an_earlier_run_does_not_stop_a_later_one(tmp_path):
-    trainer = make_trainer(tmp_path, "dynamic", max_steps=4, save_on_signal=True)
-    send(trainer, 1, signal.SIGTERM)
-    train_until_stopped(trainer)
-    assert trainer.state.global_step == 2
-    trainer.args.save_on_signal = False
-    trainer.train(resume_from_checkpoint=True)
-    assert trainer.stopped_by is None
-    assert trainer.state.global_step == 4

@@ -1,6 +1,5 @@
 """The benchmark on a pretrained model: its questions, its tables, and that a study goes on where it stopped."""
 
-import argparse
 import json
 import math
 
@@ -12,8 +11,8 @@ from benchmarks.smollm2 import __main__ as command
 from benchmarks.smollm2 import ends
 from benchmarks.smollm2.pools import HELD_OUT_OF_A_KIND, POOLS, held_out, training_questions
 from benchmarks.smollm2.questions import LEARNABLE, UNSOLVABLE
-from benchmarks.smollm2.report import at_own_rates, tables, worst_kind
-from benchmarks.smollm2.train import Spec, right_tokens
+from benchmarks.smollm2.report import tables
+from benchmarks.smollm2.train import Spec
 
 
 @pytest.fixture(autouse=True)
@@ -51,16 +50,6 @@ def test_answers_are_right():
             assert word.count(letter) == int(answer)
         if question.kind == "backwards":
             assert asked.split('"')[1][::-1] == answer
-
-
-def test_the_tokens_decide_and_not_the_text():
-    """A completion with the chat's end token within it has the right text and the wrong tokens."""
-    right = [[5, 6, 198]] * 3
-    assert right_tokens(["x"] * 3, completion_ids=[[5, 6, 198], [5, 6, 2, 198], [5, 6]], right=right) == [
-        1.0,
-        0.0,
-        0.0,
-    ]
 
 
 def rows(method: str, seed: int, points: list[tuple[int, float, float]], **measured) -> list[dict]:
@@ -106,20 +95,6 @@ def test_the_table_by_hand():
     assert measured.count(" - ") >= 3, "what was not measured is printed as undefined"
 
 
-def test_methods_with_rates_of_their_own_are_compared_with_one_another():
-    points = [(0, 0.1, 0.1), (256, 0.3, 0.3), (512, 0.5, 0.5)]
-    made = [row for seed in range(3) for row in rows("uniform", seed, points)]
-    faster = [(n // 2, a, b) for n, a, b in points] + [(512, 0.6, 0.6)]
-    made += [row for seed in range(3) for row in rows("default", seed, faster, learning_rate=5e-4)]
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in at_own_rates(made).splitlines()[2:]]
-    assert [line[1:6] for line in cells] == [
-        ["0.001", "`uniform`", "3", "0.300", "0.500"],
-        ["0.0005", "`default`", "3", "0.500", "0.600"],
-    ]
-    assert cells[1][6] == "+0.100 ± 0.000"
-    assert cells[1][8] == "0.50 0.50 0.50"
-
-
 def write_run(folder, name, method, seed, end, success, *, finished=True, **columns):
     file = RunFile(folder, name)
     file.begin()
@@ -154,44 +129,6 @@ def test_runs_whose_rate_falls_are_compared_at_their_ends(tmp_path):
     assert cells_of(ends.in_short(tmp_path)) == [[*line[:6], "7"] for line in cells[1:]], "each at its own rate"
 
 
-def test_the_rollouts_for_plain_grpos_success_lie_between_those_of_two_runs(tmp_path):
-    """Half-way in success is half-way in rollouts: (200 + 400) / 2 of 600. A seed that ends higher with the fewest needs no more."""
-    for seed, fewest in ((0, 0.3), (1, 0.45)):
-        write_run(tmp_path, f"plain{seed}", "uniform", seed, 600, 0.4)
-        write_run(tmp_path, f"shorter{seed}", "uniform", seed, 300, 0.2)
-        write_run(tmp_path, f"few{seed}", "default", seed, 200, fewest)
-        write_run(tmp_path, f"more{seed}", "default", seed, 400, 0.5)
-        write_run(tmp_path, f"higher{seed}", "uniform", seed, 600, 0.55 - 0.1 * seed, learning_rate=2e-3)
-    same, faster = cells_of(ends.needed(tmp_path))
-    assert same[:4] == ["mixed", "0.001", "2", "+0.100 ± 0.000"]
-    assert same[4].startswith(f"{(0.5 / 3) ** 0.5:.2f} (")
-    assert same[5] == "0.50, 0.33"
-    assert (faster[1], faster[4], faster[5]) == ("0.002", "never", "never, 0.33"), "no mean of the others"
-
-
-def test_runs_of_as_many_steps_are_paired_by_seed(tmp_path):
-    """The interval is Student's t of the differences, 0.1 and 0.3, whatever the seeds come to themselves."""
-    plain, ours = tmp_path / "plain", tmp_path / "ours"
-    write_run(plain, "a", "uniform", 1, 512, 0.7, step=16)
-    write_run(plain, "b", "uniform", 0, 512, 0.1, step=16)
-    write_run(plain, "longer", "uniform", 0, 1024, 0.9, step=32)
-    write_run(plain, "faster", "uniform", 0, 512, 0.9, step=16, learning_rate=2e-3)
-    write_run(ours, "c", "default", 0, 256, 0.2, step=16)
-    write_run(ours, "d", "default", 1, 320, 1.0, step=16)
-    assert [line[1:-1] for line in cells_of(ends.by_steps(ours, plain))] == [
-        ["`uniform`", "0.001", "2", "16", "512", "0.400", ""],
-        ["`default`", "0.001", "2", "16", "288", "0.600", f"+0.200 ± {12.706 * 0.1:.3f}"],
-    ]
-
-
-def test_the_worst_kind_is_compared_at_equal_rollouts():
-    from benchmarks.lab.ratios import Curve
-
-    base = Curve("uniform", 0, rows("uniform", 0, [(0, 0.0, 0.0), (400, 0.4, 0.4)]))
-    other = Curve("default", 0, rows("default", 0, [(0, 0.0, 0.0), (100, 0.2, 0.05)]))
-    assert worst_kind(other, base) == pytest.approx(0.75 * (0.05 - 0.1))
-
-
 def fake_run(spec, weights, sink):
     sink({"method": spec.method, "seed": spec.seed, "step": 0, "rollouts": 0, "accuracy_sampled": 0, "accuracy_greedy": 0,
           "groups": 0, "effective_groups": 0, "calls": 1})  # fmt: skip
@@ -209,22 +146,6 @@ def test_a_study_goes_on_where_it_stopped(tmp_path):
     made = run_all(specs, tmp_path, tmp_path, workers=1, train=fake_run)
     assert [row["rollouts"] for row in made] == [5, 0, 0]
     assert json.loads(unfinished.path.read_text().splitlines()[-1]) == {"done": True}
-
-
-def test_a_run_made_before_a_field_was_added_is_not_made_again(tmp_path, monkeypatch, capsys):
-    specs = [Spec("uniform", seed, "mixed") for seed in range(2)]
-    file = RunFile(tmp_path, "mixed-uniform-seed0-former")
-    file.begin()
-    file.append(rows("uniform", 0, [(0, 0.1, 0.1)])[0])
-    file.end()
-    made = []
-    monkeypatch.setattr("benchmarks.smollm2.train.load", lambda folder: None)
-    monkeypatch.setattr("benchmarks.lab.runs.run_all", lambda specs, *_, **__: made.extend(specs) or [])
-    for name in ("study", "run"):
-        chosen = argparse.Namespace(command=name, runs=tmp_path, scale=1, workers=1)
-        command._run(specs, chosen)
-    assert made == [specs[1], *specs]
-    assert "mixed-uniform-seed0-former: finished" in capsys.readouterr().out
 
 
 def test_the_study_is_that_of_the_page(tmp_path):

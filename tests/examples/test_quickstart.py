@@ -8,23 +8,19 @@ import math
 import re
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 from time import sleep
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from examples.quickstart import __main__ as quickstart
-from examples.quickstart import tasks
 from examples.quickstart.evaluate import success_rates
-from examples.quickstart.summary import Recorded, Run, count_kinds, read_logs, render, sum_up
-from examples.quickstart.tasks import TASKS, Question, conversation, make_questions, write_jsonl
+from examples.quickstart.summary import Recorded, read_logs, render, sum_up
+from examples.quickstart.tasks import Question, conversation, make_questions, write_jsonl
 from examples.quickstart.weights import convert, find_gguf
 from tests.factories import tiny_model, tiny_tokenizer
 
@@ -117,27 +113,6 @@ def test_the_converted_model_computes_what_the_gguf_model_does(converted, small_
         torch.testing.assert_close(model(tokens).logits, small_llama(tokens).logits, rtol=1e-4, atol=1e-4)
 
 
-def test_the_converted_folder_is_an_ordinary_one(converted, tmp_path):
-    names = {path.name for path in converted.iterdir()}
-    assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= names
-    assert "quantization_config" not in json.loads((converted / "config.json").read_text())
-    assert not converted.with_name("small.unfinished").exists()
-    # It can be trained and saved again
-    AutoModelForCausalLM.from_pretrained(converted).save_pretrained(tmp_path)
-    assert (tmp_path / "model.safetensors").is_file()
-
-
-def test_the_converted_tokenizer_pads_left_and_has_its_chat_template(converted):
-    tokenizer = AutoTokenizer.from_pretrained(converted, local_files_only=True)
-    assert tokenizer.padding_side == "left"
-    assert tokenizer.eos_token == "<|im_end|>"
-    text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "in"}], add_generation_prompt=True, tokenize=False
-    )
-    assert text == "<|im_start|>user\nin<|im_end|>\n<|im_start|>assistant\n"
-    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
-
-
 def test_convert_refuses_what_would_be_lost_or_is_not_there(tmp_path):
     (tmp_path / "there").mkdir()
     (tmp_path / "a.gguf").write_bytes(b"")
@@ -199,43 +174,11 @@ def test_every_answer_is_right(questions):
         assert question.answer == str(right_answer(question)), question
 
 
-def test_the_examples_are_right_and_are_not_asked(questions):
-    asked = {question.question for part in questions for question in part}
-    for name, task in TASKS.items():
-        assert task.example[1] == str(right_answer(Question(name, *task.example)))
-        assert task.example[0] not in asked
-
-
 def test_no_question_is_in_both_sets_or_twice(questions):
     train, held_out = ([q.question for q in part] for part in questions)
     assert len(set(train)) == len(train) == 200
     assert len(set(held_out)) == len(held_out) == 60
     assert not set(train) & set(held_out)
-
-
-def test_the_same_seed_makes_the_same_questions(questions):
-    assert make_questions(train=200, held_out=60, seed=1) == questions
-    assert make_questions(train=200, held_out=60, seed=2) != questions
-
-
-def test_every_task_has_its_share_and_no_answer_is_right_too_often(questions):
-    assert sum(task.share for task in TASKS.values()) == pytest.approx(1)
-    for part in questions:
-        counts = Counter(q.task for q in part)
-        for name, task in TASKS.items():
-            assert counts[name] == pytest.approx(len(part) * task.share, abs=2)
-    for name in TASKS:
-        answers = Counter(q.answer for q in questions[0] if q.task == name)
-        assert answers.most_common(1)[0][1] <= 0.5 * answers.total()
-
-
-def test_too_many_questions_are_an_error(monkeypatch):
-    """Two numbers up to 30 make fewer than 900 questions."""
-    pytest.importorskip("reasoning_gym")
-    monkeypatch.setattr(tasks, "TASKS", {"gcd": tasks.TASKS["gcd"]._replace(share=1.0)})
-    monkeypatch.setattr(tasks, "PATIENCE", 50)
-    with pytest.raises(ValueError, match=r"'gcd' has only \d+ .* of the 900 .* Ask for fewer"):
-        make_questions(train=900, held_out=0)
 
 
 def test_the_file_is_a_dataset_of_conversations(tmp_path):
@@ -262,18 +205,6 @@ def test_success_rates_are_shares_by_task_and_leave_the_random_state(monkeypatch
     assert rates == {"a": 0.0, "b": 8 / 20, "all": 8 / 40}
 
 
-def test_success_rates_are_the_same_for_the_same_seed():
-    tokenizer = tiny_tokenizer()
-    rows = [{"prompt": [{"role": "user", "content": "a"}], "answer": c, "task": "t"} for c in "abcdefgh" * 8]
-    first, second = (success_rates(tiny_model(tokenizer), tokenizer, rows, 1, seed=3) for _ in range(2))
-    assert first == second
-
-
-def test_measuring_nothing_is_an_error():
-    with pytest.raises(ValueError, match="`rows` is empty"):
-        success_rates(tiny_model(), tiny_tokenizer(), [], 3)
-
-
 # Summary
 
 
@@ -292,26 +223,6 @@ LOGS = [log(1, 64, 32, 24, 0.1), log(2, 120, 64, 48, 0.3), log(3, 200, 96, 80, 0
 
 
 GROUPS = {"effective": 16, "hard": 9}
-
-
-def test_the_summary_counts_what_the_last_log_says():
-    run = sum_up(LOGS)
-    assert run == Run(steps=3, generated=200, trained=96, replayed=0, dropped=80, first_success=0.1, last_success=0.5)
-    assert run.waiting == 24
-
-
-def test_the_summary_averages_windows_that_do_not_overlap():
-    logs = [log(i, 0, 0, 0, i) for i in range(20)]
-    run = sum_up(logs, window=5)
-    assert (run.first_success, run.last_success) == (2, 17)
-    run = sum_up(logs, window=50)
-    assert (run.first_success, run.last_success) == (4.5, 14.5)
-    assert sum_up(logs[:1]).first_success == sum_up(logs[:1]).last_success == 0
-
-
-def test_logs_without_a_step_are_an_error():
-    with pytest.raises(ValueError, match="None of the 1 logs has `dataeff/rollouts_generated`"):
-        sum_up([{"step": 3, "train_runtime": 9.0}])
 
 
 def test_the_logs_are_those_of_the_newest_checkpoint(tmp_path):
@@ -372,46 +283,7 @@ def test_the_recorded_run_is_of_the_recipe_for_plain_grpo_and_as_many_rollouts_a
     assert 0 <= plain.rollouts - (batch + (recipes["default"]["max_steps"] - 1) * batch / 2) < batch
 
 
-def test_groups_are_counted_by_kind(tmp_path):
-    (tmp_path / "dataeff").mkdir()
-    table = pa.table({"kind": ["hard", "effective", "hard"], "step": [0, 0, 1]})
-    pq.write_table(table, tmp_path / "dataeff" / "groups.parquet")
-    assert count_kinds(tmp_path) == {"hard": 2, "effective": 1}
-
-
-def test_a_recorded_run_is_found_again(tmp_path, monkeypatch):
-    monkeypatch.setattr("examples.quickstart.summary.RECORDED", tmp_path / "recorded.json")
-    recorded = Recorded("the command", 416, {"all": 0.25})
-    recorded.save()
-    assert Recorded.load() == recorded
-
-
-@pytest.mark.parametrize("others", [[], ["--recipe", "uniform", "--no-measuring"]])
-def test_only_a_measured_run_of_plain_grpo_is_recorded(others, capsys):
-    with pytest.raises(SystemExit):
-        quickstart.main(["--record", *others])
-    assert "--recipe uniform" in capsys.readouterr().err
-
-
-def test_without_measuring_the_summary_says_what_the_numbers_are():
-    text = render(sum_up(LOGS), 10, "runs/x", None, None, 160, GROUPS)
-    assert "of the first and of the last rollouts" in text
-    assert "10% at the start, 50% at the end" in text
-
-
 # The command
-
-
-def test_what_is_there_is_not_made_again(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    quickstart.MODEL.mkdir(parents=True)
-    (quickstart.MODEL / "config.json").write_text("{}")
-    quickstart.TRAIN.parent.mkdir(parents=True)
-    quickstart.TRAIN.write_text("")
-    quickstart.HELD_OUT.write_text("")
-    monkeypatch.setattr("examples.quickstart.weights.convert", pytest.fail)
-    monkeypatch.setattr("examples.quickstart.tasks.make_questions", pytest.fail)
-    assert quickstart.main(["--prepare-only"]) == 0
 
 
 @pytest.fixture(autouse=True)
@@ -441,21 +313,3 @@ def test_sigterm_ends_the_run_and_not_only_the_quickstart():
         sleep(1)
         process.terminate()
         assert process.wait(60) == 143
-
-
-def test_checkpoints_of_an_earlier_run_go_and_its_model_stays(tmp_path):
-    (tmp_path / "checkpoint-7").mkdir()
-    (tmp_path / "adapter_model.safetensors").write_text("")
-    quickstart.remove_checkpoints(tmp_path)
-    quickstart.remove_checkpoints(tmp_path / "not there")
-    assert [path.name for path in tmp_path.iterdir()] == ["adapter_model.safetensors"]
-
-
-@pytest.mark.parametrize("recipe", ["default", "dynamic_sampling", "uniform"])
-def test_the_next_step_names_the_other_recipes(recipe):
-    text = quickstart.next_steps(recipe)
-    assert {name for name in ("default", "dynamic_sampling", "uniform") if f"--recipe {name}\n" in text} == {
-        "default",
-        "dynamic_sampling",
-        "uniform",
-    } - {recipe}

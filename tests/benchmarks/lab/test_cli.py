@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 
 import pyarrow.parquet as pq
@@ -35,18 +34,6 @@ def test_run_and_report(tiny_start, tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("tiny_bounds")
-def test_quick_prints_the_ratio_table(tiny_start, tmp_path, capsys, monkeypatch):
-    pytest.importorskip("matplotlib")
-    monkeypatch.setattr(cli, "QUICK", {"steps": 1, "prompts": 4, "group_size": 4})
-    cli.main(["quick", "--workers", "1", "--cache", str(tiny_start.parent), "--out", str(tmp_path)])
-    text = capsys.readouterr().out
-    assert "| method " in text
-    for method in cli.QUICK_METHODS:
-        assert f"| {method} " in text
-    assert pq.read_table(tmp_path / "results.parquet").num_rows == len(cli.QUICK_METHODS) * 2 * 2
-
-
-@pytest.mark.usefixtures("tiny_bounds")
 def test_a_study_goes_on_from_its_runs_and_its_table(tiny_start, tmp_path, capsys, monkeypatch):
     pytest.importorskip("matplotlib")
     short = {"steps": 1, "prompts": 4, "group_size": 4}
@@ -70,20 +57,3 @@ def test_a_study_goes_on_from_its_runs_and_its_table(tiny_start, tmp_path, capsy
     for wrong in (["study", "large"], ["study", "small", "--methods", "dots"], ["study", "small", "--pools", "x"]):
         with pytest.raises(SystemExit, match=r"not (one of|in the study)"):
             cli.main([*wrong, *places])
-
-
-@pytest.mark.usefixtures("tiny_bounds")
-def test_pools_are_shown(tiny_start, capsys):
-    cli.main(["pools", "--cache", str(tiny_start.parent)])
-    text = capsys.readouterr().out
-    assert "interleave 14" in text
-    assert "third {'easy': 61" in text
-    assert "continuum {'easy': 0, 'learnable': 320, 'dead': 160}" in text
-    shares = re.findall(r"([\d.]+)% of the continuum", text)
-    assert sum(map(float, shares)) == pytest.approx(100, abs=0.1 * len(shares))
-
-
-@pytest.mark.parametrize("wrong", [["--methods", "nothing"], ["--pool", "fourth"]])
-def test_unknown_names_are_refused(wrong):
-    with pytest.raises(SystemExit, match="is not one of"):
-        cli.main(["run", *wrong])

@@ -9,16 +9,15 @@ import signal
 
 import numpy as np
 import pytest
-from trl import GRPOTrainer
 
 from benchmarks import predictor
 from benchmarks.lab import runs, train
 from benchmarks.lab.counting import counting
 from benchmarks.lab.methods import METHODS, find
-from benchmarks.lab.ratios import HEADER, Curve, as_text, cells, curves_by_setting, ratios
+from benchmarks.lab.ratios import as_text, curves_by_setting, ratios
 from benchmarks.lab.report import write_report
 from benchmarks.lab.store import RunFile, read_rows, write_table
-from benchmarks.lab.studies import STUDIES, Study
+from benchmarks.lab.studies import STUDIES
 from benchmarks.lab.train import RunSpec
 
 
@@ -104,17 +103,6 @@ def test_the_published_method_has_the_papers_proportions():
     assert settings["replay_ratio_cap"] is None
 
 
-def test_trained_groups_are_effective_where_rewards_differ(start, tmp_path, model, tokenizer):
-    trainer = trainer_of("uniform", start, tmp_path, model, tokenizer)
-    seen = []
-    calculate = trainer._calculate_rewards
-    trainer._calculate_rewards = lambda *args: seen.append(calculate(*args)) or seen[-1]
-    trainer.train()
-    effective = sum((r.reshape(-1, 4).amax(1) != r.reshape(-1, 4).amin(1)).sum().item() for r in seen)
-    assert 0 < effective < trainer.groups_trained
-    assert trainer.effective_trained == effective
-
-
 @pytest.mark.parametrize("method", EACH_KIND)
 def test_equal_seeds_give_equal_runs(method, start):
     spec = dataclasses.replace(SPEC, method=method)
@@ -138,46 +126,6 @@ def test_a_method_may_carry_changes():
     for wrong in ("nothing", "default,replay_fraction", "default,replay_fractoin=0.5", "uniform,replay_fraction=0"):
         with pytest.raises(ValueError, match=r"is not (one of|name=value)"):
             find(wrong)
-
-
-def test_the_name_of_a_run_follows_the_packages_defaults(monkeypatch):
-    from trl_dataeff import DataEfficientGRPOConfig
-
-    ours, plain = RunSpec("default", 0, "first", "x"), RunSpec("uniform", 0, "first", "x")
-    names = ours.name, plain.name
-    monkeypatch.setattr(DataEfficientGRPOConfig.__dataclass_fields__["replay_fraction"], "default", 0.77)
-    assert ours.name != names[0]
-    assert plain.name == names[1]
-
-
-class Peer(GRPOTrainer):
-    """Like a trainer of another package: generates beside its batches, and pads its groups with made-up completions."""
-
-    def _generate_and_score_completions(self, inputs):
-        super()._generate_single_turn(self.processing_class(["S:ab="] * 3)["input_ids"], None, {}, 1)
-        return super()._generate_and_score_completions(inputs)
-
-    def _generate_single_turn(self, prompt_ids, *args, **kwargs):
-        completions, logps = super()._generate_single_turn(prompt_ids[: len(prompt_ids) // 2], *args, **kwargs)
-        return completions * 2, None if logps is None else logps * 2
-
-
-def test_what_a_trainer_generates_beside_its_batches_counts_and_what_it_makes_up_does_not(
-    start, tmp_path, model, tokenizer, monkeypatch
-):
-    monkeypatch.setitem(METHODS, "peer", dataclasses.replace(METHODS["uniform"], trainer=f"{__name__}:Peer"))
-    trainer = trainer_of("peer", start, tmp_path, model, tokenizer)
-    trainer.train()
-    assert trainer.rollouts_generated == SPEC.steps * (3 + SPEC.prompts * SPEC.group_size // 2)
-
-
-def test_studies_are_interleaved_and_a_method_may_have_seeds_of_its_own():
-    study = Study(
-        "x", "second third", {"uniform": {"steps": 7}, "dots": {"seeds": [1, 2]}}, seeds=[0, 1], shared={"steps": 5}
-    )
-    found = [(s.seed, s.pool, s.method, s.steps) for s in study.specs("key")]
-    by_seed = {0: [("uniform", 7)], 1: [("uniform", 7), ("dots", 5)], 2: [("dots", 5)]}
-    assert found == [(seed, p, *run) for seed, runs in by_seed.items() for p in ("second", "third") for run in runs]
 
 
 def test_a_table_grows_by_what_is_finished_and_loses_what_was_made_with_other_settings(tmp_path):
@@ -209,28 +157,6 @@ def test_the_studies_name_methods_that_there_are(name):
     assert "uniform" in {spec.method for spec in specs} or name not in ("first", "second", "third")
 
 
-def test_the_continuum_is_studied_at_two_rates_for_forty_steps_of_uniform():
-    study = STUDIES["continuum"]
-    specs = study.specs("key")
-    assert len(study.rates) == 2
-    assert len(specs) == len(study.methods) * 3 * 2
-    for spec in specs:
-        assert spec.pool == "continuum"
-        assert spec.max_rollouts == 40 * spec.prompts * spec.group_size
-
-
-def test_generated_groups_are_tallied(start):
-    rows = rows_of(SPEC, start)
-    assert [row["groups"] for row in rows] == [0, 8, 4]
-    assert sum(row["groups"] for row in rows) * SPEC.group_size == rows[-1]["rollouts"]
-
-
-def test_a_budget_of_rollouts_ends_a_run(start):
-    rows = rows_of(dataclasses.replace(SPEC, steps=50, max_rollouts=40), start)
-    assert rows[-1]["rollouts"] == 48  # the first multiple of 16 that is not below 40
-    assert [row["step"] for row in rows] == [0, 2, 3]
-
-
 def test_a_run_that_a_signal_stops_is_not_finished(start, tmp_path, monkeypatch):
     """With `save_on_signal` the package's trainer ends a run in good order when it is told to stop; that is no result."""
     real = train.Evaluations.on_step_end
@@ -248,74 +174,6 @@ def test_a_run_that_a_signal_stops_is_not_finished(start, tmp_path, monkeypatch)
     file = RunFile(tmp_path, specs[0].name)
     assert [row["step"] for row in file.rows()] == [0, 2]
     assert not file.finished()
-
-
-@pytest.mark.parametrize("method", ["uniform", "default"])
-def test_a_run_that_ends_early_is_not_finished(method, start, tmp_path, monkeypatch):
-    real = train.Evaluations.on_step_end
-
-    def stopped(self, args, state, control, **kwargs):
-        control.should_training_stop = state.global_step == 2
-        return real(self, args, state, control, **kwargs)
-
-    monkeypatch.setattr(train.Evaluations, "on_step_end", stopped)
-    specs = [dataclasses.replace(SPEC, method=method, steps=5)]
-    with pytest.raises(RuntimeError, match="stopped at step 2"):
-        runs.run_all(specs, start, tmp_path, workers=1)
-    assert not RunFile(tmp_path, specs[0].name).finished()
-
-
-def test_what_a_selector_reports_is_averaged_since_the_last_evaluation(start, monkeypatch):
-    """TRL's store has only its latest value."""
-    from trl_dataeff import DotsSelector
-
-    reported = iter(range(1, 100))
-    monkeypatch.setattr(DotsSelector, "metrics", lambda self: {"predictor/pearson": next(reported) / 100})
-    rows = rows_of(dataclasses.replace(SPEC, method="dots", steps=5), start)
-    assert [row["step"] for row in rows] == [0, 2, 4, 5]
-    assert [row["pearson"] for row in rows] == [None, pytest.approx(0.015), pytest.approx(0.035), pytest.approx(0.05)]
-    assert {row["pearson"] for row in rows_of(dataclasses.replace(SPEC, method="greso"), start)} == {None}
-
-
-def test_methods_are_interleaved():
-    specs = runs.interleaved(["uniform", "oracle"], [0, 1], [1e-4], pool="first", start="x")
-    assert [(s.seed, s.method) for s in specs] == [(0, "uniform"), (0, "oracle"), (1, "uniform"), (1, "oracle")]
-    assert len({s.name for s in specs}) == 4
-
-
-def test_a_killed_series_goes_on_where_it_stopped(start, tmp_path, monkeypatch):
-    specs = runs.interleaved(
-        ["uniform", "oracle"], [0], [1e-4], pool="first", start="x", steps=2, eval_every=1, prompts=4, group_size=4
-    )
-    whole = runs.run_all(specs, start, tmp_path / "whole", workers=1)
-
-    started, real = [], train.run
-
-    def dies_in_the_second(spec, start, sink):
-        started.append(spec.method)
-
-        def sink_or_die(row):
-            sink(row)
-            if spec.method == "oracle" and row["step"] == 1 and len(started) == 2:
-                raise KeyboardInterrupt
-
-        real(spec, start, sink_or_die)
-
-    monkeypatch.setattr(runs, "run", dies_in_the_second)
-    with pytest.raises(KeyboardInterrupt):
-        runs.run_all(specs, start, tmp_path / "cut", workers=1)
-    unfinished = RunFile(tmp_path / "cut", specs[1].name)
-    assert len(unfinished.rows()) == 2
-    assert not unfinished.finished()
-    with unfinished.path.open("a") as file:
-        file.write('{"half a li')
-    resumed = runs.run_all(specs, start, tmp_path / "cut", workers=1)
-    assert started == ["uniform", "oracle", "oracle"]
-    assert without_times(resumed) == without_times(whole)
-    runs.run_all(specs, start, tmp_path / "cut", workers=1)
-    assert len(started) == 3
-    runs.run_all(specs[:1], start, tmp_path / "cut", workers=1, fresh=True)
-    assert started[3:] == ["uniform"]
 
 
 def made_up_rows():
@@ -362,38 +220,6 @@ def test_the_ratio_table_by_hand():
     text = as_text(curves_by_setting(made_up_rows()))
     assert "never" in text
     assert "0.25" in text
-
-
-def with_kinds(rows):
-    """At its end uniform is bad at one kind, another on each seed; the oracle never is; `idle` lacks kinds on seed 1."""
-    even = {"rotate": 0.6, "vowels": 0.61, "second": 0.62}
-    at_end = {
-        ("uniform", 0): even | {"vowels": 0.1},
-        ("uniform", 1): even | {"second": 0.3},
-        ("idle", 1): None,
-    }
-    kinds = [at_end.get((row["method"], row["seed"]), even) if row["step"] == 100 else even for row in rows]
-    return [row | {"accuracy_by_kind": kinds} for row, kinds in zip(rows, kinds, strict=True)]
-
-
-def worst_kinds(rows) -> dict[str, str]:
-    (curves,) = curves_by_setting(rows).values()
-    return {row["method"]: dict(zip(HEADER, cells(row), strict=True))["worst kind"] for row in ratios(curves)}
-
-
-def test_the_worst_kind_at_the_end_stands_beside_the_total(tmp_path):
-    rows = with_kinds(made_up_rows())
-    expected = {"uniform": "0.200 vowels, second", "oracle": "0.600 rotate", "idle": "-"}
-    assert worst_kinds(rows) == expected
-    write_table(rows, tmp_path / "results.parquet", {})
-    assert worst_kinds(read_rows(tmp_path / "results.parquet")) == expected
-    assert set(worst_kinds(made_up_rows()).values()) == {"-"}
-    assert "| 0.200 vowels, second |" in as_text(curves_by_setting(rows))
-
-
-def test_a_kind_of_other_runs_in_the_table_is_no_kind_of_this_one():
-    rows = [{"accuracy_by_kind": {"products": None, "rotate": 0.4, "vowels": 0.5}}]
-    assert Curve("uniform", 0, rows).worst_kind() == ("rotate", 0.4)
 
 
 def test_table_and_report_are_written(tmp_path):

@@ -9,19 +9,14 @@ import pytest
 import torch
 
 from benchmarks.lab import pools
-from benchmarks.lab.evaluate import encode, success
-from benchmarks.lab.model import make_model
+from benchmarks.lab.evaluate import success
 from benchmarks.lab.pretrain import (
-    backward,
     corrupt,
-    demonstration,
-    learning_rate_at,
-    partners,
     start_folder,
     train_start,
 )
-from benchmarks.lab.rewards import Tally, answer_and_length, exact_match, right_characters
-from benchmarks.lab.tasks import ARITHMETIC, Task, make_task
+from benchmarks.lab.rewards import Tally, exact_match
+from benchmarks.lab.tasks import make_task
 from tests.benchmarks.lab.tiny import TINY
 
 
@@ -34,39 +29,6 @@ def test_noise_replaces_confusable_characters_by_their_partners():
     assert set(noisy[1::3]) == {"b"}
     assert set(noisy[2::3]) == {"c", "y"}
     assert corrupt(rng, text, {"a": "x"}, 0.0) == text
-
-
-def test_partners_are_other_characters_of_the_same_kind():
-    tables = partners(TINY)
-    assert len({tuple(sorted(table)) for table in tables.values()}) == len(tables)  # each family has its own
-    for family, table in tables.items():
-        assert len(table) == (4 if family in ARITHMETIC else 10)
-        assert all(a != b and a.isdigit() == b.isdigit() for a, b in table.items())
-
-
-def test_short_tasks_are_demonstrated_without_noise():
-    rng = np.random.default_rng(0)
-    recipe = dataclasses.replace(TINY, confusable=1.0, confusion=1.0)
-    tables = partners(recipe)
-    for _ in range(300):
-        task, answer = demonstration(rng, recipe, tables, noisy=True)
-        clean = task.family not in ARITHMETIC and task.length <= recipe.clean_up_to
-        assert (answer == task.answer) == clean
-        assert len(answer) == len(task.answer)
-        task, answer = demonstration(rng, recipe, tables, noisy=False)
-        assert answer == task.answer
-
-
-def test_parts_do_not_change_the_gradient(tokenizer):
-    rng = np.random.default_rng(0)
-    batch = [demonstration(rng, TINY, partners(TINY), noisy=True) for _ in range(20)]
-    gradients = []
-    for parts in (1, 3):
-        model = make_model(tokenizer, 0, hidden=32, layers=2)
-        loss = backward(model, tokenizer, batch, parts)
-        gradients.append((loss, [p.grad for p in model.parameters()]))
-    assert gradients[0][0] == pytest.approx(gradients[1][0], rel=1e-5)
-    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(gradients[0][1], gradients[1][1], strict=True))
 
 
 def test_the_start_is_cached_under_its_recipe(start):
@@ -86,21 +48,6 @@ def test_equal_recipes_give_equal_starts(tokenizer):
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
-def test_the_learning_rate_rises_and_falls():
-    rates = [learning_rate_at(step, TINY) for step in range(TINY.steps)]
-    assert max(rates) == pytest.approx(TINY.learning_rate)
-    assert rates[0] < max(rates)
-    assert rates[-1] < 0.05 * max(rates)
-
-
-def test_answers_are_where_encode_says(tokenizer):
-    tasks = [Task("second", 3, "S:abc=", "ac"), Task("second", 6, "S:abcdef=", "ace")]
-    ids, is_answer = encode(tokenizer, tasks)
-    assert tokenizer.decode(ids[0][is_answer[0]]) == "ac<eos>"
-    assert tokenizer.decode(ids[1][is_answer[1]]) == "ace<eos>"
-    assert is_answer.sum(-1).tolist() == [3, 4]
-
-
 def test_exact_success_is_what_sampling_gives(model, tokenizer):
     """The chance of a right completion against 4,000 sampled ones; greedy against greedy decoding."""
     rng = np.random.default_rng(0)
@@ -116,23 +63,6 @@ def test_exact_success_is_what_sampling_gives(model, tokenizer):
     decoded = model.generate(**prompts, do_sample=False, max_new_tokens=6)
     texts = tokenizer.batch_decode(decoded[:, prompts["input_ids"].shape[1] :], skip_special_tokens=True)
     assert exact_match(texts, [t.answer for t in tasks]) == greedy.float().tolist()
-
-
-def test_batches_do_not_change_success(model, tokenizer):
-    rng = np.random.default_rng(0)
-    tasks = [make_task(rng, "second", 2 + i % 5) for i in range(20)]
-    whole, parts = success(model, tokenizer, tasks), success(model, tokenizer, tasks, batch_size=3)
-    assert torch.allclose(whole[0], parts[0], atol=1e-6)
-    assert torch.equal(whole[1], parts[1])
-    assert torch.allclose(whole[2], parts[2], atol=1e-5)
-
-
-def test_entropy_is_that_of_the_tokens_along_the_right_answer(model, tokenizer):
-    task = Task("second", 3, "S:abc=", "ac")
-    ids = torch.tensor([tokenizer(task.prompt + task.answer)["input_ids"]])
-    p = model(input_ids=ids).logits[0, -3:].softmax(-1)  # what comes at a, at c and at the end
-    by_hand = [torch.distributions.Categorical(row).entropy().item() for row in p]
-    assert success(model, tokenizer, [task]).entropy.item() == pytest.approx(np.mean(by_hand), abs=1e-5)
 
 
 def test_kinds_follow_from_success():
@@ -164,29 +94,6 @@ def test_a_pool_has_its_shares_and_no_held_out_prompt(name, start, model, tokeni
     assert list(learnable["prompt"]) == [row["prompt"] for row in data if row["kind"] == "learnable"]
     assert list(pools.pool_dataset(pool, kinds, seed=0)["prompt"]) == list(data["prompt"])
     assert set(pools.pool_dataset(pool, kinds, seed=1)["prompt"]) != set(data["prompt"])
-
-
-def test_a_pool_without_a_kind_says_so():
-    with pytest.raises(ValueError, match="no cell of a kind"):
-        pools.draw(np.random.default_rng(0), [], 3, set())
-    with pytest.raises(ValueError, match="do not hold 30 different prompts"):
-        pools.draw(np.random.default_rng(0), [("second", 1)], 30, set())
-
-
-def test_rewards_by_hand():
-    answer = ["abcd", "abcd", "abcd", "abcd", "abcd"]
-    completions = ["abcd", "abcx", "abcde", "abxx", ""]
-    assert exact_match(completions, answer) == [1, 0, 0, 0, 0]
-    assert right_characters(completions, answer) == [1, 0.75, 0.8, 0, 0]
-    assert answer_and_length(completions, answer) == [1, 0.5, 0, 0.5, 0]
-
-
-def test_the_tally_counts_groups_with_unequal_rewards():
-    tally = Tally(exact_match, group_size=2)
-    prompts = ["a", "a", "b", "b", "a", "a"]
-    rewards = tally(prompts=prompts, completions=["1", "0", "1", "1", "1", "1"], answer=["1"] * 6)
-    assert rewards == [1, 0, 1, 1, 1, 1]
-    assert (tally.groups, tally.effective) == (3, 1)
 
 
 def test_a_group_that_is_scored_in_two_parts_counts_once():
