@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -145,6 +146,7 @@ def test_evaluation_and_what_a_callback_logs_have_lines_of_their_own():
 CHILD = """
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 Path("my_rewards.py").write_text("import warnings\\ndef mine(completions, **kwargs):\\n    warnings.warn('of my own code', FutureWarning)\\n    return [len(c) / 9 for c in completions]\\n")
 from trl_dataeff.cli.main import main
 raise SystemExit(main(sys.argv[1:]))
@@ -203,3 +205,9 @@ def test_the_library_silences_nobody():
         if path.parent.name != "cli" and call in path.read_text()
     ]
     assert found == []
+
+
+def test_the_panel_takes_brackets_in_a_folders_name_as_they_are():
+    screen = Console(file=io.StringIO(), width=80)
+    screen.print(PanelCallback(screen).render(SimpleNamespace(output_dir="runs/[/x]"), state(0)))
+    assert "runs/[/x]" in screen.file.getvalue()

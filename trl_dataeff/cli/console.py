@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.live import Live
 from rich.panel import Panel
+from rich.text import Text
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainerState
 
 from trl_dataeff.tracking.metrics import METRICS, PREFIX
@@ -158,7 +159,7 @@ class PanelCallback(TrainerCallback):
             left = elapsed / steps * (state.max_steps - state.global_step)
             lines.append(f"time       {elapsed / 60:,.1f} min, about {left / 60:,.1f} min left")
         title = f"step {state.global_step:,} of {state.max_steps:,}"
-        return Panel("\n".join(lines), title=title, subtitle=str(args.output_dir), padding=(0, 1))
+        return Panel(Text("\n".join(lines)), title=title, subtitle=Text(str(args.output_dir)), padding=(0, 1))
 
 
 @contextmanager
