@@ -13,7 +13,8 @@ from datasets import Dataset
 
 from tests.factories import save_tiny
 from trl_dataeff import DataEfficientGRPOTrainer
-from trl_dataeff.cli.grpo import parse, train
+from trl_dataeff.cli.grpo import COLUMNS as READS
+from trl_dataeff.cli.grpo import REWARDS, load_reward, parse, train
 from trl_dataeff.cli.recipes import description_of, problems_of
 
 
@@ -181,24 +182,19 @@ def test_recipe_trains_two_steps(path, tiny_path, tmp_path):
 
 def train_with(arguments, reward):
     """Train as the command does, with `reward` beside the recipe's own rewards."""
-    from trl_dataeff.cli import rewards
-
-    rewards.REWARDS["test_reward"] = reward
+    REWARDS["test_reward"] = reward
     try:
         arguments.script.reward_funcs.append("test_reward")
         if arguments.training.reward_weights:
             arguments.training.reward_weights.append(1.0)
         return train(arguments)
     finally:
-        del rewards.REWARDS["test_reward"]
+        del REWARDS["test_reward"]
 
 
 @each_recipe
 def test_gold_answers_of_the_dataset_are_understood(path):
     """The right answer, as a model would write it, gets the highest reward, and a wrong one does not."""
-    from trl_dataeff.cli.rewards import COLUMNS as READS
-    from trl_dataeff.cli.rewards import load_reward
-
     names = [n for n in yaml.safe_load(path.read_text())["reward_funcs"] if n in READS]
     row = {name: [text.format(i=5, j=7)] * 2 for name, text in COLUMNS.get(path.parent.name, MADE).items()}
     gold = {name: row[name] for name in ("answer", "solution") if name in row}

