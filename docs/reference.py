@@ -7,42 +7,34 @@ The table of all fields on docs/configuration.md, from the fields themselves, an
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
-from dataclasses import MISSING, Field, fields
-from inspect import getsource
 from pathlib import Path
 
+from trl_dataeff import DataEfficientGRPOConfig
 from trl_dataeff.cli.recipes import description_of
-from trl_dataeff.fields import RANGES
-from trl_dataeff.options import DataEfficientOptions
 
 
 PAGE = Path(__file__).with_name("configuration.md")
 RECIPES = Path(__file__).with_name("recipes.md")
-TITLES = {  # by the comments of options.py
-    "which prompts are rolled out": "Selection and dynamic sampling",
-    "advantages": "Advantages",
-    "fault tolerance, each off by default": "Fault tolerance",
-    "rollout replay": "Rollout replay",
-    "DOTS": "DOTS",
-    "GRESO": "GRESO",
-}
+ENTRY = re.compile(r"^    (\w+) \((.+?)\):\n((?:        .+\n)+)", re.M)
 
 
 def page() -> str:
-    """The whole page, as Markdown."""
+    """The whole page, as Markdown, from the docstring of the configuration."""
+    parameters = inspect.getdoc(DataEfficientGRPOConfig).split("Parameters:\n")[1] + "\n"
     parts = [
         "# Configuration",
-        "This page lists the fields that `DataEfficientGRPOConfig` adds to TRL's `GRPOConfig`. Each is also a flag of `trl-dataeff grpo` and a key "
-        "of a recipe. Values are checked when the configuration is created, before a model is loaded. `docs/reference.py` writes this page.",
+        "The fields that `DataEfficientGRPOConfig` adds to TRL's `GRPOConfig`. Each is also a flag of `trl-dataeff grpo` and a key of a recipe. "
+        "Values are checked when the configuration is created. `docs/reference.py` writes this page.",
+        "B is the number of groups of a generation batch, G is `num_generations`. Arguments of the selectors are on the page of the [API](api.md).",
     ]
-    own = {field.name: field for field in fields(DataEfficientOptions)}
-    for title, names in _groups().items():
-        rows = [f"| `{name}` | {_help(own[name])} | {_default(own[name])} | {_type(own[name])} |" for name in names]
-        parts.append(
-            "\n".join([f"## {title}\n", "| field | what it does | default | values |", "|---|---|---|---|", *rows])
-        )
+    for section in parameters.split("    > Parameters that control ")[1:]:
+        title, _, entries = section.partition("\n")
+        rows = [f"| `{name}` | {_type(kind)} | {_text(text)} |" for name, kind, text in ENTRY.findall(entries)]
+        parts.append(f"## {title.capitalize()}")
+        parts.append("\n".join(["| field | type and default | what it does |", "|---|---|---|", *rows]))
     return "\n\n".join(parts) + "\n"
 
 
@@ -57,35 +49,16 @@ def recipes_page(text: str) -> str:
     )
 
 
-def _groups() -> dict[str, list[str]]:
-    """Names of the fields under their titles, in the order of options.py."""
-    groups: dict[str, list[str]] = {}
-    for line in getsource(DataEfficientOptions).splitlines():
-        if comment := re.match(r"    # Parameters that control (.+)", line):
-            groups[TITLES[comment[1]]] = names = []
-        elif name := re.match(r"    (\w+): .* = field\(", line):
-            names.append(name[1])
-    return groups
+def _type(kind: str) -> str:
+    return kind.replace(", *optional*", "").replace(", defaults to ", ", ")
 
 
-def _type(field: Field) -> str:
-    annotation = DataEfficientOptions.__annotations__[field.name]  # a parser replaces `field.type` by the type itself
-    choices = re.match(r"Literal\[(.+)\]$", annotation)
-    if choices:
-        return ", ".join(f"`{choice.strip()}`" for choice in choices[1].replace('"', "").split(","))
-    allowed = RANGES.get(field.name)
-    kind = annotation.replace(" | None", " or none").replace("|", "or")
-    return f"{kind} {allowed}" if allowed else kind
-
-
-def _default(field: Field) -> str:
-    if field.default is MISSING:
-        return f"`{field.default_factory()!r}`"
-    return f"{field.default:.3g}" if isinstance(field.default, float) else f"`{field.default!r}`"
-
-
-def _help(field: Field) -> str:
-    return field.metadata["help"].replace("|", "\\|")
+def _text(text: str) -> str:
+    """One line of Markdown; a reference to a class becomes its name."""
+    line = " ".join(text.split()).replace("|", "\\|")
+    return re.sub(
+        r"\[`~?([\w.]+)`\]|\[\w+\]\[`\w+`\]", lambda found: f"`{found[1]}`" if found[1] else "registered", line
+    )
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from tests.factories import save_tiny
 from trl_dataeff import DataEfficientGRPOTrainer
 from trl_dataeff.cli.grpo import COLUMNS as READS
 from trl_dataeff.cli.grpo import REWARDS, load_reward, parse, train
+from trl_dataeff.cli.parser import read
 from trl_dataeff.cli.recipes import description_of, problems_of
 
 
@@ -205,10 +206,8 @@ def test_gold_answers_of_the_dataset_are_understood(path):
 
 def test_gpu_recipe_stays_what_it_says_when_it_is_checked_without_a_gpu():
     """Checking leaves the machine out of it; it does not change the fields."""
-    from trl_dataeff.cli.parser import GRPOParser
-
     path = ROOT / "Qwen2.5-0.5B-Instruct" / "gsm8k" / "uniform.yaml"
-    training = GRPOParser(portable=True).parse(["--config", str(path)])[0].training
+    training = read(["--config", str(path)], portable=True)[0].training
     assert training.bf16 is True
     assert training.use_vllm is True
     assert training.use_cpu is False
