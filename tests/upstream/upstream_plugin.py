@@ -38,6 +38,7 @@ from transformers.models.auto.auto_factory import _BaseAutoModelClass
 from upstream_stand_ins import FULL_VOCABULARY, SMALL_VOCABULARY, NoStandInError, StandIns
 
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
+from trl_dataeff.config import own_copy
 
 
 # --- The classes under test ------------------------------------------------------------------------------------------
@@ -73,7 +74,8 @@ class OffTrainer(DataEfficientGRPOTrainer):
     def __init__(self, *args, **kwargs):
         given = inspect.signature(DataEfficientGRPOTrainer.__init__).bind(self, *args, **kwargs)
         config = given.arguments.get("args")
-        given.arguments["args"] = OffConfig() if config is None else OffConfig.upgrade(config)
+        given.arguments["args"] = args = OffConfig() if config is None else own_copy(config)
+        args.selection, args.dynamic_sampling, args.replay_fraction = "uniform", False, 0.0
         OffTrainer.built += 1
         super().__init__(*given.args[1:], **given.kwargs)
 
