@@ -51,6 +51,11 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
+def is_number(value: Any) -> bool:
+    """Whether a value is a finite number."""
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
 def check_number(
     name: str,
     value: Any,

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from trl_dataeff.tracking.groups import GROUPS_FILE, read_groups
 from trl_dataeff.tracking.metrics import METRICS_FILE, PREFIX, RUN_FILE
-from trl_dataeff.utils import UserError
+from trl_dataeff.utils import UserError, is_number
 
 
 STATE_FILE = "trainer_state.json"
@@ -43,7 +43,7 @@ class RecordedRun:
 
     def series(self, metric: str, x: str = "step") -> tuple[np.ndarray, np.ndarray]:
         """Positions and values `(n,)` of a metric, in order; logs without it, or without the axis `x`, are left out."""
-        points = [(line[x], line[metric]) for line in self.lines if _is_number(line.get(metric)) and x in line]
+        points = [(line[x], line[metric]) for line in self.lines if is_number(line.get(metric)) and x in line]
         at, values = np.array(points, dtype=float).reshape(-1, 2).T
         return at, values
 
@@ -129,7 +129,3 @@ def _json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise UserError(f"{path} is corrupt ({error}).") from error
     return content if isinstance(content, dict) else {}
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -17,6 +16,7 @@ from rich.text import Text
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainerState
 
 from trl_dataeff.tracking.metrics import METRICS, PREFIX
+from trl_dataeff.utils import is_number
 
 
 REPEAT_HEADER = 20  # rows
@@ -93,11 +93,6 @@ def _cell(value: Any, form: str) -> str:
     if value is None:
         return "-"
     return format(value, form) if is_number(value) else str(value)
-
-
-def is_number(value: Any) -> bool:
-    """Whether a logged value is a finite number."""
-    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def _pairs(logs: Mapping[str, Any], titles: Mapping[str, str]) -> str:

@@ -86,14 +86,7 @@ def load_data(
 ) -> tuple[Any, Any]:
     """Return the training and, if the run evaluates, the evaluation dataset or `None`, in the shape that the trainer wants."""
     names = ["train", "test"] if mixture.datasets else [script.dataset_train_split, script.dataset_test_split]
-    train, *evaluation = load_splits(script, mixture, names if evaluates else names[:1])
-    return train, evaluation[0] if evaluation else None
-
-
-def load_splits(
-    script: DataEfficientGRPOScriptArguments, mixture: DatasetMixtureConfig, names: list[str]
-) -> list[Dataset | IterableDataset]:
-    """Return the splits `names`, that for training and, if the run evaluates, that for evaluation."""
+    names = names if evaluates else names[:1]
     given = "The dataset mixture (`datasets`)" if mixture.datasets else f"The dataset {script.dataset_name!r}"
     splits = _load(script, mixture)
     for name, option in zip(names, ("dataset_train_split", "dataset_test_split"), strict=False):
@@ -102,7 +95,8 @@ def load_splits(
                 f"{given} has no split `{name}`; it has {listed(map(str, splits))}. Name one of them as `{option}`"
                 + (", or set `eval_strategy` to 'no'." if option == "dataset_test_split" else ".")
             )
-    return [prepare(splits[name], script, given) for name in names]
+    train, *evaluation = [prepare(splits[name], script, given) for name in names]
+    return train, evaluation[0] if evaluation else None
 
 
 def prepare(
@@ -157,10 +151,9 @@ def _load(
         if mixture.datasets:
             return get_dataset(replace(mixture, datasets=sources))
         source = sources[0]
-        splits: DatasetDict | IterableDatasetDict = load_dataset(  # type: ignore[call-overload]  # for True and False alone
+        return load_dataset(  # type: ignore[call-overload, no-any-return]  # overloads are for True and False alone
             source.path, source.name, data_files=source.data_files, streaming=script.dataset_streaming
         )
-        return splits
     except LOADING_ERRORS as error:
         raise _not_loaded(" + ".join(entry.path for entry in entries), sources, error) from error
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import trl_dataeff.rewards as our_rewards
 from trl_dataeff.cli.data import load_data
 from trl_dataeff.cli.launch import launch, needs_launch
-from trl_dataeff.cli.main import as_user_error
 from trl_dataeff.cli.parser import GRPOArguments, read
 from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.utils import UserError, closest, listed
@@ -101,7 +100,7 @@ def make_trainer(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
     rewards: list[Any] = [load_reward(name) for name in script.reward_funcs or []]
     if script.reward_model_name_or_path:
         rewards.insert(0, script.reward_model_name_or_path)
-    with as_user_error(ValueError, ImportError, OSError):  # of Transformers, PEFT and TRL, about what they were given
+    try:
         peft_config = get_peft_config(model)
         train_dataset, eval_dataset = load_data(script, mixture, training.eval_strategy != "no")
         check_columns(script.reward_funcs, next(iter(train_dataset)))
@@ -122,6 +121,10 @@ def make_trainer(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
             quantization_config=get_quantization_config(model),
             peft_config=peft_config,
         )
+    except UserError:
+        raise
+    except (ValueError, ImportError, OSError) as error:  # of Transformers, PEFT and TRL, about what they were given
+        raise UserError(str(error)) from error
 
 
 def _check_model(path: str, revision: str | None) -> None:
@@ -216,10 +219,9 @@ def checkpoint_of(training: DataEfficientGRPOConfig) -> str | bool | None:
     `output_dir` (given as `true` or `last`), or `None`.
     """
     wanted = str(training.resume_from_checkpoint)
-    if wanted.lower() in ("none", "false"):
-        return None
-    if wanted.lower() in ("true", "last"):
-        return True
+    words = {"none": None, "false": None, "true": True, "last": True}
+    if wanted.lower() in words:
+        return words[wanted.lower()]
     if not os.path.isdir(os.path.expanduser(wanted)):
         raise UserError(
             f"The checkpoint {wanted!r} does not exist: there is no such folder (`resume_from_checkpoint`). `last` "
@@ -273,12 +275,11 @@ def _imported(path: str) -> RewardFunction:
                 f"folder that has {error.name}.py, or set PYTHONPATH."
             )
         raise UserError(f"{wrong}: {reason}") from error
-    function = getattr(module, function_name, None)
+    function: RewardFunction | None = getattr(module, function_name, None)
     if not callable(function):
         hint = closest(function_name, [name for name in dir(module) if not name.startswith("_")])
         raise UserError(f"{wrong}: the module {module_name!r} has no function {function_name!r}.{hint}")
-    found: RewardFunction = function
-    return found
+    return function
 
 
 if __name__ == "__main__":  # a process that `accelerate launch` or torchrun started

@@ -31,16 +31,10 @@ def needs_launch(launch_args: list[str], use_cpu: bool) -> bool:
         return False
     if launch_args:
         return True
+    import torch
     from accelerate.commands.config import default_config_file
 
-    return os.path.isfile(default_config_file) or (not use_cpu and device_count() > 1)
-
-
-def device_count() -> int:
-    """Return the number of accelerators (of any vendor) that this process sees."""
-    import torch
-
-    return torch.accelerator.device_count() if torch.accelerator.is_available() else 0
+    return os.path.isfile(default_config_file) or (not use_cpu and torch.accelerator.device_count() > 1)
 
 
 def launch_parser() -> ArgumentParser:

@@ -11,7 +11,6 @@ import warnings
 from argparse import ArgumentParser
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from trl_dataeff.utils import UserError, closest
@@ -106,11 +105,7 @@ def print_versions(argv: list[str]) -> int:
     from trl.scripts.env import print_env
 
     print_env()
-    try:
-        math_verify = version("math-verify")
-    except PackageNotFoundError:
-        math_verify = "not installed"
-    print(f"- trl-dataeff version: {__version__}\n- math-verify version: {math_verify}\n")
+    print(f"- trl-dataeff version: {__version__}\n")
     return 0
 
 
@@ -151,28 +146,13 @@ def find_recipe(name: str) -> Path:
     )
 
 
-def recipes_folder() -> Path:
-    """Return the folder of the recipes that come with the package: in the wheel, or at the root of a checkout."""
-    package = Path(__file__).resolve().parents[1]
-    installed = package / "recipes"
-    return installed if installed.is_dir() else package.parent / "recipes"
-
-
 def shipped_recipes() -> dict[str, Path]:
     """Return the recipes that come with the package by their names, `<model>/<task>/<method>`, in alphabetical order."""
-    folder = recipes_folder()
+    package = Path(__file__).resolve().parents[1]
+    folder = (
+        package / "recipes" if (package / "recipes").is_dir() else package.parent / "recipes"
+    )  # in the wheel, or a checkout
     return {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.glob("*/*/*.yaml"))}
-
-
-@contextmanager
-def as_user_error(*kinds: type[Exception]) -> Iterator[None]:
-    """Within this context, exceptions of these kinds become a [`UserError`] with the same message."""
-    try:
-        yield
-    except UserError:
-        raise
-    except kinds as error:
-        raise UserError(str(error)) from error
 
 
 if __name__ == "__main__":

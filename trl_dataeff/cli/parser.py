@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import warnings
-from argparse import (
-    Action,
-    ArgumentDefaultsHelpFormatter,
-    ArgumentParser,
-    ArgumentTypeError,
-    RawDescriptionHelpFormatter,
-)
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -60,7 +54,7 @@ class GRPOArguments(NamedTuple):
     dataset: DatasetMixtureConfig
 
 
-class _Help(ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter):
+class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
     pass
 
 
@@ -70,11 +64,9 @@ class GRPOParser(TrlParser):
     def __init__(self) -> None:
         texts = {"usage": USAGE, "description": DESCRIPTION, "epilog": EPILOG}
         super().__init__(TYPES, prog="trl-dataeff grpo", allow_abbrev=False, formatter_class=_Help, **texts)
-        self.add_argument(
-            "--config", metavar="RECIPE", help="Recipe: a file, or a name from `trl-dataeff recipes list`."
-        )
+        self.add_argument("--config", metavar="RECIPE", help="a file, or a name from `trl-dataeff recipes list`.")
         names = [f.name for kind in TYPES for f in fields(kind) if f.init]
-        self.options: dict[str, Action] = {name: self._option_string_actions[f"--{name}"] for name in names}
+        self.options: dict[str, argparse.Action] = {name: self._option_string_actions[f"--{name}"] for name in names}
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}. `trl-dataeff grpo --help` lists the options.")
@@ -152,7 +144,7 @@ def read(argv: list[str], portable: bool = False) -> tuple[GRPOArguments, list[s
     return arguments, launch_args + remaining
 
 
-def _take(recipe: Recipe, parser: GRPOParser, launcher: ArgumentParser) -> list[str]:
+def _take(recipe: Recipe, parser: GRPOParser, launcher: argparse.ArgumentParser) -> list[str]:
     """Make a recipe's values the defaults of the parser, set its environment variables, return its launch options."""
     launch_args: list[str] = []
     values, problems = {}, []
@@ -166,7 +158,7 @@ def _take(recipe: Recipe, parser: GRPOParser, launcher: ArgumentParser) -> list[
         elif name in parser.options:
             try:
                 values[name] = _as_typed(parser.options[name], value)
-            except (ValueError, TypeError, ArgumentTypeError) as error:
+            except (ValueError, TypeError, argparse.ArgumentTypeError) as error:
                 problems.append(f"{at} is {value!r}: {error}")
         elif (tokens := launch_option(launcher, name, value)) is not None:
             launch_args += tokens
@@ -178,7 +170,7 @@ def _take(recipe: Recipe, parser: GRPOParser, launcher: ArgumentParser) -> list[
     return launch_args
 
 
-def _as_typed(option: Action, value: Any) -> Any:
+def _as_typed(option: argparse.Action, value: Any) -> Any:
     """Return a value from YAML as the command line reads the same text; YAML 1.1 takes `1e-6` for text."""
     if isinstance(value, dict) or (value is None and option.default is None):
         return value
@@ -187,7 +179,7 @@ def _as_typed(option: Action, value: Any) -> Any:
     return value if isinstance(value, list) else _as_typed_item(option, value)
 
 
-def _as_typed_item(option: Action, value: Any) -> Any:
+def _as_typed_item(option: argparse.Action, value: Any) -> Any:
     if isinstance(value, dict) or (option.type is str and isinstance(value, bool)):
         return value
     read = option.type("none" if value is None else str(value))  # type: ignore[operator, misc]
