@@ -431,10 +431,16 @@ def judge(completions, anwser, **kwargs):
     return [0.0] * len(completions)
 
 
-@pytest.mark.parametrize("options", [{}, {"dynamic_sampling": True}])
-def test_an_argument_that_is_no_column_is_found_before_anything_is_generated(tmp_path, options):
-    with pytest.raises(ValueError, match=r"`judge` has the argument `anwser`.*prompt, answer.*Did you mean `answer`"):
-        make_trainer(tmp_path, "off", rewards=judge, **options)
+def judge_prompt(prompt, completions, **kwargs):
+    return [0.0] * len(completions)
+
+
+@pytest.mark.parametrize(
+    ("function", "given", "meant"), [(judge, "anwser", "answer"), (judge_prompt, "prompt", "prompts")]
+)
+def test_an_argument_that_trl_does_not_pass_is_found_before_anything_is_generated(tmp_path, function, given, meant):
+    with pytest.raises(ValueError, match=f"has the argument `{given}`.*, `answer`.*Did you mean `{meant}`"):
+        make_trainer(tmp_path, "off", rewards=function)
 
 
 def test_arguments_that_trl_passes_that_have_defaults_or_are_made_by_a_transform_are_no_mistake(tmp_path):

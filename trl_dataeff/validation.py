@@ -15,7 +15,7 @@ from trl_dataeff.config import AUTO_SELECTION, DataEfficientGRPOConfig, own_copy
 from trl_dataeff.replay.buffer import replay_groups
 from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.selection import Selector, UniformSelector, make_selector
-from trl_dataeff.utils import UserError, closest
+from trl_dataeff.utils import UserError, closest, listed
 
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ PASSED_BY_TRL = (
     "log_metric",
     "environments",
 )
+NOT_PASSED_BY_TRL = ("prompt", "completion", "completion_ids")  # of the dataset's columns
 FEWEST_BATCHES = 20  # generation batches before a run without any effective group is warned of
 
 
@@ -199,9 +200,9 @@ def check_reward_arguments(reward_funcs: Sequence[Any], dataset: Dataset) -> Non
     Raise a [`UserError`] that names a reward function, if it has a required argument that is neither a column of the dataset
     nor one of those that TRL passes. Of a dataset with a transform nothing is checked: it may make columns.
     """
-    columns = dataset.column_names
     if dataset.format["type"] == "custom":
         return
+    passed = [*PASSED_BY_TRL, *(name for name in dataset.column_names if name not in NOT_PASSED_BY_TRL)]
     for function in reward_funcs:
         if isinstance(function, torch.nn.Module):
             continue
@@ -214,11 +215,11 @@ def check_reward_arguments(reward_funcs: Sequence[Any], dataset: Dataset) -> Non
                 parameter.VAR_POSITIONAL,
                 parameter.VAR_KEYWORD,
             )
-            if required and parameter.name not in (*columns, *PASSED_BY_TRL):
+            if required and parameter.name not in passed:
                 raise UserError(
                     f"The reward function `{getattr(function, '__name__', type(function).__name__)}` has the argument "
-                    f"`{parameter.name}`, and the dataset has no such column; its columns are {', '.join(columns)}."
-                    f"{closest(parameter.name, columns)} Rename a column, or the argument."
+                    f"`{parameter.name}`, which TRL does not pass; it passes {listed(passed)} (columns of the "
+                    f"dataset among them).{closest(parameter.name, passed)} Rename a column, or the argument."
                 )
 
 
@@ -322,7 +323,7 @@ class RewardChecks:
             self._warn_once(
                 "gradient",
                 f"No group of the first {self.batches} generation batches has carried a gradient: the completions of every "
-                "prompt got equal rewards, so the model has not changed. Look at completions (`log_completions=True`): the "
+                "prompt got equal rewards, so the model learned nothing from them. Look at completions (`log_completions=True`): the "
                 "reward function may reject right answers, or the prompts may be too hard or too easy for this model.",
             )
 
