@@ -5,7 +5,7 @@
 
 Each case trains a very small model with the package of COMMIT and with that of the working tree, in a process of its own
 with one thread, on this machine (bits differ between machines). It compares the prompts that the reward function sees,
-the losses, gradient norms, rewards and entropies of every step, and the final weights. Ends with status 1 if any differs.
+the losses, gradient norms and entropies of every step, and the final weights. Ends with status 1 if any differs.
 """
 
 from __future__ import annotations
@@ -23,40 +23,40 @@ from typing import Any
 
 
 ROOT = Path(__file__).resolve().parent.parent
-OFF = {"selection": "uniform", "replay_fraction": 0.0}
+OFF = {"selection": "uniform", "replay": "off", "skip_zero_advantage": False}
 PUBLISHED_DOTS = {
     "selection": "dots",
     "selector_args": {
         **{"objective": "target", "target": 0.5, "temperature": 1e-3, "coverage": 0.0, "exploration": 0.0},
         **{"predictor": "attention", "reference": "paper", "reference_size": 8, "refresh_batches": 2},
     },
-    **{"replay_order": "random", "replay_max_age": None, "replay_ratio_cap": None, "replay_weight": 1.0},
-    **{"replay_fraction": 0.5, "replay_pause_ess": 0.0},
+    **{"replay": "share", "replay_fraction": 0.5, "replay_order": "random", "replay_max_age": None},
+    **{"replay_ratio_cap": None, "skip_zero_advantage": False},
 }
-DYNAMIC = {"dynamic_sampling": True, "replay_fraction": 0.0}
+DYNAMIC = {"selection": "greso", "max_rollout_rounds": 4, "replay": "off", "skip_zero_advantage": False}
+ACCUMULATION = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 8, "steps_per_generation": 4}
 CASES: dict[str, dict[str, Any]] = {
     "off": OFF,
     "defaults": {},
-    "accumulation": {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 8, "steps_per_generation": 4},
+    "accumulation": ACCUMULATION,
     "graded rewards": {"graded": True, "reward_range": [0.0, 1.0]},
-    "no pause": {"replay_pause_ess": 0.0, "replay_weight": 1.0},
-    "selection alone": {"replay_fraction": 0.0},
-    "replay alone": {"selection": "uniform", "scale_rewards": "batch", "replay_pause_ess": 0.0},
-    "proximal clip": {"replay_clip": "proximal", "replay_pause_ess": 0.0},
-    "greso": {"selection": "greso", "replay_fraction": 0.0},
-    "dynamic sampling": {"selection": "greso", **DYNAMIC, "rollout_margin": 1.25},
-    "dynamic sampling and replay": {"dynamic_sampling": True},
-    "sequential rollouts": {"sequential_rollouts": True},
+    "one group a batch": {"per_device_train_batch_size": 4},
+    "selection alone": {"replay": "off", "skip_zero_advantage": False},
+    "selection and skipped rows": {"replay": "off"},
+    "skipped rows alone": {"selection": "uniform", "replay": "off"},
+    "replay alone": {"selection": "uniform", "scale_rewards": "batch"},
+    "proximal clip": {"replay_clip": "proximal"},
+    "greso": {"selection": "greso", "replay": "off", "skip_zero_advantage": False},
+    "dynamic sampling": {**DYNAMIC, "rollout_margin": 1.25},
+    "dynamic sampling and replay": {"max_rollout_rounds": 4},
     "published DOTS": PUBLISHED_DOTS,
     "resume of the defaults": {"resume": 5, "steps_per_generation": 2},
-    "resume of dynamic sampling": {"selection": "greso", **DYNAMIC, "resume": 7, "steps_per_generation": 2},
+    "resume of accumulation": {"resume": 5, **ACCUMULATION},
+    "resume of dynamic sampling": {**DYNAMIC, "resume": 7, "steps_per_generation": 2},
     "resume of published DOTS": {**PUBLISHED_DOTS, "resume": 5, "steps_per_generation": 2},
 }
 STEPS = 14
-COMPARED = ("loss", "grad_norm", "reward", "entropy", "learning_rate")
-#: Fields that had another name, and what `None` was, in commits that have the first of them
-EARLIER = {"prompt_embedding": "dots_embedding"}
-NONE_BEFORE = {"replay_ratio_cap": 1e6}
+COMPARED = ("loss", "grad_norm", "entropy", "learning_rate")
 
 
 def main() -> None:
@@ -139,13 +139,8 @@ def train(case: dict, graded: bool, output: Path, seen: list, resume_from: str |
             totals.append(share)
         return totals
 
-    known = DataEfficientGRPOConfig.__dataclass_fields__
-    case = dict(case)
-    if any(before in known for before in EARLIER.values()):
-        case = {EARLIER.get(field, field): value for field, value in case.items()}
-        for field, value in NONE_BEFORE.items():
-            if field in case and case[field] is None:
-                case[field] = value
+    if "replay" not in DataEfficientGRPOConfig.__dataclass_fields__:
+        case = in_former_fields(case)
     settings = {
         **{"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "seed": 3, "max_steps": STEPS},
         **{"per_device_train_batch_size": 16, "num_generations": 4, "max_completion_length": 6},
@@ -163,6 +158,19 @@ def train(case: dict, graded: bool, output: Path, seen: list, resume_from: str |
     )
     trainer.train(resume_from_checkpoint=resume_from)
     return trainer
+
+
+def in_former_fields(case: dict) -> dict:
+    """A case for commits before the field `replay`, which replayed a share and never skipped rows."""
+    case = dict(case)
+    replay, rounds = case.pop("replay", "fill"), case.pop("max_rollout_rounds", 1)
+    if replay == "fill" or case.pop("skip_zero_advantage", True):
+        sys.exit("This case needs a field that the earlier commit does not have. Choose cases with --case.")
+    if replay == "off":
+        case["replay_fraction"] = 0.0
+    elif rounds == 1:
+        case |= {"replay_weight": 1.0, "replay_pause_ess": 0.0}
+    return case | ({"dynamic_sampling": True, "max_rollout_rounds": rounds} if rounds > 1 else {})
 
 
 def character_tokenizer() -> Any:

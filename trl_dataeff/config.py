@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from trl import GRPOConfig
 
@@ -18,8 +18,8 @@ AUTO_SELECTION = "dots"  # what "auto" stands for where prompts can be chosen an
 class DataEfficientGRPOConfig(GRPOConfig):
     r"""
     Configuration of [`DataEfficientGRPOTrainer`]. Takes every argument of [`~trl.GRPOConfig`], and the following. With
-    `selection="uniform"`, `dynamic_sampling=False` and `replay_fraction=0` training is that of [`~trl.GRPOTrainer`], to
-    the last bit.
+    `selection="uniform"`, `replay="off"` and `skip_zero_advantage=False` training is that of [`~trl.GRPOTrainer`], to the
+    last bit.
 
     Notation: B is the number of groups trained on per generation batch (`generation_batch_size / num_generations`), G is
     `num_generations`. A *group* is the G completions of one prompt; it is *zero-variance* if all of its scorable
@@ -43,34 +43,31 @@ class DataEfficientGRPOConfig(GRPOConfig):
         reward_range (`list[float]`, *optional*):
             Lowest and highest total reward, which map to success rates 0 and 1; if unset, the lowest and highest seen so
             far.
-        dynamic_sampling (`bool`, *optional*, defaults to `False`):
-            Drop zero-variance groups once they are scored, and refill the batch with further rounds of rollouts, which
-            saves optimizer steps at the price of more rollouts per step (DAPO,
-            [arXiv 2503.14476](https://huggingface.co/papers/2503.14476)).
-        max_rollout_rounds (`int`, *optional*, defaults to `4`):
-            With `dynamic_sampling`: maximum number of rounds of rollouts per batch; a batch that is still short
-            afterwards is completed by replay, then with zero-variance groups.
+        max_rollout_rounds (`int`, *optional*, defaults to `1`):
+            Rounds of rollouts per generation batch. Above 1, further rounds replace zero-variance groups until the batch is
+            full (dynamic sampling, DAPO, [arXiv 2503.14476](https://huggingface.co/papers/2503.14476)): fewer optimizer
+            steps at the price of more rollouts per step.
         rollout_margin (`float`, *optional*, defaults to `1.0`):
-            With `dynamic_sampling`: oversampling factor, at least 1. A round rolls out `ceil(margin * missing / (1 - z))`
-            groups, where z is the running share of zero-variance groups, within 0.25 B and 1.5 B (the GRESO paper uses
-            1.25).
-        sequential_rollouts (`bool`, *optional*, defaults to `False`):
-            Generate half of each group first, and the rest only if the group is mixed or its next completions are as
-            likely to make it so as rollouts of other prompts
-            ([arXiv 2605.26606](https://huggingface.co/papers/2605.26606)).
+            With `max_rollout_rounds` above 1: oversampling factor, at least 1. A round rolls out `ceil(margin * missing /
+            (1 - z))` groups, where z is the running share of zero-variance groups, within 0.25 B and 1.5 B (the GRESO
+            paper uses 1.25).
 
         > Parameters that control rollout replay
 
+        replay (`str`, *optional*, defaults to `"fill"`):
+            `"fill"`: stored groups take the places of zero-variance groups, so that a step generates as many rollouts as
+            with [`~trl.GRPOTrainer`]. `"share"`: `replay_fraction` of the places is replayed and only the others are
+            generated, as in [arXiv 2506.05316](https://huggingface.co/papers/2506.05316). `"off"`: nothing is replayed.
         replay_fraction (`float`, *optional*, defaults to `0.5`):
-            Share of each batch's groups that is replayed from recent rollouts, in [0, 1), as soon as groups are stored;
-            0 switches replay off.
+            With `replay="share"`: share of the places that is replayed, in (0, 1), as soon as as many groups are stored.
         replay_capacity (`int`, *optional*, defaults to `512`):
             Maximum number of groups in the replay buffer, which holds the newest group of each prompt if it is effective.
         replay_max_age (`int`, *optional*, defaults to `5`):
-            Optimizer steps after which a stored group is no longer replayed, except those of the last batch; `None`
-            (`null` in a recipe) sets no limit other than `replay_capacity`.
+            Generation batches after which a stored group is no longer replayed; `None` (`null` in a recipe) sets no limit
+            other than `replay_capacity`.
         replay_order (`str`, *optional*, defaults to `"newest"`):
-            Which stored groups are replayed: `"newest"` (the closest to the policy) or `"random"` (as in the DOTS paper).
+            Which stored groups are replayed: `"newest"` (the least replayed first, then the newest) or `"random"` (as in the
+            DOTS paper).
         replay_clip (`str`, *optional*, defaults to `"behavior"`):
             Where the clip of groups from an earlier policy is centred: `"proximal"`, on the policy at the start of the
             generation batch (pi_old), or `"behavior"`, on the policy that sampled them
@@ -80,13 +77,13 @@ class DataEfficientGRPOConfig(GRPOConfig):
             no gradient beyond it (dual clip, [arXiv 1912.09729](https://huggingface.co/papers/1912.09729); not for
             `loss_type="vespo"`, whose weight vanishes by itself); with `"proximal"`, pi_old / pi_behavior is truncated
             at it. `None` (`null` in a recipe) sets no bound.
-        replay_weight (`float`, *optional*):
-            Factor on the advantages of replayed groups, in (0, 1]; if unset, the running share of effective groups, so
-            that steps become smaller as the policy learns, as with plain GRPO; 1 is the DOTS paper's value.
-        replay_pause_ess (`float`, *optional*, defaults to `0.9`):
-            Effective sample size of recently replayed tokens, as a share in [0, 1], below which replay pauses: the policy
-            moves so fast that fresh groups are worth more. As many groups as there are processes are still replayed, to
-            measure when that ends. 0: replay never pauses.
+
+        > Parameters that control the update
+
+        skip_zero_advantage (`bool`, *optional*, defaults to `True`):
+            Leave rows whose advantage is exactly 0 out of the forward and backward pass. It changes no weight. Where it would
+            not be exact (`beta > 0`, an entropy bonus, a router loss, `top_entropy_quantile < 1`, images), no row is left
+            out.
 
         > Parameters that control how a run ends
 
@@ -119,26 +116,24 @@ class DataEfficientGRPOConfig(GRPOConfig):
     reward_range: list[float] | None = field(
         default=None, metadata={"help": "Lowest and highest total reward; by default those seen so far."}
     )
-    dynamic_sampling: bool = field(
-        default=False, metadata={"help": "Replace zero-variance groups by further rounds of rollouts (DAPO)."}
-    )
     max_rollout_rounds: int = field(
-        default=4, metadata={"help": "With `dynamic_sampling`: maximum number of rounds per batch."}
+        default=1, metadata={"help": "Rounds of rollouts per batch; above 1 they replace zero-variance groups (DAPO)."}
     )
     rollout_margin: float = field(
-        default=1.0, metadata={"help": "With `dynamic_sampling`: oversampling factor of a round, at least 1."}
-    )
-    sequential_rollouts: bool = field(
-        default=False, metadata={"help": "Generate half of each group first, and the rest where it may help."}
+        default=1.0, metadata={"help": "With several rounds: oversampling factor of a round, at least 1."}
     )
 
     # Parameters that control rollout replay
+    replay: Literal["fill", "share", "off"] = field(
+        default="fill",
+        metadata={"help": "Stored groups take the places of zero-variance groups, or a fixed share, or none."},
+    )
     replay_fraction: float = field(
-        default=0.5, metadata={"help": "Share of each batch's groups that is replayed, in [0, 1); 0: no replay."}
+        default=0.5, metadata={"help": "With `replay='share'`: share of each batch's groups that is replayed."}
     )
     replay_capacity: int = field(default=512, metadata={"help": "Maximum number of groups in the replay buffer."})
     replay_max_age: int | None = field(
-        default=5, metadata={"help": "Optimizer steps after which a group is no longer replayed; null: no limit."}
+        default=5, metadata={"help": "Generation batches after which a group is no longer replayed; null: no limit."}
     )
     replay_order: Literal["newest", "random"] = field(
         default="newest", metadata={"help": "Which stored groups are replayed: 'newest' or 'random'."}
@@ -149,14 +144,10 @@ class DataEfficientGRPOConfig(GRPOConfig):
     replay_ratio_cap: float | None = field(
         default=2.0, metadata={"help": "Bound on the ratio of a replayed token, at least 1; null: none."}
     )
-    replay_weight: float | None = field(
-        default=None,
-        metadata={
-            "help": "Factor on the advantages of replayed groups; by default the running share of effective groups."
-        },
-    )
-    replay_pause_ess: float = field(
-        default=0.9, metadata={"help": "Effective sample size of replayed tokens below which replay pauses; 0: never."}
+
+    # Parameters that control the update
+    skip_zero_advantage: bool = field(
+        default=True, metadata={"help": "Leave rows whose advantage is exactly 0 out of the pass; changes no weight."}
     )
 
     # Parameters that control how a run ends
@@ -166,6 +157,8 @@ class DataEfficientGRPOConfig(GRPOConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if cast(object, self.replay) is False:  # YAML reads an unquoted `off` so
+            self.replay = "off"
         check_fields(self)
 
 
@@ -174,8 +167,9 @@ def check_fields(config: DataEfficientGRPOConfig) -> None:
     for name in ("selection", "prompt_embedding"):
         if not isinstance(getattr(config, name), str) or not getattr(config, name):
             raise ValueError(f"`{name}` is {getattr(config, name)!r}; it takes a name or a path.")
-    for name in ("dynamic_sampling", "sequential_rollouts", "save_on_signal"):
+    for name in ("skip_zero_advantage", "save_on_signal"):
         check_choice(name, getattr(config, name), (True, False))
+    check_choice("replay", config.replay, ("fill", "share", "off"))
     check_choice("replay_order", config.replay_order, ("newest", "random"))
     check_choice("replay_clip", config.replay_clip, ("proximal", "behavior"))
     if not isinstance(config.selector_args, (dict, type(None))):
@@ -192,12 +186,10 @@ def check_fields(config: DataEfficientGRPOConfig) -> None:
             )
     check_number("max_rollout_rounds", config.max_rollout_rounds, 1, integer=True)
     check_number("rollout_margin", config.rollout_margin, 1, finite=True)
-    check_number("replay_fraction", config.replay_fraction, 0, 1, below=True)
+    check_number("replay_fraction", config.replay_fraction, 0, 1, above=True, below=True)
     check_number("replay_capacity", config.replay_capacity, 1, integer=True)
     check_number("replay_max_age", config.replay_max_age, 1, integer=True, none=True)
     check_number("replay_ratio_cap", config.replay_ratio_cap, 1, none=True)
-    check_number("replay_weight", config.replay_weight, 0, 1, above=True, none=True)
-    check_number("replay_pause_ess", config.replay_pause_ess, 0, 1)
     if config.save_on_signal and config.enable_jit_checkpoint:
         raise ValueError(
             "`save_on_signal` and `enable_jit_checkpoint` both handle SIGTERM. Set one of them to False: `save_on_signal` "

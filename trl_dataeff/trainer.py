@@ -25,15 +25,24 @@ from trl_dataeff.callback import DataEfficientCallback, RolloutsAxis
 from trl_dataeff.checkpoint.resume import Run, complete_checkpoint, failure_notes, remove_older, resolve_run
 from trl_dataeff.checkpoint.state import continue_interval, loop_state, unused_batch
 from trl_dataeff.collector import GenerationBatch, make_collector
+from trl_dataeff.collector.advantages import renormalize
 from trl_dataeff.collector.state import begin_run, check_agreement, load_run, save_run
 from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.difficulty.embedding import embed_for
 from trl_dataeff.replay.correction import LossCorrection
-from trl_dataeff.replay.logprobs import behavior_tensors, compute_leftover_logps, group_logps, sampling_metrics
+from trl_dataeff.replay.logprobs import (
+    behavior_tensors,
+    compute_leftover_logps,
+    exclude_masked,
+    group_logps,
+    sampling_metrics,
+)
 from trl_dataeff.rollouts import capture
 from trl_dataeff.rollouts.context import ContextCheck
 from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.rollouts.group import RolloutGroup
+from trl_dataeff.rollouts.skipping import FACTOR as SKIP_FACTOR
+from trl_dataeff.rollouts.skipping import RowSkipper, inexact_reason, is_active
 from trl_dataeff.selection.base import Selector
 from trl_dataeff.signals import StopSignals, exception_of
 from trl_dataeff.tracking.card import complete_card
@@ -119,9 +128,13 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         self._fsdp2 = bool(self.is_fsdp_enabled and self.accelerator.is_fsdp2)
         cannot_embed = sharded and not self._fsdp2
         self.selector = validation.resolve_selector(config, selector, reason, cannot_embed, self._processes.world_size)
-        wanted = config.dynamic_sampling, config.replay_fraction > 0, config.sequential_rollouts
-        self._refills, self._replays, self._sequential = (on and reason is None for on in wanted)
-        self._in_rounds = self._refills or self._replays or self._sequential or self.selector.uses_references
+        self._rounds = config.max_rollout_rounds if reason is None else 1
+        self._replays = reason is None and validation.replays(config, self._processes.world_size)
+        skips = config.skip_zero_advantage and inexact_reason(self) is None
+        accumulated = config.gradient_accumulation_steps
+        self._skipper = RowSkipper(self.loss_type, accumulated, self._processes) if skips else None
+        in_rounds = self._rounds > 1 or self._replays or skips or self.selector.uses_references
+        self._in_rounds = reason is None and in_rounds
         dataset = self.train_dataset if isinstance(self.train_dataset, Dataset) else None
         if dataset is not None and not environments and self.rollout_func is None:
             validation.check_reward_arguments(self.reward_funcs, dataset)
@@ -160,6 +173,11 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             raise exception_of(self.stopped_by)
         return output
 
+    @property
+    def _over_batch(self) -> bool:
+        """Whether TRL divides advantages by the deviation over the whole batch."""
+        return self.scale_rewards == "batch" or self.multi_objective_aggregation == "normalize_then_sum"
+
     def _begin_run(self) -> None:
         """State of a run. A second call of `train` starts again, with the dataset that is there then."""
         args, dataset = self.args, cast(Dataset, self.train_dataset)  # any other is read by TRL alone
@@ -179,9 +197,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             embed=lambda: embed_for(self, dataset, args.prompt_embedding, resumed=self._run.checkpoint is not None),
             reward_names=self.reward_func_names,
             reward_weights=self.reward_weights.numpy(),
-            refills=self._refills,
             replays=self._replays,
-            sequential=self._sequential,
+            rounds=self._rounds,
             writes_logs=True,
             checkpoint=self._run.checkpoint,
             processes=self._processes,
@@ -191,7 +208,6 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             args.replay_clip,
             args.replay_ratio_cap or math.inf,
             self.collector.buffer is not None,
-            self.collector.pause,
         )
 
     def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
@@ -232,7 +248,6 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             tensors = super()._generate_and_score_completions(inputs)
         with self._timer.selection():
             batch = self.collector.enter(ids, recording.complete(self._processes), self.state.global_step)
-            self.collector.advantage_weights.apply(tensors, batch)
             self._log(batch)
         return tensors
 
@@ -245,21 +260,31 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             rows = self._rows(np.array([group.prompt_id for group in own]))
         for column, values in playback.logged.items():
             self._log_completion_extra(column, values)
+        if self._skipper is not None and not self._is_vlm:
+            playback.skip_rows(self.reward_weights, self.args.multi_objective_aggregation, self._processes)
         with capture.temporarily(self, _playback=playback):
             tensors = super()._generate_and_score_completions(rows)
         compute_leftover_logps(batch.leftover_now, self._logps, own[0], self._processes)
-        self.collector.advantage_weights.apply(tensors, batch)
+        if self._over_batch and batch.generated != batch.trained:
+            groups = own, batch.trained, batch.generated
+            tensors["advantages"] = renormalize(tensors["advantages"], *groups, self.collector.classifier)
+        if self.args.vllm_importance_sampling_mode == "sequence_mask":
+            exclude_masked(own, tensors)
         if batch.trained_stale:
             tensors.update(behavior_tensors(own, tensors["completion_ids"]))
-            replace_last(self._metrics["train"], sampling_metrics(tensors, self._processes))  # TRL's are over all rows
+        if batch.trained_stale or playback.rows is not None:  # TRL's are over all rows
+            replace_last(self._metrics["train"], sampling_metrics(tensors, self._processes))
+        if "old_per_token_logps" in tensors:  # NaN in rows that were skipped
+            known = ~tensors["old_per_token_logps"].isnan() | is_active(tensors).unsqueeze(1)
+            tensors["old_per_token_logps"] = tensors["old_per_token_logps"].where(known, 0.0)
         if self.collector.buffer is not None:
             self._correction.recorder.expect(own, tensors)
         self._log(batch)
         return tensors
 
-    def _roll_out(self, ids: np.ndarray, completions: int) -> capture.Round:
-        """Generate and score so many completions of prompts, each process an equal part of them, outside of TRL's pass."""
-        with self._recorded() as recording, capture.temporarily(self, num_generations=completions):
+    def _roll_out(self, ids: np.ndarray) -> capture.Round:
+        """Generate and score G completions of prompts, each process an equal part of them, outside of TRL's pass."""
+        with self._recorded() as recording:
             rows = self._rows(self._processes.share(ids))
             prompts = capture.prompts_with_images(rows)
             if self.tools:  # TRL prepares these for the rows of its pass
@@ -269,7 +294,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             for i, row in enumerate(rows):
                 row.update({name: capture.row_value(values, i) for name, values in generated.extra_fields.items()})
             self._calculate_rewards(rows, prompts, generated.completions, generated.completion_ids)
-        rollouts = capture.split_rollouts(generated, completions, dict(self._pending_extra_logs))
+        rollouts = capture.split_rollouts(generated, cast(int, self.num_generations), dict(self._pending_extra_logs))
         self._pending_extra_logs.clear()
         return recording.complete(self._processes, rollouts)
 
@@ -316,13 +341,28 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     # The loss
 
     def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+        if self._skipper is not None and self.model.training:
+            inputs = self._without_zero_rows()
         corrects = "replayed" in inputs or "batch_row" in inputs
         with self._correction.micro_batch(inputs) if corrects else nullcontext(inputs) as own_inputs:
             loss: torch.Tensor = super()._compute_loss(model, own_inputs)
-            return loss + self._correction.missing_kl(self.current_gradient_accumulation_steps) if corrects else loss
+            if corrects:
+                loss = loss + self._correction.missing_kl(self.current_gradient_accumulation_steps)
+        return loss * inputs[SKIP_FACTOR] if SKIP_FACTOR in inputs else loss
 
-    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> _Forward:
-        outputs: _Forward = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+    def _without_zero_rows(self) -> dict[str, Any]:
+        """The present micro-batch. All of a generation batch lose their rows without a gradient as the first enters the loss."""
+        assert self._skipper is not None
+        assert self._buffered_inputs is not None
+        if SKIP_FACTOR not in self._buffered_inputs[0]:
+            self._buffered_inputs = self._skipper.apply(self._buffered_inputs)
+        return self._buffered_inputs[self._step % self.args.steps_per_generation]
+
+    def _get_per_token_logps_and_entropies(self, model: torch.nn.Module, *args: Any, **kwargs: Any) -> _Forward:
+        forward: Callable[..., _Forward] = partial(super()._get_per_token_logps_and_entropies, model)
+        if self._playback is not None and self._playback.rows is not None:
+            return capture.forward_of_rows(forward, self._playback.rows, *args, **kwargs)
+        outputs = forward(*args, **kwargs)
         if self._correction is not None:
             record(self._metrics["train"], self._correction.on_logps(outputs[0]))
         return outputs
@@ -351,10 +391,13 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             complete_card(Path(self.args.output_dir, "README.md"), self.collector.logs.about, self.state.log_history)
 
     def _log(self, batch: GenerationBatch) -> None:
-        store, groups = self._metrics["train"], batch.trained_now or batch.generated
-        if batch.trained_stale and groups:  # TRL has logged rewards and lengths of all that is trained on
-            weights, over_batch = self.collector.classifier.weights, self.collector.advantage_weights.over_batch
-            replace_last(store, group_metrics(groups, self.reward_func_names, weights, over_batch=over_batch))
+        store = self._metrics["train"]
+        if (
+            batch.generated and batch.generated != batch.trained
+        ):  # TRL has logged rewards and lengths of what is trained on
+            weights = self.collector.classifier.weights
+            values = group_metrics(batch.generated, self.reward_func_names, weights, over_batch=self._over_batch)
+            replace_last(store, values)
         effective = any(group.effective for group in batch.generated)
         self.collector.reward_checks.check_gradient(effective, self.state.global_step / self.state.max_steps)
         record(store, batch.metrics)

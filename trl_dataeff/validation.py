@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from trl_dataeff.config import AUTO_SELECTION, DataEfficientGRPOConfig, own_copy
 from trl_dataeff.replay.buffer import replay_groups
 from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.selection import Selector, UniformSelector, make_selector
+from trl_dataeff.tracking.card import selection_title
 from trl_dataeff.utils import UserError, closest, listed
 
 
@@ -56,9 +58,9 @@ def check_dataset(
     if dataset is None and environment_factory is None:
         raise UserError("`train_dataset` is required, unless an `environment_factory` provides the prompts.")
     selects = selector is not None or args.selection not in ("auto", "uniform")
-    in_rounds = args.dynamic_sampling or args.sequential_rollouts
-    if (dataset is None or isinstance(dataset, IterableDataset)) and (selects or in_rounds):
-        wanted = "dynamic_sampling=True" if args.dynamic_sampling else "sequential_rollouts=True"
+    refills = args.max_rollout_rounds > 1
+    if (dataset is None or isinstance(dataset, IterableDataset)) and (selects or refills):
+        wanted = f"max_rollout_rounds={args.max_rollout_rounds}"
         if selects:
             wanted = (
                 f"selection={args.selection!r}" if selector is None else f"selector={type(selector).__name__}(...)"
@@ -66,7 +68,7 @@ def check_dataset(
         given = "an environment provides the prompts" if dataset is None else "this one is streamed (iterable)"
         raise UserError(
             f"`{wanted}` needs a map-style dataset, and {given}. Use a dataset that is loaded without streaming, or "
-            "`selection='uniform'` without `dynamic_sampling`, `sequential_rollouts` and `selector`."
+            "`selection='uniform'` and `max_rollout_rounds=1` without `selector`."
         )
     if not isinstance(dataset, Dataset):
         return  # TRL rejects other types
@@ -227,8 +229,8 @@ def check_no_tool_images(tool_images: Sequence[Any]) -> None:
     """Raise a `ValueError` if tools answered with images in a round of rollouts, which would be lost to the loss."""
     if any(tool_images):
         raise ValueError(
-            "`dynamic_sampling`, `sequential_rollouts` and `replay_fraction` cannot be used with tools that answer with images, "
-            "and one did. Switch them off."
+            "Rollouts of tools that answer with images cannot be kept, and one did. Set `replay='off'`, `max_rollout_rounds=1`, "
+            "`skip_zero_advantage=False` and a selection without reference rollouts."
         )
 
 
@@ -346,6 +348,17 @@ class RewardChecks:
         self._warned.add(key)
 
 
+def replays(args: DataEfficientGRPOConfig, world_size: int) -> bool:
+    """Whether groups can be replayed: not with a share that rounds to no group."""
+    return args.replay == "fill" or reserved_places(args, world_size) > 0
+
+
+def reserved_places(args: DataEfficientGRPOConfig, world_size: int) -> int:
+    """Places of a generation batch that `replay="share"` keeps for stored groups; 0 with other values."""
+    groups = args.generation_batch_size // args.num_generations
+    return replay_groups(args.replay_fraction, groups, world_size) if args.replay == "share" else 0
+
+
 def announce(
     args: DataEfficientGRPOConfig,
     selector: Selector,
@@ -368,34 +381,44 @@ def announce(
     """
     if not processes.is_main:
         return
-    groups = args.generation_batch_size // args.num_generations
-    replayed = replay_groups(args.replay_fraction, groups, processes.world_size)
-    on = [] if isinstance(selector, UniformSelector) else [f"{type(selector).__name__}"]
+    replay, reserved = replays(args, processes.world_size), reserved_places(args, processes.world_size)
+    on = [] if isinstance(selector, UniformSelector) else [selection_title(type(selector).__name__)]
     if unsupported_reason is None:
-        on += [f"replay of up to {replayed} of {groups} groups"] if replayed else []
-        on += ["dynamic sampling"] if args.dynamic_sampling else []
-        on += ["sequential rollouts"] if args.sequential_rollouts else []
+        on += [f"up to {args.max_rollout_rounds} rounds of rollouts a batch"] if args.max_rollout_rounds > 1 else []
+        on += (
+            [f"replay has {reserved} places of each batch" if reserved else "replay fills the batch"] if replay else []
+        )
     if on:
         size = "" if num_prompts is None else f"; {num_prompts:,} prompts"
-        logger.warning(f"Data efficiency is on: {', '.join(on)}{size}.")
+        logger.warning(f"{', '.join(on)}{size}.")
     if unsupported_reason is not None:
         _warn_unsupported(args, unsupported_reason)
         return
-    if args.replay_fraction > 0 and not replayed:
-        logger.warning(
-            f"`replay_fraction={args.replay_fraction}` of {groups // processes.world_size} groups per process rounds to no group: "
-            "nothing is replayed. Raise `per_device_train_batch_size` or `gradient_accumulation_steps`."
-        )
-    if model is not None and not args.use_vllm and (replayed or args.dynamic_sampling):
+    _warn_ignored_options(args, replay, processes.world_size)
+    if model is not None and not args.use_vllm and (replay or args.max_rollout_rounds > 1):
         _warn_dropout(active_dropout(model))
+
+
+def _warn_ignored_options(args: DataEfficientGRPOConfig, replay: bool, world_size: int) -> None:
+    groups = args.generation_batch_size // args.num_generations
+    if args.replay == "share" and not replay:
+        logger.warning(
+            f"`replay_fraction={args.replay_fraction}` of {groups // world_size} groups per process rounds to no group: "
+            "nothing is replayed. Raise `per_device_train_batch_size` or `gradient_accumulation_steps`, or use `replay='fill'`."
+        )
+    defaults = {field.name: field.default for field in fields(DataEfficientGRPOConfig)}
+    needs = {"replay_fraction": ("replay", "share"), "rollout_margin": ("max_rollout_rounds", "2 or more")}
+    works = {"replay_fraction": args.replay == "share", "rollout_margin": args.max_rollout_rounds > 1}
+    for name, (other, value) in needs.items():
+        if getattr(args, name) != defaults[name] and not works[name]:
+            logger.warning(f"`{name}={getattr(args, name)}` has no effect: it needs `{other}` to be {value}.")
 
 
 def _warn_unsupported(args: DataEfficientGRPOConfig, unsupported_reason: str) -> None:
     ignored = {
         "`selection='auto'` is 'uniform'": args.selection == "auto",
-        f"`replay_fraction={args.replay_fraction}` does not replay": args.replay_fraction > 0,
-        "`dynamic_sampling=True` does not refill batches": args.dynamic_sampling,
-        "`sequential_rollouts=True` does not stop groups": args.sequential_rollouts,
+        f"`replay={args.replay!r}` does not replay": args.replay != "off",
+        f"`max_rollout_rounds={args.max_rollout_rounds}` does not refill batches": args.max_rollout_rounds > 1,
     }
     listed = [text for text, applies in ignored.items() if applies]
     if listed:

@@ -74,66 +74,38 @@ def _load(path: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def _replay(share: float, what: str, **options) -> Method:
-    return Method(
-        what, **OURS, options={"selection": "uniform", "replay_fraction": share, "replay_pause_ess": 0.0, **options}
-    )
-
-
-def _dots(what: str, **options) -> Method:
-    return Method(what, **OURS, options={"selection": "dots", "replay_fraction": 0.0, **options})
+def _ours(what: str, **options) -> Method:
+    return Method(what, **OURS, options=options)
 
 
 METHODS = {
-    "default": Method("the package as it comes: DOTS, and half of each batch replayed", **OURS),
-    "fewest_rollouts": Method(
-        "a documented setting: sequential rollouts, and more of each batch replayed, for longer",
-        **OURS,
-        options={"sequential_rollouts": True, "replay_fraction": 0.65, "replay_max_age": 10},
-    ),
-    "independent_draws": Method(
-        "the former defaults: each batch is drawn anew, by the probability of an effective group",
-        **OURS,
-        options={
-            "selector_args": {"sharpness": 1.0, "threshold": None, "coverage": 0.0},
-            "replay_pause_ess": 0.0,
-        },
-    ),
-    "sharp_selection": Method(
-        "passes, by the fourth power of the probability of an effective group",
-        **OURS,
-        options={
-            "selector_args": {"sharpness": 4.0, "threshold": None, "coverage": 0.7},
-            "replay_pause_ess": 0.0,
-        },
+    "default": _ours(
+        "the package as it comes: DOTS selection, replay fills the batch, rows without a gradient are skipped"
     ),
     "uniform": Method("GRPOTrainer: shuffled passes over the whole pool"),
     "uniform_half": Method(
-        "GRPOTrainer with half the batch: as many optimizer steps from its rollouts as with half of a batch replayed",
+        "GRPOTrainer with half the batch, so twice the optimizer steps from as many rollouts",
         options={"per_device_train_batch_size": 64},
     ),
-    "dynamic": Method(
-        "zero-variance groups dropped, batch refilled",
-        **OURS,
-        options={"selection": "uniform", "replay_fraction": 0.0, "dynamic_sampling": True},
+    "skip": _ours("GRPOTrainer, whose rows without a gradient are skipped", selection="uniform", replay="off"),
+    "selection": _ours("DOTS selection alone", replay="off"),
+    "fill": _ours("replay fills the batch, with uniform selection", selection="uniform"),
+    "share": _ours("DOTS selection, and half of each batch replayed", replay="share"),
+    "dynamic": _ours(
+        "zero-variance groups dropped, batch refilled", selection="uniform", replay="off", max_rollout_rounds=4
     ),
-    "greso": Method(
-        "prompts that keep giving nothing are skipped before they are rolled out",
-        **OURS,
-        options={"selection": "greso", "replay_fraction": 0.0},
-    ),
-    "greso_dynamic": Method(
+    "greso": _ours("prompts with repeated zero-variance groups are skipped", selection="greso", replay="off"),
+    "greso_dynamic": _ours(
         "GRESO as published: skipping, and zero-variance groups dropped and refilled with a margin of 1.25",
-        **OURS,
-        options={"selection": "greso", "replay_fraction": 0.0, "dynamic_sampling": True, "rollout_margin": 1.25},
+        selection="greso",
+        replay="off",
+        max_rollout_rounds=4,
+        rollout_margin=1.25,
     ),
-    "replay50": _replay(0.5, "half of each batch replayed from recent rollouts"),
-    "replay75": _replay(0.75, "three quarters of each batch replayed"),
-    "greso_replay50": _replay(0.5, "GRESO, and half of each batch replayed", selection="greso"),
-    "dots": _dots("prompts by predicted success rate"),
-    "dots_paper": _dots(
+    "dots_paper": _ours(
         "DOTS's objective, references and replay as published (near 0.5 at temperature 1e-3, from half a batch of random "
         "prompts every 2 steps, a buffer of one batch, no age limit, no cap), with our predictor, which is fitted in the run",
+        selection="dots",
         selector_args={
             "objective": "target",
             "reference": "paper",
@@ -142,14 +114,12 @@ METHODS = {
             "exploration": 0.0,
             "history_prior": 1e9,  # a prompt's own groups do not count
         },
-        replay_fraction=0.5,
-        replay_weight=1.0,
+        replay="share",
         replay_capacity=16,  # a batch
         replay_order="random",
         replay_max_age=None,
         replay_clip="proximal",  # as in the authors' code
         replay_ratio_cap=None,
-        replay_pause_ess=0.0,
     ),
     "cgrpo": Method(
         "C-GRPO (trl-cgrpo): groups of 2, 4 or 8, as few as its conformal test finds enough; runs with TRL 1.12 to 1.14",

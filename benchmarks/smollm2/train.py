@@ -71,7 +71,8 @@ class Spec:
             return self
         settings = find(self.method).settings()
         batch = settings.get("per_device_train_batch_size", self.prompts * self.group_size)
-        steps = math.ceil(self.max_rollouts / (batch * (1 - settings.get("replay_fraction", 0.0))))
+        replayed = settings["replay_fraction"] if settings.get("replay") == "share" else 0.0
+        steps = math.ceil(self.max_rollouts / (batch * (1 - replayed)))
         return replace(self, schedule=schedule, steps=steps)
 
     def planned(self, steps: int, schedule: str) -> Spec:

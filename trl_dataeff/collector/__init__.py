@@ -2,9 +2,8 @@
 One generation batch, from proposal to history.
 
     collector.py    RolloutCollector: proposes, has rounds generated, classifies, replays, updates history and buffer
-    rounds.py       fill_batch(): which groups are trained on, left over, dropped; sizes of rounds
-    sequential.py   SequentialGroups: which groups continue after half of their completions
-    advantages.py   AdvantageWeights: how much replayed groups count
+    rounds.py       GenerationBatch, and the sizes of rounds
+    advantages.py   advantages that TRL normalises over the batch
     build.py        from the configuration to a collector; whether a checkpoint fits a run
     state.py        to a checkpoint and back
 """

@@ -5,7 +5,6 @@ which the content of a checkpoint depends, and whether a checkpoint fits those o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,11 @@ from transformers.utils import logging
 
 from trl_dataeff.checkpoint.state import check_dataset_hash, check_settings, load_scalars
 from trl_dataeff.collector.collector import RolloutCollector
-from trl_dataeff.collector.rounds import RefillRounds
-from trl_dataeff.collector.sequential import SequentialGroups
+from trl_dataeff.collector.rounds import Rounds
 from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.difficulty.base import Embeddings
 from trl_dataeff.difficulty.loading import PREDICTORS, load_predictor
-from trl_dataeff.replay.buffer import ReplayBuffer, replay_groups
-from trl_dataeff.replay.pause import ReplayPause
+from trl_dataeff.replay.buffer import ReplayBuffer
 from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.distributed import Processes, all_gather
 from trl_dataeff.selection.base import Selector, SelectorContext, checked_state
@@ -30,6 +27,7 @@ from trl_dataeff.selection.dots import DotsSelector
 from trl_dataeff.selection.earlier import read_earlier_groups
 from trl_dataeff.tracking.groups import RunLogs
 from trl_dataeff.utils import hash_prompts
+from trl_dataeff.validation import reserved_places
 
 
 logger = logging.get_logger(__name__)
@@ -50,9 +48,8 @@ def make_collector(
     embed: Callable[[], Embeddings] | None = None,
     reward_names: Sequence[str],
     reward_weights: np.ndarray,
-    refills: bool,
     replays: bool,
-    sequential: bool = False,
+    rounds: int = 1,
     writes_logs: bool = False,
     checkpoint: str | None = None,
     processes: Processes = Processes(),  # noqa: B008 (immutable)
@@ -67,9 +64,8 @@ def make_collector(
         num_prompts (`int`, *optional*, defaults to `0`): N, if there is no `dataset` to select from.
         embed (`Callable`, *optional*): makes the embeddings of all prompts, `(N, h)`.
         reward_names (`list[str]`), reward_weights (`np.ndarray` of shape `(F,)`): the reward functions.
-        refills (`bool`): whether zero-variance groups are dropped and replaced (dynamic sampling).
         replays (`bool`): whether groups are replayed.
-        sequential (`bool`, *optional*, defaults to `False`): whether groups may stop after half of their completions.
+        rounds (`int`, *optional*, defaults to `1`): rounds of rollouts per generation batch.
         writes_logs (`bool`, *optional*, defaults to `False`): whether the main process writes the files of [`RunLogs`].
         checkpoint (`str`, *optional*): what the run is to resume from. It is compared with these settings and the dataset
             before prompts are embedded.
@@ -113,14 +109,10 @@ def make_collector(
         num_prompts=num_prompts,
         dataset_hash=dataset_hash,
         settings=settings,
-        refill=RefillRounds(config.max_rollout_rounds, config.rollout_margin) if refills else None,
-        sequential=SequentialGroups(group_size) if sequential else None,
+        rounds=Rounds(rounds, config.rollout_margin),
         buffer=_buffer(config, processes) if replays else None,
-        replay_groups=replay_groups(config.replay_fraction, batch_groups, processes.world_size) if replays else 0,
-        pause=ReplayPause(config.replay_pause_ess) if replays and config.replay_pause_ess else None,
-        over_batch=config.scale_rewards == "batch" or config.multi_objective_aggregation == "normalize_then_sum",
+        reserved=reserved_places(config, processes.world_size) if replays else 0,
         overlaps=bool(micro_batches % accumulated and accumulated % micro_batches),
-        replay_weight=config.replay_weight,
         logs=RunLogs(config.output_dir) if writes_logs and processes.is_main else None,
         seed=config.seed,
         processes=processes,
@@ -143,12 +135,9 @@ def _check_same_prompts(num_prompts: int, dataset_hash: str, processes: Processe
 
 
 def _buffer(config: DataEfficientGRPOConfig, processes: Processes) -> ReplayBuffer:
-    # Groups of the last generation batch are always within the age limit
-    steps = math.ceil(config.steps_per_generation * config.num_iterations / config.gradient_accumulation_steps)
-    max_age = None if config.replay_max_age is None else max(config.replay_max_age, steps)
     return ReplayBuffer(
         config.replay_capacity,
-        max_age,
+        config.replay_max_age,
         rank=processes.rank,
         world_size=processes.world_size,
         newest_first=config.replay_order == "newest",

@@ -7,7 +7,6 @@ history, selector and buffer. It is equal on every process, because it works on 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -15,11 +14,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from trl_dataeff.collector.advantages import AdvantageWeights
-from trl_dataeff.collector.rounds import GenerationBatch, RefillRounds, ZeroVarianceShare, fill_batch
-from trl_dataeff.collector.sequential import SequentialGroups, complete
+from trl_dataeff.collector.rounds import GenerationBatch, Rounds, ZeroVarianceShare
 from trl_dataeff.replay.buffer import ReplayBuffer
-from trl_dataeff.replay.pause import ReplayPause
 from trl_dataeff.rollouts.capture import Round
 from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.distributed import Processes, assign, broadcast_from_main, redistribute
@@ -29,15 +25,13 @@ from trl_dataeff.selection.base import (
     check_proposal,
     checked_metrics,
     checked_predictions,
-    checked_strengths,
 )
 from trl_dataeff.tracking.groups import RunLogs
 from trl_dataeff.tracking.metrics import Counters
 from trl_dataeff.validation import RewardChecks
 
 
-#: `(prompt ids (n,), completions per prompt) -> what they gave`
-RollOut: TypeAlias = Callable[[np.ndarray, int], Round]
+RollOut: TypeAlias = Callable[[np.ndarray], Round]  # prompt ids (n,) -> what G completions of each gave
 MOST_UNSCORED = 512  # completions without any score, after which training without one is an error
 
 
@@ -53,18 +47,12 @@ class RolloutCollector:
         num_prompts (`int`, *optional*, defaults to `0`): N; 0 without a selector.
         dataset_hash (`str`, *optional*, defaults to `""`): content hash of the prompts.
         settings (`dict`, *optional*): settings on which the content of a checkpoint depends, by name.
-        refill ([`RefillRounds`], *optional*): drop zero-variance groups and replace them (dynamic sampling).
-        sequential ([`SequentialGroups`], *optional*): decides which groups continue after half of their completions.
-        buffer ([`ReplayBuffer`], *optional*): source of replayed groups.
-        replay_groups (`int`, *optional*, defaults to `0`): replayed groups per generation batch; fewer while `buffer` has
-            fewer.
-        pause ([`ReplayPause`], *optional*): while it is active, as many groups as there are processes are replayed, to measure when
-            the policy slows down.
-        over_batch (`bool`, *optional*, defaults to `False`): whether TRL divides advantages by the deviation over the whole
-            batch (`scale_rewards="batch"`, `multi_objective_aggregation="normalize_then_sum"`).
+        rounds ([`Rounds`], *optional*): rounds of rollouts per generation batch; by default a single one.
+        buffer ([`ReplayBuffer`], *optional*): stored groups; without it nothing is replayed.
+        reserved (`int`, *optional*, defaults to `0`): places that stored groups get, while zero-variance groups keep theirs
+            (`replay="share"`); 0: stored groups take the places of zero-variance groups.
         overlaps (`bool`, *optional*, defaults to `False`): whether an optimizer step may end within a generation batch and the
             next one take the rest of it with another.
-        replay_weight (`float`, *optional*): factor on the advantages of replayed groups; `None`: see [`AdvantageWeights`].
         logs ([`RunLogs`], *optional*): files that the run writes; on the main process alone.
         seed (`int`, *optional*, defaults to `0`): of proposals and of replay.
         processes ([`Processes`], *optional*): of the run; by default a single one.
@@ -81,14 +69,10 @@ class RolloutCollector:
         num_prompts: int = 0,
         dataset_hash: str = "",
         settings: dict[str, Any] | None = None,
-        refill: RefillRounds | None = None,
-        sequential: SequentialGroups | None = None,
+        rounds: Rounds = Rounds(),  # noqa: B008 (immutable)
         buffer: ReplayBuffer | None = None,
-        replay_groups: int = 0,
-        pause: ReplayPause | None = None,
-        over_batch: bool = False,
+        reserved: int = 0,
         overlaps: bool = False,
-        replay_weight: float | None = None,
         logs: RunLogs | None = None,
         seed: int = 0,
         processes: Processes = Processes(),  # noqa: B008 (immutable)
@@ -98,16 +82,12 @@ class RolloutCollector:
         self.reward_names = list(reward_names)
         self.selector, self.num_prompts, self.dataset_hash = selector, num_prompts, dataset_hash
         self.settings = settings or {}
-        self.refill, self.sequential = refill, sequential
-        self.buffer, self.replay_groups = buffer, replay_groups
-        self.pause = pause
+        self.rounds, self.buffer, self.reserved = rounds, buffer, reserved
         self.logs = logs
         self.processes = processes
         self.zero_share = ZeroVarianceShare()
-        self.advantage_weights = AdvantageWeights(
-            classifier, self.zero_share, refill is not None, over_batch, replay_weight, processes.rank
-        )
         self.counters = Counters()
+        self.batches = 0  # generation batches so far
         self.leftover: list[RolloutGroup] = []
         self._present: list[RolloutGroup] = []  # groups of the present generation batch so far
         self.overlaps = overlaps
@@ -115,7 +95,7 @@ class RolloutCollector:
         self.recent: list[tuple[int, list[int]]] = []
         # With everything off nothing that TRL accepts is an error
         unchosen = selector is None or isinstance(selector, UniformSelector)
-        off = unchosen and refill is None and sequential is None and buffer is None
+        off = unchosen and rounds.most == 1 and buffer is None
         self.reward_checks = RewardChecks(
             self.reward_names, most_unscored=None if off else MOST_UNSCORED, is_main_process=processes.is_main
         )
@@ -135,58 +115,58 @@ class RolloutCollector:
 
     def collect(self, roll_out: RollOut, step: int) -> GenerationBatch:
         """
-        Collect the generation batch that begins at optimizer step `step`, in as many rounds as it takes. Afterwards every
-        process owns an equal share of `trained`, which is in the order of ranks, and each of these groups has G completions.
+        Collect the generation batch that begins at optimizer step `step`.
+
+        Leftover groups take places first. Rounds of rollouts are generated for the others; effective groups take places, and
+        those beyond them are left over. Stored groups take the places that are empty then, or those that are reserved for them.
+        Zero-variance groups get what is left. Afterwards every process owns an equal share of `trained`, which is in the order
+        of ranks.
 
         Args:
-            roll_out (`Callable`): prompt ids `(n,)` and the number of completions of each -> what they gave, with rollouts.
+            roll_out (`Callable`): generates and scores G completions of prompts.
             step (`int`): the present optimizer step.
         """
-        assert self.selector is not None  # rounds need prompts that can be chosen
-        references = self._roll_out_references(roll_out, step)
-        metrics: dict[str, float] = {}
-        # If an optimizer step takes several generation batches, none replays what the step has already
-        last = self.recent[-1:] if self.overlaps else []
-        self.recent = [batch for batch in self.recent if batch[0] == step or batch in last]
-        in_step = {prompt_id for _, prompt_ids in self.recent for prompt_id in prompt_ids}
+        places, in_step = self.batch_groups, self._prompts_in_step(step)
         if self.buffer is not None:
-            self.buffer.expire(step)
-        replay_groups = self.replay_groups
-        if self.pause is not None:
-            self.pause.begin_batch()
-            metrics["replay/paused"] = float(self.pause.active)
-            if self.pause.active:
-                replay_groups = min(replay_groups, self.processes.world_size)
-
-        def generate(n: int, round_index: int) -> list[RolloutGroup]:
-            groups = self._generate(self.propose(n), roll_out, step, round_index)
+            self.buffer.expire(self.batches)
+        references = self._roll_out_references(roll_out, step)
+        batch = GenerationBatch(generated=list(references))
+        for_buffer = [group for group in references if group.effective]
+        effective, zero_variance = list(self.leftover), list[RolloutGroup]()
+        if self.buffer is None:  # references take up to half of the batch: the rest is selected
+            effective, for_buffer = [*effective, *for_buffer[: places // 2]], []
+        while True:
+            present = {*in_step, *(group.prompt_id for group in [*self.leftover, *batch.generated])}
+            stored = 0 if self.buffer is None else self.buffer.available(present)
+            wanted = places - min(self.reserved, stored)
+            complete = len(effective) + len(zero_variance) + stored >= places
+            if len(effective) >= wanted or (batch.rounds >= self.rounds.most and complete):
+                break
+            missing = wanted - len(effective) - (len(zero_variance) if self.rounds.most == 1 else 0)
+            ids = self.propose(self._round_size(missing))
+            groups = self._classify(ids, roll_out(ids), step, batch.rounds)
             self.zero_share.observe(groups)
-            return groups
+            batch.rounds += 1
+            batch.generated += groups
+            effective += [group for group in groups if group.effective]
+            zero_variance += [group for group in groups if not group.effective]
 
-        batch = fill_batch(
-            generate,
-            self._round_size,
-            batch_groups=self.batch_groups,
-            max_rounds=None if self.refill is None else self.refill.most,
-            leftover=self.leftover,
-            references=references,
-            buffer=self.buffer,
-            replay_groups=replay_groups,
-            exclude=in_step,
-            rng=self.replay_rng,
-        )
+        taken, batch.leftover = effective[:wanted], [*effective[wanted:], *for_buffer]
+        if self.reserved:
+            taken += zero_variance[: wanted - len(taken)]
+        replayed = [] if self.buffer is None else self.buffer.sample(places - len(taken), self.replay_rng, present)
+        taken += zero_variance[: places - len(taken) - len(replayed)] if not self.reserved else []
+        batch.assign(taken, replayed, self.leftover)
         self.recent.append((step, [group.prompt_id for group in batch.trained]))
         batch.trained = self._spread_evenly(batch.trained)
-        batch.metrics.update(metrics)
         self._update(batch, step)
-        batch.trained = [group.filled(self.group_size) for group in batch.trained]
         return batch
 
-    def _spread_evenly(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
-        """Give each process an equal number of these groups. They are returned in the order of ranks."""
-        destinations = assign([group.owner for group in groups], self.processes.world_size)
-        redistribute(groups, destinations, self.processes.rank)
-        return [groups[i] for i in np.argsort(destinations, kind="stable")]
+    def _prompts_in_step(self, step: int) -> set[int]:
+        """Prompts that the present optimizer step trains on already, if it takes several generation batches."""
+        last = self.recent[-1:] if self.overlaps else []
+        self.recent = [batch for batch in self.recent if batch[0] == step or batch in last]
+        return {prompt_id for _, prompt_ids in self.recent for prompt_id in prompt_ids}
 
     def enter(self, ids: np.ndarray, generated: Round, step: int) -> GenerationBatch:
         """
@@ -199,11 +179,20 @@ class RolloutCollector:
         """
         groups = self._classify(ids, generated, step, 0)
         self.zero_share.observe(groups)
-        for group in groups:
-            group.disposition = "trained"
-        batch = GenerationBatch(trained=groups, generated=groups, rounds=1)
+        batch = GenerationBatch(generated=groups, rounds=1)
+        batch.assign(groups, [], [])
         self._update(batch, step)
         return batch
+
+    def _spread_evenly(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
+        """
+        Give each process an equal number of these groups, and about as many effective ones. They are returned in the order of
+        ranks.
+        """
+        owners, effective = [group.owner for group in groups], [group.effective for group in groups]
+        destinations = assign(owners, self.processes.world_size, effective)
+        redistribute(groups, destinations, self.processes.rank)
+        return [groups[i] for i in np.argsort(destinations, kind="stable")]
 
     def own(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
         """Those of `groups` whose rollouts this process holds."""
@@ -223,7 +212,7 @@ class RolloutCollector:
             ids = ids[: len(ids) // self.processes.world_size * self.processes.world_size]
             for start in range(0, len(ids), self.batch_groups):  # at most a batch per call of the generator
                 part = ids[start : start + self.batch_groups]
-                references.extend(self._classify(part, roll_out(part, self.group_size), step, 0, origin="reference"))
+                references.extend(self._classify(part, roll_out(part), step, 0, origin="reference"))
             return references
 
         self.selector.roll_out_references(generate, self.rng)
@@ -235,30 +224,13 @@ class RolloutCollector:
         return ids if exact else broadcast_from_main(ids)
 
     def _round_size(self, missing: int) -> int:
-        if self.refill is None:
-            return math.ceil(missing / self.processes.world_size) * self.processes.world_size
-        return self.refill.size(
+        return self.rounds.size(
             missing,
             batch_groups=self.batch_groups,
             zero_share=self.zero_share.value,
             multiple=self.processes.world_size,
             num_prompts=self.num_prompts,
         )
-
-    def _generate(self, ids: np.ndarray, roll_out: RollOut, step: int, round_index: int) -> list[RolloutGroup]:
-        """The groups of a round, in the order of `ids`: whole, or with `sequential` in two parts, of which some get one."""
-        if self.sequential is None or self.selector is None:
-            return self._classify(ids, roll_out(ids, self.group_size), step, round_index)
-        groups = self._classify(ids, roll_out(ids, self.sequential.first), step, round_index)
-        strengths = checked_strengths(self.selector, ids)
-        chosen = self._agreed(self.sequential.continuing(groups, strengths, self.processes.world_size))
-        if len(chosen):
-            continuing = self._spread_evenly([groups[i] for i in chosen])
-            ids = np.array([group.prompt_id for group in continuing])
-            rest = self._classify(ids, roll_out(ids, self.sequential.rest), step, round_index)
-            complete(continuing, rest, self.classifier)
-        self.sequential.observe(groups)
-        return groups
 
     def _classify(
         self, ids: np.ndarray, generated: Round, step: int, round_index: int, origin: Origin = "fresh"
@@ -308,8 +280,6 @@ class RolloutCollector:
         for group in kept:
             group.success_rate = mapping[0] * group.success_rate + mapping[1]
             group.predicted = mapping[0] * group.predicted + mapping[1]
-        if self.sequential is not None:
-            self.sequential.rescale(*mapping)
         if self.selector is not None:
             self.selector.rescale(*mapping)
 
@@ -322,7 +292,8 @@ class RolloutCollector:
             self.leftover = batch.leftover
         else:
             self.leftover = []
-            self.buffer.add([*batch.leftover, *batch.generated])
+            self.buffer.add([*batch.leftover, *batch.generated], self.batches)
+        self.batches += 1
         if self.selector is not None and batch.generated:
             self.selector.observe(batch.generated)
         self.counters.add(
@@ -355,10 +326,8 @@ class RolloutCollector:
             rates = np.array([group.success_rate for group in batch.generated])
             if not np.isnan(rates).all():
                 metrics["success_rate"] = float(np.nanmean(rates))
-        if self.refill is not None:
+        if self.rounds.most > 1:
             metrics["rounds"] = batch.rounds
-        if batch.generated and self.sequential is not None:
-            metrics["stopped_ratio"] = float(np.mean([g.size < self.group_size for g in batch.generated]))
         if self.buffer is None:
             del metrics["rollouts_replayed"]
         elif batch.trained_stale:

@@ -133,8 +133,6 @@ def state_checksums(collector: RolloutCollector) -> dict[str, str]:
         "share of zero-variance groups": hash_json(collector.zero_share.zero, collector.zero_share.total),
         "leftover groups": _groups_checksum(collector.leftover),
         "replay buffer": _groups_checksum([] if collector.buffer is None else collector.buffer.groups),
-        "sequential groups": hash_json(None if collector.sequential is None else collector.sequential.state_dict()),
-        "pause of replay": hash_json(None if collector.pause is None else collector.pause.state()),
         "random state of replay": hash_array(collector.replay_rng.get_state()),
     }
     if collector.selector is not None and collector.selector.exact:
@@ -158,9 +156,8 @@ def collector_state(collector: RolloutCollector) -> tuple[dict[str, Any], dict[s
         "counters": collector.counters.values,
         "reward_checks": collector.reward_checks.state(),
         "zero_share": [collector.zero_share.zero, collector.zero_share.total],
-        "sequential": None if collector.sequential is None else collector.sequential.state_dict(),
         "recent": collector.recent,
-        "replay_pause": None if collector.pause is None else collector.pause.state(),
+        "batches": collector.batches,
         "reward_scale": [scale.low, scale.high] if math.isfinite(scale.low) else None,  # JSON has no infinity
         "reward_values": collector.classifier.values,
         "dataset": {"size": collector.num_prompts, "hash": collector.dataset_hash},
@@ -184,8 +181,7 @@ def load_collector_state(collector: RolloutCollector, scalars: dict[str, Any], f
     collector.counters.load(scalars["counters"])
     collector.reward_checks.load_state(scalars["reward_checks"])
     collector.zero_share.zero, collector.zero_share.total = scalars["zero_share"]
-    if collector.sequential is not None and scalars.get("sequential") is not None:  # it may be switched on or off
-        collector.sequential.load_state_dict(scalars["sequential"])
+    collector.batches = scalars["batches"]
     collector.recent = [(step, prompt_ids) for step, prompt_ids in scalars.get("recent", [])]
     scale = collector.classifier.scale
     if scalars["reward_scale"] is not None and not scale.fixed:
@@ -206,15 +202,8 @@ def load_collector_state(collector: RolloutCollector, scalars: dict[str, Any], f
         collector.leftover = unpack_distributed(
             files["leftover"], collector.processes.rank, collector.processes.world_size
         )
-    _load_replay(collector, scalars, files.get("replay"))
-
-
-def _load_replay(collector: RolloutCollector, scalars: dict[str, Any], groups: Arrays | None) -> None:
-    """The buffer and the pause. Replay may be switched on or off."""
-    if collector.buffer is not None and groups is not None:
-        collector.buffer.load_state_dict(groups)
-    if collector.pause is not None and scalars.get("replay_pause") is not None:
-        collector.pause.load_state(scalars["replay_pause"])
+    if collector.buffer is not None and "replay" in files:  # replay may be switched on or off
+        collector.buffer.load_state_dict(files["replay"])
 
 
 def _mismatch(what: str, saved: dict[str, Any], present: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
@@ -15,33 +16,42 @@ from trl_dataeff.rollouts.group import RolloutGroup
 
 def replay_groups(fraction: float, batch_groups: int, world_size: int) -> int:
     """
-    Replayed groups per generation batch: `fraction` of it, as a multiple of the number of processes, so that each process
-    generates at least one group.
+    Places of a generation batch that `replay="share"` reserves: `fraction` of them, as a multiple of the number of processes,
+    so that each process generates at least one group.
 
     Args:
         fraction (`float`): in [0, 1).
-        batch_groups (`int`): B, groups trained on per generation batch; a multiple of `world_size`.
+        batch_groups (`int`): B, places of a generation batch; a multiple of `world_size`.
         world_size (`int`): number of processes.
     """
     per_process = batch_groups // world_size
     return min(math.floor(fraction * per_process + 0.5), per_process - 1) * world_size
 
 
+@dataclass
+class Stored:
+    """A group in the buffer: the number of the generation batch that it came from, and how often it was replayed."""
+
+    group: RolloutGroup
+    batch: int
+    uses: int = 0
+
+
 class ReplayBuffer:
     """
-    First in, first out, by group; of each prompt the newest group, if it is effective. Another one removes the prompt's older group: what the policy does there has changed, and the older rewards
-    no longer say how.
+    First in, first out, by group; of each prompt the newest group, if it is effective. A newer group removes the prompt's
+    older one, because the older rewards no longer say how the present policy answers.
 
     With several processes, each holds the same groups in the same order, so that all sample alike; a group's rollouts
     are held by the process that owns it. Groups are compact arrays on the CPU (see [`Rollouts`]).
 
     Args:
         capacity (`int`): groups.
-        max_age (`int`, *optional*): a group is removed once it is more than so many optimizer steps old; `None`: never.
+        max_age (`int`, *optional*): a group is removed once it is more than so many generation batches old; `None`: never.
         rank (`int`, *optional*, defaults to `0`), world_size (`int`, *optional*, defaults to `1`): this process, and how
             many there are.
-        newest_first (`bool`, *optional*, defaults to `True`): whether [`sample`] gives the newest groups, which are the
-            closest to the policy, or, as in the paper, any.
+        newest_first (`bool`, *optional*, defaults to `True`): whether [`sample`] gives the groups that were replayed least,
+            the newest of them first, or, as in the paper, any.
     """
 
     def __init__(
@@ -57,63 +67,66 @@ class ReplayBuffer:
         self.max_age = max_age
         self.rank, self.world_size = rank, world_size
         self.newest_first = newest_first
-        self._groups: dict[int, RolloutGroup] = {}  # by prompt, oldest first
+        self._stored: dict[int, Stored] = {}  # by prompt, oldest first
 
     def __len__(self) -> int:
-        return len(self._groups)
+        return len(self._stored)
 
     @property
     def groups(self) -> list[RolloutGroup]:
         """Oldest first."""
-        return list(self._groups.values())
+        return [stored.group for stored in self._stored.values()]
 
-    def add(self, groups: Iterable[RolloutGroup]) -> None:
+    def add(self, groups: Iterable[RolloutGroup], batch: int) -> None:
         """
-        Enter groups in the order in which they were generated, zero-variance groups included. One that no reward function
-        scored says nothing of its prompt, and is ignored.
+        Enter groups of a generation batch in the order in which they were generated, zero-variance groups included. One that
+        no reward function scored says nothing of its prompt, and is ignored.
+
+        Args:
+            groups: the groups.
+            batch (`int`): number of the generation batch.
         """
         for group in groups:
             if group.effective or not math.isnan(group.success_rate):
-                self._groups.pop(group.prompt_id, None)
+                self._stored.pop(group.prompt_id, None)
             if group.effective:
-                self._groups[group.prompt_id] = group
-        for prompt_id in list(islice(self._groups, max(0, len(self) - self.capacity))):
-            del self._groups[prompt_id]
+                self._stored[group.prompt_id] = Stored(group, batch)
+        for prompt_id in list(islice(self._stored, max(0, len(self) - self.capacity))):
+            del self._stored[prompt_id]
 
-    def expire(self, step: int) -> None:
-        """Remove groups that at optimizer step `step` are older than `max_age`."""
+    def expire(self, batch: int) -> None:
+        """Remove groups that are older than `max_age` at generation batch number `batch`."""
         if self.max_age is not None:
-            self._groups = {i: g for i, g in self._groups.items() if step - g.step <= self.max_age}
+            self._stored = {i: s for i, s in self._stored.items() if batch - s.batch <= self.max_age}
 
     def available(self, exclude: Collection[int] = ()) -> int:
         """How many groups [`sample`] can give without the prompts in `exclude`."""
-        return len(self) - sum(prompt_id in self._groups for prompt_id in set(exclude))
+        return len(self) - sum(prompt_id in self._stored for prompt_id in set(exclude))
 
     def sample(self, n: int, rng: torch.Generator, exclude: Collection[int] = ()) -> list[RolloutGroup]:
         """
-        `n` different groups of prompts that are not in `exclude`; they stay in the buffer. With `newest_first` those of
-        the latest optimizer steps, uniformly among groups of the same step; else uniformly among all.
-
-        Raises:
-            `ValueError`: if there are fewer.
+        At most `n` different groups of prompts that are not in `exclude`; they stay in the buffer. With `newest_first` those
+        that were replayed least, the newest of them first, and uniformly among equals; else uniformly among all.
         """
         excluded = set(exclude)
-        candidates = [group for prompt_id, group in self._groups.items() if prompt_id not in excluded]
-        if n > len(candidates):
-            raise ValueError(f"{n} groups were requested; the replay buffer has {len(candidates)} of other prompts.")
-        if n == 0:
+        candidates = [stored for prompt_id, stored in self._stored.items() if prompt_id not in excluded]
+        if n <= 0 or not candidates:
             return []
-        order = torch.randperm(len(candidates), generator=rng)
+        order = torch.randperm(len(candidates), generator=rng).tolist()
         if self.newest_first:
-            steps = torch.tensor([candidates[i].step for i in order.tolist()])
-            order = order[steps.argsort(descending=True, stable=True)]
-        return [candidates[i] for i in order[:n].tolist()]
+            order.sort(key=lambda i: (candidates[i].uses, -candidates[i].batch))
+        chosen = [candidates[i] for i in order[:n]]
+        for stored in chosen:
+            stored.uses += 1
+        return [stored.group for stored in chosen]
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Its groups, with their rollouts, as arrays. A collective if there are several processes."""
-        return pack_distributed(self.groups, self.rank, self.world_size)
+        numbers = np.array([(stored.batch, stored.uses) for stored in self._stored.values()], dtype=np.int64)
+        return {**pack_distributed(self.groups, self.rank, self.world_size), "numbers": numbers.reshape(-1, 2)}
 
     def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
         """Replace the groups by those of `state_dict`; the oldest ones beyond `capacity` are dropped."""
-        self._groups = {}
-        self.add(unpack_distributed(state, self.rank, self.world_size))
+        groups = unpack_distributed(state, self.rank, self.world_size)
+        pairs = list(zip(groups, state["numbers"].tolist(), strict=True))[-self.capacity :]
+        self._stored = {group.prompt_id: Stored(group, batch, uses) for group, (batch, uses) in pairs}

@@ -34,14 +34,11 @@ import torch
 
 from trl_dataeff.replay.kl import missing_kl, token_scale
 from trl_dataeff.replay.logprobs import LogprobRecorder
-from trl_dataeff.replay.pause import token_sums
 from trl_dataeff.rollouts.distributed import Processes
 
 
 if TYPE_CHECKING:
     from trl import GRPOConfig, GRPOTrainer
-
-    from trl_dataeff.replay.pause import ReplayPause
 
 
 class LossCorrection:
@@ -57,7 +54,6 @@ class LossCorrection:
         max_completion_length (`int`), steps_per_generation (`int`): of the run.
         processes ([`Processes`]): of the run.
         replays (`bool`, *optional*, defaults to `True`): whether groups are replayed; else metrics of replay are left out.
-        pause ([`ReplayPause`], *optional*): gets the ratios of all replayed tokens.
 
     Attributes:
         recorder ([`LogprobRecorder`]): gets the log-probs of every micro-batch.
@@ -76,21 +72,18 @@ class LossCorrection:
         steps_per_generation: int,
         processes: Processes,
         replays: bool = True,
-        pause: ReplayPause | None = None,
     ):
         self.clip, self.cap, self.level, self.loss_type = clip, cap, level, loss_type
         self.epsilon = epsilon
         self.kl = kl if clip == "proximal" else 0.0
         self.max_completion_length, self.steps_per_generation = max_completion_length, steps_per_generation
         self.processes = processes
-        self.replays, self.pause = replays, pause
+        self.replays = replays
         self.recorder = LogprobRecorder()
         self._inputs: dict[str, Any] | None = None  # the micro-batch that is in the loss
 
     @classmethod
-    def of(
-        cls, trainer: GRPOTrainer, clip: str, cap: float, replays: bool, pause: ReplayPause | None
-    ) -> LossCorrection:
+    def of(cls, trainer: GRPOTrainer, clip: str, cap: float, replays: bool) -> LossCorrection:
         """The correction of a trainer's loss."""
         args = cast("GRPOConfig", trainer.args)
         return cls(
@@ -104,7 +97,6 @@ class LossCorrection:
             steps_per_generation=cast(int, args.steps_per_generation),
             processes=Processes.of(trainer.accelerator),
             replays=replays,
-            pause=pause,
         )
 
     @contextmanager
@@ -139,13 +131,7 @@ class LossCorrection:
         inputs["per_token_logps"] = logps
         if not self.replays:  # rows are leftover ones: what is logged is about replay
             return {}
-        statistics = ratio_statistics(ratio, clipped, inputs)
-        if self.pause is None:
-            return summarize(self.processes.gather(statistics))
-        sums = token_sums(logps.detach(), inputs["behavior_per_token_logps"], _mask(inputs))
-        gathered = self.processes.gather(torch.cat([statistics, sums])).view(-1, len(statistics) + len(sums))
-        self.pause.observe(gathered[:, len(statistics) :])
-        return summarize(gathered[:, : len(statistics)])
+        return summarize(self.processes.gather(ratio_statistics(ratio, clipped, inputs)))
 
     def missing_kl(self, accumulation_steps: int) -> torch.Tensor | float:
         """What the loss of the present micro-batch lacks of its KL term (see [`missing_kl`])."""

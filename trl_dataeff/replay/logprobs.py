@@ -21,6 +21,7 @@ from trl.trainer.utils import pad
 
 from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.rollouts.group import RolloutGroup, Rollouts
+from trl_dataeff.rollouts.skipping import is_active
 
 
 #: `(input_ids (B, P + T), attention_mask (B, P + T), T) -> log-probs (B, T)`, without gradient
@@ -51,17 +52,23 @@ class LogprobRecorder:
         Args:
             groups: this process's groups, in the order of the batch. Recorded are effective ones that were generated
                 for it and have no log-probs yet.
-            batch (`dict`): TRL's batch; gets `batch_row` (B,), int64, if its forward passes are needed.
+            batch (`dict`): TRL's batch; gets `batch_row` (B,), int64, if its forward passes are needed. Rows whose advantage
+                is 0 may never meet the loss, and are not waited for.
         """
         if self._expected:
             raise RuntimeError(f"{len(self._expected)} rows of the last generation batch were not seen by the loss.")
-        row = 0
+        row, active = 0, is_active(batch).tolist()
         for group in groups:
             rollouts = group.rollouts
             assert rollouts is not None
             if group.generated_now and group.effective and rollouts.sampling_logps is None:
-                seen: dict[int, np.ndarray] = {}
-                self._expected.update({row + i: _Row(rollouts, i, seen) for i in range(len(rollouts))})
+                # A row without a gradient now has none when it is replayed, and its log-probs do not count
+                lengths = {
+                    i: len(tokens) for i, tokens in enumerate(rollouts.completion_tokens) if not active[row + i]
+                }
+                seen = {i: np.full(length, np.nan, dtype=np.float32) for i, length in lengths.items()}
+                expected = (i for i in range(len(rollouts)) if i not in seen)
+                self._expected.update({row + i: _Row(rollouts, i, seen) for i in expected})
             row += len(rollouts)
         rows = torch.arange(row, device=batch["completion_ids"].device)
         if "old_per_token_logps" in batch:
@@ -157,19 +164,48 @@ def behavior_tensors(groups: Sequence[RolloutGroup], completion_ids: torch.Tenso
     }
 
 
-def sampling_metrics(batch: dict[str, Any], processes: Processes) -> dict[str, float]:
+def exclude_masked(groups: Sequence[RolloutGroup], batch: dict[str, Any]) -> None:
     """
-    TRL's `sampling/*` metrics of vLLM's log-probs, over fresh rows alone: NaN, which TRL leaves out, without any; empty if TRL has
-    not logged them. A collective if it has.
+    Exclude a sequence from the loss whenever it is replayed, if TRL's importance-sampling mask (vLLM) excluded it while it was
+    fresh, because the sampler and the policy disagreed on it. Replayed rows have a ratio of their own.
 
     Args:
-        batch (`dict`): TRL's batch; reads `old_per_token_logps`, `sampling_per_token_logps`, `importance_sampling_ratio`,
-            `replayed` and the masks.
+        groups: this process's groups, in the order of the batch.
+        batch (`dict`): TRL's batch; reads `importance_sampling_ratio` (B, 1), which is 0 for excluded sequences, and sets
+            `advantages` (B,) to 0.
+    """
+    if "importance_sampling_ratio" not in batch:
+        return
+    masked, row = (batch["importance_sampling_ratio"] == 0).flatten().tolist(), 0
+    for group in groups:
+        rollouts = group.rollouts
+        assert rollouts is not None
+        if group.generated_now:
+            rollouts.excluded = masked[row : row + len(rollouts)]
+        elif rollouts.excluded is not None:
+            masked[row : row + len(rollouts)] = rollouts.excluded
+        row += len(rollouts)
+    stale = torch.tensor([not group.generated_now for group in groups for _ in range(group.size)])
+    excluded = (torch.tensor(masked) & stale).to(batch["advantages"].device)
+    batch["advantages"] = batch["advantages"].masked_fill(excluded, 0.0)
+
+
+def sampling_metrics(batch: dict[str, Any], processes: Processes) -> dict[str, float]:
+    """
+    TRL's `sampling/*` metrics of vLLM's log-probs, over fresh rows that the pass for old log-probs did not skip: NaN, which TRL
+    leaves out, without any; empty if TRL has not logged them. A collective if it has.
+
+    Args:
+        batch (`dict`): TRL's batch; reads `old_per_token_logps` (NaN in skipped rows), `sampling_per_token_logps`,
+            `importance_sampling_ratio`, `replayed` where it is, and the masks.
         processes ([`Processes`]): of the run.
     """
     if "importance_sampling_ratio" not in batch:
         return {}
-    mask, fresh = batch["completion_mask"], ~batch["replayed"].unsqueeze(1)
+    mask, replayed = batch["completion_mask"], batch.get("replayed")
+    fresh = ~batch["old_per_token_logps"].isnan().all(1, keepdim=True)  # (B, 1)
+    if replayed is not None:
+        fresh = fresh & ~replayed.unsqueeze(1)
     chosen = (mask * batch["tool_mask"] if "tool_mask" in batch else mask).bool() & fresh
     difference = (batch["old_per_token_logps"] - batch["sampling_per_token_logps"]).abs()
     difference = difference[chosen & ~difference.isnan()]  # NaN: vLLM could not score the token

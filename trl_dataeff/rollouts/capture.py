@@ -22,6 +22,7 @@ from trl.data_utils import is_conversational, prepare_multimodal_messages
 
 from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.rollouts.group import DIFFERENT_PROMPTS, RolloutGroup, Rollouts
+from trl_dataeff.rollouts.skipping import zero_advantage
 
 
 if TYPE_CHECKING:
@@ -205,6 +206,20 @@ class Playback:
     def __init__(self, groups: Sequence[RolloutGroup], rewards: np.ndarray):
         self.rollouts = [group.rollouts for group in groups if group.rollouts is not None]
         self.rewards = rewards
+        self.rows: torch.Tensor | None = None  # of this process that need the pass for old log-probs; None: all
+
+    def skip_rows(self, weights: torch.Tensor, aggregation: str, processes: Processes) -> None:
+        """
+        Leave completions whose advantage will be 0 out of the pass for old log-probs; each process makes it over as many rows.
+
+        Args:
+            weights (`torch.Tensor` of shape `(F,)`), aggregation (`str`): how TRL adds up reward functions.
+            processes ([`Processes`]): of the run.
+        """
+        rewards = torch.from_numpy(self.rewards).to(processes.device)
+        zero = zero_advantage(rewards, weights, len(self.rollouts[0]), aggregation).view(processes.world_size, -1)
+        count = max(int((~zero).sum(1).max()), 1)
+        self.rows = torch.sort(torch.argsort(zero[processes.rank], stable=True)[:count]).values
 
     @property
     def completions(self) -> list[Any]:
@@ -246,6 +261,20 @@ class Playback:
         return {
             column: [v for r in self.rollouts for v in r.logged.get(column, [None] * len(r))] for column in columns
         }
+
+
+def forward_of_rows(
+    forward: Callable[..., tuple[Any, ...]],
+    rows: torch.Tensor,
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    *args: Any,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, Any, Any]:
+    """TRL's log-probs `(B, T)` of these rows alone, by `forward`; NaN for the others."""
+    logps, *others = forward(input_ids[rows], attention_mask[rows], *args, **kwargs)
+    every = logps.new_full((len(input_ids), logps.size(1)), torch.nan)
+    return every.index_copy(0, rows, logps), *others
 
 
 def prompts_with_images(rows: Sequence[dict[str, Any]]) -> list[Any]:

@@ -51,7 +51,7 @@ class Processes:
         return ids[self.rank * count :][:count]
 
 
-def assign(owners: Sequence[int], world_size: int) -> np.ndarray:
+def assign(owners: Sequence[int], world_size: int, effective: Sequence[bool] | None = None) -> np.ndarray:
     """
     Spread groups evenly over processes, moving as few as possible: each process keeps its own, in their order, up to
     its share; the rest go to the processes that have room.
@@ -59,6 +59,7 @@ def assign(owners: Sequence[int], world_size: int) -> np.ndarray:
     Args:
         owners (`Sequence[int]` of length n): process that holds each group; n is divisible by `world_size`.
         world_size (`int`): number of processes.
+        effective (`Sequence[bool]` of length n, *optional*): groups that are spread evenly among themselves, too, up to one.
 
     Returns:
         `np.ndarray` of shape `(n,)`: process that is to have each group.
@@ -66,15 +67,21 @@ def assign(owners: Sequence[int], world_size: int) -> np.ndarray:
     quota, remainder = divmod(len(owners), world_size)
     if remainder:
         raise ValueError(f"{len(owners)} groups cannot be spread evenly over {world_size} processes.")
-    destinations = np.asarray(owners, dtype=np.int64).copy()
-    room = np.full(world_size, quota)
-    overflow = []
-    for i, owner in enumerate(owners):
-        if room[owner]:
-            room[owner] -= 1
-        else:
-            overflow.append(i)
-    destinations[overflow] = np.repeat(np.arange(world_size), room)
+    holders, first = np.asarray(owners, dtype=np.int64), np.ones(len(owners), dtype=bool)
+    if effective is not None:
+        first = np.asarray(effective, dtype=bool)
+    room = np.full(world_size, first.sum() // world_size)
+    most = np.argsort(-np.bincount(holders[first], minlength=world_size), kind="stable")
+    room[most[: first.sum() % world_size]] += 1
+    destinations = holders.copy()
+    for chosen, places in ((first, room), (~first, quota - room)):
+        left, overflow = places.copy(), []
+        for i in np.flatnonzero(chosen):
+            if left[holders[i]]:
+                left[holders[i]] -= 1
+            else:
+                overflow.append(i)
+        destinations[overflow] = np.repeat(np.arange(world_size), left)
     return destinations
 
 

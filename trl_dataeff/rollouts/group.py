@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -25,17 +25,10 @@ Disposition: TypeAlias = Literal["trained", "leftover", "dropped"]
 
 
 DIFFERENT_PROMPTS = (
-    "The completions of a group have different `prompt_ids`, as a `rollout_func` may return them. Rollouts that are kept, "
-    "replayed, or generated in two parts need one prompt per group: return the same for all completions of a prompt, or set "
-    "`replay_fraction=0`, `dynamic_sampling=False` and `sequential_rollouts=False`."
+    "The completions of a group have different `prompt_ids`, as a `rollout_func` may return them. Rollouts that are kept need "
+    "one prompt per group: return the same for all completions of a prompt, or set `selection='uniform'`, `replay='off'`, "
+    "`max_rollout_rounds=1` and `skip_zero_advantage=False`."
 )
-
-#: Lists of `Rollouts` that may be `None`: what stands for an unknown value of a token, and the dtype
-_OPTIONAL_LISTS: dict[str, tuple[float, type]] = {
-    "tool_masks": (1, np.int8),
-    "sampling_logps": (float("nan"), np.float32),
-    "behavior_logps": (float("nan"), np.float32),
-}
 
 
 @dataclass
@@ -51,6 +44,7 @@ class Rollouts:
         sampling_logps: the sampler's log-probabilities (vLLM), float32 of shape `(T_i,)`, NaN where it gave none.
         behavior_logps: log-probabilities under the policy that sampled, float32 of shape `(T_i,)`; `None` until they
             are known. Groups that are used again need them (see `trl_dataeff.replay.logprobs`).
+        excluded: whether TRL's importance-sampling mask (vLLM) excluded each completion from the loss; `None` without it.
         logged: columns that reward functions logged for the completions table.
     """
 
@@ -60,43 +54,17 @@ class Rollouts:
     tool_masks: list[np.ndarray] | None = None
     sampling_logps: list[np.ndarray] | None = None
     behavior_logps: list[np.ndarray] | None = None
+    excluded: list[bool] | None = None
     logged: dict[str, list[Any]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.completion_tokens)
-
-    def rows(self, indices: Sequence[int]) -> Rollouts:
-        """The completions of these indices, which may repeat."""
-        lists = {name: getattr(self, name) for name in ("completion_tokens", "completions", *_OPTIONAL_LISTS)}
-        taken = {name: None if values is None else [values[i] for i in indices] for name, values in lists.items()}
-        logged = {column: [values[i] for i in indices] for column, values in self.logged.items()}
-        return Rollouts(prompt_tokens=self.prompt_tokens, logged=logged, **taken)  # type: ignore[arg-type]
-
-    def extend(self, others: Rollouts) -> None:
-        """Append completions of the same prompt. What only one of the two has stays unknown for the other."""
-        if not np.array_equal(self.prompt_tokens, others.prompt_tokens):
-            raise ValueError(DIFFERENT_PROMPTS)
-        for name, (missing, dtype) in _OPTIONAL_LISTS.items():
-            if getattr(self, name) is not None or getattr(others, name) is not None:
-                parts = [
-                    getattr(part, name) or [np.full(len(tokens), missing, dtype) for tokens in part.completion_tokens]
-                    for part in (self, others)
-                ]
-                setattr(self, name, [*parts[0], *parts[1]])
-        columns = dict.fromkeys([*self.logged, *others.logged])
-        self.logged = {
-            column: [value for part in (self, others) for value in part.logged.get(column, [None] * len(part))]
-            for column in columns
-        }
-        self.completion_tokens = [*self.completion_tokens, *others.completion_tokens]
-        self.completions = [*self.completions, *others.completions]
 
 
 @dataclass(eq=False)
 class RolloutGroup:
     """
     One group. Every process knows all groups of a generation batch; `rollouts` is set only on the process that owns them.
-    A group that was stopped (see `sequential_rollouts`) has fewer than G completions.
 
     Attributes:
         prompt_id: row index of the prompt in the training dataset; -1 if it is not known (streaming).
@@ -151,37 +119,13 @@ class RolloutGroup:
 
     @property
     def size(self) -> int:
-        """Completions generated for it: G, or fewer if it was stopped."""
+        """G, its completions."""
         return len(self.lengths)
 
     @property
     def scored(self) -> int:
         """Completions to which a reward function gave a score."""
         return int((~np.isnan(self.rewards).all(axis=1)).sum())
-
-    def extend(self, others: RolloutGroup) -> None:
-        """Append further completions of its prompt. Its success rate, kind and spread are then to be computed anew."""
-        for name in ("rewards", "lengths", "truncated"):
-            setattr(self, name, np.concatenate([getattr(self, name), getattr(others, name)]))
-        self.seconds += others.seconds
-        if self.rollouts is not None and others.rollouts is not None:
-            self.rollouts.extend(others.rollouts)
-
-    def filled(self, size: int) -> RolloutGroup:
-        """
-        This group, with `size` completions: if it was stopped, a copy that repeats its own in turn. These all got the same
-        reward, so that their advantages are 0 either way.
-        """
-        if self.size == size:
-            return self
-        rows = np.arange(size) % self.size
-        return replace(
-            self,
-            rewards=self.rewards[rows],
-            lengths=self.lengths[rows],
-            truncated=self.truncated[rows],
-            rollouts=None if self.rollouts is None else self.rollouts.rows(rows.tolist()),
-        )
 
 
 _LISTS = (
@@ -206,7 +150,7 @@ def pack_groups(groups: Sequence[RolloutGroup]) -> dict[str, np.ndarray]:
             raise ValueError(f"Group {i} of {len(groups)} is held by process {group.owner}: gather it before packing.")
         rollouts = group.rollouts
         entry: dict[str, Any] = {name: getattr(group, name) for name in _SCALARS}
-        entry.update(completions=rollouts.completions, logged=rollouts.logged)
+        entry.update(completions=rollouts.completions, logged=rollouts.logged, excluded=rollouts.excluded)
         entry["ends"] = np.cumsum([len(tokens) for tokens in rollouts.completion_tokens])[:-1].tolist()
         arrays.update({f"{i}.{name}": np.ascontiguousarray(getattr(group, name), dtype) for name, dtype in _ARRAYS})
         arrays[f"{i}.prompt_tokens"] = rollouts.prompt_tokens.astype(np.int32)
@@ -233,6 +177,7 @@ def unpack_groups(arrays: dict[str, np.ndarray]) -> list[RolloutGroup]:
             prompt_tokens=arrays[f"{i}.prompt_tokens"],
             completions=entry["completions"],
             logged=entry["logged"],
+            excluded=entry["excluded"],
             **lists,
         )
         values = {name: entry[name] for name in _SCALARS} | {name: arrays[f"{i}.{name}"] for name, _ in _ARRAYS}

@@ -115,13 +115,6 @@ class Selector(ABC):
         """Success rates expected of proposed prompts, float32 `(n,)`; NaN where unknown. Logged, and compared later."""
         return np.full(len(prompt_ids), np.nan, dtype=np.float32)
 
-    def strength(self, prompt_ids: np.ndarray) -> np.ndarray:
-        """
-        How many completions each of these predictions is worth, float32 `(n,)`, finite and at least 0; NaN where unknown.
-        Sequential rollouts weigh them by it.
-        """
-        return np.full(len(prompt_ids), np.nan, dtype=np.float32)
-
     def explored(self, prompt_ids: np.ndarray) -> np.ndarray:
         """
         Which of the proposed prompts were drawn uniformly, bool `(n,)`: on them, predictions are checked without the bias
@@ -283,23 +276,6 @@ def checked_predictions(selector: Selector, prompt_ids: np.ndarray) -> np.ndarra
         `ValueError`: it has another shape, or is not numeric. The message has the selector's class.
     """
     return _one_per_prompt(selector, "predict", prompt_ids, "success rate")
-
-
-def checked_strengths(selector: Selector, prompt_ids: np.ndarray) -> np.ndarray:
-    """
-    `selector.strength(prompt_ids)` as float32 `(n,)`.
-
-    Raises:
-        `ValueError`: it has another shape, is not numeric, infinite or below 0. The message has the selector's class.
-    """
-    strengths = _one_per_prompt(selector, "strength", prompt_ids, "number of completions")
-    wrong = strengths[(strengths < 0) | np.isinf(strengths)]
-    if len(wrong):
-        raise ValueError(
-            f"{type(selector).__name__}.strength() returned {wrong[0]}; a prediction is worth a finite number of completions "
-            "of at least 0, or NaN where that is unknown."
-        )
-    return strengths
 
 
 def _one_per_prompt(selector: Selector, method: str, prompt_ids: np.ndarray, what: str) -> np.ndarray:

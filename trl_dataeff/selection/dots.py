@@ -197,9 +197,6 @@ class DotsSelector(Selector):
             return np.full(len(prompt_ids), np.nan, dtype=np.float32)
         return self.success.mean(prompt_ids)
 
-    def strength(self, prompt_ids: np.ndarray) -> np.ndarray:
-        return self.success.strength(prompt_ids)
-
     def explored(self, prompt_ids: np.ndarray) -> np.ndarray:
         return np.isin(prompt_ids, self._explored)
 

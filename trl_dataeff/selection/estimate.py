@@ -88,11 +88,6 @@ class SuccessHistory:
         successes, trials = self.successes[:, ids], self.trials[:, ids]
         return (self.prior * predicted + fade * successes) / (self.prior + fade * trials)
 
-    def size_of(self, batch: int, ids: np.ndarray | slice = slice(None)) -> np.ndarray:
-        """Completions, prior included, that the posteriors of prompts `ids` rest on, `(K, n)`."""
-        size: np.ndarray = self.prior + self._fade(ids, batch) * self.trials[:, ids]
-        return size
-
     def rescale(self, scale: float, offset: float) -> None:
         """Map the rates entered so far to `scale * rate + offset`: the reward's range has widened."""
         self.successes *= np.float32(scale)
@@ -153,20 +148,6 @@ class PromptEstimator:
         """The experts' weighted mean for prompts `ids`, float32 `(n,)`."""
         mean: np.ndarray = self.weights.astype(np.float32) @ self.estimates_of(ids)
         return mean.astype(np.float32)
-
-    def strength(self, ids: np.ndarray | slice = slice(None)) -> np.ndarray:
-        """
-        Completions that `mean` is worth, float32 `(n,)`: the size of the Beta distribution with the mean and the variance of
-        the experts' mixture. Experts that disagree are worth less than each of them.
-        """
-        rates, sizes = self.estimates_of(ids).astype(np.float64), self.history.size_of(self._batch, ids)  # (K, n)
-        mean = self.weights @ rates
-        variance = self.weights @ (rates * (1 - rates) / (sizes + 1) + (rates - mean) ** 2)
-        known = mean * (1 - mean) > CLIP**2  # else the variance says nothing
-        with np.errstate(divide="ignore", invalid="ignore"):
-            strength = np.where(known, mean * (1 - mean) / variance - 1, self.weights @ sizes)
-        at_least_0: np.ndarray = np.maximum(strength, 0.0).astype(np.float32)
-        return at_least_0
 
     def observe(self, ids: np.ndarray, rates: np.ndarray, trials: np.ndarray, batch: int) -> None:
         """Enter the groups of generation batch `batch`; see [`SuccessHistory.observe`]."""

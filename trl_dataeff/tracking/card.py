@@ -25,6 +25,11 @@ PAPERS = {
 }  # fmt: skip
 
 
+def selection_title(selector: str) -> str:
+    """What a selector of this class does, in two words."""
+    return SELECTORS.get(selector, selector)
+
+
 def methods_used(about: Mapping[str, Any], last: Callable[[str], float]) -> list[str]:
     """
     What set a run apart from plain GRPO, in words: what was selected by, and what became of its rollouts. Settings that
@@ -35,14 +40,12 @@ def methods_used(about: Mapping[str, Any], last: Callable[[str], float]) -> list
         last (`Callable`): the last value of a metric by its full name, NaN if it was never logged.
     """
     selector = about.get("selector")
-    found = [SELECTORS.get(selector, str(selector))] if selector else []
+    found = [selection_title(str(selector))] if selector else []
     replayed, trained = last(f"{PREFIX}rollouts_replayed"), last(f"{PREFIX}rollouts_trained")
     if replayed > 0:
         found.append(f"{replayed / trained:.0%} of the trained rollouts replayed")
     if last(f"{PREFIX}rounds") >= 1:
         found.append(f"{last(f'{PREFIX}rollouts_discarded'):,.0f} rollouts dropped by dynamic sampling")
-    if last(f"{PREFIX}stopped_ratio") >= 0:
-        found.append("sequential rollouts")
     return found
 
 

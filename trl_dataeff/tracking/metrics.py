@@ -57,14 +57,11 @@ METRICS: dict[str, Metric] = {
         True,
     ),
     "tokens_generated": Metric("tokens", "Generated so far by all processes, dropped completions included.", True),
-    "rounds": Metric("rounds per generation batch", "Rounds of rollouts (with `dynamic_sampling`)."),
+    "rounds": Metric("rounds per generation batch", "Rounds of rollouts (with `max_rollout_rounds` above 1)."),
     "success_rate": Metric("share", "Mean success rate of the groups generated now."),
     "effective_ratio": Metric("share", "Effective groups among those generated now."),
     "easy_ratio": Metric("share", "Groups generated now in which every completion has the highest reward."),
     "hard_ratio": Metric("share", "Zero-variance groups generated now that are not easy."),
-    "stopped_ratio": Metric(
-        "share", "Groups generated now that were stopped after half of their completions (`sequential_rollouts`)."
-    ),
     "replay/age_mean": Metric(
         "steps", "Age of the groups trained on that were generated for an earlier generation batch."
     ),
@@ -75,7 +72,6 @@ METRICS: dict[str, Metric] = {
     "replay/clipped_share": Metric(
         "share", "Of replayed tokens, those whose gradient was removed by the clip, or with 'behavior' by the cap."
     ),
-    "replay/paused": Metric("share", "Generation batches in which replay paused (see `replay_pause_ess`)."),
     "overlong_prompts": Metric(
         "completions", "So far, those whose prompt leaves no room for a completion in the model's context.", True, True
     ),

@@ -1,0 +1,137 @@
+"""
+Rows whose advantage is exactly 0 skip the forward and backward pass.
+
+Such a row has the loss 0 and no gradient, so leaving it out changes no weight, once the loss is divided by the rows or tokens
+of the whole micro-batch. What is deliberately not here: the trainer. The functions take TRL's micro-batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+
+if TYPE_CHECKING:
+    from trl import GRPOTrainer
+
+    from trl_dataeff.rollouts.distributed import Processes
+
+#: TRL's loss types, by what they average over: the rows or the tokens of a micro-batch, or `num_items_in_batch`
+OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
+OVER_TOKENS = ("bnpo",)
+OVER_BATCH = ("cispo", "dapo", "vespo")
+FACTOR = "skip_factor"  # key of a micro-batch: factor on its loss
+
+
+def inexact_reason(trainer: GRPOTrainer) -> str | None:
+    """Why rows with an advantage of 0 must not be skipped with a trainer's loss: a term that acts on them. `None`: they may be."""
+    found = {
+        f"`beta={trainer.beta}`": trainer.beta != 0.0,
+        "an entropy bonus": trainer._entropy_bonus_enabled,
+        "a router loss": trainer.aux_loss_enabled,
+        f"`top_entropy_quantile={trainer.top_entropy_quantile}`": trainer.top_entropy_quantile < 1.0,
+        f"`loss_type={trainer.loss_type!r}`": trainer.loss_type not in OVER_ROWS + OVER_TOKENS + OVER_BATCH,
+    }
+    return next((reason for reason, applies in found.items() if applies), None)
+
+
+class RowSkipper:
+    """
+    Leaves rows without a gradient out of the micro-batches of a generation batch.
+
+    Every process trains on the same number of rows in a micro-batch, at least one, because TRL gathers values by row.
+
+    Args:
+        loss_type (`str`): TRL's loss type.
+        accumulated (`int`): micro-batches of an optimizer step. Among those of one step rows are exchanged, so that as many
+            micro-batches as possible have a single row; not for `"bnpo"`, whose loss depends on which rows share one.
+        processes ([`Processes`]): of the run.
+    """
+
+    def __init__(self, loss_type: str, accumulated: int, processes: Processes):
+        self.loss_type, self.accumulated, self.processes = loss_type, accumulated, processes
+
+    def apply(self, micro_batches: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """
+        The micro-batches with fewer rows, each with the factor on its loss under `skip_factor`. A collective if there are
+        several processes. Micro-batches with images stay as they are.
+        """
+        if "num_images" in micro_batches[0]:
+            return [{**batch, FACTOR: torch.ones(())} for batch in micro_batches]
+        parts = [dict(batch) for batch in micro_batches]
+        if self.loss_type not in OVER_TOKENS:
+            step = min(self.accumulated, len(parts))
+            # A generation batch lies within one optimizer step, or holds whole ones; else none are exchanged
+            if len(parts) % step == 0 and self.accumulated % step == 0:
+                parts = [new for i in range(0, len(parts), step) for new in gather_active(parts[i : i + step])]
+        counts = torch.stack([is_active(batch).sum() for batch in parts])
+        kept = self.processes.gather(counts).view(-1, len(parts)).amax(0).clamp(min=1).tolist()
+        return [self._without_rest(batch, n) for batch, n in zip(parts, kept, strict=True)]
+
+    def _without_rest(self, batch: dict[str, Any], n: int) -> dict[str, Any]:
+        """The micro-batch with `n` rows: those with a gradient and, if there are fewer, others."""
+        rows = torch.sort(torch.argsort(~is_active(batch), stable=True)[:n]).values
+        result = rows_of(batch, rows)
+        if self.loss_type in OVER_TOKENS:
+            factor = tokens(result) / tokens(batch).clamp(min=1)
+        else:
+            factor = torch.tensor(n / len(batch["advantages"]) if self.loss_type in OVER_ROWS else 1.0)
+        result[FACTOR] = factor.to(batch["advantages"].device)
+        return result
+
+
+def is_active(batch: dict[str, Any]) -> torch.Tensor:
+    """Rows of a micro-batch whose advantage is not 0, bool `(rows,)`."""
+    advantages: torch.Tensor = batch["advantages"]  # (rows,), or (rows, T) where a subclass gives them by token
+    return (advantages != 0).view(len(advantages), -1).any(1)
+
+
+def tokens(batch: dict[str, Any]) -> torch.Tensor:
+    """Tokens of a micro-batch that are trained on."""
+    mask = batch["completion_mask"]
+    count: torch.Tensor = (mask * batch["tool_mask"] if "tool_mask" in batch else mask).sum()
+    return count
+
+
+def gather_active(batches: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same rows in micro-batches of the same size, those with a gradient first, else in their order."""
+    order = torch.argsort(~torch.cat([is_active(batch) for batch in batches]), stable=True)
+    size = len(batches[0]["advantages"])
+    joined = {
+        key: torch.cat([batch[key] for batch in batches]) if _by_row(value) else value
+        for key, value in batches[0].items()
+    }
+    return [rows_of(joined, rows) for rows in order.split(size)]
+
+
+def rows_of(batch: dict[str, Any], rows: torch.Tensor) -> dict[str, Any]:
+    """These rows of a micro-batch; what is not by row stays."""
+    return {key: value[rows] if _by_row(value) else value for key, value in batch.items()}
+
+
+def _by_row(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() > 0
+
+
+def zero_advantage(rewards: torch.Tensor, weights: torch.Tensor, group_size: int, aggregation: str) -> torch.Tensor:
+    """
+    Completions whose advantage will be exactly 0 in TRL, before it has computed advantages: those whose total reward is the mean
+    of their group's, by the same operations.
+
+    Args:
+        rewards (`torch.Tensor` of shape `(n, F)`): one column per reward function, NaN where it gave no score.
+        weights (`torch.Tensor` of shape `(F,)`): weights of the functions.
+        group_size (`int`): G; n is a multiple of it.
+        aggregation (`str`): TRL's `multi_objective_aggregation`; with `"normalize_then_sum"` none is known.
+
+    Returns:
+        `torch.Tensor` of shape `(n,)`: bool.
+    """
+    if aggregation != "sum_then_normalize":
+        return torch.zeros(len(rewards), dtype=torch.bool, device=rewards.device)
+    totals = (rewards * weights.to(rewards).unsqueeze(0)).nansum(dim=1)
+    totals[rewards.isnan().all(dim=1)] = torch.nan
+    means = totals.view(-1, group_size).nanmean(dim=1).repeat_interleave(group_size)
+    return ~((totals - means).abs() > 0)  # unscored ones, too
