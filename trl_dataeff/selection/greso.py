@@ -15,7 +15,7 @@ import torch
 
 from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD, RolloutGroup
 from trl_dataeff.selection.base import Selector, SelectorContext, check_request, register_selector
-from trl_dataeff.utils import check_number
+from trl_dataeff.utils import check_choice, check_number
 
 
 FLOOR = 0.01
@@ -43,21 +43,23 @@ class KeepProbability:
     The keep probability per group of one kind. It moves one step per update: down if the observed share of that kind is
     at or above its target, else up.
 
-    A target is unreachable if, in 10 updates in a row, the share is at or above it although the probability is at its
-    lower bound. The probability then returns to its initial value and is held there, until the share is below the target in
-    10 updates in a row.
+    With `hold`, a target is unreachable if, in 10 updates in a row, the share is at or above it although the probability is at
+    its lower bound. The probability then returns to its initial value and is held there, until the share is below the target
+    in 10 updates in a row. The paper has no such rule.
 
     Args:
         initial (`float`), step (`float`), low (`float`), high (`float`): initial value, change per update, bounds.
         target (`float`): target share of the groups.
+        hold (`bool`): whether an unreachable target is given up.
 
     Attributes:
         value (`float`): the probability.
         held (`bool`): whether its target is unreachable.
     """
 
-    def __init__(self, initial: float, step: float, low: float, high: float, target: float):
+    def __init__(self, initial: float, step: float, low: float, high: float, target: float, hold: bool = True):
         self.initial, self.step, self.low, self.high, self.target = initial, step, low, high, target
+        self.hold = hold
         self.value = initial
         self.held = False
         self._in_a_row = 0  # updates that speak for a change of `held`
@@ -65,7 +67,7 @@ class KeepProbability:
     def update(self, share: float) -> None:
         """Move by the observed share."""
         above = share >= self.target - 1e-9  # 4 of 24 are a sixth, whatever 0.25 * (1 - 1/3) rounds to
-        self._in_a_row = self._in_a_row + 1 if self._contradicts(above) else 0
+        self._in_a_row = self._in_a_row + 1 if self.hold and self._contradicts(above) else 0
         if self._in_a_row == PATIENCE:
             self.value, self.held, self._in_a_row = self.initial, not self.held, 0
         elif not self.held:
@@ -127,6 +129,8 @@ class GresoSelector(Selector):
         p_min (`float`, *optional*, defaults to `0.05`), p_max (`float`, *optional*, defaults to `0.95`): bounds.
         target_zero_variance (`float`, *optional*, defaults to `0.25`): target share of zero-variance groups.
         easy_share (`float`, *optional*, defaults to `1/3`): part of that target for easy groups; the rest is for hard ones.
+        hold (`bool`, *optional*, defaults to `True`): whether a keep probability gives up a target that it cannot reach (see
+            [`KeepProbability`]); `False` as published.
     """
 
     def __init__(
@@ -138,20 +142,23 @@ class GresoSelector(Selector):
         p_max: float = 0.95,
         target_zero_variance: float = 0.25,
         easy_share: float = 1 / 3,
+        hold: bool = True,
     ):
         for name, value in (("p_init", p_init), ("p_min", p_min), ("p_max", p_max)):
             check_number(name, value, 0, 1, above=True)
         check_number("p_step", p_step, 0, 1)
         check_number("target_zero_variance", target_zero_variance, 0, 1, below=True)
         check_number("easy_share", easy_share, 0, 1)
+        check_choice("hold", hold, (True, False))
         if not p_min <= p_init <= p_max:
             raise ValueError(f"`p_min <= p_init <= p_max` must hold; got {p_min}, {p_init}, {p_max}.")
         self._movement = (p_init, p_step, p_min, p_max)
+        self._hold = hold
         self._targets = (target_zero_variance * easy_share, target_zero_variance * (1 - easy_share))
 
     def bind(self, context: SelectorContext) -> None:
         super().bind(context)
-        self.easy, self.hard = (KeepProbability(*self._movement, target) for target in self._targets)
+        self.easy, self.hard = (KeepProbability(*self._movement, target, self._hold) for target in self._targets)
         self.streaks = ZeroVarianceStreaks(context.num_prompts)
         self._order = np.empty(0, dtype=np.int64)
         self._key = 0  # the order of a pass is drawn from it

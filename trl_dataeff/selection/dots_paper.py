@@ -1,0 +1,162 @@
+r"""
+DOTS as published (arXiv 2506.05316): difficulty-targeted selection with reference rollouts.
+
+Every `refresh_batches` generation batches the policy answers the prompts of a random reference set. A predictor that attends
+from each prompt's embedding to those of the references gives the success rate \(\hat p_i\) of every prompt (section 3.1 of the
+paper), and the prompts of the next generation batches are drawn without replacement with
+
+    P_i ~ exp(-|p_i - alpha| / tau)
+
+The difficulty of the paper is the failure rate 1 - p; at its target 0.5 the two are the same. Reference prompts are not drawn
+again before the next references. Predictions rest on references alone, and not on a prompt's own groups.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from trl_dataeff.difficulty.base import DifficultyPredictor
+from trl_dataeff.difficulty.loading import check_predictor, make_predictor
+from trl_dataeff.difficulty.online import PredictionRecord, RollingDifficulty
+from trl_dataeff.rollouts.group import RolloutGroup
+from trl_dataeff.selection.base import Selector, SelectorContext, check_request, register_selector
+from trl_dataeff.selection.draw import gumbel_top_k
+from trl_dataeff.selection.estimate import check_embeddings, group_arrays, hash_embeddings, under
+from trl_dataeff.utils import check_number
+
+
+FIT_EVERY = 16  # generation batches between two refits of a predictor that is fitted in the run
+
+
+@register_selector("dots_paper")
+class PaperDotsSelector(Selector):
+    """
+    Samples prompts whose success rate, predicted from reference rollouts, is near a target.
+
+    Args:
+        reference_size (`int`, *optional*, defaults to `256`): prompts of a reference set, K in the paper.
+        refresh_batches (`int`, *optional*, defaults to `2`): generation batches between two reference sets.
+        target (`float`, *optional*, defaults to `0.5`): alpha, in [0, 1].
+        temperature (`float`, *optional*, defaults to `1e-3`): tau, above 0.
+        predictor (`str` or [`DifficultyPredictor`], *optional*, defaults to `"attention"`): `"attention"`, `"logistic"`, the path
+            of a saved or published predictor, or an instance. One that was not fitted before is fitted in the run.
+        predictor_args (`dict`, *optional*): keyword arguments of a predictor that is named.
+    """
+
+    uses_references = True
+
+    def __init__(
+        self,
+        *,
+        reference_size: int = 256,
+        refresh_batches: int = 2,
+        target: float = 0.5,
+        temperature: float = 1e-3,
+        predictor: str | DifficultyPredictor = "attention",
+        predictor_args: dict[str, Any] | None = None,
+    ):
+        check_number("reference_size", reference_size, 1, integer=True)
+        check_number("refresh_batches", refresh_batches, 1, integer=True)
+        check_number("target", target, 0, 1)
+        check_number("temperature", temperature, 0, above=True)
+        check_predictor(predictor, predictor_args)
+        self.reference_size, self.refresh_batches = reference_size, refresh_batches
+        self.target, self.temperature = target, temperature
+        self.predictor, self.predictor_args = predictor, predictor_args
+
+    def bind(self, context: SelectorContext) -> None:
+        super().bind(context)
+        self.embeddings = context.embeddings()
+        predictor, fitted_in_run = make_predictor(
+            copy.deepcopy(self.predictor), self.embeddings.shape[1], context.seed, self.predictor_args
+        )
+        self.difficulty = RollingDifficulty(
+            self.embeddings,
+            predictor,
+            capacity=predictor.capacity(context.batch_groups),
+            fit_every=FIT_EVERY if fitted_in_run else 0,
+            seed=context.seed,
+        )
+        self.predicted = np.full(context.num_prompts, 0.5, dtype=np.float32)
+        self.record = PredictionRecord()
+        self.batch = 0  # generation batches observed
+        self._references = np.empty(0, dtype=np.int64)  # of the present predictions
+        self._order, self._taken = np.empty(0, dtype=np.int64), 0  # prompts drawn since then; how many of them were proposed
+
+    def predict(self, prompt_ids: np.ndarray) -> np.ndarray:
+        return self.predicted[prompt_ids]
+
+    def roll_out_references(
+        self, roll_out: Callable[[np.ndarray], Sequence[RolloutGroup]], rng: torch.Generator
+    ) -> None:
+        if self.batch % self.refresh_batches:
+            return
+        groups = roll_out(torch.randperm(self.context.num_prompts, generator=rng)[: self.reference_size].numpy())
+        self._references, rates, _ = group_arrays(groups)
+        self.predicted = self.difficulty.predict_with_references(self._references, rates, self.batch)
+        self._order, self._taken = np.empty(0, dtype=np.int64), 0
+
+    def propose(self, n: int, rng: torch.Generator) -> np.ndarray:
+        """
+        The next n prompts of the draw that follows reference rollouts. It is made at once for all generation batches up to
+        the next references, and in random order, so that these batches are alike. If they take more than that, the draw goes
+        on without the prompts that it has given already, as long as there are others.
+        """
+        size = self.context.num_prompts
+        check_request(n, size)
+        log_weights = -(torch.from_numpy(self.predicted).double() - self.target).abs() / self.temperature
+        if size - len(self._references) >= n:
+            log_weights[self._references] = -torch.inf
+        ahead = self._order[self._taken :]
+        if len(ahead) < n:
+            others = log_weights.index_fill(0, torch.from_numpy(self._order), -torch.inf)
+            left = int((~others.isneginf()).sum())
+            if left < n - len(ahead):
+                others = log_weights.index_fill(0, torch.from_numpy(ahead), -torch.inf)
+            count = n - len(ahead) if len(self._order) else min(self.refresh_batches * n, left)
+            drawn = gumbel_top_k(others, count, rng).numpy()
+            ahead = np.concatenate([ahead, drawn[torch.randperm(len(drawn), generator=rng).numpy()]])
+        self._order = np.concatenate([self._order[: self._taken], ahead])
+        self._taken += n
+        return ahead[:n]
+
+    def observe(self, groups: Sequence[RolloutGroup]) -> None:
+        ids, rates, _ = group_arrays(groups)
+        uniform = np.array([group.origin == "reference" for group in groups], dtype=bool)
+        self.record.add(np.array([group.predicted for group in groups], dtype=np.float32), rates, uniform)
+        self.batch += 1
+        self.difficulty.observe(ids, rates, self.batch)
+
+    def rescale(self, scale: float, offset: float) -> None:
+        self.predicted = (scale * self.predicted + offset).astype(np.float32)
+        self.difficulty.rescale(scale, offset)
+        self.record.rescale(scale, offset)
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        return {
+            "embeddings": hash_embeddings(self.embeddings),
+            "numbers": np.array([self.batch, self._taken]),
+            "predicted": self.predicted.copy(),
+            "references": self._references.copy(),
+            "order": self._order.copy(),
+            **{f"difficulty.{name}": value for name, value in self.difficulty.state_dict().items()},
+            **{f"record.{name}": value for name, value in self.record.state_dict().items()},
+        }
+
+    def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
+        if state["predicted"].shape != self.predicted.shape:
+            raise ValueError(f"Predictions of {len(state['predicted'])} prompts do not fit {len(self.predicted)} prompts.")
+        self.batch, self._taken = (int(number) for number in state["numbers"])
+        self.predicted = state["predicted"].astype(np.float32)
+        self._references, self._order = (state[name].astype(np.int64) for name in ("references", "order"))
+        same = check_embeddings(self.embeddings, state["embeddings"])
+        self.difficulty.load_state_dict(under(state, "difficulty."), predictor=same)
+        self.record.load_state_dict(under(state, "record."))
+
+    def metrics(self) -> dict[str, float]:
+        return self.record.metrics()
