@@ -256,7 +256,7 @@ class Embedder:
                 "'sentence-transformers/all-MiniLM-L6-v2'."
             )
         self.model: Any = extract_model_from_parallel(policy)
-        base = self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
+        base: Any = self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
         self.body = base.get_decoder()
         self.options: dict[str, Any] = {"use_cache": False}
         if "logits_to_keep" in inspect.signature(base.forward).parameters:
