@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -180,11 +181,9 @@ def _problems_here(arguments: GRPOArguments) -> Iterator[str]:
         yield from _message_of(require_math_verify, name)
     try:
         Path(str(training.output_dir)).mkdir(parents=True, exist_ok=True)
-        reason = None if os.access(str(training.output_dir), os.W_OK | os.X_OK) else "cannot be written to"
+        tempfile.TemporaryFile(dir=training.output_dir).close()
     except OSError as error:
-        reason = f"cannot be made: {error}"
-    if reason is not None:
-        yield f"`output_dir`, where the trained model is saved, {reason}. It is {training.output_dir!r}."
+        yield f"`output_dir` is {training.output_dir!r}, where nothing can be saved: {error}."
     installed = get_available_reporting_integrations()
     for name in training.report_to or []:
         if name not in installed:

@@ -106,21 +106,18 @@ class AttentionDifficultyPredictor(DifficultyPredictor, nn.Module):
         exclude: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """
-        Calibrated success rates of queries. Without `weight` and `exclude`: the published predictions.
+        Calibrated success rates of queries, `(N,)` in (0, 1). Without `weight` and `exclude`: the published predictions.
 
         The calibration takes the weighted mean and the unbiased weighted deviation of all references; the deviation of
         one reference is 0. A query without any reference left has 0.5 before calibration.
 
         Args:
-            zq (`torch.Tensor` of shape `(N, width)`): projections of the queries.
-            zr (`torch.Tensor` of shape `(K, width)`): projections of the references.
-            p_ref (`torch.Tensor` of shape `(K,)`): their success rates in [0, 1].
+            zq (`torch.Tensor` of shape `(N, width)`), zr (`torch.Tensor` of shape `(K, width)`): projections of the queries and of
+                the references.
+            p_ref (`torch.Tensor` of shape `(K,)`): success rates of the references in [0, 1].
             weight (`torch.Tensor` of shape `(K,)`, *optional*): factors >= 0 of the references' attention, not all 0.
             exclude (`torch.Tensor` of shape `(N,)`, *optional*): int64, the reference that a query may not attend to;
                 -1 for none.
-
-        Returns:
-            `torch.Tensor` of shape `(N,)`: success rates in (0, 1).
 
         Raises:
             PredictorError: shapes disagree, a success rate is NaN, or all weights are 0.
@@ -159,17 +156,11 @@ class AttentionDifficultyPredictor(DifficultyPredictor, nn.Module):
     ) -> None:
         """
         Continue to fit the towers, each group predicted from the others, and set the references. With fewer than 32
-        groups only the references change. See [`~trl_dataeff.difficulty.training.train`].
+        groups only the references change. See [`DifficultyPredictor.fit`] and [`~trl_dataeff.difficulty.training.train`].
 
         Args:
-            E (`torch.Tensor` or `np.ndarray` of shape `(n, h)`): embedding of each group's prompt.
-            p (`torch.Tensor` of shape `(n,)`): success rates in [0, 1]; NaN ones are left out.
-            weight (`torch.Tensor` of shape `(n,)`, *optional*): weights >= 0; all 1 if not given.
             seed (`int`, *optional*, defaults to `0`): seed of the held-out groups, the batches and dropout.
             epochs (`int`, *optional*, defaults to `20`): maximum number of epochs.
-
-        Raises:
-            PredictorError: shapes disagree, or values are out of range.
         """
         check_width(E, self.embedding_width)
         rates, weights = check_labels(E, p, weight)

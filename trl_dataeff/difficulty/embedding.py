@@ -178,22 +178,12 @@ def prompt_texts(
     The dataset's prompts as text: strings as they are, conversations through the chat template with the generation prompt,
     as TRL does it. Without a template, the contents of the messages are joined by newlines.
 
-    Args:
-        dataset ([`~datasets.Dataset`]): see [`embed_dataset`].
-        processor (*optional*): a tokenizer, or a processor that has one, whose template expects the content of a message in
-            parts.
-        chat_template, tools, template_kwargs: see [`embed_dataset`].
+    The template of a processor that has a tokenizer expects the content of a message in parts.
     """
     tokenizer = getattr(processor, "tokenizer", processor)
-    chat_template = (
-        chat_template or getattr(processor, "chat_template", None) or getattr(tokenizer, "chat_template", None)
-    )
-    options = {
-        "chat_template": chat_template,
-        "tools": tools,
-        "add_generation_prompt": True,
-        **(template_kwargs or {}),
-    }
+    for owner in (processor, tokenizer):
+        chat_template = chat_template or getattr(owner, "chat_template", None)
+    options = {"chat_template": chat_template, "tools": tools, "add_generation_prompt": True}
 
     def render(prompt: Any) -> str:
         if isinstance(prompt, str):
@@ -202,7 +192,7 @@ def prompt_texts(
         if not chat_template:
             return "\n".join(message["content"] or "" for message in messages)
         messages = messages if processor is tokenizer else prepare_multimodal_messages(messages)
-        return str(tokenizer.apply_chat_template(messages, tokenize=False, **options))
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, **options, **(template_kwargs or {})))
 
     if "prompt" in dataset.column_names and dataset.format["type"] != "custom":
         dataset = dataset.with_format(None).select_columns(["prompt"])
@@ -230,17 +220,10 @@ def _text_of(content: Any) -> Any:
 
 class Embedder:
     """
-    Embeds token ids by the policy as it is now, adapters included: the mean of its last hidden states.
+    Embeds token ids by the policy as it is now, adapters included: the mean of its last hidden states. Wrappers (DDP, compiled,
+    PEFT) are looked through.
 
     The whole model runs forward, because only so does FSDP2 gather its shards; a hook takes the states before the head.
-
-    Args:
-        policy: the model that is trained; wrappers (DDP, compiled, PEFT) are looked through.
-        processor: its tokenizer or processor.
-        accelerator ([`~accelerate.Accelerator`], *optional*): tells whether parameters are sharded.
-
-    Raises:
-        `EmbeddingError`: without policy or tokenizer, or if no process holds all parameters (ZeRO-3, FSDP of version 1).
     """
 
     def __init__(self, policy: Any, processor: Any, accelerator: Any = None):
@@ -276,9 +259,8 @@ class Embedder:
         empty = [self.tokenizer.eos_token_id or 0]
         tokens = [ids[:limit] or empty for ids in encoded]
         batches = length_batches(np.array([len(ids) for ids in tokens]), batch_tokens)
-        own = [*batches[processes.rank :: processes.world_size], batches[-1]][
-            : -(-len(batches) // processes.world_size)
-        ]
+        rounds = -(-len(batches) // processes.world_size)
+        own = [*batches[processes.rank :: processes.world_size], batches[-1]][:rounds]
         bf16 = self.device.type == "cuda" and torch.cuda.is_bf16_supported()
         training = self.model.training
         self.model.eval()
@@ -293,18 +275,16 @@ class Embedder:
     def embed(self, prompts: list[list[int]]) -> np.ndarray:
         """Embeddings, float32 `(b, h)`, of prompts given as token ids, `T_i` each."""
         # Padding goes to the right, whatever the tokenizer does: there, positions need no correction
-        ids = pad_sequence([torch.tensor(tokens, device=self.device) for tokens in prompts], batch_first=True)
-        lengths = torch.tensor([len(tokens) for tokens in prompts], device=self.device)
-        mask = (torch.arange(ids.shape[1], device=self.device) < lengths[:, None]).long()  # (b, T)
+        rows = [torch.tensor(tokens, device=self.device) for tokens in prompts]
+        ids = pad_sequence(rows, batch_first=True)  # (b, T)
+        mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
         seen: list[torch.Tensor] = []
         hook = self.body.register_forward_hook(lambda module, args, output: seen.append(output[0]))
         try:
             self.model(input_ids=ids, attention_mask=mask, **self.options)
         finally:
             hook.remove()
-        states = seen[0][
-            :, -ids.shape[1] :
-        ].float()  # (b, T, h); before them are virtual tokens of PEFT's prompt tuning
+        states = seen[0][:, -ids.shape[1] :].float()  # (b, T, h), behind the virtual tokens of prompt tuning
         mask = mask.to(states.device)[..., None]  # states of padding may be anything, NaN included
         return (states.masked_fill(mask == 0, 0.0).sum(dim=1) / mask.sum(dim=1)).cpu().numpy()
 
@@ -315,11 +295,11 @@ def length_batches(lengths: np.ndarray, batch_tokens: int) -> list[np.ndarray]:
     a longer prompt is a batch of its own. Returns the prompt ids of each batch.
     """
     order = np.argsort(-lengths, kind="stable")  # the largest batch first: what does not fit shows at once
-    batches, start = [], 0
-    while start < len(order):
-        rows = max(1, batch_tokens // int(lengths[order[start]]))
-        batches.append(order[start : start + rows])
-        start += rows
+    batches = []
+    while len(order):
+        rows = max(1, batch_tokens // int(lengths[order[0]]))
+        batches.append(order[:rows])
+        order = order[rows:]
     return batches
 
 

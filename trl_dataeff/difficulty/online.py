@@ -109,19 +109,9 @@ class RollingDifficulty:
         self, prompt_ids: np.ndarray, success_rates: np.ndarray, batch: int | None = None
     ) -> np.ndarray:
         """
-        Predict all prompts from reference rollouts alone, with equal weights (the paper's method).
-
-        Args:
-            prompt_ids (`np.ndarray` of shape `(K,)`): prompts of the reference groups.
-            success_rates (`np.ndarray` of shape `(K,)`): their success rates in [0, 1]; groups with NaN are ignored.
-            batch (`int`, *optional*): number of the present generation batch. If given, the predictor is refitted when
-                due, to the groups entered by `observe`.
-
-        Returns:
-            `np.ndarray` of shape `(N,)`: float32 success rates in [0, 1], as of [`refresh`].
-
-        Raises:
-            ValueError: shapes disagree, or there is no such prompt.
+        Predict all prompts from reference rollouts alone, with equal weights (the paper's method). Returns what [`refresh`] does;
+        prompts and success rates `(K,)` are as for [`observe`]. With the number of the present generation batch, the predictor is
+        refitted when due, to the groups entered by `observe`.
         """
         if batch is not None:
             self._refit(batch)
@@ -230,11 +220,8 @@ def pearson(predicted: np.ndarray, observed: np.ndarray) -> float:
 
 class PredictionRecord:
     """
-    The newest predictions, made before the rollouts, with the success rates then observed.
-
-    Args:
-        capacity (`int`, *optional*, defaults to `256`): groups that are kept of those drawn uniformly, and as many of
-            those selected.
+    The newest predictions, made before the rollouts, with the success rates then observed: of `capacity` groups drawn uniformly,
+    and of as many of those selected.
     """
 
     def __init__(self, capacity: int = 256):

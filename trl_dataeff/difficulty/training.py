@@ -78,8 +78,7 @@ def train(network: nn.Module, tasks: Sequence[Task], loss: Loss, seed: int, epoc
 
     Args:
         network (`nn.Module`): fitted in place.
-        tasks (sequence of [`Task`]): without any, nothing happens.
-        loss (`Callable`): see [`Loss`].
+        tasks (sequence of [`Task`]), loss ([`Loss`]): without any task, nothing happens.
         seed (`int`): of the batches and of dropout.
         epochs (`int`): maximum number of epochs.
     """
