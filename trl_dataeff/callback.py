@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState
 from transformers.utils import logging
 
 from trl_dataeff.tracking.metrics import PREFIX
@@ -17,13 +17,10 @@ logger = logging.get_logger(__name__)
 
 class DataEfficientCallback(TrainerCallback):
     """
-    Times steps, writes the run's logs, and stops a run after a signal.
+    Times steps, writes the run's logs, and stops a run after a signal. `on_begin` is called after the Trainer's own preparations,
+    `on_log` with what is logged during training.
 
     Args:
-        on_begin (`Callable`): called when the Trainer has begun training, after its own preparations.
-        on_step (`Callable`): called after each optimizer step.
-        on_log (`Callable`): called with what is logged, from the beginning of training to its end.
-        on_end (`Callable`): called when training has ended.
         received_signal (`Callable`): the signal that a process has received, the same on all processes, or `None`.
         how_to_resume (`Callable`): says how to resume the run; empty if it cannot be.
 
@@ -48,31 +45,23 @@ class DataEfficientCallback(TrainerCallback):
         self._saved_at = -1
         self.stopped_by: signal.Signals | None = None
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self.training, self._saved_at = True, -1
         self._on_begin()
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._on_step()
         self._stop_if_signalled(state, control)
 
-    def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any
-    ) -> None:
+    def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if self.training and logs:
             self._on_log(logs)
 
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self.training:
             self._stop_if_signalled(state, control)
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._saved_at = state.global_step
         self._stop_if_signalled(state, control)
         control.should_save = False
@@ -84,16 +73,12 @@ class DataEfficientCallback(TrainerCallback):
             self.stopped_by = received
             control.should_save = control.should_training_stop = True
 
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self.stopped_by is not None:  # within the epoch; with `save_strategy="best"` there may be no checkpoint yet
             control.should_save = 0 < state.global_step != self._saved_at
             control.should_evaluate = False
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self.training = False
         self._on_end()
         if self.stopped_by is not None and state.is_world_process_zero:
@@ -106,19 +91,14 @@ class DataEfficientCallback(TrainerCallback):
 
 class RolloutsAxis(TrainerCallback):
     """
-    Adds the rollouts generated so far to logs of evaluations, so that trackers can show held-out reward over them. It has to be
-    called before the trackers.
-
-    Args:
-        rollouts (`Callable`): how many there are, or `None` outside of training.
+    Adds the rollouts generated so far to logs of evaluations, so that trackers can show held-out reward over them. `rollouts`
+    says how many there are, or `None` outside of training. It has to be called before the trackers.
     """
 
     def __init__(self, rollouts: Callable[[], int | None]):
         self._rollouts = rollouts
 
-    def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any
-    ) -> None:
+    def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
         rollouts = self._rollouts()
         if rollouts is not None and any(name.startswith("eval_") for name in logs or ()):
             logs[f"{PREFIX}rollouts_generated"] = rollouts

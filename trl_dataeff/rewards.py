@@ -65,8 +65,7 @@ def exact_answer_reward(
 
     Args:
         completions (`list[str]` or `list[list[dict]]`): completions, plain or conversational.
-        answer (`list`, *optional*): gold answers.
-        solution (`list`, *optional*): gold answers of the rows without `answer`.
+        answer (`list`, *optional*), solution (`list`, *optional*): gold answers, and those of the rows without `answer`.
         **kwargs: other columns and what the trainer passes; not used.
 
     Returns:

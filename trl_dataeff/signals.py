@@ -24,13 +24,9 @@ class StopSignals:
     has a handler of its own (or which it ignores) are left to it. Outside of the main thread nothing is changed: Python
     delivers signals to that thread alone.
 
-    Args:
-        processes ([`Processes`], *optional*): of the run; by default a single one. The main process says on stderr that a
-            signal was received. With several, a second signal within two seconds is the first one once more: Ctrl-C
-            reaches them from the terminal and from the launcher.
-
-    Attributes:
-        received (`signal.Signals` or `None`): the first signal received.
+    The main process says on stderr that a signal was received. With several `processes`, a second signal within two seconds is
+    the first one once more: Ctrl-C reaches them from the terminal and from the launcher. `received` is the first signal, or
+    `None`.
     """
 
     def __init__(self, processes: Processes = Processes()):  # noqa: B008 (immutable)

@@ -69,14 +69,8 @@ def check_number(
     none: bool = False,
 ) -> None:
     """
-    Raise a `ValueError` that says what an argument takes, unless its value is a number in [low, high].
-
-    Args:
-        name (`str`): of the argument.
-        value: what was given.
-        low (`float`), high (`float`, *optional*, defaults to infinity): bounds.
-        above (`bool`), below (`bool`): whether `low` and `high` themselves are excluded.
-        integer (`bool`), finite (`bool`), none (`bool`): whether it has to be an integer or finite, or may be `None`.
+    Raise a `ValueError` that says what an argument takes, unless its value is a number in [low, high]. `above` and `below`
+    exclude the bounds themselves; the value has to be an `integer` or `finite`, or may be `None`, if these are set.
     """
     if none and value is None:
         return
@@ -162,12 +156,8 @@ def hash_array(array: np.ndarray | torch.Tensor) -> str:
 
 def hash_rows(array: np.ndarray | torch.Tensor, at_most: int = 1024) -> str:
     """
-    Hash of the shape of an array and of a sample of its rows. For arrays that are too large to read whole, such as
-    memory-mapped embeddings: 10^7 rows take 20 GB.
-
-    Args:
-        array (`np.ndarray` or `torch.Tensor` of shape `(N, ...)`): the array.
-        at_most (`int`, *optional*, defaults to `1024`): rows that are read, evenly spread, first and last included.
+    Hash of the shape of an array `(N, ...)` and of `at_most` of its rows, evenly spread, first and last included. For arrays that
+    are too large to read whole, such as memory-mapped embeddings: 10^7 rows take 20 GB.
     """
     n = len(array)
     rows = np.unique(np.linspace(0, n - 1, min(n, at_most)).astype(np.int64)) if n else np.empty(0, np.int64)
@@ -185,18 +175,11 @@ def hash_file(path: str | Path) -> str:
 
 def hash_prompts(dataset: Dataset, column: str = "prompt") -> str:
     """
-    Hash of all prompts of a dataset, in order. It identifies the dataset of a checkpoint.
+    Hash of all prompts of a dataset, in order, 32 hexadecimal digits. It identifies the dataset of a checkpoint.
 
     Stored values are read, so that no transform runs and no image is decoded. If there is no such column, because a
     transform makes the prompts, whole rows are hashed. The hash does not depend on how the values are stored, on
     whether `select` or `shuffle` has copied the rows, on the order of a message's keys or on other columns.
-
-    Args:
-        dataset ([`~datasets.Dataset`]): N rows.
-        column (`str`, *optional*, defaults to `"prompt"`): column of the prompts.
-
-    Returns:
-        `str`: 32 hexadecimal digits.
     """
     found = column in dataset.column_names
     stored = dataset.with_format("arrow", columns=[column] if found else dataset.column_names)

@@ -56,9 +56,9 @@ def test_what_is_read_is_what_was_logged(ours, plain):
 
 
 def test_facts_are_what_happened(ours, plain):
-    table = facts([read_run(ours[0]), read_run(plain[0])])
+    table = facts([read_run(ours[0]), read_run(plain[0], rollouts_per_step=8)])
     counts = ours[1].collector.counters.values
-    assert table["rollouts generated"] == [f"{counts['rollouts_generated']:,}", ""]
+    assert table["rollouts generated"] == [f"{counts['rollouts_generated']:,}", "96"]
     share = counts["rollouts_replayed"] / counts["rollouts_trained"]
     assert table["method"] == [f"DOTS selection, {share:.0%} of the trained rollouts replayed", ""]
     assert table["optimizer steps"] == ["12", "12"]

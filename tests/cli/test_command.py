@@ -140,7 +140,7 @@ def test_model_is_loaded_as_the_fields_say(recipe):
         (["--selection", "DOTS"], "Did you mean `dots`"),
         (["--selector_args", '{"sharpnes": 2}'], "Did you mean `sharpness`"),
         (["--replay_fraction", "2"], "`replay_fraction` is 2.0; it takes a number in [0, 1)"),
-        (["--output_dir", "train.jsonl/out"], "train.jsonl is a file, not a folder"),
+        (["--output_dir", "train.jsonl/out"], "where nothing can be saved: [Errno 20] Not a directory"),
         (["--report_to", "wandb"], "has no login"),
         (["--dataset_name", "latin.jsonl"], "latin.jsonl"),
         (["--per_device_train_batch_size", "128"], "16 prompts"),

@@ -47,6 +47,7 @@ def tiny_lora(seed, **options):
 def save_bert(folder: Path, without: str = "none", **modules) -> str:
     """A small BERT whose tokens are single characters. `modules`: what sentence-transformers writes beside it."""
     tokenizer = tiny_tokenizer(chat_template=None)
+    tokenizer.padding_side = "right"  # as those of encoders
     state = torch.get_rng_state()
     torch.manual_seed(3)
     size = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}

@@ -1,1 +1,1 @@
-"""What a run will save or has wasted: questions to the package's own selectors and logs, asked away from training."""
+"""What runs did, from the files that they have left."""

@@ -63,15 +63,12 @@ def audit(
     paths: Sequence[str | Path], prompt: str = "prompt", reward: str | None = None, step: str | None = None
 ) -> Audit:
     """
-    Describe a run.
+    Describe a run. Raises a [`UserError`] if there is nothing to read, or a column is missing.
 
     Args:
         paths: the `output_dir` of a run, or JSON lines or Parquet files with one completion a row.
         prompt, reward, step (`str`, *optional*): columns of such files; without a step, the completions of a group follow
             each other. In tables of TRL, by default, the total of all rewards and `step`.
-
-    Raises:
-        [`UserError`]: there is nothing to read, or a column is missing.
     """
     path = Path(paths[0]).expanduser()
     if len(paths) == 1 and path.is_dir():
@@ -102,13 +99,9 @@ def _read(files: Sequence[Path]) -> pd.DataFrame:
 
 def groups_of(rows: pd.DataFrame, prompt: str, reward: str | None, step: str | None) -> pd.DataFrame:
     """
-    The groups of completions, one a row: `step`, `prompt_id` and `kind`.
-
-    Args:
-        rows (`pd.DataFrame`): a completion each.
-        prompt (`str`): column of the prompt; its values are compared as text.
-        reward (`str` or `None`): column of the total reward; `None` for a table of TRL, whose other columns are rewards.
-        step (`str` or `None`): column of the step; `None` where a group's rows follow each other.
+    The groups of `rows`, a completion each: `step`, `prompt_id` and `kind`. The other arguments are names of columns. Prompts are
+    compared as text; without a reward it is a table of TRL, whose other columns are rewards; without a step, a group's rows
+    follow each other.
     """
     rewards = [reward] if reward else [name for name in rows.columns if name not in _OF_TRL]
     for role, column in (("prompt", prompt), ("reward", rewards[0] if rewards else "reward"), ("step", step)):

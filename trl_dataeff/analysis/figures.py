@@ -38,12 +38,7 @@ class Figure(NamedTuple):
 
 
 def figures_of(runs: Sequence[RecordedRun]) -> list[Figure]:
-    """
-    All figures for which the runs have the data.
-
-    Raises:
-        [`UserError`]: matplotlib is not installed.
-    """
+    """All figures for which the runs have the data. Raises a [`UserError`] if matplotlib is not installed."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
@@ -150,12 +145,10 @@ def success_rates(run: RecordedRun) -> Figure | None:
 
 def running_mean(values: np.ndarray) -> np.ndarray:
     """Centred mean over a `POINTS`-th of the values `(n,)`; as long as they are."""
+    if not len(values):
+        return values
     kernel = np.ones(len(values) // POINTS * 2 + 1)
-    return (
-        np.convolve(values, kernel, "same") / np.convolve(np.ones(len(values)), kernel, "same")
-        if len(values)
-        else values
-    )
+    return np.convolve(values, kernel, "same") / np.convolve(np.ones(len(values)), kernel, "same")
 
 
 def svg(name: str, draw: Callable[[Axes], None], *, legend: bool = False) -> str:

@@ -69,14 +69,8 @@ class RecordedRun:
 
 def read_run(path: str | Path, rollouts_per_step: int | None = None) -> RecordedRun:
     """
-    Read what a run has left.
-
-    Args:
-        path (`str`): its `output_dir`, or a checkpoint of plain TRL.
-        rollouts_per_step (`int`, *optional*): completions of an optimizer step, which plain TRL does not log.
-
-    Raises:
-        [`UserError`]: nothing of a run is there, or a file is corrupt.
+    Read what a run has left in its `output_dir`; for plain TRL, `path` may be a checkpoint, and `rollouts_per_step` the completions
+    of an optimizer step, which it does not log. Raises a [`UserError`] if nothing of a run is there, or a file is corrupt.
     """
     folder = Path(path).expanduser()
     if not folder.is_dir():

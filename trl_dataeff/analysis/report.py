@@ -36,7 +36,7 @@ def facts(runs: Sequence[RecordedRun]) -> dict[str, list[str]]:
         "method": [", ".join(methods_used(run.about, run.last)) for run in runs],
         "prompts": [_count(run.about.get("prompts", math.nan)) for run in runs],
         "optimizer steps": [_count(max(line["step"] for line in run.lines)) for run in runs],
-        "rollouts generated": [_count(run.last(f"{PREFIX}rollouts_generated")) for run in runs],
+        "rollouts generated": [_count(run.last("rollouts")) for run in runs],
         "rollouts replayed": [_count(run.last(f"{PREFIX}rollouts_replayed")) for run in runs],
         "effective groups": [_mean(run.effective_share()[1].tolist()) for run in runs],
         "reward in training, first and last": [_ends(run, "reward") for run in runs],

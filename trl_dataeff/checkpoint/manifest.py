@@ -24,13 +24,8 @@ _EARLIER = "Resume from an earlier checkpoint."
 
 def write_manifest(checkpoint: Path, *, step: int, processes: int, resumable: bool) -> None:
     """
-    Bring all files of a checkpoint to the disk and list them. Call it when every process has written its own.
-
-    Args:
-        checkpoint (`Path`): the `checkpoint-N` folder.
-        step (`int`): optimizer steps done.
-        processes (`int`): number of processes that wrote it.
-        resumable (`bool`): whether it holds more than the model.
+    Bring all files of a checkpoint of `processes` processes, after optimizer step `step`, to the disk and list them. Call it when
+    every process has written its own. `resumable`: whether it holds more than the model.
     """
     paths = sorted(path for path in checkpoint.rglob("*") if path.is_file())
     for path in paths:
@@ -69,11 +64,8 @@ def written_at(checkpoint: Path) -> float:
 
 def check_checkpoint(checkpoint: Path) -> dict[str, Any]:
     """
-    Compare a checkpoint with its manifest, which is returned: the sizes of all files, and the content of ours. Files that the
-    manifest does not list are not looked at.
-
-    Raises:
-        `CheckpointError`: it is incomplete, corrupt, or cannot be resumed from. The message says which and what to do.
+    Compare a checkpoint with its manifest, which is returned: the sizes of all files, and the content of ours. Raises a
+    `CheckpointError` that says what to do if it is incomplete, corrupt, or cannot be resumed from.
     """
     manifest = _read(checkpoint)
     for name, size in manifest["sizes"].items():

@@ -39,12 +39,7 @@ class Run:
     checkpoint: str | None = None
 
     def how_to_resume(self, resume: str = "Resume") -> str:
-        """
-        Names the latest checkpoint, in Python and on the command line; empty without one.
-
-        Args:
-            resume (`str`, *optional*, defaults to `"Resume"`): beginning of the sentence that says how.
-        """
+        """Names the latest checkpoint, in Python and on the command line; empty without one. `resume` begins the sentence."""
         if self.checkpoint is None or not is_complete(Path(self.checkpoint)):
             return ""
         return (
@@ -61,14 +56,12 @@ def resolve_run(
     checks: bool = True,
 ) -> Run:
     """
-    The run that a call of `train` starts or resumes. A collective if there are several processes: all get the same run, or
-    raise the same error.
+    The run that a call of `train` starts or resumes in the folder `output_dir`. A collective if there are several processes: all get
+    the same run, or raise the same error.
 
     Args:
         wanted (`bool`, `str` or `None`): a checkpoint's folder; `True` for the one in `output_dir` that was completed last, or
             for a new run if there is none; `False` or `None` for a new run.
-        output_dir (`str`): folder of the run.
-        processes ([`Processes`], *optional*): of the run; by default a single one. The main one logs.
         checks (`bool`, *optional*, defaults to `True`): whether this process reads the files.
 
     Raises:
@@ -118,12 +111,8 @@ def checkpoints(output_dir: str | os.PathLike[str]) -> list[Path]:
 @contextmanager
 def failure_notes(run: Run, prompt_ids: Callable[[], Sequence[int]], flush: Callable[[], None]) -> Iterator[None]:
     """
-    Within this context, an exception gets notes that say which prompts were in use, and where to resume.
-
-    Args:
-        run ([`Run`]): the run.
-        prompt_ids (`Callable`): rows of the dataset that this process used last.
-        flush (`Callable`): keeps what can be kept of a run that fails; may raise an `OSError`.
+    Within this context, an exception gets notes that say which prompts were in use (`prompt_ids`, the dataset's rows), and where to
+    resume. `flush` keeps what can be kept of a run that fails; it may raise an `OSError`.
     """
     try:
         yield
@@ -147,19 +136,14 @@ def complete_checkpoint(
     run: Run, checkpoint: Path, step: int, resumable: bool, writes: bool, processes: Processes
 ) -> Iterator[None]:
     """
-    Within this context, all processes write the files of a checkpoint; afterwards its manifest is written. If that
-    fails, the folder is removed.
+    Within this context, all processes write the files of a checkpoint, whose folder is removed first; afterwards its manifest
+    is written, and a resumable one becomes the run's latest. If that fails, the folder is removed, and a `CheckpointError` says
+    what to resume from.
 
     Args:
-        run ([`Run`]): the run, whose latest checkpoint this becomes if it is resumable.
-        checkpoint (`Path`): the `checkpoint-N` folder. One that is there is removed first.
         step (`int`): optimizer steps done.
         resumable (`bool`): whether it holds more than the model.
         writes (`bool`): whether this process writes the files that all share (`should_save`).
-        processes ([`Processes`]): of the run.
-
-    Raises:
-        `CheckpointError`: it could not be written; the message says what to resume from.
     """
     try:
         if writes:
@@ -189,15 +173,10 @@ def complete_checkpoint(
 
 def remove_older(checkpoint: Path, limit: int | None, keep: Iterable[str | os.PathLike[str] | None]) -> None:
     """
-    Delete the checkpoints beyond `limit` that were completed first.
+    Delete the checkpoints beyond `limit` (`save_total_limit`) that were completed first, except those in `keep`.
 
-    Unlike the Trainer's own rotation, this never deletes the checkpoint that was just written, though the folder may
-    hold some of later steps.
-
-    Args:
-        checkpoint (`Path`): the one that was just written.
-        limit (`int` or `None`): `save_total_limit`; `None` or less than 1 for no limit.
-        keep (`Iterable`): further checkpoints not to delete; `None` among them is ignored.
+    Unlike the Trainer's own rotation, this never deletes `checkpoint`, which was just written, though the folder may hold some
+    of later steps.
     """
     if limit is None or limit < 1:
         return

@@ -50,18 +50,16 @@ def report(found: Audit) -> str:
     """The audit for a terminal."""
     overall = found.overall
     lines = [f"Read: {found.source}"]
-    lines.append(f"{1 - overall.effective:.0%} of the groups carried no gradient: all of their rewards were equal.")
+    lines += [f"{1 - overall.effective:.0%} of the groups carried no gradient: all of their rewards were equal."]
     lines += ["", f"{'steps':>13}{'groups':>9}{'effective':>11}{'easy':>7}{'hard':>7}"]
     lines += [_row(shares) for shares in found.periods]
     if not math.isnan(found.again):
         lines += [
             "",
-            f"After a group without a gradient, the next group of its prompt had none in {found.again:.0%} of the cases.",
+            f"After a group without a gradient, the next one of its prompt had none in {found.again:.0%} of the cases.",
         ]
     if not math.isnan(found.after_effective):
-        lines.append(
-            f"After an effective group, the next group of its prompt had none in {found.after_effective:.0%}."
-        )
+        lines += [f"After an effective group, the next one of its prompt had none in {found.after_effective:.0%}."]
     if not math.isnan(overall.hard):
         lines += ["", "easy: every completion had the highest reward. hard: all rewards were equal and lower."]
     return "\n".join([*lines, *(["", found.note] if found.note else [])])

@@ -90,9 +90,7 @@ def _aligned(cells: list[str], widths: list[int]) -> str:
 
 
 def _cell(value: Any, form: str) -> str:
-    if value is None:
-        return "-"
-    return format(value, form) if is_number(value) else str(value)
+    return format(value, form) if is_number(value) else "-" if value is None else str(value)
 
 
 def _pairs(logs: Mapping[str, Any], titles: Mapping[str, str]) -> str:

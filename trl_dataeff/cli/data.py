@@ -27,6 +27,7 @@ logger = logging.get_logger(__name__)
 LOADERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
 #: What 🤗 Datasets raises for data that it cannot load; `StopIteration` for a .jsonl file without a line.
 LOADING_ERRORS = (OSError, ValueError, TypeError, DatasetsError, StopIteration)
+EMPTY = "{} is empty: it has no rows. Training takes a different prompt for each group of a batch."
 #: What it says of files without rows.
 NO_DATA = ("corresponds to no data", "pass `features` or at least one example")
 
@@ -113,7 +114,7 @@ def prepare(
             raise UserError(f"{given} is not UTF-8 text: {error}. Convert its files to UTF-8.") from error
     first = next(iter(dataset), None)
     if first is None:
-        raise _empty(given)
+        raise UserError(EMPTY.format(given))
     _check_columns(list(first), script, given)
     shapes = ("prompt_column", "prompt_template", "prompt_as_chat", "system_prompt", "answer_column")
     if any(getattr(script, shape) not in (None, False) for shape in shapes):
@@ -193,10 +194,6 @@ def _check_prompts(dataset: Dataset | IterableDataset, given: str) -> None:
         check_prompts(dataset, given)
 
 
-def _empty(given: str) -> UserError:
-    return UserError(f"{given} is empty: it has no rows. Training takes a different prompt for each group of a batch.")
-
-
 def _not_loaded(name: str, sources: list[DatasetConfig], error: Exception) -> UserError:
     """Say why a dataset was not loaded: the line of a file that cannot be parsed, or what the loader says."""
     if bad := next(filter(None, map(_bad_line, sources)), None):
@@ -204,7 +201,7 @@ def _not_loaded(name: str, sources: list[DatasetConfig], error: Exception) -> Us
     cause = error.__cause__ if isinstance(error, DatasetGenerationError) and error.__cause__ else error
     reason = str(cause).strip().rstrip(".!")
     if isinstance(error, StopIteration) or any(text in reason for text in NO_DATA):
-        return _empty(f"The dataset {name!r}")
+        return UserError(EMPTY.format(f"The dataset {name!r}"))
     if sources[0].data_files is None and not Path(sources[0].path).exists():
         return UserError(
             f"The dataset {name!r} could not be loaded from the Hub: {reason}. It is not a file or folder here either; "

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -178,8 +179,11 @@ def _problems_here(arguments: GRPOArguments) -> Iterator[str]:
     training = arguments.training
     for name in [name for name in arguments.script.reward_funcs or [] if name in NEED_MATH_VERIFY]:
         yield from _message_of(require_math_verify, name)
-    if (reason := unwritable(training.output_dir)) is not None:
-        yield f"`output_dir` is {training.output_dir!r}, and {reason}. The trained model is saved there."
+    try:
+        Path(str(training.output_dir)).mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=training.output_dir).close()
+    except OSError as error:
+        yield f"`output_dir` is {training.output_dir!r}, where nothing can be saved: {error}."
     installed = get_available_reporting_integrations()
     for name in training.report_to or []:
         if name not in installed:
@@ -189,21 +193,16 @@ def _problems_here(arguments: GRPOArguments) -> Iterator[str]:
     yield from _message_of(checkpoint_of, training)
 
 
-def unwritable(folder: str | os.PathLike[str]) -> str | None:
-    """Why nothing can be written into a folder, which may have to be made first: `"... is a file, not a folder"`; or `None`."""
-    path = Path(folder).expanduser().absolute()
-    found = next(path for path in (path, *path.parents) if path.exists())  # what will be made, is made in it
-    if not found.is_dir():
-        return f"{found} is a file, not a folder"
-    return None if os.access(found, os.W_OK | os.X_OK) else f"{found} cannot be written"
-
-
 def _logged_in() -> bool:
     """Whether wandb needs no login, has one, or can ask for it."""
     import wandb
 
-    settings = wandb.setup().settings
-    return settings.mode in ("offline", "disabled") or sys.stdin.isatty() or bool(wandb.api.api_key)
+    if wandb.setup().settings.mode in ("offline", "disabled") or sys.stdin.isatty():
+        return True
+    try:
+        return bool(wandb.login(verify=False))
+    except wandb.errors.UsageError:
+        return False
 
 
 def _message_of(function: Any, *args: Any) -> Iterator[str]:

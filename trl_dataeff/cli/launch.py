@@ -50,11 +50,9 @@ def launch_parser() -> ArgumentParser:
 def launch_option(parser: ArgumentParser, key: str, value: Any) -> list[str] | None:
     """Return a recipe's `key: value` as an option of `accelerate launch`, or `None` if it has no such option."""
     option = parser._option_string_actions.get(f"--{key}")
-    if option is None:
-        return None
-    if option.nargs == 0:  # a switch
+    if option is not None and option.nargs == 0:  # a switch
         return [f"--{key}"] if value is True else []
-    return [f"--{key}", str(value)]
+    return None if option is None else [f"--{key}", str(value)]
 
 
 def check_launch_options(parser: ArgumentParser, args: list[str], fields: list[str]) -> None:

@@ -51,11 +51,9 @@ LIBRARIES = ("accelerate", "datasets", "huggingface_hub", "peft", "torch", "tran
 
 def main(argv: list[str] | None = None) -> int:
     """
-    Run the command and return its exit code: 0, 2 for a mistake in what was given, 1 for a recipe that is not valid, 130
-    after Ctrl-C, 141 if the reader of its output has closed the pipe. A run that SIGTERM stops raises `SystemExit(143)`.
-
-    Args:
-        argv (`list[str]`, *optional*): arguments; those of the process if not given.
+    Run the command with `argv`, or the arguments of the process, and return its exit code: 0, 2 for a mistake in what was given,
+    1 for a recipe that is not valid, 130 after Ctrl-C, 141 if the reader of its output has closed the pipe. A run that SIGTERM
+    stops raises `SystemExit(143)`.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -149,8 +147,8 @@ def find_recipe(name: str) -> Path:
 def shipped_recipes() -> dict[str, Path]:
     """Return the recipes that come with the package by their names, `<model>/<task>/<method>`, in alphabetical order."""
     package = Path(__file__).resolve().parents[1]
-    folder = (
-        package / "recipes" if (package / "recipes").is_dir() else package.parent / "recipes"
+    folder = next(
+        f for f in (package / "recipes", package.parent / "recipes") if f.is_dir()
     )  # in the wheel, or a checkout
     return {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.glob("*/*/*.yaml"))}
 

@@ -18,11 +18,8 @@ def run(argv: list[str]) -> int:
 
 def problems_of(path: Path) -> list[str]:
     """
-    Return what is wrong with a recipe, one message per problem; an empty list if it is valid: it would start, given its model
-    and data, on a machine that is suitable.
-
-    Neither model nor data is loaded, and nothing depends on this machine: a recipe for a GPU is valid on a laptop. Reward
-    functions given by a dotted path are imported, from the current folder.
+    Return what is wrong with a recipe, one message per problem. Neither model nor data is loaded, and nothing depends on this
+    machine: a recipe for a GPU is valid on a laptop. Reward functions given by a dotted path are imported, from the current folder.
     """
     from trl_dataeff.cli import grpo
     from trl_dataeff.cli.parser import read

@@ -67,10 +67,6 @@ class AttentionDifficultyPredictor(DifficultyPredictor, nn.Module):
             self.regressor = Regressor(embedding_width, width, dropout)
         self.eval()
 
-    @classmethod
-    def create(cls, embedding_width: int, seed: int, /, **arguments: Any) -> AttentionDifficultyPredictor:
-        return cls(embedding_width, **{"seed": seed, **arguments})
-
     @property
     def fitted(self) -> bool:
         return self.references is not None
@@ -110,21 +106,18 @@ class AttentionDifficultyPredictor(DifficultyPredictor, nn.Module):
         exclude: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """
-        Calibrated success rates of queries. Without `weight` and `exclude`: the published predictions.
+        Calibrated success rates of queries, `(N,)` in (0, 1). Without `weight` and `exclude`: the published predictions.
 
         The calibration takes the weighted mean and the unbiased weighted deviation of all references; the deviation of
         one reference is 0. A query without any reference left has 0.5 before calibration.
 
         Args:
-            zq (`torch.Tensor` of shape `(N, width)`): projections of the queries.
-            zr (`torch.Tensor` of shape `(K, width)`): projections of the references.
-            p_ref (`torch.Tensor` of shape `(K,)`): their success rates in [0, 1].
+            zq (`torch.Tensor` of shape `(N, width)`), zr (`torch.Tensor` of shape `(K, width)`): projections of the queries and of
+                the references.
+            p_ref (`torch.Tensor` of shape `(K,)`): success rates of the references in [0, 1].
             weight (`torch.Tensor` of shape `(K,)`, *optional*): factors >= 0 of the references' attention, not all 0.
             exclude (`torch.Tensor` of shape `(N,)`, *optional*): int64, the reference that a query may not attend to;
                 -1 for none.
-
-        Returns:
-            `torch.Tensor` of shape `(N,)`: success rates in (0, 1).
 
         Raises:
             PredictorError: shapes disagree, a success rate is NaN, or all weights are 0.
@@ -152,17 +145,7 @@ class AttentionDifficultyPredictor(DifficultyPredictor, nn.Module):
         return torch.sigmoid(torch.logit(averages, CLAMP) / temperature + torch.tanh(out[1]))
 
     def set_references(self, E: Embeddings, p: torch.Tensor, weight: torch.Tensor | None = None) -> None:
-        """
-        Set the groups that `predict` attends to. The towers do not change.
-
-        Args:
-            E (`torch.Tensor` or `np.ndarray` of shape `(n, h)`): embedding of each group's prompt.
-            p (`torch.Tensor` of shape `(n,)`): success rates in [0, 1]; NaN ones are left out.
-            weight (`torch.Tensor` of shape `(n,)`, *optional*): weights >= 0; all 1 if not given.
-
-        Raises:
-            PredictorError: shapes disagree, or values are out of range.
-        """
+        """Set the groups that `predict` attends to; arguments and errors are those of [`fit`]. The towers do not change."""
         p, weight = check_labels(E, p, weight)
         z = self.project_references(E)
         used = weight > 0
@@ -173,17 +156,11 @@ class AttentionDifficultyPredictor(DifficultyPredictor, nn.Module):
     ) -> None:
         """
         Continue to fit the towers, each group predicted from the others, and set the references. With fewer than 32
-        groups only the references change. See [`~trl_dataeff.difficulty.training.train`].
+        groups only the references change. See [`DifficultyPredictor.fit`] and [`~trl_dataeff.difficulty.training.train`].
 
         Args:
-            E (`torch.Tensor` or `np.ndarray` of shape `(n, h)`): embedding of each group's prompt.
-            p (`torch.Tensor` of shape `(n,)`): success rates in [0, 1]; NaN ones are left out.
-            weight (`torch.Tensor` of shape `(n,)`, *optional*): weights >= 0; all 1 if not given.
             seed (`int`, *optional*, defaults to `0`): seed of the held-out groups, the batches and dropout.
             epochs (`int`, *optional*, defaults to `20`): maximum number of epochs.
-
-        Raises:
-            PredictorError: shapes disagree, or values are out of range.
         """
         check_width(E, self.embedding_width)
         rates, weights = check_labels(E, p, weight)
@@ -192,14 +169,8 @@ class AttentionDifficultyPredictor(DifficultyPredictor, nn.Module):
 
     def fit_tasks(self, E: Embeddings, tasks: Sequence[Task], seed: int, epochs: int) -> None:
         """
-        Fit the towers and the calibration by binary cross-entropy on success rates, each group predicted from others of
-        its task. See [`~trl_dataeff.difficulty.training.train`].
-
-        Args:
-            E (`torch.Tensor` or `np.ndarray` of shape `(N, h)`): embeddings that the tasks' rows index.
-            tasks (sequence of [`~trl_dataeff.difficulty.training.Task`]): without any, nothing happens.
-            seed (`int`): of the batches and of dropout.
-            epochs (`int`): maximum number of epochs.
+        Fit the towers and the calibration by binary cross-entropy on success rates, each group predicted from others of its
+        task, whose rows index the embeddings `E` `(N, h)`. See [`~trl_dataeff.difficulty.training.train`].
         """
         train(self, tasks, lambda *batch: self._loss(E, *batch), seed, epochs)
 
@@ -233,13 +204,12 @@ class AttentionDifficultyPredictor(DifficultyPredictor, nn.Module):
         self.fit(groups.embeddings(), groups.p, groups.weight, seed=seed, epochs=ONLINE_EPOCHS)
         return True
 
-    def update(self, groups: ObservedGroups) -> bool:
+    def update(self, groups: ObservedGroups) -> None:
         """Attend to these groups. Without any that has a weight above 0, nothing can be predicted."""
         if bool((groups.weight > 0).any()):
             self.set_references(groups.embeddings(), groups.p, groups.weight)
         else:
             self.references = None
-        return False
 
     @torch.no_grad()
     def predict_pool(self, Z: torch.Tensor, groups: ObservedGroups) -> torch.Tensor:

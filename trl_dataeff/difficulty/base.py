@@ -34,6 +34,8 @@ class ObservedGroups:
         ids (`torch.Tensor` of shape `(n,)`): int64, prompt of each group.
         p (`torch.Tensor` of shape `(n,)`): float32, success rates in [0, 1].
         weight (`torch.Tensor` of shape `(n,)`): float32, weights >= 0; a group counts less the older it is.
+        embeddings (`Callable`): reads the embeddings of the groups' prompts, float32 `(n, h)`.
+        projections (`Callable`): what `project` makes of them, `(n, d)`; the whole pool is projected when first needed.
     """
 
     def __init__(
@@ -45,19 +47,10 @@ class ObservedGroups:
         projections: Callable[[], torch.Tensor],
     ):
         self.ids, self.p, self.weight = ids, p, weight
-        self._embeddings, self._projections = embeddings, projections
+        self.embeddings, self.projections = embeddings, projections
 
     def __len__(self) -> int:
-        """Number of groups, n."""
         return len(self.ids)
-
-    def embeddings(self) -> torch.Tensor:
-        """Embeddings of the groups' prompts, float32 `(n, h)`; read when called."""
-        return self._embeddings()
-
-    def projections(self) -> torch.Tensor:
-        """What `project` makes of the groups' prompts, `(n, d)`; the whole pool is projected when first needed."""
-        return self._projections()
 
 
 class DifficultyPredictor(ABC):
@@ -72,18 +65,6 @@ class DifficultyPredictor(ABC):
     """
 
     embedding: str = ""
-
-    @classmethod
-    def create(cls, embedding_width: int, seed: int, /, **arguments: Any) -> DifficultyPredictor:
-        """
-        New predictor for a run. Override it if the class needs the width or the seed; by default neither is passed on.
-
-        Args:
-            embedding_width (`int`): width h of the embeddings.
-            seed (`int`): seed of the run.
-            arguments: arguments of the class.
-        """
-        return cls(**arguments)
 
     @abstractmethod
     def fit(self, E: Embeddings, p: torch.Tensor, weight: torch.Tensor | None = None) -> None:
@@ -101,7 +82,7 @@ class DifficultyPredictor(ABC):
 
     @abstractmethod
     def project(self, E: Embeddings) -> torch.Tensor:
-        """Projections, float32 `(N, d)`, of embeddings `(N, h)`. N may be millions: convert some rows at a time."""
+        """Projections, float32 `(N, d)`, of embeddings `(N, h)`, which are converted some rows at a time."""
 
     @abstractmethod
     def predict_projected(self, Z: torch.Tensor) -> torch.Tensor:
@@ -123,7 +104,7 @@ class DifficultyPredictor(ABC):
 
     @abstractmethod
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Everything that was fitted, by name. Dtypes that NumPy has."""
+        """Everything that was fitted, by name."""
 
     @abstractmethod
     def load_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
@@ -133,62 +114,30 @@ class DifficultyPredictor(ABC):
         """Success rates, float32 `(N,)` in [0, 1], of prompts with embeddings `(N, h)`."""
         return self.predict_projected(self.project(E))
 
-    # ------------------------------------------------------------ in a run
+    # In a run
 
     def capacity(self, batch_groups: int) -> int:
-        """
-        Number of groups that a run keeps for `update`, the newest ones. Default: those of 16 generation batches, and at
-        least 2048.
-
-        Args:
-            batch_groups (`int`): groups in a generation batch.
-        """
+        """Number of newest groups that a run keeps, by the groups of a generation batch."""
         return max(KEPT_GROUPS, KEPT_BATCHES * batch_groups)
 
     def start(self, E: Embeddings) -> None:
-        """
-        Prepare for a run. Called once, before everything else. Default: nothing.
-
-        Args:
-            E (`torch.Tensor` or `np.ndarray` of shape `(N, h)`): embeddings of all prompts.
-        """
+        """Prepare for a run, once, with the embeddings `(N, h)` of all prompts."""
 
     def refit(self, groups: ObservedGroups, seed: int) -> bool:
         """
-        Do the slow part of fitting. Called every `fit_every` generation batches, before `update`. Default: nothing.
-
-        Args:
-            groups ([`ObservedGroups`]): all groups that are kept.
-            seed (`int`): seed of this fit.
-
-        Returns:
-            `bool`: whether it was done. If so, all prompts are projected again; if not, it is called in the next batch.
+        Do the slow part of fitting, if there are groups enough, every `fit_every` generation batches. Returns whether it was
+        done: if so, all prompts are projected again; if not, it is called in the next batch.
         """
         return False
 
-    def update(self, groups: ObservedGroups) -> bool:
-        """
-        Do the fast part of fitting, before each prediction. Default: `fit`, if a group has a weight above 0.
-
-        Args:
-            groups ([`ObservedGroups`]): the groups to predict from; possibly none.
-
-        Returns:
-            `bool`: whether projections have changed, so that all prompts are projected again. Default: after a `fit`.
-        """
-        if not bool((groups.weight > 0).any()):
-            return False
-        self.fit(groups.embeddings(), groups.p, groups.weight)
-        return True
+    @abstractmethod
+    def update(self, groups: ObservedGroups) -> None:
+        """Do the fast part of fitting, before each prediction. There may be no groups. Projections stay as they are."""
 
     def predict_pool(self, Z: torch.Tensor, groups: ObservedGroups) -> torch.Tensor:
         """
-        Success rates, float32 `(N,)` in [0, 1], of all prompts. Default: `predict_projected(Z)`.
-
-        Args:
-            Z (`torch.Tensor` of shape `(N, d)`): projections of all prompts, by prompt id.
-            groups ([`ObservedGroups`]): those last given to `update`, for predictors that must not predict a prompt
-                from its own group.
+        Success rates, float32 `(N,)` in [0, 1], of all prompts from their projections `(N, d)`. `groups` are those last given
+        to `update`.
         """
         return self.predict_projected(Z)
 

@@ -30,7 +30,8 @@ PREDICTORS: dict[str, type[DifficultyPredictor]] = {
 
 def check_predictor(name_or_path: str, arguments: dict[str, Any] | None = None) -> None:
     """Raise the error that [`make_predictor`] would raise, before embeddings are there."""
-    if name_or_path not in PREDICTORS:
+    cls = PREDICTORS.get(name_or_path)
+    if cls is None:
         load_predictor(name_or_path)
         if arguments:
             raise PredictorError(
@@ -38,11 +39,7 @@ def check_predictor(name_or_path: str, arguments: dict[str, Any] | None = None) 
                 f"{', '.join(sorted(arguments))}. Remove them, or name {' or '.join(map(repr, PREDICTORS))}."
             )
         return
-    known = [
-        name
-        for name in inspect.signature(PREDICTORS[name_or_path]).parameters
-        if name not in ("embedding_width", "seed")
-    ]
+    known = [name for name in inspect.signature(cls).parameters if name not in ("embedding_width", "seed")]
     for argument in arguments or {}:
         if argument not in known:
             raise PredictorError(
@@ -54,17 +51,12 @@ def make_predictor(
     name_or_path: str, embedding_width: int, seed: int = 0, arguments: dict[str, Any] | None = None
 ) -> tuple[DifficultyPredictor, bool]:
     """
-    Predictor for a run.
+    Predictor for a run with embeddings of width `embedding_width`, and whether it is new: what was loaded was fitted before, and
+    its slow part need not be fitted in the run.
 
     Args:
         name_or_path (`str`): `"logistic"`, `"attention"`, or a path for [`load_predictor`].
-        embedding_width (`int`): width h of the run's embeddings.
-        seed (`int`, *optional*, defaults to `0`): seed of a new predictor.
-        arguments (`dict`, *optional*): keyword arguments of a new predictor.
-
-    Returns:
-        `tuple[DifficultyPredictor, bool]`: the predictor, and whether it is new. What was loaded was fitted before, and
-        its slow part need not be fitted in the run.
+        seed (`int`, *optional*, defaults to `0`), arguments (`dict`, *optional*): seed and arguments of a new predictor.
 
     Raises:
         PredictorError: there is no such predictor, it cannot be read, or it takes no such argument.

@@ -63,13 +63,8 @@ class LogisticDifficultyPredictor(DifficultyPredictor):
 
     def fit_basis(self, E: Embeddings) -> None:
         """
-        Compute the principal components of a pool, and forget earlier fits. Reads at most 20,000 rows, evenly spread.
-
-        Args:
-            E (`torch.Tensor` or `np.ndarray` of shape `(N, h)`): embeddings of the pool.
-
-        Raises:
-            PredictorError: there are no embeddings, or some are not finite.
+        Compute the principal components of a pool from its embeddings `(N, h)`, and forget earlier fits. Reads at most 20,000
+        rows, evenly spread. Raises a [`PredictorError`] if there are none, or some are not finite.
         """
         check_width(E, 0)
         if not len(E):
@@ -129,11 +124,10 @@ class LogisticDifficultyPredictor(DifficultyPredictor):
             self.fit_basis(E)
         self.anchor()
 
-    def update(self, groups: ObservedGroups) -> bool:
+    def update(self, groups: ObservedGroups) -> None:
         """Fit again to these groups. Without any, the coefficients stay as they are."""
         if len(groups):
             self.fit_projected(groups.projections(), groups.p, groups.weight)
-        return False
 
     def settings(self) -> dict[str, Any]:
         return {"components": self.components, "l2": self.l2}

@@ -25,11 +25,8 @@ class RollingDifficulty:
     Success rates of all prompts, predicted from the newest groups of a run. A group counts
     `0.5 ** (age / half_life)`, its age in generation batches.
 
-    The predictor is updated before each prediction, and refitted every `fit_every` generation batches. All prompts are
-    projected once, and again when the predictor says that projections have changed.
-
-    Predictions depend on the arguments, the groups and the batch numbers alone. After `load_state_dict` they are the
-    same bit by bit.
+    The predictor is updated before each prediction, and refitted every `fit_every` generation batches, after which all prompts
+    are projected again. Predictions depend on the arguments, the groups and the batch numbers alone.
 
     Args:
         embeddings (`torch.Tensor` or `np.ndarray` of shape `(N, h)`): embeddings of all prompts, by prompt id. A memory
@@ -75,7 +72,6 @@ class RollingDifficulty:
         predictor.start(embeddings)
 
     def __len__(self) -> int:
-        """Number of groups that are kept."""
         return len(self.ids)
 
     def observe(self, prompt_ids: np.ndarray, success_rates: np.ndarray, batch: int) -> None:
@@ -98,29 +94,14 @@ class RollingDifficulty:
 
     def refresh(self, batch: int) -> np.ndarray:
         """
-        Predict all prompts from the groups that are kept.
-
-        Args:
-            batch (`int`): number of the present generation batch.
-
-        Returns:
-            `np.ndarray` of shape `(N,)`: float32 success rates in [0, 1]. Without a group: 0.5, or what the predictor
-            predicts if it was fitted before the run.
+        Success rates of all prompts in generation batch `batch`, float32 `(N,)` in [0, 1]. Without a group: 0.5, or what the
+        predictor predicts if it was fitted before the run.
         """
         predicted: np.ndarray = self.refresh_each(batch, (self.half_life,))[0]
         return predicted
 
     def refresh_each(self, batch: int, half_lives: Sequence[float]) -> np.ndarray:
-        """
-        Predict all prompts once per half-life, from the same groups with other weights.
-
-        Args:
-            batch (`int`): number of the present generation batch.
-            half_lives (`Sequence[float]`): K half-lives, in generation batches, in place of `half_life`.
-
-        Returns:
-            `np.ndarray` of shape `(K, N)`: see [`refresh`].
-        """
+        """[`refresh`] for each of K half-lives in place of `half_life`, `(K, N)`: the same groups with other weights."""
         self._refit(batch)
         return np.stack([self._predict(self._kept(batch, half_life)) for half_life in half_lives])
 
@@ -128,19 +109,9 @@ class RollingDifficulty:
         self, prompt_ids: np.ndarray, success_rates: np.ndarray, batch: int | None = None
     ) -> np.ndarray:
         """
-        Predict all prompts from reference rollouts alone, with equal weights (the paper's method).
-
-        Args:
-            prompt_ids (`np.ndarray` of shape `(K,)`): prompts of the reference groups.
-            success_rates (`np.ndarray` of shape `(K,)`): their success rates in [0, 1]; groups with NaN are ignored.
-            batch (`int`, *optional*): number of the present generation batch. If given, the predictor is refitted when
-                due, to the groups entered by `observe`.
-
-        Returns:
-            `np.ndarray` of shape `(N,)`: float32 success rates in [0, 1], as of [`refresh`].
-
-        Raises:
-            ValueError: shapes disagree, or there is no such prompt.
+        Predict all prompts from reference rollouts alone, with equal weights (the paper's method). Returns what [`refresh`] does;
+        prompts and success rates `(K,)` are as for [`observe`]. With the number of the present generation batch, the predictor is
+        refitted when due, to the groups entered by `observe`.
         """
         if batch is not None:
             self._refit(batch)
@@ -161,12 +132,8 @@ class RollingDifficulty:
 
     def load_state_dict(self, state: dict[str, np.ndarray], *, predictor: bool = True) -> None:
         """
-        Restore a state.
-
-        Args:
-            state (`dict[str, np.ndarray]`): from `state_dict`.
-            predictor (`bool`, *optional*, defaults to `True`): whether to restore the predictor. Without it, only the
-                groups are restored, and the predictor is fitted to them: for prompts that are embedded otherwise now.
+        Restore what `state_dict` returned. Without `predictor` only the groups are restored, and the predictor is fitted to them:
+        for prompts that are embedded otherwise now.
 
         Raises:
             PredictorError: the state is that of another predictor or of more prompts.
@@ -224,8 +191,7 @@ class RollingDifficulty:
             self._fitted_at, self._projected = batch, None
 
     def _predict(self, groups: ObservedGroups) -> np.ndarray:
-        if self.predictor.update(groups):
-            self._projected = None
+        self.predictor.update(groups)
         if not self.predictor.fitted:
             return np.full(len(self.embeddings), 0.5, dtype=np.float32)
         return self.predictor.predict_pool(self._all_projected(), groups).cpu().numpy()
@@ -254,11 +220,8 @@ def pearson(predicted: np.ndarray, observed: np.ndarray) -> float:
 
 class PredictionRecord:
     """
-    The newest predictions, made before the rollouts, with the success rates then observed.
-
-    Args:
-        capacity (`int`, *optional*, defaults to `256`): groups that are kept of those drawn uniformly, and as many of
-            those selected.
+    The newest predictions, made before the rollouts, with the success rates then observed: of `capacity` groups drawn uniformly,
+    and of as many of those selected.
     """
 
     def __init__(self, capacity: int = 256):
@@ -267,12 +230,8 @@ class PredictionRecord:
 
     def add(self, predicted: np.ndarray, observed: np.ndarray, uniform: np.ndarray) -> None:
         """
-        Enter groups; those with NaN are ignored.
-
-        Args:
-            predicted (`np.ndarray` of shape `(n,)`): predicted success rates.
-            observed (`np.ndarray` of shape `(n,)`): observed success rates.
-            uniform (`np.ndarray` of shape `(n,)`): bool, whether the prompt was drawn uniformly.
+        Enter groups: predicted and observed success rates, and whether the prompt was drawn uniformly, each `(n,)`. Groups with
+        NaN are ignored.
         """
         rows = np.stack([predicted, observed, uniform], axis=1).astype(np.float32)
         rows = np.concatenate([self._rows, rows[~np.isnan(rows).any(axis=1)]])

@@ -21,12 +21,8 @@ def read_published(path: Path) -> AttentionDifficultyPredictor:
     checkpoint = _unpickle(path)
     state = checkpoint.get("model_state_dict") if isinstance(checkpoint, dict) else None
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
-        found = (
-            ", ".join(map(str, list(checkpoint)[:8])) if isinstance(checkpoint, dict) else type(checkpoint).__name__
-        )
         raise PredictorError(
-            f"{path} is not a checkpoint of a difficulty predictor: it needs a dictionary of tensors under "
-            f"`model_state_dict`, and holds {found or 'nothing'}."
+            f"{path} is not a checkpoint of a difficulty predictor: it needs a dictionary of tensors under `model_state_dict`."
         )
     ours = {name: value for name, value in state.items() if name.startswith(PREFIX)}
     embedding_width, width = _published_widths(path, ours)
@@ -39,23 +35,17 @@ def read_published(path: Path) -> AttentionDifficultyPredictor:
 def _unpickle(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        if not zipfile.is_zipfile(path):
-            raise _unreadable(path, error) from error
+    except Exception as error:  # whatever a file that is something else leads to
+        if isinstance(error, pickle.UnpicklingError) and zipfile.is_zipfile(path):
+            raise PredictorError(
+                f"{path} holds pickled objects other than tensors, which could run any code, and is not loaded. Save its "
+                "`model_state_dict` alone: torch.save({'model_state_dict': model.state_dict()}, path)."
+            ) from error
+        reason = str(error).split("\n", 1)[0]
         raise PredictorError(
-            f"{path} holds pickled objects other than tensors, which could run any code, and is not loaded. Save its "
-            "`model_state_dict` alone: torch.save({'model_state_dict': model.state_dict()}, path)."
+            f"{path} ({path.stat().st_size} bytes) cannot be read as a torch checkpoint: it is truncated or something else "
+            f"({type(error).__name__}: {reason}). Copy it again, or name another file."
         ) from error
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError, AttributeError, IndexError) as error:
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: Path, error: Exception) -> PredictorError:
-    reason = str(error).split("\n", 1)[0]
-    return PredictorError(
-        f"{path} ({path.stat().st_size} bytes) cannot be read as a torch checkpoint: it is truncated or something else "
-        f"({type(error).__name__}: {reason}). Copy it again, or name another file."
-    )
 
 
 def _published_widths(path: Path, state: dict[str, torch.Tensor]) -> tuple[int, int]:

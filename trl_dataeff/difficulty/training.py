@@ -57,12 +57,8 @@ def own_random_state(seed: int) -> Iterator[None]:
 
 def leave_one_out(p: torch.Tensor, weight: torch.Tensor, seed: int) -> list[Task]:
     """
-    One task of the groups whose weight is above 0, a fifth of them held out. No task if these are fewer than 32.
-
-    Args:
-        p (`torch.Tensor` of shape `(n,)`): success rates.
-        weight (`torch.Tensor` of shape `(n,)`): weights >= 0.
-        seed (`int`): decides which groups are held out.
+    One task of the groups, success rates `p` and weights `(n,)`, whose weight is above 0. A fifth of them, chosen by the seed, is
+    held out. No task if there are fewer than 32.
     """
     rows = torch.nonzero(weight > 0).squeeze(1)
     if len(rows) < FEWEST:
@@ -78,13 +74,11 @@ def train(network: nn.Module, tasks: Sequence[Task], loss: Loss, seed: int, epoc
     Fit a network to tasks with Adam, learning rate 1e-3, from its present parameters on.
 
     An epoch draws each task's groups 256 at a time, in 8 to 32 steps. The parameters with the lowest loss on held-out
-    groups are kept, the initial ones included. Fitting stops after 4 epochs without an improvement. Time limits play no
-    part, so that the result depends on the seed alone.
+    groups are kept, the initial ones included. Fitting stops after 4 epochs without an improvement.
 
     Args:
         network (`nn.Module`): fitted in place.
-        tasks (sequence of [`Task`]): without any, nothing happens.
-        loss (`Callable`): see [`Loss`].
+        tasks (sequence of [`Task`]), loss ([`Loss`]): without any task, nothing happens.
         seed (`int`): of the batches and of dropout.
         epochs (`int`): maximum number of epochs.
     """

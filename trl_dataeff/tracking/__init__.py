@@ -1,1 +1,1 @@
-"""What a run records about itself: metrics, and one row per group."""
+"""What a run records about itself: metrics, one row per group, and its model card."""

@@ -50,14 +50,7 @@ def methods_used(about: Mapping[str, Any], last: Callable[[str], float]) -> list
 
 
 def complete_card(path: Path, about: Mapping[str, Any], logs: Sequence[Mapping[str, Any]]) -> None:
-    """
-    Add what happened in the run to TRL's model card.
-
-    Args:
-        path (`Path`): the card, `README.md`, as TRL has just written it.
-        about (`Mapping`): of `run.json`.
-        logs (`Sequence[Mapping]`): the Trainer's logs, in order.
-    """
+    """Add what happened in the run (`run.json`, and the Trainer's logs) to the model card at `path`, as TRL has just written it."""
 
     def last(metric: str) -> float:
         values = [log[metric] for log in logs if isinstance(log.get(metric), (int, float))]

@@ -48,9 +48,6 @@ class GroupLog:
 
     The file is rewritten at every checkpoint, at the end, and in between when the last time is `FLUSH_SECONDS` ago and
     the rows that wait are a twentieth of those written, so that what a run writes stays proportional to the file's size.
-
-    Args:
-        path (`Path`): the file.
     """
 
     def __init__(self, path: Path):
@@ -122,9 +119,6 @@ class RunLogs:
     """
     The files that a run writes to `<output_dir>/dataeff` while it trains. Of its main process alone.
 
-    Args:
-        output_dir (`str`): of the run.
-
     Attributes:
         groups ([`GroupLog`]): `groups.parquet`, a row for each generated group.
         metrics ([`MetricsLog`]): `metrics.jsonl`, a line for each log.
@@ -153,10 +147,8 @@ class RunLogs:
 
 def read_groups(path: Path) -> pa.Table:
     """
-    The table of a run, with a success rate of NaN where there is none.
-
-    Raises:
-        [`UserError`]: it cannot be read, or lacks a column.
+    The table of a run, with a success rate of NaN where there is none. Raises a [`UserError`] if it cannot be read, or lacks a
+    column.
     """
     try:
         table = pq.read_table(path)
