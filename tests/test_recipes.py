@@ -145,12 +145,37 @@ def test_the_papers_recipe_has_the_papers_numbers():
     dots = recipe["selector_args"]
     assert (dots["reference"], dots["reference_size"], dots["refresh_batches"]) == ("paper", 256, 2)
     assert (dots["objective"], dots["target"], dots["temperature"]) == ("target", 0.5, 1e-3)
-    assert (recipe["replay_fraction"], recipe["replay_max_age"]) == (0.5, None)
+    assert (recipe["replay"], recipe["replay_fraction"]) == ("share", 0.5)
+    assert (recipe["replay_order"], recipe["replay_max_age"]) == ("random", None)
     assert recipe["replay_capacity"] in (256, 512)
     assert dots["exploration"] == recipe["beta"] == 0
     assert (recipe["learning_rate"], recipe["epsilon"], recipe["temperature"]) == (1e-6, 0.2, 0.6)
     assert dots["history_prior"] >= 1e6, "a prompt's own groups do not count"
     assert recipe["replay_ratio_cap"] is None
+    assert recipe["vllm_importance_sampling_correction"] is False
+
+
+def test_the_recipe_of_greso_has_the_batch_of_the_published_code():
+    """arXiv 2506.02177: 256 prompts a batch, in four optimizer steps of 64; 1000 batches."""
+    path = ROOT / "Qwen2.5-1.5B-Instruct" / "dapo_math" / "greso_paper.yaml"
+    recipe = yaml.safe_load(path.read_text())
+    rows = recipe["per_device_train_batch_size"] * recipe["steps_per_generation"]
+    mini_batch = recipe["per_device_train_batch_size"] * recipe["gradient_accumulation_steps"]
+    assert (rows / recipe["num_generations"], mini_batch / recipe["num_generations"]) == (256, 64)
+    assert recipe["max_steps"] * mini_batch == 1000 * rows
+    assert recipe["replay"] == "off"
+    assert recipe["max_rollout_rounds"] > 1
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("**/*_paper.yaml")), ids=lambda path: path.stem)
+def test_four_gpus_keep_the_batch_of_a_papers_recipe(path):
+    recipe = yaml.safe_load(path.read_text())
+    line = re.search(r"on four GPUs, add: +--num_processes 4 (.+)", path.read_text())
+    assert line is not None
+    values = line[1].split()
+    for name, value in zip(values[::2], values[1::2], strict=True):
+        assert int(value) * 4 == recipe[name.removeprefix("--")]
+    assert values[::2] == ["--gradient_accumulation_steps", "--steps_per_generation"]
 
 
 @each_recipe
