@@ -25,13 +25,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 OFF = {"selection": "uniform", "replay": "off", "skip_zero_advantage": False}
 PUBLISHED_DOTS = {
-    "selection": "dots",
-    "selector_args": {
-        **{"objective": "target", "target": 0.5, "temperature": 1e-3, "coverage": 0.0, "exploration": 0.0},
-        **{"predictor": "attention", "reference": "paper", "reference_size": 8, "refresh_batches": 2},
-    },
-    **{"replay": "share", "replay_fraction": 0.5, "replay_order": "random", "replay_max_age": None},
-    **{"replay_ratio_cap": None, "skip_zero_advantage": False},
+    **{"selection": "dots_paper", "selector_args": {"reference_size": 8}, "skip_zero_advantage": False},
+    **{"replay": "share", "replay_order": "random", "replay_max_age": None, "replay_ratio_cap": None},
 }
 DYNAMIC = {"selection": "greso", "max_rollout_rounds": 4, "replay": "off", "skip_zero_advantage": False}
 ACCUMULATION = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 8, "steps_per_generation": 4}
@@ -163,6 +158,10 @@ def train(case: dict, graded: bool, output: Path, seen: list, resume_from: str |
 def in_former_fields(case: dict) -> dict:
     """A case for commits before the field `replay`, which replayed a share and never skipped rows."""
     case = dict(case)
+    if case.get("selection") == "dots_paper":
+        arguments = {"objective": "target", "coverage": 0.0, "exploration": 0.0, "history_prior": 1e30}
+        arguments |= {"predictor": "attention", "reference": "paper", "refresh_batches": 2}
+        case |= {"selection": "dots", "selector_args": arguments | case["selector_args"]}
     replay, rounds = case.pop("replay", "fill"), case.pop("max_rollout_rounds", 1)
     if replay == "fill" or case.pop("skip_zero_advantage", True):
         sys.exit("This case needs a field that the earlier commit does not have. Choose cases with --case.")

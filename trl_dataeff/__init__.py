@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from trl_dataeff.selection import (
         DotsSelector,
         GresoSelector,
+        PaperDotsSelector,
         Selector,
         SelectorContext,
         UniformSelector,
@@ -52,6 +53,7 @@ __all__ = [
     "DataEfficientGRPOTrainer",
     "DotsSelector",
     "GresoSelector",
+    "PaperDotsSelector",
     "ReplayBuffer",
     "RolloutGroup",
     "Selector",
@@ -66,6 +68,7 @@ _MODULES = {
     "DataEfficientGRPOTrainer": "trainer",
     "DotsSelector": "selection",
     "GresoSelector": "selection",
+    "PaperDotsSelector": "selection",
     "ReplayBuffer": "replay.buffer",
     "RolloutGroup": "rollouts.group",
     "Selector": "selection",

@@ -30,13 +30,14 @@ class DataEfficientGRPOConfig(GRPOConfig):
 
         selection (`str`, *optional*, defaults to `"auto"`):
             `"uniform"` (shuffled passes, as [`~trl.GRPOTrainer`]), `"dots"` (prompts whose groups are likely to carry a
-            gradient, [arXiv 2506.05316](https://huggingface.co/papers/2506.05316)), `"greso"` (skip prompts with repeated
+            gradient, after [arXiv 2506.05316](https://huggingface.co/papers/2506.05316)), `"dots_paper"` (as published there,
+            with reference rollouts), `"greso"` (skip prompts with repeated
             zero-variance groups, [arXiv 2506.02177](https://huggingface.co/papers/2506.02177)), the name of a
             [registered][`register_selector`] selector, the dotted path of a [`Selector`] class
             (`"my_module.MySelector"`), or `"auto"`: `"dots"`; `"uniform"` for a stream or prompts from an environment,
             `"greso"` for a policy whose shards cannot embed prompts.
         selector_args (`dict[str, Any]` or `str`, *optional*):
-            Keyword arguments of the selector: see [`DotsSelector`] and [`GresoSelector`].
+            Keyword arguments of the selector: see [`DotsSelector`], [`PaperDotsSelector`] and [`GresoSelector`].
         prompt_embedding (`str`, *optional*, defaults to `"policy"`):
             Model that embeds the prompts for DOTS: `"policy"` (mean of the policy's last hidden states), or the id or
             path of another model, which needs the extra `embeddings`.
@@ -104,7 +105,7 @@ class DataEfficientGRPOConfig(GRPOConfig):
     selection: str = field(
         default="auto",
         metadata={
-            "help": "'uniform', 'dots', 'greso', a registered name, a dotted path of a class, or 'auto' ('dots')."
+            "help": "'uniform', 'dots', 'dots_paper', 'greso', a registered name, a dotted path of a class, or 'auto' ('dots')."
         },
     )
     selector_args: dict[str, Any] | str | None = field(

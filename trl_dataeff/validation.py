@@ -110,7 +110,7 @@ def selector_of(args: DataEfficientGRPOConfig, name: str) -> Selector:
     # `check_fields` has seen that it is a mapping. What "auto" falls back to does not take the arguments of DOTS
     takes = args.selection != "auto" or name == AUTO_SELECTION
     arguments = dict(args.selector_args or {}) if takes else {}  # type: ignore[arg-type]
-    if name in ("uniform", "dots"):
+    if name == "uniform":
         arguments.setdefault("shuffle", args.shuffle_dataset)
     try:
         return make_selector(name, arguments)
@@ -154,7 +154,7 @@ def resolve_selector(
     if unsupported_reason is not None:
         raise ValueError(
             f"{type(selector).__name__} generates reference rollouts outside of TRL's pass over a batch, which is not "
-            f"possible with {unsupported_reason}. Use a selector without them (DOTS with `reference='rolling'`)."
+            f"possible with {unsupported_reason}. Use a selector without them (`selection='dots'`)."
         )
     return selector
 

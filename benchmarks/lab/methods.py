@@ -105,15 +105,8 @@ METHODS = {
     "dots_paper": _ours(
         "DOTS's objective, references and replay as published (near 0.5 at temperature 1e-3, from half a batch of random "
         "prompts every 2 steps, a buffer of one batch, no age limit, no cap), with our predictor, which is fitted in the run",
-        selection="dots",
-        selector_args={
-            "objective": "target",
-            "reference": "paper",
-            "reference_size": 8,  # half a batch
-            "refresh_batches": 2,
-            "exploration": 0.0,
-            "history_prior": 1e9,  # a prompt's own groups do not count
-        },
+        selection="dots_paper",
+        selector_args={"reference_size": 8, "predictor": "logistic"},  # half a batch
         replay="share",
         replay_capacity=16,  # a batch
         replay_order="random",

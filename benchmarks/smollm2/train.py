@@ -50,7 +50,7 @@ class Spec:
     learning_rate: float = LEARNING_RATE
     steps: int = 32
     max_rollouts: int = 1024  # 16 steps of uniform sampling; whichever comes first
-    eval_every: int = 128  # rollouts
+    eval_every: int = 1024  # rollouts
     prompts: int = 8  # groups a step
     group_size: int = 8
     start: str = "SmolLM2-135M-Instruct"
@@ -157,14 +157,17 @@ def options(spec: Spec, folder: str) -> dict[str, Any]:
 
 
 class EvaluationsByRollouts(Evaluations):
-    """Evaluates whenever `eval_every` further rollouts have been generated, so that methods are seen at like costs."""
+    """
+    Evaluates whenever `eval_every` further rollouts have been generated, and at the end; not at the start, which is the same for
+    all runs (`python -m benchmarks.smollm2 pools` prints it).
+    """
 
     def due(self, step: int) -> bool:
         return self.trainer.rollouts_generated >= self.last + self.spec.eval_every
 
     def _evaluate(self, step: int) -> None:
         self.last = self.trainer.rollouts_generated
-        super()._evaluate(step)
+        super()._evaluate(step) if step else self.start_clock()
 
 
 def run(spec: Spec, weights: Path, sink: Callable[[dict], None]) -> None:

@@ -24,6 +24,7 @@ from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.distributed import Processes, all_gather
 from trl_dataeff.selection.base import Selector, SelectorContext, checked_state
 from trl_dataeff.selection.dots import DotsSelector
+from trl_dataeff.selection.dots_paper import PaperDotsSelector
 from trl_dataeff.selection.earlier import read_earlier_groups
 from trl_dataeff.tracking.groups import RunLogs
 from trl_dataeff.utils import hash_prompts
@@ -31,7 +32,7 @@ from trl_dataeff.validation import reserved_places
 
 
 logger = logging.get_logger(__name__)
-FITTED = ("predictor_args", "half_lives")  # what was learned with one value may not fit another
+FITTED = ("predictor_args",)  # what was learned with one value may not fit another
 _ROLLOUTS = ("num_generations", "reward_functions", "use_vllm")
 _BATCH = (
     *("number of processes", "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation"),
@@ -165,16 +166,15 @@ def run_settings(
 
 def _predictor_settings(selector: Selector | None) -> dict[str, Any]:
     """Which predictor a DOTS selector fits, and its arguments, in words."""
-    if not isinstance(selector, DotsSelector):
+    if not isinstance(selector, (DotsSelector, PaperDotsSelector)):
         return {}
     predictor, arguments = selector.predictor, selector.predictor_args or {}
-    half_lives = {"half_lives": list(selector.half_lives)}
     if isinstance(predictor, str) and predictor in PREDICTORS:
-        return {"predictor": predictor, "predictor_args": repr(arguments), **half_lives}
+        return {"predictor": predictor, "predictor_args": repr(arguments)}
     if isinstance(predictor, str):  # by its class: the folder may have moved
         predictor = load_predictor(predictor)
     name = f"a predictor of the class {type(predictor).__name__}"
-    return {"predictor": name, "predictor_args": repr(predictor.settings()), **half_lives}
+    return {"predictor": name, "predictor_args": repr(predictor.settings())}
 
 
 def check_fits(

@@ -243,10 +243,8 @@ class RolloutCollector:
         self.counters.add(overlong_prompts=generated.overlong_prompts)
         scale = replace(self.classifier.scale)
         success_rates, kinds = self.classifier.classify(rewards, truncated)
-        spreads, graded = self.classifier.spreads(rewards), self.classifier.graded
         self._rescale(self.classifier.scale.mapping_from(scale))
         predicted = np.full(n, np.nan) if self.selector is None else checked_predictions(self.selector, ids)
-        explored = np.zeros(n, dtype=bool) if self.selector is None else self.selector.explored(ids)
         per_rank, rollouts = n // self.processes.world_size, generated.rollouts
         groups = [
             RolloutGroup(
@@ -261,9 +259,7 @@ class RolloutCollector:
                 seconds=generated.seconds / n,
                 owner=i // per_rank,
                 predicted=float(predicted[i]),
-                explored=origin == "reference" or bool(explored[i]),
-                spread=float(spreads[i]),
-                graded=graded,
+                graded=self.classifier.graded,
                 origin=origin,
                 rollouts=rollouts[i % per_rank] if rollouts and i // per_rank == self.processes.rank else None,
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 from functools import partial
@@ -28,8 +29,14 @@ PREDICTORS: dict[str, type[DifficultyPredictor]] = {
 }
 
 
-def check_predictor(name_or_path: str, arguments: dict[str, Any] | None = None) -> None:
+def check_predictor(name_or_path: str | DifficultyPredictor, arguments: dict[str, Any] | None = None) -> None:
     """Raise the error that [`make_predictor`] would raise, before embeddings are there."""
+    if isinstance(name_or_path, DifficultyPredictor):
+        return
+    if not isinstance(name_or_path, str):
+        raise ValueError(
+            f"`predictor` is a {type(name_or_path).__name__}; it takes 'logistic', 'attention', a path, or an instance."
+        )
     cls = PREDICTORS.get(name_or_path)
     if cls is None:
         load_predictor(name_or_path)
@@ -48,20 +55,26 @@ def check_predictor(name_or_path: str, arguments: dict[str, Any] | None = None) 
 
 
 def make_predictor(
-    name_or_path: str, embedding_width: int, seed: int = 0, arguments: dict[str, Any] | None = None
+    name_or_path: str | DifficultyPredictor,
+    embedding_width: int,
+    seed: int = 0,
+    arguments: dict[str, Any] | None = None,
 ) -> tuple[DifficultyPredictor, bool]:
     """
-    Predictor for a run with embeddings of width `embedding_width`, and whether it is new: what was loaded was fitted before, and
-    its slow part need not be fitted in the run.
+    Predictor for a run with embeddings of width `embedding_width`, and whether it is fitted in the run: the slow part of one
+    that was fitted before need not be.
 
     Args:
-        name_or_path (`str`): `"logistic"`, `"attention"`, or a path for [`load_predictor`].
+        name_or_path (`str` or [`DifficultyPredictor`]): `"logistic"`, `"attention"`, a path for [`load_predictor`], or an
+            instance, which is copied.
         seed (`int`, *optional*, defaults to `0`), arguments (`dict`, *optional*): seed and arguments of a new predictor.
 
     Raises:
         PredictorError: there is no such predictor, it cannot be read, or it takes no such argument.
     """
     check_predictor(name_or_path, arguments)
+    if isinstance(name_or_path, DifficultyPredictor):
+        return copy.deepcopy(name_or_path), not name_or_path.fitted
     if name_or_path not in PREDICTORS:
         return load_predictor(name_or_path), False
     if name_or_path == "attention":

@@ -119,6 +119,10 @@ class RollingDifficulty:
         kept = newest(ids)
         return self._predict(self._groups(ids[kept], rates[kept], np.ones(len(kept), dtype=np.float32)))
 
+    def rescale(self, scale: float, offset: float) -> None:
+        """Map the groups' rates to `scale * rate + offset`: the reward's range has widened."""
+        self.rates = (scale * self.rates + offset).astype(np.float32)
+
     def state_dict(self) -> dict[str, np.ndarray]:
         """Arrays that restore the groups and, under `predictor.*`, what the predictor has been fitted to."""
         tensors = self.predictor.tensors()
@@ -220,33 +224,29 @@ def pearson(predicted: np.ndarray, observed: np.ndarray) -> float:
 
 class PredictionRecord:
     """
-    The newest predictions, made before the rollouts, with the success rates then observed: of `capacity` groups drawn uniformly,
-    and of as many of those selected.
+    The newest predictions, made before the rollouts, with the success rates then observed.
+
+    Args:
+        capacity (`int`, *optional*, defaults to `256`): groups that are kept.
     """
 
     def __init__(self, capacity: int = 256):
         self.capacity = capacity
-        self._rows = np.empty((0, 3), dtype=np.float32)  # predicted, observed, whether drawn uniformly
+        self._rows = np.empty((0, 2), dtype=np.float32)  # predicted, observed
 
-    def add(self, predicted: np.ndarray, observed: np.ndarray, uniform: np.ndarray) -> None:
-        """
-        Enter groups: predicted and observed success rates, and whether the prompt was drawn uniformly, each `(n,)`. Groups with
-        NaN are ignored.
-        """
-        rows = np.stack([predicted, observed, uniform], axis=1).astype(np.float32)
-        rows = np.concatenate([self._rows, rows[~np.isnan(rows).any(axis=1)]])
-        newer_of_its_kind = np.where(rows[:, 2] == 1, *(np.cumsum(rows[::-1, 2] == kind)[::-1] for kind in (1, 0)))
-        self._rows = rows[newer_of_its_kind <= self.capacity]
+    def add(self, predicted: np.ndarray, observed: np.ndarray) -> None:
+        """Enter predicted and observed success rates of groups, `(n,)` each; those with NaN are ignored."""
+        rows = np.stack([predicted, observed], axis=1).astype(np.float32)
+        self._rows = np.concatenate([self._rows, rows[~np.isnan(rows).any(axis=1)]])[-self.capacity :]
 
     def rescale(self, scale: float, offset: float) -> None:
         """Map all rates to `scale * rate + offset`: the reward's range has widened."""
-        self._rows[:, :2] = scale * self._rows[:, :2] + offset
+        self._rows = scale * self._rows + offset
 
     def metrics(self) -> dict[str, float]:
-        """`predictor/pearson_explored`: how well success rates of prompts drawn uniformly are predicted; nothing until it is defined."""
-        predicted, observed, uniform = self._rows.T
-        value = pearson(predicted[uniform == 1], observed[uniform == 1])
-        return {} if np.isnan(value) else {"predictor/pearson_explored": value}
+        """`predictor/pearson`: correlation of predicted and observed success rates; nothing until it is defined."""
+        value = pearson(*self._rows.T)
+        return {} if np.isnan(value) else {"predictor/pearson": value}
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Arrays for `load_state_dict`."""

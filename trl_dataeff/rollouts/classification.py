@@ -163,31 +163,6 @@ class RewardScale:
         return np.where(count > 0, mean, np.nan)
 
 
-def spread(totals: np.ndarray, tolerance: np.ndarray | float = 0.0) -> np.ndarray:
-    """
-    Share of the pairs of scorable completions of each group whose total rewards differ, an unbiased estimate of the
-    probability that two completions differ: 2 p (1 - p) for totals of two values.
-
-    Args:
-        totals (`np.ndarray` of shape `(n, G)`): total rewards; NaN is left out.
-        tolerance (`np.ndarray` of shape `(n,)` or `float`, *optional*, defaults to `0.0`): difference between neighbours
-            in the order of totals that counts as none.
-
-    Returns:
-        `np.ndarray` of shape `(n,)`: float64 in [0, 1]; NaN for groups with fewer than two scorable completions.
-    """
-    ordered = np.sort(np.asarray(totals, dtype=np.float64), axis=1)  # NaN last
-    scored = ~np.isnan(ordered)
-    count = scored.sum(axis=1)
-    with np.errstate(invalid="ignore"):  # infinity - infinity
-        new = np.diff(ordered, axis=1) > np.asarray(tolerance).reshape(-1, 1)
-    level = np.concatenate([np.zeros((len(ordered), 1), dtype=np.int64), np.cumsum(new, axis=1)], axis=1)  # (n, G)
-    equal = (level[:, :, None] == level[:, None, :]) & scored[:, :, None] & scored[:, None, :]
-    pairs = count * (count - 1)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(pairs > 0, (count**2 - equal.sum(axis=(1, 2))) / pairs, np.nan)
-
-
 def kinds_of(zero_variance: np.ndarray, success_rate: np.ndarray) -> np.ndarray:
     """
     Codes of the groups' kinds (see `KINDS`), `(n,)`. A zero-variance group is easy at the top of the reward range and
@@ -246,16 +221,6 @@ class GroupClassifier:
             zero_variance |= is_masked_out(rewards, self.weights, truncated, self.aggregation)
         self._count_values(totals)
         return success_rates, kinds_of(zero_variance, success_rates)
-
-    def spreads(self, rewards: np.ndarray) -> np.ndarray:
-        """
-        [`spread`] of each group `(n, G, F)`, float64 `(n,)`. Under `normalize_then_sum`, that of the function in which
-        the group's completions differ most.
-        """
-        if self.aggregation == "normalize_then_sum" and self.weights.any():  # else all totals are 0
-            columns = np.stack([spread(rewards[:, :, k]) for k in np.flatnonzero(self.weights)])
-            return np.where(np.isnan(columns).all(axis=0), np.nan, np.nan_to_num(columns).max(axis=0))
-        return spread(total_rewards(rewards, self.weights), rounding(rewards, self.weights))
 
     @property
     def graded(self) -> bool:

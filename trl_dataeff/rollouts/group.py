@@ -78,8 +78,6 @@ class RolloutGroup:
         seconds: its share of the time its round took.
         owner: index of the process that holds `rollouts`.
         predicted: success rate predicted before it was rolled out, or NaN.
-        explored: whether its prompt was drawn uniformly, and not for its prediction.
-        spread: share of its pairs of completions with different total rewards, or NaN.
         graded: whether more than two different totals had occurred in the run by then.
         origin: where it comes from, in the generation batch that it belongs to now.
         disposition: what becomes of it there; `None` until that is decided. Membership of the replay buffer is separate.
@@ -96,9 +94,7 @@ class RolloutGroup:
     seconds: float
     owner: int = 0
     predicted: float = float("nan")
-    spread: float = float("nan")
     graded: bool = False
-    explored: bool = False
     origin: Origin = "fresh"
     disposition: Disposition | None = None
     rollouts: Rollouts | None = None
@@ -135,7 +131,7 @@ _LISTS = (
     ("behavior_logps", np.float32),
 )
 _ARRAYS = (("rewards", np.float32), ("lengths", np.int32), ("truncated", np.bool_))
-_SCALARS = ("prompt_id", "step", "round", "success_rate", "kind", "seconds", "owner", "predicted", "spread", "graded")
+_SCALARS = ("prompt_id", "step", "round", "success_rate", "kind", "seconds", "owner", "predicted", "graded")
 
 
 def pack_groups(groups: Sequence[RolloutGroup]) -> dict[str, np.ndarray]:

@@ -4,8 +4,9 @@ Which prompts to generate rollouts for.
     base.py          Selector, SelectorContext, @register_selector
     uniform.py       shuffled passes, as GRPOTrainer
     greso.py         skips prompts with repeated zero-variance groups
-    dots.py          samples by estimated success rate; estimate.py has the estimates, draw.py the draw and the share that is
-                     drawn uniformly, earlier.py what an earlier run showed
+    dots.py          draws prompts whose groups are likely to carry a gradient; estimate.py has the estimates, draw.py the
+                     weights and passes, earlier.py what an earlier run showed
+    dots_paper.py    DOTS as published, with reference rollouts
 
 A new selector is a new file here, imported below, or a module of your own (see docs/selectors.md).
 """
@@ -17,6 +18,7 @@ from trl_dataeff.selection.base import (
     register_selector,
 )
 from trl_dataeff.selection.dots import DotsSelector
+from trl_dataeff.selection.dots_paper import PaperDotsSelector
 from trl_dataeff.selection.greso import GresoSelector
 from trl_dataeff.selection.uniform import UniformSelector
 
@@ -24,6 +26,7 @@ from trl_dataeff.selection.uniform import UniformSelector
 __all__ = [
     "DotsSelector",
     "GresoSelector",
+    "PaperDotsSelector",
     "Selector",
     "SelectorContext",
     "UniformSelector",

@@ -115,13 +115,6 @@ class Selector(ABC):
         """Success rates expected of proposed prompts, float32 `(n,)`; NaN where unknown. Logged, and compared later."""
         return np.full(len(prompt_ids), np.nan, dtype=np.float32)
 
-    def explored(self, prompt_ids: np.ndarray) -> np.ndarray:
-        """
-        Which of the proposed prompts were drawn uniformly, bool `(n,)`: on them, predictions are checked without the bias
-        of selection. Logged.
-        """
-        return np.zeros(len(prompt_ids), dtype=bool)
-
     def roll_out_references(
         self, roll_out: Callable[[np.ndarray], Sequence[RolloutGroup]], rng: torch.Generator
     ) -> None:

@@ -13,7 +13,6 @@ again before the next references. Predictions rest on references alone, and not 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -73,7 +72,7 @@ class PaperDotsSelector(Selector):
         super().bind(context)
         self.embeddings = context.embeddings()
         predictor, fitted_in_run = make_predictor(
-            copy.deepcopy(self.predictor), self.embeddings.shape[1], context.seed, self.predictor_args
+            self.predictor, self.embeddings.shape[1], context.seed, self.predictor_args
         )
         self.difficulty = RollingDifficulty(
             self.embeddings,
@@ -86,10 +85,14 @@ class PaperDotsSelector(Selector):
         self.record = PredictionRecord()
         self.batch = 0  # generation batches observed
         self._references = np.empty(0, dtype=np.int64)  # of the present predictions
-        self._order, self._taken = np.empty(0, dtype=np.int64), 0  # prompts drawn since then; how many of them were proposed
+        self._order, self._taken = (
+            np.empty(0, dtype=np.int64),
+            0,
+        )  # prompts drawn since then; how many of them were proposed
 
     def predict(self, prompt_ids: np.ndarray) -> np.ndarray:
-        return self.predicted[prompt_ids]
+        predicted: np.ndarray = self.predicted[prompt_ids]
+        return predicted
 
     def roll_out_references(
         self, roll_out: Callable[[np.ndarray], Sequence[RolloutGroup]], rng: torch.Generator
@@ -127,8 +130,7 @@ class PaperDotsSelector(Selector):
 
     def observe(self, groups: Sequence[RolloutGroup]) -> None:
         ids, rates, _ = group_arrays(groups)
-        uniform = np.array([group.origin == "reference" for group in groups], dtype=bool)
-        self.record.add(np.array([group.predicted for group in groups], dtype=np.float32), rates, uniform)
+        self.record.add(np.array([group.predicted for group in groups], dtype=np.float32), rates)
         self.batch += 1
         self.difficulty.observe(ids, rates, self.batch)
 
@@ -150,7 +152,9 @@ class PaperDotsSelector(Selector):
 
     def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
         if state["predicted"].shape != self.predicted.shape:
-            raise ValueError(f"Predictions of {len(state['predicted'])} prompts do not fit {len(self.predicted)} prompts.")
+            raise ValueError(
+                f"Predictions of {len(state['predicted'])} prompts do not fit {len(self.predicted)} prompts."
+            )
         self.batch, self._taken = (int(number) for number in state["numbers"])
         self.predicted = state["predicted"].astype(np.float32)
         self._references, self._order = (state[name].astype(np.int64) for name in ("references", "order"))

@@ -13,10 +13,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from transformers.utils import logging
 
+from trl_dataeff.difficulty.base import Embeddings
 from trl_dataeff.difficulty.online import RollingDifficulty
 from trl_dataeff.rollouts.group import RolloutGroup
+from trl_dataeff.utils import hash_rows
 
+
+logger = logging.get_logger(__name__)
 
 #: Half-lives of the experts, in generation batches
 HALF_LIVES = (1.0, 3.0, 9.0, 27.0)
@@ -137,6 +142,11 @@ class PromptEstimator:
         return weights
 
     @property
+    def fitted(self) -> bool:
+        """Whether `estimates` rest on groups, of this run or of an earlier one."""
+        return self.difficulty.predictor.fitted or len(self.difficulty) > 0
+
+    @property
     def estimates(self) -> np.ndarray:
         return self.estimates_of(slice(None))
 
@@ -174,16 +184,10 @@ class PromptEstimator:
         """Predict all prompts from the groups observed so far."""
         self.predicted = self._predict(self._batch)
 
-    def predict_with_references(self, ids: np.ndarray, rates: np.ndarray) -> None:
-        """Predict all prompts from reference groups alone; see [`RollingDifficulty.predict_with_references`]."""
-        self.predicted = np.tile(
-            self.difficulty.predict_with_references(ids, rates, self._batch), (len(self._log_weights), 1)
-        )
-
     def rescale(self, scale: float, offset: float) -> None:
         """Map all rates to `scale * rate + offset`: the reward's range has widened."""
         self.history.rescale(scale, offset)
-        self.difficulty.rates = (scale * self.difficulty.rates + offset).astype(np.float32)
+        self.difficulty.rescale(scale, offset)
         self.predicted = (scale * self.predicted + offset).astype(np.float32)
 
     def state_dict(self) -> dict[str, np.ndarray]:
@@ -226,6 +230,23 @@ def group_arrays(groups: Sequence[RolloutGroup]) -> tuple[np.ndarray, np.ndarray
 def under(state: dict[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
     """The entries of a state whose names begin with `prefix`, without it."""
     return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+
+
+def hash_embeddings(embeddings: Embeddings) -> np.ndarray:
+    """Hash of up to 256 rows spread over the embeddings, for a selector's state: whether two runs have the same."""
+    return np.frombuffer(bytes.fromhex(hash_rows(embeddings, 256)), dtype=np.uint8)
+
+
+def check_embeddings(embeddings: Embeddings, saved: np.ndarray) -> bool:
+    """Whether a checkpoint's run had the same embeddings, by its [`hash_embeddings`]; warns if not."""
+    same = np.array_equal(saved, hash_embeddings(embeddings))
+    if not same:
+        logger.warning(
+            "The prompts' embeddings differ from those of the run that is resumed: another model or other hardware made them. "
+            "The predictor is fitted again, to the new embeddings and the run's groups. The run continues, but not exactly as "
+            "it would have."
+        )
+    return same
 
 
 def fit_offsets(logits: np.ndarray, rates: np.ndarray, weight: np.ndarray) -> np.ndarray:

@@ -17,6 +17,7 @@ SELECTORS = {
     "UniformSelector": "uniform selection",
     "DotsSelector": "DOTS selection",
     "GresoSelector": "GRESO selection",
+    "PaperDotsSelector": "DOTS selection as published",
 }
 PAPERS = {
     "dots": ("sun2025dots", "2506.05316", "Improving Data Efficiency for LLM Reinforcement Fine-tuning Through Difficulty-targeted Online Data Selection and Rollout Replay"),
