@@ -4,7 +4,7 @@ import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
-from tests.factories import OFF, Watched, all_finite, assert_identical, even_length_reward, logged, run, tiny_tokenizer
+from tests.factories import DYNAMIC, OFF, SHARE, Watched, all_finite, assert_identical, even_length_reward, logged, run, tiny_tokenizer
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 
 
@@ -34,15 +34,14 @@ def test_mixture_of_experts(tmp_path):
 
     def train(folder, trainer_class=DataEfficientGRPOTrainer, config_class=DataEfficientGRPOConfig, **options):
         trainer = {"model": experts_model(tokenizer), "processing_class": tokenizer}
-        options = {"rewards": even_length_reward, "max_steps": 6, **options}
+        options = {"rewards": even_length_reward, "max_steps": 6} | options
         return run(trainer_class, config_class, tmp_path / folder, trainer=trainer, **options)
 
     reference = train("a", GRPOTrainer, GRPOConfig)
     ours = train("b", **OFF)
     assert_identical(reference, ours)
     assert all(value > 0 for (value,) in logged(ours, "aux_loss"))
-    options = {"replay_fraction": 0.5, "dynamic_sampling": True, "per_device_train_batch_size": 16}
-    replaying = train("c", Watched, **options)
+    replaying = train("c", Watched, **SHARE, **DYNAMIC, per_device_train_batch_size=16)
     assert any(batch.replayed for batch in replaying.batches)
     assert all(value > 0 for (value,) in logged(replaying, "aux_loss"))
     assert all_finite(replaying)

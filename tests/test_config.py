@@ -21,18 +21,16 @@ FIELDS = {
     "selector_args": (None, [["p_init"], 3]),
     "prompt_embedding": ("policy", ["", None]),
     "reward_range": (None, [[1, 0], [0], [0, 1, 2], [0, NAN], [-INF, 1], "01", [0, "a"]]),
-    "dynamic_sampling": (False, ["yes", 1, None]),
-    "max_rollout_rounds": (4, [0, -1, 2.5, "4", True, None]),
+    "max_rollout_rounds": (1, [0, -1, 2.5, "4", True, None]),
     "rollout_margin": (1.0, [0.5, NAN, "x", None]),
-    "sequential_rollouts": (False, ["yes", 1, None]),
-    "replay_fraction": (0.5, [-0.5, 1.0, NAN]),
+    "replay": ("fill", ["on", True, 0.5, None]),
+    "replay_fraction": (0.5, [0, -0.5, 1.0, NAN]),
     "replay_capacity": (512, [0, 1.5, None]),
     "replay_max_age": (5, [0, -3, 2.5]),
     "replay_order": ("newest", ["oldest", None]),
     "replay_clip": ("behavior", ["none", None]),
     "replay_ratio_cap": (2.0, [0.5, 0, NAN]),
-    "replay_weight": (None, [0, -0.1, 1.5]),
-    "replay_pause_ess": (0.9, [-0.1, 1.5, None]),
+    "skip_zero_advantage": (True, ["yes", 1, None]),
     "save_on_signal": (False, ["yes", 1, None]),
 }
 
@@ -63,16 +61,10 @@ def test_a_wrong_value_is_named_with_what_was_given(name, value):
 
 
 def test_values_on_the_bounds_are_taken():
-    bounds = {
-        "replay_fraction": 0,
-        "replay_max_age": None,
-        "replay_ratio_cap": None,
-        "replay_weight": 1,
-        "rollout_margin": 2,
-    }
-    config = DataEfficientGRPOConfig("out", **BASE, **bounds, reward_range=(0, 1), replay_pause_ess=1)
-    assert config.replay_ratio_cap is None
-    assert config.rollout_margin == 2
+    bounds = {"replay_max_age": None, "replay_ratio_cap": None, "rollout_margin": 2, "reward_range": (0, 1)}
+    config = DataEfficientGRPOConfig("out", **BASE, **bounds)
+    assert {name: getattr(config, name) for name in bounds} == bounds
+    assert DataEfficientGRPOConfig("out", **BASE, replay=False).replay == "off", "as YAML reads an unquoted `off`"
 
 
 def test_arguments_are_a_dictionary_or_json_text():
@@ -124,8 +116,8 @@ def test_values_under_our_names_are_kept_and_checked():
     given = Special("out", **BASE)
     given.replay_fraction = 0.25
     assert own_copy(given).replay_fraction == 0.25
-    given.replay_pause_ess = 7
-    with pytest.raises(ValueError, match="`replay_pause_ess` is 7"):
+    given.replay_ratio_cap = 0.5
+    with pytest.raises(ValueError, match="`replay_ratio_cap` is 0.5"):
         own_copy(given)
 
 

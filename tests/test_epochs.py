@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 from trl import GRPOConfig, GRPOTrainer
 
-from tests.factories import mixed_reward, run
+from tests.factories import DYNAMIC, FILL, mixed_reward, run
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 
 
@@ -25,8 +25,8 @@ def rolled_out(tmp_path, **fields):
 
 @pytest.mark.parametrize(
     "fields",
-    [{"selection": "dots", "replay_fraction": 0.5}, {"selection": "greso"}, {"selection": "uniform", "dynamic_sampling": True}],
-    ids=["dots and replay", "greso", "dynamic sampling"],
+    [{"selection": "auto", **FILL}, {"selection": "greso"}, DYNAMIC],
+    ids=["defaults", "greso", "dynamic sampling"],
 )  # fmt: skip
 def test_epochs_decide_the_number_of_steps_as_in_trl_but_not_the_prompts(tmp_path, of_trl, fields):
     state, prompts = rolled_out(tmp_path, **fields)
@@ -34,13 +34,14 @@ def test_epochs_decide_the_number_of_steps_as_in_trl_but_not_the_prompts(tmp_pat
     assert sorted(prompts) != sorted([*range(N)] * 2), "no two passes"
 
 
-def test_uniform_selection_alone_takes_a_pass_in_an_epoch(tmp_path, of_trl):
-    state, prompts = rolled_out(tmp_path, selection="uniform")
+@pytest.mark.parametrize("fields", [{}, FILL], ids=["off", "filled batches"])
+def test_uniform_selection_takes_a_pass_in_an_epoch(tmp_path, of_trl, fields):
+    state, prompts = rolled_out(tmp_path, **fields)
     assert state.global_step == of_trl.global_step
     assert sorted(prompts[:N]) == sorted(prompts[N:]) == [*range(N)]
 
 
 def test_with_half_of_a_batch_replayed_a_pass_takes_two_epochs(tmp_path):
-    _, prompts = rolled_out(tmp_path, selection="uniform", replay_fraction=0.5)
+    _, prompts = rolled_out(tmp_path, replay="share")
     assert N <= len(prompts) < 1.5 * N
     assert sorted(prompts[:N]) == [*range(N)]

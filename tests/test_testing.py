@@ -153,11 +153,6 @@ class PredictsLogits(Plain):
         return np.full(len(prompt_ids), -2.0)
 
 
-class NegativeStrength(Plain):
-    def strength(self, prompt_ids):
-        return np.full(len(prompt_ids), -1.0)
-
-
 class PredictsForAll(Plain):
     def predict(self, prompt_ids):
         return np.full(self.context.num_prompts, 0.5)
@@ -190,7 +185,6 @@ FAULTS = {
     BindKeepsState: "bind_starts_a_new_run",
     PredictsLogits: "predictions",
     PredictsForAll: "predictions",
-    NegativeStrength: "predictions",
     FailsWithoutScores: "unusual_groups",
     MetricsOfArrays: "metrics",
 }

@@ -11,6 +11,8 @@ from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from tests.factories import (
+    DYNAMIC,
+    FILL,
     Watched,
     even_length_reward,
     groups_since,
@@ -102,7 +104,7 @@ def test_switched_off_nothing_is_installed(tmp_path):
     trainer = train_briefly(tmp_path, "off", rewards=even_length_reward)
     assert trainer.reward_funcs[0] is even_length_reward
     assert trainer._signals is None
-    assert trainer.collector.buffer is trainer.collector.refill is None
+    assert trainer.collector.buffer is None
     assert type(trainer.selector) is UniformSelector
 
 
@@ -147,7 +149,7 @@ def test_a_second_call_of_train_starts_again(tmp_path):
 def test_evaluation_touches_neither_selection_nor_counters(tmp_path):
     """TRL's own pass, though rounds are generated in training."""
     datasets = {"train_dataset": plain_dataset(), "eval_dataset": plain_dataset(4)}
-    options = {"per_device_eval_batch_size": 4, "replay_fraction": 0.5, "trainer": datasets}
+    options = {"per_device_eval_batch_size": 4, **FILL, "trainer": datasets}
     trainer = make_trainer(tmp_path, "dynamic", max_steps=2, save_strategy="no", **options)
     trainer.train()
     before = dict(trainer.collector.counters.values)
@@ -166,11 +168,10 @@ def test_the_logged_reward_is_that_of_all_fresh_groups_if_every_one_was_dropped(
         solved = trainer_state.global_step >= 3
         return [0.25] * len(completion_ids) if solved else even_length_reward(completion_ids)
 
-    options = {"dynamic_sampling": True, "replay_fraction": 0.5, "max_rollout_rounds": 1}
-    trainer = run(Watched, DataEfficientGRPOConfig, tmp_path, rewards=reward, max_steps=8, **options)
+    trainer = run(Watched, DataEfficientGRPOConfig, tmp_path, rewards=reward, max_steps=8, replay="fill")
     logs = [log for log in trainer.state.log_history if "reward" in log]
     assert all(log["reward"] is not None for log in logs)
-    late = [(batch, log) for batch, log in zip(trainer.batches, logs, strict=True) if not batch.trained_now]
+    late = [(batch, log) for batch, log in zip(trainer.batches, logs, strict=True) if batch.replayed == batch.trained]
     assert len(late) >= 3
     for batch, log in late:
         assert batch.dropped == batch.generated
@@ -178,7 +179,7 @@ def test_the_logged_reward_is_that_of_all_fresh_groups_if_every_one_was_dropped(
 
 
 def test_the_logged_reward_of_a_batch_of_leftover_groups_is_theirs(tmp_path):
-    options = {"dynamic_sampling": True, "rollout_margin": 3.0, "max_steps": 24}
+    options = {"max_rollout_rounds": 4, "rollout_margin": 3.0, "max_steps": 24}
     trainer = run(Watched, DataEfficientGRPOConfig, tmp_path, **options)
     logs = [log for log in trainer.state.log_history if "reward" in log]
     old = [(batch, log) for batch, log in zip(trainer.batches, logs, strict=True) if not batch.generated]
@@ -195,7 +196,7 @@ class Curriculum(TrainerCallback):
             self.trainer.reward_weights = torch.tensor([0.0, 1.0])
 
 
-@pytest.mark.parametrize("fields", [{}, {"dynamic_sampling": True}], ids=["a single pass", "rounds"])
+@pytest.mark.parametrize("fields", [{}, DYNAMIC], ids=["a single pass", "rounds"])
 def test_reward_weights_that_a_callback_changes_reach_what_is_learned_of_a_group(tmp_path, fields):
     """Kinds, success rates, the table, the evidence that DOTS predicts with, and the history of each prompt."""
 
@@ -249,7 +250,7 @@ def test_an_instance_whose_init_did_not_run_generates_and_scores_as_grpo_trainer
         assert getattr(trainer, name)(*arguments) == (returned, tuple(arguments))
 
 
-@pytest.mark.parametrize("fields", [{"replay_fraction": 0.5}, {"dynamic_sampling": True}, {}], ids=str)
+@pytest.mark.parametrize("fields", [FILL, DYNAMIC, {}], ids=str)
 def test_a_second_train_starts_again_whatever_the_first_left(tmp_path, fields):
     """A run that ends within a generation batch, or in an exception between two micro-batches, leaves nothing behind."""
     fields = {"steps_per_generation": 4, "max_steps": 10, "rewards": even_length_reward, **fields}

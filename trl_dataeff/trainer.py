@@ -106,6 +106,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     _recording: capture.Recording | None = None  # while a round is generated
     _playback: capture.Playback | None = None  # while stored rollouts pass through TRL's method
     _correction: LossCorrection = None  # type: ignore[assignment]  # from `train` on
+    _skipper: RowSkipper | None = None
     _signals: StopSignals | None = None
     _prompt_ids: Sequence[int] = ()  # rows that are generated or trained on now
     _run: Run = Run("")  # from `train` on

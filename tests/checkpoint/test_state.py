@@ -8,7 +8,7 @@ import pytest
 import torch
 from datasets import concatenate_datasets
 
-from tests.factories import even_length_reward, logged, mixed_reward, plain_dataset, run
+from tests.factories import FILL, OFF, even_length_reward, logged, mixed_reward, plain_dataset, run
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 from trl_dataeff.checkpoint.manifest import MANIFEST
 from trl_dataeff.checkpoint.state import (
@@ -104,7 +104,7 @@ def test_changing_what_may_be_changed_is_no_mismatch(checkpoint):
     ],
 )
 def test_settings_that_the_state_depends_on_are_compared(tmp_path, before, after, message):
-    options = {"dynamic_sampling": True, "rewards": mixed_reward, "save_strategy": "steps", "save_steps": 3, **before}
+    options = {"max_rollout_rounds": 4, "rewards": mixed_reward, "save_strategy": "steps", "save_steps": 3, **before}
     first = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, **{**options, "max_steps": 3})
     assert first.collector.leftover or "rollout_margin" not in before
     again = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, train=False, **{**options, **after})
@@ -148,9 +148,9 @@ def test_a_predictor_that_the_state_does_not_fit_is_said_in_a_sentence(tmp_path,
     assert "regressor" not in text
 
 
-@pytest.mark.parametrize("replay", [0.0, 0.5])
-def test_a_batch_may_be_split_into_other_micro_batches_between_two_generation_batches(tmp_path, replay):
-    options = {"rewards": mixed_reward, "replay_fraction": replay, "learning_rate": 1e-3}
+@pytest.mark.parametrize("own", [OFF, FILL], ids=["off", "fill"])
+def test_a_batch_may_be_split_into_other_micro_batches_between_two_generation_batches(tmp_path, own):
+    options = {"rewards": mixed_reward, "learning_rate": 1e-3, **own}
     whole, halved = (
         {**options, "per_device_train_batch_size": size, "gradient_accumulation_steps": 16 // size} for size in (16, 8)
     )

@@ -1,4 +1,4 @@
-"""`dynamic_sampling=True` in training: what is generated, what is kept, what is logged."""
+"""`max_rollout_rounds=4` in training: what is generated, what is kept, what is logged."""
 
 import numpy as np
 import pandas as pd

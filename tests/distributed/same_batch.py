@@ -28,8 +28,8 @@ torch.set_num_threads(1)
 FOLDER, EXTENT = (Path(sys.argv[1]), sys.argv[2]) if __name__ == "__main__" else (Path(), "")
 ROWS, GROUP = 24, 2  # of a generation batch: 12 groups, for 1, 2 or 3 processes
 STEPS = 4
-DYNAMIC = {"dynamic_sampling": True, "max_rollout_rounds": 2}
-REPLAY = {"replay_fraction": 0.5}
+DYNAMIC = {"max_rollout_rounds": 4, "max_rollout_rounds": 2}
+REPLAY = {"replay": "share"}
 LORA = {"trainer": {"peft_config": LoraConfig(r=4, target_modules=["q_proj"], lora_dropout=0.0)}}
 METHODS = {"plain": {}, "dynamic": DYNAMIC, "replay": REPLAY, "dynamic, replay": {**DYNAMIC, **REPLAY}}
 SELECTIONS = ("uniform", "greso", "dots")

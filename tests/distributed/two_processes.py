@@ -108,7 +108,7 @@ def main() -> None:
     ):
         trainer = run(trainer_class, config_class, FOLDER / name, **BATCH)
         report[name] = logged(trainer, "loss", "grad_norm", "reward", "completions/mean_length", "num_tokens")
-    dynamic = {"selection": "greso", "dynamic_sampling": True, "rewards": often_unsolvable_reward, **BATCH}
+    dynamic = {"selection": "greso", "max_rollout_rounds": 4, "rewards": often_unsolvable_reward, **BATCH}
     trainer = run(Watched, DataEfficientGRPOConfig, FOLDER / "dynamic", **dynamic)
     report["dynamic"] = {
         "decisions": trainer.decisions,
@@ -137,7 +137,7 @@ def main() -> None:
         **saving,
         "selection": "greso",
         "dynamic_sampling": False,
-        "replay_fraction": 0.5,
+        "replay": "share",
         "per_device_train_batch_size": 8,
     }
     replayed = run(Watched, DataEfficientGRPOConfig, FOLDER / "replay", **replay)

@@ -25,8 +25,8 @@ from tests.factories import (
 from trl_dataeff import DataEfficientGRPOTrainer
 
 
-REPLAY = {"replay_fraction": 0.5, "per_device_train_batch_size": 16, "rewards": even_length_reward}
-DYNAMIC = {"dynamic_sampling": True, "rewards": mixed_reward}
+REPLAY = {"replay": "share", "per_device_train_batch_size": 16, "rewards": even_length_reward}
+DYNAMIC = {"max_rollout_rounds": 4, "rewards": mixed_reward}
 SEQUENTIAL = {**DYNAMIC, "sequential_rollouts": True}
 TOOLS = {
     "max_completion_length": 100,  # room for a call, its result and some words

@@ -7,7 +7,7 @@ import torch
 from tests.factories import Watched, even_length_reward, logged
 
 
-REPLAY = {"replay_fraction": 0.5, "per_device_train_batch_size": 16, "rewards": even_length_reward}
+REPLAY = {"replay": "share", "per_device_train_batch_size": 16, "rewards": even_length_reward}
 
 
 class Recomputed(Watched):

@@ -42,7 +42,7 @@ def collector(**options) -> RolloutCollector:
 def rounds(rewards: dict[int, list[float]]):
     """Rollouts of prompts by their rewards."""
 
-    def roll_out(ids: np.ndarray, completions: int = 4) -> Round:
+    def roll_out(ids: np.ndarray) -> Round:
         values = np.array([rewards[int(i)] for i in ids], dtype=np.float32).reshape(-1, 1)
         return Round(values, np.ones(len(values), np.int32), np.zeros(len(values), bool))
 

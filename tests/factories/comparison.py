@@ -14,7 +14,7 @@ from trl_dataeff.collector.state import collector_state
 
 
 FINAL = "train_runtime"  # of the last row, which is about seconds
-OFF = {"selection": "uniform", "dynamic_sampling": False, "replay_fraction": 0.0}
+OFF = {"selection": "uniform", "replay": "off", "skip_zero_advantage": False}
 TIMES = ("time", "runtime", "per_second")
 
 

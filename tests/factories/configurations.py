@@ -10,7 +10,9 @@ from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 
 
 STEPS = 12
-DYNAMIC = {"dynamic_sampling": True}
+DYNAMIC = {"max_rollout_rounds": 4}
+FILL = {"replay": "fill", "skip_zero_advantage": True}
+SHARE = {"replay": "share", "rewards": even_length_reward}
 # 7 prompts, one a step: the second epoch begins at step 7
 SHORT_EPOCH = {"trainer": {"train_dataset": plain_dataset(7)}}
 CONFIGURATIONS: dict[str, dict] = {
@@ -19,34 +21,30 @@ CONFIGURATIONS: dict[str, dict] = {
     "off, a short epoch": SHORT_EPOCH,
     "dynamic": DYNAMIC,
     "dynamic, batches of 3 micro-batches": {**DYNAMIC, "steps_per_generation": 3, "gradient_accumulation_steps": 2},
-    "dynamic, num_iterations": {**DYNAMIC, "num_iterations": 2, "steps_per_generation": 2},
     "dynamic, surplus": {**DYNAMIC, "rollout_margin": 3.0, "steps_per_generation": 2},
     "dynamic, a short epoch": {**DYNAMIC, **SHORT_EPOCH},
     "greso": {"selection": "greso", "steps_per_generation": 2},
     "greso, dynamic": {**DYNAMIC, "selection": "greso"},
-    "replay": {"replay_fraction": 0.5, "rewards": even_length_reward},
-    "replay, batches of 2 steps": {"replay_fraction": 0.5, "rewards": even_length_reward, "steps_per_generation": 2},
-    "replay, pauses": {
-        **{"replay_fraction": 0.5, "rewards": even_length_reward, "steps_per_generation": 2, "learning_rate": 1e-2},
-        **{"selection": "dots", "replay_pause_ess": 0.98},
+    "skip, batches of 4 steps": {"skip_zero_advantage": True, "steps_per_generation": 4},
+    "fill": FILL,
+    "fill, batches of 2 steps": {**FILL, "steps_per_generation": 2},
+    "fill, accumulation": {
+        **FILL,
+        **{"steps_per_generation": 4, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 4},
     },
+    "fill, num_iterations": {**FILL, "num_iterations": 2, "steps_per_generation": 2},
+    "share": SHARE,
+    "share, batches of 2 steps": {**SHARE, "steps_per_generation": 2},
     "dots": {"selection": "dots", "selector_args": {"refresh_batches": 2}},
     "dots, reference rollouts": {
         "selection": "dots",
         "selector_args": {"reference": "paper", "reference_size": 3, "refresh_batches": 3, "objective": "target"},
-        **{"replay_fraction": 0.5, "rewards": even_length_reward},
+        **SHARE,
     },
-    "all three": {**DYNAMIC, "selection": "dots", "replay_fraction": 0.5, "steps_per_generation": 2},
-    "sequential": {
-        "sequential_rollouts": True,
-        "selection": "dots",
-        "replay_fraction": 0.5,
-        "steps_per_generation": 2,
-    },
-    "sequential, dynamic": {**DYNAMIC, "sequential_rollouts": True, "steps_per_generation": 2},
+    "all three": {**DYNAMIC, **FILL, "selection": "dots", "steps_per_generation": 2},
     "several steps to a log": {**DYNAMIC, "logging_steps": 5, "steps_per_generation": 2},
     "two rewards": {**DYNAMIC, "rewards": [letter_share_reward, even_length_reward], "reward_weights": [1.0, 0.5]},
-    "another loss": {**DYNAMIC, "loss_type": "dr_grpo", "scale_rewards": "batch"},
+    "another loss": {**FILL, "loss_type": "dr_grpo", "scale_rewards": "batch"},
     "lora": {**DYNAMIC, "trainer": {"peft_config": LoraConfig(r=4, target_modules=["q_proj"])}},
 }
 

@@ -121,8 +121,7 @@ def run(trainer_class, config_class, output_dir, *, rewards=even_length_reward, 
         "disable_tqdm": True,
     }
     if issubclass(config_class, DataEfficientGRPOConfig):
-        # The learning rate is high: replay would pause
-        defaults |= {"selection": "uniform", "replay_fraction": 0.0, "replay_pause_ess": 0.0}
+        defaults |= {"selection": "uniform", "replay": "off", "skip_zero_advantage": False}
     arguments = {"train_dataset": plain_dataset(), **(trainer or {})}
     tokenizer = arguments.setdefault("processing_class", tiny_tokenizer())
     if "model" not in arguments:

@@ -31,13 +31,12 @@ def as_it_is(batch: GenerationBatch) -> SimpleNamespace:
     The lists of a generation batch as they are now, with `origins` and `dispositions` by `id` of its groups: a group that is
     used again gets others.
     """
-    names = ("trained", "leftover", "generated", "dropped", "replayed", "trained_now", "trained_stale", "leftover_now")
+    names = ("trained", "leftover", "generated", "dropped", "replayed", "trained_stale", "leftover_now")
     lists = {name: list(getattr(batch, name)) for name in names}
     groups = {id(group): group for groups in lists.values() for group in groups}.items()
     return SimpleNamespace(
         **lists,
         rounds=batch.rounds,
-        padded=batch.padded,
         metrics=batch.metrics,
         selector_metrics=batch.selector_metrics,
         origins={i: group.origin for i, group in groups},
@@ -90,7 +89,7 @@ def logp_differences(trainer) -> list[float]:
 
 def dynamic(tmp_path, trainer_class=Watched, rewards=mixed_reward, **options):
     """A short run with dynamic sampling, each generation batch of two steps."""
-    options = {"dynamic_sampling": True, "steps_per_generation": 2, **options}
+    options = {"max_rollout_rounds": 4, "steps_per_generation": 2, **options}
     return run(trainer_class, DataEfficientGRPOConfig, tmp_path, rewards=rewards, **options)
 
 
@@ -103,7 +102,7 @@ TRAINING_SETTINGS = {
     "several generation batches a step": {"steps_per_generation": 1, "gradient_accumulation_steps": 3},
     "off-policy mask": {"off_policy_mask_threshold": 0.5},
     "sequence level": {"importance_sampling_level": "sequence", "loss_type": "grpo"},
-    "behavior clip": {"replay_clip": "behavior"},
+    "proximal clip": {"replay_clip": "proximal"},
     "scale_rewards batch": {"scale_rewards": "batch"},
     "gradient checkpointing": {"gradient_checkpointing": True},
     "greso": {"selection": "greso"},

@@ -251,7 +251,7 @@ class Checked(Watched):
         return per_token.sum() / (inputs["num_items_in_batch"] * accumulation / args.steps_per_generation)
 
 
-REPLAY = {"dynamic_sampling": False, "replay_fraction": 0.5, "rewards": even_length_reward}
+REPLAY = {"replay": "share", "rewards": even_length_reward}
 
 
 @pytest.mark.parametrize("clip", ["proximal", "behavior"])

@@ -28,7 +28,7 @@ from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 
 
 def replaying(tmp_path, trainer_class=Watched, rewards=even_length_reward, **options):
-    options = {"replay_fraction": 0.5, "steps_per_generation": 2, **options}
+    options = {"replay": "share", "steps_per_generation": 2, **options}
     return run(trainer_class, DataEfficientGRPOConfig, tmp_path, rewards=rewards, **options)
 
 
@@ -125,7 +125,7 @@ ALIGNMENT = {
     "aligned, micro-batches": {"steps_per_generation": 2, "gradient_accumulation_steps": 2},
     "misaligned": {"steps_per_generation": 2},
     "iterations": {"steps_per_generation": 1, "num_iterations": 2},
-    "leftover": {"steps_per_generation": 2, "dynamic_sampling": True, "rollout_margin": 2.0},
+    "leftover": {"steps_per_generation": 2, "max_rollout_rounds": 4, "rollout_margin": 2.0},
 }
 
 
@@ -196,7 +196,7 @@ def test_rewards_and_lengths_are_logged_over_fresh_rollouts(tmp_path):
 
 
 MORE = {
-    "dynamic sampling": {"dynamic_sampling": True, "rollout_margin": 2.0},
+    "dynamic sampling": {"max_rollout_rounds": 4, "rollout_margin": 2.0},
     **{f"beta {loss}": {"beta": 0.1, "loss_type": loss} for loss in ("sapo", "vespo", "luspo")},
     "masked": {"mask_truncated_completions": True, "max_completion_length": 12},
     "high share": {"replay_fraction": 0.75},
@@ -230,7 +230,7 @@ def test_settings_train_and_replay(setting, tmp_path):
 
 def test_with_dynamic_sampling_leftover_groups_are_stored_and_a_short_batch_completed_by_replay(tmp_path):
     trainer = replaying(
-        tmp_path, rewards=mixed_reward, dynamic_sampling=True, rollout_margin=2.0, max_rollout_rounds=2, max_steps=40
+        tmp_path, rewards=mixed_reward, max_rollout_rounds=4, rollout_margin=2.0, max_rollout_rounds=2, max_steps=40
     )
     assert not trainer.collector.leftover
     stored, leftover, completed = {}, 0, 0

@@ -15,7 +15,7 @@ from trl_dataeff.rollouts.capture import images_of, prompts_with_images
 
 
 WHERE = ("image", "images", "message")
-BOTH = {"replay_fraction": 0.5, "dynamic_sampling": True, "steps_per_generation": 2, "rollout_margin": 2.0}
+BOTH = {"replay": "share", "max_rollout_rounds": 4, "steps_per_generation": 2, "rollout_margin": 2.0}
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +46,9 @@ def test_off_is_grpo(model, tmp_path, where):
     assert_identical(reference, train(model, tmp_path / "b", where, DataEfficientGRPOTrainer, **OFF))
 
 
-@pytest.mark.parametrize(("where", "sequential"), [*((where, False) for where in WHERE), ("image", True)])
-def test_groups_are_trained_on_with_the_images_of_their_rows(model, tmp_path, where, sequential):
-    trainer = train(model, tmp_path, where, max_steps=10, sequential_rollouts=sequential, **BOTH)
+@pytest.mark.parametrize("where", WHERE)
+def test_groups_are_trained_on_with_the_images_of_their_rows(model, tmp_path, where):
+    trainer = train(model, tmp_path, where, max_steps=10, **BOTH)
     assert any(batch.replayed for batch in trainer.batches)
     assert any(batch.rounds > 1 for batch in trainer.batches)
     assert any(grad for (grad,) in logged(trainer, "grad_norm"))
@@ -74,9 +74,9 @@ def test_stored_log_probs_are_those_of_the_policy_that_sampled(model, tmp_path, 
     samplers = []
 
     class Copied(Watched):
-        def _roll_out(self, ids, completions):
+        def _roll_out(self, ids):
             samplers.extend([copy.deepcopy(self.model.state_dict())] * len(ids))
-            return super()._roll_out(ids, completions)
+            return super()._roll_out(ids)
 
     trainer = train(model, tmp_path, where, Copied, learning_rate=3e-2, **BOTH)
     groups = [group for batch in trainer.batches for group in batch.generated]
@@ -113,7 +113,7 @@ def test_log_probs_of_leftover_groups_leave_no_trace_in_the_logs(model, tmp_path
     trainer = train(model, tmp_path, **BOTH)
     assert any(batch.leftover_now for batch in trainer.batches)
     for batch, (mean,) in zip(trainer.batches, logged(trainer, "reward"), strict=True):
-        assert mean == pytest.approx(np.mean([group.rewards for group in batch.trained_now or batch.generated]))
+        assert mean == pytest.approx(np.mean([group.rewards for group in batch.generated or batch.trained]))
     shown = [number(prompt[-1]["content"][1]["text"]) for prompt in trainer._logs["prompt"]]
     assert shown == [group.prompt_id for group in trainer.batches[-1].trained for _ in range(4)]
 

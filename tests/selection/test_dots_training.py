@@ -14,7 +14,7 @@ from trl_dataeff.difficulty.loading import LogisticDifficultyPredictor, save_pre
 
 
 def dots(tmp_path, trainer_class=Watched, rewards=mixed_reward, **options):
-    options = {"selection": "dots", "steps_per_generation": 2, "replay_fraction": 0.0, **options}
+    options = {"selection": "dots", "steps_per_generation": 2, "replay": "off", **options}
     return run(trainer_class, DataEfficientGRPOConfig, tmp_path, rewards=rewards, **options)
 
 
@@ -23,11 +23,11 @@ def test_predictions_are_made_before_the_rollout(tmp_path):
     before = []
 
     class Asked(Watched):
-        def _roll_out(self, ids, completions):
+        def _roll_out(self, ids):
             before.extend(self.collector.selector.predict(ids))
-            return super()._roll_out(ids, completions)
+            return super()._roll_out(ids)
 
-    trainer = dots(tmp_path, trainer_class=Asked, dynamic_sampling=True, max_steps=16)
+    trainer = dots(tmp_path, trainer_class=Asked, max_rollout_rounds=4, max_steps=16)
     np.testing.assert_array_equal([g.predicted for b in trainer.batches for g in b.generated], before)
     table = pd.read_parquet(tmp_path / "dataeff" / "groups.parquet")
     first = table["step"] == 0
@@ -35,14 +35,14 @@ def test_predictions_are_made_before_the_rollout(tmp_path):
     assert table["predicted"][~first].between(0, 1).all()
 
 
-@pytest.mark.parametrize("replay", [0.0, 0.5])
+@pytest.mark.parametrize("replay", ["off", "share"])
 def test_the_papers_reference_set(tmp_path, replay):
     options = {
         "replay_max_age": None,
         "selector_args": {"reference": "paper", "reference_size": 6, "refresh_batches": 2, "exploration": 0},
         "max_steps": 16,
     }
-    trainer = dots(tmp_path, rewards=even_length_reward, replay_fraction=replay, **options)
+    trainer = dots(tmp_path, rewards=even_length_reward, replay=replay, **options)
     table = pd.read_parquet(tmp_path / "dataeff" / "groups.parquet")
     references = table[table["origin"] == "reference"]
     assert references.groupby("step").size().to_dict() == {0: 6, 4: 6, 8: 6, 12: 6}
@@ -50,7 +50,7 @@ def test_the_papers_reference_set(tmp_path, replay):
     fresh = [set(ids) for _, ids in table[table["origin"] == "fresh"].groupby("step")["prompt_id"]]
     for first, second in zip(fresh[::2], fresh[1::2], strict=True):  # drawn together
         assert not first & second
-    if replay:  # of each prompt the newest group, reference rollouts included
+    if replay == "share":  # of each prompt the newest group, reference rollouts included
         newest = {g.prompt_id: g for b in trainer.batches for g in b.generated}
         stored = {id(g) for g in newest.values() if g.effective}
         assert {id(g) for g in trainer.collector.buffer.groups} == stored
@@ -60,7 +60,7 @@ def test_the_papers_reference_set(tmp_path, replay):
         trained = [g for g in batch.trained if batch.origins[id(g)] == "reference"]
         assert {batch.dispositions[id(g)] for g in references_now if not g.effective} <= {"dropped"}
         assert all(g in effective for g in batch.dropped if g.effective)
-        if replay:  # no effective one is thrown away
+        if replay == "share":  # no effective one is thrown away
             assert not trained
             assert {id(g) for g in effective} == {id(g) for g in batch.leftover}
             assert not any(g.effective for g in batch.dropped)
@@ -74,8 +74,8 @@ def test_the_papers_reference_set(tmp_path, replay):
 
 SETTINGS = {
     "dots": {},
-    "replay": {"replay_fraction": 0.5},
-    "replay and dynamic sampling": {"replay_fraction": 0.5, "dynamic_sampling": True},
+    "replay": {"replay": "share"},
+    "replay and dynamic sampling": {"replay": "share", "max_rollout_rounds": 4},
     "target": {"selector_args": {"objective": "target"}},
     "attention": {"selector_args": {"predictor": "attention"}},
     "refresh": {"selector_args": {"refresh_batches": 3}},

@@ -104,19 +104,3 @@ def test_rates_follow_a_wider_range_of_the_reward():
     wide.observe(ids, 0.5 + 0.5 * rates, TRIALS, 1)
     wide.refresh()
     np.testing.assert_allclose(narrow.mean(), wide.mean(), atol=0.02)
-
-
-def test_the_strength_is_that_of_the_experts_mixture_by_sampling():
-    """Samples of the mixture of Beta distributions have the variance of a Beta distribution of that strength."""
-    subject, rng = estimator(), np.random.default_rng(2)
-    train(subject, lambda batch: sigmoid(2 * E[:, 0]), 6)
-    ids = np.array([0, 5, 9])
-    means, trials = subject.estimates_of(ids), subject.history.trials[:, ids]
-    fade = 0.5 ** ((6 - subject.history.batch[ids]) / subject.history.half_lives)
-    sizes = 4.0 + fade * trials
-    assert (trials > 0).any()
-    for i in range(3):
-        chosen = rng.choice(4, 400_000, p=subject.weights)
-        samples = rng.beta(means[chosen, i] * sizes[chosen, i], (1 - means[chosen, i]) * sizes[chosen, i])
-        m = samples.mean()
-        assert subject.strength(ids)[i] == pytest.approx(m * (1 - m) / samples.var() - 1, rel=0.03)

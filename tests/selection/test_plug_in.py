@@ -32,9 +32,9 @@ def prompts_by_batch(trainer) -> list[list[int]]:
 
 MODES = {
     "single pass": {},
-    "dynamic sampling": {"dynamic_sampling": True},
-    "replay": {"replay_fraction": 0.5, "rewards": even_length_reward, "steps_per_generation": 2},
-    "all": {"replay_fraction": 0.5, "dynamic_sampling": True, "steps_per_generation": 2, "rollout_margin": 2.0},
+    "dynamic sampling": {"max_rollout_rounds": 4},
+    "replay": {"replay": "share", "rewards": even_length_reward, "steps_per_generation": 2},
+    "all": {"replay": "share", "max_rollout_rounds": 4, "steps_per_generation": 2, "rollout_margin": 2.0},
 }
 
 

@@ -16,7 +16,7 @@ from trl_dataeff.tracking.metrics import MetricsLog
 from trl_dataeff.utils import UserError
 
 
-OPTIONS = {"dynamic_sampling": True, "rewards": mixed_reward, "save_strategy": "steps", "save_steps": 5}
+OPTIONS = {"max_rollout_rounds": 4, "rewards": mixed_reward, "save_strategy": "steps", "save_steps": 5}
 
 
 def start(folder, resume=None, **options):
@@ -133,7 +133,7 @@ def test_a_table_that_cannot_be_read_is_replaced(tmp_path, caplog_transformers):
 
 
 def test_run_json_and_the_card_say_what_happened(tmp_path):
-    options = {"selection": "dots", "replay_fraction": 0.5, "per_device_train_batch_size": 16}
+    options = {"selection": "dots", "replay": "share", "per_device_train_batch_size": 16}
     trainer = start(tmp_path, rewards=even_length_reward, **options)
     about = json.loads((tmp_path / "dataeff" / "run.json").read_text())
     assert (about["selector"], about["prompts"]) == ("DotsSelector", 24)
@@ -149,7 +149,7 @@ def test_run_json_and_the_card_say_what_happened(tmp_path):
 
 def test_the_card_claims_no_replay_where_nothing_was_replayed(tmp_path):
     """One group in a batch: half of it rounds to none."""
-    start(tmp_path, dynamic_sampling=False, replay_fraction=0.5, per_device_train_batch_size=4)
+    start(tmp_path, max_rollout_rounds=1, replay="share", per_device_train_batch_size=4)
     card = (tmp_path / "README.md").read_text()
     assert "uniform selection" in card
     assert "replayed" not in card.replace("rollouts replayed | 0", "")

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tests.factories import LeastSolved, even_length_reward, make_group, mixed_reward, run
+from tests.factories import DYNAMIC, FILL, LeastSolved, even_length_reward, make_group, mixed_reward, run
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 from trl_dataeff.tracking.metrics import (
     METRICS,
@@ -24,17 +24,14 @@ from trl_dataeff.tracking.metrics import (
 
 SELECTOR_METRICS = {"prompts_skipped", "p_easy", "p_hard", "predictor/pearson_explored", "exploration"}
 FAULTS = {name for name, metric in METRICS.items() if metric.fault}
-BATCH = {"per_device_train_batch_size": 16, "rewards": even_length_reward, "replay_fraction": 0.5}
+BATCH = {"per_device_train_batch_size": 16, "rewards": even_length_reward}
 REPLAY = {name for name in METRICS if name.startswith("replay/")} | {"rollouts_replayed"}
 #: Settings, and metrics that they do not have
 SETTINGS = {
-    "everything": (
-        {**BATCH, "dynamic_sampling": True, "sequential_rollouts": True, "selection": "dots", "replay_pause_ess": 0.5},
-        set(),
-    ),
-    "defaults": ({**BATCH, "selection": "auto", "replay_pause_ess": 0.5}, {"rounds", "stopped_ratio"}),
-    "greso": ({"selection": "greso", "dynamic_sampling": True}, {"stopped_ratio", *REPLAY}),
-    "off": ({}, {"rounds", "stopped_ratio", *REPLAY}),
+    "everything": ({**BATCH, "replay": "share", **DYNAMIC, "selection": "dots"}, set()),
+    "defaults": ({**BATCH, **FILL, "selection": "auto"}, {"rounds"}),
+    "greso": ({"selection": "greso", **DYNAMIC}, REPLAY),
+    "off": ({}, {"rounds", *REPLAY}),
 }
 
 
@@ -62,7 +59,7 @@ def test_faults_are_logged_from_the_first_one_on():
 
 def test_cumulative_metrics_only_grow_and_shares_add_up(tmp_path):
     trainer = run(
-        DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, rewards=mixed_reward, dynamic_sampling=True,
+        DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, rewards=mixed_reward, max_rollout_rounds=4,
         logging_steps=2, selection="greso",
     )  # fmt: skip
     logs = [log for log in trainer.state.log_history if "loss" in log]

@@ -38,7 +38,7 @@ class TestGRPOTrainer:
         trainer = train(tmp_path, config=config)
         assert trainer.state.global_step == 1
         classes, args = [c.__name__ for c in type(trainer).__mro__], trainer.args
-        print("trained with", classes[1], args.selection, args.dynamic_sampling, args.replay_fraction)
+        print("trained with", classes[1], args.selection, args.replay, args.skip_zero_advantage)
 
     def test_train_without_stand_in(self, tmp_path):
         train(tmp_path, model="trl-internal-testing/tiny-Unknown")

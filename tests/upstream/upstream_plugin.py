@@ -62,8 +62,8 @@ class OffConfig(DataEfficientGRPOConfig):
     use_cpu: bool = _CPU
     bf16: bool | None = False if _CPU else None
     selection: str = "uniform"
-    dynamic_sampling: bool = False
-    replay_fraction: float = 0.0
+    replay: str = "off"
+    skip_zero_advantage: bool = False
 
 
 class OffTrainer(DataEfficientGRPOTrainer):
@@ -75,7 +75,7 @@ class OffTrainer(DataEfficientGRPOTrainer):
         given = inspect.signature(DataEfficientGRPOTrainer.__init__).bind(self, *args, **kwargs)
         config = given.arguments.get("args")
         given.arguments["args"] = args = OffConfig() if config is None else own_copy(config)
-        args.selection, args.dynamic_sampling, args.replay_fraction = "uniform", False, 0.0
+        args.selection, args.replay, args.skip_zero_advantage = "uniform", "off", False
         OffTrainer.built += 1
         super().__init__(*given.args[1:], **given.kwargs)
 
