@@ -92,19 +92,12 @@ def test_mixture_with_a_test_split(tmp_path):
 def test_gsm8k_as_it_is_published(tmp_path):
     rows = [{"question": "How many {eggs}?", "answer": "1+1=2\n#### 2"}]
     system = r"Answer in \boxed{}."
-    train, _ = load(
-        "--dataset_name",
-        jsonl(tmp_path / "a.jsonl", rows),
-        "--prompt_column",
-        "question",
-        "--system_prompt",
-        system,
-    )
+    path = jsonl(tmp_path / "a.jsonl", rows)
+    train, _ = load("--dataset_name", path, "--prompt_column", "question", "--system_prompt", system)
     row = train[0]
-    assert row["prompt"] == [
-        {"role": "system", "content": system},
-        {"role": "user", "content": "How many {eggs}?"},
-    ]
+    assert [(message["role"], message["content"]) for message in row["prompt"]] == [
+        ("system", system), ("user", "How many {eggs}?"),
+    ]  # fmt: skip
     assert row["answer"] == "1+1=2\n#### 2"
 
 
@@ -121,24 +114,21 @@ def test_system_prompt_goes_before_a_conversation(tmp_path):
     assert [message["role"] for message in train[0]["prompt"]] == ["system", "user"]
 
 
-@pytest.mark.parametrize("bad", [None, ""])
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
 @pytest.mark.parametrize(
-    "args",
-    [["--prompt_as_chat", "true"], ["--system_prompt", "s"], ["--prompt_template", "Q: {prompt}"]],
-    ids=["chat", "system", "template"],
+    ("args", "good", "bad"),
+    [
+        *((args, "a", bad) for args in (["--prompt_as_chat", "true"], ["--system_prompt", "s"]) for bad in (None, "")),
+        (["--prompt_template", "Q: {prompt}"], "a", None),
+        (["--system_prompt", "s"], MESSAGES, []),
+    ],
 )
-def test_rows_without_a_prompt_are_named_whatever_shape_prompts_are_given(args, bad, tmp_path):
-    if args[0] == "--prompt_template" and bad == "":
-        pytest.skip("empty text in a template is a prompt")
-    path = jsonl(tmp_path / "a.jsonl", [{"prompt": "a"}, {"prompt": bad}, {"prompt": "c"}])
+def test_rows_without_a_prompt_are_named_whatever_shape_prompts_are_given(args, good, bad, tmp_path):
+    path = jsonl(tmp_path / "a.jsonl", [{"prompt": good}, {"prompt": bad}, {"prompt": good}])
     with pytest.raises(UserError, match=r"1 rows without a prompt.*: 1"):
         load("--dataset_name", path, *args)
-
-
-def test_a_system_prompt_is_no_prompt(tmp_path):
-    rows = [{"prompt": [{"role": "user", "content": "hi"}]}, {"prompt": []}]
-    with pytest.raises(UserError, match=r"1 rows without a prompt.*: 1"):
-        load("--dataset_name", jsonl(tmp_path / "a.jsonl", rows), "--system_prompt", "be brief")
 
 
 @pytest.mark.parametrize("name", ["d[ab].jsonl", "d?.jsonl", "*.jsonl"])
