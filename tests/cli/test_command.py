@@ -100,11 +100,6 @@ def test_a_run_that_is_stopped_ends_with_the_signals_code(recipe, tmp_path, monk
     assert "Training completed" not in capsys.readouterr().out
     assert not (folder / "adapter_model.safetensors").exists()
     assert main(["grpo", "--config", recipe, "--max_steps", "3", "--resume_from_checkpoint", "last"]) == 0
-    checkpoint = folder / "checkpoint-3"
-    (checkpoint / "optimizer.pt").write_bytes(b"")
-    again = ["grpo", "--config", recipe, "--max_steps", "4", "--resume_from_checkpoint", str(checkpoint)]
-    assert main(again) == 2
-    assert "optimizer.pt has 0 bytes instead of" in capsys.readouterr().err
 
 
 def test_model_is_loaded_as_the_fields_say(recipe):
