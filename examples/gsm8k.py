@@ -10,7 +10,7 @@ Fine-tune a language model on GSM8K with LoRA, on one GPU. A plain TRL script, b
         --output_dir outputs/gsm8k
 
 With vLLM, add `--use_vllm --vllm_mode colocate`. To compare with plain GRPO, add `--selection uniform
---replay_fraction 0` and another `--output_dir`, then run `trl-dataeff compare` on both folders.
+--replay_fraction 0` and another `--output_dir`, then run `trl-dataeff report` on both folders.
 """
 
 from datasets import load_dataset

@@ -46,12 +46,6 @@ def page(tmp_path_factory):
     return folder, names, trainers
 
 
-def test_the_selector_takes_about_20_lines():
-    (block,) = [block for block in BLOCKS if "class LastRateSelector" in block]
-    body = block[block.index("class LastRateSelector") :].splitlines()
-    assert sum(bool(line.strip()) for line in body) <= 22
-
-
 def test_both_trainers_used_the_selector(page):
     _, names, (by_instance, by_name) = page
     assert issubclass(names["LastRateSelector"], Selector)
@@ -77,17 +71,6 @@ def test_the_resumed_run_is_the_one_that_never_stopped(page, tmp_path):
         pq.read_table(Path(f) / "dataeff" / "groups.parquet", columns=columns) for f in (folder / "out", tmp_path)
     ]
     assert tables[0].equals(tables[1])
-
-
-def test_it_prefers_prompts_whose_last_group_was_mixed(page):
-    _, _, (_, trainer) = page
-    selector = trainer.collector.selector
-    rates = selector.rates.copy()
-    selector.rates[:] = 0.0
-    selector.rates[:4] = 0.5
-    drawn = np.concatenate([selector.propose(2, trainer.collector.rng) for _ in range(200)])
-    selector.rates = rates
-    assert (drawn < 4).mean() > 0.5  # 4 of 24 prompts, of weight 0.30 against 0.05: 0.55 at the first draw
 
 
 def test_the_pages_own_test_passes(page):

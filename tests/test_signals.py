@@ -19,15 +19,23 @@ from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.signals import StopSignals
 
 
-def send(trainer, step: int, number: signal.Signals) -> None:
+EVALUATING = {
+    "eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 4, "save_on_signal": True,
+    "trainer": {"train_dataset": plain_dataset(), "eval_dataset": plain_dataset(4)},
+}  # fmt: skip
+
+
+def send(trainer, step: int | None, number: signal.Signals = signal.SIGTERM) -> None:
+    """Send a signal in the reward function, after `step` steps; without one, in the first evaluation."""
     plain, pending = trainer.reward_funcs[0], [number]
 
     def reward(*args, **kwargs):
-        if trainer.state.global_step == step and pending:  # once: a step may take several rounds
+        now = not trainer.model.training if step is None else trainer.state.global_step == step
+        if now and pending:  # once: a step may take several rounds
             os.kill(os.getpid(), pending.pop())
         return plain(*args, **kwargs)
 
-    trainer.reward_funcs[0] = reward
+    trainer.reward_funcs = [reward]
 
 
 def train_until_stopped(trainer, number: signal.Signals = signal.SIGTERM) -> None:
@@ -60,39 +68,16 @@ def test_a_signal_ends_the_run_with_a_checkpoint(tmp_path, caplog_transformers, 
 
 
 def test_a_stopped_run_keeps_its_last_checkpoint_though_another_is_best(tmp_path):
-    options = {
-        "eval_strategy": "steps", "eval_steps": 1, "load_best_model_at_end": True, "save_total_limit": 1,
-        "metric_for_best_model": "eval_reward", "greater_is_better": False, "per_device_eval_batch_size": 4,
-        "trainer": {"train_dataset": plain_dataset(), "eval_dataset": plain_dataset(4)}, "max_steps": 8,
-        "save_on_signal": True,
-    }  # fmt: skip
+    best = {"metric_for_best_model": "eval_reward", "greater_is_better": False, "load_best_model_at_end": True}
     trainer = make_trainer(
-        tmp_path, "off", rewards=lambda completions, **_: [float(trainer.state.global_step)] * 4, **options
+        tmp_path, "off", **{**EVALUATING, **best, "eval_steps": 1, "save_total_limit": 1, "max_steps": 8}
     )
     trainer.reward_funcs = [lambda completions, **_: [float(trainer.state.global_step)] * len(completions)]
-    send(trainer, 5, signal.SIGTERM)  # in the evaluation after step 5
+    send(trainer, 5)  # in the evaluation after step 5
     train_until_stopped(trainer)
     assert trainer.state.global_step == 5
     assert trainer.state.best_global_step == 1
     assert checkpoint_names(tmp_path) == {"checkpoint-1", "checkpoint-5"}
-
-
-EVALUATING = {
-    "eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 4, "save_on_signal": True,
-    "trainer": {"train_dataset": plain_dataset(), "eval_dataset": plain_dataset(4)},
-}  # fmt: skip
-
-
-def send_in_evaluation(trainer) -> None:
-    """SIGTERM in the first evaluation."""
-    plain, pending = trainer.reward_funcs[0], [signal.SIGTERM]
-
-    def reward(*args, **kwargs):
-        if not trainer.model.training and pending:
-            os.kill(os.getpid(), pending.pop())
-        return plain(*args, **kwargs)
-
-    trainer.reward_funcs = [reward]
 
 
 @pytest.mark.parametrize("strategy", ["no", "steps", "best"])
@@ -100,7 +85,7 @@ def test_a_signal_during_an_evaluation_takes_effect_without_another_step(tmp_pat
     best = {"metric_for_best_model": "eval_reward", "greater_is_better": False} if strategy == "best" else {}
     options = {**EVALUATING, "save_strategy": strategy, "save_steps": 100, **best}
     trainer = make_trainer(tmp_path, "dynamic", **options)
-    send_in_evaluation(trainer)
+    send(trainer, None)
     train_until_stopped(trainer)
     assert trainer.state.global_step == 2
     assert checkpoint_names(tmp_path) == {"checkpoint-2"}
@@ -113,14 +98,14 @@ def test_with_save_strategy_best_a_signal_before_an_evaluation_keeps_a_checkpoin
     options = {"save_strategy": "best", "metric_for_best_model": "eval_reward", "greater_is_better": True}
     trainer = make_trainer(tmp_path, "dynamic", **EVALUATING, **options, rewards=lambda completions, **_: [0.0] * 4)
     trainer.reward_funcs = [lambda completions, **_: [-float(trainer.state.global_step)] * len(completions)]
-    send(trainer, 3, signal.SIGTERM)  # its evaluation is worse than that of step 2
+    send(trainer, 3)  # its evaluation is worse than that of step 2
     train_until_stopped(trainer)
     assert checkpoint_names(tmp_path) == {"checkpoint-2", "checkpoint-4"}
 
 
 def test_a_signal_in_the_last_step_is_no_early_end(tmp_path):
     trainer = make_trainer(tmp_path, "dynamic", max_steps=3, save_strategy="no", save_on_signal=True)
-    send(trainer, 2, signal.SIGTERM)
+    send(trainer, 2)
     trainer.train()
     assert trainer.stopped_by is None
     assert checkpoint_names(tmp_path) == set()

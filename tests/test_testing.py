@@ -6,21 +6,21 @@ import numpy as np
 import pytest
 import torch
 
-from trl_dataeff import DotsSelector, GresoSelector, Selector, UniformSelector
+from trl_dataeff import DotsSelector, GresoSelector, PaperDotsSelector, Selector, UniformSelector
 from trl_dataeff.difficulty.logistic import LogisticDifficultyPredictor
 from trl_dataeff.testing import CHECKS, parametrize_with_checks
 
 
 def paper_dots():
-    return DotsSelector(objective="target", reference="paper", reference_size=16, refresh_batches=2)
+    return PaperDotsSelector(reference_size=16, predictor="logistic")
 
 
 def attention_dots():
-    return DotsSelector(predictor="attention", predictor_args={"width": 8}, refresh_batches=2)
+    return DotsSelector(predictor="attention", predictor_args={"width": 8})
 
 
 def instance_dots():
-    return DotsSelector(predictor=LogisticDifficultyPredictor(components=4), exploration=0.5)
+    return DotsSelector(predictor=LogisticDifficultyPredictor(components=4))
 
 
 def uniform_in_order():
@@ -58,83 +58,22 @@ class Plain(Selector):
         self.batches = int(state["batches"][0])
 
 
-class Repeats(Plain):
-    def propose(self, n, rng):
-        return torch.randint(self.context.num_prompts, (n,), generator=rng).numpy()
+class Counts(Plain):
+    """Keeps an array; whether its state is a copy, and what else is wrong, is up to the tests."""
 
-
-class ReturnsAList(Plain):
-    def propose(self, n, rng):
-        return super().propose(n, rng).tolist()
-
-
-class ReturnsFloats(Plain):
-    def propose(self, n, rng):
-        return super().propose(n, rng).astype(float)
-
-
-class OutOfRange(Plain):
-    def propose(self, n, rng):
-        return super().propose(n, rng) + 1
-
-
-class TooFew(Plain):
-    def propose(self, n, rng):
-        return super().propose(n, rng)[:16]
-
-
-class NeedsManyPrompts(Plain):
-    def propose(self, n, rng):
-        assert self.context.num_prompts > 2
-        return super().propose(n, rng)
-
-
-class GlobalRandomness(Plain):
-    def propose(self, n, rng):
-        return torch.randperm(self.context.num_prompts)[:n].numpy()
-
-
-class SeedsGlobally(Plain):
-    def propose(self, n, rng):
-        np.random.seed(0)  # noqa: NPY002
-        return super().propose(n, rng)
-
-
-class ForgetsItsState(Plain):
-    def propose(self, n, rng):
-        ids = super().propose(n, rng)
-        return np.sort(ids) if self.batches % 2 else ids
-
-    def load_state_dict(self, state):
-        pass
-
-
-class PredictsFromForgottenState(ForgetsItsState):
-    def propose(self, n, rng):
-        return Plain.propose(self, n, rng)
-
-    def predict(self, prompt_ids):
-        return np.full(len(prompt_ids), 0.1 * min(self.batches, 9), dtype=np.float32)
-
-
-class SharesItsState(Plain):
     def bind(self, context):
         super().bind(context)
         self.counts = np.zeros(context.num_prompts)
 
     def observe(self, groups):
         self.counts += 1
+        super().observe(groups)
 
     def state_dict(self):
         return {"counts": self.counts}
 
     def load_state_dict(self, state):
         self.counts = state["counts"].copy()
-
-
-class StateOfNumbers(Plain):
-    def state_dict(self):
-        return {"batches": self.batches}
 
 
 class BindKeepsState(Plain):
@@ -148,46 +87,53 @@ class BindKeepsState(Plain):
         return ids if self.batches < 3 else np.sort(ids)
 
 
-class PredictsLogits(Plain):
-    def predict(self, prompt_ids):
-        return np.full(len(prompt_ids), -2.0)
+def with_(name: str, method) -> type[Plain]:
+    return type(f"{name}_{method.__code__.co_firstlineno}", (Plain,), {name: method})
 
 
-class PredictsForAll(Plain):
-    def predict(self, prompt_ids):
-        return np.full(self.context.num_prompts, 0.5)
+def proposing(change) -> type[Plain]:
+    return with_("propose", lambda self, n, rng: change(self, Plain.propose(self, n, rng), n, rng))
 
 
-class FailsWithoutScores(Plain):
-    def observe(self, groups):
-        assert np.isfinite([group.success_rate for group in groups]).all()
-        super().observe(groups)
+def forgetful(**methods) -> type[Plain]:
+    return type("Forgetful", (Plain,), {"load_state_dict": lambda self, state: None, **methods})
 
 
-class MetricsOfArrays(Plain):
-    def metrics(self):
-        return {"counts": np.zeros(3)}
+def seeds_globally(self, ids, n, rng):
+    np.random.seed(0)  # noqa: NPY002
+    return ids
 
 
-FAULTS = {
-    Repeats: "proposals_are_distinct_prompts",
-    ReturnsAList: "proposals_are_distinct_prompts",
-    ReturnsFloats: "proposals_are_distinct_prompts",
-    OutOfRange: "proposals_are_distinct_prompts",
-    TooFew: "proposals_are_distinct_prompts",
-    NeedsManyPrompts: "smallest_runs",
-    GlobalRandomness: "randomness_comes_from_rng_alone",
-    SeedsGlobally: "randomness_comes_from_rng_alone",
-    ForgetsItsState: "state_restores_the_next_proposals",
-    PredictsFromForgottenState: "state_restores_the_next_proposals",
-    SharesItsState: "state_is_a_copy_of_arrays",
-    StateOfNumbers: "state_is_a_copy_of_arrays",
-    BindKeepsState: "bind_starts_a_new_run",
-    PredictsLogits: "predictions",
-    PredictsForAll: "predictions",
-    FailsWithoutScores: "unusual_groups",
-    MetricsOfArrays: "metrics",
-}
+def needs_scores(self, groups):
+    assert np.isfinite([group.success_rate for group in groups]).all()
+    Plain.observe(self, groups)
+
+
+FAULTS = [
+    ("proposals_are_distinct_prompts", proposing(lambda self, ids, n, rng: ids[np.zeros(n, int)])),
+    ("proposals_are_distinct_prompts", proposing(lambda self, ids, n, rng: ids.tolist())),
+    ("proposals_are_distinct_prompts", proposing(lambda self, ids, n, rng: ids.astype(float))),
+    ("proposals_are_distinct_prompts", proposing(lambda self, ids, n, rng: ids + 1)),
+    ("proposals_are_distinct_prompts", proposing(lambda self, ids, n, rng: ids[:16])),
+    ("smallest_runs", proposing(lambda self, ids, n, rng: ids if self.context.num_prompts > 2 else [])),
+    ("randomness_comes_from_rng_alone", proposing(lambda self, ids, n, rng: torch.randperm(60)[:n].numpy())),
+    ("randomness_comes_from_rng_alone", proposing(seeds_globally)),
+    (
+        "state_restores_the_next_proposals",
+        forgetful(propose=lambda self, n, rng: Plain.propose(self, n, rng)[:: 1 - 2 * (self.batches % 2)]),
+    ),
+    (
+        "state_restores_the_next_proposals",
+        forgetful(predict=lambda self, ids: np.full(len(ids), 0.1 * min(self.batches, 9), dtype=np.float32)),
+    ),
+    ("state_is_a_copy_of_arrays", Counts),
+    ("state_is_a_copy_of_arrays", with_("state_dict", lambda self: {"batches": self.batches})),
+    ("bind_starts_a_new_run", BindKeepsState),
+    ("predictions", with_("predict", lambda self, ids: np.full(len(ids), -2.0))),
+    ("predictions", with_("predict", lambda self, ids: np.full(self.context.num_prompts, 0.5))),
+    ("unusual_groups", with_("observe", needs_scores)),
+    ("metrics", with_("metrics", lambda self: {"counts": np.zeros(3)})),
+]
 
 
 def failures(make) -> set[str]:
@@ -205,6 +151,6 @@ def test_a_correct_selector_passes():
     assert failures(Plain) == set()
 
 
-@pytest.mark.parametrize("faulty", FAULTS, ids=lambda cls: cls.__name__)
-def test_a_fault_of_a_selector_is_found(faulty):
-    assert FAULTS[faulty] in failures(faulty)
+@pytest.mark.parametrize(("check", "faulty"), FAULTS)
+def test_a_fault_of_a_selector_is_found(check, faulty):
+    assert check in failures(faulty)

@@ -73,10 +73,9 @@ def make_groups(
     prompt_ids: Sequence[int] | np.ndarray, success: Sequence[float] | np.ndarray, predicted: Any = np.nan
 ) -> list[RolloutGroup]:
     """
-    Groups with rewards of 0 and 1, as the collector makes them.
+    Groups of prompts `(n,)` with rewards of 0 and 1, as the collector makes them.
 
     Args:
-        prompt_ids (`np.ndarray` of shape `(n,)`): prompts.
         success (`np.ndarray` of shape `(n,)`): share of completions that succeed, rounded to whole ones; NaN for a group
             whose completions got no score.
         predicted (`np.ndarray` of shape `(n,)`, *optional*): what the selector predicted.

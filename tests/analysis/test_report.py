@@ -105,36 +105,23 @@ def test_a_running_mean_keeps_the_level_and_the_length():
     assert running_mean(short).tolist() == short.tolist()
 
 
-def broken(folder, ours, what):
-    shutil.copytree(ours, folder, dirs_exist_ok=True)
-    path = folder / "dataeff" / "metrics.jsonl"
-    if what == "a corrupt line":
-        lines = path.read_text().splitlines()
-        path.write_text("\n".join([lines[0], "{", *lines[2:]]))
-    elif what == "no logs":
-        shutil.rmtree(folder / "dataeff")
-    elif what == "an empty file":
-        path.write_text("")
-    elif what == "a corrupt table":
-        (folder / "dataeff" / "groups.parquet").write_text("PAR1")
-    elif what == "a corrupt state":
-        shutil.rmtree(folder / "dataeff")
-        (folder / "trainer_state.json").write_text("{")
-
-
 @pytest.mark.parametrize(
-    ("what", "says"),
+    ("name", "text", "says"),
     [
-        ("a corrupt line", "metrics.jsonl, line 2 is corrupt"),
-        ("no logs", "has no logs of a run"),
-        ("an empty file", "holds no logs yet"),
-        ("a corrupt table", "no table of groups"),
-        ("a corrupt state", "trainer_state.json is corrupt"),
+        ("dataeff/metrics.jsonl", '{"step": 1}\n{\n{"step": 2}', "metrics.jsonl, line 2 is corrupt"),
+        ("dataeff/metrics.jsonl", "", "holds no logs yet"),
+        ("dataeff/groups.parquet", "PAR1", "no table of groups"),
+        ("trainer_state.json", "{", "trainer_state.json is corrupt"),
+        ("other.txt", "", "has no logs of a run"),
     ],
 )
-def test_what_cannot_be_read_is_one_sentence(ours, tmp_path, capsys, what, says):
-    broken(tmp_path / "run", ours[0], what)
-    assert main(["report", str(tmp_path / "run")]) == 2
+def test_what_cannot_be_read_is_one_sentence(ours, tmp_path, capsys, name, text, says):
+    folder = tmp_path / "run"
+    if name.startswith("dataeff"):
+        shutil.copytree(ours[0], folder)
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(text)
+    assert main(["report", str(folder)]) == 2
     error = capsys.readouterr().err
     assert says in error
     assert "Traceback" not in error

@@ -15,24 +15,21 @@ from benchmarks.curves import band, final, isotonic, on_grid, reach
 X = [0, 100, 200, 300]
 
 
-def test_between_points_it_is_linear():
-    assert reach(X, [0.1, 0.2, 0.4, 0.5], 0.3) == pytest.approx(150)
-    assert reach(X, [0.1, 0.2, 0.4, 0.5], 0.2) == pytest.approx(100)
-
-
-def test_never_reached():
-    assert reach(X, [0.1, 0.2, 0.3, 0.3], 0.31) == math.inf
-
-
-def test_reached_at_once():
-    assert reach(X, [0.5, 0.6, 0.7, 0.8], 0.4) == 0
-    assert reach([50, 100], [0.5, 0.6], 0.5) == 50
-
-
-def test_a_lucky_point_does_not_count():
-    # The peak of 0.5 at 100 is pooled with the fall after it: (0.5 + 0.1) / 2 = 0.3
-    assert isotonic([0.0, 0.5, 0.1, 0.6]) == pytest.approx([0.0, 0.3, 0.3, 0.6])
-    assert reach(X, [0.0, 0.5, 0.1, 0.6], 0.45) == pytest.approx(250)
+@pytest.mark.parametrize(
+    ("x", "values", "target", "expected"),
+    [
+        (X, [0.1, 0.2, 0.4, 0.5], 0.3, 150),  # linear between points
+        (X, [0.1, 0.2, 0.4, 0.5], 0.2, 100),
+        (X, [0.1, 0.2, 0.3, 0.3], 0.31, math.inf),
+        (X, [0.5, 0.6, 0.7, 0.8], 0.4, 0),
+        (X, [0.2, 0.2, 0.2, 0.2], 0.2, 0),
+        ([50, 100], [0.5, 0.6], 0.5, 50),
+        # The peak of 0.5 at 100 is pooled with the fall after it: (0.5 + 0.1) / 2 = 0.3
+        (X, [0.0, 0.5, 0.1, 0.6], 0.45, 250),
+    ],
+)
+def test_reach_by_hand(x, values, target, expected):
+    assert reach(x, values, target) == pytest.approx(expected)
 
 
 def test_noise_moves_it_little():
@@ -40,10 +37,6 @@ def test_noise_moves_it_little():
     x = np.linspace(0, 1000, 201)
     noisy = x / 1000 + rng.normal(0, 0.05, len(x))
     assert reach(x, noisy, 0.5) == pytest.approx(500, abs=40)
-
-
-def test_a_flat_curve_that_touches_the_target():
-    assert reach(X, [0.2, 0.2, 0.2, 0.2], 0.2) == 0
 
 
 def test_the_end_is_that_of_the_fit():

@@ -7,7 +7,6 @@ import pytest
 
 from benchmarks.lab.runs import run_all
 from benchmarks.lab.store import RunFile
-from benchmarks.smollm2 import __main__ as command
 from benchmarks.smollm2 import ends
 from benchmarks.smollm2.pools import HELD_OUT_OF_A_KIND, POOLS, held_out, training_questions
 from benchmarks.smollm2.questions import LEARNABLE, UNSOLVABLE
@@ -146,30 +145,3 @@ def test_a_study_goes_on_where_it_stopped(tmp_path):
     made = run_all(specs, tmp_path, tmp_path, workers=1, train=fake_run)
     assert [row["rollouts"] for row in made] == [5, 0, 0]
     assert json.loads(unfinished.path.read_text().splitlines()[-1]) == {"done": True}
-
-
-def test_the_study_is_that_of_the_page(tmp_path):
-    """Seven methods with three seeds on the mixed pool, uniform and both defaults with five or more, and these three with three
-    seeds on the other pools and, with three more, on the mixed pool at half of the rate; others with fewer."""
-    runs = {
-        (pool, rate, method, seed)
-        for pool, rate, methods, seeds in command.STUDY
-        for method in methods
-        for seed in seeds
-    }
-    assert len(runs) == 3 * 5 + 2 * 2 + 4 * 3 + 4 * 3 + 3 * 3 + 6 * 3 + 1 + 2
-    names = {Spec(method, seed, pool, learning_rate=rate).name for pool, rate, method, seed in runs}
-    assert len(names) == len(runs)
-    assert Spec("uniform", 0, "mixed").until(None) == Spec("uniform", 0, "mixed")
-    longer = Spec("uniform", 0, "mixed").until(2048)
-    assert (longer.max_rollouts, longer.steps) == (2048, 64)
-    decaying = [Spec(method, 0, "mixed").scheduled("linear") for method in ("uniform", "default")]
-    assert [spec.steps for spec in decaying] == [16, 32], "the rate is 0 when the rollouts are used up"
-    same_steps = Spec("default", 0, "mixed").planned(16, "linear")
-    assert (same_steps.steps, same_steps.schedule) == (16, "linear")
-    assert Spec("uniform", 0, "mixed").planned(16, "linear") == decaying[0]
-    assert (
-        decaying[0].name != Spec("uniform", 0, "mixed").name == Spec("uniform", 0, "mixed").scheduled("constant").name
-    )
-    assert Spec("uniform", 0, "mixed").scaled(4).prompts == 32
-    assert Spec("uniform", 0, "mixed").scaled(4).name != Spec("uniform", 0, "mixed").name

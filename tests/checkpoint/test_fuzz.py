@@ -17,7 +17,7 @@ from trl_dataeff.checkpoint.resume import resolve_run
 from trl_dataeff.checkpoint.state import CheckpointError, load_generation_batch, load_state
 
 
-DAMAGES_PER_FILE = 18
+DAMAGES_PER_FILE = 15
 
 
 def flip(data: bytearray, rng: random.Random) -> bytearray:
@@ -42,16 +42,12 @@ def insert(data: bytearray, rng: random.Random) -> bytearray:
     return data
 
 
-def twice(data: bytearray, rng: random.Random) -> bytearray:
-    return data + data
-
-
 def empty(data: bytearray, rng: random.Random) -> bytearray:
     return bytearray()
 
 
 SAME_SIZE = (flip, swap_blocks)
-BYTES = (*SAME_SIZE, truncate, insert, twice, empty)
+BYTES = (*SAME_SIZE, truncate, insert, empty)
 WHOLE_FILE = ("delete", "folder", "copy", "unreadable link")
 
 
@@ -89,14 +85,8 @@ def original(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     make_trainer(folder, "dynamic, surplus", max_steps=3, save_steps=3).train()
     checkpoint = folder / "checkpoint-3"
-    names = {path.name for path in (checkpoint / "dataeff").iterdir()}
-    assert names == {
-        "state.json",
-        "arrays.safetensors",
-        "leftover.safetensors",
-        "batch-0.safetensors",
-        "manifest.json",
-    }
+    names = {path.name.partition(".")[0] for path in (checkpoint / "dataeff").iterdir()}
+    assert names == {"state", "arrays", "leftover", "batch-0", "manifest"}
     return checkpoint
 
 
@@ -156,16 +146,3 @@ def test_our_files_of_two_checkpoints_are_not_mixed(tmp_path):
     shutil.copy(old / MANIFEST, new / MANIFEST)
     with pytest.raises(CheckpointError, match="is corrupt"):
         check_checkpoint(new)
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt"])
-def test_train_rejects_it_before_anything_is_loaded(original, tmp_path, name):
-    target = tmp_path / "checkpoint-3"
-    shutil.copytree(original, target)
-    trainer = make_trainer(tmp_path, "dynamic, surplus", save_strategy="no")
-    before = {k: v.clone() for k, v in trainer.model.state_dict().items()}
-    (target / name).write_bytes((target / name).read_bytes()[:-1])
-    for wanted in (str(target), True):
-        with pytest.raises(CheckpointError, match=f"is corrupt: {name} has"):
-            trainer.train(resume_from_checkpoint=wanted)
-    assert all(torch.equal(v, before[k]) for k, v in trainer.model.state_dict().items())

@@ -38,20 +38,17 @@ def resume(checkpoint, **options):
     trainer.train(resume_from_checkpoint=str(checkpoint))
 
 
-def test_another_dataset_is_rejected(checkpoint):
-    with pytest.raises(CheckpointError, match=r"for a dataset of 24 prompts .* this one has 23 prompts"):
-        resume(checkpoint, trainer={"train_dataset": plain_dataset(23)})
-
-
 def test_a_dataset_of_the_same_size_with_another_prompt_is_rejected(checkpoint):
     prompts = plain_dataset()["prompt"]
     swapped = plain_dataset().select([1, 0, *range(2, 24)])
     changed = plain_dataset().map(lambda row: {"prompt": row["prompt"].replace("05:", "5:")})
     assert sorted(swapped["prompt"]) == sorted(prompts)
-    for dataset in (swapped, changed):
-        with pytest.raises(CheckpointError, match="for a dataset of 24 prompts with the content hash") as error:
+    for dataset in (swapped, changed, plain_dataset(23)):
+        with pytest.raises(
+            CheckpointError, match=r"for a dataset of 24 prompts .*resume with the same dataset"
+        ) as error:
             resume(checkpoint, trainer={"train_dataset": dataset})
-        assert "resume with the same dataset" in str(error.value)
+        assert ("this one has 23 prompts" in str(error.value)) is (len(dataset) == 23)
 
 
 def test_other_columns_and_the_layout_of_the_dataset_do_not_count(checkpoint):
@@ -164,14 +161,6 @@ def test_a_batch_may_be_split_into_other_micro_batches_between_two_generation_ba
     assert len(ends[0]) == 6
     assert any(norm > 0 for _, norm in ends[0][3:])
     np.testing.assert_allclose(ends[1], ends[0], rtol=1e-3)
-
-
-def test_arguments_that_the_state_fits_may_change(tmp_path):
-    run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, **DOTS, max_steps=2)
-    options = {**DOTS, "selector_args": {"predictor_args": {"l2": 0.5}}, "max_steps": 3}
-    again = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, train=False, **options)
-    again.train(resume_from_checkpoint=True)
-    assert again.state.global_step == 3
 
 
 @pytest.mark.parametrize("what", ["path", "corrupt", "dataset", "selector", "predictor"])

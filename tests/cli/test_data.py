@@ -61,11 +61,6 @@ def test_splits_and_evaluation(tmp_path):
     assert (len(train), len(evaluation)) == (6, 2)
 
 
-def test_configuration_name_of_the_hub_does_not_matter_for_a_local_file(tmp_path):
-    train, _ = load("--dataset_name", jsonl(tmp_path / "a.jsonl"), "--dataset_config", "main")
-    assert len(train) == 6
-
-
 def test_streaming(tmp_path):
     train, _ = load("--dataset_name", jsonl(tmp_path / "a.jsonl"), "--dataset_streaming", "--prompt_as_chat")
     assert isinstance(train, IterableDataset)
@@ -89,56 +84,53 @@ def test_mixture_with_a_test_split(tmp_path):
     assert (len(train), len(evaluation)) == (3, 3)
 
 
-def test_gsm8k_as_it_is_published(tmp_path):
-    rows = [{"question": "How many {eggs}?", "answer": "1+1=2\n#### 2"}]
-    system = r"Answer in \boxed{}."
-    train, _ = load(
-        "--dataset_name",
-        jsonl(tmp_path / "a.jsonl", rows),
-        "--prompt_column",
-        "question",
-        "--system_prompt",
-        system,
-    )
-    row = train[0]
-    assert row["prompt"] == [
-        {"role": "system", "content": system},
-        {"role": "user", "content": "How many {eggs}?"},
-    ]
-    assert row["answer"] == "1+1=2\n#### 2"
+MESSAGES = [{"role": "user", "content": "hi"}]
+SYSTEM = {"role": "system", "content": r"Answer in \boxed{}."}
+GSM8K = {"question": "How many {eggs}?", "answer": "1+1=2\n#### 2"}
 
 
-def test_template_fills_columns_and_leaves_other_braces(tmp_path):
-    rows = [{"question": "Why {answer}?", "answer": "a\\1", "n": 3}]
-    path = jsonl(tmp_path / "a.jsonl", rows)
-    train, _ = load("--dataset_name", path, "--prompt_template", r"{n}: {question} \boxed{} {other} {answer}")
-    assert train[0]["prompt"] == r"3: Why {answer}? \boxed{} {other} a\1"
-
-
-def test_system_prompt_goes_before_a_conversation(tmp_path):
-    rows = [{"prompt": [{"role": "user", "content": "hi"}]}]
-    train, _ = load("--dataset_name", jsonl(tmp_path / "a.jsonl", rows), "--system_prompt", "be brief")
-    assert [message["role"] for message in train[0]["prompt"]] == ["system", "user"]
-
-
-@pytest.mark.parametrize("bad", [None, ""])
 @pytest.mark.parametrize(
-    "args",
-    [["--prompt_as_chat", "true"], ["--system_prompt", "s"], ["--prompt_template", "Q: {prompt}"]],
-    ids=["chat", "system", "template"],
+    ("row", "args", "expected"),
+    [
+        (
+            GSM8K,
+            ["--prompt_column", "question", "--system_prompt", SYSTEM["content"]],
+            {"prompt": [SYSTEM, {"role": "user", "content": "How many {eggs}?"}], "answer": "1+1=2\n#### 2"},
+        ),
+        (
+            {"question": "Why {answer}?", "answer": "a\\1", "n": 3},
+            ["--prompt_template", r"{n}: {question} \boxed{} {other} {answer}"],
+            {"prompt": r"3: Why {answer}? \boxed{} {other} a\1"},
+        ),
+        ({"prompt": MESSAGES}, ["--system_prompt", SYSTEM["content"]], {"prompt": [SYSTEM, *MESSAGES]}),
+        (
+            {"prompt": "p", "answer": "long", "final": "7"},
+            ["--answer_column", "final"],
+            {"answer": "7", "solution": "7"},
+        ),
+        ({"prompt": "p"}, ["--dataset_config", "main"], {"prompt": "p"}),  # a configuration's name is for the Hub
+    ],
 )
-def test_rows_without_a_prompt_are_named_whatever_shape_prompts_are_given(args, bad, tmp_path):
-    if args[0] == "--prompt_template" and bad == "":
-        pytest.skip("empty text in a template is a prompt")
-    path = jsonl(tmp_path / "a.jsonl", [{"prompt": "a"}, {"prompt": bad}, {"prompt": "c"}])
+def test_columns_become_prompts_and_answers(row, args, expected, tmp_path):
+    train, _ = load("--dataset_name", jsonl(tmp_path / "a.jsonl", [row]), *args)
+    got = {name: train[0][name] for name in expected}
+    if isinstance(got.get("prompt"), list):
+        got["prompt"] = [{key: message[key] for key in ("role", "content")} for message in got["prompt"]]
+    assert {name: value if name == "prompt" else str(value) for name, value in got.items()} == expected
+
+
+@pytest.mark.parametrize(
+    ("args", "good", "bad"),
+    [
+        *((args, "a", bad) for args in (["--prompt_as_chat", "true"], ["--system_prompt", "s"]) for bad in (None, "")),
+        (["--prompt_template", "Q: {prompt}"], "a", None),
+        (["--system_prompt", "s"], MESSAGES, []),
+    ],
+)
+def test_rows_without_a_prompt_are_named_whatever_shape_prompts_are_given(args, good, bad, tmp_path):
+    path = jsonl(tmp_path / "a.jsonl", [{"prompt": good}, {"prompt": bad}, {"prompt": good}])
     with pytest.raises(UserError, match=r"1 rows without a prompt.*: 1"):
         load("--dataset_name", path, *args)
-
-
-def test_a_system_prompt_is_no_prompt(tmp_path):
-    rows = [{"prompt": [{"role": "user", "content": "hi"}]}, {"prompt": []}]
-    with pytest.raises(UserError, match=r"1 rows without a prompt.*: 1"):
-        load("--dataset_name", jsonl(tmp_path / "a.jsonl", rows), "--system_prompt", "be brief")
 
 
 @pytest.mark.parametrize("name", ["d[ab].jsonl", "d?.jsonl", "*.jsonl"])
@@ -156,12 +148,6 @@ def test_a_file_in_a_folder_whose_name_is_a_pattern(tmp_path):
     assert len(load("--dataset_name", path)[0]) == len(ROWS)
     with pytest.raises(UserError, match="takes for a pattern"):
         load("--dataset_name", str(folder))
-
-
-def test_answer_column_is_what_rewards_read(tmp_path):
-    rows = [{"prompt": "p", "answer": "long", "final": 7}]
-    train, _ = load("--dataset_name", jsonl(tmp_path / "a.jsonl", rows), "--answer_column", "final")
-    assert (str(train[0]["answer"]), str(train[0]["solution"])) == ("7", "7")
 
 
 @pytest.mark.parametrize(

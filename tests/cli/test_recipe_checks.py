@@ -10,7 +10,7 @@ import pytest
 from trl_dataeff.cli.grpo import checkpoint_of, parse
 from trl_dataeff.cli.main import main
 from trl_dataeff.cli.parser import read
-from trl_dataeff.cli.recipes import find_recipe, problems_of
+from trl_dataeff.cli.recipes import problems_of
 from trl_dataeff.utils import UserError
 
 
@@ -142,12 +142,6 @@ def test_a_checkpoint_in_the_home_directory(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     arguments, _ = read(["--resume_from_checkpoint", "~/checkpoint-4"], portable=True)
     assert checkpoint_of(arguments.training) == str(tmp_path / "checkpoint-4")
-
-
-def test_recipes_that_come_with_the_package_have_names():
-    path = find_recipe("Qwen2.5-0.5B-Instruct/gsm8k/uniform")
-    assert path == find_recipe("Qwen2.5-0.5B-Instruct/gsm8k/uniform.yaml")
-    assert path.parts[-3:] == ("Qwen2.5-0.5B-Instruct", "gsm8k", "uniform.yaml")
 
 
 def test_grpo_says_the_same_about_a_bad_recipe_as_validate(write, capsys):

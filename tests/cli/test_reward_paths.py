@@ -5,19 +5,10 @@ from __future__ import annotations
 import sys
 
 import pytest
-import trl.rewards
 
-import trl_dataeff.rewards
-from trl_dataeff.cli.grpo import REWARDS, check_columns, load_reward
+from trl_dataeff.cli.grpo import check_columns, load_reward
 from trl_dataeff.cli.main import main
 from trl_dataeff.utils import UserError
-
-
-def test_names_are_those_of_trl_and_ours():
-    assert load_reward("accuracy_reward") is trl.rewards.accuracy_reward
-    assert load_reward("numeric_answer_reward") is trl_dataeff.rewards.numeric_answer_reward
-    for name in trl_dataeff.rewards.__all__:
-        assert REWARDS[name] is getattr(trl_dataeff.rewards, name)
 
 
 def test_overlong_punishment_has_the_values_that_the_help_names():

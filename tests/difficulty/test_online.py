@@ -113,15 +113,6 @@ def test_attention_counts_groups_by_their_age_and_no_prompt_sees_itself():
 
 
 @KINDS
-def test_groups_too_old_to_count_are_as_if_they_were_not(kind):
-    difficulty, other = rolling(kind, half_life=0.1, fit_every=0), rolling(kind, half_life=0.1, fit_every=0)
-    difficulty.observe(np.array([7, 3]), np.array([0.0, 1.0]), 0)
-    for one in (difficulty, other):
-        one.observe(np.arange(40, 60), RATES[40:60], 100)
-    np.testing.assert_array_equal(difficulty.refresh(100), other.refresh(100))
-
-
-@KINDS
 def test_the_papers_way_sees_the_references_alone(kind):
     difficulty, other = rolling(kind, fit_every=0), rolling(kind, fit_every=0)
     run(difficulty, range(3))
@@ -167,16 +158,6 @@ def test_a_restored_run_predicts_the_same_bits(kind, tmp_path):
     got = [*run(restored, range(5, 9)), restored.predict_with_references(np.arange(40), RATES[:40], 9)]
     for one, other in zip(got, expected):
         np.testing.assert_array_equal(one, other)
-
-
-@KINDS
-def test_a_state_does_not_change_with_the_run_that_it_was_taken_from(kind):
-    difficulty = rolling(kind)
-    run(difficulty, range(3))
-    state = difficulty.state_dict()
-    before = {name: value.copy() for name, value in state.items()}
-    run(difficulty, range(3, 8))
-    assert all(np.array_equal(before[name], state[name]) for name in state)
 
 
 def test_states_of_others_are_rejected():
@@ -239,15 +220,6 @@ def test_attention_starts_without_the_references_of_another_run():
     assert (difficulty.refresh(1) != 0.5).any()
     difficulty.observe(np.array([3]), RATES[3:4], 1)
     np.testing.assert_array_equal(difficulty.refresh(10**5), np.full(N, 0.5, np.float32))
-
-
-def test_what_attention_does_in_a_run(monkeypatch):
-    difficulty, given = rolling("attention"), []
-    fit = difficulty.predictor.fit
-    monkeypatch.setattr(difficulty.predictor, "fit", lambda *args, **kw: given.append(kw) or fit(*args, **kw))
-    run(difficulty, range(5))
-    assert {options["epochs"] for options in given} == {4}
-    assert difficulty.capacity == difficulty.predictor.capacity(1000) == 512
 
 
 @given(st.lists(st.tuples(st.floats(0, 1, width=32), st.floats(0, 1, width=32)), min_size=2, max_size=60))

@@ -20,7 +20,6 @@ import yaml
 from datasets import Dataset
 from transformers.trainer_utils import get_last_checkpoint
 
-import trl_dataeff
 from tests.factories import save_tiny, tool_tokenizer
 from tests.factories.tiny import tiny_model
 from tests.factories.vision import save_tiny_vision
@@ -101,26 +100,6 @@ def test_script_trains_two_steps(name, folder, tmp_path, monkeypatch):
     assert len(evaluated) == ("--eval_strategy" in further)
 
 
-@pytest.mark.parametrize(
-    ("name", "selection", "fraction"), [("vision_language.py", "dots", 0.5), ("environment.py", "uniform", 0.0)]
-)
-def test_a_methods_default_can_be_changed(name, selection, fraction, tmp_path, monkeypatch):
-    made = []
-
-    class Noted:
-        def __init__(self, *, args, **kwargs):
-            made.append(args)
-
-        def train(self): ...
-
-        def save_model(self, output_dir): ...
-
-    monkeypatch.setattr(trl_dataeff, "DataEfficientGRPOTrainer", Noted)
-    for further in ([], ["--selection", "greso", "--replay_fraction", "0.25"]):
-        run_script(name, ["--model_name_or_path", "any", *further], tmp_path, monkeypatch)
-    assert [(args.selection, args.replay_fraction) for args in made] == [(selection, fraction), ("greso", 0.25)]
-
-
 @pytest.fixture(scope="module")
 def curriculum():
     return runpy.run_path(str(EXAMPLES / "custom_selector.py"), run_name="example")["CurriculumSelector"]
@@ -173,18 +152,6 @@ def test_the_custom_reward_gives_a_bonus_to_right_answers_alone():
     columns = {"answer": ["...\n#### 7"] * 3, "completion_ids": [[0] * 5, [0] * 200, [0] * 5]}
     assert example["accuracy"](completions, **columns) == [1.0, 1.0, 0.0]
     assert example["brevity"](completions, **columns) == [0.5, 0.0, 0.0]
-
-
-def test_the_environment_says_where_the_number_is():
-    game = runpy.run_path(str(EXAMPLES / "environment.py"), run_name="example")["GuessTheNumber"]()
-    game.reset(number=40)
-    assert [game.guess(30), game.guess(50), game.get_reward(), game.guess(40), game.get_reward()] == [
-        "larger", "smaller", 0.0, "found", 1.0,
-    ]  # fmt: skip
-    game.reset(number=5)
-    for _ in range(8):
-        game.guess(1)
-    assert (game.guess(5), game.get_reward()) == ("found", 0.0)
 
 
 def test_the_notebook_runs_from_top_to_bottom_and_draws(tmp_path, monkeypatch):

@@ -11,7 +11,16 @@ from tests.factories.comparison import (
     last_logged,
     messages,
 )
-from tests.factories.configurations import CONFIGURATIONS, DYNAMIC, FILL, SHARE, STEPS, make_trainer, train, train_briefly
+from tests.factories.configurations import (
+    CONFIGURATIONS,
+    DYNAMIC,
+    FILL,
+    SHARE,
+    STEPS,
+    make_trainer,
+    train,
+    train_briefly,
+)
 from tests.factories.difficulty import difficulty_problem, generator
 from tests.factories.embeddings import (
     VARIED_TEXTS,
@@ -41,59 +50,3 @@ from tests.factories.tiny import (
 )
 from tests.factories.tools import add, scripted_tool_calls, tool_dataset, tool_tokenizer
 from tests.factories.training import TRAINING_SETTINGS, Watched, dynamic, logp_differences, mixed_reward, number
-
-
-__all__ = [
-    "CHAT_TEMPLATE",
-    "CONFIGURATIONS",
-    "DYNAMIC",
-    "FILL",
-    "OFF",
-    "SHARE",
-    "STEPS",
-    "TRAINING_SETTINGS",
-    "VARIED_TEXTS",
-    "LeastSolved",
-    "Watched",
-    "add",
-    "all_finite",
-    "assert_embeddings_close",
-    "assert_identical",
-    "assert_same_end",
-    "bert_states",
-    "chat_dataset",
-    "checkpoint_names",
-    "difficulty_problem",
-    "dynamic",
-    "embedding_alone",
-    "even_length_reward",
-    "generator",
-    "groups_since",
-    "history",
-    "last_logged",
-    "launched",
-    "letter_share_reward",
-    "logged",
-    "logp_differences",
-    "make_group",
-    "make_trainer",
-    "messages",
-    "mixed_reward",
-    "needs_sentence_transformers",
-    "number",
-    "plain_dataset",
-    "run",
-    "save_bert",
-    "save_tiny",
-    "scripted_tool_calls",
-    "text_of",
-    "tiny_lora",
-    "tiny_model",
-    "tiny_tokenizer",
-    "tool_dataset",
-    "tool_tokenizer",
-    "train",
-    "train_briefly",
-    "varied_dataset",
-    "visit",
-]

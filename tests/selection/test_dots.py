@@ -18,13 +18,8 @@ from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD
 from trl_dataeff.selection import Selector, make_selector
 from trl_dataeff.selection.base import SelectorContext
 from trl_dataeff.selection.dots import DotsSelector
-from trl_dataeff.selection.draw import (
-    gumbel_top_k,
-    log_chance_effective,
-    log_weight_effective,
-    log_weight_target,
-    rate_of_difference,
-)
+from trl_dataeff.selection.draw import chance_effective, gumbel_top_k, log_weight
+from trl_dataeff.selection.estimate import HALF_LIVES
 from trl_dataeff.testing import PROMPTS, embeddings, make_context
 
 
@@ -33,24 +28,16 @@ getcontext().prec = 60
 
 @given(p=st.floats(1e-12, 1 - 1e-9), group_size=st.integers(2, 64))
 def test_chance_of_an_effective_group_to_sixty_digits(p, group_size):
-    expected = float((1 - Decimal(p) ** group_size - (1 - Decimal(p)) ** group_size).ln())
-    log_chance = log_chance_effective(torch.tensor([p], dtype=torch.float64), group_size)
-    assert log_chance.item() == pytest.approx(expected, rel=1e-9, abs=1e-12)
+    expected = float(1 - Decimal(p) ** group_size - (1 - Decimal(p)) ** group_size)
+    chance = chance_effective(torch.tensor([p], dtype=torch.float64), group_size)
+    assert chance.item() == pytest.approx(expected, rel=1e-9, abs=1e-15)
 
 
-@given(chance=st.floats(1e-9, 1), sharpness=st.floats(0.5, 16), threshold=st.floats(0.01, 1))
-def test_weight_with_and_without_a_threshold_to_sixty_digits(chance, sharpness, threshold):
-    log_chance = torch.tensor([chance], dtype=torch.float64).log()
-    powers = [Decimal(x) ** Decimal(sharpness) for x in (chance, threshold)]
-    expected = float((powers[0] / sum(powers)).ln())
-    assert log_weight_effective(log_chance, sharpness, threshold).item() == pytest.approx(expected, rel=1e-8, abs=1e-8)
-    without = log_weight_effective(log_chance, sharpness, None).item()
-    assert without == pytest.approx(float(powers[0].ln()), rel=1e-9, abs=1e-9)
-
-
-def test_target_weight_by_hand():
-    weight = log_weight_target(torch.tensor([0.0, 0.4, 0.5, 1.0]), 0.5, 0.1)
-    torch.testing.assert_close(weight, torch.tensor([-5.0, -1.0, 0.0, -5.0], dtype=torch.float64), atol=1e-6, rtol=0)
+@given(chance=st.floats(1e-9, 1), threshold=st.floats(0.01, 1))
+def test_weight_to_sixty_digits(chance, threshold):
+    powers = [Decimal(x) ** 4 for x in (chance, threshold)]
+    weight = log_weight(torch.tensor([chance], dtype=torch.float64), threshold).item()
+    assert weight == pytest.approx(float((powers[0] / sum(powers)).ln()), rel=1e-8, abs=1e-8)
 
 
 @given(weights=st.lists(st.one_of(st.floats(-2000, 50), st.just(-math.inf)), min_size=1, max_size=30), data=st.data())
@@ -111,13 +98,12 @@ class Population:
 
 
 class Paper:
-    """A selector with 20 reference prompts every two batches, and a temperature at which it takes the nearest to 0.5."""
+    """DOTS as published with 20 reference prompts, and a temperature at which it takes the nearest to 0.5."""
 
-    def __init__(self, seed: int = 0, **arguments):
+    def __init__(self, seed: int = 0):
         self.population, self.rng = Population(), generator(seed)
-        options = {"objective": "target", "temperature": 1e-9, "exploration": 0.0, "history_prior": 1e9}
-        options |= {"reference": "paper", "reference_size": 20, "refresh_batches": 2, **arguments}
-        self.selector = self.population.selector("dots", **options)
+        options = {"temperature": 1e-9, "reference_size": 20, "predictor": "logistic"}
+        self.selector = self.population.selector("dots_paper", **options)
         self.references = np.empty(0, np.int64)
 
     def begin(self):
@@ -138,33 +124,34 @@ class Paper:
 
     def nearest(self) -> np.ndarray:
         """All prompts but the references, by their predicted distance from 0.5, which is all that the draw knows."""
-        order = np.argsort(np.abs(self.selector.success.mean().astype(float) - 0.5), kind="stable")
+        order = np.argsort(np.abs(self.selector.predict(np.arange(400)).astype(float) - 0.5), kind="stable")
         return order[~np.isin(order, self.references)]
 
 
-def test_probabilities_of_a_draw_that_is_split_over_two_batches():
-    """Of all pairs, one prompt each, by enumeration: both orders of a draw of two are equally likely."""
-    weights = np.array([0.05, 0.5, 0.3, 0.15])
-    log_weights, draws, selector = torch.from_numpy(np.log(weights)), 20_000, Paper().selector
-    counts, rng = dict.fromkeys(itertools.permutations(range(4), 2), 0), generator(3)
-    for _ in range(draws):
-        selector._order, selector._taken = np.empty(0, np.int64), 0
-        counts[tuple(int(selector._next_drawn(log_weights, 1, rng)[0]) for _ in range(2))] += 1
-    for (i, j), count in counts.items():
-        one, other = (weights[a] * weights[b] / (1 - weights[a]) for a, b in ((i, j), (j, i)))
-        expected = (one + other) / 2
-        assert abs(count / draws - expected) < 4.5 * math.sqrt(expected * (1 - expected) / draws)
+def test_predictions_of_the_paper_rest_on_the_references_alone():
+    """Those of a logistic regression on the references; what other groups give changes nothing until the next references."""
+    paper, everything = Paper(), np.arange(400)
+    paper.batch()
+    ids = paper.references
+    alone = RollingDifficulty(paper.population.embeddings, LogisticDifficultyPredictor())
+    rates = paper.population.p[ids].astype(np.float32)
+    np.testing.assert_array_equal(paper.selector.predict(everything), alone.predict_with_references(ids, rates))
+    before = paper.selector.predict(everything)
+    paper.batch()
+    np.testing.assert_array_equal(paper.selector.predict(everything), before)
+    paper.batch()
+    assert not np.array_equal(paper.selector.predict(everything), before)
 
 
-def test_further_rounds_continue_the_draw():
+def test_further_rounds_of_the_paper_continue_the_draw():
     """Two batches of 16 were drawn; three rounds in the first batch take more than that, and the next batch what follows."""
     paper = Paper()
     paper.begin()
     rounds = [paper.propose() for _ in range(3)]
     assert set(np.concatenate(rounds[:2])) == set(paper.nearest()[:32])
     assert set(rounds[2]) == set(paper.nearest()[32:48])
-    paper.selector.observe([visit(int(i), EFFECTIVE) for i in np.concatenate(rounds)])
     given = np.concatenate(rounds)
+    paper.selector.observe([visit(int(i), EFFECTIVE) for i in given])
     assert not set(paper.batch(8)) & set(given)
     everything = Paper()
     for _ in range(2):  # more than there are: the second batch has prompts of the first again, each once
@@ -172,9 +159,19 @@ def test_further_rounds_continue_the_draw():
         assert len(set(ids)) == 300
 
 
-def test_a_draw_that_is_half_used_survives_a_checkpoint():
-    paper, copy = Paper(exploration=0.2), Paper(exploration=0.2)
-    paper.batch()
+def test_the_two_batches_of_a_draw_are_alike():
+    """The nearer half of the prompts goes to either of them."""
+    paper = Paper()
+    first = paper.batch()
+    assert set(first) < set(paper.nearest()[:32])
+    assert set(first) != set(paper.nearest()[:16])
+
+
+@pytest.mark.parametrize("after", [1, 2])
+def test_a_draw_of_the_paper_survives_a_checkpoint(after):
+    paper, copy = Paper(), Paper()
+    for _ in range(after):
+        paper.batch()
     copy.selector.load_state_dict(paper.selector.state_dict())
     copy.rng.set_state(paper.rng.get_state())
     for n in (16, 16, 24, 8):
@@ -193,36 +190,14 @@ def test_drawn_prompts_have_more_effective_groups_than_uniform_ones():
     assert pearson(selector.success.mean()[unseen], population.p[unseen]) > 0.8
 
 
-def test_kinds_of_equal_mean_success_differ_by_how_often_their_groups_are_effective():
-    """Prompts of one kind are all solved now and then; of the other, one in five always and the others never."""
-    rng, numbers = generator(3), np.random.default_rng(3)
-    kind = np.arange(200) % 2
-    embeddings = numbers.normal(size=(200, 8)).astype(np.float32) * 0.1
-    embeddings[:, 0] += kind
-    success = np.where(kind == 0, 0.2, numbers.random(200) < 0.2)
-    selector = make_selector("dots", {"exploration": 0.0, "sharpness": 2.0, "threshold": None})
-    selector.bind(SelectorContext(200, 16, group_size=8, embed=lambda: embeddings))
-    seen = set()
-    for _ in range(10):
-        ids = torch.randperm(200, generator=rng)[:16].numpy()
-        seen.update(ids.tolist())
-        wins = numbers.binomial(8, success[ids])
-        selector.observe(
-            [visit(i, EFFECTIVE if 0 < k < 8 else EASY if k else HARD, 0, k / 8) for i, k in zip(ids, wins)]
-        )
-    unseen = np.setdiff1d(np.arange(200), list(seen))
-    weights = selector.log_weights()[unseen].exp().numpy()
-    of_kind = [weights[kind[unseen] == k].mean() for k in (0, 1)]
-    assert of_kind[0] > 2 * of_kind[1]
-
-
 @pytest.mark.parametrize("coverage", [0.3, 0.7])
 def test_no_prompt_is_selected_twice_while_the_others_carry_enough_of_the_weight(coverage):
     population, rng = Population(), generator()
-    selector = population.selector("dots", coverage=coverage, exploration=0.0)
+    selector = population.selector("dots", coverage=coverage)
     done, passes = set(), 0
     for _ in range(80):
-        weights = selector.log_weights().exp().numpy()
+        chance = selector.chances().numpy()
+        weights = chance**4 / (chance**4 + 0.6**4)
         left = [i for i in range(400) if i not in done]
         if weights[left].sum() < (1 - coverage) * weights.sum():
             done, passes = set(), passes + 1
@@ -232,31 +207,10 @@ def test_no_prompt_is_selected_twice_while_the_others_carry_enough_of_the_weight
     assert passes >= 3
 
 
-def test_exploring_alone_takes_the_prompts_of_plain_grpo_in_its_order():
-    """Over two and a half passes, with a checkpoint in between; that of `uniform` is compared with TRL's elsewhere."""
-    population = Population()
-    uniform, plain_rng = population.selector("uniform"), generator(42)  # the context's seed
-    selector, rng = population.selector("dots", exploration=1.0), generator(7)
-    for batch in range(62):
-        ids = selector.propose(16, rng)
-        np.testing.assert_array_equal(ids, uniform.propose(16, plain_rng))
-        selector.observe([visit(int(i), EFFECTIVE) for i in ids])
-        if batch == 30:
-            state, selector = selector.state_dict(), population.selector("dots", exploration=1.0)
-            selector.load_state_dict(state)
-
-
-@given(
-    batch=st.integers(1, 12),
-    more=st.integers(0, 20),
-    requests=st.lists(st.integers(1, 12), min_size=1, max_size=12),
-    shuffle=st.booleans(),
-    exploration=st.sampled_from([0.3, 1.0]),
-)
-def test_exploration_reaches_prompts_that_passes_leave_out(batch, more, requests, shuffle, exploration):
-    """A pass in the dataset's order never offers the last prompts, which may be the only ones that a batch has not had."""
+@given(batch=st.integers(1, 12), more=st.integers(0, 20), requests=st.lists(st.integers(1, 12), max_size=12))
+def test_no_prompt_comes_twice_in_a_batch_as_long_as_there_are_others(batch, more, requests):
     size = batch + more
-    selector = DotsSelector(shuffle=shuffle, exploration=exploration)
+    selector = DotsSelector()
     selector.bind(make_context(size, batch))
     rng, proposed = generator(), set()
     for n in [min(request, batch) for request in requests]:  # rounds of one generation batch
@@ -285,7 +239,7 @@ def test_with_other_embeddings_the_groups_are_restored_and_the_predictor_is_fitt
     other = population.selector("dots")
     other.load_state_dict(state)
     assert "embeddings differ from those of the run" in caplog_transformers.text
-    anew = RollingDifficulty(population.embeddings, LogisticDifficultyPredictor(), half_life=selector.half_lives[-1])
+    anew = RollingDifficulty(population.embeddings, LogisticDifficultyPredictor(), half_life=HALF_LIVES[-1])
     anew.ids, anew.rates, anew.batches = (
         selector.success.difficulty.state_dict()[n] for n in ("ids", "rates", "batches")
     )
@@ -313,43 +267,26 @@ class GradedPopulation(Population):
         if mapping is not None:
             selector.rescale(*mapping)
         groups = [visit(int(i), int(k), rate=float(r)) for i, k, r in zip(ids, kinds, rates)]
-        predicted, spreads = selector.predict(ids), self.classifier.spreads(rewards)
-        for group, own, rewards_of_group, d in zip(groups, predicted, rewards, spreads):
-            group.predicted, group.rewards = float(own), rewards_of_group
-            group.spread, group.graded = float(d), self.classifier.graded
+        for group, own, rewards_of_group in zip(groups, selector.predict(ids), rewards):
+            group.predicted, group.rewards, group.graded = float(own), rewards_of_group, self.classifier.graded
         selector.observe(groups)
         return ids, kinds
 
 
-@pytest.mark.parametrize(
-    ("options", "gain", "weight"),
-    [
-        ({}, 1.25, 0.5),
-        ({"sharpness": 1.0, "threshold": None, "coverage": 0.0}, 1.0, 0.7),  # gains less than it has to: gives way
-        ({"sharpness": 4.0, "threshold": None, "coverage": 0.7}, 1.5, 0.25),
-    ],
-)
 @pytest.mark.parametrize("penalty", [0.0, -5.0])
-def test_graded_rewards_do_not_draw_prompts_whose_completions_all_get_the_same_middle_reward(
-    penalty, options, gain, weight
-):
+def test_graded_rewards_do_not_draw_prompts_whose_completions_all_get_the_same_middle_reward(penalty):
     """Also after a single completion of -5, in whose range all other means are nearly equal."""
     shares = {}
     for name in ("uniform", "dots"):
         population, rng = GradedPopulation(), generator()
-        selector = population.selector(name, **(options if name == "dots" else {}))
+        selector = population.selector(name)
         kinds = [population.batch(selector, rng, penalty=penalty * (i == 6))[1] for i in range(24)]
         shares[name] = np.mean(np.concatenate(kinds[8:]) == EFFECTIVE)
-    assert shares["dots"] > gain * shares["uniform"]
+    assert shares["dots"] > 1.4 * shares["uniform"]
     unsolved = population.p < 0.05
-    weights = selector.log_weights().exp().numpy()
-    assert weights[unsolved].mean() < weight * weights[~unsolved].mean()
+    chances = selector.chances().numpy()
+    assert chances[unsolved].mean() < 0.6 * chances[~unsolved].mean()
     assert np.abs(selector.success.mean()).max() <= 1.0
-
-
-def test_rate_of_difference_inverts_the_binary_case():
-    p = torch.linspace(0, 0.5, 21, dtype=torch.float64)
-    torch.testing.assert_close(rate_of_difference(4 * p * (1 - p)), p, atol=1e-7, rtol=0)
 
 
 def test_a_predictor_that_was_fitted_before_predicts_the_first_batch():

@@ -6,12 +6,19 @@ import numpy as np
 import pytest
 
 from tests.factories import generator
-from trl_dataeff import DotsSelector, GresoSelector, Selector, UniformSelector, register_selector
+from trl_dataeff import (
+    DotsSelector,
+    GresoSelector,
+    PaperDotsSelector,
+    Selector,
+    UniformSelector,
+    register_selector,
+)
 from trl_dataeff.selection import base, make_selector
 from trl_dataeff.selection.base import SelectorContext
 
 
-BUILT_IN = {"uniform": UniformSelector, "greso": GresoSelector, "dots": DotsSelector}
+BUILT_IN = {"uniform": UniformSelector, "greso": GresoSelector, "dots": DotsSelector, "dots_paper": PaperDotsSelector}
 
 
 class First(Selector):

@@ -27,12 +27,8 @@ _WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)  # what `torch.save` an
 @dataclass
 class Run:
     """
-    A run, from one call of `train` on.
-
-    Attributes:
-        output_dir (`str`): its folder.
-        checkpoint (`str` or `None`): its latest checkpoint that it can be resumed from: the one that this call of `train`
-            resumed from or, later, wrote.
+    A run, from one call of `train` on: its folder, and its latest checkpoint that it can be resumed from, which is the one that
+    this call of `train` resumed from or, later, wrote.
     """
 
     output_dir: str

@@ -105,10 +105,7 @@ def load_predictor(path: str | Path) -> DifficultyPredictor:
     Args:
         path (`str` or `Path`): a folder that [`save_predictor`] wrote, or a checkpoint file of the paper's authors. The latter
             gives an [`AttentionDifficultyPredictor`] with its towers and calibration, and without references. Nothing but
-            tensors is unpickled.
-
-    Raises:
-        PredictorError: there is no predictor, or it is corrupt.
+            tensors is unpickled. Raises a [`PredictorError`] if there is no predictor, or it is corrupt.
     """
     folder = Path(path).expanduser()
     if folder.is_file():

@@ -15,8 +15,7 @@ from benchmarks.lab import runs, train
 from benchmarks.lab.counting import counting
 from benchmarks.lab.methods import METHODS, find
 from benchmarks.lab.ratios import as_text, curves_by_setting, ratios
-from benchmarks.lab.report import write_report
-from benchmarks.lab.store import RunFile, read_rows, write_table
+from benchmarks.lab.store import RunFile
 from benchmarks.lab.studies import STUDIES
 from benchmarks.lab.train import RunSpec
 
@@ -220,20 +219,6 @@ def test_the_ratio_table_by_hand():
     text = as_text(curves_by_setting(made_up_rows()))
     assert "never" in text
     assert "0.25" in text
-
-
-def test_table_and_report_are_written(tmp_path):
-    rows = made_up_rows()
-    write_table(rows, tmp_path / "results.parquet", {"command": "x"})
-    assert read_rows(tmp_path / "results.parquet") == rows
-    pytest.importorskip("matplotlib")
-    write_report(curves_by_setting(rows), tmp_path / "report.html", "the <command>")
-    page = (tmp_path / "report.html").read_text()
-    assert page.count("<svg") == 1
-    assert "the &lt;command&gt;" in page
-    assert "oracle" in page
-    for outside in ("http-equiv", "<script", "<img", "<link"):
-        assert outside not in page
 
 
 def test_the_predictor_benchmark_records_every_group_and_compares_what_the_committed_rows_hold(start):

@@ -10,25 +10,10 @@ import torch
 
 from benchmarks.lab import pools
 from benchmarks.lab.evaluate import success
-from benchmarks.lab.pretrain import (
-    corrupt,
-    start_folder,
-    train_start,
-)
+from benchmarks.lab.pretrain import start_folder
 from benchmarks.lab.rewards import Tally, exact_match
 from benchmarks.lab.tasks import make_task
 from tests.benchmarks.lab.tiny import TINY
-
-
-def test_noise_replaces_confusable_characters_by_their_partners():
-    rng = np.random.default_rng(0)
-    text = "abc" * 4000
-    noisy = corrupt(rng, text, {"a": "x", "c": "y"}, 0.3)
-    assert np.mean([c == "x" for c in noisy[::3]]) == pytest.approx(0.3, abs=0.02)
-    assert set(noisy[::3]) == {"a", "x"}
-    assert set(noisy[1::3]) == {"b"}
-    assert set(noisy[2::3]) == {"c", "y"}
-    assert corrupt(rng, text, {"a": "x"}, 0.0) == text
 
 
 def test_the_start_is_cached_under_its_recipe(start):
@@ -37,15 +22,6 @@ def test_the_start_is_cached_under_its_recipe(start):
 
     assert start_folder(TINY, start.parent, fail) == start
     assert dataclasses.replace(TINY, confusion=0.1).key != TINY.key
-
-
-def test_equal_recipes_give_equal_starts(tokenizer):
-    short = dataclasses.replace(TINY, steps=3)
-    torch.manual_seed(1)
-    one = train_start(short, tokenizer).state_dict()
-    torch.manual_seed(2)
-    two = train_start(short, tokenizer).state_dict()
-    assert all(torch.equal(one[name], two[name]) for name in one)
 
 
 def test_exact_success_is_what_sampling_gives(model, tokenizer):
