@@ -232,16 +232,12 @@ def test_pearson_agrees_with_numpy(pairs):
     assert math.isnan(pearson(np.full(len(x), 0.5), y))
 
 
-def test_the_record_keeps_the_newest_of_each_kind():
-    record, rng = PredictionRecord(capacity=4), np.random.default_rng(0)
+def test_the_record_keeps_the_newest():
+    record, rng = PredictionRecord(capacity=9), np.random.default_rng(0)
     predicted, observed = rng.random(30).astype(np.float32), rng.random(30).astype(np.float32)
-    predicted[5] = np.nan
-    uniform = np.arange(30) % 5 == 0
+    predicted[25] = np.nan
     for start in range(0, 30, 6):
-        piece = slice(start, start + 6)
-        record.add(predicted[piece], observed[piece], uniform[piece])
-    newest = [i for i in range(30) if uniform[i] and i != 5][-4:]
-    assert record.metrics() == {
-        "predictor/pearson_explored": pytest.approx(pearson(predicted[newest], observed[newest]))
-    }
+        record.add(predicted[start : start + 6], observed[start : start + 6])
+    newest = [i for i in range(30) if i != 25][-9:]
+    assert record.metrics() == {"predictor/pearson": pytest.approx(pearson(predicted[newest], observed[newest]))}
     assert PredictionRecord().metrics() == {}

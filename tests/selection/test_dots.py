@@ -284,8 +284,8 @@ def test_graded_rewards_do_not_draw_prompts_whose_completions_all_get_the_same_m
         shares[name] = np.mean(np.concatenate(kinds[8:]) == EFFECTIVE)
     assert shares["dots"] > 1.4 * shares["uniform"]
     unsolved = population.p < 0.05
-    chances = selector.chances().numpy()
-    assert chances[unsolved].mean() < 0.6 * chances[~unsolved].mean()
+    weights = log_weight(selector.chances(), selector.threshold).exp().numpy()
+    assert weights[unsolved].mean() < 0.5 * weights[~unsolved].mean()
     assert np.abs(selector.success.mean()).max() <= 1.0
 
 

@@ -39,7 +39,8 @@ def test_predictions_are_made_before_the_rollout(tmp_path):
 def test_the_papers_reference_set(tmp_path, replay):
     options = {
         "replay_max_age": None,
-        "selector_args": {"reference": "paper", "reference_size": 6, "refresh_batches": 2, "exploration": 0},
+        "selection": "dots_paper",
+        "selector_args": {"reference_size": 6, "predictor": "logistic"},
         "max_steps": 16,
     }
     trainer = dots(tmp_path, rewards=even_length_reward, replay=replay, **options)
@@ -67,18 +68,15 @@ def test_the_papers_reference_set(tmp_path, replay):
         else:  # they make up at most half of a batch
             assert len(trained) == min(len(effective), 2)
             assert not batch.leftover
-    # predictions rest on the references alone: not known in the round that generates them, then known
-    assert references["predicted"][references["step"] == 0].isna().all()
-    assert table[table["origin"] == "fresh"]["predicted"].notna().all()
+    assert table["predicted"].notna().all()
 
 
 SETTINGS = {
     "dots": {},
     "replay": {"replay": "share"},
     "replay and dynamic sampling": {"replay": "share", "max_rollout_rounds": 4},
-    "target": {"selector_args": {"objective": "target"}},
+    "as published": {"selection": "dots_paper", "selector_args": {"reference_size": 6, "predictor": "logistic"}},
     "attention": {"selector_args": {"predictor": "attention"}},
-    "refresh": {"selector_args": {"refresh_batches": 3}},
     "conversational": {"trainer": {"train_dataset": chat_dataset()}},
     "lora": {"trainer": {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"])}},
 }
@@ -93,7 +91,7 @@ def test_settings_train(setting, tmp_path):
     assert len(set.union(*proposed)) > 4
 
 
-@pytest.mark.parametrize("setting", ["replay", "attention", "refresh"])
+@pytest.mark.parametrize("setting", ["replay", "attention", "as published"])
 def test_resume_is_exact(tmp_path, setting):
     options = {**SETTINGS[setting], "save_strategy": "steps", "save_steps": 5, "max_steps": 14}
     whole = dots(tmp_path / "whole", trainer_class=DataEfficientGRPOTrainer, **options)
@@ -103,7 +101,6 @@ def test_resume_is_exact(tmp_path, setting):
         "loss",
         "grad_norm",
         "reward",
-        "dataeff/selector/exploration",
         "dataeff/rollouts_generated",
         "dataeff/effective_ratio",
     )

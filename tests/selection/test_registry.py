@@ -76,7 +76,7 @@ def test_a_name_belongs_to_one_class(name):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("grezo", "no selector 'grezo'; known are 'dots', 'greso', 'uniform'.*Did you mean `greso`.*dotted path"),
+        ("grezo", "no selector 'grezo'; known are 'dots', 'dots_paper', 'greso', 'uniform'.*Did you mean `greso`.*dotted path"),
         ("DOTS", "Did you mean `dots`"),
         ("no_such_module.Class", "'no_such_module.Class' cannot be imported: No module named 'no_such_module'"),
         (f"{__name__}.Missing", "cannot be imported"),
@@ -122,10 +122,9 @@ def test_defaults_of_the_contract():
     assert selector.load_state_dict({}) is None
 
 
-@pytest.mark.parametrize("name", [*BUILT_IN, "paper"])
+@pytest.mark.parametrize("name", BUILT_IN)
 def test_every_prompt_keeps_its_chance_and_impossible_requests_are_refused(name):
-    arguments = {"objective": "target", "reference": "paper"} if name == "paper" else {}
-    selector, rng = make_selector("dots" if name == "paper" else name, arguments), generator()
+    selector, rng = make_selector(name), generator()
     embeddings = np.random.default_rng(0).normal(size=(11, 6)).astype(np.float16)
     selector.bind(SelectorContext(11, 4, group_size=2, embed=lambda: embeddings))
     assert {i for _ in range(400) for i in selector.propose(4, rng)} == set(range(11))
