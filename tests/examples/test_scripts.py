@@ -102,9 +102,9 @@ def test_script_trains_two_steps(name, folder, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "selection", "fraction"), [("vision_language.py", "dots", 0.5), ("environment.py", "uniform", 0.0)]
+    ("name", "selection", "replay"), [("vision_language.py", "dots", "fill"), ("environment.py", "uniform", "off")]
 )
-def test_a_methods_default_can_be_changed(name, selection, fraction, tmp_path, monkeypatch):
+def test_a_methods_default_can_be_changed(name, selection, replay, tmp_path, monkeypatch):
     made = []
 
     class Noted:
@@ -116,9 +116,9 @@ def test_a_methods_default_can_be_changed(name, selection, fraction, tmp_path, m
         def save_model(self, output_dir): ...
 
     monkeypatch.setattr(trl_dataeff, "DataEfficientGRPOTrainer", Noted)
-    for further in ([], ["--selection", "greso", "--replay_fraction", "0.25"]):
+    for further in ([], ["--selection", "greso", "--replay", "share"]):
         run_script(name, ["--model_name_or_path", "any", *further], tmp_path, monkeypatch)
-    assert [(args.selection, args.replay_fraction) for args in made] == [(selection, fraction), ("greso", 0.25)]
+    assert [(args.selection, args.replay) for args in made] == [(selection, replay), ("greso", "share")]
 
 
 @pytest.fixture(scope="module")
