@@ -3,7 +3,7 @@ Train with rewards of your own: a right answer, and a bonus for a short one.
 
     python examples/custom_reward.py \
         --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct --dataset_name openai/gsm8k --dataset_config main \
-        --use_peft --lora_target_modules all-linear --learning_rate 2e-5 \
+        --use_peft --lora_target_modules all-linear --lora_dropout 0 --learning_rate 2e-5 \
         --per_device_train_batch_size 16 --gradient_accumulation_steps 8 --num_generations 8 \
         --max_steps 300 --output_dir outputs/custom_reward
 

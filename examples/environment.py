@@ -46,7 +46,7 @@ class GuessTheNumber:
 if __name__ == "__main__":
     parser = TrlParser((DataEfficientGRPOConfig, ModelConfig))
     # Everything off, so that the run says nothing about methods that it cannot use
-    parser.set_defaults(selection="uniform", replay_fraction=0.0)
+    parser.set_defaults(selection="uniform", replay="off")
     training_args, model_args = parser.parse_args_and_config()
     training_args.model_init_kwargs = {
         "revision": model_args.model_revision,

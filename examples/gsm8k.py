@@ -4,13 +4,13 @@ Fine-tune a language model on GSM8K with LoRA, on one GPU. A plain TRL script, b
     python examples/gsm8k.py \
         --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct --dtype bfloat16 \
         --dataset_name openai/gsm8k --dataset_config main \
-        --use_peft --lora_target_modules all-linear --learning_rate 2e-5 \
+        --use_peft --lora_target_modules all-linear --lora_dropout 0 --learning_rate 2e-5 \
         --per_device_train_batch_size 16 --gradient_accumulation_steps 8 --num_generations 8 \
         --max_completion_length 512 --max_steps 300 --eval_strategy steps --eval_steps 50 \
         --output_dir outputs/gsm8k
 
-With vLLM, add `--use_vllm --vllm_mode colocate`. To compare with plain GRPO, add `--selection uniform
---replay_fraction 0` and another `--output_dir`, then run `trl-dataeff report` on both folders.
+With vLLM, add `--use_vllm --vllm_mode colocate`. To compare with plain GRPO, add `--selection uniform --replay off` and
+another `--output_dir`, then run `trl-dataeff report` on both folders.
 """
 
 from datasets import load_dataset

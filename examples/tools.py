@@ -3,7 +3,7 @@ Train a model to use a tool: a calculator for products that are too large to do 
 
     python examples/tools.py \
         --model_name_or_path Qwen/Qwen3-0.6B \
-        --use_peft --lora_target_modules all-linear --learning_rate 2e-5 \
+        --use_peft --lora_target_modules all-linear --lora_dropout 0 --learning_rate 2e-5 \
         --per_device_train_batch_size 16 --gradient_accumulation_steps 4 --num_generations 8 \
         --max_completion_length 512 --max_steps 200 --output_dir outputs/tools
 

@@ -3,13 +3,13 @@ Train a vision-language model to count, with prompts selected by their text.
 
     python examples/vision_language.py \
         --model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct --dtype bfloat16 \
-        --use_peft --lora_target_modules all-linear --learning_rate 1e-5 \
+        --use_peft --lora_target_modules all-linear --lora_dropout 0 --learning_rate 1e-5 \
         --per_device_train_batch_size 8 --gradient_accumulation_steps 8 --num_generations 8 \
         --max_completion_length 64 --max_steps 200 --output_dir outputs/vision_language
 
 `selection="dots"` predicts a prompt's success rate from its text and from its own earlier groups; `selection="greso"` uses the
 latter alone. The image is not embedded: DOTS helps to the extent that the text of a prompt, or what the run has seen of it, says
-how hard it is. Half of each batch is replayed; the images of replayed groups are read from the dataset again.
+how hard it is. The images of replayed groups are read from the dataset again.
 """
 
 import random
@@ -46,7 +46,7 @@ def make_dataset(n: int) -> Dataset:
 
 if __name__ == "__main__":
     parser = TrlParser((DataEfficientGRPOConfig, ModelConfig))
-    parser.set_defaults(selection="dots", replay_fraction=0.5)
+    parser.set_defaults(selection="dots")
     training_args, model_args = parser.parse_args_and_config()
     training_args.model_init_kwargs = {
         "revision": model_args.model_revision,
