@@ -79,20 +79,20 @@ class DotsSelector(Selector):
     def bind(self, context: SelectorContext) -> None:
         super().bind(context)
         self.embeddings = context.embeddings()
-        self.success = self._estimator(PRIOR, self.predictor, self.predictor_args)
-        self.effective = self._estimator(EFFECTIVE_PRIOR, LogisticDifficultyPredictor())
-        self.graded = False  # whether more than two different rewards were seen
+        difficulty = self._rolling(self.predictor, self.predictor_args)
+        self.success = PromptEstimator(difficulty, context.num_prompts, PRIOR, HALF_LIVES)
+        # Which groups were effective: collected from the first batch, used once graded rewards have been seen
+        self._labels = self._rolling(LogisticDifficultyPredictor())
+        self.effective: PromptEstimator | None = None
         self.record = PredictionRecord()
         self.batch = 0  # generation batches observed
         self._pass = PromptPass(context.num_prompts, self.coverage)
         self._proposed = np.empty(0, dtype=np.int64)  # for this generation batch
 
-    def _estimator(
-        self, prior: float, given: str | DifficultyPredictor, arguments: dict[str, Any] | None = None
-    ) -> PromptEstimator:
+    def _rolling(self, given: str | DifficultyPredictor, arguments: dict[str, Any] | None = None) -> RollingDifficulty:
         context = self.context
         predictor, fitted_in_run = make_predictor(given, self.embeddings.shape[1], context.seed, arguments)
-        difficulty = RollingDifficulty(
+        return RollingDifficulty(
             self.embeddings,
             predictor,
             capacity=predictor.capacity(context.batch_groups),
@@ -100,16 +100,18 @@ class DotsSelector(Selector):
             fit_every=FIT_EVERY if fitted_in_run else 0,
             seed=context.seed,
         )
-        return PromptEstimator(difficulty, context.num_prompts, prior, HALF_LIVES)
+
+    def _estimator_of_effective(self) -> PromptEstimator:
+        return PromptEstimator(self._labels, self.context.num_prompts, EFFECTIVE_PRIOR, HALF_LIVES)
 
     def start_from(self, earlier: EarlierGroups) -> None:
         """Begin with what an earlier run showed, as a prior that this run's own groups outweigh. Called after [`bind`]."""
         self.success.start_from(earlier.ids, earlier.rates, earlier.counts * self.context.group_size)
-        self.effective.start_from(earlier.ids, earlier.effective, earlier.counts)
+        self._labels.observe(earlier.ids, earlier.effective, self.batch)
 
     def chances(self) -> torch.Tensor:
         """Estimated probabilities that groups are effective, of all prompts: float64 `(N,)`, in (0, 1)."""
-        if self.graded:
+        if self.effective is not None:
             p = torch.from_numpy(self.effective.mean()).double()
         else:  # each expert's, since P is not linear in p
             each = chance_effective(torch.from_numpy(self.success.estimates), self.context.group_size)
@@ -138,11 +140,15 @@ class DotsSelector(Selector):
         self.record.add(np.array([group.predicted for group in groups], dtype=np.float32), rates)
         self.batch += 1
         self.success.observe(ids, rates, trials, self.batch)
-        effective = np.array([group.effective for group in groups], dtype=np.float32)
-        self.effective.observe(ids, np.where(np.isnan(rates), np.nan, effective), np.ones_like(trials), self.batch)
-        self.graded |= any(group.graded for group in groups)
         self.success.refresh()
-        if self.graded:
+        effective = np.array([group.effective for group in groups], dtype=np.float32)
+        effective[np.isnan(rates)] = np.nan
+        if self.effective is None:
+            self._labels.observe(ids, effective, self.batch)
+            if any(group.graded for group in groups):
+                self.effective = self._estimator_of_effective()
+        else:
+            self.effective.observe(ids, effective, np.ones_like(trials), self.batch)
             self.effective.refresh()
         self._proposed = np.empty(0, dtype=np.int64)
 
@@ -151,22 +157,26 @@ class DotsSelector(Selector):
         self.record.rescale(scale, offset)
 
     def state_dict(self) -> dict[str, np.ndarray]:
+        effective = self._labels if self.effective is None else self.effective
         return {
             "embeddings": hash_embeddings(self.embeddings),
-            "numbers": np.array([self.batch, self.graded]),
+            "numbers": np.array([self.batch, self.effective is not None]),
             "proposed": self._proposed.copy(),
             "in_pass": self._pass.drawn.copy(),
             **{f"success.{name}": value for name, value in self.success.state_dict().items()},
-            **{f"effective.{name}": value for name, value in self.effective.state_dict().items()},
+            **{f"effective.{name}": value for name, value in effective.state_dict().items()},
             **{f"record.{name}": value for name, value in self.record.state_dict().items()},
         }
 
     def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
-        self.batch, self.graded = int(state["numbers"][0]), bool(state["numbers"][1])
+        self.batch, graded = int(state["numbers"][0]), bool(state["numbers"][1])
         self._proposed, self._pass.drawn = state["proposed"].astype(np.int64), state["in_pass"].astype(bool)
         same = check_embeddings(self.embeddings, state["embeddings"])
         self.success.load_state_dict(under(state, "success."), predictor=same)
-        self.effective.load_state_dict(under(state, "effective."), predictor=same)
+        effective: RollingDifficulty | PromptEstimator = self._labels
+        if graded:
+            effective = self.effective = self._estimator_of_effective()
+        effective.load_state_dict(under(state, "effective."), predictor=same)
         self.record.load_state_dict(under(state, "record."))
 
     def metrics(self) -> dict[str, float]:
