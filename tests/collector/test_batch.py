@@ -1,236 +1,248 @@
-"""One generation batch, from rounds of hand-made groups to what is trained on."""
+"""One generation batch, from hand-made rounds of rollouts to what is trained on."""
 
 from collections.abc import Iterable
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.factories import generator, visit
-from trl_dataeff.collector.rounds import GenerationBatch, RefillRounds, ZeroVarianceShare, fill_batch
+from tests.factories import visit
+from tests.factories.collecting import AtRandom, InTurn, collector, on_processes, rounds, rounds_at_random
+from tests.factories.training import as_it_is
+from trl_dataeff.collector.rounds import Rounds, ZeroVarianceShare
 from trl_dataeff.replay.buffer import ReplayBuffer
 from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD, RolloutGroup
 
 
-def group(effective: bool, prompt_id: int = 0, kind: int = HARD) -> RolloutGroup:
-    return visit(prompt_id, EFFECTIVE if effective else kind, step=0)
-
-
-def reference(effective: bool, prompt_id: int) -> RolloutGroup:
-    made = group(effective, prompt_id)
-    made.origin = "reference"
-    return made
-
-
-def ids(groups: Iterable[RolloutGroup]) -> list[int]:
-    return [id(g) for g in groups]
+N, BATCHES = 30, 6  # prompts, and generation batches, of which two are in each optimizer step
 
 
 def prompts(groups: Iterable[RolloutGroup]) -> list[int]:
-    return [g.prompt_id for g in groups]
+    return [group.prompt_id for group in groups]
 
 
-def assert_accounted_for(batch: GenerationBatch, before: Iterable[RolloutGroup]) -> None:
-    """
-    Trained, leftover and dropped groups are disjoint, and together what the batch began with, generated and replayed. Each
-    group says of itself in which of the three it is.
-    """
-    everything = ids(batch.trained) + ids(batch.leftover) + ids(batch.dropped)
-    assert sorted(everything) == sorted(ids([*before, *batch.generated, *batch.replayed]))
-    for disposition in ("trained", "leftover", "dropped"):
-        assert {g.disposition for g in getattr(batch, disposition)} <= {disposition}
-    assert all(g.effective for g in batch.leftover)
+def collected(world_size: int, *, seed: int, effective: float, references: int, replays: bool, **options) -> list[list]:
+    """By process, its generation batches as they were when they were collected."""
+
+    def work(processes):
+        buffer = ReplayBuffer(99, options["max_age"], rank=processes.rank, world_size=world_size) if replays else None
+        given = {name: value for name, value in options.items() if name != "max_age"}
+        run = collector(
+            selector=AtRandom(N, references), num_prompts=N, buffer=buffer, processes=processes, seed=seed, **given
+        )
+        roll_out, batches = rounds_at_random(seed, effective, processes), []
+        for i in range(BATCHES):
+            before = list(run.leftover)
+            batch = as_it_is(run.collect(roll_out, i // 2))
+            batch.before, batch.own = before, run.own(batch.trained)
+            batch.held = [int(group.rollouts.prompt_tokens[0]) for group in batch.own]  # another process may have them later
+            batches.append(batch)
+        return batches
+
+    return on_processes(world_size, work)
+
+
+class ByTheRule:
+    """What is stored, and what a batch has to be made of, once it is known what was generated for it."""
+
+    def __init__(self, places: int, reserved: int, replays: bool, max_age: int | None):
+        self.places, self.reserved, self.replays, self.max_age = places, reserved, replays, max_age
+        self.stored: dict[int, list] = {}  # prompt -> group, batch, uses
+        self.in_step: set[int] = set()
+
+    def check(self, number: int, batch: SimpleNamespace) -> None:
+        if number % 2 == 0:
+            self.in_step = set()
+        origins = batch.origins
+        stored = {p: s for p, s in self.stored.items() if self.max_age is None or number - s[1] <= self.max_age}
+        blocked = self.in_step | set(prompts([*batch.before, *batch.generated]))
+        candidates = sorted((s for p, s in stored.items() if p not in blocked), key=lambda s: (s[2], -s[1]))
+        references = [g for g in batch.generated if origins[id(g)] == "reference" and g.effective]
+        fresh = [g for g in batch.generated if origins[id(g)] == "fresh"]
+        effective = [*batch.before, *([] if self.replays else references[: self.places // 2])]
+        effective += [g for g in fresh if g.effective]
+        zero_variance = [g for g in fresh if not g.effective]
+
+        wanted = self.places - min(self.reserved, len(candidates))
+        taken = effective[:wanted]
+        if self.reserved:
+            taken += zero_variance[: wanted - len(taken)]
+        replayed = min(self.places - len(taken), len(candidates)) if self.replays else 0
+        taken += zero_variance[: self.places - len(taken) - replayed]
+        if self.replays:
+            chosen = [(self.stored[p][2], -self.stored[p][1]) for p in prompts(batch.replayed)]
+            assert sorted(chosen) == [(s[2], -s[1]) for s in candidates[:replayed]]
+            assert all(self.stored[g.prompt_id][0] is g for g in batch.replayed)
+            assert not set(prompts(batch.replayed)) & blocked
+        assert len(batch.replayed) == replayed
+        assert {id(g) for g in batch.trained} == {id(g) for g in [*taken, *batch.replayed]}
+        assert len(batch.trained) == len({id(g) for g in batch.trained}) == self.places
+
+        for p in prompts(batch.replayed):
+            self.stored[p][2] += 1
+        self.in_step |= set(prompts(batch.trained))
+        self.stored = stored
+        for g in batch.generated if self.replays else []:
+            self.stored.pop(g.prompt_id, None)
+            if g.effective:
+                self.stored[g.prompt_id] = [g, number, 0]
 
 
 @given(
-    batch_groups=st.integers(1, 6),
-    multiple=st.integers(1, 3),
-    max_rounds=st.sampled_from([None, 1, 2, 4]),
-    share=st.integers(0, 5),
-    buffered=st.none() | st.sets(st.integers(0, 9)),
-    waiting=st.lists(st.integers(0, 9), max_size=8),
-    referred=st.lists(st.tuples(st.booleans(), st.integers(0, 9)), max_size=8),
-    draws=st.lists(st.tuples(st.booleans(), st.integers(0, 9)), max_size=40),
+    places=st.integers(1, 4),
+    world_size=st.sampled_from([1, 1, 1, 3]),
+    rounds=st.sampled_from([Rounds(), Rounds(), Rounds(2), Rounds(4, margin=2.0)]),
+    replays=st.booleans(),
+    reserved=st.integers(0, 3),
+    max_age=st.sampled_from([None, 1, 2, 3]),
+    references=st.sampled_from([0, 0, 6]),
+    effective=st.sampled_from([0, 0.2, 0.5, 1]),
+    seed=st.integers(0, 10**6),
 )
-def test_every_group_has_one_origin_and_one_disposition(
-    batch_groups, multiple, max_rounds, share, buffered, waiting, referred, draws
-):
-    """Of anything that can come together: leftover groups, references, rounds that give more than was missing, replay."""
-    buffer, draws = None if buffered is None else ReplayBuffer(99), iter(draws)
-    if buffer is not None:
-        buffer.add(group(True, i) for i in sorted(buffered))
-    leftover, references = [group(True, i) for i in waiting], [reference(*r) for r in referred]
-    fresh: list[RolloutGroup] = []
-
-    def roll_out(n, round_index):
-        groups = [group(*next(draws, (False, 20 + i))) for i in range(n)]
-        fresh.extend(groups)
-        return groups
-
-    batch = fill_batch(
-        roll_out,
-        lambda missing: -(-missing // multiple) * multiple,
-        batch_groups=batch_groups,
-        max_rounds=max_rounds,
-        leftover=leftover,
-        references=references,
-        buffer=buffer,
-        replay_groups=0 if buffer is None else min(share, batch_groups - 1),
-        rng=generator(),
-    )
-    assert len(batch.trained) == batch_groups
-    assert_accounted_for(batch, leftover)
-    assert ids(batch.generated) == ids(references + fresh)
-    for origin, groups in (("leftover", leftover), ("reference", references), ("fresh", fresh)):
-        assert all(g.origin == origin for g in groups)
-    assert set(ids(batch.trained_now)) == set(ids(batch.trained)) & set(ids(references + fresh))
-    assert set(ids(batch.trained_stale)) == set(ids(batch.trained)) - set(ids(references + fresh))
-    assert set(ids(batch.leftover_now)) == set(ids(batch.leftover)) - set(ids(leftover))
-    assert not set(prompts(batch.replayed)) & set(prompts(leftover + references + fresh))
-    assert batch.padded == (0 if max_rounds is None else sum(not g.effective for g in batch.trained))
-    assert all(not g.effective or g.origin == "reference" for g in batch.dropped)
-    assert len(set(prompts(batch.replayed))) == len(batch.replayed)
-    assert set(prompts(batch.replayed)) <= (buffered or set())
-    if batch.padded:  # only when nothing effective was left aside, or could be replayed
-        assert batch.rounds >= max_rounds
-        assert not [g for g in batch.leftover if g.origin != "reference"]
-        assert len(batch.replayed) == len((buffered or set()) - set(prompts(leftover + references + fresh)))
-    if buffer is not None:
-        assert not any(g.origin == "reference" for g in batch.trained)
-        assert not any(g.effective for g in batch.dropped)
+def test_every_batch_is_made_by_the_rule(places, world_size, reserved, replays, rounds, **options):
+    """Whatever comes together: no group is lost, each has one origin and one disposition, and the order is that of generation."""
+    places, reserved = places * world_size, min(reserved, places - 1) * world_size if replays else 0
+    own = {"batch_groups": places, "rounds": rounds, "reserved": reserved, "replays": replays}
+    by_rank = collected(world_size, **own, **options)
+    rule = ByTheRule(places, reserved, replays, options["max_age"])
+    for number, batch in enumerate(by_rank[0]):
+        rule.check(number, batch)
+        everything = [*batch.trained, *batch.leftover, *batch.dropped]
+        assert sorted(map(id, everything)) == sorted(map(id, [*batch.before, *batch.generated, *batch.replayed]))
+        for disposition in ("trained", "leftover", "dropped"):
+            assert {batch.dispositions[id(g)] for g in getattr(batch, disposition)} <= {disposition}
+        assert all(g.effective for g in batch.leftover)
+        if rounds.most == 1 and not reserved:
+            assert sum(batch.origins[id(g)] == "fresh" for g in batch.generated) == places
+        order = {id(g): i for i, g in enumerate([*batch.before, *batch.generated])}
+        places_in_order = [order.get(id(g), 99) for g in batch.trained]
+        assert world_size > 1 or places_in_order == sorted(places_in_order), "what is replayed comes last"
+    for batches in zip(*by_rank, strict=True):  # one batch, as each process knows it
+        assert len({(*prompts(batch.trained), -1, *prompts(batch.generated)) for batch in batches}) == 1
+        counts = [sum(g.effective for g in batch.own) for batch in batches]
+        assert max(counts) - min(counts) <= 1
+        for batch in batches:
+            assert len(batch.own) == places // world_size
+            assert batch.held == prompts(batch.own)
 
 
-#: By hand: rounds, what there is beside them, and prompts by what becomes of their groups, in order; how many are padding.
+@pytest.mark.parametrize("reserved", [0, 3])
+def test_three_processes_collect_what_one_does(reserved):
+    options = {"batch_groups": 6, "reserved": reserved, "replays": True, "max_age": None, "references": 0}
+    alone, *three = (collected(n, seed=5, effective=0.6, **options)[0] for n in (1, 3))
+    for one, several in zip(alone, *three, strict=True):
+        assert prompts(several.generated) == prompts(one.generated)
+        assert sorted(prompts(several.trained)) == sorted(prompts(one.trained))
+    assert sum(len(batch.replayed) for batch in alone) > 5
+
+
+#: By hand: rounds, what there is beside them, and prompts by what becomes of their groups, in order.
 #: `+` is an effective group; an origin other than fresh stands before the prompt: leftover, replayed, reference (`f`)
+FILL, SHARE = {"buffer": ""}, {"reserved": 1}
 BY_HAND = {
-    "one round": (["1+ 2- 3+"], {"batch_groups": 3}, "1 2 3", "", "", 0),
-    # as with several processes
-    "a round that gives more than is missing": (["1- 2+ 3+ 4-"], {"batch_groups": 2}, "1 2", "3", "4", 0),
-    "dynamic sampling": (
-        ["1- 2+", "3+ 4+ 5-"],
-        {"batch_groups": 3, "max_rounds": 3, "leftover": "7+"},
-        *("l7 2 3", "4", "1 5", 0),
-    ),
-    "more leftover groups than a batch takes": (
-        [],
-        {"batch_groups": 2, "max_rounds": 3, "leftover": "7+ 8+ 9+"},
-        *("l7 l8", "l9", "", 0),
-    ),
-    "a batch that stays short": (
-        ["1- 2+ 3-", "4- 5-"],
-        {"batch_groups": 3, "max_rounds": 2},
-        *("2 1 3", "", "4 5", 2),
-    ),
-    "replay": (["1+ 2-"], {"batch_groups": 3, "replay_groups": 1, "buffer": "1+ 8+"}, "1 2 r8", "", "", 0),
-    "excluded prompts": (
-        ["1+ 2+"],
-        {"batch_groups": 3, "replay_groups": 2, "buffer": "5+ 6+ 7+", "exclude": {5, 6, 9}},
-        *("1 2 r7", "", "", 0),
-    ),
-    "the buffer has no other prompt": (
-        ["1+", "2+"],
-        {"batch_groups": 2, "replay_groups": 1, "buffer": "1+"},
-        *("1 2", "", "", 0),
-    ),
-    "dynamic sampling and replay": (
-        ["1- 2+ 3-"],
-        {"batch_groups": 4, "max_rounds": 1, "replay_groups": 1, "buffer": "8+"},
-        *("2 r8 1 3", "", "", 2),
-    ),
-    "a short batch is completed from the buffer first": (
-        ["1- 2+ 3-"],
-        {"batch_groups": 4, "max_rounds": 1, "replay_groups": 1, "buffer": "3+ 7+ 8+"},
-        *("2 r7 r8 1", "", "3", 1),
-    ),
-    "references with a buffer": (
-        ["1- 2+"],
-        {"batch_groups": 2, "references": "5+ 6-", "buffer": "5+", "replay_groups": 1},
-        *("1 2", "f5", "f6", 0),
-    ),
+    "one round": (["1+ 2- 3+"], {}, "1 2 3", "", ""),
+    "one group": (["1-"], {}, "1", "", ""),
+    "leftover groups first": (["1- 2+"], {"leftover": "7+"}, "l7 1 2", "", ""),
+    "dynamic sampling": (["1- 2+", "3+ 4+ 5-"], {"most": 3, "leftover": "7+", "sizes": [2, 3]}, "l7 2 3", "4", "1 5"),
+    "more leftover groups than a batch takes": ([], {"places": 2, "most": 3, "leftover": "7+ 8+ 9+"}, "l7 l8", "l9", ""),
+    "a batch that stays short": (["1- 2+ 3-", "4- 5-"], {"most": 2, "sizes": [3, 2]}, "1 2 3", "", "4 5"),
+    "fill": (["1- 2+ 3-"], {"buffer": "8+"}, "1 2 r8", "", "3"),
+    "fill, one group": (["1-"], {"buffer": "8+"}, "r8", "", "1"),
+    "fill, an empty buffer": (["1- 2+ 3-"], FILL, "1 2 3", "", ""),
+    "fill, no room": (["1+ 2+"], {"buffer": "8+"}, "1 2", "", ""),
+    "fill, only zero-variance groups": (["1- 2- 3-"], {"buffer": "7+ 8+"}, "1 r7 r8", "", "2 3"),
+    "fill, a prompt that is in the batch": (["1- 2-"], {"buffer": "1+ 2+"}, "1 2", "", ""),
+    "fill after dynamic sampling": (["1- 2+", "3-"], {"most": 2, "sizes": [2, 1], "buffer": "8+"}, "2 r8", "", "1 3"),
+    "share": (["1+ 2-"], {"places": 3, "buffer": "8+", **SHARE}, "1 2 r8", "", ""),
+    "share keeps zero-variance groups": (["1- 2-"], {"places": 3, "buffer": "7+ 8+", "reserved": 1}, "1 2 r7|r8", "", ""),
+    "share, an empty buffer": (["1- 2+ 3-"], {"buffer": "", **SHARE}, "1 2 3", "", ""),
+    "share, the buffer has no other prompt": (["1+", "2-"], {"places": 2, "buffer": "1+", **SHARE}, "1 2", "", ""),
+    "references with a buffer": (["1- 2+"], {"references": "5+ 6-", "buffer": "8+"}, "2 r8", "f5", "f6 1"),
     "references without a buffer": (
         ["1- 2+"],
-        {"batch_groups": 4, "references": "5+ 6- 7+ 8+"},
-        *("f5 f7 1 2", "", "f6 f8", 0),
+        {"places": 4, "most": 1, "references": "5+ 6- 7+ 8+"},
+        *("f5 f7 1 2", "", "f6 f8"),
     ),
 }
 LETTERS = {"fresh": "", "leftover": "l", "replayed": "r", "reference": "f"}
 
 
-def read(text: str) -> list[RolloutGroup]:
-    return [group(word[-1] == "+", int(word[:-1])) for word in text.split()]
+def read(text: str) -> dict[int, list[float]]:
+    return {int(word[:-1]): [1.0, 0.0, 0.0, float(word[-1] == "+")] if word[-1] == "+" else [0.0] * 4 for word in text.split()}
+
+
+def groups(text: str) -> list[RolloutGroup]:
+    return [visit(prompt, EFFECTIVE) for prompt in read(text)]
 
 
 def told(groups: Iterable[RolloutGroup]) -> str:
-    return " ".join(f"{LETTERS[g.origin]}{g.prompt_id}" for g in groups)
+    return " ".join(f"{LETTERS[group.origin]}{group.prompt_id}" for group in groups)
 
 
 @pytest.mark.parametrize("name", BY_HAND)
 def test_small_batches_by_hand(name):
-    rounds, options, trained, leftover, dropped, padded = BY_HAND[name]
-    options, waiting = dict(options), iter(rounds)
-    if "buffer" in options:
-        buffer, stored = ReplayBuffer(9), read(options["buffer"])
-        buffer.add(stored)
-        options["buffer"] = buffer
-    for what in {"leftover", "references"} & options.keys():
-        options[what] = read(options[what])
-    for made in options.get("references", []):
-        made.origin = "reference"
-
-    def roll_out(n, round_index):
-        groups = read(next(waiting))
-        assert len(groups) >= n
-        return groups
-
-    batch = fill_batch(roll_out, lambda missing: missing, rng=generator(2), **options)
-    assert next(waiting, None) is None, "fewer rounds than expected"
-    assert batch.rounds == len(rounds)
-    replayed_in_any_order = sorted(told(batch.trained).split()) == sorted(trained.split())
-    assert replayed_in_any_order if trained.count("r") > 1 else told(batch.trained) == trained
-    assert (told(batch.leftover), told(batch.dropped), batch.padded) == (leftover, dropped, padded)
-
-
-def test_rounds_go_on_while_what_is_left_cannot_fill_the_batch():
-    """The one round that is allowed gives nothing effective, and its prompts are those that could have been replayed."""
-    buffer, sizes = ReplayBuffer(9), []
-    buffer.add([group(True, i) for i in range(2)])
-
-    def roll_out(n, round_index):
-        sizes.append(n)
-        return [group(False, i) for i in range(n)]
-
-    batch = fill_batch(
-        roll_out,
-        lambda missing: missing,
-        batch_groups=4,
-        max_rounds=1,
-        buffer=buffer,
-        replay_groups=2,
-        rng=torch.Generator(),
+    texts, options, trained, leftover, dropped = BY_HAND[name]
+    places = options.get("places", len(trained.split()))
+    selector = InTurn([p for text in texts for p in read(text)], read(options.get("references", "")))
+    run = collector(
+        selector=selector, batch_groups=places, rounds=Rounds(options.get("most", 1)), reserved=options.get("reserved", 0)
     )
-    assert sizes == [2, 4]
-    assert len(batch.trained) == batch.padded == 4
+    if "buffer" in options:
+        run.buffer = ReplayBuffer(9)
+        run.buffer.add(groups(options["buffer"]), 0)
+    run.leftover, run.batches = groups(options.get("leftover", "")), 1
+    waiting, sizes = [len(text.split()) for text in texts], []
+    with pytest.MonkeyPatch.context() as patch:
+        if "sizes" in options:  # those of dynamic sampling are tested below
+            patch.setattr(Rounds, "size", lambda self, missing, **kwargs: options["sizes"][len(sizes)])
+        roll_out = rounds(read(" ".join([*texts, options.get("references", "")])))
+        batch = run.collect(lambda ids: (sizes.append(len(ids)), roll_out(ids))[1], 1)
+    assert sizes[bool(options.get("references")) :] == waiting
+    assert batch.rounds == len(texts)
+    assert told(batch.trained) in {trained.replace("r7|r8", choice) for choice in ("r7", "r8")} | {
+        trained.replace("r7 r8", "r8 r7")
+    }
+    assert (told(batch.leftover), told(batch.dropped)) == (leftover, dropped)
+
+
+def test_a_group_of_the_batch_before_is_never_too_old():
+    """However many optimizer steps a generation batch takes."""
+    run = collector(buffer=ReplayBuffer(9, max_age=1), batch_groups=1, selector=InTurn([1, 2, 3]))
+    batches = [run.collect(rounds(read("1+ 2- 3-")), step) for step in (0, 64, 128)]
+    assert [told(batch.trained) for batch in batches[1:]] == ["r1", "3"]
+
+
+def test_an_optimizer_step_that_ends_within_a_batch_shares_no_prompt_with_the_next_batch():
+    for overlaps, expected in ((True, "2"), (False, "r1")):
+        run = collector(buffer=ReplayBuffer(9), batch_groups=1, selector=InTurn([1, 2]), overlaps=overlaps)
+        batches = [run.collect(rounds(read("1+ 2-")), step) for step in (0, 1)]
+        assert told(batches[1].trained) == expected
 
 
 @given(
     batch_groups=st.integers(1, 600),
+    most=st.sampled_from([1, 3]),
     share=st.floats(0, 1),
     margin=st.floats(1, 3),
     multiple=st.sampled_from([1, 2, 3, 8]),
     data=st.data(),
 )
-def test_a_rounds_size_keeps_its_bounds(batch_groups, share, margin, multiple, data):
+def test_a_rounds_size_keeps_its_bounds(batch_groups, most, share, margin, multiple, data):
     batch_groups *= multiple  # a batch spreads evenly over processes
     missing = data.draw(st.integers(1, batch_groups))
     num_prompts = batch_groups + data.draw(st.integers(0, 3 * batch_groups))
-    n = RefillRounds(margin=margin).size(
+    n = Rounds(most, margin).size(
         missing, batch_groups=batch_groups, zero_share=share, multiple=multiple, num_prompts=num_prompts
     )
     assert n % multiple == 0
     assert missing <= n <= num_prompts
-    assert n >= min(batch_groups / 4, num_prompts // multiple * multiple)
-    assert n < 1.5 * batch_groups + multiple
+    if most == 1:
+        assert n < missing + multiple
+    else:
+        assert n >= min(batch_groups / 4, num_prompts // multiple * multiple)
+        assert n < 1.5 * batch_groups + multiple
 
 
 @pytest.mark.parametrize(
@@ -245,20 +257,20 @@ def test_a_rounds_size_keeps_its_bounds(batch_groups, share, margin, multiple, d
     ],
 )
 def test_a_rounds_size_by_hand(missing, share, margin, expected):
-    """ceil(margin * missing / (1 - share)) within [16 / 4, 1.5 * 16]."""
-    rounds = RefillRounds(margin=margin)
-    size = rounds.size(missing, batch_groups=16, zero_share=share, multiple=1, num_prompts=1000)
-    assert size == expected
+    """ceil(margin * missing / (1 - share)) within [16 / 4, 1.5 * 16]; a single round has what is missing."""
+    options = {"batch_groups": 16, "zero_share": share, "multiple": 1, "num_prompts": 1000}
+    assert Rounds(2, margin).size(missing, **options) == expected
+    assert Rounds(1, margin).size(missing, **options) == missing
 
 
 def test_running_share_weighs_by_size_and_fades():
     share = ZeroVarianceShare(decay=0.5)
     assert share.value == 0.0
-    share.observe([group(False)] * 3 + [group(True)])
+    share.observe([visit(0, HARD)] * 3 + [visit(0, EFFECTIVE)])
     assert share.value == 0.75
-    share.observe([group(True)] * 2)
+    share.observe([visit(0, EFFECTIVE)] * 2)
     assert share.value == pytest.approx(1.5 / 4)
     share.observe([])
     assert share.value == pytest.approx(1.5 / 4)
-    share.observe([group(False, kind=EASY)])
+    share.observe([visit(0, EASY)])
     assert share.value == pytest.approx(1.375 / 2)

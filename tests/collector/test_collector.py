@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.factories.collecting import collector, rounds
-from trl_dataeff.collector.rounds import RefillRounds
+from trl_dataeff.collector.rounds import Rounds
 from trl_dataeff.replay.buffer import ReplayBuffer
 
 
@@ -16,7 +16,7 @@ REWARDS = {0: [0, 1, 1, 0], 1: [1, 1, 1, 1], 2: [0, 0.5, 1, 1], 3: [-3, 1, 1, 1]
 
 
 def test_rates_of_earlier_groups_follow_when_the_range_widens():
-    run = collector(buffer=ReplayBuffer(8), refill=None)
+    run = collector(buffer=ReplayBuffer(8))
     for step in range(3):
         run.enter(run.propose(2), rounds(REWARDS)(np.arange(2 * step, 2 * step + 2)), step)
     expected = mean_places(REWARDS, -3, 2)
@@ -28,7 +28,7 @@ def test_rates_of_earlier_groups_follow_when_the_range_widens():
 
 def test_so_do_those_of_earlier_rounds_of_the_same_batch():
     """Two rounds: in the second a reward of -3 occurs, and all groups are observed in its range."""
-    run = collector(refill=RefillRounds(most=4))
+    run = collector(rounds=Rounds(4))
     rewards = {0: [1, 1, 1, 1], 1: [0, 1, 1, 1], 2: [-3, 1, 1, 1], 3: [0, 1, 0, 1]}
     run.collect(rounds(rewards), 0)
     seen = {i: rewards[i] for i in run.selector.rates}

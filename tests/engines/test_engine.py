@@ -9,7 +9,9 @@ from trl.generation.vllm_generation import VLLMGeneration
 
 from tests.engines.double import ModelCopyGeneration
 from tests.factories import (
+    FILL,
     OFF,
+    SHARE,
     Watched,
     add,
     assert_identical,
@@ -25,9 +27,9 @@ from tests.factories import (
 from trl_dataeff import DataEfficientGRPOTrainer
 
 
-REPLAY = {"replay": "share", "per_device_train_batch_size": 16, "rewards": even_length_reward}
+REPLAY = {**SHARE, "per_device_train_batch_size": 16}
 DYNAMIC = {"max_rollout_rounds": 4, "rewards": mixed_reward}
-SEQUENTIAL = {**DYNAMIC, "sequential_rollouts": True}
+FILLED = {**FILL, "rewards": mixed_reward, "per_device_train_batch_size": 16}
 TOOLS = {
     "max_completion_length": 100,  # room for a call, its result and some words
     "per_device_train_batch_size": 4,
@@ -72,9 +74,9 @@ def test_off_is_grpo_with_tools(with_engine, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("method", ["off", "dynamic", "replay", "sequential"])
+@pytest.mark.parametrize("method", ["off", "dynamic", "replay", "fill"])
 def test_log_probs_of_sampler_and_training_agree_after_updates(kind, method, with_engine, tmp_path):
-    options = {"off": {}, "dynamic": DYNAMIC, "replay": REPLAY, "sequential": SEQUENTIAL}[method]
+    options = {"off": {}, "dynamic": DYNAMIC, "replay": REPLAY, "fill": FILLED}[method]
     trainer = with_engine(tmp_path, Watched, **options, **KINDS[kind])
     assert max(logp_differences(trainer)) < 1e-4
     weights = dict(trainer.model.named_parameters())
@@ -104,29 +106,6 @@ def test_one_sync_per_generation_batch_under_dynamic_sampling(fields, with_engin
     assert len(synced) == sum(n > 0 for n in rounds)
 
 
-def test_halves_of_groups_are_asked_for_in_two_calls(with_engine, tmp_path, monkeypatch):
-    """The number of completions per prompt is that of the call: a server generates so many of each distinct prompt."""
-    from trl.trainer import grpo_trainer
-
-    asked, plain = [], grpo_trainer.VLLMGeneration.generate
-
-    def generate(self, prompts, images, num_generations, **kwargs):
-        asked.append((len(prompts), num_generations))
-        assert all(prompts[i] == prompts[i - i % num_generations] for i in range(len(prompts)))
-        return plain(self, prompts, images, num_generations, **kwargs)
-
-    monkeypatch.setattr(grpo_trainer.VLLMGeneration, "generate", generate)
-    fields = {**SEQUENTIAL, "num_generations": 8, "per_device_train_batch_size": 32, "max_steps": 8}
-    trainer = with_engine(tmp_path, Watched, **fields)
-    assert {size for _, size in asked} == {4}
-    assert (
-        sum(rows for rows, _ in asked) == trainer.generated == trainer.collector.counters.values["rollouts_generated"]
-    )
-    sizes = [group.size for batch in trainer.batches for group in batch.generated]
-    assert set(sizes) == {4, 8}
-    assert sum(sizes) == trainer.generated
-
-
 def test_a_second_train_generates_with_the_present_weights(with_engine, tmp_path):
     """TRL counts steps to know whether to sync, and a second call of `train` begins with the first one's last step."""
 
@@ -141,7 +120,7 @@ def test_a_second_train_generates_with_the_present_weights(with_engine, tmp_path
 
 
 @pytest.mark.parametrize(
-    "method", [DYNAMIC, REPLAY, SEQUENTIAL, {**DYNAMIC, "steps_per_generation": 4, "max_steps": 8}]
+    "method", [DYNAMIC, REPLAY, FILLED, {**DYNAMIC, "steps_per_generation": 4, "max_steps": 8}]
 )
 def test_resume_is_exact(method, with_engine, tmp_path):
     options = {"max_steps": 6, "save_strategy": "steps", "save_steps": 3, **method}

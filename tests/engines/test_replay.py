@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.factories import Watched, even_length_reward, logged
+from tests.factories import SHARE, Watched, logged
 
 
-REPLAY = {"replay": "share", "per_device_train_batch_size": 16, "rewards": even_length_reward}
+REPLAY = {**SHARE, "per_device_train_batch_size": 16}
 
 
 class Recomputed(Watched):

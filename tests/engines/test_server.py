@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from trl.generation.vllm_client import VLLMClient
 
 from tests.engines.server import served
-from tests.factories import Watched, logp_differences, mixed_reward, run, tiny_tokenizer
+from tests.factories import FILL, Watched, logp_differences, mixed_reward, run, tiny_tokenizer
 from trl_dataeff import DataEfficientGRPOConfig
 
 
@@ -19,7 +19,6 @@ pytestmark = pytest.mark.vllm
 KINDS = {
     "default": {},
     "lora": {"trainer": {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"])}},
-    "sequential": {"max_rollout_rounds": 4, "sequential_rollouts": True, "num_generations": 8},
 }
 
 
@@ -55,7 +54,7 @@ def train(server, model_folder, tmp_path, monkeypatch):
         arguments = {"processing_class": tokenizer, "model": model_folder(tokenizer, "vllm"), **(trainer or {})}
         options = {
             **{"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": url},
-            **{"selection": "auto", "replay": "share", "per_device_train_batch_size": 32, "max_steps": 2},
+            **{"selection": "auto", **FILL, "per_device_train_batch_size": 32, "max_steps": 2},
             **{"rewards": mixed_reward, "model_init_kwargs": {"dtype": "float32"}},
         }
         instance = run(Watched, DataEfficientGRPOConfig, tmp_path, trainer=arguments, **{**options, **fields})

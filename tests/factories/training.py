@@ -77,13 +77,14 @@ class Watched(DataEfficientGRPOTrainer):
 
 
 def logp_differences(trainer) -> list[float]:
-    """By generation batch, how far log-probs of sampler and training are apart at most, over fresh rows."""
+    """By generation batch, how far log-probs of sampler and training are apart at most, over fresh rows with an advantage."""
     largest = []
     for tensors in trainer.tensors:
         mask = tensors["completion_mask"] * tensors.get("tool_mask", 1)
-        fresh = ~tensors["replayed"] if "replayed" in tensors else torch.ones(len(mask), dtype=torch.bool)
+        fresh = tensors["advantages"] != 0
+        fresh = fresh & ~tensors["replayed"] if "replayed" in tensors else fresh
         apart = (tensors["old_per_token_logps"] - tensors["sampling_per_token_logps"]).abs() * mask
-        largest.append(apart[fresh].max().item())
+        largest.append((apart * fresh[:, None]).max().item())
     return largest
 
 

@@ -11,11 +11,12 @@ from trl_dataeff.replay.logprobs import (
     LogprobRecorder,
     behavior_tensors,
     compute_leftover_logps,
+    exclude_masked,
     group_logps,
     sampling_metrics,
 )
 from trl_dataeff.rollouts.distributed import Processes
-from trl_dataeff.rollouts.group import HARD, RolloutGroup
+from trl_dataeff.rollouts.group import HARD, RolloutGroup, pack_groups, unpack_groups
 
 
 WIDTH = 6  # tokens that completions are padded to
@@ -37,7 +38,7 @@ def logps_of(rows: list[int], forward: int = 0) -> torch.Tensor:
 
 def batch_of(groups: list[RolloutGroup], **tensors: torch.Tensor) -> dict:
     rows = sum(len(group.rollouts) for group in groups)
-    return {"completion_ids": torch.zeros(rows, WIDTH, dtype=torch.long), **tensors}
+    return {"completion_ids": torch.zeros(rows, WIDTH, dtype=torch.long), "advantages": torch.ones(rows), **tensors}
 
 
 def assert_recorded(group: RolloutGroup, rows: list[int], forward: int = 0) -> None:
@@ -72,7 +73,7 @@ class TestRecorder:
                     assert_recorded(group, own)
                 else:  # never in part
                     assert group.rollouts.behavior_logps is None
-        recorder.expect([], batch_of([]))  # all were seen
+        recorder.expect([], batch_of(groups))  # all were seen
 
     def test_a_row_counts_at_its_first_pass(self):
         """As with `num_iterations`, where every row meets the loss several times, and later ones another policy."""
@@ -113,6 +114,23 @@ class TestRecorder:
         assert [group.rollouts.behavior_logps for group in groups[:4]] == [None, known, known, None]
         assert_recorded(groups[4], [4])
         assert_recorded(groups[5], [5])
+
+    @pytest.mark.parametrize("known", [True, False], ids=["old log-probs", "those of the loss"])
+    @pytest.mark.parametrize("active", [[0, 1], [1, 0], [0, 0]])
+    def test_rows_without_an_advantage_are_not_waited_for(self, active, known):
+        """They skip the passes, and their log-probs count nowhere."""
+        groups, recorder = [group_of(2, 3)], LogprobRecorder()
+        logps = torch.where(torch.tensor(active).bool()[:, None], logps_of([0, 1]), 0.0)
+        batch = batch_of(groups, advantages=-torch.tensor(active).float())
+        if known:
+            batch["old_per_token_logps"] = logps
+        recorder.expect(groups, batch)
+        for row in [row for row in (0, 1) if active[row] and not known]:
+            recorder.record(batch["batch_row"][row : row + 1], logps_of([row]))
+        for row, values in enumerate(groups[0].rollouts.behavior_logps):
+            expected = logps_of([row])[0, : len(values)] if active[row] else np.full(len(values), np.nan)
+            np.testing.assert_array_equal(values, expected)
+        recorder.expect([], batch_of(groups))
 
     def test_a_row_that_the_loss_has_not_seen_is_an_error(self):
         recorder, groups = LogprobRecorder(), [group_of(1, 2)]
@@ -177,6 +195,25 @@ def test_the_samplers_own_logps_come_first(origin):
     assert tensors["behavior_per_token_logps"][:2].isnan().all()
 
 
+def test_a_sequence_that_the_samplers_mask_excluded_stays_out_when_it_is_replayed():
+    group = make_group()
+    batch = {"advantages": torch.tensor([1.0, -1.0]), "importance_sampling_ratio": torch.tensor([[0.0], [1.2]])}
+    exclude_masked([group], batch)
+    assert batch["advantages"].tolist() == [1, -1], "fresh rows are TRL's matter"
+    assert group.rollouts.excluded == [True, False]
+    (stored,) = unpack_groups(pack_groups([group]))  # as a checkpoint keeps it
+    stored.origin = "replayed"
+    batch = {
+        "advantages": torch.tensor([0.5, -0.5, 1.0, -1.0]),
+        "importance_sampling_ratio": torch.tensor([[1.0], [0.0], [9.0], [0.0]]),  # 0: the policies are no longer alike
+    }
+    exclude_masked([make_group(), stored], batch)
+    assert batch["advantages"].tolist() == [0.5, -0.5, 0, -1]
+    assert stored.rollouts.excluded == [True, False]
+    exclude_masked([stored], without := {"advantages": torch.ones(2)})
+    assert without["advantages"].tolist() == [1, 1], "the sampler gave no log-probs"
+
+
 def sampled(**fields) -> dict[str, float]:
     """The metrics of vLLM's log-probs of three rows, of which the second is replayed, without their prefix."""
     values = {
@@ -200,6 +237,8 @@ def test_trls_metrics_of_the_sampler_cover_fresh_tokens_only():
     assert [by_row[name] for name in names[2:]] == [1.0, 1.5, 2.0]
     no_tool = sampled(tool_mask=torch.tensor([[0, 1], [1, 1], [1, 1]]))
     assert [no_tool[name] for name in names] == [1.0, 1.0, 0.5, 0.75, 1.0]
+    skipped = torch.tensor([[-1.0, -2.0], [-1.0, -1.0], [float("nan")] * 2])  # the third row, by the pass for old log-probs
+    assert [sampled(old_per_token_logps=skipped)[name] for name in names] == [0.5, 0.5, 1.0, 1.25, 1.5]
     nothing = torch.tensor([0.0, 0.0, 0.0, 0.0, *[-float("inf")] * 3])  # of a process without fresh rows
     assert sampled(gather=lambda own: torch.cat([own, nothing])) == by_token
     assert all(value != value for value in sampled(replayed=torch.ones(3, dtype=torch.bool)).values())

@@ -69,6 +69,8 @@ class LogprobRecorder:
                 seen = {i: np.full(length, np.nan, dtype=np.float32) for i, length in lengths.items()}
                 expected = (i for i in range(len(rollouts)) if i not in seen)
                 self._expected.update({row + i: _Row(rollouts, i, seen) for i in expected})
+                if len(seen) == len(rollouts):  # as where two reward functions cancel out
+                    rollouts.behavior_logps = list(seen.values())
             row += len(rollouts)
         rows = torch.arange(row, device=batch["completion_ids"].device)
         if "old_per_token_logps" in batch:
