@@ -104,14 +104,14 @@ def test_the_papers_recipe_has_the_papers_numbers():
     assert (rows / recipe["num_generations"], mini_batch / recipe["num_generations"]) == (512, 64)
     assert recipe["max_steps"] * mini_batch == 60 * rows
     dots = recipe["selector_args"]
-    assert (dots["reference"], dots["reference_size"], dots["refresh_batches"]) == ("paper", 256, 2)
-    assert (dots["objective"], dots["target"], dots["temperature"]) == ("target", 0.5, 1e-3)
+    assert recipe["selection"] == "dots_paper"
+    assert (dots["reference_size"], dots["refresh_batches"]) == (256, 2)
+    assert (dots["target"], dots["temperature"]) == (0.5, 1e-3)
     assert (recipe["replay"], recipe["replay_fraction"]) == ("share", 0.5)
     assert (recipe["replay_order"], recipe["replay_max_age"]) == ("random", None)
     assert recipe["replay_capacity"] in (256, 512)
-    assert dots["exploration"] == recipe["beta"] == 0
+    assert recipe["beta"] == 0
     assert (recipe["learning_rate"], recipe["epsilon"], recipe["temperature"]) == (1e-6, 0.2, 0.6)
-    assert dots["history_prior"] >= 1e6, "a prompt's own groups do not count"
     assert recipe["replay_ratio_cap"] is None
     assert recipe["vllm_importance_sampling_correction"] is False
 
@@ -126,6 +126,7 @@ def test_the_recipe_of_greso_has_the_batch_of_the_published_code():
     assert recipe["max_steps"] * mini_batch == 1000 * rows
     assert recipe["replay"] == "off"
     assert recipe["max_rollout_rounds"] > 1
+    assert recipe["selector_args"]["hold"] is False
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("**/*_paper.yaml")), ids=lambda path: path.stem)
