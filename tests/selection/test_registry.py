@@ -76,7 +76,10 @@ def test_a_name_belongs_to_one_class(name):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("grezo", "no selector 'grezo'; known are 'dots', 'dots_paper', 'greso', 'uniform'.*Did you mean `greso`.*dotted path"),
+        (
+            "grezo",
+            "no selector 'grezo'; known are 'dots', 'dots_paper', 'greso', 'uniform'.*Did you mean `greso`.*dotted path",
+        ),
         ("DOTS", "Did you mean `dots`"),
         ("no_such_module.Class", "'no_such_module.Class' cannot be imported: No module named 'no_such_module'"),
         (f"{__name__}.Missing", "cannot be imported"),
