@@ -4,7 +4,18 @@ import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
-from tests.factories import DYNAMIC, OFF, SHARE, Watched, all_finite, assert_identical, even_length_reward, logged, run, tiny_tokenizer
+from tests.factories import (
+    DYNAMIC,
+    OFF,
+    SHARE,
+    Watched,
+    all_finite,
+    assert_identical,
+    even_length_reward,
+    logged,
+    run,
+    tiny_tokenizer,
+)
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 
 

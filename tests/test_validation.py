@@ -83,7 +83,9 @@ def test_fewer_prompts_than_a_generation_batch_needs(tmp_path):
 )
 def test_streams_cannot_be_selected_from(tmp_path, fields, wanted):
     stream = IterableDataset.from_generator(lambda: iter(plain_dataset()))
-    with pytest.raises(ValueError, match=rf"`{wanted}` needs a map-style dataset, and this one is streamed \(iterable\)"):
+    with pytest.raises(
+        ValueError, match=rf"`{wanted}` needs a map-style dataset, and this one is streamed \(iterable\)"
+    ):
         build(tmp_path, stream, **fields, max_steps=2)
 
 

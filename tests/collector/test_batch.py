@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +22,9 @@ def prompts(groups: Iterable[RolloutGroup]) -> list[int]:
     return [group.prompt_id for group in groups]
 
 
-def collected(world_size: int, *, seed: int, effective: float, references: int, replays: bool, **options) -> list[list]:
+def collected(
+    world_size: int, *, seed: int, effective: float, references: int, replays: bool, **options
+) -> list[list]:
     """By process, its generation batches as they were when they were collected."""
 
     def work(processes):
@@ -37,7 +38,9 @@ def collected(world_size: int, *, seed: int, effective: float, references: int, 
             before = list(run.leftover)
             batch = as_it_is(run.collect(roll_out, i // 2))
             batch.before, batch.own = before, run.own(batch.trained)
-            batch.held = [int(group.rollouts.prompt_tokens[0]) for group in batch.own]  # another process may have them later
+            batch.held = [
+                int(group.rollouts.prompt_tokens[0]) for group in batch.own
+            ]  # another process may have them later
             batches.append(batch)
         return batches
 
@@ -146,7 +149,13 @@ BY_HAND = {
     "one group": (["1-"], {}, "1", "", ""),
     "leftover groups first": (["1- 2+"], {"leftover": "7+"}, "l7 1 2", "", ""),
     "dynamic sampling": (["1- 2+", "3+ 4+ 5-"], {"most": 3, "leftover": "7+", "sizes": [2, 3]}, "l7 2 3", "4", "1 5"),
-    "more leftover groups than a batch takes": ([], {"places": 2, "most": 3, "leftover": "7+ 8+ 9+"}, "l7 l8", "l9", ""),
+    "more leftover groups than a batch takes": (
+        [],
+        {"places": 2, "most": 3, "leftover": "7+ 8+ 9+"},
+        "l7 l8",
+        "l9",
+        "",
+    ),
     "a batch that stays short": (["1- 2+ 3-", "4- 5-"], {"most": 2, "sizes": [3, 2]}, "1 2 3", "", "4 5"),
     "fill": (["1- 2+ 3-"], {"buffer": "8+"}, "1 2 r8", "", "3"),
     "fill, one group": (["1-"], {"buffer": "8+"}, "r8", "", "1"),
@@ -156,7 +165,13 @@ BY_HAND = {
     "fill, a prompt that is in the batch": (["1- 2-"], {"buffer": "1+ 2+"}, "1 2", "", ""),
     "fill after dynamic sampling": (["1- 2+", "3-"], {"most": 2, "sizes": [2, 1], "buffer": "8+"}, "2 r8", "", "1 3"),
     "share": (["1+ 2-"], {"places": 3, "buffer": "8+", **SHARE}, "1 2 r8", "", ""),
-    "share keeps zero-variance groups": (["1- 2-"], {"places": 3, "buffer": "7+ 8+", "reserved": 1}, "1 2 r7|r8", "", ""),
+    "share keeps zero-variance groups": (
+        ["1- 2-"],
+        {"places": 3, "buffer": "7+ 8+", "reserved": 1},
+        "1 2 r7|r8",
+        "",
+        "",
+    ),
     "share, an empty buffer": (["1- 2+ 3-"], {"buffer": "", **SHARE}, "1 2 3", "", ""),
     "share, the buffer has no other prompt": (["1+", "2-"], {"places": 2, "buffer": "1+", **SHARE}, "1 2", "", ""),
     "references with a buffer": (["1- 2+"], {"references": "5+ 6-", "buffer": "8+"}, "2 r8", "f5", "f6 1"),
@@ -170,7 +185,10 @@ LETTERS = {"fresh": "", "leftover": "l", "replayed": "r", "reference": "f"}
 
 
 def read(text: str) -> dict[int, list[float]]:
-    return {int(word[:-1]): [1.0, 0.0, 0.0, float(word[-1] == "+")] if word[-1] == "+" else [0.0] * 4 for word in text.split()}
+    return {
+        int(word[:-1]): [1.0, 0.0, 0.0, float(word[-1] == "+")] if word[-1] == "+" else [0.0] * 4
+        for word in text.split()
+    }
 
 
 def groups(text: str) -> list[RolloutGroup]:
@@ -187,7 +205,10 @@ def test_small_batches_by_hand(name):
     places = options.get("places", len(trained.split()))
     selector = InTurn([p for text in texts for p in read(text)], read(options.get("references", "")))
     run = collector(
-        selector=selector, batch_groups=places, rounds=Rounds(options.get("most", 1)), reserved=options.get("reserved", 0)
+        selector=selector,
+        batch_groups=places,
+        rounds=Rounds(options.get("most", 1)),
+        reserved=options.get("reserved", 0),
     )
     if "buffer" in options:
         run.buffer = ReplayBuffer(9)

@@ -31,9 +31,7 @@ def test_what_is_trained_on_has_gradient_and_the_rows_never_change(tmp_path):
 
 def test_every_rollout_is_counted_and_accounted_for(tmp_path):
     trainer = dynamic(tmp_path)
-    logs = logged(
-        trainer, "dataeff/rollouts_generated", "dataeff/rollouts_trained", "dataeff/rollouts_discarded"
-    )
+    logs = logged(trainer, "dataeff/rollouts_generated", "dataeff/rollouts_trained", "dataeff/rollouts_discarded")
     generated, trained, discarded = logs[-1]
     assert generated == trainer.generated
     assert trained == sum(len(t["advantages"]) for t in trainer.tensors)

@@ -119,9 +119,7 @@ def test_a_second_train_generates_with_the_present_weights(with_engine, tmp_path
     assert max(logp_differences(trainer)) < 1e-4
 
 
-@pytest.mark.parametrize(
-    "method", [DYNAMIC, REPLAY, FILLED, {**DYNAMIC, "steps_per_generation": 4, "max_steps": 8}]
-)
+@pytest.mark.parametrize("method", [DYNAMIC, REPLAY, FILLED, {**DYNAMIC, "steps_per_generation": 4, "max_steps": 8}])
 def test_resume_is_exact(method, with_engine, tmp_path):
     options = {"max_steps": 6, "save_strategy": "steps", "save_steps": 3, **method}
     whole = with_engine(tmp_path / "whole", **options)

@@ -11,7 +11,16 @@ from tests.factories.comparison import (
     last_logged,
     messages,
 )
-from tests.factories.configurations import CONFIGURATIONS, DYNAMIC, FILL, SHARE, STEPS, make_trainer, train, train_briefly
+from tests.factories.configurations import (
+    CONFIGURATIONS,
+    DYNAMIC,
+    FILL,
+    SHARE,
+    STEPS,
+    make_trainer,
+    train,
+    train_briefly,
+)
 from tests.factories.difficulty import difficulty_problem, generator
 from tests.factories.embeddings import (
     VARIED_TEXTS,

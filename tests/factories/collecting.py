@@ -87,7 +87,9 @@ def rounds_at_random(seed: int, effective: float, processes: Processes = Process
         rewards[rng.random(len(ids)) < effective, 0] = 1
         call = next(calls)
         own = [make_group(g=4, prompt_tokens=np.array([i, call])).rollouts for i in processes.share(ids)]
-        return Round(rewards.reshape(-1, 1), np.ones(rewards.size, np.int32), np.zeros(rewards.size, bool), rollouts=own)
+        return Round(
+            rewards.reshape(-1, 1), np.ones(rewards.size, np.int32), np.zeros(rewards.size, bool), rollouts=own
+        )
 
     return roll_out
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from types import SimpleNamespace
 
-import torch
 from peft import LoraConfig
 
 from tests.factories.tiny import chat_dataset, run, text_of

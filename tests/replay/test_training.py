@@ -105,7 +105,11 @@ def test_advantages_and_logged_rewards_are_those_of_all_generated_groups(tmp_pat
     def length_reward(completion_ids, prompts, **kwargs):
         return [len(ids) / 8 if number(p) % 4 == 0 else 0.0 for p, ids in zip(prompts, completion_ids)]
 
-    options = {"reward_weights": weights.tolist(), **fields, "rewards": [seen_by(mixed_reward, even), seen_by(length_reward, share)]}
+    options = {
+        "reward_weights": weights.tolist(),
+        **fields,
+        "rewards": [seen_by(mixed_reward, even), seen_by(length_reward, share)],
+    }
     trainer = replaying(tmp_path, **options)
     metrics = [log for log in trainer.state.log_history if "reward" in log]
     compared = 0
@@ -327,5 +331,3 @@ def test_the_samplers_log_probs_need_no_forward_pass(tmp_path):
         behavior = tensors["behavior_per_token_logps"][tensors["replayed"]]
         assert behavior[:, [0, 2, 3, 4]].eq(-4).all()
         assert behavior[:, 1].isnan().all(), "what the sampler could not score has ratio 1"
-
-
