@@ -49,7 +49,16 @@ from tests.factories.tiny import (
     tiny_tokenizer,
 )
 from tests.factories.tools import add, scripted_tool_calls, tool_dataset, tool_tokenizer
-from tests.factories.training import TRAINING_SETTINGS, Watched, dynamic, logp_differences, mixed_reward, number
+from tests.factories.training import (
+    TRAINING_SETTINGS,
+    CountedRows,
+    Watched,
+    dynamic,
+    logp_differences,
+    mixed_reward,
+    number,
+    partly_learnable_reward,
+)
 
 
 __all__ = [
@@ -62,6 +71,7 @@ __all__ = [
     "STEPS",
     "TRAINING_SETTINGS",
     "VARIED_TEXTS",
+    "CountedRows",
     "LeastSolved",
     "Watched",
     "add",
@@ -90,6 +100,7 @@ __all__ = [
     "mixed_reward",
     "needs_sentence_transformers",
     "number",
+    "partly_learnable_reward",
     "plain_dataset",
     "run",
     "save_bert",
