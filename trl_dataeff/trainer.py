@@ -25,7 +25,7 @@ from trl_dataeff.callback import DataEfficientCallback, RolloutsAxis
 from trl_dataeff.checkpoint.resume import Run, complete_checkpoint, failure_notes, remove_older, resolve_run
 from trl_dataeff.checkpoint.state import continue_interval, loop_state, unused_batch
 from trl_dataeff.collector import GenerationBatch, make_collector
-from trl_dataeff.collector.advantages import renormalize
+from trl_dataeff.collector.advantages import deviation_over_batch, renormalize
 from trl_dataeff.collector.state import begin_run, check_agreement, load_run, save_run
 from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.difficulty.embedding import embed_for
@@ -291,7 +291,11 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             if self.tools:  # TRL prepares these for the rows of its pass
                 self._sync_tool_dicts, self._async_tool_dicts = capture.tool_dicts(self._standalone_tools, len(rows))
             generated = capture.Generated(*self._generate(prompts))
-            if self.use_vllm and not self.vllm_importance_sampling_correction and self.off_policy_mask_threshold is None:
+            if (
+                self.use_vllm
+                and not self.vllm_importance_sampling_correction
+                and self.off_policy_mask_threshold is None
+            ):
                 generated = generated._replace(logprobs=None)  # TRL's loss takes the policy as the sampler, too
             validation.check_no_tool_images(generated.tool_images)
             for i, row in enumerate(rows):
@@ -399,7 +403,10 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             batch.generated and batch.generated != batch.trained
         ):  # TRL has logged rewards and lengths of what is trained on
             weights = self.collector.classifier.weights
-            values = group_metrics(batch.generated, self.reward_func_names, weights, over_batch=self._over_batch)
+            values = group_metrics(batch.generated, self.reward_func_names, weights)
+            if self._over_batch:  # TRL's says whether all rewards of the batch are equal
+                deviation = deviation_over_batch(batch.generated, self.collector.classifier)
+                values["frac_reward_zero_std"] = float(np.isclose(deviation, 0))
             replace_last(store, values)
         effective = any(group.effective for group in batch.generated)
         self.collector.reward_checks.check_gradient(effective, self.state.global_step / self.state.max_steps)

@@ -49,4 +49,13 @@ from tests.factories.tiny import (
     tiny_tokenizer,
 )
 from tests.factories.tools import add, scripted_tool_calls, tool_dataset, tool_tokenizer
-from tests.factories.training import TRAINING_SETTINGS, Watched, dynamic, logp_differences, mixed_reward, number
+from tests.factories.training import (
+    TRAINING_SETTINGS,
+    CountedRows,
+    Watched,
+    dynamic,
+    logp_differences,
+    mixed_reward,
+    number,
+    partly_learnable_reward,
+)

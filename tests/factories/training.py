@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from types import SimpleNamespace
 
+import torch
 from peft import LoraConfig
 
 from tests.factories.tiny import chat_dataset, run, text_of
@@ -23,6 +24,11 @@ def mixed_reward(prompts, completion_ids, **kwargs):
         float(sum(ids) % 2 == 0) if number(p) % 4 == 0 else float(number(p) % 4 == 1)
         for p, ids in zip(prompts, completion_ids)
     ]
+
+
+def partly_learnable_reward(prompts, completion_ids, **kwargs):
+    """Two prompts of three can be learned, and rewards of 0, 1 and 2 often give a completion its group's mean."""
+    return [float(sum(ids) % 3) if number(p) % 3 else 1.0 for p, ids in zip(prompts, completion_ids)]
 
 
 def as_it_is(batch: GenerationBatch) -> SimpleNamespace:
@@ -73,6 +79,25 @@ class Watched(DataEfficientGRPOTrainer):
         if self.model.training:
             self.tensors.append(tensors)
         return tensors
+
+
+class CountedRows(Watched):
+    """
+    Counts the rows of each of the model's forward passes but those that generate.
+
+    Attributes:
+        in_loss: of passes of the loss.
+        old_logps_rows: of passes for old log-probs.
+    """
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.in_loss, self.old_logps_rows = [], []
+        self.model.register_forward_pre_hook(self._count, with_kwargs=True)
+
+    def _count(self, module, args, kwargs):
+        if "labels" in kwargs:
+            (self.in_loss if torch.is_grad_enabled() else self.old_logps_rows).append(len(kwargs["input_ids"]))
 
 
 def logp_differences(trainer) -> list[float]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from trl import GRPOTrainer
 
-from tests.factories import Watched, dynamic, even_length_reward, make_group, save_tiny
+from tests.factories import SHARE, Watched, dynamic, make_group, save_tiny
 from trl_dataeff.replay.correction import (
     LossCorrection,
     behavior_ratio,
@@ -124,7 +124,7 @@ class TestMoments:
 
     def test_log_probs_are_recorded_also_where_no_row_is_replayed(self):
         loss, group = correction(), make_group()
-        inputs = {"completion_ids": torch.zeros(2, 3)}
+        inputs = {"completion_ids": torch.zeros(2, 3), "advantages": torch.ones(2)}
         loss.recorder.expect([group], inputs)
         with loss.micro_batch(inputs):
             assert loss.on_logps(PRESENT.clone().requires_grad_()) == {}
@@ -251,7 +251,7 @@ class Checked(Watched):
         return per_token.sum() / (inputs["num_items_in_batch"] * accumulation / args.steps_per_generation)
 
 
-REPLAY = {"replay": "share", "rewards": even_length_reward}
+REPLAY = {**SHARE, "max_rollout_rounds": 1}
 
 
 @pytest.mark.parametrize("clip", ["proximal", "behavior"])
@@ -290,7 +290,9 @@ def test_loss_with_a_kl_term_by_hand(tmp_path, options):
     assert trainer.checked >= 2
 
 
-@pytest.mark.parametrize("options", [REPLAY, {}, REPLAY | {"steps_per_generation": 1}])
+@pytest.mark.parametrize(
+    "options", [REPLAY, {}, {**REPLAY, "steps_per_generation": 1}, {"replay": "fill", "max_rollout_rounds": 1}]
+)
 def test_with_a_frozen_policy_the_ratio_is_one_and_the_gradient_that_of_fresh_rows(tmp_path, options):
     gradients = []
 

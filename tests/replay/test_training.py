@@ -1,6 +1,7 @@
-"""`replay_fraction > 0` in training: what is generated, what is replayed, what it costs and what is logged."""
+"""Replay in training: what is generated, what is replayed, what it costs and what is logged."""
 
 import copy
+import functools
 import itertools
 
 import numpy as np
@@ -9,6 +10,9 @@ import pytest
 import torch
 
 from tests.factories import (
+    DYNAMIC,
+    FILL,
+    SHARE,
     TRAINING_SETTINGS,
     Watched,
     even_length_reward,
@@ -27,46 +31,124 @@ from tests.factories import (
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 
 
-def replaying(tmp_path, trainer_class=Watched, rewards=even_length_reward, **options):
-    options = {"replay": "share", "steps_per_generation": 2, **options}
+def replaying(tmp_path, trainer_class=Watched, rewards=mixed_reward, **options):
+    options = {**FILL, "steps_per_generation": 2, "max_steps": 16, **options}
     return run(trainer_class, DataEfficientGRPOConfig, tmp_path, rewards=rewards, **options)
 
 
-def test_generation_shrinks_by_the_share_once_the_buffer_can_give_it(tmp_path):
-    trainer = replaying(tmp_path, max_steps=20, replay_max_age=20)
-    sizes = [(len(b.generated), len(b.replayed)) for b in trainer.batches]
-    assert sizes[0] == (4, 0)
-    assert sizes[1:] == [(2, 2)] * 9
-    assert trainer.generated == 4 * sum(fresh for fresh, _ in sizes)
-    assert all(b.rounds == 1 for b in trainer.batches)
+def seen_by(reward, calls: list):
+    """The reward function `reward`, which notes its rewards, by call."""
+
+    @functools.wraps(reward)
+    def noted(**kwargs):
+        calls.append(reward(**kwargs))
+        return calls[-1]
+
+    return noted
+
+
+def test_a_share_of_the_batch_is_not_generated_once_the_buffer_can_give_it(tmp_path):
+    trainer = replaying(tmp_path, **SHARE, max_steps=20, replay_max_age=None)
+    assert [(len(b.generated), len(b.replayed)) for b in trainer.batches] == [(4, 0)] + [(2, 2)] * 9
+    assert trainer.generated == 88
     names = ("rollouts_generated", "rollouts_trained", "rollouts_replayed", "rollouts_discarded")
     assert logged(trainer, *(f"dataeff/{name}" for name in names))[-1] == (88, 160, 72, 0)
     assert len(pd.read_parquet(tmp_path / "dataeff" / "groups.parquet")) * 4 == 88
 
 
-@pytest.mark.parametrize("aggregation", ["sum_then_normalize", "normalize_then_sum"])
-def test_normalised_over_the_batch_fresh_advantages_are_those_of_a_batch_without_replay(tmp_path, aggregation):
-    """By TRL's formula on the fresh rows alone."""
-    options = {"scale_rewards": "batch", "multi_objective_aggregation": aggregation, "reward_weights": [1.0, 0.5]}
-    options |= {"rewards": [even_length_reward, letter_share_reward], "selection": "uniform", "max_steps": 16}
-    trainer = replaying(tmp_path, **options)
-    compared = 0
+@pytest.mark.parametrize("fields", [{}, {"beta": 0.1}, {"num_iterations": 2, "max_steps": 32}], ids=str)
+def test_zero_variance_groups_give_their_places_to_stored_ones(tmp_path, fields):
+    """Also with a KL term, which then covers what is trained on; a batch keeps its rows for all of its iterations."""
+    rows: list[list] = []  # of each micro-batch, when it enters the loss
+
+    class Noted(Watched):
+        def _compute_loss(self, model, inputs):
+            keys = zip(inputs["completion_ids"].tolist(), inputs["advantages"].tolist())
+            rows.append(sorted(keys))
+            return super()._compute_loss(model, inputs)
+
+    if "beta" in fields:  # the reference model is loaded by its path
+        fields = {**fields, "trainer": {"model": save_tiny(tmp_path / "model")}}
+    trainer = replaying(tmp_path, Noted, replay_max_age=None, skip_zero_advantage=False, **fields)
+    assert len(trainer.batches) == 8
+    stored: dict[int, object] = {}
     for batch, tensors in zip(trainer.batches, trainer.tensors, strict=True):
-        fresh = torch.tensor([batch.origins[id(group)] == "fresh" for group in batch.trained])
-        rewards = torch.from_numpy(np.stack([g.rewards for g in batch.trained]))[fresh]  # (n, G, 2)
-        if batch.replayed and aggregation == "sum_then_normalize":
-            totals = rewards @ torch.tensor([1.0, 0.5])
-            expected = (totals - totals.mean(1, keepdim=True)) / (totals.std() + 1e-4)
-        elif batch.replayed:
-            each = (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-4)
-            totals = each @ torch.tensor([1.0, 0.5])
-            expected = totals / (totals.std() + 1e-4)
-        if batch.replayed and totals.std() > 0:
-            own = tensors["advantages"].view(-1, 4)[fresh]
-            # TRL also takes the mean over the batch away, which is 0 up to rounding
-            torch.testing.assert_close(own, expected, atol=1e-4, rtol=1e-3)
-            compared += 1
+        assert len(batch.generated) == 4
+        assert len(tensors["advantages"]) == 16
+        effective = [g for g in batch.generated if g.effective]
+        others = {p: g for p, g in stored.items() if p not in {g.prompt_id for g in batch.generated}}
+        assert len(batch.replayed) == min(4 - len(effective), len(others))
+        assert all(g is others[g.prompt_id] for g in batch.replayed)
+        assert [g for g in batch.trained if g.effective] == [*effective, *batch.replayed]
+        stored |= {g.prompt_id: g for g in effective}
+    assert sum(len(b.replayed) for b in trainer.batches) > 10
+    iterations = trainer.args.num_iterations
+    for batch in range(8):
+        own = rows[2 * iterations * batch :][: 2 * iterations]
+        assert all(own[i] == own[i % 2] for i in range(len(own)))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"scale_rewards": "batch"},
+        {"multi_objective_aggregation": "normalize_then_sum"},
+        {"scale_rewards": "batch", **SHARE},
+    ],
+    ids=str,
+)
+def test_advantages_and_logged_rewards_are_those_of_all_generated_groups(tmp_path, fields):
+    """By TRL's formulas, from what the reward functions returned."""
+    even, share, weights = [], [], torch.tensor([1.0, 0.5])
+
+    def length_reward(completion_ids, prompts, **kwargs):
+        return [len(ids) / 8 if number(p) % 4 == 0 else 0.0 for p, ids in zip(prompts, completion_ids)]
+
+    options = {
+        "reward_weights": weights.tolist(),
+        **fields,
+        "rewards": [seen_by(mixed_reward, even), seen_by(length_reward, share)],
+    }
+    trainer = replaying(tmp_path, **options)
+    metrics = [log for log in trainer.state.log_history if "reward" in log]
+    compared = 0
+    for i, (batch, tensors) in enumerate(zip(trainer.batches, trainer.tensors, strict=True)):
+        rewards = torch.tensor([even[i], share[i]]).T.view(-1, 4, 2)  # of all generated groups, (n, 4, 2)
+        over_batch = len(fields) > 0
+        if "multi_objective_aggregation" in fields:
+            totals = ((rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-4)) @ weights
+            expected = (totals - totals.mean()) / (totals.std() + 1e-4)
+        else:
+            totals = rewards @ weights
+            deviation = totals.std() if over_batch else totals.std(1, keepdim=True)
+            expected = (totals - totals.mean(1, keepdim=True)) / (deviation + 1e-4)
+        deviations = totals.std() if over_batch else totals.std(1)
+        assert metrics[i]["frac_reward_zero_std"] == pytest.approx((deviations < 1e-8).float().mean().item())
+        assert metrics[i]["reward"] == pytest.approx((rewards @ weights).mean().item(), abs=1e-6)
+        assert metrics[i]["reward_std"] == pytest.approx((rewards @ weights).std().item(), abs=1e-6)
+        assert metrics[i]["rewards/length_reward/mean"] == pytest.approx(rewards[..., 1].mean().item(), abs=1e-6)
+        if batch.replayed and (rewards @ weights).std() > 0:
+            places = {id(group): place for place, group in enumerate(batch.generated)}
+            for group, own in zip(batch.trained, tensors["advantages"].view(-1, 4), strict=True):
+                if id(group) in places:
+                    torch.testing.assert_close(own, expected[places[id(group)]], atol=1e-5, rtol=1e-4)
+                    compared += 1
     assert compared >= 4
+
+
+def test_lengths_are_logged_of_all_generated_completions_and_tokens_of_trained_ones(tmp_path):
+    trainer = replaying(tmp_path, steps_per_generation=1, per_device_train_batch_size=16)
+    names = ("completions/mean_length", "completions/max_length", "completions/clipped_ratio", "num_tokens")
+    total = 0
+    for batch, row, tensors in zip(trainer.batches, logged(trainer, *names), trainer.tensors, strict=True):
+        completions = [tokens for g in batch.generated for tokens in g.rollouts.completion_tokens]
+        lengths = [len(tokens) for tokens in completions]
+        ends = {trainer.processing_class.eos_token_id, trainer.processing_class.pad_token_id}
+        cut_off = [tokens[-1] not in ends for tokens in completions]
+        total += int(tensors["completion_mask"].sum() + tensors["prompt_mask"].sum())
+        assert row == pytest.approx((np.mean(lengths), max(lengths), np.mean(cut_off), total))
+    assert sum(len(b.replayed) for b in trainer.batches) > 10
 
 
 @pytest.mark.parametrize(("per_batch", "per_step", "share", "resumed"), [(1, 4, 0.5, 4), (3, 2, 0.75, 4)])
@@ -75,7 +157,7 @@ def test_generation_batches_that_share_an_optimizer_step_have_no_rollout_in_comm
 ):
     """Several in a step, or three micro-batches, two of them a step: every second one begins within a step. Also after a resume."""
     options = {"per_device_train_batch_size": 16, "steps_per_generation": per_batch, "selection": "uniform"}
-    options |= {"gradient_accumulation_steps": per_step, "replay_fraction": share, "replay_pause_ess": 0.0}
+    options |= {"gradient_accumulation_steps": per_step, "replay_fraction": share, **SHARE}
     options |= {"save_strategy": "steps", "save_steps": 1, "trainer": {"train_dataset": plain_dataset(200)}}
     batches: list[tuple[int, set]] = []
 
@@ -96,36 +178,14 @@ def test_generation_batches_that_share_an_optimizer_step_have_no_rollout_in_comm
     assert again == whole[len(whole) - len(again) :]
 
 
-def enter(stored: dict, groups: list) -> None:
-    """By hand, the newest group of each prompt, if it is effective."""
-    for group in groups:
-        stored.pop(group.prompt_id, None)
-        if group.effective:
-            stored[group.prompt_id] = group
-
-
-def test_replayed_groups_are_recent_effective_and_of_other_prompts(tmp_path):
-    trainer = replaying(tmp_path, rewards=mixed_reward, max_steps=40, replay_max_age=20)
-    rolled_out: dict[int, object] = {}
-    assert sum(len(b.replayed) for b in trainer.batches) > 10
-    for number_of_batch, batch in enumerate(trainer.batches):
-        step = 2 * number_of_batch
-        fresh = {g.prompt_id for g in batch.generated}
-        assert all(batch.origins[id(g)] == "fresh" for g in batch.generated)
-        for group in batch.replayed:
-            assert group.prompt_id not in fresh
-            assert group is rolled_out[group.prompt_id], "not the newest group of its prompt"
-            assert 0 < step - group.step <= 20
-        enter(rolled_out, batch.generated)
-
-
 ALIGNMENT = {
     "aligned": {"steps_per_generation": 1},
     "aligned, batches share a step": {"steps_per_generation": 1, "gradient_accumulation_steps": 2},
     "aligned, micro-batches": {"steps_per_generation": 2, "gradient_accumulation_steps": 2},
     "misaligned": {"steps_per_generation": 2},
     "iterations": {"steps_per_generation": 1, "num_iterations": 2},
-    "leftover": {"steps_per_generation": 2, "max_rollout_rounds": 4, "rollout_margin": 2.0},
+    "leftover": {**DYNAMIC, "steps_per_generation": 2, "rollout_margin": 2.0},
+    "share": {"replay": "share", "steps_per_generation": 2},
 }
 
 
@@ -135,13 +195,14 @@ def test_stored_log_probs_are_those_of_the_policy_that_sampled(tmp_path, name):
     samplers = []  # of each group, in the order of their generation
 
     class Copied(Watched):
-        def _roll_out(self, ids, completions):
+        def _roll_out(self, ids):
             samplers.extend([copy.deepcopy(self.model.state_dict())] * len(ids))
-            return super()._roll_out(ids, completions)
+            return super()._roll_out(ids)
 
     trainer = replaying(
         tmp_path,
         trainer_class=Copied,
+        rewards=even_length_reward,
         learning_rate=3e-2,
         per_device_train_batch_size=16,
         max_steps=6,
@@ -157,12 +218,13 @@ def test_stored_log_probs_are_those_of_the_policy_that_sampled(tmp_path, name):
             ids = torch.from_numpy(np.concatenate([group.rollouts.prompt_tokens, tokens])).long()[None]
             with torch.no_grad():
                 expected = policy(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[-len(tokens) :, 0]
-            np.testing.assert_allclose(logps, expected.numpy(), atol=1e-4)
-            checked += 1
+            if not np.isnan(logps).all():  # of a row without an advantage, which skips the passes
+                np.testing.assert_allclose(logps, expected.numpy(), atol=1e-4)
+                checked += 1
     assert checked >= 20
 
 
-@pytest.mark.parametrize("name", [name for name in ALIGNMENT if name != "leftover"])
+@pytest.mark.parametrize("name", list(ALIGNMENT)[:-2])
 def test_replay_makes_no_forward_pass_that_trl_does_not_make(tmp_path, name):
     class Counted(DataEfficientGRPOTrainer):
         forwards = 0
@@ -172,38 +234,27 @@ def test_replay_makes_no_forward_pass_that_trl_does_not_make(tmp_path, name):
             return super()._get_per_token_logps_and_entropies(*args, **kwargs)
 
     counts = [
-        replaying(tmp_path / str(share), trainer_class=Counted, replay_fraction=share, **ALIGNMENT[name]).forwards
-        for share in (0.0, 0.5)
+        replaying(tmp_path / replay, Counted, **{**ALIGNMENT[name], "replay": replay}).forwards
+        for replay in ("off", "fill")
     ]
     assert counts[0] == counts[1] > 0
 
 
-def test_rewards_and_lengths_are_logged_over_fresh_rollouts(tmp_path):
-    trainer = replaying(tmp_path, steps_per_generation=1, per_device_train_batch_size=16)
-    names = ("reward", "reward_std", "rewards/even_length_reward/mean", "completions/mean_length")
-    rows = logged(trainer, *names, "completions/max_length", "completions/clipped_ratio", "num_tokens")
-    tokens = 0
-    assert sum(len(b.replayed) for b in trainer.batches) > 10
-    for batch, row, tensors in zip(trainer.batches, rows, trainer.tensors, strict=True):
-        rewards = np.concatenate([g.rewards[:, 0] for g in batch.generated])
-        completions = [tokens for g in batch.generated for tokens in g.rollouts.completion_tokens]
-        lengths = [len(tokens) for tokens in completions]
-        cut_off = [tokens[-1] != trainer.processing_class.eos_token_id for tokens in completions]
-        assert row[:4] == pytest.approx((rewards.mean(), rewards.std(ddof=1), rewards.mean(), np.mean(lengths)))
-        assert row[4:6] == pytest.approx((max(lengths), np.mean(cut_off)))
-        tokens += int(tensors["completion_mask"].sum() + tensors["prompt_mask"].sum())
-        assert row[6] == tokens, "tokens are those that are trained on"
-
-
 MORE = {
-    "dynamic sampling": {"max_rollout_rounds": 4, "rollout_margin": 2.0},
+    "dynamic sampling": {"max_rollout_rounds": 2},
+    "num_iterations": {"num_iterations": 2, "max_steps": 32},
+    "share": SHARE,
     **{f"beta {loss}": {"beta": 0.1, "loss_type": loss} for loss in ("sapo", "vespo", "luspo")},
     "masked": {"mask_truncated_completions": True, "max_completion_length": 12},
-    "high share": {"replay_fraction": 0.75},
-    "two rewards": {"rewards": [even_length_reward, letter_share_reward], "reward_weights": [1.0, 0.5]},
+    "two rewards": {**SHARE, "rewards": [even_length_reward, letter_share_reward], "reward_weights": [1.0, 0.5]},
     "normalize_then_sum": {
+        **SHARE,
         "rewards": [even_length_reward, letter_share_reward],
         "multi_objective_aggregation": "normalize_then_sum",
+    },
+    "two rewards that cancel out": {
+        "rewards": [mixed_reward, lambda **kwargs: [1 - reward for reward in mixed_reward(**kwargs)]],
+        **{"multi_objective_aggregation": "normalize_then_sum", "learning_rate": 0.0},
     },
 }
 
@@ -223,28 +274,9 @@ def test_settings_train_and_replay(setting, tmp_path):
     trainer = replaying(tmp_path, trainer_class=Changed, **options)
     for name, parameter in trainer.model.named_parameters():
         if name in before and "lora_A" not in name:
-            assert not torch.equal(before[name], parameter), name
+            assert torch.equal(before[name], parameter) == ("learning_rate" in options), name
     assert all(np.isfinite(loss) for (loss,) in logged(trainer, "loss"))
     assert sum(len(b.replayed) for b in trainer.batches) >= 3
-
-
-def test_with_dynamic_sampling_leftover_groups_are_stored_and_a_short_batch_completed_by_replay(tmp_path):
-    trainer = replaying(
-        tmp_path, rewards=mixed_reward, max_rollout_rounds=4, rollout_margin=2.0, max_rollout_rounds=2, max_steps=40
-    )
-    assert not trainer.collector.leftover
-    stored, leftover, completed = {}, 0, 0
-    for batch in trainer.batches:
-        assert all(stored[g.prompt_id] is g for g in batch.replayed)
-        enter(stored, batch.generated)
-        leftover += len(batch.leftover_now)
-        completed += len(batch.replayed) > 2
-        fresh, step = {g.prompt_id for g in batch.generated}, batch.generated[0].step
-        if batch.padded:  # nothing else was left that is young enough
-            young = {i for i, g in stored.items() if i not in fresh and step - g.step <= trainer.args.replay_max_age}
-            assert not young - {g.prompt_id for g in batch.replayed}
-    assert leftover
-    assert completed
 
 
 def test_tools_are_replayed_with_their_masks(tmp_path):
@@ -266,13 +298,12 @@ def test_tools_are_replayed_with_their_masks(tmp_path):
         tmp_path,
         trainer_class=scripted_tool_calls(Watched),
         rewards=reward,
-        max_steps=8,
+        max_steps=6,
         steps_per_generation=1,
-        max_completion_length=150,
-        per_device_train_batch_size=16,
+        max_completion_length=100,
         trainer={"train_dataset": tool_dataset(), "processing_class": tool_tokenizer(), "tools": [add]},
     )
-    assert sum(len(b.replayed) for b in trainer.batches) >= 4
+    assert any(b.replayed for b in trainer.batches)
     for batch, tensors in zip(trainer.batches, trainer.tensors, strict=True):
         masks = [mask for g in batch.trained for mask in g.rollouts.tool_masks]
         assert any(not mask.all() for mask in masks)
@@ -300,28 +331,3 @@ def test_the_samplers_log_probs_need_no_forward_pass(tmp_path):
         behavior = tensors["behavior_per_token_logps"][tensors["replayed"]]
         assert behavior[:, [0, 2, 3, 4]].eq(-4).all()
         assert behavior[:, 1].isnan().all(), "what the sampler could not score has ratio 1"
-
-
-def advantages_by_hand(batch, weight) -> np.ndarray:
-    """TRL's, by group: (r - mean) / (std + 1e-4); those of replayed groups times `weight`."""
-    rewards = np.concatenate([group.rewards[:, 0] for group in batch.trained]).reshape(-1, 4).astype(float)
-    advantages = (rewards - rewards.mean(1, keepdims=True)) / (rewards.std(1, ddof=1, keepdims=True) + 1e-4)
-    factors = [weight if batch.origins[id(group)] == "replayed" else 1.0 for group in batch.trained]
-    return (advantages * np.array(factors)[:, None]).ravel()
-
-
-@pytest.mark.parametrize(("weight", "dynamic"), [(None, False), (0.25, False), (None, True)])
-def test_replayed_groups_count_by_the_share_of_effective_groups_or_as_chosen(tmp_path, weight, dynamic):
-    """With dynamic sampling, which replaces zero-variance groups, they count fully."""
-    options = {"replay_weight": weight, "dynamic_sampling": dynamic}
-    trainer = replaying(tmp_path, rewards=mixed_reward, max_steps=20, replay_max_age=20, **options)
-    effective, total, shares = 0.0, 0.0, []
-    for batch, tensors in zip(trainer.batches, trainer.tensors, strict=True):
-        effective = 0.8 * effective + sum(group.effective for group in batch.generated)
-        total = 0.8 * total + len(batch.generated)
-        shares.append(effective / total)
-        by_default = 1.0 if dynamic else shares[-1]
-        expected = advantages_by_hand(batch, by_default if weight is None else weight)
-        assert tensors["advantages"].numpy() == pytest.approx(expected, abs=1e-4)
-    assert sum(len(batch.replayed) for batch in trainer.batches) > 5
-    assert dynamic or min(shares) < max(shares) < 1

@@ -147,8 +147,6 @@ def test_metrics_of_groups_by_hand():
             "completions/max_terminated_length": 1,
         }
     )
-    over_batch = group_metrics(groups, ["first", "second"], np.float32([1, 0.5]), over_batch=True)
-    assert "frac_reward_zero_std" not in over_batch
     nothing = group_metrics([], ["first"], np.ones(1, np.float32))
     assert nothing.keys() == {name for name in values if "second" not in name}
     assert all(np.isnan(value) for name, value in nothing.items() if "terminated" not in name)

@@ -38,22 +38,25 @@ def renormalize(
     Returns:
         `torch.Tensor` of shape `(rows,)`: unchanged if the rewards of the generated groups are all equal.
     """
-    before, after = (_normalized(groups, classifier) for groups in (trained, generated))
-    deviation = nanstd(after).item() if len(after) else 0.0
+    deviation = deviation_over_batch(generated, classifier)
     if not deviation > 0 or not math.isfinite(deviation):
         return advantages
-    scaled = advantages * ((nanstd(before).item() + EPSILON) / (deviation + EPSILON))
+    scaled = advantages * ((deviation_over_batch(trained, classifier) + EPSILON) / (deviation + EPSILON))
     if classifier.aggregation == "normalize_then_sum":  # else each group has its own mean
-        shift = (before.nanmean() - after.nanmean()).item() / (deviation + EPSILON)
+        before, after = (_normalized(groups, classifier).nanmean() for groups in (trained, generated))
+        shift = (before - after).item() / (deviation + EPSILON)
         scored = ~_normalized(own, classifier).isnan()
         scaled = scaled + shift * scored.to(scaled)
     return scaled
 
 
+def deviation_over_batch(groups: Sequence[RolloutGroup], classifier: GroupClassifier) -> float:
+    """The deviation by which TRL divides if these groups are the batch; 0 without any, NaN for rewards that are not finite."""
+    return nanstd(_normalized(groups, classifier)).item() if groups else 0.0
+
+
 def _normalized(groups: Sequence[RolloutGroup], classifier: GroupClassifier) -> torch.Tensor:
     """What TRL normalises over the batch: total rewards, or the sums of each function's normalised rewards; NaN if unscored."""
-    if not groups:
-        return torch.empty(0)
     rewards = np.stack([group.rewards for group in groups])  # (n, G, F)
     values = torch.from_numpy(total_rewards(rewards, classifier.weights))
     if classifier.aggregation == "normalize_then_sum":

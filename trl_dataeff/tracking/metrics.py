@@ -126,16 +126,13 @@ def without_rounds(store: dict[str, list[float]], state: TrainerState) -> Iterat
     state.num_input_tokens_seen = tokens
 
 
-def group_metrics(
-    groups: Sequence[RolloutGroup], names: Sequence[str], weights: np.ndarray, *, over_batch: bool = False
-) -> dict[str, float]:
+def group_metrics(groups: Sequence[RolloutGroup], names: Sequence[str], weights: np.ndarray) -> dict[str, float]:
     """
     TRL's metrics of rewards and lengths, over these groups only. NaN, which TRL leaves out, if there are none.
 
     Args:
         groups: groups of the present policy.
         names (`list[str]`), weights (`np.ndarray` of shape `(F,)`): the reward functions.
-        over_batch (`bool`, *optional*, defaults to `False`): whether TRL normalises advantages over the whole batch.
     """
     nothing = np.full((1, len(names)), np.nan, dtype=np.float32)
     rewards = np.concatenate([group.rewards for group in groups] or [nothing])
@@ -147,10 +144,9 @@ def group_metrics(
     for name, column in zip(names, torch.from_numpy(rewards).T, strict=True):
         values[f"rewards/{name}/mean"] = column.nanmean().item()
         values[f"rewards/{name}/std"] = nanstd(column).item()
-    if not over_batch:  # else TRL's says whether all rewards of the batch are equal
-        each = totals.split([group.size for group in groups]) if groups else ()
-        zero = [bool(np.isclose(nanstd(own).item(), 0)) for own in each]
-        values["frac_reward_zero_std"] = float(np.mean(zero)) if zero else float("nan")
+    each = totals.split([group.size for group in groups]) if groups else ()
+    zero = [bool(np.isclose(nanstd(own).item(), 0)) for own in each]
+    values["frac_reward_zero_std"] = float(np.mean(zero)) if zero else float("nan")
     values["completions/clipped_ratio"] = float(truncated.mean())
     for kind, tokens in (("", lengths), ("terminated_", ended)):
         for statistic in ("mean", "min", "max"):

@@ -1,0 +1,247 @@
+"""Rows without a gradient skip the pass: training is TRL's, with fewer rows in it."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from peft import LoraConfig
+from trl import GRPOConfig, GRPOTrainer
+
+from tests.factories import (
+    CountedRows,
+    add,
+    assert_identical,
+    logged,
+    partly_learnable_reward,
+    run,
+    save_tiny,
+    scripted_tool_calls,
+    tool_dataset,
+    tool_tokenizer,
+)
+from trl_dataeff import DataEfficientGRPOConfig
+from trl_dataeff.rollouts.distributed import Processes
+from trl_dataeff.rollouts.skipping import (
+    FACTOR,
+    OVER_BATCH,
+    OVER_ROWS,
+    OVER_TOKENS,
+    RowSkipper,
+    inexact_reason,
+    zero_advantage,
+)
+
+
+LOSSES = (*OVER_ROWS, *OVER_TOKENS, *OVER_BATCH)
+ACCUMULATED = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4}
+MISALIGNED = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "steps_per_generation": 3}
+
+
+def both(folder, wrap=lambda trainer_class: trainer_class, **options):
+    """A run of plain TRL, and one that skips rows."""
+    defaults = {"rewards": partly_learnable_reward, "max_steps": 5, "per_device_train_batch_size": 16}
+    defaults |= {"optim": "sgd", "learning_rate": 0.5}  # Adam would hide a factor on the gradient
+    options = {**defaults, **options}
+    plain = run(wrap(GRPOTrainer), GRPOConfig, folder / "a", **options)
+    skips = {"skip_zero_advantage": True}
+    return plain, run(wrap(CountedRows), DataEfficientGRPOConfig, folder / "b", **options, **skips)
+
+
+def assert_same_weights(plain, ours, tolerance: float = 2e-6) -> None:
+    norms = [np.array(logged(trainer, "grad_norm")) for trainer in (plain, ours)]
+    assert norms[0].max() > 1e-3
+    np.testing.assert_allclose(norms[1], norms[0], rtol=1e-4, atol=1e-6)
+    moved = 0.0
+    for (name, a), (_, b) in zip(plain.model.named_parameters(), ours.model.named_parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}")
+        moved += a.abs().sum().item()
+    assert moved > 0
+
+
+@pytest.mark.parametrize(
+    "batches", [{}, ACCUMULATED, {**MISALIGNED, "num_iterations": 2}], ids=["one pass", "accumulated", "misaligned"]
+)
+@pytest.mark.parametrize("loss_type", LOSSES)
+def test_weights_are_those_of_plain_grpo(tmp_path, loss_type, batches):
+    plain, ours = both(tmp_path, loss_type=loss_type, **batches)
+    assert_same_weights(plain, ours)
+    rows = sum(len(tensors["advantages"]) for tensors in ours.tensors) * ours.args.num_iterations
+    assert sum(ours.in_loss) < 0.8 * rows
+
+
+SETTINGS = {
+    "adamw": {"optim": "adamw_torch", "learning_rate": 1e-2},
+    "scale_rewards none": {"scale_rewards": "none", "loss_type": "dr_grpo", **ACCUMULATED},
+    "scale_rewards batch": {"scale_rewards": "batch", **ACCUMULATED},
+    "lora": {"trainer": {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"])}, **ACCUMULATED},
+    "masked": {"mask_truncated_completions": True, "max_completion_length": 12, "loss_type": "bnpo", **ACCUMULATED},
+    "sequence level": {
+        "importance_sampling_level": "sequence",
+        "loss_type": "grpo",
+        **MISALIGNED,
+        "num_iterations": 2,
+    },
+    "off-policy mask": {"off_policy_mask_threshold": 0.5, **MISALIGNED, "num_iterations": 2},
+    "delta": {"delta": 1.1, "loss_type": "bnpo", **MISALIGNED, "num_iterations": 2},
+    "several generation batches a step": {"steps_per_generation": 2, "gradient_accumulation_steps": 4},
+    "gradient checkpointing": {"gradient_checkpointing": True},
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_with_other_settings_too(tmp_path, name):
+    plain, ours = both(tmp_path, **SETTINGS[name])
+    assert_same_weights(plain, ours, 1e-5 if name == "adamw" else 2e-6)
+    assert sum(ours.in_loss) < 0.9 * sum(len(tensors["advantages"]) for tensors in ours.tensors) * ours.num_iterations
+
+
+def test_with_tools(tmp_path):
+    def reward(completions, **kwargs):
+        return [float(len(completion) > 1) for completion in completions]
+
+    rows = {"train_dataset": tool_dataset(), "processing_class": tool_tokenizer(), "tools": [add]}
+    options = {"max_completion_length": 100, "loss_type": "bnpo", "max_steps": 2, "rewards": reward, "trainer": rows}
+    plain, ours = both(tmp_path, wrap=scripted_tool_calls, per_device_train_batch_size=8, **options)
+    assert_same_weights(plain, ours)
+    assert sum(ours.in_loss) < sum(len(tensors["advantages"]) for tensors in ours.tensors)
+    assert all((tensors["tool_mask"] < tensors["completion_mask"]).any() for tensors in ours.tensors)
+
+
+@pytest.mark.parametrize("replay", ["off", "fill"])
+@pytest.mark.parametrize("loss_type", ["dapo", "bnpo"])
+def test_rows_of_the_passes(tmp_path, loss_type, replay):
+    """In the loss and before it. A row is skipped for its advantage, also in a group that has a gradient."""
+    options = {"loss_type": loss_type, "replay": replay, "skip_zero_advantage": True, **ACCUMULATED, "max_steps": 6}
+    options |= {"rewards": partly_learnable_reward, "num_iterations": 2}
+    trainer = run(CountedRows, DataEfficientGRPOConfig, tmp_path, **options)
+    active = [tensors["advantages"] != 0 for tensors in trainer.tensors]
+    assert any(0 < rows.sum() < 4 for batch in active for rows in batch.view(-1, 4)), "whole groups alone are skipped"
+    passes = np.array(trainer.in_loss).reshape(3, 2, 4)  # batches, iterations, micro-batches
+    for counts, rows in zip(passes, active, strict=True):
+        n = int(rows.sum())
+        assert counts[0].tolist() == counts[1].tolist()
+        if loss_type == "dapo":  # the zero rows share micro-batches
+            assert counts[0].tolist() == [min(max(n - 4 * i, 1), 4) for i in range(4)]
+        else:  # whose rows have to stay together
+            assert n <= counts[0].sum() <= n + 4
+            assert counts.min() >= 1
+    before = np.array(trainer.old_logps_rows)
+    assert before.sum() == sum(max(int(rows.sum()), 1) for rows in active)
+
+
+def test_a_batch_without_any_gradient_still_makes_its_passes(tmp_path):
+    """With one row each: sharded models make them in lockstep."""
+    plain, ours = both(tmp_path, rewards=lambda completions, **kwargs: [1.0] * len(completions), **MISALIGNED)
+    assert set(ours.in_loss) == {1}
+    assert {loss for (loss,) in logged(ours, "loss")} == {0.0}
+    for (_, a), (_, b) in zip(plain.model.named_parameters(), ours.model.named_parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"beta": 0.1}, {"entropy_coef": 0.01}, {"use_adaptive_entropy": True}, {"top_entropy_quantile": 0.5}],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_nothing_is_skipped_where_a_row_without_an_advantage_counts(tmp_path, fields):
+    if "beta" in fields:  # the reference model is loaded by its path
+        fields = {**fields, "trainer": {"model": save_tiny(tmp_path / "model")}}
+    plain, ours = both(tmp_path, **ACCUMULATED, **fields)
+    assert_identical(plain, ours)
+    assert set(ours.in_loss) == {4}
+
+
+def test_reasons_not_to_skip():
+    """An unknown loss type may count rows as it likes, and the loss of a router counts all of them."""
+    exact = {"beta": 0.0, "_entropy_bonus_enabled": False, "aux_loss_enabled": False, "top_entropy_quantile": 1.0}
+    assert {inexact_reason(SimpleNamespace(**exact, loss_type=name)) for name in LOSSES} == {None}
+    for name, value in {"loss_type": "ours", "aux_loss_enabled": True}.items():
+        assert inexact_reason(SimpleNamespace(**{"loss_type": "dapo", **exact, name: value}))
+
+
+@given(
+    loss_type=st.sampled_from(LOSSES),
+    parts=st.integers(1, 6),
+    size=st.integers(1, 4),
+    accumulated=st.integers(1, 6),
+    share=st.sampled_from([0, 0.2, 0.7, 1]),
+    seed=st.integers(0, 10**6),
+    masked=st.booleans(),
+    other=st.none() | st.lists(st.integers(0, 4), min_size=6, max_size=6),
+)
+def test_any_micro_batches(loss_type, parts, size, accumulated, share, seed, masked, other):
+    """The losses of a step add up to what they were, every row with a gradient is there once, and processes keep step."""
+    rng, rows = np.random.default_rng(seed), parts * size
+    values = torch.from_numpy(rng.normal(size=(rows, 5)) * (rng.random(rows) < share)[:, None])  # losses of tokens
+    mask = torch.from_numpy((rng.random((rows, 5)) < 0.7).astype(np.int64))
+    batches = [
+        {
+            "row": torch.arange(rows)[i : i + size],
+            "advantages": values[i : i + size].sum(1),
+            "completion_mask": mask[i : i + size],
+            **({"tool_mask": mask.flip(1)[i : i + size]} if masked else {}),
+            "num_items_in_batch": torch.tensor(7),
+            "none": None,
+        }
+        for i in range(0, rows, size)
+    ]
+
+    def loss(batch) -> float:
+        used = batch["completion_mask"] * batch.get("tool_mask", 1)
+        each = (values[batch["row"]] * used).sum(1)
+        if loss_type in OVER_BATCH:
+            value = each.sum()
+        elif loss_type in OVER_TOKENS:
+            value = each.sum() / used.sum().clamp(min=1)
+        else:
+            value = (each / used.sum(1).clamp(min=1) if loss_type in ("grpo", "sapo") else each).mean()
+        return float(value * batch.get(FACTOR, 1))
+
+    peak = [min(n, size) for n in other[:parts]] if other else [0] * parts
+    gather = (lambda own: torch.cat([own, torch.tensor(peak)])) if other else (lambda own: own)
+    kept = RowSkipper(loss_type, accumulated, Processes(0, 1 + bool(other), gather=gather)).apply(batches)
+    assert all(FACTOR not in batch for batch in batches), "TRL's own are not changed"
+    assert all(batch["num_items_in_batch"] == 7 and batch["none"] is None for batch in kept)
+    step = accumulated if parts % accumulated == 0 or accumulated % parts else parts
+    groups = range(0, parts, step) if parts % step == 0 else range(parts)
+    width = step if parts % step == 0 else 1
+    for start in groups:
+        own = slice(start, start + width)
+        seen = torch.cat([batch["row"] for batch in kept[own]]).tolist()
+        all_rows = torch.cat([batch["row"] for batch in batches[own]]).tolist()
+        active = [row for row in all_rows if values[row].sum() != 0]
+        assert len(set(seen)) == len(seen)
+        assert set(active) <= set(seen) <= set(all_rows)
+        assert sum(map(loss, kept[own])) == pytest.approx(sum(map(loss, batches[own])), abs=1e-5)
+    for batch, n in zip(kept, peak, strict=True):
+        active = int((batch["advantages"] != 0).sum())
+        assert len(batch["row"]) == max(active, n, 1)
+
+
+def test_images_stay_with_their_rows():
+    (batch,) = RowSkipper("dapo", 1, Processes()).apply([{"advantages": torch.zeros(4), "num_images": [1] * 4}])
+    assert len(batch["advantages"]) == 4
+    assert batch[FACTOR] == 1
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("rewards", "weights", "zero"),
+    [
+        ([[0], [1], [2], [1]], [1.0], [0, 1, 0, 1]),
+        ([[0.1], [0.1], [0.1], [0.1]], [0.3], [1, 1, 1, 1]),
+        ([[NAN], [1], [0], [NAN]], [1.0], [1, 0, 0, 1]),
+        ([[NAN], [NAN], [NAN], [NAN]], [1.0], [1, 1, 1, 1]),
+        ([[0, 2], [1, 0], [1, NAN], [0, 1]], [2.0, 1.0], [0, 0, 0, 0]),
+        ([[0, 2], [1, 0], [1, NAN], [2, -2]], [2.0, 1.0], [1, 1, 1, 1]),
+    ],
+)
+def test_advantages_of_zero_are_known_before_trl_has_them(rewards, weights, zero):
+    arguments = torch.tensor(rewards, dtype=torch.float32), torch.tensor(weights), 4
+    assert zero_advantage(*arguments, "sum_then_normalize").tolist() == [bool(value) for value in zero]
+    assert not zero_advantage(*arguments, "normalize_then_sum").any()
