@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
-
-import yaml
 
 from .pools import LEARNABLE
 
@@ -130,7 +129,15 @@ def find(name: str) -> Method:
                 f"{change!r} in {name!r} is not name=value with a field of {method.config} or an argument of DOTS"
             )
         if field_name in known:
-            options[field_name] = yaml.safe_load(value)
+            options[field_name] = _value(value)
         else:
-            options["selector_args"] = {**options.get("selector_args", {}), field_name: yaml.safe_load(value)}
+            options["selector_args"] = {**options.get("selector_args", {}), field_name: _value(value)}
     return replace(method, what=f"{method.what}; {', '.join(changes)}", options=options)
+
+
+def _value(text: str) -> Any:
+    """As in JSON; what is no JSON is a string."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
