@@ -291,6 +291,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             if self.tools:  # TRL prepares these for the rows of its pass
                 self._sync_tool_dicts, self._async_tool_dicts = capture.tool_dicts(self._standalone_tools, len(rows))
             generated = capture.Generated(*self._generate(prompts))
+            if self.use_vllm and not self.vllm_importance_sampling_correction and self.off_policy_mask_threshold is None:
+                generated = generated._replace(logprobs=None)  # TRL's loss takes the policy as the sampler, too
             validation.check_no_tool_images(generated.tool_images)
             for i, row in enumerate(rows):
                 row.update({name: capture.row_value(values, i) for name, values in generated.extra_fields.items()})

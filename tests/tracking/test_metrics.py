@@ -22,7 +22,7 @@ from trl_dataeff.tracking.metrics import (
 )
 
 
-SELECTOR_METRICS = {"prompts_skipped", "p_easy", "p_hard", "predictor/pearson_explored", "exploration"}
+SELECTOR_METRICS = {"prompts_skipped", "p_easy", "p_hard", "predictor/pearson"}
 FAULTS = {name for name, metric in METRICS.items() if metric.fault}
 BATCH = {"per_device_train_batch_size": 16, "rewards": even_length_reward}
 REPLAY = {name for name in METRICS if name.startswith("replay/")} | {"rollouts_replayed"}
