@@ -209,7 +209,8 @@ def main() -> None:
     if parser.parse_args().write:
         for page in PAGES:
             page.write_text(fill(page.read_text(encoding="utf-8")), encoding="utf-8")
-        draw(study("rule"), PICTURE)
+        if curves := study("rule"):
+            draw(curves, PICTURE)
         return
     for name, make in TABLES.items():
         print(f"## {name}\n\n{make()}\n")
