@@ -28,6 +28,7 @@ from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 
 
 LIMIT = 1.01
+OFF = {"selection": "uniform", "replay": "off", "skip_zero_advantage": False}
 WARM_UP = 2
 
 Name = TypeVar("Name")
@@ -87,7 +88,7 @@ def train_briefly(
 
 def run_steps(trainer_class: type, config_class: type, steps: int, folder: str) -> list[float]:
     """Seconds of `steps` steps after the warm-up."""
-    off = {"selection": "uniform", "replay_fraction": 0.0} if config_class is DataEfficientGRPOConfig else {}
+    off = OFF if config_class is DataEfficientGRPOConfig else {}
     return train_briefly(trainer_class, config_class, steps + WARM_UP, folder, **off)[1][WARM_UP:]
 
 

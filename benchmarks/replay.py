@@ -1,5 +1,5 @@
 """
-What replay saves of a step's time.
+What `replay="share"` saves of a step's time.
 
     python -m benchmarks.replay
 
@@ -29,7 +29,8 @@ PARTS = ("generation", "training", "selection")
 
 def run_steps(share: float, steps: int, folder: str) -> list[dict[str, float]]:
     """Seconds of the parts of each of `steps` steps after the warm-up."""
-    options = {"selection": "uniform", "replay_fraction": share}
+    options = {"selection": "uniform", "skip_zero_advantage": False, "replay": "share" if share else "off"}
+    options |= {"replay_fraction": share} if share else {}
     trainer, _ = train_briefly(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, steps + WARM_UP, folder, **options)
     logs = [log for log in trainer.state.log_history if "loss" in log][WARM_UP:]
     parts = [(log["dataeff/time/generation_s"], log["dataeff/time/selection_s"], log["step_time"]) for log in logs]

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.lab`: `run`, `quick`, `report`, `pools`."""
+"""`python -m benchmarks.lab`: `run`, `study`, `quick`, `pools`."""
 
 from .cli import main
 

@@ -1,20 +1,19 @@
 """The methods that can be compared: a trainer class, a config and a part of the pool each. A new one is a line.
 
 A variation needs none: `default,replay_fraction=0.25` is the method `default` with that field of its config changed, and
-`default,sharpness=2` with that argument of its selector.
+`default,threshold=0.5` with that argument of its selector.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-import yaml
-
-from .pools import LEARNABLE, Cell, Pool
+from .pools import LEARNABLE
 
 
 OURS = {"trainer": "trl_dataeff:DataEfficientGRPOTrainer", "config": "trl_dataeff:DataEfficientGRPOConfig"}
@@ -23,8 +22,7 @@ OURS = {"trainer": "trl_dataeff:DataEfficientGRPOTrainer", "config": "trl_dataef
 @dataclass(frozen=True)
 class Method:
     """
-    `trainer` and `config` are `module:Class`, imported when a run starts; `options` go to the config. `extras` is a
-    `module:function` that gives further arguments of the trainer, `(pool, kinds, seed) -> arguments`.
+    `trainer` and `config` are `module:Class`, imported when a run starts; `options` go to the config.
     """
 
     what: str
@@ -32,15 +30,9 @@ class Method:
     config: str = "trl:GRPOConfig"
     options: Mapping = field(default_factory=dict)
     only: tuple[str, ...] | None = None  # kinds of the pool's prompts that are kept; None: all
-    extras: str | None = None
 
     def classes(self) -> tuple[type, type]:
         return _load(self.trainer), _load(self.config)
-
-    @property
-    def package(self) -> str:
-        """What has to be installed."""
-        return self.trainer.split(":")[0]
 
     def settings(self) -> dict[str, Any]:
         """What decides the method beside TRL's own fields: its options, and this package's defaults where it uses them."""
@@ -58,9 +50,6 @@ class Method:
         if settings.get("selection") == "dots":
             settings["selector_args"] = _dots_arguments() | (settings["selector_args"] or {})
         return settings
-
-    def extra_arguments(self, pool: Pool, kinds: dict[str, list[Cell]], seed: int) -> dict[str, Any]:
-        return _load(self.extras)(pool, kinds, seed) if self.extras else {}
 
 
 def _dots_arguments() -> dict[str, Any]:
@@ -114,19 +103,12 @@ METHODS = {
         replay_clip="proximal",  # as in the authors' code
         replay_ratio_cap=None,
     ),
-    "cgrpo": Method(
-        "C-GRPO (trl-cgrpo): groups of 2, 4 or 8, as few as its conformal test finds enough; runs with TRL 1.12 to 1.14",
-        trainer="trl_cgrpo:CGRPOTrainer",
-        config="trl_cgrpo:CGRPOConfig",
-        options={"budget_grid": [2, 4, 8]},
-        extras="benchmarks.lab.peers:cgrpo",
-    ),
     "oracle": Method("GRPOTrainer on the learnable prompts alone, drawn uniformly", only=(LEARNABLE,)),
 }
 
 
 def find(name: str) -> Method:
-    """The method `name`, which may carry changes of its config and of its selector's arguments: `dots,sharpness=2,exploration=0`.
+    """The method `name`, which may carry changes of its config and of its selector's arguments: `default,threshold=0.5,coverage=0`.
 
     Raises:
         `ValueError`: there is no such method, or a change is not `name=value` with a field of its config or an argument of DOTS.
@@ -147,7 +129,15 @@ def find(name: str) -> Method:
                 f"{change!r} in {name!r} is not name=value with a field of {method.config} or an argument of DOTS"
             )
         if field_name in known:
-            options[field_name] = yaml.safe_load(value)
+            options[field_name] = _value(value)
         else:
-            options["selector_args"] = {**options.get("selector_args", {}), field_name: yaml.safe_load(value)}
+            options["selector_args"] = {**options.get("selector_args", {}), field_name: _value(value)}
     return replace(method, what=f"{method.what}; {', '.join(changes)}", options=options)
+
+
+def _value(text: str) -> Any:
+    """As in JSON; what is no JSON is a string."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

@@ -1,17 +1,13 @@
-"""The prompt pools: how much of each is easy, learnable and dead for the trained start.
+"""The prompt pools: how much of each is easy, learnable and unsolvable for the trained start.
 
 A (family, length) cell is classified by the start's own mean success on `CELL_TASKS` fixed tasks, computed exactly
-(see `evaluate`), so a pool follows from the start without sampling noise. Arithmetic fills the dead part.
-
-In the pool `continuum` everything between dead and easy is learnable, and drawn evenly over success; in the others the
-learnable part has a narrower range, and its cells are drawn equally often.
+(see `evaluate`), so a pool follows from the start without sampling noise. Arithmetic fills the unsolvable
+part. The learnable cells are drawn equally often.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,15 +17,13 @@ from datasets import Dataset
 
 from .evaluate import success
 from .rewards import answer_and_length, exact_match, right_characters
-from .tasks import CELLS, LEARNABLE_FAMILIES, Task, make_task
+from .tasks import CELLS, Task, make_task
 
 
 Cell = tuple[str, int]
-EASY, LEARNABLE, DEAD = "easy", "learnable", "dead"
-#: Mean success of a cell from which it is easy; up to which it is dead; within which it is learnable.
-EASY_FROM, DEAD_UP_TO, LEARNABLE_RANGE = 0.93, 0.002, (0.01, 0.7)
-#: A continuum has as many prompts in each of so many equal ranges of success, between dead and easy.
-SUCCESS_RANGES = 8
+EASY, LEARNABLE, UNSOLVABLE = "easy", "learnable", "unsolvable"
+#: Mean success of a cell from which it is easy; up to which it is unsolvable; within which it is learnable.
+EASY_FROM, UNSOLVABLE_UP_TO, LEARNABLE_RANGE = 0.93, 0.002, (0.01, 0.7)
 CELL_TASKS = 128
 HELD_OUT = 512
 EASY_TASKS = 96
@@ -37,35 +31,25 @@ EASY_TASKS = 96
 
 @dataclass(frozen=True)
 class Pool:
-    """
-    Shares of the three kinds, the number of prompts, the reward that is trained on, and whether the learnable part is a
-    continuum of success instead of a range of it.
-    """
+    """Shares of the three kinds, the reward that is trained on, and the number of prompts."""
 
     easy: float
     learnable: float
-    dead: float
+    unsolvable: float
     reward: Callable[..., list[float]] = exact_match
     size: int = 512
-    continuum: bool = False
 
     def counts(self) -> dict[str, int]:
         easy, learnable = round(self.easy * self.size), round(self.learnable * self.size)
-        return {EASY: easy, LEARNABLE: learnable, DEAD: self.size - easy - learnable}
-
-    def kinds(self, success_by_cell: dict[Cell, float]) -> dict[str, list[Cell]]:
-        """The cells of each kind, in the order in which they are drawn from."""
-        kinds = classify(success_by_cell)
-        return kinds | {LEARNABLE: continuum(success_by_cell)} if self.continuum else kinds
+        return {EASY: easy, LEARNABLE: learnable, UNSOLVABLE: self.size - easy - learnable}
 
 
 POOLS = {
-    "first": Pool(easy=0.12, learnable=0.18, dead=0.70),
-    "second": Pool(easy=0.15, learnable=0.35, dead=0.50),
-    "third": Pool(easy=0.12, learnable=0.18, dead=0.70, reward=right_characters),
-    "graded": Pool(easy=0.12, learnable=0.18, dead=0.70, reward=answer_and_length),
-    "learnable": Pool(easy=0.0, learnable=1.0, dead=0.0),
-    "continuum": Pool(easy=0.0, learnable=2 / 3, dead=1 / 3, size=480, continuum=True),
+    "first": Pool(easy=0.12, learnable=0.18, unsolvable=0.70),
+    "second": Pool(easy=0.15, learnable=0.35, unsolvable=0.50),
+    "third": Pool(easy=0.12, learnable=0.18, unsolvable=0.70, reward=right_characters),
+    "graded": Pool(easy=0.12, learnable=0.18, unsolvable=0.70, reward=answer_and_length),
+    "learnable": Pool(easy=0.0, learnable=1.0, unsolvable=0.0),
 }
 
 
@@ -96,28 +80,8 @@ def classify(success_by_cell: dict[Cell, float]) -> dict[str, list[Cell]]:
     return {
         EASY: [cell for cell, p in success_by_cell.items() if p >= EASY_FROM],
         LEARNABLE: [cell for cell, p in success_by_cell.items() if low <= p <= high],
-        DEAD: [cell for cell, p in success_by_cell.items() if p <= DEAD_UP_TO],
+        UNSOLVABLE: [cell for cell, p in success_by_cell.items() if p <= UNSOLVABLE_UP_TO],
     }
-
-
-def continuum(success_by_cell: dict[Cell, float]) -> list[Cell]:
-    """
-    The cells that a continuum draws from in turn: every learnable family and every range of success equally often.
-
-    The cells of a family that share a range take turns. Where a family has none in a range, the one nearest to the range's
-    middle stands in.
-    """
-    edges = np.linspace(DEAD_UP_TO, EASY_FROM, SUCCESS_RANGES + 1)
-    columns = []  # by range and family, the cells that take turns
-    for low, high in itertools.pairwise(edges):
-        for family in LEARNABLE_FAMILIES:
-            own = {c: p for c, p in success_by_cell.items() if c[0] == family and DEAD_UP_TO < p < EASY_FROM}
-            if not own:
-                raise ValueError(f"The trained start has no cell of {family!r} that is neither dead nor easy.")
-            inside = [c for c, p in own.items() if low <= p < high]
-            columns.append(inside or [min(own, key=lambda c: abs(own[c] - (low + high) / 2))])
-    turns = math.lcm(*map(len, columns))
-    return [column[turn % len(column)] for turn in range(turns) for column in columns]
 
 
 def draw(rng: np.random.Generator, cells: list[Cell], n: int, taken: set[str]) -> list[Task]:
@@ -138,7 +102,7 @@ def draw(rng: np.random.Generator, cells: list[Cell], n: int, taken: set[str]) -
 
 
 def held_out_tasks(kinds: dict[str, list[Cell]]) -> list[Task]:
-    """`HELD_OUT` tasks of the learnable cells, the same for every method and seed, and every pool with these cells."""
+    """`HELD_OUT` tasks of the learnable cells, the same for every method, seed and pool."""
     return draw(np.random.default_rng(1234), kinds[LEARNABLE], HELD_OUT, set())
 
 

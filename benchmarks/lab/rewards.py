@@ -33,17 +33,14 @@ def answer_and_length(completions: list[str], answer: list[str], **columns) -> l
 
 
 class Tally:
-    """Calls a reward and counts, over groups of equal prompts, those with unequal rewards.
-
-    Every freshly generated group is scored once, whatever the trainer does with it afterwards, so this is the share of
-    effective groups among those *generated*. Sequential rollouts score a group in two calls: the second continues groups of
-    the first, and counts none.
+    """
+    Calls a reward and counts, over groups of equal prompts, those with unequal rewards: the effective groups among those
+    *generated*, whatever the trainer does with them afterwards.
     """
 
     def __init__(self, reward, group_size: int):
         self.reward, self.group_size = reward, group_size
         self.groups = self.effective = 0
-        self.begun: dict[str, list[list[float]]] = {}  # parts of groups in the latest call, by prompt
         self.__name__ = reward.__name__
 
     def __call__(self, prompts, completions, **columns) -> list[float]:
@@ -51,18 +48,9 @@ class Tally:
         by_prompt = defaultdict(list)
         for prompt, reward in zip(prompts, rewards, strict=True):
             by_prompt[prompt].append(reward)
-        if not by_prompt.keys() <= self.begun.keys():
-            self.begun = {}
-        begun, self.begun = self.begun, {}
-        for prompt, values in by_prompt.items():
+        for values in by_prompt.values():
             for start in range(0, len(values), self.group_size):
                 group = values[start : start + self.group_size]
-                if begun.get(prompt):
-                    first = begun[prompt].pop()
-                    self.effective += min(first) == max(first) and min(first + group) != max(first + group)
-                    continue
                 self.groups += 1
                 self.effective += min(group) != max(group)
-                if len(group) < self.group_size:
-                    self.begun.setdefault(prompt, []).append(group)
         return rewards

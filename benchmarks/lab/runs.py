@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import multiprocessing
 import os
 import time
@@ -18,26 +17,12 @@ Sink = Callable[[dict], None]
 ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
-def interleaved(methods: Iterable[str], seeds: Iterable[int], rates: Iterable[float], **shared) -> list[RunSpec]:
-    """Specs in the order in which they are run: all methods of the first seed, then of the second, ...
-
-    A machine that is busier at some hours than at others so touches all methods alike, and an early look at the table
-    compares like with like.
-    """
-    return [
-        RunSpec(method=method, seed=seed, learning_rate=rate, **shared)
-        for seed, rate, method in itertools.product(seeds, rates, methods)
-    ]
-
-
 def _progress(spec: RunSpec, row: dict, started: float) -> None:
     share = row["step"] / spec.steps
-    left = "" if not share else f", {(time.monotonic() - started) * (1 / share - 1):.0f} s left"
-    groups = row["groups"] or 1
+    left = f", {(time.monotonic() - started) * (1 / share - 1):.0f} s left" if share else ""
     print(
         f"  {spec.pool}/{spec.method} lr {spec.learning_rate:g} seed {spec.seed}: step {row['step']}/{spec.steps}, "
-        f"{row['rollouts']} rollouts, accuracy {row['accuracy_sampled']:.3f} (greedy {row['accuracy_greedy']:.3f}), "
-        f"effective {row['effective_groups'] / groups:.2f}{left}",
+        f"{row['rollouts']} rollouts, accuracy {row['accuracy_sampled']:.3f}{left}",
         flush=True,
     )
 
@@ -78,7 +63,7 @@ def run_all(
     recorded: Collection[str] = (),
 ) -> list[dict]:
     """
-    Run what is not finished yet and return the rows of all `specs`, in their order; by the lab's `run`, or by `train`. Of a
+    Run what is not finished yet and return the rows of all `specs`, in their order; with `run`, or with `train`. Of a
     spec whose name is in `recorded` the rows are kept elsewhere: it is finished, and has none here.
     """
     missing = [
@@ -98,24 +83,12 @@ def run_all(
 
 
 def merged(specs: Iterable[RunSpec], table: Iterable[dict], folder: Path) -> list[dict]:
-    """The rows of the finished runs of `specs`, from the files in `folder` or else from a `table` made before, in their order.
-
-    Other runs of the table were made with settings that were changed since, or under another name. They stay, ahead of the
-    rest, as long as there is no run of `specs` with the same pool, method and learning rate.
-    """
+    """The rows of the finished runs of `specs`, from the files in `folder` or else from a `table` made before, in their order."""
     before: dict[str, list[dict]] = {}
     for row in table:
         before.setdefault(row["run"], []).append(row)
-    runs = {}
+    rows = []
     for spec in specs:
         file = RunFile(folder, spec.name)
-        rows = file.rows() if file.finished() else before.get(spec.name)
-        if rows:
-            runs[spec.name] = rows
-    made = {_compared(rows[0]) for rows in runs.values()}
-    former = {name: rows for name, rows in before.items() if name not in runs and _compared(rows[0]) not in made}
-    return [row for rows in (former | runs).values() for row in rows]
-
-
-def _compared(row: dict) -> tuple[str, str, float]:
-    return row["pool"], row["method"], row["learning_rate"]
+        rows += file.rows() if file.finished() else before.get(spec.name, [])
+    return rows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from importlib.metadata import version
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,6 +12,7 @@ import pyarrow.parquet as pq
 
 
 DONE = {"done": True}
+PACKAGES = ("trl-dataeff", "trl", "transformers", "torch", "numpy")
 
 
 class RunFile:
@@ -49,15 +51,16 @@ class RunFile:
         self.append(DONE)
 
 
-def write_table(rows: Iterable[dict], path: Path, metadata: dict[str, str]) -> pa.Table:
-    """Write `rows` as parquet with `metadata` (the command among it) in the schema; returns the table."""
+def write_table(rows: Iterable[dict], path: Path, command: str) -> None:
+    """Write `rows` as parquet, with the command and the versions of the packages in the schema."""
     rows = list(rows)
     names = dict.fromkeys(name for row in rows for name in row)  # pyarrow takes the columns of the first row alone
+    metadata = {"command": command} | {name: version(name) for name in PACKAGES}
     table = pa.Table.from_pylist([dict.fromkeys(names) | row for row in rows]).replace_schema_metadata(metadata)
+    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     pq.write_table(table, partial)
     partial.replace(path)
-    return table
 
 
 def read_rows(path: Path) -> list[dict]:

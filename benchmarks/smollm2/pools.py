@@ -14,7 +14,7 @@ HELD_OUT_SEED = 10_000
 
 @dataclass(frozen=True)
 class Pool:
-    """`size` questions, a share of them out of reach, the others of the kinds `learnable`, each as many."""
+    """`size` questions, a share of them unsolvable, the others of the kinds `learnable`, each as many."""
 
     unsolvable: float
     learnable: tuple[str, ...] = tuple(LEARNABLE)
@@ -22,10 +22,10 @@ class Pool:
 
     def counts(self) -> dict[str, int]:
         """Questions of each kind."""
-        out_of_reach = round(self.unsolvable * self.size)
+        unsolvable = round(self.unsolvable * self.size)
         return {
-            **_split(self.size - out_of_reach, self.learnable),
-            **_split(out_of_reach, tuple(UNSOLVABLE)),
+            **_split(self.size - unsolvable, self.learnable),
+            **_split(unsolvable, tuple(UNSOLVABLE)),
         }
 
 

@@ -1,5 +1,5 @@
 """
-The questions: kinds of graded difficulty with one right answer each, some of them out of the model's reach.
+The questions: kinds of graded difficulty with one right answer each, some of them unsolvable for the model.
 
 A prompt is two short examples of the kind and the question, a line each, so that a completion ends with its line:
 
@@ -77,7 +77,7 @@ def backwards(seed: int) -> Iterator[tuple[str, str]]:
         yield f'"{word}" backwards?', word[::-1]
 
 
-#: Within reach, from questions that are mostly solved to questions that hardly ever are
+#: Learnable, from questions that are mostly solved to questions that hardly ever are
 LEARNABLE = {
     "largest": Kind(("Largest of 3 7? 7", "Largest of 8 2? 8"), _numbers("Largest of {}?", max)),
     "smallest": Kind(("Smallest of 7 3? 3", "Smallest of 2 8? 2"), _numbers("Smallest of {}?", min)),
@@ -88,7 +88,7 @@ LEARNABLE = {
     "sums": Kind(("2 + 6 = 8", "14 - 5 = 9"), tasks.sums),
     "products": Kind(("2 * 6 = 12", "3 * 13 = 39"), _products(range(2, 13), range(11, 40))),
 }
-#: Out of reach: no sampled completion is ever right
+#: Unsolvable: no sampled completion is ever right
 UNSOLVABLE = {
     "large_products": Kind(("12 * 15 = 180", "212 * 31 = 6572"), _products(range(100, 1000), range(100, 1000))),
     "backwards": Kind(('"cat" backwards? tac', '"book" backwards? koob'), backwards),

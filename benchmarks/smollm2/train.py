@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -27,7 +26,6 @@ from examples.quickstart.weights import convert, find_gguf
 
 
 END_OF_LINE = "Ċ"  # the tokenizer's name for "\n"
-LEARNING_RATE = 1e-3
 
 
 def right_tokens(
@@ -42,68 +40,37 @@ def right_tokens(
 
 @dataclass(frozen=True)
 class Spec:
-    """What decides a run, apart from the code and the machine."""
+    """What decides a run, apart from the code and the machine. [`planned`] makes one."""
 
     method: str
     seed: int
     pool: str
-    learning_rate: float = LEARNING_RATE
-    steps: int = 32
-    max_rollouts: int = 1024  # 16 steps of uniform sampling; whichever comes first
-    eval_every: int = 1024  # rollouts
+    learning_rate: float
+    steps: int
+    max_rollouts: int  # or `steps`, whichever comes first
     prompts: int = 8  # groups a step
     group_size: int = 8
+    eval_every: int = 1024  # rollouts; and at the end
     start: str = "SmolLM2-135M-Instruct"
-    schedule: str = "constant"  # of the learning rate: or "linear", to 0 at the last step
-
-    def until(self, rollouts: int | None) -> Spec:
-        """The same for so many rollouts, in twice the steps that uniform sampling needs for them."""
-        if rollouts is None:
-            return self
-        return replace(self, max_rollouts=rollouts, steps=2 * rollouts // (self.prompts * self.group_size))
-
-    def scheduled(self, schedule: str) -> Spec:
-        """
-        The same with this schedule of the learning rate. A rate that falls to 0 does so in the steps that the method needs for
-        its rollouts, if it replays as much as it is told to.
-        """
-        if schedule == "constant":
-            return self
-        settings = find(self.method).settings()
-        batch = settings.get("per_device_train_batch_size", self.prompts * self.group_size)
-        replayed = settings["replay_fraction"] if settings.get("replay") == "share" else 0.0
-        steps = math.ceil(self.max_rollouts / (batch * (1 - replayed)))
-        return replace(self, schedule=schedule, steps=steps)
-
-    def planned(self, steps: int, schedule: str) -> Spec:
-        """The same for so many steps, whatever they generate: all that a user changes is the trainer's class."""
-        batch = self.prompts * self.group_size
-        return replace(self, steps=steps, max_rollouts=steps * batch, schedule=schedule)
-
-    def scaled(self, scale: int) -> Spec:
-        """The same with `scale` times as many groups a step, and rollouts."""
-        if scale == 1:
-            return self
-        return replace(
-            self,
-            prompts=scale * self.prompts,
-            max_rollouts=scale * self.max_rollouts,
-            eval_every=scale * self.eval_every,
-        )
-
-    @property
-    def key(self) -> tuple[str, float, str, int]:
-        return self.pool, self.learning_rate, self.method, self.seed
+    schedule: str = "linear"  # of the learning rate, to 0 at the last step: TRL's default
 
     @property
     def name(self) -> str:
-        own = asdict(self)
-        if self.schedule == "constant":
-            del own["schedule"]  # as the runs that were made before there was a choice
-        recipe = json.dumps([own, find(self.method).settings()], sort_keys=True, default=str)
+        recipe = json.dumps([asdict(self), find(self.method).settings()], sort_keys=True, default=str)
         key = hashlib.sha256(recipe.encode()).hexdigest()[:8]
         method = self.method.replace(",", "+").replace("/", "_")[:80]
         return f"{self.pool}-{method}-seed{self.seed}-{key}"
+
+
+def planned(
+    method: str, seed: int, pool: str, learning_rate: float = 2e-3, rollouts: int = 1024, prompts: int = 8
+) -> Spec:
+    """A run in the steps that its method needs for so many rollouts, if it replays as large a share as it may."""
+    spec = Spec(method, seed, pool, learning_rate, steps=0, max_rollouts=rollouts, prompts=prompts)
+    settings = find(method).settings()
+    batch = settings.get("per_device_train_batch_size", prompts * spec.group_size)
+    replayed = settings["replay_fraction"] if settings.get("replay") == "share" else 0.0
+    return replace(spec, steps=math.ceil(rollouts / (batch * (1 - replayed))))
 
 
 def load(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -184,7 +151,6 @@ def run(spec: Spec, weights: Path, sink: Callable[[dict], None]) -> None:
     ]
     evaluations = EvaluationsByRollouts(spec, tokenizer, tasks, tasks[:0], tally, sink)
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["TRL_DATAEFF_CACHE"] = str(Path(folder) / "embeddings")  # each run pays for its own
         train_counted(
             trainer_class,
             evaluations,

@@ -6,73 +6,110 @@ import math
 
 import pytest
 
-from benchmarks import proof
-from benchmarks.lab.ratios import Curve
+from benchmarks import proof, tables
+from benchmarks.lab.ratios import Curve, ratio_table, ratios
+from benchmarks.lab.store import RunFile
 
 
-def run(method: str, seed: int, slope: float, steps: int = 100, per_step: int = 128, **columns) -> Curve:
+def run(method: str, seed: int, slope: float, steps: int = 100, per_step: int = 128, pool: str = "first") -> Curve:
     """Accuracy rises by `slope` a step from 0.2."""
     rows = [
         {
-            "step": step, "rollouts": per_step * step, "wall_s": 2.0 * step, "cpu_s": float(step),
-            "accuracy_sampled": 0.2 + slope * step, "accuracy_greedy": 0.5, "accuracy_easy": 0.9,
-            "entropy_held_out": 0.3 - 0.002 * step, "groups": 16 * (step > 0), "effective_groups": 4 * (step > 0),
-            "selection_s": 0.01, "generation_s": 0.4, "training_s": 0.59, "replay_age": None,
-            "replay_ratio": None, "replay_ratio_max": None,
-        } | columns
+            "step": step, "rollouts": per_step * step, "cpu_s": 2.0 * step, "accuracy_sampled": 0.2 + slope * step,
+            "groups": 16 * (step > 0), "effective_groups": 4 * (step > 0),
+        }
         for step in range(0, steps + 1, 10)
     ]  # fmt: skip
-    return Curve(method, seed, rows)
+    return Curve(pool, 1e-4, method, seed, rows)
 
 
-def cells(text: str, method: str) -> list[str]:
-    (line,) = [line for line in text.splitlines() if line.startswith(f"| `{method}` |")]
-    return [cell.strip() for cell in line.strip("|").split("|")]
+def end(method: str, seed: int, success: float, rollouts: int = 1024, rate: float = 2e-3, pool: str = "mixed") -> dict:
+    return {
+        "method": method, "seed": seed, "pool": pool, "learning_rate": rate, "rollouts": rollouts, "step": rollouts // 64,
+        "accuracy_sampled": success, "accuracy_greedy": success + 0.01, "cpu_s": 100.4, "run": f"{method}-{seed}-{rate}",
+    }  # fmt: skip
 
 
-def test_at_is_linear_between_evaluations_and_knows_its_end():
-    curve = run("uniform", 0, 0.004)
-    assert proof.at(curve, "step", 25) == pytest.approx(0.3)
-    assert proof.at(curve, "rollouts", 128 * 25) == pytest.approx(0.3)
-    assert proof.at(curve, "step", 102) == pytest.approx(0.6)  # a whole step may be missing
-    assert math.isnan(proof.at(curve, "step", 120))
+def cells(text: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()[2:]]
 
 
-def test_reach_table_by_hand():
-    # Twice as fast by step, a quarter of the rollouts: half of the steps, half of the rollouts of each
+def test_ratios_are_paired_by_seed_and_by_hand():
+    # Seed 0: uniform ends at 0.6; a run of twice the slope and half the rollouts a step is there after 50 of 100 steps
+    base = [run("uniform", 0, 0.004), run("uniform", 1, 0.002)]
+    own = [run("fast", 1, 0.002), run("fast", 0, 0.008, per_step=64), run("fast", 2, 0.008)]
+    assert ratios(own, base, "rollouts") == pytest.approx([1, 0.25])
+    assert ratios(own, base, "step") == pytest.approx([1, 0.5])
+    assert ratios([run("slow", 0, 0.001)], base, "cpu_s") == [math.inf]
+
+
+def test_the_ratio_table_by_hand():
     curves = [c for seed in (0, 1) for c in (run("uniform", seed, 0.004), run("fast", seed, 0.008, per_step=64))]
-    row = cells(proof.reach_table(curves, 50), "fast")
-    assert row[2] == "1600"  # 25 steps of 64
-    assert row[3] == "0.25 (0.25-0.25)"
-    assert row[5:] == ["0.50 (0.50-0.50)"] * 3
-    slow = [*curves, run("slow", 0, 0.001), run("slow", 1, 0.001)]
-    assert cells(proof.reach_table(slow, 50), "slow")[2:4] == ["never", "never, in 2 of 2"]
+    curves += [run("slow", 0, 0.004), run("slow", 1, 0.001, steps=30)]
+    uniform, fast, slow = cells(ratio_table(curves))
+    assert uniform[:3] == ["`uniform`", "2", "1.00 (1.00-1.00)"]
+    assert fast[1:6] == ["2", "0.25 (0.25-0.25)", "0.50 (0.50-0.50)", "0.50 (0.50-0.50)", "0.25"]
+    assert fast[6] == "0.825 ± 0.000"  # step 78.125
+    assert slow[2:] == ["never, in 1 of 2"] * 3 + ["0.25", "-"], (
+        "a run of 30 steps has no accuracy after 5,000 rollouts"
+    )
+    other = [run("uniform", 0, 0.004, pool="second"), run("fast", 0, 0.008, pool="second")]
+    several = cells(ratio_table([*curves[:2], *other], show_baseline=False))
+    assert [row[:4] for row in several] == [["first", "`fast`", "1", "0.25"], ["second", "`fast`", "1", "0.50"]]
 
 
-def test_rollouts_of_effective_groups_by_hand():
-    """Uniform reaches 0.4 at step 50, with 5 evaluations of 80 effective groups of 8 in 6,400 rollouts; fast with 2.5 of them."""
-    curves = [run("uniform", 0, 0.004), run("fast", 0, 0.008, per_step=64), run("slow", 0, 0.001)]
-    for curve in curves:
-        for row in curve.rows[1:]:
-            row["effective_groups"] = 80
-    text = proof.effective_alone(curves, 50)
-    assert cells(text, "uniform")[2:] == ["1.00", "0.50"]
-    assert cells(text, "fast")[2:] == ["0.25", "0.25"]
-    assert cells(text, "slow")[2:] == ["never, in 1 of 1", "never"]
+def test_cells_by_hand():
+    half = 4.30 * 0.1 / math.sqrt(3)  # Student's t for three seeds
+    assert tables.with_interval([0.4, 0.5, 0.6]) == f"0.500 ± {half:.3f}"
+    assert tables.difference([-0.1, 0.0, 0.1]) == f"+0.000 ± {half:.3f}"
+    assert tables.difference([0.25]) == "+0.250", "one seed has no interval"
+    spread = math.exp(12.71 * math.log(2) / 2)  # of 1/4 and 1/2: t times the standard error of the two logarithms
+    assert tables.ratio([0.25, 0.5]) == f"0.35 ({8**-0.5 / spread:.2f}-{8**-0.5 * spread:.2f})"
+    assert tables.ratio([0.25, math.inf]) == "never, in 1 of 2"
+    assert tables.ratio([]) == tables.difference([]) == tables.mean([]) == "-"
+    assert tables.markdown(["a", "bb"], [["1", ""]]) == "| a | bb |\n|---|----|\n| 1 |    |"
 
 
-def test_ratios_to_a_target_are_paired_by_seed_and_leave_out_what_has_few_seeds():
-    curves = [run("default", seed, 0.004 * (seed + 1)) for seed in (0, 1, 2)]
-    curves += [run("default,x=1", seed, 0.008 * (seed + 1), per_step=64) for seed in (0, 1)]
-    curves += [run("default,y=1", 0, 0.004)]
-    text = proof.to_target_table(curves, "default", 0.4, seeds=2)
-    assert cells(text, "x=1")[1:] == ["2", "0.25 (0.25-0.25)", "0.50 (0.50-0.50)", "0.50 (0.50-0.50)"]
-    assert "y=1" not in text
-    assert text.splitlines()[-1].startswith("| base | 3 | 1.00 |")
+def test_the_table_of_the_pretrained_model_by_hand():
+    """Paired with plain GRPO's only setting on the pool, also at another rate or plan; with selection at the same one."""
+    ends = [end("default", 1, 0.45), end("default", 0, 0.4), end("uniform", 0, 0.35), end("uniform", 1, 0.35)]
+    ends += [end("default", 0, 0.3, rollouts=512 + 40), end("selection", 0, 0.38), end("default", 0, 0.2, rate=4e-3)]
+    ends += [end("default", 0, 0.9, pool="learnable")]
+    rows = cells(proof.pretrained_table(ends))
+    interval = f"± {12.71 * 0.05 / 2:.3f}"
+    assert [row[:6] + row[-2:] for row in rows] == [
+        ["mixed", "`uniform`", "0.002", "1,024", "2", "0.350", "-", "-"],
+        ["mixed", "`selection`", "0.002", "1,024", "1", "0.380", "+0.030", "-"],
+        ["mixed", "`default`", "0.002", "1,024", "2", "0.425", f"+0.075 {interval}", "+0.020"],
+        ["mixed", "`default`", "0.002", "512", "1", "0.300", "-0.050", "-"],
+        ["mixed", "`default`", "0.004", "1,024", "1", "0.200", "-0.150", "-"],
+        ["learnable", "`default`", "0.002", "1,024", "1", "0.900", "-", "-"],
+    ]
+    assert rows[2][6:9] == ["0.435", "16", "100"]
+    short = cells(proof.readme_table(ends))
+    assert [row[0] for row in short] == ["plain GRPO", "selection alone", "default", "default, half of the steps"]
+    assert short[2][-1] == f"+0.075 {interval}"
+    with pytest.raises(ValueError, match="same seed"):
+        proof.pretrained_table([end("default", 0, 0.4), end("default", 0, 0.5)])
 
 
-def test_intervals_are_students():
-    values = [0.4, 0.5, 0.6]
-    half = 4.30 * 0.1 / math.sqrt(3)
-    assert proof.number(values) == f"0.500 ± {half:.3f}"
-    assert proof.number([0.4, math.nan]) == ""
+def test_unfinished_runs_are_left_out_and_pages_are_filled(tmp_path, monkeypatch):
+    for name, done in (("a", True), ("b", False)):
+        file = RunFile(tmp_path, name)
+        file.begin()
+        file.append(end("uniform", 0, 0.3))
+        if done:
+            file.end()
+    assert len(proof.finished(tmp_path)) == 1
+    monkeypatch.setitem(proof.TABLES, "rule", lambda: "| x |")
+    page = "a\n<!-- table rule -->\nold\n<!-- end -->\nb"
+    assert proof.fill(page) == "a\n<!-- table rule -->\n\n| x |\n\n<!-- end -->\nb"
+
+
+def test_the_picture_has_a_line_for_each_method(tmp_path):
+    pytest.importorskip("matplotlib")
+    curves = [run(method, seed, 0.004) for method in proof.COLOURS for seed in (0, 1)]
+    proof.draw(curves, tmp_path / "picture.svg")
+    text = (tmp_path / "picture.svg").read_text()
+    assert all(f"{words}, 2 seeds" in text for words in proof.WORDS.values())
+    assert "optimizer steps" in text

@@ -1,4 +1,4 @@
-"""A start small enough for tests: it knows little, so the bounds of easy, learnable and dead are moved to fit it."""
+"""A start small enough for tests: it knows little, so the bounds of easy, learnable and unsolvable are moved to fit it."""
 
 from __future__ import annotations
 
@@ -40,5 +40,5 @@ def tiny_bounds(monkeypatch):
     """Bounds under which the small start has cells of every kind, and few held-out prompts."""
     monkeypatch.setattr(pools, "EASY_FROM", 0.3)
     monkeypatch.setattr(pools, "LEARNABLE_RANGE", (0.003, 0.3))
-    monkeypatch.setattr(pools, "DEAD_UP_TO", 1e-4)
+    monkeypatch.setattr(pools, "UNSOLVABLE_UP_TO", 1e-4)
     monkeypatch.setattr(pools, "HELD_OUT", 64)

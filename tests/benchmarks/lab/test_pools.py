@@ -6,11 +6,10 @@ import hashlib
 
 import pytest
 
-from benchmarks.lab.pools import LEARNABLE, POOLS, held_out_tasks, pool_dataset
+from benchmarks.lab.pools import LEARNABLE, POOLS, classify, held_out_tasks, pool_dataset
 from benchmarks.lab.tasks import ARITHMETIC, CELLS
 
 
-CONTINUUM = POOLS["continuum"]
 #: Success falls by so much with every letter: `second` to 0.72 and no further, `vowels` to 0.003; the others reach 0
 SLOPES = {"rotate": 0.09, "vowels": 0.0789, "interleave": 0.29, "second": 0.019}
 CELL_SUCCESS = {
@@ -23,13 +22,13 @@ COMMITTED = {"first": "c37a9ca1fa3e36b2", "second": "3440d666cb6062af", "third":
 
 def test_pools_with_the_same_shares_have_the_same_prompts():
     assert digest("graded") == digest("third") == digest("first")
-    data = pool_dataset(POOLS["learnable"], POOLS["learnable"].kinds(CELL_SUCCESS), seed=3)
+    data = pool_dataset(POOLS["learnable"], classify(CELL_SUCCESS), seed=3)
     assert set(data["kind"]) == {LEARNABLE}
     assert len(data) == 512
 
 
 def digest(name: str) -> str:
-    kinds = POOLS[name].kinds(CELL_SUCCESS)
+    kinds = classify(CELL_SUCCESS)
     prompts = [*pool_dataset(POOLS[name], kinds, seed=3)["prompt"], *(task.prompt for task in held_out_tasks(kinds))]
     return hashlib.sha256("\n".join(prompts).encode()).hexdigest()[:16]
 

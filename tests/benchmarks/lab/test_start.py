@@ -53,17 +53,17 @@ def test_kinds_follow_from_success():
     assert pools.classify(cells) == {
         "easy": [("second", 2)],
         "learnable": [("second", 5)],
-        "dead": [("sum", 3)],
+        "unsolvable": [("sum", 3)],
     }
 
 
 @pytest.mark.parametrize("name", pools.POOLS)
 def test_a_pool_has_its_shares_and_no_held_out_prompt(name, start, model, tokenizer, tiny_bounds):
     pool = pools.POOLS[name]
-    kinds = pool.kinds(pools.cached_cell_success(start, model, tokenizer))
+    kinds = pools.classify(pools.cached_cell_success(start, model, tokenizer))
     data = pools.pool_dataset(pool, kinds, seed=0)
     assert len(data) == pool.size == len(set(data["prompt"]))
-    for kind, share in (("easy", pool.easy), ("learnable", pool.learnable), ("dead", pool.dead)):
+    for kind, share in (("easy", pool.easy), ("learnable", pool.learnable), ("unsolvable", pool.unsolvable)):
         assert list(data["kind"]).count(kind) / len(data) == pytest.approx(share, abs=0.002)
     assert not set(data["prompt"]) & {t.prompt for t in pools.held_out_tasks(kinds)}
     learnable = pools.pool_dataset(pool, kinds, seed=0, only=["learnable"])
@@ -72,19 +72,8 @@ def test_a_pool_has_its_shares_and_no_held_out_prompt(name, start, model, tokeni
     assert set(pools.pool_dataset(pool, kinds, seed=1)["prompt"]) != set(data["prompt"])
 
 
-def test_a_group_that_is_scored_in_two_parts_counts_once():
-    tally = Tally(exact_match, group_size=4)
-
-    def score(*parts):
-        prompts, completions = zip(*((prompt, c) for prompt, answers in parts for c in answers), strict=True)
-        tally(prompts=prompts, completions=completions, answer=["1"] * len(prompts))
-
-    score(("a", "11"), ("b", "10"), ("c", "00"))
+def test_groups_are_counted_where_they_are_scored():
+    tally = Tally(exact_match, group_size=2)
+    rewards = tally(prompts=list("aabbbb"), completions=list("101100"), answer=["1"] * 6)  # b is generated twice
+    assert rewards == [1, 0, 1, 1, 0, 0]
     assert (tally.groups, tally.effective) == (3, 1)
-    score(("b", "11"), ("c", "01"))  # a is stopped; c is effective only as a whole
-    assert (tally.groups, tally.effective) == (3, 2)
-    score(("a", "00"), ("d", "11"))  # of the next batch
-    score(("a", "11"))
-    assert (tally.groups, tally.effective) == (5, 3)
-    score(("a", "0011"))
-    assert (tally.groups, tally.effective) == (6, 4)
