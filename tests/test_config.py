@@ -117,7 +117,7 @@ def test_values_under_our_names_are_kept_and_checked():
     given.replay_fraction = 0.25
     assert own_copy(given).replay_fraction == 0.25
     given.replay_ratio_cap = 0.5
-    with pytest.raises(ValueError, match="`replay_ratio_cap` is 0.5"):
+    with pytest.raises(ValueError, match=r"`replay_ratio_cap` is 0\.5"):
         own_copy(given)
 
 
