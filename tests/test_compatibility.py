@@ -8,6 +8,7 @@ from tests.factories import (
     DYNAMIC,
     OFF,
     SHARE,
+    CountedRows,
     Watched,
     all_finite,
     assert_identical,
@@ -49,8 +50,9 @@ def test_mixture_of_experts(tmp_path):
         return run(trainer_class, config_class, tmp_path / folder, trainer=trainer, **options)
 
     reference = train("a", GRPOTrainer, GRPOConfig)
-    ours = train("b", **OFF)
+    ours = train("b", CountedRows, **{**OFF, "skip_zero_advantage": True})
     assert_identical(reference, ours)
+    assert set(ours.in_loss) == {8}, "the loss of the router counts every row"
     assert all(value > 0 for (value,) in logged(ours, "aux_loss"))
     replaying = train("c", Watched, **SHARE, **DYNAMIC, per_device_train_batch_size=16)
     assert any(batch.replayed for batch in replaying.batches)

@@ -13,6 +13,7 @@ from trl import GRPOConfig, GRPOTrainer
 from tests.factories import (
     DYNAMIC,
     FILL,
+    Watched,
     all_finite,
     chat_dataset,
     even_length_reward,
@@ -397,6 +398,39 @@ def test_a_selector_that_cannot_be_made_is_found_before_the_model_is_loaded(
 ):
     with pytest.raises(error, match=message):
         build(tmp_path, plain_dataset(), selector=selector, **fields)
+
+
+def test_a_stream_is_trained_on_without_replay_and_that_is_said(tmp_path, caplog_transformers):
+    stream = plain_dataset().to_iterable_dataset()
+    options = {"selection": "auto", "max_steps": 3, **FILL}
+    trainer = run(Watched, DataEfficientGRPOConfig, tmp_path, trainer={"train_dataset": stream}, **options)
+    assert trainer.collector.buffer is None
+    assert [len(batch.generated) for batch in trainer.batches] == [2, 2, 2]
+    (message,) = messages(caplog_transformers, "does not replay")
+    assert message.startswith(
+        "With a streaming (iterable) dataset, `selection='auto'` is 'uniform', `replay='fill'` does not replay: each batch"
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        (FILL, "replay fills the batch; 24 prompts"),
+        ({**FILL, **DYNAMIC}, "up to 4 rounds of rollouts a batch, replay fills the batch"),
+        ({"replay": "share"}, "replay has 1 places of each batch"),
+        (
+            {"replay": "share", "replay_fraction": 0.1},
+            "`replay_fraction=0.1` of 2 groups per process rounds to no group",
+        ),
+        ({"replay_fraction": 0.3}, "`replay_fraction=0.3` has no effect: it needs `replay` to be share"),
+        ({"rollout_margin": 2.0}, "`rollout_margin=2.0` has no effect: it needs `max_rollout_rounds` to be 2 or more"),
+        ({}, None),
+    ],
+)
+def test_what_is_on_and_what_has_no_effect(tmp_path, caplog_transformers, fields, said):
+    make_trainer(tmp_path, "off", **fields)
+    shown = messages(caplog_transformers)
+    assert shown == [] if said is None else len(messages(caplog_transformers, said)) == 1
 
 
 def test_images_of_tools_are_found_where_they_would_be_lost():

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from datasets import Dataset
 from peft import LoraConfig
 
-from tests.factories import Watched, logged, plain_dataset, run
+from tests.factories import FILL, Watched, logged, plain_dataset, run
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 from trl_dataeff.collector import rounds
 from trl_dataeff.rollouts.context import ContextCheck
@@ -28,18 +28,23 @@ torch.set_num_threads(1)
 FOLDER, EXTENT = (Path(sys.argv[1]), sys.argv[2]) if __name__ == "__main__" else (Path(), "")
 ROWS, GROUP = 24, 2  # of a generation batch: 12 groups, for 1, 2 or 3 processes
 STEPS = 4
-DYNAMIC = {"max_rollout_rounds": 4, "max_rollout_rounds": 2}
-REPLAY = {"replay": "share"}
+DYNAMIC = {"max_rollout_rounds": 2}
+SKIP = {"skip_zero_advantage": True}
 LORA = {"trainer": {"peft_config": LoraConfig(r=4, target_modules=["q_proj"], lora_dropout=0.0)}}
-METHODS = {"plain": {}, "dynamic": DYNAMIC, "replay": REPLAY, "dynamic, replay": {**DYNAMIC, **REPLAY}}
+METHODS = {
+    "plain": SKIP,
+    "dynamic": DYNAMIC,
+    "fill": FILL,
+    "dynamic, fill": {**DYNAMIC, **FILL},
+    "share": {"replay": "share"},
+}
 SELECTIONS = ("uniform", "greso", "dots")
 QUICK = {
     "uniform": {},
     "greso, dynamic, lora": {"selection": "greso", **DYNAMIC, **LORA},
-    "dots, replay": {"selection": "dots", **REPLAY},
+    "uniform, skip": SKIP,
+    "dots, fill": {"selection": "dots", **FILL},
 }
-# On two processes: each replays one group while replay pauses
-PAIR = {"dots, pauses": {"selection": "dots", **REPLAY, "replay_pause_ess": 0.999}}
 FULL = {
     f"{selection}, {method}, {kind}": {"selection": selection, **fields, **adapter}
     for selection in SELECTIONS
@@ -66,7 +71,7 @@ def reward(prompts, completion_ids, **kwargs):
 
 def make(name: str, world_size: int, trainer_class=Watched, train=False, folder=None, **fields):
     rounds.SMALLEST = rounds.LARGEST = 1.0  # a round is else rounded up to a multiple of the number of processes
-    options = {**(QUICK | PAIR | FULL)[name], **fields}
+    options = {**(QUICK | FULL)[name], **fields}
     arguments = {"rollout_func": fixed_rollouts, "train_dataset": plain_dataset(36), **options.pop("trainer", {})}
     defaults = {"per_device_train_batch_size": ROWS // world_size, "num_generations": GROUP, "max_steps": STEPS}
     defaults |= {"optim": "sgd", "learning_rate": 0.5, "reward_range": (0.0, 1.0)}
@@ -86,7 +91,7 @@ def seen(trainer) -> dict:
     return {
         "generated": [[group.prompt_id for group in batch.generated] for batch in trainer.batches],
         "trained": [sorted(group.prompt_id for group in batch.trained) for batch in trainer.batches],
-        "logs": logged(trainer, "loss", "grad_norm", "reward", "entropy"),
+        "logs": logged(trainer, "loss", "grad_norm", "reward"),
     }
 
 
@@ -129,8 +134,7 @@ def differing(rank: int, world_size: int) -> dict:
 def main() -> None:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     report = {}
-    pair = PAIR if EXTENT == "quick" and world_size == 2 else {}
-    for name in [*(QUICK if EXTENT == "quick" else FULL), *pair]:
+    for name in QUICK if EXTENT == "quick" else FULL:
         saving = {"save_strategy": "steps", "save_steps": 2}
         whole = make(name, world_size, train=True, **saving)
         checkpoint = str(Path(whole.args.output_dir) / "checkpoint-2")

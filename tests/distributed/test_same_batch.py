@@ -45,16 +45,6 @@ def test_the_number_of_processes_changes_nothing_with_any_selection(name, report
     check(reports("full"), name)
 
 
-def test_all_processes_pause_replay_together(reports):
-    """Each then replays one group; and what they have measured is in the checkpoint."""
-    first, second = (report["dots, pauses"] for report in reports("quick")[2])
-    assert {kind: first[kind]["generated"] for kind in first} == {kind: second[kind]["generated"] for kind in second}
-    assert [len(generated) for generated in first["whole"]["generated"]] == [12, 6, 10, 10]
-    for report in (first, second):
-        assert report["resumed"]["logs"] == report["whole"]["logs"]
-        assert report["resumed"]["generated"] == report["whole"]["generated"][2:]
-
-
 def test_processes_with_other_prompts_are_rejected_at_the_start(reports):
     for report in reports("quick")[2]:
         message = report["differing"]["dataset"]

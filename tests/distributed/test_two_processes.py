@@ -57,26 +57,19 @@ def test_leftover_groups_are_marked_as_sampled_by_an_earlier_policy(two_processe
     assert any(any(batch["replayed"]) for report in two_processes for batch in report["dynamic"]["trained_on"])
 
 
-def test_both_processes_stop_the_same_groups(two_processes):
-    first, second = (report["sequential"] for report in two_processes)
-    for part in ("decisions", "sums", "sizes", "logs"):
-        assert first[part] == second[part]
-    sizes = [size for batch in first["sizes"] for size in batch]
-    assert set(sizes) == {4, 8}
-    assert first["logs"][-1][0] == sum(sizes)
-    assert any(decision["moved"] for decision in first["decisions"]), "no group was redistributed"
-
-
-def test_halves_of_two_processes_belong_together(two_processes):
-    """The reward is a function of the tokens: recomputed from what each process trains on, the advantages agree."""
-    for report in two_processes:
-        for batch in report["sequential"]["trained_on"]:
-            assert len(batch["prompts"]) == 16
-            for start in (0, 8):
-                assert batch["prompts"][start : start + 8] == [batch["prompts"][start]] * 8
-                rewards = np.array(batch["rewards"][start : start + 8])
-                expected = (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-4)
-                np.testing.assert_allclose(batch["advantages"][start : start + 8], expected, atol=1e-4)
+def test_both_processes_skip_as_many_rows_and_train_as_plain_grpo(two_processes):
+    first, second = (report["skipping"] for report in two_processes)
+    assert first["rows"] == second["rows"], "passes are collectives"
+    expected = []
+    for actives in zip(first["active"], second["active"], strict=True):  # of a step: two micro-batches of four rows
+        expected += 2 * [min(max(*actives, 1), 4), max(*actives, 5) - 4]  # two iterations
+    assert first["rows"] == expected[: len(first["rows"])]
+    assert sum(expected) < 0.8 * 8 * len(expected) / 2
+    assert any(a != b for a, b in zip(first["active"], second["active"]))
+    for report in (first, second):
+        assert report["apart"] < 2e-6
+        assert max(norm for (norm,) in report["grad_norms"][0]) > 1e-3
+        np.testing.assert_allclose(*report["grad_norms"], rtol=1e-4, atol=1e-6)
 
 
 def test_resume_on_two_processes_gives_the_same_losses(two_processes):

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from trl import GRPOConfig, GRPOTrainer
 
-from tests.factories import even_length_reward, logged, run
+from tests.factories import CountedRows, even_length_reward, logged, partly_learnable_reward, run
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 from trl_dataeff.collector import collector as collector_module
 
@@ -21,7 +21,6 @@ from trl_dataeff.collector import collector as collector_module
 torch.set_num_threads(1)
 FOLDER = Path(sys.argv[1])
 BATCH = {"per_device_train_batch_size": 4, "steps_per_generation": 2}
-SEQUENTIAL_BATCH = {"per_device_train_batch_size": 16, "steps_per_generation": 1}
 
 
 def often_unsolvable_reward(prompts, completion_ids, **kwargs):
@@ -34,7 +33,7 @@ class Watched(DataEfficientGRPOTrainer):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.decisions, self.trained_on, self.sizes = [], [], []
+        self.decisions, self.trained_on = [], []
 
     def _train_on_rounds(self):
         moved = []
@@ -73,8 +72,23 @@ class Watched(DataEfficientGRPOTrainer):
                 "rates": np.round([group.success_rate for group in batch.generated], 9).tolist(),
             }
         )
-        self.sizes.append([group.size for group in batch.generated])
         super()._log(batch)
+
+
+def skipping() -> dict:
+    """Plain TRL and a run that skips rows: how far their weights are apart, and the rows of the latter's passes."""
+    options = {**BATCH, "rewards": partly_learnable_reward, "optim": "sgd", "learning_rate": 0.5, "max_steps": 9}
+    options |= {"gradient_accumulation_steps": 2, "num_iterations": 2, "loss_type": "grpo"}
+    plain = run(GRPOTrainer, GRPOConfig, FOLDER / "plain", **options)
+    own = {"skip_zero_advantage": True, "replay": "off"}
+    ours = run(CountedRows, DataEfficientGRPOConfig, FOLDER / "skipping", **options, **own)
+    pairs = zip(plain.model.parameters(), ours.model.parameters(), strict=True)
+    return {
+        "apart": max((a - b).abs().max().item() for a, b in pairs),
+        "grad_norms": [logged(trainer, "grad_norm") for trainer in (plain, ours)],
+        "rows": ours.in_loss,
+        "active": [int((tensors["advantages"] != 0).sum()) for tensors in ours.tensors],
+    }
 
 
 def stop_one_of_two(options) -> tuple:
@@ -115,15 +129,7 @@ def main() -> None:
         "trained_on": trainer.trained_on,
         "logs": [{k: v for k, v in log.items() if k.startswith("dataeff/")} for log in trainer.state.log_history],
     }
-    sequential = {**dynamic, "selection": "uniform", "sequential_rollouts": True, "num_generations": 8, "max_steps": 6}
-    halves = run(Watched, DataEfficientGRPOConfig, FOLDER / "sequential", **{**sequential, **SEQUENTIAL_BATCH})
-    report["sequential"] = {
-        "decisions": halves.decisions,
-        "trained_on": halves.trained_on,
-        "sums": halves.collector.sequential.state_dict(),
-        "sizes": halves.sizes,
-        "logs": logged(halves, "dataeff/rollouts_generated", "dataeff/stopped_ratio"),
-    }
+    report["skipping"] = skipping()
     saving = {
         **dynamic,
         "save_strategy": "steps",
@@ -136,7 +142,7 @@ def main() -> None:
     replay = {
         **saving,
         "selection": "greso",
-        "dynamic_sampling": False,
+        "max_rollout_rounds": 1,
         "replay": "share",
         "per_device_train_batch_size": 8,
     }

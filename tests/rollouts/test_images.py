@@ -8,7 +8,7 @@ import torch
 from transformers import AutoProcessor, LlavaForConditionalGeneration
 from trl import GRPOConfig, GRPOTrainer
 
-from tests.factories import OFF, Watched, all_finite, assert_identical, logged, mixed_reward, number, run
+from tests.factories import OFF, CountedRows, Watched, all_finite, assert_identical, logged, mixed_reward, number, run
 from tests.factories.vision import picture, picture_dataset, save_tiny_vision
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 from trl_dataeff.rollouts.capture import images_of, prompts_with_images
@@ -44,6 +44,15 @@ def color(pixels: torch.Tensor) -> list[float]:
 def test_off_is_grpo(model, tmp_path, where):
     reference = train(model, tmp_path / "a", where, GRPOTrainer, GRPOConfig)
     assert_identical(reference, train(model, tmp_path / "b", where, DataEfficientGRPOTrainer, **OFF))
+
+
+def test_no_row_with_an_image_is_skipped(model, tmp_path):
+    options = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "max_steps": 4}
+    reference = train(model, tmp_path / "a", "images", GRPOTrainer, GRPOConfig, **options)
+    ours = train(model, tmp_path / "b", "images", CountedRows, skip_zero_advantage=True, **options)
+    assert ours.state.log_history[-2]["loss"] == reference.state.log_history[-2]["loss"]
+    assert any((tensors["advantages"] == 0).any() for tensors in ours.tensors)
+    assert set(ours.in_loss) == {4}
 
 
 @pytest.mark.parametrize("where", WHERE)
