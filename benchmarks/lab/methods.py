@@ -1,6 +1,6 @@
 """The methods that can be compared: a trainer class, a config and a part of the pool each. A new one is a line.
 
-A variation needs none: `default,replay_fraction=0.25` is the method `default` with that field of its config changed, and
+A variation needs none: `default,replay=off` is the method `default` with that field of its config changed, and
 `default,threshold=0.5` with that argument of its selector.
 """
 
@@ -21,9 +21,7 @@ OURS = {"trainer": "trl_dataeff:DataEfficientGRPOTrainer", "config": "trl_dataef
 
 @dataclass(frozen=True)
 class Method:
-    """
-    `trainer` and `config` are `module:Class`, imported when a run starts; `options` go to the config.
-    """
+    """`trainer` and `config` are `module:Class`, imported when a run starts; `options` go to the config."""
 
     what: str
     trainer: str = "trl:GRPOTrainer"
@@ -92,8 +90,8 @@ METHODS = {
         rollout_margin=1.25,
     ),
     "dots_paper": _ours(
-        "DOTS's objective, references and replay as published (near 0.5 at temperature 1e-3, from half a batch of random "
-        "prompts every 2 steps, a buffer of one batch, no age limit, no cap), with our predictor, which is fitted in the run",
+        "DOTS as published (half a batch of references every 2 steps, a buffer of one batch, no age limit, no cap), with our "
+        "predictor, which is fitted in the run",
         selection="dots_paper",
         selector_args={"reference_size": 8, "predictor": "logistic"},  # half a batch
         replay="share",

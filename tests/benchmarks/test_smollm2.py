@@ -31,18 +31,17 @@ def test_pools_have_their_shares_and_nothing_of_what_is_measured_with(name, unso
     assert len(prompts & {q.prompt for q in training_questions(POOLS[name], 4)}) < 0.5 * len(prompts)
 
 
+ANSWERS = {"products": math.prod, "large_products": math.prod, "largest": max, "smallest": min}
+ANSWERS |= {"second": lambda numbers: numbers[1], "gcd": lambda numbers: math.gcd(*numbers)}
+
+
 def test_answers_are_right():
     assert len(held_out()) == HELD_OUT_OF_A_KIND * len(LEARNABLE)
     for question in [*held_out(), *training_questions(POOLS["mixed"], 0)]:
         asked, answer = question.prompt.splitlines()[-1], question.answer.strip()
         numbers = [int(word.strip("?")) for word in asked.split() if word.strip("?").isdigit()]
-        if question.kind in ("products", "large_products"):
-            assert math.prod(numbers) == int(answer)
-        if question.kind in ("largest", "smallest", "gcd"):
-            functions = {"largest": max, "smallest": min, "gcd": lambda n: math.gcd(*n)}
-            assert functions[question.kind](numbers) == int(answer)
-        if question.kind == "second":
-            assert str(numbers[1]) == answer
+        if question.kind in ANSWERS:
+            assert ANSWERS[question.kind](numbers) == int(answer)
         if question.kind == "letters":
             letter, word = asked.split('"')[1::2]
             assert word.count(letter) == int(answer)

@@ -1,7 +1,5 @@
 """A start small enough for tests: it knows little, so the bounds of easy, learnable and unsolvable are moved to fit it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer

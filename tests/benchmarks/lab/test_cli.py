@@ -1,7 +1,5 @@
 """The command, from arguments to files."""
 
-from __future__ import annotations
-
 import shutil
 
 import pyarrow.parquet as pq

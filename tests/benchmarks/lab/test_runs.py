@@ -35,13 +35,13 @@ def without_times(rows):
     return [{name: value for name, value in row.items() if name not in TIMES} for row in rows]
 
 
-def trainer_of(method: str, start, tmp_path, model, tokenizer, **options):
+def trainer_of(method: str, start, tmp_path, model, tokenizer):
     """A trainer of `method` on eight prompts, with a reward of 0 and 1 that is common."""
     from datasets import Dataset
 
     trainer_class, config_class = METHODS[method].classes()
     spec = dataclasses.replace(SPEC, method=method)
-    arguments = {**train.config_options(spec, str(tmp_path)), **METHODS[method].options, **options}
+    arguments = {**train.config_options(spec, str(tmp_path)), **METHODS[method].options}
     data = Dataset.from_list([{"prompt": f"S:{a}{b}=", "answer": a} for a in "abcd" for b in "xy"])
     return counting(trainer_class)(
         model=model,
@@ -84,7 +84,7 @@ def test_the_counter_is_right_by_hand(method, start, tmp_path, model, tokenizer,
 
 
 def test_the_published_method_has_the_papers_proportions():
-    """Of a batch: half are references, every two batches; the buffer holds from half of one to one; half is replayed."""
+    """Of a batch: half are references, the buffer holds from half of one to one, and half is replayed."""
     settings = METHODS["dots_paper"].settings()
     batch = {f.name: f.default for f in dataclasses.fields(RunSpec)}["prompts"]
     assert settings["selection"] == "dots_paper"

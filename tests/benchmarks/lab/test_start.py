@@ -1,7 +1,5 @@
 """The trained start, its exact accuracy, and the pools that follow from it."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np
@@ -42,19 +40,8 @@ def test_exact_success_is_what_sampling_gives(model, tokenizer):
 
 
 def test_kinds_follow_from_success():
-    cells = {
-        ("second", 2): 0.99,
-        ("second", 5): 0.4,
-        ("second", 3): 0.9,
-        ("rotate", 14): 0.005,
-        ("rotate", 3): 0.8,
-        ("sum", 3): 0.0,
-    }
-    assert pools.classify(cells) == {
-        "easy": [("second", 2)],
-        "learnable": [("second", 5)],
-        "unsolvable": [("sum", 3)],
-    }
+    cells = dict(zip("abcdef", (0.99, 0.4, 0.9, 0.005, 0.8, 0.0), strict=True))
+    assert pools.classify(cells) == {"easy": ["a"], "learnable": ["b"], "unsolvable": ["f"]}
 
 
 @pytest.mark.parametrize("name", pools.POOLS)
