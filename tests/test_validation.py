@@ -57,20 +57,15 @@ def build(tmp_path, dataset, selector=None, **fields):
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [
-        (Dataset.from_dict({"prompt": []}), "has 0 prompts, and each batch takes 1"),
+        (Dataset.from_dict({"prompt": []}), "has 0 prompts, and each batch takes 4"),
+        (plain_dataset(3), "has 3 prompts, .* takes 4 .*`generation_batch_size` 16 / `num_generations` 4"),
         (plain_dataset(3).rename_column("prompt", "question"), r"no column `prompt`; its columns are \['question'"),
         (None, "`train_dataset` is required"),
     ],
 )
 def test_datasets_that_cannot_be_used(tmp_path, dataset, message):
     with pytest.raises(ValueError, match=message):
-        build(tmp_path, dataset)
-
-
-def test_fewer_prompts_than_a_generation_batch_needs(tmp_path):
-    with pytest.raises(ValueError, match="has 3 prompts, and each batch takes 4") as error:
-        build(tmp_path, plain_dataset(3), per_device_train_batch_size=16, num_generations=4)
-    assert "`generation_batch_size` 16 / `num_generations` 4" in str(error.value)
+        build(tmp_path, dataset, per_device_train_batch_size=16, num_generations=4)
 
 
 @pytest.mark.parametrize(
@@ -82,25 +77,14 @@ def test_fewer_prompts_than_a_generation_batch_needs(tmp_path):
         ({"selector": UniformSelector()}, r"selector=UniformSelector\(...\)"),
     ],
 )
-def test_streams_cannot_be_selected_from(tmp_path, fields, wanted):
+def test_streams_and_environments_cannot_be_selected_from(tmp_path, fields, wanted):
     stream = IterableDataset.from_generator(lambda: iter(plain_dataset()))
-    with pytest.raises(
-        ValueError, match=rf"`{wanted}` needs a map-style dataset, and this one is streamed \(iterable\)"
-    ):
+    needs = rf"`{wanted}` needs a map-style dataset, and "
+    with pytest.raises(ValueError, match=rf"{needs}this one is streamed \(iterable\)"):
         build(tmp_path, stream, **fields, max_steps=2)
-
-
-@pytest.mark.parametrize("fields", [DYNAMIC, {"selection": "greso"}])
-def test_prompts_of_an_environment_cannot_be_chosen(tmp_path, fields):
-    with pytest.raises(ValueError, match="needs a map-style dataset, and an environment provides the prompts"):
-        DataEfficientGRPOTrainer(
-            "no/such-model", args=config(tmp_path, **fields), environment_factory=object, reward_funcs=None
-        )
-
-
-def test_args_of_another_type(tmp_path):
-    with pytest.raises(TypeError, match="must be a DataEfficientGRPOConfig or a GRPOConfig, got dict"):
-        DataEfficientGRPOTrainer("no/such-model", even_length_reward, {"output_dir": "x"}, plain_dataset())
+    with pytest.raises(ValueError, match=rf"{needs}an environment provides the prompts"):
+        own = {name: value for name, value in fields.items() if name != "selector"}
+        check_dataset(config(tmp_path, **own), None, object, fields.get("selector"))
 
 
 def test_reward_of_the_wrong_length(tmp_path):
@@ -108,8 +92,7 @@ def test_reward_of_the_wrong_length(tmp_path):
         run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, rewards=lambda **kwargs: [1.0])
 
 
-@pytest.mark.parametrize("value", [None, float("nan")])
-@pytest.mark.parametrize("fields", [DYNAMIC, {"selection": "greso"}, FILL])
+@pytest.mark.parametrize(("value", "fields"), [(None, DYNAMIC), (float("nan"), {"selection": "greso"}), (None, FILL)])
 def test_rewards_that_score_nothing(tmp_path, value, fields):
     def silent_reward(completions, **kwargs):
         return [value] * len(completions)
@@ -153,12 +136,14 @@ def reward_array(*scored: bool) -> np.ndarray:
     return np.stack([np.full((2, 3), 0.5 if given else np.nan) for given in scored], axis=-1)
 
 
-def test_completions_without_any_score_are_counted_from_the_start():
-    checks = RewardChecks(["a", "b"], most_unscored=18)
+@pytest.mark.parametrize("is_main_process", [True, False])
+def test_completions_without_any_score_end_the_run_in_all_processes(caplog_transformers, is_main_process):
+    checks = RewardChecks(["a", "b"], most_unscored=18, is_main_process=is_main_process)
     checks.check(reward_array(False, False))
     checks.check(reward_array(False, False))
     with pytest.raises(ValueError, match="any of the first 18 completions: `a`, `b` returned only None or NaN"):
         checks.check(reward_array(False, False))
+    assert len(messages(caplog_transformers)) == is_main_process
     never = RewardChecks(["a", "b"])
     for _ in range(1000):
         never.check(reward_array(False, False))
@@ -174,43 +159,6 @@ def test_one_score_is_enough(caplog_transformers):
     assert message.startswith("`b` returned only None or NaN for the first 6 completions")
 
 
-def test_only_the_main_process_warns_and_all_raise(caplog_transformers):
-    checks = RewardChecks(["a"], most_unscored=12, is_main_process=False)
-    checks.check(np.full((2, 3, 1), np.inf))
-    checks = RewardChecks(["a"], most_unscored=12, is_main_process=False)
-    checks.check(reward_array(False))
-    with pytest.raises(ValueError, match="No reward function gave a score"):
-        checks.check(reward_array(False))
-    assert messages(caplog_transformers) == []
-
-
-def test_one_silent_reward_of_two_is_a_warning(tmp_path, caplog_transformers):
-    def silent_reward(completions, **kwargs):
-        return [None] * len(completions)
-
-    run(
-        DataEfficientGRPOTrainer,
-        DataEfficientGRPOConfig,
-        tmp_path,
-        rewards=[even_length_reward, silent_reward],
-        max_steps=3,
-    )
-    messages = [r.message for r in caplog_transformers.records if "returned only None or NaN" in r.message]
-    assert len(messages) == 1
-    assert messages[0].startswith("`silent_reward`")
-
-
-def test_scores_that_fall_silent_later_do_not_end_the_run(tmp_path):
-    calls = []
-
-    def failing_judge(completion_ids, **kwargs):
-        calls.append(1)
-        return even_length_reward(completion_ids) if len(calls) < 3 else [None] * len(completion_ids)
-
-    trainer = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, rewards=failing_judge, max_steps=5)
-    assert trainer.state.global_step == 5
-
-
 def test_a_resumed_run_knows_that_there_were_scores(tmp_path, monkeypatch):
     monkeypatch.setattr("trl_dataeff.collector.collector.MOST_UNSCORED", 32)
     steps = []
@@ -224,16 +172,6 @@ def test_a_resumed_run_knows_that_there_were_scores(tmp_path, monkeypatch):
     resumed = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, **options, max_steps=10, train=False)
     resumed.train(resume_from_checkpoint=True)
     assert steps == list(range(10))
-
-
-def test_a_wrong_dataset_type_is_refused_as_by_trl(tmp_path):
-    with pytest.raises(TypeError, match="must be a `Dataset` or `IterableDataset`"):
-        run(
-            DataEfficientGRPOTrainer,
-            DataEfficientGRPOConfig,
-            tmp_path,
-            trainer={"train_dataset": chat_dataset().to_list()},
-        )
 
 
 def turns(*contents, **last) -> list[dict]:
@@ -367,9 +305,7 @@ def test_prompts_are_rejected_by_the_limit_of_the_engine(tmp_path, mode, accepte
 )
 def test_what_auto_stands_for(fields, reason, sharded, expected):
     config = DataEfficientGRPOConfig("out", use_cpu=True, bf16=False, **fields)
-    selector = resolve_selector(config, None, reason, sharded=sharded)
-    assert type(selector) is expected
-    assert not hasattr(selector, "context"), "it is bound when training starts"
+    assert type(resolve_selector(config, None, reason, sharded=sharded)) is expected
 
 
 class Mine(UniformSelector):
@@ -391,6 +327,7 @@ class Mine(UniformSelector):
         ({"selection": "greso"}, Mine(), ValueError, r"`selector=Mine\(...\)` is given beside `selection='greso'`"),
         ({"selector_args": {"shuffle": False}}, Mine(), ValueError, "`selector_args={'shuffle': False}`"),
         ({}, Mine, TypeError, "`selector` is the class Mine; it takes an instance of `trl_dataeff.Selector`"),
+        ({}, "uniform", TypeError, "`selector` is a str; it takes an instance of `trl_dataeff.Selector`"),
     ],
 )
 def test_a_selector_that_cannot_be_made_is_found_before_the_model_is_loaded(
@@ -434,7 +371,6 @@ def test_what_is_on_and_what_has_no_effect(tmp_path, caplog_transformers, fields
 
 
 def test_images_of_tools_are_found_where_they_would_be_lost():
-    check_no_tool_images([])
     check_no_tool_images([[], []])
     with pytest.raises(ValueError, match="Rollouts of tools that answer with images cannot be kept, and one did"):
         check_no_tool_images([[], ["image"]])
@@ -487,9 +423,10 @@ def test_a_run_without_any_gradient_is_warned_of_once(tmp_path, caplog_transform
     assert len(messages(caplog_transformers, "No group of the first 20 generation batches")) == warnings
 
 
-def test_the_warning_counts_from_the_start_of_the_run():
-    before = RewardChecks(["a"])
-    before.check_gradient(effective=True, progress=0.0)
-    after = RewardChecks(["a"])
+def test_the_warning_counts_from_the_start_of_the_run(caplog_transformers):
+    before, after = RewardChecks(["a"]), RewardChecks(["a"])
+    for _ in range(19):
+        before.check_gradient(effective=False, progress=0.5)
     after.load_state(before.state())
-    assert (after.batches, after.effective) == (1, True)
+    after.check_gradient(effective=False, progress=0.5)
+    assert len(messages(caplog_transformers, "No group of the first 20 generation batches")) == 1

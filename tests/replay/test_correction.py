@@ -95,16 +95,8 @@ def test_a_log_prob_that_is_not_known_has_ratio_one():
 
 
 def correction(**options) -> LossCorrection:
-    defaults = {
-        "clip": "proximal",
-        "cap": 10.0,
-        "level": "token",
-        "loss_type": "grpo",
-        "kl": 0.0,
-        "epsilon": (0.2, 0.2),
-    }
     run = {"max_completion_length": 3, "steps_per_generation": 1, "processes": Processes()}
-    return LossCorrection(**{**defaults, **run, **options})
+    return LossCorrection(**{**CORRECTION, "kl": 0.0, "epsilon": (0.2, 0.2), **run, **options})
 
 
 class TestMoments:
@@ -365,51 +357,65 @@ def test_scale_of_a_token_is_trls(tmp_path, loss_type):
         assert loss == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
-class Bandit(torch.nn.Module):
-    """Two arms, and completions of one token: the policy is a vector of two logits."""
+class Policy(torch.nn.Module):
+    """Its log-probs are `log_probs(values, token ids)`."""
 
-    def __init__(self, logits):
+    def __init__(self, values: torch.Tensor, log_probs):
         super().__init__()
-        self.logits = torch.nn.Parameter(torch.tensor(logits))
+        self.values = torch.nn.Parameter(values)
+        self.log_probs = log_probs
 
     def forward(self, input_ids, **kwargs):
-        log_probs = self.logits.log_softmax(0)[input_ids]
+        log_probs = self.log_probs(self.values, input_ids)
         return SimpleNamespace(log_probs=log_probs, entropy=torch.zeros_like(log_probs))
+
+
+def ready(tmp_path, **options) -> Watched:
+    """A trainer whose loss can be called."""
+    trainer = dynamic(tmp_path, **REPLAY, steps_per_generation=1, train=False, **options)
+    trainer._begin_run()
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    return trainer
+
+
+def rows(ids: torch.Tensor, advantages: torch.Tensor) -> dict:
+    """A micro-batch of completions `ids` of one-token prompts."""
+    return {
+        "prompt_ids": torch.zeros(len(ids), 1, dtype=torch.long),
+        "prompt_mask": torch.ones(len(ids), 1, dtype=torch.long),
+        "completion_ids": ids,
+        "completion_mask": torch.ones_like(ids),
+        "advantages": advantages,
+        "num_items_in_batch": torch.tensor(ids.numel()),
+    }
 
 
 REWARDS = torch.tensor([0.2, 1.0])
 
 
 def expected_gradient(trainer, present, sampler, *, corrected: bool) -> torch.Tensor:
-    """The gradient of the trainer's loss, summed over all groups of four that `sampler` can give, by probability."""
+    """
+    The gradient of the trainer's loss by the logits of two arms, summed over all groups of four completions of one token
+    that `sampler` can give, by probability.
+    """
     behavior, total = torch.tensor(sampler).log_softmax(0), torch.zeros(2)
     for arms in itertools.product((0, 1), repeat=4):
         ids = torch.tensor(arms)[:, None]
         rewards = REWARDS[ids[:, 0]]
-        inputs = {
-            "prompt_ids": torch.zeros(4, 1, dtype=torch.long),
-            "prompt_mask": torch.ones(4, 1, dtype=torch.long),
-            "completion_ids": ids,
-            "completion_mask": torch.ones(4, 1, dtype=torch.long),
-            "advantages": rewards - rewards.mean(),
-            "num_items_in_batch": torch.tensor(4),
-        }
+        inputs = rows(ids, rewards - rewards.mean())
         if corrected:
             inputs |= {"replayed": torch.ones(4, dtype=torch.bool), "behavior_per_token_logps": behavior[ids]}
-        policy = Bandit(present)
+        policy = Policy(torch.tensor(present), lambda logits, ids: logits.log_softmax(0)[ids])
         trainer._compute_loss(policy, inputs).backward()
-        total += behavior[list(arms)].sum().exp() * policy.logits.grad
+        total += behavior[list(arms)].sum().exp() * policy.values.grad
     return total
 
 
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "bnpo", "dr_grpo", "cispo"])
 def test_the_replayed_gradient_is_unbiased_and_without_the_ratio_it_is_not(tmp_path, loss_type):
     """All groups are enumerated, so there is no sampling error. Without normalisation, cap and clip it is exact."""
-    options = {"replay_ratio_cap": 1e6, "max_completion_length": 1, "steps_per_generation": 1, "train": False}
-    trainer = dynamic(tmp_path, **REPLAY, loss_type=loss_type, epsilon=1e6, **options)
-    trainer._begin_run()
-    trainer.model.train()
-    trainer.current_gradient_accumulation_steps = 1
+    trainer = ready(tmp_path, loss_type=loss_type, epsilon=1e6, replay_ratio_cap=1e6, max_completion_length=1)
     present, sampler = [0.3, -0.2], [-0.6, 0.9]
     on_policy = expected_gradient(trainer, present, present, corrected=False)
     replayed = expected_gradient(trainer, present, sampler, corrected=True)
@@ -422,17 +428,6 @@ def test_the_replayed_gradient_is_unbiased_and_without_the_ratio_it_is_not(tmp_p
     assert on_policy[0].item() == pytest.approx(by_hand.item(), rel=1e-4)
 
 
-class Given(torch.nn.Module):
-    """The log-probs of completions, as they are: what the loss does with each token is their gradient."""
-
-    def __init__(self, log_probs: torch.Tensor):
-        super().__init__()
-        self.log_probs = torch.nn.Parameter(log_probs)
-
-    def forward(self, input_ids, **kwargs):
-        return SimpleNamespace(log_probs=self.log_probs, entropy=torch.zeros_like(self.log_probs))
-
-
 #: Of rows of two tokens: replayed ones with ratios up to 18, 1.1, 18, and a fresh one. The first and third have the mean 9
 RATIOS = torch.tensor([[18.0, 4.5], [1.1, 1.1], [18.0, 4.5], [1.0, 1.0]])
 ADVANTAGES = torch.tensor([-1.5, -0.5, 1.5, -1.0])
@@ -440,43 +435,24 @@ ADVANTAGES = torch.tensor([-1.5, -0.5, 1.5, -1.0])
 
 def loss_and_gradient(tmp_path, *, replayed: bool = True, **options) -> tuple[torch.Tensor, torch.Tensor]:
     """The trainer's loss of these rows, by row of `RATIOS`; without `replayed` all of them are fresh."""
-    options = {
-        "replay_clip": "behavior",
-        "steps_per_generation": 1,
-        "train": False,
-        "max_completion_length": 2,
-        **options,
-    }
-    trainer = dynamic(tmp_path, **REPLAY, **options)
-    trainer._begin_run()
-    trainer.model.train()
-    trainer.current_gradient_accumulation_steps = 1
-    policy = Given(torch.tensor([[-1.0, -2.0], [-0.5, -0.7], [-1.0, -2.0], [-3.0, -0.2]]))
-    behavior = policy.log_probs.detach() - RATIOS.log()
-    inputs = {
-        "prompt_ids": torch.zeros(4, 1, dtype=torch.long),
-        "prompt_mask": torch.ones(4, 1, dtype=torch.long),
-        "completion_ids": torch.zeros(4, 2, dtype=torch.long),
-        "completion_mask": torch.ones(4, 2, dtype=torch.long),
-        "advantages": ADVANTAGES,
-        "num_items_in_batch": torch.tensor(8),
-    }
+    trainer = ready(tmp_path, replay_clip="behavior", max_completion_length=2, **options)
+    log_probs = torch.tensor([[-1.0, -2.0], [-0.5, -0.7], [-1.0, -2.0], [-3.0, -0.2]])
+    policy = Policy(log_probs.clone(), lambda values, ids: values)  # what the loss does with a token is its gradient
+    behavior = log_probs - RATIOS.log()
+    inputs = rows(torch.zeros(4, 2, dtype=torch.long), ADVANTAGES)
     if replayed:
         behavior[3] = NAN
         inputs |= {"replayed": torch.tensor([True, True, True, False]), "behavior_per_token_logps": behavior}
     loss = trainer._compute_loss(policy, inputs)
     loss.backward()
-    return loss.detach(), policy.log_probs.grad
+    return loss.detach(), policy.values.grad
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo", "bnpo", "luspo", "cispo", "sapo", "vespo"])
 def test_with_the_behavior_clip_the_cap_bounds_replayed_rows_of_negative_advantage_alone(tmp_path, loss_type, level):
-    options = {
-        "loss_type": loss_type,
-        "importance_sampling_level": level,
-        "epsilon_high": 20.0 if loss_type == "cispo" else 0.3,
-    }
+    options = {"loss_type": loss_type, "importance_sampling_level": level}
+    options["epsilon_high"] = 20.0 if loss_type == "cispo" else 0.3
     loss, gradient = loss_and_gradient(tmp_path, **options, replay_ratio_cap=3.0)
     unbounded_loss, unbounded = loss_and_gradient(tmp_path, **options, replay_ratio_cap=1e6)
     _, fresh = loss_and_gradient(tmp_path, **options, replayed=False)
@@ -491,9 +467,7 @@ def test_with_the_behavior_clip_the_cap_bounds_replayed_rows_of_negative_advanta
     else:
         assert gradient[0].eq(0).all()
     if loss_type not in ("sapo", "cispo"):
-        assert (unbounded[0] / fresh[0]).allclose(ratio), (
-            "without a cap it counts so many times as much as a fresh row"
-        )
+        torch.testing.assert_close(unbounded[0] / fresh[0], ratio)  # without a cap, so much more than a fresh row
         # the value is that of dual-clip PPO, max(min(r A, clip(r) A), c A): less by (r - c) |A| for each token
         scale = (fresh[0] / 1.5)[0]  # weight of a token
         count = 1 if (loss_type, level) == ("luspo", "sequence") else 2
