@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import distributed, overhead, proof, replay, theorem
+from benchmarks import distributed, overhead, proof, theorem
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 
 
@@ -17,12 +17,6 @@ RESULTS = ROOT / "benchmarks" / "results"
 def test_overhead_times_each_step_after_the_warm_up(tmp_path):
     (seconds,) = overhead.run_steps(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, steps=1, folder=str(tmp_path))
     assert seconds > 0
-
-
-@pytest.mark.parametrize("share", [0.0, 0.5])
-def test_replay_times_the_parts_of_a_step(share, tmp_path):
-    (step,) = replay.run_steps(share, steps=1, folder=str(tmp_path))
-    assert all(seconds > 0 for seconds in step.values())
 
 
 def test_the_theorem_holds_where_it_is_measured():
@@ -37,7 +31,7 @@ def test_the_cost_of_communication_is_measured():
     assert min(flags, moved, packed) > 0
 
 
-@pytest.mark.parametrize(("name", "page"), [("replay", "replay"), ("distributed", "scaling")])
+@pytest.mark.parametrize(("name", "page"), [("distributed", "scaling")])
 def test_times_on_the_pages_are_the_committed_ones(name, page):
     committed = (RESULTS / f"{name}.txt").read_text(encoding="utf-8").strip()
     assert committed in (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
