@@ -184,33 +184,6 @@ def test_only_the_main_process_warns_and_all_raise(caplog_transformers):
     assert messages(caplog_transformers) == []
 
 
-def test_one_silent_reward_of_two_is_a_warning(tmp_path, caplog_transformers):
-    def silent_reward(completions, **kwargs):
-        return [None] * len(completions)
-
-    run(
-        DataEfficientGRPOTrainer,
-        DataEfficientGRPOConfig,
-        tmp_path,
-        rewards=[even_length_reward, silent_reward],
-        max_steps=3,
-    )
-    messages = [r.message for r in caplog_transformers.records if "returned only None or NaN" in r.message]
-    assert len(messages) == 1
-    assert messages[0].startswith("`silent_reward`")
-
-
-def test_scores_that_fall_silent_later_do_not_end_the_run(tmp_path):
-    calls = []
-
-    def failing_judge(completion_ids, **kwargs):
-        calls.append(1)
-        return even_length_reward(completion_ids) if len(calls) < 3 else [None] * len(completion_ids)
-
-    trainer = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, rewards=failing_judge, max_steps=5)
-    assert trainer.state.global_step == 5
-
-
 def test_a_resumed_run_knows_that_there_were_scores(tmp_path, monkeypatch):
     monkeypatch.setattr("trl_dataeff.collector.collector.MOST_UNSCORED", 32)
     steps = []
