@@ -13,7 +13,6 @@ from tests.factories import (
     logged,
     mixed_reward,
     number,
-    plain_dataset,
     scripted_tool_calls,
     tool_dataset,
     tool_tokenizer,
@@ -208,21 +207,3 @@ def test_rollout_func_fields_reach_the_rewards(tmp_path):
         assert "sampling_per_token_logps" in tensors
         for group in batch.leftover:  # the sampler's log-probs are the behavior policy: no forward pass for them
             assert group.rollouts.behavior_logps is None
-
-
-def test_evaluation_touches_nothing(tmp_path):
-    evaluated = {"eval_dataset": plain_dataset(5)}
-    options = {"eval_strategy": "steps", "eval_steps": 4, "per_device_eval_batch_size": 8, "num_generations_eval": 2}
-    trainer = dynamic(tmp_path, trainer=evaluated, selection="greso", **options)
-    collector = trainer.collector
-    state = collector.selector.state_dict(), dict(collector.counters.values), collector.rng.get_state()
-    rows = len(pd.read_parquet(tmp_path / "dataeff" / "groups.parquet"))
-    result = trainer.evaluate()
-    assert result["eval_reward"] is not None
-    assert {"streak", "streak_kind", "order"} <= state[0].keys()
-    for name, values in collector.selector.state_dict().items():
-        np.testing.assert_array_equal(values, state[0][name])
-    assert collector.counters.values == state[1]
-    assert torch.equal(collector.rng.get_state(), state[2])
-    collector.logs.groups.flush(force=True)
-    assert len(pd.read_parquet(tmp_path / "dataeff" / "groups.parquet")) == rows

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.distributed.same_batch import FULL, QUICK, make, seen
-from tests.factories import FILL, Watched
+from tests.factories import Watched
 from trl_dataeff.difficulty.embedding import Embedder
 
 
@@ -59,7 +59,7 @@ def weights(trainer) -> float:
 
 def resumed(name: str, world_size: int) -> dict:
     """Two steps, a checkpoint and two further ones; and the latter from the checkpoint."""
-    options = {**FILL, "fsdp": True, "save_strategy": "steps", "save_steps": 2}
+    options = {"replay": "share", "skip_zero_advantage": True, "fsdp": True, "save_strategy": "steps", "save_steps": 2}
     options |= {"optim": "adamw_torch", "learning_rate": 1e-2}  # without a state, as that of SGD, torch loads none
     options["trainer"] = {**(QUICK | FULL)[name].get("trainer", {}), "rollout_func": None}
     whole = make(name, world_size, Sharded, output_dir=str(FOLDER / "whole" / name), train=True, **options)

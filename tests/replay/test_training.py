@@ -96,7 +96,7 @@ def test_zero_variance_groups_give_their_places_to_stored_ones(tmp_path, fields)
         {"multi_objective_aggregation": "normalize_then_sum"},
         {"scale_rewards": "batch", **SHARE},
     ],
-    ids=str,
+    ids=["each group", "over the batch", "normalised apart", "a share"],
 )
 def test_advantages_and_logged_rewards_are_those_of_all_generated_groups(tmp_path, fields):
     """By TRL's formulas, from what the reward functions returned."""
