@@ -15,45 +15,39 @@ from trl_dataeff.config import own_copy
 
 BASE = {"use_cpu": True, "bf16": False, "report_to": "none", "per_device_train_batch_size": 8, "num_generations": 8}
 NAN, INF = float("nan"), float("inf")
-# By field: its default, and values that are refused
-FIELDS = {
-    "selection": ("auto", ["", None, 3]),
-    "selector_args": (None, [["p_init"], 3]),
-    "prompt_embedding": ("policy", ["", None]),
-    "reward_range": (None, [[1, 0], [0], [0, 1, 2], [0, NAN], [-INF, 1], "01", [0, "a"]]),
-    "max_rollout_rounds": (1, [0, -1, 2.5, "4", True, None]),
-    "rollout_margin": (1.0, [0.5, NAN, "x", None]),
-    "replay": ("fill", ["on", True, 0.5, None]),
-    "replay_fraction": (0.5, [0, -0.5, 1.0, NAN]),
-    "replay_capacity": (512, [0, 1.5, None]),
-    "replay_max_age": (5, [0, -3, 2.5]),
-    "replay_order": ("newest", ["oldest", None]),
-    "replay_clip": ("behavior", ["none", None]),
-    "replay_ratio_cap": (2.0, [0.5, 0, NAN]),
-    "skip_zero_advantage": (True, ["yes", 1, None]),
-    "save_on_signal": (False, ["yes", 1, None]),
+# By field, values that are refused
+WRONG = {
+    "selection": ["", None, 3],
+    "selector_args": [["p_init"], 3],
+    "prompt_embedding": ["", None],
+    "reward_range": [[1, 0], [0], [0, 1, 2], [0, NAN], [-INF, 1], "01", [0, "a"]],
+    "max_rollout_rounds": [0, -1, 2.5, "4", True, None],
+    "rollout_margin": [0.5, NAN, "x", None],
+    "replay": ["on", True, 0.5, None],
+    "replay_fraction": [0, -0.5, 1.0, NAN],
+    "replay_capacity": [0, 1.5, None],
+    "replay_max_age": [0, -3, 2.5],
+    "replay_order": ["oldest", None],
+    "replay_clip": ["none", None],
+    "replay_ratio_cap": [0.5, 0, NAN],
+    "skip_zero_advantage": ["yes", 1, None],
+    "save_on_signal": ["yes", 1, None],
 }
+INHERITED = {field.name for field in dataclasses.fields(GRPOConfig)}
+DEFAULTS = {f.name: f.default for f in dataclasses.fields(DataEfficientGRPOConfig) if f.name not in INHERITED}
 
 
-def test_fields_and_defaults():
-    inherited = {field.name for field in dataclasses.fields(GRPOConfig)}
-    own = {field.name: field for field in dataclasses.fields(DataEfficientGRPOConfig) if field.name not in inherited}
-    assert {name: field.default for name, field in own.items()} == {
-        name: default for name, (default, _) in FIELDS.items()
-    }
-    for field in own.values():
-        field.metadata["help"] % {}  # argparse formats it
-
-
-def test_every_field_is_documented_with_its_default():
+def test_every_field_is_documented_with_its_default_and_refuses_wrong_values():
     documented = dict(re.findall(r"(?m)^ +(\w+) \((.+)\):$", inspect.getdoc(DataEfficientGRPOConfig)))
-    assert set(documented) == set(FIELDS)
-    for name, (default, _) in FIELDS.items():
+    assert set(documented) == set(WRONG) == set(DEFAULTS)
+    for name, default in DEFAULTS.items():
         shown = f'"{default}"' if isinstance(default, str) else default
         assert default is None or f"defaults to `{shown}`" in documented[name], name
+    for field in dataclasses.fields(DataEfficientGRPOConfig):
+        field.metadata.get("help", "") % {}  # argparse formats it
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, (_, wrong) in FIELDS.items() for value in wrong])
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, wrong in WRONG.items() for value in wrong])
 def test_a_wrong_value_is_named_with_what_was_given(name, value):
     with pytest.raises(ValueError, match=name) as error:
         DataEfficientGRPOConfig("out", **BASE, **{name: value})
@@ -65,11 +59,8 @@ def test_values_on_the_bounds_are_taken():
     config = DataEfficientGRPOConfig("out", **BASE, **bounds)
     assert {name: getattr(config, name) for name in bounds} == bounds
     assert DataEfficientGRPOConfig("out", **BASE, replay=False).replay == "off", "as YAML reads an unquoted `off`"
-
-
-def test_arguments_are_a_dictionary_or_json_text():
-    for given in ({"p_init": 0.3}, '{"p_init": 0.3}'):
-        assert DataEfficientGRPOConfig("out", **BASE, selector_args=given).selector_args == {"p_init": 0.3}
+    json_text = DataEfficientGRPOConfig("out", **BASE, selector_args='{"p_init": 0.3}')
+    assert json_text.selector_args == {"p_init": 0.3}
 
 
 def test_two_handlers_of_sigterm_are_refused():
@@ -93,7 +84,7 @@ class Special(GRPOConfig):
 
 
 @pytest.mark.parametrize("kind", [GRPOConfig, DataEfficientGRPOConfig, Special])
-def test_a_config_is_copied_and_not_changed(kind):
+def test_a_config_is_copied_and_not_changed_and_the_copy_is_saved_as_any_other(kind, tmp_path):
     given = kind("out", **BASE, learning_rate=3e-4, steps_per_generation=2)
     before = dict(given.__dict__)
     own = own_copy(given)
@@ -101,8 +92,15 @@ def test_a_config_is_copied_and_not_changed(kind):
     assert own is not given
     assert type(given) is kind
     assert given.__dict__ == before
-    assert {name: getattr(own, name) for name in FIELDS} == {name: default for name, (default, _) in FIELDS.items()}
+    assert {name: getattr(own, name) for name in DEFAULTS} == DEFAULTS
     assert {name: getattr(own, name) for name in before} == before | {"learning_rate": 0.5}
+    own.replay_fraction = 0.25
+    torch.save(own, tmp_path / "training_args.bin")
+    loaded = torch.load(tmp_path / "training_args.bin", weights_only=False)
+    for other in (loaded, copy.copy(own), copy.deepcopy(own)):
+        assert type(other) is type(own)
+        assert other.to_dict() == own.to_dict()
+        assert other.replay_fraction == 0.25
 
 
 def test_a_plain_config_becomes_ours_and_a_subclass_keeps_its_methods():
@@ -119,15 +117,3 @@ def test_values_under_our_names_are_kept_and_checked():
     given.replay_ratio_cap = 0.5
     with pytest.raises(ValueError, match=r"`replay_ratio_cap` is 0\.5"):
         own_copy(given)
-
-
-@pytest.mark.parametrize("kind", [GRPOConfig, Special])
-def test_it_is_saved_and_copied_as_any_other(kind, tmp_path):
-    config = own_copy(kind("out", **BASE, seed=5))
-    config.replay_fraction = 0.25
-    torch.save(config, tmp_path / "training_args.bin")
-    loaded = torch.load(tmp_path / "training_args.bin", weights_only=False)
-    for other in (loaded, copy.copy(config), copy.deepcopy(config)):
-        assert type(other) is type(config)
-        assert other.to_dict() == config.to_dict()
-        assert other.replay_fraction == 0.25

@@ -60,16 +60,9 @@ def test_reasoning_is_no_answer():
     [
         ("text", "text"),
         (chat("text"), "text"),
-        ([{"role": "assistant", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}], "ab"),
-        (
-            [
-                {"role": "assistant", "content": None, "tool_calls": []},
-                {"role": "tool", "content": "13"},
-                {"role": "assistant", "content": "so 14"},
-            ],
-            "so 14",
-        ),
-        ([{"role": "assistant", "content": None}], ""),
+        (chat([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]), "ab"),
+        ([*chat(None), {"role": "tool", "content": "13"}, *chat("so 14")], "so 14"),
+        (chat(None), ""),
         ([], ""),
     ],
 )
@@ -90,12 +83,8 @@ def test_text_of_a_completion(completion, expected):
         ("10-7", 7),
         ("it is −8 degrees", -8),  # noqa: RUF001
         (".5 of it", Fraction(1, 2)),
-        ("3/4", Fraction(3, 4)),
         ("-3 / 4 of a cup", Fraction(-3, 4)),
         ("1 3/4 cups", Fraction(7, 4)),
-        (r"\frac{3}{4}", Fraction(3, 4)),
-        (r"-\dfrac{3}{4}", Fraction(-3, 4)),
-        (r"\frac{-3}{4}", Fraction(-3, 4)),
         (r"1\frac{3}{4}", Fraction(7, 4)),
         (r"-1\tfrac{1}{2}", Fraction(-3, 2)),
         (r"1{,}000", 1000),
@@ -115,7 +104,6 @@ def test_text_of_a_completion(completion, expected):
         ("no number", None),
         ("9" * 5000, None),
         ("1/" + "9" * 5000, None),
-        ("", None),
     ],
 )
 def test_number_of_a_completion(text, value):
@@ -141,7 +129,6 @@ COMPARED = {
         (r"75\%", "3/4", 1.0),
         ("0.75", "75%", 1.0),
         ("25%", "0.25%", 0.0),  # two percentages are compared as such
-        ("25%", "25%", 1.0),
         ("7500%", "0.75", 0.0),
     ],
     exact_answer_reward: [
@@ -154,18 +141,13 @@ COMPARED = {
         (r"It is \boxed{Paris}", "Paris", 1.0),
         ("<answer>paris</answer>", "Paris", 1.0),
         ("42", "so 42\n#### 42", 1.0),
-        ("42", 42, 1.0),
-        ("-42", "42", 0.0),
         ("ﬁne", "fine", 1.0),
         ("?", "?", 1.0),
         ("!", "?", 0.0),
-        ("", "a", 0.0),
     ],
     math_verify_reward: [
         (r"\boxed{\frac{2}{6}}", r"\frac{1}{3}", 1.0),
         (r"It is $\frac13$.", "1/3", 1.0),
-        ("it is 34", "34", 1.0),
-        ("it is 35", "34", 0.0),
         (r"\boxed{2\sqrt{3}}", r"2\sqrt{3}", 1.0),
         (r"\boxed{2}", r"2\sqrt{3}", 0.0),
         (r"\boxed{\sqrt{12}}", r"$2\sqrt{3}$", 1.0),
@@ -222,15 +204,7 @@ def test_answer_comes_before_solution_row_by_row(reward):
     scores = reward(completions=["1", "2", "3", "4"], answer=["1", None, "", None], solution=["9", "2", "3", None])
     assert scores == [1.0, 1.0, 1.0, None]
     assert reward(completions=["5"], solution=["5"]) == [1.0]
-
-
-@each_reward
-def test_numbers_as_gold_answers_and_other_columns(reward):
     scores = reward(completions=["7", "8"], prompts=["a", "b"], answer=[7, 7], level=["x", "y"], trainer_state=None)
     assert scores == [1.0, 0.0]
-
-
-@each_reward
-def test_dataset_without_gold_answers_is_refused(reward):
     with pytest.raises(ValueError, match=rf"{reward.__name__}.*`answer` or `solution`"):
         reward(completions=["1"])

@@ -82,9 +82,9 @@ def test_streams_and_environments_cannot_be_selected_from(tmp_path, fields, want
     needs = rf"`{wanted}` needs a map-style dataset, and "
     with pytest.raises(ValueError, match=rf"{needs}this one is streamed \(iterable\)"):
         build(tmp_path, stream, **fields, max_steps=2)
+    own = config(tmp_path, **{name: value for name, value in fields.items() if name != "selector"})
     with pytest.raises(ValueError, match=rf"{needs}an environment provides the prompts"):
-        own = {name: value for name, value in fields.items() if name != "selector"}
-        check_dataset(config(tmp_path, **own), None, object, fields.get("selector"))
+        check_dataset(own, None, object, fields.get("selector"))
 
 
 def test_reward_of_the_wrong_length(tmp_path):
@@ -321,7 +321,7 @@ class Mine(UniformSelector):
         ({"selection": "collections.Counter"}, None, ValueError, "a subclass of `trl_dataeff.Selector`"),
         ({"selection": "greso", "selector_args": {"p_start": 0.5}}, None, ValueError, "no argument `p_start`.*p_init"),
         ({"selection": "greso", "selector_args": {"p_init": 2}}, None, ValueError, "`p_init` is 2"),
-        ({"selector_args": {"objective": "entropy"}}, None, ValueError, "`objective` is 'entropy'.*'target'"),
+        ({"selector_args": {"threshold": 2}}, None, ValueError, "`threshold` is 2"),
         ({"selector_args": {"predictor": "logistics"}}, None, ValueError, "'logistics'.*`logistic`"),
         ({"selector_args": {"predictor_args": {"depth": 3}}}, None, ValueError, "`depth`"),
         ({"selection": "greso"}, Mine(), ValueError, r"`selector=Mine\(...\)` is given beside `selection='greso'`"),
@@ -377,12 +377,10 @@ def test_images_of_tools_are_found_where_they_would_be_lost():
 
 
 def test_reference_rollouts_that_cannot_be_generated():
-    config = DataEfficientGRPOConfig(
-        "out", use_cpu=True, bf16=False, selection="dots", selector_args={"reference": "paper"}
-    )
+    config = DataEfficientGRPOConfig("out", use_cpu=True, bf16=False, selection="dots_paper")
     assert resolve_selector(config, None, None, sharded=False).uses_references
     with pytest.raises(
-        ValueError, match=r"DotsSelector generates reference rollouts .* not possible with tools that may"
+        ValueError, match=r"PaperDotsSelector generates reference rollouts .* not possible with tools that may"
     ):
         resolve_selector(config, None, unsupported_reason(plain_dataset(), False, tool_images=True), sharded=False)
     with pytest.raises(ValueError, match="`reference_size` is 256, and each of 257 processes"):

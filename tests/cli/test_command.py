@@ -40,7 +40,7 @@ max_steps: 2
 logging_steps: 1
 report_to: none
 disable_tqdm: true
-dynamic_sampling: true
+max_rollout_rounds: 4
 """
 
 
@@ -53,7 +53,10 @@ def recipe(write, tmp_path, tiny_path) -> str:
 def test_training_from_a_recipe(recipe, tmp_path, capsys):
     assert main(["grpo", "--config", recipe, "--seed", "7"]) == 0
     out = tmp_path / "out"
-    assert "Training completed" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "Training completed" in printed
+    assert "trl-dataeff report out" in printed
+    assert main(["report", "out"]) == 0
     weights = load_file(out / "adapter_model.safetensors")
     moved = [name for name, weight in weights.items() if "lora_B" in name and weight.abs().sum() > 0]
     assert len(moved) == sum("lora_B" in name for name in weights) == 4  # two layers, two modules each
@@ -64,7 +67,7 @@ def test_training_from_a_recipe(recipe, tmp_path, capsys):
     assert "rewards/letter_share_reward/mean" in log
     args = torch.load(out / "training_args.bin", weights_only=False)
     assert isinstance(args, DataEfficientGRPOConfig)
-    assert (args.seed, args.dynamic_sampling, args.learning_rate) == (7, True, 1e-2)
+    assert (args.seed, args.max_rollout_rounds, args.learning_rate) == (7, 4, 1e-2)
 
 
 def test_training_from_python_returns_the_trainer_and_resumes(recipe, tmp_path):
@@ -102,7 +105,7 @@ def test_a_run_that_is_stopped_ends_with_the_signals_code(recipe, tmp_path, monk
     assert main(["grpo", "--config", recipe, "--max_steps", "3", "--resume_from_checkpoint", "last"]) == 0
 
 
-def test_model_is_loaded_as_the_fields_say(recipe):
+def test_model_is_loaded_as_the_fields_say(recipe, capsys):
     options = ["--dtype", "bfloat16", "--attn_implementation", "eager", "--lora_r", "2", "--lora_alpha", "6"]
     options += ["--model_init_kwargs", '{"tie_word_embeddings": true}']
     trainer = make_trainer(parse(["--config", recipe, *options]))
@@ -112,6 +115,8 @@ def test_model_is_loaded_as_the_fields_say(recipe):
     assert model.config._attn_implementation == "eager"
     assert model.config.tie_word_embeddings is True  # the tiny model's own value is False
     assert next(p for name, p in model.named_parameters() if "base_layer" in name).dtype == torch.bfloat16
+    assert main(["grpo", "--config", recipe, "--lora_target_modules", "nothing_like_this"]) == 2
+    assert "nothing_like_this" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -123,18 +128,14 @@ def test_model_is_loaded_as_the_fields_say(recipe):
         (["--resume_from_checkpoint", "nowhere"], "The checkpoint 'nowhere' does not exist"),
         (["--report_to", "nowhere"], "`report_to` is 'nowhere'"),
         (["--selection", "DOTS"], "Did you mean `dots`"),
-        (["--selector_args", '{"sharpnes": 2}'], "Did you mean `sharpness`"),
-        (["--replay_fraction", "2"], "`replay_fraction` is 2.0; it takes a number in [0, 1)"),
         (["--output_dir", "train.jsonl/out"], "where nothing can be saved: [Errno 20] Not a directory"),
         (["--report_to", "wandb"], "has no login"),
-        (["--dataset_name", "latin.jsonl"], "latin.jsonl"),
         (["--per_device_train_batch_size", "128"], "16 prompts"),
         (["--accelerate_config", "nowhere"], "nowhere"),
     ],
 )
 def test_mistakes_end_in_one_line_before_a_model_is_loaded(args, part, recipe, tmp_path, monkeypatch, capsys):
     (tmp_path / "folder").mkdir()
-    (tmp_path / "latin.jsonl").write_bytes('{"prompt": "Größe", "answer": "1"}\n'.encode("latin-1") * 20)
     monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "no-netrc"))
@@ -146,15 +147,8 @@ def test_mistakes_end_in_one_line_before_a_model_is_loaded(args, part, recipe, t
     monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", refuse)
     monkeypatch.setattr("trl.trainer.grpo_trainer.create_model_from_path", refuse)
     assert main(["grpo", "--config", recipe, *args]) == 2
-    error = capsys.readouterr().err.strip().splitlines()
-    errors = [line for line in error if line.startswith("trl-dataeff: error: ")]
-    assert len(errors) == 1
-    assert part in errors[0]
-
-
-def test_target_modules_that_match_nothing_are_one_line(recipe, capsys):
-    assert main(["grpo", "--config", recipe, "--lora_target_modules", "nothing_like_this"]) == 2
-    assert "nothing_like_this" in capsys.readouterr().err
+    (error,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("trl-dataeff: error: ")]
+    assert part in error
 
 
 def test_output_whose_reader_stops_ends_without_a_traceback():
@@ -189,32 +183,18 @@ def test_only_the_first_process_says_what_is_wrong(monkeypatch, capsys):
     assert capsys.readouterr().err == ""
 
 
-class Launched:
-    """Stands in for accelerate's launcher, and keeps what it was given."""
-
-    def __init__(self):
-        self.args = None
-
-    def __call__(self, args):
-        self.args = args
-
-
-@pytest.fixture
-def launched(monkeypatch) -> Launched:
-    launcher = Launched()
-    monkeypatch.setattr("accelerate.commands.launch.launch_command", launcher)
-    return launcher
-
-
-def test_launch_options_go_to_accelerate(recipe, launched):
+def test_launch_options_go_to_accelerate(recipe, monkeypatch):
+    launched = []
+    monkeypatch.setattr("accelerate.commands.launch.launch_command", launched.append)
     options = ["--num_processes", "2", "--seed", "3", "--accelerate_config", "fsdp2"]
     assert main(["grpo", "--config", recipe, *options]) == 0
-    assert launched.args.num_processes == 2
-    assert launched.args.config_file.endswith("accelerate_configs/fsdp2.yaml")
-    assert launched.args.module is True
-    assert launched.args.training_script == "trl_dataeff.cli.grpo"
-    assert launched.args.training_script_args == ["--config", recipe, *options]
-    assert parse(launched.args.training_script_args).training.seed == 3
+    (args,) = launched
+    assert args.num_processes == 2
+    assert args.config_file.endswith("accelerate_configs/fsdp2.yaml")
+    assert args.module is True
+    assert args.training_script == "trl_dataeff.cli.grpo"
+    assert args.training_script_args == ["--config", recipe, *options]
+    assert parse(args.training_script_args).training.seed == 3
 
 
 @pytest.mark.parametrize(
@@ -246,29 +226,24 @@ def test_failed_processes_end_the_command_with_their_code(recipe, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("launch_args", "devices", "use_cpu", "rank", "expected"),
+    ("launch_args", "devices", "use_cpu", "rank", "config", "expected"),
     [
-        ([], 0, False, None, False),
-        ([], 1, False, None, False),
-        ([], 2, False, None, True),  # accelerate launch uses all GPUs, so do we
-        ([], 2, True, None, False),
-        (["--num_processes", "1"], 0, False, None, True),
-        ([], 2, False, "0", False),  # started by torchrun
+        ([], 0, False, None, "/nowhere", False),
+        ([], 1, False, None, "/nowhere", False),
+        ([], 2, False, None, "/nowhere", True),  # accelerate launch uses all GPUs, so do we
+        ([], 2, True, None, "/nowhere", False),
+        (["--num_processes", "1"], 0, False, None, "/nowhere", True),
+        ([], 2, False, "0", "/nowhere", False),  # started by torchrun
+        ([], 0, True, None, __file__, True),  # accelerate is configured on this machine
     ],
 )
-def test_when_training_is_launched(launch_args, devices, use_cpu, rank, expected, monkeypatch):
+def test_when_training_is_launched(launch_args, devices, use_cpu, rank, config, expected, monkeypatch):
     monkeypatch.setattr("torch.accelerator.device_count", lambda: devices)
-    monkeypatch.setattr("accelerate.commands.config.default_config_file", "/nowhere/default_config.yaml")
+    monkeypatch.setattr("accelerate.commands.config.default_config_file", config)
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     if rank is not None:
         monkeypatch.setenv("LOCAL_RANK", rank)
     assert launching.needs_launch(launch_args, use_cpu) is expected
-
-
-def test_configuration_of_accelerate_on_this_machine_is_honoured(write, tmp_path, monkeypatch):
-    config = write("default_config.yaml", "")
-    monkeypatch.setattr("accelerate.commands.config.default_config_file", str(tmp_path / config))
-    assert launching.needs_launch([], use_cpu=True) is True
 
 
 def test_two_processes_train_together(recipe, tmp_path):
@@ -304,17 +279,10 @@ def test_help_names_every_field_and_a_recipe_to_begin_with(capsys):
 
 
 def test_the_command_and_python_have_the_same_defaults():
-    """One recipe means one run."""
     arguments = parse(["--reward_funcs", "a.b", "--use_cpu", "true", "--output_dir", "out", "--bf16", "false"])
     plain = DataEfficientGRPOConfig("out", use_cpu=True, bf16=False)
     differ = {n: v for n, v in arguments.training.to_dict().items() if v != plain.to_dict()[n] and "dir" not in n}
     assert differ == {}
-
-
-def test_a_run_ends_with_what_to_look_at(recipe, capsys):
-    assert main(["grpo", "--config", recipe, "--max_steps", "1"]) == 0
-    assert "trl-dataeff report out" in capsys.readouterr().out
-    assert main(["report", "out"]) == 0
 
 
 @pytest.mark.parametrize("command", [["--help"], ["grpo", "--help"], ["recipes", "list"]])
@@ -350,12 +318,8 @@ def test_recipes_list_show_copy_validate(capsys, tmp_path, monkeypatch):
     assert main(["recipes", "list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 100
-    names = [line for line in lines if line.count("/") == 2 and " " not in line]
-    assert len(names) >= 15
-    for name in names:
-        assert main(["recipes", "show", name]) == 0
     name = "Qwen2.5-0.5B-Instruct/gsm8k/uniform"
-    capsys.readouterr()
+    assert name in lines
     assert main(["recipes", "show", name]) == 0
     text = capsys.readouterr().out
     assert text.startswith("# Qwen2.5-0.5B-Instruct on GSM8K")
@@ -364,11 +328,11 @@ def test_recipes_list_show_copy_validate(capsys, tmp_path, monkeypatch):
     assert main(["recipes", "copy", name]) == 2
     assert "exists already" in capsys.readouterr().err
     assert main(["recipes", "copy", name, "--force"]) == 0
-    for dest, file in (
+    for dest, file in [
         ("new", "new/gsm8k-uniform.yaml"),
-        ("new/", "new/gsm8k-uniform.yaml"),
-        *[("new/mine.yaml",) * 2],
-    ):
+        ("other/", "other/gsm8k-uniform.yaml"),
+        ("new/mine.yaml",) * 2,
+    ]:
         assert main(["recipes", "copy", name, dest, "--force"]) == 0
         assert (tmp_path / file).is_file()
     (tmp_path / "new/gsm8k-uniform.yaml").unlink()

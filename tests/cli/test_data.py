@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from datasets import Dataset, DatasetDict, IterableDataset
 
@@ -23,34 +25,26 @@ def jsonl(path, rows=ROWS):
     return str(path)
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "parquet", "folder", "disk", "disk_dict"])
-def test_local_datasets(kind, tmp_path):
-    dataset, path = Dataset.from_list(ROWS), tmp_path / f"data.{kind}"
-    if kind == "jsonl":
-        dataset.to_json(path)
-    elif kind == "json":
-        dataset.to_json(path, lines=False)
-    elif kind == "csv":
-        dataset.to_csv(path)
-    elif kind == "parquet":
-        dataset.to_parquet(path)
-    elif kind == "folder":
-        path.mkdir()
-        dataset.to_parquet(path / "train.parquet")
-    elif kind == "disk":
-        dataset.save_to_disk(path)
-    else:
-        DatasetDict({"train": dataset, "test": dataset.select([1])}).save_to_disk(path)
+@pytest.mark.parametrize(
+    ("name", "save"),
+    [
+        ("data.jsonl", Dataset.to_json),
+        ("data.json", partial(Dataset.to_json, lines=False)),
+        ("data.csv", Dataset.to_csv),
+        ("data.parquet", Dataset.to_parquet),
+        ("folder", lambda dataset, path: dataset.to_parquet(path / "train.parquet")),
+        ("disk", Dataset.save_to_disk),
+        ("dict", lambda rows, path: DatasetDict({"train": rows, "test": rows.select([1])}).save_to_disk(path)),
+    ],
+)
+def test_local_datasets(name, save, tmp_path):
+    path = tmp_path / name
+    (tmp_path / "folder").mkdir()
+    save(Dataset.from_list([ROWS[5], *ROWS]).select(range(1, 7)), path)  # the rows that were chosen, not all
     train, evaluation = load("--dataset_name", str(path))
     assert train["prompt"][:] == [row["prompt"] for row in ROWS]
     assert [str(answer) for answer in train["answer"]] == [row["answer"] for row in ROWS]
     assert evaluation is None
-
-
-def test_rows_chosen_before_saving_are_the_ones_loaded(tmp_path):
-    Dataset.from_list(ROWS).select([4, 2]).save_to_disk(tmp_path / "chosen")
-    train, _ = load("--dataset_name", str(tmp_path / "chosen"))
-    assert train["prompt"][:] == ["4+1=", "2+1="]
 
 
 def test_splits_and_evaluation(tmp_path):
@@ -75,13 +69,8 @@ def test_mixture_of_files_and_folders(tmp_path):
     )
     train, _ = load("--config", str(tmp_path / "r.yaml"))
     assert sorted(train["prompt"][:]) == sorted([row["prompt"] for row in ROWS + ROWS[:2]])
-
-
-def test_mixture_with_a_test_split(tmp_path):
-    jsonl(tmp_path / "a.jsonl")
-    (tmp_path / "r.yaml").write_text(f"datasets:\n  - path: {tmp_path}/a.jsonl\ntest_split_size: 0.5\n")
-    train, evaluation = load("--config", str(tmp_path / "r.yaml"), "--eval_strategy", "epoch")
-    assert (len(train), len(evaluation)) == (3, 3)
+    split = ["--test_split_size", "0.5", "--eval_strategy", "epoch"]
+    assert [len(part) for part in load("--config", str(tmp_path / "r.yaml"), *split)] == [4, 4]
 
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -103,11 +92,7 @@ GSM8K = {"question": "How many {eggs}?", "answer": "1+1=2\n#### 2"}
             {"prompt": r"3: Why {answer}? \boxed{} {other} a\1"},
         ),
         ({"prompt": MESSAGES}, ["--system_prompt", SYSTEM["content"]], {"prompt": [SYSTEM, *MESSAGES]}),
-        (
-            {"prompt": "p", "answer": "long", "final": "7"},
-            ["--answer_column", "final"],
-            {"answer": "7", "solution": "7"},
-        ),
+        ({"prompt": "p", "answer": "a", "final": "7"}, ["--answer_column", "final"], {"answer": "7", "solution": "7"}),
         ({"prompt": "p"}, ["--dataset_config", "main"], {"prompt": "p"}),  # a configuration's name is for the Hub
     ],
 )
@@ -133,21 +118,16 @@ def test_rows_without_a_prompt_are_named_whatever_shape_prompts_are_given(args, 
         load("--dataset_name", path, *args)
 
 
-@pytest.mark.parametrize("name", ["d[ab].jsonl", "d?.jsonl", "*.jsonl"])
-def test_a_file_whose_name_is_a_pattern_is_the_one_that_is_loaded(name, tmp_path):
+@pytest.mark.parametrize("name", ["d[ab].jsonl", "d?.jsonl", "*.jsonl", "dir with [x] */train.jsonl"])
+def test_a_path_that_is_a_pattern_is_the_one_that_is_loaded(name, tmp_path):
     jsonl(tmp_path / "da.jsonl", [{"prompt": "wrong"}])
-    jsonl(tmp_path / name)
-    train, _ = load("--dataset_name", str(tmp_path / name))
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    train, _ = load("--dataset_name", jsonl(path))
     assert train["prompt"][:] == [row["prompt"] for row in ROWS]
-
-
-def test_a_file_in_a_folder_whose_name_is_a_pattern(tmp_path):
-    folder = tmp_path / "dir with [x] *"
-    folder.mkdir()
-    path = jsonl(folder / "train.jsonl")
-    assert len(load("--dataset_name", path)[0]) == len(ROWS)
-    with pytest.raises(UserError, match="takes for a pattern"):
-        load("--dataset_name", str(folder))
+    if path.parent != tmp_path:
+        with pytest.raises(UserError, match="takes for a pattern"):
+            load("--dataset_name", str(path.parent))
 
 
 @pytest.mark.parametrize(
@@ -165,11 +145,7 @@ def test_a_file_in_a_folder_whose_name_is_a_pattern(tmp_path):
         ("a.jsonl", '{"question": "a", "level": 1}', ["no column `prompt`", "`question`, `level`", "--prompt_column"]),
         ("a.jsonl", '{"prompt": 7}', ["7", "A prompt is text"]),
         ("a.jsonl", '{"prompt": [{"role": "user"}]}', ["'role': 'user'", "messages with `role` and `content`"]),
-        (
-            "a.jsonl",
-            '{"prompt": "a"}\n{"prompt": null}\n{"prompt": ""}',
-            ["'a.jsonl' has 2 rows without a prompt", ": 1, 2."],
-        ),
+        ("a.jsonl", '{"prompt": "a"}\n{"prompt": null}\n{"prompt": ""}', ["has 2 rows without a prompt", ": 1, 2."]),
     ],
 )
 def test_files_that_cannot_be_used(name, text, parts, write):

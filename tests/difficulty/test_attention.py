@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 from functools import partial
 
 import numpy as np
@@ -75,49 +76,30 @@ def test_published_checkpoints_predict_what_their_code_predicts(tmp_path_factory
     torch.testing.assert_close(predictor.predict(E), expected, atol=1e-5, rtol=1e-4)
 
 
-def without(name):
-    def change(state):
-        del state[name]
-
-    return change
-
-
-def with_(name, value):
-    return lambda state: state.update({name: value})
-
-
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("name", "value", "says"),
     [
-        (without("regressor.sim_head.query_proj.1.weight"), "lacks the parameter `regressor.sim_head.query_proj.1"),
-        (without("regressor.mlp.2.bias"), r"lacks regressor\.mlp\.2\.bias"),
-        (with_("regressor.sim_head.query_proj.9.weight", torch.ones(3)), r"unknown .*query_proj\.9\.weight"),
-        (with_("regressor.mlp.0.weight", torch.ones(10, 3)), r"`regressor.mlp.0.weight` has shape \(10, 3\)"),
-        (with_("regressor.sim_head.query_proj.1.weight", torch.ones(3)), r"has shape \(3,\)"),
-        (with_("regressor.mlp.0.bias", torch.full((10,), math.nan)), "not finite"),
+        ("regressor.sim_head.query_proj.1.weight", None, "lacks the parameter `regressor.sim_head.query_proj.1"),
+        ("regressor.mlp.2.bias", None, r"lacks regressor\.mlp\.2\.bias"),
+        ("regressor.sim_head.query_proj.9.weight", torch.ones(3), r"unknown .*query_proj\.9\.weight"),
+        ("regressor.mlp.0.weight", torch.ones(10, 3), r"`regressor.mlp.0.weight` has shape \(10, 3\)"),
+        ("regressor.sim_head.query_proj.1.weight", torch.ones(3), r"has shape \(3,\)"),
+        ("regressor.mlp.0.bias", torch.full((10,), math.nan), "not finite"),
     ],
 )
-def test_other_architectures_are_rejected(tmp_path, change, says):
-    state = dict(Published().state_dict())
-    change(state)
-    torch.save({"model_state_dict": state}, tmp_path / "m.pt")
+def test_other_architectures_are_rejected(tmp_path, name, value, says):
+    state = {**Published().state_dict(), name: value}
+    torch.save({"model_state_dict": {k: v for k, v in state.items() if v is not None}}, tmp_path / "m.pt")
     with pytest.raises(PredictorError, match=says):
         load_predictor(tmp_path / "m.pt")
 
 
-@pytest.mark.parametrize("share", [0.0, 0.99])
-def test_truncated_files_are_rejected(tmp_path, share):
-    path = checkpoint(tmp_path / "m.pt", Published())
-    data = path.read_bytes()
-    path.write_bytes(data[: int(len(data) * share)])
-    with pytest.raises(PredictorError, match=r"m\.pt \(\d+ bytes\) cannot be read as a torch checkpoint"):
-        load_predictor(path)
-
-
 def test_files_that_are_no_checkpoint(tmp_path):
-    (tmp_path / "text.pt").write_text("not a checkpoint, but some text")
-    with pytest.raises(PredictorError, match="cannot be read as a torch checkpoint"):
-        load_predictor(tmp_path / "text.pt")
+    whole = checkpoint(tmp_path / "m.pt", Published()).read_bytes()
+    for data in (b"not a checkpoint, but some text", b"", whole[: len(whole) * 99 // 100]):
+        (tmp_path / "m.pt").write_bytes(data)
+        with pytest.raises(PredictorError, match=r"m\.pt \(\d+ bytes\) cannot be read as a torch checkpoint"):
+            load_predictor(tmp_path / "m.pt")
     for i, content in enumerate([torch.ones(3), {"weights": torch.ones(2)}, {"model_state_dict": {"a": 1}}, {}]):
         torch.save(content, tmp_path / f"{i}.pt")
         with pytest.raises(PredictorError, match="is not a checkpoint of a difficulty predictor"):
@@ -233,9 +215,9 @@ def test_a_fit_repeats_and_leaves_the_global_random_state_alone():
 def test_every_parameter_learns_and_a_second_fit_goes_on_from_the_first():
     E, p = difficulty_problem(200)
     model = AttentionDifficultyPredictor(40, width=16)
-    start = {name: value.clone() for name, value in model.state_dict().items()}
+    start = deepcopy(model.state_dict())
     model.fit(E, p, epochs=2)
-    middle = {name: value.clone() for name, value in model.state_dict().items()}
+    middle = deepcopy(model.state_dict())
     assert [name for name in start if torch.equal(start[name], middle[name])] == []
     model.fit(E, p, epochs=0)
     assert all(torch.equal(value, middle[name]) for name, value in model.state_dict().items())
@@ -289,7 +271,7 @@ def test_each_group_is_predicted_from_all_others():
 def test_few_groups_change_the_references_alone():
     E, p = difficulty_problem(31)
     model = AttentionDifficultyPredictor(40, width=16)
-    start = {name: value.clone() for name, value in model.state_dict().items()}
+    start = deepcopy(model.state_dict())
     model.fit(E, p)
     assert all(torch.equal(value, start[name]) for name, value in model.state_dict().items())
     assert model.fitted

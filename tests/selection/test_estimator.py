@@ -84,16 +84,6 @@ def test_a_prompts_own_groups_count_against_its_prediction():
     assert one.mean(np.array([6]))[0] == pytest.approx(0.5)
 
 
-def test_state_round_trip_to_the_last_bit():
-    first, second = estimator(), estimator()
-    train(first, lambda batch: sigmoid(2 * E[:, 0]), 5)
-    second.load_state_dict(first.state_dict())
-    np.testing.assert_array_equal(second.mean(), first.mean())
-    for one in (first, second):
-        train(one, lambda batch: sigmoid(2 * E[:, 1]), 3, seed=4)
-    np.testing.assert_array_equal(second.mean(), first.mean())
-
-
 def test_rates_follow_a_wider_range_of_the_reward():
     """As if the range had been known from the start, but for the clipping of the rates."""
     narrow, wide = estimator(), estimator()

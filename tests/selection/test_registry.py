@@ -46,19 +46,11 @@ def _registry(monkeypatch):
     monkeypatch.setattr(First, "name", "")
 
 
-def test_the_built_in_selectors():
-    for name, cls in BUILT_IN.items():
-        assert type(make_selector(name)) is cls
-        assert cls.name == name
-        assert not hasattr(make_selector(name), "context"), "it is not bound"
-
-
 @pytest.mark.parametrize("name", ["first", f"{__name__}.First"])
 def test_a_selector_of_ones_own_is_found_by_its_name_or_its_dotted_path(name):
     assert register_selector("first")(First) is First
     assert First.name == "first"
     selector = make_selector(name, {"offset": 3, "step": 2})
-    assert type(selector) is First
     assert selector.propose(3, generator()).tolist() == [3, 5, 7]
     assert make_selector(name).offset == 0
 
@@ -68,37 +60,27 @@ def test_a_name_belongs_to_one_class(name):
     register_selector("first")(First)
     register_selector("first")(First)  # again, as by a second import
     before = type(make_selector(name))
+    with pytest.raises(ValueError, match="is no subclass of `Selector`"):
+        register_selector("new")(dict)
     with pytest.raises(ValueError, match=rf"The name '{name}' belongs to .*{before.__name__}"):
         register_selector(name)(Other)
     assert type(make_selector(name)) is before
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "arguments", "message"),
     [
-        (
-            "grezo",
-            "no selector 'grezo'; known are 'dots', 'dots_paper', 'greso', 'uniform'.*Did you mean `greso`.*dotted path",
-        ),
-        ("DOTS", "Did you mean `dots`"),
-        ("no_such_module.Class", "'no_such_module.Class' cannot be imported: No module named 'no_such_module'"),
-        (f"{__name__}.Missing", "cannot be imported"),
-        (f"{__name__}.not_a_selector", "`selection` takes a subclass of `trl_dataeff.Selector`"),
+        ("grezo", {}, "known are 'dots', 'dots_paper', 'greso', 'uniform'.*Did you mean `greso`.*dotted path"),
+        ("DOTS", {}, "Did you mean `dots`"),
+        (f"{__name__}.Missing", {}, "cannot be imported"),
+        (f"{__name__}.not_a_selector", {}, "`selection` takes a subclass of `trl_dataeff.Selector`"),
+        (f"{__name__}.First", {"ofset": 3}, r"First has no argument `ofset`.*`offset`.* It takes offset, step\."),
+        ("uniform", {"shufle": False}, r"UniformSelector has no argument .* It takes shuffle\."),
     ],
 )
-def test_a_name_that_is_none(name, message):
+def test_wrong_names_and_arguments(name, arguments, message):
     with pytest.raises(ValueError, match=message):
-        make_selector(name)
-
-
-def test_wrong_arguments_say_what_the_class_takes():
-    register_selector("first")(First)
-    with pytest.raises(ValueError, match=r"First has no argument `ofset`.*`offset`.* It takes offset, step\."):
-        make_selector("first", {"ofset": 3})
-    with pytest.raises(ValueError, match=r"UniformSelector has no argument .* It takes shuffle\."):
-        make_selector("uniform", {"shufle": False})
-    with pytest.raises(ValueError, match=r"is no subclass of `Selector`"):
-        register_selector("new")(dict)
+        make_selector(name, arguments)
 
 
 def test_embeddings_are_made_once_at_the_first_call():
@@ -111,23 +93,10 @@ def test_embeddings_are_made_once_at_the_first_call():
         SelectorContext(3, 2, 4).embeddings()
 
 
-def test_defaults_of_the_contract():
-    """A selector that implements `propose` and no more."""
-    selector, context = First(), SelectorContext(9, 2, 4)
-    selector.bind(context)
-    assert selector.context is context
-    assert np.isnan(selector.predict(np.arange(3))).all()
-    assert selector.predict(np.arange(3)).dtype == np.float32
-    assert (selector.exact, selector.uses_references) == (False, False)
-    assert selector.roll_out_references(lambda ids: pytest.fail("nothing is generated"), generator()) is None
-    assert selector.observe([]) is None
-    assert selector.state_dict() == selector.metrics() == {}
-    assert selector.load_state_dict({}) is None
-
-
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_every_prompt_keeps_its_chance_and_impossible_requests_are_refused(name):
     selector, rng = make_selector(name), generator()
+    assert type(selector) is BUILT_IN[name]
     embeddings = np.random.default_rng(0).normal(size=(11, 6)).astype(np.float16)
     selector.bind(SelectorContext(11, 4, group_size=2, embed=lambda: embeddings))
     assert {i for _ in range(400) for i in selector.propose(4, rng)} == set(range(11))
