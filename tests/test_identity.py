@@ -137,15 +137,6 @@ def test_off_is_grpo_with_a_rollout_func(tmp_path):
     assert_identical(reference, ours)
 
 
-def test_a_plain_grpo_config_does_where_nothing_can_be_selected(tmp_path):
-    """A stream of prompts: a plain config gets our defaults, which are all off there."""
-    stream = plain_dataset().to_iterable_dataset()
-    reference = run(GRPOTrainer, GRPOConfig, tmp_path / "a", trainer={"train_dataset": stream})
-    ours = run(DataEfficientGRPOTrainer, GRPOConfig, tmp_path / "b", trainer={"train_dataset": stream})
-    assert isinstance(ours.args, DataEfficientGRPOConfig)
-    assert_identical(reference, ours)
-
-
 class _CountingEnvironment:
     def reset(self, **kwargs):
         return "Say something."

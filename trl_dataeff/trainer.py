@@ -267,7 +267,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             tensors = super()._generate_and_score_completions(rows)
         compute_leftover_logps(batch.leftover_now, self._logps, own[0], self._processes)
         if self._over_batch and batch.generated != batch.trained:
-            groups = own, batch.trained, batch.generated
+            groups = batch.trained, batch.generated
             tensors["advantages"] = renormalize(tensors["advantages"], *groups, self.collector.classifier)
         if self.args.vllm_importance_sampling_mode == "sequence_mask":
             exclude_masked(own, tensors)

@@ -16,6 +16,7 @@ from tests.factories import (
     assert_identical,
     logged,
     partly_learnable_reward,
+    plain_dataset,
     run,
     save_tiny,
     scripted_tool_calls,
@@ -87,6 +88,7 @@ SETTINGS = {
     "off-policy mask": {"off_policy_mask_threshold": 0.5, **MISALIGNED, "num_iterations": 2},
     "delta": {"delta": 1.1, "loss_type": "bnpo", **MISALIGNED, "num_iterations": 2},
     "several generation batches a step": {"steps_per_generation": 2, "gradient_accumulation_steps": 4},
+    "a stream": {"trainer": {"train_dataset": plain_dataset().to_iterable_dataset()}, **ACCUMULATED},
     "gradient checkpointing": {"gradient_checkpointing": True},
 }
 

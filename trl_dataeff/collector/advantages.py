@@ -18,7 +18,6 @@ EPSILON = 1e-4  # TRL adds it to the deviations by which it divides
 
 def renormalize(
     advantages: torch.Tensor,
-    own: Sequence[RolloutGroup],
     trained: Sequence[RolloutGroup],
     generated: Sequence[RolloutGroup],
     classifier: GroupClassifier,
@@ -30,7 +29,6 @@ def renormalize(
 
     Args:
         advantages (`torch.Tensor` of shape `(rows,)`): TRL's, of this process.
-        own: the groups of these rows.
         trained: all groups trained on, of all processes.
         generated: all groups generated for the batch, of all processes.
         classifier ([`GroupClassifier`]): knows the weights of the reward functions and how they are added up.
@@ -41,13 +39,8 @@ def renormalize(
     deviation = deviation_over_batch(generated, classifier)
     if not deviation > 0 or not math.isfinite(deviation):
         return advantages
-    scaled = advantages * ((deviation_over_batch(trained, classifier) + EPSILON) / (deviation + EPSILON))
-    if classifier.aggregation == "normalize_then_sum":  # else each group has its own mean
-        before, after = (_normalized(groups, classifier).nanmean() for groups in (trained, generated))
-        shift = (before - after).item() / (deviation + EPSILON)
-        scored = ~_normalized(own, classifier).isnan()
-        scaled = scaled + shift * scored.to(scaled)
-    return scaled
+    # TRL takes the mean over the batch away as well, which is 0: that of each group is
+    return advantages * ((deviation_over_batch(trained, classifier) + EPSILON) / (deviation + EPSILON))
 
 
 def deviation_over_batch(groups: Sequence[RolloutGroup], classifier: GroupClassifier) -> float:
