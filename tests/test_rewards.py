@@ -49,12 +49,6 @@ def test_marked_answer(text, expected):
     assert marked_answer(text) == expected
 
 
-def test_reasoning_is_no_answer():
-    assert exact_answer_reward([r"<think>maybe \boxed{1}</think> It is 2"], answer=["it is 2"]) == [1.0]
-    assert answer_number("<think>1 or 2?</think>\nI do not know") is None
-    assert answer_number("<think>3</think>4</think> 5 of them") == Number(Fraction(5))
-
-
 @pytest.mark.parametrize(
     ("completion", "expected"),
     [
@@ -102,6 +96,8 @@ def test_text_of_a_completion(completion, expected):
         (r"\boxed{}", None),
         ("1/0", None),
         ("no number", None),
+        ("<think>1 or 2?</think>\nI do not know", None),  # reasoning is no answer
+        ("<think>3</think>4</think> 5 of them", 5),
         ("9" * 5000, None),
         ("1/" + "9" * 5000, None),
     ],
@@ -133,6 +129,7 @@ COMPARED = {
     ],
     exact_answer_reward: [
         ("Paris", "paris", 1.0),
+        (r"<think>maybe \boxed{1}</think> It is 2", "it is 2", 1.0),
         (" Paris.\n", "Paris", 1.0),
         ("new   york", "New York", 1.0),
         ('"yes"', "Yes", 1.0),

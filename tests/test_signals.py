@@ -40,13 +40,9 @@ def send(trainer, step: int | None, number: signal.Signals = signal.SIGTERM) -> 
 
 def train_until_stopped(trainer, number: signal.Signals = signal.SIGTERM) -> None:
     """Train; it ends as a program without handlers would, but after the step and with a checkpoint."""
-    if number is signal.SIGINT:
-        with pytest.raises(KeyboardInterrupt):
-            trainer.train()
-        return
-    with pytest.raises(SystemExit) as raised:
+    with pytest.raises(KeyboardInterrupt if number is signal.SIGINT else SystemExit) as raised:
         trainer.train()
-    assert raised.value.code == 128 + number == 143
+    assert number is signal.SIGINT or raised.value.code == 128 + number == 143
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -96,7 +92,7 @@ def test_a_signal_during_an_evaluation_takes_effect_without_another_step(tmp_pat
 
 def test_with_save_strategy_best_a_signal_before_an_evaluation_keeps_a_checkpoint(tmp_path):
     options = {"save_strategy": "best", "metric_for_best_model": "eval_reward", "greater_is_better": True}
-    trainer = make_trainer(tmp_path, "dynamic", **EVALUATING, **options, rewards=lambda completions, **_: [0.0] * 4)
+    trainer = make_trainer(tmp_path, "dynamic", **EVALUATING, **options)
     trainer.reward_funcs = [lambda completions, **_: [-float(trainer.state.global_step)] * len(completions)]
     send(trainer, 3)  # its evaluation is worse than that of step 2
     train_until_stopped(trainer)
@@ -153,11 +149,9 @@ def test_off_no_handler_is_installed(tmp_path, dynamic):
         seen.append([signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGVTALRM)])
         return even_length_reward(completion_ids)
 
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGVTALRM)]
-    assert before == [signal.default_int_handler, signal.SIG_DFL, signal.SIG_DFL]
+    before = [signal.default_int_handler, signal.SIG_DFL, signal.SIG_DFL]
     train(tmp_path, dynamic, rewards=watching, max_steps=2, save_strategy="no")
-    assert seen
-    assert all(handlers == before for handlers in seen)
+    assert seen.count(before) == len(seen) > 0
     seen.clear()
     train(tmp_path, dynamic, rewards=watching, max_steps=2, save_strategy="no", save_on_signal=True)
     assert not any(set(before[:2]) & set(handlers[:2]) for handlers in seen)

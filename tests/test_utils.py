@@ -26,13 +26,12 @@ CHATS = [
 ]
 CHAT = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 message = st.fixed_dictionaries({"role": st.sampled_from(["user", "system"]), "content": st.none() | st.text()})
-prompts_of_a_kind = st.lists(st.text(max_size=8), min_size=1, max_size=12) | st.lists(
-    st.lists(message, max_size=3), min_size=1, max_size=8
-)
+texts = st.lists(st.none() | st.text(max_size=8), max_size=12)
+conversations = st.lists(st.lists(message, max_size=3), min_size=1, max_size=8)
 
 
 def dataset(prompts, kind=None) -> Dataset:
-    kind = kind or (pa.string() if isinstance(prompts[0], str) else CHAT)
+    kind = kind or (CHAT if prompts and isinstance(prompts[0], list) else pa.string())
     return Dataset(pa.table({"prompt": pa.array(prompts, kind)}))
 
 
@@ -64,17 +63,17 @@ def test_on_windows_no_folder_is_opened(tmp_path, monkeypatch):
 
 
 @settings(max_examples=80, deadline=None)
-@given(prompts_of_a_kind, st.randoms(use_true_random=False))
+@given(texts | conversations, st.randoms(use_true_random=False))
 def test_prompts_are_hashed_as_by_hand_however_they_are_stored(prompts, rng):
     plain, expected = dataset(prompts), by_hand(prompts)
     assert hash_prompts(plain) == expected
     cut = rng.randrange(len(prompts) + 1)
-    parts = [Dataset(plain.data.table.slice(a, b - a)) for a, b in ((0, cut), (cut, len(prompts))) if a < b]
+    parts = [Dataset(plain.data.table.slice(a, b - a)) for a, b in ((0, cut), (cut, len(prompts)))]
     assert hash_prompts(concatenate_datasets(parts)) == expected
     # The same rows through an indices mapping, among others that are left out
     order = list(range(len(prompts)))
     rng.shuffle(order)
-    selected = dataset([prompts[row] for row in order] + [prompts[0]]).select([order.index(i) for i in sorted(order)])
+    selected = dataset([prompts[row] for row in order] + prompts[:1]).select([order.index(i) for i in sorted(order)])
     assert hash_prompts(selected) == hash_prompts(selected.flatten_indices()) == expected
 
 
@@ -95,29 +94,6 @@ def test_other_columns_formats_and_files_do_not_count(prompts, tmp_path):
 def test_chunks_of_many_rows_are_hashed_as_by_hand():
     shuffled = dataset([f"{i}" for i in range(3000)]).shuffle(seed=0)
     assert hash_prompts(shuffled) == by_hand(shuffled["prompt"][:])
-
-
-def changes(prompts):
-    yield [*prompts[1:], prompts[0]]
-    yield prompts[:-1]
-    yield [*prompts, prompts[-1]]
-    yield []
-    for i, prompt in enumerate(prompts):
-        before, after = prompts[:i], prompts[i + 1 :]
-        if isinstance(prompt, str):
-            yield [*before, prompt + "x", *after]
-            yield [*before, None, *after]
-        for j, part in enumerate(prompt if isinstance(prompt, list) else []):
-            for key in part:
-                yield [*before, [*prompt[:j], {**part, key: "other"}, *prompt[j + 1 :]], *after]
-            yield [*before, [*prompt[:j], *prompt[j + 1 :]], *after]
-
-
-@pytest.mark.parametrize("prompts", [TEXTS, CHATS], ids=["texts", "chats"])
-def test_every_change_counts(prompts):
-    kind = pa.string() if prompts is TEXTS else CHAT
-    hashes = [hash_prompts(dataset(each, kind)) for each in (prompts, *changes(prompts))]
-    assert len(set(hashes)) == len(hashes)
 
 
 def test_where_a_text_ends_counts():

@@ -119,18 +119,6 @@ def test_rewards_that_score_nothing_are_trls_matter_when_everything_is_off(tmp_p
     assert message.startswith("`silent_reward` returned only None or NaN for the first 64 completions. Check")
 
 
-@pytest.mark.parametrize("fields", [DYNAMIC, {"selection": "greso"}, FILL])
-def test_rewards_that_come_late_are_a_warning(tmp_path, caplog_transformers, fields):
-    def late_judge(completion_ids, trainer_state, **kwargs):
-        rewards = even_length_reward(completion_ids)
-        return rewards if trainer_state.global_step >= 3 else [None] * len(rewards)
-
-    trainer = train_briefly(tmp_path, "off", rewards=late_judge, max_steps=6, **fields)
-    assert trainer.state.global_step == 6
-    (message,) = messages(caplog_transformers, "returned only None or NaN")
-    assert message.startswith("`late_judge` returned only None or NaN for the first")
-
-
 def reward_array(*scored: bool) -> np.ndarray:
     """Rewards of 2 groups of 3 completions, `(2, 3, F)`: of each function all or none."""
     return np.stack([np.full((2, 3), 0.5 if given else np.nan) for given in scored], axis=-1)

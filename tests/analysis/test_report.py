@@ -84,18 +84,12 @@ def test_the_page_shows_both_runs_and_loads_nothing(ours, plain, tmp_path, capsy
     assert f"Report: {output}" in printed
     page = output.read_text(encoding="utf-8")
     tags = Tags(page)
-    assert (
-        tags.tags.count("figure") == 5
-    )  # two of reward, effective groups, where rollouts went, success rates of ours
+    # Two of reward, effective groups, where rollouts went, success rates of ours
+    assert tags.tags.count("figure") == 5
     assert all(link.startswith(("#", "data:")) for link in tags.links)
     assert "b" not in tags.tags, "names of runs are escaped"
     ids = re.findall(r'\bid="([^"]+)"', page)
     assert len(ids) == len(set(ids))
-
-
-def test_the_default_place_is_the_first_run(ours):
-    assert main(["report", str(ours[0])]) == 0
-    assert (ours[0] / "dataeff" / "report.html").is_file()
 
 
 def test_a_running_mean_keeps_the_level_and_the_length():
@@ -122,20 +116,15 @@ def test_what_cannot_be_read_is_one_sentence(ours, tmp_path, capsys, name, text,
     folder.mkdir(exist_ok=True)
     (folder / name).write_text(text)
     assert main(["report", str(folder)]) == 2
-    error = capsys.readouterr().err
-    assert says in error
-    assert "Traceback" not in error
+    assert says in capsys.readouterr().err
 
 
-def test_a_run_that_was_killed_while_it_wrote_a_line_is_shown(ours, tmp_path):
+def test_a_run_that_was_killed_while_it_wrote_a_line_is_shown_in_its_folder(ours, tmp_path):
     shutil.copytree(ours[0], tmp_path / "run")
     path = tmp_path / "run" / "dataeff" / "metrics.jsonl"
     whole = path.read_text()
     path.write_text(whole + json.dumps({"step": 13})[:6])
     assert len(read_run(tmp_path / "run").lines) == len(whole.splitlines())
-
-
-@pytest.mark.parametrize("arguments", [["nothing-there"], ["--rollouts_per_step", "0", "."]])
-def test_wrong_arguments(arguments, capsys):
-    assert main(["report", *arguments]) == 2
-    assert "trl-dataeff: error:" in capsys.readouterr().err
+    assert main(["report", str(tmp_path / "run")]) == 0
+    assert (tmp_path / "run" / "dataeff" / "report.html").is_file()
+    assert main(["report", str(tmp_path / "run"), "--rollouts_per_step", "0"]) == 2

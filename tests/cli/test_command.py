@@ -21,24 +21,27 @@ from trl_dataeff.cli.grpo import make_trainer, parse, train
 from trl_dataeff.cli.main import main
 
 
-RECIPE = """\
-# A small run.
+TINY = """\
 model_name_or_path: {model}
 dataset_name: train.jsonl
-reward_funcs: [numeric_answer_reward, tests.factories.letter_share_reward]
-reward_weights: [1.0, 0.5]
-use_peft: true
-lora_target_modules: [q_proj, v_proj]
 output_dir: out
 use_cpu: true
 bf16: false
-learning_rate: 1e-2
 per_device_train_batch_size: 8
 num_generations: 4
 max_completion_length: 6
 max_steps: 2
 logging_steps: 1
 report_to: none
+"""
+RECIPE = f"""\
+# A small run.
+{TINY}
+reward_funcs: [numeric_answer_reward, tests.factories.letter_share_reward]
+reward_weights: [1.0, 0.5]
+use_peft: true
+lora_target_modules: [q_proj, v_proj]
+learning_rate: 1e-2
 disable_tqdm: true
 max_rollout_rounds: 4
 """
@@ -141,11 +144,11 @@ def test_mistakes_end_in_one_line_before_a_model_is_loaded(args, part, recipe, t
     monkeypatch.setenv("NETRC", str(tmp_path / "no-netrc"))
     monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
 
-    def refuse(*args, **kwargs):
-        raise AssertionError("a model is loaded")
-
-    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", refuse)
-    monkeypatch.setattr("trl.trainer.grpo_trainer.create_model_from_path", refuse)
+    for loader in (
+        "transformers.AutoModelForCausalLM.from_pretrained",
+        "trl.trainer.grpo_trainer.create_model_from_path",
+    ):
+        monkeypatch.setattr(loader, lambda *args, **kwargs: pytest.fail("a model is loaded"))
     assert main(["grpo", "--config", recipe, *args]) == 2
     (error,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("trl-dataeff: error: ")]
     assert part in error
@@ -322,7 +325,6 @@ def test_recipes_list_show_copy_validate(capsys, tmp_path, monkeypatch):
     assert name in lines
     assert main(["recipes", "show", name]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("# Qwen2.5-0.5B-Instruct on GSM8K")
     assert main(["recipes", "copy", name]) == 0
     assert (tmp_path / "gsm8k-uniform.yaml").read_text() == text
     assert main(["recipes", "copy", name]) == 2

@@ -4,37 +4,21 @@ from __future__ import annotations
 
 import io
 import logging
-import subprocess
 import sys
 import warnings
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 from transformers import PrinterCallback, TrainerState
 
+from tests.cli.test_command import TINY
 from tests.factories import plain_dataset
 from trl_dataeff.cli.console import COLUMNS, REPEAT_HEADER, LogTable, PanelCallback, TableCallback, progress_shown
-from trl_dataeff.cli.grpo import make_trainer, parse
+from trl_dataeff.cli.grpo import REWARDS, make_trainer, parse
 from trl_dataeff.cli.main import main, quiet_libraries
 
 
-RECIPE = """\
-model_name_or_path: {model}
-dataset_name: train.jsonl
-reward_funcs: [tests.factories.letter_share_reward]
-output_dir: out
-use_cpu: true
-bf16: false
-per_device_train_batch_size: 8
-num_generations: 4
-max_completion_length: 6
-max_steps: 2
-logging_steps: 1
-save_strategy: "no"
-report_to: none
-"""
+RECIPE = TINY + 'reward_funcs: [tests.factories.letter_share_reward]\nsave_strategy: "no"\n'
 
 
 @pytest.fixture
@@ -89,13 +73,15 @@ def test_what_prints_in_another_way_stays(recipe):
 
 
 def test_a_panel_in_a_terminal_says_what_was_generated_and_what_was_replayed(recipe):
-    trainer = make_trainer(parse(["--config", recipe, "--disable_tqdm=false", "--max_steps=4"]))
+    options = ["--disable_tqdm=false", "--max_steps=4", "--output_dir=[/x]"]
+    trainer = make_trainer(parse(["--config", recipe, *options]))
     console = Console(file=io.StringIO(), force_terminal=True, width=80)
     with progress_shown(trainer, plain=False, console=console):
         trainer.train()
     shown = console.file.getvalue()
     counts = trainer.collector.counters.values
     assert "step 4 of 4" in shown
+    assert "[/x]" in shown, "brackets in a folder's name are no markup"
     assert f"{counts['rollouts_generated']} generated, {counts['rollouts_replayed']} replayed" in shown
     assert "saved" not in shown
 
@@ -113,6 +99,8 @@ def test_numbers_are_aligned_below_their_titles():
     header, row = LogTable().lines(log(reward=-12.345, success=0.123, rollouts=1234567, lr=1e-6), state(7))
     assert header == "   step      loss  reward success  rollouts       lr"
     assert row == "  7/300    0.0123  -12.35     12% 1,234,567    1e-06"
+    row = LogTable().lines(log() | {"dataeff/overlong_prompts": 1500.0}, state(7))[-1]
+    assert row.endswith("0.0123  overlong prompts 1,500"), "faults stand at the end of their row"
 
 
 def test_a_metric_that_comes_later_gets_its_column_then():
@@ -131,11 +119,6 @@ def test_the_header_is_repeated():
     assert lines == [2, *[1] * (REPEAT_HEADER - 1)] * 2 + [2]
 
 
-def test_faults_stand_at_the_end_of_their_row():
-    row = LogTable().lines(log() | {"dataeff/overlong_prompts": 1500.0}, state(7))[-1]
-    assert row.endswith("0.0123  overlong prompts 1,500")
-
-
 def test_evaluation_and_what_a_callback_logs_have_lines_of_their_own():
     table = LogTable()
     values = {"eval_loss": 0.5, "eval_rewards/f/mean": 0.25, "eval_runtime": 1.0, "eval_clip_ratio/low_mean": 0.0}
@@ -143,48 +126,29 @@ def test_evaluation_and_what_a_callback_logs_have_lines_of_their_own():
     assert table.lines({"my/metric": 0.123456, "note": "text"}, state(4)) == ["my/metric 0.1235, note text"]
 
 
-CHILD = """
-import sys
-from pathlib import Path
-from types import SimpleNamespace
-Path("my_rewards.py").write_text("import warnings\\ndef mine(completions, **kwargs):\\n    warnings.warn('of my own code', FutureWarning)\\n    return [len(c) / 9 for c in completions]\\n")
-from trl_dataeff.cli.main import main
-raise SystemExit(main(sys.argv[1:]))
-"""
-
-
-def test_future_warnings_of_libraries_are_not_shown_by_the_command(recipe, tmp_path, monkeypatch):
-    """In a process of its own: pytest handles warnings itself."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    monkeypatch.delenv("PYTHONWARNINGS", raising=False)
-    options = ["--config", recipe, "--max_steps", "1", "--reward_funcs", "my_rewards.mine"]
-    command = [sys.executable, "-c", CHILD, "grpo", *options]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=180)
-    assert done.returncode == 0, done.stderr[-3000:]
-    shown = [line for line in done.stderr.splitlines() if ": FutureWarning: " in line]
-    assert len(shown) == 1
-    assert "of my own code" in shown[0]
-
-
-def test_what_is_silenced_is_heard_again_afterwards(monkeypatch):
-    def warn():
+def test_warnings_of_libraries_are_silenced_while_the_command_runs_and_those_of_ones_own_code_are_not(
+    recipe, monkeypatch
+):
+    def warn(module: str) -> int:
         with warnings.catch_warnings(record=True) as caught:
-            warnings.warn_explicit("old", FutureWarning, "x.py", 1, module="transformers.training_args", registry={})
+            warnings.warn_explicit("old", FutureWarning, "x.py", 1, module=module, registry={})
         return len(caught)
 
+    def heard() -> tuple:
+        parser = logging.getLogger("math_verify.parser")
+        return warn("transformers.training_args"), warn("my_rewards"), parser.isEnabledFor(logging.WARNING)
+
+    def reward(completions, **kwargs):
+        during.add(heard())
+        return [0.0] * len(completions)
+
+    during = set()
+    monkeypatch.setitem(REWARDS, "own", reward)
     monkeypatch.setattr(sys, "warnoptions", [])
     warnings.simplefilter("always")
-    with quiet_libraries():
-        assert warn() == 0
-        assert not logging.getLogger("math_verify.parser").isEnabledFor(logging.WARNING)
-    assert warn() == 1
-    assert logging.getLogger("math_verify.parser").isEnabledFor(logging.WARNING)
+    assert main(["grpo", "--config", recipe, "--max_steps", "1", "--reward_funcs", "own"]) == 0
+    assert during == {(0, 1, False)}
+    assert heard() == (1, 1, True)
     monkeypatch.setattr(sys, "warnoptions", ["default"])  # of `python -W`
     with quiet_libraries():
-        assert warn() == 1
-
-
-def test_the_panel_takes_brackets_in_a_folders_name_as_they_are():
-    screen = Console(file=io.StringIO(), width=80)
-    screen.print(PanelCallback(screen).render(SimpleNamespace(output_dir="runs/[/x]"), state(0)))
-    assert "runs/[/x]" in screen.file.getvalue()
+        assert warn("transformers.training_args") == 1

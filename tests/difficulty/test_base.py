@@ -31,6 +31,8 @@ BOTH = pytest.mark.parametrize("cls", [LogisticDifficultyPredictor, AttentionDif
 @BOTH
 def test_predicts_prompts_that_it_has_not_seen(cls):
     E, p = difficulty_problem(400)
+    with pytest.raises(PredictorError, match="call `fit`"):
+        make(cls).predict(E)
     predicted = fitted(cls, E[:200], p[:200]).predict(E[200:])
     assert predicted.dtype == torch.float32
     assert predicted.shape == (200,)
@@ -121,12 +123,6 @@ def test_corrupt_folders_are_rejected(cls, tmp_path):
         config.write_text(broken)
         with pytest.raises(PredictorError, match=says):
             load_predictor(tmp_path)
-
-
-@BOTH
-def test_one_that_was_not_fitted_says_so(cls):
-    with pytest.raises(PredictorError, match="call `fit`"):
-        make(cls).predict(difficulty_problem(5)[0])
 
 
 def test_predictors_are_made_by_name_and_by_path(tmp_path):

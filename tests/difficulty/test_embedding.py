@@ -85,16 +85,11 @@ def test_the_template_of_a_processor(embed):
     assert_embeddings_close(embed(chat_dataset(3), model=model, tokenizer=processor), expected)
 
 
-def test_a_prompt_without_tokens_has_an_embedding(embed):
+def test_a_prompt_without_tokens_has_an_embedding_and_long_prompts_are_cut(embed):
     tokenizer = tiny_tokenizer()
     model = tiny_model(tokenizer)
     embeddings = embed(Dataset.from_dict({"prompt": ["1+1=", ""]}), model=model, tokenizer=tokenizer)
     assert_embeddings_close(embeddings[1:], [embedding_alone(model, [tokenizer.eos_token_id])])
-
-
-def test_long_prompts_are_cut(embed):
-    tokenizer = tiny_tokenizer()
-    model = tiny_model(tokenizer)
     model.config.max_position_embeddings = 10
     embeddings = embed(varied_dataset(), model=model, tokenizer=tokenizer)
     expected = [embedding_alone(model, tokenizer(text)["input_ids"][:10]) for text in VARIED_TEXTS]

@@ -36,25 +36,22 @@ def save_groups(path: Path, steps: int = 40, seed: int = 0, invert: bool = False
     return str(path)
 
 
-@pytest.fixture(scope="module")
-def script() -> dict:
-    return runpy.run_path(str(SCRIPT), run_name="example")
-
-
 @pytest.mark.parametrize("kind", ["logistic", "attention"])
 def test_from_groups_to_a_predictor(kind, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(trl_dataeff.difficulty.embedding, "embed_dataset", lambda dataset, model: E.half().numpy())
     Dataset.from_dict({"question": [f"q{i}" for i in range(N)]}).to_json("data.jsonl")
-    options = [
-        "--groups",
-        save_groups(tmp_path / "a.parquet"),
+    options = ["--groups", save_groups(tmp_path / "a.parquet"), "--kind", kind]
+    options += [
         "--dataset",
         "data.jsonl",
         "--prompt_column",
         "question",
+        "--embedding",
+        "some/model",
+        "--output",
+        "out",
     ]
-    options += ["--embedding", "some/model", "--output", "out", "--kind", kind]
     monkeypatch.setattr(sys, "argv", ["fit_predictor.py", *options])
     runpy.run_path(str(SCRIPT), run_name="__main__")
     assert kind in capsys.readouterr().out
@@ -63,8 +60,9 @@ def test_from_groups_to_a_predictor(kind, tmp_path, monkeypatch, capsys):
     assert np.corrcoef(predictor.predict(E), P)[0, 1] > 0.7
 
 
-def test_groups_are_predicted_from_their_own_run(tmp_path, script):
+def test_groups_are_predicted_from_their_own_run(tmp_path):
     """Two runs in which the same prompts have opposite success rates: together they would say nothing."""
+    script = runpy.run_path(str(SCRIPT), run_name="example")
     runs = [save_groups(tmp_path / "a.parquet", 60), save_groups(tmp_path / "b.parquet", 60, seed=1, invert=True)]
     slices = script["read_slices"](runs, N)
     assert all(len(np.unique(piece.prompt_ids)) == len(piece.prompt_ids) for piece in slices)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -44,12 +45,8 @@ def test_the_real_weights_answer_a_question(tmp_path):
     folder = convert(find_gguf(), tmp_path / "model")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    inputs = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "What is the capital of France?"}],
-        add_generation_prompt=True,
-        return_tensors="pt",
-        return_dict=True,
-    )
+    asked = [{"role": "user", "content": "What is the capital of France?"}]
+    inputs = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     output = model.generate(**inputs, max_new_tokens=12, do_sample=False)
     assert "Paris" in tokenizer.decode(output[0, inputs["input_ids"].shape[1] :])
 
@@ -77,16 +74,12 @@ def right_answer(question: Question) -> int:
     return sum(int(term.replace(" ", "")) for term in re.findall(r"[-+]? ?\d+", text))
 
 
-def test_every_answer_is_right(questions):
-    for question in [*questions[0], *questions[1]]:
+def test_every_answer_is_right_and_no_question_is_asked_twice(questions):
+    asked = [*questions[0], *questions[1]]
+    assert [len(part) for part in questions] == [200, 60]
+    assert len({q.question for q in asked}) == len(asked)
+    for question in asked:
         assert question.answer == str(right_answer(question)), question
-
-
-def test_no_question_is_in_both_sets_or_twice(questions):
-    train, held_out = ([q.question for q in part] for part in questions)
-    assert len(set(train)) == len(train) == 200
-    assert len(set(held_out)) == len(held_out) == 60
-    assert not set(train) & set(held_out)
 
 
 # Measuring
@@ -108,24 +101,12 @@ def test_success_rates_are_shares_by_task_and_leave_the_random_state(monkeypatch
 # Summary
 
 
-def log(step: int, generated: int, trained: int, dropped: int, success: float, replayed: int = 0) -> dict:
-    return {
-        "dataeff/rollouts_replayed": replayed,
-        "step": step,
-        "dataeff/rollouts_generated": generated,
-        "dataeff/rollouts_trained": trained,
-        "dataeff/rollouts_discarded": dropped,
-        "dataeff/success_rate": success,
-    }
-
-
-GROUPS = {"effective": 16, "hard": 9}
-LOGS = [log(1, 64, 32, 24, 0.1), log(2, 120, 64, 48, 0.3), log(3, 200, 96, 80, 0.5), {"step": 3, "train_runtime": 9.0}]
+def log(step: int, success: float, **rollouts: int) -> dict:
+    counts = {f"dataeff/rollouts_{name}": n for name, n in rollouts.items()}
+    return {"step": step, "dataeff/success_rate": success, **counts}
 
 
 def test_the_logs_are_those_of_the_newest_checkpoint(tmp_path):
-    import os
-
     for name, time in (("checkpoint-40", 1000), ("checkpoint-5", 2000)):
         (tmp_path / name).mkdir()
         state = tmp_path / name / "trainer_state.json"
@@ -136,42 +117,31 @@ def test_the_logs_are_those_of_the_newest_checkpoint(tmp_path):
         read_logs(tmp_path / "nothing")
 
 
-def test_the_summary_says_it_all():
-    before, after = {"largest": 0.2, "all": 0.21}, {"largest": 0.6, "all": 0.58}
-    text = render(sum_up(LOGS), 247.4, "runs/x", before, after, 160, GROUPS)
-    for part in (
-        "3 steps in 4 min 07 s",
-        "200 generated",
-        "64% in groups with right and wrong",
-        "36% in groups with wrong",
-    ):
-        assert part in text
-    for part in ("96 trained on", "80 dropped", "24 waiting"):
-        assert part in text
-    assert re.search(r"largest +20% +60%\n", text)
-    assert re.search(r"all +21% +58%\n", text)
-    assert "plain" not in text
-
-
-def test_the_summary_compares_with_the_recorded_run():
-    plain = Recorded("the command", 400, {"largest": 0.4, "all": 0.45})
-    rates = {"largest": 0.2, "all": 0.21}
-    text = render(sum_up([log(3, 400, 700, 0, 0.5, replayed=300)]), 10, "runs/x", rates, rates, 160, GROUPS, plain)
-    for part in ("400 trained on", "300 times", "400 rollouts, recorded by\n           the command", "plain GRPO\n"):
-        assert part in text
-    assert re.search(r"all +21% +21% +45%\n", text)
-
-
 def test_the_recorded_run_is_of_the_recipe_for_plain_grpo_and_as_many_rollouts_as_the_default_generates():
-    plain, recipes = Recorded.load(), {}
-    for name in ("default", "uniform"):
-        recipes[name] = yaml.safe_load(Path(f"recipes/{quickstart.RECIPES}/{name}.yaml").read_text(encoding="utf-8"))
-    batch = recipes["uniform"]["per_device_train_batch_size"]
-    assert plain.rollouts == recipes["uniform"]["max_steps"] * batch
+    folder, plain = Path("recipes", quickstart.RECIPES), Recorded.load()
+    default, uniform = (yaml.safe_load((folder / f"{name}.yaml").read_text()) for name in ("default", "uniform"))
+    assert plain.rollouts == uniform["max_steps"] * uniform["per_device_train_batch_size"]
     assert plain.command.endswith("--recipe uniform --record")
     assert set(plain.success) == {"gcd", "largest", "letters", "sums", "all"}
-    what_differs = {name for name in recipes["default"] if recipes["default"][name] != recipes["uniform"][name]}
-    assert what_differs == {"selection", "replay", "output_dir"}
+    assert {name for name in default if default[name] != uniform[name]} == {"selection", "replay", "output_dir"}
+
+
+@pytest.mark.parametrize("plain", [None, Recorded("the command", 400, {"largest": 0.4, "all": 0.45})])
+def test_the_summary_has_the_numbers_of_the_run_and_of_the_recorded_one(plain):
+    before, after = {"largest": 0.2, "all": 0.21}, {"largest": 0.6, "all": 0.58}
+    logs = [
+        log(1, 0.1, generated=64, trained=48, discarded=24, replayed=9),
+        log(3, 0.5, generated=200, trained=196, discarded=80, replayed=100),
+        {"step": 3, "train_runtime": 9.0},
+    ]
+    text = render(sum_up(logs), 247.4, "runs/x", before, after, 160, {"effective": 16, "hard": 9}, plain)
+    for part in ("3 steps in 4 min 07 s", "200 generated", "64% in groups with right and wrong", "36% in groups with"):
+        assert part in text
+    for part in ("96 trained on", "80 dropped", "24 waiting", "100 times"):
+        assert part in text
+    assert re.search(r"largest +20% +60%" + (" +40%\n" if plain else "\n"), text)
+    assert re.search(r"all +21% +58%" + (" +45%\n" if plain else "\n"), text)
+    assert ("400 rollouts, recorded by" in text) is (plain is not None)
 
 
 # The command
@@ -192,9 +162,7 @@ def test_wrong_input_ends_in_one_message_before_anything_is_measured(tmp_path, m
     assert "max_stepz" in capsys.readouterr().err
 
 
-WAITS = (
-    "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(143)); print('on', flush=True); time.sleep(60)"
-)
+WAITS = "import signal, sys, time; signal.signal(15, lambda *_: exit(143)); print('on', flush=True); time.sleep(60)"
 
 
 def test_sigterm_ends_the_run_and_not_only_the_quickstart():

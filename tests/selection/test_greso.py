@@ -9,18 +9,13 @@ from tests.factories import generator, visit
 from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD
 from trl_dataeff.selection import GresoSelector
 from trl_dataeff.selection.base import SelectorContext
-from trl_dataeff.selection.greso import FLOOR, KeepProbability, keep_probability
+from trl_dataeff.selection.greso import FLOOR, KeepProbability
 
 
 def greso(size: int, batch: int = 1, **arguments) -> GresoSelector:
     selector = GresoSelector(**arguments)
     selector.bind(SelectorContext(size, batch, group_size=8))
     return selector
-
-
-def test_keep_probability_by_hand():
-    np.testing.assert_allclose(keep_probability(np.array([0, 1, 2, 7]), 0.5), [1, 0.5, 0.25, 0.01])
-    np.testing.assert_allclose(keep_probability(np.array([1, 1]), np.array([0.3, 0.9])), [0.3, 0.9])
 
 
 @pytest.mark.parametrize(("streak", "kind"), [(1, EASY), (2, HARD), (3, EASY), (12, HARD)])
@@ -44,20 +39,6 @@ def test_unseen_prompts_are_always_admitted_and_each_once_a_pass():
     seen = np.concatenate([selector.propose(20, rng) for _ in range(5)])
     assert sorted(seen.tolist()) == list(range(100))
     assert selector.metrics()["prompts_skipped"] == 0
-
-
-def test_a_prompt_that_turns_effective_is_admitted_at_its_next_pass():
-    selector, rng = greso(50), generator()
-    for _ in range(8):
-        selector.observe([visit(i, HARD) for i in range(50)])
-    selector.observe([visit(7, EFFECTIVE)])
-    seen_in_pass: dict[int, set] = {}
-    for _ in range(60):
-        ids = selector.propose(1, rng)
-        seen_in_pass.setdefault(selector._passes, set()).update(ids.tolist())
-    complete = [seen for number, seen in seen_in_pass.items() if 1 <= number < selector._passes]
-    assert len(complete) >= 20
-    assert all(7 in seen for seen in complete)
 
 
 def test_a_pass_in_which_all_are_skipped_flows_into_the_next():

@@ -11,10 +11,9 @@ from tests.factories import (
     even_length_reward,
     history,
     mixed_reward,
-    plain_dataset,
     run,
 )
-from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer, UniformSelector
+from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 
 
 def train(folder, selector=None, trainer_class=Watched, **options):
@@ -77,31 +76,15 @@ class TestInstance:
         np.testing.assert_allclose(table["predicted"], expected, rtol=1e-6)
         np.testing.assert_allclose(selector.solved, solved)
 
-    def test_a_second_call_of_train_binds_it_again(self, tmp_path):
-        trainer = train(tmp_path, selector := LeastSolved())
-        first = prompts_by_batch(trainer)
-        trainer.train_dataset = plain_dataset(12)
-        trainer.train()
-        assert [context.num_prompts for (context,) in selector.called("bind")] == [24, 12]
-        assert len(selector.solved) == 12
-        assert selector.batches == len(first) == len(trainer.batches) - len(first)
-        assert {i for ids in prompts_by_batch(trainer)[len(first) :] for i in ids} <= set(range(12))
-
     @pytest.mark.parametrize("mode", ["single pass", "replay"])
     def test_reference_rollouts(self, tmp_path, mode):
         """They are generated at most a batch at a time, before the first proposal, and observed with the rest."""
         selector = LeastSolved(references=5)
         trainer = train(tmp_path, selector, **MODES[mode])
-        table = pd.read_parquet(tmp_path / "dataeff" / "groups.parquet")
-        batches = len(trainer.batches)
-        assert table[table["origin"] == "reference"].groupby("step").size().tolist() == [5] * batches
-        calls = selector.called("roll_out_references")
-        assert len(calls) == batches
-        for (ids, groups), batch in zip(calls, trainer.batches, strict=True):
+        for (ids, groups), batch in zip(selector.called("roll_out_references"), trainer.batches, strict=True):
             assert [group.prompt_id for group in groups] == ids.tolist()
             assert list(map(id, groups)) == list(map(id, batch.generated[:5]))
-            assert {batch.origins[id(group)] for group in groups} == {"reference"}
-            assert {batch.origins[id(group)] for group in batch.generated[5:]} <= {"fresh"}
+            assert [batch.origins[id(group)] for group in batch.generated].count("reference") == len(groups) == 5
         names = [call[0] for call in selector.calls]
         assert names[:3] == ["bind", "roll_out_references", "propose"]
         assert names.index("observe") > names.index("propose")
@@ -110,54 +93,16 @@ class TestInstance:
 SAVES = {"trainer_class": DataEfficientGRPOTrainer, "save_strategy": "steps", "save_steps": 5, "max_steps": 14}
 
 
-class TestResume:
-    @pytest.mark.parametrize("mode", MODES)
-    def test_it_is_exact(self, tmp_path, mode):
-        whole = train(tmp_path / "whole", LeastSolved(), **SAVES, **MODES[mode])
-        resumed = train(tmp_path / "resumed", LeastSolved(), train=False, **SAVES, **MODES[mode])
-        resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-5"))
-        assert resumed.selector.calls[0][0] == "bind"
-        assert history(resumed.state.log_history) == history(whole.state.log_history)
-        assert_same_end(whole, resumed)
-        assert resumed.selector.batches == whole.selector.batches
-        np.testing.assert_array_equal(resumed.selector.solved, whole.selector.solved)
-
-    def test_another_selector_does_not_continue_its_run(self, tmp_path):
-        train(tmp_path, LeastSolved(), **SAVES)
-        other = train(tmp_path, UniformSelector(), train=False, **SAVES)
-        with pytest.raises(ValueError, match="selector = 'LeastSolved'; now it is 'UniformSelector'"):
-            other.train(resume_from_checkpoint=True)
-
-
-def make(folder, selector=None, **options):
-    """All errors below are raised before a model is loaded: the model's path does not exist."""
-    return train(folder, selector, train=False, trainer={"model": "no/such/model"}, **options)
-
-
-@pytest.mark.parametrize(
-    "given", [{"selection": "dots"}, {"selection": "nonsense"}, {"selector_args": {"weight": 2.0}}]
-)
-def test_an_instance_beside_what_makes_one_by_name(tmp_path, given):
-    with pytest.raises(ValueError, match=r"`selector=LeastSolved\(\.\.\.\)` is given beside `selection="):
-        make(tmp_path, LeastSolved(), **given)
-
-
-@pytest.mark.parametrize(("wrong", "named"), [(LeastSolved, "the class LeastSolved"), ("uniform", "a str")])
-def test_a_selector_of_another_type(tmp_path, wrong, named):
-    with pytest.raises(TypeError, match=rf"`selector` is {named}; it takes an instance of"):
-        make(tmp_path, wrong)
-
-
-@pytest.mark.parametrize("arguments", [{"weight": 0.25}, '{"weight": 0.25}', None])
-def test_by_its_dotted_path_it_trains_as_the_instance_does(tmp_path, arguments):
-    path = f"{LeastSolved.__module__}.LeastSolved"
-    named = train(tmp_path / "named", selection=path, selector_args=arguments)
-    assert type(named.selector) is LeastSolved
-    same = train(tmp_path / "instance", LeastSolved(weight=1.0 if arguments is None else 0.25))
-    assert prompts_by_batch(named) == prompts_by_batch(same)
-    assert history(named.state.log_history) == history(same.state.log_history)
-    with pytest.raises(ValueError, match="LeastSolved has no argument `wait`"):
-        make(tmp_path, selection=path, selector_args={"wait": 2.0})
+@pytest.mark.parametrize("mode", MODES)
+def test_resume_is_exact(tmp_path, mode):
+    whole = train(tmp_path / "whole", LeastSolved(), **SAVES, **MODES[mode])
+    resumed = train(tmp_path / "resumed", LeastSolved(), train=False, **SAVES, **MODES[mode])
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-5"))
+    assert resumed.selector.calls[0][0] == "bind"
+    assert history(resumed.state.log_history) == history(whole.state.log_history)
+    assert_same_end(whole, resumed)
+    assert resumed.selector.batches == whole.selector.batches
+    np.testing.assert_array_equal(resumed.selector.solved, whole.selector.solved)
 
 
 WRONG = {

@@ -78,27 +78,31 @@ def test_a_line_that_was_not_written_whole_is_left_out(tmp_path):
     assert second == {"step": 2, "rollouts": 8, "tokens": 40, "reward": None, "loss": 0.5}
 
 
-@pytest.mark.parametrize("kind", ["metrics", "groups"])
-def test_a_full_disk_does_not_stop_training(tmp_path, caplog_transformers, kind):
-    log = {"metrics": MetricsLog, "groups": GroupLog}[kind](tmp_path / "folder" / "file")
+def add_scalars(log, step):
+    log.add({"loss": 1.0}, step=step, rollouts=0, tokens=0)
 
-    def add(step):
-        if kind == "metrics":
-            log.add({"loss": 1.0}, step=step, rollouts=0, tokens=0)
-        else:
-            log.add([make_group(step=step)], np.ones(1, np.float32))
-            log.flush(force=True)
 
+def add_groups(log, step):
+    log.add([make_group(step=step)], np.ones(1, np.float32))
+    log.flush(force=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "add", "read"),
+    [
+        (MetricsLog, add_scalars, lambda path: pd.read_json(path, lines=True)),
+        (GroupLog, add_groups, pd.read_parquet),
+    ],
+)
+def test_a_full_disk_does_not_stop_training(tmp_path, caplog_transformers, kind, add, read):
+    log = kind(tmp_path / "folder" / "file")
     (tmp_path / "folder").write_text("in the way")
-    add(1)
-    add(2)
+    add(log, 1)
+    add(log, 2)
     assert len(messages(caplog_transformers, "could not be written")) == 1
     (tmp_path / "folder").unlink()
-    add(3)
-    if kind == "metrics":
-        assert [json.loads(line)["step"] for line in log.path.read_text().splitlines()] == [1, 2, 3]
-    else:
-        assert read_groups(log.path)["step"].to_pylist() == [1, 2, 3]
+    add(log, 3)
+    assert read(log.path)["step"].tolist() == [1, 2, 3]
 
 
 def test_a_row_says_what_became_of_a_group(tmp_path):
@@ -145,12 +149,9 @@ def test_run_json_and_the_card_say_what_happened(tmp_path):
     assert "arXiv:2506.05316" in card and "arXiv:2503.14476" in card and "arXiv:2506.02177" not in card  # noqa: PT018
     assert counts["rollouts_replayed"] > 0
     assert card.count("## Data-efficient GRPO") == 1
-
-
-def test_the_card_claims_no_replay_where_nothing_was_replayed(tmp_path):
-    """One group in a batch: half of it rounds to none."""
-    start(tmp_path, max_rollout_rounds=1, replay="share", per_device_train_batch_size=4)
-    card = (tmp_path / "README.md").read_text()
+    # One group in a batch: half of it rounds to none, so that no replay is claimed
+    start(tmp_path / "none", max_rollout_rounds=1, replay="share", per_device_train_batch_size=4)
+    card = (tmp_path / "none" / "README.md").read_text()
     assert "uniform selection" in card
     assert "replayed" not in card.replace("rollouts replayed | 0", "")
 
