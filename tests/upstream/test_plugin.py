@@ -81,7 +81,7 @@ def test_trains_our_class_with_everything_off(run):
     result, outcomes, _ = run
     assert [outcomes[f"train[{config}]"]["outcome"] for config in ("public", "plain")] == ["passed", "passed"]
     trained = [line for line in result.stdout.splitlines() if line.startswith("trained with")]
-    assert trained == ["trained with DataEfficientGRPOTrainer uniform False 0.0"] * 2
+    assert trained == ["trained with DataEfficientGRPOTrainer uniform off False"] * 2
 
 
 def test_skips_an_id_without_a_stand_in(run):
