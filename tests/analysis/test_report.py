@@ -18,7 +18,7 @@ from trl_dataeff.cli.main import main
 
 
 EVALUATES = {"eval_strategy": "steps", "eval_steps": 4, "trainer": {"eval_dataset": plain_dataset(4)}}
-REPLAYS = {"selection": "dots", "replay_fraction": 0.5, "per_device_train_batch_size": 16}
+REPLAYS = {"selection": "dots", "replay": "share", "replay_fraction": 0.5, "per_device_train_batch_size": 16}
 
 
 @pytest.fixture(scope="module")

@@ -12,18 +12,20 @@ import sys
 import time
 from pathlib import Path
 
-import datasets.config
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-import yaml
 from datasets import Dataset
 from transformers.trainer_utils import get_last_checkpoint
 
-from tests.factories import save_tiny, tool_tokenizer
+from tests.cli.conftest import own_cache  # noqa: F401 (a fixture)
+from tests.cli.test_command import TINY
+from tests.factories import generator, plain_dataset, save_tiny, tool_tokenizer
 from tests.factories.tiny import tiny_model
 from tests.factories.vision import save_tiny_vision
-from trl_dataeff import DataEfficientGRPOTrainer
+from trl_dataeff import DataEfficientGRPOTrainer, SelectorContext
+from trl_dataeff.testing import check_selector, make_groups
 
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -31,7 +33,7 @@ SMALL = """
     --use_cpu --bf16 false --gradient_checkpointing false --report_to none --disable_tqdm true --max_steps 2
     --per_device_train_batch_size 16 --gradient_accumulation_steps 1 --num_generations 4 --logging_steps 1
     --use_peft --lora_target_modules q_proj v_proj --dtype float32 --learning_rate 1e-2
-    --attn_implementation eager
+    --attn_implementation eager --max_completion_length 8
 """
 
 
@@ -50,30 +52,14 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
-
-
-def run_script(name: str, arguments: list[str], tmp_path: Path, monkeypatch) -> DataEfficientGRPOTrainer:
-    """Run a script in this process, where everything is imported already; returns its trainer."""
-    arguments = [*SMALL.split(), "--output_dir", str(tmp_path / "out"), *arguments]
-    monkeypatch.setattr(sys, "argv", [name, *arguments])
-    monkeypatch.chdir(tmp_path)
-    return runpy.run_path(str(EXAMPLES / name), run_name="__main__")["trainer"]
-
-
 SCRIPTS = {
-    "gsm8k.py": (
-        "text",
-        "--max_completion_length 8 --eval_strategy steps --eval_steps 2 --per_device_eval_batch_size 16",
-    ),
-    "custom_reward.py": ("text", "--max_completion_length 8"),
-    "custom_selector.py": ("text", "--max_completion_length 8"),
+    "gsm8k.py": ("text", "--eval_strategy steps --eval_steps 2 --per_device_eval_batch_size 16"),
+    "custom_reward.py": ("text", ""),
+    "custom_selector.py": ("text", ""),
     "tools.py": ("tools", "--max_completion_length 12"),
     "environment.py": ("tools", "--max_completion_length 12"),
-    "vision_language.py": ("vision", "--max_completion_length 8"),
-    "preemption/train.py": ("text", "--max_completion_length 8 --save_steps 1"),
+    "vision_language.py": ("vision", ""),
+    "preemption/train.py": ("text", "--save_steps 1"),
 }
 
 
@@ -84,11 +70,14 @@ def test_every_script_is_run():
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_script_trains_two_steps(name, folder, tmp_path, monkeypatch):
+    """In this process, where everything is imported already."""
     model, further = SCRIPTS[name]
-    arguments = [*further.split(), "--model_name_or_path", str(folder / model)]
+    arguments = [*SMALL.split(), "--output_dir", "out", *further.split(), "--model_name_or_path", str(folder / model)]
     if "ScriptArguments" in (EXAMPLES / name).read_text():
         arguments += ["--dataset_name", str(folder / "data")]
-    trainer = run_script(name, arguments, tmp_path, monkeypatch)
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    monkeypatch.chdir(tmp_path)
+    trainer = runpy.run_path(str(EXAMPLES / name), run_name="__main__")["trainer"]
     assert isinstance(trainer, DataEfficientGRPOTrainer)
     assert trainer.state.global_step == 2
     assert trainer.model.config._attn_implementation == "eager"
@@ -106,10 +95,6 @@ def curriculum():
 
 
 def test_the_example_of_a_selector_passes_the_conformance_suite(curriculum):
-    import numpy as np
-
-    from trl_dataeff.testing import check_selector
-
     class OfAnyPool(curriculum):
         """The suite binds selectors to pools of several sizes."""
 
@@ -124,24 +109,16 @@ def test_the_example_of_a_selector_passes_the_conformance_suite(curriculum):
 
 
 def test_the_curriculum_opens_a_level_when_the_present_one_is_solved(curriculum):
-    from types import SimpleNamespace
-
-    import numpy as np
-    import torch
-
-    from trl_dataeff import SelectorContext
-
-    levels, rng = np.repeat([0, 1, 2], 10), torch.Generator().manual_seed(0)
+    levels, rng = np.repeat([0, 1, 2], 10), generator()
     selector = curriculum(levels)
     selector.bind(SelectorContext(num_prompts=30, batch_groups=4, group_size=4))
     assert set(levels[selector.propose(10, rng)]) == {0}
     for _ in range(20):
-        selector.observe([SimpleNamespace(success_rate=0.5)])
-    assert selector.level == 0
-    while selector.level == 0:
-        selector.observe([SimpleNamespace(success_rate=1.0)])
+        selector.observe(make_groups([0], [0.5]))
+    assert set(levels[selector.propose(10, rng)]) == {0}
+    for _ in range(5):
+        selector.observe(make_groups([0], [1.0]))
     assert set(levels[selector.propose(20, rng)]) == {0, 1}
-    assert len(set(selector.propose(30, rng))) == 30
     with pytest.raises(ValueError, match="levels of 30 prompts, and the dataset has 31"):
         selector.bind(SelectorContext(num_prompts=31, batch_groups=4, group_size=4))
 
@@ -174,24 +151,9 @@ def test_the_notebook_runs_from_top_to_bottom_and_draws(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_job_script_continues_after_sigterm_until_the_run_is_done(folder, tmp_path):
-    options = dict(zip(*[iter(SMALL.replace("--use_cpu", "").replace("--use_peft", "").split())] * 2, strict=False))
-    recipe = {
-        "model_name_or_path": str(folder / "text"),
-        "dataset_name": str(folder / "data"),
-        "prompt_column": "question",
-        "reward_funcs": ["numeric_answer_reward"],
-        "use_cpu": True,
-        "bf16": False,
-        "gradient_checkpointing": False,
-        "report_to": "none",
-        "per_device_train_batch_size": int(options["--per_device_train_batch_size"]),
-        "num_generations": 4,
-        "max_completion_length": 8,
-        "max_steps": 100,
-        "save_steps": 100,
-        "output_dir": str(tmp_path / "out"),
-    }
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    plain_dataset().to_json(tmp_path / "train.jsonl")
+    recipe = TINY.format(model=folder / "text").replace("max_steps: 2", "max_steps: 100")
+    (tmp_path / "recipe.yaml").write_text(recipe + "save_steps: 100\nreward_funcs: [numeric_answer_reward]\n")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
     environment |= {"PATH": f"{Path(sys.executable).parent}:{environment['PATH']}", "PYTHONPATH": str(EXAMPLES.parent)}
     job = subprocess.Popen(

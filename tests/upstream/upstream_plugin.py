@@ -221,16 +221,12 @@ class UpstreamRun:
         name = "DataEfficientGRPOTrainer, everything off" if self.label == "dataeff" else "GRPOTrainer (baseline)"
         built = f"; {OffTrainer.built} trainers built" if self.label == "dataeff" else ""
         lines = [f"{name}, trl {trl.__version__}: {self._counts()}{built}"]
-        if self.baseline is not None:
-            regressions = self.regressions()
-            failed = [test for test, result in self.outcomes.items() if result["outcome"] == "failed"]
-            other = [test for test in failed if test not in regressions]
-            lines += self._listed("Pass with TRL's class and fail with ours", regressions)
-            lines += self._listed("Fail with both, or not in the baseline", other)
-        else:
-            lines += self._listed(
-                "Failed", [t for t, result in self.outcomes.items() if result["outcome"] == "failed"]
-            )
+        failed = [test for test, result in self.outcomes.items() if result["outcome"] == "failed"]
+        if self.baseline is None:
+            return [*lines, *self._listed("Failed", failed), *self._without_stand_in()]
+        regressions = self.regressions()
+        lines += self._listed("Pass with TRL's class and fail with ours", regressions)
+        lines += self._listed("Fail with both, or not in the baseline", [t for t in failed if t not in regressions])
         return [*lines, *self._without_stand_in()]
 
     def _counts(self) -> str:

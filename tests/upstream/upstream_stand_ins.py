@@ -24,6 +24,7 @@ from transformers import (
     Qwen2Config,
     Qwen2ForCausalLM,
 )
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 
 # --- Tokenizer -------------------------------------------------------------------------------------------------------
@@ -52,13 +53,6 @@ _PAD, _EOS = _SPECIAL.index("<|endoftext|>"), _SPECIAL.index("<|im_end|>")
 _KEPT = {"<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"}
 
 
-def _byte_symbols() -> dict[int, str]:
-    """The printable symbol of each byte in a byte-level vocabulary, in the order of the vocabulary."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
-
-
 def _word(number: int) -> str:
     """A word of its own for each number, of different lengths: tests reward long completions and many letters."""
     letters, rest = "", number
@@ -70,7 +64,7 @@ def _word(number: int) -> str:
 
 @cache
 def _vocabulary(ordinary: int) -> dict[str, int]:
-    symbols = _byte_symbols()
+    symbols = bytes_to_unicode()
     vocabulary = {symbol: i for i, symbol in enumerate(symbols.values())}
     pieces = {i: "".join(symbols[byte] for byte in text.encode()) for i, text in _PIECES.items()}
     for i in range(256, ordinary):
