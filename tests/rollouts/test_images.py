@@ -70,9 +70,7 @@ def test_groups_are_trained_on_with_the_images_of_their_rows(model, tmp_path, wh
 
 
 def test_dots_generates_reference_rollouts_of_them(model, tmp_path):
-    trainer = train(
-        model, tmp_path, selection="dots", selector_args={"reference": "paper", "reference_size": 4}, max_steps=2
-    )
+    trainer = train(model, tmp_path, selection="dots_paper", selector_args={"reference_size": 4}, max_steps=2)
     assert [group.origin for group in trainer.batches[0].generated].count("reference") == 4
     assert all_finite(trainer)
 
