@@ -35,10 +35,10 @@ CONFIGURATIONS: dict[str, dict] = {
     "fill, num_iterations": {**FILL, "num_iterations": 2, "steps_per_generation": 2},
     "share": SHARE,
     "share, batches of 2 steps": {**SHARE, "steps_per_generation": 2},
-    "dots": {"selection": "dots", "selector_args": {"refresh_batches": 2}},
+    "dots": {"selection": "dots", "selector_args": {"coverage": 0.3}},
     "dots, reference rollouts": {
-        "selection": "dots",
-        "selector_args": {"reference": "paper", "reference_size": 3, "refresh_batches": 3, "objective": "target"},
+        "selection": "dots_paper",
+        "selector_args": {"reference_size": 3, "refresh_batches": 3, "predictor": "logistic"},
         **SHARE,
     },
     "all three": {**DYNAMIC, **FILL, "selection": "dots", "steps_per_generation": 2},
