@@ -399,9 +399,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
 
     def _log(self, batch: GenerationBatch) -> None:
         store = self._metrics["train"]
-        if (
-            batch.generated and batch.generated != batch.trained
-        ):  # TRL has logged rewards and lengths of what is trained on
+        # TRL has logged rewards and lengths of what is trained on
+        if batch.generated and batch.generated != batch.trained:
             weights = self.collector.classifier.weights
             values = group_metrics(batch.generated, self.reward_func_names, weights)
             if self._over_batch:  # TRL's says whether all rewards of the batch are equal
