@@ -1,15 +1,19 @@
-"""`DataEfficientCallback`: what this package does at the Trainer's events."""
+"""What this package does at the Trainer's events."""
 
 from __future__ import annotations
 
 import signal
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState
 from transformers.utils import logging
 
-from trl_dataeff.tracking.metrics import PREFIX
+from trl_dataeff.checkpoint.resume import Run
+from trl_dataeff.collector.collector import RolloutCollector
+from trl_dataeff.signals import StopSignals
+from trl_dataeff.tracking.metrics import END, PREFIX, StepTimer, record
 
 
 logger = logging.get_logger(__name__)
@@ -17,48 +21,53 @@ logger = logging.get_logger(__name__)
 
 class DataEfficientCallback(TrainerCallback):
     """
-    Times steps, writes the run's logs, and stops a run after a signal. `on_begin` is called after the Trainer's own preparations,
-    `on_log` with what is logged during training.
+    Times steps, writes the run's logs, and stops a run after a signal.
 
     Args:
-        received_signal (`Callable`): the signal that a process has received, the same on all processes, or `None`.
-        how_to_resume (`Callable`): says how to resume the run; empty if it cannot be.
+        collector ([`RolloutCollector`]): of the trainer.
+        timer ([`StepTimer`]): of the trainer.
+        store (`dict`): TRL's metrics of training, by name.
+        on_begin (`Callable`): called when training begins, after the Trainer's own preparations.
 
     Attributes:
-        training (`bool`): whether `train` is running.
+        run ([`Run`]), signals ([`StopSignals`] or `None`): of the present call of `train`, which sets them.
         stopped_by (`signal.Signals` or `None`): the signal that ended training early.
     """
 
     def __init__(
         self,
-        *,
+        collector: RolloutCollector,
+        timer: StepTimer,
+        store: defaultdict[str, list[float]],
         on_begin: Callable[[], None],
-        on_step: Callable[[], None],
-        on_log: Callable[[dict[str, Any]], None],
-        on_end: Callable[[], None],
-        received_signal: Callable[[], signal.Signals | None],
-        how_to_resume: Callable[[], str],
     ):
-        self._on_begin, self._on_step, self._on_log, self._on_end = on_begin, on_step, on_log, on_end
-        self._received_signal, self._how_to_resume = received_signal, how_to_resume
-        self.training = False
-        self._saved_at = -1
+        self.collector, self._timer, self._store, self._on_begin = collector, timer, store, on_begin
+        self.begin(Run(""), None)
+
+    def begin(self, run: Run, signals: StopSignals | None) -> None:
+        """Prepare for a call of `train`."""
+        self.run, self.signals = run, signals
         self.stopped_by: signal.Signals | None = None
+        self._training, self._saved_at = False, -1
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self.training, self._saved_at = True, -1
+        self._training = True
         self._on_begin()
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self._on_step()
+        record(self._store, self._timer.take())
         self._stop_if_signalled(state, control)
 
     def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        if self.training and logs:
-            self._on_log(logs)
+        if not self._training or not logs:
+            return
+        self.collector.log(logs, state.global_step)
+        if END in logs and self.stopped_by is not None:
+            # A run that was stopped goes on later: next, the Trainer would load the best model and delete the last checkpoint
+            args.load_best_model_at_end, args.save_total_limit = False, None
 
     def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if self.training:
+        if self._training:
             self._stop_if_signalled(state, control)
 
     def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -68,7 +77,9 @@ class DataEfficientCallback(TrainerCallback):
 
     def _stop_if_signalled(self, state: TrainerState, control: TrainerControl) -> None:
         """Save and stop, if a process has received a signal: after a step, an evaluation or a checkpoint."""
-        received = self._received_signal() if self.stopped_by is None else None
+        if self.stopped_by is not None or self.signals is None:
+            return
+        received = self.signals.agreed()
         if received is not None and state.global_step < state.max_steps:
             self.stopped_by = received
             control.should_save = control.should_training_stop = True
@@ -79,11 +90,11 @@ class DataEfficientCallback(TrainerCallback):
             control.should_evaluate = False
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self.training = False
-        self._on_end()
+        self._training = False
+        self.collector.flush_logs()
         if self.stopped_by is not None and state.is_world_process_zero:
             reason = " (`save_only_model=True` keeps the model alone)" if args.save_only_model else ""
-            how = self._how_to_resume() or f"This run has no checkpoint to resume from{reason}."
+            how = self.run.how_to_resume() or f"This run has no checkpoint to resume from{reason}."
             logger.warning(
                 f"Stopped by {self.stopped_by.name} after step {state.global_step} of {state.max_steps}. {how}"
             )
@@ -91,14 +102,22 @@ class DataEfficientCallback(TrainerCallback):
 
 class RolloutsAxis(TrainerCallback):
     """
-    Adds the rollouts generated so far to logs of evaluations, so that trackers can show held-out reward over them. `rollouts`
-    says how many there are, or `None` outside of training. It has to be called before the trackers.
+    Adds the rollouts generated so far to logs of evaluations during training, so that trackers can show held-out reward over
+    them. It has to be called before the trackers.
+
+    Args:
+        collector ([`RolloutCollector`]): of the trainer.
     """
 
-    def __init__(self, rollouts: Callable[[], int | None]):
-        self._rollouts = rollouts
+    def __init__(self, collector: RolloutCollector):
+        self._collector, self._training = collector, False
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._training = True
+
+    def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._training = False
 
     def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        rollouts = self._rollouts()
-        if rollouts is not None and any(name.startswith("eval_") for name in logs or ()):
-            logs[f"{PREFIX}rollouts_generated"] = rollouts
+        if self._training and any(name.startswith("eval_") for name in logs or ()):
+            logs[f"{PREFIX}rollouts_generated"] = self._collector.counters.values["rollouts_generated"]

@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from safetensors.numpy import load, save
 
-from trl_dataeff.rollouts.classification import GroupClassifier
-from trl_dataeff.rollouts.group import RolloutGroup
+from trl_dataeff.rollouts.classification import GroupClassifier, RewardScale
+from trl_dataeff.rollouts.group import Origin, RolloutGroup
 from trl_dataeff.selection.base import Selector, SelectorContext
 
 
@@ -66,11 +66,14 @@ def embeddings(size: int = PROMPTS) -> np.ndarray:
 
 def make_context(num_prompts: int = PROMPTS, batch_groups: int = BATCH_GROUPS) -> SelectorContext:
     """A context like the one of a small run."""
-    return SelectorContext(num_prompts, batch_groups, GROUP_SIZE, seed=0, embed=lambda: embeddings(num_prompts))
+    scale = RewardScale.of((0.0, 1.0))
+    return SelectorContext(
+        num_prompts, batch_groups, GROUP_SIZE, seed=0, embed=lambda: embeddings(num_prompts), scale=scale
+    )
 
 
 def make_groups(
-    prompt_ids: Sequence[int] | np.ndarray, success: Sequence[float] | np.ndarray, predicted: Any = np.nan
+    prompt_ids: Sequence[int] | np.ndarray, success: Sequence[float] | np.ndarray, origin: Origin = "fresh"
 ) -> list[RolloutGroup]:
     """
     Groups of prompts `(n,)` with rewards of 0 and 1, as the collector makes them.
@@ -78,27 +81,26 @@ def make_groups(
     Args:
         success (`np.ndarray` of shape `(n,)`): share of completions that succeed, rounded to whole ones; NaN for a group
             whose completions got no score.
-        predicted (`np.ndarray` of shape `(n,)`, *optional*): what the selector predicted.
+        origin (`str`, *optional*, defaults to `"fresh"`): `"reference"` for those of reference prompts.
     """
     success = np.asarray(success, dtype=np.float64)
     wins = np.round(np.nan_to_num(success) * GROUP_SIZE)
     rewards = (np.arange(GROUP_SIZE) < wins[:, None]).astype(np.float32)[:, :, None]
     rewards[np.isnan(success)] = np.nan
     truncated = np.zeros(rewards.shape[:2], dtype=bool)
-    rates, kinds = GroupClassifier(np.ones(1), reward_range=(0.0, 1.0)).classify(rewards, truncated)
-    predicted = np.broadcast_to(predicted, len(rates))
+    totals, rates, kinds = GroupClassifier(np.ones(1), reward_range=(0.0, 1.0)).classify(rewards, truncated)
     return [
         RolloutGroup(
             prompt_id=int(prompt_ids[i]),
             step=0,
             round=0,
             rewards=rewards[i],
+            totals=totals[i],
             success_rate=float(rates[i]),
             kind=int(kinds[i]),
             lengths=np.full(GROUP_SIZE, 5, dtype=np.int32),
             truncated=truncated[i],
-            seconds=0.1,
-            predicted=float(predicted[i]),
+            origin=origin,
         )
         for i in range(len(rates))
     ]
@@ -118,20 +120,11 @@ def _bound(make: Make, context: SelectorContext | None = None) -> Selector:
 
 def _batch(selector: Selector, rng: torch.Generator, number: int) -> np.ndarray:
     """One generation batch: reference rollouts, a proposal, and its groups, a third of them of each kind. Returns ids."""
-    observed: list[RolloutGroup] = []
-
-    def roll_out(ids: np.ndarray) -> list[RolloutGroup]:
-        groups = make_groups(ids, _success(ids, number), selector.predict(ids))
-        for group in groups:
-            group.origin = "reference"
-        observed.extend(groups)
-        return groups
-
-    if selector.uses_references:
-        selector.roll_out_references(roll_out, rng)
+    references = np.asarray(selector.references(rng))
+    if len(references):
+        selector.observe(make_groups(references, _success(references, number), "reference"))
     ids = selector.propose(min(selector.context.batch_groups, selector.context.num_prompts), rng)
-    observed.extend(make_groups(ids, _success(ids, number), selector.predict(ids)))
-    selector.observe(observed)
+    selector.observe(make_groups(ids, _success(ids, number)))
     return ids
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -23,62 +22,47 @@ from trl.models.utils import disable_gradient_checkpointing
 import trl_dataeff.validation as validation
 from trl_dataeff.callback import DataEfficientCallback, RolloutsAxis
 from trl_dataeff.checkpoint.resume import Run, complete_checkpoint, failure_notes, remove_older, resolve_run
-from trl_dataeff.checkpoint.state import continue_interval, loop_state, unused_batch
-from trl_dataeff.collector import GenerationBatch, make_collector
-from trl_dataeff.collector.advantages import deviation_over_batch, renormalize
-from trl_dataeff.collector.state import begin_run, check_agreement, load_run, save_run
+from trl_dataeff.checkpoint.state import check_agreement, check_fits, load_run, save_run
+from trl_dataeff.collector import GenerationBatch, check_same_prompts, make_collector, run_settings
+from trl_dataeff.collector.advantages import batch_metrics, renormalize
 from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.difficulty.embedding import embed_for
 from trl_dataeff.replay.correction import LossCorrection
-from trl_dataeff.replay.logprobs import (
-    behavior_tensors,
-    compute_leftover_logps,
-    exclude_masked,
-    group_logps,
-    sampling_metrics,
-)
+from trl_dataeff.replay.logprobs import compute_leftover_logps, group_logps
 from trl_dataeff.rollouts import capture
 from trl_dataeff.rollouts.context import ContextCheck
 from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.rollouts.group import RolloutGroup
+from trl_dataeff.rollouts.playback import Playback, forward_of_rows
 from trl_dataeff.rollouts.skipping import FACTOR as SKIP_FACTOR
-from trl_dataeff.rollouts.skipping import RowSkipper, inexact_reason, is_active
-from trl_dataeff.selection.base import Selector
+from trl_dataeff.rollouts.skipping import RowSkipper
+from trl_dataeff.selection.base import Selector, uses_references
 from trl_dataeff.signals import StopSignals, exception_of
 from trl_dataeff.tracking.card import complete_card
-from trl_dataeff.tracking.metrics import (
-    StepTimer,
-    group_metrics,
-    record,
-    record_selector,
-    replace_last,
-    without_rounds,
-)
+from trl_dataeff.tracking.metrics import StepTimer, record, record_selector, replace_last, without_rounds
+from trl_dataeff.utils import hash_prompts
 
 
 _SIGNATURE = inspect.signature(GRPOTrainer.__init__)
-_Norm: TypeAlias = float | torch.Tensor | None
 _Forward: TypeAlias = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]  # as TRL returns it
 
 
 class DataEfficientGRPOTrainer(GRPOTrainer):
     """
     [`~trl.GRPOTrainer`] that needs fewer rollouts: it selects prompts that are likely to carry a gradient, and replays recent
-    rollouts. Takes the same arguments.
+    rollouts in the places of those that carry none. Takes the same arguments.
 
     Overridden methods, and why:
 
     - `_generate_and_score_completions`: in training, rows come from the collector, not from the dataloader; TRL's method
       runs once, on exactly what is trained on.
     - `_generate`, `_calculate_rewards`: record what is generated; play back stored rollouts.
-    - `_tokenize_prompts`: finds prompts that vLLM would reject.
-    - `_compute_loss`, `_get_per_token_logps_and_entropies`: correct the loss of groups that an earlier policy sampled.
-    - `train`: checks the checkpoint to resume from, starts a collector, and handles signals and failures.
+    - `_compute_loss`, `_get_per_token_logps_and_entropies`: correct the loss of groups that an earlier policy sampled, and skip
+      rows without a gradient.
+    - `train`: checks the checkpoint to resume from, begins a run of the collector, and handles signals and failures.
     - `_save_checkpoint`, `_load_optimizer_and_scheduler`: save and load the state of the run, with a manifest.
-    - `create_scheduler`: with FSDP2 the collector starts here, where the policy has been sharded and can embed prompts.
+    - `create_scheduler`: with FSDP2 a run begins here, where the policy has been sharded and can embed prompts.
     - `_run_epoch`: a run that is resumed from its last checkpoint, or stopped by now, has nothing left to do.
-    - `_finalize_training`: a run that was stopped neither loads its best model nor deletes its last checkpoint.
-    - `create_model_card`: the model card says what the run did.
 
     Args:
         model, reward_funcs, args, train_dataset, ...: see [`~trl.GRPOTrainer`]. `args` may be a
@@ -86,7 +70,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         selector ([`Selector`], *optional*): selects prompts, in place of the one that `args.selection` names.
 
     Attributes:
-        collector ([`RolloutCollector`]): state of the run, from `train` on.
+        collector ([`RolloutCollector`]): makes the generation batches, and holds the state of the run.
         stopped_by (`signal.Signals` or `None`): the signal that ended the last call of `train` early, if one did.
 
     Example:
@@ -104,14 +88,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     _buffered_inputs: list[dict[str, Any]] | None  # type: ignore[assignment]  # TRL's is inferred as `None`
     _tag_names = ["trl", "grpo", "trl-dataeff"]  # noqa: RUF012
     _recording: capture.Recording | None = None  # while a round is generated
-    _playback: capture.Playback | None = None  # while stored rollouts pass through TRL's method
-    _correction: LossCorrection = None  # type: ignore[assignment]  # from `train` on
-    _skipper: RowSkipper | None = None
-    _signals: StopSignals | None = None
-    _prompt_ids: Sequence[int] = ()  # rows that are generated or trained on now
-    _run: Run = Run("")  # from `train` on
-    _begins_sharded = False  # whether a run has yet to begin, once the policy is sharded
-    _loop: dict[str, Any] | None = None  # of the training loop, as a checkpoint has it
+    _playback: Playback | None = None  # while stored rollouts pass through TRL's method
 
     def __init__(self, *args: Any, selector: Selector | None = None, **kwargs: Any):
         call = _SIGNATURE.bind(self, *args, **kwargs)
@@ -121,63 +98,72 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         validation.check_dataset(config, given.get("train_dataset"), given.get("environment_factory"), selector)
         super().__init__(*call.args[1:], **call.kwargs)
 
-        self._map_style = given.get("train_dataset") is not None and isinstance(self.train_dataset, Dataset)
+        dataset = self.train_dataset if isinstance(self.train_dataset, Dataset) else None
+        self._map_style = given.get("train_dataset") is not None and dataset is not None
         environments, tool_images = self.environment_factories is not None, self._is_vlm and bool(self.tools)
         reason = validation.unsupported_reason(self.train_dataset, environments, tool_images)
         self._processes = Processes.of(self.accelerator)
         sharded = self.is_fsdp_enabled or is_deepspeed_zero3_enabled()
         self._fsdp2 = bool(self.is_fsdp_enabled and self.accelerator.is_fsdp2)
         cannot_embed = sharded and not self._fsdp2
-        self.selector = validation.resolve_selector(config, selector, reason, cannot_embed, self._processes.world_size)
-        self._rounds = config.max_rollout_rounds if reason is None else 1
-        self._replays = reason is None and validation.replays(config, self._processes.world_size)
-        skips = config.skip_zero_advantage and inexact_reason(self) is None
-        accumulated = config.gradient_accumulation_steps
-        self._skipper = RowSkipper(self.loss_type, accumulated, self._processes) if skips else None
-        in_rounds = self._rounds > 1 or self._replays or skips or self.selector.uses_references
+        world_size = self._processes.world_size
+        self.selector = validation.resolve_selector(config, selector, reason, cannot_embed, world_size)
+        rounds = config.max_rollout_rounds if reason is None else 1
+        replays = reason is None and validation.replays(config, world_size)
+        skips = config.skip_zero_advantage and capture.inexact_reason(self) is None
+        in_rounds = rounds > 1 or replays or skips or uses_references(self.selector)
         self._in_rounds = reason is None and in_rounds
-        dataset = self.train_dataset if isinstance(self.train_dataset, Dataset) else None
         if dataset is not None and not environments and self.rollout_func is None:
             validation.check_reward_arguments(self.reward_funcs, dataset)
         num_prompts = None if dataset is None else len(dataset)
         validation.announce(config, self.selector, reason, self._processes, num_prompts, self.model)
 
+        self.collector = make_collector(
+            config,
+            selector=self.selector if self._map_style else None,
+            reward_names=self.reward_func_names,
+            reward_weights=self.reward_weights.numpy(),
+            replays=replays,
+            rounds=rounds,
+            plays_back=self._in_rounds,
+            writes_logs=True,
+            processes=self._processes,
+        )
+        accumulated = config.gradient_accumulation_steps
+        self._skipper = RowSkipper(self.loss_type, accumulated, self._processes) if skips else None
+        self._correction = LossCorrection.of(self, config, self.collector.buffer, self._processes)
         self._context_check = ContextCheck.of(self.model.config, config, getattr(self, "vllm_generation", None))
         self._timer = StepTimer()
-        self._callback = DataEfficientCallback(
-            on_begin=self._on_train_begin,
-            on_step=lambda: record(self._metrics["train"], self._timer.take()),
-            on_log=lambda logs: self.collector.log(logs, self.state.global_step),
-            on_end=self._flush_logs,
-            received_signal=lambda: None if self._signals is None else self._signals.agreed(),
-            how_to_resume=lambda: self._run.how_to_resume(),
-        )
+        self._run, self._begins_sharded = Run(""), False
+        self._prompt_ids: Sequence[int] = ()  # rows that are generated or trained on now
+        self._loop: dict[str, Any] | None = None  # of the training loop, as a checkpoint has it
+        store = self._metrics["train"]
+        self._callback = DataEfficientCallback(self.collector, self._timer, store, self._continue_interval)
         self.add_callback(self._callback)
-        self.callback_handler.callbacks.insert(0, RolloutsAxis(self._rollouts_so_far))
+        self.callback_handler.callbacks.insert(0, RolloutsAxis(self.collector))
 
     __init__.__signature__ = _SIGNATURE.replace(  # type: ignore[attr-defined]
         parameters=[*_SIGNATURE.parameters.values(), inspect.signature(__init__).parameters["selector"]]
     )
 
-    # Starting and ending
+    # A run
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
-        self._run = resolve_run(resume_from_checkpoint, self.args.output_dir, self._processes, self.args.should_save)
-        self._callback.stopped_by, self._prompt_ids = None, ()
-        self._signals = StopSignals(self._processes) if self.args.save_on_signal else None
-        with failure_notes(self._run, lambda: self._prompt_ids, self._flush_logs), self._signals or nullcontext():
-            self._begins_sharded = self._fsdp2
+        config = self.args
+        self._run = resolve_run(resume_from_checkpoint, config.output_dir, self._processes, config.should_save)
+        signals = StopSignals(self._processes) if config.save_on_signal else None
+        self._callback.begin(self._run, signals)
+        self._prompt_ids, self._begins_sharded = (), self._fsdp2
+        # The callback changes these when it stops a run
+        kept = {name: getattr(config, name) for name in ("load_best_model_at_end", "save_total_limit")}
+        notes = failure_notes(self._run, self._prompts_in_use, self.collector.flush_logs)
+        with notes, signals or nullcontext(), capture.temporarily(config, **kept):
             if not self._begins_sharded:
                 self._begin_run()
             output = super().train(self._run.checkpoint, *args, **kwargs)
         if self.stopped_by is not None:
             raise exception_of(self.stopped_by)
         return output
-
-    @property
-    def _over_batch(self) -> bool:
-        """Whether TRL divides advantages by the deviation over the whole batch."""
-        return self.scale_rewards == "batch" or self.multi_objective_aggregation == "normalize_then_sum"
 
     def _begin_run(self) -> None:
         """State of a run. A second call of `train` starts again, with the dataset that is there then."""
@@ -187,28 +173,21 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         self._metrics["train"].clear()
         if self.use_vllm:
             self._last_loaded_step = -1  # TRL would take the weights of the last run for those of its first step
+        checkpoint, known = self._run.checkpoint, None
         if self._map_style:
             validation.check_dataset(args, dataset, self.environment_factories, self.selector)
+            known = {"size": len(dataset), "hash": hash_prompts(dataset)}
+            check_same_prompts(known["size"], known["hash"], self._processes)
+        if checkpoint is not None:
+            check_fits(Path(checkpoint), self._settings(), known, self._processes.is_main)
         removes = self._map_style and args.remove_unused_columns
         self._rows_dataset = self._remove_unused_columns(dataset, description="training") if removes else dataset
-        self.collector = make_collector(
-            args,
-            selector=self.selector if self._map_style else None,
-            dataset=dataset if self._map_style else None,
-            embed=lambda: embed_for(self, dataset, args.prompt_embedding, resumed=self._run.checkpoint is not None),
-            reward_names=self.reward_func_names,
-            reward_weights=self.reward_weights.numpy(),
-            replays=self._replays,
-            rounds=self._rounds,
-            writes_logs=True,
-            checkpoint=self._run.checkpoint,
-            processes=self._processes,
-        )
-        self._correction = LossCorrection.of(
-            self,
-            args.replay_clip,
-            args.replay_ratio_cap or math.inf,
-            self.collector.buffer is not None,
+        resumed = checkpoint is not None
+        self.collector.bind(
+            0 if known is None else known["size"],
+            embed=partial(embed_for, self, dataset, args.prompt_embedding, resumed=resumed),
+            dataset_hash="" if known is None else known["hash"],
+            resumed=resumed,
         )
 
     def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
@@ -217,19 +196,17 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             self._begin_run()
         return scheduler
 
-    @property
-    def stopped_by(self) -> signal.Signals | None:
-        return self._callback.stopped_by
-
     def _run_epoch(self, *args: Any, **kwargs: Any) -> Any:
         if self.state.global_step < self.state.max_steps and self.stopped_by is None:
             return super()._run_epoch(*args, **kwargs)
         self.control.should_training_stop = True  # the Trainer would check that after one more step
 
-    def _finalize_training(self, *args: Any, **kwargs: Any) -> TrainOutput:
-        kept = {} if self.stopped_by is None else {"load_best_model_at_end": False, "save_total_limit": None}
-        with capture.temporarily(self.args, **kept):
-            return cast(TrainOutput, super()._finalize_training(*args, **kwargs))
+    @property
+    def stopped_by(self) -> signal.Signals | None:
+        return self._callback.stopped_by
+
+    def _prompts_in_use(self) -> Sequence[int]:
+        return self._prompt_ids
 
     # Generating
 
@@ -241,23 +218,26 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
 
     def _train_on_single_pass(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """All groups of a generation batch are generated within TRL's pass, and trained on."""
+        tensors: dict[str, Any] = {}
+        make_batch = super()._generate_and_score_completions
+
+        def roll_out(ids: np.ndarray) -> capture.Round:
+            rows = inputs if self.collector.selector is None else self._rows(self._processes.share(ids))
+            with self._recorded() as recording:
+                tensors.update(make_batch(rows))
+            return recording.complete(self._processes)
+
         with self._timer.selection():
-            ids = self.collector.propose(self.collector.batch_groups)
-            if self.collector.selector is not None:
-                inputs = self._rows(self._processes.share(ids))
-        with self._recorded() as recording:
-            tensors = super()._generate_and_score_completions(inputs)
-        with self._timer.selection():
-            batch = self.collector.enter(ids, recording.complete(self._processes), self.state.global_step)
-            self._log(batch)
+            self._log(self.collector.collect(roll_out, self.state.global_step))
         return tensors
 
     def _train_on_rounds(self) -> dict[str, Any]:
         """Groups are generated in rounds; what is trained on passes through TRL's method as if generated there."""
+        collector = self.collector
         with self._timer.selection(), without_rounds(self._metrics["train"], self.state):
-            batch = self.collector.collect(self._roll_out, self.state.global_step)
-            own = self.collector.own(batch.trained)
-            playback = capture.Playback(own, np.concatenate([group.rewards for group in batch.trained]))
+            batch = collector.collect(self._roll_out, self.state.global_step)
+            own = collector.own(batch.trained)
+            playback = Playback(own, np.concatenate([group.rewards for group in batch.trained]))
             rows = self._rows(np.array([group.prompt_id for group in own]))
         for column, values in playback.logged.items():
             self._log_completion_extra(column, values)
@@ -268,18 +248,10 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         compute_leftover_logps(batch.leftover_now, self._logps, own[0], self._processes)
         if self._over_batch and batch.generated != batch.trained:
             groups = batch.trained, batch.generated
-            tensors["advantages"] = renormalize(tensors["advantages"], *groups, self.collector.classifier)
-        if self.args.vllm_importance_sampling_mode == "sequence_mask":
-            exclude_masked(own, tensors)
-        if batch.trained_stale:
-            tensors.update(behavior_tensors(own, tensors["completion_ids"]))
-        if batch.trained_stale or playback.rows is not None:  # TRL's are over all rows
-            replace_last(self._metrics["train"], sampling_metrics(tensors, self._processes))
-        if "old_per_token_logps" in tensors:  # NaN in rows that were skipped
-            known = ~tensors["old_per_token_logps"].isnan() | is_active(tensors).unsqueeze(1)
-            tensors["old_per_token_logps"] = tensors["old_per_token_logps"].where(known, 0.0)
-        if self.collector.buffer is not None:
-            self._correction.recorder.expect(own, tensors)
+            tensors["advantages"] = renormalize(tensors["advantages"], *groups, collector.classifier)
+        stale, skipped = bool(batch.trained_stale), playback.rows is not None
+        metrics = self._correction.prepare(tensors, own, stale=stale, skipped=skipped)
+        replace_last(self._metrics["train"], metrics)
         self._log(batch)
         return tensors
 
@@ -291,11 +263,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             if self.tools:  # TRL prepares these for the rows of its pass
                 self._sync_tool_dicts, self._async_tool_dicts = capture.tool_dicts(self._standalone_tools, len(rows))
             generated = capture.Generated(*self._generate(prompts))
-            if (
-                self.use_vllm
-                and not self.vllm_importance_sampling_correction
-                and self.off_policy_mask_threshold is None
-            ):
+            corrects = self.vllm_importance_sampling_correction or self.off_policy_mask_threshold is not None
+            if self.use_vllm and not corrects:
                 generated = generated._replace(logprobs=None)  # TRL's loss takes the policy as the sampler, too
             validation.check_no_tool_images(generated.tool_images)
             for i, row in enumerate(rows):
@@ -308,17 +277,18 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
         if self._playback is not None:
             return self._play_back(self._playback, prompts)
+        if self._context_check.rejects:  # before vLLM fails on a prompt without naming it
+            lengths = [len(ids) for ids in self._tokenize_prompts(prompts)[0]]
+            self._context_check.check_room(prompts, lengths, self._processes.world_size)
         generate: Callable[[list[Any]], tuple[Any, ...]] = super()._generate
         return generate(prompts) if self._recording is None else self._recording.generate(generate, prompts)
 
-    def _tokenize_prompts(self, prompts: list[Any]) -> tuple[Any, ...]:
-        tokenized: tuple[Any, ...] = super()._tokenize_prompts(prompts)
-        self._context_check.check_room(prompts, [len(ids) for ids in tokenized[0]], self._processes.world_size)
-        return tokenized
-
-    def _play_back(self, playback: capture.Playback, prompts: list[Any]) -> capture.Generated:
+    def _play_back(self, playback: Playback, prompts: list[Any]) -> capture.Generated:
         """TRL's own `_generate` on completions that exist already: they enter through its `rollout_func` slot."""
-        with capture.temporarily(self, **playback.fields_of(self)):
+        # Nothing is generated: no tool is called, and vLLM needs no new weights
+        fields: dict[str, Any] = {"rollout_func": playback.rollout_func, "tools": []}
+        fields |= {"_last_loaded_step": self.state.global_step} if self.use_vllm else {}
+        with capture.temporarily(self, **fields):
             # The prompts are tokenized already. As plain text they need no parsing of messages
             generated = capture.Generated(*super()._generate([""] * len(playback.completions)))
         return generated._replace(completions=playback.completions, images=capture.images_of(prompts))
@@ -341,7 +311,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         self._timer.add_generation(recording.seconds)
 
     def _rows(self, ids: np.ndarray) -> list[dict[str, Any]]:
-        """The dataset's rows, G in a row for each prompt, as TRL's dataloader would deliver them."""
+        """The dataset's rows, G in a row for each prompt, as TRL's dataloader would deliver them. Each is read once."""
         self._prompt_ids = ids.tolist()
         return self._rows_dataset.__getitems__(np.repeat(ids, cast(int, self.num_generations)).tolist())
 
@@ -349,29 +319,25 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
 
     def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
         if self._skipper is not None and self.model.training:
-            inputs = self._without_zero_rows()
-        corrects = "replayed" in inputs or "batch_row" in inputs
-        with self._correction.micro_batch(inputs) if corrects else nullcontext(inputs) as own_inputs:
+            inputs = self._without_zero_rows(self._skipper)
+        with self._correction.micro_batch(inputs) as own_inputs:
             loss: torch.Tensor = super()._compute_loss(model, own_inputs)
-            if corrects:
-                loss = loss + self._correction.missing_kl(self.current_gradient_accumulation_steps)
+            loss = loss + self._correction.missing_kl(self.current_gradient_accumulation_steps)
         return loss * inputs[SKIP_FACTOR] if SKIP_FACTOR in inputs else loss
 
-    def _without_zero_rows(self) -> dict[str, Any]:
+    def _without_zero_rows(self, skipper: RowSkipper) -> dict[str, Any]:
         """The present micro-batch. All of a generation batch lose their rows without a gradient as the first enters the loss."""
-        assert self._skipper is not None
-        assert self._buffered_inputs is not None
-        if SKIP_FACTOR not in self._buffered_inputs[0]:
-            self._buffered_inputs = self._skipper.apply(self._buffered_inputs)
-        return self._buffered_inputs[self._step % self.args.steps_per_generation]
+        batches = cast(list[dict[str, Any]], self._buffered_inputs)
+        if SKIP_FACTOR not in batches[0]:
+            self._buffered_inputs = batches = skipper.apply(batches)
+        return batches[self._step % self.args.steps_per_generation]
 
     def _get_per_token_logps_and_entropies(self, model: torch.nn.Module, *args: Any, **kwargs: Any) -> _Forward:
         forward: Callable[..., _Forward] = partial(super()._get_per_token_logps_and_entropies, model)
         if self._playback is not None and self._playback.rows is not None:
-            return capture.forward_of_rows(forward, self._playback.rows, *args, **kwargs)
+            return forward_of_rows(forward, self._playback.rows, *args, **kwargs)
         outputs = forward(*args, **kwargs)
-        if self._correction is not None:
-            record(self._metrics["train"], self._correction.on_logps(outputs[0]))
+        record(self._metrics["train"], self._correction.on_logps(outputs[0]))
         return outputs
 
     def _logps(self, group: RolloutGroup) -> list[np.ndarray]:
@@ -384,67 +350,70 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     @torch.no_grad()
     def _forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, length: int) -> torch.Tensor:
         """Log-probs `(B, length)` under the present policy, by TRL's forward pass."""
-        assert not isinstance(self.args.gradient_checkpointing_kwargs, str)  # TrainingArguments parses JSON text
-        with disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
+        with disable_gradient_checkpointing(self.model, cast(dict[str, Any], self.args.gradient_checkpointing_kwargs)):
             return self._get_per_token_logps_and_entropies(
                 self.model, input_ids, attention_mask, length, batch_size=self.args.per_device_train_batch_size
             )[0]
 
-    # Logs, model card and checkpoints
+    # Logs and checkpoints
 
-    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        super().create_model_card(*args, **kwargs)
-        if hasattr(self, "collector") and self.collector.logs is not None:
-            complete_card(Path(self.args.output_dir, "README.md"), self.collector.logs.about, self.state.log_history)
+    @property
+    def _over_batch(self) -> bool:
+        """Whether TRL divides advantages by the deviation over the whole batch."""
+        return self.scale_rewards == "batch" or self.multi_objective_aggregation == "normalize_then_sum"
 
     def _log(self, batch: GenerationBatch) -> None:
         store = self._metrics["train"]
-        # TRL has logged rewards and lengths of what is trained on
-        if batch.generated and batch.generated != batch.trained:
-            weights = self.collector.classifier.weights
-            values = group_metrics(batch.generated, self.reward_func_names, weights)
-            if self._over_batch:  # TRL's says whether all rewards of the batch are equal
-                deviation = deviation_over_batch(batch.generated, self.collector.classifier)
-                values["frac_reward_zero_std"] = float(np.isclose(deviation, 0))
-            replace_last(store, values)
+        if batch.generated and batch.generated != batch.trained:  # TRL has logged those of what is trained on
+            classifier = self.collector.classifier
+            replace_last(store, batch_metrics(batch.generated, self.reward_func_names, classifier, self._over_batch))
         effective = any(group.effective for group in batch.generated)
         self.collector.reward_checks.check_gradient(effective, self.state.global_step / self.state.max_steps)
         record(store, batch.metrics)
         record_selector(store, batch.selector_metrics)
 
-    def _rollouts_so_far(self) -> int | None:
-        return self.collector.counters.values["rollouts_generated"] if self._callback.training else None
-
-    def _flush_logs(self) -> None:
-        if hasattr(self, "collector") and self.collector.logs is not None:
-            self.collector.logs.groups.flush(force=True)
+    def _settings(self) -> dict[str, Any]:
+        """Settings on which the content of a checkpoint depends."""
+        selector = self.selector if self._map_style else None
+        return run_settings(self.args, selector, self.reward_func_names, self._processes.world_size)
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
-        args, step = self.args, self.state.global_step
+        args, step, collector = self.args, self.state.global_step, self.collector
         checkpoint = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{step}"
-        resumable = not args.save_only_model
+        resumable, state = not args.save_only_model, dict[str, Any]()
         if resumable:
-            check_agreement(self.collector)
+            state = {"collector": collector.state_dict(), "loop": capture.loop_state(self), **self._about()}
+            check_agreement(state["collector"], self._processes, collector.own_state())
         writing = complete_checkpoint(self._run, checkpoint, step, resumable, args.should_save, self._processes)
         with writing, capture.temporarily(args, save_total_limit=None, push_to_hub=False):
             if resumable:
-                save_run(checkpoint, self.collector, loop_state(self), unused_batch(self), writes=args.should_save)
+                save_run(checkpoint, state, capture.unused_batch(self), self._processes.rank, args.should_save)
             super()._save_checkpoint(model, trial)
+        collector.flush_logs()
+        if collector.logs is not None:
+            complete_card(Path(args.output_dir, "README.md"), collector.logs.about, self.state.log_history)
         if args.push_to_hub:
             self._push_from_checkpoint(str(checkpoint))
         if args.should_save:
             remove_older(checkpoint, args.save_total_limit, [self.state.best_model_checkpoint])
 
+    def _about(self) -> dict[str, Any]:
+        """What a checkpoint says of its run, to be compared with the run that resumes from it."""
+        dataset = {"size": self.collector.num_prompts, "hash": self.collector.dataset_hash}
+        return {"settings": self._settings(), "dataset": dataset, "holds_rollouts": self.collector.holds_rollouts}
+
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
-            self._loop, self._buffered_inputs = load_run(Path(checkpoint), self.collector)
+            state, self._buffered_inputs = load_run(Path(checkpoint), self._processes)
+            self.collector.load_state_dict(state["collector"])
+            self._loop = state["loop"]
             # Between two generation batches TRL begins one, however it is split into micro-batches now
-            self._step = 0 if self._buffered_inputs is None else self._loop["micro_step"]
+            self._step = 0 if self._buffered_inputs is None else state["loop"]["micro_step"]
 
-    def _on_train_begin(self) -> None:
+    def _continue_interval(self) -> None:
         """Name the run in its folder, and continue the logging interval of a checkpoint, as the Trainer has begun one."""
-        begin_run(self.collector, self.state.global_step, str(self.model.config._name_or_path))
+        self.collector.begin_logs(self.state.global_step, str(self.model.config._name_or_path))
         loop, self._loop = self._loop, None
         if loop is not None:
-            continue_interval(self, loop, self._processes)
+            capture.continue_interval(self, loop, self._processes)

@@ -16,6 +16,7 @@ from trl_dataeff.config import AUTO_SELECTION, DataEfficientGRPOConfig, own_copy
 from trl_dataeff.replay.buffer import replay_groups
 from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.selection import Selector, UniformSelector, make_selector
+from trl_dataeff.selection.base import uses_references
 from trl_dataeff.tracking.card import selection_title
 from trl_dataeff.utils import UserError, closest, listed
 
@@ -143,7 +144,7 @@ def resolve_selector(
     if selector is None:
         name = _selection(args, unsupported_reason, sharded)
         selector = selector_of(args, name)
-    if not selector.uses_references:
+    if not uses_references(selector):
         return selector
     size = getattr(selector, "reference_size", processes)
     if size < processes:
@@ -329,12 +330,12 @@ class RewardChecks:
                 "reward function may reject right answers, or the prompts may be too hard or too easy for this model.",
             )
 
-    def state(self) -> list[Any]:
+    def state_dict(self) -> list[Any]:
         """What was seen, for JSON."""
         return [self.scores.tolist(), self.completions, self.batches, self.effective]
 
-    def load_state(self, state: list[Any]) -> None:
-        """Restore what [`state`] returned; scores only if the functions are as many as then."""
+    def load_state_dict(self, state: list[Any]) -> None:
+        """Restore what [`state_dict`] returned; scores only if the functions are as many as then."""
         scores, self.completions, self.batches, self.effective = state
         if len(scores) == len(self.names):
             self.scores = np.array(scores, dtype=bool)

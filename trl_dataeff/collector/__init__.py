@@ -1,16 +1,15 @@
 """
 One generation batch, from proposal to history.
 
-    collector.py    RolloutCollector: proposes, has rounds generated, classifies, replays, updates history and buffer
+    collector.py    RolloutCollector: proposes, has rounds generated, classifies, replays, updates selector and buffer
     rounds.py       GenerationBatch, and the sizes of rounds
-    advantages.py   advantages that TRL normalises over the batch
-    build.py        from the configuration to a collector; whether a checkpoint fits a run
-    state.py        to a checkpoint and back
+    advantages.py   advantages and metrics that TRL computes over the batch
+    build.py        from the configuration to a collector, and the settings on which its state depends
 """
 
-from trl_dataeff.collector.build import make_collector
+from trl_dataeff.collector.build import check_same_prompts, make_collector, run_settings
 from trl_dataeff.collector.collector import RolloutCollector
 from trl_dataeff.collector.rounds import GenerationBatch
 
 
-__all__ = ["GenerationBatch", "RolloutCollector", "make_collector"]
+__all__ = ["GenerationBatch", "RolloutCollector", "check_same_prompts", "make_collector", "run_settings"]

@@ -11,6 +11,7 @@ from trl.trainer.utils import nanstd
 
 from trl_dataeff.rollouts.classification import GroupClassifier, total_rewards
 from trl_dataeff.rollouts.group import RolloutGroup
+from trl_dataeff.tracking.metrics import group_metrics
 
 
 EPSILON = 1e-4  # TRL adds it to the deviations by which it divides
@@ -46,6 +47,24 @@ def renormalize(
 def deviation_over_batch(groups: Sequence[RolloutGroup], classifier: GroupClassifier) -> float:
     """The deviation by which TRL divides if these groups are the batch; 0 without any, NaN for rewards that are not finite."""
     return nanstd(_normalized(groups, classifier)).item() if groups else 0.0
+
+
+def batch_metrics(
+    groups: Sequence[RolloutGroup], names: Sequence[str], classifier: GroupClassifier, over_batch: bool
+) -> dict[str, float]:
+    """
+    TRL's metrics of rewards and lengths over these groups.
+
+    Args:
+        groups: all groups generated for a batch.
+        names (`list[str]`): the reward functions.
+        classifier ([`GroupClassifier`]): knows their weights.
+        over_batch (`bool`): whether TRL divides advantages by the deviation over the batch; then it logs whether that is 0.
+    """
+    values = group_metrics(groups, names, classifier.weights)
+    if over_batch:
+        values["frac_reward_zero_std"] = float(np.isclose(deviation_over_batch(groups, classifier), 0))
+    return values
 
 
 def _normalized(groups: Sequence[RolloutGroup], classifier: GroupClassifier) -> torch.Tensor:

@@ -2,33 +2,37 @@
 `RolloutCollector`: owns a generation batch from proposal to history.
 
 It asks the selector for prompts, has rounds of rollouts generated, classifies the groups, adds replayed ones, and updates
-history, selector and buffer. It is equal on every process, because it works on gathered numbers only.
+selector, buffer and logs. It is equal on every process, because it works on gathered numbers only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
+from trl_dataeff.checkpoint.state import CheckpointError
 from trl_dataeff.collector.rounds import GenerationBatch, Rounds, ZeroVarianceShare
+from trl_dataeff.difficulty.base import Embeddings
 from trl_dataeff.replay.buffer import ReplayBuffer
 from trl_dataeff.rollouts.capture import Round
 from trl_dataeff.rollouts.classification import GroupClassifier
-from trl_dataeff.rollouts.distributed import Processes, assign, broadcast_from_main, redistribute
+from trl_dataeff.rollouts.distributed import (
+    Processes,
+    assign,
+    pack_distributed,
+    redistribute,
+    unpack_distributed,
+)
 from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD, Origin, RolloutGroup
 from trl_dataeff.selection import Selector, UniformSelector
-from trl_dataeff.selection.base import (
-    check_proposal,
-    checked_metrics,
-    checked_predictions,
-)
+from trl_dataeff.selection.base import CheckedSelector, SelectorContext
 from trl_dataeff.tracking.groups import RunLogs
 from trl_dataeff.tracking.metrics import Counters
 from trl_dataeff.validation import RewardChecks
+from trl_dataeff.version import __version__
 
 
 RollOut: TypeAlias = Callable[[np.ndarray], Round]  # prompt ids (n,) -> what G completions of each gave
@@ -37,22 +41,21 @@ MOST_UNSCORED = 512  # completions without any score, after which training witho
 
 class RolloutCollector:
     """
+    Made with the trainer; a run begins with [`bind`].
+
     Args:
         classifier ([`GroupClassifier`]): classifies groups by their rewards.
         group_size (`int`): G, completions per group.
         batch_groups (`int`): B, groups trained on per generation batch, of all processes.
         reward_names (`list[str]`): the reward functions.
-        selector ([`Selector`], *optional*): proposes prompts, bound; `None` where prompts are not known by row
-            (streaming, environments).
-        num_prompts (`int`, *optional*, defaults to `0`): N; 0 without a selector.
-        dataset_hash (`str`, *optional*, defaults to `""`): content hash of the prompts.
-        settings (`dict`, *optional*): settings on which the content of a checkpoint depends, by name.
+        selector ([`Selector`], *optional*): proposes prompts; `None` where prompts are not known by row (streaming,
+            environments).
         rounds ([`Rounds`], *optional*): rounds of rollouts per generation batch; by default a single one.
         buffer ([`ReplayBuffer`], *optional*): stored groups; without it nothing is replayed.
         reserved (`int`, *optional*, defaults to `0`): places that stored groups get, while zero-variance groups keep theirs
             (`replay="share"`); 0: stored groups take the places of zero-variance groups.
-        overlaps (`bool`, *optional*, defaults to `False`): whether an optimizer step may end within a generation batch and the
-            next one take the rest of it with another.
+        plays_back (`bool`, *optional*, defaults to `True`): whether groups are generated apart from TRL's pass over them. If
+            not, a batch is trained on as its single round gave it.
         logs ([`RunLogs`], *optional*): files that the run writes; on the main process alone.
         seed (`int`, *optional*, defaults to `0`): of proposals and of replay.
         processes ([`Processes`], *optional*): of the run; by default a single one.
@@ -66,13 +69,10 @@ class RolloutCollector:
         batch_groups: int,
         reward_names: Sequence[str],
         selector: Selector | None = None,
-        num_prompts: int = 0,
-        dataset_hash: str = "",
-        settings: dict[str, Any] | None = None,
         rounds: Rounds = Rounds(),  # noqa: B008 (immutable)
         buffer: ReplayBuffer | None = None,
         reserved: int = 0,
-        overlaps: bool = False,
+        plays_back: bool = True,
         logs: RunLogs | None = None,
         seed: int = 0,
         processes: Processes = Processes(),  # noqa: B008 (immutable)
@@ -80,38 +80,57 @@ class RolloutCollector:
         self.classifier = classifier
         self.group_size, self.batch_groups = group_size, batch_groups
         self.reward_names = list(reward_names)
-        self.selector, self.num_prompts, self.dataset_hash = selector, num_prompts, dataset_hash
-        self.settings = settings or {}
-        self.rounds, self.buffer, self.reserved = rounds, buffer, reserved
-        self.logs = logs
-        self.processes = processes
+        self.selector = None if selector is None else CheckedSelector(selector, processes)
+        self.rounds, self.buffer, self.reserved, self.plays_back = rounds, buffer, reserved, plays_back
+        self.logs, self.seed, self.processes = logs, seed, processes
+        # With everything off nothing that TRL accepts is an error
+        unchosen = selector is None or isinstance(selector, UniformSelector)
+        self._off = unchosen and rounds.most == 1 and buffer is None
+        self._reset()
+
+    def _reset(self) -> None:
+        """The state of a run that begins."""
+        self.num_prompts, self.dataset_hash = 0, ""
+        self.classifier.scale.reset()
+        if self.buffer is not None:
+            self.buffer.clear()
         self.zero_share = ZeroVarianceShare()
         self.counters = Counters()
         self.batches = 0  # generation batches so far
         self.leftover: list[RolloutGroup] = []
-        self._present: list[RolloutGroup] = []  # groups of the present generation batch so far
-        self.overlaps = overlaps
-        #: Generation batches that may be in the next one's optimizer step: the step at which each began, and its prompts
-        self.recent: list[tuple[int, list[int]]] = []
-        # With everything off nothing that TRL accepts is an error
-        unchosen = selector is None or isinstance(selector, UniformSelector)
-        off = unchosen and rounds.most == 1 and buffer is None
+        most_unscored = None if self._off else MOST_UNSCORED
         self.reward_checks = RewardChecks(
-            self.reward_names, most_unscored=None if off else MOST_UNSCORED, is_main_process=processes.is_main
+            self.reward_names, most_unscored=most_unscored, is_main_process=self.processes.is_main
         )
         # TRL seeds the sampler of `GRPOTrainer` in the same way
-        self.rng = torch.Generator().manual_seed(seed)
+        self.rng = torch.Generator().manual_seed(self.seed)
         # Of its own: proposals of the main process alone would leave the processes' states different
-        self.replay_rng = torch.Generator().manual_seed(seed)
+        self.replay_rng = torch.Generator().manual_seed(self.seed)
+
+    def bind(
+        self,
+        num_prompts: int = 0,
+        *,
+        embed: Callable[[], Embeddings] | None = None,
+        dataset_hash: str = "",
+        resumed: bool = False,
+    ) -> None:
+        """
+        Begin a run, which discards the state of an earlier one.
+
+        Args:
+            num_prompts (`int`, *optional*, defaults to `0`): N; 0 without a selector.
+            embed (`Callable`, *optional*): makes the embeddings of all prompts, `(N, h)`.
+            dataset_hash (`str`, *optional*, defaults to `""`): content hash of the prompts.
+            resumed (`bool`, *optional*, defaults to `False`): whether [`load_state_dict`] follows.
+        """
+        self._reset()
+        self.num_prompts, self.dataset_hash = num_prompts, dataset_hash
+        if self.selector is not None:
+            size, scale = (num_prompts, self.batch_groups, self.group_size), self.classifier.scale
+            self.selector.bind(SelectorContext(*size, self.seed, embed, scale, dataset_hash, resumed))
 
     # A generation batch
-
-    def propose(self, n: int) -> np.ndarray:
-        """Ids of n prompts, in the order of ranks: each process generates for an equal, contiguous part of them."""
-        if self.selector is None:
-            return np.full(n, -1, dtype=np.int64)
-        ids = self._agreed(self.selector.propose(n, self.rng))
-        return check_proposal(ids, n, self.num_prompts, type(self.selector).__name__)
 
     def collect(self, roll_out: RollOut, step: int) -> GenerationBatch:
         """
@@ -126,172 +145,118 @@ class RolloutCollector:
             roll_out (`Callable`): generates and scores G completions of prompts.
             step (`int`): the present optimizer step.
         """
-        places, in_step = self.batch_groups, self._prompts_in_step(step)
-        if self.buffer is not None:
-            self.buffer.expire(self.batches)
-        references = self._roll_out_references(roll_out, step)
-        batch = GenerationBatch(generated=list(references))
-        for_buffer = [group for group in references if group.effective]
+        batch, places, buffer = GenerationBatch(), self.batch_groups, self.buffer
+        if buffer is not None:
+            buffer.expire(self.batches)
+
+        references = self._roll_out_references(batch, roll_out, step)
+        surplus = [group for group in references if group.effective]  # for later batches
         effective, zero_variance = list(self.leftover), list[RolloutGroup]()
-        if self.buffer is None:  # references take up to half of the batch: the rest is selected
-            effective, for_buffer = [*effective, *for_buffer[: places // 2]], []
+        if buffer is None:  # references take up to half of the batch: the rest is selected
+            effective, surplus = [*effective, *surplus[: places // 2]], []
+
         while True:
-            present = {*in_step, *(group.prompt_id for group in [*self.leftover, *batch.generated])}
-            stored = 0 if self.buffer is None else self.buffer.available(present)
+            present = {group.prompt_id for group in [*self.leftover, *batch.generated]}
+            stored = 0 if buffer is None else buffer.available(present)
             wanted = places - min(self.reserved, stored)
             complete = len(effective) + len(zero_variance) + stored >= places
             if len(effective) >= wanted or (batch.rounds >= self.rounds.most and complete):
                 break
             missing = wanted - len(effective) - (len(zero_variance) if self.rounds.most == 1 else 0)
-            ids = self.propose(self._round_size(missing))
-            groups = self._classify(ids, roll_out(ids), step, batch.rounds)
+            groups = self._roll_out(batch, self._propose(missing), roll_out, step)
             self.zero_share.observe(groups)
             batch.rounds += 1
-            batch.generated += groups
             effective += [group for group in groups if group.effective]
             zero_variance += [group for group in groups if not group.effective]
 
-        taken, batch.leftover = effective[:wanted], [*effective[wanted:], *for_buffer]
+        taken, batch.leftover = effective[:wanted], [*effective[wanted:], *surplus]
         if self.reserved:
             taken += zero_variance[: wanted - len(taken)]
-        replayed = [] if self.buffer is None else self.buffer.sample(places - len(taken), self.replay_rng, present)
-        taken += zero_variance[: places - len(taken) - len(replayed)] if not self.reserved else []
+        replayed = [] if buffer is None else buffer.sample(places - len(taken), self.replay_rng, present)
+        if not self.reserved:
+            taken += zero_variance[: places - len(taken) - len(replayed)]
         batch.assign(taken, replayed, self.leftover)
-        self.recent.append((step, [group.prompt_id for group in batch.trained]))
-        batch.trained = self._spread_evenly(batch.trained)
+        if self.plays_back:
+            batch.trained = self._spread_evenly(batch.trained)
         self._update(batch, step)
         return batch
-
-    def _prompts_in_step(self, step: int) -> set[int]:
-        """Prompts that the present optimizer step trains on already, if it takes several generation batches."""
-        last = self.recent[-1:] if self.overlaps else []
-        self.recent = [batch for batch in self.recent if batch[0] == step or batch in last]
-        return {prompt_id for _, prompt_ids in self.recent for prompt_id in prompt_ids}
-
-    def enter(self, ids: np.ndarray, generated: Round, step: int) -> GenerationBatch:
-        """
-        Enter a generation batch that was generated in a single round and is trained on as it is.
-
-        Args:
-            ids (`np.ndarray` of shape `(B,)`): prompt ids, from [`propose`].
-            generated ([`Round`]): what they gave.
-            step (`int`): the present optimizer step.
-        """
-        groups = self._classify(ids, generated, step, 0)
-        self.zero_share.observe(groups)
-        batch = GenerationBatch(generated=groups, rounds=1)
-        batch.assign(groups, [], [])
-        self._update(batch, step)
-        return batch
-
-    def _spread_evenly(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
-        """
-        Give each process an equal number of these groups, and about as many effective ones. They are returned in the order of
-        ranks.
-        """
-        owners, effective = [group.owner for group in groups], [group.effective for group in groups]
-        destinations = assign(owners, self.processes.world_size, effective)
-        redistribute(groups, destinations, self.processes.rank)
-        return [groups[i] for i in np.argsort(destinations, kind="stable")]
 
     def own(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
         """Those of `groups` whose rollouts this process holds."""
         return [group for group in groups if group.owner == self.processes.rank]
 
-    def _roll_out_references(self, roll_out: RollOut, step: int) -> list[RolloutGroup]:
-        references: list[RolloutGroup] = []
-        if self.selector is None or not self.selector.uses_references:
-            return references
-
-        def generate(ids: np.ndarray) -> list[RolloutGroup]:
-            ids = self._agreed(ids)
-            if not np.size(ids):
-                return references
-            name = type(self.selector).__name__
-            ids = check_proposal(ids, np.size(ids), self.num_prompts, name, references=True)
-            ids = ids[: len(ids) // self.processes.world_size * self.processes.world_size]
-            for start in range(0, len(ids), self.batch_groups):  # at most a batch per call of the generator
-                part = ids[start : start + self.batch_groups]
-                references.extend(self._classify(part, roll_out(part), step, 0, origin="reference"))
-            return references
-
-        self.selector.roll_out_references(generate, self.rng)
-        return references
-
-    def _agreed(self, ids: np.ndarray) -> np.ndarray:
-        """The main process's ids, unless proposals are equal on all processes to the last bit."""
-        exact = self.processes.world_size == 1 or self.selector is None or self.selector.exact
-        return ids if exact else broadcast_from_main(ids)
-
-    def _round_size(self, missing: int) -> int:
-        return self.rounds.size(
+    def _propose(self, missing: int) -> np.ndarray:
+        """Prompts of a round for so many places, in the order of ranks: each process generates for an equal, contiguous part."""
+        if self.selector is None:
+            return np.full(missing, -1, dtype=np.int64)
+        n = self.rounds.size(
             missing,
             batch_groups=self.batch_groups,
             zero_share=self.zero_share.value,
             multiple=self.processes.world_size,
             num_prompts=self.num_prompts,
         )
+        return self.selector.propose(n, self.rng)
 
-    def _classify(
-        self, ids: np.ndarray, generated: Round, step: int, round_index: int, origin: Origin = "fresh"
+    def _roll_out_references(self, batch: GenerationBatch, roll_out: RollOut, step: int) -> list[RolloutGroup]:
+        """Groups that the selector learns from before it proposes, at most a batch per call of the generator."""
+        ids = np.empty(0, dtype=np.int64) if self.selector is None else self.selector.references(self.rng)
+        groups: list[RolloutGroup] = []
+        for start in range(0, len(ids), self.batch_groups):
+            groups += self._roll_out(batch, ids[start : start + self.batch_groups], roll_out, step, "reference")
+        if groups and self.selector is not None:
+            self.selector.observe(groups)
+        return groups
+
+    def _roll_out(
+        self, batch: GenerationBatch, ids: np.ndarray, roll_out: RollOut, step: int, origin: Origin = "fresh"
     ) -> list[RolloutGroup]:
-        n = len(ids)
+        """Have completions of these prompts generated, and enter their groups into the batch."""
+        generated, n = roll_out(ids), len(ids)
         rewards = generated.rewards.reshape(n, -1, len(self.reward_names)).astype(np.float32)
         lengths = generated.lengths.reshape(n, -1).astype(np.int32)
         truncated = generated.truncated.reshape(n, -1).astype(bool)
         self.reward_checks.check(rewards)
         self.counters.add(overlong_prompts=generated.overlong_prompts)
-        scale = replace(self.classifier.scale)
-        success_rates, kinds = self.classifier.classify(rewards, truncated)
-        self._rescale(self.classifier.scale.mapping_from(scale))
-        predicted = np.full(n, np.nan) if self.selector is None else checked_predictions(self.selector, ids)
-        per_rank, rollouts = n // self.processes.world_size, generated.rollouts
+        totals, success_rates, kinds = self.classifier.classify(rewards, truncated)
+        per_rank, own = n // self.processes.world_size, generated.rollouts
         groups = [
             RolloutGroup(
                 prompt_id=int(ids[i]),
                 step=step,
-                round=round_index,
+                round=batch.rounds,
                 rewards=rewards[i],
+                totals=totals[i],
                 success_rate=float(success_rates[i]),
                 kind=int(kinds[i]),
                 lengths=lengths[i],
                 truncated=truncated[i],
-                seconds=generated.seconds / n,
                 owner=i // per_rank,
-                predicted=float(predicted[i]),
-                graded=self.classifier.graded,
                 origin=origin,
-                rollouts=rollouts[i % per_rank] if rollouts and i // per_rank == self.processes.rank else None,
+                rollouts=own[i % per_rank] if own and i // per_rank == self.processes.rank else None,
             )
             for i in range(n)
         ]
-        self._present += groups
+        batch.generated += groups
+        batch.predicted += [np.nan] * n if self.selector is None else self.selector.predict(ids).tolist()
+        batch.seconds += [generated.seconds / n] * n
         return groups
 
-    def _rescale(self, mapping: tuple[float, float] | None) -> None:
-        """Success rates of earlier groups follow when the reward's range has widened."""
-        if mapping is None:
-            return
-        kept = [*self._present, *self.leftover, *(self.buffer.groups if self.buffer is not None else [])]
-        for group in kept:
-            group.success_rate = mapping[0] * group.success_rate + mapping[1]
-            group.predicted = mapping[0] * group.predicted + mapping[1]
-        if self.selector is not None:
-            self.selector.rescale(*mapping)
+    def _spread_evenly(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
+        """Give each process as many of these groups, and about as many effective ones. Returns them in the order of ranks."""
+        owners, effective = [group.owner for group in groups], [group.effective for group in groups]
+        destinations = assign(owners, self.processes.world_size, effective)
+        redistribute(groups, destinations, self.processes.rank)
+        return [groups[i] for i in np.argsort(destinations, kind="stable")]
 
     # After a generation batch
 
     def _update(self, batch: GenerationBatch, step: int) -> None:
         """Keep what may be used again, let the selector learn, count, and write the table."""
-        self._present = []
-        if self.buffer is None:
-            self.leftover = batch.leftover
-        else:
-            self.leftover = []
+        self.leftover = batch.leftover if self.buffer is None else []
+        if self.buffer is not None:
             self.buffer.add([*batch.leftover, *batch.generated], self.batches)
         self.batches += 1
-        if self.selector is not None and batch.generated:
-            self.selector.observe(batch.generated)
         self.counters.add(
             rollouts_generated=sum(group.size for group in batch.generated),
             rollouts_trained=sum(group.size for group in batch.trained),
@@ -300,16 +265,17 @@ class RolloutCollector:
             tokens_generated=sum(group.tokens for group in batch.generated),
         )
         if self.logs is not None:
-            self.logs.groups.add(batch.generated, self.classifier.weights)
+            self.logs.groups.add(batch.generated, self._success_rates(batch), batch.predicted, batch.seconds)
             self.logs.groups.flush()
+        if self.selector is not None:
+            self.selector.observe([group for group in batch.generated if group.origin != "reference"])
+            batch.selector_metrics = self.selector.metrics()
         batch.metrics.update(self._metrics(batch, step))
-        batch.selector_metrics = checked_metrics(self.selector) if self.selector is not None else {}
 
-    def log(self, logs: Mapping[str, Any], step: int) -> None:
-        """Write what the Trainer has logged at optimizer step `step` to `metrics.jsonl`."""
-        rollouts, tokens = (self.counters.values[name] for name in ("rollouts_generated", "tokens_generated"))
-        if self.logs is not None:
-            self.logs.metrics.add(logs, step=step, rollouts=rollouts, tokens=tokens)
+    def _success_rates(self, batch: GenerationBatch) -> np.ndarray:
+        """Of the groups generated, by all rewards seen so far: `(n,)`, NaN for a group without a score."""
+        groups = batch.generated
+        return self.classifier.scale.success_rate(np.stack([g.totals for g in groups])) if groups else np.empty(0)
 
     def _metrics(self, batch: GenerationBatch, step: int) -> dict[str, float]:
         """What the batch adds to the logs, by the names in `METRICS`: nothing about what cannot happen in this run."""
@@ -319,7 +285,7 @@ class RolloutCollector:
             metrics["effective_ratio"] = float((kinds == EFFECTIVE).mean())
             metrics["easy_ratio"] = float((kinds == EASY).mean())
             metrics["hard_ratio"] = float((kinds == HARD).mean())
-            rates = np.array([group.success_rate for group in batch.generated])
+            rates = self._success_rates(batch)
             if not np.isnan(rates).all():
                 metrics["success_rate"] = float(np.nanmean(rates))
         if self.rounds.most > 1:
@@ -329,3 +295,80 @@ class RolloutCollector:
         elif batch.trained_stale:
             metrics["replay/age_mean"] = float(np.mean([step - group.step for group in batch.trained_stale]))
         return metrics
+
+    def log(self, logs: Mapping[str, Any], step: int) -> None:
+        """Write what the Trainer has logged at optimizer step `step` to `metrics.jsonl`."""
+        rollouts, tokens = (self.counters.values[name] for name in ("rollouts_generated", "tokens_generated"))
+        if self.logs is not None:
+            self.logs.metrics.add(logs, step=step, rollouts=rollouts, tokens=tokens)
+
+    def begin_logs(self, step: int, model: str) -> None:
+        """Begin or continue the files of a run at optimizer step `step`; `model` is the model's name or path."""
+        if self.logs is not None:
+            name = None if self.selector is None else self.selector.name
+            about = {"trl_dataeff": __version__, "model": model, "selector": name, "prompts": self.num_prompts}
+            self.logs.begin(step, self.dataset_hash, about)
+
+    def flush_logs(self) -> None:
+        """Write rows of the table of groups that wait in memory."""
+        if self.logs is not None:
+            self.logs.groups.flush(force=True)
+
+    # State
+
+    def state_dict(self) -> dict[str, Any]:
+        """What decides the next generation batches, by part: JSON values and NumPy arrays. A collective."""
+        rank, world_size = self.processes.rank, self.processes.world_size
+        state: dict[str, Any] = {
+            "batches": self.batches,
+            "counters": self.counters.state_dict(),
+            "range of rewards": self.classifier.scale.state_dict(),
+            "checks of rewards": self.reward_checks.state_dict(),
+            "share of zero-variance groups": self.zero_share.state_dict(),
+            "leftover groups": pack_distributed(self.leftover, rank, world_size),
+            "random state of replay": self.replay_rng.get_state().numpy(),
+            "random state of selection": self.rng.get_state().numpy(),
+        }
+        if self.buffer is not None:
+            state["replay buffer"] = self.buffer.state_dict()
+        if self.selector is not None:
+            state["selector"] = self.selector.state_dict()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """
+        The inverse of [`state_dict`], after [`bind`]. Replay may have been switched on or off.
+
+        Raises:
+            `CheckpointError`: the selector's state does not fit its arguments.
+        """
+        self.batches = state["batches"]
+        self.counters.load_state_dict(state["counters"])
+        self.classifier.scale.load_state_dict(state["range of rewards"])
+        self.reward_checks.load_state_dict(state["checks of rewards"])
+        self.zero_share.load_state_dict(state["share of zero-variance groups"])
+        leftover = state["leftover groups"]
+        self.leftover = unpack_distributed(leftover, self.processes.rank, self.processes.world_size)
+        self.replay_rng.set_state(torch.from_numpy(state["random state of replay"]))
+        self.rng.set_state(torch.from_numpy(state["random state of selection"]))
+        if self.buffer is not None and "replay buffer" in state:
+            self.buffer.load_state_dict(state["replay buffer"])
+        if self.selector is not None:
+            try:
+                self.selector.load_state_dict(state["selector"])
+            except (LookupError, ValueError, RuntimeError) as error:
+                raise CheckpointError(
+                    f"The checkpoint's selection state does not fit the {self.selector.name} of this run. Resume with the "
+                    "arguments, and the version of this package, that the run began with, or start a new run with this "
+                    "checkpoint's weights as the model."
+                ) from error
+
+    @property
+    def holds_rollouts(self) -> bool:
+        """Whether its state has rollouts: leftover or stored groups."""
+        return bool(self.leftover or (self.buffer is not None and len(self.buffer)))
+
+    def own_state(self) -> set[str]:
+        """Parts of the state that may differ between processes: those of a selector whose proposals round."""
+        exact = self.selector is None or self.selector.selector.exact
+        return set() if exact else {"selector", "random state of selection"}

@@ -16,18 +16,22 @@ class GenerationBatch:
     `origin` and, once the batch is full, its `disposition`.
 
     Attributes:
+        generated: all groups generated for this batch, reference rollouts included, in order.
+        predicted: success rate that was predicted of each of them, or NaN.
+        seconds: share of each of them in the time its round took.
+        rounds: rounds of rollouts, reference rollouts not counted.
         trained: the groups to train on, as many as a generation batch has places.
         leftover: effective groups beyond them, to be kept for a later batch.
-        generated: all groups generated for this batch, reference rollouts included, in order.
-        rounds: rounds of rollouts, reference rollouts not counted.
         metrics: numbers to log, by their names in `trl_dataeff.tracking.metrics.METRICS`.
         selector_metrics: numbers of the selector, by its own names.
     """
 
+    generated: list[RolloutGroup] = field(default_factory=list)
+    predicted: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    rounds: int = 0
     trained: list[RolloutGroup] = field(default_factory=list)
     leftover: list[RolloutGroup] = field(default_factory=list)
-    generated: list[RolloutGroup] = field(default_factory=list)
-    rounds: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     selector_metrics: dict[str, float] = field(default_factory=dict)
 
@@ -44,9 +48,9 @@ class GenerationBatch:
             leftover: groups that the batch began with.
         """
         for group in leftover:
-            group.origin = "leftover"
+            group.mark(origin="leftover")
         for group in replayed:
-            group.origin = "replayed"
+            group.mark(origin="replayed")
         parts: tuple[tuple[Sequence[RolloutGroup], Disposition], ...] = (
             (self.generated, "dropped"),  # unless it is trained on or left over
             (self.leftover, "leftover"),
@@ -54,7 +58,7 @@ class GenerationBatch:
         )
         for groups, disposition in parts:
             for group in groups:
-                group.disposition = disposition
+                group.mark(disposition=disposition)
         own = [group for group in [*leftover, *self.generated] if group.disposition == "trained"]
         self.trained = [*own, *replayed]
 
@@ -94,6 +98,12 @@ class ZeroVarianceShare:
         """Enter the groups of a round."""
         self.zero = self.decay * self.zero + sum(not group.effective for group in groups)
         self.total = self.decay * self.total + len(groups)
+
+    def state_dict(self) -> dict[str, float]:
+        return {"zero": self.zero, "total": self.total}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.zero, self.total = state["zero"], state["total"]
 
     @property
     def value(self) -> float:

@@ -87,7 +87,7 @@ class ReplayBuffer:
             batch (`int`): number of the generation batch.
         """
         for group in groups:
-            if group.effective or not math.isnan(group.success_rate):
+            if group.effective or group.scored:
                 self._stored.pop(group.prompt_id, None)
             if group.effective:
                 self._stored[group.prompt_id] = Stored(group, batch)
@@ -119,6 +119,10 @@ class ReplayBuffer:
         for stored in chosen:
             stored.uses += 1
         return [stored.group for stored in chosen]
+
+    def clear(self) -> None:
+        """Remove all groups."""
+        self._stored = {}
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Its groups, with their rollouts, as arrays. A collective if there are several processes."""

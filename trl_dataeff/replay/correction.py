@@ -20,25 +20,32 @@ as the ratio grows, and needs no cap. With the clip `"proximal"` the cap truncat
 
 A log-probability that is not known is NaN, and its ratio is 1: a row that was generated for this batch is all NaN.
 
-What the KL term lacks after the correction is in `kl.py`.
+The KL term: with `use_bias_correction_kl` TRL weighs it by \(\pi_\theta / \pi_{old}\), so that its gradient is that of the
+reverse KL (DeepSeek-V3.2, arXiv 2512.02556). For a rollout of an earlier policy the weight has to be
+\(\pi_\theta / \pi_b = \rho \, \pi_\theta / \pi_{old}\). TRL adds the term inside its loss, so [`missing_kl`], \(\rho - 1\)
+times the term, is added to the loss afterwards. With the clip `"behavior"` nothing is missing; a ratio that is held at the cap
+weighs the KL term too.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from trl_dataeff.replay.kl import missing_kl, token_scale
-from trl_dataeff.replay.logprobs import LogprobRecorder
+from trl_dataeff.config import DataEfficientGRPOConfig
+from trl_dataeff.replay.buffer import ReplayBuffer
+from trl_dataeff.replay.logprobs import LogprobRecorder, behavior_tensors, exclude_masked, sampling_metrics
 from trl_dataeff.rollouts.distributed import Processes
+from trl_dataeff.rollouts.group import RolloutGroup
+from trl_dataeff.rollouts.skipping import is_active
 
 
 if TYPE_CHECKING:
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import GRPOTrainer
 
 
 class LossCorrection:
@@ -51,9 +58,10 @@ class LossCorrection:
         level (`str`), loss_type (`str`): TRL's `importance_sampling_level` and `loss_type`.
         epsilon (`tuple[float, float]`): TRL's lower and upper `epsilon`.
         kl (`float`): weight of the KL term that has to be corrected: `beta` with `use_bias_correction_kl`, else 0.
+        masks_sequences (`bool`): whether TRL's importance-sampling mask (vLLM) excludes whole sequences.
         max_completion_length (`int`), steps_per_generation (`int`): of the run.
         processes ([`Processes`]): of the run.
-        replays (`bool`, *optional*, defaults to `True`): whether groups are replayed; else metrics of replay are left out.
+        buffer ([`ReplayBuffer`], *optional*): whose groups need log-probs; without it, metrics of replay are left out.
 
     Attributes:
         recorder ([`LogprobRecorder`]): gets the log-probs of every micro-batch.
@@ -67,37 +75,67 @@ class LossCorrection:
         level: str,
         loss_type: str,
         epsilon: tuple[float, float],
-        kl: float,
+        kl: float = 0.0,
+        masks_sequences: bool = False,
         max_completion_length: int,
         steps_per_generation: int,
         processes: Processes,
-        replays: bool = True,
+        buffer: ReplayBuffer | None = None,
     ):
         self.clip, self.cap, self.level, self.loss_type = clip, cap, level, loss_type
         self.epsilon = epsilon
         self.kl = kl if clip == "proximal" else 0.0
+        self.masks_sequences = masks_sequences
         self.max_completion_length, self.steps_per_generation = max_completion_length, steps_per_generation
-        self.processes = processes
-        self.replays = replays
+        self.processes, self.buffer = processes, buffer
         self.recorder = LogprobRecorder()
         self._inputs: dict[str, Any] | None = None  # the micro-batch that is in the loss
 
     @classmethod
-    def of(cls, trainer: GRPOTrainer, clip: str, cap: float, replays: bool) -> LossCorrection:
+    def of(
+        cls, trainer: GRPOTrainer, config: DataEfficientGRPOConfig, buffer: ReplayBuffer | None, processes: Processes
+    ) -> LossCorrection:
         """The correction of a trainer's loss."""
-        args = cast("GRPOConfig", trainer.args)
         return cls(
-            clip=clip,
-            cap=cap,
+            clip=config.replay_clip,
+            cap=config.replay_ratio_cap or math.inf,
             level=trainer.importance_sampling_level,
             loss_type=trainer.loss_type,
             epsilon=(trainer.epsilon_low, trainer.epsilon_high),
-            kl=trainer.beta if args.use_bias_correction_kl else 0.0,
-            max_completion_length=cast(int, args.max_completion_length),
-            steps_per_generation=cast(int, args.steps_per_generation),
-            processes=Processes.of(trainer.accelerator),
-            replays=replays,
+            kl=trainer.beta if config.use_bias_correction_kl else 0.0,
+            masks_sequences=config.vllm_importance_sampling_mode == "sequence_mask",
+            max_completion_length=cast(int, config.max_completion_length),
+            steps_per_generation=cast(int, config.steps_per_generation),
+            processes=processes,
+            buffer=buffer,
         )
+
+    def prepare(
+        self, batch: dict[str, Any], groups: Sequence[RolloutGroup], *, stale: bool, skipped: bool
+    ) -> dict[str, float]:
+        """
+        Put what the loss needs of groups that an earlier policy sampled into TRL's batch, in place.
+
+        Args:
+            batch (`dict`): TRL's batch.
+            groups: this process's groups, in the order of the batch.
+            stale (`bool`): whether a process has groups of an earlier policy.
+            skipped (`bool`): whether rows skipped the pass for old log-probs.
+
+        Returns:
+            `dict`: metrics that replace those that TRL has logged over all rows.
+        """
+        if self.masks_sequences:
+            exclude_masked(groups, batch)
+        if stale:
+            batch.update(behavior_tensors(groups, batch["completion_ids"]))
+        metrics = sampling_metrics(batch, self.processes) if stale or skipped else {}
+        if "old_per_token_logps" in batch:  # NaN in rows that were skipped
+            known = ~batch["old_per_token_logps"].isnan() | is_active(batch).unsqueeze(1)
+            batch["old_per_token_logps"] = batch["old_per_token_logps"].where(known, 0.0)
+        if self.buffer is not None:
+            self.recorder.expect(groups, batch)
+        return metrics
 
     @contextmanager
     def micro_batch(self, inputs: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -129,7 +167,7 @@ class LossCorrection:
         if self.clip == "behavior" and self.loss_type != "cispo":
             clipped = clipped | inputs["replay_capped"]
         inputs["per_token_logps"] = logps
-        if not self.replays:  # rows are leftover ones: what is logged is about replay
+        if self.buffer is None:  # rows are leftover ones: what is logged is about replay
             return {}
         return summarize(self.processes.gather(ratio_statistics(ratio, clipped, inputs)))
 
@@ -306,3 +344,64 @@ def _mask(inputs: dict[str, Any]) -> torch.Tensor:
     """1 for the tokens that are trained on, `(B, T)`."""
     mask: torch.Tensor = inputs["completion_mask"]
     return mask * inputs["tool_mask"] if "tool_mask" in inputs else mask
+
+
+def missing_kl(
+    inputs: dict[str, Any], per_token_logps: torch.Tensor, ratio: torch.Tensor, *, level: str, scale: torch.Tensor
+) -> torch.Tensor:
+    r"""
+    \(\sum (\rho - 1) \, \pi_\theta / \pi_{old} \, k_3\) over tokens, with the weights `scale`; k3 is TRL's estimator of the KL.
+
+    Args:
+        inputs (`dict`): the micro-batch; reads `ref_per_token_logps` and `old_per_token_logps` (B, T).
+        per_token_logps (`torch.Tensor` of shape `(B, T)`): the loss's own, with gradient.
+        ratio (`torch.Tensor` of shape `(B, T)` or `(B, 1)`): rho.
+        level (`str`): `"token"` or `"sequence"`, of the weight pi_theta / pi_old.
+        scale (`torch.Tensor` of shape `(B, T)`): see [`token_scale`].
+    """
+    mask = (scale != 0).to(scale.dtype)
+    old_logps = inputs.get("old_per_token_logps")
+    log_weight = per_token_logps - (per_token_logps.detach() if old_logps is None else old_logps)
+    if level == "sequence":
+        log_weight = (log_weight * mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1.0)
+    difference: torch.Tensor = inputs["ref_per_token_logps"] - per_token_logps
+    k3 = difference.exp() - difference - 1
+    return ((ratio - 1) * log_weight.exp() * k3 * scale).sum()
+
+
+def token_scale(
+    mask: torch.Tensor,
+    loss_type: str,
+    *,
+    num_items: torch.Tensor,
+    num_processes: int,
+    max_completion_length: int,
+    accumulation_steps: int,
+    steps_per_generation: int,
+) -> torch.Tensor:
+    """
+    By how much the loss of each token counts in TRL's loss of a micro-batch, by loss type.
+
+    Args:
+        mask (`torch.Tensor` of shape `(B, T)`): 1 for tokens that are trained on.
+        loss_type (`str`): TRL's loss type.
+        num_items (`torch.Tensor`, scalar): tokens trained on in the generation batch, of all processes.
+        num_processes (`int`), max_completion_length (`int`), accumulation_steps (`int`), steps_per_generation (`int`):
+            of the run.
+
+    Returns:
+        `torch.Tensor` of shape `(B, T)`.
+    """
+    mask = mask.float()
+    if loss_type in ("cispo", "dapo", "vespo"):
+        return mask * num_processes * steps_per_generation / (num_items.clamp(min=1.0) * accumulation_steps)
+    if loss_type == "bnpo":
+        return mask / mask.sum().clamp(min=1.0) / accumulation_steps
+    per_row = mask / len(mask) / accumulation_steps
+    if loss_type in ("grpo", "sapo"):
+        return per_row / mask.sum(-1, keepdim=True).clamp(min=1.0)
+    if loss_type == "dr_grpo":
+        return per_row / max_completion_length
+    if loss_type == "luspo":
+        return per_row
+    raise ValueError(f"`loss_type={loss_type!r}` is not one whose KL term can be corrected for replayed rollouts.")

@@ -14,19 +14,20 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
 from trl.data_utils import is_conversational, prepare_multimodal_messages
 
-from trl_dataeff.rollouts.distributed import Processes
+from trl_dataeff.rollouts.distributed import Processes, all_gather
 from trl_dataeff.rollouts.group import DIFFERENT_PROMPTS, RolloutGroup, Rollouts
-from trl_dataeff.rollouts.skipping import zero_advantage
+from trl_dataeff.rollouts.playback import Playback
+from trl_dataeff.rollouts.skipping import OVER_BATCH, OVER_ROWS, OVER_TOKENS
 
 
 if TYPE_CHECKING:
-    from trl import GRPOTrainer
+    from trl import GRPOConfig, GRPOTrainer
 
 
 Tool: TypeAlias = Callable[..., Any]
@@ -194,89 +195,6 @@ def tool_dicts(tools: Sequence[Tool], n: int) -> tuple[list[dict[str, Tool]], li
     return [synchronous] * n, [asynchronous] * n
 
 
-class Playback:
-    """
-    Groups that were generated and scored before, in the form in which TRL asks for completions and rewards.
-
-    Args:
-        groups: the groups that this process trains on, with their rollouts.
-        rewards (`np.ndarray` of shape `(all groups * G, F)`): rewards of all processes' groups, in the order of ranks.
-    """
-
-    def __init__(self, groups: Sequence[RolloutGroup], rewards: np.ndarray):
-        self.rollouts = [group.rollouts for group in groups if group.rollouts is not None]
-        self.rewards = rewards
-        self.rows: torch.Tensor | None = None  # of this process that need the pass for old log-probs; None: all
-
-    def skip_rows(self, weights: torch.Tensor, aggregation: str, processes: Processes) -> None:
-        """
-        Leave completions whose advantage will be 0 out of the pass for old log-probs; each process makes it over as many rows.
-
-        Args:
-            weights (`torch.Tensor` of shape `(F,)`), aggregation (`str`): how TRL adds up reward functions.
-            processes ([`Processes`]): of the run.
-        """
-        rewards = torch.from_numpy(self.rewards).to(processes.device)
-        zero = zero_advantage(rewards, weights, len(self.rollouts[0]), aggregation).view(processes.world_size, -1)
-        count = max(int((~zero).sum(1).max()), 1)
-        self.rows = torch.sort(torch.argsort(zero[processes.rank], stable=True)[:count]).values
-
-    @property
-    def completions(self) -> list[Any]:
-        return [completion for rollouts in self.rollouts for completion in rollouts.completions]
-
-    def fields_of(self, trainer: GRPOTrainer) -> dict[str, Any]:
-        """Fields of a trainer during playback. Nothing is generated: no tool is called, and vLLM needs no new weights."""
-        fields: dict[str, Any] = {"rollout_func": self.rollout_func, "tools": []}
-        return fields | ({"_last_loaded_step": trainer.state.global_step} if trainer.use_vllm else {})
-
-    def rollout_func(self, prompts: list[Any], trainer: Any = None) -> dict[str, Any]:
-        """What TRL's `rollout_func` returns: token ids, and the sampler's log-probs and tool masks, where there are any."""
-        output: dict[str, Any] = {
-            "prompt_ids": [r.prompt_tokens.tolist() for r in self.rollouts for _ in range(len(r))],
-            "completion_ids": [tokens.tolist() for r in self.rollouts for tokens in r.completion_tokens],
-            "logprobs": self._listed("sampling_logps"),
-        }
-        tool_mask = self._listed("tool_masks")
-        return output if tool_mask is None else output | {"env_mask": tool_mask}
-
-    def _listed(self, name: str) -> list[list[Any]] | None:
-        """
-        The arrays of one field as lists, one per completion; `None` if no group has it. A group that lacks it has only
-        tokens of the model, and log-probs that are not known.
-        """
-        if all(getattr(r, name) is None for r in self.rollouts):
-            return None
-        missing = {"tool_masks": 1, "sampling_logps": float("nan")}[name]
-        return [
-            [missing] * len(tokens) if values is None else values.tolist()
-            for r in self.rollouts
-            for tokens, values in zip(r.completion_tokens, getattr(r, name) or [None] * len(r), strict=True)
-        ]
-
-    @property
-    def logged(self) -> dict[str, list[Any]]:
-        """The columns that reward functions logged, one entry per completion; `None` where a group lacks the column."""
-        columns = dict.fromkeys(column for r in self.rollouts for column in r.logged)
-        return {
-            column: [v for r in self.rollouts for v in r.logged.get(column, [None] * len(r))] for column in columns
-        }
-
-
-def forward_of_rows(
-    forward: Callable[..., tuple[Any, ...]],
-    rows: torch.Tensor,
-    input_ids: torch.Tensor,
-    attention_mask: torch.Tensor,
-    *args: Any,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, Any, Any]:
-    """TRL's log-probs `(B, T)` of these rows alone, by `forward`; NaN for the others."""
-    logps, *others = forward(input_ids[rows], attention_mask[rows], *args, **kwargs)
-    every = logps.new_full((len(input_ids), logps.size(1)), torch.nan)
-    return every.index_copy(0, rows, logps), *others
-
-
 def prompts_with_images(rows: Sequence[dict[str, Any]]) -> list[Any]:
     """
     The prompts of a dataset's rows, with the images of the columns `image` or `images` in their messages. Prompts that are no
@@ -333,3 +251,45 @@ def logps_of_pass(
         logps = make_batch()["old_per_token_logps"].float().cpu().numpy()
     trainer.state.num_input_tokens_seen = tokens_seen
     return [row[: len(tokens)].copy() for row, tokens in zip(logps, group.rollouts.completion_tokens, strict=True)]
+
+
+# The state of TRL's training loop
+
+
+def loop_state(trainer: GRPOTrainer) -> dict[str, Any]:
+    """TRL's micro-step, and what was summed up since the last log, for JSON. A collective."""
+    return {
+        "micro_step": trainer._step,
+        "last_logged": trainer._globalstep_last_logged,
+        "loss": all_gather(float(trainer._tr_loss)),
+        "metrics": {name: list(map(float, values)) for name, values in trainer._metrics["train"].items()},
+    }
+
+
+def unused_batch(trainer: GRPOTrainer) -> list[dict[str, Any]] | None:
+    """The micro-batches of the present generation batch; `None` if all of them have been trained on."""
+    steps = cast(int, cast("GRPOConfig", trainer.args).steps_per_generation)  # the config fills it in
+    used_up = trainer._step % (steps * trainer.num_iterations) == 0
+    return None if used_up else trainer._buffered_inputs
+
+
+def continue_interval(trainer: GRPOTrainer, loop: dict[str, Any], processes: Processes) -> None:
+    """Continue the logging interval of [`loop_state`]. Call it when the Trainer has begun training: it begins one of its own."""
+    losses, mean = loop["loss"], sum(loop["loss"]) / len(loop["loss"])
+    own = losses[processes.rank] if len(losses) == processes.world_size else mean
+    trainer._tr_loss = torch.tensor(own, device=trainer.args.device)
+    trainer._total_loss_scalar = -mean  # `train_loss` is about the steps of this call of `train` alone
+    trainer._globalstep_last_logged = loop["last_logged"]
+    trainer._metrics["train"].update(loop["metrics"])
+
+
+def inexact_reason(trainer: GRPOTrainer) -> str | None:
+    """Why rows with an advantage of 0 must not be skipped with a trainer's loss: a term that acts on them. `None`: they may be."""
+    found = {
+        f"`beta={trainer.beta}`": trainer.beta != 0.0,
+        "an entropy bonus": trainer._entropy_bonus_enabled,
+        "a router loss": trainer.aux_loss_enabled,
+        f"`top_entropy_quantile={trainer.top_entropy_quantile}`": trainer.top_entropy_quantile < 1.0,
+        f"`loss_type={trainer.loss_type!r}`": trainer.loss_type not in OVER_ROWS + OVER_TOKENS + OVER_BATCH,
+    }
+    return next((reason for reason, applies in found.items() if applies), None)

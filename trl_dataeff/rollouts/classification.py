@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -133,11 +135,25 @@ class RewardScale:
         low, high = (float(np.float32(bound)) for bound in reward_range)  # totals are float32, and may lie on a bound
         return cls(low, high, fixed=True)
 
+    def reset(self) -> None:
+        """Forget the totals seen so far."""
+        if not self.fixed:
+            self.low, self.high = float("inf"), float("-inf")
+
     def observe(self, totals: np.ndarray) -> None:
         """Widen the range by totals of any shape; NaN and infinite ones are passed over."""
         seen = totals[np.isfinite(totals)]
         if not self.fixed and seen.size:
             self.low, self.high = min(self.low, float(seen.min())), max(self.high, float(seen.max()))
+
+    def state_dict(self) -> dict[str, float] | None:
+        """Its ends as JSON values; `None` before any reward."""
+        return {"low": self.low, "high": self.high} if math.isfinite(self.low) else None
+
+    def load_state_dict(self, state: dict[str, float] | None) -> None:
+        """Restore the ends, unless they are given."""
+        if state is not None and not self.fixed:
+            self.low, self.high = state["low"], state["high"]
 
     def mapping_from(self, earlier: RewardScale) -> tuple[float, float] | None:
         """
@@ -172,9 +188,17 @@ def kinds_of(zero_variance: np.ndarray, success_rate: np.ndarray) -> np.ndarray:
     return np.where(zero_variance, zero_variance_kind, EFFECTIVE).astype(np.int8)
 
 
+class Classified(NamedTuple):
+    """What rewards say of n groups: total rewards `(n, G)`, success rates `(n,)`, NaN without a score, and kinds `(n,)`, int8."""
+
+    totals: np.ndarray
+    success_rates: np.ndarray
+    kinds: np.ndarray
+
+
 class GroupClassifier:
     """
-    Success rates and kinds of groups, from their rewards.
+    Total rewards, success rates and kinds of groups, from their rewards.
 
     Args:
         weights (`np.ndarray` of shape `(F,)`): weights of the reward functions.
@@ -184,8 +208,6 @@ class GroupClassifier:
 
     Attributes:
         scale ([`RewardScale`]): widens with the rewards that were classified.
-        values (`list[float]`): the first three different totals that were classified, in order. With three of them
-            rewards are graded, and a mean reward is not a success rate.
     """
 
     def __init__(
@@ -198,20 +220,16 @@ class GroupClassifier:
     ):
         self.weights = np.asarray(weights, dtype=np.float32)
         self.scale = RewardScale.of(reward_range)
-        self.values: list[float] = []
         self.aggregation = aggregation
         self.masks_truncated = masks_truncated
 
-    def classify(self, rewards: np.ndarray, truncated: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def classify(self, rewards: np.ndarray, truncated: np.ndarray) -> Classified:
         """
         Classify the groups of a round, and widen the scale by their totals.
 
         Args:
             rewards (`np.ndarray` of shape `(n, G, F)`): NaN where a function gave no score.
             truncated (`np.ndarray` of shape `(n, G)` and dtype bool): completions that did not end by themselves.
-
-        Returns:
-            Success rates `(n,)`, in [0, 1] or NaN, and codes of the kinds `(n,)`, int8.
         """
         totals = total_rewards(rewards, self.weights)
         self.scale.observe(totals)
@@ -219,19 +237,4 @@ class GroupClassifier:
         zero_variance = is_zero_variance(rewards, self.weights, self.aggregation)
         if self.masks_truncated:
             zero_variance |= is_masked_out(rewards, self.weights, truncated, self.aggregation)
-        self._count_values(totals)
-        return success_rates, kinds_of(zero_variance, success_rates)
-
-    @property
-    def graded(self) -> bool:
-        """Whether more than two different totals have been classified."""
-        return len(self.values) > 2
-
-    def _count_values(self, totals: np.ndarray) -> None:
-        if self.graded:
-            return
-        values = np.unique(np.concatenate([self.values, totals[np.isfinite(totals)]]))
-        apart = (
-            np.diff(values) > 1e-6 * np.abs(values[1:]) if len(values) else np.empty(0, dtype=bool)
-        )  # but for rounding
-        self.values = values[np.concatenate([[True], apart])[: len(values)]][:3].tolist()
+        return Classified(totals, success_rates, kinds_of(zero_variance, success_rates))

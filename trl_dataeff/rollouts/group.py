@@ -61,43 +61,54 @@ class Rollouts:
         return len(self.completion_tokens)
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class RolloutGroup:
     """
     One group. Every process knows all groups of a generation batch; `rollouts` is set only on the process that owns them.
+
+    What a group is never changes. Its place does, by [`mark`] in each generation batch and by [`move`] between processes.
 
     Attributes:
         prompt_id: row index of the prompt in the training dataset; -1 if it is not known (streaming).
         step: optimizer step at which it was rolled out.
         round: round of its generation batch, from 0.
         rewards: float32 of shape `(G, F)`, one column per reward function.
-        success_rate: in [0, 1], or NaN.
+        totals: total rewards, float32 of shape `(G,)`, NaN for a completion without a score.
+        success_rate: in [0, 1] by the rewards seen until then, or NaN. The range of rewards may widen later: see
+            [`SelectorContext.success_rates`].
         kind: code of its kind (see `KINDS`).
         lengths: tokens generated for each completion, int32 of shape `(G,)`.
         truncated: whether each completion was cut off, bool of shape `(G,)`.
-        seconds: its share of the time its round took.
         owner: index of the process that holds `rollouts`.
-        predicted: success rate predicted before it was rolled out, or NaN.
-        graded: whether more than two different totals had occurred in the run by then.
         origin: where it comes from, in the generation batch that it belongs to now.
         disposition: what becomes of it there; `None` until that is decided. Membership of the replay buffer is separate.
+        rollouts: its completions.
     """
 
     prompt_id: int
     step: int
     round: int
     rewards: np.ndarray
+    totals: np.ndarray
     success_rate: float
     kind: int
     lengths: np.ndarray
     truncated: np.ndarray
-    seconds: float
     owner: int = 0
-    predicted: float = float("nan")
-    graded: bool = False
     origin: Origin = "fresh"
     disposition: Disposition | None = None
     rollouts: Rollouts | None = None
+
+    def mark(self, origin: Origin | None = None, disposition: Disposition | None = None) -> None:
+        """Set its origin or its disposition in the present generation batch."""
+        for name, value in (("origin", origin), ("disposition", disposition)):
+            if value is not None:
+                object.__setattr__(self, name, value)
+
+    def move(self, owner: int, rollouts: Rollouts | None) -> None:
+        """Set the process that owns its rollouts, and the rollouts where this is that process."""
+        object.__setattr__(self, "owner", owner)
+        object.__setattr__(self, "rollouts", rollouts)
 
     @property
     def effective(self) -> bool:
@@ -121,7 +132,7 @@ class RolloutGroup:
     @property
     def scored(self) -> int:
         """Completions to which a reward function gave a score."""
-        return int((~np.isnan(self.rewards).all(axis=1)).sum())
+        return int((~np.isnan(self.totals)).sum())
 
 
 _LISTS = (
@@ -130,8 +141,8 @@ _LISTS = (
     ("sampling_logps", np.float32),
     ("behavior_logps", np.float32),
 )
-_ARRAYS = (("rewards", np.float32), ("lengths", np.int32), ("truncated", np.bool_))
-_SCALARS = ("prompt_id", "step", "round", "success_rate", "kind", "seconds", "owner", "predicted", "graded")
+_ARRAYS = (("rewards", np.float32), ("totals", np.float32), ("lengths", np.int32), ("truncated", np.bool_))
+_SCALARS = ("prompt_id", "step", "round", "success_rate", "kind", "owner")
 
 
 def pack_groups(groups: Sequence[RolloutGroup]) -> dict[str, np.ndarray]:

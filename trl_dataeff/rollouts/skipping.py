@@ -14,8 +14,6 @@ import torch
 
 
 if TYPE_CHECKING:
-    from trl import GRPOTrainer
-
     from trl_dataeff.rollouts.distributed import Processes
 
 #: TRL's loss types, by what they average over: the rows or the tokens of a micro-batch, or `num_items_in_batch`
@@ -23,18 +21,6 @@ OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
 OVER_TOKENS = ("bnpo",)
 OVER_BATCH = ("cispo", "dapo", "vespo")
 FACTOR = "skip_factor"  # key of a micro-batch: factor on its loss
-
-
-def inexact_reason(trainer: GRPOTrainer) -> str | None:
-    """Why rows with an advantage of 0 must not be skipped with a trainer's loss: a term that acts on them. `None`: they may be."""
-    found = {
-        f"`beta={trainer.beta}`": trainer.beta != 0.0,
-        "an entropy bonus": trainer._entropy_bonus_enabled,
-        "a router loss": trainer.aux_loss_enabled,
-        f"`top_entropy_quantile={trainer.top_entropy_quantile}`": trainer.top_entropy_quantile < 1.0,
-        f"`loss_type={trainer.loss_type!r}`": trainer.loss_type not in OVER_ROWS + OVER_TOKENS + OVER_BATCH,
-    }
-    return next((reason for reason, applies in found.items() if applies), None)
 
 
 class RowSkipper:

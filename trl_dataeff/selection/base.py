@@ -2,8 +2,10 @@
 The contract of selectors, and their registry.
 
     bind(context)            once, when training starts
+    references(rng)          prompts to learn from before the first proposal of a generation batch; none by default
     propose(n, rng)          which prompts to generate rollouts for; one or more times per generation batch
-    observe(groups)          what those rollouts gave; once per generation batch
+    observe(groups)          what rollouts gave: those of references at once, all others at the end of the batch
+    predict(prompt_ids)      success rates that are expected, for the logs
     state_dict(), load_state_dict(state), metrics()
 
 A selector of your own implements `propose`. It takes part in training as an instance
@@ -24,6 +26,8 @@ import numpy as np
 import torch
 
 from trl_dataeff.difficulty.base import Embeddings
+from trl_dataeff.rollouts.classification import RewardScale
+from trl_dataeff.rollouts.distributed import Processes, broadcast_from_main
 from trl_dataeff.rollouts.group import RolloutGroup
 from trl_dataeff.utils import closest
 
@@ -42,6 +46,9 @@ class SelectorContext:
         group_size (`int`): G, completions per prompt (`num_generations`).
         seed (`int`, *optional*, defaults to `0`): seed of the run.
         embed (`Callable`, *optional*): makes the embeddings of all prompts, `(N, h)`.
+        scale ([`RewardScale`], *optional*): the range of total rewards, which widens during the run.
+        dataset_hash (`str`, *optional*, defaults to `""`): content hash of the prompts.
+        resumed (`bool`, *optional*, defaults to `False`): whether [`Selector.load_state_dict`] follows.
     """
 
     num_prompts: int
@@ -49,6 +56,15 @@ class SelectorContext:
     group_size: int
     seed: int = 0
     embed: Callable[[], Embeddings] | None = field(default=None, repr=False)
+    scale: RewardScale = field(default_factory=RewardScale)
+    dataset_hash: str = ""
+    resumed: bool = False
+
+    def success_rates(self, groups: Sequence[RolloutGroup]) -> np.ndarray:
+        """Success rates of groups by all rewards seen so far, in [0, 1] or NaN: float32 `(n,)`."""
+        if not groups:
+            return np.empty(0, dtype=np.float32)
+        return self.scale.success_rate(np.stack([group.totals for group in groups])).astype(np.float32)
 
     def embeddings(self) -> Embeddings:
         """
@@ -79,14 +95,11 @@ class Selector(ABC):
         name (`str`): name that the class is registered as, see [`register_selector`].
         exact (`bool`): whether proposals are equal on all processes to the last bit because nothing is computed that
             rounds. If not (the default), the main process's proposals are used everywhere.
-        uses_references (`bool`): whether [`roll_out_references`] generates rollouts. TRL must then be able to generate
-            outside of its own pass over a batch.
         context ([`SelectorContext`]): the run, from `bind` on.
     """
 
     name: ClassVar[str] = ""
     exact: bool = False
-    uses_references: bool = False
     context: SelectorContext
 
     def bind(self, context: SelectorContext) -> None:
@@ -115,32 +128,28 @@ class Selector(ABC):
         """Success rates expected of proposed prompts, float32 `(n,)`; NaN where unknown. Logged, and compared later."""
         return np.full(len(prompt_ids), np.nan, dtype=np.float32)
 
-    def roll_out_references(
-        self, roll_out: Callable[[np.ndarray], Sequence[RolloutGroup]], rng: torch.Generator
-    ) -> None:
+    def references(self, rng: torch.Generator) -> np.ndarray:
         """
-        Generate rollouts of prompts of your choice before the first proposal of a generation batch, and learn from
-        them. Needs `uses_references = True`. [`observe`] gets these groups too.
+        Prompts whose rollouts [`observe`] gets before the first proposal of a generation batch. TRL must then be able to
+        generate outside of its own pass over a batch.
 
         Args:
-            roll_out (`Callable`): prompt ids `(k,)` -> their groups. With several processes the ids are those of the main
-                process, cut to a multiple of the number of processes.
             rng (`torch.Generator`): the only source of randomness.
+
+        Returns:
+            `np.ndarray` of shape `(k,)`: prompt ids without repetition, none by default. With several processes the number is
+            rounded down to a multiple of it.
         """
+        return np.empty(0, dtype=np.int64)
 
     def observe(self, groups: Sequence[RolloutGroup]) -> None:
         """
-        Learn from a generation batch. Called once per batch, unless nothing was generated for it.
+        Learn from rollouts. Called at the end of every generation batch and, with references, once before it.
 
         Args:
-            groups: all groups generated for it, dropped ones included, in order. A prompt may occur more than once; a
-                group's success rate may be NaN.
-        """
-
-    def rescale(self, scale: float, offset: float) -> None:
-        """
-        Called when the reward's range has widened, so that a success rate r of an earlier group is `scale * r + offset`
-        now. Map stored rates, if there are any.
+            groups: all groups generated for the batch, dropped ones included, in order; or those of references, whose `origin`
+                is `"reference"`. A prompt may occur more than once; a group's success rate may be NaN. There are none if
+                nothing had to be generated.
         """
 
     def state_dict(self) -> dict[str, np.ndarray]:
@@ -234,90 +243,100 @@ def make_selector(name: str, arguments: dict[str, Any] | None = None) -> Selecto
     return cls(**arguments)
 
 
+def uses_references(selector: Selector) -> bool:
+    """Whether a selector may ask for reference rollouts."""
+    return type(selector).references is not Selector.references
+
+
 def check_request(n: int, size: int) -> None:
     """Raise a `ValueError` if `n` distinct prompts cannot be taken from `size`."""
     if not 0 < n <= size:
         raise ValueError(f"{n} prompts were requested; {size} prompts give from 1 to {size} without repetition.")
 
 
-def checked_state(selector: Selector) -> dict[str, np.ndarray]:
+class CheckedSelector:
     """
-    `selector.state_dict()`.
-
-    Raises:
-        `TypeError`: it fails, or returns something else than numeric arrays by name. The message has the selector's class.
-    """
-    name = type(selector).__name__
-    try:
-        state = selector.state_dict()
-    except Exception as error:  # as a TypeError, which no handler takes for a full disk
-        raise TypeError(f"{name}.state_dict() failed ({type(error).__name__}: {error}).") from error
-    numeric = isinstance(state, dict) and all(
-        isinstance(key, str) and isinstance(value, np.ndarray) and value.dtype.kind in "biuf"
-        for key, value in state.items()
-    )
-    if not numeric:
-        raise TypeError(f"{name}.state_dict() returned {state!r:.200}; it must return numeric NumPy arrays by name.")
-    return state
-
-
-def checked_predictions(selector: Selector, prompt_ids: np.ndarray) -> np.ndarray:
-    """
-    `selector.predict(prompt_ids)` as float32 `(n,)`.
-
-    Raises:
-        `ValueError`: it has another shape, or is not numeric. The message has the selector's class.
-    """
-    return _one_per_prompt(selector, "predict", prompt_ids, "success rate")
-
-
-def _one_per_prompt(selector: Selector, method: str, prompt_ids: np.ndarray, what: str) -> np.ndarray:
-    array = np.asarray(getattr(selector, method)(prompt_ids))
-    if array.shape != prompt_ids.shape or array.dtype.kind not in "biuf":
-        raise ValueError(
-            f"{type(selector).__name__}.{method}() of {len(prompt_ids)} prompts returned shape {array.shape} and dtype "
-            f"{array.dtype}; it must return one {what} per prompt, NaN where it is unknown."
-        )
-    return array.astype(np.float32)
-
-
-def checked_metrics(selector: Selector) -> dict[str, float]:
-    """
-    `selector.metrics()` as floats by name.
-
-    Raises:
-        `TypeError`: a value is not a number. The message has the selector's class.
-    """
-    metrics = selector.metrics()
-    for key, value in metrics.items():
-        if not isinstance(key, str) or not isinstance(value, (int, float, np.number)):
-            raise TypeError(f"{type(selector).__name__}.metrics()[{key!r}] is {value!r:.200}; it must be a number.")
-    return {key: float(value) for key, value in metrics.items()}
-
-
-def check_proposal(ids: Any, n: int, size: int, name: str, *, references: bool = False) -> np.ndarray:
-    """
-    A selector's proposal as int64 `(n,)`.
+    A selector as the collector calls it. What it returns is checked, and its ids are the same on every process. Errors name the
+    selector's class.
 
     Args:
-        ids: what the selector returned or, with `references`, what it asked to generate reference rollouts of.
-        n (`int`): how many there must be.
-        size (`int`): N, number of prompts.
-        name (`str`): of the selector's class.
-        references (`bool`, *optional*, defaults to `False`): whether `ids` are those of reference rollouts.
-
-    Raises:
-        `ValueError`: it has another shape or dtype, a repeated id, or one outside of [0, size). The message has `name`.
+        selector ([`Selector`]): not bound yet.
+        processes ([`Processes`], *optional*): of the run; by default a single one.
     """
-    source = f"{name}.roll_out_references asked for" if references else f"{name}.propose({n}) returned"
-    ids = np.asarray(ids)
-    if ids.shape != (n,) or ids.dtype.kind not in "iu":
-        raise ValueError(
-            f"{source} an array of shape {ids.shape} and dtype {ids.dtype}; it takes {n} prompt ids as integers."
+
+    def __init__(self, selector: Selector, processes: Processes = Processes()):  # noqa: B008 (immutable)
+        self.selector, self.processes = selector, processes
+        self.name = type(selector).__name__
+        self.observe, self.load_state_dict = selector.observe, selector.load_state_dict
+
+    def bind(self, context: SelectorContext) -> None:
+        """Start a run. State that cannot be saved is an error now, not at the first checkpoint."""
+        self.selector.context = context
+        self.selector.bind(context)
+        self.state_dict()
+
+    def propose(self, n: int, rng: torch.Generator) -> np.ndarray:
+        """Ids of n prompts, int64 `(n,)`. Raises a `ValueError` if they are not distinct rows of the dataset."""
+        return self._distinct(self._agreed(self.selector.propose(n, rng)), n, f"propose({n})")
+
+    def references(self, rng: torch.Generator) -> np.ndarray:
+        """Ids of reference prompts, int64 `(k,)`, k a multiple of the number of processes."""
+        if not uses_references(self.selector):
+            return np.empty(0, dtype=np.int64)
+        ids = self._agreed(self.selector.references(rng))
+        count = np.size(ids)
+        ids = self._distinct(ids, count, "references()") if count else np.empty(0, dtype=np.int64)
+        return ids[: count // self.processes.world_size * self.processes.world_size]
+
+    def predict(self, prompt_ids: np.ndarray) -> np.ndarray:
+        """Success rates, float32 `(n,)`. Raises a `ValueError` if they have another shape or are not numeric."""
+        array = np.asarray(self.selector.predict(prompt_ids))
+        if array.shape != prompt_ids.shape or array.dtype.kind not in "biuf":
+            raise ValueError(
+                f"{self.name}.predict() of {len(prompt_ids)} prompts returned shape {array.shape} and dtype {array.dtype}; it "
+                "must return one success rate per prompt, NaN where it is unknown."
+            )
+        return array.astype(np.float32)
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Numeric arrays by name. Raises a `TypeError` if it is something else, or cannot be made."""
+        try:
+            state = self.selector.state_dict()
+        except Exception as error:  # as a TypeError, which no handler takes for a full disk
+            raise TypeError(f"{self.name}.state_dict() failed ({type(error).__name__}: {error}).") from error
+        numeric = isinstance(state, dict) and all(
+            isinstance(key, str) and isinstance(value, np.ndarray) and value.dtype.kind in "biuf"
+            for key, value in state.items()
         )
-    if ids.min() < 0 or ids.max() >= size or len(np.unique(ids)) < n:
-        raise ValueError(
-            f"{source} repeated ids or ids outside of [0, {size}): {ids[:8].tolist()}... They must be distinct rows of the "
-            "training dataset."
-        )
-    return np.array(ids, dtype=np.int64)
+        if not numeric:
+            raise TypeError(
+                f"{self.name}.state_dict() returned {state!r:.200}; it must return numeric NumPy arrays by name."
+            )
+        return state
+
+    def metrics(self) -> dict[str, float]:
+        """Floats by name. Raises a `TypeError` if a value is not a number."""
+        metrics = self.selector.metrics()
+        for key, value in metrics.items():
+            if not isinstance(key, str) or not isinstance(value, (int, float, np.number)):
+                raise TypeError(f"{self.name}.metrics()[{key!r}] is {value!r:.200}; it must be a number.")
+        return {key: float(value) for key, value in metrics.items()}
+
+    def _agreed(self, ids: np.ndarray) -> np.ndarray:
+        """The main process's ids, unless they are equal on all processes to the last bit."""
+        exact = self.processes.world_size == 1 or self.selector.exact
+        return ids if exact else broadcast_from_main(ids)
+
+    def _distinct(self, ids: Any, n: int, call: str) -> np.ndarray:
+        ids, size = np.asarray(ids), self.selector.context.num_prompts
+        if ids.shape != (n,) or ids.dtype.kind not in "iu":
+            raise ValueError(
+                f"{self.name}.{call} returned an array of shape {ids.shape} and dtype {ids.dtype}; it must return {n} prompt ids "
+                "as integers."
+            )
+        if ids.min() < 0 or ids.max() >= size or len(np.unique(ids)) < n:
+            raise ValueError(
+                f"{self.name}.{call} returned repeated ids or ids outside of [0, {size}): {ids[:8].tolist()}... They must be "
+                "distinct rows of the training dataset."
+            )
+        return np.array(ids, dtype=np.int64)

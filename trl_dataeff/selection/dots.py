@@ -26,12 +26,12 @@ from trl_dataeff.difficulty.online import PredictionRecord, RollingDifficulty
 from trl_dataeff.rollouts.group import RolloutGroup
 from trl_dataeff.selection.base import Selector, SelectorContext, check_request, register_selector
 from trl_dataeff.selection.draw import PromptPass, chance_effective, gumbel_top_k, log_weight
-from trl_dataeff.selection.earlier import EarlierGroups
+from trl_dataeff.selection.earlier import read_earlier_groups
 from trl_dataeff.selection.estimate import (
     HALF_LIVES,
     PromptEstimator,
+    RangeFollower,
     check_embeddings,
-    group_arrays,
     hash_embeddings,
     under,
 )
@@ -86,6 +86,12 @@ class DotsSelector(Selector):
         self.effective: PromptEstimator | None = None
         self.record = PredictionRecord()
         self.batch = 0  # generation batches observed
+        self._totals = np.empty(0, dtype=np.float32)  # the first three different total rewards
+        if self.history_from is not None and not context.resumed:
+            earlier = read_earlier_groups(self.history_from, context.dataset_hash, context.scale)
+            self.success.start_from(earlier.ids, earlier.rates, earlier.counts * context.group_size)
+            self._labels.observe(earlier.ids, earlier.effective, self.batch)
+        self._range = RangeFollower(context.scale)
         self._pass = PromptPass(context.num_prompts, self.coverage)
         self._proposed = np.empty(0, dtype=np.int64)  # for this generation batch
 
@@ -104,11 +110,6 @@ class DotsSelector(Selector):
     def _estimator_of_effective(self) -> PromptEstimator:
         return PromptEstimator(self._labels, self.context.num_prompts, EFFECTIVE_PRIOR, HALF_LIVES)
 
-    def start_from(self, earlier: EarlierGroups) -> None:
-        """Begin with what an earlier run showed, as a prior that this run's own groups outweigh. Called after [`bind`]."""
-        self.success.start_from(earlier.ids, earlier.rates, earlier.counts * self.context.group_size)
-        self._labels.observe(earlier.ids, earlier.effective, self.batch)
-
     def chances(self) -> torch.Tensor:
         """Estimated probabilities that groups are effective, of all prompts: float64 `(N,)`, in (0, 1)."""
         if self.effective is not None:
@@ -119,11 +120,13 @@ class DotsSelector(Selector):
         return p.clamp(1e-6, 1 - 1e-6)
 
     def predict(self, prompt_ids: np.ndarray) -> np.ndarray:
+        self._follow_range()
         if not self.success.fitted:
             return np.full(len(prompt_ids), np.nan, dtype=np.float32)
         return self.success.mean(prompt_ids)
 
     def propose(self, n: int, rng: torch.Generator) -> np.ndarray:
+        self._follow_range()
         size = self.context.num_prompts
         check_request(n, size)
         excluded = torch.zeros(size, dtype=torch.bool)
@@ -136,25 +139,39 @@ class DotsSelector(Selector):
         return ids
 
     def observe(self, groups: Sequence[RolloutGroup]) -> None:
-        ids, rates, trials = group_arrays(groups)
-        self.record.add(np.array([group.predicted for group in groups], dtype=np.float32), rates)
         self.batch += 1
-        self.success.observe(ids, rates, trials, self.batch)
-        self.success.refresh()
+        self._proposed = np.empty(0, dtype=np.int64)
+        ids = np.array([group.prompt_id for group in groups], dtype=np.int64)
+        rates = self.context.success_rates(groups)
+        trials = np.array([group.scored for group in groups], dtype=np.float32)
         effective = np.array([group.effective for group in groups], dtype=np.float32)
         effective[np.isnan(rates)] = np.nan
+        self.record.add(self.predict(ids), rates)
+        self.success.observe(ids, rates, trials, self.batch)
+        self.success.refresh()
         if self.effective is None:
             self._labels.observe(ids, effective, self.batch)
-            if any(group.graded for group in groups):
+            if self._is_graded(groups):
                 self.effective = self._estimator_of_effective()
         else:
             self.effective.observe(ids, effective, np.ones_like(trials), self.batch)
             self.effective.refresh()
-        self._proposed = np.empty(0, dtype=np.int64)
 
-    def rescale(self, scale: float, offset: float) -> None:
-        self.success.rescale(scale, offset)
-        self.record.rescale(scale, offset)
+    def _is_graded(self, groups: Sequence[RolloutGroup]) -> bool:
+        """Whether more than two different total rewards have been seen: then a mean reward is not a chance of success."""
+        totals = np.concatenate([self._totals, *(group.totals for group in groups)])
+        totals = np.unique(totals[np.isfinite(totals)])
+        if len(totals):
+            apart = np.diff(totals) > 1e-6 * np.abs(totals[1:])  # by more than the rounding of a sum
+            self._totals = totals[np.concatenate([[True], apart])][:3]
+        return len(self._totals) > 2
+
+    def _follow_range(self) -> None:
+        """Map success rates of earlier groups if the range of rewards has widened."""
+        mapping = self._range.change()
+        if mapping is not None:
+            self.success.rescale(*mapping)
+            self.record.rescale(*mapping)
 
     def state_dict(self) -> dict[str, np.ndarray]:
         effective = self._labels if self.effective is None else self.effective
@@ -163,6 +180,8 @@ class DotsSelector(Selector):
             "numbers": np.array([self.batch, self.effective is not None]),
             "proposed": self._proposed.copy(),
             "in_pass": self._pass.drawn.copy(),
+            "totals": self._totals.copy(),
+            **self._range.state_dict(),
             **{f"success.{name}": value for name, value in self.success.state_dict().items()},
             **{f"effective.{name}": value for name, value in effective.state_dict().items()},
             **{f"record.{name}": value for name, value in self.record.state_dict().items()},
@@ -171,6 +190,8 @@ class DotsSelector(Selector):
     def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
         self.batch, graded = int(state["numbers"][0]), bool(state["numbers"][1])
         self._proposed, self._pass.drawn = state["proposed"].astype(np.int64), state["in_pass"].astype(bool)
+        self._totals = state["totals"].astype(np.float32)
+        self._range.load_state_dict(state)
         same = check_embeddings(self.embeddings, state["embeddings"])
         self.success.load_state_dict(under(state, "success."), predictor=same)
         effective: RollingDifficulty | PromptEstimator = self._labels

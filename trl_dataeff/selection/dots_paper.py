@@ -13,7 +13,7 @@ again before the next references. Predictions rest on references alone, and not 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from trl_dataeff.difficulty.online import PredictionRecord, RollingDifficulty
 from trl_dataeff.rollouts.group import RolloutGroup
 from trl_dataeff.selection.base import Selector, SelectorContext, check_request, register_selector
 from trl_dataeff.selection.draw import gumbel_top_k
-from trl_dataeff.selection.estimate import check_embeddings, group_arrays, hash_embeddings, under
+from trl_dataeff.selection.estimate import RangeFollower, check_embeddings, hash_embeddings, under
 from trl_dataeff.utils import check_number
 
 
@@ -46,8 +46,6 @@ class PaperDotsSelector(Selector):
             of a saved or published predictor, or an instance. One that was not fitted before is fitted in the run.
         predictor_args (`dict`, *optional*): keyword arguments of a predictor that is named.
     """
-
-    uses_references = True
 
     def __init__(
         self,
@@ -85,24 +83,20 @@ class PaperDotsSelector(Selector):
         self.record = PredictionRecord()
         self.batch = 0  # generation batches observed
         self._references = np.empty(0, dtype=np.int64)  # of the present predictions
-        self._order, self._taken = (
-            np.empty(0, dtype=np.int64),
-            0,
-        )  # prompts drawn since then; how many of them were proposed
+        self._order = np.empty(0, dtype=np.int64)  # prompts drawn since then
+        self._taken = 0  # how many of them were proposed
+        self._range = RangeFollower(context.scale)
 
     def predict(self, prompt_ids: np.ndarray) -> np.ndarray:
+        self._follow_range()
         predicted: np.ndarray = self.predicted[prompt_ids]
         return predicted
 
-    def roll_out_references(
-        self, roll_out: Callable[[np.ndarray], Sequence[RolloutGroup]], rng: torch.Generator
-    ) -> None:
+    def references(self, rng: torch.Generator) -> np.ndarray:
         if self.batch % self.refresh_batches:
-            return
-        groups = roll_out(torch.randperm(self.context.num_prompts, generator=rng)[: self.reference_size].numpy())
-        self._references, rates, _ = group_arrays(groups)
-        self.predicted = self.difficulty.predict_with_references(self._references, rates, self.batch)
-        self._order, self._taken = np.empty(0, dtype=np.int64), 0
+            return np.empty(0, dtype=np.int64)
+        ids: np.ndarray = torch.randperm(self.context.num_prompts, generator=rng)[: self.reference_size].numpy()
+        return ids
 
     def propose(self, n: int, rng: torch.Generator) -> np.ndarray:
         """
@@ -110,6 +104,7 @@ class PaperDotsSelector(Selector):
         the next references, and in random order, so that these batches are alike. If they take more than that, the draw goes
         on without the prompts that it has given already, as long as there are others.
         """
+        self._follow_range()
         size = self.context.num_prompts
         check_request(n, size)
         log_weights = -(torch.from_numpy(self.predicted).double() - self.target).abs() / self.temperature
@@ -129,15 +124,24 @@ class PaperDotsSelector(Selector):
         return ahead[:n]
 
     def observe(self, groups: Sequence[RolloutGroup]) -> None:
-        ids, rates, _ = group_arrays(groups)
-        self.record.add(np.array([group.predicted for group in groups], dtype=np.float32), rates)
-        self.batch += 1
-        self.difficulty.observe(ids, rates, self.batch)
+        ids = np.array([group.prompt_id for group in groups], dtype=np.int64)
+        rates = self.context.success_rates(groups)
+        self.record.add(self.predict(ids), rates)
+        references = bool(groups) and groups[0].origin == "reference"
+        if references:
+            self.predicted = self.difficulty.predict_with_references(ids, rates, self.batch)
+            self._references, self._order, self._taken = ids, np.empty(0, dtype=np.int64), 0
+        self.difficulty.observe(ids, rates, self.batch + 1)
+        self.batch += not references
 
-    def rescale(self, scale: float, offset: float) -> None:
-        self.predicted = (scale * self.predicted + offset).astype(np.float32)
-        self.difficulty.rescale(scale, offset)
-        self.record.rescale(scale, offset)
+    def _follow_range(self) -> None:
+        """Map success rates of earlier groups if the range of rewards has widened."""
+        mapping = self._range.change()
+        if mapping is not None:
+            scale, offset = mapping
+            self.predicted = (scale * self.predicted + offset).astype(np.float32)
+            self.difficulty.rescale(scale, offset)
+            self.record.rescale(scale, offset)
 
     def state_dict(self) -> dict[str, np.ndarray]:
         return {
@@ -146,6 +150,7 @@ class PaperDotsSelector(Selector):
             "predicted": self.predicted.copy(),
             "references": self._references.copy(),
             "order": self._order.copy(),
+            **self._range.state_dict(),
             **{f"difficulty.{name}": value for name, value in self.difficulty.state_dict().items()},
             **{f"record.{name}": value for name, value in self.record.state_dict().items()},
         }
@@ -158,6 +163,7 @@ class PaperDotsSelector(Selector):
         self.batch, self._taken = (int(number) for number in state["numbers"])
         self.predicted = state["predicted"].astype(np.float32)
         self._references, self._order = (state[name].astype(np.int64) for name in ("references", "order"))
+        self._range.load_state_dict(state)
         same = check_embeddings(self.embeddings, state["embeddings"])
         self.difficulty.load_state_dict(under(state, "difficulty."), predictor=same)
         self.record.load_state_dict(under(state, "record."))

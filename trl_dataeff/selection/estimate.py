@@ -11,13 +11,14 @@ differences have been predicted.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from transformers.utils import logging
 
 from trl_dataeff.difficulty.base import Embeddings
 from trl_dataeff.difficulty.online import RollingDifficulty
-from trl_dataeff.rollouts.group import RolloutGroup
+from trl_dataeff.rollouts.classification import RewardScale
 from trl_dataeff.utils import hash_rows
 
 
@@ -219,12 +220,28 @@ class PromptEstimator:
         return np.concatenate([predicted, np.full((1, predicted.shape[1]), mean)]).astype(np.float32)
 
 
-def group_arrays(groups: Sequence[RolloutGroup]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Prompt ids, success rates and numbers of scored completions of groups, as [`PromptEstimator.observe`] takes them."""
-    ids = np.array([group.prompt_id for group in groups], dtype=np.int64)
-    rates = np.array([group.success_rate for group in groups], dtype=np.float32)
-    trials = np.array([group.scored for group in groups], dtype=np.float32)
-    return ids, rates, trials
+class RangeFollower:
+    """
+    Notices that the range of rewards has widened, so that success rates of earlier groups can follow.
+
+    Args:
+        scale ([`RewardScale`]): of the run, which widens.
+    """
+
+    def __init__(self, scale: RewardScale):
+        self._scale, self._followed = scale, replace(scale)
+
+    def change(self) -> tuple[float, float] | None:
+        """`(a, b)`: a success rate r of before is `a * r + b` now. `None` if there is nothing to map."""
+        mapping = self._scale.mapping_from(self._followed)
+        self._followed = replace(self._scale)
+        return mapping
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        return {"range": np.array([self._followed.low, self._followed.high])}
+
+    def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
+        self._followed.low, self._followed.high = state["range"].tolist()
 
 
 def under(state: dict[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:

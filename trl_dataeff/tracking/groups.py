@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from transformers.utils import logging
 
-from trl_dataeff.rollouts.classification import total_rewards
 from trl_dataeff.rollouts.group import KINDS, RolloutGroup
 from trl_dataeff.tracking.metrics import METRICS_FILE, RUN_FILE, MetricsLog
 from trl_dataeff.utils import UserError, write_atomically
@@ -70,25 +69,30 @@ class GroupLog:
             except (OSError, KeyError, ValueError, pa.ArrowException) as error:  # ValueError: other columns
                 logger.warning(f"{self.path} cannot be read ({error}): a new table begins with step {step}.")
 
-    def add(self, groups: Iterable[RolloutGroup], weights: np.ndarray) -> None:
-        """Enter groups. `weights` `(F,)` are those of the reward functions."""
-        for group in groups:
-            totals = total_rewards(group.rewards, weights)
-            scored = totals[totals == totals]
+    def add(
+        self,
+        groups: Sequence[RolloutGroup],
+        success_rates: Sequence[float] | np.ndarray,
+        predicted: Sequence[float],
+        seconds: Sequence[float],
+    ) -> None:
+        """Enter groups, with their success rates, those that were predicted, and their shares of the generation time."""
+        for group, rate, expected, took in zip(groups, success_rates, predicted, seconds, strict=True):
+            scored = group.totals[group.totals == group.totals]
             self._waiting.append(
                 {
                     "step": group.step,
                     "prompt_id": group.prompt_id,
                     "round": group.round,
-                    "success_rate": _number_or_none(group.success_rate),
+                    "success_rate": _number_or_none(rate),
                     "reward": float(scored.mean()) if len(scored) else None,
                     "kind": KINDS[group.kind],
-                    "predicted": _number_or_none(group.predicted),
+                    "predicted": _number_or_none(expected),
                     "origin": group.origin,
                     "disposition": group.disposition,
                     "completions": group.size,
                     "tokens": group.tokens,
-                    "seconds": group.seconds,
+                    "seconds": took,
                 }
             )
 

@@ -170,9 +170,11 @@ class Counters:
         """What is logged: all counts but those of faults that have not occurred."""
         return {name: value for name, value in self.values.items() if value or not METRICS[name].fault}
 
-    def load(self, values: dict[str, int]) -> None:
-        """Continue from the counts of a checkpoint."""
-        self.values.update(values)
+    def state_dict(self) -> dict[str, int]:
+        return dict(self.values)
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.values.update(state)
 
     def add(self, **amounts: int) -> None:
         """Add to the counts of these names."""
