@@ -322,7 +322,6 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             inputs = self._without_zero_rows(self._skipper)
         with self._correction.micro_batch(inputs) as own_inputs:
             loss: torch.Tensor = super()._compute_loss(model, own_inputs)
-            loss = loss + self._correction.missing_kl(self.current_gradient_accumulation_steps)
         return loss * inputs[SKIP_FACTOR] if SKIP_FACTOR in inputs else loss
 
     def _without_zero_rows(self, skipper: RowSkipper) -> dict[str, Any]:

@@ -20,11 +20,8 @@ as the ratio grows, and needs no cap. With the clip `"proximal"` the cap truncat
 
 A log-probability that is not known is NaN, and its ratio is 1: a row that was generated for this batch is all NaN.
 
-The KL term: with `use_bias_correction_kl` TRL weighs it by \(\pi_\theta / \pi_{old}\), so that its gradient is that of the
-reverse KL (DeepSeek-V3.2, arXiv 2512.02556). For a rollout of an earlier policy the weight has to be
-\(\pi_\theta / \pi_b = \rho \, \pi_\theta / \pi_{old}\). TRL adds the term inside its loss, so [`missing_kl`], \(\rho - 1\)
-times the term, is added to the loss afterwards. With the clip `"behavior"` nothing is missing; a ratio that is held at the cap
-weighs the KL term too.
+The KL term: with `use_bias_correction_kl` TRL weighs it by \(\pi_\theta / \pi_{old}\), which has to be \(\pi_\theta / \pi_b\) for a
+rollout of an earlier policy. The clip `"behavior"` makes it so; with `"proximal"` that option is rejected.
 """
 
 from __future__ import annotations
@@ -32,7 +29,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -57,9 +54,7 @@ class LossCorrection:
         clip (`str`), cap (`float`): `replay_clip` and `replay_ratio_cap`.
         level (`str`), loss_type (`str`): TRL's `importance_sampling_level` and `loss_type`.
         epsilon (`tuple[float, float]`): TRL's lower and upper `epsilon`.
-        kl (`float`): weight of the KL term that has to be corrected: `beta` with `use_bias_correction_kl`, else 0.
         masks_sequences (`bool`): whether TRL's importance-sampling mask (vLLM) excludes whole sequences.
-        max_completion_length (`int`), steps_per_generation (`int`): of the run.
         processes ([`Processes`]): of the run.
         buffer ([`ReplayBuffer`], *optional*): whose groups need log-probs; without it, metrics of replay are left out.
 
@@ -75,18 +70,13 @@ class LossCorrection:
         level: str,
         loss_type: str,
         epsilon: tuple[float, float],
-        kl: float = 0.0,
         masks_sequences: bool = False,
-        max_completion_length: int,
-        steps_per_generation: int,
         processes: Processes,
         buffer: ReplayBuffer | None = None,
     ):
         self.clip, self.cap, self.level, self.loss_type = clip, cap, level, loss_type
         self.epsilon = epsilon
-        self.kl = kl if clip == "proximal" else 0.0
         self.masks_sequences = masks_sequences
-        self.max_completion_length, self.steps_per_generation = max_completion_length, steps_per_generation
         self.processes, self.buffer = processes, buffer
         self.recorder = LogprobRecorder()
         self._inputs: dict[str, Any] | None = None  # the micro-batch that is in the loss
@@ -95,17 +85,24 @@ class LossCorrection:
     def of(
         cls, trainer: GRPOTrainer, config: DataEfficientGRPOConfig, buffer: ReplayBuffer | None, processes: Processes
     ) -> LossCorrection:
-        """The correction of a trainer's loss."""
+        """
+        The correction of a trainer's loss.
+
+        Raises:
+            `ValueError`: the weight of the KL term cannot be corrected with these settings.
+        """
+        if buffer is not None and config.replay_clip == "proximal" and trainer.beta and config.use_bias_correction_kl:
+            raise ValueError(
+                f"`replay_clip='proximal'` cannot correct the KL term of replayed rollouts with `beta={trainer.beta}` and "
+                "`use_bias_correction_kl=True`. Use `replay_clip='behavior'`, or `use_bias_correction_kl=False`."
+            )
         return cls(
             clip=config.replay_clip,
             cap=config.replay_ratio_cap or math.inf,
             level=trainer.importance_sampling_level,
             loss_type=trainer.loss_type,
             epsilon=(trainer.epsilon_low, trainer.epsilon_high),
-            kl=trainer.beta if config.use_bias_correction_kl else 0.0,
             masks_sequences=config.vllm_importance_sampling_mode == "sequence_mask",
-            max_completion_length=cast(int, config.max_completion_length),
-            steps_per_generation=cast(int, config.steps_per_generation),
             processes=processes,
             buffer=buffer,
         )
@@ -166,27 +163,9 @@ class LossCorrection:
         clipped = is_clipped(inputs, logps.detach(), self.epsilon, **options)
         if self.clip == "behavior" and self.loss_type != "cispo":
             clipped = clipped | inputs["replay_capped"]
-        inputs["per_token_logps"] = logps
         if self.buffer is None:  # rows are leftover ones: what is logged is about replay
             return {}
         return summarize(self.processes.gather(ratio_statistics(ratio, clipped, inputs)))
-
-    def missing_kl(self, accumulation_steps: int) -> torch.Tensor | float:
-        """What the loss of the present micro-batch lacks of its KL term (see [`missing_kl`])."""
-        inputs = self._inputs or {}
-        if not self.kl or "replay_ratio" not in inputs:
-            return 0.0
-        scale = token_scale(
-            inputs["completion_mask"] * inputs.get("tool_mask", 1),
-            self.loss_type,
-            num_items=inputs["num_items_in_batch"],
-            num_processes=self.processes.world_size,
-            max_completion_length=self.max_completion_length,
-            accumulation_steps=accumulation_steps,
-            steps_per_generation=self.steps_per_generation,
-        )
-        logps, ratio = inputs["per_token_logps"], inputs["replay_ratio"]
-        return self.kl * missing_kl(inputs, logps, ratio, level=self.level, scale=scale)
 
 
 def behavior_ratio(
@@ -344,64 +323,3 @@ def _mask(inputs: dict[str, Any]) -> torch.Tensor:
     """1 for the tokens that are trained on, `(B, T)`."""
     mask: torch.Tensor = inputs["completion_mask"]
     return mask * inputs["tool_mask"] if "tool_mask" in inputs else mask
-
-
-def missing_kl(
-    inputs: dict[str, Any], per_token_logps: torch.Tensor, ratio: torch.Tensor, *, level: str, scale: torch.Tensor
-) -> torch.Tensor:
-    r"""
-    \(\sum (\rho - 1) \, \pi_\theta / \pi_{old} \, k_3\) over tokens, with the weights `scale`; k3 is TRL's estimator of the KL.
-
-    Args:
-        inputs (`dict`): the micro-batch; reads `ref_per_token_logps` and `old_per_token_logps` (B, T).
-        per_token_logps (`torch.Tensor` of shape `(B, T)`): the loss's own, with gradient.
-        ratio (`torch.Tensor` of shape `(B, T)` or `(B, 1)`): rho.
-        level (`str`): `"token"` or `"sequence"`, of the weight pi_theta / pi_old.
-        scale (`torch.Tensor` of shape `(B, T)`): see [`token_scale`].
-    """
-    mask = (scale != 0).to(scale.dtype)
-    old_logps = inputs.get("old_per_token_logps")
-    log_weight = per_token_logps - (per_token_logps.detach() if old_logps is None else old_logps)
-    if level == "sequence":
-        log_weight = (log_weight * mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1.0)
-    difference: torch.Tensor = inputs["ref_per_token_logps"] - per_token_logps
-    k3 = difference.exp() - difference - 1
-    return ((ratio - 1) * log_weight.exp() * k3 * scale).sum()
-
-
-def token_scale(
-    mask: torch.Tensor,
-    loss_type: str,
-    *,
-    num_items: torch.Tensor,
-    num_processes: int,
-    max_completion_length: int,
-    accumulation_steps: int,
-    steps_per_generation: int,
-) -> torch.Tensor:
-    """
-    By how much the loss of each token counts in TRL's loss of a micro-batch, by loss type.
-
-    Args:
-        mask (`torch.Tensor` of shape `(B, T)`): 1 for tokens that are trained on.
-        loss_type (`str`): TRL's loss type.
-        num_items (`torch.Tensor`, scalar): tokens trained on in the generation batch, of all processes.
-        num_processes (`int`), max_completion_length (`int`), accumulation_steps (`int`), steps_per_generation (`int`):
-            of the run.
-
-    Returns:
-        `torch.Tensor` of shape `(B, T)`.
-    """
-    mask = mask.float()
-    if loss_type in ("cispo", "dapo", "vespo"):
-        return mask * num_processes * steps_per_generation / (num_items.clamp(min=1.0) * accumulation_steps)
-    if loss_type == "bnpo":
-        return mask / mask.sum().clamp(min=1.0) / accumulation_steps
-    per_row = mask / len(mask) / accumulation_steps
-    if loss_type in ("grpo", "sapo"):
-        return per_row / mask.sum(-1, keepdim=True).clamp(min=1.0)
-    if loss_type == "dr_grpo":
-        return per_row / max_completion_length
-    if loss_type == "luspo":
-        return per_row
-    raise ValueError(f"`loss_type={loss_type!r}` is not one whose KL term can be corrected for replayed rollouts.")

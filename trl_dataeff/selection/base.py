@@ -152,11 +152,14 @@ class Selector(ABC):
                 nothing had to be generated.
         """
 
-    def state_dict(self) -> dict[str, np.ndarray]:
-        """A copy of all state that decides later proposals, as arrays (`rng` is saved by the trainer)."""
+    def state_dict(self) -> dict[str, Any]:
+        """
+        A copy of all state that decides later proposals: numeric NumPy arrays, JSON values and dicts of these, by name. The
+        trainer saves `rng`.
+        """
         return {}
 
-    def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned. Called after `bind`."""
 
     def metrics(self) -> dict[str, float]:
@@ -248,6 +251,19 @@ def uses_references(selector: Selector) -> bool:
     return type(selector).references is not Selector.references
 
 
+def is_storable(value: Any) -> bool:
+    """Whether a checkpoint can hold a value: a numeric array, a JSON value, or a dict of these by name."""
+    if isinstance(value, dict):
+        return all(isinstance(name, str) and is_storable(part) for name, part in value.items())
+    if isinstance(value, list):
+        return all(is_storable(part) and not isinstance(part, np.ndarray) for part in value)
+    return (
+        value is None
+        or isinstance(value, (bool, int, float, str))
+        or (isinstance(value, np.ndarray) and value.dtype.kind in "biuf")
+    )
+
+
 def check_request(n: int, size: int) -> None:
     """Raise a `ValueError` if `n` distinct prompts cannot be taken from `size`."""
     if not 0 < n <= size:
@@ -298,19 +314,16 @@ class CheckedSelector:
             )
         return array.astype(np.float32)
 
-    def state_dict(self) -> dict[str, np.ndarray]:
-        """Numeric arrays by name. Raises a `TypeError` if it is something else, or cannot be made."""
+    def state_dict(self) -> dict[str, Any]:
+        """Its state. Raises a `TypeError` if that cannot be made, or cannot be saved."""
         try:
             state = self.selector.state_dict()
         except Exception as error:  # as a TypeError, which no handler takes for a full disk
             raise TypeError(f"{self.name}.state_dict() failed ({type(error).__name__}: {error}).") from error
-        numeric = isinstance(state, dict) and all(
-            isinstance(key, str) and isinstance(value, np.ndarray) and value.dtype.kind in "biuf"
-            for key, value in state.items()
-        )
-        if not numeric:
+        if not isinstance(state, dict) or not is_storable(state):
             raise TypeError(
-                f"{self.name}.state_dict() returned {state!r:.200}; it must return numeric NumPy arrays by name."
+                f"{self.name}.state_dict() returned {state!r:.200}; it must return numeric NumPy arrays, JSON values or dicts of "
+                "these, by name."
             )
         return state
 

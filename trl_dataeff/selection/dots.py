@@ -33,7 +33,6 @@ from trl_dataeff.selection.estimate import (
     RangeFollower,
     check_embeddings,
     hash_embeddings,
-    under,
 )
 from trl_dataeff.utils import check_number
 
@@ -173,32 +172,32 @@ class DotsSelector(Selector):
             self.success.rescale(*mapping)
             self.record.rescale(*mapping)
 
-    def state_dict(self) -> dict[str, np.ndarray]:
+    def state_dict(self) -> dict[str, Any]:
         effective = self._labels if self.effective is None else self.effective
         return {
             "embeddings": hash_embeddings(self.embeddings),
-            "numbers": np.array([self.batch, self.effective is not None]),
+            "batch": self.batch,
+            "graded": self.effective is not None,
             "proposed": self._proposed.copy(),
             "in_pass": self._pass.drawn.copy(),
             "totals": self._totals.copy(),
-            **self._range.state_dict(),
-            **{f"success.{name}": value for name, value in self.success.state_dict().items()},
-            **{f"effective.{name}": value for name, value in effective.state_dict().items()},
-            **{f"record.{name}": value for name, value in self.record.state_dict().items()},
+            "range": self._range.state_dict(),
+            "success": self.success.state_dict(),
+            "effective": effective.state_dict(),
+            "record": self.record.state_dict(),
         }
 
-    def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
-        self.batch, graded = int(state["numbers"][0]), bool(state["numbers"][1])
-        self._proposed, self._pass.drawn = state["proposed"].astype(np.int64), state["in_pass"].astype(bool)
-        self._totals = state["totals"].astype(np.float32)
-        self._range.load_state_dict(state)
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.batch, self._proposed, self._totals = state["batch"], state["proposed"].copy(), state["totals"].copy()
+        self._pass.drawn = state["in_pass"].copy()
+        self._range.load_state_dict(state["range"])
         same = check_embeddings(self.embeddings, state["embeddings"])
-        self.success.load_state_dict(under(state, "success."), predictor=same)
+        self.success.load_state_dict(state["success"], predictor=same)
         effective: RollingDifficulty | PromptEstimator = self._labels
-        if graded:
+        if state["graded"]:
             effective = self.effective = self._estimator_of_effective()
-        effective.load_state_dict(under(state, "effective."), predictor=same)
-        self.record.load_state_dict(under(state, "record."))
+        effective.load_state_dict(state["effective"], predictor=same)
+        self.record.load_state_dict(state["record"])
 
     def metrics(self) -> dict[str, float]:
         return self.record.metrics()

@@ -25,7 +25,7 @@ from trl_dataeff.difficulty.online import PredictionRecord, RollingDifficulty
 from trl_dataeff.rollouts.group import RolloutGroup
 from trl_dataeff.selection.base import Selector, SelectorContext, check_request, register_selector
 from trl_dataeff.selection.draw import gumbel_top_k
-from trl_dataeff.selection.estimate import RangeFollower, check_embeddings, hash_embeddings, under
+from trl_dataeff.selection.estimate import RangeFollower, check_embeddings, hash_embeddings
 from trl_dataeff.utils import check_number
 
 
@@ -143,30 +143,30 @@ class PaperDotsSelector(Selector):
             self.difficulty.rescale(scale, offset)
             self.record.rescale(scale, offset)
 
-    def state_dict(self) -> dict[str, np.ndarray]:
+    def state_dict(self) -> dict[str, Any]:
         return {
             "embeddings": hash_embeddings(self.embeddings),
-            "numbers": np.array([self.batch, self._taken]),
+            "batch": self.batch,
+            "taken": self._taken,
             "predicted": self.predicted.copy(),
             "references": self._references.copy(),
             "order": self._order.copy(),
-            **self._range.state_dict(),
-            **{f"difficulty.{name}": value for name, value in self.difficulty.state_dict().items()},
-            **{f"record.{name}": value for name, value in self.record.state_dict().items()},
+            "range": self._range.state_dict(),
+            "difficulty": self.difficulty.state_dict(),
+            "record": self.record.state_dict(),
         }
 
-    def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["predicted"].shape != self.predicted.shape:
             raise ValueError(
                 f"Predictions of {len(state['predicted'])} prompts do not fit {len(self.predicted)} prompts."
             )
-        self.batch, self._taken = (int(number) for number in state["numbers"])
-        self.predicted = state["predicted"].astype(np.float32)
-        self._references, self._order = (state[name].astype(np.int64) for name in ("references", "order"))
-        self._range.load_state_dict(state)
+        self.batch, self._taken, self.predicted = state["batch"], state["taken"], state["predicted"].copy()
+        self._references, self._order = state["references"].copy(), state["order"].copy()
+        self._range.load_state_dict(state["range"])
         same = check_embeddings(self.embeddings, state["embeddings"])
-        self.difficulty.load_state_dict(under(state, "difficulty."), predictor=same)
-        self.record.load_state_dict(under(state, "record."))
+        self.difficulty.load_state_dict(state["difficulty"], predictor=same)
+        self.record.load_state_dict(state["record"])
 
     def metrics(self) -> dict[str, float]:
         return self.record.metrics()

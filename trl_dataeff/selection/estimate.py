@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from transformers.utils import logging
@@ -112,8 +113,7 @@ class SuccessHistory:
                 f"Evidence for {state['successes'].shape[-1]} prompts and {len(state['successes'])} half-lives does not fit "
                 f"a pool of {self.size} prompts and {len(self.half_lives)} half-lives."
             )
-        self.successes, self.trials = (state[name].astype(np.float32) for name in ("successes", "trials"))
-        self.batch = state["batch"].astype(np.int32)
+        self.successes, self.trials, self.batch = (state[name].copy() for name in ("successes", "trials", "batch"))
 
 
 class PromptEstimator:
@@ -191,22 +191,21 @@ class PromptEstimator:
         self.difficulty.rescale(scale, offset)
         self.predicted = (scale * self.predicted + offset).astype(np.float32)
 
-    def state_dict(self) -> dict[str, np.ndarray]:
+    def state_dict(self) -> dict[str, Any]:
         return {
-            "batch": np.array([self._batch]),
+            "batch": self._batch,
             "log_weights": self._log_weights.copy(),
             "predicted": self.predicted.copy(),
-            **{f"history.{name}": value for name, value in self.history.state_dict().items()},
-            **{f"difficulty.{name}": value for name, value in self.difficulty.state_dict().items()},
+            "history": self.history.state_dict(),
+            "difficulty": self.difficulty.state_dict(),
         }
 
-    def load_state_dict(self, state: dict[str, np.ndarray], *, predictor: bool = True) -> None:
+    def load_state_dict(self, state: dict[str, Any], *, predictor: bool = True) -> None:
         """Restore what `state_dict` returned; without `predictor`, predictors are fitted anew (other embeddings)."""
-        self.history.load_state_dict(under(state, "history."))
-        self.difficulty.load_state_dict(under(state, "difficulty."), predictor=predictor)
-        self._batch = int(state["batch"][0])
-        self._log_weights = state["log_weights"].astype(np.float64)
-        self.predicted = state["predicted"].astype(np.float32)
+        self.history.load_state_dict(state["history"])
+        self.difficulty.load_state_dict(state["difficulty"], predictor=predictor)
+        self._batch = state["batch"]
+        self._log_weights, self.predicted = state["log_weights"].copy(), state["predicted"].copy()
 
     def _predict(self, batch: int) -> np.ndarray:
         predicted = self.difficulty.refresh_each(batch, self.half_lives)
@@ -237,26 +236,21 @@ class RangeFollower:
         self._followed = replace(self._scale)
         return mapping
 
-    def state_dict(self) -> dict[str, np.ndarray]:
-        return {"range": np.array([self._followed.low, self._followed.high])}
+    def state_dict(self) -> np.ndarray:
+        return np.array([self._followed.low, self._followed.high])
 
-    def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
-        self._followed.low, self._followed.high = state["range"].tolist()
-
-
-def under(state: dict[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
-    """The entries of a state whose names begin with `prefix`, without it."""
-    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+    def load_state_dict(self, state: np.ndarray) -> None:
+        self._followed.low, self._followed.high = state.tolist()
 
 
-def hash_embeddings(embeddings: Embeddings) -> np.ndarray:
+def hash_embeddings(embeddings: Embeddings) -> str:
     """Hash of up to 256 rows spread over the embeddings, for a selector's state: whether two runs have the same."""
-    return np.frombuffer(bytes.fromhex(hash_rows(embeddings, 256)), dtype=np.uint8)
+    return hash_rows(embeddings, 256)
 
 
-def check_embeddings(embeddings: Embeddings, saved: np.ndarray) -> bool:
+def check_embeddings(embeddings: Embeddings, saved: str) -> bool:
     """Whether a checkpoint's run had the same embeddings, by its [`hash_embeddings`]; warns if not."""
-    same = np.array_equal(saved, hash_embeddings(embeddings))
+    same = saved == hash_embeddings(embeddings)
     if not same:
         logger.warning(
             "The prompts' embeddings differ from those of the run that is resumed: another model or other hardware made them. "

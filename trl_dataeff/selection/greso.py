@@ -9,6 +9,7 @@ kind. Once per generation batch, each of them moves one step toward its target s
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -202,23 +203,23 @@ class GresoSelector(Selector):
             self.easy.update(float((kinds == EASY).mean()))
             self.hard.update(float((kinds == HARD).mean()))
 
-    def state_dict(self) -> dict[str, np.ndarray]:
+    def state_dict(self) -> dict[str, Any]:
         return {
-            "order": np.array([self._key, self._position, self._passes, self._skipped]),
+            "order": [self._key, self._position, self._passes, self._skipped],
             "streak": self.streaks.streak.copy(),
             "streak_kind": self.streaks.kind.copy(),
-            "keep": np.array([self.easy.state(), self.hard.state()]),
+            "keep": [self.easy.state(), self.hard.state()],
         }
 
-    def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["streak"].shape != self.streaks.streak.shape:
             raise ValueError(
                 f"Streaks of {len(state['streak'])} prompts do not fit {self.context.num_prompts} prompts."
             )
-        self.streaks.streak, self.streaks.kind = state["streak"].astype(np.int32), state["streak_kind"].astype(np.int8)
+        self.streaks.streak, self.streaks.kind = state["streak"].copy(), state["streak_kind"].copy()
         self.easy.load_state(state["keep"][0])
         self.hard.load_state(state["keep"][1])
-        key, self._position, self._passes, self._skipped = (int(value) for value in state["order"])
+        key, self._position, self._passes, self._skipped = state["order"]
         if self._passes:
             self._set_order(key)
 

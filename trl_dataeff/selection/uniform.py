@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -56,9 +58,8 @@ class UniformSelector(Selector):
         self._pass = order[: size // batch * batch].astype(np.int64)
         self._position = 0
 
-    def state_dict(self) -> dict[str, np.ndarray]:
-        return {"pass": self._pass.copy(), "position": np.array([self._position])}
+    def state_dict(self) -> dict[str, Any]:
+        return {"pass": self._pass.copy(), "position": self._position}
 
-    def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
-        self._pass = state["pass"].astype(np.int64)
-        self._position = int(state["position"][0])
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._pass, self._position = state["pass"].copy(), state["position"]
