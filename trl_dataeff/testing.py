@@ -191,8 +191,8 @@ def check_state_restores_the_next_proposals(make: Make) -> None:
     first, rng = _after(make, 5)
     first.propose(3, rng)  # within a generation batch
     with tempfile.TemporaryDirectory() as folder:
-        save_state(Path(folder), {"selector": CheckedSelector(first).state_dict()})
-        state = load_state(Path(folder))["selector"]
+        save_state(Path(folder), "state", {"selector": CheckedSelector(first).state_dict()})
+        state = load_state(Path(folder), "state")["selector"]
     second, other = _bound(make), torch.Generator()
     second.load_state_dict(state)
     other.set_state(rng.get_state())

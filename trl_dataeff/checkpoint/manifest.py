@@ -1,6 +1,6 @@
 """
-The manifest of a checkpoint, `dataeff/manifest.json`: every file with its size, and the hashes of ours. It is written last,
-so that its presence says that the checkpoint is complete.
+The manifest of a checkpoint, `dataeff/manifest.json`: every file with its size, and ours with a hash. It is written last, so that
+its presence says that the checkpoint is complete.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ def write_manifest(checkpoint: Path, *, step: int, processes: int, resumable: bo
     Bring all files of a checkpoint of `processes` processes, after optimizer step `step`, to the disk and list them. Call it when
     every process has written its own. `resumable`: whether it holds more than the model.
     """
-    paths = sorted(path for path in checkpoint.rglob("*") if path.is_file())
-    for path in paths:
+    paths = sorted(checkpoint.rglob("*"))
+    files = [path for path in paths if path.is_file()]
+    for path in files:
         with open(path, "r+b") as file:
             os.fsync(file.fileno())
-    for folder in [checkpoint, *(path for path in checkpoint.rglob("*") if path.is_dir())]:
+    for folder in [checkpoint, *(path for path in paths if path.is_dir())]:
         sync_folder(folder)
     content = {
         "format": FORMAT,
@@ -41,8 +42,8 @@ def write_manifest(checkpoint: Path, *, step: int, processes: int, resumable: bo
         "step": step,
         "processes": processes,
         "resumable": resumable,
-        "sizes": {str(path.relative_to(checkpoint)): path.stat().st_size for path in paths},
-        "hashes": {path.name: hash_file(path) for path in paths if path.parent == checkpoint / FOLDER},
+        "sizes": {str(path.relative_to(checkpoint)): path.stat().st_size for path in files},
+        "hashes": {f"{FOLDER}/{path.name}": hash_file(path) for path in files if path.parent == checkpoint / FOLDER},
     }
     text = json.dumps(content | {"hash": hash_json(content)}, indent=2)
     write_atomically(checkpoint / MANIFEST, lambda path: path.write_text(text))
@@ -57,8 +58,8 @@ def is_complete(checkpoint: Path) -> bool:
 def written_at(checkpoint: Path) -> float:
     """When a checkpoint was completed, in seconds since 1970; 0 if it does not say."""
     try:
-        return float(json.loads((checkpoint / MANIFEST).read_bytes())["written"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return float(_read(checkpoint)["written"])
+    except CheckpointError:
         return 0.0
 
 
@@ -71,19 +72,13 @@ def check_checkpoint(checkpoint: Path) -> dict[str, Any]:
     for name, size in manifest["sizes"].items():
         try:
             present = (checkpoint / name).stat().st_size
-        except OSError as error:
-            raise CheckpointError(
-                f"{checkpoint} is corrupt: {name} is missing ({error.strerror}). {_EARLIER}"
-            ) from error
-        if present != size:
-            raise CheckpointError(f"{checkpoint} is corrupt: {name} has {present} bytes instead of {size}. {_EARLIER}")
-    for name, digest in manifest["hashes"].items():
-        try:
-            same = hash_file(checkpoint / FOLDER / name) == digest
+            digest = manifest["hashes"].get(name)
+            same = digest is None or digest == hash_file(checkpoint / name)
         except OSError as error:
             raise CheckpointError(f"{checkpoint} is corrupt: {name} cannot be read ({error}). {_EARLIER}") from error
-        if not same:
-            raise CheckpointError(f"{checkpoint} is corrupt: {name} is not what was written. {_EARLIER}")
+        if present != size or not same:
+            differs = f"has {present} bytes instead of {size}" if present != size else "is not what was written"
+            raise CheckpointError(f"{checkpoint} is corrupt: {name} {differs}. {_EARLIER}")
     if not manifest["resumable"]:
         raise CheckpointError(
             f"{checkpoint} was written with `save_only_model=True`: it holds the model, but neither the optimizer nor "
@@ -93,23 +88,23 @@ def check_checkpoint(checkpoint: Path) -> dict[str, Any]:
 
 
 def _read(checkpoint: Path) -> dict[str, Any]:
-    if not checkpoint.is_dir():
-        raise CheckpointError(f"There is no checkpoint {checkpoint}: no such folder.")
     path = checkpoint / MANIFEST
     try:
         manifest: dict[str, Any] = json.loads(path.read_bytes())
-        written = manifest.pop("hash")
+        if manifest.pop("hash") != hash_json(manifest):
+            raise ValueError("it is not what was written")
     except FileNotFoundError as error:
+        found = (
+            f"is incomplete: it has no {MANIFEST}, which is written last" if checkpoint.is_dir() else "does not exist"
+        )
         raise CheckpointError(
-            f"{checkpoint} is incomplete: it has no {MANIFEST}, which is written last. (Or it was not written by "
-            f"DataEfficientGRPOTrainer at all.) {_EARLIER} To use its weights, start a new run with it as the model."
+            f"The checkpoint {checkpoint} {found}. (Or it was not written by DataEfficientGRPOTrainer at all.) {_EARLIER} To use "
+            "its weights, start a new run with it as the model."
         ) from error
     except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"{checkpoint} is corrupt: {MANIFEST} cannot be read ({type(error).__name__}: {error}). {_EARLIER}"
         ) from error
-    if written != hash_json(manifest):
-        raise CheckpointError(f"{checkpoint} is corrupt: {MANIFEST} is not what was written. {_EARLIER}")
     if manifest["format"] != FORMAT:
         raise CheckpointError(
             f"{path} has format {manifest['format']}, written by trl_dataeff {manifest['trl_dataeff']}; this is "

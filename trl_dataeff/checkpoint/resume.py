@@ -76,15 +76,15 @@ def resolve_run(
         return Run(folder)
     rejected: list[str] = []
     for candidate in present if wanted is True else [Path(wanted)]:
-        manifest, problem = _check(candidate) if checks else (None, None)
-        problems = [p for p in gather(problem) if p is not None]
+        found = _check(candidate) if checks else None
+        problems = [problem for problem in gather(found) if isinstance(problem, str)]
         if not problems:
-            if processes.is_main and manifest is not None:
-                _report(candidate, manifest, rejected, processes.world_size)
+            if processes.is_main and isinstance(found, dict):
+                _report(candidate, found, rejected, processes.world_size)
             return Run(folder, str(candidate))
-        if wanted is not True:
-            raise CheckpointError(problems[0])
         rejected.append(problems[0])
+    if wanted is not True:
+        raise CheckpointError(rejected[0])
     usable = [path for path in present if is_complete(path) or not (path / FOLDER).exists()]
     if gather(bool(usable))[0]:  # starting again would replace what another trainer wrote, or what may be repaired
         raise CheckpointError("\n- ".join([f"No checkpoint in {folder} can be resumed from:", *rejected]))
@@ -190,11 +190,12 @@ def _remove(checkpoint: Path) -> None:
     shutil.rmtree(checkpoint, ignore_errors=True)
 
 
-def _check(checkpoint: Path) -> tuple[dict[str, Any] | None, str | None]:
+def _check(checkpoint: Path) -> dict[str, Any] | str:
+    """The manifest of a checkpoint, or what is wrong with it."""
     try:
-        return check_checkpoint(checkpoint), None
+        return check_checkpoint(checkpoint)
     except CheckpointError as error:
-        return None, str(error)
+        return str(error)
 
 
 def _names(paths: Sequence[Path]) -> str:
