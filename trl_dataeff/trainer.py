@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -17,14 +17,12 @@ from transformers import PreTrainedModel
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 from trl import GRPOTrainer
-from trl.models.utils import disable_gradient_checkpointing
 
 import trl_dataeff.validation as validation
 from trl_dataeff.callback import DataEfficientCallback, RolloutsAxis
 from trl_dataeff.checkpoint.resume import Run, complete_checkpoint, failure_notes, remove_older, resolve_run
 from trl_dataeff.checkpoint.state import check_agreement, check_fits, load_run, save_run
 from trl_dataeff.collector import GenerationBatch, check_same_prompts, make_collector, run_settings
-from trl_dataeff.collector.advantages import batch_metrics, renormalize
 from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.difficulty.embedding import embed_for
 from trl_dataeff.replay.correction import LossCorrection
@@ -103,9 +101,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         environments, tool_images = self.environment_factories is not None, self._is_vlm and bool(self.tools)
         reason = validation.unsupported_reason(self.train_dataset, environments, tool_images)
         self._processes = Processes.of(self.accelerator)
-        sharded = self.is_fsdp_enabled or is_deepspeed_zero3_enabled()
         self._fsdp2 = bool(self.is_fsdp_enabled and self.accelerator.is_fsdp2)
-        cannot_embed = sharded and not self._fsdp2
+        cannot_embed = (self.is_fsdp_enabled or is_deepspeed_zero3_enabled()) and not self._fsdp2
         world_size = self._processes.world_size
         self.selector = validation.resolve_selector(config, selector, reason, cannot_embed, world_size)
         rounds = config.max_rollout_rounds if reason is None else 1
@@ -135,7 +132,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         self._context_check = ContextCheck.of(self.model.config, config, getattr(self, "vllm_generation", None))
         self._timer = StepTimer()
         self._run, self._begins_sharded = Run(""), False
-        self._prompt_ids: Sequence[int] = ()  # rows that are generated or trained on now
+        self._prompt_ids: list[int] = []  # rows that are generated or trained on now
         self._loop: dict[str, Any] | None = None  # of the training loop, as a checkpoint has it
         store = self._metrics["train"]
         self._callback = DataEfficientCallback(self.collector, self._timer, store, self._continue_interval)
@@ -153,10 +150,11 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         self._run = resolve_run(resume_from_checkpoint, config.output_dir, self._processes, config.should_save)
         signals = StopSignals(self._processes) if config.save_on_signal else None
         self._callback.begin(self._run, signals)
-        self._prompt_ids, self._begins_sharded = (), self._fsdp2
+        self._begins_sharded = self._fsdp2
+        self._prompt_ids.clear()
         # The callback changes these when it stops a run
         kept = {name: getattr(config, name) for name in ("load_best_model_at_end", "save_total_limit")}
-        notes = failure_notes(self._run, self._prompts_in_use, self.collector.flush_logs)
+        notes = failure_notes(self._run, self._prompt_ids, self.collector.flush_logs)
         with notes, signals or nullcontext(), capture.temporarily(config, **kept):
             if not self._begins_sharded:
                 self._begin_run()
@@ -205,9 +203,6 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     def stopped_by(self) -> signal.Signals | None:
         return self._callback.stopped_by
 
-    def _prompts_in_use(self) -> Sequence[int]:
-        return self._prompt_ids
-
     # Generating
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -246,9 +241,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         with capture.temporarily(self, _playback=playback):
             tensors = super()._generate_and_score_completions(rows)
         compute_leftover_logps(batch.leftover_now, self._logps, own[0], self._processes)
-        if self._over_batch and batch.generated != batch.trained:
-            groups = batch.trained, batch.generated
-            tensors["advantages"] = renormalize(tensors["advantages"], *groups, collector.classifier)
+        tensors["advantages"] = collector.renormalize(tensors["advantages"], batch)
         stale, skipped = bool(batch.trained_stale), playback.rows is not None
         metrics = self._correction.prepare(tensors, own, stale=stale, skipped=skipped)
         replace_last(self._metrics["train"], metrics)
@@ -312,7 +305,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
 
     def _rows(self, ids: np.ndarray) -> list[dict[str, Any]]:
         """The dataset's rows, G in a row for each prompt, as TRL's dataloader would deliver them. Each is read once."""
-        self._prompt_ids = ids.tolist()
+        self._prompt_ids[:] = ids.tolist()
         return self._rows_dataset.__getitems__(np.repeat(ids, cast(int, self.num_generations)).tolist())
 
     # The loss
@@ -340,32 +333,18 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         return outputs
 
     def _logps(self, group: RolloutGroup) -> list[np.ndarray]:
-        """Log-probs of a group's completions under the present policy."""
+        """Log-probs of a group's completions under the present policy, `(T_i,)` each."""
         if not self._is_vlm:
-            return group_logps(group, self._forward, self._tokenizer.pad_token_id, self._processes.device)
+            forward = partial(capture.forward, self)
+            return group_logps(group, forward, self._tokenizer.pad_token_id, self._processes.device)
         make_batch = partial(super()._generate_and_score_completions, self._rows(np.array([group.prompt_id])))
         return capture.logps_of_pass(self, group, make_batch, self._processes.world_size)
 
-    @torch.no_grad()
-    def _forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, length: int) -> torch.Tensor:
-        """Log-probs `(B, length)` under the present policy, by TRL's forward pass."""
-        with disable_gradient_checkpointing(self.model, cast(dict[str, Any], self.args.gradient_checkpointing_kwargs)):
-            return self._get_per_token_logps_and_entropies(
-                self.model, input_ids, attention_mask, length, batch_size=self.args.per_device_train_batch_size
-            )[0]
-
     # Logs and checkpoints
-
-    @property
-    def _over_batch(self) -> bool:
-        """Whether TRL divides advantages by the deviation over the whole batch."""
-        return self.scale_rewards == "batch" or self.multi_objective_aggregation == "normalize_then_sum"
 
     def _log(self, batch: GenerationBatch) -> None:
         store = self._metrics["train"]
-        if batch.generated and batch.generated != batch.trained:  # TRL has logged those of what is trained on
-            classifier = self.collector.classifier
-            replace_last(store, batch_metrics(batch.generated, self.reward_func_names, classifier, self._over_batch))
+        replace_last(store, batch.trl_metrics)
         effective = any(group.effective for group in batch.generated)
         self.collector.reward_checks.check_gradient(effective, self.state.global_step / self.state.max_steps)
         record(store, batch.metrics)

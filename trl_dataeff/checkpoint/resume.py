@@ -105,10 +105,10 @@ def checkpoints(output_dir: str | os.PathLike[str]) -> list[Path]:
 
 
 @contextmanager
-def failure_notes(run: Run, prompt_ids: Callable[[], Sequence[int]], flush: Callable[[], None]) -> Iterator[None]:
+def failure_notes(run: Run, prompt_ids: Sequence[int], flush: Callable[[], None]) -> Iterator[None]:
     """
-    Within this context, an exception gets notes that say which prompts were in use (`prompt_ids`, the dataset's rows), and where to
-    resume. `flush` keeps what can be kept of a run that fails; it may raise an `OSError`.
+    Within this context, an exception gets notes that say which prompts were in use (`prompt_ids`, the dataset's rows, as it is
+    then), and where to resume. `flush` keeps what can be kept of a run that fails; it may raise an `OSError`.
     """
     try:
         yield
@@ -117,10 +117,9 @@ def failure_notes(run: Run, prompt_ids: Callable[[], Sequence[int]], flush: Call
             flush()
         except OSError as second:
             error.add_note(f"The last rows of groups.parquet could not be written either: {second}")
-        ids = prompt_ids()
-        if len(ids) and isinstance(error, Exception):
-            more = "" if len(ids) <= 16 else f" and {len(ids) - 16} more"
-            error.add_note(f"The last prompts of this process were the dataset's rows {list(ids[:16])}{more}.")
+        if len(prompt_ids) and isinstance(error, Exception):
+            more = "" if len(prompt_ids) <= 16 else f" and {len(prompt_ids) - 16} more"
+            error.add_note(f"The last prompts of this process were the dataset's rows {list(prompt_ids[:16])}{more}.")
         how = run.how_to_resume("After fixing the cause, resume")
         if how and not isinstance(error, CheckpointError):
             error.add_note(how)

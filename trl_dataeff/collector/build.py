@@ -65,6 +65,7 @@ def make_collector(
         rounds=Rounds(rounds, config.rollout_margin),
         buffer=buffer if replays else None,
         reserved=reserved_places(config, processes.world_size) if replays else 0,
+        over_batch=config.scale_rewards == "batch" or config.multi_objective_aggregation == "normalize_then_sum",
         plays_back=plays_back,
         logs=RunLogs(config.output_dir) if writes_logs and processes.is_main else None,
         seed=config.seed,

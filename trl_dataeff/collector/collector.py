@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from trl_dataeff.checkpoint.state import CheckpointError
+from trl_dataeff.collector.advantages import batch_metrics, renormalize
 from trl_dataeff.collector.rounds import GenerationBatch, Rounds, ZeroVarianceShare
 from trl_dataeff.difficulty.base import Embeddings
 from trl_dataeff.replay.buffer import ReplayBuffer
@@ -54,6 +55,7 @@ class RolloutCollector:
         buffer ([`ReplayBuffer`], *optional*): stored groups; without it nothing is replayed.
         reserved (`int`, *optional*, defaults to `0`): places that stored groups get, while zero-variance groups keep theirs
             (`replay="share"`); 0: stored groups take the places of zero-variance groups.
+        over_batch (`bool`, *optional*, defaults to `False`): whether TRL divides advantages by the deviation over the batch.
         plays_back (`bool`, *optional*, defaults to `True`): whether groups are generated apart from TRL's pass over them. If
             not, a batch is trained on as its single round gave it.
         logs ([`RunLogs`], *optional*): files that the run writes; on the main process alone.
@@ -72,6 +74,7 @@ class RolloutCollector:
         rounds: Rounds = Rounds(),  # noqa: B008 (immutable)
         buffer: ReplayBuffer | None = None,
         reserved: int = 0,
+        over_batch: bool = False,
         plays_back: bool = True,
         logs: RunLogs | None = None,
         seed: int = 0,
@@ -81,7 +84,8 @@ class RolloutCollector:
         self.group_size, self.batch_groups = group_size, batch_groups
         self.reward_names = list(reward_names)
         self.selector = None if selector is None else CheckedSelector(selector, processes)
-        self.rounds, self.buffer, self.reserved, self.plays_back = rounds, buffer, reserved, plays_back
+        self.rounds, self.buffer, self.reserved = rounds, buffer, reserved
+        self.over_batch, self.plays_back = over_batch, plays_back
         self.logs, self.seed, self.processes = logs, seed, processes
         # With everything off nothing that TRL accepts is an error
         unchosen = selector is None or isinstance(selector, UniformSelector)
@@ -181,6 +185,12 @@ class RolloutCollector:
         self._update(batch, step)
         return batch
 
+    def renormalize(self, advantages: torch.Tensor, batch: GenerationBatch) -> torch.Tensor:
+        """Advantages `(rows,)` of TRL, normalised over all groups generated for the batch where TRL normalises over the batch."""
+        if not self.over_batch or batch.generated == batch.trained:
+            return advantages
+        return renormalize(advantages, batch.trained, batch.generated, self.classifier)
+
     def own(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
         """Those of `groups` whose rollouts this process holds."""
         return [group for group in groups if group.owner == self.processes.rank]
@@ -271,6 +281,8 @@ class RolloutCollector:
             self.selector.observe([group for group in batch.generated if group.origin != "reference"])
             batch.selector_metrics = self.selector.metrics()
         batch.metrics.update(self._metrics(batch, step))
+        if batch.generated and batch.generated != batch.trained:
+            batch.trl_metrics = batch_metrics(batch.generated, self.reward_names, self.classifier, self.over_batch)
 
     def _success_rates(self, batch: GenerationBatch) -> np.ndarray:
         """Of the groups generated, by all rewards seen so far: `(n,)`, NaN for a group without a score."""

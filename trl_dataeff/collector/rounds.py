@@ -24,6 +24,7 @@ class GenerationBatch:
         leftover: effective groups beyond them, to be kept for a later batch.
         metrics: numbers to log, by their names in `trl_dataeff.tracking.metrics.METRICS`.
         selector_metrics: numbers of the selector, by its own names.
+        trl_metrics: TRL's metrics of rewards and lengths of the groups generated, if it has logged them of others.
     """
 
     generated: list[RolloutGroup] = field(default_factory=list)
@@ -34,6 +35,7 @@ class GenerationBatch:
     leftover: list[RolloutGroup] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
     selector_metrics: dict[str, float] = field(default_factory=dict)
+    trl_metrics: dict[str, float] = field(default_factory=dict)
 
     def assign(
         self, taken: Sequence[RolloutGroup], replayed: Sequence[RolloutGroup], leftover: Sequence[RolloutGroup]

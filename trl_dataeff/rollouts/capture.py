@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 import numpy as np
 import torch
 from trl.data_utils import is_conversational, prepare_multimodal_messages
+from trl.models.utils import disable_gradient_checkpointing
 
 from trl_dataeff.rollouts.distributed import Processes, all_gather
 from trl_dataeff.rollouts.group import DIFFERENT_PROMPTS, RolloutGroup, Rollouts
@@ -226,6 +227,17 @@ def _message_images(prompt: Any) -> list[Any]:
     contents = [] if isinstance(prompt, str) else [message.get("content") for message in prompt]
     parts = [part for content in contents if isinstance(content, list) for part in content]
     return [part["image"] for part in parts if part.get("type") == "image"]
+
+
+@torch.no_grad()
+def forward(trainer: GRPOTrainer, input_ids: torch.Tensor, attention_mask: torch.Tensor, length: int) -> torch.Tensor:
+    """Log-probs of the last tokens, `(B, length)`, under the present policy, by TRL's forward pass over `(B, P + length)`."""
+    options = cast("dict[str, Any] | None", trainer.args.gradient_checkpointing_kwargs)
+    with disable_gradient_checkpointing(trainer.model, options):
+        logps: torch.Tensor = trainer._get_per_token_logps_and_entropies(
+            trainer.model, input_ids, attention_mask, length, batch_size=trainer.args.per_device_train_batch_size
+        )[0]
+    return logps
 
 
 def logps_of_pass(
