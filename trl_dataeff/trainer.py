@@ -27,7 +27,7 @@ from trl_dataeff.checkpoint.state import continue_interval, loop_state, unused_b
 from trl_dataeff.collector import GenerationBatch, make_collector
 from trl_dataeff.collector.advantages import deviation_over_batch, renormalize
 from trl_dataeff.collector.state import begin_run, check_agreement, load_run, save_run
-from trl_dataeff.config import DataEfficientGRPOConfig
+from trl_dataeff.config import DataEfficientGRPOConfig, own_copy
 from trl_dataeff.difficulty.embedding import embed_for
 from trl_dataeff.replay.correction import LossCorrection
 from trl_dataeff.replay.logprobs import (
@@ -38,7 +38,7 @@ from trl_dataeff.replay.logprobs import (
     sampling_metrics,
 )
 from trl_dataeff.rollouts import capture
-from trl_dataeff.rollouts.context import ContextCheck
+from trl_dataeff.rollouts.checks import ContextCheck
 from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.rollouts.group import RolloutGroup
 from trl_dataeff.rollouts.skipping import FACTOR as SKIP_FACTOR
@@ -116,8 +116,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     def __init__(self, *args: Any, selector: Selector | None = None, **kwargs: Any):
         call = _SIGNATURE.bind(self, *args, **kwargs)
         given = call.arguments
-        given["args"] = config = validation.resolve_config(given.get("args"), given["model"])
-        validation.check_selection(config, selector)
+        given["args"] = config = own_copy(given.get("args"), given["model"])
+        validation.resolve_selector(config, selector)
         validation.check_dataset(config, given.get("train_dataset"), given.get("environment_factory"), selector)
         super().__init__(*call.args[1:], **call.kwargs)
 
@@ -131,14 +131,16 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         self.selector = validation.resolve_selector(config, selector, reason, cannot_embed, self._processes.world_size)
         self._rounds = config.max_rollout_rounds if reason is None else 1
         self._replays = reason is None and validation.replays(config, self._processes.world_size)
+        validation.check_steps(config, self._replays or self.selector.uses_references, self._rounds)
         skips = config.skip_zero_advantage and inexact_reason(self) is None
         accumulated = config.gradient_accumulation_steps
         self._skipper = RowSkipper(self.loss_type, accumulated, self._processes) if skips else None
         in_rounds = self._rounds > 1 or self._replays or skips or self.selector.uses_references
         self._in_rounds = reason is None and in_rounds
         dataset = self.train_dataset if isinstance(self.train_dataset, Dataset) else None
-        if dataset is not None and not environments and self.rollout_func is None:
-            validation.check_reward_arguments(self.reward_funcs, dataset)
+        columns_are_passed = not environments and self.rollout_func is None and not config.remove_unused_columns
+        if dataset is not None and columns_are_passed:
+            validation.check_reward_arguments(self.reward_funcs, dataset[0])
         num_prompts = None if dataset is None else len(dataset)
         validation.announce(config, self.selector, reason, self._processes, num_prompts, self.model)
 
@@ -297,7 +299,6 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
                 and self.off_policy_mask_threshold is None
             ):
                 generated = generated._replace(logprobs=None)  # TRL's loss takes the policy as the sampler, too
-            validation.check_no_tool_images(generated.tool_images)
             for i, row in enumerate(rows):
                 row.update({name: capture.row_value(values, i) for name, values in generated.extra_fields.items()})
             self._calculate_rewards(rows, prompts, generated.completions, generated.completion_ids)

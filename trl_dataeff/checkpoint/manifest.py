@@ -5,6 +5,7 @@ so that its presence says that the checkpoint is complete.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import time
@@ -12,9 +13,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 from trl_dataeff.checkpoint.state import FOLDER, CheckpointError
-from trl_dataeff.utils import hash_file, hash_json, sync_folder, write_atomically
-from trl_dataeff.version import FORMAT, __version__
+from trl_dataeff.utils import FORMAT, __version__, hash_json, sync_folder, write_atomically
 
 
 MANIFEST = f"{FOLDER}/manifest.json"
@@ -42,7 +44,7 @@ def write_manifest(checkpoint: Path, *, step: int, processes: int, resumable: bo
         "processes": processes,
         "resumable": resumable,
         "sizes": {str(path.relative_to(checkpoint)): path.stat().st_size for path in paths},
-        "hashes": {path.name: hash_file(path) for path in paths if path.parent == checkpoint / FOLDER},
+        "hashes": {path.name: _hash(path) for path in paths if path.parent == checkpoint / FOLDER},
     }
     text = json.dumps(content | {"hash": hash_json(content)}, indent=2)
     write_atomically(checkpoint / MANIFEST, lambda path: path.write_text(text))
@@ -79,7 +81,7 @@ def check_checkpoint(checkpoint: Path) -> dict[str, Any]:
             raise CheckpointError(f"{checkpoint} is corrupt: {name} has {present} bytes instead of {size}. {_EARLIER}")
     for name, digest in manifest["hashes"].items():
         try:
-            same = hash_file(checkpoint / FOLDER / name) == digest
+            same = _hash(checkpoint / FOLDER / name) == digest
         except OSError as error:
             raise CheckpointError(f"{checkpoint} is corrupt: {name} cannot be read ({error}). {_EARLIER}") from error
         if not same:
@@ -90,6 +92,11 @@ def check_checkpoint(checkpoint: Path) -> dict[str, Any]:
             "the selection state, so no run can resume from it. Start a new run with it as the model."
         )
     return manifest
+
+
+def _hash(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
 def _read(checkpoint: Path) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import torch
 from trl_dataeff.collector.rounds import GenerationBatch, Rounds, ZeroVarianceShare
 from trl_dataeff.replay.buffer import ReplayBuffer
 from trl_dataeff.rollouts.capture import Round
+from trl_dataeff.rollouts.checks import RewardChecks
 from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.distributed import Processes, assign, broadcast_from_main, redistribute
 from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD, Origin, RolloutGroup
@@ -28,7 +29,6 @@ from trl_dataeff.selection.base import (
 )
 from trl_dataeff.tracking.groups import RunLogs
 from trl_dataeff.tracking.metrics import Counters
-from trl_dataeff.validation import RewardChecks
 
 
 RollOut: TypeAlias = Callable[[np.ndarray], Round]  # prompt ids (n,) -> what G completions of each gave

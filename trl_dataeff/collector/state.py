@@ -24,8 +24,7 @@ from trl_dataeff.rollouts.group import RolloutGroup
 from trl_dataeff.selection.base import checked_state
 from trl_dataeff.selection.estimate import under
 from trl_dataeff.tracking.metrics import METRICS
-from trl_dataeff.utils import hash_array, hash_each, hash_json
-from trl_dataeff.version import __version__
+from trl_dataeff.utils import __version__, hash_array, hash_each, hash_json
 
 
 Arrays = dict[str, np.ndarray]
