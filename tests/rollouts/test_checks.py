@@ -6,14 +6,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from datasets import Dataset
-from trl import GRPOConfig, GRPOTrainer
 
 from tests.factories import (
-    DYNAMIC,
-    FILL,
     all_finite,
     even_length_reward,
-    history,
     last_logged,
     make_trainer,
     messages,
@@ -65,27 +61,13 @@ def silent_reward(completions, **kwargs):
     return [None] * len(completions)
 
 
-@pytest.mark.parametrize("fields", [DYNAMIC, {"selection": "greso"}, FILL])
-def test_rewards_that_score_nothing(tmp_path, fields):
-    fields = {"per_device_train_batch_size": 64, "max_steps": 20, **fields}
+def test_rewards_that_score_nothing(tmp_path, caplog_transformers):
+    fields = {"rewards": silent_reward, "per_device_train_batch_size": 64, "max_steps": 10}
+    run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, **fields)  # TRL's matter when everything is off
+    assert len(messages(caplog_transformers, "`silent_reward` returned only None or NaN for the first 64 comp")) == 1
     message = r"No reward function gave a score for any of the first (5|6)\d\d completions: `silent_reward` returned"
     with pytest.raises(ValueError, match=message):
-        run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, rewards=silent_reward, **fields)
-
-
-def test_rewards_that_score_nothing_are_trls_matter_when_everything_is_off(tmp_path, caplog_transformers):
-    options = {"rewards": silent_reward, "per_device_train_batch_size": 64, "max_steps": 9}
-    reference = run(GRPOTrainer, GRPOConfig, tmp_path / "trl", **options)
-    ours = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path / "ours", **options)
-    for expected, got in zip(history(reference.state.log_history), history(ours.state.log_history), strict=True):
-        assert expected.items() <= got.items()
-    (message,) = messages(caplog_transformers, "returned only None or NaN")
-    assert message.startswith("`silent_reward` returned only None or NaN for the first 64 completions. Check")
-
-
-def test_reward_of_the_wrong_length(tmp_path):
-    with pytest.raises(ValueError, match="returned 1 rewards, but 8 were expected"):
-        run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, rewards=lambda **kwargs: [1.0])
+        run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, **fields, selection="greso")
 
 
 def reward_array(*scored: bool) -> np.ndarray:
@@ -128,18 +110,17 @@ def test_a_resumed_run_knows_that_there_were_scores(tmp_path, monkeypatch):
     assert steps == list(range(10))
 
 
-@pytest.mark.parametrize(("rewards", "warnings"), [("equal", 1), ("mixed", 0)])
-def test_a_run_without_any_gradient_is_warned_of_once(tmp_path, caplog_transformers, rewards, warnings):
-    def reward(completion_ids, **kwargs):
-        return [0.0] * len(completion_ids) if rewards == "equal" else even_length_reward(completion_ids)
+def test_a_run_without_any_gradient_is_warned_of_once(tmp_path, caplog_transformers):
+    def reward(completions, **kwargs):
+        return [0.0] * len(completions)
 
     run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, rewards=reward, max_steps=30)
-    assert len(messages(caplog_transformers, "No group of the first 20 generation batches")) == warnings
+    assert len(messages(caplog_transformers, "No group of the first 20 generation batches")) == 1
 
 
 def test_the_warning_counts_from_the_start_of_the_run(caplog_transformers):
     before, after = RewardChecks(["a"]), RewardChecks(["a"])
-    for _ in range(19):
+    for batch in range(19):
         before.check_gradient(effective=False, progress=0.5)
     after.load_state(before.state())
     after.check_gradient(effective=False, progress=0.5)
