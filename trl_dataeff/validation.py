@@ -27,7 +27,7 @@ NOT_PASSED_BY_TRL = ("prompt", "completion", "completion_ids")  # of the dataset
 
 def resolve_selector(
     args: DataEfficientGRPOConfig,
-    selector: Any = None,
+    selector: Selector | None = None,
     reason: str | None = None,
     cannot_embed: bool = False,
     processes: int = 1,
