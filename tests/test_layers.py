@@ -27,7 +27,6 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("checkpoint", "signals"),
     ("rollouts", "rewards", "config"),
     ("utils",),
-    ("version",),
 )
 
 Imports = Mapping[str, Iterable[str]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +12,6 @@ from datasets import Dataset, concatenate_datasets
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trl_dataeff import utils
 from trl_dataeff.utils import hash_array, hash_bytes, hash_json, hash_prompts, hash_rows, write_atomically
 
 
@@ -56,8 +54,8 @@ def test_a_write_that_fails_leaves_the_former_file(tmp_path):
 
 
 def test_on_windows_no_folder_is_opened(tmp_path, monkeypatch):
-    monkeypatch.setattr(utils, "sys", SimpleNamespace(platform="win32"))
-    monkeypatch.setattr(utils.os, "open", lambda *args: pytest.fail("a folder was opened"))
+    monkeypatch.setattr("sys.platform", "win32")
+    monkeypatch.setattr("os.open", lambda *args: pytest.fail("a folder was opened"))
     write_atomically(tmp_path / "file", lambda p: p.write_text("text"))
     assert (tmp_path / "file").read_text() == "text"
 
@@ -136,4 +134,3 @@ def test_a_sample_of_rows_is_spread_evenly():
         changed = values.copy()
         changed[start : start + 100] = 1
         assert hash_rows(changed) != hash_rows(values)
-    assert hash_rows(values[:0]) != hash_rows(values[:0, :1])

@@ -15,7 +15,7 @@ Data flow of a generation batch, and the place of each part (folders side by sid
     signals.py           `save_on_signal`
     config.py            GRPOConfig with our fields; validation.py checks them with the dataset, and says what is on
     testing/             conformance suite for your own selectors
-    utils.py             atomic files, hashes, and errors that only the user can fix
+    utils.py             the version, errors that only the user can fix, atomic files, hashes
     analysis/, cli/, rewards.py, callback.py
 
 A module imports only from the layers below its own; `tests/test_layers.py` has their order.
@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
 
-from trl_dataeff.version import __version__
+from trl_dataeff.utils import __version__
 
 
 if TYPE_CHECKING:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field, fields
+import re
+from dataclasses import dataclass, fields
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from trl import GRPOConfig
+from trl.trainer.utils import get_config_model_id
 
 from trl_dataeff.utils import check_choice, check_number
 
@@ -102,65 +105,39 @@ class DataEfficientGRPOConfig(GRPOConfig):
     _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "selector_args"]  # noqa: RUF012
 
     # Parameters that control which prompts are rolled out
-    selection: str = field(
-        default="auto",
-        metadata={
-            "help": "'uniform', 'dots', 'dots_paper', 'greso', a registered name, a dotted path of a class, or 'auto' ('dots')."
-        },
-    )
-    selector_args: dict[str, Any] | str | None = field(
-        default=None, metadata={"help": "Keyword arguments of the selector, as JSON."}
-    )
-    prompt_embedding: str = field(
-        default="policy", metadata={"help": "Model that embeds the prompts for DOTS: 'policy', or an id or path."}
-    )
-    reward_range: list[float] | None = field(
-        default=None, metadata={"help": "Lowest and highest total reward; by default those seen so far."}
-    )
-    max_rollout_rounds: int = field(
-        default=1, metadata={"help": "Rounds of rollouts per batch; above 1 they replace zero-variance groups (DAPO)."}
-    )
-    rollout_margin: float = field(
-        default=1.0, metadata={"help": "With several rounds: oversampling factor of a round, at least 1."}
-    )
+    selection: str = "auto"
+    selector_args: dict[str, Any] | str | None = None
+    prompt_embedding: str = "policy"
+    reward_range: list[float] | None = None
+    max_rollout_rounds: int = 1
+    rollout_margin: float = 1.0
 
     # Parameters that control rollout replay
-    replay: Literal["fill", "share", "off"] = field(
-        default="fill",
-        metadata={"help": "Stored groups take the places of zero-variance groups, or a fixed share, or none."},
-    )
-    replay_fraction: float = field(
-        default=0.5, metadata={"help": "With `replay='share'`: share of each batch's groups that is replayed."}
-    )
-    replay_capacity: int = field(default=512, metadata={"help": "Maximum number of groups in the replay buffer."})
-    replay_max_age: int | None = field(
-        default=5, metadata={"help": "Generation batches after which a group is no longer replayed; null: no limit."}
-    )
-    replay_order: Literal["newest", "random"] = field(
-        default="newest", metadata={"help": "Which stored groups are replayed: 'newest' or 'random'."}
-    )
-    replay_clip: Literal["proximal", "behavior"] = field(
-        default="behavior", metadata={"help": "Policy on which the clip of replayed groups is centred."}
-    )
-    replay_ratio_cap: float | None = field(
-        default=2.0, metadata={"help": "Bound on the ratio of a replayed token, at least 1; null: none."}
-    )
+    replay: Literal["fill", "share", "off"] = "fill"
+    replay_fraction: float = 0.5
+    replay_capacity: int = 512
+    replay_max_age: int | None = 5
+    replay_order: Literal["newest", "random"] = "newest"
+    replay_clip: Literal["proximal", "behavior"] = "behavior"
+    replay_ratio_cap: float | None = 2.0
 
     # Parameters that control the update
-    skip_zero_advantage: bool = field(
-        default=True, metadata={"help": "Leave rows whose advantage is exactly 0 out of the pass; changes no weight."}
-    )
+    skip_zero_advantage: bool = True
 
     # Parameters that control how a run ends
-    save_on_signal: bool = field(
-        default=False, metadata={"help": "On SIGTERM or Ctrl-C, finish the present step, save a checkpoint, and end."}
-    )
+    save_on_signal: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if cast(object, self.replay) is False:  # YAML reads an unquoted `off` so
             self.replay = "off"
         check_fields(self)
+
+
+# The docstring is the one description of a field: it becomes the help text of the command. argparse formats `%`
+for _name, _text in re.findall(r"(?m)^ {8}(\w+) \(.+\):\n((?: {12}.+\n)+)", DataEfficientGRPOConfig.__doc__ or ""):
+    _help = " ".join(_text.split()).replace("%", "%%")
+    DataEfficientGRPOConfig.__dataclass_fields__[_name].metadata = MappingProxyType({"help": _help})
 
 
 def check_fields(config: DataEfficientGRPOConfig) -> None:
@@ -180,17 +157,17 @@ def check_fields(config: DataEfficientGRPOConfig) -> None:
     span = config.reward_range
     if span is not None:
         for bound in span:
-            check_number("reward_range", bound, float("-inf"), finite=True)
+            check_number("reward_range", bound, "(-inf, inf)")
         if len(span) != 2 or not span[0] < span[1]:
             raise ValueError(
                 f"`reward_range` is {span!r}; it takes two numbers (low, high) with low < high, or `None`."
             )
-    check_number("max_rollout_rounds", config.max_rollout_rounds, 1, integer=True)
-    check_number("rollout_margin", config.rollout_margin, 1, finite=True)
-    check_number("replay_fraction", config.replay_fraction, 0, 1, above=True, below=True)
-    check_number("replay_capacity", config.replay_capacity, 1, integer=True)
-    check_number("replay_max_age", config.replay_max_age, 1, integer=True, none=True)
-    check_number("replay_ratio_cap", config.replay_ratio_cap, 1, none=True)
+    check_number("max_rollout_rounds", config.max_rollout_rounds, "[1, inf)", integer=True)
+    check_number("rollout_margin", config.rollout_margin, "[1, inf)")
+    check_number("replay_fraction", config.replay_fraction, "(0, 1)")
+    check_number("replay_capacity", config.replay_capacity, "[1, inf)", integer=True)
+    check_number("replay_max_age", config.replay_max_age, "[1, inf)", integer=True, none=True)
+    check_number("replay_ratio_cap", config.replay_ratio_cap, "[1, inf]", none=True)
     if config.save_on_signal and config.enable_jit_checkpoint:
         raise ValueError(
             "`save_on_signal` and `enable_jit_checkpoint` both handle SIGTERM. Set one of them to False: `save_on_signal` "
@@ -198,17 +175,23 @@ def check_fields(config: DataEfficientGRPOConfig) -> None:
         )
 
 
-def own_copy(args: GRPOConfig) -> DataEfficientGRPOConfig:
+def own_copy(args: Any, model: Any = None) -> DataEfficientGRPOConfig:
     """
     A copy of a configuration that has the fields of this package, at their defaults where `args` lacks them. A plain
-    `GRPOConfig` becomes a [`DataEfficientGRPOConfig`]; an object of another subclass keeps its class and methods.
+    `GRPOConfig` becomes a [`DataEfficientGRPOConfig`]; an object of another subclass keeps its class and methods. Without
+    `args`, the defaults, with the output folder that TRL names after the `model`.
 
-    `GRPOConfig.__post_init__` derives fields from one another and cannot run twice, so nothing is constructed.
+    `GRPOConfig.__post_init__` derives fields from one another and cannot run twice, so nothing is constructed from `args`.
     """
+    if args is None:
+        name = model if isinstance(model, str) else get_config_model_id(model.config)
+        return DataEfficientGRPOConfig(f"{name.split('/')[-1]}-GRPO")
+    if not isinstance(args, GRPOConfig):
+        raise TypeError(f"`args` must be a DataEfficientGRPOConfig or a GRPOConfig, got {type(args).__name__}.")
     own: Any = copy.copy(args)
     if type(args) is GRPOConfig:
         own.__class__ = DataEfficientGRPOConfig
-    for name, default in ((f.name, f.default) for f in fields(DataEfficientGRPOConfig)):
-        own.__dict__.setdefault(name, default)
+    for field in fields(DataEfficientGRPOConfig):
+        own.__dict__.setdefault(field.name, field.default)
     check_fields(own)
     return own  # type: ignore[no-any-return]

@@ -23,12 +23,12 @@ from trl_dataeff.callback import DataEfficientCallback, RolloutsAxis
 from trl_dataeff.checkpoint.resume import Run, complete_checkpoint, failure_notes, remove_older, resolve_run
 from trl_dataeff.checkpoint.state import check_agreement, check_fits, load_run, save_run
 from trl_dataeff.collector import GenerationBatch, check_same_prompts, make_collector, run_settings
-from trl_dataeff.config import DataEfficientGRPOConfig
+from trl_dataeff.config import DataEfficientGRPOConfig, own_copy
 from trl_dataeff.difficulty.embedding import embed_for
 from trl_dataeff.replay.correction import LossCorrection
 from trl_dataeff.replay.logprobs import compute_leftover_logps, group_logps
 from trl_dataeff.rollouts import capture
-from trl_dataeff.rollouts.context import ContextCheck
+from trl_dataeff.rollouts.checks import ContextCheck
 from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.rollouts.group import RolloutGroup
 from trl_dataeff.rollouts.playback import Playback, forward_of_rows
@@ -91,8 +91,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     def __init__(self, *args: Any, selector: Selector | None = None, **kwargs: Any):
         call = _SIGNATURE.bind(self, *args, **kwargs)
         given = call.arguments
-        given["args"] = config = validation.resolve_config(given.get("args"), given["model"])
-        validation.check_selection(config, selector)
+        given["args"] = config = own_copy(given.get("args"), given["model"])
+        validation.resolve_selector(config, selector)
         validation.check_dataset(config, given.get("train_dataset"), given.get("environment_factory"), selector)
         super().__init__(*call.args[1:], **call.kwargs)
 
@@ -110,8 +110,10 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         skips = config.skip_zero_advantage and capture.inexact_reason(self) is None
         in_rounds = rounds > 1 or replays or skips or uses_references(self.selector)
         self._in_rounds = reason is None and in_rounds
-        if dataset is not None and not environments and self.rollout_func is None:
-            validation.check_reward_arguments(self.reward_funcs, dataset)
+        validation.check_steps(config, replays or uses_references(self.selector), rounds)
+        columns_are_passed = not environments and self.rollout_func is None and not config.remove_unused_columns
+        if dataset is not None and columns_are_passed:
+            validation.check_reward_arguments(self.reward_funcs, dataset[0])
         num_prompts = None if dataset is None else len(dataset)
         validation.announce(config, self.selector, reason, self._processes, num_prompts, self.model)
 
@@ -259,7 +261,6 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             corrects = self.vllm_importance_sampling_correction or self.off_policy_mask_threshold is not None
             if self.use_vllm and not corrects:
                 generated = generated._replace(logprobs=None)  # TRL's loss takes the policy as the sampler, too
-            validation.check_no_tool_images(generated.tool_images)
             for i, row in enumerate(rows):
                 row.update({name: capture.row_value(values, i) for name, values in generated.extra_fields.items()})
             self._calculate_rewards(rows, prompts, generated.completions, generated.completion_ids)
@@ -270,9 +271,6 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
         if self._playback is not None:
             return self._play_back(self._playback, prompts)
-        if self._context_check.rejects:  # before vLLM fails on a prompt without naming it
-            lengths = [len(ids) for ids in self._tokenize_prompts(prompts)[0]]
-            self._context_check.check_room(prompts, lengths, self._processes.world_size)
         generate: Callable[[list[Any]], tuple[Any, ...]] = super()._generate
         return generate(prompts) if self._recording is None else self._recording.generate(generate, prompts)
 

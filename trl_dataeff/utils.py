@@ -1,4 +1,4 @@
-"""Atomic files, content hashes, and errors that only the user can fix."""
+"""The version, errors that only the user can fix, atomic files, and content hashes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     import torch
     from datasets import Dataset
 
-_PIECE = 16 * 2**20  # bytes of a file that are read at a time
+__version__ = "0.1.0"
+#: Version of every file format that this package writes: checkpoints, embedding caches and saved predictors.
+FORMAT = 1
 _ROWS = 1024  # of a dataset that are read at a time
 
 
@@ -56,39 +58,24 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and math.isfinite(value)
 
 
-def check_number(
-    name: str,
-    value: Any,
-    low: float,
-    high: float = math.inf,
-    *,
-    above: bool = False,
-    below: bool = False,
-    integer: bool = False,
-    finite: bool = False,
-    none: bool = False,
-) -> None:
+def check_number(name: str, value: Any, interval: str, *, integer: bool = False, none: bool = False) -> None:
     """
-    Raise a `ValueError` that says what an argument takes, unless its value is a number in [low, high]. `above` and `below`
-    exclude the bounds themselves; the value has to be an `integer` or `finite`, or may be `None`, if these are set.
+    Raise a `ValueError` that says what an argument takes, unless its value is a number (an `integer`, or `None`, if these are
+    set) in an interval such as `"(0, 1]"` or `"[1, inf)"`, where a parenthesis excludes the bound.
     """
     if none and value is None:
         return
+    low, high = map(float, interval[1:-1].split(","))
+    excluded = [bound for bound, bracket in ((low, interval[0]), (high, interval[-1])) if bracket in "()"]
     fits = isinstance(value, int if integer else (int, float)) and not isinstance(value, bool)
-    fits = fits and (low < value if above else low <= value) and (value < high if below else value <= high)
-    if fits and not (finite and math.isinf(value)):
-        return
-    takes = "an integer" if integer else "a finite number" if finite else "a number"
-    if high < math.inf:
-        takes += f" in {'(' if above else '['}{low}, {high}{')' if below else ']'}"
-    elif low > -math.inf:
-        takes += f" {'>' if above else '>='} {low}"
-    raise ValueError(f"`{name}` is {value!r}; it takes {takes}{' or None' if none else ''}.")
+    if not fits or not low <= value <= high or value in excluded:
+        takes = f"{'an integer' if integer else 'a number'} in {interval}{' or None' if none else ''}"
+        raise ValueError(f"`{name}` is {value!r}; it takes {takes}.")
 
 
 def check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
-    """Raise a `ValueError` that says what an argument takes, unless its value is one of `choices`."""
-    if not any(value is choice or (isinstance(choice, str) and value == choice) for choice in choices):
+    """Raise a `ValueError` that says what an argument takes, unless its value is one of `choices`; 1 is not `True`."""
+    if repr(value) not in map(repr, choices):
         raise ValueError(
             f"`{name}` is {value!r}; it takes {' or '.join(map(repr, choices))}.{closest(str(value), map(str, choices))}"
         )
@@ -143,15 +130,10 @@ def hash_each(values: Iterable[Any]) -> str:
 
 
 def hash_array(array: np.ndarray | torch.Tensor) -> str:
-    """Hash of an array or a tensor: dtype, shape and all values. Memory layout and device do not count."""
-    import torch  # the command needs this module, and no torch, to print its help
-
-    if isinstance(array, torch.Tensor):
-        name = str(array.dtype).removeprefix("torch.")
-        data = array.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    else:
-        name, data = array.dtype.name, np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    return hash_bytes([f"{name} {list(array.shape)}".encode(), data.data])
+    """Hash of an array, or of a tensor on the CPU: dtype, shape and all values. Memory layout does not count."""
+    values = np.asarray(array)
+    data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+    return hash_bytes([f"{values.dtype.name} {list(values.shape)}".encode(), data.data])
 
 
 def hash_rows(array: np.ndarray | torch.Tensor, at_most: int = 1024) -> str:
@@ -162,15 +144,6 @@ def hash_rows(array: np.ndarray | torch.Tensor, at_most: int = 1024) -> str:
     n = len(array)
     rows = np.unique(np.linspace(0, n - 1, min(n, at_most)).astype(np.int64)) if n else np.empty(0, np.int64)
     return hash_bytes([str(list(array.shape)).encode(), hash_array(array[rows]).encode()])
-
-
-def hash_file(path: str | Path) -> str:
-    """Hash of a file's content. Raises an `OSError` if it cannot be read."""
-    digest = xxhash.xxh3_128()
-    with open(path, "rb") as file:
-        while piece := file.read(_PIECE):
-            digest.update(piece)
-    return digest.hexdigest()
 
 
 def hash_prompts(dataset: Dataset, column: str = "prompt") -> str:

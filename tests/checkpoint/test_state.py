@@ -19,8 +19,7 @@ from trl_dataeff.checkpoint.state import (
     save_generation_batch,
     save_state,
 )
-from trl_dataeff.utils import hash_json
-from trl_dataeff.version import FORMAT
+from trl_dataeff.utils import FORMAT, hash_json
 
 
 ours = partial(run, DataEfficientGRPOTrainer, DataEfficientGRPOConfig)

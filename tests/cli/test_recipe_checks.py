@@ -41,7 +41,7 @@ def problems(text: str, tmp_path: Path) -> list[str]:
         ("env: 3", "1: `env` is 3; it takes a mapping of environment variables"),
         ("selection: grso", "`selection` is 'grso'"),
         ("selection: greso\nselector_args: {p_start: 1}", "no argument `p_start`"),
-        ("max_rollout_rounds: 0", "1: `max_rollout_rounds` is 0; it takes an integer >= 1"),
+        ("max_rollout_rounds: 0", "1: `max_rollout_rounds` is 0; it takes an integer in [1, inf)"),
         ("seed: 1\nreplay_clip: none", "2: `replay_clip` is 'none'"),
         ("bf16: true\nfp16: true", "At most one of fp16 and bf16"),
         ("num_generations: 7", "num_generations"),

@@ -21,7 +21,7 @@ from peft import LoraConfig
 from tests.factories import FILL, Watched, logged, plain_dataset, run
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 from trl_dataeff.collector import rounds
-from trl_dataeff.rollouts.context import ContextCheck
+from trl_dataeff.rollouts.checks import ContextCheck
 
 
 torch.set_num_threads(1)
@@ -108,7 +108,7 @@ def one_long_prompt(world_size: int):
     prompts = plain_dataset(12)["prompt"]
     rows = Dataset.from_dict({"prompt": [*prompts[:5], prompts[5] * 4, *prompts[6:]]})
     trainer = make("uniform", world_size, trainer={"train_dataset": rows, "rollout_func": None})
-    trainer._context_check = ContextCheck([20], 8, rejects=True)
+    trainer._context_check = ContextCheck(20, 8, rejects=True)
     return trainer
 
 

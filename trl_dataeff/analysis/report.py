@@ -9,7 +9,7 @@ from trl_dataeff.analysis.figures import figures_of
 from trl_dataeff.analysis.recorded import RecordedRun
 from trl_dataeff.tracking.card import methods_used
 from trl_dataeff.tracking.metrics import PREFIX
-from trl_dataeff.version import __version__
+from trl_dataeff.utils import __version__
 
 
 def make_page(runs: Sequence[RecordedRun]) -> str:

@@ -5,6 +5,7 @@ its presence says that the checkpoint is complete.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import time
@@ -12,9 +13,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 from trl_dataeff.checkpoint.state import FOLDER, CheckpointError
-from trl_dataeff.utils import hash_file, hash_json, sync_folder, write_atomically
-from trl_dataeff.version import FORMAT, __version__
+from trl_dataeff.utils import FORMAT, __version__, hash_json, sync_folder, write_atomically
 
 
 MANIFEST = f"{FOLDER}/manifest.json"
@@ -43,7 +45,7 @@ def write_manifest(checkpoint: Path, *, step: int, processes: int, resumable: bo
         "processes": processes,
         "resumable": resumable,
         "sizes": {str(path.relative_to(checkpoint)): path.stat().st_size for path in files},
-        "hashes": {f"{FOLDER}/{path.name}": hash_file(path) for path in files if path.parent == checkpoint / FOLDER},
+        "hashes": {f"{FOLDER}/{path.name}": _hash(path) for path in files if path.parent == checkpoint / FOLDER},
     }
     text = json.dumps(content | {"hash": hash_json(content)}, indent=2)
     write_atomically(checkpoint / MANIFEST, lambda path: path.write_text(text))
@@ -73,7 +75,7 @@ def check_checkpoint(checkpoint: Path) -> dict[str, Any]:
         try:
             present = (checkpoint / name).stat().st_size
             digest = manifest["hashes"].get(name)
-            same = digest is None or digest == hash_file(checkpoint / name)
+            same = digest is None or digest == _hash(checkpoint / name)
         except OSError as error:
             raise CheckpointError(f"{checkpoint} is corrupt: {name} cannot be read ({error}). {_EARLIER}") from error
         if present != size or not same:
@@ -85,6 +87,11 @@ def check_checkpoint(checkpoint: Path) -> dict[str, Any]:
             "the selection state, so no run can resume from it. Start a new run with it as the model."
         )
     return manifest
+
+
+def _hash(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
 def _read(checkpoint: Path) -> dict[str, Any]:

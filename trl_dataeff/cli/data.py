@@ -17,8 +17,8 @@ from trl import DatasetMixtureConfig, get_dataset
 from trl.scripts.grpo import GRPOScriptArguments
 from trl.scripts.utils import DatasetConfig
 
+from trl_dataeff.rollouts.prompts import check_prompts
 from trl_dataeff.utils import UserError, closest, listed
-from trl_dataeff.validation import check_prompts
 
 
 logger = logging.get_logger(__name__)

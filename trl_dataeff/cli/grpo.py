@@ -152,7 +152,7 @@ def check(arguments: GRPOArguments) -> None:
 
 def problems_of(arguments: GRPOArguments) -> Iterator[str]:
     """What would be wrong with these arguments on any machine, given a model and data that can be reached."""
-    from trl_dataeff.validation import check_selection
+    from trl_dataeff.validation import resolve_selector
 
     script, training, model, mixture = arguments
     names, weights = script.reward_funcs or [], training.reward_weights
@@ -167,7 +167,7 @@ def problems_of(arguments: GRPOArguments) -> Iterator[str]:
         yield "No dataset: set `dataset_name` to a Hub id, a folder or a file, or give a mixture under `datasets`."
     if not model.model_name_or_path:
         yield "No model: set `model_name_or_path` to a Hub id or a local folder."
-    yield from _message_of(check_selection, training, None)
+    yield from _message_of(resolve_selector, training)
 
 
 def _problems_here(arguments: GRPOArguments) -> Iterator[str]:

@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from trl_dataeff.utils import UserError, closest
-from trl_dataeff.version import __version__
+from trl_dataeff.utils import UserError, __version__, closest
 
 
 #: What each sub-command does; but for `env`, the module of the same name has its `run`

@@ -19,6 +19,7 @@ from trl_dataeff.collector.rounds import GenerationBatch, Rounds, ZeroVarianceSh
 from trl_dataeff.difficulty.base import Embeddings
 from trl_dataeff.replay.buffer import ReplayBuffer
 from trl_dataeff.rollouts.capture import Round
+from trl_dataeff.rollouts.checks import RewardChecks
 from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.distributed import (
     Processes,
@@ -32,8 +33,7 @@ from trl_dataeff.selection import Selector, UniformSelector
 from trl_dataeff.selection.base import CheckedSelector, SelectorContext
 from trl_dataeff.tracking.groups import RunLogs
 from trl_dataeff.tracking.metrics import Counters
-from trl_dataeff.validation import RewardChecks
-from trl_dataeff.version import __version__
+from trl_dataeff.utils import __version__
 
 
 RollOut: TypeAlias = Callable[[np.ndarray], Round]  # prompt ids (n,) -> what G completions of each gave

@@ -16,8 +16,7 @@ from trl_dataeff.difficulty.attention import AttentionDifficultyPredictor
 from trl_dataeff.difficulty.base import DifficultyPredictor, PredictorError
 from trl_dataeff.difficulty.logistic import LogisticDifficultyPredictor
 from trl_dataeff.difficulty.published import read_published
-from trl_dataeff.utils import closest, write_atomically
-from trl_dataeff.version import FORMAT, __version__
+from trl_dataeff.utils import FORMAT, __version__, closest, write_atomically
 
 
 CONFIG_FILE, TENSORS_FILE = "config.json", "predictor.safetensors"

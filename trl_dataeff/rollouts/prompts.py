@@ -1,47 +1,62 @@
-"""Which prompts of a dataset are empty, from its Arrow column."""
+"""Rows of a dataset without a prompt, found in its Arrow column: no loop over rows."""
 
 from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from datasets import Dataset
 from numpy.typing import NDArray
+
+from trl_dataeff.utils import UserError
+
+
+def check_prompts(dataset: Dataset, given: str = "`train_dataset`") -> None:
+    """
+    Raise a [`UserError`] that names rows without a prompt: `None`, `""`, or a conversation whose last message is empty.
+    Tokenization would fail on them in the middle of a run, or the model would answer nothing.
+    """
+    if "prompt" not in dataset.column_names:
+        return  # a transform makes it
+    if not without_prompt(dataset.data.column("prompt")).any():
+        return  # fast; the stored rows include those that a selection left out
+    prompts = dataset.with_format("arrow", columns=["prompt"])[:]["prompt"]
+    rows = np.flatnonzero(without_prompt(prompts))
+    if len(rows) == 0:
+        return
+    shown = ", ".join(map(str, rows[:5])) + (", ..." if len(rows) > 5 else "")
+    text = "row['prompt']" if _is_text(prompts.type) else "row['prompt'] and row['prompt'][-1]['content']"
+    raise UserError(
+        f'{given} has {len(rows)} rows without a prompt (None, "", or a conversation whose last message is empty): '
+        f"{shown}. Remove them: `dataset.filter(lambda row: {text})`."
+    )
 
 
 def without_prompt(column: pa.ChunkedArray) -> NDArray[np.bool_]:
-    """Which prompts of a column of texts or conversations are missing or empty, `(n,)`, without a loop over rows."""
-    return np.concatenate([np.zeros(0, dtype=bool), *(_is_empty(chunk) for chunk in column.chunks)])
+    """Which prompts of a column of texts or conversations are missing or empty, `(n,)`."""
+    return np.concatenate([np.zeros(0, dtype=bool), *map(_is_empty, column.chunks)])
 
 
-def is_text(kind: pa.DataType) -> bool:
+def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
 def _is_empty(values: pa.Array) -> NDArray[np.bool_]:
     """Null, an empty text or list, or a conversation whose last message is empty and comes from neither tool nor assistant."""
-    missing: NDArray[np.bool_] = values.is_null().to_numpy(zero_copy_only=False)
-    if is_text(values.type):
-        return missing | _flags(pc.equal(pc.binary_length(values), 0))
-    if not _is_list(values.type):
-        return missing
-    empty = missing | _flags(pc.equal(pc.list_value_length(values), 0))
-    kind = values.type.value_type
-    if not pa.types.is_struct(kind) or kind.get_field_index("content") < 0 or empty.all():
-        return empty
-    last = values.values.take(pa.array(values.offsets.to_numpy()[1:][~empty] - 1))
-    without_content = _is_empty(pc.struct_field(last, "content"))
-    if kind.get_field_index("role") >= 0:  # a tool may answer nothing, and an answer may begin with nothing
-        continued = pc.is_in(pc.struct_field(last, "role"), pa.array(["tool", "assistant"]))
-        without_content &= ~_flags(continued)
-    empty[~empty] = without_content
+    kind = values.type
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    if is_list or _is_text(kind):
+        length = pc.list_value_length(values) if is_list else pc.binary_length(values)
+        found = pc.fill_null(pc.equal(length, 0), True)
+    else:
+        found = values.is_null()
+    empty: NDArray[np.bool_] = found.to_numpy(zero_copy_only=False)
+    is_chat = is_list and pa.types.is_struct(kind.value_type) and kind.value_type.get_field_index("content") >= 0
+    if is_chat and not empty.all():
+        last = values.values.take(pa.array(values.offsets.to_numpy()[1:][~empty] - 1))
+        without_content = _is_empty(pc.struct_field(last, "content"))
+        if kind.value_type.get_field_index("role") >= 0:  # a tool may answer nothing; an answer may begin with nothing
+            continued = pc.is_in(pc.struct_field(last, "role"), pa.array(["tool", "assistant"]))
+            without_content &= ~continued.to_numpy(zero_copy_only=False)
+        empty[~empty] = without_content
     return empty
-
-
-def _flags(values: pa.Array) -> NDArray[np.bool_]:
-    """Null counts as false."""
-    flags: NDArray[np.bool_] = pc.fill_null(values, False).to_numpy(zero_copy_only=False)
-    return flags

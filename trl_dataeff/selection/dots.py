@@ -68,8 +68,8 @@ class DotsSelector(Selector):
         predictor_args: dict[str, Any] | None = None,
         history_from: str | None = None,
     ):
-        check_number("threshold", threshold, 0, 1, above=True)
-        check_number("coverage", coverage, 0, 1)
+        check_number("threshold", threshold, "(0, 1]")
+        check_number("coverage", coverage, "[0, 1]")
         check_predictor(predictor, predictor_args)
         self.threshold, self.coverage = threshold, coverage
         self.predictor, self.predictor_args = predictor, predictor_args

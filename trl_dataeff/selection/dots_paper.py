@@ -57,10 +57,10 @@ class PaperDotsSelector(Selector):
         predictor: str | DifficultyPredictor = "attention",
         predictor_args: dict[str, Any] | None = None,
     ):
-        check_number("reference_size", reference_size, 1, integer=True)
-        check_number("refresh_batches", refresh_batches, 1, integer=True)
-        check_number("target", target, 0, 1)
-        check_number("temperature", temperature, 0, above=True)
+        check_number("reference_size", reference_size, "[1, inf)", integer=True)
+        check_number("refresh_batches", refresh_batches, "[1, inf)", integer=True)
+        check_number("target", target, "[0, 1]")
+        check_number("temperature", temperature, "(0, inf]")
         check_predictor(predictor, predictor_args)
         self.reference_size, self.refresh_batches = reference_size, refresh_batches
         self.target, self.temperature = target, temperature

@@ -146,10 +146,10 @@ class GresoSelector(Selector):
         hold: bool = True,
     ):
         for name, value in (("p_init", p_init), ("p_min", p_min), ("p_max", p_max)):
-            check_number(name, value, 0, 1, above=True)
-        check_number("p_step", p_step, 0, 1)
-        check_number("target_zero_variance", target_zero_variance, 0, 1, below=True)
-        check_number("easy_share", easy_share, 0, 1)
+            check_number(name, value, "(0, 1]")
+        check_number("p_step", p_step, "[0, 1]")
+        check_number("target_zero_variance", target_zero_variance, "[0, 1)")
+        check_number("easy_share", easy_share, "[0, 1]")
         check_choice("hold", hold, (True, False))
         if not p_min <= p_init <= p_max:
             raise ValueError(f"`p_min <= p_init <= p_max` must hold; got {p_min}, {p_init}, {p_max}.")

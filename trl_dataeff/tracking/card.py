@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_dataeff.tracking.metrics import PREFIX
-from trl_dataeff.version import __version__
+from trl_dataeff.utils import __version__
 
 
 TITLE = "## Data-efficient GRPO"
