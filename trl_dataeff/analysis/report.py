@@ -17,17 +17,9 @@ def make_page(runs: Sequence[RecordedRun]) -> str:
     """A self-contained HTML page. Names and texts of a run are escaped by the template."""
     from jinja2 import Environment, PackageLoader
 
-    environment = Environment(
-        loader=PackageLoader("trl_dataeff.analysis", "templates"), autoescape=True, trim_blocks=True
-    )
+    environment = Environment(loader=PackageLoader("trl_dataeff.analysis"), autoescape=True, trim_blocks=True)
     template = environment.get_template("page.html.j2")
-    return template.render(
-        title=" and ".join(run.name for run in runs),
-        names=[run.name for run in runs],
-        facts=facts(runs),
-        figures=figures_of(runs),
-        version=__version__,
-    )
+    return template.render(runs=runs, facts=facts(runs), figures=figures_of(runs), version=__version__)
 
 
 def facts(runs: Sequence[RecordedRun]) -> dict[str, list[str]]:

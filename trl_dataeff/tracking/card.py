@@ -11,7 +11,6 @@ from trl_dataeff.utils import is_number
 from trl_dataeff.version import __version__
 
 
-TITLE = "## Data-efficient GRPO"
 BEFORE = "### Framework versions"  # a heading of TRL's card
 REPLAYED, ROUNDS = f"{PREFIX}rollouts_replayed", f"{PREFIX}rounds"
 SELECTORS = {
@@ -69,7 +68,7 @@ def complete_card(path: Path, about: Mapping[str, Any], logs: Sequence[Mapping[s
     if rewards:
         rows.append(f"| reward in training, first and last | {rewards[0]:.3f}, {rewards[-1]:.3f} |")
     methods = ", ".join(methods_used(about, last))
-    section = f"{TITLE}\n\nTrained with `trl_dataeff` {__version__}: {methods}.\n\n" + "\n".join(rows)
+    section = f"## Data-efficient GRPO\n\nTrained with `trl_dataeff` {__version__}: {methods}.\n\n" + "\n".join(rows)
     head, found, tail = text.partition(BEFORE)
     text = f"{head.rstrip()}\n\n{section}\n\n{found}{tail.rstrip()}\n"
     path.write_text(text + _citations(about, last), encoding="utf-8")
@@ -77,16 +76,13 @@ def complete_card(path: Path, about: Mapping[str, Any], logs: Sequence[Mapping[s
 
 def _citations(about: Mapping[str, Any], last: Mapping[str, float]) -> str:
     selector = about.get("selector") or ""
-    used = {
-        "dots": "Dots" in selector or last.get(REPLAYED, 0) > 0,
-        "greso": "Greso" in selector,
-        "dapo": last.get(ROUNDS, 0) >= 1,
-    }
-    entries = [
-        f"@article{{{key},\n  title  = {{{{{title}}}}},\n  year   = 2025,\n  eprint = {{arXiv:{eprint}}},\n}}"
-        for name, (key, eprint, title) in PAPERS.items()
-        if used[name]
-    ]
-    if not entries:
+    used = ["dots"] if "Dots" in selector or last.get(REPLAYED, 0) > 0 else []
+    used += ["greso"] if "Greso" in selector else []
+    used += ["dapo"] if last.get(ROUNDS, 0) >= 1 else []
+    if not used:
         return ""
+    entries = (
+        f"@article{{{key},\n  title  = {{{{{title}}}}},\n  year   = 2025,\n  eprint = {{arXiv:{eprint}}},\n}}"
+        for key, eprint, title in (PAPERS[name] for name in used)
+    )
     return "\nCite the methods that were used as:\n\n```bibtex\n" + "\n\n".join(entries) + "\n```\n"
