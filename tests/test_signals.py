@@ -2,7 +2,7 @@
 
 import os
 import signal
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -132,13 +132,9 @@ def test_a_second_signal_is_not_kept_back():
 
 
 def test_training_in_another_thread_leaves_signals_alone(tmp_path):
-    ended = []
-    thread = threading.Thread(
-        target=lambda: ended.append(train(tmp_path, max_steps=1, save_on_signal=True).state.global_step)
-    )
-    thread.start()
-    thread.join()
-    assert ended == [1]
+    with ThreadPoolExecutor() as threads:
+        trainer = threads.submit(train, tmp_path, max_steps=1, save_on_signal=True).result()
+    assert trainer.state.global_step == 1
 
 
 @pytest.mark.parametrize("dynamic", ["off", "dynamic"])
