@@ -6,7 +6,7 @@ import io
 import re
 from collections.abc import Sequence
 from itertools import cycle
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -16,13 +16,10 @@ from trl_dataeff.tracking.metrics import PREFIX
 from trl_dataeff.utils import UserError
 
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 #: Okabe and Ito's colours, which colour-blind people can tell apart: a run each
 COLOURS = ("#0072b2", "#d98200", "#009e73", "#b0609a", "#56b4e9", "#d55e00")
 INK = "#1f2329"
-STYLE: dict[str, Any] = {
+STYLE: Any = {
     "svg.fonttype": "none",
     "text.parse_math": False,
     "font.size": 9.5,
@@ -131,17 +128,18 @@ def success_rates(run: RecordedRun) -> Figure | None:
 def running_mean(values: np.ndarray) -> np.ndarray:
     """Centred mean over a `POINTS`-th of the values `(n,)`; as long as they are."""
     window = len(values) // POINTS * 2 + 1
-    return pd.Series(values, dtype=float).rolling(window, center=True, min_periods=1).mean().to_numpy()
+    return np.asarray(pd.Series(values, dtype=float).rolling(window, center=True, min_periods=1).mean())
 
 
-def _axes(**settings: Any) -> Axes:
+def _axes(**settings: Any) -> Any:
+    """Axes of matplotlib in a figure of their own."""
     from matplotlib.figure import Figure as Canvas
 
     return Canvas(figsize=(5.0, 2.9), layout="constrained").add_subplot(**settings)
 
 
-def svg(axes: Axes, name: str, *, legend: bool = False) -> str:
-    """An SVG element. Ids begin with its name; the colour of text and axes is the page's."""
+def svg(axes: Any, name: str, *, legend: bool = False) -> str:
+    """An SVG element of axes from [`_axes`]. Ids begin with its name; the colour of text and axes is the page's."""
     import matplotlib as mpl
 
     if legend:
