@@ -22,22 +22,16 @@ from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 
 def experts_model(tokenizer):
     torch.manual_seed(0)
-    config = Qwen3MoeConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=32,
-        moe_intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        num_experts=4,
-        num_experts_per_tok=2,
-        max_position_embeddings=256,
-        router_aux_loss_coef=0.1,
-        initializer_range=0.2,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
+    sizes = {"vocab_size": len(tokenizer), "hidden_size": 32, "intermediate_size": 32, "moe_intermediate_size": 32}
+    sizes |= {
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+    }
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.1, "initializer_range": 0.2}
+    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    config = Qwen3MoeConfig(**sizes, **experts, **ends)
     return Qwen3MoeForCausalLM(config)
 
 

@@ -2,7 +2,7 @@
 
 import os
 import signal
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -38,11 +38,20 @@ def send(trainer, step: int | None, number: signal.Signals = signal.SIGTERM) -> 
     trainer.reward_funcs = [reward]
 
 
-def train_until_stopped(trainer, number: signal.Signals = signal.SIGTERM) -> None:
+def train_until_stopped(trainer, step: int | None, number: signal.Signals = signal.SIGTERM) -> None:
     """Train; it ends as a program without handlers would, but after the step and with a checkpoint."""
+    send(trainer, step, number)
     with pytest.raises(KeyboardInterrupt if number is signal.SIGINT else SystemExit) as raised:
         trainer.train()
     assert number is signal.SIGINT or raised.value.code == 128 + number == 143
+
+
+def assert_resumes(tmp_path, **options) -> None:
+    """Resumed, the run is the one that never stopped."""
+    resumed = train(tmp_path, resume=True, **options)
+    assert resumed.stopped_by is None
+    whole = train(tmp_path / "whole", **options)
+    assert history(resumed.state.log_history) == history(whole.state.log_history)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -50,27 +59,20 @@ def test_a_signal_ends_the_run_with_a_checkpoint(tmp_path, caplog_transformers, 
     options = {"save_steps": 100, "save_total_limit": 1, "save_on_signal": True}
     trainer = make_trainer(tmp_path, "dynamic", **options)
     former = signal.getsignal(number)
-    send(trainer, 4, number)
-    train_until_stopped(trainer, number)
+    train_until_stopped(trainer, 4, number)
     assert signal.getsignal(number) is former
     assert trainer.stopped_by is number
     assert checkpoint_names(tmp_path) == {"checkpoint-5"}
-    said = [m for m in messages(caplog_transformers) if m.startswith(f"Stopped by {number.name} after step 5 of 12")]
-    assert len(said) == 1
-    resumed = train(tmp_path, resume=True, **options)
-    assert resumed.stopped_by is None
-    whole = train(tmp_path / "whole", **options)
-    assert history(resumed.state.log_history) == history(whole.state.log_history)
+    assert len(messages(caplog_transformers, f"Stopped by {number.name} after step 5 of 12")) == 1
+    assert_resumes(tmp_path, **options)
 
 
 def test_a_stopped_run_keeps_its_last_checkpoint_though_another_is_best(tmp_path):
     best = {"metric_for_best_model": "eval_reward", "greater_is_better": False, "load_best_model_at_end": True}
-    trainer = make_trainer(
-        tmp_path, "off", **{**EVALUATING, **best, "eval_steps": 1, "save_total_limit": 1, "max_steps": 8}
-    )
+    options = {**EVALUATING, **best, "eval_steps": 1, "save_total_limit": 1, "max_steps": 8}
+    trainer = make_trainer(tmp_path, "off", **options)
     trainer.reward_funcs = [lambda completions, **_: [float(trainer.state.global_step)] * len(completions)]
-    send(trainer, 5)  # in the evaluation after step 5
-    train_until_stopped(trainer)
+    train_until_stopped(trainer, 5)  # in the evaluation after step 5
     assert trainer.state.global_step == 5
     assert trainer.state.best_global_step == 1
     assert checkpoint_names(tmp_path) == {"checkpoint-1", "checkpoint-5"}
@@ -81,21 +83,17 @@ def test_a_signal_during_an_evaluation_takes_effect_without_another_step(tmp_pat
     best = {"metric_for_best_model": "eval_reward", "greater_is_better": False} if strategy == "best" else {}
     options = {**EVALUATING, "save_strategy": strategy, "save_steps": 100, **best}
     trainer = make_trainer(tmp_path, "dynamic", **options)
-    send(trainer, None)
-    train_until_stopped(trainer)
+    train_until_stopped(trainer, None)
     assert trainer.state.global_step == 2
     assert checkpoint_names(tmp_path) == {"checkpoint-2"}
-    resumed = train(tmp_path, resume=True, **options)
-    whole = train(tmp_path / "whole", **options)
-    assert history(resumed.state.log_history) == history(whole.state.log_history)
+    assert_resumes(tmp_path, **options)
 
 
 def test_with_save_strategy_best_a_signal_before_an_evaluation_keeps_a_checkpoint(tmp_path):
     options = {"save_strategy": "best", "metric_for_best_model": "eval_reward", "greater_is_better": True}
     trainer = make_trainer(tmp_path, "dynamic", **EVALUATING, **options)
     trainer.reward_funcs = [lambda completions, **_: [-float(trainer.state.global_step)] * len(completions)]
-    send(trainer, 3)  # its evaluation is worse than that of step 2
-    train_until_stopped(trainer)
+    train_until_stopped(trainer, 3)  # its evaluation is worse than that of step 2
     assert checkpoint_names(tmp_path) == {"checkpoint-2", "checkpoint-4"}
 
 
@@ -132,13 +130,9 @@ def test_a_second_signal_is_not_kept_back():
 
 
 def test_training_in_another_thread_leaves_signals_alone(tmp_path):
-    ended = []
-    thread = threading.Thread(
-        target=lambda: ended.append(train(tmp_path, max_steps=1, save_on_signal=True).state.global_step)
-    )
-    thread.start()
-    thread.join()
-    assert ended == [1]
+    with ThreadPoolExecutor() as threads:
+        trainer = threads.submit(train, tmp_path, max_steps=1, save_on_signal=True).result()
+    assert trainer.state.global_step == 1
 
 
 @pytest.mark.parametrize("dynamic", ["off", "dynamic"])

@@ -50,9 +50,7 @@ def test_the_ratio_table_by_hand():
     assert uniform[:3] == ["`uniform`", "2", "1.00 (1.00-1.00)"]
     assert fast[1:6] == ["2", "0.25 (0.25-0.25)", "0.50 (0.50-0.50)", "0.50 (0.50-0.50)", "0.25"]
     assert fast[6] == "0.825 ± 0.000"  # step 78.125
-    assert slow[2:] == ["never, in 1 of 2"] * 3 + ["0.25", "-"], (
-        "a run of 30 steps has no accuracy after 5,000 rollouts"
-    )
+    assert slow[2:] == ["never, in 1 of 2"] * 3 + ["0.25", "-"]  # a run of 30 steps has not 5,000 rollouts
     other = [run("uniform", 0, 0.004, pool="second"), run("fast", 0, 0.008, pool="second")]
     several = cells(ratio_table([*curves[:2], *other], show_baseline=False))
     assert [row[:4] for row in several] == [["first", "`fast`", "1", "0.25"], ["second", "`fast`", "1", "0.50"]]

@@ -44,6 +44,7 @@ QUICK = {
     "greso, dynamic, lora": {"selection": "greso", **DYNAMIC, **LORA},
     "uniform, skip": SKIP,
     "dots, fill": {"selection": "dots", **FILL},
+    "greso, share": {"selection": "greso", "replay": "share"},
 }
 FULL = {
     f"{selection}, {method}, {kind}": {"selection": selection, **fields, **adapter}

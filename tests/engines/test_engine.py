@@ -6,6 +6,7 @@ import pytest
 from peft import LoraConfig
 from trl import GRPOConfig, GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
+from trl.trainer import grpo_trainer
 
 from tests.engines.double import ModelCopyGeneration
 from tests.factories import (
@@ -48,28 +49,23 @@ KINDS = {
 
 
 def test_the_double_takes_what_vllm_generation_takes():
+    classes = ModelCopyGeneration, VLLMGeneration
     for name in ("__init__", "generate", "sync_weights", "_init_vllm"):
-        own, trls = (
-            list(inspect.signature(getattr(c, name)).parameters) for c in (ModelCopyGeneration, VLLMGeneration)
-        )
+        own, trls = (list(inspect.signature(getattr(c, name)).parameters) for c in classes)
         assert own == trls, name
     source = inspect.getsource(GRPOTrainer)
     used = {part.split("(")[0].split(" ")[0] for part in source.split("self.vllm_generation.")[1:]}
     assert {name.split(".")[0] for name in used} == {"generate", "sync_weights", "llm", "vllm_client"}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "tools"])
 def test_off_is_grpo(kind, with_engine, tmp_path):
-    options = {"max_steps": 8, **KINDS[kind]}
-    reference = with_engine(tmp_path / "a", GRPOTrainer, GRPOConfig, **options)
-    ours = with_engine(tmp_path / "b", **options, **OFF)
-    assert_identical(reference, ours)
-
-
-def test_off_is_grpo_with_tools(with_engine, tmp_path):
-    options = {**TOOLS, "rewards": even_length_reward, "max_steps": 4}
-    reference = with_engine(tmp_path / "a", scripted_tool_calls(GRPOTrainer), GRPOConfig, **options)
-    ours = with_engine(tmp_path / "b", scripted_tool_calls(DataEfficientGRPOTrainer), **options, **OFF)
+    """Tools in four steps, the others in eight."""
+    tools = {**TOOLS, "rewards": even_length_reward, "max_steps": 4}
+    options = tools if kind == "tools" else {"max_steps": 8, **KINDS[kind]}
+    policy = scripted_tool_calls if kind == "tools" else lambda trainer_class: trainer_class
+    reference = with_engine(tmp_path / "a", policy(GRPOTrainer), GRPOConfig, **options)
+    ours = with_engine(tmp_path / "b", policy(DataEfficientGRPOTrainer), **options, **OFF)
     assert_identical(reference, ours)
 
 
@@ -84,22 +80,11 @@ def test_log_probs_of_sampler_and_training_agree_after_updates(kind, method, wit
     assert all(value.isfinite().all() for value in weights.values())
 
 
-@pytest.mark.parametrize("method", [DYNAMIC, REPLAY])
-def test_without_the_sync_they_do_not(method, with_engine, tmp_path, monkeypatch):
-    """The test above would notice a sampler with stale weights."""
-    from trl.trainer import grpo_trainer
-
-    monkeypatch.setattr(grpo_trainer.VLLMGeneration, "sync_weights", lambda self: None)
-    trainer = with_engine(tmp_path, Watched, **method)
-    assert max(logp_differences(trainer)) > 1e-2
-
-
 @pytest.mark.parametrize("fields", [{}, {"steps_per_generation": 4}, {"num_iterations": 2}])
 def test_one_sync_per_generation_batch_under_dynamic_sampling(fields, with_engine, tmp_path, monkeypatch):
-    from trl.trainer import grpo_trainer
-
-    synced, plain = [], grpo_trainer.VLLMGeneration.sync_weights
-    monkeypatch.setattr(grpo_trainer.VLLMGeneration, "sync_weights", lambda self: (synced.append(1), plain(self))[1])
+    engine_class = grpo_trainer.VLLMGeneration  # the test double, or TRL's
+    synced, plain = [], engine_class.sync_weights
+    monkeypatch.setattr(engine_class, "sync_weights", lambda self: (synced.append(1), plain(self))[1])
     trainer = with_engine(tmp_path, Watched, **DYNAMIC, **fields)
     rounds = [batch.rounds for batch in trainer.batches]
     assert max(rounds) > 1

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from trl.trainer import grpo_trainer
 
 from tests.factories import SHARE, Watched, logged
 
@@ -51,8 +52,6 @@ class Recomputed(Watched):
 @pytest.mark.parametrize("synced", [True, False])
 def test_trls_correction_and_ours_never_both_apply_to_a_row(mode, synced, with_engine, tmp_path, monkeypatch):
     """Without the sync TRL's ratio is not 1, and a row that had both would show."""
-    from trl.trainer import grpo_trainer
-
     if not synced:
         monkeypatch.setattr(grpo_trainer.VLLMGeneration, "sync_weights", lambda self: None)
     options = {"vllm_importance_sampling_mode": mode, "replay_ratio_cap": 2.0, "learning_rate": 1e-2}
@@ -96,13 +95,6 @@ def test_trls_metrics_of_sampling_cover_fresh_rows(with_engine, tmp_path):
     """Else the ratio of replayed rows, whose sampler was another policy, looks like a sync that does not work."""
     trainer = with_engine(tmp_path, Watched, **{**REPLAY, "learning_rate": 1e-2})
     assert sum(t["replayed"].sum().item() for t in trainer.tensors if "replayed" in t) > 20
-    prefix = "sampling/importance_sampling_ratio/"
-    rows = logged(
-        trainer, *(prefix + name for name in ("min", "mean", "max")), "sampling/sampling_logp_difference/max"
-    )
-    assert len(rows) == 6
-    for low, mean, high, difference in rows:
-        assert abs(low - 1) < 1e-3
-        assert abs(mean - 1) < 1e-3
-        assert abs(high - 1) < 1e-3
-        assert difference < 1e-4
+    ratios = logged(trainer, *(f"sampling/importance_sampling_ratio/{name}" for name in ("min", "mean", "max")))
+    np.testing.assert_allclose(ratios, np.ones((6, 3)), atol=1e-3)
+    assert max(*logged(trainer, "sampling/sampling_logp_difference/max"))[0] < 1e-4

@@ -41,8 +41,7 @@ def test_from_groups_to_a_predictor(kind, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(trl_dataeff.difficulty.embedding, "embed_dataset", lambda dataset, model: E.half().numpy())
     Dataset.from_dict({"question": [f"q{i}" for i in range(N)]}).to_json("data.jsonl")
-    options = ["--groups", save_groups(tmp_path / "a.parquet"), "--kind", kind]
-    options += [
+    options = [
         "--dataset",
         "data.jsonl",
         "--prompt_column",
@@ -52,6 +51,7 @@ def test_from_groups_to_a_predictor(kind, tmp_path, monkeypatch, capsys):
         "--output",
         "out",
     ]
+    options += ["--groups", save_groups(tmp_path / "a.parquet"), "--kind", kind]
     monkeypatch.setattr(sys, "argv", ["fit_predictor.py", *options])
     runpy.run_path(str(SCRIPT), run_name="__main__")
     assert kind in capsys.readouterr().out

@@ -8,7 +8,6 @@ with a small one takes a fifth of the time.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
@@ -21,13 +20,9 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen2ForCausalLM,
 )
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-
-# --- Tokenizer -------------------------------------------------------------------------------------------------------
 
 # Special tokens follow the ordinary ones. The smaller number still makes an end-of-sequence token rare: one test relies
 # on a random model not to end its completions.
@@ -65,11 +60,9 @@ def _word(number: int) -> str:
 @cache
 def _vocabulary(ordinary: int) -> dict[str, int]:
     symbols = bytes_to_unicode()
-    vocabulary = {symbol: i for i, symbol in enumerate(symbols.values())}
     pieces = {i: "".join(symbols[byte] for byte in text.encode()) for i, text in _PIECES.items()}
-    for i in range(256, ordinary):
-        vocabulary[pieces.get(i) or _word(i)] = i
-    return vocabulary
+    words = (pieces.get(i) or _word(i) for i in range(256, ordinary))
+    return {token: i for i, token in enumerate([*symbols.values(), *words])}
 
 
 def make_tokenizer(template: str, ordinary: int) -> PreTrainedTokenizerFast:
@@ -91,28 +84,15 @@ def make_tokenizer(template: str, ordinary: int) -> PreTrainedTokenizerFast:
     )
 
 
-# --- Models ----------------------------------------------------------------------------------------------------------
-
 Maker = Callable[[Path, int], None]  # saves a model with its tokenizer: folder, number of ordinary tokens
-
-
-def _fields(ordinary: int) -> dict:
-    return {
-        "vocab_size": ordinary + len(_SPECIAL),
-        "hidden_size": 8,
-        "intermediate_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "bos_token_id": None,
-        "eos_token_id": ordinary + _EOS,
-        "pad_token_id": ordinary + _PAD,
-    }
 
 
 def _maker(auto_class, model_type: str, template: str, **fields) -> Maker:
     def make(folder: Path, ordinary: int) -> None:
-        config = AutoConfig.for_model(model_type, **(_fields(ordinary) | fields))
+        sizes = {"hidden_size": 8, "intermediate_size": 32, "num_hidden_layers": 2} | fields
+        heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": ordinary + len(_SPECIAL)}
+        ids = {"bos_token_id": None, "eos_token_id": ordinary + _EOS, "pad_token_id": ordinary + _PAD}
+        config = AutoConfig.for_model(model_type, **sizes, **heads, **ids)
         with torch.random.fork_rng():
             torch.manual_seed(0)
             auto_class.from_config(config).save_pretrained(folder)
@@ -123,36 +103,6 @@ def _maker(auto_class, model_type: str, template: str, **fields) -> Maker:
 
 _causal = partial(_maker, AutoModelForCausalLM)
 _classifier = partial(_maker, AutoModelForSequenceClassification, num_labels=1)
-
-
-_REMOTE_CODE = """\
-from transformers import Qwen2Config, Qwen2ForCausalLM
-
-
-class RemoteConfig(Qwen2Config):
-    model_type = "upstream_remote"
-
-
-class RemoteForCausalLM(Qwen2ForCausalLM):
-    config_class = RemoteConfig
-"""
-
-
-def _remote(folder: Path, ordinary: int) -> None:
-    """A model whose code is in its own folder, so that loading it needs `trust_remote_code`."""
-    Qwen2ForCausalLM(Qwen2Config(**_fields(ordinary))).save_pretrained(folder)
-    make_tokenizer("qwen2_5", ordinary).save_pretrained(folder)
-    (folder / "modeling_remote.py").write_text(_REMOTE_CODE)
-    config = json.loads((folder / "config.json").read_text())
-    config |= {
-        "model_type": "upstream_remote",
-        "architectures": ["RemoteForCausalLM"],
-        "auto_map": {
-            "AutoConfig": "modeling_remote.RemoteConfig",
-            "AutoModelForCausalLM": "modeling_remote.RemoteForCausalLM",
-        },
-    }
-    (folder / "config.json").write_text(json.dumps(config))
 
 
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
@@ -176,13 +126,10 @@ _MODELS: dict[str, Maker] = {
     "trl-internal-testing/tiny-Qwen3ForCausalLM": _causal("qwen3", "qwen3", head_dim=8),
     "trl-internal-testing/tiny-Qwen3ForSequenceClassification": _classifier("qwen3", "qwen3", head_dim=8),
     "trl-internal-testing/tiny-Qwen3MoeForCausalLM": _causal("qwen3_moe", "qwen3", head_dim=8, **_EXPERTS),
-    "trl-internal-testing/tiny-RemoteForCausalLM": _remote,
     "trl-internal-testing/small-Qwen2ForCausalLM-2.5": _causal("qwen2", "qwen2_5", **_SMALL),
     "trl-internal-testing/small-Qwen3ForCausalLM": _causal("qwen3", "qwen3", head_dim=128, **_SMALL),
 }  # fmt: skip
 
-
-# --- Datasets --------------------------------------------------------------------------------------------------------
 
 # One of TRL's tests writes the first twelve out.
 _PROMPTS = [
@@ -194,28 +141,29 @@ _PROMPTS = [
 _CONVERSATIONS = [[{"role": "user", "content": f"How does this go on: {prompt}"}] for prompt in _PROMPTS]
 
 
-def _prompts(train: list, test: list) -> DatasetDict:
-    return DatasetDict(train=Dataset.from_dict({"prompt": train}), test=Dataset.from_dict({"prompt": test}))
-
-
-_DATASETS: dict[tuple[str, str | None], Callable[[], DatasetDict]] = {
-    ("trl-internal-testing/zen", "standard_prompt_only"): lambda: _prompts(_PROMPTS[:12], _PROMPTS[12:]),
+_DATASETS = {
+    "standard_prompt_only": (_PROMPTS[:12], _PROMPTS[12:]),
     # Fewer rows: tests with tools train on these, on long sequences and the full vocabulary
-    ("trl-internal-testing/zen", "conversational_prompt_only"): lambda: _prompts(
-        _CONVERSATIONS[:2], _CONVERSATIONS[12:]
-    ),
+    "conversational_prompt_only": (_CONVERSATIONS[:2], _CONVERSATIONS[12:]),
 }
-
-
-# --- By id -----------------------------------------------------------------------------------------------------------
 
 
 class NoStandInError(LookupError):
     """An id of the Hub that has no local stand-in."""
 
 
+def load_dataset(path: str, name: str | None = None, split: str | None = None, streaming: bool = False):
+    """`datasets.load_dataset` for the datasets that have a stand-in."""
+    if path != "trl-internal-testing/zen" or name not in _DATASETS:
+        raise NoStandInError(path if name is None else f"{path} ({name})")
+    splits = {key: Dataset.from_dict({"prompt": rows}) for key, rows in zip(("train", "test"), _DATASETS[name])}
+    if streaming:
+        splits = {key: part.to_iterable_dataset() for key, part in splits.items()}
+    return splits[split] if split else DatasetDict(splits)
+
+
 class StandIns:
-    """Makes each stand-in when its id is first asked for, and keeps models in `folder`."""
+    """Makes the stand-in of a model when its id is first asked for, and keeps it in `folder`."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -230,13 +178,3 @@ class StandIns:
             path.mkdir(parents=True)
             _MODELS[model_id](path, self.vocabulary)
         return path
-
-    @staticmethod
-    def load_dataset(path: str, name: str | None = None, split: str | None = None, streaming: bool = False):
-        """`datasets.load_dataset` for the datasets that have a stand-in."""
-        if (path, name) not in _DATASETS:
-            raise NoStandInError(path if name is None else f"{path} ({name})")
-        splits = _DATASETS[path, name]()
-        if split is not None:
-            return splits[split].to_iterable_dataset() if streaming else splits[split]
-        return {key: part.to_iterable_dataset() for key, part in splits.items()} if streaming else splits

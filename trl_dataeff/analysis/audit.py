@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from trl_dataeff.analysis.recorded import read_log_history
+from trl_dataeff.analysis.recorded import read_run
+from trl_dataeff.rollouts.group import KINDS
 from trl_dataeff.tracking.groups import GROUPS_FILE, read_groups
 from trl_dataeff.utils import UserError, closest
 
@@ -23,23 +24,21 @@ MORE = (
 )
 
 
-@dataclass(frozen=True)
-class Shares:
+class Shares(NamedTuple):
     """
-    Groups of the steps from `first` to `last`. `easy` and `hard` are the shares of zero-variance groups with the highest
-    reward of the run and with any other; NaN where only `effective` is known.
+    Groups of the steps from `first` to `last`; `groups` is 0 where their number is not known. `easy` and `hard` are the shares
+    of zero-variance groups with the highest reward of the run and with any other; NaN where only `effective` is known.
     """
 
     first: int
     last: int
     groups: int
     effective: float
-    easy: float = math.nan
-    hard: float = math.nan
+    easy: float
+    hard: float
 
 
-@dataclass(frozen=True)
-class Audit:
+class Audit(NamedTuple):
     """
     Shares of a run.
 
@@ -54,9 +53,9 @@ class Audit:
     source: str
     overall: Shares
     periods: list[Shares]
-    again: float = math.nan
-    after_effective: float = math.nan
-    note: str = ""
+    again: float
+    after_effective: float
+    note: str
 
 
 def audit(
@@ -70,18 +69,17 @@ def audit(
         prompt, reward, step (`str`, *optional*): columns of such files; without a step, the completions of a group follow
             each other. In tables of TRL, by default, the total of all rewards and `step`.
     """
-    path = Path(paths[0]).expanduser()
-    if len(paths) == 1 and path.is_dir():
-        if (path / GROUPS_FILE).exists():
-            return _described(read_groups(path / GROUPS_FILE).to_pandas(), f"{path / GROUPS_FILE}")
-        files = sorted(path.glob(COMPLETIONS), key=lambda file: int(file.stem.split("_")[-1]))
-        if not files:
-            return _of_logs(path)
-        return _described(
-            groups_of(_read(files), prompt, reward, step or "step"), f"{len(files)} tables in {path / 'completions'}"
-        )
-    files = [Path(name).expanduser() for name in paths]
-    return _described(groups_of(_read(files), prompt, reward or "reward", step), ", ".join(map(str, files)))
+    files = [Path(path).expanduser() for path in paths]
+    folder = files[0]
+    if len(files) > 1 or not folder.is_dir():
+        groups = groups_of(_read(files), prompt, reward or "reward", step)
+        return _described(groups, ", ".join(map(str, files)))
+    if (folder / GROUPS_FILE).exists():
+        return _described(read_groups(folder / GROUPS_FILE).to_pandas(), f"{folder / GROUPS_FILE}")
+    if files := sorted(folder.glob(COMPLETIONS)):
+        groups = groups_of(_read(files), prompt, reward, step or "step")
+        return _described(groups, f"{len(files)} tables in {folder / 'completions'}")
+    return _of_logs(folder)
 
 
 def _read(files: Sequence[Path]) -> pd.DataFrame:
@@ -135,38 +133,36 @@ def groups_of(rows: pd.DataFrame, prompt: str, reward: str | None, step: str | N
 
 
 def _described(groups: pd.DataFrame, source: str) -> Audit:
-    groups = groups.sort_values("step", kind="stable")
-    steps = groups["step"].unique()
-    periods = [groups[groups["step"].isin(part)] for part in np.array_split(steps, min(PERIODS, len(steps)))]
-    zero = groups["kind"] != "effective"
-    before = zero.groupby(groups["prompt_id"]).shift()
-    return Audit(
-        source,
-        _shares(groups),
-        [_shares(period) for period in periods],
-        again=float(zero[before == True].mean()),  # noqa: E712  # there is NaN, too
-        after_effective=float(zero[before == False].mean()),  # noqa: E712
-    )
-
-
-def _shares(groups: pd.DataFrame) -> Shares:
-    shares = groups["kind"].value_counts(normalize=True)
-    first, last = int(groups["step"].min()), int(groups["step"].max())
-    return Shares(first, last, len(groups), *(float(shares.get(kind, 0.0)) for kind in ("effective", "easy", "hard")))
+    """Of a table with a row for each group: `step`, `prompt_id` and `kind`."""
+    return _summed(groups.assign(**{kind: groups["kind"] == kind for kind in KINDS}), source)
 
 
 def _of_logs(folder: Path) -> Audit:
     """Of a TRL run without logged completions, whose logs have the share of zero-variance groups."""
-    logs = [log for log in read_log_history(folder) if "frac_reward_zero_std" in log]
-    if not logs:
+    steps, zero = read_run(folder).series("frac_reward_zero_std")
+    if not len(steps):
         raise UserError(f"{folder} has neither completions nor logs of `frac_reward_zero_std`. {MORE}")
+    unknown = dict.fromkeys(["prompt_id", "easy", "hard"], math.nan)
+    return _summed(pd.DataFrame({"step": steps, "effective": 1 - zero, **unknown}), f"the logs in {folder}", MORE)
 
-    def shares(part: Sequence[int]) -> Shares:
-        chosen = [logs[i] for i in part]
-        effective = 1 - sum(log["frac_reward_zero_std"] for log in chosen) / len(chosen)
-        return Shares(chosen[0]["step"], chosen[-1]["step"], 0, effective)
 
-    periods = np.array_split(np.arange(len(logs)), min(PERIODS, len(logs)))
+def _summed(table: pd.DataFrame, source: str, note: str = "") -> Audit:
+    """Of a table with `step`, `prompt_id` and the share of each kind, in each row: of a group, or of all groups of a log."""
+    table = table.sort_values("step", kind="stable")
+    steps = table["step"].unique()
+    periods = [table[table["step"].isin(part)] for part in np.array_split(steps, min(PERIODS, len(steps)))]
+    zero = table["effective"] == 0
+    before = zero.groupby(table["prompt_id"]).shift()
     return Audit(
-        f"the logs in {folder}", shares(range(len(logs))), [shares(part.tolist()) for part in periods], note=MORE
+        source,
+        _shares(table),
+        [_shares(period) for period in periods],
+        again=float(zero[before == True].mean()),  # noqa: E712  # there is NaN, too
+        after_effective=float(zero[before == False].mean()),  # noqa: E712
+        note=note,
     )
+
+
+def _shares(table: pd.DataFrame) -> Shares:
+    first, last = int(table["step"].min()), int(table["step"].max())
+    return Shares(first, last, int(table["prompt_id"].count()), *(float(table[kind].mean()) for kind in KINDS))

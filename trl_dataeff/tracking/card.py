@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from trl_dataeff.tracking.metrics import PREFIX
-from trl_dataeff.utils import __version__
+from trl_dataeff.utils import __version__, is_number
 
 
-TITLE = "## Data-efficient GRPO"
 BEFORE = "### Framework versions"  # a heading of TRL's card
+REPLAYED, ROUNDS = f"{PREFIX}rollouts_replayed", f"{PREFIX}rounds"
 SELECTORS = {
     "UniformSelector": "uniform selection",
     "DotsSelector": "DOTS selection",
@@ -31,64 +30,58 @@ def selection_title(selector: str) -> str:
     return SELECTORS.get(selector, selector)
 
 
-def methods_used(about: Mapping[str, Any], last: Callable[[str], float]) -> list[str]:
+def methods_used(about: Mapping[str, Any], last: Mapping[str, float]) -> list[str]:
     """
     What set a run apart from plain GRPO, in words: what was selected by, and what became of its rollouts. Settings that
     had no effect are not named.
 
     Args:
         about (`Mapping`): of `run.json`; empty for a run of plain TRL.
-        last (`Callable`): the last value of a metric by its full name, NaN if it was never logged.
+        last (`Mapping`): the last value of each metric by its full name.
     """
-    selector = about.get("selector")
-    found = [selection_title(str(selector))] if selector else []
-    replayed, trained = last(f"{PREFIX}rollouts_replayed"), last(f"{PREFIX}rollouts_trained")
+    found = [selection_title(about["selector"])] if about.get("selector") else []
+    replayed = last.get(REPLAYED, 0)
     if replayed > 0:
-        found.append(f"{replayed / trained:.0%} of the trained rollouts replayed")
-    if last(f"{PREFIX}rounds") >= 1:
-        found.append(f"{last(f'{PREFIX}rollouts_discarded'):,.0f} rollouts dropped by dynamic sampling")
+        found.append(f"{replayed / last[f'{PREFIX}rollouts_trained']:.0%} of the trained rollouts replayed")
+    if last.get(ROUNDS, 0) >= 1:
+        found.append(f"{last[f'{PREFIX}rollouts_discarded']:,.0f} rollouts dropped by dynamic sampling")
     return found
 
 
 def complete_card(path: Path, about: Mapping[str, Any], logs: Sequence[Mapping[str, Any]]) -> None:
     """Add what happened in the run (`run.json`, and the Trainer's logs) to the model card at `path`, as TRL has just written it."""
-
-    def last(metric: str) -> float:
-        values = [log[metric] for log in logs if isinstance(log.get(metric), (int, float))]
-        return float(values[-1]) if values else math.nan
-
-    model = str(about.get("model", ""))
+    last = {name: value for log in logs for name, value in log.items() if is_number(value)}
+    model = f"`{about['model']}`" if about.get("model") else "another model"
     text = path.read_text(encoding="utf-8")
-    text = text.replace("[None](https://huggingface.co/None)", f"`{model}`" if model else "another model")
+    text = text.replace("[None](https://huggingface.co/None)", model)
     text = text.replace('model="None"', f'model="{path.parent.resolve().name}"')
-    section = f"{TITLE}\n\nTrained with `trl_dataeff` {__version__}: {', '.join(methods_used(about, last))}."
     facts = {
-        "prompts": about.get("prompts") or math.nan,
-        "optimizer steps": max((log["step"] for log in logs), default=math.nan),
-        "rollouts generated": last(f"{PREFIX}rollouts_generated"),
-        "rollouts replayed": last(f"{PREFIX}rollouts_replayed"),
+        "prompts": about.get("prompts") or None,
+        "optimizer steps": last.get("step"),
+        "rollouts generated": last.get(f"{PREFIX}rollouts_generated"),
+        "rollouts replayed": last.get(REPLAYED),
     }
-    rows = [f"| {name} | {value:,.0f} |" for name, value in facts.items() if not math.isnan(value)]
+    rows = ["| | |", "|---|---|"]
+    rows += [f"| {name} | {value:,.0f} |" for name, value in facts.items() if value is not None]
     rewards = [log["reward"] for log in logs if log.get("reward") is not None]
     if rewards:
         rows.append(f"| reward in training, first and last | {rewards[0]:.3f}, {rewards[-1]:.3f} |")
-    section += "\n\n| | |\n|---|---|\n" + "\n".join(rows)
+    methods = ", ".join(methods_used(about, last))
+    section = f"## Data-efficient GRPO\n\nTrained with `trl_dataeff` {__version__}: {methods}.\n\n" + "\n".join(rows)
     head, found, tail = text.partition(BEFORE)
     text = f"{head.rstrip()}\n\n{section}\n\n{found}{tail.rstrip()}\n"
     path.write_text(text + _citations(about, last), encoding="utf-8")
 
 
-def _citations(about: Mapping[str, Any], last: Callable[[str], float]) -> str:
-    selector = str(about.get("selector", ""))
-    used = {
-        "dots": "Dots" in selector or last(f"{PREFIX}rollouts_replayed") > 0,
-        "greso": "Greso" in selector,
-        "dapo": last(f"{PREFIX}rounds") >= 1,
-    }
-    entries = [
-        f"@article{{{key},\n  title  = {{{{{title}}}}},\n  year   = 2025,\n  eprint = {{arXiv:{eprint}}},\n}}"
-        for key, eprint, title in (PAPERS[name] for name, was_used in used.items() if was_used)
-    ]
-    if not entries:
+def _citations(about: Mapping[str, Any], last: Mapping[str, float]) -> str:
+    selector = about.get("selector") or ""
+    used = ["dots"] if "Dots" in selector or last.get(REPLAYED, 0) > 0 else []
+    used += ["greso"] if "Greso" in selector else []
+    used += ["dapo"] if last.get(ROUNDS, 0) >= 1 else []
+    if not used:
         return ""
+    entries = (
+        f"@article{{{key},\n  title  = {{{{{title}}}}},\n  year   = 2025,\n  eprint = {{arXiv:{eprint}}},\n}}"
+        for key, eprint, title in (PAPERS[name] for name in used)
+    )
     return "\nCite the methods that were used as:\n\n```bibtex\n" + "\n\n".join(entries) + "\n```\n"

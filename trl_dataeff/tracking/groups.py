@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pyarrow.parquet as pq
 from transformers.utils import logging
 
 from trl_dataeff.rollouts.group import KINDS, RolloutGroup
-from trl_dataeff.tracking.metrics import METRICS_FILE, RUN_FILE, MetricsLog
+from trl_dataeff.tracking.metrics import METRICS_FILE, RUN_FILE, MetricsLog, try_to_write
 from trl_dataeff.utils import UserError, write_atomically
 
 
@@ -50,23 +51,21 @@ class GroupLog:
 
     def __init__(self, path: Path):
         self.path = path
-        self._metadata = {DATASET: ""}
-        self._written = SCHEMA.empty_table()
+        self._dataset = ""
         self._waiting: list[dict[str, Any]] = []
+        self._written = SCHEMA.empty_table()
         self._flushed_at = time.monotonic()
-        self._warned = False
 
     def begin(self, step: int, dataset: str = "") -> None:
         """
         Continue at optimizer step `step`: rows generated before are kept. A file that cannot be read is replaced, with a
         warning: training does not depend on it. `dataset` is the content hash of the prompts.
         """
-        self._metadata = {DATASET: dataset}
+        self._dataset = dataset
         if step and self.path.exists():
             try:
-                table = pq.read_table(self.path)
-                self._written = table.filter(pc.less(table["step"], step)).cast(SCHEMA)
-            except (OSError, KeyError, ValueError, pa.ArrowException) as error:  # ValueError: other columns
+                self._written = pq.read_table(self.path, filters=pc.field("step") < step).cast(SCHEMA)
+            except (OSError, ValueError, pa.ArrowException) as error:  # ValueError: other columns
                 logger.warning(f"{self.path} cannot be read ({error}): a new table begins with step {step}.")
 
     def add(
@@ -77,24 +76,12 @@ class GroupLog:
         seconds: Sequence[float],
     ) -> None:
         """Enter groups, with their success rates, those that were predicted, and their shares of the generation time."""
-        for group, rate, expected, took in zip(groups, success_rates, predicted, seconds, strict=True):
-            scored = group.totals[group.totals == group.totals]
-            self._waiting.append(
-                {
-                    "step": group.step,
-                    "prompt_id": group.prompt_id,
-                    "round": group.round,
-                    "success_rate": _number_or_none(rate),
-                    "reward": float(scored.mean()) if len(scored) else None,
-                    "kind": KINDS[group.kind],
-                    "predicted": _number_or_none(expected),
-                    "origin": group.origin,
-                    "disposition": group.disposition,
-                    "completions": group.size,
-                    "tokens": group.tokens,
-                    "seconds": took,
-                }
-            )
+        for group, *measured in zip(groups, success_rates, predicted, seconds, strict=True):
+            row = {name: getattr(group, name, None) for name in SCHEMA.names}
+            row |= dict(zip(("success_rate", "predicted", "seconds"), map(float, measured), strict=True))
+            row |= {"kind": KINDS[group.kind], "completions": group.size}
+            row["reward"] = float(np.nanmean(group.totals)) if group.scored else None
+            self._waiting.append({name: None if value != value else value for name, value in row.items()})  # NaN: null
 
     def flush(self, force: bool = False) -> None:
         """Write what waits, if it is time or `force` is set."""
@@ -102,19 +89,10 @@ class GroupLog:
         if not self._waiting or not (force or due):
             return
         table = pa.concat_tables([self._written, pa.Table.from_pylist(self._waiting, schema=SCHEMA)])
-        table = table.replace_schema_metadata(self._metadata)
+        table = table.replace_schema_metadata({DATASET: self._dataset})
         self._flushed_at = time.monotonic()
-        try:
-            write_atomically(self.path, lambda path: pq.write_table(table, path))
-        except OSError as error:  # the table is not worth a run: its rows are kept for the next time
-            if not self._warned:
-                logger.warning(
-                    f"{self.path} could not be written ({error}). Training continues; the rows are kept in memory and "
-                    "written when there is room. This warning is shown once."
-                )
-            self._warned = True
-        else:
-            self._written, self._waiting, self._warned = table, [], False
+        if try_to_write(self.path, partial(write_atomically, self.path, partial(pq.write_table, table))):
+            self._written, self._waiting = table, []
 
 
 class RunLogs:
@@ -128,9 +106,9 @@ class RunLogs:
     """
 
     def __init__(self, output_dir: str):
-        self._folder = Path(output_dir)
-        self.groups = GroupLog(self._folder / GROUPS_FILE)
-        self.metrics = MetricsLog(self._folder / METRICS_FILE)
+        self._run = Path(output_dir, RUN_FILE)
+        self.groups = GroupLog(Path(output_dir, GROUPS_FILE))
+        self.metrics = MetricsLog(Path(output_dir, METRICS_FILE))
         self.about: dict[str, Any] = {}
 
     def begin(self, step: int, dataset: str, about: dict[str, Any]) -> None:
@@ -138,13 +116,10 @@ class RunLogs:
         Continue at optimizer step `step`: what was written after it, or by an earlier run, is removed. `dataset` is the
         content hash of the prompts.
         """
-        self.about = about
+        self.about, text = about, json.dumps(about, indent=2)
         self.groups.begin(step, dataset)
         self.metrics.begin(step)
-        try:
-            write_atomically(self._folder / RUN_FILE, lambda path: path.write_text(json.dumps(about, indent=2)))
-        except OSError as error:
-            logger.warning(f"{self._folder / RUN_FILE} could not be written ({error}). Training continues.")
+        try_to_write(self._run, partial(write_atomically, self._run, lambda path: path.write_text(text)))
 
 
 def read_groups(path: Path) -> pa.Table:
@@ -153,10 +128,9 @@ def read_groups(path: Path) -> pa.Table:
     column.
     """
     try:
-        table = pq.read_table(path)
+        table = pq.read_table(path).select(SCHEMA.names)
         rates = pc.fill_null(table["success_rate"].cast(pa.float64()), float("nan"))
-        table = table.set_column(table.column_names.index("success_rate"), "success_rate", rates)
-        return table.select(SCHEMA.names)
+        return table.set_column(SCHEMA.get_field_index("success_rate"), "success_rate", rates)
     except (OSError, KeyError, ValueError, pa.ArrowException) as error:
         raise UserError(f"{path} is no table of groups of this package ({type(error).__name__}: {error}).") from error
 
@@ -165,7 +139,3 @@ def dataset_of(path: Path) -> str:
     """Content hash of the prompts that a table of groups is about."""
     metadata: dict[bytes, bytes] = pq.read_schema(path).metadata or {}
     return metadata.get(DATASET, b"").decode()
-
-
-def _number_or_none(value: float) -> float | None:
-    return None if value != value else float(value)
