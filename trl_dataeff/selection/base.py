@@ -185,13 +185,8 @@ def register_selector(name: str) -> Callable[[C], C]:
         if not issubclass(cls, Selector):
             raise ValueError(f"{cls.__name__} cannot be registered as {name!r}: it is no subclass of `Selector`.")
         taken = _SELECTORS.get(name, cls)
-        if (taken.__module__, taken.__qualname__) != (
-            cls.__module__,
-            cls.__qualname__,
-        ):  # a module may be imported again
-            raise ValueError(
-                f"The name {name!r} belongs to {taken.__module__}.{taken.__qualname__}. Choose another one."
-            )
+        if f"{taken.__module__}.{taken.__qualname__}" != f"{cls.__module__}.{cls.__qualname__}":  # else imported again
+            raise ValueError(f"The name {name!r} belongs to {taken.__module__}.{taken.__qualname__}. Choose another one.")
         _SELECTORS[name] = cls
         cls.name = name
         return cls
@@ -199,13 +194,27 @@ def register_selector(name: str) -> Callable[[C], C]:
     return register
 
 
-def selector_class(name: str) -> type[Selector]:
+def make_selector(name: str, arguments: dict[str, Any] | None = None) -> Selector:
     """
-    The class of a registered name, or of a dotted path such as `"my_module.MySelector"`, which is imported.
+    A selector, not bound yet.
+
+    Args:
+        name (`str`): a registered name, or a dotted path such as `"my_module.MySelector"`, which is imported.
+        arguments (`dict`, *optional*): keyword arguments of its class.
 
     Raises:
-        `ValueError`: there is no such selector.
+        `ValueError`: there is no such selector, or its class does not take these arguments.
     """
+    cls, arguments = _selector_class(name), arguments or {}
+    parameters = inspect.signature(cls).parameters
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    for unknown in [] if takes_any else [argument for argument in arguments if argument not in parameters]:
+        takes = ", ".join(parameters) or "none"
+        raise ValueError(f"{cls.__name__} has no argument `{unknown}`.{closest(unknown, parameters)} It takes {takes}.")
+    return cls(**arguments)
+
+
+def _selector_class(name: str) -> type[Selector]:
     if name in _SELECTORS:
         return _SELECTORS[name]
     module, dot, attribute = name.rpartition(".")
@@ -221,29 +230,6 @@ def selector_class(name: str) -> type[Selector]:
     if not isinstance(cls, type) or not issubclass(cls, Selector):
         raise ValueError(f"{name} is {cls!r}; `selection` takes a subclass of `trl_dataeff.Selector`.")
     return cls
-
-
-def make_selector(name: str, arguments: dict[str, Any] | None = None) -> Selector:
-    """
-    A selector, not bound yet.
-
-    Args:
-        name (`str`): `"uniform"`, `"dots"`, `"greso"`, a name of your own, or a dotted path.
-        arguments (`dict`, *optional*): keyword arguments of its class.
-
-    Raises:
-        `ValueError`: there is no such selector, or its class does not take these arguments.
-    """
-    cls, arguments = selector_class(name), arguments or {}
-    known = list(inspect.signature(cls).parameters)
-    for argument in arguments:
-        if argument not in known and "VAR_KEYWORD" not in {
-            p.kind.name for p in inspect.signature(cls).parameters.values()
-        }:
-            raise ValueError(
-                f"{cls.__name__} has no argument `{argument}`.{closest(argument, known)} It takes {', '.join(known) or 'none'}."
-            )
-    return cls(**arguments)
 
 
 def uses_references(selector: Selector) -> bool:
