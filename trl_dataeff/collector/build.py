@@ -17,8 +17,8 @@ from trl_dataeff.checkpoint.state import check_dataset_hash, check_settings, loa
 from trl_dataeff.collector.collector import RolloutCollector
 from trl_dataeff.collector.rounds import Rounds
 from trl_dataeff.config import DataEfficientGRPOConfig
-from trl_dataeff.difficulty.base import Embeddings
-from trl_dataeff.difficulty.loading import PREDICTORS, load_predictor
+from trl_dataeff.difficulty import PREDICTORS, load_predictor
+from trl_dataeff.difficulty.predictor import Embeddings
 from trl_dataeff.replay.buffer import ReplayBuffer
 from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.distributed import Processes, all_gather

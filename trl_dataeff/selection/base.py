@@ -23,7 +23,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import torch
 
-from trl_dataeff.difficulty.base import Embeddings
+from trl_dataeff.difficulty.predictor import Embeddings
 from trl_dataeff.rollouts.group import RolloutGroup
 from trl_dataeff.utils import closest
 

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 import numpy as np
 from transformers.utils import logging
 
-from trl_dataeff.difficulty.base import Embeddings
 from trl_dataeff.difficulty.online import RollingDifficulty
+from trl_dataeff.difficulty.predictor import Embeddings
 from trl_dataeff.rollouts.group import RolloutGroup
 from trl_dataeff.utils import hash_rows
 
