@@ -12,7 +12,7 @@ import copy
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,11 +21,10 @@ from torch import nn
 from trl_dataeff.difficulty.predictor import (
     DifficultyPredictor,
     Embeddings,
-    ObservedGroups,
+    Groups,
     Values,
     check_labels,
     check_width,
-    project_rows,
     take,
 )
 
@@ -51,24 +50,6 @@ class References(NamedTuple):
     weight: torch.Tensor = torch.empty(0)
 
 
-class Task(NamedTuple):
-    """
-    Groups of one policy, each of another prompt. Each group is predicted from the others.
-
-    Attributes:
-        rows (`np.ndarray` of shape `(n,)`): row of each group's embedding.
-        p (`torch.Tensor` of shape `(n,)`): success rates in [0, 1].
-        weight (`torch.Tensor` of shape `(n,)`): weights > 0.
-        held_out (`np.ndarray` of shape `(n,)` and dtype bool): groups that decide when to stop. The network is neither
-            fitted to them nor predicts from them.
-    """
-
-    rows: np.ndarray
-    p: torch.Tensor
-    weight: torch.Tensor
-    held_out: np.ndarray
-
-
 class AttentionDifficultyPredictor(DifficultyPredictor, nn.Module):
     """
     The paper's predictor: attention over reference groups. Its parameters have the names of the authors' checkpoint.
@@ -85,9 +66,11 @@ class AttentionDifficultyPredictor(DifficultyPredictor, nn.Module):
         references ([`References`]): groups that `predict` attends to, at first none; [`set_references`] sets them.
     """
 
+    embedding_width: int = 0
+
     def __init__(self, embedding_width: int, width: int = 896, dropout: float = 0.1, seed: int = 0):
         super().__init__()
-        self._embedding_width, self.width, self.dropout = embedding_width, width, dropout
+        self.embedding_width, self.width, self.dropout = embedding_width, width, dropout
         self.references = References()
         with _own_random_state(seed):
             self.regressor = Regressor(embedding_width, width, dropout)
@@ -97,72 +80,57 @@ class AttentionDifficultyPredictor(DifficultyPredictor, nn.Module):
     def fitted(self) -> bool:
         return len(self.references.p) > 0
 
-    @property
-    def embedding_width(self) -> int:
-        return self._embedding_width
-
-    def project(self, E: Embeddings) -> torch.Tensor:
-        """Projections, float32 `(N, width)`, of prompts to predict, from embeddings `(N, h)`."""
-        return self._project("query_proj", E)
-
-    def project_references(self, E: Embeddings) -> torch.Tensor:
-        """Projections, float32 `(K, width)`, of reference prompts, from embeddings `(K, h)`."""
-        return self._project("ref_proj", E)
-
     @torch.no_grad()
-    def _project(self, tower: str, E: Embeddings) -> torch.Tensor:
-        return project_rows(E, self.embedding_width, self.regressor.sim_head[tower], self.width)
+    def project_rows(self, rows: torch.Tensor) -> torch.Tensor:
+        queries: torch.Tensor = self.regressor.sim_head["query_proj"](rows)
+        return queries
 
-    def attend(
-        self,
-        zq: torch.Tensor,
-        zr: torch.Tensor,
-        p_ref: torch.Tensor,
-        weight: torch.Tensor | None = None,
-        exclude: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def attend(self, zq: torch.Tensor, references: References, exclude: torch.Tensor | None = None) -> torch.Tensor:
         """
-        Calibrated success rates of queries, `(N,)` in (0, 1). Without `weight` and `exclude`: the published predictions.
+        Calibrated success rates of queries, `(N,)` in (0, 1). With equal weights and nothing to exclude: the published
+        predictions.
 
         The calibration takes the weighted mean and the unbiased weighted deviation of all references; the deviation of
         one reference is 0. A query without any reference left has 0.5 before calibration.
 
         Args:
-            zq (`torch.Tensor` of shape `(N, width)`), zr (`torch.Tensor` of shape `(K, width)`): projections of the queries and of
-                the references; K > 0.
-            p_ref (`torch.Tensor` of shape `(K,)`): success rates of the references in [0, 1].
-            weight (`torch.Tensor` of shape `(K,)`, *optional*): factors >= 0 of the references' attention, not all 0.
+            zq (`torch.Tensor` of shape `(N, width)`): projections of the queries.
+            references ([`References`]): K > 0 of them, with weights >= 0, not all 0.
             exclude (`torch.Tensor` of shape `(N,)`, *optional*): int64, the reference that a query may not attend to;
                 -1 for none.
         """
-        weight = torch.ones_like(p_ref) if weight is None else weight
         exclude = torch.full((len(zq),), -1) if exclude is None else exclude
-        keys, log_weight = zr.T / math.sqrt(zr.shape[1]), weight.log()
-        rows = max(1, SCORES // len(p_ref))
-        averages = torch.cat(
-            [
-                attention_average(queries, keys, log_weight, p_ref, excluded)
-                for queries, excluded in zip(zq.split(rows), exclude.split(rows), strict=True)
-            ]
-        )
-        out = self.regressor.mlp(torch.stack(weighted_moments(p_ref, weight)))
+        keys, log_weight = references.z.T / math.sqrt(self.width), references.weight.log()
+        averages = []
+        n = max(1, SCORES // len(references.p))
+        for queries, excluded in zip(zq.split(n), exclude.split(n), strict=True):
+            scores = torch.addmm(log_weight, queries, keys)  # (n, width) x (width, K) -> (n, K)
+            rows = torch.nonzero(excluded >= 0).squeeze(1)
+            scores = scores.index_put((rows, excluded[rows]), scores.new_tensor(-math.inf))
+            alone = scores.detach().amax(dim=1) == -math.inf
+            attention = torch.softmax(scores.masked_fill(alone[:, None], 0.0), dim=1)
+            averages.append(torch.where(alone, 0.5, attention @ references.p))
+        out = self.regressor.mlp(torch.stack(weighted_moments(references.p, references.weight)))
         temperature = nn.functional.softplus(out[0]).clamp(0.01, 10)
-        return torch.sigmoid(torch.logit(averages, CLAMP) / temperature + torch.tanh(out[1]))
+        return torch.sigmoid(torch.logit(torch.cat(averages), CLAMP) / temperature + torch.tanh(out[1]))
 
     @torch.no_grad()
-    def predict_projected(self, Z: torch.Tensor, groups: ObservedGroups | None = None) -> torch.Tensor:
+    def predict_projected(self, Z: torch.Tensor, groups: Groups | None = None) -> torch.Tensor:
         exclude = torch.full((len(Z),), -1)
         if groups is not None:
             exclude[groups.ids[groups.weight > 0]] = torch.arange(len(self.references.p))
-        return self.attend(Z, *self.references, exclude)
+        return self.attend(Z, self.references, exclude)
 
+    @torch.no_grad()
     def set_references(self, E: Embeddings, p: Values, weight: Values | None = None) -> None:
         """
         Set the groups that `predict` attends to, those with a weight above 0. Arguments and errors are those of [`fit`]. The
         towers do not change.
         """
+        check_width(E, self.embedding_width)
         rates, weights = check_labels(E, p, weight)
-        z, used = self.project_references(E), weights > 0
+        used = weights > 0
+        z = self.regressor.sim_head["ref_proj"](take(E, np.arange(len(E))))
         self.references = References(z[used], rates[used], weights[used])
 
     def fit(self, E: Embeddings, p: Values, weight: Values | None = None, seed: int = 0, epochs: int = 20) -> None:
@@ -175,25 +143,27 @@ class AttentionDifficultyPredictor(DifficultyPredictor, nn.Module):
             epochs (`int`, *optional*, defaults to `20`): maximum number of epochs.
         """
         check_width(E, self.embedding_width)
-        rates, weights = check_labels(E, p, weight)
+        rates, weights = (value.numpy() for value in check_labels(E, p, weight))
         rows = np.flatnonzero(weights > 0)
         if len(rows) >= FEWEST:
-            held_out = np.zeros(len(rows), dtype=bool)
-            held_out[np.random.default_rng(seed).permutation(len(rows))[: int(len(rows) * HELD_OUT)]] = True
-            self.fit_tasks(E, [Task(rows, rates[rows], weights[rows], held_out)], seed, epochs)
-        self.set_references(E, p, weight)
+            held_out = np.zeros(len(E), dtype=bool)
+            held_out[rows[np.random.default_rng(seed).permutation(len(rows))[: int(len(rows) * HELD_OUT)]]] = True
+            self.fit_tasks(E, [Groups(rows, rates[rows], weights[rows])], held_out, seed, epochs)
+        self.set_references(E, rates, weights)
 
-    def fit_tasks(self, E: Embeddings, tasks: Sequence[Task], seed: int, epochs: int) -> None:
+    def fit_tasks(self, E: Embeddings, tasks: Sequence[Groups], held_out: np.ndarray, seed: int, epochs: int) -> None:
         """
         Fit the towers and the calibration by binary cross-entropy on success rates with Adam, learning rate 1e-3, from the
-        present parameters on.
+        present parameters on. Each group is predicted from the others of its task.
 
         An epoch draws each task's groups 256 at a time, in 8 to 32 steps. The parameters with the lowest loss on held-out
-        groups are kept, the initial ones included. Fitting stops after 4 epochs without an improvement.
+        prompts are kept, the initial ones included. Fitting stops after 4 epochs without an improvement.
 
         Args:
-            E (`torch.Tensor` or `np.ndarray` of shape `(N, h)`): embeddings, which the tasks' rows index.
-            tasks (sequence of [`Task`]): without any, nothing happens.
+            E (`torch.Tensor` or `np.ndarray` of shape `(N, h)`): embeddings of all prompts.
+            tasks (sequence of [`Groups`]): each has the groups of one policy. Without any, nothing happens.
+            held_out (`np.ndarray` of shape `(N,)` and dtype bool): prompts that decide when to stop. The network is neither
+                fitted to them nor predicts from them.
             seed (`int`): of the batches and of dropout.
             epochs (`int`): maximum number of epochs.
         """
@@ -201,65 +171,61 @@ class AttentionDifficultyPredictor(DifficultyPredictor, nn.Module):
             return
         rng = np.random.default_rng(seed)
         optimizer = torch.optim.Adam(self.parameters(), lr=LEARNING_RATE)
-        best, kept, waited = self.held_out_loss(E, tasks), copy.deepcopy(self.state_dict()), 0
+        best, kept, waited = self.held_out_loss(E, tasks, held_out), copy.deepcopy(self.state_dict()), 0
         with _own_random_state(seed):
             for _ in range(epochs):
                 self.train()
-                for batch in _batches(tasks, rng):
+                for batch in _batches(tasks, held_out, rng):
                     loss = self.loss(E, *batch)
                     optimizer.zero_grad()
                     loss.backward()
                     optimizer.step()
                 self.eval()
-                now = self.held_out_loss(E, tasks)
-                waited += 1
+                now, waited = self.held_out_loss(E, tasks, held_out), waited + 1
                 if now < best:
                     best, kept, waited = now, copy.deepcopy(self.state_dict()), 0
                 if waited == PATIENCE:
                     break
         self.load_state_dict(kept)
 
-    def loss(self, E: Embeddings, task: Task, queries: np.ndarray, references: np.ndarray) -> torch.Tensor:
+    def loss(self, E: Embeddings, task: Groups, queries: np.ndarray, references: np.ndarray) -> torch.Tensor:
         """
         Weighted mean loss, a scalar, of a task's groups `queries` `(q,)`, each predicted from its groups `references` `(r,)`,
         ascending, other than itself.
         """
-        towers = self.regressor.sim_head
-        zq, zr = towers["query_proj"](take(E, task.rows[queries])), towers["ref_proj"](take(E, task.rows[references]))
+        towers, p, weight = self.regressor.sim_head, torch.from_numpy(task.p), torch.from_numpy(task.weight)
+        zq, zr = towers["query_proj"](take(E, task.ids[queries])), towers["ref_proj"](take(E, task.ids[references]))
         place = np.searchsorted(references, queries).clip(max=len(references) - 1)
         exclude = torch.from_numpy(np.where(references[place] == queries, place, -1))
-        predicted = self.attend(zq, zr, task.p[references], task.weight[references], exclude)
-        share = task.weight[queries] / task.weight[queries].sum()
-        return (share * nn.functional.binary_cross_entropy(predicted, task.p[queries], reduction="none")).sum()
+        predicted = self.attend(zq, References(zr, p[references], weight[references]), exclude)
+        share = weight[queries] / weight[queries].sum()
+        return (share * nn.functional.binary_cross_entropy(predicted, p[queries], reduction="none")).sum()
 
     @torch.no_grad()
-    def held_out_loss(self, E: Embeddings, tasks: Sequence[Task]) -> float:
+    def held_out_loss(self, E: Embeddings, tasks: Sequence[Groups], held_out: np.ndarray) -> float:
         """Weighted mean loss of the tasks' held-out groups, each predicted from those that are not; 0 without any."""
         total = weights = 0.0
         for task in tasks:
-            queries, references = np.flatnonzero(task.held_out), np.flatnonzero(~task.held_out)
-            if len(queries) and len(references):
-                weight = float(task.weight[queries].sum())
-                total += float(self.loss(E, task, queries, references)) * weight
+            out = held_out[task.ids]
+            if out.any() and not out.all():
+                weight = float(torch.from_numpy(task.weight[out]).sum())
+                total += float(self.loss(E, task, np.flatnonzero(out), np.flatnonzero(~out))) * weight
                 weights += weight
         return total / weights if weights else 0.0
 
     def capacity(self, batch_groups: int) -> int:
         return ATTENDED
 
-    def refit(self, E: Embeddings, groups: ObservedGroups, seed: int) -> bool:
+    def refit(self, E: Embeddings, groups: Groups, seed: int) -> bool:
         """Continue to fit the towers, if there are at least 32 groups."""
         if len(groups.ids) < FEWEST:
             return False
         self.fit(take(E, groups.ids), groups.p, groups.weight, seed=seed, epochs=ONLINE_EPOCHS)
         return True
 
-    def update(self, E: Embeddings, Z: torch.Tensor, groups: ObservedGroups) -> None:
+    def update(self, E: Embeddings, Z: torch.Tensor, groups: Groups) -> None:
         """Attend to these groups. Without any that has a weight above 0, nothing can be predicted."""
         self.set_references(take(E, groups.ids), groups.p, groups.weight)
-
-    def settings(self) -> dict[str, Any]:
-        return {"embedding_width": self.embedding_width, "width": self.width, "dropout": self.dropout}
 
     def tensors(self) -> dict[str, torch.Tensor]:
         references = {f"references.{name}": value for name, value in self.references._asdict().items()}
@@ -299,18 +265,6 @@ def _tower(embedding_width: int, width: int, dropout: float) -> nn.Sequential:
     )
 
 
-def attention_average(
-    zq: torch.Tensor, keys: torch.Tensor, log_weight: torch.Tensor, p_ref: torch.Tensor, exclude: torch.Tensor
-) -> torch.Tensor:
-    """Attention averages of success rates: `(n, width) x (width, K) -> (n, K)`, `(n, K) x (K,) -> (n,)`."""
-    scores = torch.addmm(log_weight, zq, keys)
-    rows = torch.nonzero(exclude >= 0).squeeze(1)
-    scores = scores.index_put((rows, exclude[rows]), scores.new_tensor(-math.inf))
-    alone = scores.detach().amax(dim=1) == -math.inf
-    scores = scores.masked_fill(alone[:, None], 0.0)
-    return torch.where(alone, 0.5, torch.softmax(scores, dim=1) @ p_ref)
-
-
 def weighted_moments(p: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Weighted mean and unbiased deviation, scalars: with equal weights those of `torch.mean` and `torch.std`."""
     share = weight / weight.sum()
@@ -328,12 +282,14 @@ def _own_random_state(seed: int) -> Iterator[None]:
         yield
 
 
-def _batches(tasks: Sequence[Task], rng: np.random.Generator) -> list[tuple[Task, np.ndarray, np.ndarray]]:
+def _batches(
+    tasks: Sequence[Groups], held_out: np.ndarray, rng: np.random.Generator
+) -> list[tuple[Groups, np.ndarray, np.ndarray]]:
     """Queries and references of an epoch. Each batch draws references of its own."""
-    batches: list[tuple[Task, np.ndarray, np.ndarray]] = []
+    batches: list[tuple[Groups, np.ndarray, np.ndarray]] = []
     while len(batches) < FEWEST_STEPS:
         for task in tasks:
-            groups = rng.permutation(np.flatnonzero(~task.held_out))
+            groups = rng.permutation(np.flatnonzero(~held_out[task.ids]))
             for start in range(0, len(groups), QUERIES):
                 references = rng.choice(groups, min(len(groups), QUERIES), replace=False)
                 batches.append((task, groups[start : start + QUERIES], np.sort(references)))

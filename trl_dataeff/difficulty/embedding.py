@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 logger = logging.get_logger(__name__)
 
-_ROWS = 64  # of the dataset that are read at a time; images are read with their rows
 _LARGEST = float(np.finfo(np.float16).max)
 
 
@@ -91,10 +90,10 @@ def embed_dataset(
     progress = progress and processes.is_main
     with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_available() else []):
         if embedding == "policy":
-            embedder = Embedder(policy, tokenizer, accelerator)
+            _check_whole(policy, tokenizer, accelerator)
             texts = prompt_texts(dataset, tokenizer, chat_template, tools, chat_template_kwargs)
             plain = isinstance(dataset[0]["prompt"], str)  # a chat template writes special tokens itself
-            ids, values = embedder.share(texts, plain, processes, batch_tokens, progress)
+            ids, values = embed_by_policy(policy, tokenizer, texts, plain, processes, batch_tokens, progress)
         else:
             model = load_pretrained(embedding, accelerator)
             texts = prompt_texts(dataset)
@@ -117,18 +116,18 @@ def embed_dataset(
 
 def embed_for(trainer: GRPOTrainer, dataset: Dataset, embedding: str, *, resumed: bool) -> np.ndarray:
     """
-    [`embed_dataset`] with a trainer's policy, tokenizer and chat template, kept in its output folder. A collective if there
-    are several processes. `resumed`: whether the run is resumed, and takes the embeddings that it began
-    with.
+    [`embed_dataset`] with a trainer's policy, tokenizer and chat template, kept in its output folder as a file that processes
+    of one machine share. A collective if there are several processes. `resumed`: whether the run is resumed, and takes the
+    embeddings that it began with.
     """
     processes = Processes.of(trainer.accelerator)
     name = f"embeddings-{hash_json(embedding, len(dataset))[:8]}.npy"
     path = Path(cast(str, trainer.args.output_dir), "dataeff", name)
     if resumed:
         stored = _read(path)
-        checksum = None if stored is None else hash_rows(stored)
-        everywhere = {checksum} if processes.world_size == 1 else set(all_gather(checksum))
-        if stored is not None and everywhere == {checksum} and len(stored) == len(dataset):
+        checksum = "" if stored is None or len(stored) != len(dataset) else hash_rows(stored)
+        everywhere = all_gather(checksum) if processes.world_size > 1 else [checksum]
+        if stored is not None and "" not in everywhere and len(set(everywhere)) == 1:
             return stored
     computed = embed_dataset(
         dataset,
@@ -149,7 +148,7 @@ def embed_for(trainer: GRPOTrainer, dataset: Dataset, embedding: str, *, resumed
                 f"The prompts' embeddings cannot be kept in {path} ({error}): a resumed run makes them again."
             )
     processes.wait()
-    stored = _read(path)  # a memory map, which processes of one machine share
+    stored = _read(path)
     return stored if stored is not None and hash_rows(stored) == hash_rows(computed) else computed
 
 
@@ -183,7 +182,12 @@ def prompt_texts(
     tokenizer = getattr(processor, "tokenizer", processor)
     for owner in (processor, tokenizer):
         chat_template = chat_template or getattr(owner, "chat_template", None)
-    options = {"chat_template": chat_template, "tools": tools, "add_generation_prompt": True}
+    options = {
+        "chat_template": chat_template,
+        "tools": tools,
+        "add_generation_prompt": True,
+        **(template_kwargs or {}),
+    }
 
     def render(prompt: Any) -> str:
         if isinstance(prompt, str):
@@ -192,22 +196,21 @@ def prompt_texts(
         if not chat_template:
             return "\n".join(message["content"] or "" for message in messages)
         messages = messages if processor is tokenizer else prepare_multimodal_messages(messages)
-        return str(tokenizer.apply_chat_template(messages, tokenize=False, **options, **(template_kwargs or {})))
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, **options))
 
     if "prompt" in dataset.column_names and dataset.format["type"] != "custom":
-        dataset = dataset.with_format(None).select_columns(["prompt"])
+        dataset = dataset.with_format(None).select_columns(["prompt"])  # no image is decoded
     texts: list[str] = []
-    for rows in dataset.iter(_ROWS):
-        if "prompt" not in rows:
-            raise EmbeddingError(f"The dataset has no column 'prompt' to embed; its columns are {sorted(rows)}.")
-        for prompt in rows["prompt"]:
-            try:
+    try:
+        for rows in dataset.iter(64):
+            for prompt in rows["prompt"]:
                 texts.append(render(prompt))
-            except Exception as error:  # templates raise what they like
-                raise EmbeddingError(
-                    f"The prompt of row {len(texts)} ({type(prompt).__name__}) cannot be rendered ({type(error).__name__}: "
-                    f"{error}). A prompt is a string or a list of messages. Correct it, or the chat template."
-                ) from error
+    except Exception as error:  # templates and transforms raise what they like
+        raise EmbeddingError(
+            f"The prompt of row {len(texts)} cannot be rendered ({type(error).__name__}: {error}). Each row needs a `prompt`, a "
+            f"string or a list of messages; the dataset has the columns {sorted(dataset.column_names)}. Correct it, or the "
+            "chat template."
+        ) from error
     return texts
 
 
@@ -218,75 +221,73 @@ def _text_of(content: Any) -> Any:
     return "\n".join(p["text"] for p in content if p.get("type", "text") == "text" and p.get("text"))
 
 
-class Embedder:
+def _check_whole(policy: Any, tokenizer: Any, accelerator: Any) -> None:
+    """Raise an [`EmbeddingError`] unless there are a tokenizer and a policy whose weights a forward pass can use."""
+    if policy is None or tokenizer is None:
+        raise EmbeddingError("Embedding by 'policy' needs the arguments `policy` and `tokenizer`.")
+    parameters = list(policy.parameters())
+    fsdp = accelerator is not None and accelerator.distributed_type == DistributedType.FSDP
+    sharded = is_deepspeed_zero3_enabled() or (fsdp and not any(isinstance(p, DTensor) for p in parameters))
+    if sharded or any(p.is_meta or hasattr(p, "ds_id") for p in parameters):
+        raise EmbeddingError(
+            "The policy cannot embed the prompts: under FSDP of version 1 or DeepSpeed ZeRO-3 no process holds all of its "
+            "parameters. Use FSDP2, or set `prompt_embedding` to the id or path of a model, such as "
+            "'sentence-transformers/all-MiniLM-L6-v2'."
+        )
+
+
+def embed_by_policy(
+    policy: Any,
+    tokenizer: Any,
+    texts: list[str],
+    special_tokens: bool,
+    processes: Processes,
+    batch_tokens: int,
+    progress: bool,
+) -> tuple[np.ndarray, np.ndarray]:
     """
-    Embeds token ids by the policy as it is now, adapters included: the mean of its last hidden states. Wrappers (DDP, compiled,
-    PEFT) are looked through.
-
-    The whole model runs forward, because only so does FSDP2 gather its shards; a hook takes the states before the head.
+    This process's share of the texts, `(n,)`, and their embeddings by the policy as it is now, adapters included, float32
+    `(n, h)`. Wrappers (DDP, compiled, PEFT) are looked through. All processes make the same number of forward passes, and
+    may embed the last batch several times.
     """
+    model: Any = extract_model_from_parallel(policy)
+    base: Any = model.get_base_model() if isinstance(model, PeftModel) else model
+    body, tokenizer = base.get_decoder(), getattr(tokenizer, "tokenizer", tokenizer)
+    options = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(base.forward).parameters else {}
+    limit = getattr(body.config.get_text_config(), "max_position_embeddings", None)
+    encoded = tokenizer(texts, add_special_tokens=special_tokens, verbose=False)["input_ids"]
+    tokens = [torch.tensor(ids[:limit] or [tokenizer.eos_token_id or 0]) for ids in encoded]
+    batches = length_batches(np.array([len(ids) for ids in tokens]), batch_tokens)
+    rounds = -(-len(batches) // processes.world_size)
+    own = [*batches[processes.rank :: processes.world_size], batches[-1]][:rounds]
+    device, training = next(policy.parameters()).device, model.training
+    model.eval()
+    try:
+        with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=_runs_bf16(device)):
+            values = [
+                mean_states(model, body, [tokens[i].to(device) for i in batch], **options)
+                for batch in tqdm(own, "Embedding prompts", unit="batch", disable=not progress)
+            ]
+    finally:
+        model.train(training)
+    return np.concatenate(own), np.concatenate(values)
 
-    def __init__(self, policy: Any, processor: Any, accelerator: Any = None):
-        if policy is None or processor is None:
-            raise EmbeddingError("Embedding by 'policy' needs the arguments `policy` and `tokenizer`.")
-        parameters = list(policy.parameters())
-        fsdp = accelerator is not None and accelerator.distributed_type == DistributedType.FSDP
-        sharded = is_deepspeed_zero3_enabled() or (fsdp and not any(isinstance(p, DTensor) for p in parameters))
-        if sharded or any(p.is_meta or hasattr(p, "ds_id") for p in parameters):
-            raise EmbeddingError(
-                "The policy cannot embed the prompts: under FSDP of version 1 or DeepSpeed ZeRO-3 no process holds all of its "
-                "parameters. Use FSDP2, or set `prompt_embedding` to the id or path of a model, such as "
-                "'sentence-transformers/all-MiniLM-L6-v2'."
-            )
-        self.model: Any = extract_model_from_parallel(policy)
-        base: Any = self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
-        self.body = base.get_decoder()
-        self.options: dict[str, Any] = {"use_cache": False}
-        if "logits_to_keep" in inspect.signature(base.forward).parameters:
-            self.options["logits_to_keep"] = 1
-        self.tokenizer = getattr(processor, "tokenizer", processor)
-        self.device = parameters[0].device
 
-    def share(
-        self, texts: list[str], special_tokens: bool, processes: Processes, batch_tokens: int, progress: bool
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """
-        This process's share of the texts, `(n,)`, and their embeddings, `(n, h)`. All processes make the same number of
-        forward passes, and may embed the last batch several times.
-        """
-        limit = getattr(self.body.config.get_text_config(), "max_position_embeddings", None)
-        encoded = self.tokenizer(texts, add_special_tokens=special_tokens, verbose=False)["input_ids"]
-        empty = [self.tokenizer.eos_token_id or 0]
-        tokens = [ids[:limit] or empty for ids in encoded]
-        batches = length_batches(np.array([len(ids) for ids in tokens]), batch_tokens)
-        rounds = -(-len(batches) // processes.world_size)
-        own = [*batches[processes.rank :: processes.world_size], batches[-1]][:rounds]
-        bf16 = self.device.type == "cuda" and torch.cuda.is_bf16_supported()
-        training = self.model.training
-        self.model.eval()
-        try:
-            with torch.no_grad(), torch.autocast(self.device.type, torch.bfloat16, enabled=bf16):
-                shown = tqdm(own, "Embedding prompts", unit="batch", disable=not progress)
-                values = [self.embed([tokens[i] for i in batch]) for batch in shown]
-        finally:
-            self.model.train(training)
-        return np.concatenate(own), np.concatenate(values)
-
-    def embed(self, prompts: list[list[int]]) -> np.ndarray:
-        """Embeddings, float32 `(b, h)`, of prompts given as token ids, `T_i` each."""
-        # Padding goes to the right, whatever the tokenizer does: there, positions need no correction
-        rows = [torch.tensor(tokens, device=self.device) for tokens in prompts]
-        ids = pad_sequence(rows, batch_first=True)  # (b, T)
-        mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
-        seen: list[torch.Tensor] = []
-        hook = self.body.register_forward_hook(lambda module, args, output: seen.append(output[0]))
-        try:
-            self.model(input_ids=ids, attention_mask=mask, **self.options)
-        finally:
-            hook.remove()
-        states = seen[0][:, -ids.shape[1] :].float()  # (b, T, h), behind the virtual tokens of prompt tuning
-        mask = mask.to(states.device)[..., None]  # states of padding may be anything, NaN included
-        return (states.masked_fill(mask == 0, 0.0).sum(dim=1) / mask.sum(dim=1)).cpu().numpy()
+def mean_states(model: Any, body: Any, prompts: list[torch.Tensor], **options: Any) -> np.ndarray:
+    """
+    Means of the last hidden states, float32 `(b, h)`, of prompts given as token ids, `(T_i,)` each. The whole model runs
+    forward, because only so does FSDP2 gather its shards; a hook takes the states of `body`, before the head.
+    """
+    # Padding goes to the right, whatever the tokenizer does: there, positions need no correction
+    ids = pad_sequence(prompts, batch_first=True)  # (b, T)
+    mask = pad_sequence([torch.ones_like(prompt) for prompt in prompts], batch_first=True)
+    seen: list[torch.Tensor] = []
+    with body.register_forward_hook(lambda module, args, output: seen.append(output[0])):
+        model(input_ids=ids, attention_mask=mask, use_cache=False, **options)
+    states = seen[0][:, -ids.shape[1] :].float()  # (b, T, h), behind the virtual tokens of prompt tuning
+    mask = mask.to(states.device)[..., None]  # states of padding may be anything, NaN included
+    means: np.ndarray = (states.masked_fill(mask == 0, 0.0).sum(dim=1) / mask.sum(dim=1)).cpu().numpy()
+    return means
 
 
 def length_batches(lengths: np.ndarray, batch_tokens: int) -> list[np.ndarray]:
@@ -313,7 +314,6 @@ def load_pretrained(name: str, accelerator: Any = None) -> Any:
     """
     try:
         from sentence_transformers import SentenceTransformer
-        from sentence_transformers.sentence_transformer.modules import Pooling
         from sentence_transformers.util import is_sentence_transformer_model
     except ImportError as error:
         raise EmbeddingError(
@@ -323,19 +323,21 @@ def load_pretrained(name: str, accelerator: Any = None) -> Any:
     device = (
         torch.device("cuda" if torch.cuda.is_available() else "cpu") if accelerator is None else accelerator.device
     )
-    bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported()
-    plugin = getattr(accelerator.state, "deepspeed_plugin", None) if accelerator is not None else None
+    plugin = None if accelerator is None else getattr(accelerator.state, "deepspeed_plugin", None)
     whole = nullcontext() if plugin is None else plugin.zero3_init_context_manager(enable=False)
     try:
         with whole, patch_environment(fsdp_cpu_ram_efficient_loading="false"):
-            options = {"dtype": torch.bfloat16 if bf16 else torch.float32}
+            options = {"dtype": torch.bfloat16 if _runs_bf16(device) else torch.float32}
             model = SentenceTransformer(name, device=str(device), model_kwargs=options)
-        if is_sentence_transformer_model(name):
-            return model
-        encoder: Any = model[0]  # the default pooling depends on the architecture
-        return SentenceTransformer(modules=[encoder, Pooling(encoder.get_embedding_dimension(), "mean")])
+        if not is_sentence_transformer_model(name):
+            model[1].pooling_mode = "mean"  # the default depends on the architecture
+        return model
     except Exception as error:  # libraries raise what they like
         raise EmbeddingError(
             f"The embedding model {name!r} cannot be loaded ({type(error).__name__}: {error}). Give the id of a model on the "
             "Hugging Face Hub, or the path of a folder from `save_pretrained`. In training, 'policy' is the trained model."
         ) from error
+
+
+def _runs_bf16(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_bf16_supported()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 
@@ -11,12 +9,11 @@ from trl_dataeff.difficulty.predictor import (
     ROWS,
     DifficultyPredictor,
     Embeddings,
-    ObservedGroups,
+    Groups,
     PredictorError,
     Values,
     check_labels,
     check_width,
-    project_rows,
     take,
 )
 
@@ -105,12 +102,10 @@ class LogisticDifficultyPredictor(DifficultyPredictor):
         theta = _newton(X, rates[used].double(), weights[used].double(), self.l2, prior)
         self.coefficients, self.intercept = theta[:-1].float(), theta[-1:].float()
 
-    def project(self, E: Embeddings) -> torch.Tensor:
-        return project_rows(
-            E, self.embedding_width, lambda rows: rows.sub_(self.mean) @ self.basis, self.basis.shape[1]
-        )
+    def project_rows(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows.sub_(self.mean) @ self.basis
 
-    def predict_projected(self, Z: torch.Tensor, groups: ObservedGroups | None = None) -> torch.Tensor:
+    def predict_projected(self, Z: torch.Tensor, groups: Groups | None = None) -> torch.Tensor:
         return torch.sigmoid(Z @ self.coefficients + self.intercept)
 
     def start(self, E: Embeddings) -> None:
@@ -119,13 +114,10 @@ class LogisticDifficultyPredictor(DifficultyPredictor):
             self.fit_basis(E)
         self.anchor()
 
-    def update(self, E: Embeddings, Z: torch.Tensor, groups: ObservedGroups) -> None:
+    def update(self, E: Embeddings, Z: torch.Tensor, groups: Groups) -> None:
         """Fit again to these groups. Without any, the coefficients stay as they are."""
         if len(groups.ids):
             self.fit_projected(Z[groups.ids], groups.p, groups.weight)
-
-    def settings(self) -> dict[str, Any]:
-        return {"components": self.components, "l2": self.l2}
 
     def tensors(self) -> dict[str, torch.Tensor]:
         tensors = {"mean": self.mean, "basis": self.basis, "intercept": self.intercept}

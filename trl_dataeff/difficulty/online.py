@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 
-from trl_dataeff.difficulty.predictor import DifficultyPredictor, Embeddings, ObservedGroups, check_width
+from trl_dataeff.difficulty.predictor import DifficultyPredictor, Embeddings, Groups, check_width
 
 
 _PREDICTOR = "predictor."
@@ -62,9 +60,6 @@ class RollingDifficulty:
         self._projected: torch.Tensor | None = None
         predictor.start(embeddings)
 
-    def __len__(self) -> int:
-        return len(self.ids)
-
     def observe(self, prompt_ids: np.ndarray, success_rates: np.ndarray, batch: int) -> None:
         """
         Enter the groups of a generation batch. A prompt's newest group replaces its older one.
@@ -80,18 +75,13 @@ class RollingDifficulty:
         kept = newest(ids)[-self.capacity :]
         self.ids, self.rates, self.batches = ids[kept], rates[kept], batches[kept]
 
-    def refresh(self, batch: int) -> np.ndarray:
+    def refresh(self, batch: int, half_life: float | None = None) -> np.ndarray:
         """
         Success rates of all prompts in generation batch `batch`, float32 `(N,)` in [0, 1]. Without a group: 0.5, or what the
-        predictor predicts if it was fitted before the run.
+        predictor predicts if it was fitted before the run. `half_life` takes the place of that of the groups' weights.
         """
-        predicted: np.ndarray = self.refresh_each(batch, (self.half_life,))[0]
-        return predicted
-
-    def refresh_each(self, batch: int, half_lives: Sequence[float]) -> np.ndarray:
-        """[`refresh`] for each of K half-lives in place of `half_life`, `(K, N)`: the same groups with other weights."""
         self._refit(batch)
-        return np.stack([self._predict(self._weighted(batch, half_life)) for half_life in half_lives])
+        return self._predict(self._weighted(batch, half_life or self.half_life))
 
     def predict_with_references(self, prompt_ids: np.ndarray, success_rates: np.ndarray, batch: int) -> np.ndarray:
         """
@@ -102,7 +92,7 @@ class RollingDifficulty:
         self._refit(batch)
         ids, rates = _known(prompt_ids, success_rates)
         kept = newest(ids)
-        return self._predict(ObservedGroups(ids[kept], rates[kept], np.ones(len(kept), dtype=np.float32)))
+        return self._predict(Groups(ids[kept], rates[kept], np.ones(len(kept), dtype=np.float32)))
 
     def rescale(self, scale: float, offset: float) -> None:
         """Map the groups' rates to `scale * rate + offset`: the reward's range has widened."""
@@ -134,9 +124,9 @@ class RollingDifficulty:
         self._fitted_at = int(state["fitted_at"][0]) if predictor else -1
         self._projected = None
 
-    def _weighted(self, batch: int, half_life: float) -> ObservedGroups:
+    def _weighted(self, batch: int, half_life: float) -> Groups:
         weight = np.power(0.5, (batch - self.batches) / half_life).astype(np.float32)
-        return ObservedGroups(self.ids, self.rates, weight)
+        return Groups(self.ids, self.rates, weight)
 
     def _refit(self, batch: int) -> None:
         """Every `fit_every` generation batches; at first as soon as the predictor has groups enough."""
@@ -145,7 +135,7 @@ class RollingDifficulty:
         if self.predictor.refit(self.embeddings, self._weighted(batch, self.half_life), self.seed + batch):
             self._fitted_at, self._projected = batch, None
 
-    def _predict(self, groups: ObservedGroups) -> np.ndarray:
+    def _predict(self, groups: Groups) -> np.ndarray:
         if self._projected is None:
             self._projected = self.predictor.project(self.embeddings)
         self.predictor.update(self.embeddings, self._projected, groups)

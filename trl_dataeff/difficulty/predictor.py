@@ -5,8 +5,8 @@ they read.
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -28,14 +28,14 @@ class PredictorError(UserError):
     """A predictor is unknown, cannot be read, or does not fit the embeddings or success rates that it is given."""
 
 
-class ObservedGroups(NamedTuple):
+class Groups(NamedTuple):
     """
-    Groups that a predictor is fitted to in a run, oldest first, each of another prompt.
+    Groups that a predictor is fitted to, oldest first, each of another prompt.
 
     Attributes:
-        ids (`np.ndarray` of shape `(n,)`): int64, prompt of each group.
+        ids (`np.ndarray` of shape `(n,)`): int64, prompt of each group: a row of the embeddings.
         p (`np.ndarray` of shape `(n,)`): float32, success rates in [0, 1].
-        weight (`np.ndarray` of shape `(n,)`): float32, weights >= 0; a group counts less the older it is.
+        weight (`np.ndarray` of shape `(n,)`): float32, weights >= 0; in a run, a group counts less the older it is.
     """
 
     ids: np.ndarray
@@ -45,11 +45,10 @@ class ObservedGroups(NamedTuple):
 
 class DifficultyPredictor(ABC):
     """
-    Predicts the success rates of prompts from their embeddings.
+    Predicts the success rates of prompts from their embeddings, on the CPU.
 
     `project` computes what depends on the embedding alone, `predict_projected` the rest:
     `predict(E) == predict_projected(project(E))`. Fitting again to the same data gives the same predictions, bit by bit.
-    Everything is computed on the CPU.
     """
 
     @abstractmethod
@@ -67,14 +66,14 @@ class DifficultyPredictor(ABC):
         """
 
     @abstractmethod
-    def project(self, E: Embeddings) -> torch.Tensor:
-        """Projections, float32 `(N, d)`, of embeddings `(N, h)`, which are converted some rows at a time."""
+    def project_rows(self, rows: torch.Tensor) -> torch.Tensor:
+        """Projections `(n, d)` of float32 embeddings `(n, h)`, which may be changed in place."""
 
     @abstractmethod
-    def predict_projected(self, Z: torch.Tensor, groups: ObservedGroups | None = None) -> torch.Tensor:
+    def predict_projected(self, Z: torch.Tensor, groups: Groups | None = None) -> torch.Tensor:
         """
-        Success rates, float32 `(N,)` in [0, 1], from projections `(N, d)`. With the `groups` last given to `update`, which
-        takes the projections of all prompts, no prompt is predicted by comparison with its own group.
+        Success rates, float32 `(N,)` in [0, 1], from projections `(N, d)`. With the `groups` last given to `update`, and
+        the projections of all prompts, no prompt is predicted by comparison with its own group.
         """
 
     @property
@@ -88,10 +87,6 @@ class DifficultyPredictor(ABC):
         """Width h of the embeddings that it takes; 0 if any width will do."""
 
     @abstractmethod
-    def settings(self) -> dict[str, Any]:
-        """Arguments of the class that make an unfitted copy: `cls(**settings)`. JSON values."""
-
-    @abstractmethod
     def tensors(self) -> dict[str, torch.Tensor]:
         """Everything that was fitted, by name."""
 
@@ -99,11 +94,18 @@ class DifficultyPredictor(ABC):
     def load_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
         """Restore what `tensors` returned. Raises a `KeyError` or `RuntimeError` if they are those of another predictor."""
 
+    def settings(self) -> dict[str, Any]:
+        """Arguments of the class that make an unfitted copy: `cls(**settings)`. JSON values."""
+        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters if hasattr(self, name)}
+
+    def project(self, E: Embeddings) -> torch.Tensor:
+        """Projections, float32 `(N, d)`, of embeddings `(N, h)`, which are converted to float32 some rows at a time."""
+        check_width(E, self.embedding_width)
+        starts = range(0, max(len(E), 1), ROWS)
+        return torch.cat([self.project_rows(take(E, np.arange(len(E))[start : start + ROWS])) for start in starts])
+
     def predict(self, E: Embeddings) -> torch.Tensor:
-        """
-        Success rates, float32 `(N,)` in [0, 1], of prompts with embeddings `(N, h)`. Raises a [`PredictorError`] before the
-        first fit.
-        """
+        """Success rates, float32 `(N,)` in [0, 1], of prompts with embeddings `(N, h)`."""
         if not self.fitted:
             raise PredictorError(f"This {type(self).__name__} has not been fitted: call `fit` first.")
         return self.predict_projected(self.project(E))
@@ -117,7 +119,7 @@ class DifficultyPredictor(ABC):
     def start(self, E: Embeddings) -> None:
         """Prepare for a run, once, with the embeddings `(N, h)` of all prompts."""
 
-    def refit(self, E: Embeddings, groups: ObservedGroups, seed: int) -> bool:
+    def refit(self, E: Embeddings, groups: Groups, seed: int) -> bool:
         """
         Do the slow part of fitting, if there are groups enough, every `fit_every` generation batches. Returns whether it was
         done: if so, all prompts are projected again; if not, it is called in the next batch.
@@ -125,7 +127,7 @@ class DifficultyPredictor(ABC):
         return False
 
     @abstractmethod
-    def update(self, E: Embeddings, Z: torch.Tensor, groups: ObservedGroups) -> None:
+    def update(self, E: Embeddings, Z: torch.Tensor, groups: Groups) -> None:
         """
         Do the fast part of fitting, before each prediction, from the embeddings `(N, h)` and projections `(N, d)` of all
         prompts, which stay as they are. There may be no groups.
@@ -141,21 +143,6 @@ def take(E: Embeddings, ids: np.ndarray) -> torch.Tensor:
             f"{len(wrong)} embeddings are not finite, the first in row {wrong[0]}. Embed the prompts again."
         )
     return rows
-
-
-def project_rows(
-    E: Embeddings, embedding_width: int, project: Callable[[torch.Tensor], torch.Tensor], width: int
-) -> torch.Tensor:
-    """
-    Projections `(N, width)` of embeddings, by a function of float32 rows `(n, embedding_width)`. Raises [`PredictorError`] if
-    `E` has another width or is not finite.
-    """
-    check_width(E, embedding_width)
-    projected = torch.empty(len(E), width)  # filled piece by piece: never held twice
-    for start in range(0, len(E), ROWS):
-        ids = np.arange(start, min(start + ROWS, len(E)))
-        projected[start : start + ROWS] = project(take(E, ids))
-    return projected
 
 
 def check_width(E: Embeddings, width: int) -> None:

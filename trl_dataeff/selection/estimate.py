@@ -144,7 +144,7 @@ class PromptEstimator:
     @property
     def fitted(self) -> bool:
         """Whether `estimates` rest on groups, of this run or of an earlier one."""
-        return self.difficulty.predictor.fitted or len(self.difficulty) > 0
+        return self.difficulty.predictor.fitted or len(self.difficulty.ids) > 0
 
     @property
     def estimates(self) -> np.ndarray:
@@ -208,7 +208,7 @@ class PromptEstimator:
         self.predicted = state["predicted"].astype(np.float32)
 
     def _predict(self, batch: int) -> np.ndarray:
-        predicted = self.difficulty.refresh_each(batch, self.half_lives)
+        predicted = np.stack([self.difficulty.refresh(batch, half_life) for half_life in self.half_lives])
         ids, rates = self.difficulty.ids, self.difficulty.rates.astype(np.float64)
         weight = 0.5 ** ((batch - self.difficulty.batches) / LEVEL_HALF_LIFE)
         mean = (0.5 * LEVEL_PRIOR + weight @ rates) / (LEVEL_PRIOR + weight.sum())
