@@ -39,9 +39,11 @@ def test_an_encoder_by_path(embed, tmp_path):
 def test_a_decoder_by_path_is_the_policy_of_that_path(embed, tmp_path):
     # With a template, sentence-transformers takes a text for a message of the user
     folder, tokenizer = save_tiny(tmp_path / "tiny", chat_template=None), tiny_tokenizer(chat_template=None)
-    for dataset in (varied_dataset(), chat_dataset(4)):
-        same = embed(dataset, tokenizer=tokenizer)
-        np.testing.assert_allclose(embed(dataset, folder), same, rtol=2e-3, atol=1e-4)
+    chats = chat_dataset(4)
+    contents = Dataset.from_dict({"prompt": [prompt[0]["content"] for prompt in chats["prompt"]]})
+    for dataset, same in ((varied_dataset(), varied_dataset()), (chats, contents)):
+        expected = embed(same, tokenizer=tokenizer)
+        np.testing.assert_allclose(embed(dataset, folder), expected, rtol=2e-3, atol=1e-4)
 
 
 @needs_sentence_transformers
@@ -68,12 +70,12 @@ def test_models_that_cannot_be_loaded(embed, tmp_path):
     weights = Path(save_bert(tmp_path / "cut off"), "model.safetensors")
     weights.write_bytes(weights.read_bytes()[:-100])
     for name in ("no/such-model", "../not here/at all/x", str(tmp_path / "empty"), str(tmp_path / "cut off")):
-        with pytest.raises(EmbeddingError, match=rf"(?s)'{re.escape(name)}' cannot be loaded .*Give the id"):
+        with pytest.raises(EmbeddingError, match=rf"'{re.escape(name)}' cannot be loaded"):
             embed(varied_dataset(), name)
 
 
 def test_without_sentence_transformers_the_extra_is_named(embed, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
-    with pytest.raises(EmbeddingError, match=r"sentence-transformers.*pip install sentence-transformers"):
+    with pytest.raises(EmbeddingError, match=r"pip install sentence-transformers"):
         embed(varied_dataset(), save_bert(tmp_path / "bert"))
     assert embed(varied_dataset()).shape == (len(VARIED_TEXTS), 32)

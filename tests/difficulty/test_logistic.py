@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.factories import generator
-from trl_dataeff.difficulty.loading import (
-    LogisticDifficultyPredictor,
-    PredictorError,
-)
+from trl_dataeff.difficulty.logistic import LogisticDifficultyPredictor
+from trl_dataeff.difficulty.predictor import PredictorError
 
 
 @pytest.mark.parametrize("n", [300, 7])
