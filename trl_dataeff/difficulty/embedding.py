@@ -1,7 +1,6 @@
 """
-`embed_dataset()`: embeds every prompt of a dataset once, by the policy or by another model.
-
-A run keeps the embeddings in its output folder, where a resumed run finds them: by then the policy has changed.
+`embed_dataset()`: embeds every prompt of a dataset once, by the policy or by another model. A run keeps the embeddings in its
+output folder, where a resumed run finds them: by then the policy has changed.
 """
 
 from __future__ import annotations
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
 
 logger = logging.get_logger(__name__)
 
-_LARGEST = float(np.finfo(np.float16).max)
-
 
 class EmbeddingError(UserError):
     """Prompts cannot be embedded: the dataset or the model does not allow it."""
@@ -52,15 +49,13 @@ def embed_dataset(
 ) -> np.ndarray:
     """
     Embed every prompt of a dataset: the mean of the policy's last hidden states over the prompt's own tokens, or what
-    `SentenceTransformer.encode` returns. A prompt that is longer than the model takes is cut.
-
-    Parameters and torch's random state are left as they are. With several processes this is a collective: each embeds its
-    share.
+    `SentenceTransformer.encode` returns. A prompt that is longer than the model takes is cut. Parameters and torch's random
+    state are left as they are. With several processes this is a collective: each embeds its share.
 
     Args:
         dataset ([`~datasets.Dataset`]): N rows with a `prompt`: a string, or a conversation, of which the text parts are
             embedded. A transform that makes the prompts is run.
-        model (`str` or [`~transformers.PreTrainedModel`]): the policy, wrapped or not, which runs where it is. Or the id or path
+        model ([`~transformers.PreTrainedModel`] or `str`): the policy, wrapped or not, which runs where it is. Or the id or path
             of a sentence-transformers model, or of another Hugging Face encoder or decoder, whose last hidden states are
             averaged. These need sentence-transformers, and embed the contents of a conversation's messages, joined by newlines.
         tokenizer (tokenizer or processor, *optional*): of the policy; its chat template renders conversations.
@@ -71,10 +66,10 @@ def embed_dataset(
         progress (`bool`, *optional*, defaults to `True`): whether to show a progress bar, on the main process.
 
     Returns:
-        `np.ndarray` of shape `(N, h)`, float16: row i is prompt i.
+        `np.ndarray` of shape `(N, h)`, float16: row i is prompt i. Values that are not finite are NaN; predictors reject them.
 
     Raises:
-        `EmbeddingError`: the dataset has no prompts, the model cannot be loaded, or its values are not finite.
+        `EmbeddingError`: the dataset has no prompts, or the model cannot be loaded or used.
     """
     if not len(dataset):
         raise EmbeddingError("The dataset has no rows, so there is nothing to embed. Give one with prompts.")
@@ -93,45 +88,34 @@ def embed_dataset(
             encoded = tokenizer(texts, add_special_tokens=plain, verbose=False)["input_ids"]
             empty = [tokenizer.eos_token_id or 0]
             ids, values = embed_by_policy(model, [own or empty for own in encoded], state, batch_tokens, progress)
-    values = np.where(np.isfinite(values), values.clip(-_LARGEST, _LARGEST), np.nan).astype(np.float16)
-    parts = all_gather((ids, values))
+    largest = float(np.finfo(np.float16).max)
+    values = np.where(np.isfinite(values), values.clip(-largest, largest), np.nan).astype(np.float16)
+    parts = [part for part in all_gather((ids, values)) if len(part[0])]
     out = np.empty((len(dataset), parts[0][1].shape[1]), np.float16)
     for ids, values in parts:
-        if len(ids):
-            out[ids] = values
-    wrong = np.flatnonzero(np.isnan(out).any(axis=1))
-    if len(wrong):
-        raise EmbeddingError(
-            f"The embedding model gives values that are not finite, for row {wrong[0]} of the dataset among others. Use "
-            "another model: set `prompt_embedding` to its id or path."
-        )
+        out[ids] = values
     return out
 
 
 def embed_for(trainer: GRPOTrainer, dataset: Dataset, embedding: str, *, resumed: bool) -> np.ndarray:
     """
-    [`embed_dataset`] by a trainer's policy if `embedding` is `"policy"`, or by the model of this id or path, kept in the output
-    folder as a file that processes of one machine share. A collective if there are several processes. `resumed`: whether the
-    run is resumed, and takes the embeddings that it began with.
+    [`embed_dataset`] by a trainer's policy if `embedding` is `"policy"`, or by the model of this id or path. They are kept in the
+    output folder, as a file that processes of one machine share. A run that is `resumed` takes those that it began with.
     """
-    path = Path(
-        cast(str, trainer.args.output_dir), "dataeff", f"embeddings-{hash_json(embedding, len(dataset))[:8]}.npy"
-    )
+    name = f"embeddings-{hash_json(embedding, len(dataset))[:8]}.npy"
+    path = Path(cast(str, trainer.args.output_dir), "dataeff", name)
     if resumed:
         stored = _read(path)
         hashes = set(all_gather(None if stored is None else hash_rows(stored)))
         if stored is not None and len(hashes) == 1 and len(stored) == len(dataset):
             return stored
+    chat: dict[str, Any] = {"chat_template": trainer.chat_template, "tools": trainer.tools or None}
     computed = embed_dataset(
         dataset,
         trainer.model if embedding == "policy" else embedding,
         trainer.processing_class,
         accelerator=trainer.accelerator,
-        template={
-            "chat_template": trainer.chat_template,
-            "tools": trainer.tools or None,
-            **cast(dict[str, Any], trainer.chat_template_kwargs),
-        },
+        template=chat | trainer.chat_template_kwargs,
         progress=not trainer.args.disable_tqdm,
     )
     if trainer.accelerator.is_main_process:
@@ -154,8 +138,7 @@ def _save(path: Path, values: np.ndarray) -> None:
 def _read(path: Path) -> np.ndarray | None:
     """Stored embeddings as a read-only memory map; `None` if there are none that can be read."""
     try:
-        values: np.ndarray = np.load(path, mmap_mode="r")
-        return values
+        return cast(np.ndarray, np.load(path, mmap_mode="r"))
     except (OSError, ValueError, EOFError):
         return None
 
@@ -217,12 +200,13 @@ def embed_by_policy(
     """
     This process's share of prompts, given as token ids, and their embeddings, float32 `(n, h)`, by the policy as it is now,
     adapters included. Wrappers (DDP, compiled, PEFT) are looked through. The whole model runs forward, because only so does
-    FSDP2 gather its shards. All processes make the same number of forward passes, and may embed the last batch several times.
+    FSDP2 gather its shards. All processes make the same number of passes, and may embed the last batch several times.
     """
     model: Any = extract_model_from_parallel(policy)
     base: Any = model.get_base_model() if isinstance(model, PeftModel) else model
     body, device, training = base.get_decoder(), next(policy.parameters()).device, model.training
-    options = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(base.forward).parameters else {}
+    takes_logits = "logits_to_keep" in inspect.signature(base.forward).parameters
+    options = {"use_cache": False} | ({"logits_to_keep": 1} if takes_logits else {})
     limit = getattr(body.config.get_text_config(), "max_position_embeddings", None)
     batches = length_batches(np.array([len(ids[:limit]) for ids in prompts]), batch_tokens)
     rounds = -(-len(batches) // state.num_processes)
@@ -233,14 +217,14 @@ def embed_by_policy(
     try:
         with (
             torch.no_grad(),
-            torch.autocast(device.type, torch.bfloat16, enabled=_runs_bf16(device)),
+            torch.autocast("cuda", torch.bfloat16, enabled=torch.cuda.is_bf16_supported()),
             body.register_forward_hook(lambda module, args, output: seen.append(output[0])),
         ):
             for batch in tqdm(own, "Embedding prompts", unit="batch", disable=not progress):
                 rows = [torch.tensor(prompts[i][:limit], device=device) for i in batch]
                 ids = pad_sequence(rows, batch_first=True)  # (b, T), on the right: positions need no correction
                 mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
-                model(input_ids=ids, attention_mask=mask, use_cache=False, **options)
+                model(input_ids=ids, attention_mask=mask, **options)
                 states = seen.pop()[:, -ids.shape[1] :].float()  # (b, T, h), behind virtual tokens of prompt tuning
                 mask = mask.to(states.device)[..., None]  # states of padding may be anything, NaN included
                 values.append((states.masked_fill(mask == 0, 0.0).sum(dim=1) / mask.sum(dim=1)).cpu().numpy())
@@ -251,8 +235,8 @@ def embed_by_policy(
 
 def length_batches(lengths: np.ndarray, batch_tokens: int) -> list[np.ndarray]:
     """
-    Cut prompts of `lengths` `(N,)` >= 1, the longest first, into batches of at most `batch_tokens` tokens, padding included;
-    a longer prompt is a batch of its own. Returns the prompt ids of each batch.
+    Cut prompts of `lengths` `(N,)` >= 1, the longest first, into batches of at most `batch_tokens` tokens, padding included,
+    given by their prompt ids; a longer prompt is a batch of its own.
     """
     order = np.argsort(-lengths, kind="stable")  # the largest batch first: what does not fit shows at once
     batches = []
@@ -273,11 +257,13 @@ def load_pretrained(name: str, state: Any) -> Any:
         from sentence_transformers import SentenceTransformer
         from sentence_transformers.util import is_sentence_transformer_model
 
-        plugin = getattr(getattr(state, "state", None), "deepspeed_plugin", None)
+        plugin = getattr(state, "deepspeed_plugin", None)
         whole = nullcontext() if plugin is None else plugin.zero3_init_context_manager(enable=False)
-        dtype = torch.bfloat16 if _runs_bf16(state.device) else torch.float32
+        bf16 = state.device.type == "cuda" and torch.cuda.is_bf16_supported()
         with whole, patch_environment(fsdp_cpu_ram_efficient_loading="false"):
-            model = SentenceTransformer(name, device=str(state.device), model_kwargs={"dtype": dtype})
+            model = SentenceTransformer(
+                name, device=str(state.device), model_kwargs={"dtype": torch.bfloat16 if bf16 else torch.float32}
+            )
         if not is_sentence_transformer_model(name):
             model[1].pooling_mode = "mean"  # the default depends on the architecture
         return model
@@ -287,7 +273,3 @@ def load_pretrained(name: str, state: Any) -> Any:
             "install sentence-transformers), and the id of a model on the Hugging Face Hub, or the path of a folder from "
             "`save_pretrained`. In training, 'policy' is the trained model."
         ) from error
-
-
-def _runs_bf16(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.is_bf16_supported()

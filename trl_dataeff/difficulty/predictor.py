@@ -140,7 +140,8 @@ def take(E: Embeddings, ids: np.ndarray) -> torch.Tensor:
     wrong = ids[~rows.isfinite().all(dim=1).numpy()]
     if len(wrong):
         raise PredictorError(
-            f"{len(wrong)} embeddings are not finite, the first in row {wrong[0]}. Embed the prompts again."
+            f"{len(wrong)} embeddings are not finite, the first in row {wrong[0]}. Embed the prompts by another model: set "
+            "`prompt_embedding` to its id or path."
         )
     return rows
 
