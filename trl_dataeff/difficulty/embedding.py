@@ -66,10 +66,10 @@ def embed_dataset(
         progress (`bool`, *optional*, defaults to `True`): whether to show a progress bar, on the main process.
 
     Returns:
-        `np.ndarray` of shape `(N, h)`, float16: row i is prompt i. Values that are not finite are NaN; predictors reject them.
+        `np.ndarray` of shape `(N, h)`, float16: row i is prompt i.
 
     Raises:
-        `EmbeddingError`: the dataset has no prompts, or the model cannot be loaded or used.
+        `EmbeddingError`: the dataset has no prompts, the model cannot be loaded, or its values are not finite.
     """
     if not len(dataset):
         raise EmbeddingError("The dataset has no rows, so there is nothing to embed. Give one with prompts.")
@@ -94,6 +94,12 @@ def embed_dataset(
     out = np.empty((len(dataset), parts[0][1].shape[1]), np.float16)
     for ids, values in parts:
         out[ids] = values
+    wrong = np.flatnonzero(np.isnan(out).any(axis=1))
+    if len(wrong):
+        raise EmbeddingError(
+            f"The embedding model gives values that are not finite, for row {wrong[0]} of the dataset among others. Use "
+            "another model: set `prompt_embedding` to its id or path."
+        )
     return out
 
 

@@ -59,7 +59,7 @@ class LogisticDifficultyPredictor(DifficultyPredictor):
     def fit_basis(self, E: Embeddings) -> None:
         """
         Compute the principal components of a pool from its embeddings `(N, h)`, and forget earlier fits. Reads at most 20,000
-        rows, evenly spread. Raises a [`PredictorError`] if there are none, or some are not finite.
+        rows, evenly spread. Raises a [`PredictorError`] if there are none.
         """
         check_width(E, 0)
         if not len(E):

@@ -17,7 +17,7 @@ from trl_dataeff.utils import UserError
 
 KEPT_GROUPS, KEPT_BATCHES = 2048, 16  # groups that a run keeps for the fit: at least so many, and of so many batches
 
-#: `(N, h)`: a tensor, an array or a memory map, of float16, bfloat16 or float32.
+#: `(N, h)`: a tensor, an array or a memory map, of float16, bfloat16 or float32; all values are finite.
 Embeddings: TypeAlias = torch.Tensor | np.ndarray
 #: `(n,)`: success rates or weights of groups, a tensor or an array.
 Values: TypeAlias = torch.Tensor | np.ndarray
@@ -135,15 +135,8 @@ class DifficultyPredictor(ABC):
 
 
 def take(E: Embeddings, ids: np.ndarray) -> torch.Tensor:
-    """Float32 copy `(len(ids), h)` of the rows `ids` of `E`. Raises [`PredictorError`] if they are not finite."""
-    rows = torch.as_tensor(E[ids]).float()
-    wrong = ids[~rows.isfinite().all(dim=1).numpy()]
-    if len(wrong):
-        raise PredictorError(
-            f"{len(wrong)} embeddings are not finite, the first in row {wrong[0]}. Embed the prompts by another model: set "
-            "`prompt_embedding` to its id or path."
-        )
-    return rows
+    """Float32 copy `(len(ids), h)` of the rows `ids` of `E`."""
+    return torch.as_tensor(E[ids]).float()
 
 
 def check_width(E: Embeddings, width: int) -> None:
