@@ -1,4 +1,4 @@
-"""The paper's predictor against its authors' architecture, written out here from their checkpoint's layout."""
+"""The paper's predictor against the formulas of its paper and the parameter names of its authors' checkpoint."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn import functional as F
 
 from tests.factories import difficulty_problem, generator
 from trl_dataeff.difficulty import attention, load_predictor
@@ -18,43 +19,35 @@ from trl_dataeff.difficulty.attention import AttentionDifficultyPredictor, Refer
 from trl_dataeff.difficulty.predictor import Groups, PredictorError
 
 
-class SimHead(nn.Module):
-    def __init__(self, h: int, width: int):
-        super().__init__()
-        self.query_proj, self.ref_proj = self.tower(h, width), self.tower(h, width)
-
-    def tower(self, h: int, width: int) -> nn.Sequential:
-        hidden = [nn.Linear(h, width), nn.GELU(), nn.Dropout(0.1), nn.Linear(width, width), nn.GELU(), nn.Dropout(0.1)]
-        return nn.Sequential(nn.LayerNorm(h), *hidden, nn.Linear(width, width), nn.LayerNorm(width))
+def parameters(seed: int = 0) -> dict[str, torch.Tensor]:
+    """Those of a checkpoint, all of them random, so that each matters."""
+    rng = generator(seed)
+    shapes = AttentionDifficultyPredictor(24, width=16).state_dict().items()
+    return {name: 0.5 * torch.randn(value.shape, generator=rng) for name, value in shapes}
 
 
-class Regressor(nn.Module):
-    def __init__(self, h: int, width: int):
-        super().__init__()
-        self.sim_head = SimHead(h, width)
-        self.mlp = nn.Sequential(nn.Linear(2, 10), nn.ReLU(), nn.Linear(10, 2))
-        self.scale = math.sqrt(width)
+def by_hand(w: dict[str, torch.Tensor], E: torch.Tensor, R: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Predictions of the authors' network for queries `E`, from references `R` with success rates `values`."""
 
-    def forward(self, queries, references, values):
-        scores = self.sim_head.query_proj(queries) @ self.sim_head.ref_proj(references).T / self.scale
-        p = (torch.softmax(scores, dim=-1) * values).sum(dim=-1).clamp(1e-4, 1 - 1e-4)
-        out = self.mlp(torch.stack([values.mean(), values.std()]))
-        temperature, bias = nn.functional.softplus(out[0]).clamp(0.01, 10), torch.tanh(out[1])
-        return torch.sigmoid(torch.log(p / (1 - p)) / temperature + bias)
+    def layer(function, name: str, x: torch.Tensor, *size):
+        return function(x, *size, w[f"regressor.{name}.weight"], w[f"regressor.{name}.bias"])
 
+    def tower(name: str, x: torch.Tensor) -> torch.Tensor:
+        x = layer(F.layer_norm, f"sim_head.{name}.0", x, (24,))
+        for i in (1, 4):  # dropout follows each GELU
+            x = F.gelu(layer(F.linear, f"sim_head.{name}.{i}", x))
+        return layer(F.layer_norm, f"sim_head.{name}.8", layer(F.linear, f"sim_head.{name}.7", x), (16,))
 
-class Published(nn.Module):
-    def __init__(self, h: int = 24, width: int = 16, seed: int = 0):
-        super().__init__()
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            self.regressor = Regressor(h, width)
-            for parameter in self.parameters():  # so that each of them matters
-                nn.init.normal_(parameter, std=0.5)
+    scores = tower("query_proj", E) @ tower("ref_proj", R).T / math.sqrt(16)
+    p = (torch.softmax(scores, dim=-1) * values).sum(dim=-1).clamp(1e-4, 1 - 1e-4)
+    moments = torch.stack([values.mean(), values.std()])
+    out = layer(F.linear, "mlp.2", F.relu(layer(F.linear, "mlp.0", moments)))
+    temperature, bias = F.softplus(out[0]).clamp(0.01, 10), torch.tanh(out[1])
+    return torch.sigmoid(torch.log(p / (1 - p)) / temperature + bias)
 
 
-def checkpoint(path, model, **more):
-    torch.save({"model_state_dict": model.state_dict(), "epoch": 20, **more}, path)
+def checkpoint(path, **more):
+    torch.save({"model_state_dict": parameters(), "epoch": 20, **more}, path)
     return path
 
 
@@ -62,16 +55,13 @@ def checkpoint(path, model, **more):
 @given(st.integers(0, 50), st.integers(2, 40), st.sampled_from([0.0, 0.3, 1.0]), st.sampled_from([0.0, 0.5, 1.0]))
 def test_published_checkpoints_predict_what_their_code_predicts(tmp_path_factory, seed, k, scale, middle):
     """Also from references that all fail or succeed, whose average is clamped."""
-    model = Published(seed=seed).eval()
-    path = checkpoint(tmp_path_factory.mktemp("published") / "model.pt", model)
-    rng = generator(seed)
+    path, w, rng = tmp_path_factory.mktemp("published") / "model.pt", parameters(seed), generator(seed)
+    torch.save({"model_state_dict": w, "epoch": 20}, path)
     E, R, values = torch.randn(30, 24, generator=rng), torch.randn(k, 24, generator=rng), torch.rand(k, generator=rng)
     values = (middle + scale * (values - 0.5)).clamp(0, 1)
     predictor = load_predictor(path)
-    with torch.no_grad():
-        expected = model.regressor(E, R, values)
     predictor.set_references(R, values)
-    torch.testing.assert_close(predictor.predict(E), expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(predictor.predict(E), by_hand(w, E, R, values), atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +76,7 @@ def test_published_checkpoints_predict_what_their_code_predicts(tmp_path_factory
     ],
 )
 def test_other_architectures_are_rejected(tmp_path, name, value):
-    state = {**Published().state_dict(), name: value}
+    state = {**parameters(), name: value}
     torch.save({"model_state_dict": {k: v for k, v in state.items() if v is not None}}, tmp_path / "m.pt")
     with pytest.raises(PredictorError, match=r"m\.pt"):
         load_predictor(tmp_path / "m.pt")
@@ -94,7 +84,7 @@ def test_other_architectures_are_rejected(tmp_path, name, value):
 
 def test_files_that_are_no_checkpoint(tmp_path):
     path = tmp_path / "m.pt"
-    whole = checkpoint(path, Published()).read_bytes()
+    whole = checkpoint(path).read_bytes()
     for data in (b"not a checkpoint, but some text", b"", whole[: len(whole) * 99 // 100]):
         path.write_bytes(data)
         with pytest.raises(PredictorError, match=rf"m\.pt \({len(data)} bytes\) cannot be read"):
@@ -113,7 +103,7 @@ class Payload:
 
 
 def test_pickled_objects_are_rejected_and_not_run(tmp_path):
-    checkpoint(tmp_path / "m.pt", Published(), optimizer=Payload())
+    checkpoint(tmp_path / "m.pt", optimizer=Payload())
     with pytest.raises(PredictorError, match="pickles other objects"):
         load_predictor(tmp_path / "m.pt")
     assert not Payload.ran

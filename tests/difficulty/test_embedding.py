@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from hypothesis import given
-from hypothesis import strategies as st
 from transformers import LlavaProcessor
 
 from tests.factories import (
@@ -28,7 +26,7 @@ from tests.factories import (
 )
 from tests.factories.vision import save_tiny_vision
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
-from trl_dataeff.difficulty.embedding import EmbeddingError, length_batches
+from trl_dataeff.difficulty.embedding import EmbeddingError
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -143,17 +141,6 @@ def test_policies_whose_parameters_are_elsewhere(embed):
     for model in (sharded, tiny_model().to("meta")):
         with pytest.raises(EmbeddingError, match=r"FSDP.*ZeRO-3 .*or set `prompt_embedding` to the id"):
             embed(varied_dataset(), model)
-
-
-@given(st.lists(st.integers(1, 60), min_size=1, max_size=40), st.integers(1, 100))
-def test_batches_hold_every_prompt_once_within_the_budget(lengths, budget):
-    lengths = np.array(lengths)
-    batches = length_batches(lengths, budget)
-    assert sorted(np.concatenate(batches).tolist()) == list(range(len(lengths)))
-    for batch in batches:
-        assert len(batch) == 1 or len(batch) * lengths[batch].max() <= budget
-    longest = [lengths[batch].max() for batch in batches]
-    assert longest == sorted(longest, reverse=True)
 
 
 def test_two_processes_give_what_one_gives(embed, tmp_path_factory):
