@@ -20,13 +20,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from trl_dataeff.difficulty.attention import AttentionDifficultyPredictor
-from trl_dataeff.difficulty.base import DifficultyPredictor, Embeddings, PredictorError, take
+from trl_dataeff.difficulty import save_predictor
+from trl_dataeff.difficulty.attention import HELD_OUT, AttentionDifficultyPredictor
 from trl_dataeff.difficulty.embedding import embed_dataset
-from trl_dataeff.difficulty.loading import save_predictor
 from trl_dataeff.difficulty.logistic import LogisticDifficultyPredictor
 from trl_dataeff.difficulty.online import newest, pearson
-from trl_dataeff.difficulty.training import HELD_OUT, Task
+from trl_dataeff.difficulty.predictor import DifficultyPredictor, Embeddings, Groups, PredictorError, take
 from trl_dataeff.tracking.groups import read_groups
 
 
@@ -156,7 +155,7 @@ def _fit_logistic(
         return predictor.predict(take(E, queries)).numpy()
 
     def finish() -> None:
-        predictor.prior = None
+        predictor.prior = torch.zeros(0)
         _fit_all(predictor, E, slices, np.zeros(len(E), dtype=bool))
 
     return Fitted(predictor, predict, finish)
@@ -179,9 +178,9 @@ def _fit_attention(
     for piece in slices:
         rows, rates = (values[~held_out[piece.prompt_ids]] for values in piece)
         if (~stopping[rows]).sum() > 1:
-            tasks.append(Task(rows, torch.from_numpy(rates), torch.ones(len(rows)), stopping[rows]))
+            tasks.append(Groups(rows, rates, np.ones(len(rows), dtype=np.float32)))
     predictor = AttentionDifficultyPredictor(E.shape[1], seed=seed)
-    predictor.fit_tasks(E, tasks, seed, EPOCHS)
+    predictor.fit_tasks(E, tasks, stopping, seed, EPOCHS)
 
     def predict(references: np.ndarray, p: torch.Tensor, queries: np.ndarray) -> np.ndarray:
         predictor.set_references(take(E, references), p)
@@ -235,8 +234,7 @@ def main() -> None:
     dataset = dataset.select_columns(options.prompt_column).rename_column(options.prompt_column, "prompt")
     slices = read_slices(options.groups, len(dataset))
     predictor, quality = fit_offline(options.kind, embed_dataset(dataset, options.embedding), slices, options.seed)
-    predictor.embedding = options.embedding
-    save_predictor(predictor, options.output)
+    save_predictor(predictor, options.output, options.embedding)
     print("Groups of held-out prompts, a fifth of all:")
     for row in quality:
         print(f"  {row.name:<20}Pearson {row.pearson:.3f}, mean absolute error {row.mean_absolute_error:.3f}")

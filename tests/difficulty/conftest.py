@@ -1,24 +1,23 @@
 import pytest
 
 from tests.factories import tiny_model, tiny_tokenizer
-from trl_dataeff.difficulty.embedding import Embedder, embed_dataset
+from trl_dataeff.difficulty.embedding import embed_dataset
 
 
 @pytest.fixture
-def embed(monkeypatch):
-    """`embed_dataset`; counts forwards in `embed.forwards`."""
-    forward = Embedder.embed
+def embed():
+    """`embed_dataset`, by default with a tiny policy; `embed.forwards` are the policy's forward passes."""
 
-    def counted(self, prompts):
+    def count(*args):
         call.forwards += 1
-        return forward(self, prompts)
 
-    def call(dataset, embedding="policy", model=None, tokenizer=None, **options):
-        if embedding == "policy":
-            tokenizer = tokenizer or tiny_tokenizer()
-            options = {"policy": model or tiny_model(tokenizer), "tokenizer": tokenizer, **options}
-        return embed_dataset(dataset, embedding, **{"progress": False, **options})
+    def call(dataset, model=None, tokenizer=None, **options):
+        if isinstance(model, str):
+            return embed_dataset(dataset, model, progress=False, **options)
+        tokenizer = tokenizer or tiny_tokenizer()
+        model = tiny_model(getattr(tokenizer, "tokenizer", tokenizer)) if model is None else model
+        with model.register_forward_pre_hook(count):
+            return embed_dataset(dataset, model, tokenizer, progress=False, **options)
 
     call.forwards = 0
-    monkeypatch.setattr(Embedder, "embed", counted)
     return call

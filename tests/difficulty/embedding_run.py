@@ -4,7 +4,6 @@ import json
 import sys
 from pathlib import Path
 
-import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
@@ -13,40 +12,24 @@ from accelerate.utils import DistributedType
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.factories import plain_dataset, tiny_model, tiny_tokenizer
-from trl_dataeff.difficulty.embedding import Embedder, EmbeddingError, embed_dataset
-
-
-torch.set_num_threads(1)
-FOLDER = Path(sys.argv[1])
-forwards = 0
-
-
-def counted(self, prompts, forward=Embedder.embed):
-    global forwards
-    forwards += 1
-    return forward(self, prompts)
+from trl_dataeff.difficulty.embedding import EmbeddingError, embed_dataset
 
 
 def main() -> None:
-    global forwards
-    Embedder.embed = counted
-    accelerator = Accelerator(cpu=True)
-    rank = accelerator.process_index
-    tokenizer = tiny_tokenizer()
+    torch.set_num_threads(1)
+    accelerator, tokenizer, passes = Accelerator(cpu=True), tiny_tokenizer(), []
     policy = accelerator.prepare(tiny_model(tokenizer))
     assert isinstance(policy, torch.nn.parallel.DistributedDataParallel)
-    options = {"policy": policy, "tokenizer": tokenizer, "accelerator": accelerator, "batch_tokens": 50}
-    options |= {"progress": False}
-    report = {}
-
-    np.save(FOLDER / f"rank-{rank}.npy", embed_dataset(plain_dataset(23), **options))
-    report["forwards"] = forwards
+    policy.module.register_forward_pre_hook(lambda *args: passes.append(args))
+    options = {"accelerator": accelerator, "batch_tokens": 50, "progress": False}
+    embeddings = embed_dataset(plain_dataset(23), policy, tokenizer, **options)
+    report = {"embeddings": embeddings.tolist(), "forwards": len(passes)}
     accelerator.state.distributed_type = DistributedType.FSDP
     try:
-        embed_dataset(plain_dataset(5), **options)
+        embed_dataset(plain_dataset(5), policy, tokenizer, **options)
     except EmbeddingError as error:
         report["sharded"] = str(error)
-    (FOLDER / f"rank-{rank}.json").write_text(json.dumps(report))
+    Path(sys.argv[1], f"rank-{accelerator.process_index}.json").write_text(json.dumps(report))
     accelerator.wait_for_everyone()
 
 

@@ -1,10 +1,9 @@
-"""The paper's predictor against its authors' architecture, written out here from their checkpoint's layout."""
+"""The paper's predictor against the formulas of its paper and the parameter names of its authors' checkpoint."""
 
 from __future__ import annotations
 
 import math
 from copy import deepcopy
-from functools import partial
 
 import numpy as np
 import pytest
@@ -12,49 +11,43 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn import functional as F
 
 from tests.factories import difficulty_problem, generator
-from trl_dataeff.difficulty import attention, training
-from trl_dataeff.difficulty.loading import AttentionDifficultyPredictor, PredictorError, load_predictor
+from trl_dataeff.difficulty import attention, load_predictor
+from trl_dataeff.difficulty.attention import AttentionDifficultyPredictor, References
+from trl_dataeff.difficulty.predictor import Groups, PredictorError
 
 
-class SimHead(nn.Module):
-    def __init__(self, h: int, width: int):
-        super().__init__()
-        self.query_proj, self.ref_proj = self.tower(h, width), self.tower(h, width)
-
-    def tower(self, h: int, width: int) -> nn.Sequential:
-        hidden = [nn.Linear(h, width), nn.GELU(), nn.Dropout(0.1), nn.Linear(width, width), nn.GELU(), nn.Dropout(0.1)]
-        return nn.Sequential(nn.LayerNorm(h), *hidden, nn.Linear(width, width), nn.LayerNorm(width))
+def parameters(seed: int = 0) -> dict[str, torch.Tensor]:
+    """Those of a checkpoint, all of them random, so that each matters."""
+    rng = generator(seed)
+    shapes = AttentionDifficultyPredictor(24, width=16).state_dict().items()
+    return {name: 0.5 * torch.randn(value.shape, generator=rng) for name, value in shapes}
 
 
-class Regressor(nn.Module):
-    def __init__(self, h: int, width: int):
-        super().__init__()
-        self.sim_head = SimHead(h, width)
-        self.mlp = nn.Sequential(nn.Linear(2, 10), nn.ReLU(), nn.Linear(10, 2))
-        self.scale = math.sqrt(width)
+def by_hand(w: dict[str, torch.Tensor], E: torch.Tensor, R: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Predictions of the authors' network for queries `E`, from references `R` with success rates `values`."""
 
-    def forward(self, queries, references, values):
-        scores = self.sim_head.query_proj(queries) @ self.sim_head.ref_proj(references).T / self.scale
-        p = (torch.softmax(scores, dim=-1) * values).sum(dim=-1).clamp(1e-4, 1 - 1e-4)
-        out = self.mlp(torch.stack([values.mean(), values.std()]))
-        temperature, bias = nn.functional.softplus(out[0]).clamp(0.01, 10), torch.tanh(out[1])
-        return torch.sigmoid(torch.log(p / (1 - p)) / temperature + bias)
+    def layer(function, name: str, x: torch.Tensor, *size):
+        return function(x, *size, w[f"regressor.{name}.weight"], w[f"regressor.{name}.bias"])
 
+    def tower(name: str, x: torch.Tensor) -> torch.Tensor:
+        x = layer(F.layer_norm, f"sim_head.{name}.0", x, (24,))
+        for i in (1, 4):  # dropout follows each GELU
+            x = F.gelu(layer(F.linear, f"sim_head.{name}.{i}", x))
+        return layer(F.layer_norm, f"sim_head.{name}.8", layer(F.linear, f"sim_head.{name}.7", x), (16,))
 
-class Published(nn.Module):
-    def __init__(self, h: int = 24, width: int = 16, seed: int = 0):
-        super().__init__()
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            self.regressor = Regressor(h, width)
-            for parameter in self.parameters():  # so that each of them matters
-                nn.init.normal_(parameter, std=0.5)
+    scores = tower("query_proj", E) @ tower("ref_proj", R).T / math.sqrt(16)
+    p = (torch.softmax(scores, dim=-1) * values).sum(dim=-1).clamp(1e-4, 1 - 1e-4)
+    moments = torch.stack([values.mean(), values.std()])
+    out = layer(F.linear, "mlp.2", F.relu(layer(F.linear, "mlp.0", moments)))
+    temperature, bias = F.softplus(out[0]).clamp(0.01, 10), torch.tanh(out[1])
+    return torch.sigmoid(torch.log(p / (1 - p)) / temperature + bias)
 
 
-def checkpoint(path, model, **more):
-    torch.save({"model_state_dict": model.state_dict(), "epoch": 20, **more}, path)
+def checkpoint(path, **more):
+    torch.save({"model_state_dict": parameters(), "epoch": 20, **more}, path)
     return path
 
 
@@ -62,50 +55,44 @@ def checkpoint(path, model, **more):
 @given(st.integers(0, 50), st.integers(2, 40), st.sampled_from([0.0, 0.3, 1.0]), st.sampled_from([0.0, 0.5, 1.0]))
 def test_published_checkpoints_predict_what_their_code_predicts(tmp_path_factory, seed, k, scale, middle):
     """Also from references that all fail or succeed, whose average is clamped."""
-    model = Published(seed=seed).eval()
-    path = checkpoint(tmp_path_factory.mktemp("published") / "model.pt", model)
-    rng = generator(seed)
+    path, w, rng = tmp_path_factory.mktemp("published") / "model.pt", parameters(seed), generator(seed)
+    torch.save({"model_state_dict": w, "epoch": 20}, path)
     E, R, values = torch.randn(30, 24, generator=rng), torch.randn(k, 24, generator=rng), torch.rand(k, generator=rng)
     values = (middle + scale * (values - 0.5)).clamp(0, 1)
     predictor = load_predictor(path)
-    with torch.no_grad():
-        expected = model.regressor(E, R, values)
-        got = predictor.attend(predictor.project_queries(E), predictor.project_references(R), values)
-    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
     predictor.set_references(R, values)
-    torch.testing.assert_close(predictor.predict(E), expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(predictor.predict(E), by_hand(w, E, R, values), atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "says"),
+    ("name", "value"),
     [
-        ("regressor.sim_head.query_proj.1.weight", None, "lacks the parameter `regressor.sim_head.query_proj.1"),
-        ("regressor.mlp.2.bias", None, r"lacks regressor\.mlp\.2\.bias"),
-        ("regressor.sim_head.query_proj.9.weight", torch.ones(3), r"unknown .*query_proj\.9\.weight"),
-        ("regressor.mlp.0.weight", torch.ones(10, 3), r"`regressor.mlp.0.weight` has shape \(10, 3\)"),
-        ("regressor.sim_head.query_proj.1.weight", torch.ones(3), r"has shape \(3,\)"),
-        ("regressor.mlp.0.bias", torch.full((10,), math.nan), "not finite"),
+        ("regressor.sim_head.query_proj.1.weight", None),
+        ("regressor.mlp.2.bias", None),
+        ("regressor.sim_head.query_proj.9.weight", torch.ones(3)),
+        ("regressor.mlp.0.weight", torch.ones(10, 3)),
+        ("regressor.sim_head.query_proj.1.weight", torch.ones(3)),
+        ("regressor.mlp.0.bias", torch.full((10,), math.nan)),
     ],
 )
-def test_other_architectures_are_rejected(tmp_path, name, value, says):
-    state = {**Published().state_dict(), name: value}
+def test_other_architectures_are_rejected(tmp_path, name, value):
+    state = {**parameters(), name: value}
     torch.save({"model_state_dict": {k: v for k, v in state.items() if v is not None}}, tmp_path / "m.pt")
-    with pytest.raises(PredictorError, match=says):
+    with pytest.raises(PredictorError, match=r"m\.pt"):
         load_predictor(tmp_path / "m.pt")
 
 
 def test_files_that_are_no_checkpoint(tmp_path):
-    whole = checkpoint(tmp_path / "m.pt", Published()).read_bytes()
+    path = tmp_path / "m.pt"
+    whole = checkpoint(path).read_bytes()
     for data in (b"not a checkpoint, but some text", b"", whole[: len(whole) * 99 // 100]):
-        (tmp_path / "m.pt").write_bytes(data)
-        with pytest.raises(PredictorError, match=r"m\.pt \(\d+ bytes\) cannot be read as a torch checkpoint"):
-            load_predictor(tmp_path / "m.pt")
-    for i, content in enumerate([torch.ones(3), {"weights": torch.ones(2)}, {"model_state_dict": {"a": 1}}, {}]):
-        torch.save(content, tmp_path / f"{i}.pt")
-        with pytest.raises(PredictorError, match="is not a checkpoint of a difficulty predictor"):
-            load_predictor(tmp_path / f"{i}.pt")
-    with pytest.raises(PredictorError, match="There is no predictor"):
-        load_predictor(tmp_path / "absent.pt")
+        path.write_bytes(data)
+        with pytest.raises(PredictorError, match=rf"m\.pt \({len(data)} bytes\) cannot be read"):
+            load_predictor(path)
+    for content in (torch.ones(3), {"weights": torch.ones(2)}, {"model_state_dict": {"a": 1}}, {}):
+        torch.save(content, path)
+        with pytest.raises(PredictorError, match=r"m\.pt is not a checkpoint of a difficulty predictor"):
+            load_predictor(path)
 
 
 class Payload:
@@ -116,8 +103,8 @@ class Payload:
 
 
 def test_pickled_objects_are_rejected_and_not_run(tmp_path):
-    checkpoint(tmp_path / "m.pt", Published(), optimizer=Payload())
-    with pytest.raises(PredictorError, match="holds pickled objects other than tensors"):
+    checkpoint(tmp_path / "m.pt", optimizer=Payload())
+    with pytest.raises(PredictorError, match="pickles other objects"):
         load_predictor(tmp_path / "m.pt")
     assert not Payload.ran
 
@@ -130,26 +117,31 @@ def parts(n: int = 12, k: int = 7):
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.7, generator=generator(4))
     zq, zr = torch.randn(n, 8, generator=generator(5)), torch.randn(k, 8, generator=generator(6))
-    return model.requires_grad_(False), zq, zr, torch.rand(k, generator=generator(7))
+    return model.requires_grad_(False), zq, References(zr, torch.rand(k, generator=generator(7)), torch.ones(k))
+
+
+def chosen(references: References, ids) -> References:
+    return References(*(value[ids] for value in references))
 
 
 def test_excluding_a_reference_is_as_if_it_had_no_part_in_the_average():
-    model, zq, zr, p = parts()
+    model, zq, references = parts()
     model.regressor.mlp[2].weight.zero_()  # the calibration sees all references; here it sees nothing
     exclude = torch.tensor([-1, 0, 1, 2, 3, 4, 5, 6, -1, 6, 6, 0])
-    got = model.attend(zq, zr, p, exclude=exclude)
+    got = model.attend(zq, references, exclude)
     for i, out in enumerate(exclude.tolist()):
-        others = [j for j in range(7) if j != out]
-        torch.testing.assert_close(got[i], model.attend(zq[[i]], zr[others], p[others])[0])
+        others = chosen(references, [j for j in range(7) if j != out])
+        torch.testing.assert_close(got[i], model.attend(zq[[i]], others)[0])
 
 
 def test_whole_weights_are_repetitions_up_to_the_unbiased_deviation():
-    model, zq, zr, p = parts()
+    model, zq, references = parts()
     model.regressor.mlp[2].weight.zero_()
     weight = torch.tensor([1.0, 2.0, 0.0, 3.0, 1.0, 1.0, 0.0])
-    repeated = torch.repeat_interleave(torch.arange(7), weight.long())
-    torch.testing.assert_close(model.attend(zq, zr, p, weight), model.attend(zq, zr[repeated], p[repeated]))
-    torch.testing.assert_close(model.attend(zq, zr, p, 10 * weight), model.attend(zq, zr, p, weight))
+    repeated = chosen(references, torch.repeat_interleave(torch.arange(7), weight.long()))
+    expected = model.attend(zq, repeated)
+    for factor in (1, 10):
+        torch.testing.assert_close(model.attend(zq, references._replace(weight=factor * weight)), expected)
 
 
 def test_weighted_moments_by_hand():
@@ -162,37 +154,20 @@ def test_weighted_moments_by_hand():
 
 
 def test_one_reference_and_none_left():
-    model, zq, zr, p = parts(k=1)
-    got = model.attend(zq, zr, p, exclude=torch.tensor([0] + [-1] * 11))
+    model, zq, references = parts(k=1)
+    got = model.attend(zq, references, torch.tensor([0] + [-1] * 11))
     assert bool(got.isfinite().all())
-    out = model.regressor.mlp(torch.tensor([p[0], 0.0]))
+    out = model.regressor.mlp(torch.tensor([references.p[0], 0.0]))
     assert got[0] == pytest.approx(torch.sigmoid(torch.tanh(out[1])).item(), rel=1e-5)
 
 
 def test_chunks_change_nothing(monkeypatch):
-    model, zq, zr, p = parts(n=50)
+    model, zq, references = parts(n=50)
     exclude = torch.arange(50) % 8 - 1
-    whole = model.attend(zq, zr, p, exclude=exclude)
+    whole = model.attend(zq, references, exclude)
     monkeypatch.setattr(attention, "SCORES", 30)
-    torch.testing.assert_close(model.attend(zq, zr, p, exclude=exclude), whole)
-    assert model.attend(zq[:0], zr, p).shape == (0,)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        lambda zq, zr, p: (zq, zr[:0], p[:0]),
-        lambda zq, zr, p: (zq, zr[:-1], p),
-        lambda zq, zr, p: (zq[:, :-1], zr, p),
-        lambda zq, zr, p: (zq, zr, p, torch.ones(3)),
-        lambda zq, zr, p: (zq, zr, p, torch.zeros(7)),
-        lambda zq, zr, p: (zq, zr, p * math.nan),
-    ],
-)
-def test_references_that_do_not_fit_are_rejected(wrong):
-    model, zq, zr, p = parts()
-    with pytest.raises(PredictorError, match=r"do not fit|need known"):
-        model.attend(*wrong(zq, zr, p))
+    torch.testing.assert_close(model.attend(zq, references, exclude), whole)
+    assert model.attend(zq[:0], references).shape == (0,)
 
 
 # ---------------------------------------------------------------- fit
@@ -223,48 +198,48 @@ def test_every_parameter_learns_and_a_second_fit_goes_on_from_the_first():
     assert all(torch.equal(value, middle[name]) for name, value in model.state_dict().items())
 
 
-def noise(n: int = 120) -> tuple[torch.Tensor, torch.Tensor, list[training.Task]]:
-    """Labels that cannot be learned, in a task with a fifth of its groups held out."""
+def noise(n: int = 120) -> tuple[torch.Tensor, torch.Tensor]:
+    """Labels that cannot be learned."""
     E, _ = difficulty_problem(n)
-    p = torch.rand(n, generator=generator()).round()
-    return E, p, training.leave_one_out(p, torch.ones(n), seed=0)
+    return E, torch.rand(n, generator=generator()).round()
 
 
-def test_held_out_groups_end_a_fit_that_only_learns_noise_and_choose_its_best_parameters(monkeypatch):
-    E, _, tasks = noise()
-    model = AttentionDifficultyPredictor(40, width=32)
-    losses, held_out_loss = [], training.held_out_loss
-    monkeypatch.setattr(training, "held_out_loss", lambda *args: losses.append(held_out_loss(*args)) or losses[-1])
-    model.fit_tasks(E, tasks, seed=0, epochs=50)
-    best = int(np.argmin(losses))
-    assert len(losses) == best + 1 + training.PATIENCE < 50
+class Noted(AttentionDifficultyPredictor):
+    """Notes the losses that decide when to stop, and on which groups they are taken."""
+
+    def held_out_loss(self, E, tasks, held_out):
+        self.tasks, self.held_out = tasks, held_out
+        self.losses = [*getattr(self, "losses", []), super().held_out_loss(E, tasks, held_out)]
+        return self.losses[-1]
+
+
+def test_held_out_groups_end_a_fit_that_only_learns_noise_and_choose_its_best_parameters():
+    E, p = noise()
+    weight = torch.ones(120)
+    weight[::6] = 0
+    model = Noted(40, width=32)
+    model.fit(E, p, weight, epochs=50)
+    losses, best = model.losses, int(np.argmin(model.losses))
+    assert len(losses) == best + 1 + attention.PATIENCE < 50
     assert losses[-1] > losses[best]
-    assert held_out_loss(tasks, partial(model._loss, E)) == losses[best]
-
-
-def test_a_task_holds_out_a_fifth_and_leaves_out_what_has_no_weight():
-    weight = torch.ones(100)
-    weight[::2] = 0
-    (task,) = training.leave_one_out(torch.rand(100), weight, seed=1)
-    assert task.rows.tolist() == list(range(1, 100, 2))
-    assert task.held_out.sum() == 10
-    (other,) = training.leave_one_out(torch.rand(100), weight, seed=2)
-    assert (task.held_out != other.held_out).any()
+    assert model.held_out_loss(E, model.tasks, model.held_out) == losses[best]
+    assert model.held_out.sum() == 20  # a fifth of those with a weight
+    assert not model.held_out[::6].any()
 
 
 def test_each_group_is_predicted_from_all_others():
-    E, p, (task,) = noise(40)
+    E, p = noise(40)
     model = AttentionDifficultyPredictor(40, width=32).requires_grad_(False)
-    groups = np.flatnonzero(~task.held_out)
-    weight = torch.rand(40, generator=generator(3)) + 0.1
-    got = model._loss(E, task._replace(weight=weight), groups[4:9], groups)
+    groups, weight = np.arange(3, 40), torch.rand(40, generator=generator(3)) + 0.1
+    queries = groups[4:9]
+    got = model.loss(E, Groups(np.arange(40), p.numpy(), weight.numpy()), queries, groups)
     predicted = []
-    for i in groups[4:9]:
+    for i in queries:
         others = groups[groups != i]
-        zq, zr = model.project_queries(E[[i]]), model.project_references(E[others])
-        predicted.append(model.attend(zq, zr, p[others], weight[others]))
-    bce = nn.functional.binary_cross_entropy(torch.cat(predicted), p[groups[4:9]], reduction="none")
-    share = weight[groups[4:9]] / weight[groups[4:9]].sum()
+        model.set_references(E[others], p[others], weight[others])
+        predicted.append(model.predict(E[[i]]))
+    bce = nn.functional.binary_cross_entropy(torch.cat(predicted), p[queries], reduction="none")
+    share = weight[queries] / weight[queries].sum()
     assert got.item() == pytest.approx((bce * share).sum().item(), rel=1e-5)
 
 

@@ -1,17 +1,12 @@
 """Embeddings of prompts by the policy: their values, and that a run is the same with them as without."""
 
-import json
-import subprocess
-import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from hypothesis import given
-from hypothesis import strategies as st
+from transformers import LlavaProcessor
 
 from tests.factories import (
     CHAT_TEMPLATE,
@@ -19,6 +14,8 @@ from tests.factories import (
     assert_embeddings_close,
     chat_dataset,
     embedding_alone,
+    launched,
+    needs_sentence_transformers,
     plain_dataset,
     run,
     save_bert,
@@ -27,11 +24,9 @@ from tests.factories import (
     tiny_tokenizer,
     varied_dataset,
 )
+from tests.factories.vision import save_tiny_vision
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
-from trl_dataeff.difficulty.embedding import EmbeddingError, embed_dataset, length_batches
-
-
-HAS_SENTENCE_TRANSFORMERS = find_spec("sentence_transformers") is not None
+from trl_dataeff.difficulty.embedding import EmbeddingError
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -53,10 +48,10 @@ def test_conversations_go_through_the_chat_template_with_its_arguments(embed, th
     tokenizer = tiny_tokenizer()
     model = tiny_model(tokenizer)
     template = "{{ think }}{{ tools | length if tools else 0 }}" + CHAT_TEMPLATE
-    options = {"chat_template": template, "chat_template_kwargs": {"think": think}, "tools": [{"name": "f"}]}
+    options = {"chat_template": template, "think": think, "tools": [{"name": "f"}]}
     texts = [f"{think}1<|user|>{prompt[0]['content']}<eos><|assistant|>" for prompt in chat_dataset(2)["prompt"]]
     expected = [embedding_alone(model, tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]
-    assert_embeddings_close(embed(chat_dataset(2), model=model, tokenizer=tokenizer, **options), expected)
+    assert_embeddings_close(embed(chat_dataset(2), model=model, tokenizer=tokenizer, template=options), expected)
 
 
 def test_text_parts_of_multimodal_prompts_are_embedded(embed):
@@ -66,23 +61,15 @@ def test_text_parts_of_multimodal_prompts_are_embedded(embed):
     np.testing.assert_array_equal(embed(dataset), embed(plain))
 
 
-class Processor:
-    """A processor whose template, as those of vision models, takes the content of a message in parts."""
-
-    chat_template = "{% for part in messages[0].content %}[{{ part.type }}:{{ part.text }}]{% endfor %}"
-
-    def __init__(self):
-        self.tokenizer = tiny_tokenizer(chat_template=None)
-
-
-def test_the_template_of_a_processor(embed):
-    processor = Processor()
-    model = tiny_model(processor.tokenizer)
-    expected = [
-        embedding_alone(model, processor.tokenizer(f"[text:{prompt[0]['content']}]")["input_ids"])
-        for prompt in chat_dataset(3)["prompt"]
-    ]
-    assert_embeddings_close(embed(chat_dataset(3), model=model, tokenizer=processor), expected)
+def test_the_template_of_a_processor(embed, tmp_path):
+    """As those of vision models, it takes the content of a message in parts."""
+    template = "{% for part in messages[0].content %}[{{ part.type }}:{{ part.text }}]{% endfor %}"
+    processor = LlavaProcessor.from_pretrained(save_tiny_vision(tmp_path))
+    model, tokenizer = tiny_model(processor.tokenizer), processor.tokenizer
+    texts = [f"[text:{prompt[0]['content']}]" for prompt in chat_dataset(3)["prompt"]]
+    expected = [embedding_alone(model, tokenizer(text)["input_ids"]) for text in texts]
+    embeddings = embed(chat_dataset(3), model, processor, template={"chat_template": template})
+    assert_embeddings_close(embeddings, expected)
 
 
 def test_a_prompt_without_tokens_has_an_embedding_and_long_prompts_are_cut(embed):
@@ -104,65 +91,63 @@ def test_a_transform_may_make_the_prompts_and_other_columns_are_not_read(embed):
         np.testing.assert_array_equal(embed(same), embed(varied_dataset()))
 
 
-def test_random_state_mode_and_parameters_are_left_alone(embed, tmp_path):
-    model = tiny_lora(0).train()
+@pytest.mark.parametrize("model", ["policy", pytest.param("bert", marks=needs_sentence_transformers)])
+def test_the_random_state_is_left_alone(embed, tmp_path, model):
+    model = tiny_lora(0) if model == "policy" else save_bert(tmp_path / "bert", without="pooler")
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    embed(varied_dataset(), model)
+    assert torch.rand(1) == expected
+
+
+def test_mode_and_parameters_are_left_alone_even_by_an_error(embed):
+    model, broken = tiny_lora(0).train(), tiny_model().train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    embeddings = ["policy", *([save_bert(tmp_path / "bert", without="pooler")] if HAS_SENTENCE_TRANSFORMERS else [])]
-    for embedding in embeddings:
-        torch.manual_seed(5)
-        expected = torch.rand(1)
-        torch.manual_seed(5)
-        embed(varied_dataset(), embedding, model=model)
-        assert torch.rand(1) == expected
+    embed(varied_dataset(), model)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-    broken = tiny_model().train()
     broken.model.norm.weight.data[3] = torch.nan
     with pytest.raises(EmbeddingError, match="not finite"):
-        embed(varied_dataset(), model=broken)
+        embed(varied_dataset(), broken)
     assert all(module.training for module in [*model.modules(), *broken.modules()])
     assert torch.is_grad_enabled()
 
 
-def test_what_cannot_be_embedded(embed):
-    with pytest.raises(EmbeddingError, match=r"no column 'prompt'.*\['question'\]"):
-        embed(Dataset.from_dict({"question": ["a"]}))
-    with pytest.raises(EmbeddingError, match="no rows"):
-        embed(Dataset.from_dict({"prompt": []}))
-    with pytest.raises(EmbeddingError, match=r"row 1 \(NoneType\)"):
-        embed(Dataset.from_dict({"prompt": ["a", None]}))
+def test_values_too_large_for_float16_are_cut(embed):
+    model = tiny_model()
+    model.model.norm.weight.data[0] = 1e9
+    embeddings = embed(varied_dataset(), model)
+    assert np.abs(embeddings[:, 0]).max() == np.finfo(np.float16).max
+
+
+@pytest.mark.parametrize(
+    ("dataset", "names"),
+    [
+        (Dataset.from_dict({"question": ["a"]}), r"'prompt'.*\['question'\]"),
+        (Dataset.from_dict({"prompt": []}), "no rows"),
+        (Dataset.from_dict({"prompt": ["a", None]}), r"row 1 .*NoneType"),
+        (chat_dataset(2), r"row 0 .*roles must alternate"),
+    ],
+)
+def test_datasets_that_cannot_be_embedded(embed, dataset, names):
     broken = tiny_tokenizer(chat_template="{{ raise_exception('roles must alternate') }}")
-    with pytest.raises(EmbeddingError, match=r"row 0 .*roles must alternate"):
-        embed(chat_dataset(2), tokenizer=broken)
-    with pytest.raises(EmbeddingError, match="needs the arguments `policy` and `tokenizer`"):
-        embed_dataset(plain_dataset(2))
+    with pytest.raises(EmbeddingError, match=names):
+        embed(dataset, tokenizer=broken)
+
+
+def test_policies_whose_parameters_are_elsewhere(embed):
     sharded = tiny_model()
     next(sharded.parameters()).ds_id = 0
     for model in (sharded, tiny_model().to("meta")):
         with pytest.raises(EmbeddingError, match=r"FSDP.*ZeRO-3 .*or set `prompt_embedding` to the id"):
-            embed(varied_dataset(), model=model)
+            embed(varied_dataset(), model)
 
 
-@given(st.lists(st.integers(1, 60), min_size=1, max_size=40), st.integers(1, 100))
-def test_batches_hold_every_prompt_once_within_the_budget(lengths, budget):
-    lengths = np.array(lengths)
-    batches = length_batches(lengths, budget)
-    assert sorted(np.concatenate(batches).tolist()) == list(range(len(lengths)))
-    for batch in batches:
-        assert len(batch) == 1 or len(batch) * lengths[batch].max() <= budget
-    longest = [lengths[batch].max() for batch in batches]
-    assert longest == sorted(longest, reverse=True)
-
-
-def test_two_processes_give_what_one_gives(embed, tmp_path):
-    script = Path(__file__).with_name("embedding_run.py")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command = [*launcher, script, tmp_path]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=script.parents[2])
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
-    reports = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2)]
+def test_two_processes_give_what_one_gives(embed, tmp_path_factory):
+    reports = launched(Path(__file__).with_name("embedding_run.py"), 2, tmp_path_factory)
     expected = embed(plain_dataset(23), batch_tokens=50)
-    for rank, report in enumerate(reports):
-        np.testing.assert_array_equal(np.load(tmp_path / f"rank-{rank}.npy"), expected)
+    for report in reports:
+        np.testing.assert_array_equal(np.array(report["embeddings"], np.float16), expected)
         assert report["forwards"] == -(-embed.forwards // 2)
         assert "under FSDP" in report["sharded"]
 

@@ -39,26 +39,17 @@ def test_an_encoder_by_path(embed, tmp_path):
 def test_a_decoder_by_path_is_the_policy_of_that_path(embed, tmp_path):
     # With a template, sentence-transformers takes a text for a message of the user
     folder, tokenizer = save_tiny(tmp_path / "tiny", chat_template=None), tiny_tokenizer(chat_template=None)
-    for dataset in (varied_dataset(), chat_dataset(4)):
-        same = embed(dataset, tokenizer=tokenizer)
-        np.testing.assert_allclose(embed(dataset, folder), same, rtol=2e-3, atol=1e-4)
+    chats = chat_dataset(4)
+    contents = Dataset.from_dict({"prompt": [prompt[0]["content"] for prompt in chats["prompt"]]})
+    for dataset, same in ((varied_dataset(), varied_dataset()), (chats, contents)):
+        expected = embed(same, tokenizer=tokenizer)
+        np.testing.assert_allclose(embed(dataset, folder), expected, rtol=2e-3, atol=1e-4)
 
 
 @needs_sentence_transformers
-@pytest.mark.parametrize(
-    ("config", "pooled"),
-    [
-        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, lambda states: states[0]),
-        ({"pooling_mode_mean_tokens": True, "include_prompt": True}, lambda states: states.mean(axis=0)),
-        ({"pooling_mode_lasttoken": True}, lambda states: states[-1]),
-        ({"pooling_mode": "lasttoken"}, lambda states: states[-1]),
-        ({"pooling_mode": "max"}, lambda states: states.max(axis=0)),
-    ],
-    ids=["cls", "mean", "last", "last, as written lately", "max"],
-)
-def test_sentence_transformers_pool_as_they_say(embed, tmp_path, config, pooled):
-    folder = save_bert(tmp_path / "bert", **config)
-    expected = [pooled(bert_states(folder, text, limit=20)) for text in VARIED_TEXTS]
+def test_a_sentence_transformers_model_pools_normalises_and_cuts_as_it_says(embed, tmp_path):
+    folder = save_bert(tmp_path / "bert", pooling_mode="lasttoken")
+    expected = [bert_states(folder, text, limit=20)[-1] for text in VARIED_TEXTS]
     assert_embeddings_close(embed(varied_dataset(), folder), [e / np.linalg.norm(e) for e in expected])
 
 
@@ -68,12 +59,12 @@ def test_models_that_cannot_be_loaded(embed, tmp_path):
     weights = Path(save_bert(tmp_path / "cut off"), "model.safetensors")
     weights.write_bytes(weights.read_bytes()[:-100])
     for name in ("no/such-model", "../not here/at all/x", str(tmp_path / "empty"), str(tmp_path / "cut off")):
-        with pytest.raises(EmbeddingError, match=rf"(?s)'{re.escape(name)}' cannot be loaded .*Give the id"):
+        with pytest.raises(EmbeddingError, match=rf"'{re.escape(name)}' cannot be loaded"):
             embed(varied_dataset(), name)
 
 
 def test_without_sentence_transformers_the_extra_is_named(embed, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
-    with pytest.raises(EmbeddingError, match=r"sentence-transformers.*pip install sentence-transformers"):
+    with pytest.raises(EmbeddingError, match=r"pip install sentence-transformers"):
         embed(varied_dataset(), save_bert(tmp_path / "bert"))
     assert embed(varied_dataset()).shape == (len(VARIED_TEXTS), 32)

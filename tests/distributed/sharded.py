@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.distributed.same_batch import FULL, QUICK, make, seen
 from tests.factories import Watched
-from trl_dataeff.difficulty.embedding import Embedder
+from trl_dataeff.difficulty import embedding
 
 
 torch.set_num_threads(1)
@@ -78,8 +78,13 @@ def resumed(name: str, world_size: int) -> dict:
 def main() -> None:
     shard_on_the_cpu()
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    passes, plain = [], Embedder.embed
-    Embedder.embed = lambda self, prompts: (passes.append(len(prompts)), plain(self, prompts))[1]
+    passes, plain = [], embedding.embed_by_policy
+
+    def counted(policy, *args):
+        with policy.register_forward_pre_hook(lambda *args: passes.append(args)):
+            return plain(policy, *args)
+
+    embedding.embed_by_policy = counted
     report = {}
     for name in RUNS:
         passes.clear()

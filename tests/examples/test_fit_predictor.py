@@ -14,7 +14,7 @@ from datasets import Dataset
 
 import trl_dataeff.difficulty.embedding
 from tests.factories import difficulty_problem
-from trl_dataeff.difficulty.loading import load_predictor
+from trl_dataeff.difficulty import load_predictor
 from trl_dataeff.tracking.groups import SCHEMA
 
 
@@ -56,7 +56,7 @@ def test_from_groups_to_a_predictor(kind, tmp_path, monkeypatch, capsys):
     runpy.run_path(str(SCRIPT), run_name="__main__")
     assert kind in capsys.readouterr().out
     predictor = load_predictor("out")
-    assert predictor.embedding == "some/model"
+    assert '"embedding": "some/model"' in Path("out", "config.json").read_text()
     assert np.corrcoef(predictor.predict(E), P)[0, 1] > 0.7
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.factories import generator, visit
-from trl_dataeff.difficulty.loading import LogisticDifficultyPredictor
+from trl_dataeff.difficulty.logistic import LogisticDifficultyPredictor
 from trl_dataeff.difficulty.online import RollingDifficulty, pearson
 from trl_dataeff.rollouts.classification import GroupClassifier, RewardScale
 from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD
@@ -135,7 +135,7 @@ def test_predictions_of_the_paper_rest_on_the_references_alone():
     ids = paper.references
     alone = RollingDifficulty(paper.population.embeddings, LogisticDifficultyPredictor())
     rates = paper.population.p[ids].astype(np.float32)
-    np.testing.assert_array_equal(paper.selector.predict(everything), alone.predict_with_references(ids, rates))
+    np.testing.assert_array_equal(paper.selector.predict(everything), alone.predict_with_references(ids, rates, 0))
     before = paper.selector.predict(everything)
     paper.batch()
     np.testing.assert_array_equal(paper.selector.predict(everything), before)

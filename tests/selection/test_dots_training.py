@@ -10,7 +10,8 @@ from trl import GRPOConfig
 import trl_dataeff.trainer as trainer_module
 from tests.factories import Watched, chat_dataset, even_length_reward, logged, mixed_reward, plain_dataset, run
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
-from trl_dataeff.difficulty.loading import LogisticDifficultyPredictor, save_predictor
+from trl_dataeff.difficulty import save_predictor
+from trl_dataeff.difficulty.logistic import LogisticDifficultyPredictor
 
 
 def dots(tmp_path, trainer_class=Watched, rewards=mixed_reward, **options):

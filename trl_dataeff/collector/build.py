@@ -10,7 +10,7 @@ import numpy as np
 from trl_dataeff.collector.collector import RolloutCollector
 from trl_dataeff.collector.rounds import Rounds
 from trl_dataeff.config import DataEfficientGRPOConfig
-from trl_dataeff.difficulty.loading import PREDICTORS
+from trl_dataeff.difficulty import PREDICTORS
 from trl_dataeff.replay.buffer import ReplayBuffer
 from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.distributed import Processes, all_gather

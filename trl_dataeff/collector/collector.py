@@ -16,7 +16,7 @@ import torch
 from trl_dataeff.checkpoint.state import CheckpointError
 from trl_dataeff.collector.advantages import batch_metrics, renormalize
 from trl_dataeff.collector.rounds import GenerationBatch, Rounds, ZeroVarianceShare
-from trl_dataeff.difficulty.base import Embeddings
+from trl_dataeff.difficulty.predictor import Embeddings
 from trl_dataeff.replay.buffer import ReplayBuffer
 from trl_dataeff.rollouts.capture import Round
 from trl_dataeff.rollouts.checks import RewardChecks

@@ -1,7 +1,6 @@
 """
-`embed_dataset()`: embeds every prompt of a dataset once, by the policy or by another model.
-
-A run keeps the embeddings in its output folder, where a resumed run finds them: by then the policy has changed.
+`embed_dataset()`: embeds every prompt of a dataset once, by the policy or by another model. A run keeps the embeddings in its
+output folder, where a resumed run finds them: by then the policy has changed.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
+from accelerate import PartialState
 from accelerate.utils import DistributedType, extract_model_from_parallel, patch_environment
 from datasets import Dataset
 from peft import PeftModel
@@ -23,7 +23,7 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import logging
 from trl.data_utils import prepare_multimodal_messages
 
-from trl_dataeff.rollouts.distributed import Processes, all_gather
+from trl_dataeff.rollouts.distributed import all_gather
 from trl_dataeff.utils import UserError, hash_json, hash_rows, write_atomically
 
 
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
 
 logger = logging.get_logger(__name__)
 
-_ROWS = 64  # of the dataset that are read at a time; images are read with their rows
-_LARGEST = float(np.finfo(np.float16).max)
-
 
 class EmbeddingError(UserError):
     """Prompts cannot be embedded: the dataset or the model does not allow it."""
@@ -42,42 +39,31 @@ class EmbeddingError(UserError):
 
 def embed_dataset(
     dataset: Dataset,
-    embedding: str = "policy",
-    *,
-    policy: Any = None,
+    model: Any,
     tokenizer: Any = None,
+    *,
     accelerator: Any = None,
+    template: dict[str, Any] | None = None,
     batch_tokens: int = 8192,
     progress: bool = True,
-    chat_template: str | None = None,
-    tools: list[Any] | None = None,
-    chat_template_kwargs: dict[str, Any] | None = None,
 ) -> np.ndarray:
     """
     Embed every prompt of a dataset: the mean of the policy's last hidden states over the prompt's own tokens, or what
-    `SentenceTransformer.encode` returns. A prompt that is longer than the model takes is cut.
-
-    Parameters and torch's random state are left as they are. With several processes this is a collective: each embeds its
-    share.
+    `SentenceTransformer.encode` returns. A prompt that is longer than the model takes is cut. Parameters and torch's random
+    state are left as they are. With several processes this is a collective: each embeds its share.
 
     Args:
-        dataset ([`~datasets.Dataset`]):
-            N rows with a `prompt`: a string, or a conversation, of which the text parts are embedded. A transform that makes
-            the prompts is run.
-        embedding (`str`, *optional*, defaults to `"policy"`):
-            `"policy"`, or the id or path of a sentence-transformers model, or of another Hugging Face encoder or decoder,
-            whose last hidden states are averaged. These need sentence-transformers, and embed the contents of a
-            conversation's messages, joined by newlines.
-        policy ([`~transformers.PreTrainedModel`]), tokenizer (tokenizer or processor):
-            For `"policy"`: the model that is trained, wrapped or not, which runs where it is, and its tokenizer.
-        accelerator ([`~accelerate.Accelerator`], *optional*):
-            Of the run. Without it, this process embeds all prompts, on a GPU if there is one.
-        batch_tokens (`int`, *optional*, defaults to `8192`):
-            Tokens of a forward pass of the policy, padding included; a longer prompt is a batch of its own.
-        progress (`bool`, *optional*, defaults to `True`):
-            Whether to show a progress bar, on the main process.
-        chat_template (`str`), tools (`list`), chat_template_kwargs (`dict`), all *optional*:
-            With `"policy"`: how conversations are rendered, as in [`~trl.GRPOTrainer`].
+        dataset ([`~datasets.Dataset`]): N rows with a `prompt`: a string, or a conversation, of which the text parts are
+            embedded. A transform that makes the prompts is run.
+        model ([`~transformers.PreTrainedModel`] or `str`): the policy, wrapped or not, which runs where it is. Or the id or path
+            of a sentence-transformers model, or of another Hugging Face encoder or decoder, whose last hidden states are
+            averaged. These need sentence-transformers, and embed the contents of a conversation's messages, joined by newlines.
+        tokenizer (tokenizer or processor, *optional*): of the policy; its chat template renders conversations.
+        accelerator ([`~accelerate.Accelerator`], *optional*): of the run.
+        template (`dict`, *optional*): keyword arguments of `apply_chat_template`, for the policy.
+        batch_tokens (`int`, *optional*, defaults to `8192`): tokens of a forward pass of the policy, padding included; a longer
+            prompt is a batch of its own.
+        progress (`bool`, *optional*, defaults to `True`): whether to show a progress bar, on the main process.
 
     Returns:
         `np.ndarray` of shape `(N, h)`, float16: row i is prompt i.
@@ -87,25 +73,27 @@ def embed_dataset(
     """
     if not len(dataset):
         raise EmbeddingError("The dataset has no rows, so there is nothing to embed. Give one with prompts.")
-    processes = Processes() if accelerator is None else Processes.of(accelerator)
-    progress = progress and processes.is_main
+    state = PartialState() if accelerator is None else accelerator
+    progress = progress and state.is_main_process
     with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_available() else []):
-        if embedding == "policy":
-            embedder = Embedder(policy, tokenizer, accelerator)
-            texts = prompt_texts(dataset, tokenizer, chat_template, tools, chat_template_kwargs)
-            plain = isinstance(dataset[0]["prompt"], str)  # a chat template writes special tokens itself
-            ids, values = embedder.share(texts, plain, processes, batch_tokens, progress)
+        if isinstance(model, str):
+            encoder, texts = load_pretrained(model, state), prompt_texts(dataset)
+            ids = np.arange(len(texts))[state.process_index :: state.num_processes]
+            values = encoder.encode([texts[i] for i in ids], show_progress_bar=progress)
         else:
-            model = load_pretrained(embedding, accelerator)
-            texts = prompt_texts(dataset)
-            ids = np.arange(len(texts))[processes.rank :: processes.world_size]
-            values = model.encode([texts[i] for i in ids], show_progress_bar=progress)
-    values = np.where(np.isfinite(values), values.clip(-_LARGEST, _LARGEST), np.nan).astype(np.float16)
-    parts = all_gather((ids, values)) if processes.world_size > 1 else [(ids, values)]
+            _check_whole(model, state)
+            texts = prompt_texts(dataset, tokenizer, template)
+            plain = isinstance(dataset[0]["prompt"], str)  # a chat template writes special tokens itself
+            tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
+            encoded = tokenizer(texts, add_special_tokens=plain, verbose=False)["input_ids"]
+            empty = [tokenizer.eos_token_id or 0]
+            ids, values = embed_by_policy(model, [own or empty for own in encoded], state, batch_tokens, progress)
+    largest = float(np.finfo(np.float16).max)
+    values = np.where(np.isfinite(values), values.clip(-largest, largest), np.nan).astype(np.float16)
+    parts = [part for part in all_gather((ids, values)) if len(part[0])]
     out = np.empty((len(dataset), parts[0][1].shape[1]), np.float16)
     for ids, values in parts:
-        if len(ids):
-            out[ids] = values
+        out[ids] = values
     wrong = np.flatnonzero(np.isnan(out).any(axis=1))
     if len(wrong):
         raise EmbeddingError(
@@ -117,39 +105,34 @@ def embed_dataset(
 
 def embed_for(trainer: GRPOTrainer, dataset: Dataset, embedding: str, *, resumed: bool) -> np.ndarray:
     """
-    [`embed_dataset`] with a trainer's policy, tokenizer and chat template, kept in its output folder. A collective if there
-    are several processes. `resumed`: whether the run is resumed, and takes the embeddings that it began
-    with.
+    [`embed_dataset`] by a trainer's policy if `embedding` is `"policy"`, or by the model of this id or path. They are kept in the
+    output folder, as a file that processes of one machine share. A run that is `resumed` takes those that it began with.
     """
-    processes = Processes.of(trainer.accelerator)
     name = f"embeddings-{hash_json(embedding, len(dataset))[:8]}.npy"
     path = Path(cast(str, trainer.args.output_dir), "dataeff", name)
     if resumed:
         stored = _read(path)
-        checksum = None if stored is None else hash_rows(stored)
-        everywhere = {checksum} if processes.world_size == 1 else set(all_gather(checksum))
-        if stored is not None and everywhere == {checksum} and len(stored) == len(dataset):
+        hashes = set(all_gather(None if stored is None else hash_rows(stored)))
+        if stored is not None and len(hashes) == 1 and len(stored) == len(dataset):
             return stored
+    chat: dict[str, Any] = {"chat_template": trainer.chat_template, "tools": trainer.tools or None}
     computed = embed_dataset(
         dataset,
-        embedding,
-        policy=trainer.model,
-        tokenizer=trainer.processing_class,
+        trainer.model if embedding == "policy" else embedding,
+        trainer.processing_class,
         accelerator=trainer.accelerator,
+        template=chat | trainer.chat_template_kwargs,
         progress=not trainer.args.disable_tqdm,
-        chat_template=trainer.chat_template,
-        tools=trainer.tools or None,
-        chat_template_kwargs=cast(dict[str, Any], trainer.chat_template_kwargs),
     )
-    if processes.is_main:
+    if trainer.accelerator.is_main_process:
         try:
             write_atomically(path, lambda temporary: _save(temporary, computed))
         except OSError as error:
             logger.warning(
                 f"The prompts' embeddings cannot be kept in {path} ({error}): a resumed run makes them again."
             )
-    processes.wait()
-    stored = _read(path)  # a memory map, which processes of one machine share
+    trainer.accelerator.wait_for_everyone()
+    stored = _read(path)
     return stored if stored is not None and hash_rows(stored) == hash_rows(computed) else computed
 
 
@@ -161,53 +144,40 @@ def _save(path: Path, values: np.ndarray) -> None:
 def _read(path: Path) -> np.ndarray | None:
     """Stored embeddings as a read-only memory map; `None` if there are none that can be read."""
     try:
-        values: np.ndarray = np.load(path, mmap_mode="r")
-        return values
+        return cast(np.ndarray, np.load(path, mmap_mode="r"))
     except (OSError, ValueError, EOFError):
         return None
 
 
-def prompt_texts(
-    dataset: Dataset,
-    processor: Any = None,
-    chat_template: str | None = None,
-    tools: list[Any] | None = None,
-    template_kwargs: dict[str, Any] | None = None,
-) -> list[str]:
+def prompt_texts(dataset: Dataset, processor: Any = None, template: dict[str, Any] | None = None) -> list[str]:
     """
-    The dataset's prompts as text: strings as they are, conversations through the chat template with the generation prompt,
-    as TRL does it. Without a template, the contents of the messages are joined by newlines.
-
-    The template of a processor that has a tokenizer expects the content of a message in parts.
+    The dataset's prompts as text: strings as they are, conversations through the processor's chat template with the generation
+    prompt, as TRL does it. Without a processor, the contents of the messages are joined by newlines.
     """
-    tokenizer = getattr(processor, "tokenizer", processor)
-    for owner in (processor, tokenizer):
-        chat_template = chat_template or getattr(owner, "chat_template", None)
-    options = {"chat_template": chat_template, "tools": tools, "add_generation_prompt": True}
 
     def render(prompt: Any) -> str:
         if isinstance(prompt, str):
             return prompt
         messages = [{**message, "content": _text_of(message.get("content"))} for message in prompt]
-        if not chat_template:
+        if processor is None:
             return "\n".join(message["content"] or "" for message in messages)
-        messages = messages if processor is tokenizer else prepare_multimodal_messages(messages)
-        return str(tokenizer.apply_chat_template(messages, tokenize=False, **options, **(template_kwargs or {})))
+        if hasattr(processor, "tokenizer"):  # templates of such processors expect contents in parts
+            messages = prepare_multimodal_messages(messages)
+        options = {"add_generation_prompt": True, **(template or {})}
+        return str(processor.apply_chat_template(messages, tokenize=False, **options))
 
     if "prompt" in dataset.column_names and dataset.format["type"] != "custom":
-        dataset = dataset.with_format(None).select_columns(["prompt"])
+        dataset = dataset.with_format(None).select_columns(["prompt"])  # no image is decoded
     texts: list[str] = []
-    for rows in dataset.iter(_ROWS):
-        if "prompt" not in rows:
-            raise EmbeddingError(f"The dataset has no column 'prompt' to embed; its columns are {sorted(rows)}.")
-        for prompt in rows["prompt"]:
-            try:
-                texts.append(render(prompt))
-            except Exception as error:  # templates raise what they like
-                raise EmbeddingError(
-                    f"The prompt of row {len(texts)} ({type(prompt).__name__}) cannot be rendered ({type(error).__name__}: "
-                    f"{error}). A prompt is a string or a list of messages. Correct it, or the chat template."
-                ) from error
+    try:
+        for rows in dataset.iter(64):
+            for prompt in rows["prompt"]:
+                texts.append(render(prompt))  # its length is the row of an error
+    except Exception as error:  # templates and transforms raise what they like
+        raise EmbeddingError(
+            f"The prompt of row {len(texts)} cannot be rendered ({type(error).__name__}: {error}). Each row needs a `prompt`, a "
+            f"string or a list of messages; the columns are {dataset.column_names}. Correct it, or the chat template."
+        ) from error
     return texts
 
 
@@ -218,81 +188,61 @@ def _text_of(content: Any) -> Any:
     return "\n".join(p["text"] for p in content if p.get("type", "text") == "text" and p.get("text"))
 
 
-class Embedder:
+def _check_whole(policy: Any, state: Any) -> None:
+    """Raise an [`EmbeddingError`] if a forward pass of the policy on a single process would lack parameters."""
+    parameters = list(policy.parameters())
+    fsdp1 = state.distributed_type == DistributedType.FSDP and not any(isinstance(p, DTensor) for p in parameters)
+    if fsdp1 or is_deepspeed_zero3_enabled() or any(p.is_meta or hasattr(p, "ds_id") for p in parameters):
+        raise EmbeddingError(
+            "The policy cannot embed the prompts: under FSDP of version 1 or DeepSpeed ZeRO-3 no process holds all of its "
+            "parameters. Use FSDP2, or set `prompt_embedding` to the id or path of a model, such as "
+            "'sentence-transformers/all-MiniLM-L6-v2'."
+        )
+
+
+def embed_by_policy(
+    policy: Any, prompts: list[list[int]], state: Any, batch_tokens: int, progress: bool
+) -> tuple[np.ndarray, np.ndarray]:
     """
-    Embeds token ids by the policy as it is now, adapters included: the mean of its last hidden states. Wrappers (DDP, compiled,
-    PEFT) are looked through.
-
-    The whole model runs forward, because only so does FSDP2 gather its shards; a hook takes the states before the head.
+    This process's share of prompts, given as token ids, and their embeddings, float32 `(n, h)`, by the policy as it is now,
+    adapters included. Wrappers (DDP, compiled, PEFT) are looked through. The whole model runs forward, because only so does
+    FSDP2 gather its shards. All processes make the same number of passes, and may embed the last batch several times.
     """
-
-    def __init__(self, policy: Any, processor: Any, accelerator: Any = None):
-        if policy is None or processor is None:
-            raise EmbeddingError("Embedding by 'policy' needs the arguments `policy` and `tokenizer`.")
-        parameters = list(policy.parameters())
-        fsdp = accelerator is not None and accelerator.distributed_type == DistributedType.FSDP
-        sharded = is_deepspeed_zero3_enabled() or (fsdp and not any(isinstance(p, DTensor) for p in parameters))
-        if sharded or any(p.is_meta or hasattr(p, "ds_id") for p in parameters):
-            raise EmbeddingError(
-                "The policy cannot embed the prompts: under FSDP of version 1 or DeepSpeed ZeRO-3 no process holds all of its "
-                "parameters. Use FSDP2, or set `prompt_embedding` to the id or path of a model, such as "
-                "'sentence-transformers/all-MiniLM-L6-v2'."
-            )
-        self.model: Any = extract_model_from_parallel(policy)
-        base: Any = self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
-        self.body = base.get_decoder()
-        self.options: dict[str, Any] = {"use_cache": False}
-        if "logits_to_keep" in inspect.signature(base.forward).parameters:
-            self.options["logits_to_keep"] = 1
-        self.tokenizer = getattr(processor, "tokenizer", processor)
-        self.device = parameters[0].device
-
-    def share(
-        self, texts: list[str], special_tokens: bool, processes: Processes, batch_tokens: int, progress: bool
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """
-        This process's share of the texts, `(n,)`, and their embeddings, `(n, h)`. All processes make the same number of
-        forward passes, and may embed the last batch several times.
-        """
-        limit = getattr(self.body.config.get_text_config(), "max_position_embeddings", None)
-        encoded = self.tokenizer(texts, add_special_tokens=special_tokens, verbose=False)["input_ids"]
-        empty = [self.tokenizer.eos_token_id or 0]
-        tokens = [ids[:limit] or empty for ids in encoded]
-        batches = length_batches(np.array([len(ids) for ids in tokens]), batch_tokens)
-        rounds = -(-len(batches) // processes.world_size)
-        own = [*batches[processes.rank :: processes.world_size], batches[-1]][:rounds]
-        bf16 = self.device.type == "cuda" and torch.cuda.is_bf16_supported()
-        training = self.model.training
-        self.model.eval()
-        try:
-            with torch.no_grad(), torch.autocast(self.device.type, torch.bfloat16, enabled=bf16):
-                shown = tqdm(own, "Embedding prompts", unit="batch", disable=not progress)
-                values = [self.embed([tokens[i] for i in batch]) for batch in shown]
-        finally:
-            self.model.train(training)
-        return np.concatenate(own), np.concatenate(values)
-
-    def embed(self, prompts: list[list[int]]) -> np.ndarray:
-        """Embeddings, float32 `(b, h)`, of prompts given as token ids, `T_i` each."""
-        # Padding goes to the right, whatever the tokenizer does: there, positions need no correction
-        rows = [torch.tensor(tokens, device=self.device) for tokens in prompts]
-        ids = pad_sequence(rows, batch_first=True)  # (b, T)
-        mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
-        seen: list[torch.Tensor] = []
-        hook = self.body.register_forward_hook(lambda module, args, output: seen.append(output[0]))
-        try:
-            self.model(input_ids=ids, attention_mask=mask, **self.options)
-        finally:
-            hook.remove()
-        states = seen[0][:, -ids.shape[1] :].float()  # (b, T, h), behind the virtual tokens of prompt tuning
-        mask = mask.to(states.device)[..., None]  # states of padding may be anything, NaN included
-        return (states.masked_fill(mask == 0, 0.0).sum(dim=1) / mask.sum(dim=1)).cpu().numpy()
+    model: Any = extract_model_from_parallel(policy)
+    base: Any = model.get_base_model() if isinstance(model, PeftModel) else model
+    body, device, training = base.get_decoder(), next(policy.parameters()).device, model.training
+    takes_logits = "logits_to_keep" in inspect.signature(base.forward).parameters
+    options = {"use_cache": False} | ({"logits_to_keep": 1} if takes_logits else {})
+    limit = getattr(body.config.get_text_config(), "max_position_embeddings", None)
+    batches = length_batches(np.array([len(ids[:limit]) for ids in prompts]), batch_tokens)
+    rounds = -(-len(batches) // state.num_processes)
+    own = [*batches[state.process_index :: state.num_processes], batches[-1]][:rounds]
+    seen: list[torch.Tensor] = []  # last hidden states, before the head
+    values = []
+    model.eval()
+    try:
+        with (
+            torch.no_grad(),
+            torch.autocast("cuda", torch.bfloat16, enabled=torch.cuda.is_bf16_supported()),
+            body.register_forward_hook(lambda module, args, output: seen.append(output[0])),
+        ):
+            for batch in tqdm(own, "Embedding prompts", unit="batch", disable=not progress):
+                rows = [torch.tensor(prompts[i][:limit], device=device) for i in batch]
+                ids = pad_sequence(rows, batch_first=True)  # (b, T), on the right: positions need no correction
+                mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
+                model(input_ids=ids, attention_mask=mask, **options)
+                states = seen.pop()[:, -ids.shape[1] :].float()  # (b, T, h), behind virtual tokens of prompt tuning
+                mask = mask.to(states.device)[..., None]  # states of padding may be anything, NaN included
+                values.append((states.masked_fill(mask == 0, 0.0).sum(dim=1) / mask.sum(dim=1)).cpu().numpy())
+    finally:
+        model.train(training)
+    return np.concatenate(own), np.concatenate(values)
 
 
 def length_batches(lengths: np.ndarray, batch_tokens: int) -> list[np.ndarray]:
     """
-    Cut prompts of `lengths` `(N,)` >= 1, the longest first, into batches of at most `batch_tokens` tokens, padding included;
-    a longer prompt is a batch of its own. Returns the prompt ids of each batch.
+    Cut prompts of `lengths` `(N,)` >= 1, the longest first, into batches of at most `batch_tokens` tokens, padding included,
+    given by their prompt ids; a longer prompt is a batch of its own.
     """
     order = np.argsort(-lengths, kind="stable")  # the largest batch first: what does not fit shows at once
     batches = []
@@ -303,39 +253,29 @@ def length_batches(lengths: np.ndarray, batch_tokens: int) -> list[np.ndarray]:
     return batches
 
 
-def load_pretrained(name: str, accelerator: Any = None) -> Any:
+def load_pretrained(name: str, state: Any) -> Any:
     """
-    A sentence-transformers model, or another Hugging Face encoder or decoder with mean pooling, by id or path, on the
-    accelerator's device. Under DeepSpeed ZeRO-3 or FSDP, which load models in parts, it is loaded whole.
-
-    Raises:
-        `EmbeddingError`: it cannot be found or loaded, or sentence-transformers is not installed.
+    A sentence-transformers model, or another Hugging Face encoder or decoder with mean pooling, by id or path, on the device
+    of the process. Under DeepSpeed ZeRO-3 or FSDP, which load models in parts, it is loaded whole. Raises an
+    [`EmbeddingError`] if it cannot be found or loaded, or sentence-transformers is not installed.
     """
     try:
         from sentence_transformers import SentenceTransformer
-        from sentence_transformers.sentence_transformer.modules import Pooling
         from sentence_transformers.util import is_sentence_transformer_model
-    except ImportError as error:
-        raise EmbeddingError(
-            f"The embedding model {name!r} needs sentence-transformers, which cannot be imported ({error}). Install it: "
-            "pip install sentence-transformers. Or embed with the policy."
-        ) from error
-    device = (
-        torch.device("cuda" if torch.cuda.is_available() else "cpu") if accelerator is None else accelerator.device
-    )
-    bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported()
-    plugin = getattr(accelerator.state, "deepspeed_plugin", None) if accelerator is not None else None
-    whole = nullcontext() if plugin is None else plugin.zero3_init_context_manager(enable=False)
-    try:
+
+        plugin = getattr(state, "deepspeed_plugin", None)
+        whole = nullcontext() if plugin is None else plugin.zero3_init_context_manager(enable=False)
+        bf16 = state.device.type == "cuda" and torch.cuda.is_bf16_supported()
         with whole, patch_environment(fsdp_cpu_ram_efficient_loading="false"):
-            options = {"dtype": torch.bfloat16 if bf16 else torch.float32}
-            model = SentenceTransformer(name, device=str(device), model_kwargs=options)
-        if is_sentence_transformer_model(name):
-            return model
-        encoder: Any = model[0]  # the default pooling depends on the architecture
-        return SentenceTransformer(modules=[encoder, Pooling(encoder.get_embedding_dimension(), "mean")])
+            model = SentenceTransformer(
+                name, device=str(state.device), model_kwargs={"dtype": torch.bfloat16 if bf16 else torch.float32}
+            )
+        if not is_sentence_transformer_model(name):
+            model[1].pooling_mode = "mean"  # the default depends on the architecture
+        return model
     except Exception as error:  # libraries raise what they like
         raise EmbeddingError(
-            f"The embedding model {name!r} cannot be loaded ({type(error).__name__}: {error}). Give the id of a model on the "
-            "Hugging Face Hub, or the path of a folder from `save_pretrained`. In training, 'policy' is the trained model."
+            f"The embedding model {name!r} cannot be loaded ({type(error).__name__}: {error}). It needs sentence-transformers (pip "
+            "install sentence-transformers), and the id of a model on the Hugging Face Hub, or the path of a folder from "
+            "`save_pretrained`. In training, 'policy' is the trained model."
         ) from error

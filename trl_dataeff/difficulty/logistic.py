@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 
-from trl_dataeff.difficulty.base import (
+from trl_dataeff.difficulty.predictor import (
     ROWS,
     DifficultyPredictor,
     Embeddings,
-    ObservedGroups,
+    Groups,
     PredictorError,
+    Values,
     check_labels,
     check_width,
-    chunks,
     take,
 )
 
@@ -47,15 +45,12 @@ class LogisticDifficultyPredictor(DifficultyPredictor):
         if components < 1 or not l2 > 0:
             raise PredictorError(f"components is {components} and l2 {l2}; at least 1, and more than 0, are needed.")
         self.components, self.l2 = components, l2
-        self.mean = torch.zeros(0)
-        self.basis = torch.zeros(0, 0)
-        self.coefficients: torch.Tensor | None = None
-        self.intercept = torch.zeros(1)
-        self.prior: torch.Tensor | None = None
+        self.mean, self.basis, self.intercept = torch.zeros(0), torch.zeros(0, 0), torch.zeros(1)
+        self.coefficients = self.prior = torch.zeros(0)  # empty: none
 
     @property
     def fitted(self) -> bool:
-        return self.coefficients is not None
+        return len(self.coefficients) > 0
 
     @property
     def embedding_width(self) -> int:
@@ -64,7 +59,7 @@ class LogisticDifficultyPredictor(DifficultyPredictor):
     def fit_basis(self, E: Embeddings) -> None:
         """
         Compute the principal components of a pool from its embeddings `(N, h)`, and forget earlier fits. Reads at most 20,000
-        rows, evenly spread. Raises a [`PredictorError`] if there are none, or some are not finite.
+        rows, evenly spread. Raises a [`PredictorError`] if there are none.
         """
         check_width(E, 0)
         if not len(E):
@@ -85,37 +80,32 @@ class LogisticDifficultyPredictor(DifficultyPredictor):
         largest = basis.gather(0, basis.abs().argmax(dim=0, keepdim=True))
         self.mean = mean.float()
         self.basis = torch.where(largest < 0, -basis, basis).float().contiguous()
-        self.coefficients = self.prior = None
+        self.coefficients = self.prior = torch.zeros(0)
 
     def anchor(self) -> None:
         """Regularise later fits towards the present coefficients instead of 0, to keep what was learned before."""
         self.prior = self.coefficients
 
-    def fit(self, E: Embeddings, p: torch.Tensor, weight: torch.Tensor | None = None) -> None:
+    def fit(self, E: Embeddings, p: Values, weight: Values | None = None) -> None:
         if not self.embedding_width:
             self.fit_basis(E)
         self.fit_projected(self.project(E), p, weight)
 
-    def fit_projected(self, Z: torch.Tensor, p: torch.Tensor, weight: torch.Tensor | None = None) -> None:
+    def fit_projected(self, Z: torch.Tensor, p: Values, weight: Values | None = None) -> None:
         """Fit to projections `(n, d)`; otherwise the same as [`fit`]."""
-        p, weight = check_labels(Z, p, weight)
-        used = weight > 0
-        X = torch.cat([Z.cpu()[used], torch.ones(int(used.sum()), 1)], dim=1).double()
+        rates, weights = check_labels(Z, p, weight)
+        used = weights > 0
+        X = torch.cat([Z[used], torch.ones(int(used.sum()), 1)], dim=1).double()
         prior = torch.zeros(X.shape[1], dtype=torch.float64)
-        if self.prior is not None:
+        if len(self.prior):
             prior[:-1] = self.prior
-        theta = _newton(X, p[used].double(), weight[used].double(), self.l2, prior)
+        theta = _newton(X, rates[used].double(), weights[used].double(), self.l2, prior)
         self.coefficients, self.intercept = theta[:-1].float(), theta[-1:].float()
 
-    def project(self, E: Embeddings) -> torch.Tensor:
-        if not self.embedding_width:
-            raise PredictorError("The predictor has no principal components yet: call `fit` or `fit_basis` first.")
-        pieces = [rows.sub_(self.mean) @ self.basis for rows in chunks(E, self.embedding_width)]
-        return torch.cat([torch.empty(0, self.basis.shape[1]), *pieces])
+    def project_rows(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows.sub_(self.mean) @ self.basis
 
-    def predict_projected(self, Z: torch.Tensor) -> torch.Tensor:
-        if self.coefficients is None:
-            raise PredictorError("The predictor has not been fitted: call `fit` first.")
+    def predict_projected(self, Z: torch.Tensor, groups: Groups | None = None) -> torch.Tensor:
         return torch.sigmoid(Z @ self.coefficients + self.intercept)
 
     def start(self, E: Embeddings) -> None:
@@ -124,27 +114,19 @@ class LogisticDifficultyPredictor(DifficultyPredictor):
             self.fit_basis(E)
         self.anchor()
 
-    def update(self, groups: ObservedGroups) -> None:
+    def update(self, E: Embeddings, Z: torch.Tensor, groups: Groups) -> None:
         """Fit again to these groups. Without any, the coefficients stay as they are."""
-        if len(groups):
-            self.fit_projected(groups.projections(), groups.p, groups.weight)
-
-    def settings(self) -> dict[str, Any]:
-        return {"components": self.components, "l2": self.l2}
+        if len(groups.ids):
+            self.fit_projected(Z[groups.ids], groups.p, groups.weight)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         tensors = {"mean": self.mean, "basis": self.basis, "intercept": self.intercept}
         fitted = {"coefficients": self.coefficients, "prior": self.prior}
-        return tensors | {name: value for name, value in fitted.items() if value is not None}
+        return tensors | {name: value for name, value in fitted.items() if len(value)}
 
     def load_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
-        mean, basis, intercept = tensors["mean"], tensors["basis"], tensors["intercept"]
-        coefficients, prior = tensors.get("coefficients"), tensors.get("prior")
-        widths = [len(value) for value in (coefficients, prior) if value is not None]
-        if len(mean) != len(basis) or any(width != basis.shape[1] for width in widths) or len(intercept) != 1:
-            raise ValueError("the shapes of its tensors disagree")
-        self.mean, self.basis, self.intercept = mean, basis, intercept
-        self.coefficients, self.prior = coefficients, prior
+        self.mean, self.basis, self.intercept = tensors["mean"], tensors["basis"], tensors["intercept"]
+        self.coefficients, self.prior = (tensors.get(name, torch.zeros(0)) for name in ("coefficients", "prior"))
 
 
 def _moments(E: Embeddings, ids: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:

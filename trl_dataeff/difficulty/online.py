@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 
-from trl_dataeff.difficulty.base import (
-    DifficultyPredictor,
-    Embeddings,
-    ObservedGroups,
-    PredictorError,
-    check_width,
-    take,
-)
+from trl_dataeff.difficulty.predictor import DifficultyPredictor, Embeddings, Groups, check_width
 
 
 _PREDICTOR = "predictor."
@@ -40,9 +31,12 @@ class RollingDifficulty:
             for none.
         seed (`int`, *optional*, defaults to `0`): seed of those fits.
 
+    Attributes:
+        ids, rates, batches (`np.ndarray` of shape `(n,)`): prompt, success rate and generation batch of each group that is
+            kept, oldest first; int64, float32 and int64.
+
     Raises:
         PredictorError: the predictor was fitted to embeddings of another width.
-        ValueError: capacity, half_life or fit_every is out of range.
     """
 
     def __init__(
@@ -55,24 +49,16 @@ class RollingDifficulty:
         fit_every: int = 16,
         seed: int = 0,
     ):
-        capacity = predictor.capacity(1) if capacity is None else capacity
-        if capacity < 1 or not half_life > 0 or fit_every < 0:
-            raise ValueError(
-                f"capacity is {capacity}, half_life {half_life} and fit_every {fit_every}; they have to be at least 1, "
-                "above 0, and at least 0."
-            )
         check_width(embeddings, predictor.embedding_width)
         self.embeddings, self.predictor = embeddings, predictor
-        self.capacity, self.half_life, self.fit_every, self.seed = capacity, half_life, fit_every, seed
+        self.capacity = predictor.capacity(1) if capacity is None else capacity
+        self.half_life, self.fit_every, self.seed = half_life, fit_every, seed
         self.ids = np.empty(0, dtype=np.int64)
         self.rates = np.empty(0, dtype=np.float32)
         self.batches = np.empty(0, dtype=np.int64)
         self._fitted_at = -1
         self._projected: torch.Tensor | None = None
         predictor.start(embeddings)
-
-    def __len__(self) -> int:
-        return len(self.ids)
 
     def observe(self, prompt_ids: np.ndarray, success_rates: np.ndarray, batch: int) -> None:
         """
@@ -82,42 +68,31 @@ class RollingDifficulty:
             prompt_ids (`np.ndarray` of shape `(n,)`): prompts, in the order in which their groups were rolled out.
             success_rates (`np.ndarray` of shape `(n,)`): success rates in [0, 1]; groups with NaN are ignored.
             batch (`int`): number of the generation batch; not below that of earlier groups.
-
-        Raises:
-            ValueError: shapes disagree, or there is no such prompt.
         """
-        ids, rates = self._known(prompt_ids, success_rates)
+        ids, rates = _known(prompt_ids, success_rates)
         ids, rates = np.concatenate([self.ids, ids]), np.concatenate([self.rates, rates])
         batches = np.concatenate([self.batches, np.full(len(ids) - len(self.batches), batch, dtype=np.int64)])
         kept = newest(ids)[-self.capacity :]
         self.ids, self.rates, self.batches = ids[kept], rates[kept], batches[kept]
 
-    def refresh(self, batch: int) -> np.ndarray:
+    def refresh(self, batch: int, half_life: float | None = None) -> np.ndarray:
         """
         Success rates of all prompts in generation batch `batch`, float32 `(N,)` in [0, 1]. Without a group: 0.5, or what the
-        predictor predicts if it was fitted before the run.
+        predictor predicts if it was fitted before the run. `half_life` takes the place of that of the groups' weights.
         """
-        predicted: np.ndarray = self.refresh_each(batch, (self.half_life,))[0]
-        return predicted
-
-    def refresh_each(self, batch: int, half_lives: Sequence[float]) -> np.ndarray:
-        """[`refresh`] for each of K half-lives in place of `half_life`, `(K, N)`: the same groups with other weights."""
         self._refit(batch)
-        return np.stack([self._predict(self._kept(batch, half_life)) for half_life in half_lives])
+        return self._predict(self._weighted(batch, half_life or self.half_life))
 
-    def predict_with_references(
-        self, prompt_ids: np.ndarray, success_rates: np.ndarray, batch: int | None = None
-    ) -> np.ndarray:
+    def predict_with_references(self, prompt_ids: np.ndarray, success_rates: np.ndarray, batch: int) -> np.ndarray:
         """
-        Predict all prompts from reference rollouts alone, with equal weights (the paper's method). Returns what [`refresh`] does;
-        prompts and success rates `(K,)` are as for [`observe`]. With the number of the present generation batch, the predictor is
-        refitted when due, to the groups entered by `observe`.
+        Predict all prompts in generation batch `batch` from reference rollouts alone, with equal weights (the paper's method).
+        Returns what [`refresh`] does; prompts and success rates `(K,)` are as for [`observe`]. The predictor is refitted when
+        due, to the groups entered by `observe`.
         """
-        if batch is not None:
-            self._refit(batch)
-        ids, rates = self._known(prompt_ids, success_rates)
+        self._refit(batch)
+        ids, rates = _known(prompt_ids, success_rates)
         kept = newest(ids)
-        return self._predict(self._groups(ids[kept], rates[kept], np.ones(len(kept), dtype=np.float32)))
+        return self._predict(Groups(ids[kept], rates[kept], np.ones(len(kept), dtype=np.float32)))
 
     def rescale(self, scale: float, offset: float) -> None:
         """Map the groups' rates to `scale * rate + offset`: the reward's range has widened."""
@@ -131,79 +106,48 @@ class RollingDifficulty:
             "rates": self.rates.copy(),
             "batches": self.batches.copy(),
             "fitted_at": np.array([self._fitted_at]),
-            **{_PREDICTOR + name: value.detach().cpu().numpy().copy() for name, value in tensors.items()},
+            **{_PREDICTOR + name: value.detach().numpy().copy() for name, value in tensors.items()},
         }
 
     def load_state_dict(self, state: dict[str, np.ndarray], *, predictor: bool = True) -> None:
         """
         Restore what `state_dict` returned. Without `predictor` only the groups are restored, and the predictor is fitted to them:
-        for prompts that are embedded otherwise now.
-
-        Raises:
-            PredictorError: the state is that of another predictor or of more prompts.
+        for prompts that are embedded otherwise now. Raises a `KeyError` or `RuntimeError` if the state is that of another
+        predictor.
         """
-        ids = state["ids"]
-        if len(ids) and ids.max() >= len(self.embeddings):
-            raise PredictorError(
-                f"The state has a group of prompt {ids.max()}; there are {len(self.embeddings)} prompts now. Resume "
-                "with the same dataset."
-            )
         if predictor:
-            self._restore({k.removeprefix(_PREDICTOR): v for k, v in state.items() if k.startswith(_PREDICTOR)})
-        self.ids, self.rates, self.batches = ids.copy(), state["rates"].copy(), state["batches"].copy()
+            tensors = {name: torch.from_numpy(value.copy()) for name, value in state.items()}
+            self.predictor.load_tensors(
+                {name.removeprefix(_PREDICTOR): tensors[name] for name in tensors if name.startswith(_PREDICTOR)}
+            )
+        self.ids, self.rates, self.batches = state["ids"].copy(), state["rates"].copy(), state["batches"].copy()
         self._fitted_at = int(state["fitted_at"][0]) if predictor else -1
         self._projected = None
 
-    def _restore(self, arrays: dict[str, np.ndarray]) -> None:
-        try:
-            self.predictor.load_tensors({name: torch.from_numpy(value.copy()) for name, value in arrays.items()})
-        except (KeyError, ValueError, RuntimeError) as error:
-            raise PredictorError(
-                f"The state is not that of a {type(self.predictor).__name__} with these settings ({error}). Resume with "
-                "the predictor that the run began with."
-            ) from error
-        check_width(self.embeddings, self.predictor.embedding_width)
-
-    def _known(self, prompt_ids: np.ndarray, success_rates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        ids, rates = np.asarray(prompt_ids, dtype=np.int64), np.asarray(success_rates, dtype=np.float32)
-        if ids.shape != rates.shape or ids.ndim != 1:
-            raise ValueError(f"Prompt ids {ids.shape} and success rates {rates.shape} have to be of one shape, (n,).")
-        if len(ids) and not 0 <= ids.min() <= ids.max() < len(self.embeddings):
-            raise ValueError(f"Prompt ids from {ids.min()} to {ids.max()}: there are {len(self.embeddings)} prompts.")
-        known = ~np.isnan(rates)
-        return ids[known], rates[known]
-
-    def _kept(self, batch: int, half_life: float) -> ObservedGroups:
+    def _weighted(self, batch: int, half_life: float) -> Groups:
         weight = np.power(0.5, (batch - self.batches) / half_life).astype(np.float32)
-        return self._groups(self.ids, self.rates, weight)
-
-    def _groups(self, ids: np.ndarray, rates: np.ndarray, weight: np.ndarray) -> ObservedGroups:
-        places = torch.from_numpy(ids)
-        return ObservedGroups(
-            places,
-            torch.from_numpy(rates),
-            torch.from_numpy(weight),
-            embeddings=lambda: take(self.embeddings, ids),
-            projections=lambda: self._all_projected()[places],
-        )
+        return Groups(self.ids, self.rates, weight)
 
     def _refit(self, batch: int) -> None:
         """Every `fit_every` generation batches; at first as soon as the predictor has groups enough."""
         if not self.fit_every or (self._fitted_at >= 0 and batch - self._fitted_at < self.fit_every):
             return
-        if self.predictor.refit(self._kept(batch, self.half_life), self.seed + batch):
+        if self.predictor.refit(self.embeddings, self._weighted(batch, self.half_life), self.seed + batch):
             self._fitted_at, self._projected = batch, None
 
-    def _predict(self, groups: ObservedGroups) -> np.ndarray:
-        self.predictor.update(groups)
-        if not self.predictor.fitted:
-            return np.full(len(self.embeddings), 0.5, dtype=np.float32)
-        return self.predictor.predict_pool(self._all_projected(), groups).cpu().numpy()
-
-    def _all_projected(self) -> torch.Tensor:
+    def _predict(self, groups: Groups) -> np.ndarray:
         if self._projected is None:
             self._projected = self.predictor.project(self.embeddings)
-        return self._projected
+        self.predictor.update(self.embeddings, self._projected, groups)
+        if not self.predictor.fitted:
+            return np.full(len(self.embeddings), 0.5, dtype=np.float32)
+        return self.predictor.predict_projected(self._projected, groups).numpy()
+
+
+def _known(prompt_ids: np.ndarray, success_rates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Prompts and success rates, int64 and float32, of the groups whose rate is known."""
+    known = ~np.isnan(success_rates)
+    return prompt_ids[known].astype(np.int64), success_rates[known].astype(np.float32)
 
 
 def newest(ids: np.ndarray) -> np.ndarray:

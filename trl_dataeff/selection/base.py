@@ -25,7 +25,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import torch
 
-from trl_dataeff.difficulty.base import Embeddings
+from trl_dataeff.difficulty.predictor import Embeddings
 from trl_dataeff.rollouts.classification import RewardScale
 from trl_dataeff.rollouts.distributed import Processes, broadcast_from_main
 from trl_dataeff.rollouts.group import RolloutGroup
@@ -186,7 +186,9 @@ def register_selector(name: str) -> Callable[[C], C]:
             raise ValueError(f"{cls.__name__} cannot be registered as {name!r}: it is no subclass of `Selector`.")
         taken = _SELECTORS.get(name, cls)
         if f"{taken.__module__}.{taken.__qualname__}" != f"{cls.__module__}.{cls.__qualname__}":  # else imported again
-            raise ValueError(f"The name {name!r} belongs to {taken.__module__}.{taken.__qualname__}. Choose another one.")
+            raise ValueError(
+                f"The name {name!r} belongs to {taken.__module__}.{taken.__qualname__}. Choose another one."
+            )
         _SELECTORS[name] = cls
         cls.name = name
         return cls
@@ -210,7 +212,9 @@ def make_selector(name: str, arguments: dict[str, Any] | None = None) -> Selecto
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     for unknown in [] if takes_any else [argument for argument in arguments if argument not in parameters]:
         takes = ", ".join(parameters) or "none"
-        raise ValueError(f"{cls.__name__} has no argument `{unknown}`.{closest(unknown, parameters)} It takes {takes}.")
+        raise ValueError(
+            f"{cls.__name__} has no argument `{unknown}`.{closest(unknown, parameters)} It takes {takes}."
+        )
     return cls(**arguments)
 
 

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from trl_dataeff.difficulty.base import DifficultyPredictor
-from trl_dataeff.difficulty.loading import check_predictor, make_predictor
+from trl_dataeff.difficulty import make_predictor
 from trl_dataeff.difficulty.logistic import LogisticDifficultyPredictor
 from trl_dataeff.difficulty.online import PredictionRecord, RollingDifficulty
+from trl_dataeff.difficulty.predictor import DifficultyPredictor
 from trl_dataeff.rollouts.group import RolloutGroup
 from trl_dataeff.selection.base import Selector, SelectorContext, check_request, register_selector
 from trl_dataeff.selection.draw import PromptPass, chance_effective, gumbel_top_k, log_weight
@@ -70,7 +70,7 @@ class DotsSelector(Selector):
     ):
         check_number("threshold", threshold, "(0, 1]")
         check_number("coverage", coverage, "[0, 1]")
-        check_predictor(predictor, predictor_args)
+        make_predictor(predictor, arguments=predictor_args)  # finds errors before prompts are embedded
         self.threshold, self.coverage = threshold, coverage
         self.predictor, self.predictor_args = predictor, predictor_args
         self.history_from = history_from

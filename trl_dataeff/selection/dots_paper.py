@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from trl_dataeff.difficulty.base import DifficultyPredictor
-from trl_dataeff.difficulty.loading import check_predictor, make_predictor
+from trl_dataeff.difficulty import make_predictor
 from trl_dataeff.difficulty.online import PredictionRecord, RollingDifficulty
+from trl_dataeff.difficulty.predictor import DifficultyPredictor
 from trl_dataeff.rollouts.group import RolloutGroup
 from trl_dataeff.selection.base import Selector, SelectorContext, check_request, register_selector
 from trl_dataeff.selection.draw import gumbel_top_k
@@ -61,7 +61,7 @@ class PaperDotsSelector(Selector):
         check_number("refresh_batches", refresh_batches, "[1, inf)", integer=True)
         check_number("target", target, "[0, 1]")
         check_number("temperature", temperature, "(0, inf]")
-        check_predictor(predictor, predictor_args)
+        make_predictor(predictor, arguments=predictor_args)  # finds errors before prompts are embedded
         self.reference_size, self.refresh_batches = reference_size, refresh_batches
         self.target, self.temperature = target, temperature
         self.predictor, self.predictor_args = predictor, predictor_args

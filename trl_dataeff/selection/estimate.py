@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from transformers.utils import logging
 
-from trl_dataeff.difficulty.base import Embeddings
 from trl_dataeff.difficulty.online import RollingDifficulty
+from trl_dataeff.difficulty.predictor import Embeddings
 from trl_dataeff.rollouts.classification import RewardScale
 from trl_dataeff.utils import hash_rows
 
@@ -145,7 +145,7 @@ class PromptEstimator:
     @property
     def fitted(self) -> bool:
         """Whether `estimates` rest on groups, of this run or of an earlier one."""
-        return self.difficulty.predictor.fitted or len(self.difficulty) > 0
+        return self.difficulty.predictor.fitted or len(self.difficulty.ids) > 0
 
     @property
     def estimates(self) -> np.ndarray:
@@ -208,7 +208,7 @@ class PromptEstimator:
         self._log_weights, self.predicted = state["log_weights"].copy(), state["predicted"].copy()
 
     def _predict(self, batch: int) -> np.ndarray:
-        predicted = self.difficulty.refresh_each(batch, self.half_lives)
+        predicted = np.stack([self.difficulty.refresh(batch, half_life) for half_life in self.half_lives])
         ids, rates = self.difficulty.ids, self.difficulty.rates.astype(np.float64)
         weight = 0.5 ** ((batch - self.difficulty.batches) / LEVEL_HALF_LIFE)
         mean = (0.5 * LEVEL_PRIOR + weight @ rates) / (LEVEL_PRIOR + weight.sum())
