@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
 from trl_dataeff.difficulty.predictor import DifficultyPredictor, Embeddings, Groups, check_width
-
-
-_PREDICTOR = "predictor."
 
 
 class RollingDifficulty:
@@ -98,30 +97,27 @@ class RollingDifficulty:
         """Map the groups' rates to `scale * rate + offset`: the reward's range has widened."""
         self.rates = (scale * self.rates + offset).astype(np.float32)
 
-    def state_dict(self) -> dict[str, np.ndarray]:
-        """Arrays that restore the groups and, under `predictor.*`, what the predictor has been fitted to."""
-        tensors = self.predictor.tensors()
+    def state_dict(self) -> dict[str, Any]:
+        """What restores the groups and what the predictor has been fitted to."""
         return {
             "ids": self.ids.copy(),
             "rates": self.rates.copy(),
             "batches": self.batches.copy(),
-            "fitted_at": np.array([self._fitted_at]),
-            **{_PREDICTOR + name: value.detach().numpy().copy() for name, value in tensors.items()},
+            "fitted_at": self._fitted_at,
+            "predictor": {name: value.detach().numpy().copy() for name, value in self.predictor.tensors().items()},
         }
 
-    def load_state_dict(self, state: dict[str, np.ndarray], *, predictor: bool = True) -> None:
+    def load_state_dict(self, state: dict[str, Any], *, predictor: bool = True) -> None:
         """
         Restore what `state_dict` returned. Without `predictor` only the groups are restored, and the predictor is fitted to them:
         for prompts that are embedded otherwise now. Raises a `KeyError` or `RuntimeError` if the state is that of another
         predictor.
         """
         if predictor:
-            tensors = {name: torch.from_numpy(value.copy()) for name, value in state.items()}
-            self.predictor.load_tensors(
-                {name.removeprefix(_PREDICTOR): tensors[name] for name in tensors if name.startswith(_PREDICTOR)}
-            )
+            tensors = {name: torch.from_numpy(value.copy()) for name, value in state["predictor"].items()}
+            self.predictor.load_tensors(tensors)
         self.ids, self.rates, self.batches = state["ids"].copy(), state["rates"].copy(), state["batches"].copy()
-        self._fitted_at = int(state["fitted_at"][0]) if predictor else -1
+        self._fitted_at = state["fitted_at"] if predictor else -1
         self._projected = None
 
     def _weighted(self, batch: int, half_life: float) -> Groups:

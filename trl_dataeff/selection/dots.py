@@ -14,36 +14,32 @@ reward says little about whether rewards differ; then P is estimated as a succes
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from trl_dataeff.difficulty import make_predictor
 from trl_dataeff.difficulty.logistic import LogisticDifficultyPredictor
-from trl_dataeff.difficulty.online import PredictionRecord, RollingDifficulty
+from trl_dataeff.difficulty.online import RollingDifficulty
 from trl_dataeff.difficulty.predictor import DifficultyPredictor
+from trl_dataeff.rollouts.classification import RewardScale
 from trl_dataeff.rollouts.group import RolloutGroup
-from trl_dataeff.selection.base import Selector, SelectorContext, check_request, register_selector
+from trl_dataeff.selection.base import SelectorContext, check_request, register_selector
 from trl_dataeff.selection.draw import PromptPass, chance_effective, gumbel_top_k, log_weight
-from trl_dataeff.selection.earlier import read_earlier_groups
-from trl_dataeff.selection.estimate import (
-    HALF_LIVES,
-    PromptEstimator,
-    RangeFollower,
-    check_embeddings,
-    hash_embeddings,
-)
-from trl_dataeff.utils import check_number
+from trl_dataeff.selection.estimate import HALF_LIVES, PromptEstimator
+from trl_dataeff.selection.predicting import PredictingSelector
+from trl_dataeff.tracking.groups import GROUPS_FILE, dataset_of, read_groups
+from trl_dataeff.utils import UserError, check_number
 
 
 PRIOR = 4.0  # s, strength of a predicted success rate, in completions
 EFFECTIVE_PRIOR = 1.0  # strength of a predicted probability that a group is effective, in groups
-FIT_EVERY = 16  # generation batches between two refits of an attention predictor's towers, if the run fits them
 
 
 @register_selector("dots")
-class DotsSelector(Selector):
+class DotsSelector(PredictingSelector):
     """
     Samples prompts by the estimated probability that their groups carry a gradient, in passes.
 
@@ -70,41 +66,28 @@ class DotsSelector(Selector):
     ):
         check_number("threshold", threshold, "(0, 1]")
         check_number("coverage", coverage, "[0, 1]")
-        make_predictor(predictor, arguments=predictor_args)  # finds errors before prompts are embedded
+        super().__init__(predictor, predictor_args)
         self.threshold, self.coverage = threshold, coverage
-        self.predictor, self.predictor_args = predictor, predictor_args
         self.history_from = history_from
 
     def bind(self, context: SelectorContext) -> None:
         super().bind(context)
-        self.embeddings = context.embeddings()
-        difficulty = self._rolling(self.predictor, self.predictor_args)
+        difficulty = self.rolling(self.predictor, self.predictor_args, HALF_LIVES[-1])
         self.success = PromptEstimator(difficulty, context.num_prompts, PRIOR, HALF_LIVES)
         # Which groups were effective: collected from the first batch, used once graded rewards have been seen
-        self._labels = self._rolling(LogisticDifficultyPredictor())
+        self._labels = self.rolling(LogisticDifficultyPredictor(), half_life=HALF_LIVES[-1])
         self.effective: PromptEstimator | None = None
-        self.record = PredictionRecord()
-        self.batch = 0  # generation batches observed
         self._totals = np.empty(0, dtype=np.float32)  # the first three different total rewards
         if self.history_from is not None and not context.resumed:
-            earlier = read_earlier_groups(self.history_from, context.dataset_hash, context.scale)
-            self.success.start_from(earlier.ids, earlier.rates, earlier.counts * context.group_size)
-            self._labels.observe(earlier.ids, earlier.effective, self.batch)
-        self._range = RangeFollower(context.scale)
+            self._start_from(read_earlier_run(self.history_from, context.dataset_hash, context.scale))
         self._pass = PromptPass(context.num_prompts, self.coverage)
         self._proposed = np.empty(0, dtype=np.int64)  # for this generation batch
 
-    def _rolling(self, given: str | DifficultyPredictor, arguments: dict[str, Any] | None = None) -> RollingDifficulty:
-        context = self.context
-        predictor, fitted_in_run = make_predictor(given, self.embeddings.shape[1], context.seed, arguments)
-        return RollingDifficulty(
-            self.embeddings,
-            predictor,
-            capacity=predictor.capacity(context.batch_groups),
-            half_life=HALF_LIVES[-1],
-            fit_every=FIT_EVERY if fitted_in_run else 0,
-            seed=context.seed,
-        )
+    def _start_from(self, earlier: EarlierRun) -> None:
+        """Begin with what an earlier run showed, as a prior that this run's own groups outweigh."""
+        self.success.start_from(earlier.ids, earlier.rates, earlier.counts * self.context.group_size)
+        self._labels.observe(earlier.ids, earlier.effective, self.batch)
+        self._followed = replace(self.context.scale)
 
     def _estimator_of_effective(self) -> PromptEstimator:
         return PromptEstimator(self._labels, self.context.num_prompts, EFFECTIVE_PRIOR, HALF_LIVES)
@@ -119,13 +102,13 @@ class DotsSelector(Selector):
         return p.clamp(1e-6, 1 - 1e-6)
 
     def predict(self, prompt_ids: np.ndarray) -> np.ndarray:
-        self._follow_range()
+        self.follow_range()
         if not self.success.fitted:
             return np.full(len(prompt_ids), np.nan, dtype=np.float32)
         return self.success.mean(prompt_ids)
 
     def propose(self, n: int, rng: torch.Generator) -> np.ndarray:
-        self._follow_range()
+        self.follow_range()
         size = self.context.num_prompts
         check_request(n, size)
         excluded = torch.zeros(size, dtype=torch.bool)
@@ -165,39 +148,89 @@ class DotsSelector(Selector):
             self._totals = totals[np.concatenate([[True], apart])][:3]
         return len(self._totals) > 2
 
-    def _follow_range(self) -> None:
-        """Map success rates of earlier groups if the range of rewards has widened."""
-        mapping = self._range.change()
-        if mapping is not None:
-            self.success.rescale(*mapping)
-            self.record.rescale(*mapping)
+    def rescale(self, scale: float, offset: float) -> None:
+        super().rescale(scale, offset)
+        self.success.rescale(scale, offset)
 
     def state_dict(self) -> dict[str, Any]:
         effective = self._labels if self.effective is None else self.effective
-        return {
-            "embeddings": hash_embeddings(self.embeddings),
-            "batch": self.batch,
+        return super().state_dict() | {
             "graded": self.effective is not None,
             "proposed": self._proposed.copy(),
             "in_pass": self._pass.drawn.copy(),
             "totals": self._totals.copy(),
-            "range": self._range.state_dict(),
             "success": self.success.state_dict(),
             "effective": effective.state_dict(),
-            "record": self.record.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.batch, self._proposed, self._totals = state["batch"], state["proposed"].copy(), state["totals"].copy()
+        super().load_state_dict(state)
+        self._proposed, self._totals = state["proposed"].copy(), state["totals"].copy()
         self._pass.drawn = state["in_pass"].copy()
-        self._range.load_state_dict(state["range"])
-        same = check_embeddings(self.embeddings, state["embeddings"])
-        self.success.load_state_dict(state["success"], predictor=same)
+        self.success.load_state_dict(state["success"], predictor=self.same_embeddings)
         effective: RollingDifficulty | PromptEstimator = self._labels
         if state["graded"]:
             effective = self.effective = self._estimator_of_effective()
-        effective.load_state_dict(state["effective"], predictor=same)
-        self.record.load_state_dict(state["record"])
+        effective.load_state_dict(state["effective"], predictor=self.same_embeddings)
 
-    def metrics(self) -> dict[str, float]:
-        return self.record.metrics()
+
+class EarlierRun(NamedTuple):
+    """
+    What an earlier run showed of n prompts, in the order of each prompt's last group.
+
+    Attributes:
+        ids: prompts, int64 of shape `(n,)`, each once.
+        rates: mean success rates, float32 of shape `(n,)`, in [0, 1].
+        effective: shares of effective groups, float32 of shape `(n,)`.
+        counts: groups, int64 of shape `(n,)`.
+    """
+
+    ids: np.ndarray
+    rates: np.ndarray
+    effective: np.ndarray
+    counts: np.ndarray
+
+
+def read_earlier_run(given: str, dataset_hash: str, scale: RewardScale) -> EarlierRun:
+    """
+    The groups of an earlier run. Widens `scale`, unless it is fixed, by the range in which that run had its success rates, so
+    that they need not be mapped when this run sees the ends of it.
+
+    Args:
+        given (`str`): the table of groups, or the `output_dir` of the run.
+        dataset_hash (`str`): content hash of this run's prompts.
+        scale ([`RewardScale`]): of this run.
+
+    Raises:
+        [`UserError`]: the table is missing, corrupt, empty, or of another dataset.
+    """
+    path = Path(given).expanduser()
+    path = path / GROUPS_FILE if path.is_dir() else path
+    if not path.is_file():
+        raise UserError(f"`history_from` is {given!r}, and there is no file {path}. Give the `output_dir` of a run.")
+    table = read_groups(path)
+    if dataset_of(path) != dataset_hash:
+        raise UserError(
+            f"`history_from` is {given!r}, which is of another dataset. Prompts are known by their row: give a run on the same "
+            "prompts in the same order, or leave `history_from` out."
+        )
+    names = ["prompt_id", "success_rate", "reward", "kind"]
+    groups = table.select(names).to_pandas().dropna()
+    groups = groups[groups["prompt_id"] >= 0]
+    if groups.empty:
+        raise UserError(
+            f"`history_from` is {given!r}, and no group in it has a success rate. Leave `history_from` out."
+        )
+    rates, rewards = groups["success_rate"].to_numpy(), groups["reward"].to_numpy()
+    if rates.min() < rates.max():  # else there is no telling what the range of that run was
+        slope, low = np.polyfit(rates, rewards, 1)
+        scale.observe(np.array([float(f"{end:.6g}") for end in (low, low + slope)]))
+        groups["success_rate"] = np.clip((rewards - scale.low) / (scale.high - scale.low), 0.0, 1.0)
+    groups["effective"] = groups["kind"] == "effective"
+    groups["place"] = np.arange(len(groups))
+    each = groups.groupby("prompt_id").agg(
+        rate=("success_rate", "mean"), effective=("effective", "mean"), count=("place", "size"), last=("place", "max")
+    )
+    each = each.sort_values("last")
+    rate, effective = (each[name].to_numpy(np.float32) for name in ("rate", "effective"))
+    return EarlierRun(each.index.to_numpy(np.int64), rate, effective, each["count"].to_numpy(np.int64))

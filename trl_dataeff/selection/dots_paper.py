@@ -19,21 +19,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from trl_dataeff.difficulty import make_predictor
-from trl_dataeff.difficulty.online import PredictionRecord, RollingDifficulty
 from trl_dataeff.difficulty.predictor import DifficultyPredictor
 from trl_dataeff.rollouts.group import RolloutGroup
-from trl_dataeff.selection.base import Selector, SelectorContext, check_request, register_selector
+from trl_dataeff.selection.base import SelectorContext, check_request, register_selector
 from trl_dataeff.selection.draw import gumbel_top_k
-from trl_dataeff.selection.estimate import RangeFollower, check_embeddings, hash_embeddings
+from trl_dataeff.selection.predicting import PredictingSelector
 from trl_dataeff.utils import check_number
 
 
-FIT_EVERY = 16  # generation batches between two refits of a predictor that is fitted in the run
-
-
 @register_selector("dots_paper")
-class PaperDotsSelector(Selector):
+class PaperDotsSelector(PredictingSelector):
     """
     Samples prompts whose success rate, predicted from reference rollouts, is near a target.
 
@@ -61,34 +56,20 @@ class PaperDotsSelector(Selector):
         check_number("refresh_batches", refresh_batches, "[1, inf)", integer=True)
         check_number("target", target, "[0, 1]")
         check_number("temperature", temperature, "(0, inf]")
-        make_predictor(predictor, arguments=predictor_args)  # finds errors before prompts are embedded
+        super().__init__(predictor, predictor_args)
         self.reference_size, self.refresh_batches = reference_size, refresh_batches
         self.target, self.temperature = target, temperature
-        self.predictor, self.predictor_args = predictor, predictor_args
 
     def bind(self, context: SelectorContext) -> None:
         super().bind(context)
-        self.embeddings = context.embeddings()
-        predictor, fitted_in_run = make_predictor(
-            self.predictor, self.embeddings.shape[1], context.seed, self.predictor_args
-        )
-        self.difficulty = RollingDifficulty(
-            self.embeddings,
-            predictor,
-            capacity=predictor.capacity(context.batch_groups),
-            fit_every=FIT_EVERY if fitted_in_run else 0,
-            seed=context.seed,
-        )
+        self.difficulty = self.rolling(self.predictor, self.predictor_args)
         self.predicted = np.full(context.num_prompts, 0.5, dtype=np.float32)
-        self.record = PredictionRecord()
-        self.batch = 0  # generation batches observed
         self._references = np.empty(0, dtype=np.int64)  # of the present predictions
         self._order = np.empty(0, dtype=np.int64)  # prompts drawn since then
         self._taken = 0  # how many of them were proposed
-        self._range = RangeFollower(context.scale)
 
     def predict(self, prompt_ids: np.ndarray) -> np.ndarray:
-        self._follow_range()
+        self.follow_range()
         predicted: np.ndarray = self.predicted[prompt_ids]
         return predicted
 
@@ -104,7 +85,7 @@ class PaperDotsSelector(Selector):
         the next references, and in random order, so that these batches are alike. If they take more than that, the draw goes
         on without the prompts that it has given already, as long as there are others.
         """
-        self._follow_range()
+        self.follow_range()
         size = self.context.num_prompts
         check_request(n, size)
         log_weights = -(torch.from_numpy(self.predicted).double() - self.target).abs() / self.temperature
@@ -134,26 +115,18 @@ class PaperDotsSelector(Selector):
         self.difficulty.observe(ids, rates, self.batch + 1)
         self.batch += not references
 
-    def _follow_range(self) -> None:
-        """Map success rates of earlier groups if the range of rewards has widened."""
-        mapping = self._range.change()
-        if mapping is not None:
-            scale, offset = mapping
-            self.predicted = (scale * self.predicted + offset).astype(np.float32)
-            self.difficulty.rescale(scale, offset)
-            self.record.rescale(scale, offset)
+    def rescale(self, scale: float, offset: float) -> None:
+        super().rescale(scale, offset)
+        self.predicted = (scale * self.predicted + offset).astype(np.float32)
+        self.difficulty.rescale(scale, offset)
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "embeddings": hash_embeddings(self.embeddings),
-            "batch": self.batch,
+        return super().state_dict() | {
             "taken": self._taken,
             "predicted": self.predicted.copy(),
             "references": self._references.copy(),
             "order": self._order.copy(),
-            "range": self._range.state_dict(),
             "difficulty": self.difficulty.state_dict(),
-            "record": self.record.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -161,12 +134,7 @@ class PaperDotsSelector(Selector):
             raise ValueError(
                 f"Predictions of {len(state['predicted'])} prompts do not fit {len(self.predicted)} prompts."
             )
-        self.batch, self._taken, self.predicted = state["batch"], state["taken"], state["predicted"].copy()
+        super().load_state_dict(state)
+        self._taken, self.predicted = state["taken"], state["predicted"].copy()
         self._references, self._order = state["references"].copy(), state["order"].copy()
-        self._range.load_state_dict(state["range"])
-        same = check_embeddings(self.embeddings, state["embeddings"])
-        self.difficulty.load_state_dict(state["difficulty"], predictor=same)
-        self.record.load_state_dict(state["record"])
-
-    def metrics(self) -> dict[str, float]:
-        return self.record.metrics()
+        self.difficulty.load_state_dict(state["difficulty"], predictor=self.same_embeddings)

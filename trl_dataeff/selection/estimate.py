@@ -11,19 +11,12 @@ differences have been predicted.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from transformers.utils import logging
 
 from trl_dataeff.difficulty.online import RollingDifficulty
-from trl_dataeff.difficulty.predictor import Embeddings
-from trl_dataeff.rollouts.classification import RewardScale
-from trl_dataeff.utils import hash_rows
 
-
-logger = logging.get_logger(__name__)
 
 #: Half-lives of the experts, in generation batches
 HALF_LIVES = (1.0, 3.0, 9.0, 27.0)
@@ -217,47 +210,6 @@ class PromptEstimator:
             offsets = fit_offsets(logits[:, ids], rates, weight)
             predicted = _sigmoid(logits + offsets[:, None].astype(np.float32))
         return np.concatenate([predicted, np.full((1, predicted.shape[1]), mean)]).astype(np.float32)
-
-
-class RangeFollower:
-    """
-    Notices that the range of rewards has widened, so that success rates of earlier groups can follow.
-
-    Args:
-        scale ([`RewardScale`]): of the run, which widens.
-    """
-
-    def __init__(self, scale: RewardScale):
-        self._scale, self._followed = scale, replace(scale)
-
-    def change(self) -> tuple[float, float] | None:
-        """`(a, b)`: a success rate r of before is `a * r + b` now. `None` if there is nothing to map."""
-        mapping = self._scale.mapping_from(self._followed)
-        self._followed = replace(self._scale)
-        return mapping
-
-    def state_dict(self) -> np.ndarray:
-        return np.array([self._followed.low, self._followed.high])
-
-    def load_state_dict(self, state: np.ndarray) -> None:
-        self._followed.low, self._followed.high = state.tolist()
-
-
-def hash_embeddings(embeddings: Embeddings) -> str:
-    """Hash of up to 256 rows spread over the embeddings, for a selector's state: whether two runs have the same."""
-    return hash_rows(embeddings, 256)
-
-
-def check_embeddings(embeddings: Embeddings, saved: str) -> bool:
-    """Whether a checkpoint's run had the same embeddings, by its [`hash_embeddings`]; warns if not."""
-    same = saved == hash_embeddings(embeddings)
-    if not same:
-        logger.warning(
-            "The prompts' embeddings differ from those of the run that is resumed: another model or other hardware made them. "
-            "The predictor is fitted again, to the new embeddings and the run's groups. The run continues, but not exactly as "
-            "it would have."
-        )
-    return same
 
 
 def fit_offsets(logits: np.ndarray, rates: np.ndarray, weight: np.ndarray) -> np.ndarray:
