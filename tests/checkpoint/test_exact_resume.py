@@ -83,13 +83,11 @@ def test_the_save_points_are_what_they_are_said_to_be(whole):
     for name, step in QUICK.items():
         checkpoint = whole(name)[1] / f"checkpoint-{step}"
         own = json.loads((checkpoint / "dataeff" / "state.json").read_text())
-        trainers = json.loads((checkpoint / "trainer_state.json").read_text())
-        states[name] = own | {"epoch": trainers["epoch"]}
-    assert sum(state["half_used"] for state in states.values()) >= 3
-    assert sum(not state["half_used"] for state in states.values()) >= 3
-    assert sum("leftover" in state["files"] for state in states.values()) >= 1
+        states[name] = own | {"epoch": json.loads((checkpoint / "trainer_state.json").read_text())["epoch"]}
+    assert 3 <= sum(state["half_used"] for state in states.values()) <= len(states) - 3
+    assert states["dynamic, leftover groups"]["holds_rollouts"]
     assert sum(state["epoch"] > 1 for state in states.values()) >= 2
-    assert any(step % 5 and state["loop"]["metrics"] for step, state in zip(QUICK.values(), states.values()))
+    assert states["several steps to a log"]["loop"]["metrics"]
 
 
 def test_a_longer_run_and_other_logging_are_no_mismatch(whole, tmp_path):

@@ -3,7 +3,6 @@
 import json
 import multiprocessing
 import random
-import signal
 import time
 from pathlib import Path
 
@@ -44,7 +43,7 @@ def in_a_save(folder: Path) -> bool:
 
 
 def run_and_kill(processes, folder: Path, wait) -> bool:
-    """Start a process that goes on with the run, and kill it when `wait(process)` returns. Whether it was too late."""
+    """Start a process that goes on with the run, and kill it when `wait(process)` returns. Whether it has ended by itself."""
     process = processes.Process(target=child.train, args=(str(folder), SAVING))
     process.start()
     wait(process)
@@ -85,8 +84,13 @@ def kill_until_it_ends(processes, folder: Path, rng: random.Random, longest: flo
     return done, saving
 
 
-def check(processes, uninterrupted, tmp_path, seed: int, wanted: int, at_once: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "wanted", "at_once"), [(0, 5, 3), pytest.param(1, 30, 4, marks=pytest.mark.slow)], ids=["some", "many"]
+)
+def test_a_killed_run_ends_as_if_it_had_never_been_killed(processes, uninterrupted, tmp_path, seed, wanted, at_once):
     whole, seconds = uninterrupted
+    expected = json.loads((whole / "history.json").read_text())
+    assert len(expected) == 12
     rng = random.Random(seed)
     kills = saving = 0
     for i in range(10 * wanted):
@@ -94,9 +98,7 @@ def check(processes, uninterrupted, tmp_path, seed: int, wanted: int, at_once: i
         folder.mkdir()
         done, in_saves = kill_until_it_ends(processes, folder, rng, seconds, min(at_once, wanted - kills))
         kills, saving = kills + done, saving + in_saves
-        expected, present = (json.loads((f / "history.json").read_text()) for f in (whole, folder))
-        assert len(expected) == 12
-        assert present == expected
+        assert json.loads((folder / "history.json").read_text()) == expected
         pd.testing.assert_frame_equal(groups_since(folder, 0), groups_since(whole, 0))
         # What was left incomplete has been replaced. One killed while it deleted an older one, after its last save, has
         # nothing more to do when it goes on
@@ -108,34 +110,3 @@ def check(processes, uninterrupted, tmp_path, seed: int, wanted: int, at_once: i
     print(f"\n{kills} kills, {saving} of them in the middle of a save")
     assert kills >= wanted
     assert saving >= wanted // 5
-
-
-def test_a_killed_run_ends_as_if_it_had_never_been_killed(processes, uninterrupted, tmp_path):
-    check(processes, uninterrupted, tmp_path, seed=0, wanted=5, at_once=3)
-
-
-@pytest.mark.slow
-def test_many_kills(processes, uninterrupted, tmp_path):
-    check(processes, uninterrupted, tmp_path, seed=1, wanted=30, at_once=4)
-
-
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
-def test_a_signal_ends_the_run_after_the_step_with_a_checkpoint(processes, uninterrupted, tmp_path, name):
-    process = processes.Process(target=child.train_until, args=(str(tmp_path), 4, [getattr(signal, name)]))
-    process.start()
-    process.join(LONGEST)
-    # As a program without handlers ends: SystemExit(143), or KeyboardInterrupt
-    assert process.exitcode == {"SIGTERM": 143, "SIGINT": 1}[name]
-    assert json.loads((tmp_path / "ended.json").read_text()) == {"step": 5, "stopped_by": name}
-    assert run_and_kill(processes, tmp_path, wait_seconds(LONGEST))
-    assert json.loads((tmp_path / "history.json").read_text()) == json.loads(
-        (uninterrupted[0] / "history.json").read_text()
-    )
-
-
-def test_a_second_signal_ends_it_at_once(processes, tmp_path):
-    process = processes.Process(target=child.train_until, args=(str(tmp_path), 4, [signal.SIGTERM, signal.SIGTERM]))
-    process.start()
-    process.join(LONGEST)
-    assert process.exitcode == -signal.SIGTERM
-    assert not (tmp_path / "ended.json").exists()
