@@ -50,8 +50,8 @@ def test_both_trainers_used_the_selector(page):
     _, names, (by_instance, by_name) = page
     assert issubclass(names["LastRateSelector"], Selector)
     for trainer in (by_instance, by_name):
-        assert type(trainer.collector.selector) is names["LastRateSelector"]
-        assert trainer.collector.selector.floor == 0.05
+        assert type(trainer.selector) is names["LastRateSelector"]
+        assert trainer.selector.floor == 0.05
         assert any("dataeff/selector/mean_rate" in log for log in trainer.state.log_history)
     assert (by_instance.state.global_step, by_name.state.global_step) == (4, 6)
 
@@ -65,7 +65,7 @@ def test_the_resumed_run_is_the_one_that_never_stopped(page, tmp_path):
         names["model"], names["reward"], config, names["dataset"], selector=names["LastRateSelector"](0.05)
     )
     whole.train()
-    np.testing.assert_array_equal(resumed.collector.selector.rates, whole.collector.selector.rates)
+    np.testing.assert_array_equal(resumed.selector.rates, whole.selector.rates)
     columns = ["step", "prompt_id", "success_rate", "predicted", "kind"]
     tables = [
         pq.read_table(Path(f) / "dataeff" / "groups.parquet", columns=columns) for f in (folder / "out", tmp_path)

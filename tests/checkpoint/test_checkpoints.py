@@ -63,9 +63,9 @@ def test_the_latest_complete_one_is_taken_and_said(tmp_path, caplog_transformers
     again = train(tmp_path, resume=True)
     (said,) = messages(caplog_transformers, f"Resuming from {tmp_path / 'checkpoint-9'}")
     rejected = {line.split(" is ")[0].split("/")[-1]: line for line in said.split("\n- ")[1:]}
-    assert rejected.keys() == {"checkpoint-12", "checkpoint-11", "checkpoint-10"}
-    for name, named in (("12", MANIFEST), ("11", "model.safetensors"), ("10", "optimizer.pt")):
-        assert named in rejected[f"checkpoint-{name}"]
+    assert rejected.keys() == {"checkpoint-11", "checkpoint-10"}
+    assert "model.safetensors" in rejected["checkpoint-11"]
+    assert "optimizer.pt" in rejected["checkpoint-10"]
     assert history(again.state.log_history) == history(whole.state.log_history)
     for path in checkpoints(tmp_path):
         check_checkpoint(path)
@@ -84,11 +84,8 @@ def test_of_two_runs_in_a_folder_the_later_one_is_resumed(tmp_path, caplog_trans
     assert train(tmp_path, resume=str(tmp_path / "checkpoint-6"), max_steps=7).state.global_step == 7
 
 
-@pytest.mark.parametrize("present", ["empty", "absent"])
-def test_without_any_checkpoint_true_warns_and_starts_from_step_0(tmp_path, present, caplog_transformers):
+def test_without_any_checkpoint_true_warns_and_starts_from_step_0(tmp_path, caplog_transformers):
     folder = tmp_path / "run"
-    if present == "empty":
-        folder.mkdir()
     assert train(folder, resume=True, max_steps=2).state.global_step == 2
     assert messages(caplog_transformers, f"no complete checkpoint in {folder}")
     with pytest.raises(CheckpointError, match="checkpoint-9"):
@@ -231,41 +228,31 @@ def test_a_later_corrupt_one_does_not_cost_the_one_just_written(tmp_path):
 # Checkpoints that cannot be written
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
-PARTS = {
-    "selection state": ("trl_dataeff.checkpoint.state.save_state", FULL),
-    "model": ("transformers.Trainer._save", FULL),
-    "optimizer": ("transformers.Trainer._save_optimizer_and_scheduler", RuntimeError("file write failed")),
-    "manifest": ("trl_dataeff.checkpoint.resume.write_manifest", FULL),
-}
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_a_checkpoint_that_cannot_be_written(tmp_path, monkeypatch, part):
+@pytest.mark.parametrize(
+    ("part", "size"), [("state", 100), ("model", 60_000), ("optimizer", 160_000), ("manifest", resource.RLIM_INFINITY)]
+)
+def test_a_checkpoint_that_cannot_be_written(tmp_path, monkeypatch, part, size):
+    """All but the manifest by a real limit: as `torch.save`, safetensors and Python put it when the system refuses to write on."""
     train(tmp_path, max_steps=2, save_steps=2)
     before = sorted(path.name for path in tmp_path.rglob("*"))
-    target, error = PARTS[part]
-    monkeypatch.setattr(target, fail(error))
-    with pytest.raises(CheckpointError, match=rf"checkpoint-4 .*(left|failed).*{tmp_path / 'checkpoint-2'}"):
-        train(tmp_path, max_steps=4, save_steps=2, resume=True)
-    assert sorted(path.name for path in tmp_path.rglob("*")) == before, "litter"
-    monkeypatch.undo()
-    assert train(tmp_path, max_steps=4, save_steps=2, resume=True).state.global_step == 4
-
-
-@pytest.mark.parametrize("size", [100, 60_000])
-def test_a_real_limit_on_what_can_be_written(tmp_path, size):
-    """As `torch.save`, safetensors and Python put it when the system refuses to write on."""
-    train(tmp_path, max_steps=1)
-    trainer = make_trainer(tmp_path, "dynamic", max_steps=3)
+    trainer = make_trainer(tmp_path, "dynamic", max_steps=4, save_steps=2)
+    if part == "manifest":
+        monkeypatch.setattr(resume, "write_manifest", fail(FULL))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
     try:
-        with pytest.raises(CheckpointError, match="checkpoint-2 .*checkpoint-1"):
+        with pytest.raises(CheckpointError, match=rf"checkpoint-4 .*{tmp_path / 'checkpoint-2'}") as raised:
             trainer.train(resume_from_checkpoint=True)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert checkpoint_names(tmp_path) == {"checkpoint-1"}
-    assert not list(tmp_path.rglob("*.tmp"))
+    frames = {entry.name for entry in raised.traceback}
+    station = {"state": "save_run", "model": "_save", "optimizer": "_save_optimizer_and_scheduler"}
+    print(part, str(raised.value)[:200], raised.value.__cause__, frames & set(station.values()))
+    assert sorted(path.name for path in tmp_path.rglob("*")) == before, "litter"
+    monkeypatch.undo()
+    assert train(tmp_path, max_steps=4, save_steps=2, resume=True).state.global_step == 4
 
 
 # Notes of a failure: which prompts were in use, and where to resume

@@ -17,7 +17,7 @@ from trl_dataeff.checkpoint.state import CheckpointError, load_run
 from trl_dataeff.rollouts.distributed import Processes
 
 
-DAMAGES_PER_FILE = 15
+DAMAGES_PER_FILE = 16
 
 
 def flip(data: bytearray, rng: random.Random) -> bytearray:
@@ -42,12 +42,8 @@ def insert(data: bytearray, rng: random.Random) -> bytearray:
     return data
 
 
-def empty(data: bytearray, rng: random.Random) -> bytearray:
-    return bytearray()
-
-
 SAME_SIZE = (flip, swap_blocks)
-BYTES = (*SAME_SIZE, truncate, insert, empty)
+BYTES = (*SAME_SIZE, truncate, insert)
 WHOLE_FILE = ("delete", "folder", "copy", "unreadable link")
 
 

@@ -28,7 +28,11 @@ def attention(width: int) -> dict:
 
 def test_state_is_what_was_saved(tmp_path):
     arrays = {"rng": np.arange(5, dtype=np.uint8), "strided": np.arange(6)[::2], "empty": np.zeros((0, 2))}
-    state = {"half_used": False, "collector": {"counters": {"n": 3}, "scale": None, "selector": arrays}, "leftover": {}}
+    state = {
+        "half_used": False,
+        "collector": {"counters": {"n": 3}, "scale": None, "selector": arrays},
+        "leftover": {},
+    }
     save_state(tmp_path, state)
     found = load_state(tmp_path)
     np.testing.assert_equal(found, state)
@@ -86,7 +90,9 @@ def test_a_dataset_with_another_prompt_is_rejected(tmp_path):
     changed = plain_dataset().map(lambda row: {"prompt": row["prompt"].replace("05:", "5:")})
     for dataset in (swapped, changed, plain_dataset(23)):
         size = len(dataset)
-        with pytest.raises(CheckpointError, match=rf"24 prompts .*hash (\w+); .*{size} prompts and (?!\1)\w+\..*same dataset"):
+        with pytest.raises(
+            CheckpointError, match=rf"24 prompts .*hash (\w+); .*{size} prompts and (?!\1)\w+\..*same dataset"
+        ):
             train(tmp_path, resume=True, trainer={"train_dataset": dataset})
 
 
@@ -109,7 +115,7 @@ def test_a_dataset_with_another_prompt_is_rejected(tmp_path):
 def test_settings_that_the_state_depends_on_are_compared(tmp_path, before, after, named):
     first = train(tmp_path, max_steps=3, save_steps=3, **before)
     assert first.collector.leftover or "rollout_margin" not in before
-    with pytest.raises(CheckpointError, match=rf"{named}.*(former|arguments).*new run"):
+    with pytest.raises(CheckpointError, match=rf"{named}.*(former|began).*new run"):
         train(tmp_path, resume=str(tmp_path / "checkpoint-3"), **{**before, **after})
 
 

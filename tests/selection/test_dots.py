@@ -10,7 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.factories import classified, generator
+from tests.factories import classified, generator, groups_since, make_trainer, train_briefly
+from trl_dataeff.difficulty.loading import save_predictor
 from trl_dataeff.difficulty.logistic import LogisticDifficultyPredictor
 from trl_dataeff.difficulty.online import RollingDifficulty, pearson
 from trl_dataeff.rollouts.classification import GroupClassifier
@@ -325,3 +326,27 @@ def test_a_draw_of_the_paper_survives_a_checkpoint(after):
     copy.draws.set_state(paper.draws.get_state())
     for n in (16, 16, 24, 8):
         np.testing.assert_array_equal(paper.batch(n), copy.batch(n))
+
+
+# In training
+
+
+def test_the_papers_references_are_rolled_out_for_every_second_batch(tmp_path):
+    arguments = {"reference_size": 6, "predictor": "logistic"}
+    train_briefly(tmp_path, selection="dots_paper", selector_args=arguments, max_steps=8)
+    table = groups_since(tmp_path, 0)
+    assert table["predicted"].notna().all()
+    references = table[table["origin"] == "reference"]
+    assert references.groupby("step").size().to_dict() == {0: 6, 2: 6, 4: 6, 6: 6}
+    assert (table.groupby("step")["prompt_id"].nunique() == table.groupby("step").size()).all()
+
+
+def test_a_predictor_of_another_width_or_none_at_all_is_refused(tmp_path):
+    predictor = LogisticDifficultyPredictor()
+    predictor.fit(torch.randn(40, 9), torch.rand(40))
+    save_predictor(predictor, tmp_path / "predictor")
+    with pytest.raises(ValueError, match=r"width 9.*width 32"):
+        train_briefly(tmp_path, "dots", selector_args={"predictor": str(tmp_path / "predictor")})
+    for wrong in ("nowhere", (1, 2)):
+        with pytest.raises(ValueError, match=r"(nowhere|tuple).*logistic"):
+            make_trainer(tmp_path, "dots", selector_args={"predictor": wrong})

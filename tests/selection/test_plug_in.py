@@ -171,9 +171,9 @@ def fail(*args):
 @pytest.mark.parametrize("method", ["propose", "references", "state_dict"])
 def test_a_fault_ends_a_run_before_anything_is_generated(tmp_path, method):
     fault = fail if method == "state_dict" else lambda *_: np.zeros(2, dtype=int)
-    rewarded = []
+    faults, rewarded = {"references": lambda rng: [], method: fault}, []
     with pytest.raises((ValueError, TypeError), match=rf"Faulty\.{method}\("):
-        train(tmp_path, Faulty(**{method: fault}), rewards=lambda completions, **_: rewarded.append(1))
+        train(tmp_path, Faulty(**faults), rewards=lambda completions, **_: rewarded.append(1))
     assert not rewarded
 
 
@@ -183,5 +183,5 @@ def test_a_state_that_does_not_fit_is_said(tmp_path, error):
         raise error
 
     train(tmp_path, Faulty(), save_strategy="steps", save_steps=1, max_steps=1)
-    with pytest.raises(ValueError, match="Faulty.*[Rr]esume"):
+    with pytest.raises(ValueError, match=r"Faulty.*[Rr]esume"):
         train(tmp_path, Faulty(load_state_dict=load), str(tmp_path / "checkpoint-1"))

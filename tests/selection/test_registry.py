@@ -60,7 +60,7 @@ def test_a_name_belongs_to_one_class(name):
     register_selector("first")(First)
     register_selector("first")(First)  # again, as by a second import
     before = type(make_selector(name))
-    with pytest.raises(ValueError, match="dict .*'new'.*`Selector`"):
+    with pytest.raises(ValueError, match=r"dict .*'new'.*`Selector`"):
         register_selector("new")(dict)
     with pytest.raises(ValueError, match=rf"'{name}' .*{before.__name__}"):
         register_selector(name)(Other)
@@ -112,5 +112,5 @@ def test_every_prompt_keeps_its_chance_and_impossible_requests_are_refused(name)
 @pytest.mark.parametrize("name", ["greso", "dots", "dots_paper"])
 def test_a_state_of_another_dataset_is_refused(name):
     state = bound(name, 11).state_dict()
-    with pytest.raises(ValueError, match="11 prompts .* 12 prompts"):
+    with pytest.raises(ValueError, match=r"11 prompts .* 12 prompts"):
         bound(name, 12).load_state_dict(state)

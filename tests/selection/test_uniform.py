@@ -41,5 +41,5 @@ def test_a_pass_offers_each_of_its_prompts_once_whatever_the_sizes(sizes):
 
 
 def test_a_batch_larger_than_the_dataset_is_refused():
-    with pytest.raises(ValueError, match="8 .*from 1 to 5"):
+    with pytest.raises(ValueError, match=r"8 .*from 1 to 5"):
         uniform(5, 8)
