@@ -8,7 +8,7 @@ import pytest
 from tests.factories import CONFIGURATIONS, STEPS, assert_same_end, groups_since, history, make_trainer
 
 
-# In the default run each configuration is resumed once: in a generation batch, between two, in the second epoch
+# The default run resumes each configuration once: in a generation batch, between two, in the second epoch
 QUICK_STEPS = [5, 7, 9, 5, 3, 9, 3, 6, 6, 5, 7, 5, 5, 6, 7, 5, 7, 5, 5, 7, 5, 5, 5]
 QUICK = dict(zip(CONFIGURATIONS, QUICK_STEPS, strict=True))
 
@@ -28,7 +28,15 @@ def whole(tmp_path_factory):
     return get
 
 
-def check(name, step, whole, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        pytest.param(name, step, marks=() if step == QUICK[name] else pytest.mark.slow)
+        for name in CONFIGURATIONS
+        for step in range(1, STEPS)
+    ],
+)
+def test_resume_is_exact(name, step, whole, tmp_path):
     trainer, folder = whole(name)
     resumed = make_trainer(tmp_path, name, save_strategy="no")
     resumed.train(resume_from_checkpoint=str(folder / f"checkpoint-{step}"))
@@ -40,18 +48,6 @@ def check(name, step, whole, tmp_path):
     else:
         assert half_used, "no group was rolled out"
     assert_same_end(resumed, trainer)
-
-
-@pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_resume_is_exact(name, whole, tmp_path):
-    check(name, QUICK[name], whole, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("step", range(1, STEPS))
-@pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_resume_is_exact_after_every_step(name, step, whole, tmp_path):
-    check(name, step, whole, tmp_path)
 
 
 def test_resume_in_the_trainer_that_failed_is_exact(tmp_path, caplog):

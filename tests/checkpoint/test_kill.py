@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import os
 import random
 import time
 from pathlib import Path
@@ -9,21 +10,60 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tests.checkpoint import child
-from tests.factories import groups_since
+from tests.factories import groups_since, history, make_trainer
+from trl_dataeff import DataEfficientGRPOTrainer
+from trl_dataeff import trainer as trainer_module
+from trl_dataeff.checkpoint import resume, state
 from trl_dataeff.checkpoint.manifest import is_complete
 from trl_dataeff.checkpoint.resume import checkpoints
+from trl_dataeff.utils import write_atomically
 
 
 SAVING = 0.02  # seconds, at each of some twenty stations of a save
 LONGEST = 60.0  # seconds; a process that takes longer hangs
+OPTIONS = {"steps_per_generation": 2, "rollout_margin": 2.0, "save_total_limit": 2}
+PARTS = (
+    (DataEfficientGRPOTrainer, "_save_optimizer_and_scheduler"),
+    (DataEfficientGRPOTrainer, "_save_rng_state"),
+    (DataEfficientGRPOTrainer, "save_model"),
+    (state, "save_state"),
+    (state, "save_generation_batch"),
+    (resume, "write_manifest"),
+    (trainer_module, "remove_older"),
+)
+
+
+def train_slowly(folder: str, seconds: float) -> None:
+    """
+    Resume the run in `folder`, or begin it, as the same command would each time; at the end write `history.json`. Before and after
+    each part of a save it waits for up to `seconds`, as it would for the gigabytes of a real model.
+    """
+    rng = random.Random(os.getpid())
+    for owner, name in PARTS:
+        slow_down(owner, name, rng, seconds)
+    trainer = make_trainer(folder, "greso, dynamic", **OPTIONS)
+    trainer.train(resume_from_checkpoint=True)
+    text = json.dumps(history(trainer.state.log_history))
+    write_atomically(Path(folder) / "history.json", lambda path: path.write_text(text))
+
+
+def slow_down(owner, name: str, rng: random.Random, seconds: float) -> None:
+    plain = getattr(owner, name)
+
+    def slow(*args, **kwargs):
+        time.sleep(rng.random() * seconds)
+        result = plain(*args, **kwargs)
+        time.sleep(rng.random() * seconds)
+        return result
+
+    setattr(owner, name, slow)
 
 
 @pytest.fixture(scope="module")
 def processes():
     """Processes that are forked from one which has imported everything: each starts in milliseconds."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.checkpoint.child"])
+    context.set_forkserver_preload(["tests.checkpoint.test_kill"])
     return context
 
 
@@ -31,7 +71,7 @@ def processes():
 def uninterrupted(processes, tmp_path_factory):
     folder = tmp_path_factory.mktemp("uninterrupted")
     started = time.monotonic()
-    process = processes.Process(target=child.train, args=(str(folder), SAVING))
+    process = processes.Process(target=train_slowly, args=(str(folder), SAVING))
     process.start()
     process.join(LONGEST)
     assert process.exitcode == 0
@@ -44,7 +84,7 @@ def in_a_save(folder: Path) -> bool:
 
 def run_and_kill(processes, folder: Path, wait) -> bool:
     """Start a process that goes on with the run, and kill it when `wait(process)` returns. Whether it has ended by itself."""
-    process = processes.Process(target=child.train, args=(str(folder), SAVING))
+    process = processes.Process(target=train_slowly, args=(str(folder), SAVING))
     process.start()
     wait(process)
     process.kill()

@@ -1,14 +1,12 @@
 """What a checkpoint holds of the selection, and what is compared when a run is resumed from it."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from tests.factories import FILL, OFF, even_length_reward, logged, make_trainer, mixed_reward, plain_dataset, train
-from trl_dataeff import DataEfficientGRPOTrainer
 from trl_dataeff.checkpoint.manifest import MANIFEST
 from trl_dataeff.checkpoint.state import CheckpointError, load_run, load_state, save_run, save_state
 from trl_dataeff.rollouts.distributed import Processes
@@ -56,19 +54,6 @@ def test_generation_batches_keep_lists_and_shared_scalars(tmp_path):
     assert second["n"] == 3
     with pytest.raises(CheckpointError, match=r"batch-1\.safetensors .*processes"):
         load_run(tmp_path, Processes(rank=1, world_size=2))
-
-
-def test_the_state_is_there_when_the_trainer_says_that_a_checkpoint_is_complete(tmp_path, monkeypatch):
-    """What is pushed to the Hub, or copied by another callback, has it."""
-    seen = []
-    written = DataEfficientGRPOTrainer._save_rng_state
-    monkeypatch.setattr(
-        DataEfficientGRPOTrainer,
-        "_save_rng_state",
-        lambda self, folder: (seen.append((Path(folder) / "dataeff" / "state.json").exists()), written(self, folder)),
-    )
-    train(tmp_path, max_steps=2)
-    assert seen == [True, True]
 
 
 # What is compared

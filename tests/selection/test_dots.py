@@ -317,17 +317,6 @@ def test_the_two_batches_of_a_draw_are_alike():
     assert set(first) != set(paper.nearest()[:16])
 
 
-@pytest.mark.parametrize("after", [1, 2])
-def test_a_draw_of_the_paper_survives_a_checkpoint(after):
-    paper, copy = Paper(), Paper()
-    for _ in range(after):
-        paper.batch()
-    copy.selector.load_state_dict(paper.selector.state_dict())
-    copy.draws.set_state(paper.draws.get_state())
-    for n in (16, 16, 24, 8):
-        np.testing.assert_array_equal(paper.batch(n), copy.batch(n))
-
-
 # In training
 
 
