@@ -50,8 +50,8 @@ def test_both_trainers_used_the_selector(page):
     _, names, (by_instance, by_name) = page
     assert issubclass(names["LastRateSelector"], Selector)
     for trainer in (by_instance, by_name):
-        assert type(trainer.collector.selector) is names["LastRateSelector"]
-        assert trainer.collector.selector.floor == 0.05
+        assert type(trainer.selector) is names["LastRateSelector"]
+        assert trainer.selector.floor == 0.05
         assert any("dataeff/selector/mean_rate" in log for log in trainer.state.log_history)
     assert (by_instance.state.global_step, by_name.state.global_step) == (4, 6)
 
@@ -63,7 +63,7 @@ def test_the_resumed_run_is_the_one_that_never_stopped(page, tmp_path):
     )
     selector = names["LastRateSelector"](0.05)
     tiny_trainer(names["model"], names["reward"], config, names["dataset"], selector=selector).train()
-    np.testing.assert_array_equal(resumed.collector.selector.rates, selector.rates)
+    np.testing.assert_array_equal(resumed.selector.rates, selector.rates)
     files = (path / "dataeff" / "groups.parquet" for path in (folder / "out", tmp_path))
     first, second = (pq.read_table(file).drop(["seconds"]) for file in files)
     assert first.equals(second)

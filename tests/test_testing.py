@@ -43,7 +43,7 @@ class Plain(Selector):
 
     def bind(self, context):
         super().bind(context)
-        self.batches = 0
+        self.batches = np.zeros(1)
 
     def propose(self, n, rng):
         return torch.randperm(self.context.num_prompts, generator=rng)[:n].numpy()
@@ -52,54 +52,35 @@ class Plain(Selector):
         self.batches += 1
 
     def state_dict(self):
-        return {"batches": np.array([self.batches])}
+        return {"batches": self.batches.copy()}
 
     def load_state_dict(self, state):
-        self.batches = int(state["batches"][0])
+        self.batches = state["batches"].copy()
 
 
-class Counts(Plain):
-    """Keeps an array; whether its state is a copy, and what else is wrong, is up to the tests."""
-
-    def bind(self, context):
-        super().bind(context)
-        self.counts = np.zeros(context.num_prompts)
-
-    def observe(self, groups):
-        self.counts += 1
-        super().observe(groups)
-
-    def state_dict(self):
-        return {"counts": self.counts}
-
-    def load_state_dict(self, state):
-        self.counts = state["counts"].copy()
-
-
-class BindKeepsState(Plain):
-    batches = 0
-
-    def bind(self, context):
-        Selector.bind(self, context)
-
-    def propose(self, n, rng):
-        ids = super().propose(n, rng)
-        return ids if self.batches < 3 else np.sort(ids)
-
-
-def with_(name: str, method) -> type[Plain]:
-    return type(f"{name}_{method.__code__.co_firstlineno}", (Plain,), {name: method})
+def with_(**methods) -> type[Plain]:
+    return type("Faulty", (Plain,), methods)
 
 
 def proposing(change) -> type[Plain]:
-    return with_("propose", lambda self, n, rng: change(self, Plain.propose(self, n, rng), n, rng))
+    return with_(propose=lambda self, n, rng: change(self, Plain.propose(self, n, rng), n))
 
 
 def forgetful(**methods) -> type[Plain]:
-    return type("Forgetful", (Plain,), {"load_state_dict": lambda self, state: None, **methods})
+    return with_(load_state_dict=lambda self, state: None, **methods)
 
 
-def seeds_globally(self, ids, n, rng):
+def bind_keeping_state(self, context):
+    Selector.bind(self, context)
+    self.__dict__.setdefault("batches", np.zeros(1))
+
+
+def propose_by_batch(self, n, rng):
+    ids = Plain.propose(self, n, rng)
+    return ids if self.batches[0] < 3 else np.sort(ids)
+
+
+def seeds_globally(self, ids, n):
     np.random.seed(0)  # noqa: NPY002
     return ids
 
@@ -110,29 +91,26 @@ def needs_scores(self, groups):
 
 
 FAULTS = [
-    ("proposals_are_distinct_prompts", proposing(lambda self, ids, n, rng: ids[np.zeros(n, int)])),
-    ("proposals_are_distinct_prompts", proposing(lambda self, ids, n, rng: ids.tolist())),
-    ("proposals_are_distinct_prompts", proposing(lambda self, ids, n, rng: ids.astype(float))),
-    ("proposals_are_distinct_prompts", proposing(lambda self, ids, n, rng: ids + 1)),
-    ("proposals_are_distinct_prompts", proposing(lambda self, ids, n, rng: ids[:16])),
-    ("smallest_runs", proposing(lambda self, ids, n, rng: ids if self.context.num_prompts > 2 else [])),
-    ("randomness_comes_from_rng_alone", proposing(lambda self, ids, n, rng: torch.randperm(60)[:n].numpy())),
+    ("proposals_are_distinct_prompts", proposing(lambda self, ids, n: ids[np.zeros(n, int)])),
+    ("proposals_are_distinct_prompts", proposing(lambda self, ids, n: ids.tolist())),
+    ("proposals_are_distinct_prompts", proposing(lambda self, ids, n: ids.astype(float))),
+    ("proposals_are_distinct_prompts", proposing(lambda self, ids, n: ids + 1)),
+    ("proposals_are_distinct_prompts", proposing(lambda self, ids, n: ids[:16])),
+    ("smallest_runs", proposing(lambda self, ids, n: ids if self.context.num_prompts > 2 else [])),
+    ("randomness_comes_from_rng_alone", proposing(lambda self, ids, n: torch.randperm(60)[:n].numpy())),
     ("randomness_comes_from_rng_alone", proposing(seeds_globally)),
+    ("state_restores_the_next_proposals", forgetful(propose=propose_by_batch)),
     (
         "state_restores_the_next_proposals",
-        forgetful(propose=lambda self, n, rng: Plain.propose(self, n, rng)[:: 1 - 2 * (self.batches % 2)]),
+        forgetful(predict=lambda self, ids: np.full(len(ids), 0.1 * min(self.batches[0], 9), dtype=np.float32)),
     ),
-    (
-        "state_restores_the_next_proposals",
-        forgetful(predict=lambda self, ids: np.full(len(ids), 0.1 * min(self.batches, 9), dtype=np.float32)),
-    ),
-    ("state_is_a_copy_of_arrays", Counts),
-    ("state_is_a_copy_of_arrays", with_("state_dict", lambda self: {"batches": self.batches})),
-    ("bind_starts_a_new_run", BindKeepsState),
-    ("predictions", with_("predict", lambda self, ids: np.full(len(ids), -2.0))),
-    ("predictions", with_("predict", lambda self, ids: np.full(self.context.num_prompts, 0.5))),
-    ("unusual_groups", with_("observe", needs_scores)),
-    ("metrics", with_("metrics", lambda self: {"counts": np.zeros(3)})),
+    ("state_is_a_copy_of_arrays", with_(state_dict=lambda self: {"batches": self.batches})),
+    ("state_is_a_copy_of_arrays", with_(state_dict=lambda self: {"batches": float(self.batches[0])})),
+    ("bind_starts_a_new_run", with_(bind=bind_keeping_state, propose=propose_by_batch)),
+    ("predictions", with_(predict=lambda self, ids: np.full(len(ids), -2.0))),
+    ("predictions", with_(predict=lambda self, ids: np.full(self.context.num_prompts, 0.5))),
+    ("unusual_groups", with_(observe=needs_scores)),
+    ("metrics", with_(metrics=lambda self: {"counts": np.zeros(3)})),
 ]
 
 

@@ -8,8 +8,8 @@ import pytest
 from tests.factories import CONFIGURATIONS, STEPS, assert_same_end, groups_since, history, make_trainer
 
 
-# In the default run each configuration is resumed once: in a generation batch, between two, in the second epoch
-QUICK_STEPS = [5, 7, 9, 5, 4, 3, 9, 3, 6, 6, 5, 7, 5, 5, 6, 7, 5, 7, 5, 7, 5, 5, 5]
+# The default run resumes each configuration once: in a generation batch, between two, in the second epoch
+QUICK_STEPS = [5, 7, 9, 5, 3, 9, 3, 6, 6, 5, 7, 5, 5, 6, 7, 5, 7, 5, 5, 7, 5, 5, 5]
 QUICK = dict(zip(CONFIGURATIONS, QUICK_STEPS, strict=True))
 
 
@@ -28,7 +28,15 @@ def whole(tmp_path_factory):
     return get
 
 
-def check(name, step, whole, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        pytest.param(name, step, marks=() if step == QUICK[name] else pytest.mark.slow)
+        for name in CONFIGURATIONS
+        for step in range(1, STEPS)
+    ],
+)
+def test_resume_is_exact(name, step, whole, tmp_path):
     trainer, folder = whole(name)
     resumed = make_trainer(tmp_path, name, save_strategy="no")
     resumed.train(resume_from_checkpoint=str(folder / f"checkpoint-{step}"))
@@ -40,18 +48,6 @@ def check(name, step, whole, tmp_path):
     else:
         assert half_used, "no group was rolled out"
     assert_same_end(resumed, trainer)
-
-
-@pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_resume_is_exact(name, whole, tmp_path):
-    check(name, QUICK[name], whole, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("step", range(1, STEPS))
-@pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_resume_is_exact_after_every_step(name, step, whole, tmp_path):
-    check(name, step, whole, tmp_path)
 
 
 def test_resume_in_the_trainer_that_failed_is_exact(tmp_path, caplog):
@@ -83,13 +79,11 @@ def test_the_save_points_are_what_they_are_said_to_be(whole):
     for name, step in QUICK.items():
         checkpoint = whole(name)[1] / f"checkpoint-{step}"
         own = json.loads((checkpoint / "dataeff" / "state.json").read_text())
-        trainers = json.loads((checkpoint / "trainer_state.json").read_text())
-        states[name] = own | {"epoch": trainers["epoch"]}
-    assert sum(state["half_used"] for state in states.values()) >= 3
-    assert sum(not state["half_used"] for state in states.values()) >= 3
-    assert sum("leftover" in state["files"] for state in states.values()) >= 1
+        states[name] = own | {"epoch": json.loads((checkpoint / "trainer_state.json").read_text())["epoch"]}
+    assert 3 <= sum(state["half_used"] for state in states.values()) <= len(states) - 3
+    assert states["dynamic, leftover groups"]["holds_rollouts"]
     assert sum(state["epoch"] > 1 for state in states.values()) >= 2
-    assert any(step % 5 and state["loop"]["metrics"] for step, state in zip(QUICK.values(), states.values()))
+    assert states["several steps to a log"]["loop"]["metrics"]
 
 
 def test_a_longer_run_and_other_logging_are_no_mismatch(whole, tmp_path):

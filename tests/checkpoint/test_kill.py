@@ -2,29 +2,68 @@
 
 import json
 import multiprocessing
+import os
 import random
-import signal
 import time
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from tests.checkpoint import child
-from tests.factories import groups_since
+from tests.factories import groups_since, history, make_trainer
+from trl_dataeff import DataEfficientGRPOTrainer
+from trl_dataeff import trainer as trainer_module
+from trl_dataeff.checkpoint import resume, state
 from trl_dataeff.checkpoint.manifest import is_complete
 from trl_dataeff.checkpoint.resume import checkpoints
+from trl_dataeff.utils import write_atomically
 
 
 SAVING = 0.02  # seconds, at each of some twenty stations of a save
 LONGEST = 60.0  # seconds; a process that takes longer hangs
+OPTIONS = {"steps_per_generation": 2, "rollout_margin": 2.0, "save_total_limit": 2}
+PARTS = (
+    (DataEfficientGRPOTrainer, "_save_optimizer_and_scheduler"),
+    (DataEfficientGRPOTrainer, "_save_rng_state"),
+    (DataEfficientGRPOTrainer, "save_model"),
+    (state, "save_state"),
+    (state, "save_generation_batch"),
+    (resume, "write_manifest"),
+    (trainer_module, "remove_older"),
+)
+
+
+def train_slowly(folder: str, seconds: float) -> None:
+    """
+    Resume the run in `folder`, or begin it, as the same command would each time; at the end write `history.json`. Before and after
+    each part of a save it waits for up to `seconds`, as it would for the gigabytes of a real model.
+    """
+    rng = random.Random(os.getpid())
+    for owner, name in PARTS:
+        slow_down(owner, name, rng, seconds)
+    trainer = make_trainer(folder, "greso, dynamic", **OPTIONS)
+    trainer.train(resume_from_checkpoint=True)
+    text = json.dumps(history(trainer.state.log_history))
+    write_atomically(Path(folder) / "history.json", lambda path: path.write_text(text))
+
+
+def slow_down(owner, name: str, rng: random.Random, seconds: float) -> None:
+    plain = getattr(owner, name)
+
+    def slow(*args, **kwargs):
+        time.sleep(rng.random() * seconds)
+        result = plain(*args, **kwargs)
+        time.sleep(rng.random() * seconds)
+        return result
+
+    setattr(owner, name, slow)
 
 
 @pytest.fixture(scope="module")
 def processes():
     """Processes that are forked from one which has imported everything: each starts in milliseconds."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.checkpoint.child"])
+    context.set_forkserver_preload(["tests.checkpoint.test_kill"])
     return context
 
 
@@ -32,7 +71,7 @@ def processes():
 def uninterrupted(processes, tmp_path_factory):
     folder = tmp_path_factory.mktemp("uninterrupted")
     started = time.monotonic()
-    process = processes.Process(target=child.train, args=(str(folder), SAVING))
+    process = processes.Process(target=train_slowly, args=(str(folder), SAVING))
     process.start()
     process.join(LONGEST)
     assert process.exitcode == 0
@@ -44,8 +83,8 @@ def in_a_save(folder: Path) -> bool:
 
 
 def run_and_kill(processes, folder: Path, wait) -> bool:
-    """Start a process that goes on with the run, and kill it when `wait(process)` returns. Whether it was too late."""
-    process = processes.Process(target=child.train, args=(str(folder), SAVING))
+    """Start a process that goes on with the run, and kill it when `wait(process)` returns. Whether it has ended by itself."""
+    process = processes.Process(target=train_slowly, args=(str(folder), SAVING))
     process.start()
     wait(process)
     process.kill()
@@ -85,8 +124,13 @@ def kill_until_it_ends(processes, folder: Path, rng: random.Random, longest: flo
     return done, saving
 
 
-def check(processes, uninterrupted, tmp_path, seed: int, wanted: int, at_once: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "wanted", "at_once"), [(0, 5, 3), pytest.param(1, 30, 4, marks=pytest.mark.slow)], ids=["some", "many"]
+)
+def test_a_killed_run_ends_as_if_it_had_never_been_killed(processes, uninterrupted, tmp_path, seed, wanted, at_once):
     whole, seconds = uninterrupted
+    expected = json.loads((whole / "history.json").read_text())
+    assert len(expected) == 12
     rng = random.Random(seed)
     kills = saving = 0
     for i in range(10 * wanted):
@@ -94,9 +138,7 @@ def check(processes, uninterrupted, tmp_path, seed: int, wanted: int, at_once: i
         folder.mkdir()
         done, in_saves = kill_until_it_ends(processes, folder, rng, seconds, min(at_once, wanted - kills))
         kills, saving = kills + done, saving + in_saves
-        expected, present = (json.loads((f / "history.json").read_text()) for f in (whole, folder))
-        assert len(expected) == 12
-        assert present == expected
+        assert json.loads((folder / "history.json").read_text()) == expected
         pd.testing.assert_frame_equal(groups_since(folder, 0), groups_since(whole, 0))
         # What was left incomplete has been replaced. One killed while it deleted an older one, after its last save, has
         # nothing more to do when it goes on
@@ -108,34 +150,3 @@ def check(processes, uninterrupted, tmp_path, seed: int, wanted: int, at_once: i
     print(f"\n{kills} kills, {saving} of them in the middle of a save")
     assert kills >= wanted
     assert saving >= wanted // 5
-
-
-def test_a_killed_run_ends_as_if_it_had_never_been_killed(processes, uninterrupted, tmp_path):
-    check(processes, uninterrupted, tmp_path, seed=0, wanted=5, at_once=3)
-
-
-@pytest.mark.slow
-def test_many_kills(processes, uninterrupted, tmp_path):
-    check(processes, uninterrupted, tmp_path, seed=1, wanted=30, at_once=4)
-
-
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
-def test_a_signal_ends_the_run_after_the_step_with_a_checkpoint(processes, uninterrupted, tmp_path, name):
-    process = processes.Process(target=child.train_until, args=(str(tmp_path), 4, [getattr(signal, name)]))
-    process.start()
-    process.join(LONGEST)
-    # As a program without handlers ends: SystemExit(143), or KeyboardInterrupt
-    assert process.exitcode == {"SIGTERM": 143, "SIGINT": 1}[name]
-    assert json.loads((tmp_path / "ended.json").read_text()) == {"step": 5, "stopped_by": name}
-    assert run_and_kill(processes, tmp_path, wait_seconds(LONGEST))
-    assert json.loads((tmp_path / "history.json").read_text()) == json.loads(
-        (uninterrupted[0] / "history.json").read_text()
-    )
-
-
-def test_a_second_signal_ends_it_at_once(processes, tmp_path):
-    process = processes.Process(target=child.train_until, args=(str(tmp_path), 4, [signal.SIGTERM, signal.SIGTERM]))
-    process.start()
-    process.join(LONGEST)
-    assert process.exitcode == -signal.SIGTERM
-    assert not (tmp_path / "ended.json").exists()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from peft import LoraConfig
 
-from tests.factories.tiny import even_length_reward, letter_share_reward, plain_dataset, run
+from tests.factories.tiny import chat_dataset, even_length_reward, letter_share_reward, plain_dataset, run
 from tests.factories.training import mixed_reward
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 
@@ -20,8 +20,7 @@ CONFIGURATIONS: dict[str, dict] = {
     "off, batches of 4 steps": {"steps_per_generation": 4},
     "off, a short epoch": SHORT_EPOCH,
     "dynamic": DYNAMIC,
-    "dynamic, batches of 3 micro-batches": {**DYNAMIC, "steps_per_generation": 3, "gradient_accumulation_steps": 2},
-    "dynamic, surplus": {**DYNAMIC, "rollout_margin": 3.0, "steps_per_generation": 2},
+    "dynamic, leftover groups": {**DYNAMIC, "rollout_margin": 3.0, "steps_per_generation": 2},
     "dynamic, a short epoch": {**DYNAMIC, **SHORT_EPOCH},
     "greso": {"selection": "greso", "steps_per_generation": 2},
     "greso, dynamic": {**DYNAMIC, "selection": "greso"},
@@ -41,11 +40,16 @@ CONFIGURATIONS: dict[str, dict] = {
         "selector_args": {"reference_size": 3, "refresh_batches": 3, "predictor": "logistic"},
         **SHARE,
     },
-    "all three": {**DYNAMIC, **FILL, "selection": "dots", "steps_per_generation": 2},
+    "dots, attention": {"selection": "dots", "selector_args": {"predictor": "attention"}},
+    "all three": {
+        **DYNAMIC,
+        **FILL,
+        **{"selection": "dots", "steps_per_generation": 2, "trainer": {"train_dataset": chat_dataset()}},
+    },
     "several steps to a log": {**DYNAMIC, "logging_steps": 5, "steps_per_generation": 2},
     "two rewards": {**DYNAMIC, "rewards": [letter_share_reward, even_length_reward], "reward_weights": [1.0, 0.5]},
     "another loss": {**FILL, "loss_type": "dr_grpo", "scale_rewards": "batch"},
-    "lora": {**DYNAMIC, "trainer": {"peft_config": LoraConfig(r=4, target_modules=["q_proj"])}},
+    "lora": {**DYNAMIC, "selection": "dots", "trainer": {"peft_config": LoraConfig(r=4, target_modules=["q_proj"])}},
 }
 
 

@@ -1,4 +1,4 @@
-"""DOTS: its weights and its draw against direct calculation, and its selector on simulated prompts."""
+"""DOTS: its weights and its draw against direct calculation, and its selectors on simulated prompts."""
 
 import itertools
 import math
@@ -10,20 +10,23 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.factories import generator, visit
+from tests.factories import classified, generator, groups_since, make_trainer, train_briefly
+from trl_dataeff.difficulty import save_predictor
 from trl_dataeff.difficulty.logistic import LogisticDifficultyPredictor
 from trl_dataeff.difficulty.online import RollingDifficulty, pearson
-from trl_dataeff.rollouts.classification import GroupClassifier, RewardScale
-from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD
+from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.selection import Selector, make_selector
 from trl_dataeff.selection.base import SelectorContext
 from trl_dataeff.selection.dots import DotsSelector
 from trl_dataeff.selection.draw import chance_effective, gumbel_top_k, log_weight
-from trl_dataeff.selection.estimate import HALF_LIVES
 from trl_dataeff.testing import PROMPTS, embeddings, make_context
 
 
 getcontext().prec = 60
+EVERYTHING = np.arange(400)
+
+
+# Weights and draws
 
 
 @given(p=st.floats(1e-12, 1 - 1e-9), group_size=st.integers(2, 64))
@@ -64,146 +67,73 @@ def test_frequencies_are_those_of_drawing_one_after_the_other():
 
 
 class Population:
-    """400 prompts whose success rate is a function of their embedding, 70 % of them unsolvable."""
+    """400 prompts whose success rate is a function of their embedding, 70 % of them unsolvable; groups of 8."""
 
-    def __init__(self, seed: int = 0):
-        rng = np.random.default_rng(seed)
-        self.embeddings = rng.normal(size=(400, 12)).astype(np.float16)
+    weights = np.ones(1)
+
+    def __init__(self, name: str, known_range=(), **arguments):
+        self.rng, self.draws = np.random.default_rng(0), generator()
+        self.embeddings = self.rng.normal(size=(400, 12)).astype(np.float16)
         score = 3.0 * self.embeddings[:, 0].astype(float)
         self.p = 1 / (1 + np.exp(-(score - np.quantile(score, 0.7)) * 3))
-        self.rng = rng
-
-    def selector(self, name: str, **arguments) -> Selector:
-        selector = make_selector(name, arguments)
-        selector.bind(SelectorContext(400, 16, group_size=8, seed=42, embed=lambda: self.embeddings))
+        self.classifier = GroupClassifier(self.weights)
+        self.classifier.scale.observe(np.array(known_range))
         self.seen = np.zeros(400, dtype=bool)
+        self.selector = self.another(name, **arguments)
+
+    def another(self, name: str, **arguments) -> Selector:
+        """A selector that is bound to this run."""
+        selector, scale = make_selector(name, arguments), self.classifier.scale
+        selector.bind(SelectorContext(400, 16, group_size=8, seed=42, embed=lambda: self.embeddings, scale=scale))
         return selector
 
-    def batch(self, selector, rng, n=16):
-        """A generation batch: its prompts, and the kinds of their groups."""
-        ids = selector.propose(n, rng)
-        return ids, self.roll_out(selector, ids)
+    def rewards(self, ids) -> np.ndarray:
+        return (self.rng.random((len(ids), 8, 1)) < self.p[ids, None, None]).astype(np.float32)
 
-    def roll_out(self, selector, ids):
-        """What the selector observes of proposed prompts: the kinds of their groups."""
-        rates = (self.rng.random((len(ids), 8)) < self.p[ids, None]).mean(axis=1)
-        kinds = np.where(rates == 0, HARD, np.where(rates == 1, EASY, EFFECTIVE))
-        groups = [visit(int(i), int(k), rate=float(r)) for i, k, r in zip(ids, kinds, rates)]
-        for group, predicted in zip(groups, selector.predict(ids)):
-            group.predicted = float(predicted)
-            group.rewards = np.zeros((8, 1))
+    def observe(self, ids, penalty=0.0, origin="fresh"):
+        """Generate and observe groups of `ids`; `penalty` is added to a single reward."""
+        rewards = self.rewards(ids)
+        rewards[0, 0, 0] += penalty
+        groups = classified(ids, rewards, self.classifier)
+        for group in groups:
+            group.mark(origin=origin)
         self.seen[ids] = True
-        selector.observe(groups)
-        return kinds
+        self.selector.observe(groups)
+        return groups
+
+    def batch(self, n=16, penalty=0.0):
+        """A generation batch: its groups."""
+        return self.observe(self.selector.propose(n, self.draws), penalty)
 
 
-class Paper:
-    """DOTS as published with 20 reference prompts, and a temperature at which it takes the nearest to 0.5."""
-
-    def __init__(self, seed: int = 0):
-        self.population, self.rng = Population(), generator(seed)
-        options = {"temperature": 1e-9, "reference_size": 20, "predictor": "logistic"}
-        self.selector = self.population.selector("dots_paper", **options)
-        self.references = np.empty(0, np.int64)
-
-    def begin(self):
-        def roll_out(ids):
-            self.references = ids
-            return [visit(int(i), EFFECTIVE, rate=float(self.population.p[i])) for i in ids]
-
-        self.selector.roll_out_references(roll_out, self.rng)
-
-    def propose(self, n=16):
-        return self.selector.propose(n, self.rng)
-
-    def batch(self, n=16):
-        self.begin()
-        ids = self.propose(n)
-        self.selector.observe([visit(int(i), EFFECTIVE) for i in ids])
-        return ids
-
-    def nearest(self) -> np.ndarray:
-        """All prompts but the references, by their predicted distance from 0.5, which is all that the draw knows."""
-        order = np.argsort(np.abs(self.selector.predict(np.arange(400)).astype(float) - 0.5), kind="stable")
-        return order[~np.isin(order, self.references)]
+def share_effective(population, batches: int, since: int, penalty=0.0) -> float:
+    """Of the groups from batch `since` on; `penalty` is added to one reward of batch 6."""
+    groups = [population.batch(penalty=penalty * (i == 6)) for i in range(batches)]
+    return np.mean([group.effective for batch in groups[since:] for group in batch])
 
 
-def test_predictions_of_the_paper_rest_on_the_references_alone():
-    """Those of a logistic regression on the references; what other groups give changes nothing until the next references."""
-    paper, everything = Paper(), np.arange(400)
-    paper.batch()
-    ids = paper.references
-    alone = RollingDifficulty(paper.population.embeddings, LogisticDifficultyPredictor())
-    rates = paper.population.p[ids].astype(np.float32)
-    np.testing.assert_array_equal(paper.selector.predict(everything), alone.predict_with_references(ids, rates, 0))
-    before = paper.selector.predict(everything)
-    paper.batch()
-    np.testing.assert_array_equal(paper.selector.predict(everything), before)
-    paper.batch()
-    assert not np.array_equal(paper.selector.predict(everything), before)
-
-
-def test_further_rounds_of_the_paper_continue_the_draw():
-    """Two batches of 16 were drawn; three rounds in the first batch take more than that, and the next batch what follows."""
-    paper = Paper()
-    paper.begin()
-    rounds = [paper.propose() for _ in range(3)]
-    assert set(np.concatenate(rounds[:2])) == set(paper.nearest()[:32])
-    assert set(rounds[2]) == set(paper.nearest()[32:48])
-    given = np.concatenate(rounds)
-    paper.selector.observe([visit(int(i), EFFECTIVE) for i in given])
-    assert not set(paper.batch(8)) & set(given)
-    everything = Paper()
-    for _ in range(2):  # more than there are: the second batch has prompts of the first again, each once
-        ids = everything.batch(300)
-        assert len(set(ids)) == 300
-
-
-def test_the_two_batches_of_a_draw_are_alike():
-    """The nearer half of the prompts goes to either of them."""
-    paper = Paper()
-    first = paper.batch()
-    assert set(first) < set(paper.nearest()[:32])
-    assert set(first) != set(paper.nearest()[:16])
-
-
-@pytest.mark.parametrize("after", [1, 2])
-def test_a_draw_of_the_paper_survives_a_checkpoint(after):
-    paper, copy = Paper(), Paper()
-    for _ in range(after):
-        paper.batch()
-    copy.selector.load_state_dict(paper.selector.state_dict())
-    copy.rng.set_state(paper.rng.get_state())
-    for n in (16, 16, 24, 8):
-        np.testing.assert_array_equal(paper.batch(n), copy.batch(n))
+# DOTS as this package has it
 
 
 def test_drawn_prompts_have_more_effective_groups_than_uniform_ones():
-    shares = {}
-    for name in ("uniform", "dots"):
-        population, rng = Population(), generator()
-        selector = population.selector(name)
-        kinds = [population.batch(selector, rng)[1] for _ in range(20)]
-        shares[name] = np.mean(np.concatenate(kinds[4:]) == EFFECTIVE)
-    assert shares["dots"] > 1.8 * shares["uniform"]
-    unseen = ~population.seen
-    assert pearson(selector.success.mean()[unseen], population.p[unseen]) > 0.8
+    dots = Population("dots")
+    assert share_effective(dots, 20, 4) > 1.8 * share_effective(Population("uniform"), 20, 4)
+    unseen = np.flatnonzero(~dots.seen)
+    assert pearson(dots.selector.predict(unseen), dots.p[unseen]) > 0.8
 
 
 @pytest.mark.parametrize("coverage", [0.3, 0.7])
 def test_no_prompt_is_selected_twice_while_the_others_carry_enough_of_the_weight(coverage):
-    population, rng = Population(), generator()
-    selector = population.selector("dots", coverage=coverage)
-    done, passes = set(), 0
+    population, done, passes = Population("dots", coverage=coverage), set(), 0
     for _ in range(80):
-        chance = selector.chances().numpy()
+        chance = population.selector.chances().numpy()
         weights = chance**4 / (chance**4 + 0.6**4)
         left = [i for i in range(400) if i not in done]
         if weights[left].sum() < (1 - coverage) * weights.sum():
             done, passes = set(), passes + 1
-        ids, _ = population.batch(selector, rng)
-        assert not done & set(ids.tolist())
-        done |= set(ids.tolist())
+        ids = {group.prompt_id for group in population.batch()}
+        assert not done & ids
+        done |= ids
     assert passes >= 3
 
 
@@ -223,70 +153,46 @@ def test_no_prompt_comes_twice_in_a_batch_as_long_as_there_are_others(batch, mor
         proposed |= set(ids)
 
 
-def test_with_other_embeddings_the_groups_are_restored_and_the_predictor_is_fitted_to_them_anew(caplog_transformers):
-    """As after a resume on other hardware; with the same embeddings predictions go on to the last bit."""
-    population, rng = Population(), generator()
-    selector = population.selector("dots")
+@pytest.mark.parametrize("changed", [False, True], ids=["the same", "others"])
+def test_embeddings_of_a_resumed_run(changed, caplog_transformers):
+    """With others, as on other hardware, this is said, and the groups of the run are fitted with the new ones."""
+    population = Population("dots")
     for _ in range(6):
-        population.batch(selector, rng)
-    state = selector.state_dict()
-    same = population.selector("dots")
-    same.load_state_dict(state)
-    np.testing.assert_array_equal(same.success.difficulty.refresh(6), selector.success.difficulty.refresh(6))
-    assert not caplog_transformers.records
-
-    population.embeddings = population.embeddings[:, ::-1].copy()
-    other = population.selector("dots")
-    other.load_state_dict(state)
-    assert "embeddings differ from those of the run" in caplog_transformers.text
-    anew = RollingDifficulty(population.embeddings, LogisticDifficultyPredictor(), half_life=HALF_LIVES[-1])
-    anew.ids, anew.rates, anew.batches = (
-        selector.success.difficulty.state_dict()[n] for n in ("ids", "rates", "batches")
-    )
-    np.testing.assert_array_equal(other.success.difficulty.refresh(6), anew.refresh(6))
-    np.testing.assert_array_equal(other.success.mean(), selector.success.mean())
-    assert other.batch == 6
+        population.batch()
+    if changed:
+        population.embeddings = population.embeddings[:, ::-1].copy()
+    resumed = population.another("dots")
+    resumed.load_state_dict(population.selector.state_dict())
+    np.testing.assert_array_equal(resumed.predict(EVERYTHING), population.selector.predict(EVERYTHING))
+    assert ("embeddings differ from those of the run" in caplog_transformers.text) is changed
+    groups = population.batch()
+    resumed.observe(groups)
+    after = resumed.predict(EVERYTHING)
+    assert np.array_equal(after, population.selector.predict(EVERYTHING)) is not changed
+    unseen = ~population.seen
+    assert pearson(after[unseen], population.p[unseen]) > 0.8
 
 
 class GradedPopulation(Population):
     """Two rewards: 1 for the right answer, and 0.5 for the format, which is nearly always right where the answer never is."""
 
-    def __init__(self, seed: int = 0):
-        super().__init__(seed)
-        self.classifier = GroupClassifier(np.array([1.0, 0.5]))
+    weights = np.array([1.0, 0.5])
 
-    def batch(self, selector, rng, n=16, penalty=0.0):
-        ids = selector.propose(n, rng)
-        answers = self.rng.random((n, 8)) < self.p[ids, None]
-        form = self.rng.random((n, 8)) < np.where(self.p[ids] < 0.05, 0.995, 0.9)[:, None]
-        rewards = np.stack([answers, answers | form], axis=2).astype(np.float32)
-        rewards[0, 0, 0] += penalty
-        before = RewardScale(self.classifier.scale.low, self.classifier.scale.high)
-        rates, kinds = self.classifier.classify(rewards, np.zeros((n, 8), dtype=bool))
-        mapping = self.classifier.scale.mapping_from(before)
-        if mapping is not None:
-            selector.rescale(*mapping)
-        groups = [visit(int(i), int(k), rate=float(r)) for i, k, r in zip(ids, kinds, rates)]
-        for group, own, rewards_of_group in zip(groups, selector.predict(ids), rewards):
-            group.predicted, group.rewards, group.graded = float(own), rewards_of_group, self.classifier.graded
-        selector.observe(groups)
-        return ids, kinds
+    def rewards(self, ids):
+        answers = super().rewards(ids)[:, :, 0] > 0
+        form = self.rng.random(answers.shape) < np.where(self.p[ids] < 0.05, 0.995, 0.9)[:, None]
+        return np.stack([answers, answers | form], axis=2).astype(np.float32)
 
 
 @pytest.mark.parametrize("penalty", [0.0, -5.0])
 def test_graded_rewards_do_not_draw_prompts_whose_completions_all_get_the_same_middle_reward(penalty):
     """Also after a single completion of -5, in whose range all other means are nearly equal."""
-    shares = {}
-    for name in ("uniform", "dots"):
-        population, rng = GradedPopulation(), generator()
-        selector = population.selector(name)
-        kinds = [population.batch(selector, rng, penalty=penalty * (i == 6))[1] for i in range(24)]
-        shares[name] = np.mean(np.concatenate(kinds[8:]) == EFFECTIVE)
-    assert shares["dots"] > 1.4 * shares["uniform"]
-    unsolved = population.p < 0.05
-    weights = log_weight(selector.chances(), selector.threshold).exp().numpy()
+    dots, uniform = GradedPopulation("dots"), GradedPopulation("uniform")
+    assert share_effective(dots, 24, 8, penalty) > 1.4 * share_effective(uniform, 24, 8, penalty)
+    unsolved = dots.p < 0.05
+    weights = log_weight(dots.selector.chances(), dots.selector.threshold).exp().numpy()
     assert weights[unsolved].mean() < 0.5 * weights[~unsolved].mean()
-    assert np.abs(selector.success.mean()).max() <= 1.0
+    assert np.abs(dots.selector.predict(EVERYTHING)).max() <= 1.0
 
 
 def test_a_predictor_that_was_fitted_before_predicts_the_first_batch():
@@ -300,3 +206,136 @@ def test_a_predictor_that_was_fitted_before_predicts_the_first_batch():
         first[name] = selector.predict(ids)
     assert np.corrcoef(first["fitted"], ids)[0, 1] > 0.9
     assert np.isnan(first["new"]).all()
+
+
+# A range of rewards that widens
+
+
+def widening(name: str, batches: int, **arguments) -> list[Population]:
+    """
+    Two runs over the same groups. In the fourth batch a reward of -3 widens the range from [0, 1], which the second run had
+    known from the start.
+    """
+    runs = [Population(name, known, **arguments) for known in ((), (-3.0, 1.0))]
+    for i in range(batches):
+        for one in runs:
+            references = one.selector.references(one.draws)
+            if len(references):
+                one.observe(references, origin="reference")
+        ids, _ = (one.selector.propose(16, one.draws) for one in runs)
+        for one in runs:
+            one.observe(ids, penalty=-4.0 * (i == 3))
+            one.draws.manual_seed(i)
+    return runs
+
+
+def test_every_expert_of_dots_predicts_in_a_wider_range_as_if_it_had_known_it():
+    """From the evidence of each prompt and the groups of the run; the trust in each expert follows within a few batches."""
+    narrow, wide = (one.selector for one in widening("dots", 12))
+    a, b = narrow.state_dict(), wide.state_dict()
+    for name in ("difficulty.rates", "history.successes", "history.trials", "predicted"):
+        np.testing.assert_allclose(a[f"success.{name}"], b[f"success.{name}"], atol=1e-5, err_msg=name)
+    np.testing.assert_allclose(a["record.rows"][:, 1], b["record.rows"][:, 1], atol=1e-6)
+    np.testing.assert_allclose(narrow.predict(EVERYTHING), wide.predict(EVERYTHING), atol=0.03)
+
+
+def test_the_paper_predicts_in_the_wider_range_from_the_next_references_on():
+    narrow, wide = widening("dots_paper", 5, reference_size=20, predictor="logistic")
+    np.testing.assert_allclose(narrow.selector.predict(EVERYTHING), wide.selector.predict(EVERYTHING), atol=1e-6)
+    for _ in range(3):
+        ids, others = (one.selector.propose(16, one.draws) for one in (narrow, wide))
+        np.testing.assert_array_equal(ids, others)
+
+
+# DOTS as published
+
+
+class Paper(Population):
+    """20 reference prompts, whose success rates are seen as they are, and a temperature at which the nearest to 0.5 are taken."""
+
+    def __init__(self):
+        options = {"temperature": 1e-9, "reference_size": 20, "predictor": "logistic"}
+        super().__init__("dots_paper", (0.0, 1.0), **options)
+        self.references = np.empty(0, dtype=np.int64)
+
+    def rewards(self, ids):
+        return np.repeat(self.p[ids], 8).reshape(-1, 8, 1).astype(np.float32)
+
+    def begin(self):
+        ids = self.selector.references(self.draws)
+        if len(ids):
+            self.references = ids
+            self.observe(ids, origin="reference")
+
+    def propose(self, n=16):
+        return self.selector.propose(n, self.draws)
+
+    def batch(self, n=16):
+        self.begin()
+        ids = self.propose(n)
+        self.observe(ids)
+        return ids
+
+    def nearest(self) -> np.ndarray:
+        """All prompts but the references, by their predicted distance from 0.5, which is all that the draw knows."""
+        order = np.argsort(np.abs(self.selector.predict(EVERYTHING).astype(float) - 0.5), kind="stable")
+        return order[~np.isin(order, self.references)]
+
+
+def test_predictions_of_the_paper_rest_on_the_references_alone():
+    """Those of a logistic regression on the references; what other groups give changes nothing until the next references."""
+    paper = Paper()
+    paper.batch()
+    alone = RollingDifficulty(paper.embeddings, LogisticDifficultyPredictor())
+    expected = alone.predict_with_references(paper.references, paper.p[paper.references].astype(np.float32))
+    for _ in range(2):
+        np.testing.assert_allclose(paper.selector.predict(EVERYTHING), expected, atol=1e-5)
+        paper.batch()
+    assert np.abs(paper.selector.predict(EVERYTHING) - expected).max() > 0.01
+
+
+def test_further_rounds_of_the_paper_continue_the_draw():
+    """Two batches of 16 were drawn; three rounds in the first batch take more than that, and the next batch what follows."""
+    paper = Paper()
+    paper.begin()
+    rounds = [paper.propose() for _ in range(3)]
+    assert set(np.concatenate(rounds[:2])) == set(paper.nearest()[:32])
+    assert set(rounds[2]) == set(paper.nearest()[32:48])
+    given = np.concatenate(rounds)
+    paper.observe(given)
+    assert not set(paper.batch(8)) & set(given)
+    everything = Paper()
+    for _ in range(2):  # more than there are: the second batch has prompts of the first again, each once
+        assert len(set(everything.batch(300))) == 300
+
+
+def test_the_two_batches_of_a_draw_are_alike():
+    """The nearer half of the prompts goes to either of them."""
+    paper = Paper()
+    first = paper.batch()
+    assert set(first) < set(paper.nearest()[:32])
+    assert set(first) != set(paper.nearest()[:16])
+
+
+# In training
+
+
+def test_the_papers_references_are_rolled_out_for_every_second_batch(tmp_path):
+    arguments = {"reference_size": 6, "predictor": "logistic"}
+    train_briefly(tmp_path, selection="dots_paper", selector_args=arguments, max_steps=8)
+    table = groups_since(tmp_path, 0)
+    assert table["predicted"].notna().all()
+    references = table[table["origin"] == "reference"]
+    assert references.groupby("step").size().to_dict() == {0: 6, 2: 6, 4: 6, 6: 6}
+    assert (table.groupby("step")["prompt_id"].nunique() == table.groupby("step").size()).all()
+
+
+def test_a_predictor_of_another_width_or_none_at_all_is_refused(tmp_path):
+    predictor = LogisticDifficultyPredictor()
+    predictor.fit(torch.randn(40, 9), torch.rand(40))
+    save_predictor(predictor, tmp_path / "predictor")
+    with pytest.raises(ValueError, match=r"width 9.*width 32"):
+        train_briefly(tmp_path, "dots", selector_args={"predictor": str(tmp_path / "predictor")})
+    for wrong in ("nowhere", (1, 2)):
+        with pytest.raises(ValueError, match=r"(nowhere|tuple).*logistic"):
+            make_trainer(tmp_path, "dots", selector_args={"predictor": wrong})

@@ -1,14 +1,17 @@
 """`history_from`: what is read of an earlier run's groups, what becomes of it, and what is refused."""
 
+from dataclasses import replace
+
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.factories import Watched, mixed_reward, run
-from trl_dataeff import DataEfficientGRPOConfig, DotsSelector
+from tests.factories import groups_since, mixed_reward, run
+from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer, DotsSelector
 from trl_dataeff.rollouts.classification import RewardScale
-from trl_dataeff.selection.earlier import read_earlier_groups
+from trl_dataeff.selection.dots import read_earlier_run
 from trl_dataeff.testing import make_context, make_groups
 from trl_dataeff.tracking.groups import DATASET, SCHEMA
 from trl_dataeff.utils import UserError
@@ -40,7 +43,7 @@ def write(path, rows, dataset="abc") -> str:
 def test_by_hand(tmp_path):
     scale = RewardScale()
     write(tmp_path / "dataeff" / "groups.parquet", ROWS)
-    earlier = read_earlier_groups(str(tmp_path), "abc", scale)
+    earlier = read_earlier_run(str(tmp_path), "abc", scale)
     assert earlier.ids.tolist() == [2, 4, 7]  # by their last groups
     np.testing.assert_allclose(earlier.rates, [1.0, 0.75, 0.25], atol=1e-6)
     np.testing.assert_allclose(earlier.effective, [0, 0.5, 2 / 3], atol=1e-6)
@@ -51,60 +54,63 @@ def test_by_hand(tmp_path):
 def test_a_range_that_is_set_decides(tmp_path):
     """Rewards of 1, 3 and -1 are 0.5, 1 and 0 between 0 and 2: outside they are cut off, as those of this run."""
     scale = RewardScale.of([0, 2])
-    earlier = read_earlier_groups(write(tmp_path / "groups.parquet", ROWS), "abc", scale)
+    earlier = read_earlier_run(write(tmp_path / "groups.parquet", ROWS), "abc", scale)
     np.testing.assert_allclose(earlier.rates, [1.0, (0.5 + 1) / 2, (0 + 0 + 0.5) / 3], atol=1e-6)
     assert (scale.low, scale.high) == (0, 2)
 
 
 def test_rates_that_are_all_equal_leave_the_range_open(tmp_path):
     scale, rows = RewardScale(), [(0, 1, 0.0, 5.0, "hard"), (1, 2, 0.0, 5.0, "hard")]
-    earlier = read_earlier_groups(write(tmp_path / "groups.parquet", rows), "abc", scale)
+    earlier = read_earlier_run(write(tmp_path / "groups.parquet", rows), "abc", scale)
     assert earlier.rates.tolist() == [0, 0]
     assert scale.low == np.inf
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("make", "named"),
     [
-        (lambda path: None, "there is no file .*Give the `output_dir` of a run"),
-        (lambda path: path.write_bytes(b"PAR1 no more"), "is no table of groups"),
-        (lambda path: pq.write_table(pa.table({"step": [1]}), path), "is no table of groups"),
-        (lambda path: write(path, ROWS, "xyz"), "is of another dataset"),
-        (lambda path: write(path, [ROWS[5]]), "no group in it has a success rate"),
+        (lambda path: None, "no file"),
+        (lambda path: path.write_bytes(b"PAR1 no more"), "no table of groups"),
+        (lambda path: pq.write_table(pa.table({"step": [1]}), path), "no table of groups"),
+        (lambda path: write(path, ROWS, "xyz"), "another dataset"),
+        (lambda path: write(path, [ROWS[5]]), "success rate"),
     ],
 )
-def test_what_cannot_be_used_is_said(tmp_path, make, message):
-    make(tmp_path / "groups.parquet")
-    with pytest.raises(UserError, match=message):
-        read_earlier_groups(str(tmp_path / "groups.parquet"), "abc", RewardScale())
+def test_what_cannot_be_used_is_said(tmp_path, make, named):
+    path = tmp_path / "groups.parquet"
+    make(path)
+    with pytest.raises(UserError, match=named) as raised:
+        read_earlier_run(str(path), "abc", RewardScale())
+    assert str(path) in str(raised.value)
 
 
 def test_the_first_predictions_are_those_of_the_earlier_run_and_its_own_groups_outweigh_them(tmp_path):
     rows = [(i, i, r := [0.1, 0.9][i % 2], r, "effective") for i in range(60)]
-    selector, ids = DotsSelector(), np.arange(60)
-    selector.bind(make_context())
-    selector.start_from(read_earlier_groups(write(tmp_path / "groups.parquet", rows), "abc", RewardScale()))
+    path, ids = write(tmp_path / "groups.parquet", rows), np.arange(60)
+    selector = DotsSelector(history_from=path)
+    selector.bind(replace(make_context(), dataset_hash="abc"))
     before = selector.predict(ids)
     assert before[::2].mean() < 0.3 < 0.7 < before[1::2].mean()
     for batch in range(6):  # the opposite
         seen = ids[batch * 8 : batch * 8 + 8]
-        selector.observe(make_groups(seen, np.where(seen % 2, 0.0, 1.0), selector.predict(seen)))
+        selector.observe(make_groups(seen, np.where(seen % 2, 0.0, 1.0)))
     after = selector.predict(ids)
     assert after[:48:2].mean() > 0.5 > after[1:48:2].mean()
 
 
 def test_a_run_begins_with_the_earlier_ones_rates_and_resumes_without_the_file(tmp_path):
-    options = {"selection": "dots", "rewards": mixed_reward}
-    first = run(Watched, DataEfficientGRPOConfig, tmp_path / "first", **options)
-    seen = {group.prompt_id for batch in first.batches for group in batch.generated}
-    own = {**options, "selector_args": {"history_from": str(tmp_path / "first")}}
+    def train(name, resume=None, **fields):
+        fields = {"selection": "dots", "rewards": mixed_reward, "train": False, **fields}
+        run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path / name, **fields).train(resume)
+        return groups_since(tmp_path / name, 0)
+
+    first = train("first")
+    own = {"selector_args": {"history_from": str(tmp_path / "first")}}
     own |= {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
-    second = run(Watched, DataEfficientGRPOConfig, tmp_path / "second", **own)
-    opening = second.batches[0].generated
-    assert not np.isnan([group.predicted for group in opening]).any()
-    assert any(group.prompt_id in seen for group in opening)
+    second = train("second", **own)
+    opening = second[second["step"] == 0]
+    assert opening["predicted"].notna().all()
+    assert opening["prompt_id"].isin(first["prompt_id"]).any()
     (tmp_path / "first" / "dataeff" / "groups.parquet").unlink()
-    again = run(Watched, DataEfficientGRPOConfig, tmp_path / "again", train=False, **own)
-    again.train(resume_from_checkpoint=str(tmp_path / "second" / "checkpoint-2"))
-    a, b = ([[(g.prompt_id, g.predicted) for g in batch.generated] for batch in t.batches] for t in (second, again))
-    assert a[2:] == b
+    train("again", str(tmp_path / "second" / "checkpoint-2"), **own)
+    pd.testing.assert_frame_equal(groups_since(tmp_path / "again", 2), groups_since(tmp_path / "second", 2))

@@ -1,4 +1,4 @@
-"""A selector of one's own in training: as an instance and by its dotted path."""
+"""A selector of one's own: its contract in training, exact resume, and its faults, which are named with its class."""
 
 import numpy as np
 import pandas as pd
@@ -7,26 +7,26 @@ import pytest
 from tests.factories import (
     LeastSolved,
     Watched,
+    WithReferences,
     assert_same_end,
     even_length_reward,
+    generator,
+    groups_since,
     history,
     mixed_reward,
     run,
 )
-from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
+from trl_dataeff import DataEfficientGRPOConfig
+from trl_dataeff.selection.base import CheckedSelector
+from trl_dataeff.testing import make_context
 
 
-def train(folder, selector=None, trainer_class=Watched, **options):
-    """A short run, by `selector` if it is given."""
-    given = {} if selector is None else {"selector": selector}
-    arguments = {"trainer": {**given, **options.pop("trainer", {})}, "selection": "auto", **options}
-    return run(
-        trainer_class, DataEfficientGRPOConfig, folder, **{"rewards": mixed_reward, "max_steps": 6, **arguments}
-    )
-
-
-def prompts_by_batch(trainer) -> list[list[int]]:
-    return [[group.prompt_id for group in batch.generated] for batch in trainer.batches]
+def train(folder, selector, resume=None, **options) -> Watched:
+    """A short run, by `selector`."""
+    options = {"rewards": mixed_reward, "max_steps": 6, "selection": "auto", **options}
+    trainer = run(Watched, DataEfficientGRPOConfig, folder, train=False, trainer={"selector": selector}, **options)
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
 
 
 MODES = {
@@ -37,108 +37,151 @@ MODES = {
 }
 
 
-class TestInstance:
-    @pytest.mark.parametrize("mode", MODES)
-    def test_its_contract_is_kept(self, tmp_path, mode):
-        """Bound once and before anything else; what it proposes is generated; it observes every batch, once and whole."""
-        selector = LeastSolved()
-        trainer = train(tmp_path, selector, **MODES[mode])
-        assert trainer.selector is trainer.collector.selector is selector
-        assert selector.calls[0][0] == "bind"
-        ((context,),) = selector.called("bind")
-        batch_groups = len(trainer.batches[0].trained)
-        assert (context.num_prompts, context.batch_groups, context.group_size) == (24, batch_groups, 4)
-        assert context.seed == trainer.args.seed
-        assert context.embeddings().shape == (24, 32)
-
-        generated = [batch.generated for batch in trainer.batches if batch.generated]
-        observed = [groups for (groups,) in selector.called("observe")]
-        assert [list(map(id, groups)) for groups in observed] == [list(map(id, groups)) for groups in generated]
-        proposed = np.concatenate([ids for (ids,) in selector.called("propose")])
-        assert proposed.tolist() == [group.prompt_id for groups in generated for group in groups]
-        assert all(len(group.rewards) == 4 for groups in generated for group in groups)
-        assert trainer.generated == 4 * len(proposed)
-        if mode in ("dynamic sampling", "all"):
-            assert max(batch.rounds for batch in trainer.batches) > 1
-            assert any(batch.dropped for batch in trainer.batches)
-        for batch in trainer.batches:
-            assert batch.selector_metrics.keys() == {"batches", "solved/sum", "not yet defined"}
-
-    def test_its_predictions_are_in_the_table(self, tmp_path):
-        trainer = train(tmp_path, selector := LeastSolved())
-        table = pd.read_parquet(tmp_path / "dataeff" / "groups.parquet")
-        assert table["predicted"][:2].tolist() == [0.5, 0.5]
-        solved, expected = np.zeros(24), []
-        for batch in trainer.batches:
-            expected += [1 / (2 + solved[group.prompt_id]) for group in batch.generated]
-            for group in batch.generated:
-                solved[group.prompt_id] += group.success_rate
-        np.testing.assert_allclose(table["predicted"], expected, rtol=1e-6)
-        np.testing.assert_allclose(selector.solved, solved)
-
-    @pytest.mark.parametrize("mode", ["single pass", "replay"])
-    def test_reference_rollouts(self, tmp_path, mode):
-        """They are generated at most a batch at a time, before the first proposal, and observed with the rest."""
-        selector = LeastSolved(references=5)
-        trainer = train(tmp_path, selector, **MODES[mode])
-        for (ids, groups), batch in zip(selector.called("roll_out_references"), trainer.batches, strict=True):
-            assert [group.prompt_id for group in groups] == ids.tolist()
-            assert list(map(id, groups)) == list(map(id, batch.generated[:5]))
-            assert [batch.origins[id(group)] for group in batch.generated].count("reference") == len(groups) == 5
-        names = [call[0] for call in selector.calls]
-        assert names[:3] == ["bind", "roll_out_references", "propose"]
-        assert names.index("observe") > names.index("propose")
-
-
-SAVES = {"trainer_class": DataEfficientGRPOTrainer, "save_strategy": "steps", "save_steps": 5, "max_steps": 14}
-
-
 @pytest.mark.parametrize("mode", MODES)
+def test_its_contract_is_kept(tmp_path, mode):
+    """Bound once and before anything else; what it proposes is generated; it observes every batch, once and whole."""
+    selector = LeastSolved()
+    trainer = train(tmp_path, selector, **MODES[mode])
+    assert trainer.selector is selector
+    assert selector.calls[0][0] == "bind"
+    ((context,),) = selector.called("bind")
+    batch_groups = len(trainer.batches[0].trained)
+    assert (context.num_prompts, context.batch_groups, context.group_size) == (24, batch_groups, 4)
+    assert context.seed == trainer.args.seed
+    assert context.embeddings().shape == (24, 32)
+
+    observed = [groups for (groups,) in selector.called("observe")]
+    generated = [batch.generated for batch in trainer.batches]
+    assert [list(map(id, groups)) for groups in observed] == [list(map(id, groups)) for groups in generated]
+    proposed = np.concatenate([ids for (ids,) in selector.called("propose")])
+    assert proposed.tolist() == [group.prompt_id for groups in generated for group in groups]
+    assert all(len(group.rewards) == 4 for groups in generated for group in groups)
+    assert trainer.generated == 4 * len(proposed)
+    if mode in ("dynamic sampling", "all"):
+        assert max(batch.rounds for batch in trainer.batches) > 1
+        assert any(batch.dropped for batch in trainer.batches)
+    for batch in trainer.batches:
+        assert batch.selector_metrics.keys() == {"batches", "solved/sum", "not yet defined"}
+
+
+def test_its_predictions_are_made_before_it_observes_and_are_in_the_table(tmp_path):
+    trainer = train(tmp_path, selector := LeastSolved())
+    solved, expected = np.zeros(24), []
+    for batch in trainer.batches:
+        expected += [1 / (2 + solved[group.prompt_id]) for group in batch.generated]
+        for group in batch.generated:
+            solved[group.prompt_id] += group.success_rate
+    np.testing.assert_allclose(groups_since(tmp_path, 0)["predicted"], expected, rtol=1e-6)
+    np.testing.assert_allclose(selector.solved, solved)
+
+
+@pytest.mark.parametrize("mode", ["single pass", "replay"])
+def test_references_are_rolled_out_and_observed_once_before_it_proposes(tmp_path, mode):
+    selector = WithReferences()
+    trainer = train(tmp_path, selector, **MODES[mode])
+    calls = [name for name, *_ in selector.calls]
+    assert calls == ["bind", *["references", "observe", "propose", "observe"] * len(trainer.batches)]
+    observed = [groups for (groups,) in selector.called("observe")]
+    for i, ((ids,), batch) in enumerate(zip(selector.called("references"), trainer.batches, strict=True)):
+        references, others = observed[2 * i : 2 * i + 2]
+        assert [group.prompt_id for group in references] == ids.tolist()
+        assert [batch.origins[id(group)] for group in references] == ["reference"] * 5
+        assert {batch.origins[id(group)] for group in others} <= {"fresh"}
+        assert list(map(id, [*references, *others])) == list(map(id, batch.generated))
+
+
+SAVES = {"save_strategy": "steps", "save_steps": 5, "max_steps": 14}
+
+
+@pytest.mark.parametrize("mode", [*MODES, "references"])
 def test_resume_is_exact(tmp_path, mode):
-    whole = train(tmp_path / "whole", LeastSolved(), **SAVES, **MODES[mode])
-    resumed = train(tmp_path / "resumed", LeastSolved(), train=False, **SAVES, **MODES[mode])
-    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-5"))
+    make, options = (WithReferences, {}) if mode == "references" else (LeastSolved, MODES[mode])
+    whole = train(tmp_path / "whole", make(), **SAVES, **options)
+    checkpoint = str(tmp_path / "whole" / "checkpoint-5")
+    resumed = train(tmp_path / "resumed", make(), checkpoint, **SAVES, **options)
     assert resumed.selector.calls[0][0] == "bind"
     assert history(resumed.state.log_history) == history(whole.state.log_history)
+    pd.testing.assert_frame_equal(groups_since(tmp_path / "resumed", 6), groups_since(tmp_path / "whole", 6))
     assert_same_end(whole, resumed)
-    assert resumed.selector.batches == whole.selector.batches
-    np.testing.assert_array_equal(resumed.selector.solved, whole.selector.solved)
 
 
-WRONG = {
-    "one twice": (lambda n: np.array([*range(n - 1), 0]), "repeated ids or ids outside of"),
-    "the last one too large": (lambda n: 25 - n + np.arange(n), r"outside of \[0, 24\)"),
-    "negative": (lambda n: np.arange(n) - 1, r"outside of \[0, 24\)"),
-    "too few": (lambda n: np.arange(n - 1), r"shape \(\d+,\) and dtype int64; it takes \d+ prompt ids as integers"),
-    "a matrix": (lambda n: np.arange(n)[:, None], r"shape \(\d+, 1\)"),
-    "none": (lambda n: None, r"shape \(\) and dtype object"),
-    "floats": (lambda n: np.arange(n, dtype=np.float64), "dtype float64; it takes"),
-    "texts": (lambda n: [str(i) for i in range(n)], "dtype <U"),
+# Faults
+
+
+class Faulty(WithReferences):
+    """`faults` replace methods."""
+
+    def __init__(self, **faults):
+        super().__init__()
+        self.__dict__.update(faults)
+
+
+def checked(**faults) -> CheckedSelector:
+    """As the collector of a run on 24 prompts calls it."""
+    selector = CheckedSelector(Faulty(**faults))
+    selector.bind(make_context(24))
+    return selector
+
+
+PROPOSALS = {
+    "one twice": (np.array([0, 1, 2, 0]), r"\[0, 1, 2, 0\].*distinct"),
+    "too large": (np.arange(21, 25), r"\[0, 24\).*\[21, 22, 23, 24\]"),
+    "negative": (np.arange(4) - 1, r"\[0, 24\).*\[-1, 0, 1, 2\]"),
+    "too few": (np.arange(3), r"\(3,\).* 4 prompt ids"),
+    "a matrix": (np.arange(4)[:, None], r"\(4, 1\)"),
+    "none": (None, r"\(\).*object"),
+    "floats": (np.arange(4.0), "float64.*integers"),
+    "texts": (["0", "1", "2", "3"], "<U1"),
 }
 
 
-class Wrong(LeastSolved):
-    """Proposes, or asks to roll out as references, what `make` makes of 4."""
-
-    def __init__(self, make, references=0):
-        super().__init__(references=references)
-        self.make = make
-
-    def propose(self, n, rng):
-        return self.make(n)
-
-    def roll_out_references(self, roll_out, rng):
-        roll_out(self.make(4))
+@pytest.mark.parametrize("name", PROPOSALS)
+@pytest.mark.parametrize("method", ["propose", "references"])
+def test_wrong_ids_are_an_error(name, method):
+    ids, named = PROPOSALS[name]
+    if method == "references" and name == "too few":
+        pytest.skip("any number is right")
+    arguments = (4,) if method == "propose" else ()
+    with pytest.raises(ValueError, match=rf"Faulty\.{method}\({'4' if arguments else ''}\).*{named}"):
+        getattr(checked(**{method: lambda *_: ids}), method)(*arguments, generator())
 
 
-@pytest.mark.parametrize("name", WRONG)
-@pytest.mark.parametrize("mode", ["single pass", "all", "references"])
-def test_a_wrong_proposal_ends_a_run_before_anything_is_generated(tmp_path, name, mode):
-    make_wrong, message = WRONG[name]
-    if mode == "references" and name in ("too few", "none"):
-        pytest.skip("as many as are asked for are right")
-    trainer = train(tmp_path, Wrong(make_wrong, 4 * (mode == "references")), train=False, **MODES.get(mode, {}))
-    asked = r"roll_out_references asked for" if mode == "references" else r"propose\(\d+\) returned"
-    with pytest.raises(ValueError, match=rf"Wrong\.{asked} .*{message}"):
-        trainer.train()
-    assert trainer.generated == 0
+@pytest.mark.parametrize("predicted", [None, np.zeros(24), ["a", "b"], np.full((2, 1), 0.5)], ids=str)
+def test_predictions_of_another_shape_are_an_error(predicted):
+    with pytest.raises(ValueError, match=r"Faulty\.predict\(\) of 2 prompts .*shape"):
+        checked(predict=lambda ids: predicted).predict(np.array([3, 5]))
+
+
+@pytest.mark.parametrize("value", [None, "a", np.zeros(3)], ids=str)
+def test_metrics_that_are_not_numbers_are_an_error(value):
+    with pytest.raises(TypeError, match=r"Faulty\.metrics\(\)\['a'\] is .*number"):
+        checked(metrics=lambda: {"a": value}).metrics()
+
+
+@pytest.mark.parametrize("state", [{"n": 5}, {"n": np.array(["a"])}, None], ids=str)
+def test_a_state_that_cannot_be_saved_is_an_error_from_the_start(state):
+    with pytest.raises(TypeError, match=r"Faulty\.state_dict\(\) .*NumPy arrays"):
+        checked(state_dict=lambda: state)
+
+
+def fail(*args):
+    raise RuntimeError("Can't call numpy()")
+
+
+@pytest.mark.parametrize("method", ["propose", "references", "state_dict"])
+def test_a_fault_ends_a_run_before_anything_is_generated(tmp_path, method):
+    fault = fail if method == "state_dict" else lambda *_: np.zeros(2, dtype=int)
+    faults, rewarded = {"references": lambda rng: [], method: fault}, []
+    with pytest.raises((ValueError, TypeError), match=rf"Faulty\.{method}\("):
+        train(tmp_path, Faulty(**faults), rewards=lambda completions, **_: rewarded.append(1))
+    assert not rewarded
+
+
+@pytest.mark.parametrize("error", [KeyError("n"), RuntimeError("size mismatch")], ids=repr)
+def test_a_state_that_does_not_fit_is_said(tmp_path, error):
+    def load(state):
+        raise error
+
+    train(tmp_path, Faulty(), save_strategy="steps", save_steps=1, max_steps=1)
+    with pytest.raises(ValueError, match=r"Faulty.*[Rr]esume"):
+        train(tmp_path, Faulty(load_state_dict=load), str(tmp_path / "checkpoint-1"))
