@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.group import EFFECTIVE, RolloutGroup, Rollouts
 
 
@@ -21,11 +22,11 @@ def make_group(prompt_id=3, g=2, **fields) -> RolloutGroup:
         "step": 4,
         "round": 1,
         "rewards": np.array([[0.5], [np.nan]], dtype=np.float32)[:g],
+        "totals": np.array([0.5, np.nan], dtype=np.float32)[:g],
         "success_rate": 0.5,
         "kind": EFFECTIVE,
         "lengths": np.arange(1, g + 1, dtype=np.int32),
         "truncated": np.arange(g) % 2 == 1,
-        "seconds": 0.1,
         "owner": 1,
     }
     return RolloutGroup(**{**values, **fields}, rollouts=rollouts)
@@ -33,4 +34,15 @@ def make_group(prompt_id=3, g=2, **fields) -> RolloutGroup:
 
 def visit(prompt_id: int, kind: int, step: int = 0, rate: float = 0.5) -> RolloutGroup:
     """A group without rollouts, as buffers and selectors observe it."""
-    return RolloutGroup(prompt_id, step, 0, np.zeros((2, 1)), rate, kind, np.array([3, 4]), np.zeros(2, bool), 0.0)
+    totals = np.full(2, rate, dtype=np.float32)
+    return RolloutGroup(prompt_id, step, 0, totals[:, None], totals, rate, kind, np.array([3, 4]), np.zeros(2, bool))
+
+
+def classified(ids: np.ndarray, rewards: np.ndarray, classifier: GroupClassifier) -> list[RolloutGroup]:
+    """Groups of prompts `ids` with these rewards `(n, G, F)`, as the collector makes them."""
+    truncated = np.zeros(rewards.shape[:2], dtype=bool)
+    lengths = np.full(rewards.shape[1], 5, dtype=np.int32)
+    return [
+        RolloutGroup(int(i), 0, 0, own, totals, float(rate), int(kind), lengths, cut)
+        for i, own, cut, totals, rate, kind in zip(ids, rewards, truncated, *classifier.classify(rewards, truncated))
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from types import SimpleNamespace
 
 import torch
@@ -57,24 +58,27 @@ class Watched(DataEfficientGRPOTrainer):
         generated: number of completions generated in training.
         batches: each generation batch, as it was when it was collected (see `as_it_is`).
         waiting: the leftover groups that each generation batch began with.
+        weights: those of the policy that sampled each generation batch, by parameter.
         tensors: TRL's tensors of each generation batch.
     """
 
     def __init__(self, *args, **kwargs):
-        self.generated, self.batches, self.tensors, self.waiting = 0, [], [], []
+        self.generated, self.batches, self.waiting, self.weights, self.tensors = 0, [], [], [], []
         super().__init__(*args, **kwargs)
+        self.collector.collect = partial(self._noted, self.collector.collect)
+
+    def _noted(self, collect, *args):
+        self.waiting.append(list(self.collector.leftover))
+        self.weights.append({name: p.detach().clone() for name, p in self.model.named_parameters()})
+        batch = collect(*args)
+        self.batches.append(as_it_is(batch))
+        return batch
 
     def _generate_single_turn(self, prompt_ids, *args, **kwargs):
         self.generated += len(prompt_ids) if self.model.training else 0
         return super()._generate_single_turn(prompt_ids, *args, **kwargs)
 
-    def _log(self, batch):
-        self.batches.append(as_it_is(batch))
-        super()._log(batch)
-
     def _generate_and_score_completions(self, inputs):
-        if self.model.training:
-            self.waiting.append(list(self.collector.leftover))
         tensors = super()._generate_and_score_completions(inputs)
         if self.model.training:
             self.tensors.append(tensors)
@@ -122,9 +126,8 @@ def dynamic(tmp_path, trainer_class=Watched, rewards=mixed_reward, **options):
 TRAINING_SETTINGS = {
     "conversational": {"trainer": {"train_dataset": chat_dataset()}},
     "lora": {"trainer": {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"])}},
-    "misaligned": {"steps_per_generation": 3, "gradient_accumulation_steps": 2},
+    "accumulation": {"steps_per_generation": 4, "gradient_accumulation_steps": 2},
     "num_iterations": {"num_iterations": 2},
-    "several generation batches a step": {"steps_per_generation": 1, "gradient_accumulation_steps": 3},
     "off-policy mask": {"off_policy_mask_threshold": 0.5},
     "sequence level": {"importance_sampling_level": "sequence", "loss_type": "grpo"},
     "proximal clip": {"replay_clip": "proximal"},
