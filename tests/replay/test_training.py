@@ -200,6 +200,7 @@ def test_replay_makes_no_forward_pass_that_trl_does_not_make(tmp_path, name):
 LEFTOVER = {**DYNAMIC, "replay": "off", "rollout_margin": 2.0}
 MORE = {
     "dynamic sampling": {"max_rollout_rounds": 2},
+    "num_iterations": {"num_iterations": 2, "max_steps": 32},
     "share": SHARE,
     **{f"beta {loss}": {"beta": 0.1, "loss_type": loss} for loss in ("sapo", "vespo", "luspo")},
     "masked": {"mask_truncated_completions": True, "max_completion_length": 12},
@@ -247,7 +248,7 @@ def test_tools_are_called_once_and_replayed_with_their_masks(tmp_path):
         answers = [[m["content"] for m in c if m["role"] == "tool"] for c in completions]
         return [float(int(a[0]) % 2) if a and number(p) % 3 else 0.0 for p, a in zip(prompts, answers)]
 
-    options = {"max_steps": 6, "steps_per_generation": 1, "max_completion_length": 150, **DYNAMIC}
+    options = {"max_steps": 6, "steps_per_generation": 1, "max_completion_length": 100}
     rows = {"train_dataset": tool_dataset(), "processing_class": tool_tokenizer(), "tools": [counted]}
     trainer = replaying(tmp_path, scripted_tool_calls(Watched), reward, trainer=rows, **options)
     assert any(b.replayed for b in trainer.batches)

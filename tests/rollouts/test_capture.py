@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from tests.factories import make_group
-from trl_dataeff.rollouts.capture import Generated, Playback, Recording, row_value, split_rollouts, temporarily
+from trl_dataeff.rollouts.capture import Generated, Recording, row_value, split_rollouts, temporarily
 from trl_dataeff.rollouts.distributed import Processes
+from trl_dataeff.rollouts.playback import Playback
 
 
 def test_a_group_with_different_prompts_is_refused():
