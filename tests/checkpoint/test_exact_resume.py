@@ -9,7 +9,7 @@ from tests.factories import CONFIGURATIONS, STEPS, assert_same_end, groups_since
 
 
 # In the default run each configuration is resumed once: in a generation batch, between two, in the second epoch
-QUICK_STEPS = [5, 7, 9, 5, 4, 3, 9, 3, 6, 6, 5, 7, 5, 5, 6, 7, 5, 7, 5, 7, 5, 5, 5]
+QUICK_STEPS = [5, 7, 9, 5, 3, 9, 3, 6, 6, 5, 7, 5, 5, 6, 7, 5, 7, 5, 7, 5, 5, 5]
 QUICK = dict(zip(CONFIGURATIONS, QUICK_STEPS, strict=True))
 
 

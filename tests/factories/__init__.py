@@ -32,9 +32,9 @@ from tests.factories.embeddings import (
     tiny_lora,
     varied_dataset,
 )
-from tests.factories.groups import make_group, visit
+from tests.factories.groups import classified, make_group, visit
 from tests.factories.launching import launched
-from tests.factories.selectors import LeastSolved
+from tests.factories.selectors import LeastSolved, WithReferences
 from tests.factories.tiny import (
     CHAT_TEMPLATE,
     chat_dataset,

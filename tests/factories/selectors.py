@@ -14,14 +14,12 @@ class LeastSolved(Selector):
 
     Args:
         weight (`float`, *optional*, defaults to `1.0`): of successes.
-        references (`int`, *optional*, defaults to `0`): reference rollouts per generation batch.
     """
 
     exact = True
 
-    def __init__(self, weight: float = 1.0, references: int = 0):
-        self.weight, self.references = weight, references
-        self.uses_references = references > 0
+    def __init__(self, weight: float = 1.0):
+        self.weight = weight
         self.calls: list[tuple] = []
 
     def bind(self, context):
@@ -38,10 +36,6 @@ class LeastSolved(Selector):
 
     def predict(self, prompt_ids):
         return (1 / (2 + self.solved[prompt_ids])).astype(np.float32)
-
-    def roll_out_references(self, roll_out, rng):
-        ids = torch.randperm(self.context.num_prompts, generator=rng)[: self.references].numpy()
-        self.calls.append(("roll_out_references", ids, roll_out(ids)))
 
     def observe(self, groups):
         self.calls.append(("observe", list(groups)))
@@ -61,3 +55,12 @@ class LeastSolved(Selector):
     def called(self, name: str) -> list[tuple]:
         """Arguments of the calls of a method, in order."""
         return [call[1:] for call in self.calls if call[0] == name]
+
+
+class WithReferences(LeastSolved):
+    """Learns from five random reference prompts in every generation batch."""
+
+    def references(self, rng):
+        ids = torch.randperm(self.context.num_prompts, generator=rng)[:5].numpy()
+        self.calls.append(("references", ids))
+        return ids
