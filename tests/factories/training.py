@@ -7,9 +7,8 @@ from functools import partial
 from types import SimpleNamespace
 
 import torch
-from peft import LoraConfig
 
-from tests.factories.tiny import chat_dataset, run, text_of
+from tests.factories.tiny import run, text_of
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 from trl_dataeff.collector import GenerationBatch
 
@@ -120,20 +119,3 @@ def dynamic(tmp_path, trainer_class=Watched, rewards=mixed_reward, **options):
     """A short run with dynamic sampling, each generation batch of two steps."""
     options = {"max_rollout_rounds": 4, "steps_per_generation": 2, **options}
     return run(trainer_class, DataEfficientGRPOConfig, tmp_path, rewards=rewards, **options)
-
-
-# Options of TRL's and ours with which dynamic sampling and replay have to train
-TRAINING_SETTINGS = {
-    "conversational": {"trainer": {"train_dataset": chat_dataset()}},
-    "lora": {"trainer": {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"])}},
-    "accumulation": {"steps_per_generation": 4, "gradient_accumulation_steps": 2},
-    "num_iterations": {"num_iterations": 2},
-    "off-policy mask": {"off_policy_mask_threshold": 0.5},
-    "sequence level": {"importance_sampling_level": "sequence", "loss_type": "grpo"},
-    "proximal clip": {"replay_clip": "proximal"},
-    "scale_rewards batch": {"scale_rewards": "batch"},
-    "gradient checkpointing": {"gradient_checkpointing": True},
-    "greso": {"selection": "greso"},
-    "entropy mask": {"top_entropy_quantile": 0.5},
-    **{loss: {"loss_type": loss} for loss in ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "luspo", "sapo", "vespo")},
-}

@@ -9,7 +9,7 @@ import pytest
 import torch
 from trl import GRPOTrainer
 
-from tests.factories import SHARE, Watched, dynamic, make_group, save_tiny
+from tests.factories import SHARE, Watched, dynamic, make_group
 from trl_dataeff.replay.buffer import ReplayBuffer
 from trl_dataeff.replay.correction import LossCorrection, behavior_ratio, correct_inputs
 from trl_dataeff.replay.logprobs import behavior_tensors
@@ -220,9 +220,8 @@ SEQUENCE = {"loss_type": "grpo", "importance_sampling_level": "sequence", "repla
 @pytest.mark.parametrize("clip", ["proximal", "behavior"])
 @pytest.mark.parametrize("options", [*CORRECTED, {"loss_type": "dapo"}, SEQUENCE])
 def test_loss_with_a_kl_term_by_hand(tmp_path, options, clip):
-    model = {"trainer": {"model": save_tiny(tmp_path / "model")}}  # the reference model is loaded by its path
     options = {"replay_ratio_cap": 1.1, "learning_rate": 3e-2, "beta": 0.3, "replay_clip": clip, **options}
-    trainer = dynamic(tmp_path / "run", trainer_class=Checked, **REPLAY, **options, **model)
+    trainer = dynamic(tmp_path, trainer_class=Checked, **REPLAY, **options)
     assert trainer.checked >= 2
 
 
@@ -251,7 +250,7 @@ class Policy(torch.nn.Module):
 
 def ready(tmp_path, **options) -> Watched:
     """A trainer whose loss can be called."""
-    trainer = dynamic(tmp_path / "run", **{**REPLAY, "steps_per_generation": 1, "train": False, **options})
+    trainer = dynamic(tmp_path, **{**REPLAY, "steps_per_generation": 1, "train": False, **options})
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
     return trainer
@@ -316,7 +315,7 @@ def test_the_kl_term_is_weighed_by_the_whole_ratio(tmp_path, loss_type, level, c
     """Without advantages TRL's loss is its KL term alone. It doubles where the policy that sampled was half as likely to."""
     options = {"loss_type": loss_type, "replay_clip": clip, "beta": 0.5, "use_bias_correction_kl": True}
     options |= {"steps_per_generation": 4, "gradient_accumulation_steps": 2, "importance_sampling_level": level}
-    trainer = ready(tmp_path, **options, trainer={"model": save_tiny(tmp_path / "model")})
+    trainer = ready(tmp_path, **options)
     trainer.current_gradient_accumulation_steps = 2
     logps, results = torch.tensor([[-1.0, -2.0, -0.1], [-0.5, -0.7, -3.0]]), []
     inputs = rows(torch.zeros(2, 3, dtype=torch.long), torch.zeros(2))

@@ -12,16 +12,13 @@ from trl import GRPOConfig, GRPOTrainer
 
 from tests.factories import (
     CountedRows,
-    add,
     assert_identical,
     logged,
     partly_learnable_reward,
     plain_dataset,
     run,
-    save_tiny,
     scripted_tool_calls,
-    tool_dataset,
-    tool_tokenizer,
+    tool_arguments,
 )
 from trl_dataeff import DataEfficientGRPOConfig
 from trl_dataeff.rollouts.capture import inexact_reason
@@ -81,9 +78,8 @@ def test_with_tools(tmp_path):
     def reward(completions, **kwargs):
         return [float(len(completion) > 1) for completion in completions]
 
-    rows = {"train_dataset": tool_dataset(), "processing_class": tool_tokenizer(), "tools": [add]}
-    options = {"max_completion_length": 100, "loss_type": "bnpo", "max_steps": 2, "rewards": reward, "trainer": rows}
-    plain, ours = both(tmp_path, wrap=scripted_tool_calls, per_device_train_batch_size=8, **options)
+    options = {"max_completion_length": 100, "loss_type": "bnpo", "max_steps": 2, "per_device_train_batch_size": 8}
+    plain, ours = both(tmp_path, scripted_tool_calls, rewards=reward, trainer=tool_arguments(), **options)
     assert_same_weights(plain, ours)
     assert sum(ours.in_loss) < sum(len(tensors["advantages"]) for tensors in ours.tensors)
     assert all((tensors["tool_mask"] < tensors["completion_mask"]).any() for tensors in ours.tensors)
@@ -126,8 +122,6 @@ def test_a_batch_without_any_gradient_still_makes_its_passes(tmp_path):
     ids=lambda fields: next(iter(fields)),
 )
 def test_nothing_is_skipped_where_a_row_without_an_advantage_counts(tmp_path, fields):
-    if "beta" in fields:  # the reference model is loaded by its path
-        fields = {**fields, "trainer": {"model": save_tiny(tmp_path / "model")}}
     plain, ours = both(tmp_path, **ACCUMULATED, **fields)
     assert_identical(plain, ours)
     assert set(ours.in_loss) == {4}
