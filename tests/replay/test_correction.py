@@ -198,31 +198,29 @@ REPLAY = {**SHARE, "max_rollout_rounds": 1}
 BY_HAND = ["grpo", "dapo", "dr_grpo", "bnpo", "cispo"]
 
 
+RUNS = {
+    "replayed, aligned": {**REPLAY, "steps_per_generation": 1},
+    "replayed, misaligned": {**REPLAY, "steps_per_generation": 2},
+    "leftover, aligned": {"rollout_margin": 2.0, "steps_per_generation": 1},
+    "leftover, misaligned": {"rollout_margin": 2.0, "steps_per_generation": 2},
+    "a corrected KL term": {**REPLAY, "beta": 0.3, "use_bias_correction_kl": True},
+}
+LOSSES = {
+    **{f"{loss}, {name}": {"loss_type": loss, **fields} for loss in BY_HAND for name, fields in RUNS.items()},
+    "a KL term": {**REPLAY, "loss_type": "dapo", "beta": 0.3},
+    "sequences": {**REPLAY, "loss_type": "grpo", "importance_sampling_level": "sequence"},
+}
+
+
 @pytest.mark.parametrize("clip", ["proximal", "behavior"])
-@pytest.mark.parametrize("loss_type", BY_HAND)
-@pytest.mark.parametrize("aligned", [True, False])
-@pytest.mark.parametrize("kind", ["replayed", "leftover"])
-def test_loss_and_gradient_by_hand(tmp_path, loss_type, clip, aligned, kind):
+@pytest.mark.parametrize("name", LOSSES)
+def test_loss_and_gradient_by_hand(tmp_path, name, clip):
     """Aligned: pi_old is that of the loss's own forward pass. Misaligned: TRL has put it into the batch."""
-    batches = {"steps_per_generation": 1} if aligned else {"steps_per_generation": 2}
-    batches |= REPLAY if kind == "replayed" else {"rollout_margin": 2.0}
-    options = {"replay_clip": clip, "loss_type": loss_type, "replay_ratio_cap": 1.1, "learning_rate": 3e-2, **batches}
+    options = {"replay_clip": clip, "replay_ratio_cap": 1.1, "learning_rate": 3e-2, **LOSSES[name]}
     trainer = dynamic(tmp_path, trainer_class=Checked, **options)
     assert trainer.checked >= 2
     assert trainer.largest > 1.1, "the cap was never reached"
     assert clip == "proximal" or trainer.held, "no ratio was held at the cap"
-
-
-CORRECTED = [{"loss_type": loss, "use_bias_correction_kl": True} for loss in BY_HAND]
-SEQUENCE = {"loss_type": "grpo", "importance_sampling_level": "sequence", "replay_ratio_cap": 10.0}
-
-
-@pytest.mark.parametrize("clip", ["proximal", "behavior"])
-@pytest.mark.parametrize("options", [*CORRECTED, {"loss_type": "dapo"}, SEQUENCE])
-def test_loss_with_a_kl_term_by_hand(tmp_path, options, clip):
-    options = {"replay_ratio_cap": 1.1, "learning_rate": 3e-2, "beta": 0.3, "replay_clip": clip, **options}
-    trainer = dynamic(tmp_path, trainer_class=Checked, **REPLAY, **options)
-    assert trainer.checked >= 2
 
 
 def test_the_loss_reads_advantages_and_old_logps_after_its_forward_pass():
