@@ -220,7 +220,8 @@ def test_loss_and_gradient_by_hand(tmp_path, name, clip):
     trainer = dynamic(tmp_path, trainer_class=Checked, **options)
     assert trainer.checked >= 2
     assert trainer.largest > 1.1, "the cap was never reached"
-    assert clip == "proximal" or trainer.held, "no ratio was held at the cap"
+    if clip == "behavior" and name != "sequences":  # whose means stay below the cap
+        assert trainer.held, "no ratio was held at the cap"
 
 
 def test_the_loss_reads_advantages_and_old_logps_after_its_forward_pass():
