@@ -24,21 +24,22 @@ def rolled_out(tmp_path, **fields):
 
 
 @pytest.mark.parametrize(
-    "fields",
-    [{"selection": "auto", **FILL}, {"selection": "greso"}, DYNAMIC],
-    ids=["defaults", "greso", "dynamic sampling"],
-)  # fmt: skip
-def test_epochs_decide_the_number_of_steps_as_in_trl_but_not_the_prompts(tmp_path, of_trl, fields):
+    ("fields", "passes"),
+    [
+        ({"selection": "auto", **FILL}, False),
+        ({"selection": "greso"}, False),
+        (DYNAMIC, False),
+        ({}, True),
+        (FILL, True),
+    ],
+    ids=["defaults", "greso", "dynamic sampling", "off", "uniform, filled batches"],
+)
+def test_epochs_decide_the_number_of_steps_as_in_trl_and_uniform_selection_alone_takes_a_pass_in_each(
+    tmp_path, of_trl, fields, passes
+):
     state, prompts = rolled_out(tmp_path, **fields)
     assert (state.global_step, state.epoch) == (of_trl.global_step, of_trl.epoch) == (N, 2.0)
-    assert sorted(prompts) != sorted([*range(N)] * 2), "no two passes"
-
-
-@pytest.mark.parametrize("fields", [{}, FILL], ids=["off", "filled batches"])
-def test_uniform_selection_takes_a_pass_in_an_epoch(tmp_path, of_trl, fields):
-    state, prompts = rolled_out(tmp_path, **fields)
-    assert state.global_step == of_trl.global_step
-    assert sorted(prompts[:N]) == sorted(prompts[N:]) == [*range(N)]
+    assert (sorted(prompts[:N]) == sorted(prompts[N:]) == [*range(N)]) == passes
 
 
 def test_with_half_of_a_batch_replayed_a_pass_takes_two_epochs(tmp_path):

@@ -87,6 +87,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     _tag_names = ["trl", "grpo", "trl-dataeff"]  # noqa: RUF012
     _recording: capture.Recording | None = None  # while a round is generated
     _playback: Playback | None = None  # while stored rollouts pass through TRL's method
+    _skipper: RowSkipper | None = None  # this and the next: until `__init__` has run
+    _correction: LossCorrection | None = None
 
     def __init__(self, *args: Any, selector: Selector | None = None, **kwargs: Any):
         call = _SIGNATURE.bind(self, *args, **kwargs)
@@ -245,8 +247,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         compute_leftover_logps(batch.leftover_now, self._logps, own[0], self._processes)
         tensors["advantages"] = collector.renormalize(tensors["advantages"], batch)
         stale, skipped = bool(batch.trained_stale), playback.rows is not None
-        metrics = self._correction.prepare(tensors, own, stale=stale, skipped=skipped)
-        replace_last(self._metrics["train"], metrics)
+        correction = cast(LossCorrection, self._correction)
+        replace_last(self._metrics["train"], correction.prepare(tensors, own, stale=stale, skipped=skipped))
         self._log(batch)
         return tensors
 
@@ -311,7 +313,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
         if self._skipper is not None and self.model.training:
             inputs = self._without_zero_rows(self._skipper)
-        with self._correction.micro_batch(inputs) as own_inputs:
+        with nullcontext(inputs) if self._correction is None else self._correction.micro_batch(inputs) as own_inputs:
             loss: torch.Tensor = super()._compute_loss(model, own_inputs)
         return loss * inputs[SKIP_FACTOR] if SKIP_FACTOR in inputs else loss
 
@@ -327,7 +329,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         if self._playback is not None and self._playback.rows is not None:
             return forward_of_rows(forward, self._playback.rows, *args, **kwargs)
         outputs = forward(*args, **kwargs)
-        record(self._metrics["train"], self._correction.on_logps(outputs[0]))
+        if self._correction is not None:
+            record(self._metrics["train"], self._correction.on_logps(outputs[0]))
         return outputs
 
     def _logps(self, group: RolloutGroup) -> list[np.ndarray]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,32 +16,26 @@ from trl_dataeff.replay.buffer import ReplayBuffer
 from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD, RolloutGroup
 
 
-N, BATCHES = 30, 6  # prompts, and generation batches, of which two are in each optimizer step
+N, BATCHES = 30, 6  # prompts, and generation batches
 
 
 def prompts(groups: Iterable[RolloutGroup]) -> list[int]:
     return [group.prompt_id for group in groups]
 
 
-def collected(
-    world_size: int, *, seed: int, effective: float, references: int, replays: bool, **options
-) -> list[list]:
+def collected(world_size: int, *, seed, effective, references, replays, max_age, **options) -> list[list]:
     """By process, its generation batches as they were when they were collected."""
 
     def work(processes):
-        buffer = ReplayBuffer(99, options["max_age"], rank=processes.rank, world_size=world_size) if replays else None
-        given = {name: value for name, value in options.items() if name != "max_age"}
-        run = collector(
-            selector=AtRandom(N, references), num_prompts=N, buffer=buffer, processes=processes, seed=seed, **given
-        )
+        buffer = ReplayBuffer(99, max_age, rank=processes.rank, world_size=world_size) if replays else None
+        run = collector(N, selector=AtRandom(references), buffer=buffer, processes=processes, seed=seed, **options)
         roll_out, batches = rounds_at_random(seed, effective, processes), []
-        for i in range(BATCHES):
+        for step in range(BATCHES):
             before = list(run.leftover)
-            batch = as_it_is(run.collect(roll_out, i // 2))
+            batch = as_it_is(run.collect(roll_out, step))
             batch.before, batch.own = before, run.own(batch.trained)
-            batch.held = [
-                int(group.rollouts.prompt_tokens[0]) for group in batch.own
-            ]  # another process may have them later
+            # Another process may have them later
+            batch.held = [int(group.rollouts.prompt_tokens[0]) for group in batch.own]
             batches.append(batch)
         return batches
 
@@ -53,15 +48,12 @@ class ByTheRule:
     def __init__(self, places: int, reserved: int, replays: bool, max_age: int | None):
         self.places, self.reserved, self.replays, self.max_age = places, reserved, replays, max_age
         self.stored: dict[int, list] = {}  # prompt -> group, batch, uses
-        self.in_step: set[int] = set()
 
     def check(self, number: int, batch: SimpleNamespace) -> None:
-        if number % 2 == 0:
-            self.in_step = set()
         origins = batch.origins
         stored = {p: s for p, s in self.stored.items() if self.max_age is None or number - s[1] <= self.max_age}
-        blocked = self.in_step | set(prompts([*batch.before, *batch.generated]))
-        candidates = sorted((s for p, s in stored.items() if p not in blocked), key=lambda s: (s[2], -s[1]))
+        present = set(prompts([*batch.before, *batch.generated]))
+        candidates = sorted((s for p, s in stored.items() if p not in present), key=lambda s: (s[2], -s[1]))
         references = [g for g in batch.generated if origins[id(g)] == "reference" and g.effective]
         fresh = [g for g in batch.generated if origins[id(g)] == "fresh"]
         effective = [*batch.before, *([] if self.replays else references[: self.places // 2])]
@@ -74,23 +66,19 @@ class ByTheRule:
             taken += zero_variance[: wanted - len(taken)]
         replayed = min(self.places - len(taken), len(candidates)) if self.replays else 0
         taken += zero_variance[: self.places - len(taken) - replayed]
-        if self.replays:
-            chosen = [(self.stored[p][2], -self.stored[p][1]) for p in prompts(batch.replayed)]
-            assert sorted(chosen) == [(s[2], -s[1]) for s in candidates[:replayed]]
-            assert all(self.stored[g.prompt_id][0] is g for g in batch.replayed)
-            assert not set(prompts(batch.replayed)) & blocked
-        assert len(batch.replayed) == replayed
+        chosen = [(stored[p][2], -stored[p][1]) for p in prompts(batch.replayed)]
+        assert sorted(chosen) == [(s[2], -s[1]) for s in candidates[:replayed]]
+        assert all(stored[g.prompt_id][0] is g and g.prompt_id not in present for g in batch.replayed)
         assert {id(g) for g in batch.trained} == {id(g) for g in [*taken, *batch.replayed]}
         assert len(batch.trained) == len({id(g) for g in batch.trained}) == self.places
 
         for p in prompts(batch.replayed):
-            self.stored[p][2] += 1
-        self.in_step |= set(prompts(batch.trained))
-        self.stored = stored
+            stored[p][2] += 1
         for g in batch.generated if self.replays else []:
-            self.stored.pop(g.prompt_id, None)
+            stored.pop(g.prompt_id, None)
             if g.effective:
-                self.stored[g.prompt_id] = [g, number, 0]
+                stored[g.prompt_id] = [g, number, 0]
+        self.stored = stored
 
 
 @given(
@@ -141,58 +129,35 @@ def test_three_processes_collect_what_one_does(reserved):
     assert sum(len(batch.replayed) for batch in alone) > 5
 
 
-#: By hand: rounds, what there is beside them, and prompts by what becomes of their groups, in order.
+#: By hand: rounds, what there is beside them, and prompts by what becomes of their groups: trained, leftover, dropped.
 #: `+` is an effective group; an origin other than fresh stands before the prompt: leftover, replayed, reference (`f`)
-FILL, SHARE = {"buffer": ""}, {"reserved": 1}
 BY_HAND = {
-    "one round": (["1+ 2- 3+"], {}, "1 2 3", "", ""),
-    "one group": (["1-"], {}, "1", "", ""),
-    "leftover groups first": (["1- 2+"], {"leftover": "7+"}, "l7 1 2", "", ""),
-    "dynamic sampling": (["1- 2+", "3+ 4+ 5-"], {"most": 3, "leftover": "7+", "sizes": [2, 3]}, "l7 2 3", "4", "1 5"),
-    "more leftover groups than a batch takes": (
-        [],
-        {"places": 2, "most": 3, "leftover": "7+ 8+ 9+"},
-        "l7 l8",
-        "l9",
-        "",
-    ),
-    "a batch that stays short": (["1- 2+ 3-", "4- 5-"], {"most": 2, "sizes": [3, 2]}, "1 2 3", "", "4 5"),
-    "fill": (["1- 2+ 3-"], {"buffer": "8+"}, "1 2 r8", "", "3"),
-    "fill, one group": (["1-"], {"buffer": "8+"}, "r8", "", "1"),
-    "fill, an empty buffer": (["1- 2+ 3-"], FILL, "1 2 3", "", ""),
-    "fill, no room": (["1+ 2+"], {"buffer": "8+"}, "1 2", "", ""),
-    "fill, only zero-variance groups": (["1- 2- 3-"], {"buffer": "7+ 8+"}, "1 r7 r8", "", "2 3"),
-    "fill, a prompt that is in the batch": (["1- 2-"], {"buffer": "1+ 2+"}, "1 2", "", ""),
-    "fill after dynamic sampling": (["1- 2+", "3-"], {"most": 2, "sizes": [2, 1], "buffer": "8+"}, "2 r8", "", "1 3"),
-    "share": (["1+ 2-"], {"places": 3, "buffer": "8+", **SHARE}, "1 2 r8", "", ""),
-    "share keeps zero-variance groups": (
-        ["1- 2-"],
-        {"places": 3, "buffer": "7+ 8+", "reserved": 1},
-        "1 2 r7|r8",
-        "",
-        "",
-    ),
-    "share, an empty buffer": (["1- 2+ 3-"], {"buffer": "", **SHARE}, "1 2 3", "", ""),
-    "share, the buffer has no other prompt": (["1+", "2-"], {"places": 2, "buffer": "1+", **SHARE}, "1 2", "", ""),
-    "references with a buffer": (["1- 2+"], {"references": "5+ 6-", "buffer": "8+"}, "2 r8", "f5", "f6 1"),
-    "references without a buffer": (
-        ["1- 2+"],
-        {"places": 4, "most": 1, "references": "5+ 6- 7+ 8+"},
-        *("f5 f7 1 2", "", "f6 f8"),
-    ),
+    "one round": (["1+ 2- 3+"], {}, "1 2 3 | | "),
+    "one group": (["1-"], {}, "1 | | "),
+    "leftover groups first": (["1- 2+"], {"leftover": "7+"}, "l7 1 2 | | "),
+    "dynamic sampling": (["1- 2+", "3+ 4+ 5-"], {"most": 3, "leftover": "7+", "sizes": [2, 3]}, "l7 2 3 | 4 | 1 5"),
+    "more leftover groups than a batch takes": ([], {"most": 3, "leftover": "7+ 8+ 9+"}, "l7 l8 | l9 | "),
+    "a batch that stays short": (["1- 2+ 3-", "4- 5-"], {"most": 2, "sizes": [3, 2]}, "1 2 3 | | 4 5"),
+    "fill": (["1- 2+ 3-"], {"buffer": "8+"}, "1 2 r8 | | 3"),
+    "fill, one group": (["1-"], {"buffer": "8+"}, "r8 | | 1"),
+    "fill, an empty buffer": (["1- 2+ 3-"], {"buffer": ""}, "1 2 3 | | "),
+    "fill, no room": (["1+ 2+"], {"buffer": "8+"}, "1 2 | | "),
+    "fill, only zero-variance groups": (["1- 2- 3-"], {"buffer": "7+ 8+"}, "1 r8 r7 | | 2 3"),
+    "fill, a prompt that is in the batch": (["1- 2-"], {"buffer": "1+ 2+"}, "1 2 | | "),
+    "fill after dynamic sampling": (["1- 2+", "3-"], {"most": 2, "sizes": [2, 1], "buffer": "8+"}, "2 r8 | | 1 3"),
+    "share": (["1+ 2-"], {"reserved": 1, "buffer": "8+"}, "1 2 r8 | | "),
+    "share keeps zero-variance groups": (["1- 2-"], {"reserved": 1, "buffer": "7+ 8+"}, "1 2 r8 | | "),
+    "share, an empty buffer": (["1- 2+ 3-"], {"reserved": 1, "buffer": ""}, "1 2 3 | | "),
+    "share, the buffer has no other prompt": (["1+", "2-"], {"reserved": 1, "buffer": "1+"}, "1 2 | | "),
+    "references with a buffer": (["1- 2+"], {"references": "5+ 6-", "buffer": "8+"}, "2 r8 | f5 | f6 1"),
+    "references without a buffer": (["1- 2+"], {"references": "5+ 6- 7+ 8+"}, "f5 f7 1 2 | | f6 f8"),
 }
 LETTERS = {"fresh": "", "leftover": "l", "replayed": "r", "reference": "f"}
 
 
 def read(text: str) -> dict[int, list[float]]:
-    return {
-        int(word[:-1]): [1.0, 0.0, 0.0, float(word[-1] == "+")] if word[-1] == "+" else [0.0] * 4
-        for word in text.split()
-    }
-
-
-def groups(text: str) -> list[RolloutGroup]:
-    return [visit(prompt, EFFECTIVE) for prompt in read(text)]
+    """The rewards of each prompt."""
+    return {int(word[:-1]): [float(word[-1] == "+"), 0.0, 0.0, 0.0] for word in text.split()}
 
 
 def told(groups: Iterable[RolloutGroup]) -> str:
@@ -201,31 +166,25 @@ def told(groups: Iterable[RolloutGroup]) -> str:
 
 @pytest.mark.parametrize("name", BY_HAND)
 def test_small_batches_by_hand(name):
-    texts, options, trained, leftover, dropped = BY_HAND[name]
-    places = options.get("places", len(trained.split()))
-    selector = InTurn([p for text in texts for p in read(text)], read(options.get("references", "")))
+    texts, options, expected = BY_HAND[name]
+    references, told_sizes = options.get("references", ""), iter(options.get("sizes", []))
     run = collector(
-        selector=selector,
-        batch_groups=places,
-        rounds=Rounds(options.get("most", 1)),
+        selector=InTurn([p for text in texts for p in read(text)], read(references)),
+        batch_groups=len(expected.split("|")[0].split()),
+        # The sizes of dynamic sampling are tested below
+        rounds=SimpleNamespace(most=options.get("most", 1), size=lambda missing, **kwargs: next(told_sizes, missing)),
         reserved=options.get("reserved", 0),
+        buffer=ReplayBuffer(9) if "buffer" in options else None,
     )
-    if "buffer" in options:
-        run.buffer = ReplayBuffer(9)
-        run.buffer.add(groups(options["buffer"]), 0)
-    run.leftover, run.batches = groups(options.get("leftover", "")), 1
-    waiting, sizes = [len(text.split()) for text in texts], []
-    with pytest.MonkeyPatch.context() as patch:
-        if "sizes" in options:  # those of dynamic sampling are tested below
-            patch.setattr(Rounds, "size", lambda self, missing, **kwargs: options["sizes"][len(sizes)])
-        roll_out = rounds(read(" ".join([*texts, options.get("references", "")])))
-        batch = run.collect(lambda ids: (sizes.append(len(ids)), roll_out(ids))[1], 1)
-    assert sizes[bool(options.get("references")) :] == waiting
+    for batch, prompt in enumerate(read(options.get("buffer", ""))):
+        run.buffer.add([visit(prompt, EFFECTIVE)], batch)
+    run.leftover, run.batches = [visit(prompt, EFFECTIVE) for prompt in read(options.get("leftover", ""))], 3
+    roll_out, sizes = rounds(read(" ".join([*texts, references]))), []
+    batch = run.collect(lambda ids: (sizes.append(len(ids)), roll_out(ids))[1], 1)
+    assert sizes[bool(references) :] == [len(text.split()) for text in texts]
     assert batch.rounds == len(texts)
-    assert told(batch.trained) in {trained.replace("r7|r8", choice) for choice in ("r7", "r8")} | {
-        trained.replace("r7 r8", "r8 r7")
-    }
-    assert (told(batch.leftover), told(batch.dropped)) == (leftover, dropped)
+    fates = [part.strip() for part in expected.split("|")]
+    assert [told(batch.trained), told(batch.leftover), told(batch.dropped)] == fates
 
 
 def test_a_group_of_the_batch_before_is_never_too_old():
@@ -235,11 +194,21 @@ def test_a_group_of_the_batch_before_is_never_too_old():
     assert [told(batch.trained) for batch in batches[1:]] == ["r1", "3"]
 
 
-def test_an_optimizer_step_that_ends_within_a_batch_shares_no_prompt_with_the_next_batch():
-    for overlaps, expected in ((True, "2"), (False, "r1")):
-        run = collector(buffer=ReplayBuffer(9), batch_groups=1, selector=InTurn([1, 2]), overlaps=overlaps)
-        batches = [run.collect(rounds(read("1+ 2-")), step) for step in (0, 1)]
-        assert told(batches[1].trained) == expected
+REWARDS = {0: [0, 1, 1, 0], 1: [1, 1, 1, 1], 2: [0, 0.5, 1, 1], 3: [-3, 1, 1, 1], 4: [0, 2, 0, 0], 5: [1, 0, 0, 0]}
+
+
+@pytest.mark.parametrize("most", [1, 4])
+def test_rates_of_earlier_groups_follow_when_the_range_of_rewards_widens(most):
+    """Those that the selector has observed, also in an earlier round of the same batch, and those in the buffer."""
+    selector, buffer = InTurn(), ReplayBuffer(8)
+    run = collector(6, selector=selector, buffer=buffer, rounds=Rounds(most))
+    for step in range(3):
+        run.collect(rounds(REWARDS), step)
+    for groups in (selector.groups, buffer.groups):
+        expected = [np.mean([(reward + 3) / 5 for reward in REWARDS[group.prompt_id]]) for group in groups]
+        np.testing.assert_allclose(selector.context.success_rates(groups), expected, atol=1e-6)
+    assert set(prompts(selector.groups)) == {0, 1, 2, 3, 4, 5}
+    assert set(prompts(buffer.groups)) == {0, 2, 3, 4, 5}
 
 
 @given(

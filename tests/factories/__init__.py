@@ -48,9 +48,8 @@ from tests.factories.tiny import (
     tiny_model,
     tiny_tokenizer,
 )
-from tests.factories.tools import add, scripted_tool_calls, tool_dataset, tool_tokenizer
+from tests.factories.tools import add, scripted_tool_calls, tool_arguments, tool_dataset, tool_tokenizer
 from tests.factories.training import (
-    TRAINING_SETTINGS,
     CountedRows,
     Watched,
     dynamic,

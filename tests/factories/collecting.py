@@ -20,52 +20,44 @@ from trl_dataeff.selection.base import Selector
 
 
 class InTurn(Selector):
-    """Proposes prompts in turn, or those of `prompts`, keeps the success rate of every group, and maps it as it is told to."""
+    """Proposes prompts in turn, or those of `prompts`, and always the same references; keeps what it has observed."""
 
     def __init__(self, prompts=(), references=()):
-        self.next, self.prompts, self.references = 0, list(prompts), list(references)
-        self.rates, self.groups, self.uses_references = {}, [], bool(self.references)
+        self.next, self.prompts, self.fixed, self.groups = 0, list(prompts), list(references), []
 
     def propose(self, n, rng):
         self.next += n
-        ids = np.arange(self.next - n, self.next)
-        return np.array(self.prompts)[ids] if self.prompts else ids
+        prompts = self.prompts or range(self.context.num_prompts)
+        return np.take(prompts, range(self.next - n, self.next), mode="wrap")
 
-    def roll_out_references(self, roll_out, rng):
-        roll_out(np.array(self.references))
+    def references(self, rng):
+        return np.array(self.fixed)
 
     def observe(self, groups):
-        self.rates.update({group.prompt_id: group.success_rate for group in groups})
         self.groups += groups
-
-    def rescale(self, scale, offset):
-        self.rates = {prompt: scale * rate + offset for prompt, rate in self.rates.items()}
 
 
 class AtRandom(Selector):
-    """Proposes prompts and references at random, the same on every process."""
+    """Proposes prompts and so many references at random, the same on every process."""
 
     exact = True
 
-    def __init__(self, num_prompts: int, references: int = 0):
-        self.num_prompts, self.references, self.uses_references = num_prompts, references, references > 0
+    def __init__(self, references: int = 0):
+        self.count = references
 
     def propose(self, n, rng):
-        return torch.randperm(self.num_prompts, generator=rng)[:n].numpy()
+        return torch.randperm(self.context.num_prompts, generator=rng)[:n].numpy()
 
-    def roll_out_references(self, roll_out, rng):
-        roll_out(self.propose(self.references, rng))
+    def references(self, rng):
+        return self.propose(self.count, rng)
 
 
-def collector(**options) -> RolloutCollector:
-    arguments = {
-        "group_size": 4,
-        "batch_groups": 2,
-        "reward_names": ["reward"],
-        "num_prompts": 40,
-        "selector": InTurn(),
-    }
-    return RolloutCollector(classifier=GroupClassifier(np.array([1.0])), **arguments | options)
+def collector(num_prompts: int = 40, **options) -> RolloutCollector:
+    """A collector whose run has begun."""
+    arguments = {"group_size": 4, "batch_groups": 2, "reward_names": ["reward"], "selector": InTurn()}
+    run = RolloutCollector(classifier=GroupClassifier(np.array([1.0])), **arguments | options)
+    run.bind(num_prompts)
+    return run
 
 
 def rounds(rewards: dict[int, list[float]]):

@@ -125,7 +125,8 @@ def run(trainer_class, config_class, output_dir, *, rewards=even_length_reward, 
     arguments = {"train_dataset": plain_dataset(), **(trainer or {})}
     tokenizer = arguments.setdefault("processing_class", tiny_tokenizer())
     if "model" not in arguments:
-        arguments["model"] = tiny_model(tokenizer)
+        by_path = fields.get("beta") and "peft_config" not in arguments  # as TRL loads the reference model
+        arguments["model"] = save_tiny(Path(output_dir) / "model") if by_path else tiny_model(tokenizer)
     instance = trainer_class(reward_funcs=rewards, args=config_class(**{**defaults, **fields}), **arguments)
     instance.remove_callback(PrinterCallback)
     if train:

@@ -41,6 +41,11 @@ def tool_dataset(n: int = 24) -> Dataset:
     return Dataset.from_dict({"prompt": [[{"role": "user", "content": f"{i:02d}"}] for i in range(n)]})
 
 
+def tool_arguments(n: int = 24, tool=add) -> dict:
+    """Arguments of a trainer whose policy may call `tool`."""
+    return {"train_dataset": tool_dataset(n), "processing_class": tool_tokenizer(), "tools": [tool]}
+
+
 def scripted_tool_calls(trainer_class):
     """A subclass whose policy calls `add` in two of three completions and then says something of its own."""
 

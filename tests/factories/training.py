@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from types import SimpleNamespace
 
 import torch
-from peft import LoraConfig
 
-from tests.factories.tiny import chat_dataset, run, text_of
+from tests.factories.tiny import run, text_of
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 from trl_dataeff.collector import GenerationBatch
 
@@ -57,24 +57,27 @@ class Watched(DataEfficientGRPOTrainer):
         generated: number of completions generated in training.
         batches: each generation batch, as it was when it was collected (see `as_it_is`).
         waiting: the leftover groups that each generation batch began with.
+        weights: those of the policy that sampled each generation batch, by parameter.
         tensors: TRL's tensors of each generation batch.
     """
 
     def __init__(self, *args, **kwargs):
-        self.generated, self.batches, self.tensors, self.waiting = 0, [], [], []
+        self.generated, self.batches, self.waiting, self.weights, self.tensors = 0, [], [], [], []
         super().__init__(*args, **kwargs)
+        self.collector.collect = partial(self._noted, self.collector.collect)
+
+    def _noted(self, collect, *args):
+        self.waiting.append(list(self.collector.leftover))
+        self.weights.append({name: p.detach().clone() for name, p in self.model.named_parameters()})
+        batch = collect(*args)
+        self.batches.append(as_it_is(batch))
+        return batch
 
     def _generate_single_turn(self, prompt_ids, *args, **kwargs):
         self.generated += len(prompt_ids) if self.model.training else 0
         return super()._generate_single_turn(prompt_ids, *args, **kwargs)
 
-    def _log(self, batch):
-        self.batches.append(as_it_is(batch))
-        super()._log(batch)
-
     def _generate_and_score_completions(self, inputs):
-        if self.model.training:
-            self.waiting.append(list(self.collector.leftover))
         tensors = super()._generate_and_score_completions(inputs)
         if self.model.training:
             self.tensors.append(tensors)
@@ -116,21 +119,3 @@ def dynamic(tmp_path, trainer_class=Watched, rewards=mixed_reward, **options):
     """A short run with dynamic sampling, each generation batch of two steps."""
     options = {"max_rollout_rounds": 4, "steps_per_generation": 2, **options}
     return run(trainer_class, DataEfficientGRPOConfig, tmp_path, rewards=rewards, **options)
-
-
-# Options of TRL's and ours with which dynamic sampling and replay have to train
-TRAINING_SETTINGS = {
-    "conversational": {"trainer": {"train_dataset": chat_dataset()}},
-    "lora": {"trainer": {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"])}},
-    "misaligned": {"steps_per_generation": 3, "gradient_accumulation_steps": 2},
-    "num_iterations": {"num_iterations": 2},
-    "several generation batches a step": {"steps_per_generation": 1, "gradient_accumulation_steps": 3},
-    "off-policy mask": {"off_policy_mask_threshold": 0.5},
-    "sequence level": {"importance_sampling_level": "sequence", "loss_type": "grpo"},
-    "proximal clip": {"replay_clip": "proximal"},
-    "scale_rewards batch": {"scale_rewards": "batch"},
-    "gradient checkpointing": {"gradient_checkpointing": True},
-    "greso": {"selection": "greso"},
-    "entropy mask": {"top_entropy_quantile": 0.5},
-    **{loss: {"loss_type": loss} for loss in ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "luspo", "sapo", "vespo")},
-}

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 from tests.factories import generator, make_group, visit
 from trl_dataeff.replay.buffer import ReplayBuffer, replay_groups
-from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD
+from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD, pack_groups
 
 
 KINDS = st.sampled_from([EFFECTIVE, EFFECTIVE, EASY, HARD])
@@ -27,15 +27,18 @@ def newest_if_effective(entered: list) -> list:
     return kept[::-1]
 
 
-@given(rounds=ROUNDS, capacity=st.integers(1, 6))
-def test_first_in_first_out_newest_per_prompt_effective_only(rounds, capacity):
-    """After each round, the newest groups of those that were there before it and of the round itself."""
-    buffer, present = ReplayBuffer(capacity), []
-    for step, visits in enumerate(rounds):
-        groups = [visit(prompt_id, kind, step) for prompt_id, kind in visits]
-        buffer.add(groups, step)
+@given(rounds=ROUNDS, capacity=st.integers(1, 6), max_age=st.none() | st.integers(1, 4))
+def test_first_in_first_out_newest_per_prompt_effective_only(rounds, capacity, max_age):
+    """After each round, the newest groups of those that were there before it and of the round; age is in generation batches."""
+    buffer, present = ReplayBuffer(capacity, max_age), []
+    for batch, visits in enumerate(rounds):
+        buffer.expire(batch)
+        present = [group for group in present if max_age is None or batch - group.step // 64 <= max_age]
+        assert list(map(id, buffer.groups)) == list(map(id, present))
+        groups = [visit(prompt_id, kind, 64 * batch) for prompt_id, kind in visits]
+        buffer.add(groups, batch)
         present = newest_if_effective(present + groups)[-capacity:]
-        assert [id(g) for g in buffer.groups] == [id(g) for g in present]
+        assert list(map(id, buffer.groups)) == list(map(id, present))
 
 
 def test_a_group_without_any_score_removes_nothing():
@@ -46,103 +49,57 @@ def test_a_group_without_any_score_removes_nothing():
     assert [(g.prompt_id, g.step) for g in buffer.groups] == [(1, 0)]
 
 
-@given(rounds=ROUNDS, max_age=st.integers(1, 6), now=st.integers(0, 12))
-def test_age_is_in_generation_batches(rounds, max_age, now):
-    buffer, unlimited = ReplayBuffer(99, max_age), ReplayBuffer(99)
-    for step, visits in enumerate(rounds):
-        groups = [visit(prompt_id, kind, 64 * step) for prompt_id, kind in visits]
-        buffer.add(groups, step)
-        unlimited.add(groups, step)
-    buffer.expire(now)
-    unlimited.expire(now)
-    assert [id(g) for g in buffer.groups] == [id(g) for g in unlimited.groups if now - g.step // 64 <= max_age]
-
-
-@given(prompts=st.sets(st.integers(0, 30)), exclude=st.lists(st.integers(0, 30)), data=st.data())
-def test_samples_are_distinct_and_leave_out_excluded_prompts(prompts, exclude, data):
-    buffer = ReplayBuffer(99)
-    buffer.add((visit(i, EFFECTIVE, 0) for i in prompts), 0)
-    allowed = prompts - set(exclude)
-    assert buffer.available(exclude) == len(allowed)
-    n = data.draw(st.integers(0, 40))
-    chosen = [group.prompt_id for group in buffer.sample(n, generator(), exclude)]
-    assert len(chosen) == len(set(chosen)) == min(n, len(allowed))
-    assert set(chosen) <= allowed
-    assert len(buffer) == len(prompts)
-
-
-def test_in_random_order_all_groups_are_drawn_equally_often():
-    buffer, rng, draws = ReplayBuffer(10, newest_first=False), generator(1), 4000
-    for i in range(10):
-        buffer.add([visit(i, EFFECTIVE)], i)
-    counts = np.bincount([g.prompt_id for _ in range(draws) for g in buffer.sample(3, rng)], minlength=10)
-    share = 3 / 10
-    assert np.abs(counts - draws * share).max() < 4 * np.sqrt(draws * share * (1 - share))
-
-
-@given(batches=st.lists(st.integers(0, 5), min_size=1, max_size=12), sizes=st.lists(st.integers(0, 5), max_size=8))
-def test_the_least_replayed_come_first_then_the_newest(batches, sizes):
-    buffer, uses, rng = ReplayBuffer(99), dict.fromkeys(range(len(batches)), 0), generator()
+@given(
+    batches=st.lists(st.integers(0, 5), max_size=12),
+    draws=st.lists(st.tuples(st.integers(0, 15), st.lists(st.integers(0, 12), max_size=6)), max_size=8),
+    newest_first=st.booleans(),
+)
+def test_samples_are_distinct_and_the_least_replayed_come_first_then_the_newest(batches, draws, newest_first):
+    buffer, uses, rng = ReplayBuffer(99, newest_first=newest_first), dict.fromkeys(range(len(batches)), 0), generator()
     for i in sorted(uses, key=lambda i: batches[i]):
         buffer.add([visit(i, EFFECTIVE)], batches[i])
-    for n in sizes:
-        drawn = [group.prompt_id for group in buffer.sample(n, rng)]
-        order = sorted((uses[i], -batches[i]) for i in uses)
-        assert [(uses[i], -batches[i]) for i in drawn] == order[:n]
+    for n, exclude in draws:
+        order = sorted((uses[i], -batches[i]) for i in uses if i not in exclude)
+        assert buffer.available(exclude) == len(order)
+        drawn = [group.prompt_id for group in buffer.sample(n, rng, exclude)]
+        assert len(set(drawn)) == len(drawn) == min(n, len(order))
+        assert not set(drawn) & set(exclude)
+        if newest_first:
+            assert [(uses[i], -batches[i]) for i in drawn] == order[:n]
         uses |= {i: uses[i] + 1 for i in drawn}
+        assert len(buffer) == len(batches), "they stay"
 
 
-def test_equals_are_drawn_equally_often():
+@pytest.mark.parametrize("newest_first", [True, False])
+def test_equals_are_drawn_equally_often(newest_first):
+    """Groups of one generation batch, or in random order those of any."""
     counts, rng = np.zeros(5), generator(1)
     for _ in range(1000):
-        buffer = ReplayBuffer(5)
-        buffer.add((visit(i, EFFECTIVE) for i in range(5)), 0)
+        buffer = ReplayBuffer(5, newest_first=newest_first)
+        for i in range(5):
+            buffer.add([visit(i, EFFECTIVE)], 0 if newest_first else i)
         counts[[group.prompt_id for group in buffer.sample(2, rng)]] += 1
     assert np.abs(counts - 400).max() < 4 * np.sqrt(1000 * 0.4 * 0.6)
 
 
-class TestState:
-    """A buffer alone: its state through a file."""
-
-    @staticmethod
-    def filled(capacity: int = 8, max_age: int | None = 5) -> ReplayBuffer:
-        buffer = ReplayBuffer(capacity, max_age)
-        for i in (4, 0, 7, 3, 9, 1, 0):  # prompt 0 twice: its second group is the newest
-            logps = [np.float32([-i]), np.float32([-1.5, -i])]
-            group = make_group(prompt_id=i, step=10 + i, owner=0, behavior_logps=logps, logged={"n": [i, "ä"]})
-            buffer.add([group], 10 + i)
-        return buffer
-
-    @staticmethod
-    def restored(state: dict[str, np.ndarray], path, capacity: int = 8, max_age: int | None = 5) -> ReplayBuffer:
-        save_file(state, path)
-        buffer = ReplayBuffer(capacity, max_age)
-        buffer.load_state_dict(load_file(path))
-        return buffer
-
-    def test_what_follows_is_identical(self, tmp_path):
-        """The next samples, what enters, and what leaves by capacity and age."""
-        buffer, first, second = self.filled(capacity=6), generator(3), generator(3)
-        copy = self.restored(buffer.state_dict(), tmp_path / "replay.safetensors", capacity=6)
-        for n, exclude in [(3, []), (2, [4, 9]), (6, []), (1, [0]), (0, []), (4, [7, 99])]:
-            drawn, again = buffer.sample(n, first, exclude), copy.sample(n, second, exclude)
-            for a, b in zip(drawn, again, strict=True):
-                assert (a.prompt_id, a.step, a.owner, a.effective) == (b.prompt_id, b.step, b.owner, b.effective)
-                assert (a.rollouts.completions, a.rollouts.logged) == (b.rollouts.completions, b.rollouts.logged)
-                for x, y in zip([a.rewards, *a.rollouts.behavior_logps], [b.rewards, *b.rollouts.behavior_logps]):
-                    np.testing.assert_array_equal(x, y, strict=True)
-        for one in (buffer, copy):
-            one.add([make_group(prompt_id=i, step=20) for i in (3, 5, 6)], 20)
-            one.expire(20)
-        assert [(g.prompt_id, g.step) for g in copy.groups] == [(g.prompt_id, g.step) for g in buffer.groups]
-        assert [g.prompt_id for g in copy.groups] == [9, 3, 5, 6]
-
-    def test_a_group_that_was_replayed_is_restored_as_one_that_is_not_in_a_batch(self, tmp_path):
-        """Origin and disposition are of a group in a batch, and decided anew when the group is sampled."""
-        buffer = self.filled()
-        buffer.groups[0].origin, buffer.groups[0].disposition = "replayed", "trained"
-        copy = self.restored(buffer.state_dict(), tmp_path / "replay.safetensors")
-        assert {(g.origin, g.disposition) for g in copy.groups} == {("fresh", None)}
+def test_a_restored_buffer_goes_on_as_before(tmp_path):
+    """By a file: the next samples, what enters, and what leaves by capacity and age. Origin and disposition are of a batch."""
+    buffer, copy, first, second = ReplayBuffer(6, 5), ReplayBuffer(6, 5), generator(3), generator(3)
+    for i in (4, 0, 7, 3, 9, 1, 0):  # prompt 0 twice: its second group is the newest
+        logps = [np.float32([-i]), np.float32([-1.5, -i])]
+        group = make_group(prompt_id=i, step=10 + i, owner=0, behavior_logps=logps, logged={"n": [i, "ä"]})
+        group.mark(origin="replayed", disposition="trained")
+        buffer.add([group], 10 + i)
+    save_file(buffer.state_dict(), tmp_path / "replay.safetensors")
+    copy.load_state_dict(load_file(tmp_path / "replay.safetensors"))
+    assert {(g.origin, g.disposition) for g in copy.groups} == {("fresh", None)}
+    for n, exclude in [(3, []), (2, [4, 9]), (6, []), (1, [0]), (0, []), (4, [7, 99])]:
+        drawn, again = buffer.sample(n, first, exclude), copy.sample(n, second, exclude)
+        np.testing.assert_equal(pack_groups(again), pack_groups(drawn))
+    for one in (buffer, copy):
+        one.add([make_group(prompt_id=i, step=20) for i in (3, 5, 6)], 20)
+        one.expire(20)
+        assert [(g.prompt_id, g.step) for g in one.groups] == [(9, 19), (3, 20), (5, 20), (6, 20)]
 
 
 def test_memory_is_bounded_by_the_capacity():

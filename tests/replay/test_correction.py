@@ -9,13 +9,9 @@ import pytest
 import torch
 from trl import GRPOTrainer
 
-from tests.factories import SHARE, Watched, dynamic, make_group, save_tiny
-from trl_dataeff.replay.correction import (
-    LossCorrection,
-    behavior_ratio,
-    correct_inputs,
-)
-from trl_dataeff.replay.kl import missing_kl, token_scale
+from tests.factories import SHARE, Watched, dynamic, make_group
+from trl_dataeff.replay.buffer import ReplayBuffer
+from trl_dataeff.replay.correction import LossCorrection, behavior_ratio, correct_inputs
 from trl_dataeff.replay.logprobs import behavior_tensors
 from trl_dataeff.rollouts.distributed import Processes
 
@@ -46,13 +42,6 @@ def micro_batch(**fields) -> dict:
 
 PRESENT = torch.tensor([[-1.5, -1.5, -1.0], [-0.5, -0.6, -0.7]])
 CORRECTION = {"clip": "proximal", "cap": 10.0, "level": "token", "loss_type": "grpo"}
-
-
-def test_a_sequence_has_one_ratio():
-    inputs = micro_batch()
-    correct_inputs(inputs, PRESENT, **{**CORRECTION, "level": "sequence"})
-    geometric_mean = np.exp(((-1.5 + 1.0) + (-1.5 + 2.0)) / 2)
-    torch.testing.assert_close(inputs["advantages"], torch.tensor([[2.0 * geometric_mean], [-1.0]]).float())
 
 
 @pytest.mark.parametrize("shape", [(2, 3), (2, 1)])
@@ -91,66 +80,50 @@ def test_a_log_prob_that_is_not_known_has_ratio_one():
 
 def correction(**options) -> LossCorrection:
     run = {"max_completion_length": 3, "steps_per_generation": 1, "processes": Processes()}
-    return LossCorrection(**{**CORRECTION, "kl": 0.0, "epsilon": (0.2, 0.2), **run, **options})
+    return LossCorrection(**{**CORRECTION, "epsilon": (0.2, 0.2), **run, **options})
 
 
-class TestMoments:
-    """`LossCorrection` at the two moments of a loss: when it has its log-probs, and when it returns."""
+def test_the_loss_gets_a_copy_that_is_corrected_once_it_has_its_log_probs():
+    loss, inputs = correction(cap=1.2), micro_batch()
+    before = dict(inputs)
+    with loss.micro_batch(inputs) as own:
+        loss.on_logps(PRESENT.clone().requires_grad_())
+    assert inputs == before, "TRL uses its own again"
+    torch.testing.assert_close(own["advantages"][0], 2 * torch.tensor([-0.5, 0.5, 0.0]).exp().clamp(max=1.2))
+    assert not own["advantages"].requires_grad
+    assert loss.on_logps(PRESENT) == {}, "it is over"
 
-    def test_within_it_the_loss_gets_a_copy_that_is_corrected(self):
-        loss, inputs = correction(cap=1.2), micro_batch()
-        before = dict(inputs)
-        logps = PRESENT.clone().requires_grad_()
-        with loss.micro_batch(inputs) as own:
-            loss.on_logps(logps)
-        assert inputs == before, "TRL uses its own again"
-        expected = torch.tensor([-0.5, 0.5, 0.0]).exp()
-        torch.testing.assert_close(own["advantages"][0], 2 * expected.clamp(max=1.2))
-        assert not own["advantages"].requires_grad
-        assert loss.on_logps(PRESENT) == {}, "it is over"
 
-    def test_the_effective_sample_size_is_that_of_all_processes(self):
-        other = torch.tensor([2.0, 5.0, 17.0, 1.0])  # tokens, sums of the ratio and of its square, clipped tokens
-        loss = correction(processes=Processes(0, 2, gather=lambda own: torch.cat([own, other])))
-        with loss.micro_batch(micro_batch()):
-            metrics = loss.on_logps(PRESENT)
-        own = torch.tensor([-0.5, 0.5]).exp()
-        assert metrics["replay/ess"] == pytest.approx((own.sum().item() + 5) ** 2 / 4 / ((own**2).sum().item() + 17))
-        assert metrics["replay/clipped_share"] == 1 / 4
-        with loss.micro_batch(micro_batch(replayed=torch.tensor([False, False]))):
-            loss.processes = Processes()
-            assert all(value != value for value in loss.on_logps(PRESENT).values()), "without replayed tokens: NaN"
+def test_the_effective_sample_size_is_that_of_all_processes():
+    other = torch.tensor([2.0, 5.0, 17.0, 1.0])  # tokens, sums of the ratio and of its square, clipped tokens
+    buffer = ReplayBuffer(1)
+    loss = correction(processes=Processes(0, 2, gather=lambda own: torch.cat([own, other])), buffer=buffer)
+    with loss.micro_batch(micro_batch()):
+        metrics = loss.on_logps(PRESENT)
+    own = torch.tensor([-0.5, 0.5]).exp()
+    assert metrics["replay/ess"] == pytest.approx((own.sum().item() + 5) ** 2 / 4 / ((own**2).sum().item() + 17))
+    assert metrics["replay/clipped_share"] == 1 / 4
+    loss = correction(buffer=buffer)
+    with loss.micro_batch(micro_batch(replayed=torch.tensor([False, False]))):
+        assert np.isnan(list(loss.on_logps(PRESENT).values())).all(), "without replayed tokens"
 
-    @pytest.mark.parametrize("clip", ["proximal", "behavior"])
-    def test_clipped_share(self, clip):
-        """Of five tokens of replayed rows; pi_theta is 1.1 times pi_old everywhere."""
-        ratio = torch.tensor([[0.9, 1.3, 1.0], [1.3, 0.5, 9.0]])  # pi_old / pi_behavior
-        inputs = {
-            "advantages": torch.tensor([2.0, -1.0]),
-            "old_per_token_logps": PRESENT,
-            "behavior_per_token_logps": PRESENT - ratio.log(),
-            "completion_mask": torch.tensor([[1, 1, 1], [1, 1, 0]]),
-            "replayed": torch.tensor([True, True]),
-        }
-        loss = correction(clip=clip, cap=1.2)
-        with loss.micro_batch(inputs):
-            metrics = loss.on_logps(PRESENT + np.log(1.1))
-        # behavior: 1.43 is above the clip with a positive advantage, 0.55 below it with a negative one, 1.43 above the cap
-        assert metrics["replay/clipped_share"] == pytest.approx(3 / 5 if clip == "behavior" else 0)
 
-    @pytest.mark.parametrize(("clip", "kl"), [("behavior", 0.5), ("proximal", 0.0), ("proximal", 0.5)])
-    def test_the_kl_term_lacks_something_with_the_proximal_clip_alone(self, clip, kl):
-        loss, reference = correction(clip=clip, kl=kl), PRESENT - 0.3
-        fields = {"ref_per_token_logps": reference, "num_items_in_batch": torch.tensor(5)}
-        with loss.micro_batch(micro_batch(**fields)):
-            loss.on_logps(PRESENT)
-            missing = loss.missing_kl(accumulation_steps=2)
-        if clip == "behavior" or not kl:
-            assert missing == 0.0
-            return
-        k3 = np.exp(-0.3) + 0.3 - 1  # of every token; the first row has two, and a micro-batch two rows
-        by_hand = kl * ((np.exp(-0.5) - 1) + (np.exp(0.5) - 1)) * k3 / 2 / 2 / 2
-        assert missing.item() == pytest.approx(by_hand, rel=1e-5)
+@pytest.mark.parametrize(("clip", "share"), [("proximal", 0), ("behavior", 3 / 5)])
+def test_clipped_share(clip, share):
+    """
+    Of five tokens of replayed rows; pi_theta is 1.1 times pi_old everywhere. By the behavior policy, 1.43 is above the clip with
+    a positive advantage, 0.55 below it with a negative one, and 1.43 above the cap.
+    """
+    ratio = torch.tensor([[0.9, 1.3, 1.0], [1.3, 0.5, 9.0]])  # pi_old / pi_behavior
+    inputs = micro_batch(
+        old_per_token_logps=PRESENT,
+        behavior_per_token_logps=PRESENT - ratio.log(),
+        completion_mask=torch.tensor([[1, 1, 1], [1, 1, 0]]),
+        replayed=torch.tensor([True, True]),
+    )
+    loss = correction(clip=clip, cap=1.2, buffer=ReplayBuffer(1))
+    with loss.micro_batch(inputs):
+        assert loss.on_logps(PRESENT + np.log(1.1))["replay/clipped_share"] == pytest.approx(share)
 
 
 class Checked(Watched):
@@ -166,15 +139,12 @@ class Checked(Watched):
         if "replayed" in inputs and inputs["replayed"].any():
             expected = self.loss_by_hand(model, inputs)
             torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-6)
-            self.assert_gradients_agree(model, loss, expected)
+            parameters = [p for p in model.parameters() if p.requires_grad]
+            ours = torch.autograd.grad(loss, parameters, retain_graph=True)
+            for a, b in zip(ours, torch.autograd.grad(expected, parameters)):
+                torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
             self.checked += 1
         return loss
-
-    def assert_gradients_agree(self, model, loss, expected):
-        parameters = [p for p in model.parameters() if p.requires_grad]
-        ours = torch.autograd.grad(loss, parameters, retain_graph=True)
-        for a, b in zip(ours, torch.autograd.grad(expected, parameters)):
-            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
     def loss_by_hand(self, model, inputs):
         """The objectives of arXiv 2506.05316 and of the loss types, from plain logits."""
@@ -191,19 +161,13 @@ class Checked(Watched):
         assert (known.any(dim=1) == inputs["replayed"]).all()
         sampled = torch.where(known, behavior, old)
         self.largest = max(self.largest, (old - sampled)[mask.bool()].exp().max().item())
+        of = [logps, old, sampled]
         if args.importance_sampling_level == "sequence":
-            lengths = mask.sum(1, keepdim=True)
-            logps_of, old_of, sampled_of = (
-                ((values * mask).sum(1, keepdim=True) / lengths) for values in (logps, old, sampled)
-            )
-        else:
-            logps_of, old_of, sampled_of = logps, old, sampled
-        if args.replay_clip == "behavior":
-            w, rho = (logps_of - sampled_of).exp(), torch.ones(())
-        else:
-            w, rho = (logps_of - old_of).exp(), (old_of - sampled_of).exp().clamp(max=args.replay_ratio_cap)
+            of = [(values * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True) for values in of]
+        w, rho = (of[0] - of[1]).exp(), (of[1] - of[2]).exp().clamp(max=args.replay_ratio_cap)
         held = torch.zeros_like(w, dtype=torch.bool)
         if args.replay_clip == "behavior":
+            w, rho = (of[0] - of[2]).exp(), torch.ones(())
             held = inputs["replayed"][:, None] & (advantages < 0) & (w > args.replay_ratio_cap)
         self.held += int((held & mask.bool()).sum())
         w = torch.where(held, args.replay_ratio_cap, w)
@@ -231,65 +195,33 @@ class Checked(Watched):
 
 
 REPLAY = {**SHARE, "max_rollout_rounds": 1}
+BY_HAND = ["grpo", "dapo", "dr_grpo", "bnpo", "cispo"]
+
+
+RUNS = {
+    "replayed, aligned": {**REPLAY, "steps_per_generation": 1},
+    "replayed, misaligned": {**REPLAY, "steps_per_generation": 2},
+    "leftover, aligned": {"rollout_margin": 2.0, "steps_per_generation": 1},
+    "leftover, misaligned": {"rollout_margin": 2.0, "steps_per_generation": 2},
+    "a corrected KL term": {**REPLAY, "beta": 0.3, "use_bias_correction_kl": True},
+}
+LOSSES = {
+    **{f"{loss}, {name}": {"loss_type": loss, **fields} for loss in BY_HAND for name, fields in RUNS.items()},
+    "a KL term": {**REPLAY, "loss_type": "dapo", "beta": 0.3},
+    "sequences": {**REPLAY, "loss_type": "grpo", "importance_sampling_level": "sequence"},
+}
 
 
 @pytest.mark.parametrize("clip", ["proximal", "behavior"])
-@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo", "bnpo", "cispo"])
-@pytest.mark.parametrize("aligned", [True, False])
-@pytest.mark.parametrize("kind", ["replayed", "leftover"])
-def test_loss_and_gradient_by_hand(tmp_path, loss_type, clip, aligned, kind):
+@pytest.mark.parametrize("name", LOSSES)
+def test_loss_and_gradient_by_hand(tmp_path, name, clip):
     """Aligned: pi_old is that of the loss's own forward pass. Misaligned: TRL has put it into the batch."""
-    batches = {"steps_per_generation": 1} if aligned else {"steps_per_generation": 2}
-    batches |= REPLAY if kind == "replayed" else {"rollout_margin": 2.0}
-    options = {"replay_clip": clip, "loss_type": loss_type, "replay_ratio_cap": 1.1, "learning_rate": 3e-2, **batches}
+    options = {"replay_clip": clip, "replay_ratio_cap": 1.1, "learning_rate": 3e-2, **LOSSES[name]}
     trainer = dynamic(tmp_path, trainer_class=Checked, **options)
     assert trainer.checked >= 2
     assert trainer.largest > 1.1, "the cap was never reached"
-    assert clip == "proximal" or trainer.held, "no ratio was held at the cap"
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"loss_type": loss, "replay_clip": clip, "use_bias_correction_kl": corrected}
-        for clip in ("proximal", "behavior")
-        for loss in ("grpo", "dapo", "dr_grpo", "bnpo", "cispo")
-        for corrected in (True, False)
-        if corrected or loss == "dapo"
-    ]
-    + [
-        {"loss_type": "grpo", "importance_sampling_level": "sequence", "replay_ratio_cap": 10.0, "replay_clip": clip}
-        for clip in ("proximal", "behavior")
-    ],
-)
-def test_loss_with_a_kl_term_by_hand(tmp_path, options):
-    model = {"trainer": {"model": save_tiny(tmp_path / "model")}}  # the reference model is loaded by its path
-    options = {"replay_ratio_cap": 1.1, "learning_rate": 3e-2, "beta": 0.3, **options}
-    trainer = dynamic(tmp_path / "run", trainer_class=Checked, **REPLAY, **options, **model)
-    assert trainer.checked >= 2
-
-
-@pytest.mark.parametrize(
-    "options", [REPLAY, {}, {**REPLAY, "steps_per_generation": 1}, {"replay": "fill", "max_rollout_rounds": 1}]
-)
-def test_with_a_frozen_policy_the_ratio_is_one_and_the_gradient_that_of_fresh_rows(tmp_path, options):
-    gradients = []
-
-    class Compared(Watched):
-        def _compute_loss(self, model, inputs):
-            loss = super()._compute_loss(model, inputs)
-            if "replayed" in inputs and inputs["replayed"].any():
-                fresh = {k: v for k, v in inputs.items() if k not in ("replayed", "behavior_per_token_logps")}
-                weights = model.model.layers[0].mlp.up_proj.weight
-                both = loss, super()._compute_loss(model, fresh)
-                gradients.append([torch.autograd.grad(value, weights, retain_graph=True)[0] for value in both])
-            return loss
-
-    dynamic(tmp_path, trainer_class=Compared, learning_rate=0.0, **options)
-    assert len(gradients) >= 2
-    for replayed, fresh in gradients:
-        assert fresh.abs().max() > 1e-4
-        torch.testing.assert_close(replayed, fresh, rtol=1e-4, atol=1e-6)
+    if clip == "behavior" and name != "sequences":  # whose means stay below the cap
+        assert trainer.held, "no ratio was held at the cap"
 
 
 def test_the_loss_reads_advantages_and_old_logps_after_its_forward_pass():
@@ -300,48 +232,6 @@ def test_the_loss_reads_advantages_and_old_logps_after_its_forward_pass():
         assert source.count(read) == 1, f"trl's _compute_loss reads {read} {source.count(read)} times, not once"
         assert source.index(read) > forward, f"trl's _compute_loss reads {read} before its forward pass"
     assert 'inputs.get("importance_sampling_ratio")' in source[forward:], "VESPO no longer takes the ratio from there"
-
-
-@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo", "bnpo", "cispo", "sapo", "vespo", "luspo"])
-def test_scale_of_a_token_is_trls(tmp_path, loss_type):
-    """Without advantages TRL's loss is its KL term alone, which tells by how much it counts each token."""
-    seen = []
-
-    class NoAdvantages(Watched):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            for parameter in self.model.parameters():
-                parameter.data.mul_(1.1)  # away from the reference
-
-        def _compute_loss(self, model, inputs):
-            silent = {**inputs, "advantages": torch.zeros_like(inputs["advantages"])}
-            silent.pop("replayed", None)
-            loss = super()._compute_loss(model, silent)
-            scale = token_scale(
-                inputs["completion_mask"],
-                loss_type,
-                num_items=inputs["num_items_in_batch"],
-                num_processes=1,
-                max_completion_length=self.max_completion_length,
-                accumulation_steps=self.current_gradient_accumulation_steps,
-                steps_per_generation=self.args.steps_per_generation,
-            )
-            with torch.no_grad():
-                ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
-                attention = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
-                logps, _, _ = self._get_per_token_logps_and_entropies(model, ids, attention, scale.size(1))
-                # twice the ratio: what is missing is once the whole term
-                ratio = torch.full_like(logps, 2.0)
-                expected = self.beta * missing_kl(inputs, logps, ratio, level="token", scale=scale)
-            seen.append((loss.item(), expected.item()))
-            return loss
-
-    options = {"loss_type": loss_type, "beta": 1.0, "gradient_accumulation_steps": 2, "steps_per_generation": 3}
-    options |= {"trainer": {"model": save_tiny(tmp_path / "model")}, "max_steps": 6, "learning_rate": 1e-2}
-    dynamic(tmp_path / "run", trainer_class=NoAdvantages, **REPLAY, **options)
-    assert sum(value > 1e-4 for _, value in seen) >= 4
-    for loss, expected in seen:
-        assert loss == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
 class Policy(torch.nn.Module):
@@ -359,8 +249,7 @@ class Policy(torch.nn.Module):
 
 def ready(tmp_path, **options) -> Watched:
     """A trainer whose loss can be called."""
-    trainer = dynamic(tmp_path, **REPLAY, steps_per_generation=1, train=False, **options)
-    trainer._begin_run()
+    trainer = dynamic(tmp_path, **{**REPLAY, "steps_per_generation": 1, "train": False, **options})
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
     return trainer
@@ -415,6 +304,31 @@ def test_the_replayed_gradient_is_unbiased_and_without_the_ratio_it_is_not(tmp_p
     assert on_policy[0].item() == pytest.approx(by_hand.item(), rel=1e-4)
 
 
+EVERY_LOSS = [*BY_HAND, "luspo", "sapo", "vespo"]
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("loss_type", EVERY_LOSS)
+def test_the_kl_term_is_weighed_by_the_whole_ratio(tmp_path, loss_type, level):
+    """Without advantages TRL's loss is its KL term alone. It doubles where the policy that sampled was half as likely to."""
+    options = {"loss_type": loss_type, "beta": 0.5, "use_bias_correction_kl": True}
+    options |= {"steps_per_generation": 4, "gradient_accumulation_steps": 2, "importance_sampling_level": level}
+    trainer = ready(tmp_path, **options)
+    trainer.current_gradient_accumulation_steps = 2
+    logps, results = torch.tensor([[-1.0, -2.0, -0.1], [-0.5, -0.7, -3.0]]), []
+    inputs = rows(torch.zeros(2, 3, dtype=torch.long), torch.zeros(2))
+    inputs |= {"completion_mask": torch.tensor([[1, 1, 0], [1, 1, 1]]), "num_items_in_batch": torch.tensor(17)}
+    inputs["ref_per_token_logps"] = logps + torch.tensor([0.3, -0.6, 0.1])
+    replayed = {"replayed": torch.tensor([True, True]), "behavior_per_token_logps": logps - np.log(2)}
+    for fields in ({}, replayed):
+        policy = Policy(logps.clone(), lambda values, ids: values)
+        loss = trainer._compute_loss(policy, {**inputs, **fields})
+        loss.backward()
+        results.append(torch.cat([loss.detach().view(1), policy.values.grad.flatten()]))
+    assert results[0].abs().max() > 1e-3
+    torch.testing.assert_close(results[1], 2 * results[0])
+
+
 #: Of rows of two tokens: replayed ones with ratios up to 18, 1.1, 18, and a fresh one. The first and third have the mean 9
 RATIOS = torch.tensor([[18.0, 4.5], [1.1, 1.1], [18.0, 4.5], [1.0, 1.0]])
 ADVANTAGES = torch.tensor([-1.5, -0.5, 1.5, -1.0])
@@ -436,7 +350,7 @@ def loss_and_gradient(tmp_path, *, replayed: bool = True, **options) -> tuple[to
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
-@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo", "bnpo", "luspo", "cispo", "sapo", "vespo"])
+@pytest.mark.parametrize("loss_type", EVERY_LOSS)
 def test_with_the_behavior_clip_the_cap_bounds_replayed_rows_of_negative_advantage_alone(tmp_path, loss_type, level):
     options = {"loss_type": loss_type, "importance_sampling_level": level}
     options["epsilon_high"] = 20.0 if loss_type == "cispo" else 0.3
@@ -460,3 +374,8 @@ def test_with_the_behavior_clip_the_cap_bounds_replayed_rows_of_negative_advanta
         count = 1 if (loss_type, level) == ("luspo", "sequence") else 2
         less = (ratio - 3).sum() / 2 * count * 1.5 * (scale * 2 / count)
         assert (unbounded_loss - loss).item() == pytest.approx(less.item(), rel=1e-4)
+
+
+def test_a_kl_term_that_the_proximal_clip_cannot_correct_is_rejected(tmp_path):
+    with pytest.raises(ValueError, match=r"replay_clip='proximal'.*beta=0\.5.*replay_clip='behavior'"):
+        ready(tmp_path, replay_clip="proximal", beta=0.5, use_bias_correction_kl=True)

@@ -19,6 +19,7 @@ from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.rollouts.group import HARD, RolloutGroup, pack_groups, unpack_groups
 
 
+NAN = float("nan")
 WIDTH = 6  # tokens that completions are padded to
 
 
@@ -33,7 +34,7 @@ def group_of(*lengths: int, **fields) -> RolloutGroup:
 def logps_of(rows: list[int], forward: int = 0) -> torch.Tensor:
     """Log-probs `(b, WIDTH)` that tell row, token and forward pass."""
     tokens = torch.arange(WIDTH) / 10
-    return torch.tensor(rows)[:, None] + tokens + 100.0 * forward
+    return torch.tensor(rows).view(-1, 1) + tokens + 100.0 * forward
 
 
 def batch_of(groups: list[RolloutGroup], **tensors: torch.Tensor) -> dict:
@@ -41,145 +42,118 @@ def batch_of(groups: list[RolloutGroup], **tensors: torch.Tensor) -> dict:
     return {"completion_ids": torch.zeros(rows, WIDTH, dtype=torch.long), "advantages": torch.ones(rows), **tensors}
 
 
-def assert_recorded(group: RolloutGroup, rows: list[int], forward: int = 0) -> None:
-    recorded = group.rollouts.behavior_logps
-    assert len(recorded) == len(rows)
-    for values, row, tokens in zip(recorded, rows, group.rollouts.completion_tokens, strict=True):
-        assert values.dtype == np.float32
-        np.testing.assert_array_equal(values, logps_of([row], forward)[0, : len(tokens)].numpy())
+def assert_recorded(group: RolloutGroup, rows: list[int]) -> None:
+    rollouts = group.rollouts
+    for values, row, tokens in zip(rollouts.behavior_logps, rows, rollouts.completion_tokens, strict=True):
+        np.testing.assert_array_equal(values, logps_of([row])[0, : len(tokens)].numpy(), strict=True)
 
 
-class TestRecorder:
-    @given(data=st.data(), seed=st.randoms(use_true_random=False))
-    def test_rows_in_any_order_over_any_number_of_forward_passes(self, data, seed):
-        lengths = data.draw(st.lists(st.lists(st.integers(1, WIDTH), min_size=1, max_size=4), min_size=1, max_size=4))
-        groups = [group_of(*values) for values in lengths]
-        batch = batch_of(groups)
-        recorder = LogprobRecorder()
+@given(data=st.data(), seed=st.randoms(use_true_random=False))
+def test_rows_are_recorded_in_any_order_over_any_number_of_forward_passes(data, seed):
+    """A row counts at its first pass: with `num_iterations` every row meets the loss several times, later by another policy."""
+    lengths = data.draw(st.lists(st.lists(st.integers(1, WIDTH), min_size=1, max_size=4), min_size=1, max_size=4))
+    groups = [group_of(*values) for values in lengths]
+    recorder = LogprobRecorder()
+    recorder.expect(groups, batch := batch_of(groups))
+    rows = batch["batch_row"].tolist()
+    ends = np.cumsum([len(values) for values in lengths])
+    assert rows == list(range(ends[-1]))
+    expected = [list(range(end - len(values), end)) for end, values in zip(ends, lengths)]
+    seed.shuffle(rows)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(rows)), max_size=4)))
+    for start, end in zip([0, *cuts], [*cuts, len(rows)]):
+        again, new = rows[:start], rows[start:end]
+        logps = torch.cat([logps_of(again, forward=1), logps_of(new)])
+        recorder.record(torch.tensor([*again, *new], dtype=torch.long), logps)
+        for group, own in zip(groups, expected):
+            if {*again, *new} >= set(own):
+                assert_recorded(group, own)
+            else:  # never in part
+                assert group.rollouts.behavior_logps is None
+    recorder.expect([], batch_of(groups))  # all were seen
+
+
+def test_only_effective_groups_of_this_batch_without_log_probs_of_a_sampler_are_recorded():
+    known = [np.float32([-1.0])]
+    groups = [
+        group_of(1, kind=HARD),
+        group_of(1, origin="leftover", behavior_logps=known),
+        group_of(1, origin="replayed", behavior_logps=known),
+        group_of(1, sampling_logps=known),
+        group_of(1, origin="reference"),
+        group_of(1),
+    ]
+    recorder = LogprobRecorder()
+    recorder.expect(groups, batch := batch_of(groups))
+    recorder.record(batch["batch_row"], logps_of(list(range(6))))
+    assert [group.rollouts.behavior_logps for group in groups[:4]] == [None, known, known, None]
+    assert_recorded(groups[4], [4])
+    assert_recorded(groups[5], [5])
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["old log-probs", "those of the loss"])
+@pytest.mark.parametrize("active", [[1, 1], [0, 1], [1, 0], [0, 0]])
+def test_log_probs_that_the_batch_has_count_at_once_and_rows_without_an_advantage_are_not_waited_for(active, known):
+    """These skip the passes, and their log-probs count nowhere."""
+    groups, recorder = [group_of(2, 3)], LogprobRecorder()
+    logps = torch.where(torch.tensor(active).bool()[:, None], logps_of([0, 1]), 0.0)
+    batch = batch_of(groups, advantages=-torch.tensor(active).float())
+    if known:
+        batch["old_per_token_logps"] = logps
+    recorder.expect(groups, batch)
+    assert ("batch_row" in batch) == (not known)
+    for row in [row for row in (0, 1) if active[row] and not known]:
+        recorder.record(batch["batch_row"][row : row + 1], logps_of([row]))
+    for row, values in enumerate(groups[0].rollouts.behavior_logps):
+        expected = logps_of([row])[0, : len(values)] if active[row] else np.full(len(values), np.nan)
+        np.testing.assert_array_equal(values, expected)
+    recorder.expect([], batch_of(groups))
+
+
+def test_a_row_that_the_loss_has_not_seen_is_an_error():
+    recorder, groups = LogprobRecorder(), [group_of(1, 2)]
+    recorder.expect(groups, batch := batch_of(groups))
+    recorder.record(batch["batch_row"][:1], logps_of([0]))
+    assert groups[0].rollouts.behavior_logps is None
+    with pytest.raises(RuntimeError, match="1 rows of the last generation batch"):
         recorder.expect(groups, batch)
-        rows = batch["batch_row"].tolist()
-        assert rows == list(range(sum(map(len, lengths))))
-        ends = np.cumsum([len(values) for values in lengths])
-        expected = [list(range(end - len(values), end)) for end, values in zip(ends, lengths)]
-        seed.shuffle(rows)
-        cuts = sorted(data.draw(st.lists(st.integers(0, len(rows)), max_size=4)))
-        seen: set[int] = set()
-        for start, end in zip([0, *cuts], [*cuts, len(rows)]):
-            part = rows[start:end]
-            recorder.record(torch.tensor(part, dtype=torch.long), logps_of(part) if part else torch.zeros(0, WIDTH))
-            seen.update(part)
-            for group, own in zip(groups, expected):
-                if seen >= set(own):
-                    assert_recorded(group, own)
-                else:  # never in part
-                    assert group.rollouts.behavior_logps is None
-        recorder.expect([], batch_of(groups))  # all were seen
-
-    def test_a_row_counts_at_its_first_pass(self):
-        """As with `num_iterations`, where every row meets the loss several times, and later ones another policy."""
-        groups, recorder = [group_of(2, 3)], LogprobRecorder()
-        recorder.expect(groups, batch := batch_of(groups))
-        rows = batch["batch_row"]
-        recorder.record(rows[:1], logps_of([0]))
-        recorder.record(rows, logps_of([0, 1], forward=1))
-        recorded = groups[0].rollouts.behavior_logps
-        np.testing.assert_array_equal(recorded[0], logps_of([0])[0, :2])
-        np.testing.assert_array_equal(recorded[1], logps_of([1], forward=1)[0, :3])
-        recorder.record(rows, logps_of([0, 1], forward=2))
-        assert groups[0].rollouts.behavior_logps is recorded
-        np.testing.assert_array_equal(recorded[0], logps_of([0])[0, :2])
-
-    def test_log_probs_that_the_batch_has_are_recorded_at_once(self):
-        groups, recorder = [group_of(2, 1), group_of(3, 4)], LogprobRecorder()
-        batch = batch_of(groups, old_per_token_logps=logps_of([0, 1, 2, 3]))
-        recorder.expect(groups, batch)
-        assert "batch_row" not in batch
-        assert_recorded(groups[0], [0, 1])
-        assert_recorded(groups[1], [2, 3])
-        recorder.expect(groups, batch_of(groups))  # nothing is waited for
-
-    def test_only_effective_groups_of_this_batch_without_log_probs_of_a_sampler_are_recorded(self):
-        known = [np.float32([-1.0])]
-        groups = [
-            group_of(1, kind=HARD),
-            group_of(1, origin="leftover", behavior_logps=known),
-            group_of(1, origin="replayed", behavior_logps=known),
-            group_of(1, sampling_logps=known),
-            group_of(1, origin="reference"),
-            group_of(1),
-        ]
-        recorder = LogprobRecorder()
-        recorder.expect(groups, batch := batch_of(groups))
-        recorder.record(batch["batch_row"], logps_of(list(range(6))))
-        assert [group.rollouts.behavior_logps for group in groups[:4]] == [None, known, known, None]
-        assert_recorded(groups[4], [4])
-        assert_recorded(groups[5], [5])
-
-    @pytest.mark.parametrize("known", [True, False], ids=["old log-probs", "those of the loss"])
-    @pytest.mark.parametrize("active", [[0, 1], [1, 0], [0, 0]])
-    def test_rows_without_an_advantage_are_not_waited_for(self, active, known):
-        """They skip the passes, and their log-probs count nowhere."""
-        groups, recorder = [group_of(2, 3)], LogprobRecorder()
-        logps = torch.where(torch.tensor(active).bool()[:, None], logps_of([0, 1]), 0.0)
-        batch = batch_of(groups, advantages=-torch.tensor(active).float())
-        if known:
-            batch["old_per_token_logps"] = logps
-        recorder.expect(groups, batch)
-        for row in [row for row in (0, 1) if active[row] and not known]:
-            recorder.record(batch["batch_row"][row : row + 1], logps_of([row]))
-        for row, values in enumerate(groups[0].rollouts.behavior_logps):
-            expected = logps_of([row])[0, : len(values)] if active[row] else np.full(len(values), np.nan)
-            np.testing.assert_array_equal(values, expected)
-        recorder.expect([], batch_of(groups))
-
-    def test_a_row_that_the_loss_has_not_seen_is_an_error(self):
-        recorder, groups = LogprobRecorder(), [group_of(1, 2)]
-        recorder.expect(groups, batch := batch_of(groups))
-        recorder.record(batch["batch_row"][:1], logps_of([0]))
-        assert groups[0].rollouts.behavior_logps is None
-        with pytest.raises(RuntimeError, match="1 rows of the last generation batch were not seen by the loss"):
-            recorder.expect(groups, batch)
 
 
 class Forward:
-    """TRL's forward pass: the log-prob of a token is its negative id. Notes what it is given."""
+    """TRL's forward pass: the log-prob of a token is its negative id. Counts its calls."""
 
-    def __init__(self):
-        self.calls: list[tuple[torch.Tensor, torch.Tensor, int]] = []
+    calls = 0
 
     def __call__(self, input_ids, attention_mask, length):
-        self.calls.append((input_ids, attention_mask, length))
+        self.calls += 1
         return -input_ids[:, -length:].double()
 
-
-def by_forward(forward, pad_token_id=0):
-    return lambda group: group_logps(group, forward, pad_token_id, torch.device("cpu"))
+    def logps_of(self, group):
+        return group_logps(group, self, 0, torch.device("cpu"))
 
 
 def test_processes_make_equally_many_forward_passes_for_their_leftover_groups():
     """A sharded model's forward pass is a collective: a process without leftover groups has to take part."""
     for rank in (0, 1):
-        groups = [make_group(owner=0) for _ in range(3)] + [make_group(owner=1)]
+        groups = [make_group(owner=owner) for owner in (0, 0, 0, 1)]
         for group in groups:
             if group.owner != rank:
-                group.rollouts = None
+                group.move(group.owner, None)
         forward, padding_group = Forward(), make_group(owner=rank)
-        compute_leftover_logps(groups, by_forward(forward), padding_group, Processes(rank, 2))
-        assert len(forward.calls) == 3
+        compute_leftover_logps(groups, forward.logps_of, padding_group, Processes(rank, 2))
+        assert forward.calls == 3
         assert padding_group.rollouts.behavior_logps is None
-        for group in groups:
-            if group.owner == rank:
-                for logps, tokens in zip(group.rollouts.behavior_logps, group.rollouts.completion_tokens, strict=True):
-                    np.testing.assert_array_equal(logps, -tokens.astype(np.float32))
-                    assert logps.dtype == np.float32
+        for rollouts in [group.rollouts for group in groups if group.owner == rank]:
+            for logps, tokens in zip(rollouts.behavior_logps, rollouts.completion_tokens, strict=True):
+                np.testing.assert_array_equal(logps, -tokens.astype(np.float32), strict=True)
 
 
 def test_no_forward_pass_without_leftover_groups_or_where_the_sampler_returned_its_log_probs():
     forward, sampled = Forward(), [np.float32([-1.0]), np.float32([-1.0, -2.0])]
     group = make_group(owner=0, sampling_logps=sampled)
-    compute_leftover_logps([], by_forward(forward), make_group(owner=0), Processes())
-    compute_leftover_logps([group], by_forward(forward), group, Processes())
-    assert not forward.calls
+    compute_leftover_logps([], forward.logps_of, make_group(owner=0), Processes())
+    compute_leftover_logps([group], forward.logps_of, group, Processes())
+    assert forward.calls == 0
     assert group.rollouts.behavior_logps is None
 
 
@@ -202,7 +176,7 @@ def test_a_sequence_that_the_samplers_mask_excluded_stays_out_when_it_is_replaye
     assert batch["advantages"].tolist() == [1, -1], "fresh rows are TRL's matter"
     assert group.rollouts.excluded == [True, False]
     (stored,) = unpack_groups(pack_groups([group]))  # as a checkpoint keeps it
-    stored.origin = "replayed"
+    stored.mark(origin="replayed")
     batch = {
         "advantages": torch.tensor([0.5, -0.5, 1.0, -1.0]),
         "importance_sampling_ratio": torch.tensor([[1.0], [0.0], [9.0], [0.0]]),  # 0: the policies are no longer alike
@@ -220,7 +194,7 @@ def sampled(**fields) -> dict[str, float]:
         "replayed": torch.tensor([False, True, False]),
         "completion_mask": torch.tensor([[1, 1], [1, 1], [1, 0]]),
         "old_per_token_logps": torch.tensor([[-1.0, -2.0], [-1.0, -1.0], [-3.0, 0.0]]),
-        "sampling_per_token_logps": torch.tensor([[-1.5, float("nan")], [-9.0, -9.0], [-2.0, -5.0]]),
+        "sampling_per_token_logps": torch.tensor([[-1.5, NAN], [-9.0, -9.0], [-2.0, -5.0]]),
         "importance_sampling_ratio": torch.tensor([[1.5, 1.0], [9.0, 0.0], [0.5, 7.0]]),
     }
     gather = fields.pop("gather", lambda own: own)
@@ -237,9 +211,7 @@ def test_trls_metrics_of_the_sampler_cover_fresh_tokens_only():
     assert [by_row[name] for name in names[2:]] == [1.0, 1.5, 2.0]
     no_tool = sampled(tool_mask=torch.tensor([[0, 1], [1, 1], [1, 1]]))
     assert [no_tool[name] for name in names] == [1.0, 1.0, 0.5, 0.75, 1.0]
-    skipped = torch.tensor(
-        [[-1.0, -2.0], [-1.0, -1.0], [float("nan")] * 2]
-    )  # the third row, by the pass for old log-probs
+    skipped = torch.tensor([[-1.0, -2.0], [-1.0, -1.0], [NAN, NAN]])  # the third row, by the pass for old log-probs
     assert [sampled(old_per_token_logps=skipped)[name] for name in names] == [0.5, 0.5, 1.0, 1.25, 1.5]
     nothing = torch.tensor([0.0, 0.0, 0.0, 0.0, *[-float("inf")] * 3])  # of a process without fresh rows
     assert sampled(gather=lambda own: torch.cat([own, nothing])) == by_token

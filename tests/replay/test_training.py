@@ -1,32 +1,29 @@
 """Replay in training: what is generated, what is replayed, what it costs and what is logged."""
 
-import copy
 import functools
-import itertools
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from peft import LoraConfig
 
 from tests.factories import (
     DYNAMIC,
     FILL,
     SHARE,
-    TRAINING_SETTINGS,
     Watched,
+    add,
+    chat_dataset,
     even_length_reward,
     letter_share_reward,
     logged,
     mixed_reward,
     number,
-    plain_dataset,
     run,
-    save_tiny,
     scripted_tool_calls,
     tiny_model,
-    tool_dataset,
-    tool_tokenizer,
+    tool_arguments,
 )
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 
@@ -58,18 +55,8 @@ def test_a_share_of_the_batch_is_not_generated_once_the_buffer_can_give_it(tmp_p
 
 @pytest.mark.parametrize("fields", [{}, {"beta": 0.1}, {"num_iterations": 2, "max_steps": 32}], ids=str)
 def test_zero_variance_groups_give_their_places_to_stored_ones(tmp_path, fields):
-    """Also with a KL term, which then covers what is trained on; a batch keeps its rows for all of its iterations."""
-    rows: list[list] = []  # of each micro-batch, when it enters the loss
-
-    class Noted(Watched):
-        def _compute_loss(self, model, inputs):
-            keys = zip(inputs["completion_ids"].tolist(), inputs["advantages"].tolist())
-            rows.append(sorted(keys))
-            return super()._compute_loss(model, inputs)
-
-    if "beta" in fields:  # the reference model is loaded by its path
-        fields = {**fields, "trainer": {"model": save_tiny(tmp_path / "model")}}
-    trainer = replaying(tmp_path, Noted, replay_max_age=None, skip_zero_advantage=False, **fields)
+    """Also with a KL term, which then covers what is trained on; a batch is trained on in all of its iterations."""
+    trainer = replaying(tmp_path, replay_max_age=None, skip_zero_advantage=False, **fields)
     assert len(trainer.batches) == 8
     stored: dict[int, object] = {}
     for batch, tensors in zip(trainer.batches, trainer.tensors, strict=True):
@@ -82,10 +69,6 @@ def test_zero_variance_groups_give_their_places_to_stored_ones(tmp_path, fields)
         assert [g for g in batch.trained if g.effective] == [*effective, *batch.replayed]
         stored |= {g.prompt_id: g for g in effective}
     assert sum(len(b.replayed) for b in trainer.batches) > 10
-    iterations = trainer.args.num_iterations
-    for batch in range(8):
-        own = rows[2 * iterations * batch :][: 2 * iterations]
-        assert all(own[i] == own[i % 2] for i in range(len(own)))
 
 
 @pytest.mark.parametrize(
@@ -137,50 +120,24 @@ def test_advantages_and_logged_rewards_are_those_of_all_generated_groups(tmp_pat
     assert compared >= 4
 
 
-def test_lengths_are_logged_of_all_generated_completions_and_tokens_of_trained_ones(tmp_path):
-    trainer = replaying(tmp_path, steps_per_generation=1, per_device_train_batch_size=16)
-    names = ("completions/mean_length", "completions/max_length", "completions/clipped_ratio", "num_tokens")
+@pytest.mark.parametrize("fields", [{}, {**DYNAMIC, "replay": "off"}], ids=["replay", "dynamic sampling"])
+def test_lengths_are_logged_of_all_generated_completions_and_tokens_of_trained_ones(tmp_path, fields):
+    trainer = replaying(tmp_path, steps_per_generation=1, per_device_train_batch_size=16, **fields)
+    names = ("completions/mean_length", "completions/max_length", "completions/clipped_ratio", "reward", "num_tokens")
     total = 0
     for batch, row, tensors in zip(trainer.batches, logged(trainer, *names), trainer.tensors, strict=True):
-        completions = [tokens for g in batch.generated for tokens in g.rollouts.completion_tokens]
-        lengths = [len(tokens) for tokens in completions]
+        groups = batch.generated or batch.trained  # those of leftover groups if nothing was generated
+        completions = [tokens for g in groups for tokens in g.rollouts.completion_tokens]
+        lengths, reward = [len(tokens) for tokens in completions], np.mean([g.rewards for g in groups])
         ends = {trainer.processing_class.eos_token_id, trainer.processing_class.pad_token_id}
         cut_off = [tokens[-1] not in ends for tokens in completions]
         total += int(tensors["completion_mask"].sum() + tensors["prompt_mask"].sum())
-        assert row == pytest.approx((np.mean(lengths), max(lengths), np.mean(cut_off), total))
-    assert sum(len(b.replayed) for b in trainer.batches) > 10
-
-
-@pytest.mark.parametrize(("per_batch", "per_step", "share", "resumed"), [(1, 4, 0.5, 4), (3, 2, 0.75, 4)])
-def test_generation_batches_that_share_an_optimizer_step_have_no_rollout_in_common(
-    tmp_path, per_batch, per_step, share, resumed
-):
-    """Several in a step, or three micro-batches, two of them a step: every second one begins within a step. Also after a resume."""
-    options = {"per_device_train_batch_size": 16, "steps_per_generation": per_batch, "selection": "uniform"}
-    options |= {"gradient_accumulation_steps": per_step, "replay_fraction": share, **SHARE}
-    options |= {"save_strategy": "steps", "save_steps": 1, "trainer": {"train_dataset": plain_dataset(200)}}
-    batches: list[tuple[int, set]] = []
-
-    class Noting(Watched):
-        def _log(self, batch):
-            batches.append((self.state.global_step, {(g.prompt_id, g.step, g.origin) for g in batch.trained}))
-            super()._log(batch)
-
-    trainer = replaying(tmp_path, Noting, max_steps=6, **options)
-    whole = list(batches)
-    assert any(origin == "replayed" for _, batch in whole for *_, origin in batch)
-    first_rows = np.arange(len(whole)) * per_batch  # micro-batches; an optimizer step takes `per_step` of them
-    for i, j in itertools.combinations(range(len(whole)), 2):
-        if first_rows[j] // per_step <= (first_rows[i] + per_batch - 1) // per_step:
-            assert not {key[:2] for key in whole[i][1]} & {key[:2] for key in whole[j][1]}
-    trainer.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{resumed}"))
-    again = batches[len(whole) :]
-    assert again == whole[len(whole) - len(again) :]
+        assert row == pytest.approx((np.mean(lengths), max(lengths), np.mean(cut_off), reward, total))
+    assert sum(len(b.replayed) + len(b.dropped) for b in trainer.batches) > 10
 
 
 ALIGNMENT = {
     "aligned": {"steps_per_generation": 1},
-    "aligned, batches share a step": {"steps_per_generation": 1, "gradient_accumulation_steps": 2},
     "aligned, micro-batches": {"steps_per_generation": 2, "gradient_accumulation_steps": 2},
     "misaligned": {"steps_per_generation": 2},
     "iterations": {"steps_per_generation": 1, "num_iterations": 2},
@@ -191,31 +148,16 @@ ALIGNMENT = {
 
 @pytest.mark.parametrize("name", ALIGNMENT)
 def test_stored_log_probs_are_those_of_the_policy_that_sampled(tmp_path, name):
-    """Against a forward pass of a copy of the policy, made when each group was generated, one completion at a time."""
-    samplers = []  # of each group, in the order of their generation
-
-    class Copied(Watched):
-        def _roll_out(self, ids):
-            samplers.extend([copy.deepcopy(self.model.state_dict())] * len(ids))
-            return super()._roll_out(ids)
-
-    trainer = replaying(
-        tmp_path,
-        trainer_class=Copied,
-        rewards=even_length_reward,
-        learning_rate=3e-2,
-        per_device_train_batch_size=16,
-        max_steps=6,
-        **ALIGNMENT[name],
-    )
-    groups, checked = [g for b in trainer.batches for g in b.generated], 0
-    policy = tiny_model().eval()
-    for group, sampler in zip(groups, samplers, strict=True):
-        if not group.effective:
-            continue
-        policy.load_state_dict(sampler)
-        for tokens, logps in zip(group.rollouts.completion_tokens, group.rollouts.behavior_logps, strict=True):
-            ids = torch.from_numpy(np.concatenate([group.rollouts.prompt_tokens, tokens])).long()[None]
+    """Against a forward pass of a copy of the policy, one completion at a time."""
+    options = {"learning_rate": 3e-2, "per_device_train_batch_size": 16, "max_steps": 6, **ALIGNMENT[name]}
+    trainer = replaying(tmp_path, rewards=even_length_reward, **options)
+    policy, checked = tiny_model().eval(), 0
+    for batch, weights in zip(trainer.batches, trainer.weights, strict=True):
+        policy.load_state_dict(weights)
+        rollouts = [group.rollouts for group in batch.generated if group.effective]
+        rows = [(r.prompt_tokens, *row) for r in rollouts for row in zip(r.completion_tokens, r.behavior_logps)]
+        for prompt, tokens, logps in rows:
+            ids = torch.from_numpy(np.concatenate([prompt, tokens])).long()[None]
             with torch.no_grad():
                 expected = policy(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[-len(tokens) :, 0]
             if not np.isnan(logps).all():  # of a row without an advantage, which skips the passes
@@ -240,16 +182,33 @@ def test_replay_makes_no_forward_pass_that_trl_does_not_make(tmp_path, name):
     assert counts[0] == counts[1] > 0
 
 
-MORE = {
-    "dynamic sampling": {"max_rollout_rounds": 2},
+LEFTOVER = {**DYNAMIC, "replay": "off", "rollout_margin": 2.0}
+BOTH_KINDS = {  # of rollouts of an earlier policy
+    "lora": {"trainer": {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"])}},
+    "accumulation": {"steps_per_generation": 4, "gradient_accumulation_steps": 2},
     "num_iterations": {"num_iterations": 2, "max_steps": 32},
-    "share": SHARE,
+    "off-policy mask": {"off_policy_mask_threshold": 0.5},
+    "vespo": {"loss_type": "vespo"},
+}
+SETTINGS = {
+    **BOTH_KINDS,
+    **{f"leftover, {name}": {**LEFTOVER, **options} for name, options in BOTH_KINDS.items()},
+    **{loss: {"loss_type": loss} for loss in ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "luspo", "sapo")},
     **{f"beta {loss}": {"beta": 0.1, "loss_type": loss} for loss in ("sapo", "vespo", "luspo")},
+    "conversational": {"trainer": {"train_dataset": chat_dataset()}},
+    "sequence level": {"importance_sampling_level": "sequence", "loss_type": "grpo"},
+    "proximal clip": {"replay_clip": "proximal"},
+    "scale_rewards batch": {"scale_rewards": "batch"},
+    "gradient checkpointing": {"gradient_checkpointing": True},
+    "greso": {"selection": "greso"},
+    "entropy mask": {"top_entropy_quantile": 0.5},
+    "dynamic sampling": {"max_rollout_rounds": 2},
+    "share": SHARE,
     "masked": {"mask_truncated_completions": True, "max_completion_length": 12},
-    "two rewards": {**SHARE, "rewards": [even_length_reward, letter_share_reward], "reward_weights": [1.0, 0.5]},
     "normalize_then_sum": {
         **SHARE,
         "rewards": [even_length_reward, letter_share_reward],
+        "reward_weights": [1.0, 0.5],
         "multi_objective_aggregation": "normalize_then_sum",
     },
     "two rewards that cancel out": {
@@ -259,51 +218,39 @@ MORE = {
 }
 
 
-@pytest.mark.parametrize("setting", TRAINING_SETTINGS | MORE)
-def test_settings_train_and_replay(setting, tmp_path):
-    before = {}
-
-    class Changed(Watched):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            before.update({n: p.detach().clone() for n, p in self.model.named_parameters() if p.requires_grad})
-
-    options = dict((TRAINING_SETTINGS | MORE)[setting])
-    if "beta" in options:  # the reference model is loaded by its path
-        options["trainer"] = {"model": save_tiny(tmp_path / "model")}
-    trainer = replaying(tmp_path, trainer_class=Changed, **options)
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_settings_train_on_rollouts_of_an_earlier_policy(setting, tmp_path):
+    trainer = replaying(tmp_path, **SETTINGS[setting])
     for name, parameter in trainer.model.named_parameters():
-        if name in before and "lora_A" not in name:
-            assert torch.equal(before[name], parameter) == ("learning_rate" in options), name
+        if parameter.requires_grad and "lora_A" not in name:
+            assert torch.equal(trainer.weights[0][name], parameter) == ("learning_rate" in SETTINGS[setting]), name
     assert all(np.isfinite(loss) for (loss,) in logged(trainer, "loss"))
-    assert sum(len(b.replayed) for b in trainer.batches) >= 3
+    assert sum(len(b.trained_stale) for b in trainer.batches) >= 3
+    assert any("replayed" in tensors for tensors in trainer.tensors)
 
 
-def test_tools_are_replayed_with_their_masks(tmp_path):
-    def add(a: int, b: int) -> int:
-        """
-        Add two numbers.
+def test_tools_are_called_once_and_replayed_with_their_masks(tmp_path):
+    calls = []
 
-        Args:
-            a: The first.
-            b: The second.
-        """
-        return a + b
+    @functools.wraps(add)
+    def counted(a, b):
+        calls.append((a, b))
+        return add(a, b)
 
     def reward(prompts, completions, **kwargs):
+        """Sees the messages of the tool; some groups have zero variance."""
         answers = [[m["content"] for m in c if m["role"] == "tool"] for c in completions]
         return [float(int(a[0]) % 2) if a and number(p) % 3 else 0.0 for p, a in zip(prompts, answers)]
 
+    options = {"max_steps": 6, "steps_per_generation": 1, "max_completion_length": 100}
     trainer = replaying(
-        tmp_path,
-        trainer_class=scripted_tool_calls(Watched),
-        rewards=reward,
-        max_steps=6,
-        steps_per_generation=1,
-        max_completion_length=100,
-        trainer={"train_dataset": tool_dataset(), "processing_class": tool_tokenizer(), "tools": [add]},
+        tmp_path, scripted_tool_calls(Watched), reward, trainer=tool_arguments(tool=counted), **options
     )
     assert any(b.replayed for b in trainer.batches)
+    assert any(b.dropped for b in trainer.batches)
+    generated = [g.rollouts for b in trainer.batches for g in b.generated]
+    answers = [m for r in generated for completion in r.completions for m in completion if m["role"] == "tool"]
+    assert len(calls) == len(answers) > 0
     for batch, tensors in zip(trainer.batches, trainer.tensors, strict=True):
         masks = [mask for g in batch.trained for mask in g.rollouts.tool_masks]
         assert any(not mask.all() for mask in masks)
@@ -311,23 +258,27 @@ def test_tools_are_replayed_with_their_masks(tmp_path):
             np.testing.assert_array_equal(row[: len(mask)].numpy(), mask)
 
 
-def test_the_samplers_log_probs_need_no_forward_pass(tmp_path):
+@pytest.mark.parametrize("fields", [{}, LEFTOVER], ids=["replayed", "leftover"])
+def test_the_log_probs_of_a_rollout_func_need_no_forward_pass_and_its_fields_reach_the_rewards(tmp_path, fields):
     def rollout_func(prompts, trainer):
-        ids = [trainer.processing_class(prompt)["input_ids"] for prompt in prompts]
         completions = [torch.randint(6, 60, (5,)).tolist() for _ in prompts]
         return {
-            "prompt_ids": ids,
+            "prompt_ids": [trainer.processing_class(prompt)["input_ids"] for prompt in prompts],
             "completion_ids": completions,
             "logprobs": [[-4.0, None, -4.0, -4.0, -4.0] for _ in prompts],
+            "luck": [sum(c) % 2 for c in completions],
         }
 
-    trainer = replaying(
-        tmp_path, steps_per_generation=1, trainer={"rollout_func": rollout_func}, per_device_train_batch_size=16
-    )
+    def luck_reward(prompts, completion_ids, luck, **kwargs):
+        assert luck == [sum(c) % 2 for c in completion_ids]
+        return [float(v) if number(p) % 2 else 0.0 for p, v in zip(prompts, luck)]
+
+    trainer = replaying(tmp_path, rewards=luck_reward, trainer={"rollout_func": rollout_func}, **fields)
     assert all(g.rollouts.behavior_logps is None for b in trainer.batches for g in b.generated)
-    replayed = [t for t in trainer.tensors if "replayed" in t]
-    assert len(replayed) >= 4
-    for tensors in replayed:
+    assert all("sampling_per_token_logps" in tensors for tensors in trainer.tensors)
+    stale = [t for t in trainer.tensors if "replayed" in t]
+    assert len(stale) >= 2
+    for tensors in stale:
         behavior = tensors["behavior_per_token_logps"][tensors["replayed"]]
         assert behavior[:, [0, 2, 3, 4]].eq(-4).all()
         assert behavior[:, 1].isnan().all(), "what the sampler could not score has ratio 1"

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from tests.factories import make_group
-from trl_dataeff.rollouts.capture import Generated, Playback, Recording, row_value, split_rollouts, temporarily
+from trl_dataeff.rollouts.capture import Generated, Recording, row_value, split_rollouts, temporarily
 from trl_dataeff.rollouts.distributed import Processes
+from trl_dataeff.rollouts.playback import Playback
 
 
 def test_a_group_with_different_prompts_is_refused():
@@ -29,26 +30,21 @@ def test_groups_with_and_without_a_tool_mask_are_played_back_together():
     assert Playback([plain], np.zeros((2, 1))).rollout_func([])["logprobs"] is None
 
 
-def test_rollouts_are_cut_by_group():
-    logged = {"whole": list("abcd"), "partial": ["x"]}
-    generated = Generated(
-        prompt_ids=[[1], [1], [2, 3], [2, 3]],
-        completion_ids=[[4], [5, 6], [7], [8]],
-        tool_mask=[[1], [1, 0], [1], [1]],
-        completions=["a", "b", "c", "d"],
-        logprobs=[[-1.0], [None, -2.0], [-3.0], [-4.0]],
-        extra_fields={},
-        images=None,
-        tool_images=[],
-    )
-    first, second = split_rollouts(generated, 2, logged)
-    assert first.completions == ["a", "b"]
-    assert second.prompt_tokens.tolist() == [2, 3]
-    assert [t.tolist() for t in first.completion_tokens] == [[4], [5, 6]]
-    assert np.isnan(first.sampling_logps[1][0])
-    assert first.sampling_logps[1][1] == -2.0
-    assert [m.tolist() for m in first.tool_masks] == [[1], [1, 0]]
-    assert second.logged == {"whole": ["c", "d"]}
+@pytest.mark.parametrize("tool_mask", [None, [[1], [1, 0], [1], [1]]])
+def test_rollouts_are_cut_by_group_and_played_back_as_they_were(tool_mask):
+    prompts, tokens, texts = [[1], [1], [2, 3], [2, 3]], [[4], [5, 6], [7], [8]], list("abcd")
+    logprobs = [[-1.0], [np.nan, -2.0], [-3.0], [-4.0]]
+    generated = Generated(prompts, tokens, tool_mask, texts, [[-1.0], [None, -2.0], [-3.0], [-4.0]], {}, None, [])
+    rollouts = split_rollouts(generated, 2, {"whole": [1, 2, 3, 4], "partial": ["x"]})
+    assert [(r.completions, r.logged) for r in rollouts] == [
+        (["a", "b"], {"whole": [1, 2]}),
+        (["c", "d"], {"whole": [3, 4]}),
+    ]
+    playback = Playback([make_group(**vars(r)) for r in rollouts], np.zeros((4, 1)))
+    assert (playback.completions, playback.logged) == (texts, {"whole": [1, 2, 3, 4]})
+    expected = {"prompt_ids": prompts, "completion_ids": tokens, "logprobs": logprobs}
+    expected |= {} if tool_mask is None else {"env_mask": tool_mask}
+    np.testing.assert_equal(playback.rollout_func([]), expected)
 
 
 def test_fields_of_a_rollout_func_are_by_row_or_for_all():

@@ -34,7 +34,7 @@ def test_only_groups_that_move_are_sent(monkeypatch):
     groups = [make_group(prompt_id=i, owner=owner) for i, owner in enumerate([0, 0, 0, 1, 1])]
     there, ours = groups[2].rollouts, groups[4].rollouts
     for group in groups[:3]:
-        group.rollouts = None  # held by process 0
+        group.move(0, None)  # held by process 0
     sent = []
 
     def all_gather(value):
@@ -51,10 +51,7 @@ def test_only_groups_that_move_are_sent(monkeypatch):
 
 def test_groups_are_packed_with_rollouts_of_all_processes_and_unpacked_for_any_number(monkeypatch):
     whole = [make_group(prompt_id=i, owner=i % 2) for i in range(4)]
-    held = [[make_group(prompt_id=i, owner=i % 2) for i in range(4)] for _ in range(2)]
-    for rank, groups in enumerate(held):
-        for group in groups:
-            group.rollouts = group.rollouts if group.owner == rank else None
+    held = [unpack_distributed(pack_distributed(whole, 0, 1), rank, 2) for rank in range(2)]
     others = [{i: g.rollouts for i, g in enumerate(groups) if g.rollouts is not None} for groups in held]
     monkeypatch.setattr("trl_dataeff.rollouts.distributed.all_gather", lambda value: others)
     packed = [pack_distributed(groups, rank, 2) for rank, groups in enumerate(held)]

@@ -1,7 +1,5 @@
 """Prompts with images: generated in rounds, replayed with the images of their rows, and corrected with them."""
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -77,20 +75,9 @@ def test_dots_generates_reference_rollouts_of_them(model, tmp_path):
 
 @pytest.mark.parametrize("where", ["image", "images"])
 def test_stored_log_probs_are_those_of_the_policy_that_sampled(model, tmp_path, where):
-    """Against a forward pass with the images of a copy of the policy, made when each group was generated."""
-    samplers = []
-
-    class Copied(Watched):
-        def _roll_out(self, ids):
-            samplers.extend([copy.deepcopy(self.model.state_dict())] * len(ids))
-            return super()._roll_out(ids)
-
-    trainer = train(model, tmp_path, where, Copied, learning_rate=3e-2, **BOTH)
-    groups = [group for batch in trainer.batches for group in batch.generated]
-    policy, rows = (
-        LlavaForConditionalGeneration.from_pretrained(model, dtype=torch.float32).eval(),
-        trainer.train_dataset,
-    )
+    """Against a forward pass with the images of a copy of the policy; other images give others."""
+    trainer = train(model, tmp_path, where, learning_rate=3e-2, **BOTH)
+    policy = LlavaForConditionalGeneration.from_pretrained(model, dtype=torch.float32).eval()
     checked, differing = set(), 0
 
     def score(prompt, tokens, images):
@@ -101,16 +88,15 @@ def test_stored_log_probs_are_those_of_the_policy_that_sampled(model, tmp_path, 
         return logits.log_softmax(-1).gather(-1, ids[0, 1:, None])[-len(tokens) :, 0].numpy()
 
     leftover = {id(group) for batch in trainer.batches for group in batch.leftover_now}
-    for group, sampler in zip(groups, samplers, strict=True):
-        if not group.effective:
-            continue
-        policy.load_state_dict(sampler)
-        (images,) = images_of(prompts_with_images([rows[group.prompt_id]]))
-        for tokens, logps in zip(group.rollouts.completion_tokens, group.rollouts.behavior_logps, strict=True):
-            np.testing.assert_allclose(logps, score(group.rollouts.prompt_tokens, tokens, images), atol=1e-4)
-            others = [picture(79)] * len(images)
-            differing += not np.allclose(logps, score(group.rollouts.prompt_tokens, tokens, others), atol=1e-3)
-        checked.add(id(group))
+    for batch, weights in zip(trainer.batches, trainer.weights, strict=True):
+        policy.load_state_dict(weights, strict=False)
+        for group in [group for group in batch.generated if group.effective]:
+            (images,) = images_of(prompts_with_images([trainer.train_dataset[group.prompt_id]]))
+            rollouts, others = group.rollouts, [picture(79)] * len(images)
+            for tokens, logps in zip(rollouts.completion_tokens, rollouts.behavior_logps, strict=True):
+                np.testing.assert_allclose(logps, score(rollouts.prompt_tokens, tokens, images), atol=1e-4)
+                differing += not np.allclose(logps, score(rollouts.prompt_tokens, tokens, others), atol=1e-3)
+            checked.add(id(group))
     assert checked & leftover
     assert checked - leftover
     assert differing > len(checked), "the model hardly looks at its images"

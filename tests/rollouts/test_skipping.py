@@ -12,30 +12,21 @@ from trl import GRPOConfig, GRPOTrainer
 
 from tests.factories import (
     CountedRows,
-    add,
     assert_identical,
     logged,
     partly_learnable_reward,
     plain_dataset,
     run,
-    save_tiny,
     scripted_tool_calls,
-    tool_dataset,
-    tool_tokenizer,
+    tool_arguments,
 )
 from trl_dataeff import DataEfficientGRPOConfig
+from trl_dataeff.rollouts.capture import inexact_reason
 from trl_dataeff.rollouts.distributed import Processes
-from trl_dataeff.rollouts.skipping import (
-    FACTOR,
-    OVER_BATCH,
-    OVER_ROWS,
-    OVER_TOKENS,
-    RowSkipper,
-    inexact_reason,
-    zero_advantage,
-)
+from trl_dataeff.rollouts.skipping import FACTOR, OVER_BATCH, OVER_ROWS, OVER_TOKENS, RowSkipper, zero_advantage
 
 
+NAN = float("nan")
 LOSSES = (*OVER_ROWS, *OVER_TOKENS, *OVER_BATCH)
 ACCUMULATED = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4}
 MISALIGNED = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "steps_per_generation": 3}
@@ -55,38 +46,21 @@ def assert_same_weights(plain, ours, tolerance: float = 2e-6) -> None:
     norms = [np.array(logged(trainer, "grad_norm")) for trainer in (plain, ours)]
     assert norms[0].max() > 1e-3
     np.testing.assert_allclose(norms[1], norms[0], rtol=1e-4, atol=1e-6)
-    moved = 0.0
     for (name, a), (_, b) in zip(plain.model.named_parameters(), ours.model.named_parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}")
-        moved += a.abs().sum().item()
-    assert moved > 0
 
 
-@pytest.mark.parametrize(
-    "batches", [{}, ACCUMULATED, {**MISALIGNED, "num_iterations": 2}], ids=["one pass", "accumulated", "misaligned"]
-)
-@pytest.mark.parametrize("loss_type", LOSSES)
-def test_weights_are_those_of_plain_grpo(tmp_path, loss_type, batches):
-    plain, ours = both(tmp_path, loss_type=loss_type, **batches)
-    assert_same_weights(plain, ours)
-    rows = sum(len(tensors["advantages"]) for tensors in ours.tensors) * ours.args.num_iterations
-    assert sum(ours.in_loss) < 0.8 * rows
-
-
+BATCHES = {"one pass": {}, "accumulated": ACCUMULATED, "misaligned": {**MISALIGNED, "num_iterations": 2}}
 SETTINGS = {
+    **{f"{loss}, {name}": {"loss_type": loss, **batches} for loss in LOSSES for name, batches in BATCHES.items()},
     "adamw": {"optim": "adamw_torch", "learning_rate": 1e-2},
     "scale_rewards none": {"scale_rewards": "none", "loss_type": "dr_grpo", **ACCUMULATED},
     "scale_rewards batch": {"scale_rewards": "batch", **ACCUMULATED},
     "lora": {"trainer": {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"])}, **ACCUMULATED},
     "masked": {"mask_truncated_completions": True, "max_completion_length": 12, "loss_type": "bnpo", **ACCUMULATED},
-    "sequence level": {
-        "importance_sampling_level": "sequence",
-        "loss_type": "grpo",
-        **MISALIGNED,
-        "num_iterations": 2,
-    },
-    "off-policy mask": {"off_policy_mask_threshold": 0.5, **MISALIGNED, "num_iterations": 2},
-    "delta": {"delta": 1.1, "loss_type": "bnpo", **MISALIGNED, "num_iterations": 2},
+    "sequence level": {"importance_sampling_level": "sequence", "loss_type": "grpo", **BATCHES["misaligned"]},
+    "off-policy mask": {"off_policy_mask_threshold": 0.5, **BATCHES["misaligned"]},
+    "delta": {"delta": 1.1, "loss_type": "bnpo", **BATCHES["misaligned"]},
     "several generation batches a step": {"steps_per_generation": 2, "gradient_accumulation_steps": 4},
     "a stream": {"trainer": {"train_dataset": plain_dataset().to_iterable_dataset()}, **ACCUMULATED},
     "gradient checkpointing": {"gradient_checkpointing": True},
@@ -94,7 +68,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_with_other_settings_too(tmp_path, name):
+def test_weights_are_those_of_plain_grpo(tmp_path, name):
     plain, ours = both(tmp_path, **SETTINGS[name])
     assert_same_weights(plain, ours, 1e-5 if name == "adamw" else 2e-6)
     assert sum(ours.in_loss) < 0.9 * sum(len(tensors["advantages"]) for tensors in ours.tensors) * ours.num_iterations
@@ -104,9 +78,8 @@ def test_with_tools(tmp_path):
     def reward(completions, **kwargs):
         return [float(len(completion) > 1) for completion in completions]
 
-    rows = {"train_dataset": tool_dataset(), "processing_class": tool_tokenizer(), "tools": [add]}
-    options = {"max_completion_length": 100, "loss_type": "bnpo", "max_steps": 2, "rewards": reward, "trainer": rows}
-    plain, ours = both(tmp_path, wrap=scripted_tool_calls, per_device_train_batch_size=8, **options)
+    options = {"max_completion_length": 100, "loss_type": "bnpo", "max_steps": 2, "per_device_train_batch_size": 8}
+    plain, ours = both(tmp_path, scripted_tool_calls, rewards=reward, trainer=tool_arguments(), **options)
     assert_same_weights(plain, ours)
     assert sum(ours.in_loss) < sum(len(tensors["advantages"]) for tensors in ours.tensors)
     assert all((tensors["tool_mask"] < tensors["completion_mask"]).any() for tensors in ours.tensors)
@@ -149,8 +122,6 @@ def test_a_batch_without_any_gradient_still_makes_its_passes(tmp_path):
     ids=lambda fields: next(iter(fields)),
 )
 def test_nothing_is_skipped_where_a_row_without_an_advantage_counts(tmp_path, fields):
-    if "beta" in fields:  # the reference model is loaded by its path
-        fields = {**fields, "trainer": {"model": save_tiny(tmp_path / "model")}}
     plain, ours = both(tmp_path, **ACCUMULATED, **fields)
     assert_identical(plain, ours)
     assert set(ours.in_loss) == {4}
@@ -207,10 +178,10 @@ def test_any_micro_batches(loss_type, parts, size, accumulated, share, seed, mas
     kept = RowSkipper(loss_type, accumulated, Processes(0, 1 + bool(other), gather=gather)).apply(batches)
     assert all(FACTOR not in batch for batch in batches), "TRL's own are not changed"
     assert all(batch["num_items_in_batch"] == 7 and batch["none"] is None for batch in kept)
-    step = accumulated if parts % accumulated == 0 or accumulated % parts else parts
-    groups = range(0, parts, step) if parts % step == 0 else range(parts)
-    width = step if parts % step == 0 else 1
-    for start in groups:
+    width = min(accumulated, parts)  # of an optimizer step, within which rows are exchanged
+    if parts % width or accumulated % width:
+        width = 1
+    for start in range(0, parts, width):
         own = slice(start, start + width)
         seen = torch.cat([batch["row"] for batch in kept[own]]).tolist()
         all_rows = torch.cat([batch["row"] for batch in batches[own]]).tolist()
@@ -227,9 +198,6 @@ def test_images_stay_with_their_rows():
     (batch,) = RowSkipper("dapo", 1, Processes()).apply([{"advantages": torch.zeros(4), "num_images": [1] * 4}])
     assert len(batch["advantages"]) == 4
     assert batch[FACTOR] == 1
-
-
-NAN = float("nan")
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ class GroupLog:
         Continue at optimizer step `step`: rows generated before are kept. A file that cannot be read is replaced, with a
         warning: training does not depend on it. `dataset` is the content hash of the prompts.
         """
-        self._dataset = dataset
+        self._dataset, self._written, self._waiting = dataset, SCHEMA.empty_table(), []
         if step and self.path.exists():
             try:
                 self._written = pq.read_table(self.path, filters=pc.field("step") < step).cast(SCHEMA)
