@@ -203,5 +203,5 @@ def test_answer_comes_before_solution_row_by_row(reward):
     assert reward(completions=["5"], solution=["5"]) == [1.0]
     scores = reward(completions=["7", "8"], prompts=["a", "b"], answer=[7, 7], level=["x", "y"], trainer_state=None)
     assert scores == [1.0, 0.0]
-    with pytest.raises(ValueError, match=rf"{reward.__name__}.*`answer` or `solution`"):
+    with pytest.raises(ValueError, match="neither `answer` nor `solution`"):
         reward(completions=["1"])

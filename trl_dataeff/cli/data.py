@@ -46,8 +46,6 @@ REWARDS = {
     **{name: f"trl_dataeff.rewards.{name}" for name in our_rewards.__all__},
     **{name: f"trl.rewards.{name}" for name in _OF_TRL},
 }
-NEED_MATH_VERIFY = ("math_verify_reward", *_OF_SOLUTION)
-_NEED_CHAT = (*_OF_SOLUTION, "think_format_reward")
 
 
 def load_data(
@@ -217,7 +215,7 @@ def load_reward(name: str) -> RewardFunction:
             f"The reward function {name!r} is unknown.{closest(name, REWARDS)} Known are {listed(REWARDS)}; any other is "
             "given by its dotted path, as in `my_rewards.brevity`."
         )
-    if name in NEED_MATH_VERIFY and not is_math_verify_available():
+    if name in ("math_verify_reward", *_OF_SOLUTION) and not is_math_verify_available():
         raise UserError(f"`{name}` needs math-verify: pip install math-verify")
     wrong = f"The reward function {name!r} cannot be imported"
     if os.getcwd() not in sys.path:
@@ -251,5 +249,5 @@ def check_columns(names: list[str] | None, row: dict[str, Any]) -> None:
                 f"`{name}` reads the column {' or '.join(f'`{c}`' for c in columns)}, but the dataset has {listed(row)}. "
                 "Name the column with the gold answers as `answer_column`."
             )
-        if name in _NEED_CHAT and isinstance(row["prompt"], str):
+        if name in (*_OF_SOLUTION, "think_format_reward") and isinstance(row["prompt"], str):
             raise UserError(f"`{name}` reads conversations, but the prompts are plain text. Set `prompt_as_chat`.")

@@ -81,9 +81,8 @@ def make_trainer(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
 
     script, training, model, mixture = arguments
     check(arguments)
-    rewards: list[Any] = [load_reward(name) for name in script.reward_funcs or []]
-    if script.reward_model_name_or_path:
-        rewards.insert(0, script.reward_model_name_or_path)
+    rewards: list[Any] = [script.reward_model_name_or_path] if script.reward_model_name_or_path else []
+    rewards += [load_reward(name) for name in script.reward_funcs or []]
     try:
         train_dataset, eval_dataset = load_data(script, mixture, training.eval_strategy != "no")
         check_columns(script.reward_funcs, next(iter(train_dataset)))

@@ -45,27 +45,29 @@ examples:
   trl-dataeff report out
   trl-dataeff report out/default out/grpo --rollouts_per_step 64
 """
-INTERRUPTED = 130  # exit code after Ctrl-C
-BROKEN_PIPE = 141  # as a shell reports SIGPIPE
 
 
 def main(argv: list[str] | None = None) -> int:
     """
     Run the command with `argv`, or the arguments of the process, and return its exit code: 0, 2 for a mistake in what was given,
-    1 for a recipe that is not valid, 130 after Ctrl-C. Raises `SystemExit` with 0 or 2 after help and for options that argparse
-    rejects, with 141 if the reader of its output has closed the pipe, and with 143 if SIGTERM stops a run.
+    1 for a recipe that is not valid, 130 after Ctrl-C, 141 if the reader of its output has closed the pipe. Raises `SystemExit`
+    with 0 or 2 after help and for options that argparse rejects, and with 143 if SIGTERM stops a run.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # some consoles cannot encode every character
     try:
-        return _run(list(sys.argv[1:] if argv is None else argv) or ["--help"])
-    finally:
         try:
+            return _run(list(sys.argv[1:] if argv is None else argv) or ["--help"])
+        finally:
             sys.stdout.flush()
-        except BrokenPipeError:  # the reader of the output, such as `head`, has closed the pipe
+    except BrokenPipeError:
+        try:
+            print(flush=True)
+        except BrokenPipeError:  # it is standard output, whose reader, such as `head`, has closed the pipe
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to flush at exit
-            raise SystemExit(BROKEN_PIPE) from None
+            return 141  # as a shell reports SIGPIPE
+        raise
 
 
 def _run(argv: list[str]) -> int:
@@ -84,7 +86,7 @@ def _run(argv: list[str]) -> int:
                 print(f"trl-dataeff: error: {message}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return 130  # as a shell reports SIGINT
 
 
 def _parser() -> ArgumentParser:
@@ -161,14 +163,18 @@ def write_report(args: Namespace) -> None:
 
     runs = [read_run(path, args.rollouts_per_step) for path in args.runs]
     output = Path(args.output or runs[0].path / "dataeff" / "report.html")
-    page = make_page(runs)
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(page, encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise UserError(f"{output} cannot be written ({error}). Give another file: `--output FILE`.") from error
+    write_text(output, make_page(runs))
     print(summary(runs))
     print(f"Report: {output}")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file that the user has named, and its folder if it is missing; where that fails, it is a [`UserError`]."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise UserError(f"{str(path)!r} cannot be written: {error}. Name another file.") from error
 
 
 def find_recipe(name: str) -> Path:

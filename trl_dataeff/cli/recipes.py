@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
-from trl_dataeff.cli.main import find_recipe, shipped_recipes
+from trl_dataeff.cli.main import find_recipe, shipped_recipes, write_text
 from trl_dataeff.utils import UserError
 
 
@@ -81,11 +81,7 @@ def _copy(args: argparse.Namespace) -> None:
         dest = dest / f"{source.parent.name}-{source.name}"
     if dest.exists() and not args.force:
         raise UserError(f"{str(dest)!r} exists already. Name another file, or replace it with --force.")
-    try:
-        dest.parent.mkdir(parents=True, exist_ok=True)
-        dest.write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{str(dest)!r} cannot be written: {error}. Name another file or folder.") from error
+    write_text(dest, source.read_text(encoding="utf-8"))
     print(f"Copied to {dest}. Train with it: trl-dataeff grpo --config {dest}")
 
 
