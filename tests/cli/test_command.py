@@ -121,15 +121,6 @@ def test_output_whose_reader_stops_ends_without_a_traceback():
     assert process.returncode == 141
 
 
-def test_a_broken_pipe_to_something_else_is_an_error(monkeypatch):
-    def fail(argv):
-        raise BrokenPipeError("a connection")
-
-    monkeypatch.setattr("trl_dataeff.cli.recipes.run", fail)
-    with pytest.raises(BrokenPipeError, match="a connection"):
-        main(["recipes", "list"])
-
-
 def test_mistake_in_a_program_keeps_its_traceback(recipe, monkeypatch):
     def broken(completions, **kwargs):
         raise KeyError("a mistake in the reward")
@@ -159,18 +150,9 @@ def test_launch_options_go_to_accelerate(recipe, monkeypatch):
     assert parse(args.training_script_args).training.seed == 3
 
 
-def test_failed_processes_end_the_command_with_their_code(recipe, monkeypatch):
-    def fail(args):
-        raise subprocess.CalledProcessError(returncode=3, cmd="python")
-
-    monkeypatch.setattr("accelerate.commands.launch.launch_command", fail)
-    assert main(["grpo", "--config", recipe, "--num_processes", "2"]) == 3
-
-
 @pytest.mark.parametrize(
     ("launch_args", "devices", "use_cpu", "rank", "config", "expected"),
     [
-        ([], 0, False, None, "/nowhere", False),
         ([], 1, False, None, "/nowhere", False),
         ([], 2, False, None, "/nowhere", True),  # accelerate launch uses all GPUs, so do we
         ([], 2, True, None, "/nowhere", False),
@@ -278,11 +260,7 @@ def test_recipes_list_show_copy_validate(capsys, tmp_path, monkeypatch):
     assert main(["recipes", "copy", name]) == 2
     assert "exists already" in capsys.readouterr().err
     assert main(["recipes", "copy", name, "--force"]) == 0
-    for dest, file in [
-        ("new", "new/gsm8k-uniform.yaml"),
-        ("other/", "other/gsm8k-uniform.yaml"),
-        ("new/mine.yaml",) * 2,
-    ]:
+    for dest, file in [("new", "new/gsm8k-uniform.yaml"), ("new/mine.yaml", "new/mine.yaml")]:
         assert main(["recipes", "copy", name, dest, "--force"]) == 0
         assert (tmp_path / file).is_file()
     (tmp_path / "new/gsm8k-uniform.yaml").unlink()

@@ -114,9 +114,18 @@ def test_code_of_several_processes(codes, expected, monkeypatch):
     failures = {rank: ProcessFailure(rank, 0, code, "") for rank, code in enumerate(codes)}
     for rank, failure in failures.items():
         failure.timestamp = rank
+    assert code_after(ChildFailedError("training", failures), monkeypatch) == expected
+
+
+def test_code_of_one_process(monkeypatch):
+    assert code_after(subprocess.CalledProcessError(returncode=3, cmd="python"), monkeypatch) == 3
+
+
+def code_after(error: Exception, monkeypatch) -> int:
+    """Exit code of the command if `accelerate launch` raises this error."""
 
     def fail(args):
-        raise ChildFailedError("training", failures)
+        raise error
 
     monkeypatch.setattr("accelerate.commands.launch.launch_command", fail)
-    assert launching.launch(TWO, []) == expected
+    return launching.launch(TWO, [])

@@ -86,8 +86,8 @@ def prepare(
     if any(getattr(script, shape) not in (None, False) for shape in shapes):
         dataset = dataset.map(shape_row, fn_kwargs={"script": script})
     prompt = next(iter(dataset))["prompt"]
-    keys = {"role", "content"}
-    is_chat = isinstance(prompt, list) and prompt and all(isinstance(m, dict) and keys <= set(m) for m in prompt)
+    messages = prompt if isinstance(prompt, list) else []
+    is_chat = messages and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in messages)
     if prompt is not None and not isinstance(prompt, str) and not is_chat:
         raise UserError(
             f"{given} has prompts such as {str(prompt)[:60]!r} ({type(prompt).__name__}). A prompt is text, or a "

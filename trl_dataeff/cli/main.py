@@ -137,7 +137,7 @@ def print_audit(args: Namespace) -> None:
         print(_row(shares))
     if not math.isnan(found.again):
         print(
-            f"\nAfter a group without a gradient, the next one of its prompt had none in {found.again:.0%} of the cases."
+            f"\nAfter a group without a gradient, the next one of its prompt had none in {found.again:.0%} of cases."
         )
     if not math.isnan(found.after_effective):
         print(f"After an effective group, the next one of its prompt had none in {found.after_effective:.0%}.")
@@ -183,9 +183,8 @@ def find_recipe(name: str) -> Path:
     if path.is_file():
         return path
     shipped = shipped_recipes()
-    wanted = name.removesuffix(".yaml")
-    if wanted in shipped:
-        return shipped[wanted]
+    if recipe := shipped.get(name.removesuffix(".yaml")):
+        return recipe
     raise UserError(
         f"The recipe {name!r} does not exist: there is no such file, and no recipe of that name comes with the package "
         f"(`trl-dataeff recipes list`).{closest(name, [*map(str, path.parent.glob('*.yaml')), *shipped])}"

@@ -6,6 +6,7 @@ import argparse
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from trl_dataeff.cli.main import find_recipe, shipped_recipes, write_text
 from trl_dataeff.utils import UserError
@@ -50,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
         command.set_defaults(run=run)
         return command
 
-    name = {"metavar": "NAME", "help": "recipe, as `trl-dataeff recipes list` prints it"}
+    name: dict[str, Any] = {"metavar": "NAME", "help": "recipe, as `trl-dataeff recipes list` prints it"}
     add(_list, "list the recipes that come with the package")
     add(_show, "print a recipe").add_argument("name", **name)
     copy = add(_copy, "copy a recipe to a file that you can edit")
