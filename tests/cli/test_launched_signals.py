@@ -38,9 +38,7 @@ def started(recipe, write, tmp_path):
 
     def start(options: list[str], count: int) -> tuple[subprocess.Popen, list[psutil.Process]]:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        environment["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = (
-            "120"  # on a busy machine a step and a checkpoint take longer than 30 s
-        )
+        environment["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "120"  # a busy machine takes longer than the default of 30 s
         command = [sys.executable, "-m", "trl_dataeff.cli.main", "grpo", "--config", recipe, *ENDLESS, *options]
         command += ["--per_device_train_batch_size", "4", "--save_strategy", "no"]
         with open(tmp_path / "log.txt", "w") as log:
