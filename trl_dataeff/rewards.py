@@ -8,38 +8,30 @@ what it marks as such after its reasoning (`</think>`): the last `\boxed{...}`, 
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import threading
 import unicodedata
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 
 __all__ = ["exact_answer_reward", "math_verify_reward", "numeric_answer_reward"]
 
-#: A completion as a reward function gets it: plain text, or the messages of a conversation.
-Completion = str | list[dict[str, Any]]
+Completions = Sequence[str | list[dict[str, Any]]]  # plain text, or the messages of conversations
+Column = Sequence[Any] | None
 
-#: Two numbers that are not both whole are the same if they differ by less than both of these.
+# Two numbers that are not both whole are the same if they differ by less than both of these
 RELATIVE_TOLERANCE = Fraction(1, 1000)
 ABSOLUTE_TOLERANCE = Fraction(1, 100)
-#: A longer row of digits is a model that does not stop, and Python refuses to read one of more than 4,300.
-MAX_CHARACTERS = 200
-PARSING_TIMEOUT_S = 10
-VERIFY_TIMEOUT_S = 5
+MAX_CHARACTERS = 200  # of a number; Python refuses to read one of more than 4,300 digits
 
-_HASHES = re.compile(r"####[ \t]*(\S[^\n]*)")
-_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
 _BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{")
-_WORD = re.compile(r"(?<!\\)\b[^\W\d_]{3,}")
+_MARKED = (re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE), re.compile(r"####[ \t]*(\S[^\n]*)"))
 _AROUND = " \t\n\r.,;:!?\"'`*$“”‘’«»()[]"  # noqa: RUF001
 
-# Digits with thousands separators or without, and a sign that is not an operator between two operands
+_SIGN = r"(?:(?<![\w.)\]}])[-+])?"  # which is not an operator between two operands
 _DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
-_SIGN = r"(?:(?<![\w.)\]}])[-+])?"
 _FRAC = rf"(?P<fsign>{_SIGN})(?:(?P<fwhole>[0-9]+)\s*)?\\[dt]?frac\s*\{{\s*(?P<fnum>-?[0-9]+)\s*\}}\s*\{{\s*(?P<fden>[0-9]+)\s*\}}"
 _PLAIN = (
     rf"(?P<sign>{_SIGN})(?:(?P<whole>[0-9]+)[ ]+(?=[0-9]+/[0-9]))?(?P<number>{_DIGITS})"
@@ -51,11 +43,15 @@ _UNITS = re.compile(
 )
 
 
+class Number(NamedTuple):
+    """A number as it is written: its value (of `75%`: 75), and whether it is a percentage."""
+
+    value: Fraction
+    is_percent: bool = False
+
+
 def exact_answer_reward(
-    completions: Sequence[Completion],
-    answer: Sequence[Any] | None = None,
-    solution: Sequence[Any] | None = None,
-    **kwargs: Any,
+    completions: Completions, answer: Column = None, solution: Column = None, **kwargs: Any
 ) -> list[float | None]:
     r"""
     Reward function that checks whether the completion is the gold answer, word for word.
@@ -81,14 +77,11 @@ def exact_answer_reward(
     [1.0, 0.0, 1.0]
     ```
     """
-    return _scored("exact_answer_reward", completions, answer, solution, _exact_score)
+    return _scored(lambda text, gold: float(_normalized(text) == _normalized(gold)), completions, answer, solution)
 
 
 def numeric_answer_reward(
-    completions: Sequence[Completion],
-    answer: Sequence[Any] | None = None,
-    solution: Sequence[Any] | None = None,
-    **kwargs: Any,
+    completions: Completions, answer: Column = None, solution: Column = None, **kwargs: Any
 ) -> list[float | None]:
     r"""
     Reward function that checks whether the completion's number is the gold number, however it is written.
@@ -100,22 +93,12 @@ def numeric_answer_reward(
 
     Arguments and errors are those of [`exact_answer_reward`]. Gold answers are numbers, text with one number, or text with
     a marked answer, as in GSM8K; a row whose gold answer is not a number gets `None`.
-
-    Example:
-
-    ```python
-    >>> numeric_answer_reward(["So 1,200 in all.", r"\boxed{7}", "none"], answer=["#### 1200", 8, "3"])
-    [1.0, 0.0, 0.0]
-    ```
     """
-    return _scored("numeric_answer_reward", completions, answer, solution, _numeric_score)
+    return _scored(_numeric_score, completions, answer, solution)
 
 
 def math_verify_reward(
-    completions: Sequence[Completion],
-    answer: Sequence[Any] | None = None,
-    solution: Sequence[Any] | None = None,
-    **kwargs: Any,
+    completions: Completions, answer: Column = None, solution: Column = None, **kwargs: Any
 ) -> list[float | None]:
     r"""
     Reward function that checks with math-verify whether the completion's answer equals the gold answer.
@@ -126,55 +109,30 @@ def math_verify_reward(
     Arguments and errors are those of [`exact_answer_reward`]. Gold answers are LaTeX with or without `$`, numbers, or text
     with a marked answer; a row whose gold answer cannot be parsed gets `None`. Raises an `ImportError` without math-verify.
     """
-    require_math_verify("math_verify_reward")
-    return _scored("math_verify_reward", completions, answer, solution, _math_score)
-
-
-def require_math_verify(name: str) -> None:
-    """Raise an `ImportError` that names the extra if math-verify is not installed."""
-    if importlib.util.find_spec("math_verify") is None:
-        raise ImportError(f"`{name}` needs math-verify: pip install math-verify")
+    return _scored(_math_score, completions, answer, solution)
 
 
 def _scored(
-    name: str,
-    completions: Sequence[Completion],
-    answer: Sequence[Any] | None,
-    solution: Sequence[Any] | None,
-    score: Callable[[str, str], float | None],
+    score: Callable[[str, str], float | None], completions: Completions, answer: Column, solution: Column
 ) -> list[float | None]:
     """By row, `score` of the texts of the completion and of its gold answer; `None` without a gold answer."""
     if answer is None and solution is None:
-        raise ValueError(
-            f"`{name}` compares with the dataset's column `answer` or `solution`, and got neither. Add one, or name "
-            "the column that has it (`answer_column` in a recipe)."
-        )
+        raise ValueError("The dataset has neither `answer` nor `solution`. Name the gold answers' column `answer`.")
+    scores = []
     missing = [None] * len(completions)
-    rows = zip(
-        completions, missing if answer is None else answer, missing if solution is None else solution, strict=True
-    )
-    golds = ((c, a if _is_given(a) else b) for c, a, b in rows)
-    return [score(completion_text(c), str(gold)) if _is_given(gold) else None for c, gold in golds]
+    for completion, *columns in zip(completions, answer or missing, solution or missing, strict=True):
+        golds = [str(value) for value in columns if value is not None and str(value).strip()]
+        scores.append(score(completion_text(completion), golds[0]) if golds else None)
+    return scores
 
 
-def _is_given(value: Any) -> bool:
-    return value is not None and str(value).strip() != ""
-
-
-# Where the answer stands in a completion
-
-
-def completion_text(completion: Completion) -> str:
+def completion_text(completion: str | list[dict[str, Any]]) -> str:
     """The text of a completion; empty without a message of the assistant, or if it has no content (a tool call)."""
     if isinstance(completion, str):
         return completion
-    for message in reversed(completion):
-        if message.get("role", "assistant") == "assistant":
-            content = message.get("content") or ""
-            if isinstance(content, str):
-                return content
-            return "".join(part.get("text", "") for part in content if part.get("type", "text") == "text")
-    return ""
+    contents = [m.get("content") or "" for m in completion if m.get("role", "assistant") == "assistant"]
+    last = contents[-1] if contents else ""
+    return last if isinstance(last, str) else "".join(part.get("text", "") for part in last)
 
 
 def marked_answer(text: str) -> str | None:
@@ -185,61 +143,31 @@ def marked_answer(text: str) -> str | None:
             depth += {"{": 1, "}": -1}.get(text[i], 0)
             if depth == 0:
                 return text[opening.end() : i].strip()
-    for pattern in (_TAGGED, _HASHES):
-        matches: list[str] = pattern.findall(text)
-        if matches:
-            return matches[-1].strip()
-    return None
-
-
-def _without_reasoning(text: str) -> str:
-    return text.rpartition("</think>")[2]
-
-
-# How answers are compared
-
-
-def _exact_score(text: str, gold: str) -> float:
-    return float(_normalized(text) == _normalized(gold))
+    found: list[str] = next((matches for pattern in _MARKED if (matches := pattern.findall(text))), [])
+    return found[-1].strip() if found else None
 
 
 def _normalized(text: str) -> str:
     """The answer of a text in lower case, with single spaces, and without the punctuation around it."""
-    text = _without_reasoning(text)
+    text = text.rpartition("</think>")[2]
     marked = marked_answer(text)
-    text = text if marked is None else marked
-    folded = re.sub(r"\s+", " ", unicodedata.normalize("NFKC", text)).strip().casefold()
-    # A text of punctuation alone is an answer too
-    return folded.strip(_AROUND) or folded
+    folded = " ".join(unicodedata.normalize("NFKC", text if marked is None else marked).split()).casefold()
+    return folded.strip(_AROUND) or folded  # a text of punctuation alone is an answer too
 
 
 def _math_score(text: str, gold: str) -> float | None:
     from math_verify import parse, verify
 
-    # math-verify stops a parse by SIGALRM, which only the main thread may use
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    parsing_timeout = PARSING_TIMEOUT_S if in_main_thread else None
-    gold_parsed = parse(_as_latex(gold), parsing_timeout=parsing_timeout)
-    if not gold_parsed:
-        return None
-    text_parsed = parse(_without_reasoning(text), parsing_timeout=parsing_timeout)
-    return float(verify(gold_parsed, text_parsed, timeout_seconds=VERIFY_TIMEOUT_S if in_main_thread else None))
-
-
-def _as_latex(gold: str) -> str:
-    r"""A gold answer as math-verify reads it whole: bare LaTeX (`2\sqrt{3}`) gets its dollar signs."""
     marked = marked_answer(gold)
-    text = gold.strip() if marked is None else marked
-    is_bare = "$" not in text and r"\(" not in text and r"\[" not in text and not _WORD.search(text)
-    return f"${text}$" if is_bare else text
-
-
-@dataclass(frozen=True)
-class Number:
-    """A number as it is written: its value (of `75%`: 75), and whether it is a percentage."""
-
-    value: Fraction
-    percent: bool = False
+    gold = gold.strip() if marked is None else marked
+    if not re.search(r"\$|\\\(|\\\[|(?<!\\)\b[^\W\d_]{3,}", gold):
+        gold = f"${gold}$"  # bare LaTeX (`2\sqrt{3}`), which math-verify reads whole with dollar signs
+    # math-verify stops itself by SIGALRM, which only the main thread may use
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    parse_seconds, verify_seconds = (10, 5) if in_main_thread else (None, None)
+    expected = parse(gold, parsing_timeout=parse_seconds)
+    found = parse(text.rpartition("</think>")[2], parsing_timeout=parse_seconds)
+    return float(verify(expected, found, timeout_seconds=verify_seconds)) if expected else None
 
 
 def _numeric_score(text: str, gold: str) -> float | None:
@@ -248,12 +176,23 @@ def _numeric_score(text: str, gold: str) -> float | None:
     if expected is None:
         return None
     number = answer_number(text)
-    return float(number is not None and _same_number(number, expected))
+    if number is None:
+        return 0.0
+    if number.is_percent == expected.is_percent:
+        return float(_is_close(number.value, expected.value))
+    percent, plain = (number, expected) if number.is_percent else (expected, number)
+    return float(any(_is_close(percent.value / scale, plain.value) for scale in (1, 100)))
+
+
+def _is_close(value: Fraction, gold: Fraction) -> bool:
+    if value == gold or (value.denominator == 1 and gold.denominator == 1):
+        return value == gold
+    return abs(value - gold) < min(RELATIVE_TOLERANCE * abs(gold), ABSOLUTE_TOLERANCE)
 
 
 def answer_number(text: str) -> Number | None:
     """The number that a completion gives as its answer; `None` if it gives none."""
-    text = _without_reasoning(text)
+    text = text.rpartition("</think>")[2]
     marked = marked_answer(text)
     if marked is not None:
         return single_number(marked)
@@ -268,24 +207,9 @@ def single_number(text: str) -> Number | None:
     """
     text = _cleaned(_UNITS.sub(" ", text)).rpartition("=")[2].rpartition("≈")[2]
     matches = list(_NUMBER.finditer(text))
-    if len(matches) != 1:
+    if len(matches) != 1 or re.search(r"[\\^*/_+<>|√π]", text[: matches[0].start()] + text[matches[0].end() :]):
         return None
-    around = text[: matches[0].start()] + text[matches[0].end() :]
-    return None if re.search(r"[\\^*/_+<>|]|[√π]", around) else _number(matches[0])
-
-
-def _same_number(number: Number, gold: Number) -> bool:
-    if number.percent == gold.percent:
-        return _close(number.value, gold.value)
-    percent, plain = (number, gold) if number.percent else (gold, number)
-    return _close(percent.value, plain.value) or _close(percent.value / 100, plain.value)
-
-
-def _close(value: Fraction, gold: Fraction) -> bool:
-    if value.denominator == 1 and gold.denominator == 1:
-        return value == gold
-    difference = abs(value - gold)
-    return value == gold or (difference < RELATIVE_TOLERANCE * abs(gold) and difference < ABSOLUTE_TOLERANCE)
+    return _number(matches[0])
 
 
 def _cleaned(text: str) -> str:
@@ -295,15 +219,12 @@ def _cleaned(text: str) -> str:
 
 
 def _number(match: re.Match[str]) -> Number | None:
-    if len(match[0]) > MAX_CHARACTERS:
-        return None
     part = match.groupdict()
-    if part["fden"] is not None:
-        sign, whole, numerator, denominator = part["fsign"], part["fwhole"], Fraction(part["fnum"]), part["fden"]
-    else:
-        sign, whole, denominator = part["sign"], part["whole"], part["den"] or "1"
-        numerator = Fraction(part["number"].replace(",", "")) * Fraction(10) ** int(part["exponent"] or 0)
-    if int(denominator) == 0:
+    denominator = part["fden"] or part["den"] or "1"
+    if len(match[0]) > MAX_CHARACTERS or int(denominator) == 0:
         return None
-    value = numerator / int(denominator) + int(whole or 0)
-    return Number(-value if sign == "-" else value, part["percent"] is not None)
+    numerator = Fraction((part["fnum"] or part["number"]).replace(",", "")) * Fraction(10) ** int(
+        part["exponent"] or 0
+    )
+    value = numerator / int(denominator) + int(part["fwhole"] or part["whole"] or 0)
+    return Number(-value if "-" in (part["fsign"], part["sign"]) else value, part["percent"] is not None)

@@ -5,7 +5,30 @@ from __future__ import annotations
 import datasets.config
 import pytest
 
-from tests.factories import save_tiny
+from tests.factories import plain_dataset, save_tiny
+
+
+RECIPE = """\
+# A small run.
+model_name_or_path: {model}
+dataset_name: train.jsonl
+output_dir: out
+use_cpu: true
+bf16: false
+per_device_train_batch_size: 8
+num_generations: 4
+max_completion_length: 6
+max_steps: 2
+logging_steps: 1
+report_to: none
+reward_funcs: [numeric_answer_reward, tests.factories.letter_share_reward]
+reward_weights: [1.0, 0.5]
+use_peft: true
+lora_target_modules: [q_proj, v_proj]
+learning_rate: 1e-2
+disable_tqdm: true
+max_rollout_rounds: 4
+"""
 
 
 @pytest.fixture(scope="session")
@@ -24,6 +47,13 @@ def write(tmp_path, monkeypatch):
         return name
 
     return _write
+
+
+@pytest.fixture
+def recipe(write, tmp_path, tiny_path) -> str:
+    """Name of a recipe in the current folder, whose model and data are there."""
+    plain_dataset(16).to_json(tmp_path / "train.jsonl")
+    return write("r.yaml", RECIPE.format(model=tiny_path))
 
 
 @pytest.fixture(autouse=True)

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import sys
 import warnings
 
 import pytest
-from rich.console import Console
-from transformers import PrinterCallback, TrainerState
+from transformers import PrinterCallback, ProgressCallback, TrainerState
 
-from tests.cli.test_command import TINY
-from tests.factories import plain_dataset
-from trl_dataeff.cli.console import COLUMNS, REPEAT_HEADER, LogTable, PanelCallback, TableCallback, progress_shown
-from trl_dataeff.cli.grpo import REWARDS, make_trainer, parse
-from trl_dataeff.cli.main import main, quiet_libraries
-
-
-RECIPE = TINY + 'reward_funcs: [tests.factories.letter_share_reward]\nsave_strategy: "no"\n'
-
-
-@pytest.fixture
-def recipe(write, tmp_path, tiny_path) -> str:
-    plain_dataset(16).to_json(tmp_path / "train.jsonl")
-    return write("r.yaml", RECIPE.format(model=tiny_path))
+from trl_dataeff.cli.console import COLUMNS, REPEAT_HEADER, BarCallback, TableCallback, show_progress
+from trl_dataeff.cli.grpo import make_trainer, parse
+from trl_dataeff.cli.main import main
 
 
 def log(**values):
@@ -51,10 +38,34 @@ def test_the_console_shows_the_numbers_a_person_reads(recipe, capsys, bar):
     assert lines[header + 3].startswith("end at step 2: mean loss ")
 
 
-@pytest.mark.parametrize("bar", ["--disable_tqdm=true", "--disable_tqdm=false"])
-def test_the_library_prints_as_transformers_does(recipe, capsys, bar):
-    make_trainer(parse(["--config", recipe, "--max_steps=1", bar])).train()
-    assert "'dataeff/rollouts_generated': '8'" in capsys.readouterr().out
+def kinds_shown(trainer, plain: bool) -> set[type]:
+    show_progress(trainer, plain)
+    kinds = {type(callback) for callback in trainer.callback_handler.callbacks}
+    return {kind for kind in kinds if issubclass(kind, (PrinterCallback, ProgressCallback, TableCallback))}
+
+
+@pytest.mark.parametrize(
+    ("bar", "in_terminal", "plain", "expected"),
+    [
+        ("false", True, False, {TableCallback, BarCallback}),
+        ("false", True, True, {TableCallback}),
+        ("false", False, False, {TableCallback}),
+        ("true", True, False, {TableCallback}),
+    ],
+)
+def test_the_bar_is_shown_in_a_terminal_alone(bar, in_terminal, plain, expected, recipe, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: in_terminal, raising=False)
+    trainer = make_trainer(parse(["--config", recipe, f"--disable_tqdm={bar}"]))
+    assert kinds_shown(trainer, plain) == expected
+
+
+def test_the_rows_of_a_terminal_stand_above_the_bar(recipe, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    assert main(["grpo", "--config", recipe, "--disable_tqdm=false"]) == 0
+    captured = capsys.readouterr()
+    assert [line.split()[0] for line in captured.out.splitlines() if "/2 " in line] == ["1/2", "2/2"]
+    assert "2/2 [" in captured.err
+    assert "dataeff/" not in captured.out + captured.err
 
 
 def test_what_prints_in_another_way_stays(recipe):
@@ -66,45 +77,19 @@ def test_what_prints_in_another_way_stays(recipe):
     trainer = make_trainer(parse(["--config", recipe, "--disable_tqdm=true"]))
     trainer.pop_callback(PrinterCallback)
     trainer.add_callback(OwnPrinter)
-    with progress_shown(trainer, plain=False):
-        kinds = {type(callback) for callback in trainer.callback_handler.callbacks}
-    assert OwnPrinter in kinds
-    assert not kinds & {TableCallback, PanelCallback}
-
-
-def test_a_panel_in_a_terminal_says_what_was_generated_and_what_was_replayed(recipe):
-    options = ["--disable_tqdm=false", "--max_steps=4", "--output_dir=[/x]"]
-    trainer = make_trainer(parse(["--config", recipe, *options]))
-    console = Console(file=io.StringIO(), force_terminal=True, width=80)
-    with progress_shown(trainer, plain=False, console=console):
-        trainer.train()
-    shown = console.file.getvalue()
-    counts = trainer.collector.counters.values
-    assert "step 4 of 4" in shown
-    assert "[/x]" in shown, "brackets in a folder's name are no markup"
-    assert f"{counts['rollouts_generated']} generated, {counts['rollouts_replayed']} replayed" in shown
-    assert "saved" not in shown
-
-
-@pytest.mark.parametrize("options", [{"plain": True}, {"plain": False}], ids=["plain", "not a terminal"])
-def test_elsewhere_there_is_no_panel_and_no_bar(recipe, options, capsys):
-    trainer = make_trainer(parse(["--config", recipe, "--disable_tqdm=false", "--max_steps=1"]))
-    with progress_shown(trainer, console=Console(file=io.StringIO(), force_terminal=options["plain"]), **options):
-        trainer.train()
-    assert "it/s]" not in capsys.readouterr().err.split("Embedding prompts")[-1].split("prompt/s]")[-1]
-    assert not any(isinstance(callback, PanelCallback) for callback in trainer.callback_handler.callbacks)
+    assert kinds_shown(trainer, plain=False) == {OwnPrinter}
 
 
 def test_numbers_are_aligned_below_their_titles():
-    header, row = LogTable().lines(log(reward=-12.345, success=0.123, rollouts=1234567, lr=1e-6), state(7))
+    header, row = TableCallback().lines(log(reward=-12.345, success=0.123, rollouts=1234567, lr=1e-6), state(7))
     assert header == "   step      loss  reward success  rollouts       lr"
     assert row == "  7/300    0.0123  -12.35     12% 1,234,567    1e-06"
-    row = LogTable().lines(log() | {"dataeff/overlong_prompts": 1500.0}, state(7))[-1]
+    row = TableCallback().lines(log() | {"dataeff/overlong_prompts": 1500.0}, state(7))[-1]
     assert row.endswith("0.0123  overlong prompts 1,500"), "faults stand at the end of their row"
 
 
 def test_a_metric_that_comes_later_gets_its_column_then():
-    table = LogTable()
+    table = TableCallback()
     assert len(table.lines(log(reward=1.0), state(1))) == 2
     header, row = table.lines(log(success=0.5), state(2))
     assert header.split() == ["step", "loss", "reward", "success"]
@@ -114,41 +99,30 @@ def test_a_metric_that_comes_later_gets_its_column_then():
 
 
 def test_the_header_is_repeated():
-    table = LogTable()
+    table = TableCallback()
     lines = [len(table.lines(log(), state(step))) for step in range(2 * REPEAT_HEADER + 1)]
     assert lines == [2, *[1] * (REPEAT_HEADER - 1)] * 2 + [2]
 
 
 def test_evaluation_and_what_a_callback_logs_have_lines_of_their_own():
-    table = LogTable()
+    table = TableCallback()
     values = {"eval_loss": 0.5, "eval_rewards/f/mean": 0.25, "eval_runtime": 1.0, "eval_clip_ratio/low_mean": 0.0}
     assert table.lines(values, state(4)) == ["evaluation at step 4: loss 0.5, rewards/f/mean 0.25, seconds 1"]
     assert table.lines({"my/metric": 0.123456, "note": "text"}, state(4)) == ["my/metric 0.1235, note text"]
 
 
-def test_warnings_of_libraries_are_silenced_while_the_command_runs_and_those_of_ones_own_code_are_not(
-    recipe, monkeypatch
-):
-    def warn(module: str) -> int:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.warn_explicit("old", FutureWarning, "x.py", 1, module=module, registry={})
-        return len(caught)
-
-    def heard() -> tuple:
-        parser = logging.getLogger("math_verify.parser")
-        return warn("transformers.training_args"), warn("my_rewards"), parser.isEnabledFor(logging.WARNING)
-
+def test_future_warnings_and_notices_of_math_verify_are_silenced_while_the_command_runs(recipe, monkeypatch):
     def reward(completions, **kwargs):
-        during.add(heard())
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.warn("old", FutureWarning, stacklevel=1)
+        heard.add((len(caught), logging.getLogger("math_verify.parser").isEnabledFor(logging.WARNING)))
         return [0.0] * len(completions)
 
-    during = set()
-    monkeypatch.setitem(REWARDS, "own", reward)
-    monkeypatch.setattr(sys, "warnoptions", [])
-    warnings.simplefilter("always")
-    assert main(["grpo", "--config", recipe, "--max_steps", "1", "--reward_funcs", "own"]) == 0
-    assert during == {(0, 1, False)}
-    assert heard() == (1, 1, True)
-    monkeypatch.setattr(sys, "warnoptions", ["default"])  # of `python -W`
-    with quiet_libraries():
-        assert warn("transformers.training_args") == 1
+    heard = set()
+    monkeypatch.setattr("tests.factories.letter_share_reward", reward)
+    for options in ([], ["default"]):  # of `python -W`
+        monkeypatch.setattr(sys, "warnoptions", options)
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            assert main(["grpo", "--config", recipe, "--max_steps", "1"]) == 0
+    assert heard == {(0, False), (1, False)}

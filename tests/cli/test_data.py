@@ -1,14 +1,16 @@
-"""Datasets of every kind arrive as prompts and answers; those that cannot are refused with a reason."""
+"""Datasets of every kind arrive as prompts and answers, and rewards as functions; what cannot is refused with a reason."""
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 
 import pytest
 from datasets import Dataset, DatasetDict, IterableDataset
 
-from trl_dataeff.cli.data import load_data
+from trl_dataeff.cli.data import check_columns, load_data, load_reward
 from trl_dataeff.cli.grpo import parse
+from trl_dataeff.cli.main import main
 from trl_dataeff.utils import UserError
 
 
@@ -125,9 +127,6 @@ def test_a_path_that_is_a_pattern_is_the_one_that_is_loaded(name, tmp_path):
     path.parent.mkdir(exist_ok=True)
     train, _ = load("--dataset_name", jsonl(path))
     assert train["prompt"][:] == [row["prompt"] for row in ROWS]
-    if path.parent != tmp_path:
-        with pytest.raises(UserError, match="takes for a pattern"):
-            load("--dataset_name", str(path.parent))
 
 
 @pytest.mark.parametrize(
@@ -142,7 +141,7 @@ def test_a_path_that_is_a_pattern_is_the_one_that_is_loaded(name, tmp_path):
         ("a.json", "[]", ["'a.json' is empty"]),
         ("a.csv", "prompt,answer\n", ["'a.csv' is empty"]),
         ("a.txt", "hello", ["'a.txt'", "`.jsonl`"]),
-        ("a.jsonl", '{"question": "a", "level": 1}', ["no column `prompt`", "`question`, `level`", "--prompt_column"]),
+        ("a.jsonl", '{"question": "a", "level": 1}', ["no column 'prompt'", "`question`, `level`", "`prompt_column`"]),
         ("a.jsonl", '{"prompt": 7}', ["7", "A prompt is text"]),
         ("a.jsonl", '{"prompt": [{"role": "user"}]}', ["'role': 'user'", "messages with `role` and `content`"]),
         ("a.jsonl", '{"prompt": "a"}\n{"prompt": null}\n{"prompt": ""}', ["has 2 rows without a prompt", ": 1, 2."]),
@@ -161,11 +160,14 @@ def test_files_that_cannot_be_used(name, text, parts, write):
     [
         (["--dataset_name", "trian.jsonl"], ["'trian.jsonl' does not exist", "Did you mean `train.jsonl`"]),
         (["--dataset_name", "./data"], ["'./data' does not exist"]),
-        (["--dataset_name", "empty"], ["'empty' has no files"]),
+        (["--dataset_name", "empty"], ["'empty' cannot be loaded", "doesn't contain any data files"]),
         (["--dataset_name", "train.jsonl", "--dataset_train_split", "dev"], ["no split `dev`", "has `train`"]),
         (["--dataset_name", "train.jsonl", "--eval_strategy", "epoch"], ["no split `test`", "`eval_strategy`"]),
-        (["--dataset_name", "train.jsonl", "--prompt_column", "promt"], ["'promt'", "Did you mean `prompt`"]),
-        (["--dataset_name", "train.jsonl", "--answer_column", "gold"], ["`answer_column` is 'gold'", "`answer`"]),
+        (
+            ["--dataset_name", "train.jsonl", "--prompt_column", "promt"],
+            ["no column 'promt'", "Did you mean `prompt`"],
+        ),
+        (["--dataset_name", "train.jsonl", "--answer_column", "gold"], ["no column 'gold'", "`answer_column`"]),
         (["--dataset_name", "train.jsonl", "--prompt_template", "same"], ["names no column"]),
     ],
 )
@@ -178,17 +180,10 @@ def test_datasets_that_are_not_there(args, parts, write, tmp_path):
         assert part in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        "path: bad.jsonl",
-        *(f"{{path: json, data_files: {f}}}" for f in ("bad.jsonl", "[bad.jsonl]", "{train: [bad.jsonl]}")),
-    ],
-)
-def test_mixture_names_the_file_that_is_broken(given, write, tmp_path):
+def test_mixture_names_the_file_that_is_broken(write, tmp_path):
     jsonl(tmp_path / "good.jsonl")
     write("bad.jsonl", '{"prompt": "a"}\nnot json\n')
-    write("r.yaml", f"datasets:\n  - path: good.jsonl\n  - {given}\n")
+    write("r.yaml", "datasets:\n  - path: good.jsonl\n  - path: bad.jsonl\n")
     with pytest.raises(UserError, match=r"bad\.jsonl:2"):
         load("--config", "r.yaml")
 
@@ -207,3 +202,68 @@ def test_text_that_is_not_utf8_is_found_in_any_row(tmp_path):
     path.write_bytes(b'{"prompt": "a"}\n' * 500 + '{"prompt": "ö"}\n'.encode("latin-1"))
     with pytest.raises(UserError, match="is not UTF-8 text"):
         load("--dataset_name", str(path))
+
+
+# Reward functions by name and by dotted path
+
+
+def test_overlong_punishment_has_the_values_that_the_help_names():
+    punish = load_reward("get_soft_overlong_punishment")
+    assert punish(completion_ids=[[0] * n for n in (1024, 1152, 1280, 1281)]) == [0.0, -0.5, -1.0, -1.0]
+
+
+def test_path_is_found_in_the_current_folder(write, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    write("my_rewards_for_a_test.py", "def brevity(completions, **kwargs):\n    return [1.0]\n")
+    reward = load_reward("my_rewards_for_a_test.brevity")
+    assert reward(completions=["a"]) == [1.0]
+    with pytest.raises(UserError, match=r"has no function 'brevty'. Did you mean `brevity`"):
+        load_reward("my_rewards_for_a_test.brevty")
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("numeric_awnser_reward", ["unknown", "Did you mean `numeric_answer_reward`", "dotted path"]),
+        ("nowhere_to_be_found.reward", ["no module 'nowhere_to_be_found'", "PYTHONPATH"]),
+        ("os.path.sep", ["no function 'sep'"]),
+        ("broken_module_for_a_test.reward", ["ZeroDivisionError", "broken_module_for_a_test.py, line 2"]),
+        ("missing_import_for_a_test.reward", ["ModuleNotFoundError", "not_installed_at_all"]),
+    ],
+)
+def test_paths_that_lead_nowhere(name, parts, write, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    write("broken_module_for_a_test.py", "\n1 / 0\n")
+    write("missing_import_for_a_test.py", "import not_installed_at_all\n")
+    with pytest.raises(UserError) as error:
+        load_reward(name)
+    for part in parts:
+        assert part in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["math_verify_reward", "accuracy_reward"])
+def test_missing_math_verify_is_said_at_once(name, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "math_verify", None)
+    assert main(["grpo", "--reward_funcs", name]) == 2
+    assert "pip install math-verify" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "part"),
+    [
+        ("exact_answer_reward", {"prompt": "p", "label": 1}, "`answer` or `solution`"),
+        ("accuracy_reward", {"prompt": [], "answer": 1}, "`solution`"),
+        ("accuracy_reward", {"prompt": "p", "solution": 1}, "`prompt_as_chat`"),
+        ("think_format_reward", {"prompt": "p"}, "`prompt_as_chat`"),
+    ],
+)
+def test_dataset_that_a_reward_cannot_read(name, row, part):
+    with pytest.raises(UserError) as error:
+        check_columns([name], row)
+    assert part in str(error.value)
+
+
+def test_dataset_that_rewards_can_read():
+    check_columns(["exact_answer_reward", "my.own"], {"prompt": "p", "solution": 1})
+    check_columns(["accuracy_reward"], {"prompt": [{"role": "user"}], "solution": 1})
+    check_columns(None, {"prompt": "p"})

@@ -12,29 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.factories import plain_dataset
 from trl_dataeff.checkpoint.manifest import check_checkpoint
-from trl_dataeff.cli import launch as launching
+from trl_dataeff.cli import grpo as launching
 
 
 ROOT = Path(__file__).resolve().parents[2]
 LONGEST = 180.0  # seconds
-RECIPE = """\
-model_name_or_path: {model}
-dataset_name: train.jsonl
-reward_funcs: [my_rewards.slow]
-output_dir: out
-use_cpu: true
-bf16: false
-per_device_train_batch_size: 4
-num_generations: 4
-max_completion_length: 4
-max_steps: 1000
-save_strategy: "no"
-save_on_signal: true
-report_to: none
-disable_tqdm: true
-"""
 REWARD = """\
 import os, pathlib, time
 
@@ -43,20 +26,21 @@ def slow(completions, **kwargs):
     time.sleep(0.1)
     return [float(len(text) % 2) for text in completions]
 """
+ENDLESS = ["--reward_funcs", "my_rewards.slow", "--reward_weights", "1", "--max_steps", "1000", "--save_on_signal"]
 ONE, TWO = ["--num_machines", "1"], ["--multi_gpu", "--num_processes", "2"]
 
 
 @pytest.fixture
-def started(write, tmp_path, tiny_path):
+def started(recipe, write, tmp_path):
     """Starts the command with options of `accelerate launch`, and returns it and its training processes once they train."""
-    plain_dataset(16).to_json(tmp_path / "train.jsonl")
-    write("r.yaml", RECIPE.format(model=tiny_path))
     write("my_rewards.py", REWARD)
     found: list[psutil.Process] = []
 
     def start(options: list[str], count: int) -> tuple[subprocess.Popen, list[psutil.Process]]:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        command = [sys.executable, "-m", "trl_dataeff.cli.main", "grpo", "--config", "r.yaml", *options]
+        environment["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "120"  # a busy machine takes longer than the default of 30 s
+        command = [sys.executable, "-m", "trl_dataeff.cli.main", "grpo", "--config", recipe, *ENDLESS, *options]
+        command += ["--per_device_train_batch_size", "4", "--save_strategy", "no"]
         with open(tmp_path / "log.txt", "w") as log:
             process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log, process_group=0)
         found.append(psutil.Process(process.pid))
@@ -96,7 +80,7 @@ def test_a_signal_to_a_launched_command_ends_training_with_a_checkpoint(started,
 LAUNCHER = """\
 import subprocess, sys
 from accelerate.commands import launch as launcher
-from trl_dataeff.cli import launch as launching
+from trl_dataeff.cli import grpo as launching
 
 child = "import sys, time; print('ready', flush=True); time.sleep(60)"
 
@@ -131,9 +115,18 @@ def test_code_of_several_processes(codes, expected, monkeypatch):
     failures = {rank: ProcessFailure(rank, 0, code, "") for rank, code in enumerate(codes)}
     for rank, failure in failures.items():
         failure.timestamp = rank
+    assert code_after(ChildFailedError("training", failures), monkeypatch) == expected
+
+
+def test_code_of_one_process(monkeypatch):
+    assert code_after(subprocess.CalledProcessError(returncode=3, cmd="python"), monkeypatch) == 3
+
+
+def code_after(error: Exception, monkeypatch) -> int:
+    """Exit code of the command if `accelerate launch` raises this error."""
 
     def fail(args):
-        raise ChildFailedError("training", failures)
+        raise error
 
     monkeypatch.setattr("accelerate.commands.launch.launch_command", fail)
-    assert launching.launch(TWO, []) == expected
+    return launching.launch(TWO, [])

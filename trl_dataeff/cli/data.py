@@ -1,85 +1,51 @@
-"""The dataset of a run: loaded from the Hub, a folder or a file, given the shape of a prompt dataset, and checked."""
+"""What a run learns from: its dataset, in the shape of a prompt dataset, and its reward functions."""
 
 from __future__ import annotations
 
 import glob
+import importlib
 import json
+import os
 import re
-from dataclasses import dataclass, field, replace
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict, load_dataset
 from datasets.exceptions import DatasetGenerationError, DatasetsError
-from transformers.utils import logging
 from trl import DatasetMixtureConfig, get_dataset
-from trl.scripts.grpo import GRPOScriptArguments
+from trl.import_utils import is_math_verify_available
 from trl.scripts.utils import DatasetConfig
 
+import trl_dataeff.rewards as our_rewards
 from trl_dataeff.rollouts.prompts import check_prompts
 from trl_dataeff.utils import UserError, closest, listed
 
 
-logger = logging.get_logger(__name__)
+if TYPE_CHECKING:
+    from trl_dataeff.cli.parser import DataEfficientGRPOScriptArguments
 
 #: File name endings that can be loaded, and the loader of 🤗 Datasets for each.
 LOADERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
 #: What 🤗 Datasets raises for data that it cannot load; `StopIteration` for a .jsonl file without a line.
 LOADING_ERRORS = (OSError, ValueError, TypeError, DatasetsError, StopIteration)
 EMPTY = "{} is empty: it has no rows. Training takes a different prompt for each group of a batch."
-#: What it says of files without rows.
+#: What 🤗 Datasets says of files without rows.
 NO_DATA = ("corresponds to no data", "pass `features` or at least one example")
 
+RewardFunction = Callable[..., Any]
 
-@dataclass
-class DataEfficientGRPOScriptArguments(GRPOScriptArguments):
-    """Script arguments of `trl-dataeff grpo`: every argument of TRL's GRPO script, and those below."""
-
-    dataset_name: str | None = field(
-        default=None,
-        metadata={
-            "help": "Hub id, local folder (of data files, or from `save_to_disk`), or local .parquet, .jsonl, .json or "
-            ".csv file; ignored if `datasets` is given."
-        },
-    )
-    reward_funcs: list[str] | None = field(
-        default=None,
-        metadata={
-            "help": "Reward functions: `exact_answer_reward`, `numeric_answer_reward`, `math_verify_reward`, TRL's "
-            "`accuracy_reward`, `reasoning_accuracy_reward`, `think_format_reward`, `get_soft_overlong_punishment` "
-            "(`max_completion_len=1280`, `soft_punish_cache=256`), or any dotted path (`my_rewards.brevity`, looked "
-            "up from the current folder)."
-        },
-    )
-    prompt_column: str | None = field(
-        default=None, metadata={"help": "Column that becomes `prompt`, e.g. `question` of GSM8K."}
-    )
-    prompt_template: str | None = field(
-        default=None,
-        metadata={
-            "help": "Text of the prompt; `{column}` stands for that column of the row, e.g. '{question} Answer with a "
-            "number.'; other braces stay as they are."
-        },
-    )
-    prompt_as_chat: bool = field(
-        default=False,
-        metadata={
-            "help": "Turn a text prompt into the user's message of a conversation, so that the model's chat template is "
-            "applied; use it for instruct models."
-        },
-    )
-    system_prompt: str | None = field(
-        default=None,
-        metadata={"help": "System message before every prompt; implies `prompt_as_chat`."},
-    )
-    answer_column: str | None = field(
-        default=None,
-        metadata={"help": "Column that is passed to reward functions as `answer` and as `solution`."},
-    )
-    plain: bool = field(
-        default=False, metadata={"help": "Print one line per log instead of the live panel, also in a terminal."}
-    )
+_OF_SOLUTION = ("accuracy_reward", "reasoning_accuracy_reward")  # TRL's, which compare with the column `solution`
+_OF_TRL = (*_OF_SOLUTION, "think_format_reward", "get_soft_overlong_punishment")
+#: Reward functions that can be given by name, and their paths.
+REWARDS = {
+    **{name: f"trl_dataeff.rewards.{name}" for name in our_rewards.__all__},
+    **{name: f"trl.rewards.{name}" for name in _OF_TRL},
+}
 
 
 def load_data(
@@ -90,11 +56,11 @@ def load_data(
     names = names if evaluates else names[:1]
     given = "The dataset mixture (`datasets`)" if mixture.datasets else f"The dataset {script.dataset_name!r}"
     splits = _load(script, mixture)
-    for name, option in zip(names, ("dataset_train_split", "dataset_test_split"), strict=False):
+    for name in names:
         if name not in splits:
             raise UserError(
-                f"{given} has no split `{name}`; it has {listed(map(str, splits))}. Name one of them as `{option}`"
-                + (", or set `eval_strategy` to 'no'." if option == "dataset_test_split" else ".")
+                f"{given} has no split `{name}`; it has {listed(map(str, splits))}. Name them as `dataset_train_split` and "
+                "`dataset_test_split`, or set `eval_strategy` to 'no' to train without the second."
             )
     train, *evaluation = [prepare(splits[name], script, given) for name in names]
     return train, evaluation[0] if evaluation else None
@@ -104,8 +70,8 @@ def prepare(
     dataset: Dataset | IterableDataset, script: DataEfficientGRPOScriptArguments, given: str
 ) -> Dataset | IterableDataset:
     """
-    Give a dataset the columns `prompt`, `answer` and `solution` that the script arguments ask for, and check it. `given` is
-    the dataset in words, for messages.
+    Give a dataset the columns `prompt`, `answer` and `solution` that the script arguments ask for, and check that every row has
+    a prompt, which is text or a conversation. `given` is the dataset in words, for messages.
     """
     if isinstance(dataset, Dataset):
         try:
@@ -119,20 +85,27 @@ def prepare(
     shapes = ("prompt_column", "prompt_template", "prompt_as_chat", "system_prompt", "answer_column")
     if any(getattr(script, shape) not in (None, False) for shape in shapes):
         dataset = dataset.map(shape_row, fn_kwargs={"script": script})
-    _check_prompts(dataset, given)
+    prompt = next(iter(dataset))["prompt"]
+    messages = prompt if isinstance(prompt, list) else []
+    is_chat = messages and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in messages)
+    if prompt is not None and not isinstance(prompt, str) and not is_chat:
+        raise UserError(
+            f"{given} has prompts such as {str(prompt)[:60]!r} ({type(prompt).__name__}). A prompt is text, or a "
+            "conversation: a list of messages with `role` and `content`."
+        )
+    if isinstance(dataset, Dataset):
+        check_prompts(dataset, given)
     return dataset
 
 
 def shape_row(row: dict[str, Any], script: DataEfficientGRPOScriptArguments) -> dict[str, Any]:
-    """Return the columns of a row that `prepare` adds or replaces; a row without a prompt stays one, and is rejected."""
-    if script.prompt_template is None:
-        prompt = row[script.prompt_column or "prompt"]
-    else:
-        names = "|".join(re.escape(name) for name in row)
-        columns = re.findall(rf"\{{({names})\}}", script.prompt_template)
-        prompt = re.sub(rf"\{{({names})\}}", lambda match: str(row[match[1]]), script.prompt_template)
-        if any(row[name] is None for name in columns):
-            prompt = None
+    """Return the columns of a row that `prepare` adds or replaces; the prompt is `None` or empty if the row has none."""
+    prompt = row.get(script.prompt_column or "prompt")
+    if script.prompt_template is not None:
+        in_braces = r"\{([^{}]+)\}"
+        is_missing = any(row.get(name, "") is None for name in re.findall(in_braces, script.prompt_template))
+        text = re.sub(in_braces, lambda match: str(row.get(match[1], match[0])), script.prompt_template)
+        prompt = None if is_missing else text
     if script.prompt_as_chat or script.system_prompt is not None:
         prompt = [{"role": "user", "content": prompt}] if prompt and isinstance(prompt, str) else prompt or None
     if script.system_prompt is not None and isinstance(prompt, list):
@@ -141,11 +114,25 @@ def shape_row(row: dict[str, Any], script: DataEfficientGRPOScriptArguments) -> 
     return {"prompt": prompt, **answer}
 
 
+def _check_columns(columns: list[str], script: DataEfficientGRPOScriptArguments, given: str) -> None:
+    has = f"{given} has the columns {listed(columns)}"
+    template = script.prompt_template
+    prompt = script.prompt_column or (None if template else "prompt")
+    for option, name in (("prompt_column", prompt), ("answer_column", script.answer_column)):
+        if name is not None and name not in columns:
+            fix = f"Name one of them as `{option}`" + (
+                ", or build prompts with `prompt_template`." if name == prompt else "."
+            )
+            raise UserError(f"{has}, and no column {name!r}.{closest(name, columns)} {fix}")
+    if template is not None and not any(f"{{{name}}}" in template for name in columns):
+        raise UserError(
+            f"`prompt_template` names no column: {template!r}. {has}; write one in braces: '{{{columns[0]}}}'."
+        )
+
+
 def _load(
     script: DataEfficientGRPOScriptArguments, mixture: DatasetMixtureConfig
 ) -> DatasetDict | IterableDatasetDict:
-    if mixture.datasets and script.dataset_name:
-        logger.warning("Both `datasets` and `dataset_name` are given: `dataset_name` is ignored.")
     entries = mixture.datasets or [DatasetConfig(str(script.dataset_name), script.dataset_config)]
     sources = [find_source(entry) for entry in entries]
     try:
@@ -156,115 +143,111 @@ def _load(
             source.path, source.name, data_files=source.data_files, streaming=script.dataset_streaming
         )
     except LOADING_ERRORS as error:
-        raise _not_loaded(" + ".join(entry.path for entry in entries), sources, error) from error
+        raise UserError(_why_not_loaded([entry.path for entry in entries], error)) from error
 
 
-def _check_columns(columns: list[str], script: DataEfficientGRPOScriptArguments, given: str) -> None:
-    has = f"{given} has the columns {listed(columns)}"
-    for option in ("prompt_column", "answer_column"):
-        name = getattr(script, option)
-        if name is not None and name not in columns:
-            raise UserError(f"`{option}` is {name!r}. {has}.{closest(name, columns)}")
-    if script.prompt_template is not None:
-        if not any(f"{{{name}}}" in script.prompt_template for name in columns):
-            raise UserError(
-                f"`prompt_template` names no column, so that every prompt would be the same. {has}; write one of them "
-                f"in braces, as in '{{{columns[0]}}}'."
-            )
-    elif script.prompt_column is None and "prompt" not in columns:
-        likely = [name for name in ("question", "problem", "instruction", "query", "input", "text") if name in columns]
-        raise UserError(
-            f"{given} has no column `prompt`; it has {listed(columns)}. Name the one that holds the prompts as "
-            f"`prompt_column`{f' (`--prompt_column {likely[0]}`)' if likely else ''}, or build one with "
-            "`prompt_template`."
-        )
-
-
-def _check_prompts(dataset: Dataset | IterableDataset, given: str) -> None:
-    """The first prompt is text or a conversation, and no row is without one."""
-    prompt = next(iter(dataset))["prompt"]
-    keys = {"role", "content"}
-    is_chat = isinstance(prompt, list) and prompt and all(isinstance(m, dict) and keys <= set(m) for m in prompt)
-    if prompt is not None and not isinstance(prompt, str) and not is_chat:
-        raise UserError(
-            f"{given} has prompts such as {str(prompt)[:60]!r} ({type(prompt).__name__}). A prompt is text, or a "
-            "conversation: a list of messages with `role` and `content`."
-        )
-    if isinstance(dataset, Dataset):
-        check_prompts(dataset, given)
-
-
-def _not_loaded(name: str, sources: list[DatasetConfig], error: Exception) -> UserError:
-    """Say why a dataset was not loaded: the line of a file that cannot be parsed, or what the loader says."""
-    if bad := next(filter(None, map(_bad_line, sources)), None):
-        return UserError(f"The dataset {name!r} cannot be parsed: {bad}")
+def _why_not_loaded(paths: list[str], error: Exception) -> str:
+    """The line of a file that cannot be parsed, or what the loader says."""
+    name = " + ".join(paths)
+    if bad := next(filter(None, map(_bad_line, paths)), None):
+        return f"The dataset {name!r} cannot be parsed: {bad}"
     cause = error.__cause__ if isinstance(error, DatasetGenerationError) and error.__cause__ else error
     reason = str(cause).strip().rstrip(".!")
     if isinstance(error, StopIteration) or any(text in reason for text in NO_DATA):
-        return UserError(EMPTY.format(f"The dataset {name!r}"))
-    if sources[0].data_files is None and not Path(sources[0].path).exists():
-        return UserError(
+        return EMPTY.format(f"The dataset {name!r}")
+    if not Path(paths[0]).expanduser().exists():
+        return (
             f"The dataset {name!r} could not be loaded from the Hub: {reason}. It is not a file or folder here either; "
             "check the name, `dataset_config`, the connection, and `hf auth login` for a private or gated dataset."
         )
-    return UserError(f"The dataset {name!r} cannot be loaded: {type(cause).__name__}: {reason}.")
+    return f"The dataset {name!r} cannot be loaded: {type(cause).__name__}: {reason}."
 
 
-def _bad_line(source: DatasetConfig) -> str | None:
-    """File, line and reason of the first line that is not a JSON object, if `source` is a .jsonl file with one."""
-    given = source.data_files if source.path == "json" else []
-    names = [given] if isinstance(given, str) else given.values() if isinstance(given, dict) else given or []
-    files = [file for name in names for file in ([name] if isinstance(name, str) else name)]
-    for file in [file for file in files if file.endswith(".jsonl") and Path(file).is_file()]:
-        for number, line in enumerate(Path(file).read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
+def _bad_line(path: str) -> str | None:
+    """File, line and reason of the first line that is not a JSON object, if this is a .jsonl file with one."""
+    file = Path(path).expanduser()
+    if file.suffix != ".jsonl" or not file.is_file():
+        return None
+    with open(file, encoding="utf-8", errors="replace") as lines:
+        for number, line in enumerate(lines, start=1):
             try:
                 if line.strip() and not isinstance(json.loads(line), dict):
-                    return f"{file}:{number}: {line[:40]!r} is not a JSON object. Each line must be one."
+                    return f"{path}:{number}: {line[:40]!r} is not a JSON object. Each line must be one."
             except json.JSONDecodeError as error:
-                return f"{file}:{number}: {error.msg}. Each line holds one JSON object."
+                return f"{path}:{number}: {error.msg}. Each line holds one JSON object."
     return None
 
 
 def find_source(given: DatasetConfig) -> DatasetConfig:
     """Say how `datasets.load_dataset` loads a Hub id, a folder or a file; with `data_files` it is as it was given."""
-    path = given.path
     if given.data_files is not None:
         return given
-    local = Path(path).expanduser()
-    if local.is_dir():
-        folder, files = _folder_source(local)
-        return replace(given, path=folder, data_files=files)
+    local = Path(given.path).expanduser()
     loader = LOADERS.get(local.suffix.lower())
+    if local.is_dir():
+        # `save_to_disk` leaves a file state.json beside the data of each split
+        saved = {path.parent.name: path.parent for path in sorted(local.glob("*/state.json"))}
+        saved = {"train": local} if (local / "state.json").is_file() else saved
+        if saved:
+            files = {split: f"{glob.escape(str(path))}/data-*.arrow" for split, path in saved.items()}
+            return replace(given, path="arrow", data_files=files)
+        return replace(given, path=str(local))
     if local.is_file():
         if loader is None:
-            raise UserError(f"The dataset file {path!r} has none of the endings {listed(LOADERS)}. Convert it to one.")
+            raise UserError(
+                f"The dataset file {given.path!r} has none of the endings {listed(LOADERS)}. Convert it to one."
+            )
         return replace(given, path=loader, data_files=[glob.escape(str(local))])
-    if loader is not None or path.startswith((".", "/", "~")):
+    if loader is not None or given.path.startswith((".", "/", "~")):
         siblings = [p.name for p in local.parent.iterdir()] if local.parent.is_dir() else []
         raise UserError(
-            f"The dataset {path!r} does not exist: there is no such file or folder (looked for {local.absolute()})."
+            f"The dataset {given.path!r} does not exist: there is no such file or folder (looked for {local.absolute()})."
             f"{closest(local.name, siblings)}"
         )
     return given
 
 
-def _folder_source(folder: Path) -> tuple[str, Any]:
-    """Path and `data_files` of a folder of data files, or of one from `save_to_disk`: its Arrow files one by one."""
-    if (folder / "dataset_dict.json").is_file():
-        splits = json.loads((folder / "dataset_dict.json").read_text())["splits"]
-        return "arrow", {split: _arrow_files(folder / split) for split in splits}
-    if (folder / "state.json").is_file():
-        return "arrow", {"train": _arrow_files(folder)}
-    if not any(p.is_file() and not p.name.startswith(".") for p in folder.rglob("*")):
-        raise UserError(f"The dataset folder {str(folder)!r} has no files. Put files with {listed(LOADERS)} there.")
-    if glob.has_magic(str(folder)):
+def load_reward(name: str) -> RewardFunction:
+    """Return a reward function by its name or dotted path; a name or path that leads to none is a [`UserError`]."""
+    module_name, _, function_name = REWARDS.get(name, name).rpartition(".")
+    if not module_name:
         raise UserError(
-            f"The name of the dataset folder {str(folder)!r} has one of the characters *, ? and [, which 🤗 Datasets takes for "
-            "a pattern. Rename it, or name a file in it."
+            f"The reward function {name!r} is unknown.{closest(name, REWARDS)} Known are {listed(REWARDS)}; any other is "
+            "given by its dotted path, as in `my_rewards.brevity`."
         )
-    return str(folder), None
+    if name in ("math_verify_reward", *_OF_SOLUTION) and not is_math_verify_available():
+        raise UserError(f"`{name}` needs math-verify: pip install math-verify")
+    wrong = f"The reward function {name!r} cannot be imported"
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        reason = f"{type(error).__name__}: {error} ({place.filename}, line {place.lineno})"
+        if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
+            reason = f"there is no module {error.name!r}, neither installed nor in {os.getcwd()} nor in PYTHONPATH"
+        raise UserError(f"{wrong}: {reason}.") from error
+    function: RewardFunction | None = getattr(module, function_name, None)
+    if not callable(function):
+        raise UserError(
+            f"{wrong}: {module_name!r} has no function {function_name!r}.{closest(function_name, dir(module))}"
+        )
+    if name == "get_soft_overlong_punishment":
+        return function(max_completion_len=1280, soft_punish_cache=256)  # type: ignore[no-any-return]
+    return function
 
 
-def _arrow_files(folder: Path) -> list[str]:
-    files = json.loads((folder / "state.json").read_text())["_data_files"]
-    return [glob.escape(str(folder / file["filename"])) for file in files]
+def check_columns(names: list[str] | None, row: dict[str, Any]) -> None:
+    """Raise a [`UserError`] if a reward function reads what this row of the dataset does not have."""
+    for name in names or []:
+        columns = (
+            ["solution"] if name in _OF_SOLUTION else ["answer", "solution"] if name in our_rewards.__all__ else []
+        )
+        if columns and not row.keys() & columns:
+            raise UserError(
+                f"`{name}` reads the column {' or '.join(f'`{c}`' for c in columns)}, but the dataset has {listed(row)}. "
+                "Name the column with the gold answers as `answer_column`."
+            )
+        if name in (*_OF_SOLUTION, "think_format_reward") and isinstance(row["prompt"], str):
+            raise UserError(f"`{name}` reads conversations, but the prompts are plain text. Set `prompt_as_chat`.")

@@ -1,45 +1,30 @@
-"""`trl-dataeff grpo`: read a recipe, train, save.
+"""`trl-dataeff grpo`: read a recipe, train, save; through `accelerate launch` where there is something to launch.
 
 From Python: `trainer = train(parse(["--config", "recipe.yaml", "--max_steps", "20"]))`.
 """
 
 from __future__ import annotations
 
-import importlib
+import contextlib
 import os
+import signal
+import subprocess
 import sys
 import tempfile
-import traceback
-from collections.abc import Callable, Iterator
+from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-import trl_dataeff.rewards as our_rewards
-from trl_dataeff.cli.data import load_data
-from trl_dataeff.cli.launch import launch, needs_launch
-from trl_dataeff.cli.parser import GRPOArguments, read
+from trl_dataeff.cli.data import REWARDS, check_columns, load_data, load_reward
+from trl_dataeff.cli.parser import GRPOArguments, launch_parser, read
 from trl_dataeff.config import DataEfficientGRPOConfig
-from trl_dataeff.utils import UserError, closest, listed
+from trl_dataeff.utils import UserError, listed
 
 
 if TYPE_CHECKING:
     from trl_dataeff.trainer import DataEfficientGRPOTrainer
-
-RewardFunction = Callable[..., Any]
-
-_OF_SOLUTION = ("accuracy_reward", "reasoning_accuracy_reward")  # TRL's, which compare with the column `solution`
-#: Reward functions that can be given by name; TRL's, whose import takes a while, by the path that they are imported from.
-REWARDS: dict[str, RewardFunction | str] = {
-    **{name: getattr(our_rewards, name) for name in our_rewards.__all__},
-    **{name: f"trl.rewards.{name}" for name in (*_OF_SOLUTION, "think_format_reward", "get_soft_overlong_punishment")},
-}
-#: Columns of which each needs one.
-COLUMNS = {
-    **dict.fromkeys(our_rewards.__all__, ("answer", "solution")),
-    **dict.fromkeys(_OF_SOLUTION, ("solution",)),
-}
-NEED_MATH_VERIFY = ("math_verify_reward", *_OF_SOLUTION)
-_NEED_CHAT = (*_OF_SOLUTION, "think_format_reward")
 
 
 def run(argv: list[str]) -> int:
@@ -66,13 +51,13 @@ def train(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
     Train with what `parse` returns, save the model and, if `push_to_hub` is set, push it. With `save_on_signal`, a run that a
     signal stops writes a checkpoint and then raises `KeyboardInterrupt` or `SystemExit(143)`.
     """
-    from trl_dataeff.cli.console import progress_shown
+    from trl_dataeff.cli.console import show_progress
 
     trainer = make_trainer(arguments)
+    show_progress(trainer, arguments.script.plain)
     say = trainer.accelerator.print
     try:
-        with progress_shown(trainer, arguments.script.plain):
-            trainer.train(resume_from_checkpoint=checkpoint_of(arguments.training))
+        trainer.train(resume_from_checkpoint=checkpoint_of(arguments.training))
     except (KeyboardInterrupt, SystemExit):
         if trainer.stopped_by is not None:
             trainer.end()
@@ -96,13 +81,9 @@ def make_trainer(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
 
     script, training, model, mixture = arguments
     check(arguments)
-    path = os.path.expanduser(str(model.model_name_or_path))
-    _check_model(path, model.model_revision)
-    rewards: list[Any] = [load_reward(name) for name in script.reward_funcs or []]
-    if script.reward_model_name_or_path:
-        rewards.insert(0, script.reward_model_name_or_path)
+    rewards: list[Any] = [script.reward_model_name_or_path] if script.reward_model_name_or_path else []
+    rewards += [load_reward(name) for name in script.reward_funcs or []]
     try:
-        peft_config = get_peft_config(model)
         train_dataset, eval_dataset = load_data(script, mixture, training.eval_strategy != "no")
         check_columns(script.reward_funcs, next(iter(train_dataset)))
         assert not isinstance(training.model_init_kwargs, str)  # TrainingArguments parses JSON text
@@ -114,34 +95,16 @@ def make_trainer(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
             **(training.model_init_kwargs or {}),
         }
         return DataEfficientGRPOTrainer(
-            model=path,
+            model=os.path.expanduser(str(model.model_name_or_path)),
             reward_funcs=rewards,
             args=training,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
             quantization_config=get_quantization_config(model),
-            peft_config=peft_config,
+            peft_config=get_peft_config(model),
         )
-    except UserError:
-        raise
     except (ValueError, ImportError, OSError) as error:  # of Transformers, PEFT and TRL, about what they were given
         raise UserError(str(error)) from error
-
-
-def _check_model(path: str, revision: str | None) -> None:
-    """Raise a [`UserError`] if the model has no configuration, here or on the Hub. Nothing else of it is read."""
-    from transformers import PretrainedConfig
-
-    if path.startswith((".", "/", "~")) and not Path(path).exists():
-        raise UserError(f"The model {path!r} does not exist: there is no such folder.")
-    try:
-        config, _ = PretrainedConfig.get_config_dict(path, revision=revision)
-    except (OSError, ValueError) as error:
-        raise UserError(f"The model {path!r} cannot be loaded: {error}") from error
-    if not config:
-        raise UserError(
-            f"The model {path!r} has no config.json. `model_name_or_path` is a Hub id, or a folder from `save_pretrained`."
-        )
 
 
 def check(arguments: GRPOArguments) -> None:
@@ -174,11 +137,9 @@ def _problems_here(arguments: GRPOArguments) -> Iterator[str]:
     """What is missing on this machine."""
     from transformers.integrations.integration_utils import get_available_reporting_integrations
 
-    from trl_dataeff.rewards import require_math_verify
-
-    training = arguments.training
-    for name in [name for name in arguments.script.reward_funcs or [] if name in NEED_MATH_VERIFY]:
-        yield from _message_of(require_math_verify, name)
+    training, path = arguments.training, os.path.expanduser(str(arguments.model.model_name_or_path))
+    if path.startswith((".", "/")) and not os.path.isdir(path):
+        yield f"The model {path!r} does not exist: there is no such folder."
     try:
         Path(str(training.output_dir)).mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=training.output_dir).close()
@@ -188,21 +149,7 @@ def _problems_here(arguments: GRPOArguments) -> Iterator[str]:
     for name in training.report_to or []:
         if name not in installed:
             yield f"`report_to` is {name!r}, which is not installed; it takes `none` or {listed(installed)}."
-    if "wandb" in (training.report_to or []) and "wandb" in installed and not _logged_in():
-        yield "`report_to` is 'wandb', which has no login: run `wandb login`, set WANDB_API_KEY, or set WANDB_MODE=offline."
     yield from _message_of(checkpoint_of, training)
-
-
-def _logged_in() -> bool:
-    """Whether wandb needs no login, has one, or can ask for it."""
-    import wandb
-
-    if wandb.setup().settings.mode in ("offline", "disabled") or sys.stdin.isatty():
-        return True
-    try:
-        return bool(wandb.login(verify=False))
-    except wandb.errors.UsageError:
-        return False
 
 
 def _message_of(function: Any, *args: Any) -> Iterator[str]:
@@ -217,68 +164,86 @@ def checkpoint_of(training: DataEfficientGRPOConfig) -> str | bool | None:
     Return what to resume from, as `train` takes it: a checkpoint, `True` for the latest complete one of the run in
     `output_dir` (given as `true` or `last`), or `None`.
     """
-    wanted = str(training.resume_from_checkpoint)
+    wanted = os.path.expanduser(str(training.resume_from_checkpoint))
     words = {"none": None, "false": None, "true": True, "last": True}
-    if wanted.lower() in words:
-        return words[wanted.lower()]
-    if not os.path.isdir(os.path.expanduser(wanted)):
+    if wanted.lower() not in words and not os.path.isdir(wanted):
         raise UserError(
             f"The checkpoint {wanted!r} does not exist: there is no such folder (`resume_from_checkpoint`). `last` "
             "stands for the latest complete one in `output_dir`."
         )
-    return os.path.expanduser(wanted)
+    return words.get(wanted.lower(), wanted)
 
 
-def load_reward(name: str) -> RewardFunction:
-    """Return a reward function by its name or dotted path; a name or path that leads to none is a [`UserError`]."""
-    reward = REWARDS.get(name, name)
-    function = _imported(reward) if isinstance(reward, str) else reward
-    if name == "get_soft_overlong_punishment":
-        function = function(max_completion_len=1280, soft_punish_cache=256)
-    return function
+def needs_launch(launch_args: list[str], use_cpu: bool) -> bool:
+    """
+    Return whether training goes through `accelerate launch`: for its options, its default configuration on this machine, or
+    several devices; but not if a launcher gave this process a rank.
+    """
+    if "LOCAL_RANK" in os.environ or "ACCELERATE_MIXED_PRECISION" in os.environ:
+        return False
+    import torch
+    from accelerate.commands.config import default_config_file
+
+    has_devices = not use_cpu and torch.accelerator.device_count() > 1
+    return bool(launch_args) or os.path.isfile(default_config_file) or has_devices
 
 
-def check_columns(names: list[str] | None, row: dict[str, Any]) -> None:
-    """Raise a [`UserError`] if a reward function reads what this row of the dataset does not have."""
-    for name in names or []:
-        columns = COLUMNS.get(name, ())
-        if columns and not any(column in row for column in columns):
-            raise UserError(
-                f"`{name}` reads the column {' or '.join(f'`{c}`' for c in columns)}, but the dataset has {listed(row)}. "
-                "Name the column with the gold answers as `answer_column`."
-            )
-        if name in _NEED_CHAT and isinstance(row["prompt"], str):
-            raise UserError(
-                f"`{name}` reads conversations, but the dataset has prompts of plain text. Set `prompt_as_chat`."
-            )
+def launch(launch_args: list[str], command: list[str]) -> int:
+    """
+    Run `trl-dataeff grpo` with the arguments `command` through `accelerate launch`, and return its exit code: that of its
+    process, 143 or 130 if SIGTERM or Ctrl-C ended the run, 1 if one of several processes failed. If there is one process,
+    this one becomes it. Options of `accelerate launch` in `command` have no effect there.
+    """
+    from accelerate.commands import launch as launcher
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-
-def _imported(path: str) -> RewardFunction:
-    module_name, _, function_name = path.rpartition(".")
-    if not module_name:
-        raise UserError(
-            f"The reward function {path!r} is unknown.{closest(path, REWARDS)} Known are {listed(REWARDS)}; any other "
-            "is given by its dotted path, as in `my_rewards.brevity`."
-        )
-    wrong = f"The reward function {path!r} cannot be imported"
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    args = launch_parser().parse_args([*launch_args, "--module", "trl_dataeff.cli.grpo", *command])
+    if os.name == "posix":
+        launcher.simple_launcher = _become
+    former = signal.signal(signal.SIGTERM, _forward)  # torchrun sets its own
     try:
-        module = importlib.import_module(module_name)
-    except Exception as error:
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        reason = f"{type(error).__name__}: {error} ({place.filename}, line {place.lineno})."
-        if isinstance(error, ModuleNotFoundError) and error.name in (module_name, module_name.partition(".")[0]):
-            reason = (
-                f"there is no module {error.name!r}, neither installed nor in {Path.cwd()}. Start the command in the "
-                f"folder that has {error.name}.py, or set PYTHONPATH."
-            )
-        raise UserError(f"{wrong}: {reason}") from error
-    function: RewardFunction | None = getattr(module, function_name, None)
-    if not callable(function):
-        hint = closest(function_name, [name for name in dir(module) if not name.startswith("_")])
-        raise UserError(f"{wrong}: the module {module_name!r} has no function {function_name!r}.{hint}")
-    return function
+        launcher.launch_command(args)
+    except subprocess.CalledProcessError as error:  # the process has said on stderr what was wrong
+        return _exit_code(error.returncode)
+    except SignalException as error:  # torchrun has passed it on, and waited
+        return int(128 + error.sigval)
+    except ChildFailedError as error:
+        code = _exit_code(error.get_first_failure()[1].exitcode)
+        return code if code in (130, 143) else 1  # after Ctrl-C and SIGTERM
+    finally:
+        signal.signal(signal.SIGTERM, former)
+    return 0
+
+
+def _exit_code(code: int) -> int:
+    """The exit code of a process as a shell reports it: 128 + the number of the signal that ended it."""
+    return 128 - code if code < 0 else code
+
+
+def _forward(number: int, frame: FrameType | None) -> None:
+    """Pass a signal on to the processes that a launcher has started and waits for."""
+    import psutil
+
+    children = psutil.Process().children()
+    for child in children:
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            child.send_signal(number)
+    if not children:
+        raise SystemExit(128 + number)
+
+
+def _become(args: Namespace) -> None:
+    """
+    Replace this process by the only one that `accelerate launch` would start, so that signals and exit code are its own:
+    accelerate would wait for a process that no signal reaches.
+    """
+    from accelerate.utils.launch import prepare_simple_launcher_cmd_env
+
+    command, environment = prepare_simple_launcher_cmd_env(args)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execvpe(command[0], command, environment)
 
 
 if __name__ == "__main__":  # a process that `accelerate launch` or torchrun started

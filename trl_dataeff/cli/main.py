@@ -1,65 +1,63 @@
-"""The command `trl-dataeff`: passes the arguments of a sub-command to its module, and prints user errors without traceback."""
+"""The command `trl-dataeff`: hands `grpo` and `recipes` to their modules, runs the others, and prints user errors without traceback."""
 
 from __future__ import annotations
 
 import importlib
 import io
 import logging
+import math
 import os
 import sys
 import warnings
-from argparse import ArgumentParser
-from collections.abc import Iterator
-from contextlib import contextmanager
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trl_dataeff.utils import UserError, __version__, closest
 
 
-#: What each sub-command does; but for `env`, the module of the same name has its `run`
-COMMANDS = {
-    "grpo": "train a model with GRPO from a recipe",
-    "recipes": "list, show, copy and validate recipes",
-    "env": "print versions for a bug report",
-    "audit": "show how much of a run carried no gradient",
-    "report": "show what runs did, as a page of figures",
-}
-_LIST = "\n".join(f"  {name:<15}{text}" for name, text in COMMANDS.items())
-HELP = f"""\
-usage: trl-dataeff COMMAND [options]
+if TYPE_CHECKING:
+    from trl_dataeff.analysis.audit import Shares
 
-Data-efficient GRPO for Hugging Face TRL: generate fewer rollouts that carry no gradient.
-
-commands:
-{_LIST}
-
-options:
-  -h, --help    show this help; for a command's help, run `trl-dataeff COMMAND --help`
-  --version     show the version
-
+DESCRIPTION = "Data-efficient GRPO for Hugging Face TRL: generate fewer rollouts that carry no gradient."
+START = """\
 to get started:
   trl-dataeff recipes list
   trl-dataeff recipes copy Qwen2.5-0.5B-Instruct/gsm8k/dots recipe.yaml
   trl-dataeff grpo --config recipe.yaml --max_steps 20
 """
-INTERRUPTED = 130  # exit code after Ctrl-C
-BROKEN_PIPE = 141  # as a shell reports SIGPIPE
-#: Whose future warnings are not shown: a user of the command cannot act on them. Those of a reward function's module are.
-LIBRARIES = ("accelerate", "datasets", "huggingface_hub", "peft", "torch", "transformers", "trl", "trl_dataeff")
+AUDIT = "Show how much of a finished GRPO run carried no gradient. Needs no GPU and no model."
+AUDIT_EXAMPLES = """\
+PATH is the output_dir of a run, or JSON lines or Parquet files of another trainer, with one completion a row.
+
+examples:
+  trl-dataeff audit out
+  trl-dataeff audit rollouts.jsonl --prompt_column question --reward_column score --step_column iteration
+"""
+REPORT = "Write an HTML page that shows what one or several runs did, and print a summary."
+REPORT_EXAMPLES = """\
+The page opens from disk and loads nothing. Figures need matplotlib: pip install matplotlib.
+Runs of plain TRL are read from the `trainer_state.json` of their latest checkpoint.
+
+examples:
+  trl-dataeff report out
+  trl-dataeff report out/default out/grpo --rollouts_per_step 64
+"""
 
 
 def main(argv: list[str] | None = None) -> int:
     """
     Run the command with `argv`, or the arguments of the process, and return its exit code: 0, 2 for a mistake in what was given,
-    1 for a recipe that is not valid, 130 after Ctrl-C, 141 if the reader of its output has closed the pipe. A run that SIGTERM
-    stops raises `SystemExit(143)`.
+    1 for a recipe that is not valid, 130 after Ctrl-C, 141 if the reader of its output has closed the pipe. Raises `SystemExit`
+    with 0 or 2 after help and for options that argparse rejects, and with 143 if SIGTERM stops a run.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # some consoles cannot encode every character
     try:
         try:
-            return _run(list(sys.argv[1:] if argv is None else argv))
+            return _run(list(sys.argv[1:] if argv is None else argv) or ["--help"])
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
@@ -67,63 +65,115 @@ def main(argv: list[str] | None = None) -> int:
             print(flush=True)
         except BrokenPipeError:  # it is standard output, whose reader, such as `head`, has closed the pipe
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to flush at exit
-            return BROKEN_PIPE
+            return 141  # as a shell reports SIGPIPE
         raise
 
 
 def _run(argv: list[str]) -> int:
     try:
-        if not argv or argv[0] in ("-h", "--help", "help"):
-            print(HELP, end="")
-            return 0
-        if argv[0] in ("--version", "-V"):
-            print(f"trl-dataeff {__version__}")
-            return 0
-        if argv[0] not in COMMANDS:
-            hint = closest(argv[0], COMMANDS)
-            raise UserError(f"{argv[0]!r} is not a command.{hint} `trl-dataeff --help` lists all commands.")
-        with quiet_libraries():
-            if argv[0] == "env":
-                return print_versions(argv[1:])
-            module = importlib.import_module(f"trl_dataeff.cli.{argv[0]}")
-            return int(module.run(argv[1:]))
+        if not sys.warnoptions:  # of `python -W` and PYTHONWARNINGS
+            warnings.simplefilter("ignore", FutureWarning)  # of libraries, on which a user of the command cannot act
+        logging.getLogger("math_verify").setLevel(logging.ERROR)
+        if argv[0] in ("grpo", "recipes"):
+            return int(importlib.import_module(f"trl_dataeff.cli.{argv[0]}").run(argv[1:]))
+        args = _parser().parse_args(argv)
+        args.run(args)
+        return 0
     except UserError as error:
         if os.environ.get("RANK", "0") == "0":  # of several processes, the first one speaks
             for message in error.messages:
                 print(f"trl-dataeff: error: {message}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return 130  # as a shell reports SIGINT
 
 
-def print_versions(argv: list[str]) -> int:
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(
+        "trl-dataeff", description=DESCRIPTION, epilog=START, formatter_class=RawDescriptionHelpFormatter
+    )
+    parser.add_argument("-V", "--version", action="version", version=f"trl-dataeff {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
+    add = partial(commands.add_parser, formatter_class=RawDescriptionHelpFormatter)
+    add("grpo", help="train a model with GRPO from a recipe")
+    add("recipes", help="list, show, copy and validate recipes")
+    add("env", help="print versions for a bug report").set_defaults(run=print_versions)
+
+    audit = add("audit", help="show how much of a run carried no gradient", description=AUDIT, epilog=AUDIT_EXAMPLES)
+    audit.set_defaults(run=print_audit)
+    audit.add_argument("path", nargs="+", metavar="PATH", help="folder or files of one run")
+    option = partial(audit.add_argument, metavar="NAME")
+    option("--prompt_column", default="prompt", help="column of the prompt (default: prompt)")
+    option("--reward_column", help="column of the total reward (default: reward; for TRL all rewards)")
+    option("--step_column", help="column of the step (default: a group's rows follow each other; for TRL step)")
+
+    report = add("report", help="show what runs did, as a page of figures", description=REPORT, epilog=REPORT_EXAMPLES)
+    report.set_defaults(run=write_report)
+    report.add_argument("runs", nargs="+", metavar="RUN", help="`output_dir` of a run")
+    report.add_argument("--output", metavar="FILE", help="the page (default: dataeff/report.html of the first run)")
+    text = "completions of an optimizer step, for runs of plain TRL"
+    report.add_argument("--rollouts_per_step", type=int, metavar="N", help=text)
+    return parser
+
+
+def print_versions(args: Namespace) -> None:
     """`trl-dataeff env`: TRL's report, with our versions at its end."""
-    ArgumentParser("trl-dataeff env", description="Print versions for a bug report.").parse_args(argv)
     from trl.scripts.env import print_env
 
     print_env()
     print(f"- trl-dataeff version: {__version__}\n")
-    return 0
 
 
-@contextmanager
-def quiet_libraries() -> Iterator[None]:
-    """
-    Within this context, no future warnings of libraries and no notices of math-verify. Python's `-W` and
-    `PYTHONWARNINGS` win.
-    """
-    math_verify = logging.getLogger("math_verify")
-    level = math_verify.level
-    with warnings.catch_warnings():
-        if not sys.warnoptions:
-            modules = "|".join(LIBRARIES)
-            for category in (FutureWarning, DeprecationWarning):
-                warnings.filterwarnings("ignore", category=category, module=rf"({modules})(\.|$)")
-        math_verify.setLevel(logging.ERROR)
-        try:
-            yield
-        finally:
-            math_verify.setLevel(level)
+def print_audit(args: Namespace) -> None:
+    """`trl-dataeff audit`: what a run spent on groups without a gradient, from the files that it has left."""
+    from trl_dataeff.analysis.audit import audit
+
+    found = audit(args.path, args.prompt_column, args.reward_column, args.step_column)
+    print(f"Read: {found.source}")
+    print(f"{1 - found.overall.effective:.0%} of the groups carried no gradient: all of their rewards were equal.")
+    print(f"\n{'steps':>13}{'groups':>9}{'effective':>11}{'easy':>7}{'hard':>7}")
+    for shares in found.periods:
+        print(_row(shares))
+    if not math.isnan(found.again):
+        print(
+            f"\nAfter a group without a gradient, the next one of its prompt had none in {found.again:.0%} of cases."
+        )
+    if not math.isnan(found.after_effective):
+        print(f"After an effective group, the next one of its prompt had none in {found.after_effective:.0%}.")
+    if not math.isnan(found.overall.hard):
+        print("\neasy: every completion had the highest reward. hard: all rewards were equal and lower.")
+    if found.note:
+        print(f"\n{found.note}")
+
+
+def _row(shares: Shares) -> str:
+    kinds = [shares.effective, shares.easy, shares.hard]
+    effective, easy, hard = ("" if math.isnan(share) else f"{share:.0%}" for share in kinds)
+    groups = f"{shares.groups:,}" if shares.groups else ""
+    return f"{f'{shares.first}-{shares.last}':>13}{groups:>9}{effective:>11}{easy:>7}{hard:>7}"
+
+
+def write_report(args: Namespace) -> None:
+    """`trl-dataeff report`: what runs did, as one HTML page and a table in the terminal."""
+    if args.rollouts_per_step is not None and args.rollouts_per_step < 1:
+        raise UserError(f"`--rollouts_per_step` is {args.rollouts_per_step}; it takes an integer >= 1.")
+    from trl_dataeff.analysis.recorded import read_run
+    from trl_dataeff.analysis.report import make_page, summary
+
+    runs = [read_run(path, args.rollouts_per_step) for path in args.runs]
+    output = Path(args.output or runs[0].path / "dataeff" / "report.html")
+    write_text(output, make_page(runs))
+    print(summary(runs))
+    print(f"Report: {output}")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file that the user has named, and its folder if it is missing; where that fails, it is a [`UserError`]."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise UserError(f"{str(path)!r} cannot be written: {error}. Name another file.") from error
 
 
 def find_recipe(name: str) -> Path:
@@ -132,11 +182,8 @@ def find_recipe(name: str) -> Path:
     if path.is_file():
         return path
     shipped = shipped_recipes()
-    wanted = name.removesuffix(".yaml")
-    if wanted in shipped:
-        return shipped[wanted]
-    if path.is_dir():
-        raise UserError(f"The recipe {name!r} is a folder; name one of the files in it.")
+    if recipe := shipped.get(name.removesuffix(".yaml")):
+        return recipe
     raise UserError(
         f"The recipe {name!r} does not exist: there is no such file, and no recipe of that name comes with the package "
         f"(`trl-dataeff recipes list`).{closest(name, [*map(str, path.parent.glob('*.yaml')), *shipped])}"
@@ -146,9 +193,9 @@ def find_recipe(name: str) -> Path:
 def shipped_recipes() -> dict[str, Path]:
     """Return the recipes that come with the package by their names, `<model>/<task>/<method>`, in alphabetical order."""
     package = Path(__file__).resolve().parents[1]
-    folder = next(
-        f for f in (package / "recipes", package.parent / "recipes") if f.is_dir()
-    )  # in the wheel, or a checkout
+    folder = (
+        package / "recipes" if (package / "recipes").is_dir() else package.parent / "recipes"
+    )  # wheel, or checkout
     return {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.glob("*/*/*.yaml"))}
 
 

@@ -1,4 +1,4 @@
-"""Reads a recipe, a YAML file of training fields, and a command line, which overrides it, by TRL's parser."""
+"""Reads a recipe, a YAML file of training fields, and the command line, which overrides it, with the parsers of TRL and accelerate."""
 
 from __future__ import annotations
 
@@ -8,16 +8,47 @@ import re
 import warnings
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import yaml
 from trl import DatasetMixtureConfig, ModelConfig, TrlParser
+from trl.scripts.grpo import GRPOScriptArguments
 
-from trl_dataeff.cli.data import DataEfficientGRPOScriptArguments
-from trl_dataeff.cli.launch import check_launch_options, launch_option, launch_parser
 from trl_dataeff.cli.main import find_recipe
 from trl_dataeff.config import DataEfficientGRPOConfig
-from trl_dataeff.utils import UserError, closest, listed
+from trl_dataeff.utils import UserError, closest
+
+
+@dataclass
+class DataEfficientGRPOScriptArguments(GRPOScriptArguments):
+    """Script arguments of `trl-dataeff grpo`: every argument of TRL's GRPO script, and those below."""
+
+    prompt_column: str | None = field(
+        default=None, metadata={"help": "Column that becomes `prompt`, e.g. `question` of GSM8K."}
+    )
+    prompt_template: str | None = field(
+        default=None,
+        metadata={
+            "help": "Text of the prompt; `{column}` stands for that column of the row, e.g. '{question} Answer with a "
+            "number.'; other braces stay as they are."
+        },
+    )
+    prompt_as_chat: bool = field(
+        default=False,
+        metadata={
+            "help": "Turn a text prompt into the user's message of a conversation, so that the model's chat template is "
+            "applied; use it for instruct models."
+        },
+    )
+    system_prompt: str | None = field(
+        default=None, metadata={"help": "System message before every prompt; implies `prompt_as_chat`."}
+    )
+    answer_column: str | None = field(
+        default=None, metadata={"help": "Column that is passed to reward functions as `answer` and as `solution`."}
+    )
+    plain: bool = field(
+        default=False, metadata={"help": "Print one line per log without the progress bar, also in a terminal."}
+    )
 
 
 TYPES: list[Any] = [DataEfficientGRPOScriptArguments, DataEfficientGRPOConfig, ModelConfig, DatasetMixtureConfig]
@@ -27,7 +58,8 @@ Train a language model with GRPO (TRL's GRPOTrainer), and generate fewer rollout
 
 A recipe is a YAML file of the fields below; a field on the command line overrides the recipe. RECIPE is a file, or a
 name from `trl-dataeff recipes list`. `--num_processes 4`, `--accelerate_config zero2` and every other option of
-`accelerate launch` are passed on.
+`accelerate launch` are passed on. `dataset_name` also takes a local .parquet, .jsonl, .json or .csv file, or a folder
+from `save_to_disk`. `reward_funcs` also takes `exact_answer_reward`, `numeric_answer_reward` and `math_verify_reward`.
 
 examples:
   # a recipe that comes with the package, for 20 steps
@@ -36,13 +68,11 @@ examples:
   # your own data, without a recipe: a file with the columns `prompt` and `answer`
   trl-dataeff grpo --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct --dataset_name train.jsonl \\
       --prompt_as_chat --reward_funcs numeric_answer_reward --use_peft --output_dir out
-
-  # four GPUs
-  trl-dataeff grpo --config recipe.yaml --num_processes 4
 """
 EPILOG = "The fields of this package are explained in docs/configuration.md, the command in docs/command.md."
 #: Fields of which a value can be rejected because of the machine, and values that are valid on every machine
 MACHINE: dict[str, Any] = {"use_cpu": True, "tf32": None, "deepspeed": None}
+_SCRIPT = "<script>"  # stands for the script that `accelerate launch` expects behind its options
 
 
 class GRPOArguments(NamedTuple):
@@ -58,18 +88,31 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpF
     pass
 
 
-class GRPOParser(TrlParser):
-    """[`~trl.TrlParser`] of this command, whose errors are [`UserError`]s. `options` has the option of each field."""
+def grpo_parser() -> TrlParser:
+    """Return the parser of all fields and of `--config`. Like `launch_parser`'s, it raises an `argparse.ArgumentError`."""
+    texts = {"usage": USAGE, "description": DESCRIPTION, "epilog": EPILOG, "formatter_class": _Help}
+    parser = TrlParser(TYPES, prog="trl-dataeff grpo", allow_abbrev=False, exit_on_error=False, **texts)
+    parser.add_argument("--config", metavar="RECIPE", help="a file, or a name from `trl-dataeff recipes list`.")
+    return parser
 
-    def __init__(self) -> None:
-        texts = {"usage": USAGE, "description": DESCRIPTION, "epilog": EPILOG}
-        super().__init__(TYPES, prog="trl-dataeff grpo", allow_abbrev=False, formatter_class=_Help, **texts)
-        self.add_argument("--config", metavar="RECIPE", help="a file, or a name from `trl-dataeff recipes list`.")
-        names = [f.name for kind in TYPES for f in fields(kind) if f.init]
-        self.options: dict[str, argparse.Action] = {name: self._option_string_actions[f"--{name}"] for name in names}
 
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}. `trl-dataeff grpo --help` lists the options.")
+def launch_parser() -> argparse.ArgumentParser:
+    """Return the parser of `accelerate launch`, with TRL's option for a configuration that TRL ships (`fsdp2`, `zero3`, ...)."""
+    from accelerate.commands.launch import launch_command_parser
+
+    parser: argparse.ArgumentParser = launch_command_parser()
+    parser.exit_on_error = False
+    parser.add_argument("--accelerate_config", dest="config_file", type=_config_file)
+    return parser
+
+
+def _config_file(name: str) -> str:
+    from trl.cli.accelerate_config import resolve_accelerate_config_argument
+
+    try:
+        return str(resolve_accelerate_config_argument(["--accelerate_config", name])[1])
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 @dataclass
@@ -80,38 +123,35 @@ class Recipe:
     values: dict[str, Any] = field(default_factory=dict)
     lines: dict[str, int] = field(default_factory=dict)
 
-    def located(self, message: str, without: set[str]) -> str:
-        """The message, with file and line if the first field that it mentions is one of the recipe, and not one of `without`."""
-        names = [name for name in re.findall(r"\w+", message) if name in self.lines.keys() | without]
-        if not names or names[0] in without:
-            return message
-        return f"{self.path}:{self.lines[names[0]]}: {message}"
+    def at(self, name: str) -> str:
+        """File and line of a key, as the beginning of a message; empty if the recipe does not give it."""
+        return f"{self.path}:{self.lines[name]}: " if name in self.lines else ""
+
+    def located(self, message: str, overridden: set[str]) -> str:
+        """The message, with file and line of the first field in it that the recipe gives and the command line does not."""
+        names = [name for name in re.findall(r"\w+", message) if name in self.lines.keys() - overridden]
+        return self.at(names[0]) + message if names else message
 
 
 def read_recipe(path: Path) -> Recipe:
-    """Read a recipe; a file that is missing, is not YAML or not a mapping is a [`UserError`]."""
+    """Read a recipe; a file that cannot be read, is not a YAML mapping or gives a key twice is a [`UserError`]."""
     try:
-        text = path.read_text(encoding="utf-8")
-        node, values = yaml.compose(text, yaml.SafeLoader), yaml.safe_load(text)
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not a UTF-8 text file. A recipe is a YAML file in UTF-8.") from error
-    except OSError as error:
-        raise UserError(f"The recipe {str(path)!r} cannot be read: {error.strerror or error}.") from error
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{path}:{mark.line + 1}" if mark else str(path)
-        reason = getattr(error, "problem", None) or str(error)
-        raise UserError(f"{where}: not YAML: {reason}. A recipe has one `key: value` a line.") from error
-    if not isinstance(node, yaml.MappingNode):
-        raise UserError(f"{path}: not a recipe: it must have one `key: value` a line.")
-    recipe = Recipe(path, {str(key): value for key, value in values.items()})
+        with open(path, encoding="utf-8") as file:
+            loader = yaml.SafeLoader(file)
+            node = loader.get_single_node()
+            if not isinstance(node, yaml.MappingNode):
+                raise UserError(f"{path}: not a recipe: it must have one `key: value` a line.")
+            recipe = Recipe(path, {str(key): value for key, value in loader.construct_document(node).items()})
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"{path} cannot be read as YAML in UTF-8: {reason}. A recipe has one `key: value` a line."
+        ) from error
     for key, _ in node.value:
         line = key.start_mark.line + 1
-        if key.value in recipe.lines:
-            raise UserError(
-                f"{path}:{line}: `{key.value}` is given twice, here and on line {recipe.lines[key.value]}."
-            )
-        recipe.lines[key.value] = line
+        first = recipe.lines.setdefault(key.value, line)
+        if first != line:
+            raise UserError(f"{path}:{line}: `{key.value}` is given twice, here and on line {first}.")
     return recipe
 
 
@@ -120,72 +160,72 @@ def read(argv: list[str], portable: bool = False) -> tuple[GRPOArguments, list[s
     Return what `parse` returns, and the options of `accelerate launch`. If `portable`, nothing depends on this machine: a
     recipe for a GPU can be read on a laptop.
     """
-    parser, launcher = GRPOParser(), launch_parser()
-    config = parser.parse_known_args(argv)[0].config
-    recipe = read_recipe(find_recipe(config)) if config is not None else Recipe()
-    launch_args = _take(recipe, parser, launcher)
-    namespace, remaining = parser.parse_known_args(argv)
-    remaining = [part for token in remaining for part in (token.split("=", 1) if token[:2] == "--" else [token])]
-    for options in (launch_args, remaining):
-        check_launch_options(launcher, options, list(parser.options))
-    values, given = vars(namespace), {token[2:].partition("=")[0].replace("-", "_") for token in argv}
-    machine = {name: values[name] for name in MACHINE}
+    parser, recipe = grpo_parser(), Recipe()
+    overridden = {token[2:].partition("=")[0].replace("-", "_") for token in argv}
     try:
-        with warnings.catch_warnings():
-            if portable:  # training reads everything once more, with its warnings
-                warnings.simplefilter("ignore")
-                values |= MACHINE
-            made = [kind(**{f.name: values[f.name] for f in fields(kind) if f.init}) for kind in TYPES]
+        config = parser.parse_known_args(argv)[0].config
+        launcher = launch_parser()
+        if config is not None:
+            recipe = read_recipe(find_recipe(config))
+        options = _as_options(recipe, parser, launcher)
+        namespace, launch_options = parser.parse_known_args([*options, *argv])
+        launch, unknown = launcher.parse_known_args([*launch_options, _SCRIPT])
+    except argparse.ArgumentError as error:
+        option = str(error.argument_name).partition("/")[0]
+        raise UserError(recipe.located(f"`{option}`: {error.message.rstrip('.')}.", overridden)) from error
+    if unknown:
+        options = [*parser._option_string_actions, *launcher._option_string_actions]
+        known = ["env", *(text[2:] for text in options if "-" not in text[2:])]
+        names = [token.lstrip("-").partition("=")[0] for token in unknown]
+        raise UserError(*(f"{recipe.at(name)}`{name}` is an unknown field.{closest(name, known)}" for name in names))
+    if (token := launch.training_script) != _SCRIPT:  # the first value that no option has taken
+        raise UserError(f"{token!r} stands alone: every value follows its option, as in `--config recipe.yaml`.")
+    try:
+        return _arguments(vars(namespace), portable), launch_options
     except (ValueError, TypeError, ImportError, OSError) as error:
-        raise UserError(recipe.located(str(error), given)) from error
+        raise UserError(recipe.located(str(error), overridden)) from error
+
+
+def _arguments(values: dict[str, Any], portable: bool) -> GRPOArguments:
+    replaced = MACHINE if portable else {}
+    with warnings.catch_warnings():
+        if portable:  # training reads everything once more, with its warnings
+            warnings.simplefilter("ignore")
+        made = [kind(**{f.name: (values | replaced)[f.name] for f in fields(kind) if f.init}) for kind in TYPES]
     arguments = GRPOArguments(*made)
-    if portable:
-        vars(arguments.training).update(machine)
-    return arguments, launch_args + remaining
+    vars(arguments.training).update({name: values[name] for name in replaced})
+    return arguments
 
 
-def _take(recipe: Recipe, parser: GRPOParser, launcher: argparse.ArgumentParser) -> list[str]:
-    """Make a recipe's values the defaults of the parser, set its environment variables, return its launch options."""
-    launch_args: list[str] = []
-    values, problems = {}, []
-    known = [*parser.options, "env", *(option.removeprefix("--") for option in launcher._option_string_actions)]
+def _as_options(recipe: Recipe, parser: TrlParser, launcher: argparse.ArgumentParser) -> list[str]:
+    """
+    Return a recipe as options of the command line, so that both are read alike. Sets its environment variables, and makes values
+    that the command line cannot write, such as mappings, defaults of the parser.
+    """
+    options: list[str] = []
     for name, value in recipe.values.items():
-        at = f"{recipe.path}:{recipe.lines.get(name)}: `{name}`"
-        if name == "env" and isinstance(value, dict):
+        launch_option = launcher._option_string_actions.get(f"--{name}")
+        if name == "env":
+            if not isinstance(value, dict):
+                raise UserError(f"{recipe.at(name)}`env` is {value!r}; it takes a mapping of environment variables.")
             os.environ.update({str(key): str(text) for key, text in value.items()})
-        elif name == "env":
-            problems.append(f"{at} is {value!r}; it takes a mapping of environment variables.")
-        elif name in parser.options:
-            try:
-                values[name] = _as_typed(parser.options[name], value)
-            except (ValueError, TypeError, argparse.ArgumentTypeError) as error:
-                problems.append(f"{at} is {value!r}: {error}")
-        elif (tokens := launch_option(launcher, name, value)) is not None:
-            launch_args += tokens
+        elif f"--{name}" in parser._option_string_actions:
+            options += _as_option(parser, name, value)
+        elif launch_option is not None and launch_option.nargs == 0:
+            options += [f"--{name}"] if value is True else []
         else:
-            problems.append(f"{at} is an unknown field.{closest(name, known)}")
-    if problems:
-        raise UserError(*problems)
-    parser.set_defaults_with_config(**values)
-    return launch_args
+            options.append(f"--{name}={value}")
+    return options
 
 
-def _as_typed(option: argparse.Action, value: Any) -> Any:
-    """Return a value from YAML as the command line reads the same text; YAML 1.1 takes `1e-6` for text."""
-    if isinstance(value, dict) or (value is None and option.default is None):
-        return value
-    if option.nargs == "+":
-        return [_as_typed_item(option, item) for item in (value if isinstance(value, list) else [value])]
-    return value if isinstance(value, list) else _as_typed_item(option, value)
-
-
-def _as_typed_item(option: argparse.Action, value: Any) -> Any:
-    if isinstance(value, dict) or (option.type is str and isinstance(value, bool)):
-        return value
-    read = option.type("none" if value is None else str(value))  # type: ignore[operator, misc]
-    if option.choices is not None and read not in option.choices:
-        yaml = " YAML reads yes, no, on and off without quotes as true or false." if isinstance(value, bool) else ""
-        raise ValueError(
-            f"it takes {listed(map(str, option.choices))}.{yaml}{closest(str(read), map(str, option.choices))}"
-        )
-    return read
+def _as_option(parser: TrlParser, name: str, value: Any) -> list[str]:
+    option = parser._option_string_actions[f"--{name}"]
+    if isinstance(value, list) and value and not isinstance(value[0], dict):
+        return [f"--{name}", *map(str, value)]
+    is_default = value is None and option.default is None
+    if is_default or isinstance(value, (dict, list)) or (isinstance(value, bool) and option.type is str):
+        parser.set_defaults_with_config(**{option.dest: value})
+        return []
+    if value is False and option.choices is not None and "no" in option.choices:
+        value = "no"  # which YAML reads as false
+    return [f"--{name}={'none' if value is None else value}"]
