@@ -13,7 +13,6 @@ from torch import nn
 
 from tests.factories import generator
 from trl_dataeff.difficulty.logistic import LogisticDifficultyPredictor
-from trl_dataeff.difficulty.predictor import PredictorError
 
 
 @pytest.mark.parametrize("n", [300, 7])
@@ -108,5 +107,5 @@ def test_embeddings_that_are_all_equal_predict_the_mean():
 
 @pytest.mark.parametrize("given", [{"components": 0}, {"l2": 0.0}])
 def test_settings_that_make_no_sense(given):
-    with pytest.raises(PredictorError, match="are needed"):
+    with pytest.raises(ValueError, match=f"`{next(iter(given))}` is 0"):
         LogisticDifficultyPredictor(**given)

@@ -18,15 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from trl_dataeff.difficulty.predictor import (
-    DifficultyPredictor,
-    Embeddings,
-    Groups,
-    Values,
-    check_labels,
-    check_width,
-    take,
-)
+from trl_dataeff.difficulty.predictor import DifficultyPredictor, Embeddings, Groups, Values, check_labels, take
 
 
 SCORES = 2**23  # attention scores that are held at a time
@@ -127,8 +119,7 @@ class AttentionDifficultyPredictor(DifficultyPredictor, nn.Module):
         Set the groups that `predict` attends to, those with a weight above 0. Arguments and errors are those of [`fit`]. The
         towers do not change.
         """
-        check_width(E, self.embedding_width)
-        rates, weights = check_labels(E, p, weight)
+        rates, weights = check_labels(E, self.embedding_width, p, weight)
         used = weights > 0
         z = self.regressor.sim_head["ref_proj"](take(E, np.arange(len(E))))
         self.references = References(z[used], rates[used], weights[used])
@@ -142,8 +133,7 @@ class AttentionDifficultyPredictor(DifficultyPredictor, nn.Module):
             seed (`int`, *optional*, defaults to `0`): seed of the held-out groups, the batches and dropout.
             epochs (`int`, *optional*, defaults to `20`): maximum number of epochs.
         """
-        check_width(E, self.embedding_width)
-        rates, weights = (value.numpy() for value in check_labels(E, p, weight))
+        rates, weights = (value.numpy() for value in check_labels(E, self.embedding_width, p, weight))
         rows = np.flatnonzero(weights > 0)
         if len(rows) >= FEWEST:
             held_out = np.zeros(len(E), dtype=bool)

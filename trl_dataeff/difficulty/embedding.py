@@ -59,7 +59,7 @@ def embed_dataset(
             of a sentence-transformers model, or of another Hugging Face encoder or decoder, whose last hidden states are
             averaged. These need sentence-transformers, and embed the contents of a conversation's messages, joined by newlines.
         tokenizer (tokenizer or processor, *optional*): of the policy; its chat template renders conversations.
-        accelerator ([`~accelerate.Accelerator`], *optional*): of the run.
+        accelerator ([`~accelerate.Accelerator`], *optional*): of the run; by default all processes of this launch take part.
         template (`dict`, *optional*): keyword arguments of `apply_chat_template`, for the policy.
         batch_tokens (`int`, *optional*, defaults to `8192`): tokens of a forward pass of the policy, padding included; a longer
             prompt is a batch of its own.
@@ -73,7 +73,7 @@ def embed_dataset(
     """
     if not len(dataset):
         raise EmbeddingError("The dataset has no rows, so there is nothing to embed. Give one with prompts.")
-    state = PartialState() if accelerator is None else accelerator
+    state: Any = PartialState() if accelerator is None else accelerator
     progress = progress and state.is_main_process
     with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_available() else []):
         if isinstance(model, str):
@@ -121,7 +121,7 @@ def embed_for(trainer: GRPOTrainer, dataset: Dataset, embedding: str, *, resumed
         trainer.model if embedding == "policy" else embedding,
         trainer.processing_class,
         accelerator=trainer.accelerator,
-        template=chat | trainer.chat_template_kwargs,
+        template=chat | cast(dict[str, Any], trainer.chat_template_kwargs),
         progress=not trainer.args.disable_tqdm,
     )
     if trainer.accelerator.is_main_process:
@@ -267,7 +267,7 @@ def load_pretrained(name: str, state: Any) -> Any:
         whole = nullcontext() if plugin is None else plugin.zero3_init_context_manager(enable=False)
         bf16 = state.device.type == "cuda" and torch.cuda.is_bf16_supported()
         with whole, patch_environment(fsdp_cpu_ram_efficient_loading="false"):
-            model = SentenceTransformer(
+            model: Any = SentenceTransformer(
                 name, device=str(state.device), model_kwargs={"dtype": torch.bfloat16 if bf16 else torch.float32}
             )
         if not is_sentence_transformer_model(name):

@@ -5,17 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from trl_dataeff.difficulty.predictor import (
-    ROWS,
-    DifficultyPredictor,
-    Embeddings,
-    Groups,
-    PredictorError,
-    Values,
-    check_labels,
-    check_width,
-    take,
-)
+from trl_dataeff.difficulty.predictor import ROWS, DifficultyPredictor, Embeddings, Groups, Values, check_labels, take
+from trl_dataeff.utils import check_number
 
 
 BASIS_ROWS = 20_000
@@ -38,12 +29,12 @@ class LogisticDifficultyPredictor(DifficultyPredictor):
         l2 (`float`, *optional*, defaults to `0.1`): ridge, in units of a group's weight; greater than 0.
 
     Raises:
-        PredictorError: an argument is out of range.
+        ValueError: an argument is out of range.
     """
 
     def __init__(self, components: int = 32, l2: float = 0.1):
-        if components < 1 or not l2 > 0:
-            raise PredictorError(f"components is {components} and l2 {l2}; at least 1, and more than 0, are needed.")
+        check_number("components", components, 1, integer=True)
+        check_number("l2", l2, 0, above=True)
         self.components, self.l2 = components, l2
         self.mean, self.basis, self.intercept = torch.zeros(0), torch.zeros(0, 0), torch.zeros(1)
         self.coefficients = self.prior = torch.zeros(0)  # empty: none
@@ -58,12 +49,9 @@ class LogisticDifficultyPredictor(DifficultyPredictor):
 
     def fit_basis(self, E: Embeddings) -> None:
         """
-        Compute the principal components of a pool from its embeddings `(N, h)`, and forget earlier fits. Reads at most 20,000
-        rows, evenly spread. Raises a [`PredictorError`] if there are none.
+        Compute the principal components of a pool from its embeddings `(N, h)`, N > 0, and forget earlier fits. Reads at most
+        20,000 rows, evenly spread.
         """
-        check_width(E, 0)
-        if not len(E):
-            raise PredictorError("There are no embeddings to find principal components of.")
         ids = np.unique(np.linspace(0, len(E) - 1, min(len(E), BASIS_ROWS)).astype(np.int64))
         mean, covariance = _moments(E, ids)
         # A few dimensions of a language model's hidden states are far larger than all others. Differences that are lost
@@ -93,7 +81,7 @@ class LogisticDifficultyPredictor(DifficultyPredictor):
 
     def fit_projected(self, Z: torch.Tensor, p: Values, weight: Values | None = None) -> None:
         """Fit to projections `(n, d)`; otherwise the same as [`fit`]."""
-        rates, weights = check_labels(Z, p, weight)
+        rates, weights = check_labels(Z, 0, p, weight)
         used = weights > 0
         X = torch.cat([Z[used], torch.ones(int(used.sum()), 1)], dim=1).double()
         prior = torch.zeros(X.shape[1], dtype=torch.float64)

@@ -19,8 +19,7 @@ class RollingDifficulty:
     are projected again. Predictions depend on the arguments, the groups and the batch numbers alone.
 
     Args:
-        embeddings (`torch.Tensor` or `np.ndarray` of shape `(N, h)`): embeddings of all prompts, by prompt id. A memory
-            map is read some rows at a time.
+        embeddings (`torch.Tensor` or `np.ndarray` of shape `(N, h)`): of all prompts, by prompt id; read some rows at a time.
         predictor ([`DifficultyPredictor`]): changed in place. A logistic predictor that was fitted before is
             regularised towards its coefficients.
         capacity (`int`, *optional*): groups that are kept, the newest ones. Defaults to `predictor.capacity(1)`; in a

@@ -150,11 +150,12 @@ def check_width(E: Embeddings, width: int) -> None:
         )
 
 
-def check_labels(E: Embeddings, p: Values, weight: Values | None) -> tuple[torch.Tensor, torch.Tensor]:
+def check_labels(E: Embeddings, width: int, p: Values, weight: Values | None) -> tuple[torch.Tensor, torch.Tensor]:
     """
     Success rates and weights of the same groups, float32 `(n,)`; the weight of a NaN rate is 0. Raises [`PredictorError`] if
-    they do not fit the rows of `E` or are out of range.
+    they do not fit the rows of `E`, `E` is not of this width, or they are out of range.
     """
+    check_width(E, width)
     p = torch.as_tensor(p, dtype=torch.float32)
     weight = torch.ones_like(p) if weight is None else torch.as_tensor(weight, dtype=torch.float32)
     if p.shape != (len(E),) or weight.shape != p.shape:
