@@ -17,6 +17,7 @@ from tests.factories import (
 )
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 from trl_dataeff.selection import DotsSelector, GresoSelector, UniformSelector
+from trl_dataeff.selection.base import uses_references
 from trl_dataeff.validation import check_dataset, check_steps, resolve_selector, unsupported_reason
 
 
@@ -93,7 +94,7 @@ def test_a_selector_that_cannot_be_made_is_found_before_the_model_is_loaded(fiel
 
 def test_reference_rollouts_that_cannot_be_generated():
     published = config(selection="dots_paper")
-    assert resolve_selector(published).uses_references
+    assert uses_references(resolve_selector(published))
     reason = unsupported_reason(plain_dataset(), False, tool_images=True)
     with pytest.raises(ValueError, match=r"PaperDotsSelector generates reference rollouts .* with tools that may"):
         resolve_selector(published, None, reason)

@@ -233,9 +233,10 @@ def test_every_expert_of_dots_predicts_in_a_wider_range_as_if_it_had_known_it():
     """From the evidence of each prompt and the groups of the run; the trust in each expert follows within a few batches."""
     narrow, wide = (one.selector for one in widening("dots", 12))
     a, b = narrow.state_dict(), wide.state_dict()
-    for name in ("difficulty.rates", "history.successes", "history.trials", "predicted"):
-        np.testing.assert_allclose(a[f"success.{name}"], b[f"success.{name}"], atol=1e-5, err_msg=name)
-    np.testing.assert_allclose(a["record.rows"][:, 1], b["record.rows"][:, 1], atol=1e-6)
+    for part, name in (("difficulty", "rates"), ("history", "successes"), ("history", "trials")):
+        np.testing.assert_allclose(a["success"][part][name], b["success"][part][name], atol=1e-5, err_msg=name)
+    np.testing.assert_allclose(a["success"]["predicted"], b["success"]["predicted"], atol=1e-5)
+    np.testing.assert_allclose(a["record"]["rows"][:, 1], b["record"]["rows"][:, 1], atol=1e-6)
     np.testing.assert_allclose(narrow.predict(EVERYTHING), wide.predict(EVERYTHING), atol=0.03)
 
 
@@ -287,7 +288,7 @@ def test_predictions_of_the_paper_rest_on_the_references_alone():
     paper = Paper()
     paper.batch()
     alone = RollingDifficulty(paper.embeddings, LogisticDifficultyPredictor())
-    expected = alone.predict_with_references(paper.references, paper.p[paper.references].astype(np.float32))
+    expected = alone.predict_with_references(paper.references, paper.p[paper.references].astype(np.float32), 0)
     for _ in range(2):
         np.testing.assert_allclose(paper.selector.predict(EVERYTHING), expected, atol=1e-5)
         paper.batch()

@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from tests.factories import (
     LeastSolved,
@@ -158,7 +159,7 @@ def test_metrics_that_are_not_numbers_are_an_error(value):
         checked(metrics=lambda: {"a": value}).metrics()
 
 
-@pytest.mark.parametrize("state", [{"n": 5}, {"n": np.array(["a"])}, None], ids=str)
+@pytest.mark.parametrize("state", [{"n": torch.ones(1)}, {"n": {"m": np.array(["a"])}}, None], ids=str)
 def test_a_state_that_cannot_be_saved_is_an_error_from_the_start(state):
     with pytest.raises(TypeError, match=r"Faulty\.state_dict\(\) .*NumPy arrays"):
         checked(state_dict=lambda: state)

@@ -33,8 +33,8 @@ class LogisticDifficultyPredictor(DifficultyPredictor):
     """
 
     def __init__(self, components: int = 32, l2: float = 0.1):
-        check_number("components", components, 1, integer=True)
-        check_number("l2", l2, 0, above=True)
+        check_number("components", components, "[1, inf)", integer=True)
+        check_number("l2", l2, "(0, inf)")
         self.components, self.l2 = components, l2
         self.mean, self.basis, self.intercept = torch.zeros(0), torch.zeros(0, 0), torch.zeros(1)
         self.coefficients = self.prior = torch.zeros(0)  # empty: none
