@@ -175,22 +175,18 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         self._metrics["train"].clear()
         if self.use_vllm:
             self._last_loaded_step = -1  # TRL would take the weights of the last run for those of its first step
-        checkpoint, known = self._run.checkpoint, None
+        checkpoint, num_prompts, dataset_hash = self._run.checkpoint, 0, ""
         if self._map_style:
             validation.check_dataset(args, dataset, self.environment_factories, self.selector)
-            known = {"size": len(dataset), "hash": hash_prompts(dataset)}
-            check_same_prompts(known["size"], known["hash"], self._processes)
+            num_prompts, dataset_hash = len(dataset), hash_prompts(dataset)
+            check_same_prompts(num_prompts, dataset_hash, self._processes)
         if checkpoint is not None:
-            check_fits(Path(checkpoint), self._settings(), known, self._processes.is_main)
+            check_fits(Path(checkpoint), self._settings(), num_prompts, dataset_hash, self._processes.is_main)
         removes = self._map_style and args.remove_unused_columns
         self._rows_dataset = self._remove_unused_columns(dataset, description="training") if removes else dataset
         resumed = checkpoint is not None
-        self.collector.bind(
-            0 if known is None else known["size"],
-            embed=partial(embed_for, self, dataset, args.prompt_embedding, resumed=resumed),
-            dataset_hash="" if known is None else known["hash"],
-            resumed=resumed,
-        )
+        embed = partial(embed_for, self, dataset, args.prompt_embedding, resumed=resumed)
+        self.collector.bind(num_prompts, embed=embed, dataset_hash=dataset_hash, resumed=resumed)
 
     def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
         scheduler = super().create_scheduler(*args, **kwargs)

@@ -19,8 +19,7 @@ import torch
 from datasets import Dataset
 from transformers.trainer_utils import get_last_checkpoint
 
-from tests.cli.conftest import own_cache  # noqa: F401 (a fixture)
-from tests.cli.test_command import TINY
+from tests.cli.conftest import RECIPE, own_cache  # noqa: F401 (a fixture)
 from tests.factories import generator, plain_dataset, save_tiny, tool_tokenizer
 from tests.factories.tiny import tiny_model
 from tests.factories.vision import save_tiny_vision
@@ -152,8 +151,8 @@ def test_the_notebook_runs_from_top_to_bottom_and_draws(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_the_job_script_continues_after_sigterm_until_the_run_is_done(folder, tmp_path):
     plain_dataset().to_json(tmp_path / "train.jsonl")
-    recipe = TINY.format(model=folder / "text").replace("max_steps: 2", "max_steps: 100")
-    (tmp_path / "recipe.yaml").write_text(recipe + "save_steps: 100\nreward_funcs: [numeric_answer_reward]\n")
+    recipe = RECIPE.format(model=folder / "text").replace("max_steps: 2", "max_steps: 100")
+    (tmp_path / "recipe.yaml").write_text(recipe + "save_steps: 100\n")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
     environment |= {"PATH": f"{Path(sys.executable).parent}:{environment['PATH']}", "PYTHONPATH": str(EXAMPLES.parent)}
     job = subprocess.Popen(

@@ -154,14 +154,14 @@ def _hash(value: Any) -> str:
     return hash_array(value) if isinstance(value, np.ndarray) else hash_json(value)
 
 
-def check_fits(checkpoint: Path, settings: dict[str, Any], dataset: dict[str, Any] | None, is_main: bool) -> None:
+def check_fits(checkpoint: Path, settings: dict[str, Any], num_prompts: int, dataset_hash: str, is_main: bool) -> None:
     """
     Compare a checkpoint with the run that is to resume from it, before anything is computed for that run.
 
     Args:
         checkpoint (`Path`): a checkpoint whose manifest was checked.
         settings (`dict`): of the run.
-        dataset (`dict`, *optional*): its `size` and `hash`; `None` where prompts are not known by row.
+        num_prompts (`int`), dataset_hash (`str`): of the dataset; an empty hash where prompts are not known by row.
         is_main (`bool`): whether this process warns of another learning rate.
 
     Raises:
@@ -169,13 +169,13 @@ def check_fits(checkpoint: Path, settings: dict[str, Any], dataset: dict[str, An
     """
     saved = load_scalars(checkpoint)
     then, advice = saved["dataset"], "or start a new run with this checkpoint's weights as the model."
-    if dataset is not None and then["hash"] != dataset["hash"]:
+    if dataset_hash and then["hash"] != dataset_hash:
         raise CheckpointError(
             f"{checkpoint} was written for a dataset of {then['size']} prompts with the content hash {then['hash']}; this one "
-            f"has {dataset['size']} prompts and {dataset['hash']}. Prompts are known by their row: resume with the same "
+            f"has {num_prompts} prompts and {dataset_hash}. Prompts are known by their row: resume with the same "
             f"dataset, {advice}"
         )
-    parts = {"the selection state": SELECTION}
+    parts: dict[str, tuple[str, ...]] = {"the selection state": SELECTION}
     parts |= {"rollouts": ROLLOUTS} if saved["holds_rollouts"] else {}
     parts |= {"a half-used generation batch": BATCH} if saved["half_used"] else {}
     for what, names in parts.items():

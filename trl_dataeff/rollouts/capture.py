@@ -28,6 +28,7 @@ from trl_dataeff.rollouts.skipping import OVER_BATCH, OVER_ROWS, OVER_TOKENS
 
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
     from trl import GRPOConfig, GRPOTrainer
 
 
@@ -233,7 +234,7 @@ def _message_images(prompt: Any) -> list[Any]:
 def forward(trainer: GRPOTrainer, input_ids: torch.Tensor, attention_mask: torch.Tensor, length: int) -> torch.Tensor:
     """Log-probs of the last tokens, `(B, length)`, under the present policy, by TRL's forward pass over `(B, P + length)`."""
     options = cast("dict[str, Any] | None", trainer.args.gradient_checkpointing_kwargs)
-    with disable_gradient_checkpointing(trainer.model, options):
+    with disable_gradient_checkpointing(cast("PreTrainedModel", trainer.model), options):
         logps: torch.Tensor = trainer._get_per_token_logps_and_entropies(
             trainer.model, input_ids, attention_mask, length, batch_size=trainer.args.per_device_train_batch_size
         )[0]
