@@ -4,19 +4,19 @@ Data-efficient GRPO for Hugging Face TRL: [`DataEfficientGRPOTrainer`] in place 
 Data flow of a generation batch, and the place of each part (folders side by side; the arrow means "uses"):
 
     trainer.py           the only subclass of GRPOTrainer: overrides TRL's methods, and delegates to
-    -> collector/        one generation batch. collector.py: propose -> generate -> classify -> replay -> update;
-                         rounds.py: which groups are trained on, left over or dropped
+    -> collector/        one generation batch. collector.py: propose -> generate -> classify -> replay -> update
        -> selection/     which prompts to generate rollouts for. A new selector is a file here, with @register_selector
           -> difficulty/ success rates predicted from embeddings of the prompts
-       -> rollouts/      groups of completions. capture.py: what TRL's `_generate` takes and returns; classification.py
+       -> rollouts/      groups of completions. capture.py: what TRL's methods take and return; playback.py: stored groups as TRL
+                         asks for them; classification.py; skipping.py: rows without a gradient
        -> replay/        buffer.py: which groups are kept and evicted; correction.py: the loss of replayed groups
+    callback.py          what is done at the Trainer's events; signals.py: `save_on_signal`
     tracking/            what a run records. metrics.py: all metrics; groups.py: a row per group; card.py: the model card
     checkpoint/          files that are complete or absent, and resuming from them
-    signals.py           `save_on_signal`
     config.py            GRPOConfig with our fields; validation.py checks them with the dataset, and says what is on
-    testing/             conformance suite for your own selectors
-    utils.py             the version, errors that only the user can fix, atomic files, hashes
-    analysis/, cli/, rewards.py, callback.py
+    testing.py           conformance suite for your own selectors
+    utils.py             atomic files, hashes, and errors that only the user can fix
+    analysis/, cli/, rewards.py
 
 A module imports only from the layers below its own; `tests/test_layers.py` has their order.
 
