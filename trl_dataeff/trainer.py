@@ -28,7 +28,6 @@ from trl_dataeff.difficulty.embedding import embed_for
 from trl_dataeff.replay.correction import LossCorrection
 from trl_dataeff.replay.logprobs import compute_leftover_logps, group_logps
 from trl_dataeff.rollouts import capture
-from trl_dataeff.rollouts.checks import ContextCheck
 from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.rollouts.group import RolloutGroup
 from trl_dataeff.rollouts.playback import Playback, forward_of_rows
@@ -133,7 +132,6 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         accumulated = config.gradient_accumulation_steps
         self._skipper = RowSkipper(self.loss_type, accumulated, self._processes) if skips else None
         self._correction = LossCorrection.of(self, config, self.collector.buffer, self._processes)
-        self._context_check = ContextCheck.of(self.model.config, config, getattr(self, "vllm_generation", None))
         self._timer = StepTimer()
         self._run, self._begins_sharded = Run(""), False
         self._prompt_ids: list[int] = []  # rows that are generated or trained on now
@@ -294,7 +292,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     @contextmanager
     def _recorded(self) -> Iterator[capture.Recording]:
         ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
-        recording = capture.Recording(ends, self._context_check.overlong)
+        recording = capture.Recording(ends)
         with capture.temporarily(self, _recording=recording):
             yield recording
         self._timer.add_generation(recording.seconds)

@@ -52,12 +52,6 @@ def test_processes_with_other_prompts_are_rejected_at_the_start(reports):
         assert "36, 35" in message
 
 
-def test_a_prompt_that_is_too_long_for_vllm_on_one_process_stops_both(reports):
-    first, second = (report["differing"]["room"] for report in reports("quick")[2])
-    assert first == second
-    assert "prompts are too long for vLLM: the first has 28 tokens, and the model takes 20" in first
-
-
 def test_a_disagreement_is_named_when_a_checkpoint_is_saved(reports):
     for report in reports("quick")[2]:
         assert "differs from that of process 0: counters (of 1)." in report["differing"]["state"]

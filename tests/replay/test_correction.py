@@ -79,8 +79,7 @@ def test_a_log_prob_that_is_not_known_has_ratio_one():
 
 
 def correction(**options) -> LossCorrection:
-    run = {"max_completion_length": 3, "steps_per_generation": 1, "processes": Processes()}
-    return LossCorrection(**{**CORRECTION, "epsilon": (0.2, 0.2), **run, **options})
+    return LossCorrection(**{**CORRECTION, "epsilon": (0.2, 0.2), "processes": Processes(), **options})
 
 
 def test_the_loss_gets_a_copy_that_is_corrected_once_it_has_its_log_probs():

@@ -55,9 +55,9 @@ def test_fields_of_a_rollout_func_are_by_row_or_for_all():
 @pytest.mark.parametrize("tool_mask", [None, [[1, 0, 1], [1]]])
 def test_a_recording_of_two_processes_is_one_round(tool_mask):
     """What TRL's methods return passes through unchanged; lengths are tokens of the model."""
-    other = torch.tensor([[5, 1, 1], [6, 0, 0]])  # of the other process: lengths, truncated, overlong
+    other = torch.tensor([[5, 1], [6, 0]])  # of the other process: lengths, truncated
     processes = Processes(0, 2, gather=lambda own: torch.cat([own, other]))
-    recording = Recording({9}, overlong=lambda lengths: [n > 2 for n in lengths])
+    recording = Recording({9})
     generated = ([[1, 2], [1, 2, 3]], [[4, 5, 9], [6]], tool_mask, ["a", "b"], None, {}, None, [])
     assert recording.generate(lambda prompts: generated, ["p", "q"]) == generated
     rewards = torch.tensor([[1.0], [0.0], [0.5], [float("nan")]])
@@ -68,7 +68,6 @@ def test_a_recording_of_two_processes_is_one_round(tool_mask):
     assert done.lengths.dtype == np.int32
     assert done.truncated.tolist() == [False, True, True, False]
     assert done.truncated.dtype == bool
-    assert done.overlong_prompts == 2
     np.testing.assert_array_equal(done.rewards, rewards.numpy())
     assert done.rollouts is rollouts
     assert done.seconds == recording.seconds >= 0

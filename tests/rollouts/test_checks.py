@@ -1,46 +1,19 @@
-"""Prompts that are too long and rewards that are most likely a mistake: warned of once, or an error."""
+"""Rewards that are most likely a mistake: warned of once, or an error."""
 
 import re
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from datasets import Dataset
 
 from tests.factories import (
-    all_finite,
     even_length_reward,
-    last_logged,
     make_trainer,
     messages,
     plain_dataset,
     run,
-    train_briefly,
 )
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
-from trl_dataeff.rollouts.checks import ContextCheck, RewardChecks
-
-
-def test_a_prompt_that_fills_the_context(tmp_path, caplog_transformers):
-    prompts = [f"{i:02d}:1+1=" for i in range(7)] + ["07:" + "1+" * 508 + "1="]
-    dataset = Dataset.from_dict({"prompt": prompts})
-    trainer = train_briefly(tmp_path, "off", trainer={"train_dataset": dataset}, max_steps=10)
-    assert trainer.state.global_step == 10
-    assert all_finite(trainer)
-    assert last_logged(trainer, "overlong_prompts") in (4, 8, 12)  # once an epoch, four completions each
-    expected = "A prompt of 1021 tokens leaves no room for `max_completion_length` (8) in the model's context of 1024"
-    assert len(messages(caplog_transformers, expected)) == 1
-
-
-@pytest.mark.parametrize(("mode", "overlong"), [("colocate", False), ("server", True)])
-def test_the_limit_is_that_of_the_engine(mode, overlong):
-    """With scaled positions (YaRN) it is above `max_position_embeddings`; that of a server is not known here."""
-    text_config = SimpleNamespace(max_position_embeddings=1024)
-    engine = SimpleNamespace(model_config=SimpleNamespace(max_model_len=4001))
-    vllm = SimpleNamespace(llm=SimpleNamespace(llm_engine=engine))
-    args = SimpleNamespace(max_completion_length=256, vllm_mode=mode, vllm_max_model_length=None)
-    check = ContextCheck.of(SimpleNamespace(get_text_config=lambda: text_config), args, vllm)
-    assert check.overlong([768, 3745, 3746]) == [False, overlong, True]
+from trl_dataeff.rollouts.checks import RewardChecks
 
 
 def test_a_row_that_cannot_be_tokenized_is_named(tmp_path):

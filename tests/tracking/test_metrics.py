@@ -14,7 +14,6 @@ from trl_dataeff.tracking.metrics import (
     METRICS,
     PREFIX,
     SELECTOR_PREFIX,
-    Counters,
     group_metrics,
     record,
     record_selector,
@@ -23,7 +22,6 @@ from trl_dataeff.tracking.metrics import (
 
 
 SELECTOR_METRICS = {"prompts_skipped", "p_easy", "p_hard", "predictor/pearson"}
-FAULTS = {name for name, metric in METRICS.items() if metric.fault}
 BATCH = {"per_device_train_batch_size": 16, "rewards": even_length_reward}
 REPLAY = {name for name in METRICS if name.startswith("replay/")} | {"rollouts_replayed"}
 #: Settings, and metrics that they do not have
@@ -42,19 +40,9 @@ def test_the_table_is_what_is_logged_and_a_line_has_at_most_20_of_ours(tmp_path,
     trainer = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, **options)
     lines = [{key for key in log if key.startswith(PREFIX)} for log in trainer.state.log_history]
     own = {key for line in lines for key in line if not key.startswith(SELECTOR_PREFIX)}
-    assert own == {PREFIX + metric for metric in METRICS.keys() - FAULTS - absent}
+    assert own == {PREFIX + metric for metric in METRICS.keys() - absent}
     assert {key.removeprefix(SELECTOR_PREFIX) for line in lines for key in line - own} <= SELECTOR_METRICS
     assert max(map(len, lines)) <= 20
-
-
-def test_faults_are_logged_from_the_first_one_on():
-    counters = Counters()
-    assert counters.logged().keys() == counters.values.keys() - FAULTS
-    counters.add(overlong_prompts=2)
-    assert counters.logged().keys() & FAULTS == {"overlong_prompts"}
-    resumed = Counters()
-    resumed.load(counters.values)
-    assert resumed.logged() == counters.logged()
 
 
 def test_cumulative_metrics_only_grow_and_shares_add_up(tmp_path):
@@ -153,4 +141,4 @@ def test_the_documentation_lists_the_table():
     text = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
     listed = dict(re.findall(r"^\| `dataeff/([^`]+)` \| ([^|]*) \| .+ \|$", text, flags=re.M))
     assert listed.keys() == {*METRICS, *(f"selector/{name}" for name in SELECTOR_METRICS)}
-    assert all(("cumulative" in listed[name]) == metric.cumulative for name, metric in METRICS.items())
+    assert all(("cumulative" in listed[name]) == is_cumulative for name, is_cumulative in METRICS.items())

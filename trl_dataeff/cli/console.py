@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from tqdm.auto import tqdm
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainerState
 
-from trl_dataeff.tracking.metrics import METRICS, PREFIX
+from trl_dataeff.tracking.metrics import PREFIX
 from trl_dataeff.utils import is_number
 
 
@@ -79,9 +79,7 @@ class TableCallback(TrainerCallback):
         self._shown, self._rows = shown, 1 if header else self._rows + 1
         cells = [f"{state.global_step}/{state.max_steps}", *(_cell(logs.get(c.name), c.format) for c in shown)]
         widths = [max(6, 2 * len(str(state.max_steps)) + 1), *(column.width for column in shown)]
-        faults = [name for name, metric in METRICS.items() if metric.fault and PREFIX + name in logs]
-        counts = [f"{name.replace('_', ' ')} {logs[PREFIX + name]:,.0f}" for name in faults]
-        line = "  ".join([_aligned(cells, widths), *counts])
+        line = _aligned(cells, widths)
         return [_aligned(["step", *(column.title for column in shown)], widths), line] if header else [line]
 
 

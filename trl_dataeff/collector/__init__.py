@@ -2,8 +2,7 @@
 One generation batch, from proposal to history.
 
     collector.py    RolloutCollector: proposes, has rounds generated, classifies, replays, updates selector and buffer
-    rounds.py       GenerationBatch, and the sizes of rounds
-    advantages.py   advantages and metrics that TRL computes over the batch
+    rounds.py       GenerationBatch, the sizes of rounds, and what TRL computes over the batch
     build.py        from the configuration to a collector, and the settings on which its state depends
 """
 

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 
 from trl_dataeff.checkpoint.state import CheckpointError
-from trl_dataeff.collector.advantages import batch_metrics, renormalize
-from trl_dataeff.collector.rounds import GenerationBatch, Rounds, ZeroVarianceShare
+from trl_dataeff.collector.rounds import GenerationBatch, Rounds, ZeroVarianceShare, batch_metrics, renormalize
 from trl_dataeff.difficulty.predictor import Embeddings
 from trl_dataeff.replay.buffer import ReplayBuffer
 from trl_dataeff.rollouts.capture import Round
@@ -227,7 +226,6 @@ class RolloutCollector:
         lengths = generated.lengths.reshape(n, -1).astype(np.int32)
         truncated = generated.truncated.reshape(n, -1).astype(bool)
         self.reward_checks.check(rewards)
-        self.counters.add(overlong_prompts=generated.overlong_prompts)
         totals, success_rates, kinds = self.classifier.classify(rewards, truncated)
         per_rank, own = n // self.processes.world_size, generated.rollouts
         groups = [
@@ -291,7 +289,7 @@ class RolloutCollector:
 
     def _metrics(self, batch: GenerationBatch, step: int) -> dict[str, float]:
         """What the batch adds to the logs, by the names in `METRICS`: nothing about what cannot happen in this run."""
-        metrics: dict[str, float] = {**self.counters.logged()}
+        metrics: dict[str, float] = {**self.counters.values}
         if batch.generated:
             kinds = np.array([group.kind for group in batch.generated])
             metrics["effective_ratio"] = float((kinds == EFFECTIVE).mean())

@@ -59,7 +59,6 @@ class Round:
         truncated: whether each completion was cut off, bool of shape `(n * G,)`.
         seconds: that generation and scoring took, on this process.
         rollouts: those that this process holds, one per prompt; empty if they are not kept.
-        overlong_prompts: completions whose prompt leaves no room for them in the model's context.
     """
 
     rewards: np.ndarray
@@ -67,7 +66,6 @@ class Round:
     truncated: np.ndarray
     seconds: float = 0.0
     rollouts: Sequence[Rollouts] = ()
-    overlong_prompts: int = 0
 
 
 @dataclass
@@ -77,8 +75,6 @@ class Recording:
 
     Attributes:
         ends: token ids that end a completion; one with another last token was cut off.
-        overlong: prompt lengths -> for each, whether the prompt leaves no room for a completion.
-        prompt_lengths: tokens of each completion's prompt.
         lengths: tokens of the model in each completion.
         truncated: whether each was cut off.
         rewards: of all processes, `(completions, functions)`.
@@ -86,8 +82,6 @@ class Recording:
     """
 
     ends: set[int]
-    overlong: Callable[[Sequence[int]], Sequence[bool]] = lambda lengths: [False] * len(lengths)
-    prompt_lengths: list[int] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     truncated: list[bool] = field(default_factory=list)
     rewards: torch.Tensor | None = None
@@ -98,7 +92,6 @@ class Recording:
         started = time.perf_counter()
         generated = Generated(*generate(prompts))
         completions, tool_mask = generated.completion_ids, generated.tool_mask
-        self.prompt_lengths = [len(ids) for ids in generated.prompt_ids]
         self.lengths = [len(ids) for ids in completions] if tool_mask is None else [sum(mask) for mask in tool_mask]
         self.truncated = [ids[-1] not in self.ends for ids in completions]
         self.seconds += time.perf_counter() - started
@@ -111,11 +104,7 @@ class Recording:
         self.seconds += time.perf_counter() - started
         return self.rewards
 
-    def complete(
-        self,
-        processes: Processes,
-        rollouts: Sequence[Rollouts] = (),
-    ) -> Round:
+    def complete(self, processes: Processes, rollouts: Sequence[Rollouts] = ()) -> Round:
         """
         The round of all processes, by a single gather.
 
@@ -124,14 +113,12 @@ class Recording:
             rollouts: those of this process, one per prompt, if they are kept.
         """
         assert self.rewards is not None
-        rows = [self.lengths, self.truncated, list(self.overlong(self.prompt_lengths))]
-        own = torch.tensor(rows, device=processes.device)
-        lengths, truncated, overlongs = processes.gather(own.T.contiguous()).cpu().numpy().T
+        own = torch.tensor([self.lengths, self.truncated], device=processes.device)
+        lengths, truncated = processes.gather(own.T.contiguous()).cpu().numpy().T
         return Round(
             rewards=self.rewards.float().cpu().numpy(),
             lengths=lengths.astype(np.int32),
             truncated=truncated.astype(bool),
-            overlong_prompts=int(overlongs.sum()),
             seconds=self.seconds,
             rollouts=rollouts,
         )

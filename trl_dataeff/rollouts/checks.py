@@ -1,9 +1,9 @@
-"""Checks of prompts and rewards while training: prompts that are too long, rewards that are most likely a mistake."""
+"""Checks of rewards while training."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import numpy as np
 from transformers.utils import logging
@@ -11,55 +11,12 @@ from transformers.utils import logging
 from trl_dataeff.utils import listed
 
 
-if TYPE_CHECKING:
-    from trl import GRPOConfig
-
 logger = logging.get_logger(__name__)
 FEWEST_BATCHES = 20  # generation batches before a run without any effective group is warned of
 ADVICE = (
     "Check that the columns it reads are in the dataset and hold what it expects. A function may return None for "
     "completions that it does not apply to."
 )
-
-
-class ContextCheck:
-    """
-    Finds prompts that leave no room for a completion in the model's context. Warns once.
-
-    Args:
-        context (`int`, *optional*): tokens that the model takes; `None` where that is not known.
-        max_completion_length (`int`): tokens that a completion may take.
-    """
-
-    def __init__(self, context: int | None, max_completion_length: int):
-        self.context = context
-        self.max_completion_length = max_completion_length
-        self._warned = False
-
-    @classmethod
-    def of(cls, model_config: Any, args: GRPOConfig, vllm: Any = None) -> ContextCheck:
-        """The check for a model's configuration and TRL's, and for TRL's `vllm_generation` if there is one."""
-        length = cast(int, args.max_completion_length)
-        # With scaled positions (YaRN) vLLM takes more than the model's configuration says
-        if vllm is not None and args.vllm_mode == "colocate":
-            return cls(vllm.llm.llm_engine.model_config.max_model_len, length)
-        limits = [getattr(model_config.get_text_config(), "max_position_embeddings", None), args.vllm_max_model_length]
-        return cls(min((limit for limit in limits if limit is not None), default=None), length)
-
-    def overlong(self, prompt_lengths: Sequence[int]) -> list[bool]:
-        """For prompts of so many tokens, whether each leaves too little room."""
-        if self.context is None:
-            return [False] * len(prompt_lengths)
-        overlong = [length + self.max_completion_length > self.context for length in prompt_lengths]
-        if any(overlong) and not self._warned:
-            self._warned = True
-            logger.warning(
-                f"A prompt of {max(prompt_lengths)} tokens leaves no room for `max_completion_length` "
-                f"({self.max_completion_length}) in the model's context of {self.context} tokens: its completions are cut "
-                "off or meaningless. Remove such prompts from the dataset. This warning is shown once; "
-                "`dataeff/overlong_prompts` counts all."
-            )
-        return overlong
 
 
 class RewardChecks:

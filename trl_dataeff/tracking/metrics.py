@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,33 +34,23 @@ END = "train_runtime"  # in the last log of a call of `train`
 SELECTOR_PREFIX = PREFIX + "selector/"
 
 
-class Metric(NamedTuple):
-    """
-    `cumulative` metrics count since the start of training; the others are means over a logging interval. Those of a
-    `fault` are logged from the first one on.
-    """
-
-    cumulative: bool = False
-    fault: bool = False
-
-
-METRICS: dict[str, Metric] = {
-    "rollouts_generated": Metric(cumulative=True),
-    "rollouts_trained": Metric(cumulative=True),
-    "rollouts_replayed": Metric(cumulative=True),
-    "rollouts_discarded": Metric(cumulative=True),
-    "tokens_generated": Metric(cumulative=True),
-    "rounds": Metric(),
-    "success_rate": Metric(),
-    "effective_ratio": Metric(),
-    "easy_ratio": Metric(),
-    "hard_ratio": Metric(),
-    "replay/age_mean": Metric(),
-    "replay/ess": Metric(),
-    "replay/clipped_share": Metric(),
-    "overlong_prompts": Metric(cumulative=True, fault=True),
-    "time/selection_s": Metric(),
-    "time/generation_s": Metric(),
+#: By name, whether a metric counts since the start of training; the others are means over a logging interval
+METRICS: dict[str, bool] = {
+    "rollouts_generated": True,
+    "rollouts_trained": True,
+    "rollouts_replayed": True,
+    "rollouts_discarded": True,
+    "tokens_generated": True,
+    "rounds": False,
+    "success_rate": False,
+    "effective_ratio": False,
+    "easy_ratio": False,
+    "hard_ratio": False,
+    "replay/age_mean": False,
+    "replay/ess": False,
+    "replay/clipped_share": False,
+    "time/selection_s": False,
+    "time/generation_s": False,
 }
 
 
@@ -77,7 +67,7 @@ def record_selector(store: dict[str, list[float]], values: dict[str, float]) -> 
 def record(store: dict[str, list[float]], values: dict[str, float]) -> None:
     """Hand metrics, by their names in `METRICS`, to TRL's `store`, which logs the mean of each list and then empties it."""
     for name, value in values.items():
-        if METRICS[name].cumulative:
+        if METRICS[name]:
             store[PREFIX + name] = [value]
         else:
             store[PREFIX + name].append(value)
@@ -134,11 +124,7 @@ class Counters:
     """The cumulative metrics of a run, all starting at 0."""
 
     def __init__(self) -> None:
-        self.values: dict[str, int] = {name: 0 for name, metric in METRICS.items() if metric.cumulative}
-
-    def logged(self) -> dict[str, int]:
-        """What is logged: all counts but those of faults that have not occurred."""
-        return {name: value for name, value in self.values.items() if value or not METRICS[name].fault}
+        self.values: dict[str, int] = {name: 0 for name, is_cumulative in METRICS.items() if is_cumulative}
 
     def state_dict(self) -> dict[str, int]:
         return dict(self.values)
