@@ -73,7 +73,7 @@ class DataEfficientCallback(TrainerCallback):
     def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._saved_at = state.global_step
         self._stop_if_signalled(state, control)
-        control.should_save = False
+        control.should_save = False  # it was just saved
 
     def _stop_if_signalled(self, state: TrainerState, control: TrainerControl) -> None:
         """Save and stop, if a process has received a signal: after a step, an evaluation or a checkpoint."""

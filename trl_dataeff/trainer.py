@@ -33,7 +33,8 @@ from trl_dataeff.rollouts.group import RolloutGroup
 from trl_dataeff.rollouts.playback import Playback, forward_of_rows
 from trl_dataeff.rollouts.skipping import FACTOR as SKIP_FACTOR
 from trl_dataeff.rollouts.skipping import RowSkipper
-from trl_dataeff.selection.base import Selector, uses_references
+from trl_dataeff.selection import Selector, UniformSelector
+from trl_dataeff.selection.base import uses_references
 from trl_dataeff.signals import StopSignals, exception_of
 from trl_dataeff.tracking.card import complete_card
 from trl_dataeff.tracking.metrics import StepTimer, record, record_selector, replace_last, without_rounds
@@ -108,10 +109,12 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         self.selector = validation.resolve_selector(config, selector, reason, cannot_embed, world_size)
         rounds = config.max_rollout_rounds if reason is None else 1
         replays = reason is None and validation.replays(config, world_size)
-        skips = config.skip_zero_advantage and capture.inexact_reason(self) is None
-        in_rounds = rounds > 1 or replays or skips or uses_references(self.selector)
-        self._in_rounds = reason is None and in_rounds
+        skips = config.skip_zero_advantage and capture.can_skip_rows(self)
+        apart = rounds > 1 or replays or skips or uses_references(self.selector)
+        self._generates_apart = reason is None and apart
         validation.check_steps(config, replays or uses_references(self.selector), rounds)
+        off = isinstance(self.selector, UniformSelector) and not self._generates_apart
+        self._selects = self._map_style and validation.holds_whole_groups(config, world_size, off)
         columns_are_passed = not environments and self.rollout_func is None and not config.remove_unused_columns
         if dataset is not None and columns_are_passed:
             validation.check_reward_arguments(self.reward_funcs, dataset[0])
@@ -120,12 +123,12 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
 
         self.collector = make_collector(
             config,
-            selector=self.selector if self._map_style else None,
+            selector=self.selector if self._selects else None,
             reward_names=self.reward_func_names,
             reward_weights=self.reward_weights.numpy(),
             replays=replays,
             rounds=rounds,
-            plays_back=self._in_rounds,
+            generates_apart=self._generates_apart,
             writes_logs=True,
             processes=self._processes,
         )
@@ -154,10 +157,11 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         self._callback.begin(self._run, signals)
         self._begins_sharded = self._fsdp2
         self._prompt_ids.clear()
-        # The callback changes these when it stops a run
+        # The callback changes these when it stops a run; they are restored afterwards
         kept = {name: getattr(config, name) for name in ("load_best_model_at_end", "save_total_limit")}
         notes = failure_notes(self._run, self._prompt_ids, self.collector.flush_logs)
         with notes, signals or nullcontext(), capture.temporarily(config, **kept):
+            # FSDP2 shards the policy within the Trainer's `train`, and embedding needs it sharded: see `create_scheduler`
             if not self._begins_sharded:
                 self._begin_run()
             output = super().train(self._run.checkpoint, *args, **kwargs)
@@ -171,6 +175,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         self._begins_sharded = False
         self._step, self._buffered_inputs = 0, None  # TRL would continue within the last run's generation batch
         self._metrics["train"].clear()
+        self._pending_extra_logs.clear()
+        cast(LossCorrection, self._correction).begin()
         if self.use_vllm:
             self._last_loaded_step = -1  # TRL would take the weights of the last run for those of its first step
         checkpoint, num_prompts, dataset_hash = self._run.checkpoint, 0, ""
@@ -207,9 +213,9 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         if not self.model.training:
             return super()._generate_and_score_completions(inputs)
         self.collector.classifier.weights = self.reward_weights.cpu().numpy()  # a callback may change them
-        return self._train_on_rounds() if self._in_rounds else self._train_on_single_pass(inputs)
+        return self._generate_apart() if self._generates_apart else self._generate_within_pass(inputs)
 
-    def _train_on_single_pass(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+    def _generate_within_pass(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """All groups of a generation batch are generated within TRL's pass, and trained on."""
         tensors: dict[str, Any] = {}
         make_batch = super()._generate_and_score_completions
@@ -224,8 +230,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             self._log(self.collector.collect(roll_out, self.state.global_step))
         return tensors
 
-    def _train_on_rounds(self) -> dict[str, Any]:
-        """Groups are generated in rounds; what is trained on passes through TRL's method as if generated there."""
+    def _generate_apart(self) -> dict[str, Any]:
+        """Groups are generated first; those to train on then pass through TRL's method as if they were generated there."""
         collector = self.collector
         with self._timer.selection(), without_rounds(self._metrics["train"], self.state):
             batch = collector.collect(self._roll_out, self.state.global_step)
@@ -298,31 +304,35 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         self._timer.add_generation(recording.seconds)
 
     def _rows(self, ids: np.ndarray) -> list[dict[str, Any]]:
-        """The dataset's rows, G in a row for each prompt, as TRL's dataloader would deliver them. Each is read once."""
+        """The dataset's rows as TRL's dataloader would deliver them: each is read once, and copied for every completion."""
         self._prompt_ids[:] = ids.tolist()
-        return self._rows_dataset.__getitems__(np.repeat(ids, cast(int, self.num_generations)).tolist())
+        rows = self._rows_dataset.__getitems__(self._prompt_ids)
+        return [dict(row) for row in rows for _ in range(cast(int, self.num_generations))]
 
     # The loss
 
     def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
         if self._skipper is not None and self.model.training:
-            inputs = self._without_zero_rows(self._skipper)
+            inputs = self._without_zero_rows(self._skipper, inputs)
         with nullcontext(inputs) if self._correction is None else self._correction.micro_batch(inputs) as own_inputs:
             loss: torch.Tensor = super()._compute_loss(model, own_inputs)
         return loss * inputs[SKIP_FACTOR] if SKIP_FACTOR in inputs else loss
 
-    def _without_zero_rows(self, skipper: RowSkipper) -> dict[str, Any]:
-        """The present micro-batch. All of a generation batch lose their rows without a gradient as the first enters the loss."""
-        batches = cast(list[dict[str, Any]], self._buffered_inputs)
-        if SKIP_FACTOR not in batches[0]:
+    def _without_zero_rows(self, skipper: RowSkipper, inputs: dict[str, Any]) -> dict[str, Any]:
+        """The micro-batch without rows that have no gradient: a generation batch loses them as its first one enters the loss."""
+        batches, i = cast(list[dict[str, Any]], self._buffered_inputs), self._step % self.args.steps_per_generation
+        if inputs is not batches[i]:  # a subclass has changed it
+            return inputs
+        if SKIP_FACTOR not in inputs:
             self._buffered_inputs = batches = skipper.apply(batches)
-        return batches[self._step % self.args.steps_per_generation]
+        return batches[i]
 
     def _get_per_token_logps_and_entropies(self, model: torch.nn.Module, *args: Any, **kwargs: Any) -> _Forward:
         forward: Callable[..., _Forward] = partial(super()._get_per_token_logps_and_entropies, model)
         if self._playback is not None and self._playback.rows is not None:
             return forward_of_rows(forward, self._playback.rows, *args, **kwargs)
         outputs = forward(*args, **kwargs)
+        # TRL's loss calls this before it reads advantages and old log-probs of its micro-batch, which are rewritten here
         if self._correction is not None:
             record(self._metrics["train"], self._correction.on_logps(outputs[0]))
         return outputs
@@ -347,7 +357,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
 
     def _settings(self) -> dict[str, Any]:
         """Settings on which the content of a checkpoint depends."""
-        selector = self.selector if self._map_style else None
+        selector = self.selector if self._selects else None
         return run_settings(self.args, selector, self.reward_func_names, self._processes.world_size)
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:

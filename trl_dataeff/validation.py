@@ -172,6 +172,23 @@ def check_steps(config: DataEfficientGRPOConfig, replays: bool, rounds: int) -> 
     )
 
 
+def holds_whole_groups(config: DataEfficientGRPOConfig, world_size: int, off: bool) -> bool:
+    """
+    Whether each process trains on whole groups. Raises a [`UserError`] if not, unless everything is `off`: then TRL's dataloader
+    decides which completions of a group are where.
+    """
+    completions, group_size = config.generation_batch_size // world_size, config.num_generations
+    if completions % group_size == 0:
+        return True
+    if off:
+        return False
+    raise UserError(
+        f"Each of {world_size} processes trains on {completions} completions of a generation batch, and a group has {group_size} "
+        "(`num_generations`): this package needs whole groups on every process. Make `per_device_train_batch_size` x "
+        f"`steps_per_generation` a multiple of {group_size}."
+    )
+
+
 def replays(args: DataEfficientGRPOConfig, world_size: int) -> bool:
     """Whether groups can be replayed: not with a share that rounds to no group."""
     return args.replay == "fill" or reserved_places(args, world_size) > 0

@@ -35,7 +35,7 @@ def test_state_is_what_was_saved(tmp_path):
     np.testing.assert_equal(found, state)
     assert found["collector"]["selector"]["rng"].dtype == np.uint8
     (tmp_path / "dataeff" / "state.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=rf"{tmp_path / 'dataeff'} .*earlier checkpoint"):
+    with pytest.raises(CheckpointError, match=rf"{tmp_path / 'dataeff'}.*another checkpoint"):
         load_state(tmp_path, "state")
 
 
@@ -49,9 +49,9 @@ def test_generation_batches_keep_lists_and_shared_scalars(tmp_path):
     _, (first, second) = load_run(tmp_path, Processes())
     assert torch.equal(first["x"], batches[0]["x"])
     assert first["num_images"] == [1, 2]
-    assert "none" not in first
+    assert first["none"] is None
     assert second["n"] == 3
-    with pytest.raises(CheckpointError, match=r"batch-1\.safetensors .*processes"):
+    with pytest.raises(CheckpointError, match=r"batch-1 .*as many processes"):
         load_run(tmp_path, Processes(rank=1, world_size=2))
 
 

@@ -27,7 +27,7 @@ def make_collector(
     reward_weights: np.ndarray,
     replays: bool,
     rounds: int = 1,
-    plays_back: bool = True,
+    generates_apart: bool = True,
     writes_logs: bool = False,
     processes: Processes = Processes(),  # noqa: B008 (immutable)
 ) -> RolloutCollector:
@@ -40,7 +40,7 @@ def make_collector(
         reward_names (`list[str]`), reward_weights (`np.ndarray` of shape `(F,)`): the reward functions.
         replays (`bool`): whether groups are replayed.
         rounds (`int`, *optional*, defaults to `1`): rounds of rollouts per generation batch.
-        plays_back (`bool`, *optional*, defaults to `True`): whether groups are generated apart from TRL's pass over them.
+        generates_apart (`bool`, *optional*, defaults to `True`): whether groups are generated before TRL's pass over them.
         writes_logs (`bool`, *optional*, defaults to `False`): whether the main process writes the files of [`RunLogs`].
         processes ([`Processes`], *optional*): of the run; by default a single one.
     """
@@ -66,7 +66,7 @@ def make_collector(
         buffer=buffer if replays else None,
         reserved=reserved_places(config, processes.world_size) if replays else 0,
         over_batch=config.scale_rewards == "batch" or config.multi_objective_aggregation == "normalize_then_sum",
-        plays_back=plays_back,
+        generates_apart=generates_apart,
         logs=RunLogs(config.output_dir) if writes_logs and processes.is_main else None,
         seed=config.seed,
         processes=processes,

@@ -48,14 +48,13 @@ class RolloutCollector:
         group_size (`int`): G, completions per group.
         batch_groups (`int`): B, groups trained on per generation batch, of all processes.
         reward_names (`list[str]`): the reward functions.
-        selector ([`Selector`], *optional*): proposes prompts; `None` where prompts are not known by row (streaming,
-            environments).
+        selector ([`Selector`], *optional*): proposes prompts; `None` where they come from TRL's dataloader (streaming).
         rounds ([`Rounds`], *optional*): rounds of rollouts per generation batch; by default a single one.
         buffer ([`ReplayBuffer`], *optional*): stored groups; without it nothing is replayed.
         reserved (`int`, *optional*, defaults to `0`): places that stored groups get, while zero-variance groups keep theirs
             (`replay="share"`); 0: stored groups take the places of zero-variance groups.
         over_batch (`bool`, *optional*, defaults to `False`): whether TRL divides advantages by the deviation over the batch.
-        plays_back (`bool`, *optional*, defaults to `True`): whether groups are generated apart from TRL's pass over them. If
+        generates_apart (`bool`, *optional*, defaults to `True`): whether groups are generated before TRL's pass over them. If
             not, a batch is trained on as its single round gave it.
         logs ([`RunLogs`], *optional*): files that the run writes; on the main process alone.
         seed (`int`, *optional*, defaults to `0`): of proposals and of replay.
@@ -74,7 +73,7 @@ class RolloutCollector:
         buffer: ReplayBuffer | None = None,
         reserved: int = 0,
         over_batch: bool = False,
-        plays_back: bool = True,
+        generates_apart: bool = True,
         logs: RunLogs | None = None,
         seed: int = 0,
         processes: Processes = Processes(),  # noqa: B008 (immutable)
@@ -84,7 +83,7 @@ class RolloutCollector:
         self.reward_names = list(reward_names)
         self.selector = None if selector is None else CheckedSelector(selector, processes)
         self.rounds, self.buffer, self.reserved = rounds, buffer, reserved
-        self.over_batch, self.plays_back = over_batch, plays_back
+        self.over_batch, self.generates_apart = over_batch, generates_apart
         self.logs, self.seed, self.processes = logs, seed, processes
         # With everything off nothing that TRL accepts is an error
         unchosen = selector is None or isinstance(selector, UniformSelector)
@@ -107,7 +106,7 @@ class RolloutCollector:
         )
         # TRL seeds the sampler of `GRPOTrainer` in the same way
         self.rng = torch.Generator().manual_seed(self.seed)
-        # Of its own: proposals of the main process alone would leave the processes' states different
+        # Another generator: other processes may use `rng` differently, and replay must agree on all of them
         self.replay_rng = torch.Generator().manual_seed(self.seed)
 
     def bind(
@@ -179,7 +178,7 @@ class RolloutCollector:
         if not self.reserved:
             taken += zero_variance[: places - len(taken) - len(replayed)]
         batch.assign(taken, replayed, self.leftover)
-        if self.plays_back:
+        if self.generates_apart:
             batch.trained = self._spread_evenly(batch.trained)
         self._update(batch, step)
         return batch
@@ -227,7 +226,7 @@ class RolloutCollector:
         truncated = generated.truncated.reshape(n, -1).astype(bool)
         self.reward_checks.check(rewards)
         totals, success_rates, kinds = self.classifier.classify(rewards, truncated)
-        per_rank, own = n // self.processes.world_size, generated.rollouts
+        rank, world_size, own = self.processes.rank, self.processes.world_size, generated.rollouts
         groups = [
             RolloutGroup(
                 prompt_id=int(ids[i]),
@@ -239,9 +238,9 @@ class RolloutCollector:
                 kind=int(kinds[i]),
                 lengths=lengths[i],
                 truncated=truncated[i],
-                owner=i // per_rank,
+                owner=i * world_size // n,
                 origin=origin,
-                rollouts=own[i % per_rank] if own and i // per_rank == self.processes.rank else None,
+                rollouts=own[i - n * rank // world_size] if own and i * world_size // n == rank else None,
             )
             for i in range(n)
         ]

@@ -132,7 +132,7 @@ class Rounds:
     (GRESO, arXiv 2506.02177, section on adaptive batch size), and never fewer than are missing while the bounds allow it.
 
     Attributes:
-        most: rounds that one generation batch may take.
+        most: rounds that one generation batch may take; further ones follow only where it is not full otherwise.
         margin: oversampling of a round, at least 1.
     """
 
@@ -186,7 +186,7 @@ def renormalize(
     deviation = deviation_over_batch(generated, classifier)
     if not deviation > 0 or not math.isfinite(deviation):
         return advantages
-    # TRL takes the mean over the batch away as well, which is 0: that of each group is
+    # TRL also subtracts the mean over the batch, which is 0 because each group's mean is 0
     return advantages * ((deviation_over_batch(trained, classifier) + EPSILON) / (deviation + EPSILON))
 
 

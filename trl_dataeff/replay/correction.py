@@ -134,6 +134,10 @@ class LossCorrection:
             self.recorder.expect(groups, batch)
         return metrics
 
+    def begin(self) -> None:
+        """Begin a run: rows of an earlier one that was interrupted are not waited for."""
+        self.recorder = LogprobRecorder()
+
     @contextmanager
     def micro_batch(self, inputs: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Within this context, the loss gets the copy of `inputs` that this yields: TRL uses `inputs` again."""
@@ -160,11 +164,11 @@ class LossCorrection:
             return {}
         options = {"level": self.level, "loss_type": self.loss_type}
         ratio = correct_inputs(inputs, logps, clip=self.clip, cap=self.cap, **options)
+        if self.buffer is None:  # rows are leftover ones: what is logged is about replay
+            return {}
         clipped = is_clipped(inputs, logps.detach(), self.epsilon, **options)
         if self.clip == "behavior" and self.loss_type != "cispo":
             clipped = clipped | inputs["replay_capped"]
-        if self.buffer is None:  # rows are leftover ones: what is logged is about replay
-            return {}
         return summarize(self.processes.gather(ratio_statistics(ratio, clipped, inputs)))
 
 
@@ -207,8 +211,8 @@ def correct_inputs(
         loss_type (`str`): TRL's loss type.
 
     Returns:
-        `torch.Tensor`: pi_old / pi_behavior, `(B, T)` or `(B, 1)`, not truncated. The one that was put in, truncated for
-        `"proximal"`, is in `inputs["replay_ratio"]`; where the cap has an effect, in `inputs["replay_capped"]`.
+        `torch.Tensor`: pi_old / pi_behavior, `(B, T)` or `(B, 1)`, not truncated. With `"behavior"`, where the cap holds the ratio
+        is in `inputs["replay_capped"]`.
     """
     behavior_logps = inputs["behavior_per_token_logps"]
     mask = _mask(inputs)
@@ -218,8 +222,6 @@ def correct_inputs(
         level = "token"  # it sums the log ratios over the sequence itself
     full_ratio = behavior_ratio(old_logps, behavior_logps, mask, level=level)
     ratio = full_ratio.clamp(max=cap) if clip == "proximal" else full_ratio
-    inputs["replay_ratio"] = ratio
-    inputs["replay_capped"] = full_ratio > ratio
     known = ~torch.isnan(behavior_logps)
     # The off-policy sequence mask measures the divergence from the policy that sampled
     sampled_logps = inputs.get("sampling_per_token_logps", old_logps)
@@ -229,6 +231,7 @@ def correct_inputs(
         inputs["importance_sampling_ratio"] = inputs["importance_sampling_ratio"].masked_fill(replayed, 1.0)
     if clip == "behavior":
         inputs["old_per_token_logps"] = torch.where(known, behavior_logps, old_logps)
+        inputs["replay_capped"] = torch.zeros_like(full_ratio, dtype=torch.bool)
         if loss_type != "vespo":
             hold_at_cap(inputs, per_token_logps, mask, cap=cap, level=level)
     elif loss_type == "vespo":

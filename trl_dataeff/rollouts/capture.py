@@ -1,8 +1,6 @@
 """
-What passes through TRL's `_generate` and `_calculate_rewards`: recorded when a round of rollouts is generated, and played
-back when stored rollouts are trained on.
-
-What is deliberately not here: the trainer, models and collectives. The functions take what TRL's methods return.
+What passes through TRL's methods while a round of rollouts is generated, and the private parts of its trainer that this package
+uses. With `trainer.py`, the only place that knows TRL's private names.
 """
 
 from __future__ import annotations
@@ -243,7 +241,7 @@ def logps_of_pass(
     """
     assert group.rollouts is not None
     rewards = np.zeros((world_size * len(group.rewards), group.rewards.shape[1]), dtype=np.float32)
-    # TRL computes these log-probs where generation and optimization are misaligned
+    # TRL computes old log-probs if a generation batch serves more than one optimizer step
     fields: dict[str, Any] = {"num_iterations": trainer.args.gradient_accumulation_steps + 1, "beta": 0.0}
     fields |= {"_metrics": {"train": defaultdict(list)}, "_logs": copy.deepcopy(trainer._logs)}
     tokens_seen = trainer.state.num_input_tokens_seen
@@ -283,13 +281,12 @@ def continue_interval(trainer: GRPOTrainer, loop: dict[str, Any], processes: Pro
     trainer._metrics["train"].update(loop["metrics"])
 
 
-def inexact_reason(trainer: GRPOTrainer) -> str | None:
-    """Why rows with an advantage of 0 must not be skipped with a trainer's loss: a term that acts on them. `None`: they may be."""
-    found = {
-        f"`beta={trainer.beta}`": trainer.beta != 0.0,
-        "an entropy bonus": trainer._entropy_bonus_enabled,
-        "a router loss": trainer.aux_loss_enabled,
-        f"`top_entropy_quantile={trainer.top_entropy_quantile}`": trainer.top_entropy_quantile < 1.0,
-        f"`loss_type={trainer.loss_type!r}`": trainer.loss_type not in OVER_ROWS + OVER_TOKENS + OVER_BATCH,
-    }
-    return next((reason for reason, applies in found.items() if applies), None)
+def can_skip_rows(trainer: GRPOTrainer) -> bool:
+    """Whether rows with an advantage of 0 have no gradient in a trainer's loss, so that skipping them is exact."""
+    return (
+        trainer.beta == 0.0
+        and not trainer._entropy_bonus_enabled
+        and not trainer.aux_loss_enabled  # of the router of a mixture of experts
+        and trainer.top_entropy_quantile == 1.0
+        and trainer.loss_type in OVER_ROWS + OVER_TOKENS + OVER_BATCH
+    )

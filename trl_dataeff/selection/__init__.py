@@ -5,7 +5,7 @@ Which prompts to generate rollouts for.
     uniform.py       shuffled passes, as GRPOTrainer
     greso.py         skips prompts with repeated zero-variance groups
     dots.py          draws prompts whose groups are likely to carry a gradient; estimate.py has the estimates, draw.py the
-                     weights and passes, earlier.py what an earlier run showed
+                     weights and passes
     dots_paper.py    DOTS as published, with reference rollouts
 
 A new selector is a new file here, imported below, or a module of your own (see docs/selectors.md).

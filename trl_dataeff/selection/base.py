@@ -244,7 +244,7 @@ def uses_references(selector: Selector) -> bool:
 def is_storable(value: Any) -> bool:
     """Whether a checkpoint can hold a value: a numeric array, a JSON value, or a dict of these by name."""
     if isinstance(value, dict):
-        return all(isinstance(name, str) and is_storable(part) for name, part in value.items())
+        return all(isinstance(name, str) and "/" not in name and is_storable(part) for name, part in value.items())
     if isinstance(value, list):
         return all(is_storable(part) and not isinstance(part, np.ndarray) for part in value)
     return (

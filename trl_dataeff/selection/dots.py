@@ -44,7 +44,7 @@ class DotsSelector(PredictingSelector):
     Samples prompts by the estimated probability that their groups carry a gradient, in passes.
 
     Args:
-        threshold (`float`, *optional*, defaults to `0.6`): t, the probability at which a prompt has half of the largest weight,
+        threshold (`float`, *optional*, defaults to `0.6`): t, the probability at which the weight of a prompt is one half,
             in (0, 1]. A lower one draws more hard and easy prompts.
         coverage (`float`, *optional*, defaults to `0.7`): share of the weight of all prompts that is drawn before a prompt may
             be drawn again, in [0, 1] (see [`PromptPass`]); 0 allows the same prompt in every batch.

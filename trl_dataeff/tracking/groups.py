@@ -34,7 +34,7 @@ _MEANINGS: dict[str, tuple[pa.DataType, str]] = {
     "predicted": (pa.float32(), "success rate predicted before the rollout"),
     "origin": (pa.string(), "fresh | reference"),
     "disposition": (pa.string(), "trained | leftover | dropped, in its own batch"),
-    "completions": (pa.int16(), "generated for it; fewer if the group was stopped"),
+    "completions": (pa.int16(), "generated for it"),
     "tokens": (pa.int32(), "tokens generated for its completions"),
     "seconds": (pa.float32(), "its share of the time its round took"),
 }
