@@ -18,7 +18,14 @@ from tests.factories import (
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 from trl_dataeff.selection import DotsSelector, GresoSelector, UniformSelector
 from trl_dataeff.selection.base import uses_references
-from trl_dataeff.validation import check_dataset, check_steps, resolve_selector, unsupported_reason
+from trl_dataeff.utils import UserError
+from trl_dataeff.validation import (
+    check_dataset,
+    check_steps,
+    holds_whole_groups,
+    resolve_selector,
+    unsupported_reason,
+)
 
 
 def config(**fields):
@@ -90,6 +97,14 @@ class Mine(UniformSelector):
 def test_a_selector_that_cannot_be_made_is_found_before_the_model_is_loaded(fields, selector, error, message):
     with pytest.raises(error, match=message):
         build(plain_dataset(), selector, **fields)
+
+
+def test_groups_that_processes_share_are_left_to_trl_or_rejected():
+    own = config(per_device_train_batch_size=12, num_generations=4)
+    assert all(holds_whole_groups(own, world_size, off) for world_size in (1, 3) for off in (True, False))
+    assert not holds_whole_groups(own, 2, off=True)
+    with pytest.raises(UserError, match=r"2 processes .* 6 completions .* group has 4 .* multiple of 4"):
+        holds_whole_groups(own, 2, off=False)
 
 
 def test_reference_rollouts_that_cannot_be_generated():

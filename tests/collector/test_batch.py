@@ -13,6 +13,8 @@ from tests.factories.collecting import AtRandom, InTurn, collector, on_processes
 from tests.factories.training import as_it_is
 from trl_dataeff.collector.rounds import Rounds, ZeroVarianceShare
 from trl_dataeff.replay.buffer import ReplayBuffer
+from trl_dataeff.rollouts.capture import Round
+from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD, RolloutGroup
 
 
@@ -264,3 +266,11 @@ def test_running_share_weighs_by_size_and_fades():
     assert share.value == pytest.approx(1.5 / 4)
     share.observe([visit(0, EASY)])
     assert share.value == pytest.approx(1.375 / 2)
+
+
+def test_with_everything_off_processes_may_share_a_group():
+    """As TRL's dataloader splits it: one group of four completions, two of them on each process."""
+    run = collector(0, selector=None, batch_groups=1, generates_apart=False, processes=Processes(1, 2))
+    batch = run.collect(lambda ids: Round(np.array([[0.0], [1], [1], [0]]), np.ones(4), np.zeros(4)), 0)
+    assert prompts(batch.trained) == [-1]
+    assert batch.trained[0].success_rate == 0.5
