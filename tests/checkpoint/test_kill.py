@@ -27,7 +27,6 @@ PARTS = (
     (DataEfficientGRPOTrainer, "_save_rng_state"),
     (DataEfficientGRPOTrainer, "save_model"),
     (state, "save_state"),
-    (state, "save_generation_batch"),
     (resume, "write_manifest"),
     (trainer_module, "remove_older"),
 )

@@ -156,7 +156,7 @@ def train(folder, resume=None, **options):
     fields = {"selection": "dots", "save_strategy": "steps", "save_steps": 2, "max_steps": 4, **options}
     trainer = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, folder, train=False, **fields)
     trainer.train(resume_from_checkpoint=resume)
-    return trainer.collector.selector.embeddings
+    return trainer.selector.embeddings
 
 
 @pytest.mark.parametrize("what", ["kept", "lost", "corrupt"])

@@ -9,9 +9,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.numpy import load_file, save_file
 
 from tests.factories import difficulty_problem
+from trl_dataeff.checkpoint.state import load_state, save_state
 from trl_dataeff.difficulty.attention import AttentionDifficultyPredictor
 from trl_dataeff.difficulty.logistic import LogisticDifficultyPredictor
 from trl_dataeff.difficulty.online import PredictionRecord, RollingDifficulty, pearson
@@ -134,11 +134,11 @@ def test_towers_are_fitted_when_their_time_has_come_and_prompts_are_projected_on
 def test_a_restored_run_predicts_the_same_bits(kind, tmp_path):
     difficulty = rolling(kind, capacity=60, fit_every=4)
     run(difficulty, range(5))
-    save_file({k: np.ascontiguousarray(v) for k, v in difficulty.state_dict().items()}, tmp_path / "state")
+    save_state(tmp_path, "state", difficulty.state_dict())
     expected = [*run(difficulty, range(5, 9)), difficulty.predict_with_references(np.arange(40), RATES[:40], 9)]
     restored = rolling(kind, capacity=60, fit_every=4)
     run(restored, range(20, 22))  # what it knew before is gone
-    restored.load_state_dict(load_file(tmp_path / "state"))
+    restored.load_state_dict(load_state(tmp_path, "state"))
     got = [*run(restored, range(5, 9)), restored.predict_with_references(np.arange(40), RATES[:40], 9)]
     for one, other in zip(got, expected):
         np.testing.assert_array_equal(one, other)

@@ -83,7 +83,7 @@ def add_scalars(log, step):
 
 
 def add_groups(log, step):
-    log.add([make_group(step=step)], np.ones(1, np.float32))
+    log.add([make_group(step=step)], [0.5], [0.5], [0.1])
     log.flush(force=True)
 
 
@@ -120,11 +120,13 @@ def test_a_row_says_what_became_of_a_group(tmp_path):
 def test_a_group_by_hand(tmp_path):
     log = GroupLog(tmp_path / "groups.parquet")
     rewards = np.float32([[1, 0], [0, 2]])
-    log.add([make_group(prompt_id=7, step=4, rewards=rewards, success_rate=float("nan"))], np.float32([1, 0.5]))
+    group = make_group(prompt_id=7, step=4, rewards=rewards, totals=np.float32([1, 1]))
+    log.add([group], [float("nan")], [0.25], [1.5])
     log.flush(force=True)
     (row,) = pd.read_parquet(log.path).to_dict("records")
     assert (row["prompt_id"], row["step"], row["reward"], row["completions"]) == (7, 4, 1.0, 2)
     assert np.isnan(row["success_rate"])
+    assert (row["predicted"], row["seconds"]) == (0.25, 1.5)
 
 
 def test_a_table_that_cannot_be_read_is_replaced(tmp_path, caplog_transformers):
