@@ -194,4 +194,4 @@ def own_copy(args: Any, model: Any = None) -> DataEfficientGRPOConfig:
     for field in fields(DataEfficientGRPOConfig):
         own.__dict__.setdefault(field.name, field.default)
     check_fields(own)
-    return own  # type: ignore[no-any-return]
+    return own

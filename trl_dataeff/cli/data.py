@@ -234,7 +234,7 @@ def load_reward(name: str) -> RewardFunction:
             f"{wrong}: {module_name!r} has no function {function_name!r}.{closest(function_name, dir(module))}"
         )
     if name == "get_soft_overlong_punishment":
-        return function(max_completion_len=1280, soft_punish_cache=256)  # type: ignore[no-any-return]
+        return function(max_completion_len=1280, soft_punish_cache=256)
     return function
 
 

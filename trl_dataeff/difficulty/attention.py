@@ -74,8 +74,7 @@ class AttentionDifficultyPredictor(DifficultyPredictor, nn.Module):
 
     @torch.no_grad()
     def project_rows(self, rows: torch.Tensor) -> torch.Tensor:
-        queries: torch.Tensor = self.regressor.sim_head["query_proj"](rows)
-        return queries
+        return self.regressor.sim_head["query_proj"](rows)
 
     def attend(self, zq: torch.Tensor, references: References, exclude: torch.Tensor | None = None) -> torch.Tensor:
         """

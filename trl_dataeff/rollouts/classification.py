@@ -85,8 +85,7 @@ def rounding(rewards: np.ndarray, weights: np.ndarray) -> np.ndarray:
     if np.count_nonzero(weights) <= 1:
         return np.zeros(len(rewards))
     sizes = total_rewards(np.abs(rewards), np.abs(weights))
-    spread: np.ndarray = 4 * np.finfo(np.float32).eps * np.where(np.isnan(sizes), 0.0, sizes).max(axis=1)
-    return spread
+    return 4 * np.finfo(np.float32).eps * np.where(np.isnan(sizes), 0.0, sizes).max(axis=1)
 
 
 def is_masked_out(
@@ -111,8 +110,7 @@ def is_masked_out(
     scored = ~np.isnan(values)
     mean = np.where(scored, values, 0.0).sum(axis=1, keepdims=True) / np.maximum(scored.sum(axis=1, keepdims=True), 1)
     has_gradient = scored & ~truncated[:, :, None] & (values != mean)
-    without: NDArray[np.bool_] = ~has_gradient.any(axis=(1, 2))
-    return without
+    return ~has_gradient.any(axis=(1, 2))
 
 
 @dataclass

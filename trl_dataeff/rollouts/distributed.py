@@ -130,8 +130,7 @@ def unpack_distributed(arrays: dict[str, np.ndarray], rank: int, world_size: int
 
 def all_gather(value: T) -> list[T]:
     """`value` of every process, in the order of ranks, on every process. A collective: all processes must call it."""
-    values: list[T] = gather_object([value])
-    return values
+    return gather_object([value])
 
 
 def broadcast_from_main(ids: np.ndarray) -> np.ndarray:

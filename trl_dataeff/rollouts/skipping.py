@@ -77,8 +77,7 @@ def is_active(batch: dict[str, Any]) -> torch.Tensor:
 def tokens(batch: dict[str, Any]) -> torch.Tensor:
     """Tokens of a micro-batch that are trained on."""
     mask = batch["completion_mask"]
-    count: torch.Tensor = (mask * batch["tool_mask"] if "tool_mask" in batch else mask).sum()
-    return count
+    return (mask * batch["tool_mask"] if "tool_mask" in batch else mask).sum()
 
 
 def gather_active(batches: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -70,14 +70,12 @@ class PaperDotsSelector(PredictingSelector):
 
     def predict(self, prompt_ids: np.ndarray) -> np.ndarray:
         self.follow_range()
-        predicted: np.ndarray = self.predicted[prompt_ids]
-        return predicted
+        return self.predicted[prompt_ids]
 
     def references(self, rng: torch.Generator) -> np.ndarray:
         if self.batch % self.refresh_batches:
             return np.empty(0, dtype=np.int64)
-        ids: np.ndarray = torch.randperm(self.context.num_prompts, generator=rng)[: self.reference_size].numpy()
-        return ids
+        return torch.randperm(self.context.num_prompts, generator=rng)[: self.reference_size].numpy()
 
     def propose(self, n: int, rng: torch.Generator) -> np.ndarray:
         """

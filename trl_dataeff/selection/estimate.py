@@ -94,8 +94,7 @@ class SuccessHistory:
         self.successes += np.float32(offset) * self.trials
 
     def _fade(self, ids: np.ndarray | slice, batch: int) -> np.ndarray:
-        fade: np.ndarray = np.exp2((self.batch[ids] - batch).astype(np.float32) / self.half_lives)
-        return fade
+        return np.exp2((self.batch[ids] - batch).astype(np.float32) / self.half_lives)
 
     def state_dict(self) -> dict[str, np.ndarray]:
         return {"successes": self.successes.copy(), "trials": self.trials.copy(), "batch": self.batch.copy()}
@@ -132,8 +131,7 @@ class PromptEstimator:
     @property
     def weights(self) -> np.ndarray:
         unnormalised = np.exp(self._log_weights - self._log_weights.max())
-        weights: np.ndarray = unnormalised / unnormalised.sum()
-        return weights
+        return unnormalised / unnormalised.sum()
 
     @property
     def fitted(self) -> bool:
@@ -239,10 +237,8 @@ def fit_offsets(logits: np.ndarray, rates: np.ndarray, weight: np.ndarray) -> np
 
 def _logit(p: np.ndarray) -> np.ndarray:
     p = np.clip(p, CLIP, 1 - CLIP)
-    logit: np.ndarray = np.log(p) - np.log1p(-p)
-    return logit
+    return np.log(p) - np.log1p(-p)
 
 
 def _sigmoid(z: np.ndarray) -> np.ndarray:
-    rate: np.ndarray = 1 / (1 + np.exp(-z))
-    return rate
+    return 1 / (1 + np.exp(-z))

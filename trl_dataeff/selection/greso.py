@@ -35,8 +35,7 @@ def keep_probability(streak: np.ndarray, p: np.ndarray | float, floor: float = F
     Returns:
         `np.ndarray`: in [floor, 1], of the broadcast shape.
     """
-    kept: np.ndarray = np.maximum(np.power(p, streak, dtype=np.float64), floor)
-    return kept
+    return np.maximum(np.power(p, streak, dtype=np.float64), floor)
 
 
 class KeepProbability:
