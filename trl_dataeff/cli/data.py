@@ -139,7 +139,7 @@ def _load(
         if mixture.datasets:
             return get_dataset(replace(mixture, datasets=sources))
         source = sources[0]
-        return load_dataset(  # type: ignore[call-overload, no-any-return]  # overloads are for True and False alone
+        return load_dataset(  # type: ignore[call-overload]  # overloads are for True and False alone
             source.path, source.name, data_files=source.data_files, streaming=script.dataset_streaming
         )
     except LOADING_ERRORS as error:
