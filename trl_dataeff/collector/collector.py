@@ -261,7 +261,7 @@ class RolloutCollector:
     def _update(self, batch: GenerationBatch, step: int) -> None:
         """Keep what may be used again, let the selector learn, count, and write the table."""
         self.leftover = batch.leftover if self.buffer is None else []
-        if self.buffer is not None:
+        if self.buffer is not None:  # also those that were left over before replay was switched on
             self.buffer.add([*batch.leftover, *batch.generated], self.batches)
         self.batches += 1
         self.counters.add(
@@ -331,15 +331,15 @@ class RolloutCollector:
         state: dict[str, Any] = {
             "batches": self.batches,
             "counters": self.counters.state_dict(),
-            "range of rewards": self.classifier.scale.state_dict(),
-            "checks of rewards": self.reward_checks.state_dict(),
-            "share of zero-variance groups": self.zero_share.state_dict(),
-            "leftover groups": pack_distributed(self.leftover, rank, world_size),
-            "random state of replay": self.replay_rng.get_state().numpy(),
-            "random state of selection": self.rng.get_state().numpy(),
+            "reward_scale": self.classifier.scale.state_dict(),
+            "reward_checks": self.reward_checks.state_dict(),
+            "zero_variance_share": self.zero_share.state_dict(),
+            "leftover_groups": pack_distributed(self.leftover, rank, world_size),
+            "replay_rng": self.replay_rng.get_state().numpy(),
+            "selection_rng": self.rng.get_state().numpy(),
         }
         if self.buffer is not None:
-            state["replay buffer"] = self.buffer.state_dict()
+            state["replay_buffer"] = self.buffer.state_dict()
         if self.selector is not None:
             state["selector"] = self.selector.state_dict()
         return state
@@ -353,15 +353,15 @@ class RolloutCollector:
         """
         self.batches = state["batches"]
         self.counters.load_state_dict(state["counters"])
-        self.classifier.scale.load_state_dict(state["range of rewards"])
-        self.reward_checks.load_state_dict(state["checks of rewards"])
-        self.zero_share.load_state_dict(state["share of zero-variance groups"])
-        leftover = state["leftover groups"]
+        self.classifier.scale.load_state_dict(state["reward_scale"])
+        self.reward_checks.load_state_dict(state["reward_checks"])
+        self.zero_share.load_state_dict(state["zero_variance_share"])
+        leftover = state["leftover_groups"]
         self.leftover = unpack_distributed(leftover, self.processes.rank, self.processes.world_size)
-        self.replay_rng.set_state(torch.from_numpy(state["random state of replay"]))
-        self.rng.set_state(torch.from_numpy(state["random state of selection"]))
-        if self.buffer is not None and "replay buffer" in state:
-            self.buffer.load_state_dict(state["replay buffer"])
+        self.replay_rng.set_state(torch.from_numpy(state["replay_rng"]))
+        self.rng.set_state(torch.from_numpy(state["selection_rng"]))
+        if self.buffer is not None and "replay_buffer" in state:
+            self.buffer.load_state_dict(state["replay_buffer"])
         if self.selector is not None:
             try:
                 self.selector.load_state_dict(state["selector"])
@@ -380,4 +380,4 @@ class RolloutCollector:
     def own_state(self) -> set[str]:
         """Parts of the state that may differ between processes: those of a selector whose proposals round."""
         exact = self.selector is None or self.selector.selector.exact
-        return set() if exact else {"selector", "random state of selection"}
+        return set() if exact else {"selector", "selection_rng"}

@@ -273,7 +273,6 @@ class CheckedSelector:
     def __init__(self, selector: Selector, processes: Processes = Processes()):  # noqa: B008 (immutable)
         self.selector, self.processes = selector, processes
         self.name = type(selector).__name__
-        self.observe, self.load_state_dict = selector.observe, selector.load_state_dict
 
     def bind(self, context: SelectorContext) -> None:
         """Start a run. State that cannot be saved is an error now, not at the first checkpoint."""
@@ -293,6 +292,9 @@ class CheckedSelector:
         count = np.size(ids)
         ids = self._distinct(ids, count, "references()") if count else np.empty(0, dtype=np.int64)
         return ids[: count // self.processes.world_size * self.processes.world_size]
+
+    def observe(self, groups: Sequence[RolloutGroup]) -> None:
+        self.selector.observe(groups)
 
     def predict(self, prompt_ids: np.ndarray) -> np.ndarray:
         """Success rates, float32 `(n,)`. Raises a `ValueError` if they have another shape or are not numeric."""
@@ -316,6 +318,9 @@ class CheckedSelector:
                 "these, by name."
             )
         return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.selector.load_state_dict(state)
 
     def metrics(self) -> dict[str, float]:
         """Floats by name. Raises a `TypeError` if a value is not a number."""
