@@ -82,12 +82,8 @@ def embed_dataset(
             values = encoder.encode([texts[i] for i in ids], show_progress_bar=progress)
         else:
             _check_whole(model, state)
-            texts = prompt_texts(dataset, tokenizer, template)
-            plain = isinstance(dataset[0]["prompt"], str)  # a chat template writes special tokens itself
-            tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
-            encoded = tokenizer(texts, add_special_tokens=plain, verbose=False)["input_ids"]
-            empty = [tokenizer.eos_token_id or 0]
-            ids, values = embed_by_policy(model, [own or empty for own in encoded], state, batch_tokens, progress)
+            prompts = prompt_tokens(dataset, tokenizer, template)
+            ids, values = embed_by_policy(model, prompts, state, batch_tokens, progress)
     largest = float(np.finfo(np.float16).max)
     values = np.where(np.isfinite(values), values.clip(-largest, largest), np.nan).astype(np.float16)
     parts = [part for part in all_gather((ids, values)) if len(part[0])]
@@ -147,6 +143,15 @@ def _read(path: Path) -> np.ndarray | None:
         return cast(np.ndarray, np.load(path, mmap_mode="r"))
     except (OSError, ValueError, EOFError):
         return None
+
+
+def prompt_tokens(dataset: Dataset, processor: Any, template: dict[str, Any] | None) -> list[list[int]]:
+    """Token ids of every prompt, as TRL feeds them to the policy; an empty prompt is one end token."""
+    texts = prompt_texts(dataset, processor, template)
+    plain = isinstance(dataset[0]["prompt"], str)  # a chat template writes special tokens itself
+    tokenizer = getattr(processor, "tokenizer", processor)
+    encoded = tokenizer(texts, add_special_tokens=plain, verbose=False)["input_ids"]
+    return [ids or [tokenizer.eos_token_id or 0] for ids in encoded]
 
 
 def prompt_texts(dataset: Dataset, processor: Any = None, template: dict[str, Any] | None = None) -> list[str]:
