@@ -39,7 +39,8 @@ def make_groups(processes: Processes) -> list[RolloutGroup]:
         logps = [np.zeros(TOKENS, np.float32) for _ in range(SIZE)]
         rollouts = Rollouts(tokens[0][:64], tokens, ["four" * TOKENS] * SIZE, behavior_logps=logps)
         owner = i * processes.world_size // GROUPS
-        fields = (np.zeros((SIZE, 1), np.float32), 0.5, EFFECTIVE, np.full(SIZE, TOKENS), np.zeros(SIZE, bool), 0.1)
+        totals = np.zeros(SIZE, np.float32)
+        fields = (totals[:, None], totals, 0.5, EFFECTIVE, np.full(SIZE, TOKENS), np.zeros(SIZE, bool))
         own = rollouts if owner == processes.rank else None
         groups.append(RolloutGroup(i, 0, 0, *fields, owner=owner, rollouts=own))
     return groups
@@ -61,7 +62,7 @@ def measure() -> list[float]:
     torch.set_num_threads(1)
     processes = Processes.of(Accelerator(cpu=True))
     groups, own = make_groups(processes), GROUPS * SIZE // processes.world_size
-    recording = Recording(set(), lengths=[TOKENS] * own, truncated=[False] * own, prompt_lengths=[64] * own)
+    recording = Recording(set(), lengths=[TOKENS] * own, truncated=[False] * own)
     recording.rewards = torch.zeros(GROUPS * SIZE, 1)
     home = np.array([group.owner for group in groups])
     away = np.where(np.arange(GROUPS) % 4 == 0, (home + 1) % processes.world_size, home)
