@@ -22,7 +22,7 @@ import trl_dataeff.validation as validation
 from trl_dataeff.callback import DataEfficientCallback, RolloutsAxis
 from trl_dataeff.checkpoint.resume import Run, complete_checkpoint, failure_notes, remove_older, resolve_run
 from trl_dataeff.checkpoint.state import check_agreement, check_fits, load_run, save_run
-from trl_dataeff.collector import GenerationBatch, check_same_prompts, make_collector, run_settings
+from trl_dataeff.collector import GenerationBatch, check_same_prompts, make_collector
 from trl_dataeff.config import DataEfficientGRPOConfig, own_copy
 from trl_dataeff.difficulty.embedding import embed_for
 from trl_dataeff.replay.correction import LossCorrection
@@ -185,7 +185,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             num_prompts, dataset_hash = len(dataset), hash_prompts(dataset)
             check_same_prompts(num_prompts, dataset_hash, self._processes)
         if checkpoint is not None:
-            check_fits(Path(checkpoint), self._settings(), num_prompts, dataset_hash, self._processes.is_main)
+            check_fits(Path(checkpoint), self.collector.settings, num_prompts, dataset_hash, self._processes.is_main)
         removes = self._map_style and args.remove_unused_columns
         self._rows_dataset = self._remove_unused_columns(dataset, description="training") if removes else dataset
         resumed = checkpoint is not None
@@ -355,17 +355,12 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         record(store, batch.metrics)
         record_selector(store, batch.selector_metrics)
 
-    def _settings(self) -> dict[str, Any]:
-        """Settings on which the content of a checkpoint depends."""
-        selector = self.selector if self._selects else None
-        return run_settings(self.args, selector, self.reward_func_names, self._processes.world_size)
-
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         args, step, collector = self.args, self.state.global_step, self.collector
         checkpoint = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{step}"
         resumable, state = not args.save_only_model, dict[str, Any]()
         if resumable:
-            state = {"collector": collector.state_dict(), "loop": capture.loop_state(self), **self._about()}
+            state = {"collector": collector.state_dict(), "loop": capture.loop_state(self), **collector.about()}
             check_agreement(state["collector"], self._processes, collector.own_state())
         writing = complete_checkpoint(self._run, checkpoint, step, resumable, args.should_save, self._processes)
         with writing, capture.temporarily(args, save_total_limit=None, push_to_hub=False):
@@ -379,11 +374,6 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             self._push_from_checkpoint(str(checkpoint))
         if args.should_save:
             remove_older(checkpoint, args.save_total_limit, [self.state.best_model_checkpoint])
-
-    def _about(self) -> dict[str, Any]:
-        """What a checkpoint says of its run, to be compared with the run that resumes from it."""
-        dataset = {"size": self.collector.num_prompts, "hash": self.collector.dataset_hash}
-        return {"settings": self._settings(), "dataset": dataset, "holds_rollouts": self.collector.holds_rollouts}
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)

@@ -62,6 +62,7 @@ def make_collector(
         batch_groups=config.generation_batch_size // config.num_generations,
         reward_names=reward_names,
         selector=selector,
+        settings=run_settings(config, selector, reward_names, processes.world_size),
         rounds=Rounds(rounds, config.rollout_margin),
         buffer=buffer if replays else None,
         reserved=reserved_places(config, processes.world_size) if replays else 0,

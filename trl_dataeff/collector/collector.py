@@ -49,6 +49,7 @@ class RolloutCollector:
         batch_groups (`int`): B, groups trained on per generation batch, of all processes.
         reward_names (`list[str]`): the reward functions.
         selector ([`Selector`], *optional*): proposes prompts; `None` where they come from TRL's dataloader (streaming).
+        settings (`dict`, *optional*): settings on which the content of a checkpoint depends, by name; JSON values.
         rounds ([`Rounds`], *optional*): rounds of rollouts per generation batch; by default a single one.
         buffer ([`ReplayBuffer`], *optional*): stored groups; without it nothing is replayed.
         reserved (`int`, *optional*, defaults to `0`): places that stored groups get, while zero-variance groups keep theirs
@@ -69,6 +70,7 @@ class RolloutCollector:
         batch_groups: int,
         reward_names: Sequence[str],
         selector: Selector | None = None,
+        settings: dict[str, Any] | None = None,
         rounds: Rounds = Rounds(),  # noqa: B008 (immutable)
         buffer: ReplayBuffer | None = None,
         reserved: int = 0,
@@ -82,6 +84,7 @@ class RolloutCollector:
         self.group_size, self.batch_groups = group_size, batch_groups
         self.reward_names = list(reward_names)
         self.selector = None if selector is None else CheckedSelector(selector, processes)
+        self.settings = settings or {}
         self.rounds, self.buffer, self.reserved = rounds, buffer, reserved
         self.over_batch, self.generates_apart = over_batch, generates_apart
         self.logs, self.seed, self.processes = logs, seed, processes
@@ -372,10 +375,11 @@ class RolloutCollector:
                     "checkpoint's weights as the model."
                 ) from error
 
-    @property
-    def holds_rollouts(self) -> bool:
-        """Whether its state has rollouts: leftover or stored groups."""
-        return bool(self.leftover or (self.buffer is not None and len(self.buffer)))
+    def about(self) -> dict[str, Any]:
+        """What a checkpoint says of its run, to be compared with the run that resumes from it. JSON values."""
+        holds_rollouts = bool(self.leftover or (self.buffer is not None and len(self.buffer)))
+        dataset = {"size": self.num_prompts, "hash": self.dataset_hash}
+        return {"settings": self.settings, "dataset": dataset, "holds_rollouts": holds_rollouts}
 
     def own_state(self) -> set[str]:
         """Parts of the state that may differ between processes: those of a selector whose proposals round."""
