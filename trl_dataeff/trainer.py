@@ -138,6 +138,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         self._timer = StepTimer()
         self._run, self._begins_sharded = Run(""), False
         self._prompt_ids: list[int] = []  # rows that are generated or trained on now
+        self._rows_read: dict[int, dict[str, Any]] = {}  # rows of the present generation batch
         self._loop: dict[str, Any] | None = None  # of the training loop, as a checkpoint has it
         store = self._metrics["train"]
         self._callback = DataEfficientCallback(self.collector, self._timer, store, self._continue_interval)
@@ -213,6 +214,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         if not self.model.training:
             return super()._generate_and_score_completions(inputs)
         self.collector.classifier.weights = self.reward_weights.cpu().numpy()  # a callback may change them
+        self._rows_read.clear()
         return self._generate_apart() if self._generates_apart else self._generate_within_pass(inputs)
 
     def _generate_within_pass(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -304,10 +306,12 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         self._timer.add_generation(recording.seconds)
 
     def _rows(self, ids: np.ndarray) -> list[dict[str, Any]]:
-        """The dataset's rows as TRL's dataloader would deliver them: each is read once, and copied for every completion."""
+        """The dataset's rows as TRL's dataloader would deliver them: read once in a generation batch, a copy per completion."""
         self._prompt_ids[:] = ids.tolist()
-        rows = self._rows_dataset.__getitems__(self._prompt_ids)
-        return [dict(row) for row in rows for _ in range(cast(int, self.num_generations))]
+        missing = [i for i in self._prompt_ids if i not in self._rows_read]
+        if missing:
+            self._rows_read.update(zip(missing, self._rows_dataset.__getitems__(missing), strict=True))
+        return [dict(self._rows_read[i]) for i in self._prompt_ids for _ in range(cast(int, self.num_generations))]
 
     # The loss
 

@@ -36,11 +36,12 @@ def as_it_is(batch: GenerationBatch) -> SimpleNamespace:
     The lists of a generation batch as they are now, with `origins` and `dispositions` by `id` of its groups: a group that is
     used again gets others.
     """
-    names = ("trained", "leftover", "generated", "dropped", "replayed", "trained_stale", "leftover_now")
+    names = ("trained", "leftover", "generated", "dropped", "trained_stale", "leftover_now")
     lists = {name: list(getattr(batch, name)) for name in names}
     groups = {id(group): group for groups in lists.values() for group in groups}.items()
     return SimpleNamespace(
         **lists,
+        replayed=[group for group in batch.trained if group.origin == "replayed"],
         rounds=batch.rounds,
         metrics=batch.metrics,
         selector_metrics=batch.selector_metrics,

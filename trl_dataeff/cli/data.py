@@ -201,7 +201,7 @@ def find_source(given: DatasetConfig) -> DatasetConfig:
     if loader is not None or given.path.startswith((".", "/", "~")):
         siblings = [p.name for p in local.parent.iterdir()] if local.parent.is_dir() else []
         raise UserError(
-            f"The dataset {given.path!r} does not exist: there is no such file or folder (looked for {local.absolute()})."
+            f"The dataset {given.path!r} does not exist (as a file or folder: {local.absolute()})."
             f"{closest(local.name, siblings)}"
         )
     return given

@@ -139,7 +139,7 @@ def _problems_here(arguments: GRPOArguments) -> Iterator[str]:
 
     training, path = arguments.training, os.path.expanduser(str(arguments.model.model_name_or_path))
     if path.startswith((".", "/")) and not os.path.isdir(path):
-        yield f"The model {path!r} does not exist: there is no such folder."
+        yield f"The model {path!r} does not exist: it is not a folder."
     try:
         Path(str(training.output_dir)).mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=training.output_dir).close()
@@ -168,7 +168,7 @@ def checkpoint_of(training: DataEfficientGRPOConfig) -> str | bool | None:
     words = {"none": None, "false": None, "true": True, "last": True}
     if wanted.lower() not in words and not os.path.isdir(wanted):
         raise UserError(
-            f"The checkpoint {wanted!r} does not exist: there is no such folder (`resume_from_checkpoint`). `last` "
+            f"The checkpoint {wanted!r} does not exist as a folder (`resume_from_checkpoint`). `last` "
             "stands for the latest complete one in `output_dir`."
         )
     return words.get(wanted.lower(), wanted)

@@ -155,10 +155,10 @@ class RolloutCollector:
             buffer.expire(self.batches)
 
         references = self._roll_out_references(batch, roll_out, step)
-        surplus = [group for group in references if group.effective]  # for later batches
+        for_later = [group for group in references if group.effective]
         effective, zero_variance = list(self.leftover), list[RolloutGroup]()
         if buffer is None:  # references take up to half of the batch: the rest is selected
-            effective, surplus = [*effective, *surplus[: places // 2]], []
+            effective, for_later = [*effective, *for_later[: places // 2]], []
 
         while True:
             present = {group.prompt_id for group in [*self.leftover, *batch.generated]}
@@ -174,7 +174,7 @@ class RolloutCollector:
             effective += [group for group in groups if group.effective]
             zero_variance += [group for group in groups if not group.effective]
 
-        taken, batch.leftover = effective[:wanted], [*effective[wanted:], *surplus]
+        taken, batch.leftover = effective[:wanted], [*effective[wanted:], *for_later]
         if self.reserved:
             taken += zero_variance[: wanted - len(taken)]
         replayed = [] if buffer is None else buffer.sample(places - len(taken), self.replay_rng, present)
@@ -274,22 +274,18 @@ class RolloutCollector:
             rollouts_discarded=sum(group.size for group in batch.dropped),
             tokens_generated=sum(group.tokens for group in batch.generated),
         )
+        success_rates = self.classifier.scale.success_rates(batch.generated)
         if self.logs is not None:
-            self.logs.groups.add(batch.generated, self._success_rates(batch), batch.predicted, batch.seconds)
+            self.logs.groups.add(batch.generated, success_rates, batch.predicted, batch.seconds)
             self.logs.groups.flush()
         if self.selector is not None:
             self.selector.observe([group for group in batch.generated if group.origin != "reference"])
             batch.selector_metrics = self.selector.metrics()
-        batch.metrics.update(self._metrics(batch, step))
+        batch.metrics.update(self._metrics(batch, success_rates, step))
         if batch.generated and batch.generated != batch.trained:
             batch.trl_metrics = batch_metrics(batch.generated, self.reward_names, self.classifier, self.over_batch)
 
-    def _success_rates(self, batch: GenerationBatch) -> np.ndarray:
-        """Of the groups generated, by all rewards seen so far: `(n,)`, NaN for a group without a score."""
-        groups = batch.generated
-        return self.classifier.scale.success_rate(np.stack([g.totals for g in groups])) if groups else np.empty(0)
-
-    def _metrics(self, batch: GenerationBatch, step: int) -> dict[str, float]:
+    def _metrics(self, batch: GenerationBatch, success_rates: np.ndarray, step: int) -> dict[str, float]:
         """What the batch adds to the logs, by the names in `METRICS`: nothing about what cannot happen in this run."""
         metrics: dict[str, float] = {**self.counters.values}
         if batch.generated:
@@ -297,9 +293,8 @@ class RolloutCollector:
             metrics["effective_ratio"] = float((kinds == EFFECTIVE).mean())
             metrics["easy_ratio"] = float((kinds == EASY).mean())
             metrics["hard_ratio"] = float((kinds == HARD).mean())
-            rates = self._success_rates(batch)
-            if not np.isnan(rates).all():
-                metrics["success_rate"] = float(np.nanmean(rates))
+            if not np.isnan(success_rates).all():
+                metrics["success_rate"] = float(np.nanmean(success_rates))
         if self.rounds.most > 1:
             metrics["rounds"] = batch.rounds
         if self.buffer is None:

@@ -76,11 +76,6 @@ class GenerationBatch:
         return [group for group in self.generated if group.disposition == "dropped"]
 
     @property
-    def replayed(self) -> list[RolloutGroup]:
-        """Groups trained on that come from the replay buffer."""
-        return [group for group in self.trained if group.origin == "replayed"]
-
-    @property
     def trained_stale(self) -> list[RolloutGroup]:
         """Groups trained on that an earlier policy sampled: leftover or replayed ones."""
         return [group for group in self.trained if not group.generated_now]

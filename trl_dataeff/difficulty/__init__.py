@@ -54,7 +54,7 @@ def make_predictor(
             *optional*): of a new predictor. Before the embeddings are there, the default finds every error below.
 
     Raises:
-        PredictorError: there is no such predictor, it cannot be read, or it takes no such argument.
+        PredictorError: the predictor is unknown, cannot be read, or does not take an argument.
         ValueError: `name_or_path` is of another type.
     """
     arguments = arguments or {}

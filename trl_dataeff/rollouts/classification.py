@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD
+from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD, RolloutGroup
 
 
 def total_rewards(rewards: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -175,6 +175,10 @@ class RewardScale:
         count = scored.sum(axis=1)
         mean = np.where(scored, success, 0.0).sum(axis=1) / np.maximum(count, 1)
         return np.where(count > 0, mean, np.nan)
+
+    def success_rates(self, groups: Sequence[RolloutGroup]) -> np.ndarray:
+        """Success rates of groups by the range seen so far, float64 `(n,)`, in [0, 1] or NaN."""
+        return self.success_rate(np.stack([group.totals for group in groups])) if groups else np.empty(0)
 
 
 def kinds_of(zero_variance: np.ndarray, success_rate: np.ndarray) -> np.ndarray:

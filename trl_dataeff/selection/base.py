@@ -62,9 +62,7 @@ class SelectorContext:
 
     def success_rates(self, groups: Sequence[RolloutGroup]) -> np.ndarray:
         """Success rates of groups by all rewards seen so far, in [0, 1] or NaN: float32 `(n,)`."""
-        if not groups:
-            return np.empty(0, dtype=np.float32)
-        return self.scale.success_rate(np.stack([group.totals for group in groups])).astype(np.float32)
+        return self.scale.success_rates(groups).astype(np.float32)
 
     def embeddings(self) -> Embeddings:
         """
@@ -205,7 +203,7 @@ def make_selector(name: str, arguments: dict[str, Any] | None = None) -> Selecto
         arguments (`dict`, *optional*): keyword arguments of its class.
 
     Raises:
-        `ValueError`: there is no such selector, or its class does not take these arguments.
+        `ValueError`: the selector is unknown, or its class does not take these arguments.
     """
     cls, arguments = _selector_class(name), arguments or {}
     parameters = inspect.signature(cls).parameters
