@@ -11,13 +11,12 @@ Their cost, by where they come from:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from trl.trainer.utils import pad
+from trl.trainer.utils import nanmax, nanmin, pad
 
 from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.rollouts.group import RolloutGroup, Rollouts
@@ -204,30 +203,20 @@ def sampling_metrics(batch: dict[str, Any], processes: Processes) -> dict[str, f
     """
     if "importance_sampling_ratio" not in batch:
         return {}
-    mask, replayed = batch["completion_mask"], batch.get("replayed")
+    mask, ratio = batch["completion_mask"], batch["importance_sampling_ratio"]
     fresh = ~batch["old_per_token_logps"].isnan().all(1, keepdim=True)  # (B, 1)
-    if replayed is not None:
-        fresh = fresh & ~replayed.unsqueeze(1)
+    if "replayed" in batch:
+        fresh = fresh & ~batch["replayed"].unsqueeze(1)
     chosen = (mask * batch["tool_mask"] if "tool_mask" in batch else mask).bool() & fresh
-    difference = (batch["old_per_token_logps"] - batch["sampling_per_token_logps"]).abs()
-    difference = difference[chosen & ~difference.isnan()]  # NaN: vLLM could not score the token
-    ratio = batch["importance_sampling_ratio"]
+    difference = (batch["old_per_token_logps"] - batch["sampling_per_token_logps"]).abs()[chosen]
     ratio = ratio[fresh if ratio.size(1) == 1 else chosen]
-    nothing = ratio.new_tensor([-math.inf])
-    sums = [
-        ratio.new_tensor(float(difference.numel())),
-        difference.sum(),
-        ratio.new_tensor(float(ratio.numel())),
-        ratio.sum(),
-    ]
-    largest = [torch.cat([values, nothing]).max() for values in (difference, -ratio, ratio)]
-    gathered = processes.gather(torch.stack([*sums, *largest])).view(-1, 7).double()
-    tokens, total_difference, ratios, total_ratio = gathered[:, :4].sum(0).tolist()
-    difference_max, negative_min, ratio_max = gathered[:, 4:].amax(0).tolist()
-    return {
-        "sampling/sampling_logp_difference/mean": total_difference / tokens if tokens else math.nan,
-        "sampling/sampling_logp_difference/max": difference_max if tokens else math.nan,
-        "sampling/importance_sampling_ratio/min": -negative_min if ratios else math.nan,
-        "sampling/importance_sampling_ratio/mean": total_ratio / ratios if ratios else math.nan,
-        "sampling/importance_sampling_ratio/max": ratio_max if ratios else math.nan,
+    parts = {
+        "sampling_logp_difference/mean": (difference, torch.nanmean),
+        "sampling_logp_difference/max": (difference, nanmax),
+        "importance_sampling_ratio/min": (ratio, nanmin),
+        "importance_sampling_ratio/mean": (ratio, torch.nanmean),
+        "importance_sampling_ratio/max": (ratio, nanmax),
     }
+    own = torch.stack([reduce(values) for values, reduce in parts.values()])
+    columns = zip(parts.items(), processes.gather(own).view(-1, len(own)).T, strict=True)
+    return {f"sampling/{name}": reduce(column).item() for (name, (_, reduce)), column in columns}

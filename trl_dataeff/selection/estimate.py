@@ -100,11 +100,6 @@ class SuccessHistory:
         return {"successes": self.successes.copy(), "trials": self.trials.copy(), "batch": self.batch.copy()}
 
     def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
-        if state["successes"].shape != self.successes.shape:
-            raise ValueError(
-                f"Evidence for {state['successes'].shape[-1]} prompts and {len(state['successes'])} half-lives does not fit "
-                f"a pool of {self.size} prompts and {len(self.half_lives)} half-lives."
-            )
         self.successes, self.trials, self.batch = (state[name].copy() for name in ("successes", "trials", "batch"))
 
 
