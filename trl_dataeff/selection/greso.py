@@ -24,15 +24,9 @@ FLOOR = 0.01
 
 def keep_probability(streak: np.ndarray, p: np.ndarray | float, floor: float = FLOOR) -> np.ndarray:
     """
-    Probability that a prompt is admitted: `max(p^streak, floor)`, 1 for a streak of 0.
-
-    Args:
-        streak (`np.ndarray`): trailing zero-variance groups, at least 0.
-        p (`np.ndarray` or `float`): keep probability per group, in (0, 1]; broadcast against `streak`.
-        floor (`float`, *optional*, defaults to `0.01`): lower bound, so that every prompt is tried again.
-
-    Returns:
-        `np.ndarray`: in [floor, 1], of the broadcast shape.
+    Probability that a prompt is admitted: `max(p^streak, floor)`, in [floor, 1] and 1 for a streak of 0, from trailing
+    zero-variance groups `streak` and the keep probability per group `p` in (0, 1], which broadcast. The floor lets every
+    prompt be tried again.
     """
     return np.maximum(np.power(p, streak, dtype=np.float64), floor)
 
