@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trl_dataeff.cli.main import find_recipe, shipped_recipes, write_text
+from trl_dataeff.cli.main import find_recipe, shipped_recipes
 from trl_dataeff.utils import UserError
 
 
@@ -82,7 +83,11 @@ def _copy(args: argparse.Namespace) -> None:
         dest = dest / f"{source.parent.name}-{source.name}"
     if dest.exists() and not args.force:
         raise UserError(f"{str(dest)!r} exists already. Name another file, or replace it with --force.")
-    write_text(dest, source.read_text(encoding="utf-8"))
+    try:
+        dest.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, dest)
+    except OSError as error:
+        raise UserError(f"{str(dest)!r} cannot be written: {error}. Name another file.") from error
     print(f"Copied to {dest}. Train with it: trl-dataeff grpo --config {dest}")
 
 
