@@ -8,7 +8,6 @@ import json
 import os
 import re
 import sys
-import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -33,9 +32,6 @@ if TYPE_CHECKING:
 LOADERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
 #: What 🤗 Datasets raises for data that it cannot load; `StopIteration` for a .jsonl file without a line.
 LOADING_ERRORS = (OSError, ValueError, TypeError, DatasetsError, StopIteration)
-EMPTY = "{} is empty: it has no rows. Training takes a different prompt for each group of a batch."
-#: What 🤗 Datasets says of files without rows.
-NO_DATA = ("corresponds to no data", "pass `features` or at least one example")
 
 RewardFunction = Callable[..., Any]
 
@@ -80,7 +76,7 @@ def prepare(
             raise UserError(f"{given} is not UTF-8 text: {error}. Convert its files to UTF-8.") from error
     first = next(iter(dataset), None)
     if first is None:
-        raise UserError(EMPTY.format(given))
+        raise UserError(f"{given} is empty: it has no rows.")
     _check_columns(list(first), script, given)
     shapes = ("prompt_column", "prompt_template", "prompt_as_chat", "system_prompt", "answer_column")
     if any(getattr(script, shape) not in (None, False) for shape in shapes):
@@ -152,9 +148,7 @@ def _why_not_loaded(paths: list[str], error: Exception) -> str:
     if bad := next(filter(None, map(_bad_line, paths)), None):
         return f"The dataset {name!r} cannot be parsed: {bad}"
     cause = error.__cause__ if isinstance(error, DatasetGenerationError) and error.__cause__ else error
-    reason = str(cause).strip().rstrip(".!")
-    if isinstance(error, StopIteration) or any(text in reason for text in NO_DATA):
-        return EMPTY.format(f"The dataset {name!r}")
+    reason = str(cause).strip().rstrip(".!") or "it is empty"  # `StopIteration` has no text
     if not Path(paths[0]).expanduser().exists():
         return (
             f"The dataset {name!r} could not be loaded from the Hub: {reason}. It is not a file or folder here either; "
@@ -222,12 +216,10 @@ def load_reward(name: str) -> RewardFunction:
         sys.path.insert(0, os.getcwd())
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        reason = f"{type(error).__name__}: {error} ({place.filename}, line {place.lineno})"
-        if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
-            reason = f"there is no module {error.name!r}, neither installed nor in {os.getcwd()} nor in PYTHONPATH"
-        raise UserError(f"{wrong}: {reason}.") from error
+    except ModuleNotFoundError as error:  # any other error is one of the module, and keeps its traceback
+        raise UserError(
+            f"{wrong}: there is no module {error.name!r}, neither installed nor in {os.getcwd()} nor in PYTHONPATH."
+        ) from error
     function: RewardFunction | None = getattr(module, function_name, None)
     if not callable(function):
         raise UserError(

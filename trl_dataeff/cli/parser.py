@@ -6,7 +6,7 @@ import argparse
 import os
 import re
 import warnings
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,9 +45,6 @@ class DataEfficientGRPOScriptArguments(GRPOScriptArguments):
     )
     answer_column: str | None = field(
         default=None, metadata={"help": "Column that is passed to reward functions as `answer` and as `solution`."}
-    )
-    plain: bool = field(
-        default=False, metadata={"help": "Print one line per log without the progress bar, also in a terminal."}
     )
 
 
@@ -181,18 +178,17 @@ def read(argv: list[str], portable: bool = False) -> tuple[GRPOArguments, list[s
     if (token := launch.training_script) != _SCRIPT:  # the first value that no option has taken
         raise UserError(f"{token!r} stands alone: every value follows its option, as in `--config recipe.yaml`.")
     try:
-        return _arguments(vars(namespace), portable), launch_options
+        return _arguments(parser, vars(namespace), portable), launch_options
     except (ValueError, TypeError, ImportError, OSError) as error:
         raise UserError(recipe.located(str(error), overridden)) from error
 
 
-def _arguments(values: dict[str, Any], portable: bool) -> GRPOArguments:
+def _arguments(parser: TrlParser, values: dict[str, Any], portable: bool) -> GRPOArguments:
     replaced = MACHINE if portable else {}
     with warnings.catch_warnings():
         if portable:  # training reads everything once more, with its warnings
             warnings.simplefilter("ignore")
-        made = [kind(**{f.name: (values | replaced)[f.name] for f in fields(kind) if f.init}) for kind in TYPES]
-    arguments = GRPOArguments(*made)
+        arguments = GRPOArguments(*parser.parse_dict(values | replaced, allow_extra_keys=True))
     vars(arguments.training).update({name: values[name] for name in replaced})
     return arguments
 
