@@ -41,8 +41,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def parametrize_with_checks(factories: Iterable[Make]) -> Callable[[F], F]:
     """
-    Decorator that runs a pytest function once for each factory and each check. The function takes `make` and `check`, and
-    calls `check(make)`. A factory is a class, or a function without arguments, that makes a new [`Selector`].
+    Decorator that runs a pytest function, which takes `make` and `check` and calls `check(make)`, once for each factory and each
+    check. A factory is a class, or a function without arguments, that makes a new [`Selector`].
     """
     import pytest
 

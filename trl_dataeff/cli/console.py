@@ -39,10 +39,7 @@ SUMMARIES = (
 
 
 class TableCallback(TrainerCallback):
-    """
-    Prints what the Trainer logs as rows of a table, in the place of [`~transformers.PrinterCallback`] and
-    [`~transformers.ProgressCallback`]. A column appears with the first log that has its metric.
-    """
+    """Prints what the Trainer logs as rows of a table. A column appears with the first log that has its metric."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,10 +83,7 @@ class BarCallback(ProgressCallback):
 
 
 def show_progress(trainer: Trainer) -> None:
-    """
-    Let a trainer print rows, and in a terminal the progress bar below them, unless `disable_tqdm` is set. What prints in another
-    way (a notebook's callback) stays.
-    """
+    """Let a trainer print rows, and in a terminal the progress bar unless `disable_tqdm` is set. A notebook's callback stays."""
     former = {type(callback) for callback in trainer.callback_handler.callbacks} & {PrinterCallback, ProgressCallback}
     for kind in former:
         trainer.remove_callback(kind)

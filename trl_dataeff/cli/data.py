@@ -6,7 +6,6 @@ import glob
 import importlib
 import json
 import os
-import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -67,7 +66,7 @@ def prepare(
 ) -> Dataset | IterableDataset:
     """
     Give a dataset the columns `prompt`, `answer` and `solution` that the script arguments ask for, and check that every row has
-    a prompt, which is text or a conversation. `given` is the dataset in words, for messages.
+    a prompt. `given` is the dataset in words, for messages.
     """
     if isinstance(dataset, Dataset):
         try:
@@ -78,8 +77,7 @@ def prepare(
     if first is None:
         raise UserError(f"{given} is empty: it has no rows.")
     _check_columns(list(first), script, given)
-    shapes = ("prompt_column", "prompt_template", "prompt_as_chat", "system_prompt", "answer_column")
-    if any(getattr(script, shape) not in (None, False) for shape in shapes):
+    if script.prompt_column or script.prompt_as_chat or script.system_prompt is not None or script.answer_column:
         dataset = dataset.map(shape_row, fn_kwargs={"script": script})
     prompt = next(iter(dataset))["prompt"]
     messages = prompt if isinstance(prompt, list) else []
@@ -97,11 +95,6 @@ def prepare(
 def shape_row(row: dict[str, Any], script: DataEfficientGRPOScriptArguments) -> dict[str, Any]:
     """Return the columns of a row that `prepare` adds or replaces; the prompt is `None` or empty if the row has none."""
     prompt = row.get(script.prompt_column or "prompt")
-    if script.prompt_template is not None:
-        in_braces = r"\{([^{}]+)\}"
-        is_missing = any(row.get(name, "") is None for name in re.findall(in_braces, script.prompt_template))
-        text = re.sub(in_braces, lambda match: str(row.get(match[1], match[0])), script.prompt_template)
-        prompt = None if is_missing else text
     if script.prompt_as_chat or script.system_prompt is not None:
         prompt = [{"role": "user", "content": prompt}] if prompt and isinstance(prompt, str) else prompt or None
     if script.system_prompt is not None and isinstance(prompt, list):
@@ -111,19 +104,12 @@ def shape_row(row: dict[str, Any], script: DataEfficientGRPOScriptArguments) -> 
 
 
 def _check_columns(columns: list[str], script: DataEfficientGRPOScriptArguments, given: str) -> None:
-    has = f"{given} has the columns {listed(columns)}"
-    template = script.prompt_template
-    prompt = script.prompt_column or (None if template else "prompt")
-    for option, name in (("prompt_column", prompt), ("answer_column", script.answer_column)):
+    for option, name in (("prompt_column", script.prompt_column or "prompt"), ("answer_column", script.answer_column)):
         if name is not None and name not in columns:
-            fix = f"Name one of them as `{option}`" + (
-                ", or build prompts with `prompt_template`." if name == prompt else "."
+            raise UserError(
+                f"{given} has the columns {listed(columns)}, and no column {name!r}.{closest(name, columns)} Name one of them "
+                f"as `{option}`."
             )
-            raise UserError(f"{has}, and no column {name!r}.{closest(name, columns)} {fix}")
-    if template is not None and not any(f"{{{name}}}" in template for name in columns):
-        raise UserError(
-            f"`prompt_template` names no column: {template!r}. {has}; write one in braces: '{{{columns[0]}}}'."
-        )
 
 
 def _load(
@@ -149,11 +135,6 @@ def _why_not_loaded(paths: list[str], error: Exception) -> str:
         return f"The dataset {name!r} cannot be parsed: {bad}"
     cause = error.__cause__ if isinstance(error, DatasetGenerationError) and error.__cause__ else error
     reason = str(cause).strip().rstrip(".!") or "it is empty"  # `StopIteration` has no text
-    if not Path(paths[0]).expanduser().exists():
-        return (
-            f"The dataset {name!r} could not be loaded from the Hub: {reason}. It is not a file or folder here either; "
-            "check the name, `dataset_config`, the connection, and `hf auth login` for a private or gated dataset."
-        )
     return f"The dataset {name!r} cannot be loaded: {type(cause).__name__}: {reason}."
 
 
@@ -233,12 +214,10 @@ def load_reward(name: str) -> RewardFunction:
 def check_columns(names: list[str] | None, row: dict[str, Any]) -> None:
     """Raise a [`UserError`] if a reward function reads what this row of the dataset does not have."""
     for name in names or []:
-        columns = (
-            ["solution"] if name in _OF_SOLUTION else ["answer", "solution"] if name in our_rewards.__all__ else []
-        )
-        if columns and not row.keys() & columns:
+        columns = {"solution"} if name in _OF_SOLUTION else {"answer", "solution"}
+        if (name in _OF_SOLUTION or name in our_rewards.__all__) and not row.keys() & columns:
             raise UserError(
-                f"`{name}` reads the column {' or '.join(f'`{c}`' for c in columns)}, but the dataset has {listed(row)}. "
+                f"`{name}` reads the column {' or '.join(f'`{c}`' for c in sorted(columns))}, but the dataset has {listed(row)}. "
                 "Name the column with the gold answers as `answer_column`."
             )
         if name in (*_OF_SOLUTION, "think_format_reward") and isinstance(row["prompt"], str):

@@ -36,10 +36,7 @@ def run(argv: list[str]) -> int:
 
 
 def parse(argv: list[str]) -> GRPOArguments:
-    """
-    Return what a command line (what follows `trl-dataeff grpo`) and its recipe say; wrong input is a [`UserError`]. Options
-    of `accelerate launch` are checked and left out.
-    """
+    """Return what a command line (what follows `trl-dataeff grpo`) and its recipe say; wrong input is a [`UserError`]."""
     return read(argv)[0]
 
 
@@ -149,10 +146,7 @@ def _message_of(function: Any, *args: Any) -> Iterator[str]:
 
 
 def checkpoint_of(training: DataEfficientGRPOConfig) -> str | bool | None:
-    """
-    Return what to resume from, as `train` takes it: a checkpoint, `True` for the latest complete one of the run in
-    `output_dir` (given as `true` or `last`), or `None`.
-    """
+    """Return what to resume from: a checkpoint, `True` for the latest complete one (given as `true` or `last`), or `None`."""
     wanted = os.path.expanduser(str(training.resume_from_checkpoint))
     words = {"none": None, "false": None, "true": True, "last": True}
     if wanted.lower() not in words and not os.path.isdir(wanted):
@@ -164,11 +158,8 @@ def checkpoint_of(training: DataEfficientGRPOConfig) -> str | bool | None:
 
 
 def needs_launch(launch_args: list[str], use_cpu: bool) -> bool:
-    """
-    Return whether training goes through `accelerate launch`: for its options, its default configuration on this machine, or
-    several devices; but not if a launcher gave this process a rank.
-    """
-    if "LOCAL_RANK" in os.environ or "ACCELERATE_MIXED_PRECISION" in os.environ:
+    """Return whether training goes through `accelerate launch`: for its options, its default configuration, or several devices."""
+    if "LOCAL_RANK" in os.environ or "ACCELERATE_MIXED_PRECISION" in os.environ:  # a launcher has started this process
         return False
     import torch
     from accelerate.commands.config import default_config_file
@@ -204,10 +195,7 @@ def launch(launch_args: list[str], command: list[str]) -> int:
 
 
 def _become(args: Namespace) -> None:
-    """
-    Replace this process by the only one that `accelerate launch` would start, so that signals and exit code are its own:
-    accelerate would wait for a process that no signal reaches.
-    """
+    """Replace this process by the only one that `accelerate launch` would start and wait for, so that signals reach it."""
     from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 
     command, environment = prepare_simple_launcher_cmd_env(args)

@@ -7,6 +7,7 @@ import io
 import logging
 import math
 import os
+import signal
 import sys
 import warnings
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
@@ -44,34 +45,24 @@ examples:
 def main(argv: list[str] | None = None) -> int:
     """
     Run the command with `argv`, or the arguments of the process, and return its exit code: 0, 2 for a mistake in what was given,
-    1 for a recipe that is not valid, 130 after Ctrl-C, 141 if the reader of its output has closed the pipe. Raises `SystemExit`
-    with 0 or 2 after help and for options that argparse rejects, and with 143 if SIGTERM stops a run.
+    1 for a recipe that is not valid, 130 after Ctrl-C. Raises `SystemExit` with 0 or 2 after help and for options that argparse
+    rejects, and with 143 if SIGTERM stops a run.
     """
+    arguments = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    if argv is None and hasattr(signal, "SIGPIPE") and (arguments[0] != "grpo" or "--help" in arguments):
+        signal.signal(
+            signal.SIGPIPE, signal.SIG_DFL
+        )  # ends without a traceback if the output's reader, such as `head`, does
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # some consoles cannot encode every character
+    if not sys.warnoptions:  # of `python -W` and PYTHONWARNINGS
+        warnings.simplefilter("ignore", FutureWarning)  # of libraries, on which a user of the command cannot act
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
     try:
-        try:
-            return _run(list(sys.argv[1:] if argv is None else argv) or ["--help"])
-        finally:
-            sys.stdout.flush()
-    except BrokenPipeError:
-        try:
-            print(flush=True)
-        except BrokenPipeError:  # it is standard output, whose reader, such as `head`, has closed the pipe
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to flush at exit
-            return 141  # as a shell reports SIGPIPE
-        raise
-
-
-def _run(argv: list[str]) -> int:
-    try:
-        if not sys.warnoptions:  # of `python -W` and PYTHONWARNINGS
-            warnings.simplefilter("ignore", FutureWarning)  # of libraries, on which a user of the command cannot act
-        logging.getLogger("math_verify").setLevel(logging.ERROR)
-        if argv[0] in ("grpo", "recipes"):
-            return int(importlib.import_module(f"trl_dataeff.cli.{argv[0]}").run(argv[1:]))
-        args = _parser().parse_args(argv)
+        if arguments[0] in ("grpo", "recipes"):
+            return int(importlib.import_module(f"trl_dataeff.cli.{arguments[0]}").run(arguments[1:]))
+        args = _parser().parse_args(arguments)
         args.run(args)
         return 0
     except UserError as error:

@@ -26,13 +26,6 @@ class DataEfficientGRPOScriptArguments(GRPOScriptArguments):
     prompt_column: str | None = field(
         default=None, metadata={"help": "Column that becomes `prompt`, e.g. `question` of GSM8K."}
     )
-    prompt_template: str | None = field(
-        default=None,
-        metadata={
-            "help": "Text of the prompt; `{column}` stands for that column of the row, e.g. '{question} Answer with a "
-            "number.'; other braces stay as they are."
-        },
-    )
     prompt_as_chat: bool = field(
         default=False,
         metadata={
@@ -153,10 +146,7 @@ def read_recipe(path: Path) -> Recipe:
 
 
 def read(argv: list[str], portable: bool = False) -> tuple[GRPOArguments, list[str]]:
-    """
-    Return what `parse` returns, and the options of `accelerate launch`. If `portable`, nothing depends on this machine: a
-    recipe for a GPU can be read on a laptop.
-    """
+    """Return the arguments and the options of `accelerate launch`. If `portable`, a recipe for a GPU can be read on a laptop."""
     parser, recipe = grpo_parser(), Recipe()
     overridden = {token[2:].partition("=")[0].replace("-", "_") for token in argv}
     try:
@@ -195,8 +185,8 @@ def _arguments(parser: TrlParser, values: dict[str, Any], portable: bool) -> GRP
 
 def _as_options(recipe: Recipe, parser: TrlParser, launcher: argparse.ArgumentParser) -> list[str]:
     """
-    Return a recipe as options of the command line, so that both are read alike. Sets its environment variables, and makes values
-    that the command line cannot write, such as mappings, defaults of the parser.
+    Return a recipe as options of the command line, so that both are read alike; values that it cannot write, such as mappings,
+    become defaults of the parser. Sets the recipe's environment variables.
     """
     options: list[str] = []
     for name, value in recipe.values.items():

@@ -1,4 +1,4 @@
-"""What the model card says of a run: which methods took part in it, how many rollouts it generated, and which papers to cite."""
+"""What the model card says of a run: its methods, its rollouts, and the papers to cite."""
 
 from __future__ import annotations
 
@@ -28,12 +28,8 @@ def selection_title(selector: str) -> str:
 
 def methods_used(about: Mapping[str, Any], last: Mapping[str, float]) -> list[str]:
     """
-    What set a run apart from plain GRPO, in words: what was selected by, and what became of its rollouts. Settings that
-    had no effect are not named.
-
-    Args:
-        about (`Mapping`): of `run.json`; empty for a run of plain TRL.
-        last (`Mapping`): the last value of each metric by its full name.
+    What set a run apart from plain GRPO, in words: its selection, and what became of its rollouts. `about` is `run.json`, empty
+    for a run of plain TRL; `last` is the last value of each metric by its full name.
     """
     found = [selection_title(about["selector"])] if about.get("selector") else []
     replayed = last.get(f"{PREFIX}rollouts_replayed", 0)
