@@ -92,7 +92,6 @@ def needs_scores(self, groups):
 
 FAULTS = [
     ("proposals_are_distinct_prompts", proposing(lambda self, ids, n: ids[np.zeros(n, int)])),
-    ("proposals_are_distinct_prompts", proposing(lambda self, ids, n: ids.tolist())),
     ("proposals_are_distinct_prompts", proposing(lambda self, ids, n: ids.astype(float))),
     ("proposals_are_distinct_prompts", proposing(lambda self, ids, n: ids + 1)),
     ("proposals_are_distinct_prompts", proposing(lambda self, ids, n: ids[:16])),
