@@ -215,10 +215,11 @@ def check_bind_starts_a_new_run(make: Make) -> None:
         assert _batch(used, rng, number).tolist() == _batch(new, other, number).tolist(), "bind() must reset all state"
 
 
-def check_predictions(make: Make) -> None:
-    """Success rates in [0, 1] or NaN, one per prompt; asking for them changes nothing."""
-    for batches in (0, 3):
+def check_predictions_and_metrics(make: Make) -> None:
+    """Success rates in [0, 1] or NaN, one per prompt, and numbers by name; asking for predictions changes nothing."""
+    for batches in (0, 1, 3):
         selector, rng = _after(make, batches)
+        selector.metrics()
         ids = selector.propose(BATCH_GROUPS, rng)
         predicted = selector.predict(ids)
         known = predicted[~np.isnan(predicted)]
@@ -241,13 +242,6 @@ def check_unusual_groups(make: Make) -> None:
     selector.propose(PROMPTS, rng)
 
 
-def check_metrics(make: Make) -> None:
-    """Names and numbers, before and after the first generation batch."""
-    for batches in (0, 1, 3):
-        selector, _ = _after(make, batches)
-        selector.metrics()
-
-
 CHECKS: list[Check] = [
     check_proposals_are_distinct_prompts,
     check_smallest_runs,
@@ -255,7 +249,6 @@ CHECKS: list[Check] = [
     check_state_restores_the_next_proposals,
     check_state_is_a_copy,
     check_bind_starts_a_new_run,
-    check_predictions,
+    check_predictions_and_metrics,
     check_unusual_groups,
-    check_metrics,
 ]

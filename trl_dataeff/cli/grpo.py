@@ -103,7 +103,14 @@ def make_trainer(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
 
 def check(arguments: GRPOArguments) -> None:
     """Raise a [`UserError`] for what is wrong on this machine, before data and model are loaded."""
-    if found := [*problems_of(arguments), *_problems_here(arguments)]:
+    training = arguments.training
+    found = [*problems_of(arguments), *_message_of(checkpoint_of, training)]
+    try:
+        Path(str(training.output_dir)).mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=training.output_dir).close()
+    except OSError as error:
+        found.append(f"`output_dir` is {training.output_dir!r}, where nothing can be saved: {error}.")
+    if found:
         raise UserError(*found)
 
 
@@ -125,17 +132,6 @@ def problems_of(arguments: GRPOArguments) -> Iterator[str]:
     if not model.model_name_or_path:
         yield "No model: set `model_name_or_path` to a Hub id or a local folder."
     yield from _message_of(resolve_selector, training)
-
-
-def _problems_here(arguments: GRPOArguments) -> Iterator[str]:
-    """What is missing on this machine."""
-    training = arguments.training
-    try:
-        Path(str(training.output_dir)).mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=training.output_dir).close()
-    except OSError as error:
-        yield f"`output_dir` is {training.output_dir!r}, where nothing can be saved: {error}."
-    yield from _message_of(checkpoint_of, training)
 
 
 def _message_of(function: Any, *args: Any) -> Iterator[str]:

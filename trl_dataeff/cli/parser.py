@@ -59,7 +59,6 @@ examples:
   trl-dataeff grpo --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct --dataset_name train.jsonl \\
       --prompt_as_chat --reward_funcs numeric_answer_reward --use_peft --output_dir out
 """
-EPILOG = "The fields of this package are explained in docs/configuration.md, the command in docs/command.md."
 #: Fields of which a value can be rejected because of the machine, and values that are valid on every machine
 MACHINE: dict[str, Any] = {"use_cpu": True, "tf32": None, "deepspeed": None}
 _SCRIPT = "<script>"  # stands for the script that `accelerate launch` expects behind its options
@@ -80,7 +79,7 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpF
 
 def grpo_parser() -> TrlParser:
     """Return the parser of all fields and of `--config`. Like `launch_parser`'s, it raises an `argparse.ArgumentError`."""
-    texts = {"usage": USAGE, "description": DESCRIPTION, "epilog": EPILOG, "formatter_class": _Help}
+    texts = {"usage": USAGE, "description": DESCRIPTION, "formatter_class": _Help}
     parser = TrlParser(TYPES, prog="trl-dataeff grpo", allow_abbrev=False, exit_on_error=False, **texts)
     parser.add_argument("--config", metavar="RECIPE", help="a file, or a name from `trl-dataeff recipes list`.")
     return parser
