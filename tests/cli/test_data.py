@@ -240,9 +240,3 @@ def test_dataset_that_a_reward_cannot_read(name, row, part):
     with pytest.raises(UserError) as error:
         check_columns([name], row)
     assert part in str(error.value)
-
-
-def test_dataset_that_rewards_can_read():
-    check_columns(["exact_answer_reward", "my.own"], {"prompt": "p", "solution": 1})
-    check_columns(["accuracy_reward"], {"prompt": [{"role": "user"}], "solution": 1})
-    check_columns(None, {"prompt": "p"})

@@ -18,7 +18,7 @@ from trl_dataeff.utils import UserError
 #: Okabe and Ito's colours, which colour-blind people can tell apart: one per run, `C0`, `C1`, ...
 COLOURS = ["#0072b2", "#d98200", "#009e73", "#b0609a", "#56b4e9", "#d55e00"]
 GREYS = ("0.2", "0.45", "0.85", "0.65")
-STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "text.parse_math": False}
+STYLE: Any = {"axes.prop_cycle": f"cycler('color', {COLOURS})", "font.size": 9, "text.parse_math": False}
 AXES = {"rollouts": "rollouts generated", "step": "optimizer steps"}
 POINTS = 60  # of a curve: its running mean is over a 60th of it
 
@@ -35,7 +35,7 @@ def save_figure(runs: Sequence[RecordedRun], path: Path) -> None:
         raise UserError("A figure needs matplotlib, which is not installed: pip install matplotlib.") from error
     panels = panels_of(runs)
     rows = (len(panels) + 1) // 2
-    with mpl.rc_context({**STYLE, "axes.prop_cycle": mpl.cycler(color=COLOURS)}):
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=(10, 3 * rows), layout="constrained")
         for place, panel in enumerate(panels, start=1):
             panel(figure.add_subplot(rows, 2, place))
@@ -92,10 +92,7 @@ def flow(runs: Sequence[RecordedRun], axes: Any) -> None:
 
 
 def where_rollouts_went(run: RecordedRun) -> dict[str, float]:
-    """
-    Completions of a run: `trained` in their own batch, `kept` for later ones, `dropped`, and `replayed`, which takes no
-    generation. From the last values of its counters.
-    """
+    """Completions of a run by what became of them: in their own batch, or `kept` for later ones; and those `replayed`."""
     names = ("generated", "trained", "replayed", "discarded")
     generated, trained, replayed, dropped = (run.last.get(f"{PREFIX}rollouts_{name}", 0.0) for name in names)
     fresh = trained - replayed

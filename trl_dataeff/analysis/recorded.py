@@ -69,8 +69,8 @@ class RecordedRun:
 
 def read_run(path: str | Path, rollouts_per_step: int | None = None) -> RecordedRun:
     """
-    Read what a run has left in its `output_dir`; for plain TRL, `path` may be a checkpoint, and `rollouts_per_step` the completions
-    of an optimizer step, which it does not log. Raises a [`UserError`] if nothing of a run is there, or a file is corrupt.
+    Read a run's `output_dir`, or a checkpoint of plain TRL, which does not log its completions of a step (`rollouts_per_step`).
+    Raises a [`UserError`] if nothing of a run is there, or a file is corrupt.
     """
     folder = Path(path).expanduser()
     if not folder.is_dir():

@@ -32,8 +32,6 @@ LOADERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "cs
 #: What 🤗 Datasets raises for data that it cannot load; `StopIteration` for a .jsonl file without a line.
 LOADING_ERRORS = (OSError, ValueError, TypeError, DatasetsError, StopIteration)
 
-RewardFunction = Callable[..., Any]
-
 _OF_SOLUTION = ("accuracy_reward", "reasoning_accuracy_reward")  # TRL's, which compare with the column `solution`
 _OF_TRL = (*_OF_SOLUTION, "think_format_reward", "get_soft_overlong_punishment")
 #: Reward functions that can be given by name, and their paths.
@@ -182,7 +180,7 @@ def find_source(given: DatasetConfig) -> DatasetConfig:
     return given
 
 
-def load_reward(name: str) -> RewardFunction:
+def load_reward(name: str) -> Callable[..., Any]:
     """Return a reward function by its name or dotted path; a name or path that leads to none is a [`UserError`]."""
     module_name, _, function_name = REWARDS.get(name, name).rpartition(".")
     if not module_name:
@@ -201,7 +199,7 @@ def load_reward(name: str) -> RewardFunction:
         raise UserError(
             f"{wrong}: there is no module {error.name!r}, neither installed nor in {os.getcwd()} nor in PYTHONPATH."
         ) from error
-    function: RewardFunction | None = getattr(module, function_name, None)
+    function: Callable[..., Any] | None = getattr(module, function_name, None)
     if not callable(function):
         raise UserError(
             f"{wrong}: {module_name!r} has no function {function_name!r}.{closest(function_name, dir(module))}"

@@ -1,7 +1,4 @@
-"""`trl-dataeff grpo`: read a recipe, train, save; through `accelerate launch` where there is something to launch.
-
-From Python: `trainer = train(parse(["--config", "recipe.yaml", "--max_steps", "20"]))`.
-"""
+"""`trl-dataeff grpo`: read a recipe, train, save; from Python: `train(parse(["--config", "recipe.yaml", "--max_steps", "20"]))`."""
 
 from __future__ import annotations
 
@@ -42,8 +39,8 @@ def parse(argv: list[str]) -> GRPOArguments:
 
 def train(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
     """
-    Train with what `parse` returns, save the model and, if `push_to_hub` is set, push it. With `save_on_signal`, a run that a
-    signal stops writes a checkpoint and then raises `KeyboardInterrupt` or `SystemExit(143)`.
+    Train with what `parse` returns, and save the model. With `save_on_signal`, a run that a signal stops writes a checkpoint and
+    then raises `KeyboardInterrupt` or `SystemExit(143)`.
     """
     from trl_dataeff.cli.console import show_progress
 
@@ -167,8 +164,7 @@ def needs_launch(launch_args: list[str], use_cpu: bool) -> bool:
 def launch(launch_args: list[str], command: list[str]) -> int:
     """
     Run `trl-dataeff grpo` with the arguments `command` through `accelerate launch`, and return its exit code: 143 or 130 if
-    SIGTERM or Ctrl-C ended the run, 1 if a process failed. If there is one process, this one becomes it. Options of
-    `accelerate launch` in `command` have no effect there.
+    SIGTERM or Ctrl-C ended the run, 1 if a process failed. If there is one process, this one becomes it.
     """
     from accelerate.commands import launch as launcher
     from torch.distributed.elastic.multiprocessing.api import SignalException

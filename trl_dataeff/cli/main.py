@@ -50,9 +50,7 @@ def main(argv: list[str] | None = None) -> int:
     """
     arguments = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if argv is None and hasattr(signal, "SIGPIPE") and (arguments[0] != "grpo" or "--help" in arguments):
-        signal.signal(
-            signal.SIGPIPE, signal.SIG_DFL
-        )  # ends without a traceback if the output's reader, such as `head`, does
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # no traceback if the output's reader, such as `head`, ends
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # some consoles cannot encode every character
@@ -116,9 +114,8 @@ def print_audit(args: Namespace) -> None:
 
     found = audit(args.path, args.prompt_column, args.reward_column, args.step_column)
     print(f"Read: {found.source}")
-    print(
-        f"{1 - found.shares['effective'].iloc[-1]:.0%} of the groups carried no gradient: all of their rewards were equal."
-    )
+    effective = found.shares["effective"].iloc[-1]
+    print(f"{1 - effective:.0%} of the groups carried no gradient: all of their rewards were equal.")
     known = found.shares.dropna(axis="columns")
     percent = dict.fromkeys(("effective", "easy", "hard"), "{:.0%}".format)
     print(f"\n{known.to_string(index=False, formatters={**percent, 'groups': '{:,.0f}'.format})}\n")
@@ -161,9 +158,8 @@ def find_recipe(name: str) -> Path:
 def shipped_recipes() -> dict[str, Path]:
     """Return the recipes that come with the package by their names, `<model>/<task>/<method>`, in alphabetical order."""
     package = Path(__file__).resolve().parents[1]
-    folder = (
-        package / "recipes" if (package / "recipes").is_dir() else package.parent / "recipes"
-    )  # wheel, or checkout
+    shipped = package / "recipes"  # in a wheel; in a checkout they are beside the package
+    folder = shipped if shipped.is_dir() else package.parent / "recipes"
     return {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.glob("*/*/*.yaml"))}
 
 

@@ -27,10 +27,7 @@ def selection_title(selector: str) -> str:
 
 
 def methods_used(about: Mapping[str, Any], last: Mapping[str, float]) -> list[str]:
-    """
-    What set a run apart from plain GRPO, in words: its selection, and what became of its rollouts. `about` is `run.json`, empty
-    for a run of plain TRL; `last` is the last value of each metric by its full name.
-    """
+    """What set a run apart from plain GRPO, in words, from its `run.json` (empty for plain TRL) and the last value of each metric."""
     found = [selection_title(about["selector"])] if about.get("selector") else []
     replayed = last.get(f"{PREFIX}rollouts_replayed", 0)
     if replayed > 0:

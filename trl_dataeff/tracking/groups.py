@@ -43,10 +43,7 @@ SCHEMA = pa.schema(
 
 
 class GroupLog:
-    """
-    Collects rows for a Parquet file that is complete at every moment: it is rewritten at every checkpoint, at the end, and
-    otherwise at most every `FLUSH_SECONDS`, once the waiting rows are a twentieth of those written.
-    """
+    """Collects rows for a Parquet file, which is rewritten at every checkpoint, at the end, and in between now and then."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -80,7 +77,7 @@ class GroupLog:
             self._waiting.append({name: None if value != value else value for name, value in row.items()})  # NaN: null
 
     def flush(self, force: bool = False) -> None:
-        """Write what waits, if it is time or `force` is set."""
+        """Write what waits, if `force` is set or after `FLUSH_SECONDS`, once it is a twentieth of what is written."""
         due = time.monotonic() - self._flushed_at >= FLUSH_SECONDS and len(self._waiting) >= len(self._written) / 20
         if not self._waiting or not (force or due):
             return

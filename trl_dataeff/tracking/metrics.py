@@ -67,10 +67,7 @@ def record(store: dict[str, list[float]], values: dict[str, float]) -> None:
 
 @contextmanager
 def without_rounds(store: dict[str, list[float]], state: TrainerState) -> Iterator[None]:
-    """
-    Keeps what TRL logs while it generates out of its `store` and out of `state.num_input_tokens_seen`: it logs the completions
-    that are trained on once more, when they are played back.
-    """
+    """Keeps TRL's logs of generated completions out of its `store` and `state`: it logs those that it trains on once more."""
     tokens = state.num_input_tokens_seen
     before = {name: list(values) for name, values in store.items() if name.startswith("completions/")}
     yield
