@@ -150,19 +150,18 @@ def test_run_json_and_the_card_say_what_happened(tmp_path):
     assert "dropped by dynamic sampling" in card
     assert "arXiv:2506.05316" in card and "arXiv:2503.14476" in card and "arXiv:2506.02177" not in card  # noqa: PT018
     assert counts["rollouts_replayed"] > 0
-    assert card.count("## Data-efficient GRPO") == 1
     # One group in a batch: half of it rounds to none, so that no replay is claimed
     start(tmp_path / "none", max_rollout_rounds=1, replay="share", per_device_train_batch_size=4)
     card = (tmp_path / "none" / "README.md").read_text()
     assert "uniform selection" in card
-    assert "replayed" not in card.replace("rollouts replayed | 0", "")
+    assert "replayed" not in card
 
 
 def test_training_imports_no_plotting_and_no_pandas_of_ours():
     code = (
         "import sys, trl, trl.trainer.grpo_trainer; before = set(sys.modules)\n"
         "import trl_dataeff.trainer, trl_dataeff.collector\n"
-        "print([m for m in ('matplotlib', 'pandas', 'jinja2') if m in set(sys.modules) - before])"
+        "print([m for m in ('matplotlib', 'pandas') if m in set(sys.modules) - before])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip().endswith("[]")
