@@ -20,8 +20,8 @@ from trl_dataeff.checkpoint.resume import checkpoints
 from trl_dataeff.utils import write_atomically
 
 
-SAVING = 0.02  # seconds, at each of some twenty stations of a save
-LONGEST = 60.0  # seconds; a process that takes longer hangs
+SAVING = 0.02  # seconds at most, at each of some twenty stations of a save
+LONGEST = 300.0  # seconds; a process that takes longer hangs
 OPTIONS = {"steps_per_generation": 2, "rollout_margin": 2.0, "save_total_limit": 2}
 PARTS = (
     (DataEfficientGRPOTrainer, "_save_optimizer_and_scheduler"),
@@ -33,27 +33,27 @@ PARTS = (
 )
 
 
-def train_slowly(folder: str, seconds: float) -> None:
+def train_slowly(folder: str) -> None:
     """
     Resume the run in `folder`, or begin it, as the same command would each time; at the end write `history.json`. Before and after
-    each part of a save it waits for up to `seconds`, as it would for the gigabytes of a real model.
+    each part of a save it waits a little, as it would for the gigabytes of a real model.
     """
     rng = random.Random(os.getpid())
     for owner, name in PARTS:
-        slow_down(owner, name, rng, seconds)
+        slow_down(owner, name, rng)
     trainer = make_trainer(folder, "greso, dynamic", **OPTIONS)
     trainer.train(resume_from_checkpoint=True)
     text = json.dumps(history(trainer.state.log_history))
     write_atomically(Path(folder) / "history.json", lambda path: path.write_text(text))
 
 
-def slow_down(owner, name: str, rng: random.Random, seconds: float) -> None:
+def slow_down(owner, name: str, rng: random.Random) -> None:
     plain = getattr(owner, name)
 
     def slow(*args, **kwargs):
-        time.sleep(rng.random() * seconds)
+        time.sleep(rng.random() * SAVING)
         result = plain(*args, **kwargs)
-        time.sleep(rng.random() * seconds)
+        time.sleep(rng.random() * SAVING)
         return result
 
     setattr(owner, name, slow)
@@ -64,6 +64,7 @@ def processes():
     """Processes that are forked from one which has imported everything: each starts in milliseconds."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.checkpoint.test_kill"])
+    context.Process(target=time.sleep, args=(0,)).start()  # returns once all is imported
     return context
 
 
@@ -73,7 +74,7 @@ def in_a_save(folder: Path) -> bool:
 
 def ends(processes, folder: Path, rng: random.Random, seconds: float) -> bool:
     """Have a process go on with the run for up to `seconds`, then kill it, half of the time in its next save."""
-    process = processes.Process(target=train_slowly, args=(str(folder), SAVING))
+    process = processes.Process(target=train_slowly, args=(str(folder),))
     process.start()
     process.join(seconds)
     if rng.random() < 0.5:

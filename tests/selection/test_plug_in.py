@@ -97,13 +97,11 @@ def test_references_are_rolled_out_and_observed_once_before_it_proposes(tmp_path
         assert list(map(id, [*references, *others])) == list(map(id, batch.generated))
 
 
-SAVES = {"save_strategy": "steps", "save_steps": 5, "max_steps": 14}
-
-
 def test_resume_is_exact(tmp_path):
-    whole = train(tmp_path / "whole", WithReferences(), **SAVES, **MODES["all"])
+    options = {"save_strategy": "steps", "save_steps": 5, "max_steps": 14, **MODES["all"]}
+    whole = train(tmp_path / "whole", WithReferences(), **options)
     checkpoint = str(tmp_path / "whole" / "checkpoint-5")
-    resumed = train(tmp_path / "resumed", WithReferences(), checkpoint, **SAVES, **MODES["all"])
+    resumed = train(tmp_path / "resumed", WithReferences(), checkpoint, **options)
     assert resumed.selector.calls[0][0] == "bind"
     assert history(resumed.state.log_history) == history(whole.state.log_history)
     pd.testing.assert_frame_equal(groups_since(tmp_path / "resumed", 6), groups_since(tmp_path / "whole", 6))
