@@ -11,7 +11,8 @@ import pytest
 
 from tests.factories import even_length_reward, history, make_group, messages, mixed_reward, plain_dataset, run
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
-from trl_dataeff.tracking.groups import SCHEMA, GroupLog, dataset_of, read_groups
+from trl_dataeff.rollouts.classification import RewardScale
+from trl_dataeff.tracking.groups import SCHEMA, GroupLog, about_groups, read_groups
 from trl_dataeff.tracking.metrics import MetricsLog
 from trl_dataeff.utils import UserError
 
@@ -114,7 +115,8 @@ def test_a_row_says_what_became_of_a_group(tmp_path):
     assert table["tokens"].sum() == counts["tokens_generated"]
     assert table.loc[table["disposition"] == "dropped", "completions"].sum() == counts["rollouts_discarded"]
     assert set(table.loc[table["disposition"] == "dropped", "kind"]) <= {"easy", "hard"}
-    assert dataset_of(tmp_path / "dataeff" / "groups.parquet") == trainer.collector.dataset_hash
+    about = about_groups(tmp_path / "dataeff" / "groups.parquet")
+    assert about == {"dataset": trainer.collector.dataset_hash, "reward_range": {"low": 0.0, "high": 1.0}}
 
 
 def test_a_group_by_hand(tmp_path):
@@ -134,7 +136,7 @@ def test_a_table_that_cannot_be_read_is_replaced(tmp_path, caplog_transformers):
     log.path.write_text("no parquet")
     with pytest.raises(UserError, match="no table of groups"):
         read_groups(log.path)
-    log.begin(3)
+    log.begin(3, "", RewardScale())
     assert len(messages(caplog_transformers, "a new table begins with step 3")) == 1
 
 

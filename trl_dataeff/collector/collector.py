@@ -313,7 +313,7 @@ class RolloutCollector:
         if self.logs is not None:
             name = None if self.selector is None else self.selector.name
             about = {"trl_dataeff": __version__, "model": model, "selector": name, "prompts": self.num_prompts}
-            self.logs.begin(step, self.dataset_hash, about)
+            self.logs.begin(step, self.dataset_hash, self.classifier.scale, about)
 
     def flush_logs(self) -> None:
         """Write rows of the table of groups that wait in memory."""

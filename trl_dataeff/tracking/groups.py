@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from transformers.utils import logging
 
+from trl_dataeff.rollouts.classification import RewardScale
 from trl_dataeff.rollouts.group import KINDS, RolloutGroup
 from trl_dataeff.tracking.metrics import METRICS_FILE, RUN_FILE, MetricsLog, try_to_write
 from trl_dataeff.utils import UserError, write_atomically
@@ -23,7 +24,7 @@ from trl_dataeff.utils import UserError, write_atomically
 logger = logging.get_logger(__name__)
 GROUPS_FILE = "dataeff/groups.parquet"
 FLUSH_SECONDS = 10.0
-DATASET = b"trl_dataeff.dataset"  # in the file's metadata: content hash of its prompts
+ABOUT = b"trl_dataeff"  # key of the file's metadata: what [`about_groups`] returns, as JSON
 SCHEMA = pa.schema(
     {
         "step": pa.int32(),  # optimizer step at which the group was generated
@@ -47,14 +48,17 @@ class GroupLog:
 
     def __init__(self, path: Path):
         self.path = path
-        self._dataset = ""
+        self._dataset, self._scale = "", RewardScale()
         self._waiting: list[dict[str, Any]] = []
         self._written = SCHEMA.empty_table()
         self._flushed_at = time.monotonic()
 
-    def begin(self, step: int, dataset: str = "") -> None:
-        """Continue at optimizer step `step`, with the rows generated before. `dataset` is the content hash of the prompts."""
-        self._dataset, self._written, self._waiting = dataset, SCHEMA.empty_table(), []
+    def begin(self, step: int, dataset: str, scale: RewardScale) -> None:
+        """
+        Continue at optimizer step `step`, with the rows generated before. `dataset` is the content hash of the prompts, and `scale`
+        the range of total rewards, which widens during the run.
+        """
+        self._dataset, self._scale, self._written, self._waiting = dataset, scale, SCHEMA.empty_table(), []
         if step and self.path.exists():
             try:
                 self._written = pq.read_table(self.path, filters=pc.field("step") < step).cast(SCHEMA)
@@ -82,7 +86,8 @@ class GroupLog:
         if not self._waiting or not (force or due):
             return
         table = pa.concat_tables([self._written, pa.Table.from_pylist(self._waiting, schema=SCHEMA)])
-        table = table.replace_schema_metadata({DATASET: self._dataset})
+        about = {"dataset": self._dataset, "reward_range": self._scale.state_dict()}
+        table = table.replace_schema_metadata({ABOUT: json.dumps(about)})
         self._flushed_at = time.monotonic()
         if try_to_write(self.path, partial(write_atomically, self.path, partial(pq.write_table, table))):
             self._written, self._waiting = table, []
@@ -97,10 +102,10 @@ class RunLogs:
         self.metrics = MetricsLog(Path(output_dir, METRICS_FILE))
         self.about: dict[str, Any] = {}
 
-    def begin(self, step: int, dataset: str, about: dict[str, Any]) -> None:
+    def begin(self, step: int, dataset: str, scale: RewardScale, about: dict[str, Any]) -> None:
         """Continue at optimizer step `step`: what was written after it, or by an earlier run, is removed."""
         self.about, text = about, json.dumps(about, indent=2)
-        self.groups.begin(step, dataset)
+        self.groups.begin(step, dataset, scale)
         self.metrics.begin(step)
         try_to_write(self._run, partial(write_atomically, self._run, lambda path: path.write_text(text)))
 
@@ -115,7 +120,8 @@ def read_groups(path: Path) -> pa.Table:
         raise UserError(f"{path} is no table of groups of this package ({type(error).__name__}: {error}).") from error
 
 
-def dataset_of(path: Path) -> str:
-    """Content hash of the prompts that a table of groups is about."""
+def about_groups(path: Path) -> dict[str, Any]:
+    """`dataset`, the content hash of the prompts of a table of groups, and `reward_range`, its last ends `low` and `high`, if any."""
     metadata: dict[bytes, bytes] = pq.read_schema(path).metadata or {}
-    return metadata.get(DATASET, b"").decode()
+    about: dict[str, Any] = json.loads(metadata.get(ABOUT, b"{}"))
+    return about
