@@ -18,7 +18,6 @@ from tests.factories import (
     history,
     make_trainer,
     plain_dataset,
-    run,
     tiny_model,
     tiny_tokenizer,
     train_briefly,
@@ -186,14 +185,21 @@ def test_reward_weights_that_a_callback_changes_reach_what_is_learned_of_a_group
 
 @pytest.mark.parametrize("fields", [FILL, DYNAMIC, {}], ids=["fill", "dynamic", "off"])
 def test_a_second_train_starts_again_whatever_the_first_left(tmp_path, fields):
+    """The first one is interrupted within a generation batch, and within a logging interval."""
     most = 9.0
 
     def reward(completion_ids, **kwargs):
         return [most * value for value in even_length_reward(completion_ids)]
 
-    # Ends within a generation batch and within a logging interval
+    class Interrupting(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if most > 1 and state.global_step == 10:
+                raise RuntimeError
+
     fields = {"steps_per_generation": 4, "max_steps": 10, "logging_steps": 4, "rewards": reward, **fields}
-    trainer = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, **fields)
+    trainer = make_trainer(tmp_path, "off", save_strategy="no", trainer={"callbacks": [Interrupting()]}, **fields)
+    with pytest.raises(RuntimeError):
+        trainer.train()
     first, most = dict(trainer.collector.counters.values), 1.0
     trainer.train_dataset = plain_dataset(10)
     trainer.train()

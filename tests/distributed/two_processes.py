@@ -38,7 +38,7 @@ def stop_one_of_two(options) -> tuple:
         trainer.train()
     except SystemExit as error:
         code = error.code
-    stopped = (trainer.state.global_step, trainer.stopped_by.name, trainer._step, code)
+    stopped = (trainer.state.global_step, trainer.stopped_by.name, code)
     trainer = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, FOLDER / "stopped", train=False, **options)
     trainer.train(resume_from_checkpoint=True)
     return stopped, logged(trainer, "loss", "grad_norm", "reward", "num_tokens")

@@ -56,8 +56,7 @@ def test_infinite_rewards_are_warned_of_once(caplog_transformers):
     checks = RewardChecks(["a", "b"])
     for _ in range(2):
         checks.check(np.array([[[1, 0], [np.inf, 0]]]))
-    (message,) = messages(caplog_transformers)
-    assert re.match("`a` .*infinite", message)
+    assert [message[:3] for message in messages(caplog_transformers)] == ["`a`"]
 
 
 def test_a_resumed_run_knows_that_there_were_scores(tmp_path, monkeypatch):

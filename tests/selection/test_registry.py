@@ -39,10 +39,6 @@ class Other(First):
     """Another class."""
 
 
-def not_a_selector(**arguments):
-    return First(**arguments)
-
-
 @pytest.mark.parametrize("name", ["first_prompts", f"{__name__}.First"])
 def test_a_selector_of_ones_own_is_found_by_its_name_or_its_dotted_path(name):
     assert First.name == "first_prompts"
@@ -68,7 +64,7 @@ def test_a_name_belongs_to_one_class(name):
         ("grezo", {}, "`greso`"),
         ("DOTS", {}, "`dots`"),
         (f"{__name__}.Missing", {}, r"test_registry\.Missing"),
-        (f"{__name__}.not_a_selector", {}, "`trl_dataeff.Selector`"),
+        ("json.dumps", {}, "`trl_dataeff.Selector`"),
         (f"{__name__}.First", {"ofset": 3}, "`offset`"),
         ("uniform", {"shufle": False}, "shuffle"),
     ],
