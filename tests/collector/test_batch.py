@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from tests.factories import make_group, visit
 from tests.factories.training import as_it_is
 from trl_dataeff.collector.collector import RolloutCollector
-from trl_dataeff.collector.rounds import Rounds, ZeroVarianceShare
+from trl_dataeff.collector.rounds import RoundSizes, ZeroVarianceShare
 from trl_dataeff.replay.buffer import ReplayBuffer
-from trl_dataeff.rollouts.capture import Round
+from trl_dataeff.rollouts.capture import GeneratedRound
 from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD, RolloutGroup
@@ -65,9 +65,9 @@ def collector(num_prompts: int = 40, **options) -> RolloutCollector:
 def rounds(rewards: dict[int, list[float]]):
     """Rollouts of prompts by their rewards."""
 
-    def roll_out(ids: np.ndarray) -> Round:
+    def roll_out(ids: np.ndarray) -> GeneratedRound:
         values = np.array([rewards[int(i)] for i in ids], dtype=np.float32).reshape(-1, 1)
-        return Round(values, np.ones(len(values), np.int32), np.zeros(len(values), bool))
+        return GeneratedRound(values, np.ones(len(values), np.int32), np.zeros(len(values), bool))
 
     return roll_out
 
@@ -76,12 +76,12 @@ def rounds_at_random(seed: int, effective: float, processes: Processes = Process
     """Rollouts of groups that are effective with this probability; the prompt's tokens tell which group it is."""
     rng, calls = np.random.default_rng(seed), iter(range(10**6))
 
-    def roll_out(ids: np.ndarray) -> Round:
+    def roll_out(ids: np.ndarray) -> GeneratedRound:
         rewards = np.zeros((len(ids), 4), np.float32)
         rewards[rng.random(len(ids)) < effective, 0] = 1
         call = next(calls)
         own = [make_group(g=4, prompt_tokens=np.array([i, call])).rollouts for i in processes.share(ids)]
-        return Round(
+        return GeneratedRound(
             rewards.reshape(-1, 1), np.ones(rewards.size, np.int32), np.zeros(rewards.size, bool), rollouts=own
         )
 
@@ -180,7 +180,7 @@ class ByTheRule:
 @given(
     places=st.integers(1, 4),
     world_size=st.sampled_from([1, 1, 1, 3]),
-    rounds=st.sampled_from([Rounds(), Rounds(), Rounds(2), Rounds(4, margin=2.0)]),
+    rounds=st.sampled_from([RoundSizes(), RoundSizes(), RoundSizes(2), RoundSizes(4, margin=2.0)]),
     replays=st.booleans(),
     reserved=st.integers(0, 3),
     max_age=st.sampled_from([None, 1, 2, 3]),
@@ -191,7 +191,7 @@ class ByTheRule:
 def test_every_batch_is_made_by_the_rule(places, world_size, reserved, replays, rounds, **options):
     """Whatever comes together: no group is lost, each has one origin and one disposition, and the order is that of generation."""
     places, reserved = places * world_size, min(reserved, places - 1) * world_size if replays else 0
-    own = {"batch_groups": places, "rounds": rounds, "reserved": reserved, "replays": replays}
+    own = {"batch_groups": places, "round_sizes": rounds, "reserved": reserved, "replays": replays}
     by_rank = collected(world_size, **own, **options)
     rule = ByTheRule(places, reserved, replays, options["max_age"])
     for number, batch in enumerate(by_rank[0]):
@@ -228,7 +228,7 @@ def test_three_processes_collect_what_one_does(reserved):
 def test_a_round_is_sized_by_the_places_that_are_missing():
     asked = []
     sizes = SimpleNamespace(most=3, size=lambda missing, **kwargs: asked.append(missing) or missing)
-    run = collector(batch_groups=4, rounds=sizes)
+    run = collector(batch_groups=4, round_sizes=sizes)
     run.collect(rounds({i: [i % 2, 0, 0, 0] for i in range(9)}), 0)  # every second group is effective
     assert asked == [4, 2, 1]
 
@@ -240,7 +240,7 @@ REWARDS = {0: [0, 1, 1, 0], 1: [1, 1, 1, 1], 2: [0, 0.5, 1, 1], 3: [-3, 1, 1, 1]
 def test_rates_of_earlier_groups_follow_when_the_range_of_rewards_widens(most):
     """Those that the selector has observed, also in an earlier round of the same batch, and those in the buffer."""
     selector, buffer = InTurn(), ReplayBuffer(8)
-    run = collector(6, selector=selector, buffer=buffer, rounds=Rounds(most))
+    run = collector(6, selector=selector, buffer=buffer, round_sizes=RoundSizes(most))
     for step in range(3):
         run.collect(rounds(REWARDS), step)
     for groups in (selector.groups, buffer.groups):
@@ -262,7 +262,7 @@ def test_a_rounds_size_keeps_its_bounds(batch_groups, most, share, margin, multi
     batch_groups *= multiple  # a batch spreads evenly over processes
     missing = data.draw(st.integers(1, batch_groups))
     num_prompts = batch_groups + data.draw(st.integers(0, 3 * batch_groups))
-    n = Rounds(most, margin).size(
+    n = RoundSizes(most, margin).size(
         missing, batch_groups=batch_groups, zero_share=share, multiple=multiple, num_prompts=num_prompts
     )
     assert n % multiple == 0
@@ -288,8 +288,8 @@ def test_a_rounds_size_keeps_its_bounds(batch_groups, most, share, margin, multi
 def test_a_rounds_size_by_hand(missing, share, margin, expected):
     """ceil(margin * missing / (1 - share)) within [16 / 4, 1.5 * 16]; a single round has what is missing."""
     options = {"batch_groups": 16, "zero_share": share, "multiple": 1, "num_prompts": 1000}
-    assert Rounds(2, margin).size(missing, **options) == expected
-    assert Rounds(1, margin).size(missing, **options) == missing
+    assert RoundSizes(2, margin).size(missing, **options) == expected
+    assert RoundSizes(1, margin).size(missing, **options) == missing
 
 
 def test_running_share_weighs_by_size_and_fades():
@@ -308,6 +308,6 @@ def test_running_share_weighs_by_size_and_fades():
 def test_with_everything_off_processes_may_share_a_group():
     """As TRL's dataloader splits it: one group of four completions, two of them on each process."""
     run = collector(0, selector=None, batch_groups=1, generates_apart=False, processes=Processes(1, 2))
-    batch = run.collect(lambda ids: Round(np.array([[0.0], [1], [1], [0]]), np.ones(4), np.zeros(4)), 0)
+    batch = run.collect(lambda ids: GeneratedRound(np.array([[0.0], [1], [1], [0]]), np.ones(4), np.zeros(4)), 0)
     assert prompts(batch.trained) == [-1]
     assert batch.trained[0].success_rate == 0.5
