@@ -22,7 +22,7 @@ import trl_dataeff.validation as validation
 from trl_dataeff.callback import DataEfficientCallback
 from trl_dataeff.checkpoint.resume import Run, complete_checkpoint, failure_notes, remove_older, resolve_run
 from trl_dataeff.checkpoint.state import check_agreement, check_fits, load_run, save_run
-from trl_dataeff.collector import GenerationBatch, check_same_prompts, make_collector
+from trl_dataeff.collector import GenerationBatch, hash_same_prompts, make_collector
 from trl_dataeff.config import DataEfficientGRPOConfig, own_copy
 from trl_dataeff.difficulty.embedding import embed_for
 from trl_dataeff.replay.correction import LossCorrection
@@ -38,7 +38,6 @@ from trl_dataeff.selection.base import uses_references
 from trl_dataeff.signals import StopSignals, exception_of
 from trl_dataeff.tracking.card import complete_card
 from trl_dataeff.tracking.metrics import StepTimer, record, record_selector, replace_last, without_rounds
-from trl_dataeff.utils import hash_prompts
 
 
 _SIGNATURE = inspect.signature(GRPOTrainer.__init__)
@@ -127,6 +126,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             reward_names=self.reward_func_names,
             reward_weights=self.reward_weights.numpy(),
             replays=replays,
+            reserved=validation.reserved_places(config, world_size) if replays else 0,
             rounds=rounds,
             generates_apart=self._generates_apart,
             writes_logs=True,
@@ -182,8 +182,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         checkpoint, num_prompts, dataset_hash = self._run.checkpoint, 0, ""
         if self._map_style:
             validation.check_dataset(args, dataset, self.environment_factories, self.selector)
-            num_prompts, dataset_hash = len(dataset), hash_prompts(dataset)
-            check_same_prompts(num_prompts, dataset_hash, self._processes)
+            num_prompts, dataset_hash = len(dataset), hash_same_prompts(dataset, self._processes)
         if checkpoint is not None:
             check_fits(Path(checkpoint), self.collector.settings, num_prompts, dataset_hash, self._processes.is_main)
         removes = self._map_style and args.remove_unused_columns

@@ -6,9 +6,9 @@ One generation batch, from proposal to history.
     build.py        from the configuration to a collector, and the settings on which its state depends
 """
 
-from trl_dataeff.collector.build import check_same_prompts, make_collector
+from trl_dataeff.collector.build import hash_same_prompts, make_collector
 from trl_dataeff.collector.collector import RolloutCollector
 from trl_dataeff.collector.rounds import GenerationBatch
 
 
-__all__ = ["GenerationBatch", "RolloutCollector", "check_same_prompts", "make_collector"]
+__all__ = ["GenerationBatch", "RolloutCollector", "hash_same_prompts", "make_collector"]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from datasets import Dataset
 
 from trl_dataeff.collector.collector import RolloutCollector
 from trl_dataeff.collector.rounds import RoundSizes
@@ -16,7 +17,7 @@ from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.distributed import Processes, all_gather
 from trl_dataeff.selection.base import Selector
 from trl_dataeff.tracking.groups import RunLogs
-from trl_dataeff.validation import reserved_places
+from trl_dataeff.utils import hash_prompts
 
 
 def make_collector(
@@ -26,6 +27,7 @@ def make_collector(
     reward_names: Sequence[str],
     reward_weights: np.ndarray,
     replays: bool,
+    reserved: int = 0,
     rounds: int = 1,
     generates_apart: bool = True,
     writes_logs: bool = False,
@@ -38,7 +40,7 @@ def make_collector(
         selector ([`Selector`] or `None`): not bound yet; `None` where prompts are not known by row.
         replays (`bool`): whether groups are replayed.
         writes_logs (`bool`, *optional*, defaults to `False`): whether the main process writes the files of [`RunLogs`].
-        config, reward_names, reward_weights, rounds, generates_apart, processes: see [`RolloutCollector`].
+        config, reward_names, reward_weights, reserved, rounds, generates_apart, processes: see [`RolloutCollector`].
     """
     buffer = ReplayBuffer(
         config.replay_capacity,
@@ -61,7 +63,7 @@ def make_collector(
         settings=run_settings(config, selector, reward_names, processes.world_size),
         round_sizes=RoundSizes(rounds, config.rollout_margin),
         buffer=buffer if replays else None,
-        reserved=reserved_places(config, processes.world_size) if replays else 0,
+        reserved=reserved,
         over_batch=config.scale_rewards == "batch" or config.multi_objective_aggregation == "normalize_then_sum",
         generates_apart=generates_apart,
         logs=RunLogs(config.output_dir) if writes_logs and processes.is_main else None,
@@ -70,22 +72,23 @@ def make_collector(
     )
 
 
-def check_same_prompts(num_prompts: int, dataset_hash: str, processes: Processes) -> None:
+def hash_same_prompts(dataset: Dataset, processes: Processes) -> str:
     """
-    Raise a `ValueError` if the prompts of processes differ. Prompts are known by row: another order on one process would train
-    on other prompts than were selected. A collective if there are several processes.
+    Content hash of the prompts of a dataset. Raises a `ValueError` if those of processes differ: prompts are known by row, and another
+    order on one process would train on other prompts than were selected. A collective if there are several processes.
     """
-    if processes.world_size == 1:
-        return
-    first, *others = all_gather((num_prompts, dataset_hash))
-    differ = [str(rank) for rank, own in enumerate(others, 1) if own != first]
-    if differ:
-        sizes = ", ".join(str(own[0]) for own in [first, *others])
-        raise ValueError(
-            f"`train_dataset` differs between processes: that of {', '.join(differ)} is not that of process 0 (prompts of "
-            f"each: {sizes}). Give every process the same prompts in the same order: shuffle with a fixed seed, and do not "
-            "split the dataset by process; that is done later."
-        )
+    dataset_hash = hash_prompts(dataset)
+    if processes.world_size > 1:
+        first, *others = all_gather((len(dataset), dataset_hash))
+        differ = [str(rank) for rank, own in enumerate(others, 1) if own != first]
+        if differ:
+            sizes = ", ".join(str(own[0]) for own in [first, *others])
+            raise ValueError(
+                f"`train_dataset` differs between processes: that of {', '.join(differ)} is not that of process 0 (prompts of "
+                f"each: {sizes}). Give every process the same prompts in the same order: shuffle with a fixed seed, and do not "
+                "split the dataset by process; that is done later."
+            )
+    return dataset_hash
 
 
 def run_settings(
