@@ -18,6 +18,7 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 from trl import GRPOTrainer
 
+import trl_dataeff.compat as compat
 import trl_dataeff.validation as validation
 from trl_dataeff.callback import DataEfficientCallback
 from trl_dataeff.checkpoint.resume import Run, complete_checkpoint, failure_notes, remove_older, resolve_run
@@ -41,6 +42,7 @@ from trl_dataeff.tracking.metrics import StepTimer, record, record_selector, rep
 from trl_dataeff.utils import hash_prompts
 
 
+compat.check(GRPOTrainer)
 _SIGNATURE = inspect.signature(GRPOTrainer.__init__)
 _Forward: TypeAlias = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]  # as TRL returns it
 
