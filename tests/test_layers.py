@@ -31,7 +31,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("difficulty", "replay", "tracking"),
     ("checkpoint", "signals"),
     ("rollouts", "rewards", "config"),
-    ("utils",),
+    ("utils", "compat"),
 )
 
 

@@ -2,21 +2,10 @@
 
 import subprocess
 import sys
-import warnings
 
 import pytest
 
 import trl_dataeff
-
-
-@pytest.mark.parametrize(
-    ("version", "warns"), [("1.99.0", True), ("1.15.2", True), ("1.16.3", False), ("1.16.0", False)]
-)
-def test_an_untested_trl_is_a_warning_not_an_error(version, warns):
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        trl_dataeff._warn_untested_trl(version)
-    assert [f"has not been tested with the installed trl {version}" in str(w.message) for w in seen] == [True] * warns
 
 
 def test_importing_the_package_loads_no_torch():

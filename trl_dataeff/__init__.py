@@ -15,7 +15,7 @@ Data flow of a generation batch, and the place of each part (folders side by sid
     checkpoint/          files that are complete or absent, and resuming from them
     config.py            GRPOConfig with our fields; validation.py checks them with the dataset, and says what is on
     testing.py           conformance suite for your own selectors
-    utils.py             atomic files, hashes, and errors that only the user can fix
+    utils.py             atomic files, hashes, and errors that only the user can fix; compat.py: what we rely on in TRL
     analysis/, cli/, rewards.py
 
 A module imports only from the layers below its own; `tests/test_layers.py` has their order.
@@ -24,11 +24,7 @@ The public names are imported when they are first used: the command answers `--v
 """
 
 import importlib
-import importlib.metadata
-import warnings
 from typing import TYPE_CHECKING, Any
-
-from packaging.version import Version
 
 from trl_dataeff.utils import __version__
 
@@ -60,7 +56,6 @@ _MODULES = {
     "register_selector": "selection",
 }
 __all__ = ["__version__", *_MODULES]
-_TESTED_TRL = ("1.16", "1.17")
 
 
 def __getattr__(name: str) -> Any:
@@ -71,16 +66,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *_MODULES])
-
-
-def _warn_untested_trl(installed: str) -> None:
-    if not Version(_TESTED_TRL[0]) <= Version(Version(installed).base_version) < Version(_TESTED_TRL[1]):
-        warnings.warn(
-            f"trl_dataeff {__version__} is tested with trl {_TESTED_TRL[0]} and has not been tested with the "
-            f"installed trl {installed}, whose trainer may differ where this one meets it. Install "
-            f"'trl>={_TESTED_TRL[0]},<{_TESTED_TRL[1]}', or run this package's tests first.",
-            stacklevel=3,
-        )
-
-
-_warn_untested_trl(importlib.metadata.version("trl"))

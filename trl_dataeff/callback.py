@@ -29,6 +29,7 @@ class DataEfficientCallback(TrainerCallback):
         timer ([`StepTimer`]): of the trainer.
         store (`dict`): TRL's metrics of training, by name.
         on_begin (`Callable`): called when training begins, after the Trainer's own preparations.
+        on_gradient (`Callable`): called before each optimizer step.
 
     Attributes:
         run ([`Run`]), signals ([`StopSignals`] or `None`): of the present call of `train`, which sets them.
@@ -41,8 +42,10 @@ class DataEfficientCallback(TrainerCallback):
         timer: StepTimer,
         store: defaultdict[str, list[float]],
         on_begin: Callable[[], None],
+        on_gradient: Callable[[], None],
     ):
         self.collector, self._timer, self._store, self._on_begin = collector, timer, store, on_begin
+        self._on_gradient = on_gradient
         self.begin(Run(""), None)
 
     def begin(self, run: Run, signals: StopSignals | None) -> None:
@@ -54,6 +57,9 @@ class DataEfficientCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._training = True
         self._on_begin()
+
+    def on_pre_optimizer_step(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._on_gradient()
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         record(self._store, self._timer.take())

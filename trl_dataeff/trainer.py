@@ -18,6 +18,7 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 from trl import GRPOTrainer
 
+import trl_dataeff.compat as compat
 import trl_dataeff.validation as validation
 from trl_dataeff.callback import DataEfficientCallback
 from trl_dataeff.checkpoint.resume import Run, complete_checkpoint, failure_notes, remove_older, resolve_run
@@ -40,6 +41,7 @@ from trl_dataeff.tracking.card import complete_card
 from trl_dataeff.tracking.metrics import StepTimer, record, record_selector, replace_last, without_rounds
 
 
+compat.check(GRPOTrainer)
 _SIGNATURE = inspect.signature(GRPOTrainer.__init__)
 _Forward: TypeAlias = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]  # as TRL returns it
 
@@ -102,6 +104,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         environments, tool_images = self.environment_factories is not None, self._is_vlm and bool(self.tools)
         reason = validation.unsupported_reason(self.train_dataset, environments, tool_images)
         self._processes = Processes.of(self.accelerator)
+        if not capture.corrects_loss(type(self), DataEfficientGRPOTrainer):
+            validation.refuse_reuse(config, self._processes.is_main)
         self._fsdp2 = bool(self.is_fsdp_enabled and self.accelerator.is_fsdp2)
         cannot_embed = (self.is_fsdp_enabled or is_deepspeed_zero3_enabled()) and not self._fsdp2
         world_size = self._processes.world_size
@@ -141,7 +145,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         self._rows_read: dict[int, dict[str, Any]] = {}  # rows of the present generation batch
         self._loop: dict[str, Any] | None = None  # of the training loop, as a checkpoint has it
         store = self._metrics["train"]
-        self._callback = DataEfficientCallback(self.collector, self._timer, store, self._continue_interval)
+        check = self._correction.check_applied
+        self._callback = DataEfficientCallback(self.collector, self._timer, store, self._continue_interval, check)
         self.callback_handler.callbacks.insert(1, self._callback)  # see its class
 
     __init__.__signature__ = _SIGNATURE.replace(  # type: ignore[attr-defined]
@@ -317,6 +322,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         if self._skipper is not None and self.model.training:
             inputs = self._without_zero_rows(self._skipper, inputs)
         with nullcontext(inputs) if self._correction is None else self._correction.micro_batch(inputs) as own_inputs:
+            own_inputs.pop(SKIP_FACTOR, None)  # below TRL 1.16, Liger makes the loss call this method again, within
             loss: torch.Tensor = super()._compute_loss(model, own_inputs)
         return loss * inputs[SKIP_FACTOR] if SKIP_FACTOR in inputs else loss
 

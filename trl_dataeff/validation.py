@@ -189,6 +189,17 @@ def reserved_places(args: DataEfficientGRPOConfig, world_size: int) -> int:
     return replay_groups(args.replay_fraction, groups, world_size) if args.replay == "share" else 0
 
 
+def refuse_reuse(config: DataEfficientGRPOConfig, is_main: bool) -> None:
+    """Turn off, with a warning, what needs our `_compute_loss`, in a trainer whose loss does not call it. Selection stays."""
+    if is_main and (config.replay != "off" or config.max_rollout_rounds > 1):
+        logger.warning(
+            "The loss of this trainer does not call `DataEfficientGRPOTrainer._compute_loss`, because a subclass or Unsloth overrides "
+            "it, so that rollouts of an earlier policy cannot be corrected: each batch is one round of rollouts without replay. To "
+            "have them, let the subclass call `super()`, or import `trl_dataeff.trainer` before `unsloth`."
+        )
+    config.replay, config.max_rollout_rounds, config.skip_zero_advantage = "off", 1, False
+
+
 def announce(
     args: DataEfficientGRPOConfig,
     selector: Selector,

@@ -3,9 +3,12 @@
 import json
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
+import transformers
+from packaging.version import Version
 
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -16,6 +19,10 @@ from tests.factories import DYNAMIC, logged, mixed_reward, run
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 
 
+if Version(transformers.__version__) < Version(
+    "5.18"
+):  # which resumed on one CPU alone: torch knows no location "cpu:0"
+    torch.load = partial(lambda load, *args, **options: load(*args, **options | {"map_location": "cpu"}), torch.load)
 torch.set_num_threads(1)
 FOLDER = Path(sys.argv[1])
 BATCH = {"per_device_train_batch_size": 4, "steps_per_generation": 2}

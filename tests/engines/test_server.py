@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from trl.generation.vllm_client import VLLMClient
 
 from tests.engines.server import served
-from tests.factories import FILL, Watched, logp_differences, mixed_reward, run, tiny_tokenizer
+from tests.factories import FILL, Watched, logp_differences, run, tiny_tokenizer
 from trl_dataeff import DataEfficientGRPOConfig
 
 
@@ -20,6 +20,11 @@ KINDS = {
     "default": {},
     "lora": {"trainer": {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"])}},
 }
+
+
+def alternating_reward(completions, trainer_state, **kwargs):
+    """Decides what carries a gradient, whatever is sampled: each group of the first batch, and every second one later."""
+    return [float(i % 2 and (trainer_state.global_step == 0 or i // 4 % 2)) for i in range(len(completions))]
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +60,7 @@ def train(server, model_folder, tmp_path, monkeypatch):
         options = {
             **{"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": url},
             **{"selection": "auto", **FILL, "per_device_train_batch_size": 32, "max_steps": 2},
-            **{"rewards": mixed_reward, "model_init_kwargs": {"dtype": "float32"}},
+            **{"rewards": alternating_reward, "model_init_kwargs": {"dtype": "float32"}},
         }
         instance = run(Watched, DataEfficientGRPOConfig, tmp_path, trainer=arguments, **{**options, **fields})
         assert len(syncs) == 2

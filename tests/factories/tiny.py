@@ -127,6 +127,7 @@ def run(trainer_class, config_class, output_dir, *, rewards=even_length_reward, 
     if "model" not in arguments:
         by_path = fields.get("beta") and "peft_config" not in arguments  # as TRL loads the reference model
         arguments["model"] = save_tiny(Path(output_dir) / "model") if by_path else tiny_model(tokenizer)
+    torch.manual_seed(42)  # before 1.15 TRL made the adapters of LoRA first, and set the seed later
     instance = trainer_class(reward_funcs=rewards, args=config_class(**{**defaults, **fields}), **arguments)
     instance.remove_callback(PrinterCallback)
     if train:

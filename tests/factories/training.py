@@ -98,7 +98,7 @@ class CountedRows(Watched):
         self.model.register_forward_pre_hook(self._count, with_kwargs=True)
 
     def _count(self, module, args, kwargs):
-        if "labels" in kwargs:
+        if "labels" in kwargs or kwargs.get("use_cache") is False:  # the latter below TRL 1.15
             (self.in_loss if torch.is_grad_enabled() else self.old_logps_rows).append(len(kwargs["input_ids"]))
 
 

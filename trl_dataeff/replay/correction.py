@@ -80,6 +80,7 @@ class LossCorrection:
         self.processes, self.buffer = processes, buffer
         self.recorder = LogprobRecorder()
         self._inputs: dict[str, Any] | None = None  # the micro-batch that is in the loss
+        self._awaited = False  # whether the loss has yet to pass its log-probs of the generation batch
 
     @classmethod
     def of(
@@ -131,11 +132,21 @@ class LossCorrection:
             batch["old_per_token_logps"] = batch["old_per_token_logps"].where(known, 0.0)
         if self.buffer is not None:
             self.recorder.expect(groups, batch)
+        self._awaited = stale or "batch_row" in batch
         return metrics
 
     def begin(self) -> None:
         """Begin a run: rows of an earlier one that was interrupted are not waited for."""
-        self.recorder = LogprobRecorder()
+        self.recorder, self._awaited = LogprobRecorder(), False
+
+    def check_applied(self) -> None:
+        """Raise a `RuntimeError` before an optimizer step whose loss has not passed its log-probs to [`on_logps`]."""
+        if self._awaited:
+            raise RuntimeError(
+                "The loss did not call `DataEfficientGRPOTrainer._compute_loss`, or got no log-probs from "
+                "`_get_per_token_logps_and_entropies`, so that replayed rollouts would be trained on without their correction. Let "
+                "the override of these methods call `super()`, or set `replay='off'` and `max_rollout_rounds=1`."
+            )
 
     @contextmanager
     def micro_batch(self, inputs: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -146,12 +157,15 @@ class LossCorrection:
         finally:
             self._inputs = None
 
-    def on_logps(self, logps: torch.Tensor) -> dict[str, float]:
+    def on_logps(self, logps: torch.Tensor | None) -> dict[str, float]:
         """
         Record and correct, once the loss has its log-probs `(B, T)`, with gradient. Returns metrics of the ratio, if there are
         replayed rows on a process. Outside of [`micro_batch`] nothing happens.
         """
-        inputs = self._inputs or {}
+        inputs = self._inputs
+        if inputs is None or logps is None:  # see `check_applied`
+            return {}
+        self._awaited = False
         if "batch_row" in inputs:
             self.recorder.record(inputs["batch_row"], logps.detach())
         if "replayed" not in inputs:

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
@@ -34,7 +35,7 @@ Tool: TypeAlias = Callable[..., Any]
 
 
 class Generated(NamedTuple):
-    """What TRL's `_generate` returns, in its order (1.16); this is the one place that knows it. One entry per completion."""
+    """What TRL's `_generate` returns, in its order; this is the one place that knows it. One entry per completion."""
 
     prompt_ids: list[list[int]]
     completion_ids: list[list[int]]
@@ -275,3 +276,39 @@ def can_skip_rows(trainer: GRPOTrainer) -> bool:
         and trainer.top_entropy_quantile == 1.0
         and trainer.loss_type in OVER_ROWS + OVER_TOKENS + OVER_BATCH
     )
+
+
+def corrects_loss(trainer_class: type, own: type) -> bool:
+    """
+    Whether the loss of a trainer passes through our `_compute_loss` and log-probs. It does not where a subclass, or the class that
+    Unsloth puts in the place of TRL's, overrides a method on the way without calling the next class's.
+
+    Args:
+        trainer_class (`type`): class of the trainer, a subclass of `own` or `own` itself.
+        own (`type`): our trainer, whatever it is based on.
+    """
+    bases = trainer_class.__mro__
+    above, below = bases[: bases.index(own)], bases[bases.index(own) + 1 :]
+    loss, logps = "_compute_loss", "_get_per_token_logps_and_entropies"
+    return (
+        _leads_to(bases, "compute_loss", loss)
+        and _leads_to(above, loss)
+        and _leads_to(below, loss, logps)
+        and _leads_to(above, logps)
+    )
+
+
+def _leads_to(bases: Sequence[type], name: str, goal: str = "") -> bool:
+    """Whether each class's method calls the next class's, up to one that calls `goal`, if it is given. By the names in its code."""
+    for base in bases:
+        code = getattr(inspect.unwrap(vars(base).get(name, base)), "__code__", None)
+        names = set() if code is None else _names(code)
+        if goal in names:
+            return True
+        if code is not None and name not in names:
+            return False
+    return not goal
+
+
+def _names(code: CodeType) -> set[str]:
+    return set(code.co_names).union(*(_names(part) for part in code.co_consts if isinstance(part, CodeType)))

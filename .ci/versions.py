@@ -1,0 +1,102 @@
+"""
+Runs the tests that depend on TRL and Transformers with several versions of them, each in a fresh environment in `build/versions`,
+and writes the table `docs/versions.md`.
+
+    python .ci/versions.py                  # all rows
+    python .ci/versions.py lowest newest    # these rows, by name; the others keep their last result
+    python .ci/versions.py 1.17.0           # a version of TRL, with the newest of everything else
+
+Needs Python 3.11 or newer. `TORCH` names the torch to install (see the Makefile), except in the row `lowest` if it is `lowest`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import venv
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "build" / "versions"
+TABLE = ROOT / "docs" / "versions.md"
+NOT_STARTED = "did not start"
+TORCH = os.environ.get("TORCH", "torch==2.13.0")
+#: What is installed beside the package, by row. TRL 1.15.0 is not among them: it trains on GPUs alone
+ROWS = {
+    "lowest": [],  # see `lower_bounds`
+    "TRL 1.14.2": ["trl==1.14.2"],
+    "Transformers 5.17": ["trl==1.16.0", "transformers==5.17.0", "datasets<5"],  # the newest for vLLM 0.31 and Unsloth
+    "newest": [],
+}
+TESTS = [
+    "tests/test_compat.py",
+    "tests/test_identity.py",
+    "tests/replay/test_training.py",
+    "tests/checkpoint/test_exact_resume.py",
+    "tests/distributed/test_two_processes.py",
+    "tests/selection/test_plug_in.py",
+]
+#: jmespath: TRL needs it for tools with Transformers below 5.13
+TOOLS = ["pytest>=8.3", "pytest-xdist>=3.6", "hypothesis>=6.120", "grimp>=3.5", "jmespath"]
+SHOWN = ["trl", "transformers", "datasets", "accelerate", "peft", "torch", "pyarrow", "safetensors", "numpy"]
+
+
+def lower_bounds() -> list[str]:
+    """The lowest versions that `pyproject.toml` allows; of torch only if `TORCH` is `lowest`."""
+    dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    return [d.replace(">=", "==") for d in dependencies if not d.startswith("torch") or TORCH == "lowest"]
+
+
+def run(row: str) -> dict[str, str]:
+    """The versions that a row installs, and the result of its tests."""
+    folder = FOLDER / re.sub(r"\W+", "-", row.lower())
+    shutil.rmtree(folder, ignore_errors=True)
+    venv.create(folder, with_pip=True)
+    python = folder / "bin" / "python"
+    pins = lower_bounds() if row == "lowest" else ROWS.get(row, [f"trl=={row}"])
+    torch = [] if TORCH == "lowest" else [TORCH]
+    # torch first: as a dependency it would come as the newest build for CUDA
+    for packages in filter(None, (torch, [*TOOLS, *pins, "--editable", str(ROOT)])):
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *packages], check=True)
+    listed = subprocess.run([python, "-m", "pip", "list", "--format", "json"], capture_output=True, check=True)
+    installed = {package["name"].lower(): package["version"] for package in json.loads(listed.stdout)}
+    report = folder / "report.xml"
+    pytest = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "auto", "--dist", "worksteal"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    subprocess.run([*pytest, f"--junit-xml={report}", *TESTS], cwd=ROOT, env=environment, check=False)
+    result = {"python": "{}.{}".format(*sys.version_info), **{name: installed.get(name, "") for name in SHOWN}}
+    return {**result, "passed": summary(report)}
+
+
+def summary(report: Path) -> str:
+    """`"115 of 115"`, from the file that pytest writes; skipped tests are left out."""
+    if not report.exists():
+        return NOT_STARTED
+    suite = next(ElementTree.parse(report).iter("testsuite"))
+    total, skipped, *bad = (int(suite.get(name, 0)) for name in ("tests", "skipped", "failures", "errors"))
+    return f"{total - skipped - sum(bad)} of {total - skipped}"
+
+
+def main(names: list[str]) -> int:
+    lines = [line for line in TABLE.read_text().splitlines() if line.startswith("| ")][1:] if TABLE.exists() else []
+    rows = {line.split(" | ")[0].removeprefix("| "): line for line in lines}
+    passed = []
+    for name in names or ROWS:
+        result = run(name)
+        rows[name] = f"| {' | '.join([name, *result.values()])} |"
+        header = f"| versions | {' | '.join(result)} |\n{'|---' * (len(result) + 1)}|"
+        TABLE.write_text("\n".join(["<!-- Written by `make test-versions`. -->", "", header, *rows.values()]) + "\n")
+        print(header, rows[name], sep="\n", flush=True)
+        passed.append(len(set(result["passed"].split(" of "))) == 1 and result["passed"] != NOT_STARTED)
+    return int(not all(passed))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

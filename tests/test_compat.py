@@ -1,0 +1,235 @@
+"""What is checked of TRL when the trainer is imported, and trainers whose loss does not pass through ours."""
+
+import importlib.util
+import inspect
+import re
+import sys
+import warnings
+
+import pytest
+import torch
+import trl
+from trl import GRPOTrainer
+
+import trl_dataeff.trainer
+from tests.factories import SHARE, all_finite, logged, messages, partly_learnable_reward, run
+from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer, compat
+from trl_dataeff.rollouts import capture
+
+
+def load(monkeypatch, name: str, source: str, path):
+    """A module with this source."""
+    path.write_text(source)
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+# What is checked of TRL
+
+RETURN = "return prompt_ids, completion_ids, tool_mask, completions, logprobs, extra_fields, images"
+#: What another version of TRL might have, as replacements in its source, and what is said of it
+CHANGES = {
+    "method renamed": ("def _calculate_rewards(", "def _score(", "`_calculate_rewards` does not exist"),
+    "parameter added": (
+        "def _generate(self, prompts: list)",
+        "def _generate(self, prompts: list, images=None)",
+        r"`_generate` takes \(self, prompts: list, images=None\), and not \(prompts\)",
+    ),
+    "parameter renamed": (
+        "def _compute_loss(self, model, inputs)",
+        "def _compute_loss(self, model, batch)",
+        r"`_compute_loss` takes \(self, model, batch\), and not \(model, inputs\)",
+    ),
+    "parameter required": (
+        "def _log_completion_extra(self, column: str",
+        "def _log_completion_extra(self, mode, column: str",
+        r"`_log_completion_extra` takes \(self, mode, column: str.*\), and not \(column, values, ...\)",
+    ),
+    "return value shortened": (f"{RETURN}, tool_images", RETURN, "`_generate` returns 7 values, and not 8"),
+    "attribute renamed": ("self._step", "self._micro_step", "no method uses `self._step`$"),
+}
+
+
+@pytest.fixture
+def changed(tmp_path, monkeypatch):
+    """TRL's trainer with a replacement in its source."""
+
+    def change(old, new):
+        source = inspect.getsource(sys.modules[GRPOTrainer.__module__])
+        assert old in source
+        return load(monkeypatch, "trl.trainer.changed", source.replace(old, new), tmp_path / "changed.py").GRPOTrainer
+
+    return change
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_another_trl_is_an_error_that_names_the_difference_and_the_versions(change, changed, monkeypatch):
+    old, new, said = CHANGES[change]
+    other = changed(old, new)
+    versions = {"trl": "1.17.0", "transformers": "6.0.0"}
+    monkeypatch.setattr(compat, "version", versions.get)
+    with pytest.raises(ImportError, match=r"trl 1\.17\.0 and transformers 6\.0\.0: ") as raised:
+        compat.check(other)
+    found = str(raised.value).split("6.0.0: ")[1].split(". Install")[0]
+    assert found.count(";") == 0
+    assert re.search(said, found), found
+
+
+def test_it_is_checked_when_the_trainer_is_imported(changed, monkeypatch, tmp_path):
+    monkeypatch.setattr(trl, "GRPOTrainer", changed(*CHANGES["return value shortened"][:2]))
+    with pytest.raises(ImportError, match="returns 7 values"):
+        load(monkeypatch, "trl_dataeff.on_changed", inspect.getsource(trl_dataeff.trainer), tmp_path / "ours.py")
+
+
+@pytest.mark.parametrize(("version", "warned"), [("1.99.0", 1), ("1.14.1", 1), ("1.16.3", 0), ("1.14.2", 0)])
+def test_an_untested_trl_that_fits_is_one_warning(version, warned, monkeypatch):
+    monkeypatch.setattr(compat, "version", lambda name: version)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        compat.check(GRPOTrainer)
+    assert [f"not with trl {version}" in str(w.message) for w in seen] == [True] * warned
+
+
+def test_the_fields_of_generated_are_those_that_are_checked():
+    assert len(capture.Generated._fields) == compat.RETURNED
+
+
+# A loss that does not pass through ours
+
+
+class UnslothGRPOTrainer(GRPOTrainer):
+    """As Unsloth changes TRL's trainer: `compute_loss` is its own, and asks for log-probs that it does not get."""
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model,
+        input_ids,
+        attention_mask,
+        logits_to_keep,
+        batch_size=None,
+        compute_entropy=False,
+        compute_efficient=False,
+        *args,
+        **kwargs,
+    ):
+        if compute_efficient:
+            return None, None
+        return super()._get_per_token_logps_and_entropies(
+            model, input_ids, attention_mask, logits_to_keep, batch_size=batch_size, compute_entropy=compute_entropy
+        )
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+        mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+        length = inputs["completion_ids"].size(1)
+        logps = self._get_per_token_logps_and_entropies(model, ids, mask, length, None, False, True)[0]
+        assert logps is None
+        logps = super()._get_per_token_logps_and_entropies(model, ids, mask, length)[0]
+        ratio = (logps - inputs.get("old_per_token_logps", logps.detach())).exp()
+        return -(ratio * inputs["advantages"][:, None] * inputs["completion_mask"]).mean()
+
+
+class AgainWithin(GRPOTrainer):
+    """As Liger makes TRL 1.14 and 1.15: the loss calls itself once more, on the model that it has unwrapped."""
+
+    def _compute_loss(self, model, inputs):
+        if "within" not in inputs:
+            return self._compute_loss(model, {**inputs, "within": True})
+        return super()._compute_loss(model, inputs)
+
+
+class OwnLoss(DataEfficientGRPOTrainer):
+    def _compute_loss(self, model, inputs):
+        return sum(p.square().sum() for p in model.parameters())
+
+
+class OwnComputeLoss(DataEfficientGRPOTrainer):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        return sum(p.square().sum() for p in model.parameters())
+
+
+class OwnLogps(DataEfficientGRPOTrainer):
+    def _get_per_token_logps_and_entropies(self, *args, **kwargs):
+        return GRPOTrainer.__dict__["_get_per_token" + "_logps_and_entropies"](self, *args, **kwargs)
+
+
+class MoreLoss(DataEfficientGRPOTrainer):
+    def compute_loss(self, *args, **kwargs):
+        return super().compute_loss(*args, **kwargs)
+
+    def _compute_loss(self, model, inputs):
+        return super()._compute_loss(model, inputs) + 0.0
+
+
+@pytest.fixture
+def ours_on(monkeypatch, tmp_path):
+    """Our trainer as it is when another class stands in the place of TRL's while it is imported."""
+
+    def make(base):
+        monkeypatch.setattr(trl, "GRPOTrainer", base)
+        source, path = inspect.getsource(trl_dataeff.trainer), tmp_path / "ours.py"
+        return load(monkeypatch, f"trl_dataeff.on_{base.__name__}", source, path).DataEfficientGRPOTrainer
+
+    return make
+
+
+REUSE = {**SHARE, "selection": "dots", "skip_zero_advantage": True, "max_steps": 6}
+
+
+def test_on_unsloths_trainer_selection_works_and_nothing_is_reused(ours_on, tmp_path, caplog_transformers):
+    trainer = run(ours_on(UnslothGRPOTrainer), DataEfficientGRPOConfig, tmp_path, **REUSE)
+    assert len(messages(caplog_transformers, "cannot be corrected")) == 1
+    assert type(trainer.selector).__name__ == "DotsSelector"
+    assert trainer.collector.buffer is None
+    assert trainer.collector.counters.values["rollouts_generated"] == 6 * 8
+    assert any(norm > 0 for (norm,) in logged(trainer, "grad_norm"))
+    assert all_finite(trainer)
+
+
+@pytest.mark.parametrize("trainer_class", [OwnLoss, OwnComputeLoss, OwnLogps])
+def test_a_subclass_that_overrides_the_loss_reuses_nothing(trainer_class, tmp_path, caplog_transformers):
+    trainer = run(trainer_class, DataEfficientGRPOConfig, tmp_path, train=False, **REUSE)
+    assert len(messages(caplog_transformers, "cannot be corrected")) == 1
+    assert trainer.collector.buffer is None
+    assert trainer._skipper is None
+
+
+def test_a_subclass_that_calls_super_reuses(tmp_path, caplog_transformers):
+    trainer = run(MoreLoss, DataEfficientGRPOConfig, tmp_path, **REUSE)
+    assert not messages(caplog_transformers, "cannot be corrected")
+    assert logged(trainer, "dataeff/replay/ess")
+
+
+@pytest.mark.parametrize("base", [UnslothGRPOTrainer, None])
+@pytest.mark.parametrize("accumulated", [{}, {"steps_per_generation": 2, "num_iterations": 2}])
+def test_a_loss_that_is_not_seen_through_is_found_out_before_its_first_update(
+    base, accumulated, ours_on, tmp_path, monkeypatch
+):
+    ours = OwnComputeLoss if base is None else ours_on(base)
+    monkeypatch.setattr(capture, "corrects_loss", lambda *classes: True)
+    trainer = run(ours, DataEfficientGRPOConfig, tmp_path, train=False, **REUSE, **accumulated)
+    stale = []
+    monkeypatch.setattr(trainer.collector, "collect", noted(trainer.collector.collect, stale))
+    with pytest.raises(RuntimeError, match="without their correction"):
+        trainer.train()
+    assert not any(stale[:-1]), "a replayed batch has updated the model"
+
+
+def noted(collect, stale):
+    def collecting(*args):
+        batch = collect(*args)
+        stale.append(bool(batch.trained_stale))
+        return batch
+
+    return collecting
+
+
+def test_a_loss_that_calls_itself_within_is_scaled_once(ours_on, tmp_path):
+    options = {**REUSE, "loss_type": "grpo", "rewards": partly_learnable_reward}
+    once = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path / "a", **options)
+    twice = run(ours_on(AgainWithin), DataEfficientGRPOConfig, tmp_path / "b", **options)
+    assert logged(once, "loss", "grad_norm") == logged(twice, "loss", "grad_norm")
+    assert any(norm for (norm,) in logged(once, "grad_norm"))
