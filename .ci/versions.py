@@ -40,7 +40,7 @@ TESTS = [
     "tests/test_identity.py",
     "tests/replay/test_training.py",
     "tests/checkpoint/test_exact_resume.py",
-    "tests/distributed/test_two_processes.py",
+    "tests/distributed/test_processes.py",
     "tests/selection/test_plug_in.py",
 ]
 #: jmespath: TRL needs it for tools with Transformers below 5.13
