@@ -1,4 +1,4 @@
-"""What docs/index.md says of epochs and steps: their number is TRL's, the prompts in them are the selector's."""
+"""What docs/script.md says of epochs and steps: their number is TRL's, the prompts in them are the selector's."""
 
 import pandas as pd
 import pytest
