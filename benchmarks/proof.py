@@ -20,6 +20,8 @@ from benchmarks import tables
 from benchmarks.curves import band, on_grid
 from benchmarks.lab.ratios import ACCURACY, BASELINE, Curve, curves_of, ratio_table
 from benchmarks.lab.store import RunFile, read_rows
+from benchmarks.lab.studies import CONDITIONS
+from benchmarks.lab.train import RunSpec
 
 
 ROOT = Path(__file__).parents[1]
@@ -57,6 +59,22 @@ def methods_table() -> str:
     """Other methods, by the uniform runs of the study `rule` with their seeds."""
     base = [curve for curve in study("rule") if curve.method == BASELINE]
     return ratio_table([*base, *study("methods")], show_baseline=False)
+
+
+def conditions_table() -> str:
+    """Plain GRPO and the default at equal rollouts and steps, in settings in which it might not help."""
+    path = LAB / "conditions" / "results.parquet"
+    ends = {row["run"]: row for row in (read_rows(path) if path.exists() else [])}.values()  # the last row of each run
+    rows = []
+    for name, (pool, fields) in CONDITIONS.items():
+        spec = RunSpec(BASELINE, 0, pool, "", **fields)
+        shared = ("pool", "learning_rate", "prompts", "group_size")
+        own = [end for end in ends if all(end[field] == getattr(spec, field) for field in shared)]
+        base, ours = ([end for end in own if end["method"] == method] for method in (BASELINE, "default"))
+        cells = (_mean(base, "accuracy_sampled", 3), _mean(ours, "accuracy_sampled", 3))
+        rows.append([name, str(len(ours)), *cells, tables.difference(above(ours, base))])
+    header = ["setting", "seeds", "accuracy of plain GRPO", "of the default", "difference"]
+    return tables.markdown(header, [row for row in rows if row[1] != "0"])
 
 
 # The pretrained model
@@ -161,6 +179,7 @@ def _mean(ends: Sequence[dict], name: str, digits: int) -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "rule": rule_table,
     "pools": pools_table,
+    "conditions": conditions_table,
     "methods": methods_table,
     "pretrained": lambda: pretrained_table(finished()),
     "readme": lambda: readme_table(finished()),

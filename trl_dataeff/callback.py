@@ -21,7 +21,8 @@ logger = logging.get_logger(__name__)
 
 class DataEfficientCallback(TrainerCallback):
     """
-    Times steps, writes the run's logs, and stops a run after a signal.
+    Times steps, writes the run's logs, and stops a run after a signal. Its place is behind the Trainer's own callback, which
+    decides when to save, and before the trackers.
 
     Args:
         collector ([`RolloutCollector`]): of the trainer.
@@ -61,6 +62,8 @@ class DataEfficientCallback(TrainerCallback):
     def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if not self._training or not logs:
             return
+        if any(name.startswith("eval_") for name in logs):  # so that trackers can show held-out reward over rollouts
+            logs[f"{PREFIX}rollouts_generated"] = self.collector.counters.values["rollouts_generated"]
         self.collector.log(logs, state.global_step)
         if END in logs and self.stopped_by is not None:
             # A run that was stopped goes on later: next, the Trainer would load the best model and delete the last checkpoint
@@ -98,26 +101,3 @@ class DataEfficientCallback(TrainerCallback):
             logger.warning(
                 f"Stopped by {self.stopped_by.name} after step {state.global_step} of {state.max_steps}. {how}"
             )
-
-
-class RolloutsAxis(TrainerCallback):
-    """
-    Adds the rollouts generated so far to logs of evaluations during training, so that trackers can show held-out reward over
-    them. It has to be called before the trackers.
-
-    Args:
-        collector ([`RolloutCollector`]): of the trainer.
-    """
-
-    def __init__(self, collector: RolloutCollector):
-        self._collector, self._training = collector, False
-
-    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self._training = True
-
-    def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self._training = False
-
-    def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        if self._training and any(name.startswith("eval_") for name in logs or ()):
-            logs[f"{PREFIX}rollouts_generated"] = self._collector.counters.values["rollouts_generated"]

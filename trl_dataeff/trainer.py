@@ -19,7 +19,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 from trl import GRPOTrainer
 
 import trl_dataeff.validation as validation
-from trl_dataeff.callback import DataEfficientCallback, RolloutsAxis
+from trl_dataeff.callback import DataEfficientCallback
 from trl_dataeff.checkpoint.resume import Run, complete_checkpoint, failure_notes, remove_older, resolve_run
 from trl_dataeff.checkpoint.state import check_agreement, check_fits, load_run, save_run
 from trl_dataeff.collector import GenerationBatch, check_same_prompts, make_collector
@@ -142,8 +142,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         self._loop: dict[str, Any] | None = None  # of the training loop, as a checkpoint has it
         store = self._metrics["train"]
         self._callback = DataEfficientCallback(self.collector, self._timer, store, self._continue_interval)
-        self.add_callback(self._callback)
-        self.callback_handler.callbacks.insert(0, RolloutsAxis(self.collector))
+        self.callback_handler.callbacks.insert(1, self._callback)  # see its class
 
     __init__.__signature__ = _SIGNATURE.replace(  # type: ignore[attr-defined]
         parameters=[*_SIGNATURE.parameters.values(), inspect.signature(__init__).parameters["selector"]]

@@ -38,16 +38,14 @@ def resolve_selector(
     loaded, when the last three arguments are unknown, it is called for its errors alone.
 
     Args:
-        args ([`DataEfficientGRPOConfig`]): the configuration.
-        selector ([`Selector`], *optional*): instance given to the trainer.
         reason (`str`, *optional*): see [`unsupported_reason`].
         cannot_embed (`bool`, *optional*, defaults to `False`): whether the policy is sharded so that it cannot embed prompts.
         processes (`int`, *optional*, defaults to `1`): how many there are.
 
     Raises:
         `TypeError`: `selector` is no instance of [`Selector`].
-        `ValueError`: there is no such selector, it does not take `selector_args`, two are given, or the selector needs
-            reference rollouts that cannot be generated.
+        `ValueError`: there is no such selector, it does not take `selector_args`, two are given, or reference rollouts cannot be
+            generated.
     """
     if selector is None:
         selector = _named_selector(args, reason, cannot_embed)
@@ -88,11 +86,6 @@ def unsupported_reason(dataset: Any, environments: bool, tool_images: bool) -> s
     """
     Why rounds of rollouts cannot be generated, and replayed, outside of TRL's pass over a batch; `None` if they can. TRL
     prepares environments in that pass, and neither the images of tools nor the rows of a stream can be read again.
-
-    Args:
-        dataset: the training dataset.
-        environments (`bool`): whether an environment prepares the prompts.
-        tool_images (`bool`): whether tools may answer with images.
     """
     if environments:
         return "prompts that are prepared by an environment"
@@ -152,12 +145,8 @@ def check_reward_arguments(reward_funcs: Sequence[Any], row: Mapping[str, Any]) 
 
 def check_steps(config: DataEfficientGRPOConfig, replays: bool, rounds: int) -> None:
     """
-    Raise a [`UserError`] if an optimizer step takes parts of two generation batches, unless each batch is a single pass of TRL's.
-
-    Args:
-        config ([`DataEfficientGRPOConfig`]): the configuration.
-        replays (`bool`): whether groups are replayed, or reference rollouts are generated.
-        rounds (`int`): rounds of rollouts per generation batch.
+    Raise a [`UserError`] if an optimizer step takes parts of two generation batches, unless each batch is a single pass of
+    TRL's: one round, nothing replayed and no reference rollouts.
     """
     accumulated, steps = config.gradient_accumulation_steps, config.steps_per_generation
     if not (replays or rounds > 1) or steps * config.num_iterations % accumulated == 0:

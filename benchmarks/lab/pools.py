@@ -16,7 +16,7 @@ import numpy as np
 from datasets import Dataset
 
 from .evaluate import success
-from .rewards import answer_and_length, exact_match, right_characters
+from .rewards import answer_and_length, exact_match, noisy_match, right_characters
 from .tasks import CELLS, Task, make_task
 
 
@@ -50,6 +50,8 @@ POOLS = {
     "third": Pool(easy=0.12, learnable=0.18, unsolvable=0.70, reward=right_characters),
     "graded": Pool(easy=0.12, learnable=0.18, unsolvable=0.70, reward=answer_and_length),
     "learnable": Pool(easy=0.0, learnable=1.0, unsolvable=0.0),
+    "noisy": Pool(easy=0.12, learnable=0.18, unsolvable=0.70, reward=noisy_match),
+    "tiny": Pool(easy=0.12, learnable=0.18, unsolvable=0.70, size=64),
 }
 
 

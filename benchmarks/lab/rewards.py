@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from collections import defaultdict
 
 
 #: Below this share of right characters a completion is worth nothing, so that groups can be all zero.
 SHARE_FROM = 0.7
+NOISE = 0.1  # share of rewards that are wrong
 
 
 def exact_match(completions: list[str], answer: list[str], **columns) -> list[float]:
@@ -29,6 +31,14 @@ def answer_and_length(completions: list[str], answer: list[str], **columns) -> l
     return [
         0.5 * (len(completion) == len(right)) + 0.5 * (completion == right)
         for completion, right in zip(completions, answer, strict=True)
+    ]
+
+
+def noisy_match(completions: list[str], answer: list[str], **columns) -> list[float]:
+    """The opposite of [`exact_match`] with probability `NOISE`, else the same. Drawn from the run's random state."""
+    return [
+        1 - reward if random.random() < NOISE else reward
+        for reward in exact_match(completions=completions, answer=answer)
     ]
 
 

@@ -20,7 +20,7 @@ class Part:
 
     pools: tuple[str, ...]
     seeds: Iterable[int]
-    methods: Mapping[str, Mapping[str, int]]
+    methods: Mapping[str, Mapping[str, float]]
 
     def specs(self, start: str) -> list[RunSpec]:
         return [
@@ -32,6 +32,18 @@ class Part:
 
 
 FEWER = {"steps": 100, "max_rollouts": 5_000}
+#: Where selection or replay might not help, by name: the pool, and fields of the specs. Each is trained for as many rollouts
+CONDITIONS: dict[str, tuple[str, dict[str, float]]] = {
+    "the first pool": ("first", {}),
+    "twice the learning rate": ("first", {"learning_rate": 2e-4}),
+    "four times the learning rate": ("first", {"learning_rate": 4e-4}),
+    "groups of 4 instead of 8": ("first", {"group_size": 4, "prompts": 32}),
+    "groups of 16": ("first", {"group_size": 16, "prompts": 8}),
+    "one group a step": ("first", {"prompts": 1, "steps": 640, "eval_every": 80, "learning_rate": 2.5e-5}),
+    "64 prompts": ("tiny", {}),
+    "a tenth of the rewards is wrong": ("noisy", {}),
+    "all prompts learnable": ("learnable", {}),
+}
 STUDIES: dict[str, tuple[Part, ...]] = {
     # What each part of the default method does
     "rule": (
@@ -52,6 +64,11 @@ STUDIES: dict[str, tuple[Part, ...]] = {
     "pools": (
         Part(("second", "third"), range(30, 33), {"uniform": {"steps": 100}, "default": FEWER}),
         Part(("graded", "learnable"), range(30, 33), {"uniform": {"steps": 50}, "default": FEWER}),
+    ),
+    # Where it might not help: at equal rollouts and steps
+    "conditions": tuple(
+        Part((pool,), range(40, 43), {method: {"steps": 40, **fields} for method in ("uniform", "default")})
+        for pool, fields in CONDITIONS.values()
     ),
     # Other methods, compared with the uniform runs of `rule`
     "methods": (

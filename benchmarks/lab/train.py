@@ -120,6 +120,8 @@ class Evaluations(TrainerCallback):
                 "method": self.spec.method,
                 "seed": self.spec.seed,
                 "learning_rate": self.spec.learning_rate,
+                "prompts": self.spec.prompts,
+                "group_size": self.spec.group_size,
                 "step": step,
                 "rollouts": trainer.rollouts_generated,
                 "tokens": trainer.tokens_generated,

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from benchmarks import proof, tables
+from benchmarks import proof, tables, time_model
 from benchmarks.lab.ratios import Curve, ratio_table, ratios
 from benchmarks.lab.store import RunFile
 
@@ -111,3 +111,21 @@ def test_the_picture_has_a_line_for_each_method(tmp_path):
     text = (tmp_path / "picture.svg").read_text()
     assert all(f"{words}, 2 seeds" in text for words in proof.WORDS.values())
     assert "optimizer steps" in text
+
+
+def test_the_time_model_by_hand():
+    setup = time_model.Setup(
+        "mine", prompt=100, completion=300, generation=1000.0, update=8000.0, groups=4, group_size=2
+    )
+    # 8 completions: 2.4 s of generation, 0.4 s of the update. Half of the steps, half of the rollouts, a quarter of the rows
+    assert setup.seconds(1.0, 1.0) == pytest.approx(2.4 + 0.4)
+    need = time_model.Needs(steps=0.5, rollouts=0.5, rows=0.25)
+    assert need.hours(setup) == pytest.approx(time_model.STEPS * 0.5 * (1.2 + 0.1) / 3600)
+
+
+def test_what_the_time_model_takes_from_runs():
+    fast = run("share", 0, 0.008, per_step=64)
+    for row in fast.rows:
+        row |= {"groups_trained": 8, "effective_groups_trained": 6}
+    need = time_model.measured("share", [run("uniform", 0, 0.004), fast])
+    assert (need.steps, need.rollouts, need.rows) == pytest.approx((0.5, 0.5, 0.75))

@@ -213,7 +213,7 @@ def test_trls_metrics_of_the_sampler_cover_fresh_tokens_only():
     assert [no_tool[name] for name in names] == [1.0, 1.0, 0.5, 0.75, 1.0]
     skipped = torch.tensor([[-1.0, -2.0], [-1.0, -1.0], [NAN, NAN]])  # the third row, by the pass for old log-probs
     assert [sampled(old_per_token_logps=skipped)[name] for name in names] == [0.5, 0.5, 1.0, 1.25, 1.5]
-    nothing = torch.tensor([0.0, 0.0, 0.0, 0.0, *[-float("inf")] * 3])  # of a process without fresh rows
+    nothing = torch.full((5,), NAN)  # of a process without fresh rows
     assert sampled(gather=lambda own: torch.cat([own, nothing])) == by_token
     assert all(value != value for value in sampled(replayed=torch.ones(3, dtype=torch.bool)).values())
     assert sampling_metrics({}, Processes()) == {}, "TRL has logged none"

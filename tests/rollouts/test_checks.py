@@ -13,7 +13,7 @@ from tests.factories import (
     run,
 )
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
-from trl_dataeff.rollouts.checks import RewardChecks
+from trl_dataeff.rollouts.classification import RewardChecks
 
 
 def test_a_row_that_cannot_be_tokenized_is_named(tmp_path):

@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from transformers.utils import logging
 
@@ -52,8 +53,8 @@ def resolve_run(
     checks: bool = True,
 ) -> Run:
     """
-    The run that a call of `train` starts or resumes in the folder `output_dir`. A collective if there are several processes: all get
-    the same run, or raise the same error.
+    The run that a call of `train` starts or resumes in the folder `output_dir`. A collective if there are several processes:
+    all get the same run, or raise the same error.
 
     Args:
         wanted (`bool`, `str` or `None`): a checkpoint's folder; `True` for the one in `output_dir` that was completed last, or
@@ -131,14 +132,10 @@ def complete_checkpoint(
     run: Run, checkpoint: Path, step: int, resumable: bool, writes: bool, processes: Processes
 ) -> Iterator[None]:
     """
-    Within this context, all processes write the files of a checkpoint, whose folder is removed first; afterwards its manifest
-    is written, and a resumable one becomes the run's latest. If that fails, the folder is removed, and a `CheckpointError` says
-    what to resume from.
-
-    Args:
-        step (`int`): optimizer steps done.
-        resumable (`bool`): whether it holds more than the model.
-        writes (`bool`): whether this process writes the files that all share (`should_save`).
+    Within this context, all processes write the files of the checkpoint of optimizer step `step`, whose folder is removed
+    first; afterwards its manifest is written, and a `resumable` one, which holds more than the model, becomes the run's
+    latest. If that fails, the folder is removed, and a `CheckpointError` says what to resume from. `writes`: whether this
+    process writes the files that all share (`should_save`).
     """
     try:
         if writes:
@@ -150,6 +147,8 @@ def complete_checkpoint(
         if writes:
             write_manifest(checkpoint, step=step, processes=processes.world_size, resumable=resumable)
     except _WRITE_ERRORS as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
         if writes:
             _remove(checkpoint)
         advice = (

@@ -46,13 +46,11 @@ def save_run(
     checkpoint: Path, state: Mapping[str, Any], micro_batches: list[dict[str, Any]] | None, rank: int, writes: bool
 ) -> None:
     """
-    Write what decides the next generation batches, on every process.
+    Write what decides the next generation batches to the folder `checkpoint`, on every process.
 
     Args:
-        checkpoint (`Path`): the `checkpoint-N` folder.
         state (`Mapping`): nested, of JSON values and NumPy arrays.
         micro_batches (`list[dict]`, *optional*): what this process has yet to train on of a half-used generation batch.
-        rank (`int`): of this process.
         writes (`bool`): whether this process writes what all share.
     """
     if micro_batches is not None:
@@ -156,16 +154,9 @@ def _hash(value: Any) -> str:
 
 def check_fits(checkpoint: Path, settings: dict[str, Any], num_prompts: int, dataset_hash: str, is_main: bool) -> None:
     """
-    Compare a checkpoint with the run that is to resume from it, before anything is computed for that run.
-
-    Args:
-        checkpoint (`Path`): a checkpoint whose manifest was checked.
-        settings (`dict`): of the run.
-        num_prompts (`int`), dataset_hash (`str`): of the dataset; an empty hash where prompts are not known by row.
-        is_main (`bool`): whether this process warns of another learning rate.
-
-    Raises:
-        `CheckpointError`: it was written with another dataset or with settings that do not fit.
+    Compare a checkpoint whose manifest was checked with the `settings` and the dataset of the run that is to resume from it,
+    before anything is computed for that run. The hash is empty where prompts are not known by row. Raises a `CheckpointError`
+    if it was written with another dataset or with settings that do not fit. The main process warns of another learning rate.
     """
     saved = load_scalars(checkpoint)
     then, advice = saved["dataset"], "or start a new run with this checkpoint's weights as the model."

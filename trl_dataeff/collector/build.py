@@ -35,14 +35,10 @@ def make_collector(
     The collector of a trainer.
 
     Args:
-        config ([`DataEfficientGRPOConfig`]): the configuration.
         selector ([`Selector`] or `None`): not bound yet; `None` where prompts are not known by row.
-        reward_names (`list[str]`), reward_weights (`np.ndarray` of shape `(F,)`): the reward functions.
         replays (`bool`): whether groups are replayed.
-        rounds (`int`, *optional*, defaults to `1`): rounds of rollouts per generation batch.
-        generates_apart (`bool`, *optional*, defaults to `True`): whether groups are generated before TRL's pass over them.
         writes_logs (`bool`, *optional*, defaults to `False`): whether the main process writes the files of [`RunLogs`].
-        processes ([`Processes`], *optional*): of the run; by default a single one.
+        config, reward_names, reward_weights, rounds, generates_apart, processes: see [`RolloutCollector`].
     """
     buffer = ReplayBuffer(
         config.replay_capacity,

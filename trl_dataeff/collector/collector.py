@@ -18,8 +18,7 @@ from trl_dataeff.collector.rounds import GenerationBatch, Rounds, ZeroVarianceSh
 from trl_dataeff.difficulty.predictor import Embeddings
 from trl_dataeff.replay.buffer import ReplayBuffer
 from trl_dataeff.rollouts.capture import Round
-from trl_dataeff.rollouts.checks import RewardChecks
-from trl_dataeff.rollouts.classification import GroupClassifier
+from trl_dataeff.rollouts.classification import GroupClassifier, RewardChecks
 from trl_dataeff.rollouts.distributed import (
     Processes,
     assign,

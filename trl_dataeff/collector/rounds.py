@@ -47,13 +47,8 @@ class GenerationBatch:
         self, taken: Sequence[RolloutGroup], replayed: Sequence[RolloutGroup], leftover: Sequence[RolloutGroup]
     ) -> None:
         """
-        Train on the groups `taken`, in the order of their generation, and then on those `replayed`; sets the origin and the
-        disposition of every group.
-
-        Args:
-            taken: of `generated` and of `leftover`.
-            replayed: of the replay buffer.
-            leftover: groups that the batch began with.
+        Train on the groups `taken`, of `generated` and of the `leftover` groups that the batch began with, in the order of
+        their generation, and then on those `replayed`. Sets the origin and the disposition of every group.
         """
         for group in leftover:
             group.mark(origin="leftover")
@@ -136,14 +131,9 @@ class Rounds:
 
     def size(self, missing: int, *, batch_groups: int, zero_share: float, multiple: int, num_prompts: int) -> int:
         """
-        Groups to generate in a round.
-
-        Args:
-            missing (`int`): places that are wanted, from 1 to `batch_groups`.
-            batch_groups (`int`): B, places of a generation batch.
-            zero_share (`float`): expected share of zero-variance groups, in [0, 1]; at 1 the upper bound is taken.
-            multiple (`int`): the size is rounded up to a multiple of this (processes).
-            num_prompts (`int`): N; the size is at most the largest multiple within it.
+        Groups to generate in a round, for so many `missing` places (1 to `batch_groups`) and an expected `zero_share` of
+        zero-variance groups in [0, 1]; at 1 the upper bound is taken. Rounded up to a `multiple` (of processes), within
+        `num_prompts`.
         """
         size = missing
         if self.most > 1:
@@ -165,18 +155,10 @@ def renormalize(
     classifier: GroupClassifier,
 ) -> torch.Tensor:
     """
-    Advantages that were normalised over the groups trained on, normalised over the groups generated for the batch instead
-    (`scale_rewards="batch"`, and `normalize_then_sum`). Replayed groups are all effective and stand in for zero-variance
-    ones: with them the deviation would be larger, and every advantage smaller.
-
-    Args:
-        advantages (`torch.Tensor` of shape `(rows,)`): TRL's, of this process.
-        trained: all groups trained on, of all processes.
-        generated: all groups generated for the batch, of all processes.
-        classifier ([`GroupClassifier`]): knows the weights of the reward functions and how they are added up.
-
-    Returns:
-        `torch.Tensor` of shape `(rows,)`: unchanged if the rewards of the generated groups are all equal.
+    Advantages `(rows,)` of this process that TRL has normalised over the groups trained on, normalised over the groups
+    generated for the batch instead (`scale_rewards="batch"`, and `normalize_then_sum`); unchanged if the rewards of the latter
+    are all equal. Replayed groups are all effective and stand in for zero-variance ones: with them the deviation would be
+    larger, and every advantage smaller. Both lists have the groups of all processes.
     """
     deviation = deviation_over_batch(generated, classifier)
     if not deviation > 0 or not math.isfinite(deviation):
@@ -194,13 +176,8 @@ def batch_metrics(
     groups: Sequence[RolloutGroup], names: Sequence[str], classifier: GroupClassifier, over_batch: bool
 ) -> dict[str, float]:
     """
-    TRL's metrics of rewards and lengths over these groups.
-
-    Args:
-        groups: all groups generated for a batch.
-        names (`list[str]`): the reward functions.
-        classifier ([`GroupClassifier`]): knows their weights.
-        over_batch (`bool`): whether TRL divides advantages by the deviation over the batch; then it logs whether that is 0.
+    TRL's metrics of rewards and lengths over all groups generated for a batch. With `over_batch` TRL divides advantages by the
+    deviation over the batch, and logs whether that is 0.
     """
     values = group_metrics(groups, names, classifier.weights)
     if over_batch:

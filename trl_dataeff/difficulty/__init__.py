@@ -51,11 +51,10 @@ def make_predictor(
         name_or_path (`str` or [`DifficultyPredictor`]): `"logistic"`, `"attention"`, a path for [`load_predictor`], or an
             instance, which is copied.
         embedding_width (`int`, *optional*, defaults to `1`), seed (`int`, *optional*, defaults to `0`), arguments (`dict`,
-            *optional*): of a new predictor. Before the embeddings are there, the default finds every error below.
+            *optional*): of a new predictor. The default finds every error below, before there are embeddings.
 
     Raises:
         PredictorError: the predictor is unknown, cannot be read, or does not take an argument.
-        ValueError: `name_or_path` is of another type.
     """
     arguments = arguments or {}
     if isinstance(name_or_path, DifficultyPredictor):
@@ -105,15 +104,9 @@ def save_predictor(predictor: DifficultyPredictor, folder: str | Path, embedding
 
 def load_predictor(path: str | Path) -> DifficultyPredictor:
     """
-    Read a predictor.
-
-    Args:
-        path (`str` or `Path`): a folder that [`save_predictor`] wrote, or a checkpoint file of the paper's authors. The latter
-            gives an [`AttentionDifficultyPredictor`] with its towers and calibration, and without references. Nothing but
-            tensors is unpickled.
-
-    Raises:
-        PredictorError: there is no predictor, or it is corrupt or of another format.
+    Read a predictor from a folder that [`save_predictor`] wrote, or from a checkpoint file of the paper's authors, which gives
+    an [`AttentionDifficultyPredictor`] with its towers and calibration, and without references. Nothing but tensors is
+    unpickled. Raises a [`PredictorError`] if there is none, or it is corrupt or of another format.
     """
     folder = Path(path).expanduser()
     if folder.is_file():

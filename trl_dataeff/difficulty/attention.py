@@ -78,17 +78,10 @@ class AttentionDifficultyPredictor(DifficultyPredictor, nn.Module):
 
     def attend(self, zq: torch.Tensor, references: References, exclude: torch.Tensor | None = None) -> torch.Tensor:
         """
-        Calibrated success rates of queries, `(N,)` in (0, 1). With equal weights and nothing to exclude: the published
-        predictions.
-
-        The calibration takes the weighted mean and the unbiased weighted deviation of all references; the deviation of
-        one reference is 0. A query without any reference left has 0.5 before calibration.
-
-        Args:
-            zq (`torch.Tensor` of shape `(N, width)`): projections of the queries.
-            references ([`References`]): K > 0 of them, with weights >= 0, not all 0.
-            exclude (`torch.Tensor` of shape `(N,)`, *optional*): int64, the reference that a query may not attend to;
-                -1 for none.
+        Calibrated success rates of queries with projections `zq` `(N, width)`: `(N,)` in (0, 1). With equal weights and
+        nothing to exclude: the published predictions. A query does not attend to the reference `exclude` (int64 `(N,)`, -1 for
+        none); one without any reference left has 0.5 before calibration, which takes the weighted mean and the unbiased
+        weighted deviation of all references.
         """
         exclude = torch.full((len(zq),), -1) if exclude is None else exclude
         keys, log_weight = references.z.T / math.sqrt(self.width), references.weight.log()
@@ -126,11 +119,8 @@ class AttentionDifficultyPredictor(DifficultyPredictor, nn.Module):
     def fit(self, E: Embeddings, p: Values, weight: Values | None = None, seed: int = 0, epochs: int = 20) -> None:
         """
         Continue to fit the towers, each group predicted from the others, and set the references. A fifth of the groups is held
-        out. With fewer than 32 groups only the references change. See [`DifficultyPredictor.fit`] and [`fit_tasks`].
-
-        Args:
-            seed (`int`, *optional*, defaults to `0`): seed of the held-out groups, the batches and dropout.
-            epochs (`int`, *optional*, defaults to `20`): maximum number of epochs.
+        out. With fewer than 32 groups only the references change. See [`DifficultyPredictor.fit`], and [`fit_tasks`] for
+        `seed` and `epochs`.
         """
         rates, weights = (value.numpy() for value in check_labels(E, self.embedding_width, p, weight))
         rows = np.flatnonzero(weights > 0)
@@ -143,18 +133,11 @@ class AttentionDifficultyPredictor(DifficultyPredictor, nn.Module):
     def fit_tasks(self, E: Embeddings, tasks: Sequence[Groups], held_out: np.ndarray, seed: int, epochs: int) -> None:
         """
         Fit the towers and the calibration by binary cross-entropy on success rates with Adam, learning rate 1e-3, from the
-        present parameters on. Each group is predicted from the others of its task.
+        present parameters on. Each group is predicted from the others of its task, which has the groups of one policy.
 
         An epoch draws each task's groups 256 at a time, in 8 to 32 steps. The parameters with the lowest loss on held-out
-        prompts are kept, the initial ones included. Fitting stops after 4 epochs without an improvement.
-
-        Args:
-            E (`torch.Tensor` or `np.ndarray` of shape `(N, h)`): embeddings of all prompts.
-            tasks (sequence of [`Groups`]): each has the groups of one policy. Without any, nothing happens.
-            held_out (`np.ndarray` of shape `(N,)` and dtype bool): prompts that decide when to stop. The network is neither
-                fitted to them nor predicts from them.
-            seed (`int`): of the batches and of dropout.
-            epochs (`int`): maximum number of epochs.
+        prompts (bool `(N,)`), to which the network is not fitted, are kept, the initial ones included. Fitting stops after
+        `epochs`, or after 4 without an improvement.
         """
         if not tasks:
             return

@@ -49,15 +49,13 @@ def embed_dataset(
 ) -> np.ndarray:
     """
     Embed every prompt of a dataset: the mean of the policy's last hidden states over the prompt's own tokens, or what
-    `SentenceTransformer.encode` returns. A prompt that is longer than the model takes is cut. Parameters and torch's random
-    state are left as they are. With several processes this is a collective: each embeds its share.
+    `SentenceTransformer.encode` returns. A prompt that is longer than the model takes is cut. Torch's random state is restored.
+    A collective if there are several processes: each embeds its share.
 
     Args:
-        dataset ([`~datasets.Dataset`]): N rows with a `prompt`: a string, or a conversation, of which the text parts are
-            embedded. A transform that makes the prompts is run.
-        model ([`~transformers.PreTrainedModel`] or `str`): the policy, wrapped or not, which runs where it is. Or the id or path
-            of a sentence-transformers model, or of another Hugging Face encoder or decoder, whose last hidden states are
-            averaged. These need sentence-transformers, and embed the contents of a conversation's messages, joined by newlines.
+        dataset ([`~datasets.Dataset`]): N rows with a `prompt`, a string or a conversation, of which the text parts are embedded.
+        model ([`~transformers.PreTrainedModel`] or `str`): the policy, wrapped or not; or the id or path of a model for
+            sentence-transformers, which embeds the contents of a conversation's messages, joined by newlines.
         tokenizer (tokenizer or processor, *optional*): of the policy; its chat template renders conversations.
         accelerator ([`~accelerate.Accelerator`], *optional*): of the run; by default all processes of this launch take part.
         template (`dict`, *optional*): keyword arguments of `apply_chat_template`, for the policy.
@@ -156,8 +154,8 @@ def prompt_tokens(dataset: Dataset, processor: Any, template: dict[str, Any] | N
 
 def prompt_texts(dataset: Dataset, processor: Any = None, template: dict[str, Any] | None = None) -> list[str]:
     """
-    The dataset's prompts as text: strings as they are, conversations through the processor's chat template with the generation
-    prompt, as TRL does it. Without a processor, the contents of the messages are joined by newlines.
+    The dataset's prompts as text: strings as they are, conversations by the processor's chat template with the generation
+    prompt, as in TRL. Without a processor, the contents of the messages are joined by newlines.
     """
 
     def render(prompt: Any) -> str:
@@ -209,9 +207,9 @@ def embed_by_policy(
     policy: Any, prompts: list[list[int]], state: Any, batch_tokens: int, progress: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """
-    This process's share of prompts, given as token ids, and their embeddings, float32 `(n, h)`, by the policy as it is now,
-    adapters included. Wrappers (DDP, compiled, PEFT) are looked through. The whole model runs forward, because only so does
-    FSDP2 gather its shards. All processes make the same number of passes, and may embed the last batch several times.
+    This process's share of prompts, given as token ids, and their embeddings, float32 `(n, h)`, by the policy with its adapters.
+    The whole model runs forward, because only so does FSDP2 gather its shards. All processes make the same number of passes,
+    and may embed the last batch several times.
     """
     model: Any = extract_model_from_parallel(policy)
     base: Any = model.get_base_model() if isinstance(model, PeftModel) else model
@@ -245,10 +243,7 @@ def embed_by_policy(
 
 
 def length_batches(lengths: np.ndarray, batch_tokens: int) -> list[np.ndarray]:
-    """
-    Cut prompts of `lengths` `(N,)` >= 1, the longest first, into batches of at most `batch_tokens` tokens, padding included,
-    given by their prompt ids; a longer prompt is a batch of its own.
-    """
+    """Prompt ids, the longest of `lengths` `(N,)` first, in batches of at most `batch_tokens` tokens, padding included, or one."""
     order = np.argsort(-lengths, kind="stable")  # the largest batch first: what does not fit shows at once
     batches = []
     while len(order):
@@ -261,8 +256,7 @@ def length_batches(lengths: np.ndarray, batch_tokens: int) -> list[np.ndarray]:
 def load_pretrained(name: str, state: Any) -> Any:
     """
     A sentence-transformers model, or another Hugging Face encoder or decoder with mean pooling, by id or path, on the device
-    of the process. Under DeepSpeed ZeRO-3 or FSDP, which load models in parts, it is loaded whole. Raises an
-    [`EmbeddingError`] if it cannot be found or loaded, or sentence-transformers is not installed.
+    of the process. Under DeepSpeed ZeRO-3 or FSDP, which load models in parts, it is loaded whole.
     """
     try:
         from sentence_transformers import SentenceTransformer

@@ -60,12 +60,9 @@ class RollingDifficulty:
 
     def observe(self, prompt_ids: np.ndarray, success_rates: np.ndarray, batch: int) -> None:
         """
-        Enter the groups of a generation batch. A prompt's newest group replaces its older one.
-
-        Args:
-            prompt_ids (`np.ndarray` of shape `(n,)`): prompts, in the order in which their groups were rolled out.
-            success_rates (`np.ndarray` of shape `(n,)`): success rates in [0, 1]; groups with NaN are ignored.
-            batch (`int`): number of the generation batch; not below that of earlier groups.
+        Enter the groups of generation batch number `batch`, not below that of earlier groups: prompts `(n,)`, in the order in
+        which they were rolled out, and success rates `(n,)` in [0, 1]; groups with NaN are ignored. A prompt's newest group
+        replaces its older one.
         """
         ids, rates = _known(prompt_ids, success_rates)
         ids, rates = np.concatenate([self.ids, ids]), np.concatenate([self.rates, rates])
@@ -83,9 +80,8 @@ class RollingDifficulty:
 
     def predict_with_references(self, prompt_ids: np.ndarray, success_rates: np.ndarray, batch: int) -> np.ndarray:
         """
-        Predict all prompts in generation batch `batch` from reference rollouts alone, with equal weights (the paper's method).
-        Returns what [`refresh`] does; prompts and success rates `(K,)` are as for [`observe`]. The predictor is refitted when
-        due, to the groups entered by `observe`.
+        Predict all prompts in generation batch `batch` from reference rollouts alone, `(K,)`, with equal weights (the paper's
+        method). Returns what [`refresh`] does. The predictor is refitted when due, to the groups entered by `observe`.
         """
         self._refit(batch)
         ids, rates = _known(prompt_ids, success_rates)

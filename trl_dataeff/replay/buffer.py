@@ -16,13 +16,8 @@ from trl_dataeff.rollouts.group import RolloutGroup
 
 def replay_groups(fraction: float, batch_groups: int, world_size: int) -> int:
     """
-    Places of a generation batch that `replay="share"` reserves: `fraction` of them, as a multiple of the number of processes,
-    so that each process generates at least one group.
-
-    Args:
-        fraction (`float`): in [0, 1).
-        batch_groups (`int`): B, places of a generation batch; a multiple of `world_size`.
-        world_size (`int`): number of processes.
+    Places of a generation batch that `replay="share"` reserves: the `fraction` in [0, 1) of its `batch_groups` places, as a
+    multiple of the number of processes, so that each process generates at least one group.
     """
     per_process = batch_groups // world_size
     return min(math.floor(fraction * per_process + 0.5), per_process - 1) * world_size
@@ -79,12 +74,8 @@ class ReplayBuffer:
 
     def add(self, groups: Iterable[RolloutGroup], batch: int) -> None:
         """
-        Enter groups of a generation batch in the order in which they were generated, zero-variance groups included. One that
-        no reward function scored says nothing of its prompt, and is ignored.
-
-        Args:
-            groups: the groups.
-            batch (`int`): number of the generation batch.
+        Enter the groups of generation batch number `batch`, in the order in which they were generated, zero-variance groups
+        included. One that no reward function scored says nothing of its prompt, and is ignored.
         """
         for group in groups:
             if group.effective or group.scored:

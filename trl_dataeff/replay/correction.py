@@ -114,8 +114,7 @@ class LossCorrection:
         Put what the loss needs of groups that an earlier policy sampled into TRL's batch, in place.
 
         Args:
-            batch (`dict`): TRL's batch.
-            groups: this process's groups, in the order of the batch.
+            batch (`dict`): TRL's batch, of this process's `groups`, in their order.
             stale (`bool`): whether a process has groups of an earlier policy.
             skipped (`bool`): whether rows skipped the pass for old log-probs.
 
@@ -149,13 +148,8 @@ class LossCorrection:
 
     def on_logps(self, logps: torch.Tensor) -> dict[str, float]:
         """
-        Record and correct, once the loss has its log-probs. Outside of [`micro_batch`] nothing happens.
-
-        Args:
-            logps (`torch.Tensor` of shape `(B, T)`): the loss's own, with gradient.
-
-        Returns:
-            `dict`: metrics of the ratio, if there are replayed rows on a process.
+        Record and correct, once the loss has its log-probs `(B, T)`, with gradient. Returns metrics of the ratio, if there are
+        replayed rows on a process. Outside of [`micro_batch`] nothing happens.
         """
         inputs = self._inputs or {}
         if "batch_row" in inputs:
@@ -176,16 +170,13 @@ def behavior_ratio(
     old_logps: torch.Tensor, behavior_logps: torch.Tensor, mask: torch.Tensor, *, level: str
 ) -> torch.Tensor:
     r"""
-    \(\pi_{old} / \pi_b\), not truncated.
+    \(\pi_{old} / \pi_b\), not truncated: `(B, T)` for tokens, 1 where `mask` is 0, or `(B, 1)` for sequences.
 
     Args:
         old_logps (`torch.Tensor` of shape `(B, T)`): log-probs under the policy at the start of the generation batch.
         behavior_logps (`torch.Tensor` of shape `(B, T)`): log-probs under the policy that sampled; NaN: ratio 1.
         mask (`torch.Tensor` of shape `(B, T)`): 1 for the tokens that are trained on.
         level (`str`): `"token"`, or `"sequence"` for the geometric mean over a completion's tokens (GSPO).
-
-    Returns:
-        `torch.Tensor` of shape `(B, T)` for tokens, 1 where `mask` is 0, or `(B, 1)` for sequences.
     """
     log_ratio = torch.nan_to_num(old_logps - behavior_logps, nan=0.0) * mask
     if level == "sequence":
@@ -268,13 +259,8 @@ def is_clipped(
 ) -> torch.Tensor:
     """
     Where the clip of TRL's loss removes the gradient, in a corrected micro-batch: bool, `(B, T)` or `(B, 1)`. Nowhere for loss
-    types that clip nothing or keep the gradient: CISPO, SAPO and VESPO.
-
-    Args:
-        inputs (`dict`): the micro-batch; reads `advantages` (B,) or (B, T), and `old_per_token_logps` (B, T) where it is.
-        per_token_logps (`torch.Tensor` of shape `(B, T)`): the loss's own log-probs, detached.
-        epsilon (`tuple[float, float]`): lower and upper distance of the clip from 1.
-        level (`str`), loss_type (`str`): see [`correct_inputs`].
+    types that clip nothing or keep the gradient: CISPO, SAPO and VESPO. `per_token_logps` `(B, T)` are the loss's own,
+    detached; `epsilon` has the lower and upper distance of the clip from 1.
     """
     old_logps = inputs.get("old_per_token_logps")
     old_logps = per_token_logps if old_logps is None else old_logps.detach()
@@ -289,15 +275,8 @@ def is_clipped(
 
 def ratio_statistics(ratio: torch.Tensor, clipped: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
     """
-    Sums over the tokens (or sequences) of replayed rows, to be gathered from all processes.
-
-    Args:
-        ratio (`torch.Tensor` of shape `(B, T)` or `(B, 1)`): not truncated.
-        clipped (`torch.Tensor` of shape `(B, T)` or `(B, 1)`): whose gradient the clip removes; bool.
-        inputs (`dict`): the micro-batch; reads `replayed` and the masks.
-
-    Returns:
-        `torch.Tensor` of shape `(4,)`: count, sum and sum of squares of `ratio`, sum of `clipped`.
+    Sums over the tokens (or sequences) of replayed rows, to be gathered from all processes: count, sum and sum of squares of
+    `ratio`, and sum of `clipped` (bool), `(4,)`. Both are `(B, T)` or `(B, 1)`, and the ratio is not truncated.
     """
     chosen = inputs["replayed"].unsqueeze(1).expand_as(ratio)
     if ratio.size(1) > 1:

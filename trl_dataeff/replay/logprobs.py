@@ -11,13 +11,12 @@ Their cost, by where they come from:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from trl.trainer.utils import pad
+from trl.trainer.utils import nanmax, nanmin, pad
 
 from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.rollouts.group import RolloutGroup, Rollouts
@@ -99,14 +98,12 @@ def compute_leftover_logps(
     Give leftover groups the log-probs of the present policy, in place, by a forward pass of their own. Where the sampler
     returned its log-probs (vLLM), those are used, at no cost.
 
-    Sharded models run their forward passes in lockstep: every process makes as many as the one with most groups, and
-    one that has no more groups repeats `padding_group`.
+    Sharded models run their forward passes in lockstep: every process makes as many as the one with most groups, and one that
+    has no more groups repeats `padding_group`, any group that it holds.
 
     Args:
         groups: groups of all processes that were generated for this batch and are kept for a later one.
         logps_of (`Callable`): a group that this process holds -> see [`group_logps`].
-        padding_group: any group that this process holds.
-        processes ([`Processes`]): of the run.
     """
     if not groups or (padding_group.rollouts is not None and padding_group.rollouts.sampling_logps is not None):
         return
@@ -135,15 +132,9 @@ def group_logps(group: RolloutGroup, forward: Forward, pad_token_id: int, device
 
 def behavior_tensors(groups: Sequence[RolloutGroup], completion_ids: torch.Tensor) -> dict[str, torch.Tensor]:
     """
-    What the loss needs of groups that an earlier policy sampled.
-
-    Args:
-        groups: this process's groups, in the order of the batch.
-        completion_ids (`torch.Tensor` of shape `(B, T)`): the batch's completions.
-
-    Returns:
-        `replayed` (B,), bool; and `behavior_per_token_logps` (B, T), float32, NaN for padding and for rows that were generated
-        for this batch (pi_old sampled them).
+    What the loss needs of groups that an earlier policy sampled, for completions `(B, T)`: `replayed` (B,), bool; and
+    `behavior_per_token_logps` (B, T), float32, NaN for padding and for rows that were generated for this batch (pi_old sampled
+    them).
     """
     logps = np.full(completion_ids.shape, np.nan, dtype=np.float32)
     replayed = np.zeros(len(logps), dtype=bool)
@@ -169,12 +160,8 @@ def behavior_tensors(groups: Sequence[RolloutGroup], completion_ids: torch.Tenso
 def exclude_masked(groups: Sequence[RolloutGroup], batch: dict[str, Any]) -> None:
     """
     Exclude a sequence from the loss whenever it is replayed, if TRL's importance-sampling mask (vLLM) excluded it while it was
-    fresh, because the sampler and the policy disagreed on it. Replayed rows have a ratio of their own.
-
-    Args:
-        groups: this process's groups, in the order of the batch.
-        batch (`dict`): TRL's batch; reads `importance_sampling_ratio` (B, 1), which is 0 for excluded sequences, and sets
-            `advantages` (B,) to 0.
+    fresh, because the sampler and the policy disagreed on it. Replayed rows have a ratio of their own. Reads
+    `importance_sampling_ratio` (B, 1) of TRL's batch, which is 0 for excluded sequences, and sets `advantages` (B,) to 0.
     """
     if "importance_sampling_ratio" not in batch:
         return
@@ -194,40 +181,26 @@ def exclude_masked(groups: Sequence[RolloutGroup], batch: dict[str, Any]) -> Non
 
 def sampling_metrics(batch: dict[str, Any], processes: Processes) -> dict[str, float]:
     """
-    TRL's `sampling/*` metrics of vLLM's log-probs, over fresh rows that the pass for old log-probs did not skip: NaN, which TRL
-    leaves out, without any; empty if TRL has not logged them. A collective if it has.
-
-    Args:
-        batch (`dict`): TRL's batch; reads `old_per_token_logps` (NaN in skipped rows), `sampling_per_token_logps`,
-            `importance_sampling_ratio`, `replayed` where it is, and the masks.
-        processes ([`Processes`]): of the run.
+    TRL's `sampling/*` metrics of vLLM's log-probs, over fresh rows of TRL's batch that the pass for old log-probs did not skip
+    (NaN in `old_per_token_logps`): NaN, which TRL leaves out, without any; empty if TRL has not logged them. A collective if
+    it has.
     """
     if "importance_sampling_ratio" not in batch:
         return {}
-    mask, replayed = batch["completion_mask"], batch.get("replayed")
+    mask, ratio = batch["completion_mask"], batch["importance_sampling_ratio"]
     fresh = ~batch["old_per_token_logps"].isnan().all(1, keepdim=True)  # (B, 1)
-    if replayed is not None:
-        fresh = fresh & ~replayed.unsqueeze(1)
+    if "replayed" in batch:
+        fresh = fresh & ~batch["replayed"].unsqueeze(1)
     chosen = (mask * batch["tool_mask"] if "tool_mask" in batch else mask).bool() & fresh
-    difference = (batch["old_per_token_logps"] - batch["sampling_per_token_logps"]).abs()
-    difference = difference[chosen & ~difference.isnan()]  # NaN: vLLM could not score the token
-    ratio = batch["importance_sampling_ratio"]
+    difference = (batch["old_per_token_logps"] - batch["sampling_per_token_logps"]).abs()[chosen]
     ratio = ratio[fresh if ratio.size(1) == 1 else chosen]
-    nothing = ratio.new_tensor([-math.inf])
-    sums = [
-        ratio.new_tensor(float(difference.numel())),
-        difference.sum(),
-        ratio.new_tensor(float(ratio.numel())),
-        ratio.sum(),
-    ]
-    largest = [torch.cat([values, nothing]).max() for values in (difference, -ratio, ratio)]
-    gathered = processes.gather(torch.stack([*sums, *largest])).view(-1, 7).double()
-    tokens, total_difference, ratios, total_ratio = gathered[:, :4].sum(0).tolist()
-    difference_max, negative_min, ratio_max = gathered[:, 4:].amax(0).tolist()
-    return {
-        "sampling/sampling_logp_difference/mean": total_difference / tokens if tokens else math.nan,
-        "sampling/sampling_logp_difference/max": difference_max if tokens else math.nan,
-        "sampling/importance_sampling_ratio/min": -negative_min if ratios else math.nan,
-        "sampling/importance_sampling_ratio/mean": total_ratio / ratios if ratios else math.nan,
-        "sampling/importance_sampling_ratio/max": ratio_max if ratios else math.nan,
+    parts = {
+        "sampling_logp_difference/mean": (difference, torch.nanmean),
+        "sampling_logp_difference/max": (difference, nanmax),
+        "importance_sampling_ratio/min": (ratio, nanmin),
+        "importance_sampling_ratio/mean": (ratio, torch.nanmean),
+        "importance_sampling_ratio/max": (ratio, nanmax),
     }
+    own = torch.stack([reduce(values) for values, reduce in parts.values()])
+    columns = zip(parts.items(), processes.gather(own).view(-1, len(own)).T, strict=True)
+    return {f"sampling/{name}": reduce(column).item() for (name, (_, reduce)), column in columns}

@@ -103,13 +103,7 @@ class Recording:
         return self.rewards
 
     def complete(self, processes: Processes, rollouts: Sequence[Rollouts] = ()) -> Round:
-        """
-        The round of all processes, by a single gather.
-
-        Args:
-            processes ([`Processes`]): of the run.
-            rollouts: those of this process, one per prompt, if they are kept.
-        """
+        """The round of all processes, by a single gather; with this process's `rollouts`, one per prompt, if they are kept."""
         assert self.rewards is not None
         own = torch.tensor([self.lengths, self.truncated], device=processes.device)
         lengths, truncated = processes.gather(own.T.contiguous()).cpu().numpy().T
@@ -124,15 +118,8 @@ class Recording:
 
 def split_rollouts(generated: Generated, group_size: int, logged: dict[str, list[Any]]) -> list[Rollouts]:
     """
-    Cut what TRL's `_generate` returned (G completions in a row per prompt) into groups.
-
-    Args:
-        generated ([`Generated`]): of this process.
-        group_size (`int`): G.
-        logged (`dict`): columns that reward functions logged.
-
-    Raises:
-        `ValueError`: the completions of a group do not answer one and the same prompt.
+    Cut what TRL's `_generate` returned (G completions in a row per prompt) into groups. `logged` has the columns that reward
+    functions logged. Raises a `ValueError` if the completions of a group do not answer one and the same prompt.
     """
     prompt_ids, completion_ids, tool_mask, completions, logprobs, *_ = generated
     n = len(completion_ids)
@@ -234,10 +221,8 @@ def logps_of_pass(
     batch that is not trained on and leaves no logs. For prompts that TRL prepares in that pass, as it does those with images.
 
     Args:
-        trainer ([`~trl.GRPOTrainer`]): whose `_playback` is played back.
         group ([`RolloutGroup`]): a group that this process holds; each other process passes one of its own.
         make_batch (`Callable`): TRL's `_generate_and_score_completions` on the group's rows.
-        world_size (`int`): number of processes.
     """
     assert group.rollouts is not None
     rewards = np.zeros((world_size * len(group.rewards), group.rewards.shape[1]), dtype=np.float32)

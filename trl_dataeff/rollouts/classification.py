@@ -1,31 +1,33 @@
-"""What a group of rewards is worth: success rate, zero variance, and kind. The one place where groups are classified."""
+"""What a group of rewards is worth: success rate, zero variance, and kind; and rewards that are most likely a mistake."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from transformers.utils import logging
 
 from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD, RolloutGroup
+from trl_dataeff.utils import listed
+
+
+logger = logging.get_logger(__name__)
+FEWEST_BATCHES = 20  # generation batches before a run without any effective group is warned of
+ADVICE = (
+    "Check that the columns it reads are in the dataset and hold what it expects. A function may return None for "
+    "completions that it does not apply to."
+)
 
 
 def total_rewards(rewards: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """
-    Weighted sum of the reward functions, as TRL forms it: a function that gave no score (NaN) is left out, and a
-    completion that no function scored is NaN (unscorable).
-
-    The sum runs in float64 and is then rounded to float32; what one function gave with weight 1 is left as it is.
-
-    Args:
-        rewards (`np.ndarray` of shape `(..., F)`): one column per reward function, NaN where it gave no score.
-        weights (`np.ndarray` of shape `(F,)`): weights of the functions.
-
-    Returns:
-        `np.ndarray` of shape `(...)` and dtype float32.
+    Weighted sum of the reward functions, as TRL forms it: a function that gave no score (NaN) is left out, and a completion
+    that no function scored is NaN. The sum runs in float64 and is rounded to float32. `rewards` `(..., F)`, `weights` `(F,)`
+    -> `(...)`.
     """
     rewards = np.asarray(rewards, dtype=np.float64)
     unscored = np.isnan(rewards)
@@ -36,14 +38,8 @@ def total_rewards(rewards: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 def all_equal(values: np.ndarray, tolerance: np.ndarray | float = 0.0) -> NDArray[np.bool_]:
     """
-    Whether the values of each row that are not NaN are all equal; true for rows with fewer than two of them.
-
-    Args:
-        values (`np.ndarray` of shape `(n, G)`).
-        tolerance (`np.ndarray` of shape `(n,)` or `float`, *optional*, defaults to `0.0`): spread that counts as equal.
-
-    Returns:
-        `np.ndarray` of shape `(n,)` and dtype bool.
+    Whether the values of each row that are not NaN are all equal, up to a tolerance (`(n,)` or a number); true for rows with
+    fewer than two of them. `values` `(n, G)` -> bool `(n,)`.
     """
     unscored = np.isnan(values)
     low = np.where(unscored, np.inf, values).min(axis=1)
@@ -55,12 +51,11 @@ def all_equal(values: np.ndarray, tolerance: np.ndarray | float = 0.0) -> NDArra
 
 def is_zero_variance(rewards: np.ndarray, weights: np.ndarray, aggregation: str = "sum_then_normalize") -> np.ndarray:
     """
-    Whether a group carries no gradient: all of its scorable rewards are equal. So does a group with an infinite reward,
-    whose advantages TRL sets to 0 (but with `scale_rewards="none"`, which ruins the model). Totals of several functions are
-    compared up to the rounding of their sum (four units in the last place of float32), totals of one exactly.
-
-    Under TRL's `multi_objective_aggregation="normalize_then_sum"` each function is normalised in the group on its own,
-    so there every function with a weight has to give equal rewards; else the weighted totals have to be equal.
+    Whether a group carries no gradient: all of its scorable rewards are equal. So does a group with an infinite reward, whose
+    advantages TRL sets to 0 (but with `scale_rewards="none"`, which ruins the model). Totals of several functions are compared
+    up to the rounding of their sum (four units in the last place of float32), totals of one exactly. Under TRL's
+    `multi_objective_aggregation="normalize_then_sum"` each function is normalised in the group on its own, so there every
+    function with a weight has to give equal rewards.
 
     Args:
         rewards (`np.ndarray` of shape `(n, G, F)`): rewards of n groups, NaN where a function gave no score.
@@ -92,16 +87,9 @@ def is_masked_out(
     rewards: np.ndarray, weights: np.ndarray, truncated: np.ndarray, aggregation: str = "sum_then_normalize"
 ) -> NDArray[np.bool_]:
     """
-    Whether truncation removes a group's gradient under `mask_truncated_completions`: all completions that differ from
-    their group's mean reward, under `normalize_then_sum` from that of some function, were cut off.
-
-    Args:
-        rewards (`np.ndarray` of shape `(n, G, F)`), weights (`np.ndarray` of shape `(F,)`): see [`is_zero_variance`].
-        truncated (`np.ndarray` of shape `(n, G)` and dtype bool): completions that did not end by themselves.
-        aggregation (`str`, *optional*, defaults to `"sum_then_normalize"`): TRL's option of that name.
-
-    Returns:
-        `np.ndarray` of shape `(n,)` and dtype bool.
+    Whether truncation removes a group's gradient under `mask_truncated_completions`: all completions that differ from their
+    group's mean reward, under `normalize_then_sum` from that of some function, were cut off (`truncated`, bool `(n, G)`).
+    Other arguments and the result are those of [`is_zero_variance`].
     """
     values = total_rewards(rewards, weights)[:, :, None]
     if aggregation == "normalize_then_sum":
@@ -240,3 +228,86 @@ class GroupClassifier:
         if self.masks_truncated:
             zero_variance |= is_masked_out(rewards, self.weights, truncated, self.aggregation)
         return Classified(totals, success_rates, kinds_of(zero_variance, success_rates))
+
+
+class RewardChecks:
+    """
+    Finds rewards that are most likely a mistake.
+
+    Args:
+        names (`list[str]`): the reward functions.
+        most_unscored (`int`, *optional*): completions without any score, from the start of training, after which it is an
+            error; `None`: never.
+        is_main_process (`bool`, *optional*, defaults to `True`): whether this process warns.
+    """
+
+    def __init__(self, names: Sequence[str], *, most_unscored: int | None = None, is_main_process: bool = True):
+        self.names = list(names)
+        self.most_unscored = most_unscored
+        self.is_main_process = is_main_process
+        self.scores = np.zeros(len(self.names), dtype=bool)  # functions that gave a score so far
+        self.completions = 0  # checked so far
+        self.batches = 0  # generation batches so far
+        self.effective = False  # whether any group so far was effective
+        self._warned: set[str] = set()
+
+    def check(self, rewards: np.ndarray) -> None:
+        """
+        Check the rewards `(n, G, F)` of a round, NaN where a function gave no score. Raises a `ValueError` if `most_unscored`
+        completions have no score, and none before them has one.
+        """
+        infinite = np.isinf(rewards).any(axis=(0, 1))
+        if infinite.any():
+            self._warn_once(
+                "infinite",
+                f"{self._listed(infinite)} returned an infinite reward. TRL gives no gradient to a group that holds one, "
+                "so it counts as a zero-variance group; with `scale_rewards='batch'` it gives none to the whole batch, and with "
+                "'none' it ruins the model: the group's other completions get an advantage of -3.4e38. Return finite numbers, or "
+                "None for a completion without a score.",
+            )
+        self.completions += rewards.shape[0] * rewards.shape[1]
+        self.scores |= ~np.isnan(rewards).all(axis=(0, 1))
+        if self.scores.all():
+            return
+        names = self._listed(~self.scores)
+        if not self.scores.any() and self.most_unscored is not None and self.completions >= self.most_unscored:
+            raise ValueError(
+                f"No reward function gave a score for any of the first {self.completions} completions: {names} returned only "
+                f"None or NaN. {ADVICE} Each completion needs a score from one function to be trained on."
+            )
+        self._warn_once(
+            names, f"{names} returned only None or NaN for the first {self.completions} completions. {ADVICE}"
+        )
+
+    def check_gradient(self, effective: bool, progress: float) -> None:
+        """
+        Enter a generation batch, of which a group was `effective` or none, after a share `progress` of the run. Warns once if
+        a tenth of the run has passed, and no group has carried a gradient.
+        """
+        self.batches += 1
+        self.effective |= effective
+        if not self.effective and self.batches >= FEWEST_BATCHES and progress >= 0.1:
+            self._warn_once(
+                "gradient",
+                f"No group of the first {self.batches} generation batches has carried a gradient: the completions of every "
+                "prompt got equal rewards, so the model learned nothing from them. Look at completions (`log_completions=True`): the "
+                "reward function may reject right answers, or the prompts may be too hard or too easy for this model.",
+            )
+
+    def state_dict(self) -> list[Any]:
+        """What was seen, for JSON."""
+        return [self.scores.tolist(), self.completions, self.batches, self.effective]
+
+    def load_state_dict(self, state: list[Any]) -> None:
+        """Restore what [`state_dict`] returned; scores only if the functions are as many as then."""
+        scores, self.completions, self.batches, self.effective = state
+        if len(scores) == len(self.names):
+            self.scores = np.array(scores, dtype=bool)
+
+    def _listed(self, chosen: np.ndarray) -> str:
+        return listed(name for name, c in zip(self.names, chosen, strict=True) if c)
+
+    def _warn_once(self, key: str, message: str) -> None:
+        if key not in self._warned and self.is_main_process:
+            logger.warning(message)
+        self._warned.add(key)

@@ -53,16 +53,9 @@ class Processes:
 
 def assign(owners: Sequence[int], world_size: int, effective: Sequence[bool] | None = None) -> np.ndarray:
     """
-    Spread groups evenly over processes, moving as few as possible: each process keeps its own, in their order, up to
-    its share; the rest go to the processes that have room.
-
-    Args:
-        owners (`Sequence[int]` of length n): process that holds each group; n is divisible by `world_size`.
-        world_size (`int`): number of processes.
-        effective (`Sequence[bool]` of length n, *optional*): groups that are spread evenly among themselves, too, up to one.
-
-    Returns:
-        `np.ndarray` of shape `(n,)`: process that is to have each group.
+    Spread n groups evenly over processes, moving as few as possible: each process keeps its own, in their order, up to its
+    share; the rest go to the processes that have room. Groups that are `effective` (bool, `(n,)`) are also spread evenly among
+    themselves, up to one. Returns the process that is to have each group, int64 `(n,)`.
     """
     quota, remainder = divmod(len(owners), world_size)
     if remainder:
@@ -87,13 +80,8 @@ def assign(owners: Sequence[int], world_size: int, effective: Sequence[bool] | N
 
 def redistribute(groups: Sequence[RolloutGroup], destinations: np.ndarray, rank: int) -> None:
     """
-    Send the rollouts of each group to its destination, in place. Only groups that move are sent; if none moves on any
-    process there is no communication.
-
-    Args:
-        groups: the same groups in the same order on every process.
-        destinations (`np.ndarray` of shape `(n,)`): process that is to have each group.
-        rank (`int`): this process.
+    Send the rollouts of each group to its destination `(n,)`, in place. Only groups that move are sent; if none moves on any
+    process there is no communication. The groups are the same in the same order on every process.
     """
     moves = [i for i, group in enumerate(groups) if group.owner != destinations[i]]
     if not moves:
@@ -106,11 +94,8 @@ def redistribute(groups: Sequence[RolloutGroup], destinations: np.ndarray, rank:
 
 def pack_distributed(groups: Sequence[RolloutGroup], rank: int, world_size: int) -> dict[str, np.ndarray]:
     """
-    Groups as arrays (see [`pack_groups`]), the same on every process. A collective if there are several.
-
-    Args:
-        groups: the same groups in the same order on every process.
-        rank (`int`), world_size (`int`): this process, and how many there are.
+    Groups, the same in the same order on every process, as arrays (see [`pack_groups`]), equal on every process. A collective
+    if there are several.
     """
     if world_size == 1:
         return pack_groups(groups)

@@ -30,10 +30,7 @@ class Playback:
     def skip_rows(self, weights: torch.Tensor, aggregation: str, processes: Processes) -> None:
         """
         Leave completions whose advantage will be 0 out of the pass for old log-probs; each process makes it over as many rows.
-
-        Args:
-            weights (`torch.Tensor` of shape `(F,)`), aggregation (`str`): how TRL adds up reward functions.
-            processes ([`Processes`]): of the run.
+        `weights` `(F,)` and `aggregation` say how TRL adds up reward functions.
         """
         rewards = torch.from_numpy(self.rewards).to(processes.device)
         zero = zero_advantage(rewards, weights, len(self.rollouts[0]), aggregation).view(processes.world_size, -1)

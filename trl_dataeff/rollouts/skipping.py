@@ -102,17 +102,14 @@ def _by_row(value: Any) -> bool:
 
 def zero_advantage(rewards: torch.Tensor, weights: torch.Tensor, group_size: int, aggregation: str) -> torch.Tensor:
     """
-    Completions whose advantage will be exactly 0 in TRL, before it has computed advantages: those whose total reward is the mean
-    of their group's, by the same operations.
+    Completions whose advantage will be exactly 0 in TRL, before it has computed advantages: those whose total reward is the
+    mean of their group's, by the same operations. With `multi_objective_aggregation="normalize_then_sum"` none is known.
 
     Args:
         rewards (`torch.Tensor` of shape `(n, F)`): one column per reward function, NaN where it gave no score.
         weights (`torch.Tensor` of shape `(F,)`): weights of the functions.
         group_size (`int`): G; n is a multiple of it.
-        aggregation (`str`): TRL's `multi_objective_aggregation`; with `"normalize_then_sum"` none is known.
-
-    Returns:
-        `torch.Tensor` of shape `(n,)`: bool.
+        aggregation (`str`): TRL's `multi_objective_aggregation`.
     """
     if aggregation != "sum_then_normalize":
         return torch.zeros(len(rewards), dtype=torch.bool, device=rewards.device)

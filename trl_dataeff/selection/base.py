@@ -170,13 +170,8 @@ _SELECTORS: dict[str, type[Selector]] = {}
 
 def register_selector(name: str) -> Callable[[C], C]:
     """
-    Class decorator that registers a [`Selector`], so that `selection="name"` finds it.
-
-    Args:
-        name (`str`): the name; it becomes the class attribute `name`.
-
-    Raises:
-        `ValueError`: the class is not a `Selector`, or the name belongs to another one.
+    Class decorator that registers a [`Selector`], so that `selection="name"` finds it; the name becomes the class attribute
+    `name`. Raises a `ValueError` if the class is not a `Selector`, or the name belongs to another one.
     """
 
     def register(cls: C) -> C:
@@ -196,14 +191,8 @@ def register_selector(name: str) -> Callable[[C], C]:
 
 def make_selector(name: str, arguments: dict[str, Any] | None = None) -> Selector:
     """
-    A selector, not bound yet.
-
-    Args:
-        name (`str`): a registered name, or a dotted path such as `"my_module.MySelector"`, which is imported.
-        arguments (`dict`, *optional*): keyword arguments of its class.
-
-    Raises:
-        `ValueError`: the selector is unknown, or its class does not take these arguments.
+    A selector, not bound yet, by a registered `name` or a dotted path such as `"my_module.MySelector"`, with keyword arguments
+    of its class. Raises a `ValueError` if the selector is unknown, or its class does not take these arguments.
     """
     cls, arguments = _selector_class(name), arguments or {}
     parameters = inspect.signature(cls).parameters

@@ -193,16 +193,9 @@ class EarlierRun(NamedTuple):
 
 def read_earlier_run(given: str, dataset_hash: str, scale: RewardScale) -> EarlierRun:
     """
-    The groups of an earlier run. Widens `scale`, unless it is fixed, by the range in which that run had its success rates, so
-    that they need not be mapped when this run sees the ends of it.
-
-    Args:
-        given (`str`): the table of groups, or the `output_dir` of the run.
-        dataset_hash (`str`): content hash of this run's prompts.
-        scale ([`RewardScale`]): of this run.
-
-    Raises:
-        [`UserError`]: the table is missing, corrupt, empty, or of another dataset.
+    The groups of an earlier run, `given` by its `output_dir` or its table of groups. Widens `scale`, unless it is fixed, by
+    the range in which that run had its success rates, so that they need not be mapped when this run sees the ends of it.
+    Raises a [`UserError`] if the table is missing, corrupt, empty, or of prompts with another hash.
     """
     path = Path(given).expanduser()
     path = path / GROUPS_FILE if path.is_dir() else path

@@ -128,10 +128,6 @@ class PaperDotsSelector(PredictingSelector):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["predicted"].shape != self.predicted.shape:
-            raise ValueError(
-                f"Predictions of {len(state['predicted'])} prompts do not fit {len(self.predicted)} prompts."
-            )
         super().load_state_dict(state)
         self._taken, self.predicted = state["taken"], state["predicted"].copy()
         self._references, self._order = state["references"].copy(), state["order"].copy()

@@ -14,14 +14,8 @@ SHARPNESS = 4.0  # of the weight at its threshold
 
 def chance_effective(p: torch.Tensor, group_size: int) -> torch.Tensor:
     r"""
-    \(1 - p^G - (1 - p)^G\): the probability that a group has a gradient.
-
-    Args:
-        p (`torch.Tensor`): success rates in [0, 1].
-        group_size (`int`): G, at least 2.
-
-    Returns:
-        `torch.Tensor`: float64, of the shape of `p`, in [0, 1); 0 where p is 0 or 1.
+    \(1 - p^G - (1 - p)^G\): the probability that a group has a gradient, float64 in [0, 1), from success rates p in [0, 1] and
+    the group size G, at least 2; 0 where p is 0 or 1.
     """
     p = p.double()
     rare = torch.minimum(p, 1 - p)  # 1 - (1 - rare)^G without cancellation
@@ -30,15 +24,8 @@ def chance_effective(p: torch.Tensor, group_size: int) -> torch.Tensor:
 
 def log_weight(chance: torch.Tensor, threshold: float) -> torch.Tensor:
     r"""
-    \(\log \frac{P^4}{P^4 + t^4}\) with P the probability that a group has a gradient: near 0, so flat, well above the threshold
-    t, and \(4 \log (P / t)\) well below it.
-
-    Args:
-        chance (`torch.Tensor`): P, above 0.
-        threshold (`float`): t, in (0, 1].
-
-    Returns:
-        `torch.Tensor`: of the shape and dtype of `chance`, below 0.
+    \(\log \frac{P^4}{P^4 + t^4}\) with P > 0, the probability that a group has a gradient, and t in (0, 1], the threshold:
+    near 0, so flat, well above the threshold, and \(4 \log (P / t)\) well below it.
     """
     return -softplus(SHARPNESS * (math.log(threshold) - chance.log()))
 
@@ -100,17 +87,9 @@ class PromptPass:
 
     def restrict(self, log_weights: torch.Tensor, excluded: torch.Tensor, n: int) -> torch.Tensor:
         """
-        Log-weights without those of the present pass. A new pass begins if the prompts that are left carry less than
-        `1 - coverage` of the weight, or if fewer than `n` of them are not excluded.
-
-        Args:
-            log_weights (`torch.Tensor` of shape `(N,)`): of all prompts, finite.
-            excluded (`torch.Tensor` of shape `(N,)`): bool, prompts that must not be drawn in any case: those that the present
-                generation batch has already. They belong to the new pass, too.
-            n (`int`): prompts that are to be drawn.
-
-        Returns:
-            `torch.Tensor` of shape `(N,)`: `log_weights`, with -inf for the prompts of the present pass.
+        `log_weights` `(N,)`, finite, with -inf for the prompts of the present pass. A new pass begins if the prompts that are
+        left carry less than `1 - coverage` of the weight, or if fewer than `n`, which are to be drawn, are not `excluded`
+        (bool `(N,)`: prompts that the present generation batch has already). These belong to the new pass, too.
         """
         if not self.coverage:
             return log_weights

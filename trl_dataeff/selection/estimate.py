@@ -54,13 +54,8 @@ class SuccessHistory:
 
     def observe(self, ids: np.ndarray, rates: np.ndarray, trials: np.ndarray, batch: int) -> None:
         """
-        Enter groups.
-
-        Args:
-            ids (`np.ndarray` of shape `(n,)`): prompts; one may occur more than once.
-            rates (`np.ndarray` of shape `(n,)`): success rates; groups with NaN are ignored.
-            trials (`np.ndarray` of shape `(n,)`): completions that were scored.
-            batch (`int`): number of the generation batch.
+        Enter groups of generation batch `batch`: prompts `ids` `(n,)`, of which one may occur more than once, their success
+        `rates` `(n,)` (groups with NaN are ignored), and the completions that were scored, `trials` `(n,)`.
         """
         known = ~np.isnan(rates)
         ids, rates, trials = ids[known], rates[known], trials[known]
@@ -74,15 +69,8 @@ class SuccessHistory:
 
     def estimate(self, predicted: np.ndarray, batch: int, ids: np.ndarray | slice = slice(None)) -> np.ndarray:
         """
-        Means of the posteriors of prompts `ids`, by default of all.
-
-        Args:
-            predicted (`np.ndarray` of shape `(K, n)`): predictions in [0, 1], by half-life.
-            batch (`int`): number of the present generation batch.
-            ids (`np.ndarray` of shape `(n,)`, *optional*): prompts.
-
-        Returns:
-            `np.ndarray` of shape `(K, n)`: float32.
+        Means of the posteriors of prompts `ids`, by default of all, in generation batch `batch`: float32 `(K, n)`. `predicted`
+        `(K, n)` are predictions in [0, 1], by half-life.
         """
         fade = self._fade(ids, batch)
         successes, trials = self.successes[:, ids], self.trials[:, ids]
@@ -100,11 +88,6 @@ class SuccessHistory:
         return {"successes": self.successes.copy(), "trials": self.trials.copy(), "batch": self.batch.copy()}
 
     def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
-        if state["successes"].shape != self.successes.shape:
-            raise ValueError(
-                f"Evidence for {state['successes'].shape[-1]} prompts and {len(state['successes'])} half-lives does not fit "
-                f"a pool of {self.size} prompts and {len(self.half_lives)} half-lives."
-            )
         self.successes, self.trials, self.batch = (state[name].copy() for name in ("successes", "trials", "batch"))
 
 
@@ -212,16 +195,9 @@ class PromptEstimator:
 
 def fit_offsets(logits: np.ndarray, rates: np.ndarray, weight: np.ndarray) -> np.ndarray:
     """
-    The offset of each row of logits that fits the rates best: the mode of the posterior, with a Gaussian prior.
-
-    Minimises `sum_j weight_j BCE(sigmoid(logits_kj + o_k), rates_j) + LEVEL_PRIOR / 8 o_k^2` by Newton's method.
-
-    Args:
-        logits (`np.ndarray` of shape `(K, n)`), rates (`np.ndarray` of shape `(n,)`), weight (`np.ndarray` of shape
-            `(n,)`): predictions, observations and weights of n groups.
-
-    Returns:
-        `np.ndarray` of shape `(K,)`: float64.
+    The offset of each row of `logits` `(K, n)` that fits the `rates` `(n,)` of n groups best: the mode of the posterior with a
+    Gaussian prior, float64 `(K,)`. Minimises `sum_j weight_j BCE(sigmoid(logits_kj + o_k), rates_j) + LEVEL_PRIOR / 8 o_k^2`
+    by Newton's method.
     """
     logits, offset = logits.astype(np.float64), np.zeros(len(logits))
     ridge = LEVEL_PRIOR / 4  # the curvature of a group at a rate of one half

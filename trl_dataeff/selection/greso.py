@@ -16,24 +16,17 @@ import torch
 
 from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD, RolloutGroup
 from trl_dataeff.selection.base import Selector, SelectorContext, check_request, register_selector
-from trl_dataeff.utils import check_choice, check_number
+from trl_dataeff.utils import check_number
 
 
 FLOOR = 0.01
-PATIENCE = 10  # updates in a row that show whether a target can be reached
 
 
 def keep_probability(streak: np.ndarray, p: np.ndarray | float, floor: float = FLOOR) -> np.ndarray:
     """
-    Probability that a prompt is admitted: `max(p^streak, floor)`, 1 for a streak of 0.
-
-    Args:
-        streak (`np.ndarray`): trailing zero-variance groups, at least 0.
-        p (`np.ndarray` or `float`): keep probability per group, in (0, 1]; broadcast against `streak`.
-        floor (`float`, *optional*, defaults to `0.01`): lower bound, so that every prompt is tried again.
-
-    Returns:
-        `np.ndarray`: in [floor, 1], of the broadcast shape.
+    Probability that a prompt is admitted: `max(p^streak, floor)`, in [floor, 1] and 1 for a streak of 0, from trailing
+    zero-variance groups `streak` and the keep probability per group `p` in (0, 1], which broadcast. The floor lets every
+    prompt be tried again.
     """
     return np.maximum(np.power(p, streak, dtype=np.float64), floor)
 
@@ -43,45 +36,21 @@ class KeepProbability:
     The keep probability per group of one kind. It moves one step per update: down if the observed share of that kind is
     at or above its target, else up.
 
-    With `hold`, a target is unreachable if, in 10 updates in a row, the share is at or above it although the probability is at
-    its lower bound. The probability then returns to its initial value and is held there, until the share is below the target
-    in 10 updates in a row. The paper has no such rule.
-
     Args:
         initial (`float`), step (`float`), low (`float`), high (`float`): initial value, change per update, bounds.
         target (`float`): target share of the groups.
-        hold (`bool`): whether an unreachable target is given up.
 
     Attributes:
         value (`float`): the probability.
-        held (`bool`): whether its target is unreachable.
     """
 
-    def __init__(self, initial: float, step: float, low: float, high: float, target: float, hold: bool = True):
-        self.initial, self.step, self.low, self.high, self.target = initial, step, low, high, target
-        self.hold = hold
-        self.value = initial
-        self.held = False
-        self._in_a_row = 0  # updates that speak for a change of `held`
+    def __init__(self, initial: float, step: float, low: float, high: float, target: float):
+        self.value, self.step, self.low, self.high, self.target = initial, step, low, high, target
 
     def update(self, share: float) -> None:
         """Move by the observed share."""
         above = share >= self.target - 1e-9  # 4 of 24 are a sixth, whatever 0.25 * (1 - 1/3) rounds to
-        self._in_a_row = self._in_a_row + 1 if self.hold and self._contradicts(above) else 0
-        if self._in_a_row == PATIENCE:
-            self.value, self.held, self._in_a_row = self.initial, not self.held, 0
-        elif not self.held:
-            self.value = min(max(self.value - self.step if above else self.value + self.step, self.low), self.high)
-
-    def _contradicts(self, above: bool) -> bool:
-        """Whether an update is evidence against the present state: that the target is reachable, or that it is not."""
-        return not above if self.held else above and self.value == self.low
-
-    def state(self) -> list[float]:
-        return [self.value, self.held, self._in_a_row]
-
-    def load_state(self, state: Sequence[float]) -> None:
-        self.value, self.held, self._in_a_row = float(state[0]), bool(state[1]), int(state[2])
+        self.value = min(max(self.value - self.step if above else self.value + self.step, self.low), self.high)
 
 
 class ZeroVarianceStreaks:
@@ -129,8 +98,6 @@ class GresoSelector(Selector):
         p_min (`float`, *optional*, defaults to `0.05`), p_max (`float`, *optional*, defaults to `0.95`): bounds.
         target_zero_variance (`float`, *optional*, defaults to `0.25`): target share of zero-variance groups.
         easy_share (`float`, *optional*, defaults to `1/3`): part of that target for easy groups; the rest is for hard ones.
-        hold (`bool`, *optional*, defaults to `True`): whether a keep probability gives up a target that it cannot reach (see
-            [`KeepProbability`]); `False` as published.
     """
 
     def __init__(
@@ -142,23 +109,20 @@ class GresoSelector(Selector):
         p_max: float = 0.95,
         target_zero_variance: float = 0.25,
         easy_share: float = 1 / 3,
-        hold: bool = True,
     ):
         for name, value in (("p_init", p_init), ("p_min", p_min), ("p_max", p_max)):
             check_number(name, value, "(0, 1]")
         check_number("p_step", p_step, "[0, 1]")
         check_number("target_zero_variance", target_zero_variance, "[0, 1)")
         check_number("easy_share", easy_share, "[0, 1]")
-        check_choice("hold", hold, (True, False))
         if not p_min <= p_init <= p_max:
             raise ValueError(f"`p_min <= p_init <= p_max` must hold; got {p_min}, {p_init}, {p_max}.")
         self._movement = (p_init, p_step, p_min, p_max)
-        self._hold = hold
         self._targets = (target_zero_variance * easy_share, target_zero_variance * (1 - easy_share))
 
     def bind(self, context: SelectorContext) -> None:
         super().bind(context)
-        self.easy, self.hard = (KeepProbability(*self._movement, target, self._hold) for target in self._targets)
+        self.easy, self.hard = (KeepProbability(*self._movement, target) for target in self._targets)
         self.streaks = ZeroVarianceStreaks(context.num_prompts)
         self._order = np.empty(0, dtype=np.int64)
         self._key = 0  # the order of a pass is drawn from it
@@ -207,17 +171,12 @@ class GresoSelector(Selector):
             "order": [self._key, self._position, self._passes, self._skipped],
             "streak": self.streaks.streak.copy(),
             "streak_kind": self.streaks.kind.copy(),
-            "keep": [self.easy.state(), self.hard.state()],
+            "keep": [self.easy.value, self.hard.value],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["streak"].shape != self.streaks.streak.shape:
-            raise ValueError(
-                f"Streaks of {len(state['streak'])} prompts do not fit {self.context.num_prompts} prompts."
-            )
         self.streaks.streak, self.streaks.kind = state["streak"].copy(), state["streak_kind"].copy()
-        self.easy.load_state(state["keep"][0])
-        self.hard.load_state(state["keep"][1])
+        self.easy.value, self.hard.value = state["keep"]
         key, self._position, self._passes, self._skipped = state["order"]
         if self._passes:
             self._set_order(key)
