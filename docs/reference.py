@@ -1,6 +1,6 @@
 """
-What programs write of the documentation: the page of the configuration, from its docstring, and the tables of recipes, metrics and
-columns, between `<!-- NAME -->` and `<!-- end -->` on their pages.
+What programs write of the documentation: the page of the configuration, from its docstring, and the tables of recipes and metrics,
+between `<!-- NAME -->` and `<!-- end -->` on their pages.
 
     python docs/reference.py            # prints the page of the configuration
     python docs/reference.py --write    # writes all
@@ -16,13 +16,12 @@ from pathlib import Path
 
 from trl_dataeff import DataEfficientGRPOConfig
 from trl_dataeff.cli.recipes import description_of
-from trl_dataeff.tracking.groups import SCHEMA
 from trl_dataeff.tracking.metrics import METRICS, PREFIX
 
 
 DOCS = Path(__file__).parent
 ENTRY = re.compile(r"^    (\w+) \((.+?)\):\n((?:        .+\n)+)", re.M)
-MARKED = re.compile(r"(?s)<!-- (recipes|metrics|groups) -->\n.*?<!-- end -->")
+MARKED = re.compile(r"(?s)<!-- (recipes|metrics) -->\n.*?<!-- end -->")
 
 
 def configuration() -> str:
@@ -43,7 +42,7 @@ def configuration() -> str:
 
 def filled(page: str) -> str:
     """A page with its marked tables as the package has them."""
-    tables = {"recipes": recipes, "metrics": metrics, "groups": groups}
+    tables = {"recipes": recipes, "metrics": metrics}
     return MARKED.sub(lambda found: f"<!-- {found[1]} -->\n\n{tables[found[1]]()}\n\n<!-- end -->", page)
 
 
@@ -59,10 +58,6 @@ def metrics() -> str:
         for name, metric in METRICS.items()
     ]
     return _table(["metric", "unit", "meaning"], rows)
-
-
-def groups() -> str:
-    return _table(["column", "meaning"], [[f"`{f.name}`", f.metadata[b"meaning"].decode()] for f in SCHEMA])
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
