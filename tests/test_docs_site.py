@@ -9,6 +9,7 @@ import pytest
 from trl import GRPOConfig
 
 from trl_dataeff import DataEfficientGRPOConfig
+from trl_dataeff.tracking.groups import SCHEMA
 
 
 ROOT = Path(__file__).parents[1]
@@ -31,11 +32,12 @@ def test_what_programs_write_is_current():
     assert set(re.findall(r"^\| `(\w+)` \|", page, re.M)) == own
     texts = [path.read_text(encoding="utf-8") for path in DOCS.glob("*.md")]
     assert [text for text in texts if reference.filled(text) != text] == [], "python docs/reference.py --write"
-    assert sorted(name for text in texts for name in reference.MARKED.findall(text)) == [
-        "groups",
-        "metrics",
-        "recipes",
-    ]
+    assert sorted(name for text in texts for name in reference.MARKED.findall(text)) == ["metrics", "recipes"]
+
+
+def test_the_columns_of_the_table_of_groups_are_explained():
+    page = (DOCS / "reading.md").read_text(encoding="utf-8").partition("`groups.parquet` has these columns")[2]
+    assert re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.+?) \|", page, re.M))) == SCHEMA.names
 
 
 def test_readme_and_pages_keep_to_their_words():

@@ -1,9 +1,4 @@
-"""
-The metrics of the package, in one table, which `docs/reference.py` puts into the documentation. A new metric is an entry there.
-
-All of them go through `Trainer.log`, under the prefix `dataeff/`. What a selector reports is logged under
-`dataeff/selector/`, by the selector's own names.
-"""
+"""The metrics of the package, logged under `dataeff/`; `docs/reference.py` puts their table into the pages."""
 
 from __future__ import annotations
 
