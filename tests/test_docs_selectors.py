@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
 from tests.factories import mixed_reward, plain_dataset, tiny_model, tiny_tokenizer
@@ -43,11 +41,11 @@ def page(tmp_path_factory):
             exec(compile(block, str(PAGE), "exec"), names)
             if names.get("trainer") is not None and names["trainer"] not in trainers:
                 trainers.append(names["trainer"])
-    return folder, names, trainers
+    return names, trainers
 
 
 def test_both_trainers_used_the_selector(page):
-    _, names, (by_instance, by_name) = page
+    names, (by_instance, by_name) = page
     assert issubclass(names["LastRateSelector"], Selector)
     for trainer in (by_instance, by_name):
         assert type(trainer.selector) is names["LastRateSelector"]
@@ -56,21 +54,8 @@ def test_both_trainers_used_the_selector(page):
     assert (by_instance.state.global_step, by_name.state.global_step) == (4, 6)
 
 
-def test_the_resumed_run_is_the_one_that_never_stopped(page, tmp_path):
-    folder, names, (_, resumed) = page
-    config = TinyConfig(
-        str(tmp_path), per_device_train_batch_size=16, num_generations=4, max_steps=6, save_strategy="no"
-    )
-    selector = names["LastRateSelector"](0.05)
-    tiny_trainer(names["model"], names["reward"], config, names["dataset"], selector=selector).train()
-    np.testing.assert_array_equal(resumed.selector.rates, selector.rates)
-    files = (path / "dataeff" / "groups.parquet" for path in (folder / "out", tmp_path))
-    first, second = (pq.read_table(file).drop(["seconds"]) for file in files)
-    assert first.equals(second)
-
-
 def test_the_pages_own_test_passes(page):
-    _, names, _ = page
+    names, _ = page
     (mark,) = [mark for mark in names["test_last_rate_selector"].pytestmark if mark.name == "parametrize"]
     for make, check in mark.args[1]:
         check(make)

@@ -66,11 +66,6 @@ def test_links_to_files_of_the_repository_lead_somewhere(page):
         assert not anchor or anchor in anchors(target), link
 
 
-def test_every_page_is_in_the_navigation():
-    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    assert all(f": {page.name}\n" in navigation for page in DOCS.glob("*.md"))
-
-
 def test_formulas_become_mathml_and_files_of_the_root_are_included_with_their_links():
     pytest.importorskip("latex2mathml")
     hooks = module(DOCS / "hooks.py")

@@ -2,10 +2,9 @@
 
 import random
 
-import numpy as np
 import pytest
 import torch
-from datasets import Dataset, IterableDataset
+from datasets import IterableDataset
 from peft import LoraConfig
 from trl import GRPOConfig, GRPOTrainer
 
@@ -22,7 +21,7 @@ from tests.factories import (
     tool_arguments,
     tool_tokenizer,
 )
-from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer, Selector
+from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 
 
 async def async_reward(completions, **kwargs):
@@ -132,36 +131,3 @@ def test_off_is_grpo(case, tmp_path):
     assert_identical(reference, ours)
     for shown in {"beta": ["kl"], "tools": ["tools/call_frequency"]}.get(case, []):
         assert any(log.get(shown) for log in ours.state.log_history)
-
-
-def test_prompts_come_from_the_selector_not_from_the_dataloader(tmp_path):
-    """The dataloader runs ahead of training; what is trained on is what the selector proposes when it is asked."""
-    dataset = plain_dataset(24)
-
-    class Fixed(Selector):
-        def propose(self, n, rng):
-            return np.array([3, 11])
-
-    seen = set()
-
-    def watching_reward(prompts, completions, **kwargs):
-        seen.update(prompts)
-        return even_length_reward([c.encode() for c in completions])
-
-    run(
-        DataEfficientGRPOTrainer,
-        DataEfficientGRPOConfig,
-        tmp_path,
-        rewards=watching_reward,
-        trainer={"train_dataset": dataset, "selector": Fixed()},
-        max_steps=2,
-        selection="auto",
-    )
-    assert seen == {dataset[3]["prompt"], dataset[11]["prompt"]}
-
-
-def test_dataset_from_dict_is_left_as_it_is(tmp_path):
-    dataset = Dataset.from_dict({"prompt": [f"{i:02d}" for i in range(8)], "answer": ["1"] * 8})
-    before = dataset.to_list()
-    run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, max_steps=2, trainer={"train_dataset": dataset})
-    assert dataset.to_list() == before

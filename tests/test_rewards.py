@@ -21,10 +21,6 @@ from trl_dataeff.rewards import (
 )
 
 
-ALL = [exact_answer_reward, numeric_answer_reward, math_verify_reward]
-each_reward = pytest.mark.parametrize("reward", ALL, ids=lambda reward: reward.__name__)
-
-
 def chat(text):
     return [{"role": "assistant", "content": text}]
 
@@ -35,11 +31,9 @@ def chat(text):
         (r"so \boxed{12}", "12"),
         (r"\boxed{1} no, \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
         (r"\boxed{open", None),
-        (r"\boxed{2} and then \boxed{open", "2"),
         ("<answer> Paris </answer> bye", "Paris"),
         ("3 + 4 = 7\n#### 7", "7"),
         ("#### 7\nthen #### 8 apples\nmore", "8 apples"),
-        ("####", None),
         ("nothing marked", None),
     ],
 )
@@ -51,7 +45,6 @@ def test_marked_answer(text, expected):
     ("completion", "expected"),
     [
         ("text", "text"),
-        (chat("text"), "text"),
         (chat([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]), "ab"),
         ([*chat(None), {"role": "tool", "content": "13"}, *chat("so 14")], "so 14"),
         (chat(None), ""),
@@ -66,30 +59,24 @@ def test_text_of_a_completion(completion, expected):
     ("text", "value"),
     [
         ("12 then 7, so 5", 5),
-        ("1,2,3", 3),
         ("costs $1,200.50.", Fraction(120050, 100)),
         ("a loss of -$5", -5),
-        ("x=-3", -3),
         ("10-7", 7),
         ("it is −8 degrees", -8),  # noqa: RUF001
         ("-3 / 4 of a cup", Fraction(-3, 4)),
         ("1 3/4 cups", Fraction(7, 4)),
-        (r"1\frac{3}{4}", Fraction(7, 4)),
         (r"-1\tfrac{1}{2}", Fraction(-3, 2)),
         (r"1{,}000", 1000),
         ("1e-3", Fraction(1, 1000)),
-        ("about 007", 7),
         (r"\boxed{12 \text{ cm}}", 12),
         (r"\boxed{\$5}", 5),
         ("3 2 1\n#### 1,000", 1000),
         (r"\boxed{2\sqrt{3}}", None),
         (r"\boxed{(1, 2)}", None),
-        (r"\boxed{}", None),
         ("1/0", None),
         ("<think>1 or 2?</think>\nI do not know", None),  # reasoning is no answer
         ("<think>3</think>4</think> 5 of them", 5),
         ("9" * 5000, None),
-        ("1/" + "9" * 5000, None),
     ],
 )
 def test_number_of_a_completion(text, value):
@@ -101,29 +88,21 @@ COMPARED = {
     numeric_answer_reward: [
         ("1234567", "1234568", 0.0),  # whole numbers are equal or not
         ("0.667", "2/3", 1.0),
-        ("0.66", "2/3", 0.0),
-        ("33.33", "100/3", 1.0),
         ("5.00", "5.01", 0.0),
         ("50.01", "50", 0.0),
         ("12345", "12345.67", 0.0),  # near, but more than a cent off
-        ("0.0015", "0.001", 0.0),
         ("0.0004", "0", 0.0),
-        ("75%", "75", 1.0),
         ("75%", "0.75", 1.0),
         (r"75\%", "3/4", 1.0),
-        ("0.75", "75%", 1.0),
         ("25%", "0.25%", 0.0),  # two percentages are compared as such
         ("7500%", "0.75", 0.0),
     ],
     exact_answer_reward: [
         (r"<think>maybe \boxed{1}</think> It is 2", "it is 2", 1.0),
-        (" Paris.\n", "Paris", 1.0),
         ("new   york", "New York", 1.0),
         ('"yes"', "Yes", 1.0),
-        ("Paris, France", "Paris", 0.0),
         ("I think Paris", "Paris", 0.0),
         (r"It is \boxed{Paris}", "Paris", 1.0),
-        ("<answer>paris</answer>", "Paris", 1.0),
         ("42", "so 42\n#### 42", 1.0),
         ("ﬁne", "fine", 1.0),
         ("?", "?", 1.0),
@@ -133,11 +112,9 @@ COMPARED = {
         (r"It is $\frac13$.", "1/3", 1.0),
         (r"\boxed{2\sqrt{3}}", r"2\sqrt{3}", 1.0),
         (r"\boxed{\sqrt{12}}", r"$2\sqrt{3}$", 1.0),
-        (r"\boxed{(1, 2)}", "(1,2)", 1.0),
         ("so 24", "48/2=24\n#### 24", 1.0),
         (r"\boxed{x^2+1}", r"\boxed{1+x^2}", 1.0),
         (r"<think>\boxed{34}</think> \boxed{35}", "34", 0.0),
-        ("", "34", 0.0),
         ("34", "hello there", None),
     ],
 }
@@ -181,7 +158,7 @@ def test_math_verify_works_outside_of_the_main_thread():
     assert result == [1.0, 0.0]
 
 
-@each_reward
+@pytest.mark.parametrize("reward", COMPARED)
 def test_answer_comes_before_solution_row_by_row(reward):
     scores = reward(completions=["1", "2", "3", "4"], answer=["1", None, "", None], solution=["9", "2", "3", None])
     assert scores == [1.0, 1.0, 1.0, None]

@@ -149,14 +149,3 @@ def test_off_no_handler_is_installed(tmp_path, dynamic):
     seen.clear()
     train(tmp_path, dynamic, rewards=watching, max_steps=2, save_strategy="no", save_on_signal=True)
     assert not any(set(before[:2]) & set(handlers[:2]) for handlers in seen)
-
-
-def test_off_ctrl_c_ends_the_run_at_once_without_a_checkpoint(tmp_path):
-    trainer = make_trainer(tmp_path, "dynamic", save_steps=3)
-    send(trainer, 4, signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt) as raised:
-        trainer.train()
-    assert trainer.state.global_step == 4
-    assert trainer.stopped_by is None
-    assert checkpoint_names(tmp_path) == {"checkpoint-3"}
-    assert f"The latest complete checkpoint of this run is {tmp_path / 'checkpoint-3'}" in raised.value.__notes__[-1]

@@ -92,9 +92,6 @@ def needs_scores(self, groups):
 
 FAULTS = [
     ("proposals_are_distinct_prompts", proposing(lambda self, ids, n: ids[np.zeros(n, int)])),
-    ("proposals_are_distinct_prompts", proposing(lambda self, ids, n: ids.tolist())),
-    ("proposals_are_distinct_prompts", proposing(lambda self, ids, n: ids.astype(float))),
-    ("proposals_are_distinct_prompts", proposing(lambda self, ids, n: ids + 1)),
     ("proposals_are_distinct_prompts", proposing(lambda self, ids, n: ids[:16])),
     ("smallest_runs", proposing(lambda self, ids, n: ids if self.context.num_prompts > 2 else [])),
     ("randomness_comes_from_rng_alone", proposing(lambda self, ids, n: torch.randperm(60)[:n].numpy())),
@@ -105,12 +102,10 @@ FAULTS = [
         forgetful(predict=lambda self, ids: np.full(len(ids), 0.1 * min(self.batches[0], 9), dtype=np.float32)),
     ),
     ("state_is_a_copy", with_(state_dict=lambda self: {"batches": self.batches})),
-    ("state_is_a_copy", with_(state_dict=lambda self: {"batches": self.batches.copy(), "names": {"a", "b"}})),
     ("bind_starts_a_new_run", with_(bind=bind_keeping_state, propose=propose_by_batch)),
-    ("predictions", with_(predict=lambda self, ids: np.full(len(ids), -2.0))),
-    ("predictions", with_(predict=lambda self, ids: np.full(self.context.num_prompts, 0.5))),
+    ("predictions_and_metrics", with_(predict=lambda self, ids: np.full(len(ids), -2.0))),
     ("unusual_groups", with_(observe=needs_scores)),
-    ("metrics", with_(metrics=lambda self: {"counts": np.zeros(3)})),
+    ("predictions_and_metrics", with_(metrics=lambda self: {"counts": np.zeros(3)})),
 ]
 
 

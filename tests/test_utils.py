@@ -94,9 +94,7 @@ def test_chunks_of_many_rows_are_hashed_as_by_hand():
     assert hash_prompts(shuffled) == by_hand(shuffled["prompt"][:])
 
 
-def test_where_a_text_ends_counts():
-    pairs = [["ab", "c"], ["a", "bc"], ["abc", ""], ["", "abc"]]
-    assert len({hash_prompts(dataset(pair)) for pair in pairs}) == 4
+def test_where_a_text_ends_counts_and_the_order_of_keys_does_not():
     assert hash_bytes([b"ab", b"c"]) != hash_bytes([b"a", b"bc"]) != hash_bytes([b"abc"])
     assert hash_json({"a": 1, "b": [2]}) == hash_json({"b": [2], "a": 1}) != hash_json({"a": 1, "b": [3]})
 

@@ -41,9 +41,9 @@ def build(dataset, selector=None, **fields):
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [
-        (Dataset.from_dict({"prompt": []}), "has 0 prompts, and each batch takes 4"),
-        (plain_dataset(3), "has 3 prompts, .* takes 4 .*`generation_batch_size` 16 / `num_generations` 4"),
-        (plain_dataset(4).rename_column("prompt", "question"), r"no column `prompt`; its columns are \['question'"),
+        (Dataset.from_dict({"prompt": []}), r"\b0\b.*\b4\b"),
+        (plain_dataset(3), r"\b3\b.*\b4\b.*`generation_batch_size` 16"),
+        (plain_dataset(4).rename_column("prompt", "question"), "'question'"),
     ],
 )
 def test_datasets_that_cannot_be_used(dataset, message):
@@ -56,9 +56,9 @@ def test_datasets_that_cannot_be_used(dataset, message):
     [({"max_rollout_rounds": 4}, None), ({"selection": "greso"}, None), ({}, UniformSelector())],
 )
 def test_streams_and_environments_cannot_be_selected_from(fields, selector):
-    with pytest.raises(ValueError, match=r"need a map-style dataset, and `train_dataset` is of type IterableDataset"):
+    with pytest.raises(ValueError, match="IterableDataset"):
         build(plain_dataset().to_iterable_dataset(), selector, **fields, max_steps=2)
-    with pytest.raises(ValueError, match="`train_dataset` is of type NoneType"):
+    with pytest.raises(ValueError, match="NoneType"):
         check_dataset(config(**fields), None, object, selector)
     check_dataset(config(), None, object)
 
@@ -84,14 +84,14 @@ class Mine(UniformSelector):
 @pytest.mark.parametrize(
     ("fields", "selector", "error", "message"),
     [
-        ({"selection": "dost"}, None, ValueError, "`selection` is 'dost'.*Did you mean `dots`"),
-        ({"selection": "greso", "selector_args": {"p_init": 2}}, None, ValueError, "`p_init` is 2"),
-        ({"selector_args": {"threshold": 2}}, None, ValueError, "`threshold` is 2"),
-        ({"selector_args": {"predictor": "logistics"}}, None, ValueError, "'logistics'.*`logistic`"),
-        ({"selection": "greso"}, Mine(), ValueError, r"`selector=Mine\(...\)` is given beside `selection='greso'`"),
-        ({"selector_args": {"shuffle": False}}, Mine(), ValueError, "`selector_args={'shuffle': False}`"),
-        ({}, Mine, TypeError, "`selector` is <class .*Mine'>; it takes an instance of `trl_dataeff.Selector`"),
-        ({}, "uniform", TypeError, "`selector` is 'uniform'; it takes an instance"),
+        ({"selection": "dost"}, None, ValueError, "`dots`"),
+        ({"selection": "greso", "selector_args": {"p_init": 2}}, None, ValueError, "`p_init`"),
+        ({"selector_args": {"threshold": 2}}, None, ValueError, "`threshold`"),
+        ({"selector_args": {"predictor": "logistics"}}, None, ValueError, "`logistic`"),
+        ({"selection": "greso"}, Mine(), ValueError, "'greso'"),
+        ({"selector_args": {"shuffle": False}}, Mine(), ValueError, "`selector_args="),
+        ({}, Mine, TypeError, "Mine"),
+        ({}, "uniform", TypeError, "'uniform'"),
     ],
 )
 def test_a_selector_that_cannot_be_made_is_found_before_the_model_is_loaded(fields, selector, error, message):
@@ -103,7 +103,7 @@ def test_groups_that_processes_share_are_left_to_trl_or_rejected():
     own = config(per_device_train_batch_size=12, num_generations=4)
     assert all(holds_whole_groups(own, world_size, off) for world_size in (1, 3) for off in (True, False))
     assert not holds_whole_groups(own, 2, off=True)
-    with pytest.raises(UserError, match=r"2 processes .* 6 completions .* group has 4 .* multiple of 4"):
+    with pytest.raises(UserError, match=r"\b2\b.*\b6\b.*\b4\b"):
         holds_whole_groups(own, 2, off=False)
 
 
@@ -111,9 +111,9 @@ def test_reference_rollouts_that_cannot_be_generated():
     published = config(selection="dots_paper")
     assert uses_references(resolve_selector(published))
     reason = unsupported_reason(plain_dataset(), False, tool_images=True)
-    with pytest.raises(ValueError, match=r"PaperDotsSelector generates reference rollouts .* with tools that may"):
+    with pytest.raises(ValueError, match="PaperDotsSelector"):
         resolve_selector(published, None, reason)
-    with pytest.raises(ValueError, match=r"`reference_size` is 256; .* each of 257 processes"):
+    with pytest.raises(ValueError, match=r"\b256\b.*\b257\b"):
         resolve_selector(published, processes=257)
 
 
@@ -131,9 +131,7 @@ def test_an_optimizer_step_takes_one_generation_batch(accumulated, steps, iterat
         if works is None:
             check_steps(own, replays, rounds)
             continue
-        with pytest.raises(
-            ValueError, match=f"`gradient_accumulation_steps={accumulated}`.*n={works}`, or turn these"
-        ):
+        with pytest.raises(ValueError, match=f"`gradient_accumulation_steps={accumulated}`.*n={works}`"):
             check_steps(own, replays, rounds)
         fields["steps_per_generation"] = works
         check_steps(config(**fields, per_device_train_batch_size=rows, num_generations=8), replays, rounds)
@@ -142,7 +140,7 @@ def test_an_optimizer_step_takes_one_generation_batch(accumulated, steps, iterat
 def test_a_trainer_checks_its_steps(tmp_path):
     fields = {"steps_per_generation": 1, "gradient_accumulation_steps": 2}
     make_trainer(tmp_path, "off", **fields, selection="greso")
-    with pytest.raises(ValueError, match="one optimizer step trains on parts of several generation batches"):
+    with pytest.raises(ValueError, match="`gradient_accumulation_steps=2`"):
         make_trainer(tmp_path, "fill", **fields)
 
 
@@ -150,25 +148,12 @@ def judge(completions, anwser, **kwargs):
     return [0.0] * len(completions)
 
 
-def judge_prompt(prompt, completions, **kwargs):
-    return [0.0] * len(completions)
-
-
-def judge_alone(completions):
-    return [0.0] * len(completions)
-
-
 @pytest.mark.parametrize(
-    ("function", "problem"),
-    [
-        (judge, "missing a required argument: 'anwser'"),
-        (judge_prompt, "missing a required argument: 'prompt'"),
-        (judge_alone, "got an unexpected keyword argument '.*'"),
-    ],
+    ("function", "named"),
+    [(judge, "'anwser'"), (lambda prompt, completions, **kwargs: [], "'prompt'"), (lambda completions: [], "keyword")],
 )
-def test_arguments_of_a_reward_function_are_checked_before_anything_is_generated(tmp_path, function, problem):
-    message = rf"`{function.__name__}` cannot be called: {problem}\. TRL passes `prompts`, .*`answer`\."
-    with pytest.raises(ValueError, match=message):
+def test_arguments_of_a_reward_function_are_checked_before_anything_is_generated(tmp_path, function, named):
+    with pytest.raises(ValueError, match=rf"`{function.__name__}`.*{named}.*`answer`"):
         make_trainer(tmp_path, "off", rewards=function)
 
 
@@ -187,9 +172,7 @@ def test_a_stream_is_trained_on_without_replay_and_that_is_said(tmp_path, caplog
     trainer = run(Watched, DataEfficientGRPOConfig, tmp_path, trainer=stream, **options)
     assert trainer.collector.buffer is None
     assert [len(batch.generated) for batch in trainer.batches] == [2, 2, 2]
-    assert (
-        len(messages(caplog_transformers, "With a streaming (iterable) dataset, `selection='auto'` is 'uniform'")) == 1
-    )
+    assert len(messages(caplog_transformers, "'uniform'")) == 1
 
 
 def with_dropout(p):
@@ -199,15 +182,15 @@ def with_dropout(p):
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({**FILL, "selection": "dots"}, ["DOTS selection, replay fills the batch; 24 prompts"]),
-        ({**FILL, **DYNAMIC}, ["up to 4 rounds a batch, replay fills the batch; 24 prompts"]),
-        ({"replay": "share"}, ["replay has 1 places of each batch; 24 prompts"]),
-        ({"replay": "share", "replay_fraction": 0.1}, ["`replay_fraction=0.1` of each process's groups rounds to no"]),
-        ({"replay_fraction": 0.3}, ["`replay_fraction=0.3` has no effect without `replay='share'`."]),
-        ({"rollout_margin": 2.0}, ["`rollout_margin=2.0` has no effect without `max_rollout_rounds` above 1."]),
-        (with_dropout(0.5), ["replay fills the batch; 24 prompts", "The model has dropout in training"]),
-        ({**with_dropout(0.5), "disable_dropout": True}, ["replay fills the batch; 24 prompts"]),
-        (with_dropout(0.0), ["replay fills the batch; 24 prompts"]),
+        ({**FILL, "selection": "dots"}, ["DOTS"]),
+        ({**FILL, **DYNAMIC}, ["4 rounds"]),
+        ({"replay": "share"}, ["1 places"]),
+        ({"replay": "share", "replay_fraction": 0.1}, ["`replay_fraction=0.1`"]),
+        ({"replay_fraction": 0.3}, ["`replay='share'`"]),
+        ({"rollout_margin": 2.0}, ["`max_rollout_rounds`"]),
+        (with_dropout(0.5), ["fill", "dropout"]),
+        ({**with_dropout(0.5), "disable_dropout": True}, ["fill"]),
+        (with_dropout(0.0), ["fill"]),
         ({**with_dropout(0.5), "replay": "off"}, []),
         ({}, []),
     ],
@@ -216,4 +199,4 @@ def test_what_is_on_and_what_has_no_effect(tmp_path, caplog_transformers, fields
     make_trainer(tmp_path, "off", **fields)
     shown = messages(caplog_transformers)
     assert len(shown) == len(said)
-    assert all(text.startswith(start) for text, start in zip(shown, said))
+    assert all(named in text for text, named in zip(shown, said))

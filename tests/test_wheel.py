@@ -41,7 +41,7 @@ def test_wheel_and_source_hold_what_they_should(dist):
     inside = set(zipfile.ZipFile(wheel).namelist())
     modules = {path.relative_to(ROOT).as_posix() for path in ROOT.glob("trl_dataeff/**/*.py")}
     recipes = {f"trl_dataeff/{path.relative_to(ROOT).as_posix()}" for path in ROOT.glob("recipes/**/*.yaml")}
-    assert modules | recipes | {"trl_dataeff/py.typed", "trl_dataeff/analysis/templates/page.html.j2"} <= inside
+    assert modules | recipes | {"trl_dataeff/py.typed"} <= inside
     assert not any(name.startswith(("tests/", "benchmarks/")) for name in inside)
     with tarfile.open(source) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}

@@ -223,8 +223,7 @@ def _number(match: re.Match[str]) -> Number | None:
     denominator = part["fden"] or part["den"] or "1"
     if len(match[0]) > MAX_CHARACTERS or int(denominator) == 0:
         return None
-    numerator = Fraction((part["fnum"] or part["number"]).replace(",", "")) * Fraction(10) ** int(
-        part["exponent"] or 0
-    )
+    power = Fraction(10) ** int(part["exponent"] or 0)
+    numerator = Fraction((part["fnum"] or part["number"]).replace(",", "")) * power
     value = numerator / int(denominator) + int(part["fwhole"] or part["whole"] or 0)
     return Number(-value if "-" in (part["fsign"], part["sign"]) else value, part["percent"] is not None)

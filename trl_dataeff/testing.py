@@ -10,7 +10,7 @@ With pytest:
         check(make)
 
 Without: `check_selector(MySelector)` runs all checks and raises the first failure. Each check takes a function without arguments
-that makes a new selector.
+that makes a new selector, and calls it as training does, through [`CheckedSelector`], which checks what every method returns.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import torch
 from trl_dataeff.checkpoint.state import load_state, save_state
 from trl_dataeff.rollouts.classification import GroupClassifier, RewardScale
 from trl_dataeff.rollouts.group import Origin, RolloutGroup
-from trl_dataeff.selection.base import CheckedSelector, Selector, SelectorContext, is_storable
+from trl_dataeff.selection.base import CheckedSelector, SelectorContext
 
 
 EMBEDDING_WIDTH = 16
@@ -41,8 +41,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def parametrize_with_checks(factories: Iterable[Make]) -> Callable[[F], F]:
     """
-    Decorator that runs a pytest function once for each factory and each check. The function takes `make` and `check`, and
-    calls `check(make)`. A factory is a class, or a function without arguments, that makes a new [`Selector`].
+    Decorator that runs a pytest function, which takes `make` and `check` and calls `check(make)`, once for each factory and each
+    check. A factory is a class, or a function without arguments, that makes a new [`Selector`].
     """
     import pytest
 
@@ -55,7 +55,7 @@ def parametrize_with_checks(factories: Iterable[Make]) -> Callable[[F], F]:
 
 
 def check_selector(make: Make) -> None:
-    """Run all checks on what `make` makes. Raises the first failure, an `AssertionError`."""
+    """Run all checks on what `make` makes. Raises the first failure."""
     for check in CHECKS:
         check(make)
 
@@ -115,18 +115,18 @@ def _random_states() -> list[Any]:
     return [random.getstate(), legacy["state"]["key"].tolist(), legacy["state"]["pos"], torch.get_rng_state().tolist()]
 
 
-def _bound(make: Make, context: SelectorContext | None = None) -> Selector:
-    selector: Selector = make()
+def _bound(make: Make, context: SelectorContext | None = None) -> tuple[CheckedSelector, torch.Generator]:
+    selector = CheckedSelector(make())
     selector.bind(context or make_context())
-    return selector
+    return selector, torch.Generator().manual_seed(0)
 
 
-def _batch(selector: Selector, rng: torch.Generator, number: int) -> np.ndarray:
+def _batch(selector: CheckedSelector, rng: torch.Generator, number: int, n: int = BATCH_GROUPS) -> np.ndarray:
     """One generation batch: reference rollouts, a proposal, and its groups, a third of them of each kind. Returns ids."""
-    references = np.asarray(selector.references(rng))
+    references = selector.references(rng)
     if len(references):
         selector.observe(make_groups(references, _success(references, number), "reference"))
-    ids = selector.propose(min(selector.context.batch_groups, selector.context.num_prompts), rng)
+    ids = selector.propose(n, rng)
     selector.observe(make_groups(ids, _success(ids, number)))
     return ids
 
@@ -138,36 +138,28 @@ def _success(ids: np.ndarray, number: int) -> np.ndarray:
     return np.where(rng.random(len(ids)) < 0.05, np.nan, success)
 
 
-def _after(make: Make, batches: int, seed: int = 0) -> tuple[Selector, torch.Generator]:
-    selector, rng = _bound(make), torch.Generator().manual_seed(seed)
+def _after(make: Make, batches: int) -> tuple[CheckedSelector, torch.Generator]:
+    selector, rng = _bound(make)
     for number in range(batches):
         _batch(selector, rng, number)
     return selector, rng
 
 
-def _assert_proposal(ids: Any, n: int, size: int) -> None:
-    assert isinstance(ids, np.ndarray), f"propose({n}) returned a {type(ids).__name__}; it must return a NumPy array"
-    assert ids.shape == (n,), f"propose({n}) returned shape {ids.shape}; it must return ({n},)"
-    assert ids.dtype.kind in "iu", f"propose({n}) returned {ids.dtype}; it must return integers"
-    assert 0 <= ids.min() <= ids.max() < size, f"propose({n}) returned ids outside of [0, {size}): {ids}"
-    assert len(np.unique(ids)) == n, f"propose({n}) repeats prompts: {ids}"
-
-
 def check_proposals_are_distinct_prompts(make: Make) -> None:
     """Whatever n, in whatever order, several times in a generation batch."""
-    selector, rng = _bound(make), torch.Generator().manual_seed(0)
+    selector, rng = _bound(make)
     for number in range(4):
         for n in (BATCH_GROUPS, 1, PROMPTS // 2, PROMPTS, 3):
-            _assert_proposal(selector.propose(n, rng), n, PROMPTS)
+            selector.propose(n, rng)
         _batch(selector, rng, number)
 
 
 def check_smallest_runs(make: Make) -> None:
     """One prompt; a batch of one group; a batch that takes all prompts."""
     for size, batch in ((1, 1), (5, 1), (5, 5)):
-        selector, rng = _bound(make, make_context(size, batch)), torch.Generator().manual_seed(0)
+        selector, rng = _bound(make, make_context(size, batch))
         for number in range(3):
-            _assert_proposal(_batch(selector, rng, number), batch, size)
+            _batch(selector, rng, number, batch)
 
 
 def check_randomness_comes_from_rng_alone(make: Make) -> None:
@@ -191,9 +183,9 @@ def check_state_restores_the_next_proposals(make: Make) -> None:
     first, rng = _after(make, 5)
     first.propose(3, rng)  # within a generation batch
     with tempfile.TemporaryDirectory() as folder:
-        save_state(Path(folder), "state", {"selector": CheckedSelector(first).state_dict()})
+        save_state(Path(folder), "state", {"selector": first.state_dict()})
         state = load_state(Path(folder), "state")["selector"]
-    second, other = _bound(make), torch.Generator()
+    second, other = _bound(make)
     second.load_state_dict(state)
     other.set_state(rng.get_state())
     everything = np.arange(PROMPTS)
@@ -208,9 +200,6 @@ def check_state_is_a_copy(make: Make) -> None:
     """State can be saved, and does not change when the selector learns on."""
     selector, rng = _after(make, 2)
     state = selector.state_dict()
-    assert is_storable(state), (
-        f"state_dict() must return NumPy arrays, JSON values or dicts of these; got {state!r:.200}"
-    )
     before = copy.deepcopy(state)
     for number in range(2, 5):
         _batch(selector, rng, number)
@@ -221,20 +210,18 @@ def check_bind_starts_a_new_run(make: Make) -> None:
     """A selector that is bound again proposes as a new one does."""
     used, _ = _after(make, 4)
     used.bind(make_context())
-    new, rng, other = _bound(make), torch.Generator().manual_seed(5), torch.Generator().manual_seed(5)
+    (new, rng), other = _bound(make), torch.Generator().manual_seed(0)
     for number in range(3):
         assert _batch(used, rng, number).tolist() == _batch(new, other, number).tolist(), "bind() must reset all state"
 
 
-def check_predictions(make: Make) -> None:
-    """
-    Success rates in [0, 1] or NaN, one per prompt, and what predictions are worth; asking for them changes nothing.
-    """
-    for batches in (0, 3):
+def check_predictions_and_metrics(make: Make) -> None:
+    """Success rates in [0, 1] or NaN, one per prompt, and numbers by name; asking for predictions changes nothing."""
+    for batches in (0, 1, 3):
         selector, rng = _after(make, batches)
+        selector.metrics()
         ids = selector.propose(BATCH_GROUPS, rng)
-        predicted = np.asarray(selector.predict(ids))
-        assert predicted.shape == (BATCH_GROUPS,), f"predict() of {BATCH_GROUPS} prompts has shape {predicted.shape}"
+        predicted = selector.predict(ids)
         known = predicted[~np.isnan(predicted)]
         assert ((known >= 0) & (known <= 1)).all(), (
             f"predict() must return success rates in [0, 1] or NaN: {predicted}"
@@ -244,24 +231,15 @@ def check_predictions(make: Make) -> None:
 
 def check_unusual_groups(make: Make) -> None:
     """Batches that are all easy, all hard or without scores; prompts that were not proposed, or occur twice."""
-    selector, rng = _bound(make), torch.Generator().manual_seed(0)
+    selector, rng = _bound(make)
     everything = np.arange(PROMPTS)
     for success in (1.0, 0.0, np.nan, 0.5):
         ids = selector.propose(BATCH_GROUPS, rng)
         selector.observe(make_groups(ids, np.full(BATCH_GROUPS, success)))
         selector.observe(make_groups(everything, np.full(PROMPTS, success)))
-        _assert_proposal(selector.propose(BATCH_GROUPS, rng), BATCH_GROUPS, PROMPTS)
+        selector.propose(BATCH_GROUPS, rng)
     selector.observe(make_groups([3, 3, 3], [0.0, 1.0, 0.5]))
-    _assert_proposal(selector.propose(PROMPTS, rng), PROMPTS, PROMPTS)
-
-
-def check_metrics(make: Make) -> None:
-    """Names and numbers, before and after the first generation batch."""
-    for batches in (0, 1, 3):
-        selector, _ = _after(make, batches)
-        for name, value in selector.metrics().items():
-            assert isinstance(name, str), f"metrics() has the name {name!r}; names are strings"
-            assert isinstance(value, (int, float, np.number)), f"metrics()[{name!r}] is {value!r}; it must be a number"
+    selector.propose(PROMPTS, rng)
 
 
 CHECKS: list[Check] = [
@@ -271,7 +249,6 @@ CHECKS: list[Check] = [
     check_state_restores_the_next_proposals,
     check_state_is_a_copy,
     check_bind_starts_a_new_run,
-    check_predictions,
+    check_predictions_and_metrics,
     check_unusual_groups,
-    check_metrics,
 ]

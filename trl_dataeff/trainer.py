@@ -221,7 +221,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         tensors: dict[str, Any] = {}
         make_batch = super()._generate_and_score_completions
 
-        def roll_out(ids: np.ndarray) -> capture.Round:
+        def roll_out(ids: np.ndarray) -> capture.GeneratedRound:
             rows = inputs if self.collector.selector is None else self._rows(self._processes.share(ids))
             with self._recorded() as recording:
                 tensors.update(make_batch(rows))
@@ -253,7 +253,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         self._log(batch)
         return tensors
 
-    def _roll_out(self, ids: np.ndarray) -> capture.Round:
+    def _roll_out(self, ids: np.ndarray) -> capture.GeneratedRound:
         """Generate and score G completions of prompts, each process an equal part of them, outside of TRL's pass."""
         with self._recorded() as recording:
             rows = self._rows(self._processes.share(ids))

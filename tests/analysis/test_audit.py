@@ -26,22 +26,24 @@ ROWS = table(
 COLUMNS = {"prompt": "question", "reward": "score", "step": "iteration"}
 
 
+def overall(*args, **columns) -> pd.Series:
+    """Shares of a whole run."""
+    return audit(*args, **columns).shares.iloc[-1]
+
+
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
 def test_by_hand(tmp_path, ending):
     path = tmp_path / f"rollouts.{ending}"
     frame = pd.DataFrame(ROWS)
     frame.to_parquet(path) if ending == "parquet" else frame.to_json(path, orient="records", lines=True)
     found = audit([path], **COLUMNS)
-    whole = found.overall
-    assert (whole.first, whole.last, whole.groups) == (1, 2, 8)
-    assert (whole.effective, whole.easy, whole.hard) == (2 / 8, 2 / 8, 4 / 8)
-    assert [(part.effective, part.easy, part.hard) for part in found.periods] == [(1 / 4, 1 / 4, 1 / 2)] * 2
+    assert found.shares["steps"].tolist() == ["1-1", "2-2", "1-2"]
+    assert found.shares["groups"].tolist() == [4, 4, 8]
+    assert found.shares[["effective", "easy", "hard"]].to_numpy().tolist() == [[1 / 4, 1 / 4, 1 / 2]] * 3
     assert found.again == 2 / 3  # b and d stay, c does not
     assert found.after_effective == 1  # a
-    by_order = audit(
-        [path], prompt="question", reward="score"
-    ).overall  # without a step a group's rows follow each other
-    assert (by_order.groups, by_order.effective) == (8, 2 / 8)
+    by_order = overall([path], prompt="question", reward="score")  # without a step a group's rows follow each other
+    assert (by_order["groups"], by_order["effective"]) == (8, 2 / 8)
 
 
 def options(folder, **fields):
@@ -51,19 +53,19 @@ def options(folder, **fields):
 @pytest.mark.parametrize("rewards", [mixed_reward, [letter_share_reward, even_length_reward]], ids=["one", "two"])
 def test_of_a_run_of_trl_with_completions(tmp_path, rewards):
     trainer = run(GRPOTrainer, GRPOConfig, **options(tmp_path, log_completions=True, rewards=rewards))
-    found = audit([tmp_path])
+    found = overall([tmp_path])
     shares = [1 - log["frac_reward_zero_std"] for log in trainer.state.log_history if "loss" in log]
-    assert found.overall.groups == 16
-    assert found.overall.effective == pytest.approx(np.mean(shares))
-    assert found.overall.effective + found.overall.easy + found.overall.hard == pytest.approx(1)
+    assert found["groups"] == 16
+    assert found["effective"] == pytest.approx(np.mean(shares))
+    assert found["effective"] + found["easy"] + found["hard"] == pytest.approx(1)
 
 
 def test_of_a_run_of_trl_without_completions_its_logs_have_the_share(tmp_path, capsys):
     trainer = run(GRPOTrainer, GRPOConfig, **options(tmp_path, rewards=mixed_reward))
-    found = audit([tmp_path])
+    found = overall([tmp_path])
     zero = [log["frac_reward_zero_std"] for log in trainer.state.log_history if "loss" in log]
-    assert found.overall.effective == pytest.approx(1 - np.mean(zero))
-    assert math.isnan(found.overall.easy)
+    assert found["effective"] == pytest.approx(1 - np.mean(zero))
+    assert math.isnan(found["easy"])
     assert main(["audit", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert f"{np.mean(zero):.0%} of the groups carried no gradient" in printed
@@ -73,11 +75,11 @@ def test_of_a_run_of_trl_without_completions_its_logs_have_the_share(tmp_path, c
 def test_of_our_own_run(tmp_path):
     fields = {"selection": "greso", "max_rollout_rounds": 4, "rewards": mixed_reward}
     trainer = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, **options(tmp_path, **fields))
-    found = audit([tmp_path])
+    found = overall([tmp_path])
     counts = trainer.collector.counters.values
-    assert found.overall.groups == counts["rollouts_generated"] // 4
+    assert found["groups"] == counts["rollouts_generated"] // 4
     kinds = pd.read_parquet(tmp_path / "dataeff" / "groups.parquet")["kind"]
-    assert found.overall.hard == pytest.approx((kinds == "hard").mean())
+    assert found["hard"] == pytest.approx((kinds == "hard").mean())
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Which checkpoints are complete, which one is resumed, and that there always is one."""
 
 import errno
+import re
 import resource
 import shutil
 import signal
@@ -61,8 +62,8 @@ def test_the_latest_complete_one_is_taken_and_said(tmp_path, caplog_transformers
     path.write_bytes(path.read_bytes()[:-1])
     (tmp_path / "checkpoint-10" / "optimizer.pt").unlink()
     again = train(tmp_path, resume=True)
-    (said,) = messages(caplog_transformers, f"Resuming from {tmp_path / 'checkpoint-9'}")
-    rejected = {line.split(" is ")[0].split("/")[-1]: line for line in said.split("\n- ")[1:]}
+    (said,) = messages(caplog_transformers, str(tmp_path / "checkpoint-9"))
+    rejected = {re.search(r"checkpoint-\d+", line)[0]: line for line in said.split("\n")[1:]}
     assert rejected.keys() == {"checkpoint-11", "checkpoint-10"}
     assert "model.safetensors" in rejected["checkpoint-11"]
     assert "optimizer.pt" in rejected["checkpoint-10"]
@@ -73,40 +74,28 @@ def test_the_latest_complete_one_is_taken_and_said(tmp_path, caplog_transformers
 
 def test_of_two_runs_in_a_folder_the_later_one_is_resumed(tmp_path, caplog_transformers):
     train(tmp_path, max_steps=6, save_steps=6)
-    assert not messages(caplog_transformers, "another run")
+    assert not messages(caplog_transformers, "`output_dir`")
     train(tmp_path, max_steps=3, save_steps=3, seed=7)
-    (said,) = messages(caplog_transformers, "another run")
+    (said,) = messages(caplog_transformers, "`output_dir`")
     assert str(tmp_path) in said
     assert "checkpoint-6" in said
-    assert "`output_dir`" in said
     resumed = train(tmp_path, resume=True, max_steps=4, save_steps=100, seed=7)
     assert resumed.state.global_step == 4, "the other run's checkpoint-6 was taken"
     assert train(tmp_path, resume=str(tmp_path / "checkpoint-6"), max_steps=7).state.global_step == 7
 
 
-def test_without_any_checkpoint_true_warns_and_starts_from_step_0(tmp_path, caplog_transformers):
-    folder = tmp_path / "run"
-    assert train(folder, resume=True, max_steps=2).state.global_step == 2
-    assert messages(caplog_transformers, f"no complete checkpoint in {folder}")
-    with pytest.raises(CheckpointError, match="checkpoint-9"):
-        train(folder, resume=str(folder / "checkpoint-9"))
-
-
-def test_a_run_killed_in_its_first_save_is_restarted_by_the_same_command(tmp_path, monkeypatch):
-    options = {"max_steps": 4, "save_steps": 2}
-    whole, folder = train(tmp_path / "whole", **options), tmp_path / "run"
-    with monkeypatch.context() as patch:
-        patch.setattr(DataEfficientGRPOTrainer, "_save_rng_state", fail(Killed()), raising=False)
-        with pytest.raises(Killed):
-            train(folder, resume=True, **options)
-    assert checkpoint_names(folder) == {"checkpoint-2"}
-    with pytest.raises(CheckpointError, match=f"checkpoint-2 .*{MANIFEST}"):
-        train(folder, resume=str(folder / "checkpoint-2"))
-    again = train(folder, resume=True, **options)
-    assert history(again.state.log_history) == history(whole.state.log_history)
-    pd.testing.assert_frame_equal(groups_since(folder, 0), groups_since(tmp_path / "whole", 0))
-    for checkpoint in ("checkpoint-2", "checkpoint-4"):
-        check_checkpoint(folder / checkpoint)
+def test_without_a_complete_checkpoint_true_warns_and_starts_from_step_0(tmp_path, caplog_transformers):
+    """Also after a run that was killed in its first save."""
+    groups = []
+    for _ in range(2):
+        assert train(tmp_path, resume=True, max_steps=2, save_steps=2).state.global_step == 2
+        groups.append(groups_since(tmp_path, 0))
+        (tmp_path / "checkpoint-2" / MANIFEST).unlink()
+    pd.testing.assert_frame_equal(*groups)
+    assert len(messages(caplog_transformers, str(tmp_path))) == 2
+    for name, named in (("checkpoint-2", MANIFEST), ("checkpoint-9", "exist")):
+        with pytest.raises(CheckpointError, match=f"{name} .*{named}"):
+            train(tmp_path, resume=str(tmp_path / name))
 
 
 @pytest.mark.parametrize("station", ["before rmtree", "in rmtree", "_save_rng_state"])
@@ -159,12 +148,12 @@ def test_only_the_model(tmp_path, caplog_transformers, monkeypatch):
     assert "`save_only_model=True`" in said
     assert "resume_from_checkpoint" not in said
     for wanted in (True, str(tmp_path / "checkpoint-1")):
-        with pytest.raises(CheckpointError, match=r"`save_only_model=True`.*as the model"):
+        with pytest.raises(CheckpointError, match="`save_only_model=True`"):
             trainer.train(resume_from_checkpoint=wanted)
     notes = notes_of_failure(make_trainer(tmp_path / "failed", "dynamic", **options), 2)
     assert not [note for note in notes if "resume" in note]
     monkeypatch.setattr(resume, "write_manifest", fail(FULL))
-    with pytest.raises(CheckpointError, match="no checkpoint to resume from"):
+    with pytest.raises(CheckpointError, match=str(tmp_path / "full")):
         train(tmp_path / "full", **options)
 
 
@@ -179,9 +168,9 @@ def test_another_number_of_processes_version_or_learning_rate_is_said(tmp_path, 
     assert [log["learning_rate"] for log in again.state.log_history[2:4]] == pytest.approx([5e-4, 2.5e-4])
     monkeypatch.setattr(resume, "version", lambda name: "99.0")
     resolve_run(True, tmp_path, Processes(world_size=2, gather=lambda x: x))
-    (said,) = messages(caplog_transformers, "now 99.0")
-    assert f"torch {torch.__version__}" in said
-    assert "1 processes, now 2" in said
+    (said,) = messages(caplog_transformers, "99.0")
+    assert torch.__version__ in said
+    assert re.search(r"\b1 processes.*\b2\b", said)
 
 
 # Which checkpoints are kept

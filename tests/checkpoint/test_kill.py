@@ -1,5 +1,6 @@
 """Training processes that are killed with SIGKILL, again and again, and end as the one that was never killed."""
 
+import itertools
 import json
 import multiprocessing
 import os
@@ -19,8 +20,8 @@ from trl_dataeff.checkpoint.resume import checkpoints
 from trl_dataeff.utils import write_atomically
 
 
-SAVING = 0.02  # seconds, at each of some twenty stations of a save
-LONGEST = 60.0  # seconds; a process that takes longer hangs
+SAVING = 0.02  # seconds at most, at each of some twenty stations of a save
+LONGEST = 300.0  # seconds; a process that takes longer hangs
 OPTIONS = {"steps_per_generation": 2, "rollout_margin": 2.0, "save_total_limit": 2}
 PARTS = (
     (DataEfficientGRPOTrainer, "_save_optimizer_and_scheduler"),
@@ -32,27 +33,27 @@ PARTS = (
 )
 
 
-def train_slowly(folder: str, seconds: float) -> None:
+def train_slowly(folder: str) -> None:
     """
     Resume the run in `folder`, or begin it, as the same command would each time; at the end write `history.json`. Before and after
-    each part of a save it waits for up to `seconds`, as it would for the gigabytes of a real model.
+    each part of a save it waits a little, as it would for the gigabytes of a real model.
     """
     rng = random.Random(os.getpid())
     for owner, name in PARTS:
-        slow_down(owner, name, rng, seconds)
+        slow_down(owner, name, rng)
     trainer = make_trainer(folder, "greso, dynamic", **OPTIONS)
     trainer.train(resume_from_checkpoint=True)
     text = json.dumps(history(trainer.state.log_history))
     write_atomically(Path(folder) / "history.json", lambda path: path.write_text(text))
 
 
-def slow_down(owner, name: str, rng: random.Random, seconds: float) -> None:
+def slow_down(owner, name: str, rng: random.Random) -> None:
     plain = getattr(owner, name)
 
     def slow(*args, **kwargs):
-        time.sleep(rng.random() * seconds)
+        time.sleep(rng.random() * SAVING)
         result = plain(*args, **kwargs)
-        time.sleep(rng.random() * seconds)
+        time.sleep(rng.random() * SAVING)
         return result
 
     setattr(owner, name, slow)
@@ -63,80 +64,40 @@ def processes():
     """Processes that are forked from one which has imported everything: each starts in milliseconds."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.checkpoint.test_kill"])
+    context.Process(target=time.sleep, args=(0,)).start()  # returns once all is imported
     return context
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(processes, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("uninterrupted")
-    started = time.monotonic()
-    process = processes.Process(target=train_slowly, args=(str(folder), SAVING))
-    process.start()
-    process.join(LONGEST)
-    assert process.exitcode == 0
-    return folder, time.monotonic() - started
 
 
 def in_a_save(folder: Path) -> bool:
     return any(not is_complete(path) for path in checkpoints(folder))
 
 
-def run_and_kill(processes, folder: Path, wait) -> bool:
-    """Start a process that goes on with the run, and kill it when `wait(process)` returns. Whether it has ended by itself."""
-    process = processes.Process(target=train_slowly, args=(str(folder), SAVING))
+def ends(processes, folder: Path, rng: random.Random, seconds: float) -> bool:
+    """Have a process go on with the run for up to `seconds`, then kill it, half of the time in its next save."""
+    process = processes.Process(target=train_slowly, args=(str(folder),))
     process.start()
-    wait(process)
+    process.join(seconds)
+    if rng.random() < 0.5:
+        while process.is_alive() and not in_a_save(folder):
+            time.sleep(0.002)
+        time.sleep(rng.random() * 0.15)
     process.kill()
     process.join(LONGEST)
     assert process.exitcode in (0, -9), "the process failed by itself"
     return process.exitcode == 0
 
 
-def wait_for_a_save(rng: random.Random, folder: Path):
-    def wait(process):
-        left = rng.randrange(1, 4)  # saves to let pass
-        was = in_a_save(folder)
-        while process.is_alive() and left:
-            now = in_a_save(folder)
-            left -= now and not was
-            was = now
-            time.sleep(0.002)
-        time.sleep(rng.random() * 0.15)
-
-    return wait
-
-
-def wait_seconds(seconds: float):
-    return lambda process: process.join(seconds)
-
-
-def kill_until_it_ends(processes, folder: Path, rng: random.Random, longest: float, kills: int) -> tuple[int, int]:
-    """At most `kills` kills, then let it end. How many there were, and how many in the middle of a save."""
-    done = saving = 0
-    while done < kills:
-        wait = wait_for_a_save(rng, folder) if rng.random() < 0.5 else wait_seconds(rng.random() * longest)
-        if run_and_kill(processes, folder, wait):
-            return done, saving
-        done += 1
-        saving += in_a_save(folder)
-    assert run_and_kill(processes, folder, wait_seconds(LONGEST))
-    return done, saving
-
-
-@pytest.mark.parametrize(
-    ("seed", "wanted", "at_once"), [(0, 5, 3), pytest.param(1, 30, 4, marks=pytest.mark.slow)], ids=["some", "many"]
-)
-def test_a_killed_run_ends_as_if_it_had_never_been_killed(processes, uninterrupted, tmp_path, seed, wanted, at_once):
-    whole, seconds = uninterrupted
-    expected = json.loads((whole / "history.json").read_text())
+@pytest.mark.parametrize("wanted", [5, pytest.param(30, marks=pytest.mark.slow)], ids=["some", "many"])
+def test_a_killed_run_ends_as_if_it_had_never_been_killed(processes, tmp_path, wanted):
+    rng, kills, saving, started = random.Random(0), 0, 0, time.monotonic()
+    whole = tmp_path / "whole"
+    assert ends(processes, whole, rng, LONGEST), "it hangs"
+    longest, expected = time.monotonic() - started, json.loads((whole / "history.json").read_text())
     assert len(expected) == 12
-    rng = random.Random(seed)
-    kills = saving = 0
-    for i in range(10 * wanted):
+    for i in itertools.count():
         folder = tmp_path / str(i)
-        folder.mkdir()
-        done, in_saves = kill_until_it_ends(processes, folder, rng, seconds, min(at_once, wanted - kills))
-        kills, saving = kills + done, saving + in_saves
+        while not ends(processes, folder, rng, rng.random() * longest if kills < wanted else LONGEST):
+            kills, saving = kills + 1, saving + in_a_save(folder)
         assert json.loads((folder / "history.json").read_text()) == expected
         pd.testing.assert_frame_equal(groups_since(folder, 0), groups_since(whole, 0))
         # What was left incomplete has been replaced. One killed while it deleted an older one, after its last save, has
@@ -146,6 +107,4 @@ def test_a_killed_run_ends_as_if_it_had_never_been_killed(processes, uninterrupt
         assert len(older) <= 2
         if kills >= wanted:
             break
-    print(f"\n{kills} kills, {saving} of them in the middle of a save")
-    assert kills >= wanted
     assert saving >= wanted // 5

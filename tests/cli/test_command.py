@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -92,10 +91,8 @@ def test_model_is_loaded_as_the_fields_say(recipe, capsys):
 @pytest.mark.parametrize(
     ("args", "part"),
     [
-        (["--model_name_or_path", "./nowhere"], "The model './nowhere' does not exist"),
         (["--dataset_name", "nowhere.jsonl"], "The dataset 'nowhere.jsonl' does not exist"),
         (["--resume_from_checkpoint", "nowhere"], "The checkpoint 'nowhere' does not exist"),
-        (["--report_to", "nowhere"], "`report_to` is 'nowhere'"),
         (["--selection", "DOTS"], "Did you mean `dots`"),
         (["--output_dir", "train.jsonl/out"], "where nothing can be saved: [Errno 20] Not a directory"),
         (["--per_device_train_batch_size", "128"], "16 prompts"),
@@ -118,7 +115,7 @@ def test_output_whose_reader_stops_ends_without_a_traceback():
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         process.stdout.close()  # as `head` does
         assert process.stderr.read() == ""
-    assert process.returncode == 141
+    assert process.returncode == -signal.SIGPIPE
 
 
 def test_mistake_in_a_program_keeps_its_traceback(recipe, monkeypatch):
@@ -170,36 +167,6 @@ def test_when_training_is_launched(launch_args, devices, use_cpu, rank, config, 
     assert launching.needs_launch(launch_args, use_cpu) is expected
 
 
-def test_two_processes_train_together(recipe, tmp_path):
-    """Started by torchrun, which gives each process its rank."""
-    root = Path(__file__).resolve().parents[2]
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
-    command += ["-m", "trl_dataeff.cli.grpo", "--config", recipe, "--max_steps", "1", "--save_strategy", "no"]
-    env = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
-    pipe = subprocess.PIPE
-    started = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=pipe, stderr=pipe, text=True, process_group=0)
-    try:
-        output, errors = started.communicate(timeout=180)
-    except subprocess.TimeoutExpired:
-        os.killpg(started.pid, signal.SIGKILL)  # its workers too
-        raise
-    assert started.returncode == 0, errors[-3000:]
-    assert output.count("Training completed") == 1
-    rows = [line.split() for line in output.splitlines() if line.split()[:1] in (["step"], ["1/1"])]
-    assert dict(zip(*rows, strict=False))["rollouts"] == "16"  # of both processes, in one row
-    assert (tmp_path / "out" / "adapter_model.safetensors").is_file()
-
-
-def test_help_names_every_field_and_a_recipe_to_begin_with(capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["grpo", "--help"])
-    assert ended.value.code == 0
-    shown = capsys.readouterr().out
-    for name in ("model_name_or_path", "dataset_name", "prompt_column", "reward_funcs", "selector_args", "use_peft"):
-        assert f"  --{name} " in shown
-    assert "gsm8k/dots" in shown
-
-
 def test_the_command_and_python_have_the_same_defaults():
     arguments = parse(["--reward_funcs", "a.b", "--use_cpu", "true", "--output_dir", "out", "--bf16", "false"])
     plain = DataEfficientGRPOConfig("out", use_cpu=True, bf16=False)
@@ -215,12 +182,12 @@ def test_what_only_prints_imports_no_torch(command):
     assert done.returncode == 0, done.stderr
 
 
-def test_a_console_without_the_characters_of_a_message():
-    code = "from trl_dataeff.cli.main import main\nimport sys, trl_dataeff.cli.main as module\n"
-    code += "module.print_versions = lambda args: print('✅ Done.')\nsys.exit(main(['env']))"
+def test_versions_for_a_bug_report_in_a_console_that_knows_only_ascii():
+    code = "from trl_dataeff.cli.main import main\nmain(['env'])\nprint('✅')"
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, env=environment)
-    assert (done.returncode, done.stdout) == (0, "? Done.\n")
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment)
+    assert f"- trl-dataeff version: {trl_dataeff.__version__}\n" in done.stdout
+    assert done.stdout.endswith("?\n")
 
 
 @pytest.mark.parametrize(
@@ -230,6 +197,7 @@ def test_a_console_without_the_characters_of_a_message():
         (["--version"], 0, f"trl-dataeff {trl_dataeff.__version__}\n"),
         (["recipe"], 2, "choose from 'grpo', 'recipes'"),
         (["audit", "--help"], 0, "--reward_column"),
+        (["grpo", "--help"], 0, "  --selector_args "),
     ],
 )
 def test_help_version_and_unknown_commands(command, code, part, capsys):
@@ -237,13 +205,6 @@ def test_help_version_and_unknown_commands(command, code, part, capsys):
         main(command)
     assert ended.value.code == code
     assert part in "".join(capsys.readouterr())
-
-
-def test_versions_for_a_bug_report(capsys):
-    assert main(["env"]) == 0
-    report = capsys.readouterr().out
-    for package in ("TRL", "PyTorch", "Transformers", "trl-dataeff"):
-        assert f"- {package} version: " in report
 
 
 def test_recipes_list_show_copy_validate(capsys, tmp_path, monkeypatch):
@@ -263,16 +224,12 @@ def test_recipes_list_show_copy_validate(capsys, tmp_path, monkeypatch):
     for dest, file in [("new", "new/gsm8k-uniform.yaml"), ("new/mine.yaml", "new/mine.yaml")]:
         assert main(["recipes", "copy", name, dest, "--force"]) == 0
         assert (tmp_path / file).is_file()
-    (tmp_path / "new/gsm8k-uniform.yaml").unlink()
     capsys.readouterr()
     assert main(["recipes", "copy", name, "gsm8k-uniform.yaml/mine.yaml"]) == 2
     assert "'gsm8k-uniform.yaml/mine.yaml' cannot be written" in capsys.readouterr().err
-    assert main(["recipes", "validate", "gsm8k-uniform.yaml", "new", name]) == 0
-    assert "3 valid" in capsys.readouterr().out
-    (tmp_path / "new" / "bad.yaml").write_text("max_step: 1\n")
-    assert main(["recipes", "validate", "new"]) == 1
-    captured = capsys.readouterr()
-    assert "bad.yaml:1: `max_step`" in captured.err
-    assert "mine" not in captured.err
+    assert main(["recipes", "validate", "gsm8k-uniform.yaml", name]) == 0
+    (tmp_path / "bad.yaml").write_text("max_step: 1\n")
+    assert main(["recipes", "validate", name, "bad.yaml"]) == 1
+    assert "bad.yaml:1: `max_step`" in capsys.readouterr().err
     assert main(["recipes", "show", "Qwen2.5-0.5B-Instruct/gsm8k/unifrom"]) == 2
     assert f"Did you mean `{name}`" in capsys.readouterr().err

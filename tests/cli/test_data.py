@@ -73,6 +73,9 @@ def test_mixture_of_files_and_folders(tmp_path):
     assert sorted(train["prompt"][:]) == sorted([row["prompt"] for row in ROWS + ROWS[:2]])
     split = ["--test_split_size", "0.5", "--eval_strategy", "epoch"]
     assert [len(part) for part in load("--config", str(tmp_path / "r.yaml"), *split)] == [4, 4]
+    (tmp_path / "a.jsonl").write_text('{"prompt": "a"}\nnot json\n')
+    with pytest.raises(UserError, match=r"a\.jsonl:2"):
+        load("--config", str(tmp_path / "r.yaml"))
 
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -87,11 +90,6 @@ GSM8K = {"question": "How many {eggs}?", "answer": "1+1=2\n#### 2"}
             GSM8K,
             ["--prompt_column", "question", "--system_prompt", SYSTEM["content"]],
             {"prompt": [SYSTEM, {"role": "user", "content": "How many {eggs}?"}], "answer": "1+1=2\n#### 2"},
-        ),
-        (
-            {"question": "Why {answer}?", "answer": "a\\1", "n": 3},
-            ["--prompt_template", r"{n}: {question} \boxed{} {other} {answer}"],
-            {"prompt": r"3: Why {answer}? \boxed{} {other} a\1"},
         ),
         ({"prompt": MESSAGES}, ["--system_prompt", SYSTEM["content"]], {"prompt": [SYSTEM, *MESSAGES]}),
         ({"prompt": "p", "answer": "a", "final": "7"}, ["--answer_column", "final"], {"answer": "7", "solution": "7"}),
@@ -110,7 +108,6 @@ def test_columns_become_prompts_and_answers(row, args, expected, tmp_path):
     ("args", "good", "bad"),
     [
         *((args, "a", bad) for args in (["--prompt_as_chat", "true"], ["--system_prompt", "s"]) for bad in (None, "")),
-        (["--prompt_template", "Q: {prompt}"], "a", None),
         (["--system_prompt", "s"], MESSAGES, []),
     ],
 )
@@ -120,7 +117,7 @@ def test_rows_without_a_prompt_are_named_whatever_shape_prompts_are_given(args, 
         load("--dataset_name", path, *args)
 
 
-@pytest.mark.parametrize("name", ["d[ab].jsonl", "d?.jsonl", "*.jsonl", "dir with [x] */train.jsonl"])
+@pytest.mark.parametrize("name", ["d[ab].jsonl", "dir with [x] */train.jsonl"])
 def test_a_path_that_is_a_pattern_is_the_one_that_is_loaded(name, tmp_path):
     jsonl(tmp_path / "da.jsonl", [{"prompt": "wrong"}])
     path = tmp_path / name
@@ -134,12 +131,9 @@ def test_a_path_that_is_a_pattern_is_the_one_that_is_loaded(name, tmp_path):
     [
         ("a.jsonl", '{"prompt": "a"}\n{"prompt": b}\n', ["a.jsonl:2", "cannot be parsed"]),
         ("a.jsonl", '{"prompt": "a"}\n[1]\n', ["a.jsonl:2", "is not a JSON object"]),
-        ("a.json", "{", ["'a.json' cannot be loaded"]),
         ("a.parquet", "nothing of the kind", ["'a.parquet' cannot be loaded", "not a parquet file"]),
-        ("a.jsonl", "", ["'a.jsonl' is empty"]),
-        ("a.jsonl", "\n\n", ["'a.jsonl' is empty"]),
-        ("a.json", "[]", ["'a.json' is empty"]),
-        ("a.csv", "prompt,answer\n", ["'a.csv' is empty"]),
+        ("a.jsonl", "", ["'a.jsonl' cannot be loaded", "it is empty"]),
+        ("a.csv", "prompt,answer\n", ["'a.csv' cannot be loaded", "no data"]),
         ("a.txt", "hello", ["'a.txt'", "`.jsonl`"]),
         ("a.jsonl", '{"question": "a", "level": 1}', ["no column 'prompt'", "`question`, `level`", "`prompt_column`"]),
         ("a.jsonl", '{"prompt": 7}', ["7", "A prompt is text"]),
@@ -163,12 +157,8 @@ def test_files_that_cannot_be_used(name, text, parts, write):
         (["--dataset_name", "empty"], ["'empty' cannot be loaded", "doesn't contain any data files"]),
         (["--dataset_name", "train.jsonl", "--dataset_train_split", "dev"], ["no split `dev`", "has `train`"]),
         (["--dataset_name", "train.jsonl", "--eval_strategy", "epoch"], ["no split `test`", "`eval_strategy`"]),
-        (
-            ["--dataset_name", "train.jsonl", "--prompt_column", "promt"],
-            ["no column 'promt'", "Did you mean `prompt`"],
-        ),
+        (["--dataset_name", "train.jsonl", "--prompt_column", "promt"], ["no column 'promt'. Did you mean `prompt`"]),
         (["--dataset_name", "train.jsonl", "--answer_column", "gold"], ["no column 'gold'", "`answer_column`"]),
-        (["--dataset_name", "train.jsonl", "--prompt_template", "same"], ["names no column"]),
     ],
 )
 def test_datasets_that_are_not_there(args, parts, write, tmp_path):
@@ -180,20 +170,12 @@ def test_datasets_that_are_not_there(args, parts, write, tmp_path):
         assert part in str(error.value)
 
 
-def test_mixture_names_the_file_that_is_broken(write, tmp_path):
-    jsonl(tmp_path / "good.jsonl")
-    write("bad.jsonl", '{"prompt": "a"}\nnot json\n')
-    write("r.yaml", "datasets:\n  - path: good.jsonl\n  - path: bad.jsonl\n")
-    with pytest.raises(UserError, match=r"bad\.jsonl:2"):
-        load("--config", "r.yaml")
-
-
 def test_hub_that_does_not_answer(monkeypatch):
     def offline(*args, **kwargs):
         raise ConnectionError("Couldn't reach the Hub")
 
     monkeypatch.setattr("trl_dataeff.cli.data.load_dataset", offline)
-    with pytest.raises(UserError, match=r"'some/data' could not be loaded from the Hub.*`dataset_config`"):
+    with pytest.raises(UserError, match=r"'some/data' cannot be loaded: ConnectionError"):
         load("--dataset_name", "some/data")
 
 
@@ -217,8 +199,6 @@ def test_path_is_found_in_the_current_folder(write, monkeypatch):
     write("my_rewards_for_a_test.py", "def brevity(completions, **kwargs):\n    return [1.0]\n")
     reward = load_reward("my_rewards_for_a_test.brevity")
     assert reward(completions=["a"]) == [1.0]
-    with pytest.raises(UserError, match=r"has no function 'brevty'. Did you mean `brevity`"):
-        load_reward("my_rewards_for_a_test.brevty")
 
 
 @pytest.mark.parametrize(
@@ -227,13 +207,12 @@ def test_path_is_found_in_the_current_folder(write, monkeypatch):
         ("numeric_awnser_reward", ["unknown", "Did you mean `numeric_answer_reward`", "dotted path"]),
         ("nowhere_to_be_found.reward", ["no module 'nowhere_to_be_found'", "PYTHONPATH"]),
         ("os.path.sep", ["no function 'sep'"]),
-        ("broken_module_for_a_test.reward", ["ZeroDivisionError", "broken_module_for_a_test.py, line 2"]),
-        ("missing_import_for_a_test.reward", ["ModuleNotFoundError", "not_installed_at_all"]),
+        ("os.path.basenam", ["Did you mean `basename`"]),
+        ("missing_import_for_a_test.reward", ["no module 'not_installed_at_all'"]),
     ],
 )
 def test_paths_that_lead_nowhere(name, parts, write, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
-    write("broken_module_for_a_test.py", "\n1 / 0\n")
     write("missing_import_for_a_test.py", "import not_installed_at_all\n")
     with pytest.raises(UserError) as error:
         load_reward(name)
@@ -261,9 +240,3 @@ def test_dataset_that_a_reward_cannot_read(name, row, part):
     with pytest.raises(UserError) as error:
         check_columns([name], row)
     assert part in str(error.value)
-
-
-def test_dataset_that_rewards_can_read():
-    check_columns(["exact_answer_reward", "my.own"], {"prompt": "p", "solution": 1})
-    check_columns(["accuracy_reward"], {"prompt": [{"role": "user"}], "solution": 1})
-    check_columns(None, {"prompt": "p"})

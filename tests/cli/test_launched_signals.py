@@ -77,35 +77,6 @@ def test_a_signal_to_a_launched_command_ends_training_with_a_checkpoint(started,
     check_checkpoint(checkpoint)
 
 
-LAUNCHER = """\
-import subprocess, sys
-from accelerate.commands import launch as launcher
-from trl_dataeff.cli import grpo as launching
-
-child = "import sys, time; print('ready', flush=True); time.sleep(60)"
-
-def launch_command(args):  # as accelerate starts DeepSpeed on several machines
-    process = subprocess.Popen([sys.executable, "-c", child])
-    process.wait()
-    raise subprocess.CalledProcessError(process.returncode, child)
-
-launcher.launch_command = launch_command
-sys.exit(launching.launch(["--num_machines", "1"], []))
-"""
-
-
-def test_a_launcher_that_only_waits_passes_sigterm_on():
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(
-        [sys.executable, "-c", LAUNCHER], env=environment, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout.readline() == "ready\n"
-        (child,) = psutil.Process(process.pid).children()
-        process.terminate()
-        assert process.wait(LONGEST) == 143
-    assert not child.is_running()
-
-
 @pytest.mark.parametrize(
     ("codes", "expected"), [([143, -15], 143), ([130, -15], 130), ([-15, 143], 143), ([1, -15], 1), ([3], 1)]
 )
@@ -115,18 +86,9 @@ def test_code_of_several_processes(codes, expected, monkeypatch):
     failures = {rank: ProcessFailure(rank, 0, code, "") for rank, code in enumerate(codes)}
     for rank, failure in failures.items():
         failure.timestamp = rank
-    assert code_after(ChildFailedError("training", failures), monkeypatch) == expected
-
-
-def test_code_of_one_process(monkeypatch):
-    assert code_after(subprocess.CalledProcessError(returncode=3, cmd="python"), monkeypatch) == 3
-
-
-def code_after(error: Exception, monkeypatch) -> int:
-    """Exit code of the command if `accelerate launch` raises this error."""
 
     def fail(args):
-        raise error
+        raise ChildFailedError("training", failures)
 
     monkeypatch.setattr("accelerate.commands.launch.launch_command", fail)
-    return launching.launch(TWO, [])
+    assert launching.launch(TWO, []) == expected

@@ -33,9 +33,7 @@ def problems(text: str, tmp_path: Path) -> list[str]:
     ("text", "part"),
     [
         ("seed: 1\nlearning_rat: 1.0e-6", "2: `learning_rat` is an unknown field. Did you mean `learning_rate`?"),
-        ("num_proceses: 2", "1: `num_proceses` is an unknown field. Did you mean `num_processes`"),
         ("seed: 1\nnum_generations: eight", "2: `--num_generations`: invalid int value: 'eight'"),
-        ("bf16: maybe", "1: `--bf16`: Truthy value expected: got maybe"),
         ("eval_strategy: nope", "1: `--eval_strategy`: invalid choice: 'nope'"),
         ("max_steps:", "1: `--max_steps`: invalid int value: 'none'"),
         ("env: 3", "1: `env` is 3; it takes a mapping of environment variables"),
@@ -49,7 +47,6 @@ def problems(text: str, tmp_path: Path) -> list[str]:
         ("reward_funcs:", "No reward: set `reward_funcs`"),
         ("model_name_or_path:", "No model: set `model_name_or_path`"),
         ("dataset_name:", "No dataset: set `dataset_name`"),
-        ("num_processes: four", "1: `--num_processes`: invalid int value: 'four'"),
         ("accelerate_config: zero9", "1: `--accelerate_config`: Accelerate config zero9 is neither a file nor"),
         ("a: [1\nb: 2", 'recipe.yaml", line 2, column 2. A recipe has one `key: value` a line.'),
         ("seed: 1\nseed: 2", "2: `seed` is given twice, here and on line 1"),
@@ -59,11 +56,6 @@ def problems(text: str, tmp_path: Path) -> list[str]:
 def test_a_mistake_is_one_message(text, part, tmp_path):
     (problem,) = problems(text, tmp_path)
     assert part in problem
-
-
-def test_every_unknown_field_is_said_in_the_order_of_the_file(tmp_path):
-    found = problems("learning_rat: 1\nmax_steps: 1\nnum_generation: 2\n", tmp_path)
-    assert [problem.partition(":")[0] for problem in found] == ["1", "3"]
 
 
 def test_a_recipe_that_is_not_utf8(tmp_path):
@@ -118,7 +110,6 @@ def test_a_recipe_is_overridden_by_the_command_line_and_launch_options_are_told_
         (["--config", "r.yml"], "Did you mean `r.yaml`"),
         (["r.yaml"], "'r.yaml' stands alone"),
         (["--seed", "1", "2"], "'2' stands alone"),
-        (["--learning_rat", "1"], "`learning_rat` is an unknown field. Did you mean `learning_rate`?"),
         (["--config=r.yaml", "--use_cpuu"], "`use_cpuu` is an unknown field"),
         (["--seed", "one"], "`--seed`: invalid int value: 'one'"),
         (["--config=r.yaml", "--use_cpu", "ja"], "`--use_cpu`: Truthy value expected: got ja"),
@@ -146,4 +137,4 @@ def test_grpo_says_the_same_about_a_bad_recipe_as_validate(write, capsys):
     validated = capsys.readouterr().err
     assert main(["grpo", "--config", "bad.yaml"]) == 2
     assert capsys.readouterr().err == validated
-    assert len(validated.splitlines()) == 2
+    assert [line.partition(": `")[0].rpartition(":")[2] for line in validated.splitlines()] == ["1", "2"]

@@ -1,21 +1,115 @@
 """One generation batch, from hand-made rounds of rollouts to what is trained on."""
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.factories import visit
-from tests.factories.collecting import AtRandom, InTurn, collector, on_processes, rounds, rounds_at_random
+from tests.factories import make_group, visit
 from tests.factories.training import as_it_is
-from trl_dataeff.collector.rounds import Rounds, ZeroVarianceShare
+from trl_dataeff.collector.collector import RolloutCollector
+from trl_dataeff.collector.rounds import RoundSizes, ZeroVarianceShare
 from trl_dataeff.replay.buffer import ReplayBuffer
-from trl_dataeff.rollouts.capture import Round
+from trl_dataeff.rollouts.capture import GeneratedRound
+from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD, RolloutGroup
+from trl_dataeff.selection import Selector
+
+
+class InTurn(Selector):
+    """Proposes prompts in turn; keeps what it has observed."""
+
+    def __init__(self):
+        self.next, self.groups = 0, []
+
+    def propose(self, n, rng):
+        self.next += n
+        return np.arange(self.next - n, self.next) % self.context.num_prompts
+
+    def observe(self, groups):
+        self.groups += groups
+
+
+class AtRandom(Selector):
+    """Proposes prompts and so many references at random, the same on every process."""
+
+    exact = True
+
+    def __init__(self, references: int = 0):
+        self.count = references
+
+    def propose(self, n, rng):
+        return torch.randperm(self.context.num_prompts, generator=rng)[:n].numpy()
+
+    def references(self, rng):
+        return self.propose(self.count, rng)
+
+
+def collector(num_prompts: int = 40, **options) -> RolloutCollector:
+    """A collector whose run has begun."""
+    arguments = {"group_size": 4, "batch_groups": 2, "reward_names": ["reward"], "selector": InTurn()}
+    run = RolloutCollector(classifier=GroupClassifier(np.array([1.0])), **arguments | options)
+    run.bind(num_prompts)
+    return run
+
+
+def rounds(rewards: dict[int, list[float]]):
+    """Rollouts of prompts by their rewards."""
+
+    def roll_out(ids: np.ndarray) -> GeneratedRound:
+        values = np.array([rewards[int(i)] for i in ids], dtype=np.float32).reshape(-1, 1)
+        return GeneratedRound(values, np.ones(len(values), np.int32), np.zeros(len(values), bool))
+
+    return roll_out
+
+
+def rounds_at_random(seed: int, effective: float, processes: Processes = Processes()):  # noqa: B008 (immutable)
+    """Rollouts of groups that are effective with this probability; the prompt's tokens tell which group it is."""
+    rng, calls = np.random.default_rng(seed), iter(range(10**6))
+
+    def roll_out(ids: np.ndarray) -> GeneratedRound:
+        rewards = np.zeros((len(ids), 4), np.float32)
+        rewards[rng.random(len(ids)) < effective, 0] = 1
+        call = next(calls)
+        own = [make_group(g=4, prompt_tokens=np.array([i, call])).rollouts for i in processes.share(ids)]
+        return GeneratedRound(
+            rewards.reshape(-1, 1), np.ones(rewards.size, np.int32), np.zeros(rewards.size, bool), rollouts=own
+        )
+
+    return roll_out
+
+
+def on_processes(world_size: int, work: Callable[[Processes], Any]) -> list[Any]:
+    """What `work` returns on each of `world_size` threads that stand for processes."""
+    barrier, values, local = threading.Barrier(world_size, timeout=20), [None] * world_size, threading.local()
+
+    def all_gather(value):
+        values[local.rank] = value
+        barrier.wait()
+        gathered = list(values)
+        barrier.wait()
+        return gathered
+
+    def start(rank):
+        local.rank = rank
+        try:
+            return work(Processes(rank, world_size))
+        except BaseException:
+            barrier.abort()
+            raise
+
+    target = "trl_dataeff.rollouts.distributed.all_gather"
+    with mock.patch(target, all_gather), ThreadPoolExecutor(world_size) as pool:
+        return list(pool.map(start, range(world_size)))
 
 
 N, BATCHES = 30, 6  # prompts, and generation batches
@@ -34,7 +128,7 @@ def collected(world_size: int, *, seed, effective, references, replays, max_age,
         roll_out, batches = rounds_at_random(seed, effective, processes), []
         for step in range(BATCHES):
             before = list(run.leftover)
-            batch = as_it_is(run.collect(roll_out, step))
+            batch = as_it_is(run.collect(roll_out, 64 * step))  # ages are in generation batches
             batch.before, batch.own = before, run.own(batch.trained)
             # Another process may have them later
             batch.held = [int(group.rollouts.prompt_tokens[0]) for group in batch.own]
@@ -86,7 +180,7 @@ class ByTheRule:
 @given(
     places=st.integers(1, 4),
     world_size=st.sampled_from([1, 1, 1, 3]),
-    rounds=st.sampled_from([Rounds(), Rounds(), Rounds(2), Rounds(4, margin=2.0)]),
+    rounds=st.sampled_from([RoundSizes(), RoundSizes(), RoundSizes(2), RoundSizes(4, margin=2.0)]),
     replays=st.booleans(),
     reserved=st.integers(0, 3),
     max_age=st.sampled_from([None, 1, 2, 3]),
@@ -97,7 +191,7 @@ class ByTheRule:
 def test_every_batch_is_made_by_the_rule(places, world_size, reserved, replays, rounds, **options):
     """Whatever comes together: no group is lost, each has one origin and one disposition, and the order is that of generation."""
     places, reserved = places * world_size, min(reserved, places - 1) * world_size if replays else 0
-    own = {"batch_groups": places, "rounds": rounds, "reserved": reserved, "replays": replays}
+    own = {"batch_groups": places, "round_sizes": rounds, "reserved": reserved, "replays": replays}
     by_rank = collected(world_size, **own, **options)
     rule = ByTheRule(places, reserved, replays, options["max_age"])
     for number, batch in enumerate(by_rank[0]):
@@ -131,69 +225,12 @@ def test_three_processes_collect_what_one_does(reserved):
     assert sum(len(batch.replayed) for batch in alone) > 5
 
 
-#: By hand: rounds, what there is beside them, and prompts by what becomes of their groups: trained, leftover, dropped.
-#: `+` is an effective group; an origin other than fresh stands before the prompt: leftover, replayed, reference (`f`)
-BY_HAND = {
-    "one round": (["1+ 2- 3+"], {}, "1 2 3 | | "),
-    "one group": (["1-"], {}, "1 | | "),
-    "leftover groups first": (["1- 2+"], {"leftover": "7+"}, "l7 1 2 | | "),
-    "dynamic sampling": (["1- 2+", "3+ 4+ 5-"], {"most": 3, "leftover": "7+", "sizes": [2, 3]}, "l7 2 3 | 4 | 1 5"),
-    "more leftover groups than a batch takes": ([], {"most": 3, "leftover": "7+ 8+ 9+"}, "l7 l8 | l9 | "),
-    "a batch that stays short": (["1- 2+ 3-", "4- 5-"], {"most": 2, "sizes": [3, 2]}, "1 2 3 | | 4 5"),
-    "fill": (["1- 2+ 3-"], {"buffer": "8+"}, "1 2 r8 | | 3"),
-    "fill, one group": (["1-"], {"buffer": "8+"}, "r8 | | 1"),
-    "fill, an empty buffer": (["1- 2+ 3-"], {"buffer": ""}, "1 2 3 | | "),
-    "fill, no room": (["1+ 2+"], {"buffer": "8+"}, "1 2 | | "),
-    "fill, only zero-variance groups": (["1- 2- 3-"], {"buffer": "7+ 8+"}, "1 r8 r7 | | 2 3"),
-    "fill, a prompt that is in the batch": (["1- 2-"], {"buffer": "1+ 2+"}, "1 2 | | "),
-    "fill after dynamic sampling": (["1- 2+", "3-"], {"most": 2, "sizes": [2, 1], "buffer": "8+"}, "2 r8 | | 1 3"),
-    "share": (["1+ 2-"], {"reserved": 1, "buffer": "8+"}, "1 2 r8 | | "),
-    "share keeps zero-variance groups": (["1- 2-"], {"reserved": 1, "buffer": "7+ 8+"}, "1 2 r8 | | "),
-    "share, an empty buffer": (["1- 2+ 3-"], {"reserved": 1, "buffer": ""}, "1 2 3 | | "),
-    "share, the buffer has no other prompt": (["1+", "2-"], {"reserved": 1, "buffer": "1+"}, "1 2 | | "),
-    "references with a buffer": (["1- 2+"], {"references": "5+ 6-", "buffer": "8+"}, "2 r8 | f5 | f6 1"),
-    "references without a buffer": (["1- 2+"], {"references": "5+ 6- 7+ 8+"}, "f5 f7 1 2 | | f6 f8"),
-}
-LETTERS = {"fresh": "", "leftover": "l", "replayed": "r", "reference": "f"}
-
-
-def read(text: str) -> dict[int, list[float]]:
-    """The rewards of each prompt."""
-    return {int(word[:-1]): [float(word[-1] == "+"), 0.0, 0.0, 0.0] for word in text.split()}
-
-
-def told(groups: Iterable[RolloutGroup]) -> str:
-    return " ".join(f"{LETTERS[group.origin]}{group.prompt_id}" for group in groups)
-
-
-@pytest.mark.parametrize("name", BY_HAND)
-def test_small_batches_by_hand(name):
-    texts, options, expected = BY_HAND[name]
-    references, told_sizes = options.get("references", ""), iter(options.get("sizes", []))
-    run = collector(
-        selector=InTurn([p for text in texts for p in read(text)], read(references)),
-        batch_groups=len(expected.split("|")[0].split()),
-        # The sizes of dynamic sampling are tested below
-        rounds=SimpleNamespace(most=options.get("most", 1), size=lambda missing, **kwargs: next(told_sizes, missing)),
-        reserved=options.get("reserved", 0),
-        buffer=ReplayBuffer(9) if "buffer" in options else None,
-    )
-    for batch, prompt in enumerate(read(options.get("buffer", ""))):
-        run.buffer.add([visit(prompt, EFFECTIVE)], batch)
-    run.leftover, run.batches = [visit(prompt, EFFECTIVE) for prompt in read(options.get("leftover", ""))], 3
-    roll_out, sizes = rounds(read(" ".join([*texts, references]))), []
-    batch = run.collect(lambda ids: (sizes.append(len(ids)), roll_out(ids))[1], 1)
-    assert sizes[bool(references) :] == [len(text.split()) for text in texts]
-    assert batch.rounds == len(texts)
-    fates = [part.strip() for part in expected.split("|")]
-    assert [told(batch.trained), told(batch.leftover), told(batch.dropped)] == fates
-
-
-def test_a_group_of_the_batch_before_is_never_too_old():
-    """However many optimizer steps a generation batch takes."""
-    run = collector(buffer=ReplayBuffer(9, max_age=1), batch_groups=1, selector=InTurn([1, 2, 3]))
-    batches = [run.collect(rounds(read("1+ 2- 3-")), step) for step in (0, 64, 128)]
-    assert [told(batch.trained) for batch in batches[1:]] == ["r1", "3"]
+def test_a_round_is_sized_by_the_places_that_are_missing():
+    asked = []
+    sizes = SimpleNamespace(most=3, size=lambda missing, **kwargs: asked.append(missing) or missing)
+    run = collector(batch_groups=4, round_sizes=sizes)
+    run.collect(rounds({i: [i % 2, 0, 0, 0] for i in range(9)}), 0)  # every second group is effective
+    assert asked == [4, 2, 1]
 
 
 REWARDS = {0: [0, 1, 1, 0], 1: [1, 1, 1, 1], 2: [0, 0.5, 1, 1], 3: [-3, 1, 1, 1], 4: [0, 2, 0, 0], 5: [1, 0, 0, 0]}
@@ -203,7 +240,7 @@ REWARDS = {0: [0, 1, 1, 0], 1: [1, 1, 1, 1], 2: [0, 0.5, 1, 1], 3: [-3, 1, 1, 1]
 def test_rates_of_earlier_groups_follow_when_the_range_of_rewards_widens(most):
     """Those that the selector has observed, also in an earlier round of the same batch, and those in the buffer."""
     selector, buffer = InTurn(), ReplayBuffer(8)
-    run = collector(6, selector=selector, buffer=buffer, rounds=Rounds(most))
+    run = collector(6, selector=selector, buffer=buffer, round_sizes=RoundSizes(most))
     for step in range(3):
         run.collect(rounds(REWARDS), step)
     for groups in (selector.groups, buffer.groups):
@@ -225,7 +262,7 @@ def test_a_rounds_size_keeps_its_bounds(batch_groups, most, share, margin, multi
     batch_groups *= multiple  # a batch spreads evenly over processes
     missing = data.draw(st.integers(1, batch_groups))
     num_prompts = batch_groups + data.draw(st.integers(0, 3 * batch_groups))
-    n = Rounds(most, margin).size(
+    n = RoundSizes(most, margin).size(
         missing, batch_groups=batch_groups, zero_share=share, multiple=multiple, num_prompts=num_prompts
     )
     assert n % multiple == 0
@@ -251,8 +288,8 @@ def test_a_rounds_size_keeps_its_bounds(batch_groups, most, share, margin, multi
 def test_a_rounds_size_by_hand(missing, share, margin, expected):
     """ceil(margin * missing / (1 - share)) within [16 / 4, 1.5 * 16]; a single round has what is missing."""
     options = {"batch_groups": 16, "zero_share": share, "multiple": 1, "num_prompts": 1000}
-    assert Rounds(2, margin).size(missing, **options) == expected
-    assert Rounds(1, margin).size(missing, **options) == missing
+    assert RoundSizes(2, margin).size(missing, **options) == expected
+    assert RoundSizes(1, margin).size(missing, **options) == missing
 
 
 def test_running_share_weighs_by_size_and_fades():
@@ -271,6 +308,6 @@ def test_running_share_weighs_by_size_and_fades():
 def test_with_everything_off_processes_may_share_a_group():
     """As TRL's dataloader splits it: one group of four completions, two of them on each process."""
     run = collector(0, selector=None, batch_groups=1, generates_apart=False, processes=Processes(1, 2))
-    batch = run.collect(lambda ids: Round(np.array([[0.0], [1], [1], [0]]), np.ones(4), np.zeros(4)), 0)
+    batch = run.collect(lambda ids: GeneratedRound(np.array([[0.0], [1], [1], [0]]), np.ones(4), np.zeros(4)), 0)
     assert prompts(batch.trained) == [-1]
     assert batch.trained[0].success_rate == 0.5

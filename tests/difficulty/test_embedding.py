@@ -1,32 +1,104 @@
-"""Embeddings of prompts by the policy: their values, and that a run is the same with them as without."""
+"""Embeddings of prompts by the policy and by pretrained models: their values, and that a run is the same with them as without."""
 
+import json
+import math
+import re
+import sys
+from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from accelerate.utils import DistributedType
 from datasets import Dataset
-from transformers import LlavaProcessor
+from peft import LoraConfig, get_peft_model
+from transformers import BertConfig, BertModel, LlavaProcessor
 
-from tests.factories import (
-    CHAT_TEMPLATE,
-    VARIED_TEXTS,
-    assert_embeddings_close,
-    chat_dataset,
-    embedding_alone,
-    launched,
-    needs_sentence_transformers,
-    plain_dataset,
-    run,
-    save_bert,
-    tiny_lora,
-    tiny_model,
-    tiny_tokenizer,
-    varied_dataset,
-)
+from tests.factories import CHAT_TEMPLATE, chat_dataset, plain_dataset, run, save_tiny, tiny_model, tiny_tokenizer
 from tests.factories.vision import save_tiny_vision
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
-from trl_dataeff.difficulty.embedding import EmbeddingError
+from trl_dataeff.difficulty.embedding import EmbeddingError, embed_dataset
+
+
+needs_sentence_transformers = pytest.mark.skipif(
+    find_spec("sentence_transformers") is None, reason="needs sentence-transformers"
+)
+
+TEXTS = ["1+1=", "a", "What is the third prime number after 12?", "xy" * 30, "0", "12+30="]
+VARIED = Dataset.from_dict({"prompt": TEXTS})
+
+
+def embedding_alone(model, ids) -> np.ndarray:
+    """A prompt's embedding by a plain forward of its own: no padding, the model's own list of hidden states."""
+    training = model.training
+    model.eval()
+    with torch.no_grad():
+        outputs = model(input_ids=torch.tensor([ids]), output_hidden_states=True)
+    model.train(training)
+    return outputs.hidden_states[-1][0].mean(dim=0).numpy()
+
+
+def assert_embeddings_close(embeddings, expected):
+    np.testing.assert_allclose(np.asarray(embeddings, dtype=np.float32), np.stack(expected), atol=2e-3, rtol=2e-3)
+
+
+def tiny_lora():
+    torch.manual_seed(0)
+    return get_peft_model(tiny_model(), LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.5))
+
+
+def save_bert(folder: Path, without: str = "none", **modules) -> str:
+    """A small BERT whose tokens are single characters. `modules`: what sentence-transformers writes beside it."""
+    tokenizer = tiny_tokenizer(chat_template=None)
+    tokenizer.padding_side = "right"  # as those of encoders
+    state = torch.get_rng_state()
+    torch.manual_seed(3)
+    size = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    model = BertModel(BertConfig(vocab_size=len(tokenizer), max_position_embeddings=80, **size))
+    torch.set_rng_state(state)
+    kept = {name: value for name, value in model.state_dict().items() if without not in name}
+    model.save_pretrained(folder, state_dict=kept)
+    tokenizer.save_pretrained(folder)
+    if modules:
+        kinds = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
+        listed = [
+            {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+            for i, (path, kind) in enumerate(kinds)
+        ]
+        (folder / "modules.json").write_text(json.dumps(listed))
+        (folder / "1_Pooling").mkdir()
+        (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 24, **modules}))
+        (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 20}')
+    return str(folder)
+
+
+def bert_states(folder, text, limit=None):
+    model = BertModel.from_pretrained(folder).eval()
+    with torch.no_grad():
+        ids = torch.tensor([tiny_tokenizer()(text)["input_ids"][:limit]])
+        return model(ids).last_hidden_state[0].numpy()
+
+
+@pytest.fixture
+def embed():
+    """`embed_dataset`, by default with a tiny policy; `embed.forwards` are the policy's forward passes."""
+
+    def count(*args):
+        call.forwards += 1
+
+    def call(dataset, model=None, tokenizer=None, **options):
+        if isinstance(model, str):
+            return embed_dataset(dataset, model, progress=False, **options)
+        tokenizer = tokenizer or tiny_tokenizer()
+        model = tiny_model(getattr(tokenizer, "tokenizer", tokenizer)) if model is None else model
+        with model.register_forward_pre_hook(count):
+            return embed_dataset(dataset, model, tokenizer, progress=False, **options)
+
+    call.forwards = 0
+    return call
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -35,11 +107,9 @@ def test_the_mean_of_last_hidden_states_whatever_is_padded(embed, side, batch_to
     tokenizer = tiny_tokenizer()
     tokenizer.padding_side = side
     model = tiny_model(tokenizer)
-    embeddings = embed(varied_dataset(), model=model, tokenizer=tokenizer, batch_tokens=batch_tokens)
+    embeddings = embed(VARIED, model=model, tokenizer=tokenizer, batch_tokens=batch_tokens)
     assert embeddings.dtype == np.float16
-    assert_embeddings_close(
-        embeddings, [embedding_alone(model, tokenizer(text)["input_ids"]) for text in VARIED_TEXTS]
-    )
+    assert_embeddings_close(embeddings, [embedding_alone(model, tokenizer(text)["input_ids"]) for text in TEXTS])
     assert embed.forwards == {1: 6, 50: 3, 8192: 1}[batch_tokens]
 
 
@@ -78,37 +148,37 @@ def test_a_prompt_without_tokens_has_an_embedding_and_long_prompts_are_cut(embed
     embeddings = embed(Dataset.from_dict({"prompt": ["1+1=", ""]}), model=model, tokenizer=tokenizer)
     assert_embeddings_close(embeddings[1:], [embedding_alone(model, [tokenizer.eos_token_id])])
     model.config.max_position_embeddings = 10
-    embeddings = embed(varied_dataset(), model=model, tokenizer=tokenizer)
-    expected = [embedding_alone(model, tokenizer(text)["input_ids"][:10]) for text in VARIED_TEXTS]
+    embeddings = embed(VARIED, model=model, tokenizer=tokenizer)
+    expected = [embedding_alone(model, tokenizer(text)["input_ids"][:10]) for text in TEXTS]
     assert_embeddings_close(embeddings, expected)
 
 
 def test_a_transform_may_make_the_prompts_and_other_columns_are_not_read(embed):
-    dataset = Dataset.from_dict({"question": VARIED_TEXTS})
+    dataset = Dataset.from_dict({"question": TEXTS})
     dataset.set_transform(lambda rows: {"prompt": rows["question"]})
-    other = varied_dataset().add_column("other", [0] * len(VARIED_TEXTS)).with_format("torch")
+    other = VARIED.add_column("other", [0] * len(TEXTS)).with_format("torch")
     for same in (dataset, other):
-        np.testing.assert_array_equal(embed(same), embed(varied_dataset()))
+        np.testing.assert_array_equal(embed(same), embed(VARIED))
 
 
 @pytest.mark.parametrize("model", ["policy", pytest.param("bert", marks=needs_sentence_transformers)])
 def test_the_random_state_is_left_alone(embed, tmp_path, model):
-    model = tiny_lora(0) if model == "policy" else save_bert(tmp_path / "bert", without="pooler")
+    model = tiny_lora() if model == "policy" else save_bert(tmp_path / "bert", without="pooler")
     torch.manual_seed(5)
     expected = torch.rand(1)
     torch.manual_seed(5)
-    embed(varied_dataset(), model)
+    embed(VARIED, model)
     assert torch.rand(1) == expected
 
 
 def test_mode_and_parameters_are_left_alone_even_by_an_error(embed):
-    model, broken = tiny_lora(0).train(), tiny_model().train()
+    model, broken = tiny_lora().train(), tiny_model().train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    embed(varied_dataset(), model)
+    embed(VARIED, model)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     broken.model.norm.weight.data[3] = torch.nan
-    with pytest.raises(EmbeddingError, match="not finite"):
-        embed(varied_dataset(), broken)
+    with pytest.raises(EmbeddingError, match="finite"):
+        embed(VARIED, broken)
     assert all(module.training for module in [*model.modules(), *broken.modules()])
     assert torch.is_grad_enabled()
 
@@ -116,17 +186,17 @@ def test_mode_and_parameters_are_left_alone_even_by_an_error(embed):
 def test_values_too_large_for_float16_are_cut(embed):
     model = tiny_model()
     model.model.norm.weight.data[0] = 1e9
-    embeddings = embed(varied_dataset(), model)
+    embeddings = embed(VARIED, model)
     assert np.abs(embeddings[:, 0]).max() == np.finfo(np.float16).max
 
 
 @pytest.mark.parametrize(
     ("dataset", "names"),
     [
-        (Dataset.from_dict({"question": ["a"]}), r"'prompt'.*\['question'\]"),
-        (Dataset.from_dict({"prompt": []}), "no rows"),
+        (Dataset.from_dict({"question": ["a"]}), r"\['question'\]"),
+        (Dataset.from_dict({"prompt": []}), "rows"),
         (Dataset.from_dict({"prompt": ["a", None]}), r"row 1 .*NoneType"),
-        (chat_dataset(2), r"row 0 .*roles must alternate"),
+        (chat_dataset(2), r"row 0 .*alternate"),
     ],
 )
 def test_datasets_that_cannot_be_embedded(embed, dataset, names):
@@ -135,21 +205,81 @@ def test_datasets_that_cannot_be_embedded(embed, dataset, names):
         embed(dataset, tokenizer=broken)
 
 
+def process(rank: int, count: int, kind: DistributedType = DistributedType.NO) -> SimpleNamespace:
+    """What is read of an accelerator."""
+    return SimpleNamespace(process_index=rank, num_processes=count, is_main_process=False, distributed_type=kind)
+
+
 def test_policies_whose_parameters_are_elsewhere(embed):
     sharded = tiny_model()
     next(sharded.parameters()).ds_id = 0
-    for model in (sharded, tiny_model().to("meta")):
-        with pytest.raises(EmbeddingError, match=r"FSDP.*ZeRO-3 .*or set `prompt_embedding` to the id"):
-            embed(varied_dataset(), model)
+    fsdp = process(0, 1, DistributedType.FSDP)
+    for model, accelerator in ((sharded, None), (tiny_model().to("meta"), None), (tiny_model(), fsdp)):
+        with pytest.raises(EmbeddingError, match="`prompt_embedding`"):
+            embed(VARIED, model, accelerator=accelerator)
 
 
-def test_two_processes_give_what_one_gives(embed, tmp_path_factory):
-    reports = launched(Path(__file__).with_name("embedding_run.py"), 2, tmp_path_factory)
-    expected = embed(plain_dataset(23), batch_tokens=50)
-    for report in reports:
-        np.testing.assert_array_equal(np.array(report["embeddings"], np.float16), expected)
-        assert report["forwards"] == -(-embed.forwards // 2)
-        assert "under FSDP" in report["sharded"]
+def test_each_of_two_processes_embeds_its_share(embed, monkeypatch):
+    options, parts = {"dataset": plain_dataset(23), "batch_tokens": 50}, []
+    expected, forwards = embed(**options), embed.forwards
+    monkeypatch.setattr("trl_dataeff.difficulty.embedding.all_gather", lambda own: parts.append(own) or parts)
+    for rank in (0, 1):
+        with suppress(EmbeddingError):  # of the first one, which lacks the share of the second
+            embeddings = embed(**options, accelerator=process(rank, 2))
+    np.testing.assert_array_equal(embeddings, expected)
+    assert embed.forwards - forwards == 2 * math.ceil(forwards / 2)
+
+
+# Pretrained models by their path
+
+
+@needs_sentence_transformers
+def test_an_encoder_by_path(embed, tmp_path):
+    folder = save_bert(tmp_path / "bert")
+    embeddings = embed(VARIED, folder)
+    assert_embeddings_close(embeddings, [bert_states(folder, text).mean(axis=0) for text in TEXTS])
+    joined = Dataset.from_list(
+        [{"prompt": [{"role": "system", "content": "be"}, {"role": "user", "content": text}]} for text in TEXTS]
+    )
+    assert_embeddings_close(embed(joined, folder), [bert_states(folder, f"be\n{text}").mean(axis=0) for text in TEXTS])
+
+
+@needs_sentence_transformers
+def test_a_decoder_by_path_is_the_policy_of_that_path(embed, tmp_path):
+    # With a template, sentence-transformers takes a text for a message of the user
+    folder, tokenizer = save_tiny(tmp_path / "tiny", chat_template=None), tiny_tokenizer(chat_template=None)
+    chats = chat_dataset(4)
+    contents = Dataset.from_dict({"prompt": [prompt[0]["content"] for prompt in chats["prompt"]]})
+    for dataset, same in ((VARIED, VARIED), (chats, contents)):
+        expected = embed(same, tokenizer=tokenizer)
+        np.testing.assert_allclose(embed(dataset, folder), expected, rtol=2e-3, atol=1e-4)
+
+
+@needs_sentence_transformers
+def test_a_sentence_transformers_model_pools_normalises_and_cuts_as_it_says(embed, tmp_path):
+    folder = save_bert(tmp_path / "bert", pooling_mode="lasttoken")
+    expected = [bert_states(folder, text, limit=20)[-1] for text in TEXTS]
+    assert_embeddings_close(embed(VARIED, folder), [e / np.linalg.norm(e) for e in expected])
+
+
+@needs_sentence_transformers
+def test_models_that_cannot_be_loaded(embed, tmp_path):
+    (tmp_path / "empty").mkdir()
+    weights = Path(save_bert(tmp_path / "cut off"), "model.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-100])
+    for name in ("no/such-model", "../not here/at all/x", str(tmp_path / "empty"), str(tmp_path / "cut off")):
+        with pytest.raises(EmbeddingError, match=rf"'{re.escape(name)}'"):
+            embed(VARIED, name)
+
+
+def test_without_sentence_transformers_the_extra_is_named(embed, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    with pytest.raises(EmbeddingError, match="install"):
+        embed(VARIED, save_bert(tmp_path / "bert"))
+    assert embed(VARIED).shape == (len(TEXTS), 32)
+
+
+# In training
 
 
 def train(folder, resume=None, **options):
@@ -171,6 +301,6 @@ def test_a_resumed_run_takes_the_embeddings_it_began_with(tmp_path, caplog_trans
     other = tiny_model(seed=1)  # another policy than the one that embedded
     again = train(tmp_path, resume=str(tmp_path / "checkpoint-2"), trainer={"model": other})
     assert np.array_equal(first, again) is (what == "kept")
-    assert ("embeddings differ from those of the run that is resumed" in caplog_transformers.text) is (what != "kept")
+    assert ("embeddings differ" in caplog_transformers.text) is (what != "kept")
     new = train(tmp_path, trainer={"model": tiny_model(seed=1)})
     assert not np.array_equal(first, new), "a new run does not take those of another one"

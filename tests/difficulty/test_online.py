@@ -144,13 +144,6 @@ def test_a_restored_run_predicts_the_same_bits(kind, tmp_path):
         np.testing.assert_array_equal(one, other)
 
 
-def test_states_of_another_predictor_are_rejected():
-    states = {kind: rolling(kind).state_dict() for kind in ("logistic", "attention")}
-    for kind, other in (("logistic", "attention"), ("attention", "logistic")):
-        with pytest.raises((KeyError, RuntimeError)):
-            rolling(kind).load_state_dict(states[other])
-
-
 def test_a_logistic_predictor_of_other_runs_is_where_it_begins():
     predictor = LogisticDifficultyPredictor(8)
     predictor.fit(E, P)

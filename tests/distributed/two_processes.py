@@ -1,4 +1,4 @@
-"""Run by `torch.distributed.run`: trains on each process and reports what it saw. See `test_two_processes.py`."""
+"""Run by `torch.distributed.run`: trains on each process and reports what it saw. See `test_processes.py`."""
 
 import json
 import signal
@@ -12,29 +12,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from trl import GRPOConfig, GRPOTrainer
 
-from tests.factories import DYNAMIC, CountedRows, logged, mixed_reward, partly_learnable_reward, run
+from tests.factories import DYNAMIC, logged, mixed_reward, run
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 
 
 torch.set_num_threads(1)
 FOLDER = Path(sys.argv[1])
 BATCH = {"per_device_train_batch_size": 4, "steps_per_generation": 2}
-
-
-def skipping() -> dict:
-    """Plain TRL and a run that skips rows: how far their weights are apart, and the rows of the latter's passes."""
-    options = {**BATCH, "rewards": partly_learnable_reward, "optim": "sgd", "learning_rate": 0.5, "max_steps": 9}
-    options |= {"gradient_accumulation_steps": 2, "num_iterations": 2, "loss_type": "grpo"}
-    plain = run(GRPOTrainer, GRPOConfig, FOLDER / "plain", **options)
-    own = {"skip_zero_advantage": True, "replay": "off"}
-    ours = run(CountedRows, DataEfficientGRPOConfig, FOLDER / "skipping", **options, **own)
-    pairs = zip(plain.model.parameters(), ours.model.parameters(), strict=True)
-    return {
-        "apart": max((a - b).abs().max().item() for a, b in pairs),
-        "grad_norms": [logged(trainer, "grad_norm") for trainer in (plain, ours)],
-        "rows": ours.in_loss,
-        "active": [int((tensors["advantages"] != 0).sum()) for tensors in ours.tensors],
-    }
 
 
 def stop_one_of_two(options) -> tuple:
@@ -54,7 +38,7 @@ def stop_one_of_two(options) -> tuple:
         trainer.train()
     except SystemExit as error:
         code = error.code
-    stopped = (trainer.state.global_step, trainer.stopped_by.name, trainer._step, code)
+    stopped = (trainer.state.global_step, trainer.stopped_by.name, code)
     trainer = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, FOLDER / "stopped", train=False, **options)
     trainer.train(resume_from_checkpoint=True)
     return stopped, logged(trainer, "loss", "grad_norm", "reward", "num_tokens")
@@ -66,7 +50,6 @@ def main() -> None:
     for name, classes in zip(("grpo", "off"), off):
         trainer = run(*classes, FOLDER / name, **BATCH)
         report[name] = logged(trainer, "loss", "grad_norm", "reward", "completions/mean_length", "num_tokens")
-    report["skipping"] = skipping()
     saving = {"selection": "greso", **DYNAMIC, **BATCH, "rewards": mixed_reward, "save_strategy": "steps"}
     whole = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, FOLDER / "whole", **saving)
     report["uninterrupted"] = logged(whole, "loss", "grad_norm", "reward", "num_tokens")

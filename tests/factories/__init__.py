@@ -8,7 +8,6 @@ from tests.factories.comparison import (
     checkpoint_names,
     groups_since,
     history,
-    last_logged,
     messages,
 )
 from tests.factories.configurations import (
@@ -22,18 +21,7 @@ from tests.factories.configurations import (
     train_briefly,
 )
 from tests.factories.difficulty import difficulty_problem, generator
-from tests.factories.embeddings import (
-    VARIED_TEXTS,
-    assert_embeddings_close,
-    bert_states,
-    embedding_alone,
-    needs_sentence_transformers,
-    save_bert,
-    tiny_lora,
-    varied_dataset,
-)
 from tests.factories.groups import classified, make_group, visit
-from tests.factories.launching import launched
 from tests.factories.selectors import LeastSolved, WithReferences
 from tests.factories.tiny import (
     CHAT_TEMPLATE,

@@ -71,11 +71,6 @@ def messages(caplog, text: str = "") -> list[str]:
     return [record.message for record in caplog.records if text in record.message]
 
 
-def last_logged(trainer, metric: str) -> float:
-    """The last logged value of `dataeff/{metric}`."""
-    return [log[f"dataeff/{metric}"] for log in trainer.state.log_history if f"dataeff/{metric}" in log][-1]
-
-
 def all_finite(trainer) -> bool:
     """Whether every parameter of the model is finite."""
     return all(p.isfinite().all() for p in trainer.model.parameters())

@@ -57,18 +57,16 @@ class Watched(DataEfficientGRPOTrainer):
     Attributes:
         generated: number of completions generated in training.
         batches: each generation batch, as it was when it was collected (see `as_it_is`).
-        waiting: the leftover groups that each generation batch began with.
         weights: those of the policy that sampled each generation batch, by parameter.
         tensors: TRL's tensors of each generation batch.
     """
 
     def __init__(self, *args, **kwargs):
-        self.generated, self.batches, self.waiting, self.weights, self.tensors = 0, [], [], [], []
+        self.generated, self.batches, self.weights, self.tensors = 0, [], [], []
         super().__init__(*args, **kwargs)
         self.collector.collect = partial(self._noted, self.collector.collect)
 
     def _noted(self, collect, *args):
-        self.waiting.append(list(self.collector.leftover))
         self.weights.append({name: p.detach().clone() for name, p in self.model.named_parameters()})
         batch = collect(*args)
         self.batches.append(as_it_is(batch))

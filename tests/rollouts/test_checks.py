@@ -7,23 +7,11 @@ import pytest
 
 from tests.factories import (
     even_length_reward,
-    make_trainer,
     messages,
-    plain_dataset,
     run,
 )
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 from trl_dataeff.rollouts.classification import RewardChecks
-
-
-def test_a_row_that_cannot_be_tokenized_is_named(tmp_path):
-    def transform(rows):
-        return {"prompt": [p if not p.startswith("05") else 7 for p in rows["prompt"]]}
-
-    dataset = plain_dataset(8).with_transform(transform)
-    with pytest.raises((TypeError, ValueError)) as raised:
-        make_trainer(tmp_path, "off", trainer={"train_dataset": dataset}, max_steps=8).train()
-    assert any(re.search(r"dataset's rows \[.*\b5\b.*\]", note) for note in raised.value.__notes__)
 
 
 def silent_reward(completions, **kwargs):
@@ -31,11 +19,11 @@ def silent_reward(completions, **kwargs):
 
 
 def test_rewards_that_score_nothing(tmp_path, caplog_transformers):
-    fields = {"rewards": silent_reward, "per_device_train_batch_size": 64, "max_steps": 10}
+    fields = {"rewards": silent_reward, "per_device_train_batch_size": 64, "max_steps": 20}
     run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, **fields)  # TRL's matter when everything is off
-    assert len(messages(caplog_transformers, "`silent_reward` returned only None or NaN for the first 64 comp")) == 1
-    message = r"No reward function gave a score for any of the first (5|6)\d\d completions: `silent_reward` returned"
-    with pytest.raises(ValueError, match=message):
+    assert len(messages(caplog_transformers, "`silent_reward`")) == 1
+    assert len(messages(caplog_transformers, "gradient")) == 1
+    with pytest.raises(ValueError, match=r"\b(5|6)\d\d completions: `silent_reward`"):
         run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, **fields, selection="greso")
 
 
@@ -49,7 +37,7 @@ def test_completions_without_any_score_end_the_run_in_all_processes(caplog_trans
     checks = RewardChecks(["a", "b"], most_unscored=18, is_main_process=is_main_process)
     checks.check(reward_array(False, False))
     checks.check(reward_array(False, False))
-    with pytest.raises(ValueError, match="any of the first 18 completions: `a`, `b` returned only None or NaN"):
+    with pytest.raises(ValueError, match=r"\b18\b.*`a`, `b`"):
         checks.check(reward_array(False, False))
     assert len(messages(caplog_transformers)) == is_main_process
 
@@ -60,8 +48,15 @@ def test_one_score_is_enough(caplog_transformers):
     for _ in range(10):
         checks.check(reward_array(False, False))
     checks.check(reward_array(False, True))
-    (message,) = messages(caplog_transformers, "returned only None or NaN")
-    assert message.startswith("`b` returned only None or NaN for the first 6 completions")
+    (message,) = messages(caplog_transformers)
+    assert re.match(r"`b`.*\b6\b", message)
+
+
+def test_infinite_rewards_are_warned_of_once(caplog_transformers):
+    checks = RewardChecks(["a", "b"])
+    for _ in range(2):
+        checks.check(np.array([[[1, 0], [np.inf, 0]]]))
+    assert [message[:3] for message in messages(caplog_transformers)] == ["`a`"]
 
 
 def test_a_resumed_run_knows_that_there_were_scores(tmp_path, monkeypatch):
@@ -79,18 +74,10 @@ def test_a_resumed_run_knows_that_there_were_scores(tmp_path, monkeypatch):
     assert steps == list(range(10))
 
 
-def test_a_run_without_any_gradient_is_warned_of_once(tmp_path, caplog_transformers):
-    def reward(completions, **kwargs):
-        return [0.0] * len(completions)
-
-    run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, rewards=reward, max_steps=30)
-    assert len(messages(caplog_transformers, "No group of the first 20 generation batches")) == 1
-
-
 def test_the_warning_counts_from_the_start_of_the_run(caplog_transformers):
     before, after = RewardChecks(["a"]), RewardChecks(["a"])
     for batch in range(19):
         before.check_gradient(effective=False, progress=0.5)
     after.load_state_dict(before.state_dict())
     after.check_gradient(effective=False, progress=0.5)
-    assert len(messages(caplog_transformers, "No group of the first 20 generation batches")) == 1
+    assert len(messages(caplog_transformers, "gradient")) == 1

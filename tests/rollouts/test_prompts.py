@@ -1,7 +1,6 @@
 """Rows without a prompt are found before training."""
 
 import re
-import time
 
 import numpy as np
 import pyarrow as pa
@@ -56,12 +55,13 @@ def test_which_prompts_are_empty(prompts, empty):
     assert np.flatnonzero(without_prompt(twice)).tolist() == [*empty, *(n + i for i in empty)]
 
 
-def test_good_prompts_are_checked_without_a_loop_over_rows():
-    dataset = Dataset.from_dict({"prompt": [turns("Be brief.", "1+1=")] * 200_000})
-    started = time.perf_counter()
+def test_good_prompts_are_checked_without_reading_rows(monkeypatch):
+    dataset = Dataset.from_dict({"prompt": [turns("Be brief.", "1+1=")] * 9})
+    every_second = dataset.select(range(0, 9, 2))
+    for name in ("__getitem__", "__iter__"):
+        monkeypatch.setattr(Dataset, name, lambda *args: pytest.fail("a row was read"))
     check_prompts(dataset)
-    check_prompts(dataset.select(range(0, 200_000, 2)))
-    assert time.perf_counter() - started < 0.5  # reading the rows takes 2 seconds
+    check_prompts(every_second)
 
 
 def test_empty_prompts_are_for_an_environment_to_fill(tmp_path):

@@ -8,19 +8,27 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from peft import LoraConfig
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 from tests.factories import (
+    DYNAMIC,
+    OFF,
+    SHARE,
     CountedRows,
+    Watched,
+    all_finite,
     assert_identical,
+    even_length_reward,
     logged,
     partly_learnable_reward,
     plain_dataset,
     run,
     scripted_tool_calls,
+    tiny_tokenizer,
     tool_arguments,
 )
-from trl_dataeff import DataEfficientGRPOConfig
+from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 from trl_dataeff.rollouts.capture import can_skip_rows
 from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.rollouts.skipping import FACTOR, OVER_BATCH, OVER_ROWS, OVER_TOKENS, RowSkipper, zero_advantage
@@ -105,15 +113,6 @@ def test_rows_of_the_passes(tmp_path, loss_type, replay):
             assert counts.min() >= 1
     before = np.array(trainer.old_logps_rows)
     assert before.sum() == sum(max(int(rows.sum()), 1) for rows in active)
-
-
-def test_a_batch_without_any_gradient_still_makes_its_passes(tmp_path):
-    """With one row each: sharded models make them in lockstep."""
-    plain, ours = both(tmp_path, rewards=lambda completions, **kwargs: [1.0] * len(completions), **MISALIGNED)
-    assert set(ours.in_loss) == {1}
-    assert {loss for (loss,) in logged(ours, "loss")} == {0.0}
-    for (_, a), (_, b) in zip(plain.model.named_parameters(), ours.model.named_parameters(), strict=True):
-        assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize(
@@ -215,3 +214,31 @@ def test_advantages_of_zero_are_known_before_trl_has_them(rewards, weights, zero
     arguments = torch.tensor(rewards, dtype=torch.float32), torch.tensor(weights), 4
     assert zero_advantage(*arguments, "sum_then_normalize").tolist() == [bool(value) for value in zero]
     assert not zero_advantage(*arguments, "normalize_then_sum").any()
+
+
+def experts_model(tokenizer):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "moe_intermediate_size": 32, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "num_experts": 4, "num_experts_per_tok": 2}
+    fields = {"router_aux_loss_coef": 0.1, "initializer_range": 0.2, "vocab_size": len(tokenizer)}
+    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **fields, **ends))
+
+
+def test_mixture_of_experts(tmp_path):
+    tokenizer = tiny_tokenizer()
+
+    def train(folder, trainer_class=DataEfficientGRPOTrainer, config_class=DataEfficientGRPOConfig, **options):
+        trainer = {"model": experts_model(tokenizer), "processing_class": tokenizer}
+        options = {"rewards": even_length_reward, "max_steps": 6} | options
+        return run(trainer_class, config_class, tmp_path / folder, trainer=trainer, **options)
+
+    reference = train("a", GRPOTrainer, GRPOConfig)
+    ours = train("b", CountedRows, **{**OFF, "skip_zero_advantage": True})
+    assert_identical(reference, ours)
+    assert set(ours.in_loss) == {8}, "the loss of the router counts every row"
+    assert all(value > 0 for (value,) in logged(ours, "aux_loss"))
+    replaying = train("c", Watched, **SHARE, **DYNAMIC, per_device_train_batch_size=16)
+    assert any(batch.replayed for batch in replaying.batches)
+    assert all(value > 0 for (value,) in logged(replaying, "aux_loss"))
+    assert all_finite(replaying)

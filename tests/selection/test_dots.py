@@ -10,8 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.factories import classified, generator, groups_since, make_trainer, train_briefly
-from trl_dataeff.difficulty import save_predictor
+from tests.factories import classified, generator, groups_since, train_briefly
 from trl_dataeff.difficulty.logistic import LogisticDifficultyPredictor
 from trl_dataeff.difficulty.online import RollingDifficulty, pearson
 from trl_dataeff.rollouts.classification import GroupClassifier
@@ -19,7 +18,7 @@ from trl_dataeff.selection import Selector, make_selector
 from trl_dataeff.selection.base import SelectorContext
 from trl_dataeff.selection.dots import DotsSelector
 from trl_dataeff.selection.draw import chance_effective, gumbel_top_k, log_weight
-from trl_dataeff.testing import PROMPTS, embeddings, make_context
+from trl_dataeff.testing import make_context
 
 
 getcontext().prec = 60
@@ -195,19 +194,6 @@ def test_graded_rewards_do_not_draw_prompts_whose_completions_all_get_the_same_m
     assert np.abs(dots.selector.predict(EVERYTHING)).max() <= 1.0
 
 
-def test_a_predictor_that_was_fitted_before_predicts_the_first_batch():
-    pool, ids = embeddings(), np.arange(PROMPTS)
-    fitted = LogisticDifficultyPredictor()
-    fitted.fit(pool, torch.linspace(0.05, 0.95, PROMPTS))
-    first = {}
-    for name, predictor in (("fitted", fitted), ("new", LogisticDifficultyPredictor())):
-        selector = DotsSelector(predictor=predictor)
-        selector.bind(make_context())
-        first[name] = selector.predict(ids)
-    assert np.corrcoef(first["fitted"], ids)[0, 1] > 0.9
-    assert np.isnan(first["new"]).all()
-
-
 # A range of rewards that widens
 
 
@@ -329,14 +315,3 @@ def test_the_papers_references_are_rolled_out_for_every_second_batch(tmp_path):
     references = table[table["origin"] == "reference"]
     assert references.groupby("step").size().to_dict() == {0: 6, 2: 6, 4: 6, 6: 6}
     assert (table.groupby("step")["prompt_id"].nunique() == table.groupby("step").size()).all()
-
-
-def test_a_predictor_of_another_width_or_none_at_all_is_refused(tmp_path):
-    predictor = LogisticDifficultyPredictor()
-    predictor.fit(torch.randn(40, 9), torch.rand(40))
-    save_predictor(predictor, tmp_path / "predictor")
-    with pytest.raises(ValueError, match=r"width 9.*width 32"):
-        train_briefly(tmp_path, "dots", selector_args={"predictor": str(tmp_path / "predictor")})
-    for wrong in ("nowhere", (1, 2)):
-        with pytest.raises(ValueError, match=r"(nowhere|tuple).*logistic"):
-            make_trainer(tmp_path, "dots", selector_args={"predictor": wrong})

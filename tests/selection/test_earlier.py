@@ -1,5 +1,6 @@
 """`history_from`: what is read of an earlier run's groups, what becomes of it, and what is refused."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +14,7 @@ from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer, DotsS
 from trl_dataeff.rollouts.classification import RewardScale
 from trl_dataeff.selection.dots import read_earlier_run
 from trl_dataeff.testing import make_context, make_groups
-from trl_dataeff.tracking.groups import DATASET, SCHEMA
+from trl_dataeff.tracking.groups import ABOUT, SCHEMA
 from trl_dataeff.utils import UserError
 
 
@@ -29,14 +30,15 @@ ROWS = [
 ]
 
 
-def write(path, rows, dataset="abc") -> str:
-    """A table of groups from `(step, prompt_id, success rate, reward, kind)`."""
+def write(path, rows, dataset="abc", low=-1.0, high=3.0) -> str:
+    """A table of groups from `(step, prompt_id, success rate, reward, kind)`, of a run whose rewards reached from low to high."""
     names = ("step", "prompt_id", "success_rate", "reward", "kind")
     columns = dict(zip(names, zip(*rows, strict=True), strict=True))
     full = {f.name: list(columns.get(f.name, [None] * len(rows))) for f in SCHEMA}
     table = pa.Table.from_pydict(full, schema=SCHEMA)
     path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(table.replace_schema_metadata({DATASET: dataset.encode()}), path)
+    about = {"dataset": dataset, "reward_range": {"low": low, "high": high}}
+    pq.write_table(table.replace_schema_metadata({ABOUT: json.dumps(about)}), path)
     return str(path)
 
 
@@ -59,11 +61,17 @@ def test_a_range_that_is_set_decides(tmp_path):
     assert (scale.low, scale.high) == (0, 2)
 
 
-def test_rates_that_are_all_equal_leave_the_range_open(tmp_path):
-    scale, rows = RewardScale(), [(0, 1, 0.0, 5.0, "hard"), (1, 2, 0.0, 5.0, "hard")]
-    earlier = read_earlier_run(write(tmp_path / "groups.parquet", rows), "abc", scale)
-    assert earlier.rates.tolist() == [0, 0]
-    assert scale.low == np.inf
+def test_a_rate_that_was_written_before_the_range_widened_is_read_by_the_last_range(tmp_path):
+    """A reward of 1 was the highest so far at first, and then half of it."""
+    rows = [(0, 1, 1.0, 1.0, "easy"), (1, 2, 1.0, 2.0, "easy"), (2, 3, 0.0, 0.0, "hard")]
+    earlier = read_earlier_run(write(tmp_path / "groups.parquet", rows, low=0.0, high=2.0), "abc", RewardScale())
+    assert earlier.rates.tolist() == [0.5, 1.0, 0.0]
+
+
+def test_a_single_reward_so_far_keeps_its_rate(tmp_path):
+    rows = [(0, 1, 1.0, 5.0, "easy"), (1, 2, 1.0, 5.0, "easy")]
+    earlier = read_earlier_run(write(tmp_path / "groups.parquet", rows, low=5.0, high=5.0), "abc", RewardScale())
+    assert earlier.rates.tolist() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize(

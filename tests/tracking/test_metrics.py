@@ -15,8 +15,6 @@ from trl_dataeff.tracking.metrics import (
     PREFIX,
     SELECTOR_PREFIX,
     group_metrics,
-    record,
-    record_selector,
     without_rounds,
 )
 
@@ -61,11 +59,6 @@ def test_cumulative_metrics_only_grow_and_shares_add_up(tmp_path):
         assert sum(log[PREFIX + name] for name in ("effective_ratio", "easy_ratio", "hard_ratio")) == pytest.approx(1)
 
 
-def test_a_name_outside_the_table_cannot_be_logged():
-    with pytest.raises(KeyError):
-        record({}, {"no_such_metric": 1.0})
-
-
 def test_a_selectors_metrics_are_logged_by_any_name_with_the_latest_value(tmp_path):
     """Three generation batches to a log; what is not defined is left out, and a name may be one of the table's."""
 
@@ -84,16 +77,6 @@ def test_a_selectors_metrics_are_logged_by_any_name_with_the_latest_value(tmp_pa
     assert [log[SELECTOR_PREFIX + "rounds"] for log in logs] == [-1] * 4
     assert logs[-1][SELECTOR_PREFIX + "solved/sum"] == pytest.approx(selector.solved.sum())
     assert not any("not yet defined" in name for log in logs for name in log)
-
-
-def test_only_the_latest_defined_value_of_a_selector_is_kept():
-    store = defaultdict(list)
-    record_selector(store, {"a": 1, "b": float("nan")})
-    record_selector(store, {"a": np.float32(2.5), "b": float("nan"), "c": float("inf")})
-    assert store == {"dataeff/selector/a": [2.5], "dataeff/selector/c": [float("inf")]}
-    assert type(store["dataeff/selector/a"][0]) is float
-    record_selector(store, {"a": float("nan")})
-    assert store["dataeff/selector/a"] == [2.5]
 
 
 def test_rounds_leave_no_trace_in_trls_metrics():

@@ -1,12 +1,11 @@
-"""The figures of a report, as SVG whose text and lines follow the page's colour scheme. Needs matplotlib."""
+"""The figure of `trl-dataeff report --figure`: panels that compare runs, for a paper or a pull request. Needs matplotlib."""
 
 from __future__ import annotations
 
-import io
-import re
-from collections.abc import Sequence
-from itertools import cycle
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,91 +15,84 @@ from trl_dataeff.tracking.metrics import PREFIX
 from trl_dataeff.utils import UserError
 
 
-#: Okabe and Ito's colours, which colour-blind people can tell apart: a run each
-COLOURS = ("#0072b2", "#d98200", "#009e73", "#b0609a", "#56b4e9", "#d55e00")
-INK = "#1f2329"
-STYLE: Any = {
-    "svg.fonttype": "none",
-    "text.parse_math": False,
-    "font.size": 9.5,
-    "lines.linewidth": 1.8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.facecolor": "none",
-    "figure.facecolor": "none",
-    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
-}
+#: Okabe and Ito's colours, which colour-blind people can tell apart: one per run, `C0`, `C1`, ...
+COLOURS = ["#0072b2", "#d98200", "#009e73", "#b0609a", "#56b4e9", "#d55e00"]
+GREYS = ("0.2", "0.45", "0.85", "0.65")
+STYLE: Any = {"axes.prop_cycle": f"cycler('color', {COLOURS})", "font.size": 9, "text.parse_math": False}
 AXES = {"rollouts": "rollouts generated", "step": "optimizer steps"}
 POINTS = 60  # of a curve: its running mean is over a 60th of it
 
 
-class Figure(NamedTuple):
-    """A figure of the page: what it shows, how to read it, and an SVG element."""
-
-    title: str
-    note: str
-    svg: str
-
-
-def figures_of(runs: Sequence[RecordedRun]) -> list[Figure]:
-    """All figures for which the runs have the data. Raises a [`UserError`] if matplotlib is not installed."""
+def save_figure(runs: Sequence[RecordedRun], path: Path) -> None:
+    """
+    Draw every panel for which the runs have data into one figure and save it; the file's ending (.png, .svg, .pdf) names its
+    format. Raises a [`UserError`] if matplotlib is not installed, or the file cannot be written.
+    """
     try:
         import matplotlib as mpl
+        from matplotlib.figure import Figure
     except ImportError as error:
-        raise UserError("A report needs matplotlib, which is not installed: pip install matplotlib.") from error
+        raise UserError("A figure needs matplotlib, which is not installed: pip install matplotlib.") from error
+    panels = panels_of(runs)
+    rows = (len(panels) + 1) // 2
     with mpl.rc_context(STYLE):
-        found = [progress(runs, "rollouts"), progress(runs, "step"), effective(runs), flow(runs)]
-        found += [success_rates(run) for run in runs]
-    return [figure for figure in found if figure is not None]
+        figure = Figure(figsize=(10, 3 * rows), layout="constrained")
+        for place, panel in enumerate(panels, start=1):
+            panel(figure.add_subplot(rows, 2, place))
+        if len(runs) > 1:
+            figure.axes[0].legend(frameon=False)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            figure.savefig(path, dpi=150)
+        except (OSError, ValueError) as error:  # ValueError: an ending that matplotlib does not know
+            raise UserError(f"{str(path)!r} cannot be written: {error}. Name another file.") from error
 
 
-def progress(runs: Sequence[RecordedRun], x: str) -> Figure | None:
-    """Reward in training and on held-out data."""
-    if not any(len(run.series(metric, x)[0]) for run in runs for metric in ("reward", run.held_out)):
-        return None
-    axes = _axes(xlabel=AXES[x], ylabel="mean reward")
-    for run, colour in zip(runs, cycle(COLOURS), strict=False):
+def panels_of(runs: Sequence[RecordedRun]) -> list[Callable[[Any], None]]:
+    """Functions that draw a panel into matplotlib `Axes`, of all panels for which the runs have data."""
+    found: list[Callable[[Any], None]] = [
+        partial(rewards, runs, x) for x in AXES if any(len(run.series("reward", x)[0]) for run in runs)
+    ]
+    if any(len(run.effective_share()[0]) for run in runs):
+        found.append(partial(effective, runs))
+    if ours := [run for run in runs if f"{PREFIX}rollouts_generated" in run.logs]:
+        found.append(partial(flow, ours))
+    return found + [partial(success_rates, run) for run in runs if run.groups is not None]
+
+
+def rewards(runs: Sequence[RecordedRun], x: str, axes: Any) -> None:
+    """Reward in training as a running mean, and on held-out data."""
+    for i, run in enumerate(runs):
         at, values = run.series("reward", x)
-        axes.plot(at, running_mean(values), color=colour, label=run.name)
+        axes.plot(at, running_mean(values), color=f"C{i}", label=run.name)
         if run.held_out:
-            axes.plot(*run.series(run.held_out, x), color=colour, ls="--", marker="o", markersize=4)
-    note = (
-        "Solid: reward in training (running mean), which moves with the selection of prompts, too. Dashed: evaluations on held-out "
-        "data, which compare runs."
-    )
-    return Figure(f"Reward by {AXES[x]}", note, svg(axes, f"progress-{x}", legend=len(runs) > 1))
+            axes.plot(*run.series(run.held_out, x), color=f"C{i}", ls="--", marker="o", markersize=4)
+    held_out = " (dashed: held-out data)" if any(run.held_out for run in runs) else ""
+    axes.set(title=f"Reward by {AXES[x]}", xlabel=AXES[x], ylabel=f"mean reward{held_out}")
 
 
-def effective(runs: Sequence[RecordedRun]) -> Figure | None:
+def effective(runs: Sequence[RecordedRun], axes: Any) -> None:
     """Share of effective groups among those generated."""
-    if not any(len(run.effective_share()[0]) for run in runs):
-        return None
-    axes = _axes(xlabel=AXES["step"], ylabel="effective share", ylim=(0, 1))
-    for run, colour in zip(runs, cycle(COLOURS), strict=False):
+    for i, run in enumerate(runs):
         steps, shares = run.effective_share()
-        axes.plot(steps, running_mean(shares), color=colour, label=run.name)
-    note = "Share of the generated groups whose rewards differ. Only they carry a gradient."
-    return Figure("Effective groups", note, svg(axes, "effective", legend=len(runs) > 1))
+        axes.plot(steps, running_mean(shares), color=f"C{i}")
+    axes.set(title="Effective groups", xlabel=AXES["step"], ylabel="share of generated groups", ylim=(0, 1))
 
 
-def flow(runs: Sequence[RecordedRun]) -> Figure | None:
-    """Where rollouts went."""
-    shown = [run for run in runs if run.last.get(f"{PREFIX}rollouts_generated", 0) > 0]
-    if not shown:
-        return None
-    table = pd.DataFrame(map(where_rollouts_went, shown), index=[run.name for run in shown])
-    axes = _axes(xlabel="completions")
+def flow(runs: Sequence[RecordedRun], axes: Any) -> None:
+    """A bar of completions for each run, by what became of them."""
+    table = pd.DataFrame([where_rollouts_went(run) for run in runs])
     left = table.cumsum(axis=1) - table
-    for part, colour in zip(table, COLOURS, strict=False):
-        axes.barh(table.index, table[part], left=left[part], color=colour, label=part)
-    axes.set(xlim=(0, None))
+    for part, grey in zip(table, GREYS, strict=True):  # colours stand for runs
+        axes.barh(table.index, table[part], left=left[part], label=part, color=grey)
+    axes.set_yticks(table.index, [run.name for run in runs])
+    axes.set(title="Where rollouts went", xlabel="completions")
     axes.invert_yaxis()
-    note = "Trained on when they were generated, kept for later batches, dropped; and replayed, which takes no generation."
-    return Figure("Where rollouts went", note, svg(axes, "flow", legend=True))
+    axes.legend(frameon=False)
 
 
 def where_rollouts_went(run: RecordedRun) -> dict[str, float]:
-    """Completions by what became of them, from the last values of the run's counters."""
+    """Completions of a run by what became of them: in their own batch, or `kept` for later ones; and those `replayed`."""
     names = ("generated", "trained", "replayed", "discarded")
     generated, trained, replayed, dropped = (run.last.get(f"{PREFIX}rollouts_{name}", 0.0) for name in names)
     fresh = trained - replayed
@@ -108,46 +100,20 @@ def where_rollouts_went(run: RecordedRun) -> dict[str, float]:
     return {"trained": fresh, "kept": kept, "dropped": dropped, "replayed": replayed}
 
 
-def success_rates(run: RecordedRun) -> Figure | None:
+def success_rates(run: RecordedRun, axes: Any) -> None:
     """Distribution of the groups' success rates over time."""
-    if run.groups is None or run.groups.empty:
-        return None
+    assert run.groups is not None
     known = run.groups.dropna(subset="success_rate")
-    last = run.groups["step"].max()
-    edges = np.linspace(0, last + 1, min(40, int(last) + 1) + 1)
-    counts = np.histogram2d(known["step"], known["success_rate"], bins=(edges, np.linspace(0, 1 + 1e-9, 10)))[0]
+    end = int(run.groups["step"].max()) + 1
+    edges = np.linspace(0, end, min(40, end) + 1), np.linspace(0, 1, 10)
+    counts = np.histogram2d(known["step"], known["success_rate"], bins=edges)[0]
     shares = counts.T / np.maximum(counts.sum(axis=1), 1)
-    axes = _axes(xlabel=AXES["step"], ylabel="success rate")
-    mesh = axes.pcolormesh(edges, np.linspace(0, 1, 10), shares, cmap="cividis", vmin=0)
-    axes.figure.colorbar(mesh, ax=axes, format=lambda share, _: f"{share:.0%}")
-    note = "Share of each time's groups by their success rate. At 0 and 1 no group carries a gradient."
-    name = re.sub(r"\W", "_", run.name)
-    return Figure(f"Success rates of {run.name}", note, svg(axes, f"success-{name}"))
+    mesh = axes.pcolormesh(*edges, shares, cmap="cividis", vmin=0)
+    axes.figure.colorbar(mesh, ax=axes, label="share of groups")
+    axes.set(title=f"Success rates of {run.name}", xlabel=AXES["step"], ylabel="success rate")
 
 
 def running_mean(values: np.ndarray) -> np.ndarray:
     """Centred mean over a `POINTS`-th of the values `(n,)`; as long as they are."""
     window = len(values) // POINTS * 2 + 1
     return np.asarray(pd.Series(values, dtype=float).rolling(window, center=True, min_periods=1).mean())
-
-
-def _axes(**settings: Any) -> Any:
-    """Axes of matplotlib in a figure of their own."""
-    from matplotlib.figure import Figure as Canvas
-
-    return Canvas(figsize=(5.0, 2.9), layout="constrained").add_subplot(**settings)
-
-
-def svg(axes: Any, name: str, *, legend: bool = False) -> str:
-    """An SVG element of axes from [`_axes`]. Ids begin with its name; the colour of text and axes is the page's."""
-    import matplotlib as mpl
-
-    if legend:
-        axes.legend(frameon=False, fontsize=8.5)
-    buffer = io.StringIO()
-    with mpl.rc_context({"svg.hashsalt": name}):
-        axes.figure.savefig(buffer, format="svg", metadata={"Date": None})
-    text = buffer.getvalue()
-    text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
-    text = re.sub(r'\bid="', f'id="{name}-', text)
-    return re.sub(r'(url\(#|href="#)', rf"\g<1>{name}-", text).replace(INK, "currentColor")

@@ -1,8 +1,9 @@
-"""`RecordedRun`: the logs and groups that a run has left in its `output_dir`, ours or plain TRL's."""
+"""`RecordedRun`: the logs and groups that a run has left in its `output_dir`, ours or plain TRL's; and a table of several."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from trl_dataeff.tracking.card import methods_used
 from trl_dataeff.tracking.groups import GROUPS_FILE, read_groups
 from trl_dataeff.tracking.metrics import METRICS_FILE, PREFIX, RUN_FILE, read_metrics
 from trl_dataeff.utils import UserError, is_number
@@ -67,8 +69,8 @@ class RecordedRun:
 
 def read_run(path: str | Path, rollouts_per_step: int | None = None) -> RecordedRun:
     """
-    Read what a run has left in its `output_dir`; for plain TRL, `path` may be a checkpoint, and `rollouts_per_step` the completions
-    of an optimizer step, which it does not log. Raises a [`UserError`] if nothing of a run is there, or a file is corrupt.
+    Read a run's `output_dir`, or a checkpoint of plain TRL, which does not log its completions of a step (`rollouts_per_step`).
+    Raises a [`UserError`] if nothing of a run is there, or a file is corrupt.
     """
     folder = Path(path).expanduser()
     if not folder.is_dir():
@@ -105,3 +107,41 @@ def _json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise UserError(f"{path} is corrupt ({error}).") from error
     return content if isinstance(content, dict) else {}
+
+
+def summary(runs: Sequence[RecordedRun]) -> str:
+    """A table for the terminal, with a column of facts for each run."""
+    table = pd.DataFrame([facts(run) for run in runs], index=[run.name for run in runs])
+    return table.fillna("").T.to_string()
+
+
+def facts(run: RecordedRun) -> dict[str, str]:
+    """What happened in a run, in words; what its files do not tell is left out."""
+    steps, times = run.series("step_time")
+    seconds = run.last.get(
+        "seconds", times.mean() * steps[-1] if len(steps) else None
+    )  # plain TRL has the times alone
+    shares = run.effective_share()[1]
+    numbers = {
+        "prompts": (run.about.get("prompts"), ",.0f"),
+        "optimizer steps": (run.logs["step"].max(), ",.0f"),
+        "rollouts generated": (run.last.get("rollouts"), ",.0f"),
+        "rollouts replayed": (run.last.get(f"{PREFIX}rollouts_replayed"), ",.0f"),
+        "effective groups": (shares.mean() if len(shares) else None, ".0%"),
+        "hours": (None if seconds is None else seconds / 3600, ".2f"),
+    }
+    found = {
+        "model": str(run.about.get("model") or ""),
+        "method": ", ".join(methods_used(run.about, run.last)),
+        **{name: f"{value:{form}}" for name, (value, form) in numbers.items() if value is not None},
+        "reward in training, first and last": _ends(run, "reward"),
+        "held-out reward, first and last": _ends(run, run.held_out),
+    }
+    return {name: text for name, text in found.items() if text}
+
+
+def _ends(run: RecordedRun, metric: str) -> str:
+    """Means of the first and the last tenth of a metric."""
+    values = run.series(metric)[1]
+    tenth = max(1, len(values) // 10)
+    return f"{values[:tenth].mean():.3f}, {values[-tenth:].mean():.3f}" if len(values) else ""

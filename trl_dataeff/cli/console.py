@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from fnmatch import fnmatch
-from typing import Any, NamedTuple
+from typing import Any
 
 from tqdm.auto import tqdm
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainerState
@@ -15,45 +15,35 @@ from trl_dataeff.utils import is_number
 
 
 REPEAT_HEADER = 20  # rows
-
-
-class Column(NamedTuple):
-    """A column of the table. `name` is the metric's in the logs."""
-
-    title: str
-    name: str
-    width: int
-    format: str
-
-
-COLUMNS = (
-    Column("loss", "loss", 9, ".3g"),  # "-1.23e-05"
-    Column("reward", "reward", 7, ".4g"),
-    Column("success", PREFIX + "success_rate", 7, ".0%"),
-    Column("effective", PREFIX + "effective_ratio", 9, ".0%"),
-    Column("rollouts", PREFIX + "rollouts_generated", 9, ",.0f"),
-    Column("replayed", PREFIX + "rollouts_replayed", 9, ",.0f"),
-    Column("length", "completions/mean_length", 6, ",.0f"),
-    Column("cut off", "completions/clipped_ratio", 7, ".0%"),
-    Column("entropy", "entropy", 7, ".3g"),
-    Column("kl", "kl", 8, ".3g"),
-    Column("grad norm", "grad_norm", 9, ".3g"),
-    Column("lr", "learning_rate", 8, ".3g"),
-    Column("s/step", "step_time", 6, ".3g"),
+#: Columns of the table by their metrics' names in the logs: title, width, format
+COLUMNS = {
+    "loss": ("loss", 9, ".3g"),  # "-1.23e-05"
+    "reward": ("reward", 7, ".4g"),
+    PREFIX + "success_rate": ("success", 7, ".0%"),
+    PREFIX + "effective_ratio": ("effective", 9, ".0%"),
+    PREFIX + "rollouts_generated": ("rollouts", 9, ",.0f"),
+    PREFIX + "rollouts_replayed": ("replayed", 9, ",.0f"),
+    "completions/mean_length": ("length", 6, ",.0f"),
+    "completions/clipped_ratio": ("cut off", 7, ".0%"),
+    "entropy": ("entropy", 7, ".3g"),
+    "kl": ("kl", 8, ".3g"),
+    "grad_norm": ("grad norm", 9, ".3g"),
+    "learning_rate": ("lr", 8, ".3g"),
+    "step_time": ("s/step", 6, ".3g"),
+}
+#: What is shown of an evaluation and of the end of training; everything is in the trackers
+SUMMARIES = (
+    *("eval_loss", "eval_reward", "eval_rewards/*/mean", "eval_completions/mean_length", "eval_runtime"),
+    *("train_loss", "train_runtime", "train_steps_per_second"),
 )
-EVALUATION = {"eval_loss": "loss", "eval_reward": "reward", "eval_completions/mean_length": "length"}
-END = {"train_loss": "mean loss", "train_runtime": "seconds", "train_steps_per_second": "steps per second"}
 
 
 class TableCallback(TrainerCallback):
-    """
-    Prints what the Trainer logs as rows of a table, in the place of [`~transformers.PrinterCallback`] and
-    [`~transformers.ProgressCallback`]. A column appears with the first log that has its metric.
-    """
+    """Prints what the Trainer logs as rows of a table. A column appears with the first log that has its metric."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._shown: tuple[Column, ...] = ()
+        self._shown: list[str] = []
         self._rows = 0
 
     def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
@@ -63,36 +53,26 @@ class TableCallback(TrainerCallback):
 
     def lines(self, logs: Mapping[str, Any], state: TrainerState) -> list[str]:
         """The lines of one log, the header among them where it is due."""
-        if any(name.startswith("eval_") for name in logs):
-            rewards = {n: n.removeprefix("eval_") for n in logs if fnmatch(n, "eval_rewards/*/mean")}
-            shown = {**EVALUATION, **rewards, "eval_runtime": "seconds"}
-            return [f"evaluation at step {state.global_step}: {_pairs(logs, shown)}"]
-        if "train_runtime" in logs:
-            return [f"end at step {state.global_step}: {_pairs(logs, END)}"]
-        if "loss" not in logs:  # of a callback
-            return [_pairs(logs, {name: name for name in logs})]
-        return self._row(logs, state)
+        if "loss" in logs:
+            return self._row(logs, state)
+        shown = [name for name in logs if any(fnmatch(name, pattern) for pattern in SUMMARIES)]
+        pairs = [f"{name} {_cell(logs[name], '.4g')}" for name in shown or logs]  # all of a callback's
+        return [f"step {state.global_step}: {', '.join(pairs)}"]
 
     def _row(self, logs: Mapping[str, Any], state: TrainerState) -> list[str]:
-        shown = tuple(column for column in COLUMNS if column in self._shown or column.name in logs)
+        shown = [name for name in COLUMNS if name in self._shown or name in logs]
         header = shown != self._shown or self._rows % REPEAT_HEADER == 0
         self._shown, self._rows = shown, 1 if header else self._rows + 1
-        cells = [f"{state.global_step}/{state.max_steps}", *(_cell(logs.get(c.name), c.format) for c in shown)]
-        widths = [max(6, 2 * len(str(state.max_steps)) + 1), *(column.width for column in shown)]
-        line = _aligned(cells, widths)
-        return [_aligned(["step", *(column.title for column in shown)], widths), line] if header else [line]
-
-
-def _aligned(cells: list[str], widths: list[int]) -> str:
-    return " ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+        columns = [COLUMNS[name] for name in shown]
+        widths = [max(6, 2 * len(str(state.max_steps)) + 1), *(width for _, width, _ in columns)]
+        cells = [_cell(logs.get(name), form) for name, (_, _, form) in zip(shown, columns, strict=True)]
+        rows = [["step", *(title for title, _, _ in columns)]] if header else []
+        rows.append([f"{state.global_step}/{state.max_steps}", *cells])
+        return [" ".join(map(str.rjust, row, widths)) for row in rows]
 
 
 def _cell(value: Any, form: str) -> str:
     return format(value, form) if is_number(value) else "-" if value is None else str(value)
-
-
-def _pairs(logs: Mapping[str, Any], titles: Mapping[str, str]) -> str:
-    return ", ".join(f"{title} {_cell(logs[name], '.4g')}" for name, title in titles.items() if name in logs)
 
 
 class BarCallback(ProgressCallback):
@@ -102,15 +82,11 @@ class BarCallback(ProgressCallback):
         pass
 
 
-def show_progress(trainer: Trainer, plain: bool) -> None:
-    """
-    Let a trainer print rows, and in a terminal the progress bar below them, unless `plain` is set or progress bars are off.
-    What prints in another way (a notebook's callback) stays.
-    """
+def show_progress(trainer: Trainer) -> None:
+    """Let a trainer print rows, and in a terminal the progress bar unless `disable_tqdm` is set. A notebook's callback stays."""
     former = {type(callback) for callback in trainer.callback_handler.callbacks} & {PrinterCallback, ProgressCallback}
     for kind in former:
         trainer.remove_callback(kind)
-    if former:
         trainer.add_callback(TableCallback())
-    if ProgressCallback in former and sys.stderr.isatty() and not plain:
+    if ProgressCallback in former and sys.stderr.isatty():
         trainer.add_callback(BarCallback())

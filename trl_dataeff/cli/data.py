@@ -6,9 +6,7 @@ import glob
 import importlib
 import json
 import os
-import re
 import sys
-import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -33,11 +31,6 @@ if TYPE_CHECKING:
 LOADERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
 #: What 🤗 Datasets raises for data that it cannot load; `StopIteration` for a .jsonl file without a line.
 LOADING_ERRORS = (OSError, ValueError, TypeError, DatasetsError, StopIteration)
-EMPTY = "{} is empty: it has no rows. Training takes a different prompt for each group of a batch."
-#: What 🤗 Datasets says of files without rows.
-NO_DATA = ("corresponds to no data", "pass `features` or at least one example")
-
-RewardFunction = Callable[..., Any]
 
 _OF_SOLUTION = ("accuracy_reward", "reasoning_accuracy_reward")  # TRL's, which compare with the column `solution`
 _OF_TRL = (*_OF_SOLUTION, "think_format_reward", "get_soft_overlong_punishment")
@@ -71,7 +64,7 @@ def prepare(
 ) -> Dataset | IterableDataset:
     """
     Give a dataset the columns `prompt`, `answer` and `solution` that the script arguments ask for, and check that every row has
-    a prompt, which is text or a conversation. `given` is the dataset in words, for messages.
+    a prompt. `given` is the dataset in words, for messages.
     """
     if isinstance(dataset, Dataset):
         try:
@@ -80,10 +73,9 @@ def prepare(
             raise UserError(f"{given} is not UTF-8 text: {error}. Convert its files to UTF-8.") from error
     first = next(iter(dataset), None)
     if first is None:
-        raise UserError(EMPTY.format(given))
+        raise UserError(f"{given} is empty: it has no rows.")
     _check_columns(list(first), script, given)
-    shapes = ("prompt_column", "prompt_template", "prompt_as_chat", "system_prompt", "answer_column")
-    if any(getattr(script, shape) not in (None, False) for shape in shapes):
+    if script.prompt_column or script.prompt_as_chat or script.system_prompt is not None or script.answer_column:
         dataset = dataset.map(shape_row, fn_kwargs={"script": script})
     prompt = next(iter(dataset))["prompt"]
     messages = prompt if isinstance(prompt, list) else []
@@ -101,11 +93,6 @@ def prepare(
 def shape_row(row: dict[str, Any], script: DataEfficientGRPOScriptArguments) -> dict[str, Any]:
     """Return the columns of a row that `prepare` adds or replaces; the prompt is `None` or empty if the row has none."""
     prompt = row.get(script.prompt_column or "prompt")
-    if script.prompt_template is not None:
-        in_braces = r"\{([^{}]+)\}"
-        is_missing = any(row.get(name, "") is None for name in re.findall(in_braces, script.prompt_template))
-        text = re.sub(in_braces, lambda match: str(row.get(match[1], match[0])), script.prompt_template)
-        prompt = None if is_missing else text
     if script.prompt_as_chat or script.system_prompt is not None:
         prompt = [{"role": "user", "content": prompt}] if prompt and isinstance(prompt, str) else prompt or None
     if script.system_prompt is not None and isinstance(prompt, list):
@@ -115,19 +102,12 @@ def shape_row(row: dict[str, Any], script: DataEfficientGRPOScriptArguments) -> 
 
 
 def _check_columns(columns: list[str], script: DataEfficientGRPOScriptArguments, given: str) -> None:
-    has = f"{given} has the columns {listed(columns)}"
-    template = script.prompt_template
-    prompt = script.prompt_column or (None if template else "prompt")
-    for option, name in (("prompt_column", prompt), ("answer_column", script.answer_column)):
+    for option, name in (("prompt_column", script.prompt_column or "prompt"), ("answer_column", script.answer_column)):
         if name is not None and name not in columns:
-            fix = f"Name one of them as `{option}`" + (
-                ", or build prompts with `prompt_template`." if name == prompt else "."
+            raise UserError(
+                f"{given} has the columns {listed(columns)}, and no column {name!r}.{closest(name, columns)} Name one of them "
+                f"as `{option}`."
             )
-            raise UserError(f"{has}, and no column {name!r}.{closest(name, columns)} {fix}")
-    if template is not None and not any(f"{{{name}}}" in template for name in columns):
-        raise UserError(
-            f"`prompt_template` names no column: {template!r}. {has}; write one in braces: '{{{columns[0]}}}'."
-        )
 
 
 def _load(
@@ -152,14 +132,7 @@ def _why_not_loaded(paths: list[str], error: Exception) -> str:
     if bad := next(filter(None, map(_bad_line, paths)), None):
         return f"The dataset {name!r} cannot be parsed: {bad}"
     cause = error.__cause__ if isinstance(error, DatasetGenerationError) and error.__cause__ else error
-    reason = str(cause).strip().rstrip(".!")
-    if isinstance(error, StopIteration) or any(text in reason for text in NO_DATA):
-        return EMPTY.format(f"The dataset {name!r}")
-    if not Path(paths[0]).expanduser().exists():
-        return (
-            f"The dataset {name!r} could not be loaded from the Hub: {reason}. It is not a file or folder here either; "
-            "check the name, `dataset_config`, the connection, and `hf auth login` for a private or gated dataset."
-        )
+    reason = str(cause).strip().rstrip(".!") or "it is empty"  # `StopIteration` has no text
     return f"The dataset {name!r} cannot be loaded: {type(cause).__name__}: {reason}."
 
 
@@ -207,7 +180,7 @@ def find_source(given: DatasetConfig) -> DatasetConfig:
     return given
 
 
-def load_reward(name: str) -> RewardFunction:
+def load_reward(name: str) -> Callable[..., Any]:
     """Return a reward function by its name or dotted path; a name or path that leads to none is a [`UserError`]."""
     module_name, _, function_name = REWARDS.get(name, name).rpartition(".")
     if not module_name:
@@ -222,13 +195,11 @@ def load_reward(name: str) -> RewardFunction:
         sys.path.insert(0, os.getcwd())
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        reason = f"{type(error).__name__}: {error} ({place.filename}, line {place.lineno})"
-        if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
-            reason = f"there is no module {error.name!r}, neither installed nor in {os.getcwd()} nor in PYTHONPATH"
-        raise UserError(f"{wrong}: {reason}.") from error
-    function: RewardFunction | None = getattr(module, function_name, None)
+    except ModuleNotFoundError as error:  # any other error is one of the module, and keeps its traceback
+        raise UserError(
+            f"{wrong}: there is no module {error.name!r}, neither installed nor in {os.getcwd()} nor in PYTHONPATH."
+        ) from error
+    function: Callable[..., Any] | None = getattr(module, function_name, None)
     if not callable(function):
         raise UserError(
             f"{wrong}: {module_name!r} has no function {function_name!r}.{closest(function_name, dir(module))}"
@@ -241,12 +212,10 @@ def load_reward(name: str) -> RewardFunction:
 def check_columns(names: list[str] | None, row: dict[str, Any]) -> None:
     """Raise a [`UserError`] if a reward function reads what this row of the dataset does not have."""
     for name in names or []:
-        columns = (
-            ["solution"] if name in _OF_SOLUTION else ["answer", "solution"] if name in our_rewards.__all__ else []
-        )
-        if columns and not row.keys() & columns:
+        columns = {"solution"} if name in _OF_SOLUTION else {"answer", "solution"}
+        if (name in _OF_SOLUTION or name in our_rewards.__all__) and not row.keys() & columns:
             raise UserError(
-                f"`{name}` reads the column {' or '.join(f'`{c}`' for c in columns)}, but the dataset has {listed(row)}. "
+                f"`{name}` reads the column {' or '.join(f'`{c}`' for c in sorted(columns))}, but the dataset has {listed(row)}. "
                 "Name the column with the gold answers as `answer_column`."
             )
         if name in (*_OF_SOLUTION, "think_format_reward") and isinstance(row["prompt"], str):

@@ -1,20 +1,14 @@
-"""`trl-dataeff grpo`: read a recipe, train, save; through `accelerate launch` where there is something to launch.
-
-From Python: `trainer = train(parse(["--config", "recipe.yaml", "--max_steps", "20"]))`.
-"""
+"""`trl-dataeff grpo`: read a recipe, train, save; from Python: `train(parse(["--config", "recipe.yaml", "--max_steps", "20"]))`."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from trl_dataeff.cli.data import REWARDS, check_columns, load_data, load_reward
@@ -39,22 +33,19 @@ def run(argv: list[str]) -> int:
 
 
 def parse(argv: list[str]) -> GRPOArguments:
-    """
-    Return what a command line (what follows `trl-dataeff grpo`) and its recipe say; wrong input is a [`UserError`]. Options
-    of `accelerate launch` are checked and left out.
-    """
+    """Return what a command line (what follows `trl-dataeff grpo`) and its recipe say; wrong input is a [`UserError`]."""
     return read(argv)[0]
 
 
 def train(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
     """
-    Train with what `parse` returns, save the model and, if `push_to_hub` is set, push it. With `save_on_signal`, a run that a
-    signal stops writes a checkpoint and then raises `KeyboardInterrupt` or `SystemExit(143)`.
+    Train with what `parse` returns, and save the model. With `save_on_signal`, a run that a signal stops writes a checkpoint and
+    then raises `KeyboardInterrupt` or `SystemExit(143)`.
     """
     from trl_dataeff.cli.console import show_progress
 
     trainer = make_trainer(arguments)
-    show_progress(trainer, arguments.script.plain)
+    show_progress(trainer)
     say = trainer.accelerator.print
     try:
         trainer.train(resume_from_checkpoint=checkpoint_of(arguments.training))
@@ -109,7 +100,14 @@ def make_trainer(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
 
 def check(arguments: GRPOArguments) -> None:
     """Raise a [`UserError`] for what is wrong on this machine, before data and model are loaded."""
-    if found := [*problems_of(arguments), *_problems_here(arguments)]:
+    training = arguments.training
+    found = [*problems_of(arguments), *_message_of(checkpoint_of, training)]
+    try:
+        Path(str(training.output_dir)).mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=training.output_dir).close()
+    except OSError as error:
+        found.append(f"`output_dir` is {training.output_dir!r}, where nothing can be saved: {error}.")
+    if found:
         raise UserError(*found)
 
 
@@ -133,25 +131,6 @@ def problems_of(arguments: GRPOArguments) -> Iterator[str]:
     yield from _message_of(resolve_selector, training)
 
 
-def _problems_here(arguments: GRPOArguments) -> Iterator[str]:
-    """What is missing on this machine."""
-    from transformers.integrations.integration_utils import get_available_reporting_integrations
-
-    training, path = arguments.training, os.path.expanduser(str(arguments.model.model_name_or_path))
-    if path.startswith((".", "/")) and not os.path.isdir(path):
-        yield f"The model {path!r} does not exist: it is not a folder."
-    try:
-        Path(str(training.output_dir)).mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=training.output_dir).close()
-    except OSError as error:
-        yield f"`output_dir` is {training.output_dir!r}, where nothing can be saved: {error}."
-    installed = get_available_reporting_integrations()
-    for name in training.report_to or []:
-        if name not in installed:
-            yield f"`report_to` is {name!r}, which is not installed; it takes `none` or {listed(installed)}."
-    yield from _message_of(checkpoint_of, training)
-
-
 def _message_of(function: Any, *args: Any) -> Iterator[str]:
     try:
         function(*args)
@@ -160,10 +139,7 @@ def _message_of(function: Any, *args: Any) -> Iterator[str]:
 
 
 def checkpoint_of(training: DataEfficientGRPOConfig) -> str | bool | None:
-    """
-    Return what to resume from, as `train` takes it: a checkpoint, `True` for the latest complete one of the run in
-    `output_dir` (given as `true` or `last`), or `None`.
-    """
+    """Return what to resume from: a checkpoint, `True` for the latest complete one (given as `true` or `last`), or `None`."""
     wanted = os.path.expanduser(str(training.resume_from_checkpoint))
     words = {"none": None, "false": None, "true": True, "last": True}
     if wanted.lower() not in words and not os.path.isdir(wanted):
@@ -175,11 +151,8 @@ def checkpoint_of(training: DataEfficientGRPOConfig) -> str | bool | None:
 
 
 def needs_launch(launch_args: list[str], use_cpu: bool) -> bool:
-    """
-    Return whether training goes through `accelerate launch`: for its options, its default configuration on this machine, or
-    several devices; but not if a launcher gave this process a rank.
-    """
-    if "LOCAL_RANK" in os.environ or "ACCELERATE_MIXED_PRECISION" in os.environ:
+    """Return whether training goes through `accelerate launch`: for its options, its default configuration, or several devices."""
+    if "LOCAL_RANK" in os.environ or "ACCELERATE_MIXED_PRECISION" in os.environ:  # a launcher has started this process
         return False
     import torch
     from accelerate.commands.config import default_config_file
@@ -190,9 +163,8 @@ def needs_launch(launch_args: list[str], use_cpu: bool) -> bool:
 
 def launch(launch_args: list[str], command: list[str]) -> int:
     """
-    Run `trl-dataeff grpo` with the arguments `command` through `accelerate launch`, and return its exit code: that of its
-    process, 143 or 130 if SIGTERM or Ctrl-C ended the run, 1 if one of several processes failed. If there is one process,
-    this one becomes it. Options of `accelerate launch` in `command` have no effect there.
+    Run `trl-dataeff grpo` with the arguments `command` through `accelerate launch`, and return its exit code: 143 or 130 if
+    SIGTERM or Ctrl-C ended the run, 1 if a process failed. If there is one process, this one becomes it.
     """
     from accelerate.commands import launch as launcher
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -201,43 +173,21 @@ def launch(launch_args: list[str], command: list[str]) -> int:
     args = launch_parser().parse_args([*launch_args, "--module", "trl_dataeff.cli.grpo", *command])
     if os.name == "posix":
         launcher.simple_launcher = _become
-    former = signal.signal(signal.SIGTERM, _forward)  # torchrun sets its own
     try:
         launcher.launch_command(args)
-    except subprocess.CalledProcessError as error:  # the process has said on stderr what was wrong
-        return _exit_code(error.returncode)
+    except subprocess.CalledProcessError:  # the process has said on stderr what was wrong
+        return 1
     except SignalException as error:  # torchrun has passed it on, and waited
         return int(128 + error.sigval)
     except ChildFailedError as error:
-        code = _exit_code(error.get_first_failure()[1].exitcode)
+        code = error.get_first_failure()[1].exitcode
+        code = 128 - code if code < 0 else code  # as a shell reports the signal that ended a process
         return code if code in (130, 143) else 1  # after Ctrl-C and SIGTERM
-    finally:
-        signal.signal(signal.SIGTERM, former)
     return 0
 
 
-def _exit_code(code: int) -> int:
-    """The exit code of a process as a shell reports it: 128 + the number of the signal that ended it."""
-    return 128 - code if code < 0 else code
-
-
-def _forward(number: int, frame: FrameType | None) -> None:
-    """Pass a signal on to the processes that a launcher has started and waits for."""
-    import psutil
-
-    children = psutil.Process().children()
-    for child in children:
-        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
-            child.send_signal(number)
-    if not children:
-        raise SystemExit(128 + number)
-
-
 def _become(args: Namespace) -> None:
-    """
-    Replace this process by the only one that `accelerate launch` would start, so that signals and exit code are its own:
-    accelerate would wait for a process that no signal reaches.
-    """
+    """Replace this process by the only one that `accelerate launch` would start and wait for, so that signals reach it."""
     from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 
     command, environment = prepare_simple_launcher_cmd_env(args)

@@ -7,18 +7,15 @@ import io
 import logging
 import math
 import os
+import signal
 import sys
 import warnings
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trl_dataeff.utils import UserError, __version__, closest
 
-
-if TYPE_CHECKING:
-    from trl_dataeff.analysis.audit import Shares
 
 DESCRIPTION = "Data-efficient GRPO for Hugging Face TRL: generate fewer rollouts that carry no gradient."
 START = """\
@@ -35,48 +32,35 @@ examples:
   trl-dataeff audit out
   trl-dataeff audit rollouts.jsonl --prompt_column question --reward_column score --step_column iteration
 """
-REPORT = "Write an HTML page that shows what one or several runs did, and print a summary."
+REPORT = "Show what one or several runs did: a table, and with --figure a figure."
 REPORT_EXAMPLES = """\
-The page opens from disk and loads nothing. Figures need matplotlib: pip install matplotlib.
 Runs of plain TRL are read from the `trainer_state.json` of their latest checkpoint.
 
 examples:
   trl-dataeff report out
-  trl-dataeff report out/default out/grpo --rollouts_per_step 64
+  trl-dataeff report out/default out/grpo --rollouts_per_step 64 --figure comparison.png
 """
 
 
 def main(argv: list[str] | None = None) -> int:
     """
     Run the command with `argv`, or the arguments of the process, and return its exit code: 0, 2 for a mistake in what was given,
-    1 for a recipe that is not valid, 130 after Ctrl-C, 141 if the reader of its output has closed the pipe. Raises `SystemExit`
-    with 0 or 2 after help and for options that argparse rejects, and with 143 if SIGTERM stops a run.
+    1 for a recipe that is not valid, 130 after Ctrl-C. Raises `SystemExit` with 0 or 2 after help and for options that argparse
+    rejects, and with 143 if SIGTERM stops a run.
     """
+    arguments = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    if argv is None and hasattr(signal, "SIGPIPE") and (arguments[0] != "grpo" or "--help" in arguments):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # no traceback if the output's reader, such as `head`, ends
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # some consoles cannot encode every character
+    if not sys.warnoptions:  # of `python -W` and PYTHONWARNINGS
+        warnings.simplefilter("ignore", FutureWarning)  # of libraries, on which a user of the command cannot act
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
     try:
-        try:
-            return _run(list(sys.argv[1:] if argv is None else argv) or ["--help"])
-        finally:
-            sys.stdout.flush()
-    except BrokenPipeError:
-        try:
-            print(flush=True)
-        except BrokenPipeError:  # it is standard output, whose reader, such as `head`, has closed the pipe
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to flush at exit
-            return 141  # as a shell reports SIGPIPE
-        raise
-
-
-def _run(argv: list[str]) -> int:
-    try:
-        if not sys.warnoptions:  # of `python -W` and PYTHONWARNINGS
-            warnings.simplefilter("ignore", FutureWarning)  # of libraries, on which a user of the command cannot act
-        logging.getLogger("math_verify").setLevel(logging.ERROR)
-        if argv[0] in ("grpo", "recipes"):
-            return int(importlib.import_module(f"trl_dataeff.cli.{argv[0]}").run(argv[1:]))
-        args = _parser().parse_args(argv)
+        if arguments[0] in ("grpo", "recipes"):
+            return int(importlib.import_module(f"trl_dataeff.cli.{arguments[0]}").run(arguments[1:]))
+        args = _parser().parse_args(arguments)
         args.run(args)
         return 0
     except UserError as error:
@@ -107,10 +91,10 @@ def _parser() -> ArgumentParser:
     option("--reward_column", help="column of the total reward (default: reward; for TRL all rewards)")
     option("--step_column", help="column of the step (default: a group's rows follow each other; for TRL step)")
 
-    report = add("report", help="show what runs did, as a page of figures", description=REPORT, epilog=REPORT_EXAMPLES)
-    report.set_defaults(run=write_report)
+    report = add("report", help="show what runs did", description=REPORT, epilog=REPORT_EXAMPLES)
+    report.set_defaults(run=print_report)
     report.add_argument("runs", nargs="+", metavar="RUN", help="`output_dir` of a run")
-    report.add_argument("--output", metavar="FILE", help="the page (default: dataeff/report.html of the first run)")
+    report.add_argument("--figure", metavar="FILE", type=Path, help=".png, .svg or .pdf to draw; needs matplotlib")
     text = "completions of an optimizer step, for runs of plain TRL"
     report.add_argument("--rollouts_per_step", type=int, metavar="N", help=text)
     return parser
@@ -130,50 +114,31 @@ def print_audit(args: Namespace) -> None:
 
     found = audit(args.path, args.prompt_column, args.reward_column, args.step_column)
     print(f"Read: {found.source}")
-    print(f"{1 - found.overall.effective:.0%} of the groups carried no gradient: all of their rewards were equal.")
-    print(f"\n{'steps':>13}{'groups':>9}{'effective':>11}{'easy':>7}{'hard':>7}")
-    for shares in found.periods:
-        print(_row(shares))
+    effective = found.shares["effective"].iloc[-1]
+    print(f"{1 - effective:.0%} of the groups carried no gradient: all of their rewards were equal.")
+    known = found.shares.dropna(axis="columns")
+    percent = dict.fromkeys(("effective", "easy", "hard"), "{:.0%}".format)
+    print(f"\n{known.to_string(index=False, formatters={**percent, 'groups': '{:,.0f}'.format})}\n")
     if not math.isnan(found.again):
-        print(
-            f"\nAfter a group without a gradient, the next one of its prompt had none in {found.again:.0%} of cases."
-        )
+        print(f"After a group without a gradient, the next one of its prompt had none in {found.again:.0%} of cases.")
     if not math.isnan(found.after_effective):
         print(f"After an effective group, the next one of its prompt had none in {found.after_effective:.0%}.")
-    if not math.isnan(found.overall.hard):
-        print("\neasy: every completion had the highest reward. hard: all rewards were equal and lower.")
-    if found.note:
-        print(f"\n{found.note}")
+    if "hard" in known:
+        print("easy: every completion had the highest reward. hard: all rewards were equal and lower.")
+    else:
+        print("Train with `log_completions=True` and `logging_steps=1` to see which groups were easy or hard.")
 
 
-def _row(shares: Shares) -> str:
-    kinds = [shares.effective, shares.easy, shares.hard]
-    effective, easy, hard = ("" if math.isnan(share) else f"{share:.0%}" for share in kinds)
-    groups = f"{shares.groups:,}" if shares.groups else ""
-    return f"{f'{shares.first}-{shares.last}':>13}{groups:>9}{effective:>11}{easy:>7}{hard:>7}"
-
-
-def write_report(args: Namespace) -> None:
-    """`trl-dataeff report`: what runs did, as one HTML page and a table in the terminal."""
-    if args.rollouts_per_step is not None and args.rollouts_per_step < 1:
-        raise UserError(f"`--rollouts_per_step` is {args.rollouts_per_step}; it takes an integer >= 1.")
-    from trl_dataeff.analysis.recorded import read_run
-    from trl_dataeff.analysis.report import make_page, summary
+def print_report(args: Namespace) -> None:
+    """`trl-dataeff report`: what runs did, as a table in the terminal and, with `--figure`, as a figure."""
+    from trl_dataeff.analysis.figures import save_figure
+    from trl_dataeff.analysis.recorded import read_run, summary
 
     runs = [read_run(path, args.rollouts_per_step) for path in args.runs]
-    output = Path(args.output or runs[0].path / "dataeff" / "report.html")
-    write_text(output, make_page(runs))
     print(summary(runs))
-    print(f"Report: {output}")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file that the user has named, and its folder if it is missing; where that fails, it is a [`UserError`]."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise UserError(f"{str(path)!r} cannot be written: {error}. Name another file.") from error
+    if args.figure is not None:
+        save_figure(runs, args.figure)
+        print(f"Figure: {args.figure}")
 
 
 def find_recipe(name: str) -> Path:
@@ -193,9 +158,8 @@ def find_recipe(name: str) -> Path:
 def shipped_recipes() -> dict[str, Path]:
     """Return the recipes that come with the package by their names, `<model>/<task>/<method>`, in alphabetical order."""
     package = Path(__file__).resolve().parents[1]
-    folder = (
-        package / "recipes" if (package / "recipes").is_dir() else package.parent / "recipes"
-    )  # wheel, or checkout
+    shipped = package / "recipes"  # in a wheel; in a checkout they are beside the package
+    folder = shipped if shipped.is_dir() else package.parent / "recipes"
     return {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.glob("*/*/*.yaml"))}
 
 

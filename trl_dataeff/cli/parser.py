@@ -6,7 +6,7 @@ import argparse
 import os
 import re
 import warnings
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,13 +26,6 @@ class DataEfficientGRPOScriptArguments(GRPOScriptArguments):
     prompt_column: str | None = field(
         default=None, metadata={"help": "Column that becomes `prompt`, e.g. `question` of GSM8K."}
     )
-    prompt_template: str | None = field(
-        default=None,
-        metadata={
-            "help": "Text of the prompt; `{column}` stands for that column of the row, e.g. '{question} Answer with a "
-            "number.'; other braces stay as they are."
-        },
-    )
     prompt_as_chat: bool = field(
         default=False,
         metadata={
@@ -45,9 +38,6 @@ class DataEfficientGRPOScriptArguments(GRPOScriptArguments):
     )
     answer_column: str | None = field(
         default=None, metadata={"help": "Column that is passed to reward functions as `answer` and as `solution`."}
-    )
-    plain: bool = field(
-        default=False, metadata={"help": "Print one line per log without the progress bar, also in a terminal."}
     )
 
 
@@ -69,7 +59,6 @@ examples:
   trl-dataeff grpo --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct --dataset_name train.jsonl \\
       --prompt_as_chat --reward_funcs numeric_answer_reward --use_peft --lora_dropout 0 --output_dir out
 """
-EPILOG = "The fields of this package are explained in docs/configuration.md, the command in docs/command.md."
 #: Fields of which a value can be rejected because of the machine, and values that are valid on every machine
 MACHINE: dict[str, Any] = {"use_cpu": True, "tf32": None, "deepspeed": None}
 _SCRIPT = "<script>"  # stands for the script that `accelerate launch` expects behind its options
@@ -90,7 +79,7 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpF
 
 def grpo_parser() -> TrlParser:
     """Return the parser of all fields and of `--config`. Like `launch_parser`'s, it raises an `argparse.ArgumentError`."""
-    texts = {"usage": USAGE, "description": DESCRIPTION, "epilog": EPILOG, "formatter_class": _Help}
+    texts = {"usage": USAGE, "description": DESCRIPTION, "formatter_class": _Help}
     parser = TrlParser(TYPES, prog="trl-dataeff grpo", allow_abbrev=False, exit_on_error=False, **texts)
     parser.add_argument("--config", metavar="RECIPE", help="a file, or a name from `trl-dataeff recipes list`.")
     return parser
@@ -156,10 +145,7 @@ def read_recipe(path: Path) -> Recipe:
 
 
 def read(argv: list[str], portable: bool = False) -> tuple[GRPOArguments, list[str]]:
-    """
-    Return what `parse` returns, and the options of `accelerate launch`. If `portable`, nothing depends on this machine: a
-    recipe for a GPU can be read on a laptop.
-    """
+    """Return the arguments and the options of `accelerate launch`. If `portable`, a recipe for a GPU can be read on a laptop."""
     parser, recipe = grpo_parser(), Recipe()
     overridden = {token[2:].partition("=")[0].replace("-", "_") for token in argv}
     try:
@@ -181,26 +167,25 @@ def read(argv: list[str], portable: bool = False) -> tuple[GRPOArguments, list[s
     if (token := launch.training_script) != _SCRIPT:  # the first value that no option has taken
         raise UserError(f"{token!r} stands alone: every value follows its option, as in `--config recipe.yaml`.")
     try:
-        return _arguments(vars(namespace), portable), launch_options
+        return _arguments(parser, vars(namespace), portable), launch_options
     except (ValueError, TypeError, ImportError, OSError) as error:
         raise UserError(recipe.located(str(error), overridden)) from error
 
 
-def _arguments(values: dict[str, Any], portable: bool) -> GRPOArguments:
+def _arguments(parser: TrlParser, values: dict[str, Any], portable: bool) -> GRPOArguments:
     replaced = MACHINE if portable else {}
     with warnings.catch_warnings():
         if portable:  # training reads everything once more, with its warnings
             warnings.simplefilter("ignore")
-        made = [kind(**{f.name: (values | replaced)[f.name] for f in fields(kind) if f.init}) for kind in TYPES]
-    arguments = GRPOArguments(*made)
+        arguments = GRPOArguments(*parser.parse_dict(values | replaced, allow_extra_keys=True))
     vars(arguments.training).update({name: values[name] for name in replaced})
     return arguments
 
 
 def _as_options(recipe: Recipe, parser: TrlParser, launcher: argparse.ArgumentParser) -> list[str]:
     """
-    Return a recipe as options of the command line, so that both are read alike. Sets its environment variables, and makes values
-    that the command line cannot write, such as mappings, defaults of the parser.
+    Return a recipe as options of the command line, so that both are read alike; values that it cannot write, such as mappings,
+    become defaults of the parser. Sets the recipe's environment variables.
     """
     options: list[str] = []
     for name, value in recipe.values.items():

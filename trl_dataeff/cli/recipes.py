@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trl_dataeff.cli.main import find_recipe, shipped_recipes, write_text
+from trl_dataeff.cli.main import find_recipe, shipped_recipes
 from trl_dataeff.utils import UserError
 
 
@@ -20,10 +21,7 @@ def run(argv: list[str]) -> int:
 
 
 def problems_of(path: Path) -> list[str]:
-    """
-    Return what is wrong with a recipe, one message per problem. Neither model nor data is loaded, and nothing depends on this
-    machine: a recipe for a GPU is valid on a laptop. Reward functions given by a dotted path are imported, from the current folder.
-    """
+    """Return what is wrong with a recipe on any machine, one message per problem. Imports reward functions, and loads nothing."""
     from trl_dataeff.cli import grpo
     from trl_dataeff.cli.parser import read
 
@@ -60,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     copy.add_argument("dest", metavar="DEST", nargs="?", default="", help=text)
     copy.add_argument("--force", action="store_true", help="overwrite an existing file")
     validate = add(_validate, "check that recipes are valid, without loading a model or data")
-    validate.add_argument("paths", metavar="PATH", nargs="+", help="recipe file, folder, or name of a recipe")
+    validate.add_argument("paths", metavar="PATH", nargs="+", help="recipe file, or name of a recipe")
     return parser
 
 
@@ -82,23 +80,17 @@ def _copy(args: argparse.Namespace) -> None:
         dest = dest / f"{source.parent.name}-{source.name}"
     if dest.exists() and not args.force:
         raise UserError(f"{str(dest)!r} exists already. Name another file, or replace it with --force.")
-    write_text(dest, source.read_text(encoding="utf-8"))
+    try:
+        dest.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, dest)
+    except OSError as error:
+        raise UserError(f"{str(dest)!r} cannot be written: {error}. Name another file.") from error
     print(f"Copied to {dest}. Train with it: trl-dataeff grpo --config {dest}")
 
 
 def _validate(args: argparse.Namespace) -> None:
-    paths = [path for name in args.paths for path in _recipes_at(name)]
+    paths = [find_recipe(name) for name in args.paths]
     problems = [problem for path in paths for problem in problems_of(path)]
     if problems:
         raise UserError(*problems, exit_code=1)
     print(f"{len(paths)} valid." if len(paths) > 1 else f"{paths[0]}: valid.")
-
-
-def _recipes_at(name: str) -> list[Path]:
-    folder = Path(name).expanduser()
-    if not folder.is_dir():
-        return [find_recipe(name)]
-    found = sorted([*folder.rglob("*.yaml"), *folder.rglob("*.yml")])
-    if not found:
-        raise UserError(f"The folder {name!r} has no recipes: no .yaml file.")
-    return found

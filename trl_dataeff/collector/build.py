@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from trl_dataeff.collector.collector import RolloutCollector
-from trl_dataeff.collector.rounds import Rounds
+from trl_dataeff.collector.rounds import RoundSizes
 from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.difficulty import PREDICTORS
 from trl_dataeff.replay.buffer import ReplayBuffer
@@ -59,7 +59,7 @@ def make_collector(
         reward_names=reward_names,
         selector=selector,
         settings=run_settings(config, selector, reward_names, processes.world_size),
-        rounds=Rounds(rounds, config.rollout_margin),
+        round_sizes=RoundSizes(rounds, config.rollout_margin),
         buffer=buffer if replays else None,
         reserved=reserved_places(config, processes.world_size) if replays else 0,
         over_batch=config.scale_rewards == "batch" or config.multi_objective_aggregation == "normalize_then_sum",

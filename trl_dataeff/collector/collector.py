@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from trl_dataeff.checkpoint.state import CheckpointError
-from trl_dataeff.collector.rounds import GenerationBatch, Rounds, ZeroVarianceShare, batch_metrics, renormalize
+from trl_dataeff.collector.rounds import GenerationBatch, RoundSizes, ZeroVarianceShare, batch_metrics, renormalize
 from trl_dataeff.difficulty.predictor import Embeddings
 from trl_dataeff.replay.buffer import ReplayBuffer
-from trl_dataeff.rollouts.capture import Round
+from trl_dataeff.rollouts.capture import GeneratedRound
 from trl_dataeff.rollouts.classification import GroupClassifier, RewardChecks
 from trl_dataeff.rollouts.distributed import (
     Processes,
@@ -34,7 +34,7 @@ from trl_dataeff.tracking.metrics import Counters
 from trl_dataeff.utils import __version__
 
 
-RollOut: TypeAlias = Callable[[np.ndarray], Round]  # prompt ids (n,) -> what G completions of each gave
+RollOut: TypeAlias = Callable[[np.ndarray], GeneratedRound]  # prompt ids (n,) -> what G completions of each gave
 MOST_UNSCORED = 512  # completions without any score, after which training without one is an error
 
 
@@ -49,7 +49,7 @@ class RolloutCollector:
         reward_names (`list[str]`): the reward functions.
         selector ([`Selector`], *optional*): proposes prompts; `None` where they come from TRL's dataloader (streaming).
         settings (`dict`, *optional*): settings on which the content of a checkpoint depends, by name; JSON values.
-        rounds ([`Rounds`], *optional*): rounds of rollouts per generation batch; by default a single one.
+        round_sizes ([`RoundSizes`], *optional*): rounds of rollouts per generation batch; by default a single one.
         buffer ([`ReplayBuffer`], *optional*): stored groups; without it nothing is replayed.
         reserved (`int`, *optional*, defaults to `0`): places that stored groups get, while zero-variance groups keep theirs
             (`replay="share"`); 0: stored groups take the places of zero-variance groups.
@@ -70,7 +70,7 @@ class RolloutCollector:
         reward_names: Sequence[str],
         selector: Selector | None = None,
         settings: dict[str, Any] | None = None,
-        rounds: Rounds = Rounds(),  # noqa: B008 (immutable)
+        round_sizes: RoundSizes = RoundSizes(),  # noqa: B008 (immutable)
         buffer: ReplayBuffer | None = None,
         reserved: int = 0,
         over_batch: bool = False,
@@ -84,12 +84,12 @@ class RolloutCollector:
         self.reward_names = list(reward_names)
         self.selector = None if selector is None else CheckedSelector(selector, processes)
         self.settings = settings or {}
-        self.rounds, self.buffer, self.reserved = rounds, buffer, reserved
+        self.round_sizes, self.buffer, self.reserved = round_sizes, buffer, reserved
         self.over_batch, self.generates_apart = over_batch, generates_apart
         self.logs, self.seed, self.processes = logs, seed, processes
         # With everything off nothing that TRL accepts is an error
         unchosen = selector is None or isinstance(selector, UniformSelector)
-        self._off = unchosen and rounds.most == 1 and buffer is None
+        self._off = unchosen and round_sizes.most == 1 and buffer is None
         self._reset()
 
     def _reset(self) -> None:
@@ -164,9 +164,9 @@ class RolloutCollector:
             stored = 0 if buffer is None else buffer.available(present)
             wanted = places - min(self.reserved, stored)
             complete = len(effective) + len(zero_variance) + stored >= places
-            if len(effective) >= wanted or (batch.rounds >= self.rounds.most and complete):
+            if len(effective) >= wanted or (batch.rounds >= self.round_sizes.most and complete):
                 break
-            missing = wanted - len(effective) - (len(zero_variance) if self.rounds.most == 1 else 0)
+            missing = wanted - len(effective) - (len(zero_variance) if self.round_sizes.most == 1 else 0)
             groups = self._roll_out(batch, self._propose(missing), roll_out, step)
             self.zero_share.observe(groups)
             batch.rounds += 1
@@ -199,7 +199,7 @@ class RolloutCollector:
         """Prompts of a round for so many places, in the order of ranks: each process generates for an equal, contiguous part."""
         if self.selector is None:
             return np.full(missing, -1, dtype=np.int64)
-        n = self.rounds.size(
+        n = self.round_sizes.size(
             missing,
             batch_groups=self.batch_groups,
             zero_share=self.zero_share.value,
@@ -294,7 +294,7 @@ class RolloutCollector:
             metrics["hard_ratio"] = float((kinds == HARD).mean())
             if not np.isnan(success_rates).all():
                 metrics["success_rate"] = float(np.nanmean(success_rates))
-        if self.rounds.most > 1:
+        if self.round_sizes.most > 1:
             metrics["rounds"] = batch.rounds
         if self.buffer is None:
             del metrics["rollouts_replayed"]
@@ -313,7 +313,7 @@ class RolloutCollector:
         if self.logs is not None:
             name = None if self.selector is None else self.selector.name
             about = {"trl_dataeff": __version__, "model": model, "selector": name, "prompts": self.num_prompts}
-            self.logs.begin(step, self.dataset_hash, about)
+            self.logs.begin(step, self.dataset_hash, self.classifier.scale, about)
 
     def flush_logs(self) -> None:
         """Write rows of the table of groups that wait in memory."""

@@ -113,7 +113,7 @@ SMALLEST, LARGEST = 0.25, 1.5  # rounds of dynamic sampling, as shares of the ba
 
 
 @dataclass(frozen=True)
-class Rounds:
+class RoundSizes:
     """
     How many rounds of rollouts a generation batch may take, and their sizes.
 

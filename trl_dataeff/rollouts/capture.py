@@ -47,7 +47,7 @@ class Generated(NamedTuple):
 
 
 @dataclass
-class Round:
+class GeneratedRound:
     """
     What one round of rollouts gave, with the rewards of all processes in the order of ranks.
 
@@ -102,12 +102,12 @@ class Recording:
         self.seconds += time.perf_counter() - started
         return self.rewards
 
-    def complete(self, processes: Processes, rollouts: Sequence[Rollouts] = ()) -> Round:
+    def complete(self, processes: Processes, rollouts: Sequence[Rollouts] = ()) -> GeneratedRound:
         """The round of all processes, by a single gather; with this process's `rollouts`, one per prompt, if they are kept."""
         assert self.rewards is not None
         own = torch.tensor([self.lengths, self.truncated], device=processes.device)
         lengths, truncated = processes.gather(own.T.contiguous()).cpu().numpy().T
-        return Round(
+        return GeneratedRound(
             rewards=self.rewards.float().cpu().numpy(),
             lengths=lengths.astype(np.int32),
             truncated=truncated.astype(bool),

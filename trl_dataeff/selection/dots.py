@@ -30,7 +30,7 @@ from trl_dataeff.selection.base import SelectorContext, check_request, register_
 from trl_dataeff.selection.draw import PromptPass, chance_effective, gumbel_top_k, log_weight
 from trl_dataeff.selection.estimate import HALF_LIVES, PromptEstimator
 from trl_dataeff.selection.predicting import PredictingSelector
-from trl_dataeff.tracking.groups import GROUPS_FILE, dataset_of, read_groups
+from trl_dataeff.tracking.groups import GROUPS_FILE, about_groups, read_groups
 from trl_dataeff.utils import UserError, check_number
 
 
@@ -202,7 +202,8 @@ def read_earlier_run(given: str, dataset_hash: str, scale: RewardScale) -> Earli
     if not path.is_file():
         raise UserError(f"`history_from` is {given!r}, and there is no file {path}. Give the `output_dir` of a run.")
     table = read_groups(path)
-    if dataset_of(path) != dataset_hash:
+    about = about_groups(path)
+    if about.get("dataset") != dataset_hash:
         raise UserError(
             f"`history_from` is {given!r}, which is of another dataset. Prompts are known by their row: give a run on the same "
             "prompts in the same order, or leave `history_from` out."
@@ -214,11 +215,9 @@ def read_earlier_run(given: str, dataset_hash: str, scale: RewardScale) -> Earli
         raise UserError(
             f"`history_from` is {given!r}, and no group in it has a success rate. Leave `history_from` out."
         )
-    rates, rewards = groups["success_rate"].to_numpy(), groups["reward"].to_numpy()
-    if rates.min() < rates.max():  # else there is no telling what the range of that run was
-        slope, low = np.polyfit(rates, rewards, 1)
-        scale.observe(np.array([float(f"{end:.6g}") for end in (low, low + slope)]))
-        groups["success_rate"] = np.clip((rewards - scale.low) / (scale.high - scale.low), 0.0, 1.0)
+    scale.observe(np.array(list((about["reward_range"] or {}).values())))
+    if scale.high > scale.low:  # the range of that run may have widened since a rate was written
+        groups["success_rate"] = np.clip((groups["reward"] - scale.low) / (scale.high - scale.low), 0.0, 1.0)
     groups["effective"] = groups["kind"] == "effective"
     groups["place"] = np.arange(len(groups))
     each = groups.groupby("prompt_id").agg(

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from transformers.utils import logging
 
+from trl_dataeff.rollouts.classification import RewardScale
 from trl_dataeff.rollouts.group import KINDS, RolloutGroup
 from trl_dataeff.tracking.metrics import METRICS_FILE, RUN_FILE, MetricsLog, try_to_write
 from trl_dataeff.utils import UserError, write_atomically
@@ -23,45 +24,41 @@ from trl_dataeff.utils import UserError, write_atomically
 logger = logging.get_logger(__name__)
 GROUPS_FILE = "dataeff/groups.parquet"
 FLUSH_SECONDS = 10.0
-DATASET = b"trl_dataeff.dataset"  # in the file's metadata: content hash of its prompts
-_MEANINGS: dict[str, tuple[pa.DataType, str]] = {
-    "step": (pa.int32(), "optimizer step at which the group was generated"),
-    "prompt_id": (pa.int64(), "row of the training dataset; -1 if not known"),
-    "round": (pa.int16(), "round of its generation batch, from 0"),
-    "success_rate": (pa.float32(), "in [0, 1]; null if no completion was scorable"),
-    "reward": (pa.float32(), "mean total reward of the scorable completions"),
-    "kind": (pa.string(), " | ".join(KINDS)),
-    "predicted": (pa.float32(), "success rate predicted before the rollout"),
-    "origin": (pa.string(), "fresh | reference"),
-    "disposition": (pa.string(), "trained | leftover | dropped, in its own batch"),
-    "completions": (pa.int16(), "generated for it"),
-    "tokens": (pa.int32(), "tokens generated for its completions"),
-    "seconds": (pa.float32(), "its share of the time its round took"),
-}
-SCHEMA = pa.schema([pa.field(name, kind, metadata={"meaning": text}) for name, (kind, text) in _MEANINGS.items()])
+ABOUT = b"trl_dataeff"  # key of the file's metadata: what [`about_groups`] returns, as JSON
+SCHEMA = pa.schema(
+    {
+        "step": pa.int32(),  # optimizer step at which the group was generated
+        "prompt_id": pa.int64(),  # row of the training dataset; -1 if not known
+        "round": pa.int16(),  # of its generation batch, from 0
+        "success_rate": pa.float32(),  # in [0, 1]; null if no completion was scorable
+        "reward": pa.float32(),  # mean total reward of the scorable completions
+        "kind": pa.string(),  # of `KINDS`
+        "predicted": pa.float32(),  # success rate predicted before the rollout
+        "origin": pa.string(),  # fresh | reference
+        "disposition": pa.string(),  # trained | leftover | dropped, in its own batch
+        "completions": pa.int16(),  # generated for it
+        "tokens": pa.int32(),  # generated for its completions
+        "seconds": pa.float32(),  # its share of the time its round took
+    }
+)
 
 
 class GroupLog:
-    """
-    Collects rows and writes them, during training, to a parquet file that is complete at every moment.
-
-    The file is rewritten at every checkpoint, at the end, and in between when the last time is `FLUSH_SECONDS` ago and
-    the rows that wait are a twentieth of those written, so that what a run writes stays proportional to the file's size.
-    """
+    """Collects rows for a Parquet file, which is rewritten at every checkpoint, at the end, and in between now and then."""
 
     def __init__(self, path: Path):
         self.path = path
-        self._dataset = ""
+        self._dataset, self._scale = "", RewardScale()
         self._waiting: list[dict[str, Any]] = []
         self._written = SCHEMA.empty_table()
         self._flushed_at = time.monotonic()
 
-    def begin(self, step: int, dataset: str = "") -> None:
+    def begin(self, step: int, dataset: str, scale: RewardScale) -> None:
         """
-        Continue at optimizer step `step`: rows generated before are kept. A file that cannot be read is replaced, with a
-        warning: training does not depend on it. `dataset` is the content hash of the prompts.
+        Continue at optimizer step `step`, with the rows generated before. `dataset` is the content hash of the prompts, and `scale`
+        the range of total rewards, which widens during the run.
         """
-        self._dataset, self._written, self._waiting = dataset, SCHEMA.empty_table(), []
+        self._dataset, self._scale, self._written, self._waiting = dataset, scale, SCHEMA.empty_table(), []
         if step and self.path.exists():
             try:
                 self._written = pq.read_table(self.path, filters=pc.field("step") < step).cast(SCHEMA)
@@ -84,26 +81,20 @@ class GroupLog:
             self._waiting.append({name: None if value != value else value for name, value in row.items()})  # NaN: null
 
     def flush(self, force: bool = False) -> None:
-        """Write what waits, if it is time or `force` is set."""
+        """Write what waits, if `force` is set or after `FLUSH_SECONDS`, once it is a twentieth of what is written."""
         due = time.monotonic() - self._flushed_at >= FLUSH_SECONDS and len(self._waiting) >= len(self._written) / 20
         if not self._waiting or not (force or due):
             return
         table = pa.concat_tables([self._written, pa.Table.from_pylist(self._waiting, schema=SCHEMA)])
-        table = table.replace_schema_metadata({DATASET: self._dataset})
+        about = {"dataset": self._dataset, "reward_range": self._scale.state_dict()}
+        table = table.replace_schema_metadata({ABOUT: json.dumps(about)})
         self._flushed_at = time.monotonic()
         if try_to_write(self.path, partial(write_atomically, self.path, partial(pq.write_table, table))):
             self._written, self._waiting = table, []
 
 
 class RunLogs:
-    """
-    The files that a run writes to `<output_dir>/dataeff` while it trains. Of its main process alone.
-
-    Attributes:
-        groups ([`GroupLog`]): `groups.parquet`, a row for each generated group.
-        metrics ([`MetricsLog`]): `metrics.jsonl`, a line for each log.
-        about (`dict`): what `run.json` says, JSON values.
-    """
+    """The files that the main process writes to `<output_dir>/dataeff`; `about` is what `run.json` says, JSON values."""
 
     def __init__(self, output_dir: str):
         self._run = Path(output_dir, RUN_FILE)
@@ -111,22 +102,16 @@ class RunLogs:
         self.metrics = MetricsLog(Path(output_dir, METRICS_FILE))
         self.about: dict[str, Any] = {}
 
-    def begin(self, step: int, dataset: str, about: dict[str, Any]) -> None:
-        """
-        Continue at optimizer step `step`: what was written after it, or by an earlier run, is removed. `dataset` is the
-        content hash of the prompts.
-        """
+    def begin(self, step: int, dataset: str, scale: RewardScale, about: dict[str, Any]) -> None:
+        """Continue at optimizer step `step`: what was written after it, or by an earlier run, is removed."""
         self.about, text = about, json.dumps(about, indent=2)
-        self.groups.begin(step, dataset)
+        self.groups.begin(step, dataset, scale)
         self.metrics.begin(step)
         try_to_write(self._run, partial(write_atomically, self._run, lambda path: path.write_text(text)))
 
 
 def read_groups(path: Path) -> pa.Table:
-    """
-    The table of a run, with a success rate of NaN where there is none. Raises a [`UserError`] if it cannot be read, or lacks a
-    column.
-    """
+    """The table of a run, with a success rate of NaN where there is none. Raises a [`UserError`] if it cannot be read."""
     try:
         table = pq.read_table(path).select(SCHEMA.names)
         rates = pc.fill_null(table["success_rate"].cast(pa.float64()), float("nan"))
@@ -135,7 +120,8 @@ def read_groups(path: Path) -> pa.Table:
         raise UserError(f"{path} is no table of groups of this package ({type(error).__name__}: {error}).") from error
 
 
-def dataset_of(path: Path) -> str:
-    """Content hash of the prompts that a table of groups is about."""
+def about_groups(path: Path) -> dict[str, Any]:
+    """`dataset`, the content hash of the prompts of a table of groups, and `reward_range`, its last ends `low` and `high`, if any."""
     metadata: dict[bytes, bytes] = pq.read_schema(path).metadata or {}
-    return metadata.get(DATASET, b"").decode()
+    about: dict[str, Any] = json.loads(metadata.get(ABOUT, b"{}"))
+    return about

@@ -68,10 +68,7 @@ METRICS: dict[str, Metric] = {
 
 
 def record_selector(store: dict[str, list[float]], values: dict[str, float]) -> None:
-    """
-    Hand a selector's metrics, by its own names, to TRL's `store`, `trainer._metrics["train"]`. The log has the latest value of
-    each; NaN ones are left out.
-    """
+    """Hand a selector's metrics to TRL's `store`. The log has the latest value of each; NaN ones are left out."""
     for name, value in values.items():
         if value == value:
             store[SELECTOR_PREFIX + name] = [float(value)]
@@ -88,11 +85,7 @@ def record(store: dict[str, list[float]], values: dict[str, float]) -> None:
 
 @contextmanager
 def without_rounds(store: dict[str, list[float]], state: TrainerState) -> Iterator[None]:
-    """
-    Keeps what TRL logs while it generates (lengths, token counts) out of its `store`, and out of `state.num_input_tokens_seen`.
-    Rounds of rollouts run in this context: their completions are logged when the kept ones are played back, and dropped ones by
-    `METRICS` alone.
-    """
+    """Keeps TRL's logs of generated completions out of its `store` and `state`: it logs those that it trains on once more."""
     tokens = state.num_input_tokens_seen
     before = {name: list(values) for name, values in store.items() if name.startswith("completions/")}
     yield
@@ -102,13 +95,7 @@ def without_rounds(store: dict[str, list[float]], state: TrainerState) -> Iterat
 
 
 def group_metrics(groups: Sequence[RolloutGroup], names: Sequence[str], weights: np.ndarray) -> dict[str, float]:
-    """
-    TRL's metrics of rewards and lengths, over these groups only.
-
-    Args:
-        groups: groups of the present policy, at least one.
-        names (`list[str]`), weights (`np.ndarray` of shape `(F,)`): the reward functions.
-    """
+    """TRL's metrics of rewards and lengths, over these groups only; `names` and `weights` `(F,)` are of the reward functions."""
     rewards = np.concatenate([group.rewards for group in groups])
     totals = torch.from_numpy(total_rewards(rewards, weights))
     lengths = np.concatenate([group.lengths for group in groups])
@@ -195,9 +182,8 @@ def _warn_once(path: Path, reason: str) -> None:
 
 class MetricsLog:
     """
-    `metrics.jsonl`: what the Trainer logs, evaluations too. A line is a JSON object of numbers with, besides the metrics,
-    `step`; `rollouts` and `tokens` generated so far; and `seconds` of training so far, without the time between a stop and
-    a resume.
+    `metrics.jsonl`: what the Trainer logs, evaluations too. A line is a JSON object of the metrics, the `step`, and `rollouts`,
+    `tokens` and `seconds` so far (of training, without the time between a stop and a resume).
     """
 
     def __init__(self, path: Path):

@@ -1,20 +1,11 @@
 """A start small enough for tests: it knows little, so the bounds of easy, learnable and unsolvable are moved to fit it."""
 
 import pytest
-import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.lab import pools
 from benchmarks.lab.pretrain import start_folder
 from tests.benchmarks.lab.tiny import TINY
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,138 @@
+"""Training on several processes (gloo, on the CPU): as on one, whole or sharded by FSDP2, and as TRL with everything off."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from filelock import FileLock
+
+from tests.distributed import same_batch, sharded
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory):
+    """
+    What each of `n` processes of the script `name` reports, in `rank-{rank}.json` of the folder that is its argument. The script
+    runs once per test run, whichever worker asks first.
+    """
+    base = tmp_path_factory.getbasetemp()
+    base = base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base  # one for all workers
+
+    def get(name: str, n: int) -> list[dict]:
+        folder = base / f"{name}-{n}"
+        files = [folder / f"rank-{rank}.json" for rank in range(n)]
+        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(n)]
+        with FileLock(f"{folder}.lock"):
+            if not folder.exists():
+                folder.mkdir()
+                command = [*launch, Path(__file__).with_name(f"{name}.py"), folder]
+                done = subprocess.run(command, capture_output=True, text=True, timeout=3000)
+                (folder / "output.txt").write_text(f"{done.stdout[-2000:]}\n{done.stderr[-6000:]}")
+        assert all(file.exists() for file in files), (folder / "output.txt").read_text()
+        return [json.loads(file.read_text()) for file in files]
+
+    return get
+
+
+# The same global batch on 1, 2 and 3 processes: the same prompts, and the same losses
+
+
+@pytest.mark.parametrize("name", same_batch.RUNS)
+def test_the_number_of_processes_changes_nothing(name, reports):
+    runs = {n: reports("same_batch", n) for n in (1, 2, 3)}
+    alone = runs[1][0][name]
+    assert len(alone["whole"]["logs"]) == same_batch.STEPS
+    assert any(row[1] for row in alone["whole"]["logs"]), "no gradient"
+    for processes, by_rank in runs.items():
+        for report in by_rank:
+            for kind in ("whole", "resumed"):
+                own, expected = report[name][kind], alone[kind]
+                assert own["generated"] == expected["generated"], (processes, kind)
+                assert own["trained"] == expected["trained"], (processes, kind)
+            assert report[name]["resumed"]["logs"] == report[name]["whole"]["logs"]
+        logs = np.array(by_rank[0][name]["whole"]["logs"])
+        np.testing.assert_allclose(logs, alone["whole"]["logs"], rtol=1e-4, atol=1e-5, err_msg=str(processes))
+
+
+def test_processes_with_other_prompts_are_rejected_at_the_start(reports):
+    for report in reports("same_batch", 2):
+        assert "36, 35" in report["differing"]["dataset"]
+
+
+def test_a_disagreement_is_named_when_a_checkpoint_is_saved(reports):
+    for report in reports("same_batch", 2):
+        assert "counters (of 1)" in report["differing"]["state"]
+        assert report["differing"]["checkpoints"] == []
+
+
+# Weights sharded by FSDP2
+
+
+@pytest.fixture
+def both(reports):
+    """What `sharded.py` and `same_batch.py` report from each of two processes."""
+    return list(zip(reports("sharded", 2), reports("same_batch", 2), strict=True))
+
+
+@pytest.mark.parametrize("name", sharded.RUNS)
+def test_weights_are_sharded(name, both):
+    for report, _ in both:
+        # With LoRA accelerate leaves the last norm, which is frozen, as it is
+        frozen = ["base_model.model.model.norm.weight"] if "lora" in name else []
+        assert report[name]["whole"] == frozen, "parameters that are no DTensor"
+        assert report[name]["units"] >= 4  # two layers, the embedding, and the model
+
+
+@pytest.mark.parametrize("name", sharded.RUNS)
+def test_they_train_as_if_they_were_whole(name, both):
+    for report, whole in both:
+        own, expected = report[name], whole[name]["whole"]
+        assert own["generated"] == expected["generated"]
+        assert own["trained"] == expected["trained"]
+        np.testing.assert_allclose(own["logs"], expected["logs"], rtol=1e-4, atol=1e-5)
+
+
+def test_rows_that_are_skipped_change_nothing(both):
+    for report, whole in both:
+        plain = whole["uniform"]["whole"]["logs"]
+        for own in (report["uniform, skip"]["logs"], whole["uniform, skip"]["whole"]["logs"]):
+            np.testing.assert_allclose(own, plain, rtol=1e-4, atol=1e-5)
+
+
+def test_a_sharded_policy_embeds_the_prompts_in_lockstep(both):
+    first, second = (report["dots, fill"] for report, _ in both)
+    assert first["selector"] == "DotsSelector"
+    assert first["embedding_passes"] == second["embedding_passes"] > 0
+
+
+@pytest.mark.parametrize("name", sharded.RESUMED)
+def test_they_generate_and_a_resumed_run_goes_on_as_if_it_had_not_been_stopped(name, both):
+    for report, _ in both:
+        own = report[f"resumed {name}"]
+        assert own["sharded"] >= 19  # all of the model's own parameters, but for the last norm with LoRA
+        assert own["again"] == own["whole"]
+        assert own["replayed"][0] > own["replayed"][1] > 0
+        assert {"pytorch_model_fsdp.bin", "optimizer.bin", "dataeff"} <= set(own["files"])
+
+
+# Against TRL, and signals
+
+
+def test_off_is_grpo_on_two_processes(reports):
+    for report in reports("two_processes", 2):
+        assert report["grpo"] == report["off"]
+        assert len(report["off"]) >= 12
+        assert any(row[1] for row in report["off"]), "no gradient"
+
+
+def test_a_signal_to_one_process_stops_both_after_the_same_step(reports):
+    first, second = (report["stopped"] for report in reports("two_processes", 2))
+    assert first == second
+    assert first[1:] == ["SIGTERM", 143]
+    assert 4 <= first[0] < 12
+    for report in reports("two_processes", 2):
+        assert report["after_stop"] == report["uninterrupted"]
