@@ -18,7 +18,7 @@ from trl_dataeff.selection import Selector, make_selector
 from trl_dataeff.selection.base import SelectorContext
 from trl_dataeff.selection.dots import DotsSelector
 from trl_dataeff.selection.draw import chance_effective, gumbel_top_k, log_weight
-from trl_dataeff.testing import make_context
+from trl_dataeff.testing import PROMPTS, embeddings, make_context
 
 
 getcontext().prec = 60
@@ -192,6 +192,14 @@ def test_graded_rewards_do_not_draw_prompts_whose_completions_all_get_the_same_m
     weights = log_weight(dots.selector.chances(), dots.selector.threshold).exp().numpy()
     assert weights[unsolved].mean() < 0.5 * weights[~unsolved].mean()
     assert np.abs(dots.selector.predict(EVERYTHING)).max() <= 1.0
+
+
+def test_a_predictor_that_was_fitted_before_predicts_the_first_batch():
+    fitted, ids = LogisticDifficultyPredictor(), np.arange(PROMPTS)
+    fitted.fit(embeddings(), torch.linspace(0.05, 0.95, PROMPTS))
+    selector = DotsSelector(predictor=fitted)
+    selector.bind(make_context())
+    assert np.corrcoef(selector.predict(ids), ids)[0, 1] > 0.9
 
 
 # A range of rewards that widens

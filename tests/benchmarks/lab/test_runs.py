@@ -83,17 +83,6 @@ def test_the_counter_is_right_by_hand(method, start, tmp_path, model, tokenizer,
         assert trainer.rollouts_generated == rollouts
 
 
-def test_the_published_method_has_the_papers_proportions():
-    """Of a batch: half are references, the buffer holds from half of one to one, and half is replayed."""
-    settings = METHODS["dots_paper"].settings()
-    batch = {f.name: f.default for f in dataclasses.fields(RunSpec)}["prompts"]
-    assert settings["selection"] == "dots_paper"
-    assert settings["selector_args"]["reference_size"] == batch / 2
-    assert batch / 2 <= settings["replay_capacity"] <= batch
-    assert (settings["replay"], settings["replay_fraction"], settings["replay_max_age"]) == ("share", 0.5, None)
-    assert settings["replay_ratio_cap"] is None
-
-
 @pytest.mark.parametrize("method", EACH_KIND)
 def test_equal_seeds_give_equal_runs(method, start):
     spec = dataclasses.replace(SPEC, method=method)
