@@ -1,16 +1,20 @@
-"""Size of the project: lines and code lines (without docstrings, comments and blank lines) of each part.
+"""Size of the project: lines and code lines (without docstrings, comments and blank lines) of each part, and words of the pages.
 
 python .ci/size.py             the totals
 python .ci/size.py --folders   and each folder of the package
+python .ci/size.py --pages     and each page of the documentation
 """
 
 import ast
 import pathlib
+import re
 import subprocess
 import sys
 
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+#: Written by programs, or included from the root
+GENERATED = ("configuration.md", "api.md", "versions.md", "changelog.md", "contributing.md")
 
 
 def code_lines(source: str) -> int:
@@ -27,6 +31,18 @@ def code_lines(source: str) -> int:
                 docstrings |= set(range(first.lineno, (first.end_lineno or first.lineno) + 1))
     lines = enumerate(source.split("\n"), 1)
     return sum(1 for i, line in lines if line.strip() and not line.strip().startswith("#") and i not in docstrings)
+
+
+def words(page: str) -> int:
+    """Words of a page, code included, without the tables that programs write; a word has a letter or a digit."""
+    written = re.sub(r"(?s)<!-- [a-z0-9 -]+ -->\n.*?<!-- end -->", "", page)
+    return sum(1 for word in written.split() if re.search(r"\w", word))
+
+
+def pages() -> dict[str, int]:
+    """Words of README, CONTRIBUTING and each page that is not generated."""
+    paths = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return {path.name: words(path.read_text(encoding="utf-8")) for path in paths if path.name not in GENERATED}
 
 
 def tracked(folder: str, ending: str) -> list[pathlib.Path]:
@@ -50,8 +66,13 @@ def main() -> None:
     print(row("trl_dataeff", package))
     for folder in ("tests", "benchmarks", "examples"):
         print(row(folder, tracked(folder, ".py")))
-    for name, paths in (("README.md", [ROOT / "README.md"]), ("docs", tracked("docs", ".md"))):
-        print(f"{name:<24}{sum(len(text.split()) for text in read(paths)):>8,} words")
+    counts = pages()
+    print(f"{'README.md':<24}{counts.pop('README.md'):>8,} words")
+    print(f"{'CONTRIBUTING.md':<24}{counts.pop('CONTRIBUTING.md'):>8,} words")
+    print(f"{'docs':<24}{sum(counts.values()):>8,} words{len(counts):>17} pages")
+    if "--pages" in sys.argv[1:]:
+        for name, count in counts.items():
+            print(f"  {name:<22}{count:>8,} words")
     if "--folders" in sys.argv[1:]:
         parts = sorted({path.relative_to(ROOT / "trl_dataeff").parts[0] for path in package})
         for part in parts:

@@ -41,4 +41,6 @@ def on_page_content(content: str, **kwargs: Any) -> str:
 def _mathml(found: re.Match[str]) -> str:
     tag, bracket, formula = found.groups()
     formula = re.sub(r"\\texttt\{(.+?)\}", lambda name: name[0].replace(r"\_", "_"), formula)
-    return f"<{tag}>{convert(html.unescape(formula), display='block' if bracket == '[' else 'inline')}</{tag}>"
+    if bracket == "[":
+        return f'<{tag} class="formula">{convert(html.unescape(formula), display="block")}</{tag}>'
+    return f"<{tag}>{convert(html.unescape(formula), display='inline')}</{tag}>"

@@ -1,8 +1,9 @@
 """
-The table of all fields on docs/configuration.md, from the fields themselves, and that of all recipes on docs/recipes.md.
+What programs write of the documentation: the page of the configuration, from its docstring, and the tables of recipes and metrics,
+between `<!-- NAME -->` and `<!-- end -->` on their pages.
 
-    python docs/reference.py            # prints the page of the fields
-    python docs/reference.py --write    # writes both
+    python docs/reference.py            # prints the page of the configuration
+    python docs/reference.py --write    # writes all
 """
 
 from __future__ import annotations
@@ -10,18 +11,20 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from trl_dataeff import DataEfficientGRPOConfig
 from trl_dataeff.cli.recipes import description_of
+from trl_dataeff.tracking.metrics import METRICS, PREFIX
 
 
-PAGE = Path(__file__).with_name("configuration.md")
-RECIPES = Path(__file__).with_name("recipes.md")
+DOCS = Path(__file__).parent
 ENTRY = re.compile(r"^    (\w+) \((.+?)\):\n((?:        .+\n)+)", re.M)
+MARKED = re.compile(r"(?s)<!-- (recipes|metrics) -->\n.*?<!-- end -->")
 
 
-def page() -> str:
+def configuration() -> str:
     """The whole page, as Markdown, from the docstring of the configuration."""
     parameters = inspect.getdoc(DataEfficientGRPOConfig).split("Parameters:\n")[1] + "\n"
     parts = [
@@ -32,21 +35,34 @@ def page() -> str:
     ]
     for section in parameters.split("    > Parameters that control ")[1:]:
         title, _, entries = section.partition("\n")
-        rows = [f"| `{name}` | {_type(kind)} | {_text(text)} |" for name, kind, text in ENTRY.findall(entries)]
-        parts.append(f"## {title.capitalize()}")
-        parts.append("\n".join(["| field | type and default | what it does |", "|---|---|---|", *rows]))
+        rows = [[f"`{name}`", _type(kind), _text(text)] for name, kind, text in ENTRY.findall(entries)]
+        parts += [f"## {title.capitalize()}", _table(["field", "type and default", "what it does"], rows)]
     return "\n\n".join(parts) + "\n"
 
 
-def recipes_page(text: str) -> str:
-    """The page of the recipes with its table as the files have it, sorted by model."""
-    root = Path(__file__).parents[1] / "recipes"
+def filled(page: str) -> str:
+    """A page with its marked tables as the package has them."""
+    tables = {"recipes": recipes, "metrics": metrics}
+    return MARKED.sub(lambda found: f"<!-- {found[1]} -->\n\n{tables[found[1]]()}\n\n<!-- end -->", page)
+
+
+def recipes() -> str:
+    root = DOCS.parent / "recipes"
     paths = {path.relative_to(root).with_suffix("").as_posix(): path for path in root.glob("**/*.yaml")}
-    rows = [f"| `{name}` | {description_of(path)} |" for name, path in sorted(paths.items())]
-    table = "\n".join(["| recipe | what it is |", "|---|---|", *rows])
-    return re.sub(
-        r"(?s)(<!-- recipes -->\n).*(<!-- end -->)", lambda found: f"{found[1]}\n{table}\n\n{found[2]}", text
-    )
+    return _table(["recipe", "what it is"], [[f"`{n}`", description_of(path)] for n, path in sorted(paths.items())])
+
+
+def metrics() -> str:
+    rows = [
+        [f"`{PREFIX}{name}`", metric.unit + (", cumulative" if metric.is_cumulative else ""), metric.meaning]
+        for name, metric in METRICS.items()
+    ]
+    return _table(["metric", "unit", "meaning"], rows)
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    cells = [header, ["---"] * len(header), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
 
 
 def _type(kind: str) -> str:
@@ -55,15 +71,23 @@ def _type(kind: str) -> str:
 
 def _text(text: str) -> str:
     """One line of Markdown; a reference to a class becomes its name."""
-    line = " ".join(text.split()).replace("|", "\\|")
     return re.sub(
-        r"\[`~?([\w.]+)`\]|\[\w+\]\[`\w+`\]", lambda found: f"`{found[1]}`" if found[1] else "registered", line
+        r"\[`~?([\w.]+)`\]|\[\w+\]\[`\w+`\]",
+        lambda found: f"`{found[1]}`" if found[1] else "registered",
+        " ".join(text.split()),
     )
 
 
+def main() -> None:
+    if "--write" not in sys.argv[1:]:
+        print(configuration(), end="")
+        return
+    (DOCS / "configuration.md").write_text(configuration(), encoding="utf-8")
+    for path in DOCS.glob("*.md"):
+        text = path.read_text(encoding="utf-8")
+        if filled(text) != text:
+            path.write_text(filled(text), encoding="utf-8")
+
+
 if __name__ == "__main__":
-    if "--write" in sys.argv[1:]:
-        PAGE.write_text(page(), encoding="utf-8")
-        RECIPES.write_text(recipes_page(RECIPES.read_text(encoding="utf-8")), encoding="utf-8")
-    else:
-        print(page(), end="")
+    main()

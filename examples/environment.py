@@ -3,7 +3,7 @@ Train in an environment: guess a number between 1 and 100, told each time whethe
 
     python examples/environment.py \
         --model_name_or_path Qwen/Qwen3-0.6B \
-        --use_peft --lora_target_modules all-linear --learning_rate 2e-5 \
+        --use_peft --lora_target_modules all-linear --lora_dropout 0 --learning_rate 2e-5 \
         --per_device_train_batch_size 16 --gradient_accumulation_steps 4 --num_generations 8 \
         --max_completion_length 1024 --max_steps 200 --output_dir outputs/environment
 

@@ -1,5 +1,5 @@
 """
-Fine-tune a language model on GSM8K with LoRA, on one GPU. A plain TRL script, but for the first import of `trl_dataeff`.
+Fine-tune a language model on GSM8K with LoRA, on one GPU. Only the imports differ from a script for TRL.
 
     python examples/gsm8k.py \
         --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct --dtype bfloat16 \

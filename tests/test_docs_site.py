@@ -1,4 +1,4 @@
-"""The documentation as a website: pages that are written by a program are current, and formulas need no network."""
+"""The documentation as a website: what programs write is current, links lead somewhere, pages are short, formulas need no network."""
 
 import importlib.util
 import re
@@ -9,32 +9,42 @@ import pytest
 from trl import GRPOConfig
 
 from trl_dataeff import DataEfficientGRPOConfig
+from trl_dataeff.tracking.groups import SCHEMA
 
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+PAGES = [*ROOT.glob("*.md"), *DOCS.glob("*.md"), *ROOT.glob("benchmarks/*.md"), *ROOT.glob("examples/*.ipynb")]
 
 
-def module(name):
-    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
+def module(path: Path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     loaded = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(loaded)
     return loaded
 
 
-def test_pages_that_a_program_writes_are_current():
+def test_what_programs_write_is_current():
+    reference = module(DOCS / "reference.py")
     page = (DOCS / "configuration.md").read_text(encoding="utf-8")
-    assert page == module("reference").page(), "python docs/reference.py --write"
-    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| `")]
+    assert page == reference.configuration(), "python docs/reference.py --write"
     own = {field.name for field in fields(DataEfficientGRPOConfig)} - {field.name for field in fields(GRPOConfig)}
-    assert sorted(row[0] for row in rows) == sorted(f"| `{name}`" for name in own)
-    page = (DOCS / "recipes.md").read_text(encoding="utf-8")
-    assert page == module("reference").recipes_page(page), "python docs/reference.py --write"
-    listed = [f"recipes/{name}.yaml" for name in re.findall(r"^\| `(.+?)` \|", page, re.M) if "/" in name]
-    assert sorted(listed) == sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("recipes/**/*.yaml"))
+    assert set(re.findall(r"^\| `(\w+)` \|", page, re.M)) == own
+    texts = [path.read_text(encoding="utf-8") for path in DOCS.glob("*.md")]
+    assert [text for text in texts if reference.filled(text) != text] == [], "python docs/reference.py --write"
+    assert sorted(name for text in texts for name in reference.MARKED.findall(text)) == ["metrics", "recipes"]
 
 
-PAGES = [*ROOT.glob("*.md"), *DOCS.glob("*.md"), *ROOT.glob("examples/*.ipynb")]
+def test_the_columns_of_the_table_of_groups_are_explained():
+    page = (DOCS / "reading.md").read_text(encoding="utf-8").partition("`groups.parquet` has these columns")[2]
+    assert re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.+?) \|", page, re.M))) == SCHEMA.names
+
+
+def test_readme_and_pages_keep_to_their_words():
+    words = module(ROOT / ".ci" / "size.py").pages()
+    assert words.pop("README.md") <= 800
+    assert words.pop("CONTRIBUTING.md") <= 400
+    assert sum(words.values()) <= 15_000
 
 
 def anchors(page: Path) -> set[str]:
@@ -58,7 +68,7 @@ def test_links_to_files_of_the_repository_lead_somewhere(page):
 
 def test_formulas_become_mathml_and_files_of_the_root_are_included_with_their_links():
     pytest.importorskip("latex2mathml")
-    hooks = module("hooks")
+    hooks = module(DOCS / "hooks.py")
     made = hooks.on_page_content(
         '<p><span class="arithmatex">\\(a &lt; \\frac{1}{2}\\)</span> and [<code>~a.Name</code>]</p>'
     )

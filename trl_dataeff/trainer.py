@@ -48,8 +48,8 @@ _Forward: TypeAlias = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | No
 
 class DataEfficientGRPOTrainer(GRPOTrainer):
     """
-    [`~trl.GRPOTrainer`] that needs fewer rollouts: it selects prompts that are likely to carry a gradient, and replays recent
-    rollouts in the places of those that carry none. Takes the same arguments.
+    [`~trl.GRPOTrainer`] that prefers prompts whose groups are likely to have a gradient, once it has seen a first batch, and trains
+    on recent groups in the places of those without a gradient. Takes the same arguments.
 
     Overridden methods, and why:
 

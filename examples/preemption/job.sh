@@ -22,7 +22,7 @@ srun=${SLURM_JOB_ID:+srun} # a job step of Slurm's, so that Slurm's signals reac
 
 for attempt in $(seq "${MAX_ATTEMPTS:-20}"); do
     echo "attempt $attempt"
-    $srun trl-dataeff grpo --config "$recipe" --resume_from_checkpoint last "$@"
+    $srun trl-dataeff grpo --config "$recipe" --resume_from_checkpoint last --save_on_signal true "$@"
     code=$?
     case $code in
         0) exit 0 ;;

@@ -57,7 +57,7 @@ examples:
 
   # your own data, without a recipe: a file with the columns `prompt` and `answer`
   trl-dataeff grpo --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct --dataset_name train.jsonl \\
-      --prompt_as_chat --reward_funcs numeric_answer_reward --use_peft --output_dir out
+      --prompt_as_chat --reward_funcs numeric_answer_reward --use_peft --lora_dropout 0 --output_dir out
 """
 #: Fields of which a value can be rejected because of the machine, and values that are valid on every machine
 MACHINE: dict[str, Any] = {"use_cpu": True, "tf32": None, "deepspeed": None}

@@ -1,0 +1,209 @@
+"""Every command of README, pages and examples is one that works, and every Python block of a page runs on a tiny model."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+import shutil
+import sys
+import tomllib
+from pathlib import Path
+from unittest.mock import MagicMock
+
+import pytest
+import trl
+from trl import ModelConfig, ScriptArguments, TrlParser
+
+import trl_dataeff
+from examples.quickstart.__main__ import _parser as quickstart_parser
+from tests.cli.conftest import RECIPE, own_cache  # noqa: F401 (a fixture)
+from tests.factories import plain_dataset, save_tiny, tiny_model, tiny_tokenizer
+from trl_dataeff.cli import grpo
+from trl_dataeff.cli.main import main
+from trl_dataeff.cli.parser import DESCRIPTION, read
+
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+SMALL = {
+    "use_cpu": True,
+    "bf16": False,
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 1,
+    "num_generations": 4,
+    "max_completion_length": 4,
+    "max_steps": 2,
+    "logging_steps": 1,
+    "eval_steps": 2,
+    "per_device_eval_batch_size": 64,
+    "report_to": "none",
+    "disable_tqdm": True,
+    "save_strategy": "no",
+}
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", path.read_text(encoding="utf-8"), re.S)
+
+
+def commands_of(text: str) -> list[str]:
+    """Commands, one a line or continued by a backslash, without comments."""
+    lines = text.replace("\\\n", " ").splitlines()
+    return [" ".join(line.split()) for line in lines if line.strip() and not line.strip().startswith("#")]
+
+
+COMMANDS = {command: None for page in PAGES for block in blocks(page, "bash") for command in commands_of(block)}
+LAUNCH = re.compile(r"^ +((?:python examples/|trl-dataeff ).*)$", re.M)
+
+
+@pytest.fixture(scope="module")
+def tiny_path(tmp_path_factory) -> str:
+    return save_tiny(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, tiny_path) -> Path:
+    """A folder with what the commands name: a recipe, its data, finished runs, completions of another trainer, a reward."""
+    folder = tmp_path_factory.mktemp("folder")
+    plain_dataset(16).to_json(folder / "train.jsonl")
+    (reward,) = [block for block in blocks(ROOT / "docs" / "command.md", "python") if "my_rewards.py" in block]
+    (folder / "my_rewards.py").write_text(reward)
+    rows = '{{"question": "a", "score": {i}, "iteration": 1}}\n{{"question": "b", "score": 0, "iteration": 1}}\n'
+    (folder / "rollouts.jsonl").write_text("".join(rows.format(i=i) for i in range(4)))
+    recipe = RECIPE.format(model=tiny_path).replace("train.jsonl", str(folder / "train.jsonl"))
+    (folder / "tiny.yaml").write_text(recipe.replace("output_dir: out", f"output_dir: {folder / 'output'}"))
+    assert main(["grpo", "--config", str(folder / "tiny.yaml")]) == 0
+    for name in ("out", "our-run", "plain-run"):
+        shutil.copytree(folder / "output", folder / name)
+    return folder
+
+
+@pytest.fixture
+def here(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", list(sys.path))  # the command adds the current folder
+    yield folder
+    sys.modules.pop("my_rewards", None)
+
+
+def check_grpo(arguments: list[str]) -> None:
+    """Whether the command would start on a suitable machine, and without a warning about dropout."""
+    made, _ = read(arguments, portable=True)
+    assert list(grpo.problems_of(made)) == []
+    assert not made.model.use_peft or made.model.lora_dropout == 0
+
+
+def check_make(arguments: list[str]) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    names = [argument for argument in arguments if "=" not in argument]
+    assert set(names) <= targets
+    for value in (argument[5:] for argument in arguments if argument.startswith("ARGS=")):
+        own, others = quickstart_parser().parse_known_args(shlex.split(value))
+        check_grpo(["--config", f"SmolLM2-135M-Instruct/short_answers/{own.recipe}", *others])
+
+
+def check_pip(arguments: list[str]) -> None:
+    assert arguments[0] == "install"
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = re.fullmatch(r"\.\[([\w,]+)\]", arguments[1])
+    assert named is not None
+    assert set(named[1].split(",")) <= set(extras)
+
+
+def check_python(arguments: list[str]) -> None:
+    """Programs that run for hours, or that other tests call: whether they take these arguments."""
+    if arguments[0] != "-m":
+        assert (ROOT / arguments[0]).is_file()
+        return
+    module = importlib.import_module(arguments[1])
+    if arguments[1] in ("benchmarks.lab", "benchmarks.smollm2"):
+        found = importlib.import_module(f"{arguments[1]}.cli") if arguments[1] == "benchmarks.lab" else None
+        parser = (found or importlib.import_module(f"{arguments[1]}.__main__")).parser()
+        parser.parse_args(arguments[2:])
+    else:
+        assert hasattr(module, "main")
+
+
+def test_there_are_commands():
+    assert len(COMMANDS) > 20
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_of_the_pages(command, here, capsys):
+    words = shlex.split(command, comments=True)
+    while "=" in words[0]:  # environment variables
+        words.pop(0)
+    program, *arguments = words
+    if program == "trl-dataeff" and arguments[0] == "grpo":
+        (here / "recipe.yaml").unlink(missing_ok=True)
+        assert main(["recipes", "copy", "Qwen2.5-0.5B-Instruct/gsm8k/dots", "recipe.yaml"]) == 0
+        check_grpo(arguments[1:])
+    elif program == "trl-dataeff":
+        if "copy" in arguments:
+            (here / "recipe.yaml").unlink(missing_ok=True)
+        elif "validate" in arguments and not Path("recipe.yaml").exists():
+            main(["recipes", "copy", "Qwen2.5-0.5B-Instruct/gsm8k/dots", "recipe.yaml"])
+        assert main(arguments) == 0, capsys.readouterr().err
+        assert capsys.readouterr().out
+    elif program == "bash":
+        assert (ROOT / arguments[0]).is_file()  # run by tests/examples
+    else:
+        {"make": check_make, "pip": check_pip, "python": check_python}[program](arguments)
+
+
+def launch_lines() -> list[str]:
+    """Commands in the docstrings of the examples and in the help of the command."""
+    scripts = [path for path in sorted(ROOT.glob("examples/**/*.py")) if path.name != "fit_predictor.py"]
+    texts = [*(path.read_text(encoding="utf-8") for path in scripts), DESCRIPTION]
+    return [found.strip() for text in texts for found in LAUNCH.findall(text.replace("\\\n", " "))]
+
+
+@pytest.mark.parametrize("line", launch_lines())
+def test_a_launch_line_of_an_example_is_read_and_sets_off_no_warning(line, here):
+    program, *arguments = shlex.split(line)
+    if program == "trl-dataeff":
+        if "recipe.yaml" in arguments:
+            arguments[arguments.index("recipe.yaml")] = "Qwen2.5-0.5B-Instruct/gsm8k/dots"
+        return check_grpo(arguments[1:])
+    assert (ROOT / arguments[0]).is_file()
+    kinds = (ScriptArguments, trl_dataeff.DataEfficientGRPOConfig, ModelConfig)
+    takes_data = "ScriptArguments" in (ROOT / arguments[0]).read_text()
+    parsed = TrlParser(kinds if takes_data else kinds[1:]).parse_args_and_config(
+        [*arguments[1:], "--use_cpu", "--bf16", "false"]
+    )
+    assert not parsed[-1].use_peft or parsed[-1].lora_dropout == 0
+
+
+@pytest.fixture
+def tiny(here, tiny_path, monkeypatch):
+    """The names of a page, with tiny models, few steps, and a trainer that exists already."""
+    for library, prefix in ((trl_dataeff, "DataEfficient"), (trl, "")):
+        config, trainer = (getattr(library, f"{prefix}GRPO{kind}") for kind in ("Config", "Trainer"))
+
+        class Config(config):
+            def __init__(self, *args, **fields):
+                super().__init__(*args, **{**fields, **SMALL})
+
+        def make(*args, trainer=trainer, **options):
+            return trainer(**{**options, "model": tiny_model(), "processing_class": tiny_tokenizer()})
+
+        monkeypatch.setattr(library, f"{prefix}GRPOConfig", Config, raising=False)
+        monkeypatch.setattr(library, f"{prefix}GRPOTrainer", make, raising=False)
+    shutil.copy("tiny.yaml", "recipe.yaml")
+    return {
+        "__name__": "page",
+        "trainer": MagicMock(stopped_by=None),
+        "DataEfficientGRPOConfig": trl_dataeff.DataEfficientGRPOConfig,
+        "DotsSelector": trl_dataeff.DotsSelector,
+    }
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "selectors.md"], ids=lambda page: page.name)
+def test_the_python_blocks_of_a_page_run(page, tiny):
+    """Those of `selectors.md` have a test of their own."""
+    for block in blocks(page, "python"):
+        exec(compile(block, str(page), "exec"), tiny)
+        trainer = tiny["trainer"]
+        if not isinstance(trainer, MagicMock):
+            assert trainer.state.global_step == trainer.state.max_steps
