@@ -151,11 +151,14 @@ def test_stored_log_probs_are_those_of_the_policy_that_sampled(tmp_path, name):
 
 @pytest.mark.parametrize("name", list(ALIGNMENT)[:-2])
 def test_replay_makes_no_forward_pass_that_trl_does_not_make(tmp_path, name):
-    counts = []
+    """Where no row is skipped: with replay, fewer rows have no gradient."""
+    rows = []
     for replay in ("off", "fill"):
-        trainer = replaying(tmp_path / replay, CountedRows, **{**ALIGNMENT[name], "replay": replay})
-        counts.append((len(trainer.in_loss), len(trainer.old_logps_rows)))
-    assert counts[0] == counts[1]
+        options = {**ALIGNMENT[name], "replay": replay, "skip_zero_advantage": False}
+        trainer = replaying(tmp_path / replay, CountedRows, **options)
+        rows.append((trainer.in_loss, trainer.old_logps_rows))
+    assert rows[0] == rows[1]
+    assert rows[0][0]
 
 
 LEFTOVER = {**DYNAMIC, "replay": "off", "rollout_margin": 2.0}
