@@ -174,12 +174,20 @@ def _mean(ends: Sequence[dict], name: str, digits: int) -> str:
     return tables.mean([end[name] for end in ends], digits)
 
 
+def time_table() -> str:
+    """Hours on typical GPUs, by a model."""
+    from benchmarks.time_model import TYPICAL, table  # which reads the runs from here
+
+    return table(TYPICAL)
+
+
 # Pages and picture
 
 TABLES: dict[str, Callable[[], str]] = {
     "rule": rule_table,
     "pools": pools_table,
     "conditions": conditions_table,
+    "time": time_table,
     "methods": methods_table,
     "pretrained": lambda: pretrained_table(finished()),
     "readme": lambda: readme_table(finished()),
