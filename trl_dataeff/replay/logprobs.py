@@ -194,7 +194,7 @@ def sampling_metrics(batch: dict[str, Any], processes: Processes) -> dict[str, f
     chosen = (mask * batch["tool_mask"] if "tool_mask" in batch else mask).bool() & fresh
     difference = (batch["old_per_token_logps"] - batch["sampling_per_token_logps"]).abs()[chosen]
     ratio = ratio[fresh if ratio.size(1) == 1 else chosen]
-    parts = {
+    parts: dict[str, tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]] = {
         "sampling_logp_difference/mean": (difference, torch.nanmean),
         "sampling_logp_difference/max": (difference, nanmax),
         "importance_sampling_ratio/min": (ratio, nanmin),
