@@ -85,9 +85,9 @@ def both(reports):
 @pytest.mark.parametrize("name", sharded.RUNS)
 def test_weights_are_sharded(name, both):
     for report, _ in both:
-        # With LoRA accelerate leaves the last norm, which is frozen, as it is
-        frozen = ["base_model.model.model.norm.weight"] if "lora" in name else []
-        assert report[name]["whole"] == frozen, "parameters that are no DTensor"
+        # With LoRA accelerate leaves the last norm and, with some versions of TRL, the head as they are: both are frozen
+        frozen = {"base_model.model.model.norm.weight", "base_model.model.lm_head.weight"} if "lora" in name else set()
+        assert set(report[name]["whole"]) <= frozen, "parameters that are no DTensor"
         assert report[name]["units"] >= 4  # two layers, the embedding, and the model
 
 
