@@ -3,10 +3,10 @@ Predicted success rates of prompts, in the order of the data:
 
     embedding             prompts to vectors, kept in the output folder
     predictor             what predictors have in common
-    logistic, attention   the two predictors; published.py reads checkpoints of the second by its authors
+    logistic, attention   the two predictors
     online                a predictor that follows a run
 
-This file makes predictors by name, and writes and reads their folders.
+This file makes predictors by name, writes and reads their folders, and reads checkpoints of the authors of arXiv 2506.05316.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from trl_dataeff.difficulty.attention import AttentionDifficultyPredictor
 from trl_dataeff.difficulty.logistic import LogisticDifficultyPredictor
 from trl_dataeff.difficulty.predictor import DifficultyPredictor, PredictorError
-from trl_dataeff.difficulty.published import read_published
 from trl_dataeff.utils import FORMAT, __version__, closest, write_atomically
 
 
 CONFIG_FILE, TENSORS_FILE = "config.json", "predictor.safetensors"
+PUBLISHED = "regressor."  # prefix of the parameters in a published checkpoint
 #: `logistic`: logistic regression on principal components of the embeddings, fitted in milliseconds. `attention`: the paper's,
 #: attention over reference groups.
 PREDICTORS: dict[str, type[DifficultyPredictor]] = {
@@ -129,4 +130,33 @@ def load_predictor(path: str | Path) -> DifficultyPredictor:
             f"The predictor in {folder} cannot be loaded ({type(error).__name__}: {error}). Copy it or fit one again, or install "
             "the version of this package that wrote it."
         ) from error
+    return predictor
+
+
+def read_published(path: Path) -> AttentionDifficultyPredictor:
+    """
+    Towers and calibration of a published checkpoint, the `regressor.*` of its `model_state_dict`. What it holds beside them is
+    ignored. Raises a [`PredictorError`] if it cannot be read, holds other objects than tensors, or is of another architecture.
+    """
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever a file that is something else leads to
+        raise PredictorError(
+            f"{path} ({path.stat().st_size} bytes) cannot be read as a torch checkpoint of tensors ({type(error).__name__}). It may "
+            "be truncated: copy it again. Or it pickles other objects, which could run any code: save its `model_state_dict` "
+            "alone, torch.save({'model_state_dict': model.state_dict()}, path)."
+        ) from error
+    try:
+        state = {name: value for name, value in checkpoint["model_state_dict"].items() if name.startswith(PUBLISHED)}
+        width, embedding_width = state[f"{PUBLISHED}sim_head.query_proj.1.weight"].shape
+        predictor = AttentionDifficultyPredictor(embedding_width, width)
+        predictor.load_state_dict(state)
+    except Exception as error:
+        raise PredictorError(
+            f"{path} is not a checkpoint of a difficulty predictor, or one of another architecture "
+            f"({type(error).__name__}: {error})."
+        ) from error
+    wrong = [name for name, value in state.items() if not bool(value.isfinite().all())]
+    if wrong:
+        raise PredictorError(f"In {path} the parameters {', '.join(wrong)} have values that are not finite.")
     return predictor
