@@ -133,6 +133,7 @@ def test_the_custom_reward_gives_a_bonus_to_right_answers_alone():
 def test_the_notebook_runs_from_top_to_bottom_and_draws(tmp_path, monkeypatch):
     pyplot = pytest.importorskip("matplotlib.pyplot")
     pyplot.switch_backend("Agg")
+    pyplot.close("all")
     monkeypatch.chdir(tmp_path)
     cells = json.loads((EXAMPLES / "first_run.ipynb").read_text(encoding="utf-8"))["cells"]
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
