@@ -34,6 +34,7 @@ def problems(text: str, tmp_path: Path) -> list[str]:
     [
         ("seed: 1\nlearning_rat: 1.0e-6", "2: `learning_rat` is an unknown field. Did you mean `learning_rate`?"),
         ("seed: 1\nnum_generations: eight", "2: `--num_generations`: invalid int value: 'eight'"),
+        ("learning_rate: [1, 2]", "1: `--learning_rate`: takes a single value, not [1, 2]"),
         ("eval_strategy: nope", "1: `--eval_strategy`: invalid choice: 'nope'"),
         ("max_steps:", "1: `--max_steps`: invalid int value: 'none'"),
         ("env: 3", "1: `env` is 3; it takes a mapping of environment variables"),
@@ -68,7 +69,7 @@ def test_valid_recipe_and_what_becomes_of_it(tmp_path, monkeypatch):
     path.write_text(
         "model_name_or_path: org/model\nreward_funcs: [exact_answer_reward, think_format_reward]\n"
         "learning_rate: 1e-6\n"  # YAML 1.1 reads this as text
-        "epsilon: 1\nlora_target_modules: all-linear\nscale_rewards: false\neval_strategy: no\nreport_to: none\nreward_weights: [1, 5e-1]\n"
+        "epsilon: 1\nlora_target_modules: all-linear\nscale_rewards: false\neval_strategy: no\nreport_to: [wandb, none]\nreward_weights: [1, 5e-1]\n"
         "deepspeed: ds.json\ntf32: true\nuse_cpu: false\nselection: greso\nselector_args: {p_init: 0.4}\n"
         "datasets:\n  - path: a.jsonl\n    fraction: 1\n  - path: b\n    fraction: 1\n"
         "env: {ONE: 1}\nnum_processes: 4\nmulti_gpu: true\nuse_fsdp: false\naccelerate_config: fsdp2\n"
@@ -81,6 +82,7 @@ def test_valid_recipe_and_what_becomes_of_it(tmp_path, monkeypatch):
     assert arguments.training.selector_args == {"p_init": 0.4}
     assert (arguments.training.scale_rewards, arguments.training.eval_strategy) == ("none", "no")
     assert arguments.model.lora_target_modules == "all-linear"
+    assert arguments.training.report_to == ["wandb", "none"]
     assert [dataset.path for dataset in arguments.dataset.datasets] == ["a.jsonl", "b"]
     assert os.environ["ONE"] == "1"
     assert launch_args == ["--num_processes=4", "--multi_gpu", "--accelerate_config=fsdp2"]

@@ -206,6 +206,11 @@ def _as_options(recipe: Recipe, parser: TrlParser, launcher: argparse.ArgumentPa
 def _as_option(parser: TrlParser, name: str, value: Any) -> list[str]:
     option = parser._option_string_actions[f"--{name}"]
     if isinstance(value, list) and value and not isinstance(value[0], dict):
+        if option.nargs is None and option.type is str:  # such as `report_to`
+            parser.set_defaults_with_config(**{option.dest: value})
+            return []
+        if option.nargs is None:
+            raise argparse.ArgumentError(option, f"takes a single value, not {value!r}")
         return [f"--{name}", *map(str, value)]
     is_default = value is None and option.default is None
     if is_default or isinstance(value, (dict, list)) or (isinstance(value, bool) and option.type is str):
