@@ -45,6 +45,14 @@ TESTS = [
 ]
 #: jmespath: TRL needs it for tools with Transformers below 5.13
 TOOLS = ["pytest>=8.3", "pytest-xdist>=3.6", "hypothesis>=6.120", "grimp>=3.5", "jmespath"]
+INTRODUCTION = """\
+# Versions
+
+<!-- Written by `make test-versions`. -->
+
+Each row is an environment of its own, in which the tests that depend on TRL ran on a CPU. *Lowest* has the lowest versions that the package allows, and *newest* the newest of everything. Tests that
+a version cannot run are left out, such as sharding with Transformers 5.3. Tools need `jmespath` with Transformers below 5.13.
+"""
 SHOWN = ["trl", "transformers", "datasets", "accelerate", "peft", "torch", "pyarrow", "safetensors", "numpy"]
 
 
@@ -92,7 +100,7 @@ def main(names: list[str]) -> int:
         result = run(name)
         rows[name] = f"| {' | '.join([name, *result.values()])} |"
         header = f"| versions | {' | '.join(result)} |\n{'|---' * (len(result) + 1)}|"
-        TABLE.write_text("\n".join(["<!-- Written by `make test-versions`. -->", "", header, *rows.values()]) + "\n")
+        TABLE.write_text("\n".join([INTRODUCTION, header, *rows.values()]) + "\n")
         print(header, rows[name], sep="\n", flush=True)
         passed.append(len(set(result["passed"].split(" of "))) == 1 and result["passed"] != NOT_STARTED)
     return int(not all(passed))
