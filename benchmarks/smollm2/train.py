@@ -22,10 +22,12 @@ from benchmarks.lab.rewards import Tally
 from benchmarks.lab.tasks import Task
 from benchmarks.lab.train import Evaluations, train_counted
 from benchmarks.smollm2.pools import POOLS, held_out, training_questions
+from benchmarks.smollm2.prefix import share_prompts
 from examples.quickstart.weights import convert, find_gguf
 
 
 END_OF_LINE = "Ċ"  # the tokenizer's name for "\n"
+MAX_COMPLETION = 5  # tokens
 
 
 def right_tokens(
@@ -109,7 +111,7 @@ def options(spec: Spec, folder: str) -> dict[str, Any]:
         "max_grad_norm": 0.5,
         "per_device_train_batch_size": spec.prompts * spec.group_size,
         "num_generations": spec.group_size,
-        "max_completion_length": 5,
+        "max_completion_length": MAX_COMPLETION,
         "temperature": 1.0,
         "beta": 0.0,
         "bf16": False,  # few CPUs compute in it: without, a run is the same, and as fast, on all of them
@@ -142,6 +144,7 @@ def run(spec: Spec, weights: Path, sink: Callable[[dict], None]) -> None:
     torch.set_num_threads(1)
     score_completions_alone()
     model, tokenizer = load(weights)
+    share_prompts(model, own=MAX_COMPLETION + 1)  # the last token of a prompt too: its output is in the loss
     method, tally = find(spec.method), Tally(right_tokens, spec.group_size)
     trainer_class, config_class = method.classes()
     tasks = [Task(q.kind, 0, q.prompt, q.answer) for q in held_out()]
