@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -105,11 +106,22 @@ class Evaluations(TrainerCallback):
         """Whether to evaluate after this step."""
         return step % self.spec.eval_every == 0
 
+    def quality(self, model) -> dict[str, Any]:
+        """What is measured of the policy."""
+        held_out, easy = (success(model, self.tokenizer, tasks) for tasks in (self.tasks, self.easy))
+        return {
+            "accuracy_sampled": held_out.sampled.mean().item(),
+            "accuracy_greedy": held_out.greedy.float().mean().item(),
+            "accuracy_by_kind": accuracy_by_kind(self.tasks, held_out.sampled),
+            "accuracy_easy": easy.sampled.mean().item() if len(self.easy) else None,
+            "entropy_held_out": held_out.entropy.mean().item(),
+        }
+
     def _evaluate(self, step: int) -> None:
         model, trainer = self.trainer.model, self.trainer
         training = model.training
         model.eval()
-        held_out, easy = (success(model, self.tokenizer, tasks) for tasks in (self.tasks, self.easy))
+        quality = self.quality(model)
         model.train(training)
         now = (self.tally.groups, self.tally.effective, trainer.groups_trained, trainer.effective_trained)
         groups, effective, trained, trained_effective = (a - b for a, b in zip(now, self.counted, strict=True))
@@ -127,11 +139,7 @@ class Evaluations(TrainerCallback):
                 "tokens": trainer.tokens_generated,
                 "wall_s": round(self.wall_s, 2),
                 "cpu_s": round(self.cpu_s, 2),
-                "accuracy_sampled": held_out.sampled.mean().item(),
-                "accuracy_greedy": held_out.greedy.float().mean().item(),
-                "accuracy_by_kind": accuracy_by_kind(self.tasks, held_out.sampled),
-                "accuracy_easy": easy.sampled.mean().item() if len(self.easy) else None,
-                "entropy_held_out": held_out.entropy.mean().item(),
+                **quality,
                 "groups": groups,
                 "effective_groups": effective,
                 "groups_trained": trained,

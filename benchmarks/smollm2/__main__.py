@@ -16,6 +16,8 @@ FIVE, THREE = tuple(range(31, 36)), tuple(range(31, 34))
 #: Pool, learning rate, planned rollouts, methods and seeds of the tables. Settings were chosen on other seeds: 0 to 30
 STUDY: tuple[tuple[str, float, int, tuple[str, ...], tuple[int, ...]], ...] = (
     ("mixed", 2e-3, 1024, ("uniform", "default", "selection"), FIVE),
+    ("gym", 2e-3, 1024, ("uniform", "default", "selection"), FIVE),
+    ("mixed", 1e-3, 9600, ("uniform", "default", "dots_paper,reference_size=4,replay_capacity=8"), THREE),
     ("mixed", 2e-3, 512, ("default",), FIVE),
     ("unsolvable", 2e-3, 1024, ("uniform", "default"), THREE),
     ("learnable", 2e-3, 1024, ("uniform", "default"), THREE),
@@ -32,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
     study = commands.add_parser("study", help="the runs of the tables that are not finished yet")
     run = commands.add_parser("run", help="runs of your own choice")
     run.add_argument("--methods", nargs="+", default=["uniform", "default"], help="`default,replay=off` sets a field")
-    run.add_argument("--pools", nargs="+", default=["mixed"], help="mixed, unsolvable, learnable")
+    run.add_argument("--pools", nargs="+", default=["mixed"], help="mixed, unsolvable, learnable, gym")
     run.add_argument("--seeds", nargs="+", type=int, default=[100])
     run.add_argument("--learning-rate", type=float, default=2e-3)
     run.add_argument("--rollouts", type=int, default=1024, help="end with the step that reaches them (default: 1024)")
@@ -108,12 +110,15 @@ def _run(specs: list, chosen: argparse.Namespace) -> None:
 
 
 def describe_pools(seed: int = 0) -> str:
-    """Initial success rates of the three pools: chance of a right completion, exact, by kind and in all."""
+    """
+    Before training: by kind and in all, the exact chance of a right completion on the questions of `mixed`, `unsolvable` and
+    `learnable`, and the score on the held-out questions of `gym`.
+    """
     import numpy as np
 
     from benchmarks.lab.evaluate import success
     from benchmarks.lab.tasks import Task
-    from benchmarks.smollm2.pools import POOLS, training_questions
+    from benchmarks.smollm2.pools import POOLS, Pool, training_questions
     from benchmarks.smollm2.questions import KINDS
     from benchmarks.smollm2.train import load
     from benchmarks.tables import markdown
@@ -121,6 +126,8 @@ def describe_pools(seed: int = 0) -> str:
     model, tokenizer = load(WEIGHTS)
     rows = []
     for name, pool in POOLS.items():
+        if not isinstance(pool, Pool):
+            continue
         asked = training_questions(pool, seed)
         tasks = [Task(q.kind, 0, q.prompt, q.answer) for q in asked]
         rates = success(model.eval(), tokenizer, tasks).sampled.numpy()
@@ -130,7 +137,11 @@ def describe_pools(seed: int = 0) -> str:
                 quantiles = [f"{q:.3f}" for q in np.quantile(p, [0.1, 0.5, 0.9])]
                 effective = f"{(1 - p**8 - (1 - p) ** 8).mean():.2f}"
                 rows.append([name, kind, str(len(p)), f"{p.mean():.3f}", *quantiles, effective])
-    return markdown(["pool", "kind", "questions", "mean", "10 %", "50 %", "90 %", "effective groups of 8"], rows)
+    header = ["pool", "kind", "questions", "mean", "10 %", "50 %", "90 %", "effective groups of 8"]
+    gym = POOLS["gym"].quality(model, tokenizer)
+    scores = [[kind, f"{value:.3f}"] for kind, value in gym["accuracy_by_kind"].items()]
+    scores += [["all", f"{gym['accuracy_sampled']:.3f}"], ["all, greedy", f"{gym['accuracy_greedy']:.3f}"]]
+    return f"{markdown(header, rows)}\n\n{markdown(['gym', 'score'], scores)}"
 
 
 if __name__ == "__main__":

@@ -1,10 +1,15 @@
-"""The three pools, by how much of them the model can learn, and the questions to measure with."""
+"""The pools: three of short questions, by how much of them the model can learn, and one of reasoning-gym's tasks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
+from benchmarks.lab.evaluate import success
+from benchmarks.lab.tasks import Task
+from benchmarks.lab.train import accuracy_by_kind
+from benchmarks.smollm2.gym import Gym
 from benchmarks.smollm2.questions import LEARNABLE, UNSOLVABLE, Question, questions
 
 
@@ -19,6 +24,36 @@ class Pool:
     unsolvable: float
     learnable: tuple[str, ...] = tuple(LEARNABLE)
     size: int = 384
+    max_completion = 5  # tokens
+
+    def rows(self, seed: int, tokenizer) -> list[dict[str, Any]]:
+        """The dataset to train on."""
+        return [
+            {"prompt": q.prompt, "kind": q.kind, "right": [*tokenizer(q.answer)["input_ids"], tokenizer.eos_token_id]}
+            for q in training_questions(self, seed)
+        ]
+
+    @staticmethod
+    def reward(
+        completions: list[str], completion_ids: list[list[int]], right: list[list[int]], **columns: Any
+    ) -> list[float]:
+        """
+        1 for the tokens of the right answer and the end of its line, else 0. Texts would not do: `<|im_end|>` is decoded as
+        nothing, so that some other completions have the right text.
+        """
+        return [float(list(ids) == answer) for ids, answer in zip(completion_ids, right, strict=True)]
+
+    @staticmethod
+    def quality(model, tokenizer) -> dict[str, Any]:
+        """On the held-out questions: exact success rates at temperature 1, and the share that greedy decoding answers right."""
+        tasks = [Task(q.kind, 0, q.prompt, q.answer) for q in held_out()]
+        rates = success(model, tokenizer, tasks)
+        return {
+            "accuracy_sampled": rates.sampled.mean().item(),
+            "accuracy_greedy": rates.greedy.float().mean().item(),
+            "accuracy_by_kind": accuracy_by_kind(tasks, rates.sampled),
+            "entropy_held_out": rates.entropy.mean().item(),
+        }
 
     def counts(self) -> dict[str, int]:
         """Questions of each kind."""
@@ -29,10 +64,11 @@ class Pool:
         }
 
 
-POOLS = {
+POOLS: dict[str, Pool | Gym] = {
     "mixed": Pool(unsolvable=1 / 3),
     "unsolvable": Pool(unsolvable=0.7),
     "learnable": Pool(unsolvable=0.0),
+    "gym": Gym(),
 }
 
 

@@ -20,7 +20,9 @@ def share_prompts(model: PreTrainedModel, own: int) -> None:
     """
     backbone: Any = model.base_model
     forward = backbone.forward
-    name = "cache" if "cache" in inspect.signature(forward).parameters else "past_key_values"  # by Transformers' version
+    name = (
+        "cache" if "cache" in inspect.signature(forward).parameters else "past_key_values"
+    )  # by Transformers' version
 
     @functools.wraps(forward)
     def shared(input_ids=None, attention_mask=None, **options):

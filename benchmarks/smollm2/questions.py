@@ -10,6 +10,7 @@ A prompt is two short examples of the kind and the question, a line each, so tha
 
 from __future__ import annotations
 
+import importlib
 import random
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -58,10 +59,10 @@ def _products(first: range, second: range) -> Stream:
     return stream
 
 
-def _reasoning_gym(name: str, seed: int, **options: Any) -> Iterator[dict[str, Any]]:
-    import reasoning_gym
-
-    return iter(reasoning_gym.create_dataset(name, seed=seed, size=1_000_000, **options))
+def reasoning_gym(name: str, seed: int, **options: Any) -> Iterator[dict[str, Any]]:
+    """Entries of a task of that library, of which there are as many as anyone asks for."""
+    library = importlib.import_module("reasoning_gym")  # which the tests can do without
+    return iter(library.create_dataset(name, seed=seed, size=1_000_000, **options))
 
 
 def letters(seed: int) -> Iterator[tuple[str, str]]:
@@ -72,7 +73,7 @@ def letters(seed: int) -> Iterator[tuple[str, str]]:
 
 def backwards(seed: int) -> Iterator[tuple[str, str]]:
     """A word of five to eight letters, backwards (reasoning-gym's `spell_backward`)."""
-    for entry in _reasoning_gym("spell_backward", seed, min_word_len=5, max_word_len=8):
+    for entry in reasoning_gym("spell_backward", seed, min_word_len=5, max_word_len=8):
         word = entry["metadata"]["word"].lower()
         yield f'"{word}" backwards?', word[::-1]
 

@@ -19,25 +19,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from benchmarks.lab.methods import find
 from benchmarks.lab.rewards import Tally
-from benchmarks.lab.tasks import Task
 from benchmarks.lab.train import Evaluations, train_counted
-from benchmarks.smollm2.pools import POOLS, held_out, training_questions
+from benchmarks.smollm2.pools import POOLS
 from benchmarks.smollm2.prefix import share_prompts
 from examples.quickstart.weights import convert, find_gguf
 
 
 END_OF_LINE = "Ċ"  # the tokenizer's name for "\n"
-MAX_COMPLETION = 5  # tokens
-
-
-def right_tokens(
-    completions: list[str], completion_ids: list[list[int]], right: list[list[int]], **columns: Any
-) -> list[float]:
-    """
-    1 for the tokens of the right answer and the end of its line, else 0. Texts would not do: `<|im_end|>` is decoded as
-    nothing, so that some other completions have the right text.
-    """
-    return [float(list(ids) == answer) for ids, answer in zip(completion_ids, right, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -69,6 +57,7 @@ def planned(
 ) -> Spec:
     """A run in the steps that its method needs for so many rollouts, if it replays as large a share as it may."""
     spec = Spec(method, seed, pool, learning_rate, steps=0, max_rollouts=rollouts, prompts=prompts)
+    spec = replace(spec, eval_every=max(spec.eval_every, rollouts // 5))
     settings = find(method).settings()
     batch = settings.get("per_device_train_batch_size", prompts * spec.group_size)
     replayed = settings["replay_fraction"] if settings.get("replay") == "share" else 0.0
@@ -111,7 +100,7 @@ def options(spec: Spec, folder: str) -> dict[str, Any]:
         "max_grad_norm": 0.5,
         "per_device_train_batch_size": spec.prompts * spec.group_size,
         "num_generations": spec.group_size,
-        "max_completion_length": MAX_COMPLETION,
+        "max_completion_length": POOLS[spec.pool].max_completion,
         "temperature": 1.0,
         "beta": 0.0,
         "bf16": False,  # few CPUs compute in it: without, a run is the same, and as fast, on all of them
@@ -134,6 +123,9 @@ class EvaluationsByRollouts(Evaluations):
     def due(self, step: int) -> bool:
         return self.trainer.rollouts_generated >= self.last + self.spec.eval_every
 
+    def quality(self, model) -> dict[str, Any]:
+        return POOLS[self.spec.pool].quality(model, self.tokenizer)
+
     def _evaluate(self, step: int) -> None:
         self.last = self.trainer.rollouts_generated
         super()._evaluate(step) if step else self.start_clock()
@@ -144,15 +136,11 @@ def run(spec: Spec, weights: Path, sink: Callable[[dict], None]) -> None:
     torch.set_num_threads(1)
     score_completions_alone()
     model, tokenizer = load(weights)
-    share_prompts(model, own=MAX_COMPLETION + 1)  # the last token of a prompt too: its output is in the loss
-    method, tally = find(spec.method), Tally(right_tokens, spec.group_size)
+    method, pool = find(spec.method), POOLS[spec.pool]
+    share_prompts(model, own=pool.max_completion + 1)  # the last token of a prompt too: its output is in the loss
+    tally = Tally(pool.reward, spec.group_size)
     trainer_class, config_class = method.classes()
-    tasks = [Task(q.kind, 0, q.prompt, q.answer) for q in held_out()]
-    rows = [
-        {"prompt": q.prompt, "kind": q.kind, "right": [*tokenizer(q.answer)["input_ids"], tokenizer.eos_token_id]}
-        for q in training_questions(POOLS[spec.pool], spec.seed)
-    ]
-    evaluations = EvaluationsByRollouts(spec, tokenizer, tasks, tasks[:0], tally, sink)
+    evaluations = EvaluationsByRollouts(spec, tokenizer, [], [], tally, sink)
     with tempfile.TemporaryDirectory() as folder:
         train_counted(
             trainer_class,
@@ -160,7 +148,7 @@ def run(spec: Spec, weights: Path, sink: Callable[[dict], None]) -> None:
             model=model,
             reward_funcs=tally,
             args=config_class(**options(spec, folder) | method.options),
-            train_dataset=Dataset.from_list(rows),
+            train_dataset=Dataset.from_list(pool.rows(spec.seed, tokenizer)),
             processing_class=tokenizer,
             # The upper 10 of 30 layers, as in the quickstart's recipe: the backward pass is confined to them
             peft_config=LoraConfig(r=16, lora_alpha=32, target_modules=r".*\.layers\.2\d\..*_proj"),

@@ -4,11 +4,15 @@ import json
 import math
 
 import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.lab.runs import run_all
 from benchmarks.lab.store import RunFile
 from benchmarks.smollm2.__main__ import parser, study_specs
+from benchmarks.smollm2.gym import HELD_OUT_OF_A_TASK, OF_A_TASK, TASKS, Gym, score
 from benchmarks.smollm2.pools import HELD_OUT_OF_A_KIND, POOLS, held_out, training_questions
+from benchmarks.smollm2.prefix import share_prompts
 from benchmarks.smollm2.questions import LEARNABLE, UNSOLVABLE
 from benchmarks.smollm2.train import planned
 
@@ -49,6 +53,53 @@ def test_answers_are_right():
             assert asked.split('"')[1][::-1] == answer
 
 
+def test_the_tasks_of_reasoning_gym_are_scored_by_their_own_answers():
+    gym = Gym()
+    asked, held_out = gym.training(3), {q.prompt for q in gym.held_out}
+    assert len({q.prompt for q in asked} | held_out) == len(TASKS) * (OF_A_TASK + HELD_OUT_OF_A_TASK)
+    assert all(score(f" {q.entry['answer']}\n", q) == 1 for q in asked)
+    backwards = next(q for q in asked if q.kind == "spell_backward")
+    assert 0 < score(f" {backwards.entry['answer'][:-1]}\n", backwards) < 1, "partial credit"
+    texts = [f" {q.entry['answer']}" for q in asked]
+    gym.rows(3, None)
+    assert gym.reward(texts, list(range(len(asked)))) == [1] * len(asked)
+
+
+def test_prompts_are_computed_once_with_the_same_results():
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=50, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2
+    )
+    model, lengths = LlamaForCausalLM(config).eval(), []
+    ids = torch.randint(1, 50, (4, 9))[[0, 1, 0, 3, 1, 0]]
+    ids[:, -3:] = torch.randint(1, 50, (6, 3))
+    mask = torch.ones_like(ids)
+    mask[[1, 4], :2] = 0
+    mask[2, -1] = 0
+
+    def results():
+        lengths.clear()
+        model.zero_grad()
+        hidden = model.base_model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+        (hidden[mask.bool()] ** 3).sum().backward()
+        gradients = torch.cat([p.grad.flatten() for p in model.base_model.parameters()])
+        generated = model.generate(
+            ids[:, :6], attention_mask=mask[:, :6], max_new_tokens=4, do_sample=False, pad_token_id=0
+        )
+        return hidden[mask.bool()].detach(), gradients, generated, sum(lengths)
+
+    model.base_model.layers[0].mlp.register_forward_hook(
+        lambda layer, inputs, _: lengths.append(inputs[0][..., 0].numel())
+    )
+    hidden, gradients, generated, computed = results()
+    share_prompts(model, own=3)
+    shared = results()
+    torch.testing.assert_close(shared[0], hidden)
+    torch.testing.assert_close(shared[1], gradients, rtol=1e-3, atol=1e-3)  # of up to 100
+    assert torch.equal(shared[2], generated)
+    assert (computed, shared[3]) == (6 * 9 + 6 * (6 + 3), 3 * 6 + 6 * 3 + 3 * 6 + 6 * 3)
+
+
 def fake_run(spec, weights, sink):
     sink({"method": spec.method, "seed": spec.seed, "step": 0, "rollouts": 0, "accuracy_sampled": 0})
 
@@ -67,7 +118,7 @@ def test_a_study_goes_on_where_it_stopped(tmp_path):
 
 def test_the_study_has_each_run_once_and_its_filters_choose():
     specs = study_specs()
-    assert len({spec.name for spec in specs}) == len(specs) == 5 * (3 + 1 + 2 + 2) + 2 * 2 * 3
+    assert len({spec.name for spec in specs}) == len(specs) == 5 * (3 + 3 + 1 + 2 + 2) + 3 * (3 + 2 + 2)
     chosen = parser().parse_args(["study", "--pools", "mixed", "--seeds", "31", "--rollouts", "512"])
     assert [(s.method, s.max_rollouts, s.steps) for s in study_specs(chosen)] == [("default", 512, 8)]
 

@@ -1,0 +1,138 @@
+"""
+Tasks of reasoning-gym, as that library makes and scores them at its default difficulty: some with partial credit, some beyond the model.
+
+A prompt is a question of the library with its answer, always the same for a task, and then the question that is asked:
+
+    Spell this word backward (example: sun -> nus): Project
+    Answer: tcejorP
+
+    Spell this word backward (example: sun -> nus): shall
+    Answer:
+"""
+
+from __future__ import annotations
+
+import importlib
+import random
+from functools import cache, cached_property
+from typing import Any, NamedTuple
+
+import torch
+
+from benchmarks.smollm2.questions import reasoning_gym
+
+
+TASKS = (
+    "calendar_arithmetic",
+    "chain_sum",
+    "family_relationships",
+    "fraction_simplification",
+    "gcd",
+    "lcm",
+    "letter_counting",
+    "number_sequence",
+    "products",
+    "simple_equations",
+    "spell_backward",
+    "syllogism",
+)
+OF_A_TASK, HELD_OUT_OF_A_TASK = 32, 10
+HELD_OUT_SEED = 10_000
+SAMPLES = 4  # of each held-out question, at temperature 1
+ROWS = 160  # generated at a time
+
+
+class Asked(NamedTuple):
+    """A prompt, its task, and the library's entry, by which a completion is scored."""
+
+    prompt: str
+    kind: str
+    entry: dict[str, Any]
+
+
+class Gym:
+    """The questions of `TASKS`: `OF_A_TASK` of each to train on for a seed, and held-out ones that are the same for all seeds."""
+
+    max_completion = 8  # tokens
+
+    @cached_property
+    def held_out(self) -> list[Asked]:
+        return self._questions(HELD_OUT_SEED, HELD_OUT_OF_A_TASK, frozenset())
+
+    def training(self, seed: int) -> list[Asked]:
+        """In random order, none of them held out."""
+        asked = self._questions(seed, OF_A_TASK, frozenset(q.prompt for q in self.held_out))
+        random.Random(seed).shuffle(asked)
+        return asked
+
+    def rows(self, seed: int, tokenizer) -> list[dict]:
+        """The dataset to train on; `place` is the row's place in [`Gym.training`]."""
+        self.asked = self.training(seed)
+        return [{"prompt": q.prompt, "kind": q.kind, "place": i} for i, q in enumerate(self.asked)]
+
+    def reward(self, completions: list[str], place: list[int], **columns: Any) -> list[float]:
+        """[`score`] of each completion."""
+        return [score(text, self.asked[i]) for text, i in zip(completions, place, strict=True)]
+
+    @torch.no_grad()
+    def quality(self, model, tokenizer) -> dict[str, Any]:
+        """Mean score on the held-out questions: of samples at temperature 1, which are drawn alike each time, and greedy."""
+        with torch.random.fork_rng():
+            torch.manual_seed(HELD_OUT_SEED)
+            sampled = self._scores(model, tokenizer, SAMPLES, do_sample=True, temperature=1.0, top_k=0, top_p=1.0)
+        greedy = self._scores(model, tokenizer, 1, do_sample=False)
+        by_kind = {kind: [s for q, s in zip(self.held_out, sampled, strict=True) if q.kind == kind] for kind in TASKS}
+        return {
+            "accuracy_sampled": sum(sampled) / len(sampled),
+            "accuracy_greedy": sum(greedy) / len(greedy),
+            "accuracy_by_kind": {kind: sum(own) / len(own) for kind, own in by_kind.items()},
+        }
+
+    def _scores(self, model, tokenizer, samples: int, **sampling: Any) -> list[float]:
+        """The mean score of each held-out question."""
+        scores = [0.0] * len(self.held_out)
+        by_length = sorted(range(len(scores)), key=lambda i: len(self.held_out[i].prompt))  # less padding
+        for start in range(0, len(scores), ROWS // samples):
+            chunk = [i for i in by_length[start : start + ROWS // samples] for _ in range(samples)]
+            prompts = tokenizer(
+                [self.held_out[i].prompt for i in chunk], return_tensors="pt", padding=True, padding_side="left"
+            )
+            prompts = prompts.to(model.device)
+            ids = model.generate(**prompts, max_new_tokens=self.max_completion, **sampling)
+            texts = tokenizer.batch_decode(ids[:, prompts["input_ids"].shape[1] :], skip_special_tokens=True)
+            for i, text in zip(chunk, texts, strict=True):
+                scores[i] += score(text, self.held_out[i]) / samples
+        return scores
+
+    def _questions(self, seed: int, of_a_task: int, without: frozenset[str]) -> list[Asked]:
+        asked, seen = [], set(without)
+        for kind in TASKS:
+            wanted = len(asked) + of_a_task
+            for entry in reasoning_gym(kind, 1_000_000 * (seed + 1)):  # neighbouring seeds share questions
+                prompt = f"{example(kind)}\n\n{question(entry)}"
+                if len(asked) == wanted:
+                    break
+                if prompt not in seen:
+                    seen.add(prompt)
+                    asked.append(Asked(prompt, kind, entry))
+        return asked
+
+
+def question(entry: dict[str, Any]) -> str:
+    return f"{entry['question']}\nAnswer:"
+
+
+@cache
+def example(kind: str) -> str:
+    entry = next(reasoning_gym(kind, 0))
+    return f"{question(entry)} {entry['answer']}"
+
+
+@cache
+def scorer(kind: str) -> Any:
+    return importlib.import_module("reasoning_gym").create_dataset(kind, size=1)
+
+
+def score(completion: str, asked: Asked) -> float:
+    """The library's score, in [0, 1]."""
+    return float(scorer(asked.kind).score_answer(completion.strip(), asked.entry))
