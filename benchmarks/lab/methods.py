@@ -16,6 +16,12 @@ from typing import Any
 from .pools import LEARNABLE
 
 
+SELECTORS = {
+    "dots": "trl_dataeff:DotsSelector",
+    "dots_paper": "trl_dataeff.selection:PaperDotsSelector",
+    "greso": "trl_dataeff.selection:GresoSelector",
+    "uniform": "trl_dataeff.selection:UniformSelector",
+}
 OURS = {"trainer": "trl_dataeff:DataEfficientGRPOTrainer", "config": "trl_dataeff:DataEfficientGRPOConfig"}
 
 
@@ -46,13 +52,13 @@ class Method:
 
             settings["selection"] = AUTO_SELECTION
         if settings.get("selection") == "dots":
-            settings["selector_args"] = _dots_arguments() | (settings["selector_args"] or {})
+            settings["selector_args"] = _arguments("dots") | (settings["selector_args"] or {})
         return settings
 
 
-def _dots_arguments() -> dict[str, Any]:
-    """The arguments of DOTS, with their defaults."""
-    parameters = inspect.signature(_load("trl_dataeff:DotsSelector")).parameters
+def _arguments(selection: str) -> dict[str, Any]:
+    """The arguments of a selector, with their defaults."""
+    parameters = inspect.signature(_load(SELECTORS[selection])).parameters
     return {name: parameter.default for name, parameter in parameters.items()}
 
 
@@ -109,7 +115,7 @@ def find(name: str) -> Method:
     """The method `name`, which may carry changes of its config and of its selector's arguments: `default,threshold=0.5,coverage=0`.
 
     Raises:
-        `ValueError`: there is no such method, or a change is not `name=value` with a field of its config or an argument of DOTS.
+        `ValueError`: there is no such method, or a change is not `name=value` with a field of its config or an argument of its selector.
     """
     base, *changes = name.split(",")
     if base not in METHODS:
@@ -118,13 +124,14 @@ def find(name: str) -> Method:
     if not changes:
         return method
     known = {f.name for f in fields(method.classes()[1])}
-    arguments = _dots_arguments().keys() if "selector_args" in known else set()
+    selection = method.options.get("selection", "dots")
+    arguments = _arguments(selection).keys() if "selector_args" in known else set()
     options = dict(method.options)
     for change in changes:
         field_name, equals, value = change.partition("=")
         if not equals or field_name not in known | arguments:
             raise ValueError(
-                f"{change!r} in {name!r} is not name=value with a field of {method.config} or an argument of DOTS"
+                f"{change!r} in {name!r} is not name=value with a field of {method.config} or an argument of its selector"
             )
         if field_name in known:
             options[field_name] = _value(value)
