@@ -29,13 +29,14 @@ LAB = ROOT / "benchmarks" / "results" / "lab"
 SMOLLM2 = ROOT / "benchmarks" / "results" / "smollm2" / "runs"
 PICTURE = ROOT / "docs" / "img" / "readme.svg"
 PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "benchmarks" / "RESULTS.md")
-POOLS = ("mixed", "unsolvable", "learnable")
+POOLS = ("mixed", "gym", "unsolvable", "learnable")
 METHODS = (BASELINE, "selection", "default")  # in this order, and before all others
 WORDS = {BASELINE: "plain GRPO", "selection": "selection alone", "default": "default"}
 #: Grey, vermilion and blue, which colour-blind readers can tell apart; each is legible on white and on black
 COLOURS = {BASELINE: "#808080", "selection": "#D55E00", "default": "#2F8FD8"}
 INK = "#7A7A7A"  # of text and axes, for the same reason
-HALF = 512  # rollouts; the shorter of the two plans of runs on the pretrained model
+PLANS = (512, 1024, 9600)  # rollouts, of runs on the pretrained model
+HALF = PLANS[0]
 
 
 # The synthetic benchmark
@@ -48,7 +49,7 @@ def study(name: str) -> list[Curve]:
 
 
 def rule_table() -> str:
-    return ratio_table(study("rule"))
+    return ratio_table(study("rule"), rival="default")
 
 
 def pools_table() -> str:
@@ -88,7 +89,7 @@ def finished(folder: Path = SMOLLM2) -> list[dict]:
 
 def plan(end: dict) -> int:
     """The rollouts that a run was planned for: it ends with the step that reaches them."""
-    return HALF * max(1, end["rollouts"] // HALF)
+    return max(rollouts for rollouts in PLANS if rollouts <= end["rollouts"])
 
 
 def settings_of(ends: Iterable[dict]) -> list[list[dict]]:
@@ -119,17 +120,17 @@ def above(own: Iterable[dict], other: Iterable[dict]) -> list[float]:
 
 def rivals(own: list[dict], settings: list[list[dict]]) -> dict[str, list[dict]]:
     """
-    What runs are compared with, by method: plain GRPO on their pool, at their rate and plan or else at its own, and, for the
+    What runs are compared with, by method: plain GRPO on their pool, at their rate and plan or else at the next, and, for the
     default, selection alone at their rate and plan.
     """
 
-    def unlike(other: list[dict]) -> bool:
-        return (other[0]["learning_rate"], plan(other[0])) != (own[0]["learning_rate"], plan(own[0]))
+    def unlike(other: list[dict]) -> tuple[bool, int]:
+        return other[0]["learning_rate"] != own[0]["learning_rate"], abs(plan(other[0]) - plan(own[0]))
 
     method, found = own[0]["method"], {}
     for other in sorted((o for o in settings if o[0]["pool"] == own[0]["pool"]), key=unlike):
         rival = other[0]["method"]
-        if (rival == BASELINE != method) or (rival == "selection" and method == "default" and not unlike(other)):
+        if (rival == BASELINE != method) or (rival == "selection" and method == "default" and unlike(other) == (False, 0)):
             found.setdefault(rival, other)
     return found
 
@@ -148,7 +149,7 @@ def pretrained_table(ends: Iterable[dict]) -> str:
             ]
         )
     header = ["pool", "method", "learning rate", "rollouts", "seeds", "success", "greedy", "steps", "CPU seconds"]
-    return tables.markdown([*header, "to plain GRPO", "to selection alone"], rows)
+    return tables.markdown([*header, "difference from plain GRPO", "from selection alone"], rows)
 
 
 def readme_table(ends: Iterable[dict]) -> str:
@@ -163,7 +164,7 @@ def readme_table(ends: Iterable[dict]) -> str:
             difference = tables.difference(above(own, rivals(own, settings).get(BASELINE, [])))
             cells = (_mean(own, column, digits) for column, digits in ENDS.items())
             rows.append([name, f"{plan(end):,}", str(len(own)), *cells, difference])
-    header = ["", "rollouts", "seeds", "success", "greedy", "steps", "CPU seconds", "success above plain GRPO"]
+    header = ["", "rollouts", "seeds", "success", "greedy", "steps", "CPU seconds", "difference from plain GRPO"]
     return tables.markdown(header, rows)
 
 

@@ -24,14 +24,6 @@ def mean(values: Sequence[float], digits: int = 3) -> str:
     return "-" if math.isnan(middle) else f"{middle:,.{digits}f}"
 
 
-def with_interval(values: Sequence[float]) -> str:
-    """Mean over seeds and half-width of its 95 % interval."""
-    (middle,), (half,) = band(np.array(values, dtype=float)[:, None])
-    if math.isnan(middle):
-        return "-"
-    return f"{middle:.3f}" + ("" if math.isnan(half) else f" ± {half:.3f}")
-
-
 def difference(paired: Sequence[float]) -> str:
     """Mean and 95 % interval of differences that are paired by seed."""
     if not len(paired):

@@ -49,8 +49,9 @@ def test_the_ratio_table_by_hand():
     uniform, fast, slow = cells(ratio_table(curves))
     assert uniform[:3] == ["`uniform`", "2", "1.00 (1.00-1.00)"]
     assert fast[1:6] == ["2", "0.25 (0.25-0.25)", "0.50 (0.50-0.50)", "0.50 (0.50-0.50)", "0.25"]
-    assert fast[6] == "0.825 ± 0.000"  # step 78.125
-    assert slow[2:] == ["never, in 1 of 2"] * 3 + ["0.25", "-"]  # a run of 30 steps has not 5,000 rollouts
+    assert fast[6:] == ["0.825", "+0.469 ± 0.000"]  # steps 78.125 and 39.0625
+    assert slow[2:] == ["never, in 1 of 2"] * 3 + ["0.25", "-", "+0.000"]  # a run of 30 steps has not 5,000 rollouts
+    assert [row[-1] for row in cells(ratio_table(curves, rival="fast"))[:2]] == ["-0.469 ± 0.000", "-"]
     other = [run("uniform", 0, 0.004, pool="second"), run("fast", 0, 0.008, pool="second")]
     several = cells(ratio_table([*curves[:2], *other], show_baseline=False))
     assert [row[:4] for row in several] == [["first", "`fast`", "1", "0.25"], ["second", "`fast`", "1", "0.50"]]
@@ -58,7 +59,6 @@ def test_the_ratio_table_by_hand():
 
 def test_cells_by_hand():
     half = 4.30 * 0.1 / math.sqrt(3)  # Student's t for three seeds
-    assert tables.with_interval([0.4, 0.5, 0.6]) == f"0.500 ± {half:.3f}"
     assert tables.difference([-0.1, 0.0, 0.1]) == f"+0.000 ± {half:.3f}"
     assert tables.difference([0.25]) == "+0.250", "one seed has no interval"
     spread = math.exp(12.71 * math.log(2) / 2)  # of 1/4 and 1/2: t times the standard error of the two logarithms
@@ -72,10 +72,11 @@ def test_the_table_of_the_pretrained_model_by_hand():
     """Paired with plain GRPO's only setting on the pool, also at another rate or plan; with selection at the same one."""
     ends = [end("default", 1, 0.45), end("default", 0, 0.4), end("uniform", 0, 0.35), end("uniform", 1, 0.35)]
     ends += [end("default", 0, 0.3, rollouts=512 + 40), end("selection", 0, 0.38), end("default", 0, 0.2, rate=4e-3)]
-    ends += [end("default", 0, 0.9, pool="learnable")]
+    ends += [end("default", 0, 0.9, pool="learnable"), end("uniform", 0, 0.1, rate=1e-3, rollouts=9600)]
     rows = cells(proof.pretrained_table(ends))
     interval = f"± {12.71 * 0.05 / 2:.3f}"
     assert [row[:6] + row[-2:] for row in rows] == [
+        ["mixed", "`uniform`", "0.001", "9,600", "1", "0.100", "-", "-"],
         ["mixed", "`uniform`", "0.002", "1,024", "2", "0.350", "-", "-"],
         ["mixed", "`selection`", "0.002", "1,024", "1", "0.380", "+0.030", "-"],
         ["mixed", "`default`", "0.002", "1,024", "2", "0.425", f"+0.075 {interval}", "+0.020"],
@@ -83,10 +84,10 @@ def test_the_table_of_the_pretrained_model_by_hand():
         ["mixed", "`default`", "0.004", "1,024", "1", "0.200", "-0.150", "-"],
         ["learnable", "`default`", "0.002", "1,024", "1", "0.900", "-", "-"],
     ]
-    assert rows[2][6:9] == ["0.435", "16", "100"]
+    assert rows[3][6:9] == ["0.435", "16", "100"]
     short = cells(proof.readme_table(ends))
-    assert [row[0] for row in short] == ["plain GRPO", "selection alone", "default", "default, half of the steps"]
-    assert short[2][-1] == f"+0.075 {interval}"
+    assert [row[0] for row in short] == ["plain GRPO", "plain GRPO", "selection alone", "default", "default, half of the steps"]
+    assert short[3][-1] == f"+0.075 {interval}"
     with pytest.raises(ValueError, match="same seed"):
         proof.pretrained_table([end("default", 0, 0.4), end("default", 0, 0.5)])
 
