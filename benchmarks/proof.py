@@ -1,8 +1,8 @@
 """
-The tables and the picture of the results, from committed runs. Nothing is run here.
+The tables and the pictures of the results, from committed runs. Nothing is run here.
 
     python -m benchmarks.proof            # prints the tables as Markdown
-    python -m benchmarks.proof --write    # puts them into the pages, and draws the picture
+    python -m benchmarks.proof --write    # puts them into the pages, and draws the pictures
 
 A page holds a table between `<!-- table NAME -->` and `<!-- end -->`. The runs are made by `python -m benchmarks.lab study NAME`
 and `python -m benchmarks.smollm2 study`.
@@ -27,7 +27,7 @@ from benchmarks.lab.train import RunSpec
 ROOT = Path(__file__).parents[1]
 LAB = ROOT / "benchmarks" / "results" / "lab"
 SMOLLM2 = ROOT / "benchmarks" / "results" / "smollm2" / "runs"
-PICTURE = ROOT / "docs" / "img" / "readme.svg"
+PICTURES = ROOT / "docs" / "img"
 PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "benchmarks" / "RESULTS.md")
 POOLS = ("mixed", "gym", "unsolvable", "learnable")
 METHODS = (BASELINE, "selection", "default")  # in this order, and before all others
@@ -130,9 +130,16 @@ def rivals(own: list[dict], settings: list[list[dict]]) -> dict[str, list[dict]]
     method, found = own[0]["method"], {}
     for other in sorted((o for o in settings if o[0]["pool"] == own[0]["pool"]), key=unlike):
         rival = other[0]["method"]
-        if (rival == BASELINE != method) or (rival == "selection" and method == "default" and unlike(other) == (False, 0)):
+        selection_alone = rival == "selection" and method == "default" and unlike(other) == (False, 0)
+        if (rival == BASELINE != method) or selection_alone:
             found.setdefault(rival, other)
     return found
+
+
+def long_curves(folder: Path = SMOLLM2) -> list[Curve]:
+    """The finished runs of the longest plan."""
+    files = [RunFile(folder, end["run"]) for end in finished(folder) if plan(end) == PLANS[-1]]
+    return curves_of(row for file in files for row in file.rows())
 
 
 def pretrained_table(ends: Iterable[dict]) -> str:
@@ -182,7 +189,7 @@ def time_table() -> str:
     return table(TYPICAL)
 
 
-# Pages and picture
+# Pages and pictures
 
 TABLES: dict[str, Callable[[], str]] = {
     "rule": rule_table,
@@ -211,7 +218,7 @@ def draw(curves: list[Curve], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     inked = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK)
-    fixed = {"svg.hashsalt": "readme", "svg.fonttype": "none", "axes.spines.top": False, "axes.spines.right": False}
+    fixed = {"svg.hashsalt": path.stem, "svg.fonttype": "none", "axes.spines.top": False, "axes.spines.right": False}
     with matplotlib.rc_context(inked | fixed):
         fig, axes = plt.subplots(1, 2, figsize=(9, 3.8), sharey=True, layout="constrained")
         for axis, (x, label) in zip(axes, {"rollouts": "rollouts", "step": "optimizer steps"}.items(), strict=True):
@@ -225,7 +232,7 @@ def draw(curves: list[Curve], path: Path) -> None:
             axis.set(xlabel=label, xlim=(0, None))
             axis.xaxis.set_major_formatter("{x:,.0f}")
             axis.grid(color=INK, alpha=0.25)
-        axes[0].set(ylabel="accuracy on held-out prompts", ylim=(0, 1))
+        axes[0].set(ylabel="accuracy on held-out prompts", ylim=(0, None))
         fig.legend(*axes[0].get_legend_handles_labels(), frameon=False, loc="outside lower center", ncols=3)
         fig.savefig(path, format="svg", metadata={"Date": None}, transparent=True)
         plt.close(fig)
@@ -233,12 +240,13 @@ def draw(curves: list[Curve], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="put the tables into the pages, and draw the picture")
+    parser.add_argument("--write", action="store_true", help="put the tables into the pages, and draw the pictures")
     if parser.parse_args().write:
         for page in PAGES:
             page.write_text(fill(page.read_text(encoding="utf-8")), encoding="utf-8")
-        if curves := study("rule"):
-            draw(curves, PICTURE)
+        for name, curves in {"readme": study("rule"), "pretrained": long_curves()}.items():
+            if curves:
+                draw(curves, PICTURES / f"{name}.svg")
         return
     for name, make in TABLES.items():
         print(f"## {name}\n\n{make()}\n")
