@@ -30,7 +30,7 @@ def configuration() -> str:
     parts = [
         "# Configuration",
         "The fields that `DataEfficientGRPOConfig` adds to TRL's `GRPOConfig`. Each is also a flag of `trl-dataeff grpo` and a key of a recipe. "
-        "Values are checked when the configuration is created. `docs/reference.py` writes this page.",
+        "Values are checked when the configuration is created; names and arguments of selectors, when the trainer is. `docs/reference.py` writes this page.",
         "B is the number of groups of a generation batch, G is `num_generations`. Arguments of the selectors are on the page of the [API](api.md).",
     ]
     for section in parameters.split("    > Parameters that control ")[1:]:
