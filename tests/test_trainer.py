@@ -151,6 +151,14 @@ def test_evaluation_touches_nothing_of_ours(tmp_path):
     np.testing.assert_equal(trainer.collector.state_dict(), before)
 
 
+@pytest.mark.parametrize("returned", [None, 0.5, ["good", "bad"]])
+def test_a_reward_function_that_returns_no_list_of_numbers_is_told_what_to_return(tmp_path, returned):
+    trainer = make_trainer(tmp_path, "off", rewards=[lambda completions, **kwargs: returned], selection="dots")
+    with pytest.raises((TypeError, ValueError)) as error:
+        trainer.train()
+    assert any("a number or None for each completion" in note for note in error.value.__notes__)
+
+
 class Curriculum(TrainerCallback):
     """From step 3 on the second reward counts instead of the first."""
 

@@ -63,7 +63,7 @@ class DataEfficientGRPOConfig(GRPOConfig):
             with [`~trl.GRPOTrainer`]. `"share"`: `replay_fraction` of the places is replayed and only the others are
             generated, as in [arXiv 2506.05316](https://huggingface.co/papers/2506.05316). `"off"`: nothing is replayed.
         replay_fraction (`float`, *optional*, defaults to `0.5`):
-            With `replay="share"`: share of the places that is replayed, in (0, 1), as soon as as many groups are stored.
+            With `replay="share"`: share of the places that is replayed, in (0, 1), once the buffer holds enough groups.
         replay_capacity (`int`, *optional*, defaults to `512`):
             Maximum number of groups in the replay buffer, which holds the newest group of each prompt if it is effective.
         replay_max_age (`int`, *optional*, defaults to `5`):
@@ -152,7 +152,8 @@ def check_fields(config: DataEfficientGRPOConfig) -> None:
     check_choice("replay_clip", config.replay_clip, ("proximal", "behavior"))
     if not isinstance(config.selector_args, (dict, type(None))):
         raise ValueError(
-            f"`selector_args` is {config.selector_args!r}; it takes a mapping of keyword arguments, or `None`."
+            f"`selector_args` is {config.selector_args!r}; it takes a mapping of keyword arguments (on the command line as "
+            "JSON: '{\"threshold\": 0.5}'), or `None`."
         )
     span = config.reward_range
     if span is not None:

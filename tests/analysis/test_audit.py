@@ -80,6 +80,8 @@ def test_of_our_own_run(tmp_path):
     assert found["groups"] == counts["rollouts_generated"] // 4
     kinds = pd.read_parquet(tmp_path / "dataeff" / "groups.parquet")["kind"]
     assert found["hard"] == pytest.approx((kinds == "hard").mean())
+    assert found["steps"] == f"1-{trainer.state.global_step}", "steps are counted as TRL counts them"
+    assert overall([tmp_path / "dataeff" / "groups.parquet"]).equals(found)
 
 
 @pytest.mark.parametrize(
@@ -93,6 +95,7 @@ def test_of_our_own_run(tmp_path):
         (["text.jsonl"], "cannot be read"),
         (["nothing.jsonl"], "cannot be read"),
         (["."], "has no logs of a run"),
+        ([".", "rows.jsonl"], "describes one run"),
     ],
 )
 def test_what_cannot_be_read_is_one_sentence(tmp_path, monkeypatch, capsys, arguments, says):

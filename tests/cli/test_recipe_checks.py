@@ -69,7 +69,7 @@ def test_valid_recipe_and_what_becomes_of_it(tmp_path, monkeypatch):
     path.write_text(
         "model_name_or_path: org/model\nreward_funcs: [exact_answer_reward, think_format_reward]\n"
         "learning_rate: 1e-6\n"  # YAML 1.1 reads this as text
-        "epsilon: 1\nlora_target_modules: all-linear\nscale_rewards: false\neval_strategy: no\nreport_to: [wandb, none]\nreward_weights: [1, 5e-1]\n"
+        "epsilon: 1\nlora_target_modules: all-linear\nscale_rewards: false\neval_strategy: no\nreplay: off\nreport_to: [wandb, none]\nreward_weights: [1, 5e-1]\n"
         "deepspeed: ds.json\ntf32: true\nuse_cpu: false\nselection: greso\nselector_args: {p_init: 0.4}\n"
         "datasets:\n  - path: a.jsonl\n    fraction: 1\n  - path: b\n    fraction: 1\n"
         "env: {ONE: 1}\nnum_processes: 4\nmulti_gpu: true\nuse_fsdp: false\naccelerate_config: fsdp2\n"
@@ -81,6 +81,7 @@ def test_valid_recipe_and_what_becomes_of_it(tmp_path, monkeypatch):
     assert arguments.training.reward_weights == [1, 0.5]
     assert arguments.training.selector_args == {"p_init": 0.4}
     assert (arguments.training.scale_rewards, arguments.training.eval_strategy) == ("none", "no")
+    assert arguments.training.replay == "off"  # which YAML reads as false, like `no`
     assert arguments.model.lora_target_modules == "all-linear"
     assert arguments.training.report_to == ["wandb", "none"]
     assert [dataset.path for dataset in arguments.dataset.datasets] == ["a.jsonl", "b"]
@@ -131,6 +132,23 @@ def test_a_checkpoint_in_the_home_directory(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     arguments, _ = read(["--resume_from_checkpoint", "~/checkpoint-4"], portable=True)
     assert checkpoint_of(arguments.training) == str(tmp_path / "checkpoint-4")
+
+
+def test_a_tracker_that_is_not_installed_is_said_before_anything_is_loaded(write, monkeypatch, capsys):
+    trackers = "transformers.integrations.integration_utils.get_available_reporting_integrations"
+    monkeypatch.setattr(trackers, lambda: [])
+    write("r.yaml", complete("use_cpu: true\nbf16: false\nreport_to: wandb\noutput_dir: out\n"))
+    assert main(["recipes", "validate", "r.yaml"]) == 0
+    assert main(["grpo", "--config", "r.yaml"]) == 2
+    assert "pip install wandb" in capsys.readouterr().err
+
+
+def test_each_problem_of_several_recipes_names_its_file(write, capsys):
+    write("a.yaml", complete("reward_funcs:\n"))
+    write("b.yaml", complete("model_name_or_path:\n"))
+    write("c.yaml", complete("seed: 1\n"))
+    assert main(["recipes", "validate", "a.yaml", "b.yaml", "c.yaml"]) == 1
+    assert [line.split(": ")[2] for line in capsys.readouterr().err.splitlines()] == ["a.yaml", "b.yaml"]
 
 
 def test_grpo_says_the_same_about_a_bad_recipe_as_validate(write, capsys):

@@ -53,10 +53,17 @@ def audit(
     """
     files = [Path(path).expanduser() for path in paths]
     folder = files[0]
-    if len(files) > 1 or not folder.is_dir():
+    if len(files) > 1 and folder.is_dir():
+        raise UserError(
+            f"{folder} is a folder; `audit` describes one run. Give a single `output_dir`, or files of one run."
+        )
+    if folder.match(GROUPS_FILE):
+        folder = folder.parent.parent
+    if not folder.is_dir():
         source, groups = ", ".join(map(str, files)), groups_of(_read(files), prompt, reward or "reward", step)
     elif (folder / GROUPS_FILE).exists():
         source, groups = str(folder / GROUPS_FILE), read_groups(folder / GROUPS_FILE).to_pandas()
+        groups["step"] += 1  # optimizer steps that were done; TRL's tables have the step that a batch is for
     elif files := sorted(folder.glob(COMPLETIONS)):
         source = f"{len(files)} tables in {folder / 'completions'}"
         groups = groups_of(_read(files), prompt, reward, step or "step")

@@ -101,12 +101,13 @@ def _read(checkpoint: Path) -> dict[str, Any]:
         if manifest.pop("hash") != hash_json(manifest):
             raise ValueError("it is not what was written")
     except FileNotFoundError as error:
-        found = (
-            f"is incomplete: it has no {MANIFEST}, which is written last" if checkpoint.is_dir() else "does not exist"
-        )
+        if not checkpoint.is_dir():
+            raise CheckpointError(
+                f"The checkpoint {checkpoint} does not exist. Give one (`out/checkpoint-100`), or `True` for the latest."
+            ) from error
         raise CheckpointError(
-            f"The checkpoint {checkpoint} {found}. (Or it was not written by DataEfficientGRPOTrainer at all.) {_EARLIER} To use "
-            "its weights, start a new run with it as the model."
+            f"{checkpoint} is no checkpoint, is incomplete, or was not written by DataEfficientGRPOTrainer: it has no {MANIFEST}, "
+            f"which is written last. {_EARLIER} To use its weights, start a new run with it as the model."
         ) from error
     except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(

@@ -100,8 +100,14 @@ def make_trainer(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
 
 def check(arguments: GRPOArguments) -> None:
     """Raise a [`UserError`] for what is wrong on this machine, before data and model are loaded."""
+    from transformers.integrations.integration_utils import get_available_reporting_integrations
+
     training = arguments.training
     found = [*problems_of(arguments), *_message_of(checkpoint_of, training)]
+    for name in set(training.report_to) - set(get_available_reporting_integrations()):
+        found.append(
+            f"`report_to` is {name!r}, which is not installed: pip install {name}, or set `report_to` to 'none'."
+        )
     try:
         Path(str(training.output_dir)).mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=training.output_dir).close()

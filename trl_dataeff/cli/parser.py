@@ -216,6 +216,6 @@ def _as_option(parser: TrlParser, name: str, value: Any) -> list[str]:
     if is_default or isinstance(value, (dict, list)) or (isinstance(value, bool) and option.type is str):
         parser.set_defaults_with_config(**{option.dest: value})
         return []
-    if value is False and option.choices is not None and "no" in option.choices:
-        value = "no"  # which YAML reads as false
+    if value is False and option.choices is not None:  # as YAML reads `no` and `off`
+        value = next((word for word in ("no", "off") if word in option.choices), value)
     return [f"--{name}={'none' if value is None else value}"]

@@ -90,7 +90,8 @@ def _copy(args: argparse.Namespace) -> None:
 
 def _validate(args: argparse.Namespace) -> None:
     paths = [find_recipe(name) for name in args.paths]
-    problems = [problem for path in paths for problem in problems_of(path)]
+    found = [(f"{path}:", problem) for path in paths for problem in problems_of(path)]
+    problems = [text if text.startswith(path) else f"{path} {text}" for path, text in found]
     if problems:
         raise UserError(*problems, exit_code=1)
     print(f"{len(paths)} valid." if len(paths) > 1 else f"{paths[0]}: valid.")

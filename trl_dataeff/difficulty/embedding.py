@@ -274,7 +274,7 @@ def load_pretrained(name: str, state: Any) -> Any:
         return model
     except Exception as error:  # libraries raise what they like
         raise EmbeddingError(
-            f"The embedding model {name!r} cannot be loaded ({type(error).__name__}: {error}). It needs sentence-transformers (pip "
+            f"The embedding model {name!r} cannot be loaded ({type(error).__name__}: {error}). It needs the extra `embeddings` (pip "
             "install sentence-transformers), and the id of a model on the Hugging Face Hub, or the path of a folder from "
             "`save_pretrained`. In training, 'policy' is the trained model."
         ) from error

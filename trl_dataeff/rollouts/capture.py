@@ -99,7 +99,11 @@ class Recording:
     def score(self, calculate_rewards: Callable[..., torch.Tensor], *args: Any) -> torch.Tensor:
         """TRL's `_calculate_rewards`, recorded."""
         started = time.perf_counter()
-        self.rewards = calculate_rewards(*args)
+        try:
+            self.rewards = calculate_rewards(*args)
+        except (TypeError, ValueError) as error:
+            error.add_note("A reward function returns a list with a number or None for each completion.")
+            raise
         self.seconds += time.perf_counter() - started
         return self.rewards
 

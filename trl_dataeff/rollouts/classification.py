@@ -129,6 +129,11 @@ class RewardScale:
     def observe(self, totals: np.ndarray) -> None:
         """Widen the range by totals of any shape; NaN and infinite ones are passed over."""
         seen = totals[np.isfinite(totals)]
+        if self.fixed and ((seen < self.low) | (seen > self.high)).any():
+            logger.warning_once(
+                f"Total rewards lie outside of `reward_range` ({self.low:g} to {self.high:g}) and count as its nearer end for "
+                "selection, while training uses them as they are. Widen the range, or leave it unset."
+            )
         if not self.fixed and seen.size:
             self.low, self.high = min(self.low, float(seen.min())), max(self.high, float(seen.max()))
 

@@ -211,7 +211,7 @@ def _selector_class(name: str) -> type[Selector]:
     module, dot, attribute = name.rpartition(".")
     if not dot:
         raise ValueError(
-            f"`selection` is {name!r}; known are {', '.join(map(repr, sorted(_SELECTORS)))}.{closest(name, _SELECTORS)} "
+            f"`selection` is {name!r}; known are {', '.join(map(repr, ['auto', *sorted(_SELECTORS)]))}.{closest(name, _SELECTORS)} "
             "Your own is named by its dotted path, 'my_module.MySelector', or registered with @register_selector."
         )
     try:

@@ -27,7 +27,7 @@ FLUSH_SECONDS = 10.0
 ABOUT = b"trl_dataeff"  # key of the file's metadata: what [`about_groups`] returns, as JSON
 SCHEMA = pa.schema(
     {
-        "step": pa.int32(),  # optimizer step at which the group was generated
+        "step": pa.int32(),  # optimizer steps that were done when the group was generated
         "prompt_id": pa.int64(),  # row of the training dataset; -1 if not known
         "round": pa.int16(),  # of its generation batch, from 0
         "success_rate": pa.float32(),  # in [0, 1]; null if no completion was scorable
