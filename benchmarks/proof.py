@@ -142,6 +142,11 @@ def long_curves(folder: Path = SMOLLM2) -> list[Curve]:
     return curves_of(row for file in files for row in file.rows())
 
 
+def long_table() -> str:
+    """What the longest runs need to reach what plain GRPO ends with, and what they end with."""
+    return ratio_table(long_curves(), budget=PLANS[-1])
+
+
 def pretrained_table(ends: Iterable[dict]) -> str:
     """Every setting: where its runs end, what they take, and paired differences of success at temperature 1."""
     settings = settings_of(ends)
@@ -197,6 +202,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "conditions": conditions_table,
     "time": time_table,
     "methods": methods_table,
+    "long": long_table,
     "pretrained": lambda: pretrained_table(finished()),
     "readme": lambda: readme_table(finished()),
 }

@@ -67,17 +67,17 @@ def ratios(curves: Iterable[Curve], baseline: Iterable[Curve], x: str) -> list[f
     return found
 
 
-def lead(own: Iterable[Curve], other: Iterable[Curve]) -> list[float]:
-    """Differences of accuracy after `BUDGET` rollouts to the runs `other` with the same seeds; of runs that have so many."""
-    theirs = {curve.seed: curve.after(BUDGET) for curve in other}
-    differences = [curve.after(BUDGET) - theirs.get(curve.seed, math.nan) for curve in own]
+def lead(own: Iterable[Curve], other: Iterable[Curve], budget: float) -> list[float]:
+    """Differences of accuracy after `budget` rollouts to the runs `other` with the same seeds; of runs that have so many."""
+    theirs = {curve.seed: curve.after(budget) for curve in other}
+    differences = [curve.after(budget) - theirs.get(curve.seed, math.nan) for curve in own]
     return [difference for difference in differences if not math.isnan(difference)]
 
 
-def ratio_table(curves: list[Curve], show_baseline: bool = True, rival: str = BASELINE) -> str:
+def ratio_table(curves: list[Curve], show_baseline: bool = True, rival: str = BASELINE, budget: int = BUDGET) -> str:
     """
     A row for each pool, learning rate and method: what it needs as a share of what the baseline needs on the same pool at the
-    same rate, and its accuracy at equal rollouts, with the paired difference from `rival`.
+    same rate, and its accuracy after `budget` rollouts, with the paired difference from `rival`.
     """
     groups: dict[tuple[str, float, str], list[Curve]] = {}
     for curve in curves:
@@ -91,9 +91,9 @@ def ratio_table(curves: list[Curve], show_baseline: bool = True, rival: str = BA
         name = [*([] if one_pool else [pool]), *([] if one_rate else [f"{rate:g}"]), f"`{method}`", str(len(own))]
         costs = [tables.ratio(ratios(own, base, x)) for x in COSTS]
         effective = tables.mean([curve.effective_share() for curve in own], 2)
-        accuracy = tables.mean([curve.after(BUDGET) for curve in own])
+        accuracy = tables.mean([curve.after(budget) for curve in own])
         other = [] if method == rival else groups.get((pool, rate, rival), [])
-        rows.append([*name, *costs, effective, accuracy, tables.difference(lead(own, other))])
+        rows.append([*name, *costs, effective, accuracy, tables.difference(lead(own, other, budget))])
     name = [*([] if one_pool else ["pool"]), *([] if one_rate else ["learning rate"]), "method", "seeds"]
-    ends = [f"accuracy after {BUDGET:,} rollouts", f"difference from `{rival}`"]
+    ends = [f"accuracy after {budget:,} rollouts", f"difference from `{rival}`"]
     return tables.markdown([*name, *COSTS.values(), "effective groups", *ends], rows)
