@@ -138,7 +138,8 @@ def rivals(own: list[dict], settings: list[list[dict]]) -> dict[str, list[dict]]
 
 def long_curves(folder: Path = SMOLLM2) -> list[Curve]:
     """The finished runs of the longest plan."""
-    files = [RunFile(folder, end["run"]) for end in finished(folder) if plan(end) == PLANS[-1]]
+    ends = [end for own in settings_of(finished(folder)) for end in own if plan(end) == PLANS[-1]]
+    files = [RunFile(folder, end["run"]) for end in ends]
     return curves_of(row for file in files for row in file.rows())
 
 
@@ -174,9 +175,9 @@ def readme_table(ends: Iterable[dict]) -> str:
         if end["learning_rate"] in rates:
             name = WORDS[end["method"]] + (", half of the steps" if plan(end) == HALF else "")
             difference = tables.difference(above(own, rivals(own, settings).get(BASELINE, [])))
-            cells = (_mean(own, column, digits) for column, digits in ENDS.items())
+            cells = (_mean(own, column, digits) for column, digits in ENDS.items() if column != "cpu_s")
             rows.append([name, f"{plan(end):,}", str(len(own)), *cells, difference])
-    header = ["", "rollouts", "seeds", "success", "greedy", "steps", "CPU seconds", "difference from plain GRPO"]
+    header = ["", "rollouts", "seeds", "success", "greedy", "steps", "difference from plain GRPO"]
     return tables.markdown(header, rows)
 
 
