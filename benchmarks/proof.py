@@ -34,6 +34,7 @@ METHODS = (BASELINE, "selection", "default")  # in this order, and before all ot
 WORDS = {BASELINE: "plain GRPO", "selection": "selection alone", "default": "default"}
 #: Grey, vermilion and blue, which colour-blind readers can tell apart; each is legible on white and on black
 COLOURS = {BASELINE: "#808080", "selection": "#D55E00", "default": "#2F8FD8"}
+FEWEST_FOR_A_BAND = 5  # runs; of fewer, each is a thin line
 INK = "#7A7A7A"  # of text and axes, for the same reason
 PLANS = (512, 1024, 9600)  # rollouts, of runs on the pretrained model
 HALF = PLANS[0]
@@ -50,16 +51,6 @@ def study(name: str) -> list[Curve]:
 
 def rule_table() -> str:
     return ratio_table(study("rule"), rival="default")
-
-
-def pools_table() -> str:
-    return ratio_table(study("pools"), show_baseline=False)
-
-
-def methods_table() -> str:
-    """Other methods, by the uniform runs of the study `rule` with their seeds."""
-    base = [curve for curve in study("rule") if curve.method == BASELINE]
-    return ratio_table([*base, *study("methods")], show_baseline=False)
 
 
 def conditions_table() -> str:
@@ -199,10 +190,8 @@ def time_table() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "rule": rule_table,
-    "pools": pools_table,
     "conditions": conditions_table,
     "time": time_table,
-    "methods": methods_table,
     "long": long_table,
     "pretrained": lambda: pretrained_table(finished()),
     "readme": lambda: readme_table(finished()),
@@ -218,7 +207,7 @@ def fill(page: str) -> str:
 
 
 def draw(curves: list[Curve], path: Path) -> None:
-    """Accuracy over rollouts and over steps, mean over seeds and 95 % band, as far as all seeds go; an SVG without background."""
+    """Accuracy over rollouts and over steps, mean over seeds with its 95 % band or with the single runs, as far as all seeds go; an SVG without background."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -235,7 +224,11 @@ def draw(curves: list[Curve], path: Path) -> None:
                     grid, values = on_grid(runs)
                     mean, half = band(values)
                     axis.plot(grid, mean, color=colour, linewidth=2, label=f"{WORDS[method]}, {len(runs)} seeds")
-                    axis.fill_between(grid, mean - half, mean + half, color=colour, alpha=0.25, linewidth=0)
+                    if len(runs) >= FEWEST_FOR_A_BAND:
+                        axis.fill_between(grid, mean - half, mean + half, color=colour, alpha=0.25, linewidth=0)
+                        continue
+                    for run in runs:
+                        axis.plot(*run, color=colour, linewidth=0.7, alpha=0.7)
             axis.set(xlabel=label, xlim=(0, None))
             axis.xaxis.set_major_formatter("{x:,.0f}")
             axis.grid(color=INK, alpha=0.25)
