@@ -133,7 +133,6 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             reserved=validation.reserved_places(config, world_size) if replays else 0,
             rounds=rounds,
             generates_apart=self._generates_apart,
-            writes_logs=True,
             processes=self._processes,
         )
         accumulated = config.gradient_accumulation_steps

@@ -27,21 +27,12 @@ def make_collector(
     reward_names: Sequence[str],
     reward_weights: np.ndarray,
     replays: bool,
-    reserved: int = 0,
-    rounds: int = 1,
-    generates_apart: bool = True,
-    writes_logs: bool = False,
-    processes: Processes = Processes(),  # noqa: B008 (immutable)
+    reserved: int,
+    rounds: int,
+    generates_apart: bool,
+    processes: Processes,
 ) -> RolloutCollector:
-    """
-    The collector of a trainer.
-
-    Args:
-        selector ([`Selector`] or `None`): not bound yet; `None` where prompts are not known by row.
-        replays (`bool`): whether groups are replayed.
-        writes_logs (`bool`, *optional*, defaults to `False`): whether the main process writes the files of [`RunLogs`].
-        config, reward_names, reward_weights, reserved, rounds, generates_apart, processes: see [`RolloutCollector`].
-    """
+    """The collector of a trainer; `replays` says whether groups are replayed. For the others see [`RolloutCollector`]."""
     buffer = ReplayBuffer(
         config.replay_capacity,
         config.replay_max_age,
@@ -66,7 +57,7 @@ def make_collector(
         reserved=reserved,
         over_batch=config.scale_rewards == "batch" or config.multi_objective_aggregation == "normalize_then_sum",
         generates_apart=generates_apart,
-        logs=RunLogs(config.output_dir) if writes_logs and processes.is_main else None,
+        logs=RunLogs(config.output_dir) if processes.is_main else None,
         seed=config.seed,
         processes=processes,
     )

@@ -11,7 +11,7 @@ import torch
 from trl.trainer.utils import nanstd
 
 from trl_dataeff.rollouts.classification import GroupClassifier, total_rewards
-from trl_dataeff.rollouts.group import Disposition, RolloutGroup
+from trl_dataeff.rollouts.group import RolloutGroup
 from trl_dataeff.tracking.metrics import group_metrics
 
 
@@ -51,17 +51,15 @@ class GenerationBatch:
         their generation, and then on those `replayed`. Sets the origin and the disposition of every group.
         """
         for group in leftover:
-            group.mark(origin="leftover")
+            group.origin = "leftover"
         for group in replayed:
-            group.mark(origin="replayed")
-        parts: tuple[tuple[Sequence[RolloutGroup], Disposition], ...] = (
-            (self.generated, "dropped"),  # unless it is trained on or left over
-            (self.leftover, "leftover"),
-            ([*taken, *replayed], "trained"),
-        )
-        for groups, disposition in parts:
-            for group in groups:
-                group.mark(disposition=disposition)
+            group.origin = "replayed"
+        for group in self.generated:
+            group.disposition = "dropped"  # unless it is trained on or left over
+        for group in self.leftover:
+            group.disposition = "leftover"
+        for group in [*taken, *replayed]:
+            group.disposition = "trained"
         own = [group for group in [*leftover, *self.generated] if group.disposition == "trained"]
         self.trained = [*own, *replayed]
 

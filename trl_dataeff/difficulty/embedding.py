@@ -102,7 +102,7 @@ def embed_for(trainer: GRPOTrainer, dataset: Dataset, embedding: str, *, resumed
     [`embed_dataset`] by a trainer's policy if `embedding` is `"policy"`, or by the model of this id or path. They are kept in the
     output folder, as a file that processes of one machine share. A run that is `resumed` takes those that it began with.
     """
-    name = f"embeddings-{hash_json(embedding, len(dataset))[:8]}.npy"
+    name = f"embeddings-{hash_json([embedding, len(dataset)])[:8]}.npy"
     path = Path(cast(str, trainer.args.output_dir), "dataeff", name)
     if resumed:
         stored = _read(path)

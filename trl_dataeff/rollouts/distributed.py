@@ -89,7 +89,8 @@ def redistribute(groups: Sequence[RolloutGroup], destinations: np.ndarray, rank:
     sent = all_gather({i: groups[i].rollouts for i in moves if groups[i].owner == rank})
     for i in moves:
         group = groups[i]
-        group.move(int(destinations[i]), sent[group.owner][i] if destinations[i] == rank else None)
+        group.rollouts = sent[group.owner][i] if destinations[i] == rank else None
+        group.owner = int(destinations[i])
 
 
 def pack_distributed(groups: Sequence[RolloutGroup], rank: int, world_size: int) -> dict[str, np.ndarray]:
@@ -108,8 +109,8 @@ def unpack_distributed(arrays: dict[str, np.ndarray], rank: int, world_size: int
     """The inverse of [`pack_distributed`], for any number of processes: each keeps the rollouts that it owns."""
     groups = unpack_groups(arrays)
     for group in groups:
-        owner = group.owner % world_size
-        group.move(owner, group.rollouts if owner == rank else None)
+        group.owner %= world_size
+        group.rollouts = group.rollouts if group.owner == rank else None
     return groups
 
 
