@@ -65,8 +65,8 @@ def make_collector(
 
 def hash_same_prompts(dataset: Dataset, processes: Processes) -> str:
     """
-    Content hash of the prompts of a dataset. Raises a `ValueError` if those of processes differ: prompts are known by row, and another
-    order on one process would train on other prompts than were selected. A collective if there are several processes.
+    Content hash of the prompts of a dataset. Raises a `ValueError` if those of processes differ, since prompts are known by row. A
+    collective if there are several.
     """
     dataset_hash = hash_prompts(dataset)
     if processes.world_size > 1:
@@ -75,9 +75,8 @@ def hash_same_prompts(dataset: Dataset, processes: Processes) -> str:
         if differ:
             sizes = ", ".join(str(own[0]) for own in [first, *others])
             raise ValueError(
-                f"`train_dataset` differs between processes: that of {', '.join(differ)} is not that of process 0 (prompts of "
-                f"each: {sizes}). Give every process the same prompts in the same order: shuffle with a fixed seed, and do not "
-                "split the dataset by process; that is done later."
+                f"`train_dataset` differs between processes: that of {', '.join(differ)} is not that of process 0 (prompts of each: "
+                f"{sizes}). Give all the same prompts in the same order: shuffle with a fixed seed, and do not split the dataset."
             )
     return dataset_hash
 

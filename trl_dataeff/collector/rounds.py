@@ -81,10 +81,7 @@ class GenerationBatch:
 
 @dataclass
 class ZeroVarianceShare:
-    """
-    Running share of zero-variance groups among those generated: counts that fade by `decay` with every round, so that large
-    rounds weigh more than small ones. 0 before the first round.
-    """
+    """Running share of zero-variance groups, 0 before the first round: counts of groups that fade by `decay` with every round."""
 
     decay: float = 0.8
     zero: float = 0.0
@@ -113,15 +110,10 @@ SMALLEST, LARGEST = 0.25, 1.5  # rounds of dynamic sampling, as shares of the ba
 @dataclass(frozen=True)
 class RoundSizes:
     """
-    How many rounds of rollouts a generation batch may take, and their sizes.
-
-    A single round has as many groups as places are wanted. Several rounds replace zero-variance groups (dynamic sampling,
-    DAPO, arXiv 2503.14476); each has `ceil(margin * missing / (1 - zero_share))` groups, within 0.25 and 1.5 times the batch
-    (GRESO, arXiv 2506.02177, section on adaptive batch size), and never fewer than are missing while the bounds allow it.
-
-    Attributes:
-        most: rounds that one generation batch may take; further ones follow only where it is not full otherwise.
-        margin: oversampling of a round, at least 1.
+    At most `most` rounds of rollouts in a generation batch, and their sizes. A single round has as many groups as places are wanted.
+    Several rounds replace zero-variance groups (dynamic sampling, DAPO, arXiv 2503.14476); each has
+    `ceil(margin * missing / (1 - zero_share))` groups, with a `margin` of at least 1, within 0.25 and 1.5 times the batch (GRESO,
+    arXiv 2506.02177, section on adaptive batch size), and never fewer than are missing while the bounds allow it.
     """
 
     most: int = 1
@@ -154,9 +146,9 @@ def renormalize(
 ) -> torch.Tensor:
     """
     Advantages `(rows,)` of this process that TRL has normalised over the groups trained on, normalised over the groups
-    generated for the batch instead (`scale_rewards="batch"`, and `normalize_then_sum`); unchanged if the rewards of the latter
-    are all equal. Replayed groups are all effective and stand in for zero-variance ones: with them the deviation would be
-    larger, and every advantage smaller. Both lists have the groups of all processes.
+    generated for the batch instead (`scale_rewards="batch"`, and `normalize_then_sum`): with replayed groups, which are all
+    effective, every advantage would be smaller. Unchanged if the rewards of the latter are all equal. Both lists have the groups
+    of all processes.
     """
     deviation = deviation_over_batch(generated, classifier)
     if not deviation > 0 or not math.isfinite(deviation):

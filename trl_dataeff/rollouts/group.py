@@ -24,13 +24,6 @@ Origin: TypeAlias = Literal["fresh", "leftover", "replayed", "reference"]
 Disposition: TypeAlias = Literal["trained", "leftover", "dropped"]
 
 
-DIFFERENT_PROMPTS = (
-    "The completions of a group have different `prompt_ids`, as a `rollout_func` may return them. Rollouts that are kept need "
-    "one prompt per group: return the same for all completions of a prompt, or set `selection='uniform'`, `replay='off'`, "
-    "`max_rollout_rounds=1` and `skip_zero_advantage=False`."
-)
-
-
 @dataclass
 class Rollouts:
     """
