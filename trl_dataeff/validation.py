@@ -165,20 +165,28 @@ def reserved_places(args: DataEfficientGRPOConfig, world_size: int) -> int:
     return replay_groups(args.replay_fraction, groups, world_size) if args.replay == "share" else 0
 
 
-def refuse_reuse(config: DataEfficientGRPOConfig, is_main: bool) -> None:
-    """Turn off, with a warning, what needs our `_compute_loss`, in a trainer whose loss does not call it. Selection stays."""
-    if is_main and (config.replay != "off" or config.max_rollout_rounds > 1):
-        logger.warning(
-            "Each batch is one round of rollouts without replay, because a subclass or Unsloth overrides the loss, and does not call "
-            "`DataEfficientGRPOTrainer._compute_loss`. Let it call `super()`, or import `trl_dataeff.trainer` before `unsloth`."
+def turn_off_reuse(config: DataEfficientGRPOConfig, reason: str | None, corrects_loss: bool, is_main: bool) -> None:
+    """
+    Turn off, with a warning, what a run cannot do: rounds and replay if there is a `reason` (see [`unsupported_reason`]), and what
+    needs our `_compute_loss` in a trainer whose loss does not call it.
+    """
+    if reason is None and corrects_loss:
+        return
+    is_auto = reason is not None and config.selection == "auto"
+    if is_main and (config.replay != "off" or config.max_rollout_rounds > 1 or is_auto):
+        why = (
+            "Because a subclass or Unsloth overrides the loss, and does not call `DataEfficientGRPOTrainer._compute_loss` (let it call "
+            "`super()`, or import `trl_dataeff.trainer` before `unsloth`)"
         )
-    config.replay, config.max_rollout_rounds, config.skip_zero_advantage = "off", 1, False
+        why = why if reason is None else f"With {reason}, `selection='auto'` is 'uniform', and"
+        logger.warning(f"{why} each batch is one round of rollouts without replay.")
+    config.replay, config.max_rollout_rounds = "off", 1
+    config.skip_zero_advantage = config.skip_zero_advantage and corrects_loss
 
 
 def announce(
     args: DataEfficientGRPOConfig,
     selector: Selector,
-    reason: str | None,
     processes: Processes,
     num_prompts: int | None,
     model: torch.nn.Module,
@@ -189,9 +197,8 @@ def announce(
     """
     if not processes.is_main:
         return
-    replay = reason is None and replays(args, processes.world_size)
-    rounds = args.max_rollout_rounds if reason is None else 1
-    reserved = reserved_places(args, processes.world_size)
+    replay, reserved = replays(args, processes.world_size), reserved_places(args, processes.world_size)
+    rounds = args.max_rollout_rounds
     parts = {
         selection_title(type(selector).__name__): not isinstance(selector, UniformSelector),
         f"up to {rounds} rounds a batch": rounds > 1,
@@ -200,7 +207,7 @@ def announce(
     if any(parts.values()):
         size = "" if num_prompts is None else f"; {num_prompts:,} prompts"
         logger.warning(", ".join(text for text, is_on in parts.items() if is_on) + size)
-    for warning in _ignored_options(args, reason, replay):
+    for warning in _ignored_options(args, replay):
         logger.warning(warning)
     if (replay or rounds > 1) and not args.use_vllm and has_dropout(model):
         logger.warning(
@@ -209,12 +216,8 @@ def announce(
         )
 
 
-def _ignored_options(args: DataEfficientGRPOConfig, reason: str | None, replay: bool) -> Iterator[str]:
+def _ignored_options(args: DataEfficientGRPOConfig, replay: bool) -> Iterator[str]:
     """A sentence about each option that has no effect in a run."""
-    if reason is not None:
-        if args.selection == "auto" or args.replay != "off" or args.max_rollout_rounds > 1:
-            yield f"With {reason}, `selection='auto'` is 'uniform', and each batch is one round of rollouts without replay."
-        return
     if args.replay == "share" and not replay:
         yield (
             f"`replay_fraction={args.replay_fraction}` of each process's groups rounds to no group: nothing is replayed. Use larger "

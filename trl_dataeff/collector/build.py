@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from datasets import Dataset
 
+import trl_dataeff.validation as validation
 from trl_dataeff.collector.collector import RolloutCollector
 from trl_dataeff.collector.rounds import RoundSizes
 from trl_dataeff.config import DataEfficientGRPOConfig
@@ -26,13 +27,10 @@ def make_collector(
     selector: Selector | None,
     reward_names: Sequence[str],
     reward_weights: np.ndarray,
-    replays: bool,
-    reserved: int,
-    rounds: int,
     generates_apart: bool,
     processes: Processes,
 ) -> RolloutCollector:
-    """The collector of a trainer; `replays` says whether groups are replayed. For the others see [`RolloutCollector`]."""
+    """The collector of a trainer. See [`RolloutCollector`] for the arguments."""
     buffer = ReplayBuffer(
         config.replay_capacity,
         config.replay_max_age,
@@ -52,9 +50,9 @@ def make_collector(
         reward_names=reward_names,
         selector=selector,
         settings=run_settings(config, selector, reward_names, processes.world_size),
-        round_sizes=RoundSizes(rounds, config.rollout_margin),
-        buffer=buffer if replays else None,
-        reserved=reserved,
+        round_sizes=RoundSizes(config.max_rollout_rounds, config.rollout_margin),
+        buffer=buffer if validation.replays(config, processes.world_size) else None,
+        reserved=validation.reserved_places(config, processes.world_size),
         over_batch=config.scale_rewards == "batch" or config.multi_objective_aggregation == "normalize_then_sum",
         generates_apart=generates_apart,
         logs=RunLogs(config.output_dir) if processes.is_main else None,
