@@ -34,7 +34,7 @@ def test_only_groups_that_move_are_sent(monkeypatch):
     groups = [make_group(prompt_id=i, owner=owner) for i, owner in enumerate([0, 0, 0, 1, 1])]
     there, ours = groups[2].rollouts, groups[4].rollouts
     for group in groups[:3]:
-        group.move(0, None)  # held by process 0
+        group.owner, group.rollouts = 0, None  # held by process 0
     sent = []
 
     def all_gather(value):
