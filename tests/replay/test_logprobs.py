@@ -57,6 +57,7 @@ def test_only_effective_groups_of_this_batch_without_log_probs_of_a_sampler_are_
     recorder = LogprobRecorder()
     recorder.expect(groups, batch := batch_of(groups))
     recorder.record(batch["batch_row"], logps_of(list(range(6))))
+    recorder.record(batch["batch_row"], 9 * logps_of(list(range(6))))  # a row counts at its first pass
     assert [group.rollouts.behavior_logps for group in groups[:4]] == [None, known, known, None]
     assert_recorded(groups[4], [4])
     assert_recorded(groups[5], [5])
