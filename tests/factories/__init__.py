@@ -38,6 +38,7 @@ from tests.factories.tiny import (
 )
 from tests.factories.tools import add, scripted_tool_calls, tool_arguments, tool_dataset, tool_tokenizer
 from tests.factories.training import (
+    Checked,
     CountedRows,
     Watched,
     dynamic,

@@ -102,6 +102,77 @@ class CountedRows(Watched):
             (self.in_loss if torch.is_grad_enabled() else self.old_logps_rows).append(len(kwargs["input_ids"]))
 
 
+class Checked(Watched):
+    """
+    Computes the loss of every micro-batch with replayed rows by hand, with its gradient, and compares it with the trainer's.
+
+    Attributes:
+        checked: number of such micro-batches.
+        held: number of tokens whose ratio was held at the cap.
+        largest: the largest pi_old / pi_behavior.
+    """
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.checked = self.held = 0
+        self.largest = 0.0
+
+    def _compute_loss(self, model, inputs):
+        loss = super()._compute_loss(model, inputs)
+        if "replayed" in inputs and inputs["replayed"].any():
+            expected = self.loss_by_hand(model, inputs)
+            torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-6)
+            parameters = [p for p in model.parameters() if p.requires_grad]
+            ours = torch.autograd.grad(loss, parameters, retain_graph=True)
+            for a, b in zip(ours, torch.autograd.grad(expected, parameters)):
+                torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+            self.checked += 1
+        return loss
+
+    def loss_by_hand(self, model, inputs):
+        """The objectives of arXiv 2506.05316 and of the loss types, from plain logits."""
+        args, mask = self.args, inputs["completion_mask"]
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+        attention = torch.cat([inputs["prompt_mask"], mask], dim=1)
+        t = mask.size(1)
+        logits = model(input_ids=ids, attention_mask=attention).logits[:, -t - 1 : -1]
+        logps = logits.log_softmax(-1).gather(-1, ids[:, -t:, None])[..., 0]
+        advantages = inputs["advantages"][:, None]
+        behavior = inputs["behavior_per_token_logps"]
+        old = inputs.get("old_per_token_logps", logps.detach())
+        known = ~behavior.isnan()
+        assert (known.any(dim=1) == inputs["replayed"]).all()
+        sampled = torch.where(known, behavior, old)
+        self.largest = max(self.largest, (old - sampled)[mask.bool()].exp().max().item())
+        of = [logps, old, sampled]
+        if args.importance_sampling_level == "sequence":
+            of = [(values * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True) for values in of]
+        w, rho = (of[0] - of[1]).exp(), (of[1] - of[2]).exp().clamp(max=args.replay_ratio_cap)
+        held = torch.zeros_like(w, dtype=torch.bool)
+        if args.replay_clip == "behavior":
+            w, rho = (of[0] - of[2]).exp(), torch.ones(())
+            held = inputs["replayed"][:, None] & (advantages < 0) & (w > args.replay_ratio_cap)
+        self.held += int((held & mask.bool()).sum())
+        w = torch.where(held, args.replay_ratio_cap, w)
+        if args.loss_type == "cispo":
+            per_token = -rho * w.clamp(max=args.epsilon).detach() * advantages * logps
+        else:
+            clipped = w.clamp(1 - args.epsilon, 1 + args.epsilon)
+            per_token = -rho * torch.where(
+                held, args.replay_ratio_cap * advantages, torch.min(w * advantages, clipped * advantages)
+            )
+        trls_ratio = inputs.get("importance_sampling_ratio", torch.ones(()))  # vLLM's, of fresh rows alone
+        per_token = per_token * mask * torch.where(inputs["replayed"][:, None], 1.0, trls_ratio)
+        accumulation = self.current_gradient_accumulation_steps
+        if args.loss_type == "grpo":
+            return (per_token.sum(1) / mask.sum(1)).mean() / accumulation
+        if args.loss_type == "bnpo":
+            return per_token.sum() / mask.sum() / accumulation
+        if args.loss_type == "dr_grpo":
+            return per_token.sum() / (len(mask) * self.max_completion_length) / accumulation
+        return per_token.sum() / (inputs["num_items_in_batch"] * accumulation / args.steps_per_generation)
+
+
 def logp_differences(trainer) -> list[float]:
     """By generation batch, how far log-probs of sampler and training are apart at most, over fresh rows with an advantage."""
     largest = []

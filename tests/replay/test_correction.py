@@ -8,7 +8,7 @@ import pytest
 import torch
 from trl import GRPOTrainer
 
-from tests.factories import SHARE, Watched, dynamic, make_group
+from tests.factories import SHARE, Checked, Watched, dynamic, make_group
 from trl_dataeff.replay.buffer import ReplayBuffer
 from trl_dataeff.replay.correction import LossCorrection, behavior_ratio, correct_inputs
 from trl_dataeff.replay.logprobs import behavior_tensors
@@ -112,69 +112,6 @@ def test_clipped_share(clip, share):
     loss = correction(clip=clip, cap=1.2, buffer=ReplayBuffer(1))
     with loss.micro_batch(inputs):
         assert loss.on_logps(PRESENT + np.log(1.1))["replay/clipped_share"] == pytest.approx(share)
-
-
-class Checked(Watched):
-    """Computes every micro-batch's loss by hand and compares it with the trainer's."""
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.checked = self.held = 0
-        self.largest = 0.0  # pi_old / pi_behavior
-
-    def _compute_loss(self, model, inputs):
-        loss = super()._compute_loss(model, inputs)
-        if "replayed" in inputs and inputs["replayed"].any():
-            expected = self.loss_by_hand(model, inputs)
-            torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-6)
-            parameters = [p for p in model.parameters() if p.requires_grad]
-            ours = torch.autograd.grad(loss, parameters, retain_graph=True)
-            for a, b in zip(ours, torch.autograd.grad(expected, parameters)):
-                torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
-            self.checked += 1
-        return loss
-
-    def loss_by_hand(self, model, inputs):
-        """The objectives of arXiv 2506.05316 and of the loss types, from plain logits."""
-        args, mask = self.args, inputs["completion_mask"]
-        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
-        attention = torch.cat([inputs["prompt_mask"], mask], dim=1)
-        t = mask.size(1)
-        logits = model(input_ids=ids, attention_mask=attention).logits[:, -t - 1 : -1]
-        logps = logits.log_softmax(-1).gather(-1, ids[:, -t:, None])[..., 0]
-        advantages = inputs["advantages"][:, None]
-        behavior = inputs["behavior_per_token_logps"]
-        old = inputs.get("old_per_token_logps", logps.detach())
-        known = ~behavior.isnan()
-        assert (known.any(dim=1) == inputs["replayed"]).all()
-        sampled = torch.where(known, behavior, old)
-        self.largest = max(self.largest, (old - sampled)[mask.bool()].exp().max().item())
-        of = [logps, old, sampled]
-        if args.importance_sampling_level == "sequence":
-            of = [(values * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True) for values in of]
-        w, rho = (of[0] - of[1]).exp(), (of[1] - of[2]).exp().clamp(max=args.replay_ratio_cap)
-        held = torch.zeros_like(w, dtype=torch.bool)
-        if args.replay_clip == "behavior":
-            w, rho = (of[0] - of[2]).exp(), torch.ones(())
-            held = inputs["replayed"][:, None] & (advantages < 0) & (w > args.replay_ratio_cap)
-        self.held += int((held & mask.bool()).sum())
-        w = torch.where(held, args.replay_ratio_cap, w)
-        if args.loss_type == "cispo":
-            per_token = -rho * w.clamp(max=args.epsilon).detach() * advantages * logps
-        else:
-            clipped = w.clamp(1 - args.epsilon, 1 + args.epsilon)
-            per_token = -rho * torch.where(
-                held, args.replay_ratio_cap * advantages, torch.min(w * advantages, clipped * advantages)
-            )
-        per_token = per_token * mask
-        accumulation = self.current_gradient_accumulation_steps
-        if args.loss_type == "grpo":
-            return (per_token.sum(1) / mask.sum(1)).mean() / accumulation
-        if args.loss_type == "bnpo":
-            return per_token.sum() / mask.sum() / accumulation
-        if args.loss_type == "dr_grpo":
-            return per_token.sum() / (len(mask) * self.max_completion_length) / accumulation
-        return per_token.sum() / (inputs["num_items_in_batch"] * accumulation / args.steps_per_generation)
 
 
 REPLAY = {**SHARE, "max_rollout_rounds": 1}

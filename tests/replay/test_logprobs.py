@@ -3,13 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.factories import make_group
 from trl_dataeff.replay.logprobs import (
     LogprobRecorder,
-    behavior_tensors,
     compute_leftover_logps,
     exclude_masked,
     group_logps,
@@ -31,10 +28,9 @@ def group_of(*lengths: int, **fields) -> RolloutGroup:
     )
 
 
-def logps_of(rows: list[int], forward: int = 0) -> torch.Tensor:
-    """Log-probs `(b, WIDTH)` that tell row, token and forward pass."""
-    tokens = torch.arange(WIDTH) / 10
-    return torch.tensor(rows).view(-1, 1) + tokens + 100.0 * forward
+def logps_of(rows: list[int]) -> torch.Tensor:
+    """Log-probs `(b, WIDTH)` that tell row and token."""
+    return torch.tensor(rows).view(-1, 1) + torch.arange(WIDTH) / 10
 
 
 def batch_of(groups: list[RolloutGroup], **tensors: torch.Tensor) -> dict:
@@ -46,31 +42,6 @@ def assert_recorded(group: RolloutGroup, rows: list[int]) -> None:
     rollouts = group.rollouts
     for values, row, tokens in zip(rollouts.behavior_logps, rows, rollouts.completion_tokens, strict=True):
         np.testing.assert_array_equal(values, logps_of([row])[0, : len(tokens)].numpy(), strict=True)
-
-
-@given(data=st.data(), seed=st.randoms(use_true_random=False))
-def test_rows_are_recorded_in_any_order_over_any_number_of_forward_passes(data, seed):
-    """A row counts at its first pass: with `num_iterations` every row meets the loss several times, later by another policy."""
-    lengths = data.draw(st.lists(st.lists(st.integers(1, WIDTH), min_size=1, max_size=4), min_size=1, max_size=4))
-    groups = [group_of(*values) for values in lengths]
-    recorder = LogprobRecorder()
-    recorder.expect(groups, batch := batch_of(groups))
-    rows = batch["batch_row"].tolist()
-    ends = np.cumsum([len(values) for values in lengths])
-    assert rows == list(range(ends[-1]))
-    expected = [list(range(end - len(values), end)) for end, values in zip(ends, lengths)]
-    seed.shuffle(rows)
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(rows)), max_size=4)))
-    for start, end in zip([0, *cuts], [*cuts, len(rows)]):
-        again, new = rows[:start], rows[start:end]
-        logps = torch.cat([logps_of(again, forward=1), logps_of(new)])
-        recorder.record(torch.tensor([*again, *new], dtype=torch.long), logps)
-        for group, own in zip(groups, expected):
-            if {*again, *new} >= set(own):
-                assert_recorded(group, own)
-            else:  # never in part
-                assert group.rollouts.behavior_logps is None
-    recorder.expect([], batch_of(groups))  # all were seen
 
 
 def test_only_effective_groups_of_this_batch_without_log_probs_of_a_sampler_are_recorded():
@@ -86,6 +57,7 @@ def test_only_effective_groups_of_this_batch_without_log_probs_of_a_sampler_are_
     recorder = LogprobRecorder()
     recorder.expect(groups, batch := batch_of(groups))
     recorder.record(batch["batch_row"], logps_of(list(range(6))))
+    recorder.record(batch["batch_row"], 9 * logps_of(list(range(6))))  # a row counts at its first pass
     assert [group.rollouts.behavior_logps for group in groups[:4]] == [None, known, known, None]
     assert_recorded(groups[4], [4])
     assert_recorded(groups[5], [5])
@@ -146,27 +118,6 @@ def test_processes_make_equally_many_forward_passes_for_their_leftover_groups():
         for rollouts in [group.rollouts for group in groups if group.owner == rank]:
             for logps, tokens in zip(rollouts.behavior_logps, rollouts.completion_tokens, strict=True):
                 np.testing.assert_array_equal(logps, -tokens.astype(np.float32), strict=True)
-
-
-def test_no_forward_pass_without_leftover_groups_or_where_the_sampler_returned_its_log_probs():
-    forward, sampled = Forward(), [np.float32([-1.0]), np.float32([-1.0, -2.0])]
-    group = make_group(owner=0, sampling_logps=sampled)
-    compute_leftover_logps([], forward.logps_of, make_group(owner=0), Processes())
-    compute_leftover_logps([group], forward.logps_of, group, Processes())
-    assert forward.calls == 0
-    assert group.rollouts.behavior_logps is None
-
-
-@pytest.mark.parametrize("origin", ["leftover", "replayed"])
-def test_the_samplers_own_logps_come_first(origin):
-    sampled = [np.array([-0.5], np.float32), np.array([-0.5, -0.25], np.float32)]
-    policy = [np.array([-9.0], np.float32), np.array([-9.0, -9.0], np.float32)]
-    stale = make_group(sampling_logps=sampled, behavior_logps=policy, origin=origin)
-    tensors = behavior_tensors([make_group(behavior_logps=policy), stale], torch.zeros(4, 2))
-    assert tensors["replayed"].tolist() == [False, False, True, True]
-    np.testing.assert_array_equal(tensors["behavior_per_token_logps"][3], [-0.5, -0.25])
-    np.testing.assert_array_equal(tensors["behavior_per_token_logps"][2], [-0.5, np.nan])
-    assert tensors["behavior_per_token_logps"][:2].isnan().all()
 
 
 def test_a_sequence_that_the_samplers_mask_excluded_stays_out_when_it_is_replayed():

@@ -1,12 +1,11 @@
 """
 A pytest plugin that runs TRL's own GRPO tests against `DataEfficientGRPOTrainer` with every feature off, on small
-local models in place of the Hub's. `make test-upstream TRL_REPO=/path/to/trl` runs it twice: with TRL's class, which
-gives the baseline, and with ours, where only a test that passes in the baseline counts as a failure:
+local models in place of the Hub's. `make test-upstream TRL_REPO=/path/to/trl` runs it twice: with TRL's class, and then
+with ours on the tests that have passed:
 
     export PYTHONPATH=tests/upstream
-    python -m pytest -p upstream_plugin $TRL_REPO/tests/test_grpo_trainer.py --upstream-class=trl \\
-        --upstream-results=trl.json
-    python -m pytest -p upstream_plugin $TRL_REPO/tests/test_grpo_trainer.py --upstream-baseline=trl.json
+    python -m pytest -p upstream_plugin $TRL_REPO/tests/test_grpo_trainer.py --upstream-passed=FILE --upstream-class=trl
+    python -m pytest -p upstream_plugin $TRL_REPO/tests/test_grpo_trainer.py --upstream-passed=FILE
 
 It is not imported as `tests.upstream...`: TRL's tests are a package `tests` too.
 """
@@ -40,7 +39,6 @@ from trl_dataeff import DataEfficientGRPOTrainer
 from trl_dataeff.config import own_copy
 
 
-NO_STAND_IN = "no local stand-in"
 _CPU = not torch.cuda.is_available()
 _LOADERS = (
     _BaseAutoModelClass,
@@ -84,7 +82,7 @@ def _skips(function):
         try:
             return function(*args, **kwargs)
         except NoStandInError as error:
-            pytest.skip(f"{NO_STAND_IN} for {error}")
+            pytest.skip(f"no local stand-in for {error}")
 
     return skipping
 
@@ -105,11 +103,8 @@ def _redirected(stand_ins: StandIns, loader: type) -> classmethod:
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("upstream", "TRL's own tests against trl_dataeff")
     group.addoption("--upstream-class", choices=("dataeff", "trl"), default="dataeff", help="the class under test")
-    group.addoption("--upstream-results", metavar="FILE", help="write the outcome of each test to FILE (JSON)")
-    group.addoption(
-        "--upstream-baseline", metavar="FILE", help="results with TRL's class: only what passes there may fail"
-    )
-    group.addoption("--upstream-summary", metavar="FILE", help="write a summary in Markdown to FILE")
+    what = "names of tests: TRL's class writes those that pass, ours runs them"
+    group.addoption("--upstream-passed", metavar="FILE", type=Path, help=what)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -117,16 +112,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class UpstreamRun:
-    """One run: the replacements while it lasts, the outcomes of its tests, and the summary at its end."""
+    """One run: the replacements while it lasts, and which of its tests pass."""
 
     def __init__(self, config: pytest.Config):
         self.ours = config.getoption("--upstream-class") == "dataeff"
-        self.results = config.getoption("--upstream-results")
-        self.summary_file = config.getoption("--upstream-summary")
-        baseline = config.getoption("--upstream-baseline")
-        self.baseline = json.loads(Path(baseline).read_text()) if baseline else {}
-        self.outcomes: dict[str, str] = {}
-        self.reasons: dict[str, str] = {}
+        self.file = config.getoption("--upstream-passed")
+        self.passes: dict[str, bool] = {}
         self.folder = tempfile.TemporaryDirectory(prefix="trl_dataeff_upstream_")
         self.stand_ins = StandIns(Path(self.folder.name))
         # Before test modules are imported: they import these names
@@ -143,58 +134,24 @@ class UpstreamRun:
         self.patch.undo()
         self.folder.cleanup()
 
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        if self.ours:
+            chosen = json.loads(self.file.read_text())
+            config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in chosen])
+            items[:] = [item for item in items if item.nodeid in chosen]
+
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         writes_ids = _TOKEN_ID.search(inspect.getsource(item.function))
         self.stand_ins.vocabulary = FULL_VOCABULARY if writes_ids else SMALL_VOCABULARY
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if (report.when == "call" or not report.passed) and report.nodeid not in self.named("failed"):
-            outcome = "xfailed" if hasattr(report, "wasxfail") and report.skipped else report.outcome
-            self.outcomes[report.nodeid], self.reasons[report.nodeid] = outcome, _reason(report)
+        so_far = report.when == "setup" or self.passes[report.nodeid]
+        self.passes[report.nodeid] = so_far and report.passed
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if self.results:
-            Path(self.results).write_text(json.dumps(self.outcomes, indent=1))
-        if self.baseline and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-            good = self.named("passed") and not self.regressions()  # that all fail with both classes shows nothing
-            session.exitstatus = pytest.ExitCode.OK if good else pytest.ExitCode.TESTS_FAILED
-
-    def named(self, outcome: str) -> list[str]:
-        return [test for test, result in self.outcomes.items() if result == outcome]
-
-    def regressions(self) -> list[str]:
-        """Tests that pass with TRL's class and fail with ours."""
-        return [test for test in self.named("failed") if self.baseline.get(test) == "passed"]
-
-    def pytest_terminal_summary(self, terminalreporter) -> None:
-        text = self.summary()
-        terminalreporter.section("TRL's tests")
-        terminalreporter.write_line(text)
-        if self.summary_file:
-            Path(self.summary_file).write_text(f"### TRL's GRPO tests\n\n{text}\n")
-
-    def summary(self) -> str:
-        """Counts, and why tests failed or had no stand-in, in Markdown."""
-        name = "DataEfficientGRPOTrainer, everything off" if self.ours else "GRPOTrainer (baseline)"
-        counts = ", ".join(f"{len(self.named(kind))} {kind}" for kind in ("passed", "failed", "skipped", "xfailed"))
-        regressions = self.regressions()
-        listed = {
-            "Pass with TRL's class and fail with ours": regressions,
-            "Other failures": [test for test in self.named("failed") if test not in regressions],
-            "Skipped for want of a stand-in": [t for t in self.named("skipped") if NO_STAND_IN in self.reasons[t]],
-        }
-        lines = [f"{name}, trl {trl.__version__}: {counts}"]
-        for title, tests in listed.items():
-            lines += ["", f"{title}: {len(tests) or 'none'}", *(f"- `{test}`: {self.reasons[test]}" for test in tests)]
-        return "\n".join(lines)
-
-
-def _reason(report: pytest.TestReport) -> str:
-    """Why a test failed or was skipped, in one line."""
-    if report.passed:
-        return ""
-    if isinstance(report.longrepr, tuple):  # a skip: file, line, reason
-        return report.longrepr[2].removeprefix("Skipped: ")
-    crash = getattr(report.longrepr, "reprcrash", None)
-    return (crash.message if crash else str(report.longrepr)).strip().splitlines()[0][:200]
+        passed = [name for name, passes in self.passes.items() if passes]
+        if not self.ours:
+            self.file.write_text(json.dumps(passed))
+        elif not passed and session.exitstatus == pytest.ExitCode.OK:  # that all are skipped shows nothing
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
