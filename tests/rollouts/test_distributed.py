@@ -47,6 +47,8 @@ def test_only_groups_that_move_are_sent(monkeypatch):
     assert [group.owner for group in groups] == [0, 0, 1, 1, 0]
     assert groups[2].rollouts is there
     assert groups[4].rollouts is None
+    with pytest.raises(AttributeError, match="never changes"):
+        groups[0].kind = 0
 
 
 def test_groups_are_packed_with_rollouts_of_all_processes_and_unpacked_for_any_number(monkeypatch):

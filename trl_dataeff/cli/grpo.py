@@ -104,7 +104,8 @@ def check(arguments: GRPOArguments) -> None:
 
     training = arguments.training
     found = [*problems_of(arguments), *_message_of(checkpoint_of, training)]
-    for name in set(training.report_to) - set(get_available_reporting_integrations()):
+    trackers = training.report_to if isinstance(training.report_to, list) else []
+    for name in set(trackers) - set(get_available_reporting_integrations()):
         found.append(
             f"`report_to` is {name!r}, which is not installed: pip install {name}, or set `report_to` to 'none'."
         )

@@ -22,6 +22,7 @@ EFFECTIVE, EASY, HARD = 0, 1, 2
 Origin: TypeAlias = Literal["fresh", "leftover", "replayed", "reference"]
 #: What becomes of it: trained on, kept for a later batch, or dropped.
 Disposition: TypeAlias = Literal["trained", "leftover", "dropped"]
+PLACE = ("origin", "disposition", "owner", "rollouts")  # what may change of a group
 
 
 @dataclass
@@ -91,6 +92,11 @@ class RolloutGroup:
     origin: Origin = "fresh"
     disposition: Disposition | None = None
     rollouts: Rollouts | None = None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in vars(self) and name not in PLACE:
+            raise AttributeError(f"`{name}` of a group never changes.")
+        super().__setattr__(name, value)
 
     @property
     def effective(self) -> bool:
