@@ -85,10 +85,11 @@ def test_a_group_whose_differing_completions_were_all_cut_off_has_no_gradient(gr
 
 
 def test_rewards_outside_of_a_given_range_are_warned_of_once(caplog):
-    classifier = GroupClassifier(np.ones(1), reward_range=(0, 1))
+    # A range of its own: a process warns once of each
+    classifier = GroupClassifier(np.ones(1), reward_range=(0, 1.25))
     for rewards in ([[0.0, 1.0]], [[0.5, 5.0]], [[-1.0, 5.0]]):
         classifier.classify(np.array(rewards, dtype=np.float32)[..., None], np.zeros((1, 2), dtype=bool))
-    assert caplog.text.count("`reward_range` (0 to 1)") == 1
+    assert caplog.text.count("`reward_range` (0 to 1.25)") == 1
 
 
 def test_a_classifier_widens_its_scale_round_by_round():
