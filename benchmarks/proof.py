@@ -79,8 +79,9 @@ def finished(folder: Path = SMOLLM2) -> list[dict]:
 
 
 def plan(end: dict) -> int:
-    """The rollouts that a run was planned for: it ends with the step that reaches them."""
-    return max(rollouts for rollouts in PLANS if rollouts <= end["rollouts"])
+    """The rollouts that a run was planned for: it ends with the step that reaches them. Those that it made, for a plan of your own."""
+    made = end["rollouts"]
+    return next((rollouts for rollouts in PLANS if rollouts <= made < 1.1 * rollouts), made)
 
 
 def settings_of(ends: Iterable[dict]) -> list[list[dict]]:
@@ -167,8 +168,8 @@ def readme_table(ends: Iterable[dict]) -> str:
             name = WORDS[end["method"]] + (", half of the steps" if plan(end) == HALF else "")
             difference = tables.difference(above(own, rivals(own, settings).get(BASELINE, [])))
             cells = (_mean(own, column, digits) for column, digits in ENDS.items() if column != "cpu_s")
-            rows.append([name, f"{plan(end):,}", str(len(own)), *cells, difference])
-    header = ["", "rollouts", "seeds", "success", "greedy", "steps", "difference from plain GRPO"]
+            rows.append([name, str(len(own)), *cells, difference])
+    header = ["", "seeds", "success", "greedy", "steps", "difference from plain GRPO"]
     return tables.markdown(header, rows)
 
 

@@ -101,9 +101,8 @@ def check_dataset(
     if not isinstance(dataset, Dataset):
         if selector is not None or args.selection not in ("auto", "uniform") or args.max_rollout_rounds > 1:
             raise UserError(
-                f"`train_dataset` is of type {type(dataset).__name__}, which allows neither `selection={args.selection!r}` nor "
-                "`max_rollout_rounds` above 1. Load the dataset without streaming, or use `selection='uniform'` and "
-                "`max_rollout_rounds=1`."
+                f"`train_dataset` is of type {type(dataset).__name__}; a selector and `max_rollout_rounds` above 1 need a map-style "
+                "dataset. Load it without streaming, or use `selection='uniform'` and `max_rollout_rounds=1`."
             )
         return  # TRL rejects other types, and `None` without an environment
     prompts = args.generation_batch_size // args.num_generations

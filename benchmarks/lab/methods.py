@@ -16,12 +16,6 @@ from typing import Any
 from .pools import LEARNABLE
 
 
-SELECTORS = {
-    "dots": "trl_dataeff:DotsSelector",
-    "dots_paper": "trl_dataeff.selection:PaperDotsSelector",
-    "greso": "trl_dataeff.selection:GresoSelector",
-    "uniform": "trl_dataeff.selection:UniformSelector",
-}
 OURS = {"trainer": "trl_dataeff:DataEfficientGRPOTrainer", "config": "trl_dataeff:DataEfficientGRPOConfig"}
 
 
@@ -58,7 +52,9 @@ class Method:
 
 def _arguments(selection: str) -> dict[str, Any]:
     """The arguments of a selector, with their defaults."""
-    parameters = inspect.signature(_load(SELECTORS[selection])).parameters
+    from trl_dataeff.selection import make_selector
+
+    parameters = inspect.signature(type(make_selector(selection, {}))).parameters
     return {name: parameter.default for name, parameter in parameters.items()}
 
 

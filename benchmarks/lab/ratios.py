@@ -74,7 +74,7 @@ def lead(own: Iterable[Curve], other: Iterable[Curve], budget: float) -> list[fl
     return [difference for difference in differences if not math.isnan(difference)]
 
 
-def ratio_table(curves: list[Curve], show_baseline: bool = True, rival: str = BASELINE, budget: int = BUDGET) -> str:
+def ratio_table(curves: list[Curve], rival: str = BASELINE, budget: int = BUDGET) -> str:
     """
     A row for each pool, learning rate and method: what it needs as a share of what the baseline needs on the same pool at the
     same rate, and its accuracy after `budget` rollouts, with the paired difference from `rival`.
@@ -85,8 +85,6 @@ def ratio_table(curves: list[Curve], show_baseline: bool = True, rival: str = BA
     one_pool, one_rate = (len({key[i] for key in groups}) == 1 for i in (0, 1))
     rows = []
     for (pool, rate, method), own in groups.items():
-        if method == BASELINE and not show_baseline:
-            continue
         base = groups.get((pool, rate, BASELINE), [])
         name = [*([] if one_pool else [pool]), *([] if one_rate else [f"{rate:g}"]), f"`{method}`", str(len(own))]
         costs = [tables.ratio(ratios(own, base, x)) for x in COSTS]

@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
 
 from .counting import counting
-from .evaluate import success
+from .evaluate import Success, success
 from .methods import find
 from .pools import POOLS, cached_cell_success, classify, easy_tasks, held_out_tasks, pool_dataset
 from .rewards import Tally
@@ -109,12 +109,8 @@ class Evaluations(TrainerCallback):
     def quality(self, model) -> dict[str, Any]:
         """What is measured of the policy."""
         held_out, easy = (success(model, self.tokenizer, tasks) for tasks in (self.tasks, self.easy))
-        return {
-            "accuracy_sampled": held_out.sampled.mean().item(),
-            "accuracy_greedy": held_out.greedy.float().mean().item(),
-            "accuracy_by_kind": accuracy_by_kind(self.tasks, held_out.sampled),
-            "accuracy_easy": easy.sampled.mean().item() if len(self.easy) else None,
-            "entropy_held_out": held_out.entropy.mean().item(),
+        return columns(self.tasks, held_out) | {
+            "accuracy_easy": easy.sampled.mean().item() if len(self.easy) else None
         }
 
     def _evaluate(self, step: int) -> None:
@@ -164,10 +160,16 @@ class Evaluations(TrainerCallback):
         return means
 
 
-def accuracy_by_kind(tasks: Sequence[Task], success: torch.Tensor) -> dict[str, float]:
-    """Mean success of the tasks of each family."""
+def columns(tasks: Sequence[Task], measured: Success) -> dict[str, Any]:
+    """What a row says of the success on `tasks`: means over all of them, and of those of each family."""
     families = np.array([task.family for task in tasks])
-    return {family: success.numpy()[families == family].mean().item() for family in np.unique(families).tolist()}
+    sampled = measured.sampled.numpy()
+    return {
+        "accuracy_sampled": measured.sampled.mean().item(),
+        "accuracy_greedy": measured.greedy.float().mean().item(),
+        "accuracy_by_kind": {name: sampled[families == name].mean().item() for name in np.unique(families).tolist()},
+        "entropy_held_out": measured.entropy.mean().item(),
+    }
 
 
 def config_options(spec: RunSpec, output_dir: str) -> dict:

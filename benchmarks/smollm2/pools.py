@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.lab.evaluate import success
 from benchmarks.lab.tasks import Task
-from benchmarks.lab.train import accuracy_by_kind
+from benchmarks.lab.train import columns
 from benchmarks.smollm2.gym import Gym
 from benchmarks.smollm2.questions import LEARNABLE, UNSOLVABLE, Question, questions
 
@@ -47,13 +47,7 @@ class Pool:
     def quality(model, tokenizer) -> dict[str, Any]:
         """On the held-out questions: exact success rates at temperature 1, and the share that greedy decoding answers right."""
         tasks = [Task(q.kind, 0, q.prompt, q.answer) for q in held_out()]
-        rates = success(model, tokenizer, tasks)
-        return {
-            "accuracy_sampled": rates.sampled.mean().item(),
-            "accuracy_greedy": rates.greedy.float().mean().item(),
-            "accuracy_by_kind": accuracy_by_kind(tasks, rates.sampled),
-            "entropy_held_out": rates.entropy.mean().item(),
-        }
+        return columns(tasks, success(model, tokenizer, tasks))
 
     def counts(self) -> dict[str, int]:
         """Questions of each kind."""

@@ -20,9 +20,8 @@ def share_prompts(model: PreTrainedModel, own: int) -> None:
     """
     backbone: Any = model.base_model
     forward = backbone.forward
-    name = (
-        "cache" if "cache" in inspect.signature(forward).parameters else "past_key_values"
-    )  # by Transformers' version
+    # Transformers renames the argument
+    name = "cache" if "cache" in inspect.signature(forward).parameters else "past_key_values"
 
     @functools.wraps(forward)
     def shared(input_ids=None, attention_mask=None, **options):
@@ -56,10 +55,8 @@ def _equal_rows(prompts: torch.Tensor, attention_mask: torch.Tensor) -> tuple[to
     """Of `prompts` (N, P): an index for each different row, (M,), and for each row its place among those, (N,)."""
     both = torch.cat([prompts, attention_mask[:, : prompts.shape[1]]], dim=1)
     _, rows = torch.unique(both, dim=0, return_inverse=True)
-    numbers = torch.arange(len(rows))
-    first = torch.empty(int(rows.max()) + 1, dtype=torch.long).scatter_reduce(
-        0, rows, numbers, "amin", include_self=False
-    )
+    numbers = torch.arange(len(rows), device=rows.device)
+    first = numbers.new_empty(int(rows.max()) + 1).scatter_reduce(0, rows, numbers, "amin", include_self=False)
     return first, rows
 
 

@@ -53,10 +53,8 @@ def audit(
     """
     files = [Path(path).expanduser() for path in paths]
     folder = files[0]
-    if len(files) > 1 and folder.is_dir():
-        raise UserError(
-            f"{folder} is a folder; `audit` describes one run. Give a single `output_dir`, or files of one run."
-        )
+    if len(files) > 1 and any(file.is_dir() for file in files):
+        raise UserError("`audit` describes one run: give a single `output_dir`, or files of one run.")
     if folder.match(GROUPS_FILE):
         folder = folder.parent.parent
     if not folder.is_dir():

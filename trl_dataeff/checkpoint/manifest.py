@@ -106,8 +106,8 @@ def _read(checkpoint: Path) -> dict[str, Any]:
                 f"The checkpoint {checkpoint} does not exist. Give one (`out/checkpoint-100`), or `True` for the latest."
             ) from error
         raise CheckpointError(
-            f"{checkpoint} is no checkpoint, is incomplete, or was not written by DataEfficientGRPOTrainer: it has no {MANIFEST}, "
-            f"which is written last. {_EARLIER} To use its weights, start a new run with it as the model."
+            f"{checkpoint} has no {MANIFEST}, which is written last: it is incomplete, or DataEfficientGRPOTrainer did not write "
+            f"it. {_EARLIER} To use its weights, start a new run with it as the model."
         ) from error
     except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(

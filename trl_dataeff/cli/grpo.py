@@ -104,11 +104,11 @@ def check(arguments: GRPOArguments) -> None:
 
     training = arguments.training
     found = [*problems_of(arguments), *_message_of(checkpoint_of, training)]
-    trackers = training.report_to if isinstance(training.report_to, list) else []
-    for name in set(trackers) - set(get_available_reporting_integrations()):
-        found.append(
-            f"`report_to` is {name!r}, which is not installed: pip install {name}, or set `report_to` to 'none'."
-        )
+    installed = get_available_reporting_integrations()
+    for name in training.report_to or []:
+        if name not in installed:
+            known = f"installed here: {', '.join(installed)}" if installed else "no tracker is installed here"
+            found.append(f"`report_to` is {name!r}; {known}. Install its package, or set `report_to` to 'none'.")
     try:
         Path(str(training.output_dir)).mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=training.output_dir).close()
