@@ -160,9 +160,7 @@ def check_fields(config: DataEfficientGRPOConfig) -> None:
         for bound in span:
             check_number("reward_range", bound, "(-inf, inf)")
         if len(span) != 2 or not span[0] < span[1]:
-            raise ValueError(
-                f"`reward_range` is {span!r}; it takes two numbers (low, high) with low < high, or `None`."
-            )
+            raise ValueError(f"`reward_range` is {span!r}; it takes two numbers (low, high), low < high, or `None`.")
     check_number("max_rollout_rounds", config.max_rollout_rounds, "[1, inf)", integer=True)
     check_number("rollout_margin", config.rollout_margin, "[1, inf)")
     check_number("replay_fraction", config.replay_fraction, "(0, 1)")
@@ -170,17 +168,13 @@ def check_fields(config: DataEfficientGRPOConfig) -> None:
     check_number("replay_max_age", config.replay_max_age, "[1, inf)", integer=True, none=True)
     check_number("replay_ratio_cap", config.replay_ratio_cap, "[1, inf]", none=True)
     if config.save_on_signal and config.enable_jit_checkpoint:
-        raise ValueError(
-            "`save_on_signal` and `enable_jit_checkpoint` both handle SIGTERM. Set one of them to False: `save_on_signal` "
-            "saves after the present step, with the selection state."
-        )
+        raise ValueError("`save_on_signal` and `enable_jit_checkpoint` both handle SIGTERM. Set one of them to False.")
 
 
 def own_copy(args: Any, model: Any = None) -> DataEfficientGRPOConfig:
     """
-    A copy of a configuration that has the fields of this package, at their defaults where `args` lacks them. A plain
-    `GRPOConfig` becomes a [`DataEfficientGRPOConfig`]; an object of another subclass keeps its class and methods. Without
-    `args`, the defaults, with the output folder that TRL names after the `model`.
+    A copy of a configuration with the fields of this package, at their defaults where `args` lacks them; a plain `GRPOConfig` becomes
+    a [`DataEfficientGRPOConfig`]. Without `args`, the defaults, with the output folder that TRL names after the `model`.
 
     `GRPOConfig.__post_init__` derives fields from one another and cannot run twice, so nothing is constructed from `args`.
     """

@@ -53,11 +53,9 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
 
     Overridden methods, and why:
 
-    - `_generate_and_score_completions`: in training, rows come from the collector, not from the dataloader; TRL's method
-      runs once, on exactly what is trained on.
+    - `_generate_and_score_completions`: in training, rows come from the collector; TRL's method runs once, on what is trained on.
     - `_generate`, `_calculate_rewards`: record what is generated; play back stored rollouts.
-    - `_compute_loss`, `_get_per_token_logps_and_entropies`: correct the loss of groups that an earlier policy sampled, and skip
-      rows without a gradient.
+    - `_compute_loss`, `_get_per_token_logps_and_entropies`: correct the loss of stored rollouts; skip rows without a gradient.
     - `train`: checks the checkpoint to resume from, begins a run of the collector, and handles signals and failures.
     - `_save_checkpoint`, `_load_optimizer_and_scheduler`: save and load the state of the run, with a manifest.
     - `create_scheduler`: with FSDP2 a run begins here, where the policy has been sharded and can embed prompts.
@@ -104,49 +102,42 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         environments, tool_images = self.environment_factories is not None, self._is_vlm and bool(self.tools)
         reason = validation.unsupported_reason(self.train_dataset, environments, tool_images)
         self._processes = Processes.of(self.accelerator)
-        if not capture.corrects_loss(type(self), DataEfficientGRPOTrainer):
-            validation.refuse_reuse(config, self._processes.is_main)
+        corrects_loss = capture.corrects_loss(type(self), DataEfficientGRPOTrainer)
+        validation.turn_off_reuse(config, reason, corrects_loss, self._processes.is_main)
         self._fsdp2 = bool(self.is_fsdp_enabled and self.accelerator.is_fsdp2)
         cannot_embed = (self.is_fsdp_enabled or is_deepspeed_zero3_enabled()) and not self._fsdp2
         world_size = self._processes.world_size
         self.selector = validation.resolve_selector(config, selector, reason, cannot_embed, world_size)
-        rounds = config.max_rollout_rounds if reason is None else 1
-        replays = reason is None and validation.replays(config, world_size)
-        skips = config.skip_zero_advantage and capture.can_skip_rows(self)
-        apart = rounds > 1 or replays or skips or uses_references(self.selector)
-        self._generates_apart = reason is None and apart
-        validation.check_steps(config, replays or uses_references(self.selector), rounds)
+        rounds, skips = config.max_rollout_rounds, config.skip_zero_advantage and capture.can_skip_rows(self)
+        replays = validation.replays(config, world_size) or uses_references(self.selector)
+        validation.check_steps(config, replays, rounds)
+        self._generates_apart = reason is None and (rounds > 1 or replays or skips)
         off = isinstance(self.selector, UniformSelector) and not self._generates_apart
         self._selects = self._map_style and validation.holds_whole_groups(config, world_size, off)
         columns_are_passed = not environments and self.rollout_func is None and not config.remove_unused_columns
         if dataset is not None and columns_are_passed:
             validation.check_reward_arguments(self.reward_funcs, dataset[0])
         num_prompts = None if dataset is None else len(dataset)
-        validation.announce(config, self.selector, reason, self._processes, num_prompts, self.model)
+        validation.announce(config, self.selector, self._processes, num_prompts, self.model)
 
         self.collector = make_collector(
             config,
             selector=self.selector if self._selects else None,
             reward_names=self.reward_func_names,
             reward_weights=self.reward_weights.numpy(),
-            replays=replays,
-            reserved=validation.reserved_places(config, world_size) if replays else 0,
-            rounds=rounds,
             generates_apart=self._generates_apart,
-            writes_logs=True,
             processes=self._processes,
         )
-        accumulated = config.gradient_accumulation_steps
-        self._skipper = RowSkipper(self.loss_type, accumulated, self._processes) if skips else None
+        skipper = RowSkipper(self.loss_type, config.gradient_accumulation_steps, self._processes)
+        self._skipper = skipper if skips else None
         self._correction = LossCorrection.of(self, config, self.collector.buffer, self._processes)
         self._timer = StepTimer()
         self._run, self._begins_sharded = Run(""), False
         self._prompt_ids: list[int] = []  # rows that are generated or trained on now
         self._rows_read: dict[int, dict[str, Any]] = {}  # rows of the present generation batch
         self._loop: dict[str, Any] | None = None  # of the training loop, as a checkpoint has it
-        store = self._metrics["train"]
-        check = self._correction.check_applied
-        self._callback = DataEfficientCallback(self.collector, self._timer, store, self._continue_interval, check)
+        on_events = self._continue_interval, self._correction.check_applied
+        self._callback = DataEfficientCallback(self.collector, self._timer, self._metrics["train"], *on_events)
         self.callback_handler.callbacks.insert(1, self._callback)  # see its class
 
     __init__.__signature__ = _SIGNATURE.replace(  # type: ignore[attr-defined]

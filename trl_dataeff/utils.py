@@ -119,13 +119,8 @@ def hash_bytes(parts: Iterable[bytes | memoryview]) -> str:
     return digest.hexdigest()
 
 
-def hash_json(*values: Any) -> str:
+def hash_json(values: Iterable[Any]) -> str:
     """Hash of JSON values. The order of keys does not count; what JSON does not know is written as `str(value)`."""
-    return hash_each(values)
-
-
-def hash_each(values: Iterable[Any]) -> str:
-    """The same as [`hash_json`], of values that are read one at a time."""
     return hash_bytes(json.dumps(value, sort_keys=True, default=str).encode() for value in values)
 
 
@@ -138,8 +133,8 @@ def hash_array(array: np.ndarray | torch.Tensor) -> str:
 
 def hash_rows(array: np.ndarray | torch.Tensor, at_most: int = 1024) -> str:
     """
-    Hash of the shape of an array `(N, ...)` and of `at_most` of its rows, evenly spread, first and last included. For arrays that
-    are too large to read whole, such as memory-mapped embeddings: 10^7 rows take 20 GB.
+    Hash of the shape of an array `(N, ...)` and of `at_most` of its rows, evenly spread, first and last included: memory-mapped
+    embeddings are too large to read whole.
     """
     n = len(array)
     rows = np.unique(np.linspace(0, n - 1, min(n, at_most)).astype(np.int64)) if n else np.empty(0, np.int64)
@@ -148,13 +143,11 @@ def hash_rows(array: np.ndarray | torch.Tensor, at_most: int = 1024) -> str:
 
 def hash_prompts(dataset: Dataset, column: str = "prompt") -> str:
     """
-    Hash of all prompts of a dataset, in order, 32 hexadecimal digits. It identifies the dataset of a checkpoint.
-
-    Stored values are read, so that no transform runs and no image is decoded. If there is no such column, because a
-    transform makes the prompts, whole rows are hashed. The hash does not depend on how the values are stored, on
+    Hash of all prompts of a dataset, in order, 32 hexadecimal digits: of the stored values, so that no transform runs and no
+    image is decoded, and of whole rows if a transform makes the prompts. It does not depend on how the values are stored, on
     whether `select` or `shuffle` has copied the rows, on the order of a message's keys or on other columns.
     """
     found = column in dataset.column_names
     stored = dataset.with_format("arrow", columns=[column] if found else dataset.column_names)
     chunks = (stored[start : start + _ROWS] for start in range(0, len(stored), _ROWS))
-    return hash_each(chunk[column].to_pylist() if found else chunk.to_pylist() for chunk in chunks)
+    return hash_json(chunk[column].to_pylist() if found else chunk.to_pylist() for chunk in chunks)

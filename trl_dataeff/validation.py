@@ -34,18 +34,9 @@ def resolve_selector(
     processes: int = 1,
 ) -> Selector:
     """
-    The selector of a run, not bound yet: the instance that was given, or the one that `selection` names. Before the model is
-    loaded, when the last three arguments are unknown, it is called for its errors alone.
-
-    Args:
-        reason (`str`, *optional*): see [`unsupported_reason`].
-        cannot_embed (`bool`, *optional*, defaults to `False`): whether the policy is sharded so that it cannot embed prompts.
-        processes (`int`, *optional*, defaults to `1`): how many there are.
-
-    Raises:
-        `TypeError`: `selector` is no instance of [`Selector`].
-        `ValueError`: there is no such selector, it does not take `selector_args`, two are given, or reference rollouts cannot be
-            generated.
+    The selector of a run, not bound yet: the instance that was given, or the one that `selection` names. Raises a `TypeError` or a
+    `ValueError` for one that cannot be made or used. Before the model is loaded, when the last three arguments are unknown (see
+    [`unsupported_reason`]; whether the policy is sharded so that it cannot embed; how many processes), it is called for these alone.
     """
     if selector is None:
         selector = _named_selector(args, reason, cannot_embed)
@@ -53,13 +44,12 @@ def resolve_selector(
         raise TypeError(f"`selector` is {selector!r}; it takes an instance of `trl_dataeff.Selector`.")
     elif args.selection != "auto" or args.selector_args:
         raise ValueError(
-            f"`selector={type(selector).__name__}(...)` is given beside `selection={args.selection!r}` and "
-            f"`selector_args={args.selector_args!r}`, which make a selector by its name. Leave these two out, or `selector`."
+            f"`selector={type(selector).__name__}(...)` is given beside `selection={args.selection!r}` and `selector_args="
+            f"{args.selector_args!r}`, which make a selector by its name. Leave these two out, or `selector`."
         )
     if uses_references(selector) and reason is not None:
         raise ValueError(
-            f"{type(selector).__name__} generates reference rollouts outside of TRL's pass over a batch, which is not "
-            f"possible with {reason}. Use a selector without them (`selection='dots'`)."
+            f"{type(selector).__name__} needs reference rollouts, not possible with {reason}. Use `selection='dots'`."
         )
     size = getattr(selector, "reference_size", processes)
     if size < processes:
@@ -108,25 +98,20 @@ def check_dataset(
     prompts = args.generation_batch_size // args.num_generations
     if len(dataset) < prompts:
         raise UserError(
-            f"`train_dataset` has {len(dataset)} prompts, and each batch takes {prompts} different ones "
-            f"(`generation_batch_size` {args.generation_batch_size} / `num_generations` {args.num_generations}). Use "
-            "a larger dataset, or a smaller `per_device_train_batch_size` x `steps_per_generation`."
+            f"`train_dataset` has {len(dataset)} prompts, and each batch takes {prompts} (`generation_batch_size` "
+            f"{args.generation_batch_size} / `num_generations`). Use more, or a smaller `per_device_train_batch_size`."
         )
     if environment_factory is not None:
         return  # it may make prompts of empty ones
     if "prompt" not in dataset[0]:  # a transform may make it
         raise UserError(
-            f"`train_dataset` has no column `prompt`; its columns are {dataset.column_names}. Rename the column that "
-            "holds the prompts: `dataset.rename_column('question', 'prompt')`."
+            f"`train_dataset` has no column `prompt`; its columns are {dataset.column_names}. Use `rename_column` on that of the prompts."
         )
     check_prompts(dataset)
 
 
 def check_reward_arguments(reward_funcs: Sequence[Any], row: Mapping[str, Any]) -> None:
-    """
-    Raise a [`UserError`] that names a reward function that does not take the arguments that TRL passes: some of its own, and the
-    columns of the dataset, whose first `row` is given.
-    """
+    """Raise a [`UserError`] that names a reward function that does not take what TRL passes: its own arguments, and columns of `row`."""
     passed = [*PASSED_BY_TRL, *(name for name in row if name not in NOT_PASSED_BY_TRL)]
     for function in reward_funcs:
         if isinstance(function, torch.nn.Module):
@@ -143,37 +128,29 @@ def check_reward_arguments(reward_funcs: Sequence[Any], row: Mapping[str, Any]) 
 
 
 def check_steps(config: DataEfficientGRPOConfig, replays: bool, rounds: int) -> None:
-    """
-    Raise a [`UserError`] if an optimizer step takes parts of two generation batches, unless each batch is a single pass of
-    TRL's: one round, nothing replayed and no reference rollouts.
-    """
+    """Raise a [`UserError`] if an optimizer step takes parts of two generation batches that are not a single pass of TRL's each."""
     accumulated, steps = config.gradient_accumulation_steps, config.steps_per_generation
     if not (replays or rounds > 1) or steps * config.num_iterations % accumulated == 0:
         return
     step_size = config.generation_batch_size // steps * accumulated  # completions
     works = accumulated * config.num_generations // math.gcd(config.num_generations, step_size)
     raise UserError(
-        f"With `gradient_accumulation_steps={accumulated}`, `steps_per_generation={steps}` and "
-        f"`num_iterations={config.num_iterations}`, one optimizer step trains on parts of several generation batches, which replay "
-        f"(`replay` is {config.replay!r}), several rounds (`max_rollout_rounds` is {config.max_rollout_rounds}) and reference "
-        f"rollouts do not allow. Set `steps_per_generation={works}`, or turn these off."
+        f"With `gradient_accumulation_steps={accumulated}`, `steps_per_generation={steps}` and `num_iterations="
+        f"{config.num_iterations}`, one optimizer step trains on parts of several generation batches, which `replay`, "
+        f"`max_rollout_rounds` above 1 and reference rollouts do not allow. Set `steps_per_generation={works}`, or turn these off."
     )
 
 
 def holds_whole_groups(config: DataEfficientGRPOConfig, world_size: int, off: bool) -> bool:
-    """
-    Whether each process trains on whole groups. Raises a [`UserError`] if not, unless everything is `off`: then TRL's dataloader
-    decides which completions of a group are where.
-    """
+    """Whether each process trains on whole groups. Raises a [`UserError`] if not, unless everything is `off`, where TRL allows it."""
     completions, group_size = config.generation_batch_size // world_size, config.num_generations
     if completions % group_size == 0:
         return True
     if off:
         return False
     raise UserError(
-        f"Each of {world_size} processes trains on {completions} completions of a generation batch, and a group has {group_size} "
-        "(`num_generations`): this package needs whole groups on every process. Make `per_device_train_batch_size` x "
-        f"`steps_per_generation` a multiple of {group_size}."
+        f"Each of {world_size} processes trains on {completions} completions of a generation batch, which are not whole groups of "
+        f"{group_size}. Make `per_device_train_batch_size` x `steps_per_generation` a multiple of it (`num_generations`)."
     )
 
 
@@ -188,34 +165,40 @@ def reserved_places(args: DataEfficientGRPOConfig, world_size: int) -> int:
     return replay_groups(args.replay_fraction, groups, world_size) if args.replay == "share" else 0
 
 
-def refuse_reuse(config: DataEfficientGRPOConfig, is_main: bool) -> None:
-    """Turn off, with a warning, what needs our `_compute_loss`, in a trainer whose loss does not call it. Selection stays."""
-    if is_main and (config.replay != "off" or config.max_rollout_rounds > 1):
-        logger.warning(
-            "The loss of this trainer does not call `DataEfficientGRPOTrainer._compute_loss`, because a subclass or Unsloth overrides "
-            "it, so that rollouts of an earlier policy cannot be corrected: each batch is one round of rollouts without replay. To "
-            "have them, let the subclass call `super()`, or import `trl_dataeff.trainer` before `unsloth`."
+def turn_off_reuse(config: DataEfficientGRPOConfig, reason: str | None, corrects_loss: bool, is_main: bool) -> None:
+    """
+    Turn off, with a warning, what a run cannot do: rounds and replay if there is a `reason` (see [`unsupported_reason`]), and what
+    needs our `_compute_loss` in a trainer whose loss does not call it.
+    """
+    if reason is None and corrects_loss:
+        return
+    is_auto = reason is not None and config.selection == "auto"
+    if is_main and (config.replay != "off" or config.max_rollout_rounds > 1 or is_auto):
+        why = (
+            "Because a subclass or Unsloth overrides the loss, and does not call `DataEfficientGRPOTrainer._compute_loss` (let it call "
+            "`super()`, or import `trl_dataeff.trainer` before `unsloth`)"
         )
-    config.replay, config.max_rollout_rounds, config.skip_zero_advantage = "off", 1, False
+        why = why if reason is None else f"With {reason}, `selection='auto'` is 'uniform', and"
+        logger.warning(f"{why} each batch is one round of rollouts without replay.")
+    config.replay, config.max_rollout_rounds = "off", 1
+    config.skip_zero_advantage = config.skip_zero_advantage and corrects_loss
 
 
 def announce(
     args: DataEfficientGRPOConfig,
     selector: Selector,
-    reason: str | None,
     processes: Processes,
     num_prompts: int | None,
-    model: torch.nn.Module | None = None,
+    model: torch.nn.Module,
 ) -> None:
     """
-    Log on the main process, in one line, what is on in a run (nothing if everything is off), and warn of options that have no
-    effect in it, and of dropout of the `model`. The level is that of warnings: a script shows no lower one.
+    Log on the main process what is on in a run, in one line, and warn of options that have no effect in it and of dropout. The
+    level is that of warnings: a script shows no lower one.
     """
     if not processes.is_main:
         return
-    replay = reason is None and replays(args, processes.world_size)
-    rounds = args.max_rollout_rounds if reason is None else 1
-    reserved = reserved_places(args, processes.world_size)
+    replay, reserved = replays(args, processes.world_size), reserved_places(args, processes.world_size)
+    rounds = args.max_rollout_rounds
     parts = {
         selection_title(type(selector).__name__): not isinstance(selector, UniformSelector),
         f"up to {rounds} rounds a batch": rounds > 1,
@@ -224,26 +207,21 @@ def announce(
     if any(parts.values()):
         size = "" if num_prompts is None else f"; {num_prompts:,} prompts"
         logger.warning(", ".join(text for text, is_on in parts.items() if is_on) + size)
-    for warning in _ignored_options(args, reason, replay):
+    for warning in _ignored_options(args, replay):
         logger.warning(warning)
-    if (replay or rounds > 1) and model is not None and not args.use_vllm and has_dropout(model):
+    if (replay or rounds > 1) and not args.use_vllm and has_dropout(model):
         logger.warning(
-            "The model has dropout in training, which adds noise to the recorded log-probs of rollouts that are trained on again, "
-            "and so to their loss. Set `lora_dropout` to 0, or `disable_dropout=True`; `attention_dropout` needs "
-            "`model_init_kwargs={'attention_dropout': 0.0}`."
+            "The model has dropout, which adds noise to the loss of rollouts that are trained on again. Set `lora_dropout` to 0, "
+            "`disable_dropout=True`, or `model_init_kwargs={'attention_dropout': 0.0}`."
         )
 
 
-def _ignored_options(args: DataEfficientGRPOConfig, reason: str | None, replay: bool) -> Iterator[str]:
+def _ignored_options(args: DataEfficientGRPOConfig, replay: bool) -> Iterator[str]:
     """A sentence about each option that has no effect in a run."""
-    if reason is not None:
-        if args.selection == "auto" or args.replay != "off" or args.max_rollout_rounds > 1:
-            yield f"With {reason}, `selection='auto'` is 'uniform', and each batch is one round of rollouts without replay."
-        return
     if args.replay == "share" and not replay:
         yield (
-            f"`replay_fraction={args.replay_fraction}` of each process's groups rounds to no group: nothing is replayed. Raise "
-            "`per_device_train_batch_size` or `gradient_accumulation_steps`, or use `replay='fill'`."
+            f"`replay_fraction={args.replay_fraction}` of each process's groups rounds to no group: nothing is replayed. Use larger "
+            "batches, or `replay='fill'`."
         )
     if args.replay != "share" and args.replay_fraction != DataEfficientGRPOConfig.replay_fraction:
         yield f"`replay_fraction={args.replay_fraction}` has no effect without `replay='share'`."

@@ -86,7 +86,7 @@ def test_a_restored_buffer_goes_on_as_before(tmp_path):
     for i in (4, 0, 7, 3, 9, 1, 0):  # prompt 0 twice: its second group is the newest
         logps = [np.float32([-i]), np.float32([-1.5, -i])]
         group = make_group(prompt_id=i, step=10 + i, owner=0, behavior_logps=logps, logged={"n": [i, "ä"]})
-        group.mark(origin="replayed", disposition="trained")
+        group.origin, group.disposition = "replayed", "trained"
         buffer.add([group], 10 + i)
     save_file(buffer.state_dict(), tmp_path / "replay.safetensors")
     copy.load_state_dict(load_file(tmp_path / "replay.safetensors"))

@@ -110,7 +110,7 @@ def test_processes_make_equally_many_forward_passes_for_their_leftover_groups():
         groups = [make_group(owner=owner) for owner in (0, 0, 0, 1)]
         for group in groups:
             if group.owner != rank:
-                group.move(group.owner, None)
+                group.rollouts = None
         forward, padding_group = Forward(), make_group(owner=rank)
         compute_leftover_logps(groups, forward.logps_of, padding_group, Processes(rank, 2))
         assert forward.calls == 3
@@ -127,7 +127,7 @@ def test_a_sequence_that_the_samplers_mask_excluded_stays_out_when_it_is_replaye
     assert batch["advantages"].tolist() == [1, -1], "fresh rows are TRL's matter"
     assert group.rollouts.excluded == [True, False]
     (stored,) = unpack_groups(pack_groups([group]))  # as a checkpoint keeps it
-    stored.mark(origin="replayed")
+    stored.origin = "replayed"
     batch = {
         "advantages": torch.tensor([0.5, -0.5, 1.0, -1.0]),
         "importance_sampling_ratio": torch.tensor([[1.0], [0.0], [9.0], [0.0]]),  # 0: the policies are no longer alike

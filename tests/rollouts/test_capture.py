@@ -111,6 +111,6 @@ def test_groups_survive_packing():
 
 def test_packing_a_group_held_elsewhere_is_an_error():
     group = make_group()
-    group.move(1, None)
+    group.owner, group.rollouts = 1, None
     with pytest.raises(ValueError, match="held by process 1"):
         pack_groups([group])

@@ -34,7 +34,7 @@ def test_only_groups_that_move_are_sent(monkeypatch):
     groups = [make_group(prompt_id=i, owner=owner) for i, owner in enumerate([0, 0, 0, 1, 1])]
     there, ours = groups[2].rollouts, groups[4].rollouts
     for group in groups[:3]:
-        group.move(0, None)  # held by process 0
+        group.owner, group.rollouts = 0, None  # held by process 0
     sent = []
 
     def all_gather(value):
@@ -47,6 +47,8 @@ def test_only_groups_that_move_are_sent(monkeypatch):
     assert [group.owner for group in groups] == [0, 0, 1, 1, 0]
     assert groups[2].rollouts is there
     assert groups[4].rollouts is None
+    with pytest.raises(AttributeError, match="never changes"):
+        groups[0].kind = 0
 
 
 def test_groups_are_packed_with_rollouts_of_all_processes_and_unpacked_for_any_number(monkeypatch):

@@ -95,7 +95,7 @@ class Population:
         rewards[0, 0, 0] += penalty
         groups = classified(ids, rewards, self.classifier)
         for group in groups:
-            group.mark(origin=origin)
+            group.origin = origin
         self.seen[ids] = True
         self.selector.observe(groups)
         return groups

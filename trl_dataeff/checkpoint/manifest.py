@@ -26,8 +26,8 @@ _EARLIER = "Resume from an earlier checkpoint."
 
 def write_manifest(checkpoint: Path, *, step: int, processes: int, resumable: bool) -> None:
     """
-    Bring all files of a checkpoint of `processes` processes, after optimizer step `step`, to the disk and list them. Call it when
-    every process has written its own. `resumable`: whether it holds more than the model.
+    Bring all files of a checkpoint of `processes` processes after optimizer step `step`, all written by now, to the disk and list
+    them. `resumable`: whether it holds more than the model.
     """
     paths = sorted(checkpoint.rglob("*"))
     files = [path for path in paths if path.is_file()]
@@ -47,7 +47,7 @@ def write_manifest(checkpoint: Path, *, step: int, processes: int, resumable: bo
         "sizes": {str(path.relative_to(checkpoint)): path.stat().st_size for path in files},
         "hashes": {f"{FOLDER}/{path.name}": _hash(path) for path in files if path.parent == checkpoint / FOLDER},
     }
-    text = json.dumps(content | {"hash": hash_json(content)}, indent=2)
+    text = json.dumps(content | {"hash": hash_json([content])}, indent=2)
     write_atomically(checkpoint / MANIFEST, lambda path: path.write_text(text))
     sync_folder(checkpoint.parent)
 
@@ -68,7 +68,7 @@ def written_at(checkpoint: Path) -> float:
 def check_checkpoint(checkpoint: Path) -> dict[str, Any]:
     """
     Compare a checkpoint with its manifest, which is returned: the sizes of all files, and the content of ours. Raises a
-    `CheckpointError` that says what to do if it is incomplete, corrupt, or cannot be resumed from.
+    `CheckpointError` if it is incomplete, corrupt, or cannot be resumed from.
     """
     manifest = _read(checkpoint)
     for name, size in manifest["sizes"].items():
@@ -83,8 +83,7 @@ def check_checkpoint(checkpoint: Path) -> dict[str, Any]:
             raise CheckpointError(f"{checkpoint} is corrupt: {name} {differs}. {_EARLIER}")
     if not manifest["resumable"]:
         raise CheckpointError(
-            f"{checkpoint} was written with `save_only_model=True`: it holds the model, but neither the optimizer nor "
-            "the selection state, so no run can resume from it. Start a new run with it as the model."
+            f"{checkpoint} was written with `save_only_model=True`, so no run can resume from it. Start a new run with it as the model."
         )
     return manifest
 
@@ -98,7 +97,7 @@ def _read(checkpoint: Path) -> dict[str, Any]:
     path = checkpoint / MANIFEST
     try:
         manifest: dict[str, Any] = json.loads(path.read_bytes())
-        if manifest.pop("hash") != hash_json(manifest):
+        if manifest.pop("hash") != hash_json([manifest]):
             raise ValueError("it is not what was written")
     except FileNotFoundError as error:
         if not checkpoint.is_dir():

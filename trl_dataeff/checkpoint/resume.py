@@ -27,10 +27,7 @@ _WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)  # what `torch.save` an
 
 @dataclass
 class Run:
-    """
-    A run, from one call of `train` on: its folder, and its latest checkpoint that it can be resumed from, which is the one that
-    this call of `train` resumed from or, later, wrote.
-    """
+    """The run of a call of `train`: its folder, and the latest checkpoint to resume it from, which the call has read or written."""
 
     output_dir: str
     checkpoint: str | None = None
@@ -40,9 +37,8 @@ class Run:
         if self.checkpoint is None or not is_complete(Path(self.checkpoint)):
             return ""
         return (
-            f"The latest complete checkpoint of this run is {self.checkpoint}. {resume} with "
-            f"`trainer.train(resume_from_checkpoint={self.checkpoint!r})`, or `--resume_from_checkpoint "
-            f"{self.checkpoint}` on the command line."
+            f"The latest complete checkpoint of this run is {self.checkpoint}. {resume} with `trainer.train(resume_from_checkpoint="
+            f"{self.checkpoint!r})`, or `--resume_from_checkpoint {self.checkpoint}` on the command line."
         )
 
 
@@ -53,8 +49,8 @@ def resolve_run(
     checks: bool = True,
 ) -> Run:
     """
-    The run that a call of `train` starts or resumes in the folder `output_dir`. A collective if there are several processes:
-    all get the same run, or raise the same error.
+    The run that a call of `train` starts or resumes in the folder `output_dir`. A collective: all processes get the same run, or
+    raise the same error.
 
     Args:
         wanted (`bool`, `str` or `None`): a checkpoint's folder; `True` for the one in `output_dir` that was completed last, or
@@ -64,21 +60,19 @@ def resolve_run(
     Raises:
         `CheckpointError`: the checkpoint that `wanted` names, or every one in the folder, is corrupt or cannot be resumed from.
     """
-    gather: Callable[[Any], list[Any]] = all_gather if processes.world_size > 1 else lambda value: [value]
     folder = os.fspath(output_dir)
-    present = gather(checkpoints(folder))[0]
+    present = all_gather(checkpoints(folder))[0]
     if wanted is None or wanted is False:
         if present and processes.is_main:
             logger.warning(
-                f"{folder} holds checkpoints of another run ({_names(present)}), and a new run starts there, which replaces "
-                "those of the same step. Set another `output_dir` to keep them; to continue that run, pass "
-                "`resume_from_checkpoint=True`."
+                f"{folder} holds checkpoints of another run ({_names(present)}). A new run starts, which replaces those of the same "
+                "step: set another `output_dir` to keep them, or `resume_from_checkpoint=True` to continue that run."
             )
         return Run(folder)
     rejected: list[str] = []
     for candidate in present if wanted is True else [Path(wanted)]:
         found = _check(candidate) if checks else None
-        problems = [problem for problem in gather(found) if isinstance(problem, str)]
+        problems = [problem for problem in all_gather(found) if isinstance(problem, str)]
         if not problems:
             if processes.is_main and isinstance(found, dict):
                 _report(candidate, found, rejected, processes.world_size)
@@ -87,7 +81,7 @@ def resolve_run(
     if wanted is not True:
         raise CheckpointError(rejected[0])
     usable = [path for path in present if is_complete(path) or not (path / FOLDER).exists()]
-    if gather(bool(usable))[0]:  # starting again would replace what another trainer wrote, or what may be repaired
+    if all_gather(bool(usable))[0]:  # starting again would replace what another trainer wrote, or what may be repaired
         raise CheckpointError("\n- ".join([f"No checkpoint in {folder} can be resumed from:", *rejected]))
     if processes.is_main:
         incomplete = f" Incomplete ones are replaced: {_names(present)}." if present else ""
@@ -107,10 +101,7 @@ def checkpoints(output_dir: str | os.PathLike[str]) -> list[Path]:
 
 @contextmanager
 def failure_notes(run: Run, prompt_ids: Sequence[int], flush: Callable[[], None]) -> Iterator[None]:
-    """
-    Within this context, an exception gets notes that say which prompts were in use (`prompt_ids`, the dataset's rows, as it is
-    then), and where to resume. `flush` keeps what can be kept of a run that fails; it may raise an `OSError`.
-    """
+    """Adds notes to an exception in this context: its prompts (`prompt_ids`, as they are then), and where to resume. Calls `flush`."""
     try:
         yield
     except BaseException as error:
@@ -133,9 +124,9 @@ def complete_checkpoint(
 ) -> Iterator[None]:
     """
     Within this context, all processes write the files of the checkpoint of optimizer step `step`, whose folder is removed
-    first; afterwards its manifest is written, and a `resumable` one, which holds more than the model, becomes the run's
-    latest. If that fails, the folder is removed, and a `CheckpointError` says what to resume from. `writes`: whether this
-    process writes the files that all share (`should_save`).
+    first. Then its manifest is written, and a `resumable` one, which holds more than the model, becomes the run's latest. If that
+    fails, the folder is removed, and a `CheckpointError` says what to resume from. `writes`: whether this process writes what
+    all share.
     """
     try:
         if writes:
@@ -151,14 +142,9 @@ def complete_checkpoint(
             raise
         if writes:
             _remove(checkpoint)
-        advice = (
-            "This run has no checkpoint to resume from: make room, and start it again."
-            if run.checkpoint is None
-            else f"{run.checkpoint} is unchanged: after making room, resume from it."
-        )
         raise CheckpointError(
-            f"The checkpoint {checkpoint} could not be written ({type(error).__name__}: {error}), and its files were "
-            f"removed. {advice}"
+            f"The checkpoint {checkpoint} could not be written ({type(error).__name__}: {error}), and its files were removed. Make "
+            f"room. {run.how_to_resume('Then resume') or 'Then start the run again.'}"
         ) from error
     processes.wait()
     if resumable:
@@ -167,10 +153,8 @@ def complete_checkpoint(
 
 def remove_older(checkpoint: Path, limit: int | None, keep: Iterable[str | os.PathLike[str] | None]) -> None:
     """
-    Delete the checkpoints beyond `limit` (`save_total_limit`) that were completed first, except those in `keep`.
-
-    Unlike the Trainer's own rotation, this never deletes `checkpoint`, which was just written, though the folder may hold some
-    of later steps.
+    Delete the checkpoints beyond `limit` (`save_total_limit`) that were completed first, except those in `keep` and `checkpoint`,
+    which was just written: the Trainer would delete it where the folder has some of later steps.
     """
     if limit is None or limit < 1:
         return
@@ -203,13 +187,10 @@ def _names(paths: Sequence[Path]) -> str:
 def _report(checkpoint: Path, manifest: dict[str, Any], rejected: list[str], processes: int) -> None:
     if rejected:
         logger.warning("\n- ".join([f"Resuming from {checkpoint}. Rejected:", *rejected]))
-    changed = [
-        f"{name} {then}, now {version(name)}" for name, then in manifest["versions"].items() if then != version(name)
-    ]
-    if manifest["processes"] != processes:
-        changed.append(f"{manifest['processes']} processes, now {processes}")
+    then = manifest["versions"] | {"processes": manifest["processes"]}
+    now = {name: version(name) for name in manifest["versions"]} | {"processes": processes}
+    changed = "; ".join(f"{name} {then[name]}, now {now[name]}" for name in then if then[name] != now[name])
     if changed:
         logger.warning(
-            f"{checkpoint} was written with {'; '.join(changed)}. The run continues, but not to the last bit as it "
-            "would have there."
+            f"{checkpoint} was written with {changed}. The run continues, but not to the last bit as it would have there."
         )

@@ -46,12 +46,9 @@ def save_run(
     checkpoint: Path, state: Mapping[str, Any], micro_batches: list[dict[str, Any]] | None, rank: int, writes: bool
 ) -> None:
     """
-    Write what decides the next generation batches to the folder `checkpoint`, on every process.
-
-    Args:
-        state (`Mapping`): nested, of JSON values and NumPy arrays.
-        micro_batches (`list[dict]`, *optional*): what this process has yet to train on of a half-used generation batch.
-        writes (`bool`): whether this process writes what all share.
+    Write what decides the next generation batches to the folder `checkpoint`, on every process: a nested `state` of JSON values
+    and NumPy arrays, if this process `writes` what all share, and the micro-batches of a half-used generation batch that it has
+    yet to train on.
     """
     if micro_batches is not None:
         save_state(checkpoint, f"batch-{rank}", {str(i): batch for i, batch in enumerate(micro_batches)})
@@ -92,10 +89,7 @@ def _take_arrays(state: Mapping[str, Any], path: str, tensors: dict[str, torch.T
 
 
 def load_state(checkpoint: Path, name: str, device: torch.device | None = None) -> dict[str, Any]:
-    """
-    The inverse of [`save_state`], with tensors on a device or, without one, NumPy arrays. Raises a `CheckpointError` if it cannot
-    be read.
-    """
+    """The inverse of [`save_state`], with tensors on a device or, without one, NumPy arrays. Raises a `CheckpointError`."""
     with _readable(checkpoint / FOLDER / name) as path:
         state = load_scalars(checkpoint, name)
         for place, tensor in load_file(path.with_suffix(".safetensors")).items():
@@ -108,7 +102,7 @@ def load_state(checkpoint: Path, name: str, device: torch.device | None = None) 
 
 
 def load_scalars(checkpoint: Path, name: str = "state") -> dict[str, Any]:
-    """What [`save_state`] wrote, without arrays. Raises a `CheckpointError` if it cannot be read."""
+    """What [`save_state`] wrote, without arrays. Raises a `CheckpointError`."""
     with _readable(checkpoint / FOLDER / name) as path:
         return dict(json.loads(path.with_suffix(".json").read_text()))
 
@@ -128,10 +122,8 @@ def _readable(path: Path) -> Iterator[Path]:
 
 def check_agreement(state: Mapping[str, Any], processes: Processes, own: Collection[str] = ()) -> None:
     """
-    Compare the processes' states by part, except the parts in `own`, which may differ. A collective if there are several.
-
-    Raises:
-        `RuntimeError`: they differ. It names the parts, and the processes that disagree with process 0.
+    Raise a `RuntimeError` that names the parts in which the states of processes differ, and those processes. Parts in `own` may
+    differ. A collective if there are several.
     """
     if processes.world_size == 1:
         return
@@ -140,31 +132,28 @@ def check_agreement(state: Mapping[str, Any], processes: Processes, own: Collect
     listed = "; ".join(f"{part} (of {', '.join(map(str, ranks))})" for part, ranks in differ.items() if ranks)
     if listed:
         raise RuntimeError(
-            f"The selection state of processes differs from that of process 0: {listed}. They would train on different "
-            "generation batches. Reward functions get the same rewards everywhere from TRL, so look for a callback or a "
-            "selector of your own that changes this state on some processes only; the last checkpoint is not affected."
+            f"The selection state of processes differs from that of process 0: {listed}. Look for a callback or a selector of your "
+            "own that changes this state on some processes only; the last checkpoint is not affected."
         )
 
 
 def _hash(value: Any) -> str:
     if isinstance(value, Mapping):
-        return hash_json({name: _hash(part) for name, part in value.items()})
-    return hash_array(value) if isinstance(value, np.ndarray) else hash_json(value)
+        return hash_json([{name: _hash(part) for name, part in value.items()}])
+    return hash_array(value) if isinstance(value, np.ndarray) else hash_json([value])
 
 
 def check_fits(checkpoint: Path, settings: dict[str, Any], num_prompts: int, dataset_hash: str, is_main: bool) -> None:
     """
-    Compare a checkpoint whose manifest was checked with the `settings` and the dataset of the run that is to resume from it,
-    before anything is computed for that run. The hash is empty where prompts are not known by row. Raises a `CheckpointError`
-    if it was written with another dataset or with settings that do not fit. The main process warns of another learning rate.
+    Raise a `CheckpointError` if the run that is to resume has another dataset than its checkpoint (the hash is empty where prompts
+    are not known by row), or `settings` that do not fit. The main process warns of another learning rate.
     """
     saved = load_scalars(checkpoint)
     then, advice = saved["dataset"], "or start a new run with this checkpoint's weights as the model."
     if dataset_hash and then["hash"] != dataset_hash:
         raise CheckpointError(
-            f"{checkpoint} was written for a dataset of {then['size']} prompts with the content hash {then['hash']}; this one "
-            f"has {num_prompts} prompts and {dataset_hash}. Prompts are known by their row: resume with the same "
-            f"dataset, {advice}"
+            f"{checkpoint} was written for a dataset of {then['size']} prompts with the content hash {then['hash']}; this one has "
+            f"{num_prompts} prompts and {dataset_hash}. Prompts are known by their row: resume with the same dataset, {advice}"
         )
     parts: dict[str, tuple[str, ...]] = {"the selection state": SELECTION}
     parts |= {"rollouts": ROLLOUTS} if saved["holds_rollouts"] else {}
@@ -174,12 +163,11 @@ def check_fits(checkpoint: Path, settings: dict[str, Any], num_prompts: int, dat
             before, now = saved["settings"][name], settings[name]
             if before != now:
                 raise CheckpointError(
-                    f"{checkpoint} holds {what} of a run with {name} = {before!r}; now it is {now!r}. Resume with the former "
-                    f"value, {advice}"
+                    f"{checkpoint} holds {what} of a run with {name} = {before!r}, not {now!r}. Resume with the former value, {advice}"
                 )
     rate, now = saved["settings"]["learning_rate"], settings["learning_rate"]
     if rate != now and is_main:
         logger.warning(
-            f"`learning_rate` is {now}, and {checkpoint} was written with {rate}, which applies: the Trainer restores the "
-            "schedule of the checkpoint. To train with another one, start a new run with this checkpoint's weights as the model."
+            f"`learning_rate` is {now}, but {rate} applies, with which {checkpoint} was written. To train with another one, start a "
+            "new run with this checkpoint's weights as the model."
         )

@@ -1,10 +1,4 @@
-"""
-One generation batch, from proposal to history.
-
-    collector.py    RolloutCollector: proposes, has rounds generated, classifies, replays, updates selector and buffer
-    rounds.py       GenerationBatch, the sizes of rounds, and what TRL computes over the batch
-    build.py        from the configuration to a collector, and the settings on which its state depends
-"""
+"""One generation batch, from proposal to history: `collector.py`. `build.py` makes a collector from the configuration."""
 
 from trl_dataeff.collector.build import hash_same_prompts, make_collector
 from trl_dataeff.collector.collector import RolloutCollector

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from datasets import Dataset
 
+import trl_dataeff.validation as validation
 from trl_dataeff.collector.collector import RolloutCollector
 from trl_dataeff.collector.rounds import RoundSizes
 from trl_dataeff.config import DataEfficientGRPOConfig
@@ -26,22 +27,10 @@ def make_collector(
     selector: Selector | None,
     reward_names: Sequence[str],
     reward_weights: np.ndarray,
-    replays: bool,
-    reserved: int = 0,
-    rounds: int = 1,
-    generates_apart: bool = True,
-    writes_logs: bool = False,
-    processes: Processes = Processes(),  # noqa: B008 (immutable)
+    generates_apart: bool,
+    processes: Processes,
 ) -> RolloutCollector:
-    """
-    The collector of a trainer.
-
-    Args:
-        selector ([`Selector`] or `None`): not bound yet; `None` where prompts are not known by row.
-        replays (`bool`): whether groups are replayed.
-        writes_logs (`bool`, *optional*, defaults to `False`): whether the main process writes the files of [`RunLogs`].
-        config, reward_names, reward_weights, reserved, rounds, generates_apart, processes: see [`RolloutCollector`].
-    """
+    """The collector of a trainer. See [`RolloutCollector`] for the arguments."""
     buffer = ReplayBuffer(
         config.replay_capacity,
         config.replay_max_age,
@@ -61,12 +50,12 @@ def make_collector(
         reward_names=reward_names,
         selector=selector,
         settings=run_settings(config, selector, reward_names, processes.world_size),
-        round_sizes=RoundSizes(rounds, config.rollout_margin),
-        buffer=buffer if replays else None,
-        reserved=reserved,
+        round_sizes=RoundSizes(config.max_rollout_rounds, config.rollout_margin),
+        buffer=buffer if validation.replays(config, processes.world_size) else None,
+        reserved=validation.reserved_places(config, processes.world_size),
         over_batch=config.scale_rewards == "batch" or config.multi_objective_aggregation == "normalize_then_sum",
         generates_apart=generates_apart,
-        logs=RunLogs(config.output_dir) if writes_logs and processes.is_main else None,
+        logs=RunLogs(config.output_dir) if processes.is_main else None,
         seed=config.seed,
         processes=processes,
     )
@@ -74,8 +63,8 @@ def make_collector(
 
 def hash_same_prompts(dataset: Dataset, processes: Processes) -> str:
     """
-    Content hash of the prompts of a dataset. Raises a `ValueError` if those of processes differ: prompts are known by row, and another
-    order on one process would train on other prompts than were selected. A collective if there are several processes.
+    Content hash of the prompts of a dataset. Raises a `ValueError` if those of processes differ, since prompts are known by row. A
+    collective if there are several.
     """
     dataset_hash = hash_prompts(dataset)
     if processes.world_size > 1:
@@ -84,9 +73,8 @@ def hash_same_prompts(dataset: Dataset, processes: Processes) -> str:
         if differ:
             sizes = ", ".join(str(own[0]) for own in [first, *others])
             raise ValueError(
-                f"`train_dataset` differs between processes: that of {', '.join(differ)} is not that of process 0 (prompts of "
-                f"each: {sizes}). Give every process the same prompts in the same order: shuffle with a fixed seed, and do not "
-                "split the dataset by process; that is done later."
+                f"`train_dataset` differs between processes: that of {', '.join(differ)} is not that of process 0 (prompts of each: "
+                f"{sizes}). Give all the same prompts in the same order: shuffle with a fixed seed, and do not split the dataset."
             )
     return dataset_hash
 

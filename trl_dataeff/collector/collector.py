@@ -1,8 +1,6 @@
 """
-`RolloutCollector`: owns a generation batch from proposal to history.
-
-It asks the selector for prompts, has rounds of rollouts generated, classifies the groups, adds replayed ones, and updates
-selector, buffer and logs. It is equal on every process, because it works on gathered numbers only.
+`RolloutCollector` asks the selector for prompts, has rounds of rollouts generated, classifies the groups, adds replayed ones, and
+updates selector, buffer and logs. It is equal on every process, because it works on gathered numbers only.
 """
 
 from __future__ import annotations
@@ -19,13 +17,7 @@ from trl_dataeff.difficulty.predictor import Embeddings
 from trl_dataeff.replay.buffer import ReplayBuffer
 from trl_dataeff.rollouts.capture import GeneratedRound
 from trl_dataeff.rollouts.classification import GroupClassifier, RewardChecks
-from trl_dataeff.rollouts.distributed import (
-    Processes,
-    assign,
-    pack_distributed,
-    redistribute,
-    unpack_distributed,
-)
+from trl_dataeff.rollouts.distributed import Processes, assign, pack_distributed, redistribute, unpack_distributed
 from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD, Origin, RolloutGroup
 from trl_dataeff.selection import Selector, UniformSelector
 from trl_dataeff.selection.base import CheckedSelector, SelectorContext
@@ -119,15 +111,7 @@ class RolloutCollector:
         dataset_hash: str = "",
         resumed: bool = False,
     ) -> None:
-        """
-        Begin a run, which discards the state of an earlier one.
-
-        Args:
-            num_prompts (`int`, *optional*, defaults to `0`): N; 0 without a selector.
-            embed (`Callable`, *optional*): makes the embeddings of all prompts, `(N, h)`.
-            dataset_hash (`str`, *optional*, defaults to `""`): content hash of the prompts.
-            resumed (`bool`, *optional*, defaults to `False`): whether [`load_state_dict`] follows.
-        """
+        """Begin a run, which discards the state of an earlier one. The arguments are those of [`SelectorContext`]."""
         self._reset()
         self.num_prompts, self.dataset_hash = num_prompts, dataset_hash
         if self.selector is not None:
@@ -138,16 +122,12 @@ class RolloutCollector:
 
     def collect(self, roll_out: RollOut, step: int) -> GenerationBatch:
         """
-        Collect the generation batch that begins at optimizer step `step`.
+        Collect the generation batch that begins at optimizer step `step`. `roll_out` generates and scores G completions of prompts.
 
         Leftover groups take places first. Rounds of rollouts are generated for the others; effective groups take places, and
         those beyond them are left over. Stored groups take the places that are empty then, or those that are reserved for them.
         Zero-variance groups get what is left. Afterwards every process owns an equal share of `trained`, which is in the order
         of ranks.
-
-        Args:
-            roll_out (`Callable`): generates and scores G completions of prompts.
-            step (`int`): the present optimizer step.
         """
         batch, places, buffer = GenerationBatch(), self.batch_groups, self.buffer
         if buffer is not None:
@@ -199,13 +179,12 @@ class RolloutCollector:
         """Prompts of a round for so many places, in the order of ranks: each process generates for an equal, contiguous part."""
         if self.selector is None:
             return np.full(missing, -1, dtype=np.int64)
-        n = self.round_sizes.size(
-            missing,
-            batch_groups=self.batch_groups,
-            zero_share=self.zero_share.value,
-            multiple=self.processes.world_size,
-            num_prompts=self.num_prompts,
-        )
+        sizes = {
+            "batch_groups": self.batch_groups,
+            "multiple": self.processes.world_size,
+            "num_prompts": self.num_prompts,
+        }
+        n = self.round_sizes.size(missing, zero_share=self.zero_share.value, **sizes)
         return self.selector.propose(n, self.rng)
 
     def _roll_out_references(self, batch: GenerationBatch, roll_out: RollOut, step: int) -> list[RolloutGroup]:
@@ -343,10 +322,8 @@ class RolloutCollector:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """
-        The inverse of [`state_dict`], after [`bind`]. Replay may have been switched on or off.
-
-        Raises:
-            `CheckpointError`: the selector's state does not fit its arguments.
+        The inverse of [`state_dict`], after [`bind`]. Replay may have been switched on or off. Raises a `CheckpointError` if the
+        selector's state does not fit its arguments.
         """
         self.batches = state["batches"]
         self.counters.load_state_dict(state["counters"])
@@ -364,9 +341,8 @@ class RolloutCollector:
                 self.selector.load_state_dict(state["selector"])
             except (LookupError, ValueError, RuntimeError) as error:
                 raise CheckpointError(
-                    f"The checkpoint's selection state does not fit the {self.selector.name} of this run. Resume with the "
-                    "arguments, and the version of this package, that the run began with, or start a new run with this "
-                    "checkpoint's weights as the model."
+                    f"The checkpoint's state does not fit the {self.selector.name} of this run. Resume with the arguments and the "
+                    "version of this package that the run began with, or start a new run with this checkpoint's weights as the model."
                 ) from error
 
     def about(self) -> dict[str, Any]:

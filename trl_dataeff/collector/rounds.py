@@ -11,7 +11,7 @@ import torch
 from trl.trainer.utils import nanstd
 
 from trl_dataeff.rollouts.classification import GroupClassifier, total_rewards
-from trl_dataeff.rollouts.group import Disposition, RolloutGroup
+from trl_dataeff.rollouts.group import RolloutGroup
 from trl_dataeff.tracking.metrics import group_metrics
 
 
@@ -51,17 +51,15 @@ class GenerationBatch:
         their generation, and then on those `replayed`. Sets the origin and the disposition of every group.
         """
         for group in leftover:
-            group.mark(origin="leftover")
+            group.origin = "leftover"
         for group in replayed:
-            group.mark(origin="replayed")
-        parts: tuple[tuple[Sequence[RolloutGroup], Disposition], ...] = (
-            (self.generated, "dropped"),  # unless it is trained on or left over
-            (self.leftover, "leftover"),
-            ([*taken, *replayed], "trained"),
-        )
-        for groups, disposition in parts:
-            for group in groups:
-                group.mark(disposition=disposition)
+            group.origin = "replayed"
+        for group in self.generated:
+            group.disposition = "dropped"  # unless it is trained on or left over
+        for group in self.leftover:
+            group.disposition = "leftover"
+        for group in [*taken, *replayed]:
+            group.disposition = "trained"
         own = [group for group in [*leftover, *self.generated] if group.disposition == "trained"]
         self.trained = [*own, *replayed]
 
@@ -83,10 +81,7 @@ class GenerationBatch:
 
 @dataclass
 class ZeroVarianceShare:
-    """
-    Running share of zero-variance groups among those generated: counts that fade by `decay` with every round, so that large
-    rounds weigh more than small ones. 0 before the first round.
-    """
+    """Running share of zero-variance groups, 0 before the first round: counts of groups that fade by `decay` with every round."""
 
     decay: float = 0.8
     zero: float = 0.0
@@ -115,15 +110,10 @@ SMALLEST, LARGEST = 0.25, 1.5  # rounds of dynamic sampling, as shares of the ba
 @dataclass(frozen=True)
 class RoundSizes:
     """
-    How many rounds of rollouts a generation batch may take, and their sizes.
-
-    A single round has as many groups as places are wanted. Several rounds replace zero-variance groups (dynamic sampling,
-    DAPO, arXiv 2503.14476); each has `ceil(margin * missing / (1 - zero_share))` groups, within 0.25 and 1.5 times the batch
-    (GRESO, arXiv 2506.02177, section on adaptive batch size), and never fewer than are missing while the bounds allow it.
-
-    Attributes:
-        most: rounds that one generation batch may take; further ones follow only where it is not full otherwise.
-        margin: oversampling of a round, at least 1.
+    At most `most` rounds of rollouts in a generation batch, and their sizes. A single round has as many groups as places are wanted.
+    Several rounds replace zero-variance groups (dynamic sampling, DAPO, arXiv 2503.14476); each has
+    `ceil(margin * missing / (1 - zero_share))` groups, with a `margin` of at least 1, within 0.25 and 1.5 times the batch (GRESO,
+    arXiv 2506.02177, section on adaptive batch size), and never fewer than are missing while the bounds allow it.
     """
 
     most: int = 1
@@ -156,9 +146,9 @@ def renormalize(
 ) -> torch.Tensor:
     """
     Advantages `(rows,)` of this process that TRL has normalised over the groups trained on, normalised over the groups
-    generated for the batch instead (`scale_rewards="batch"`, and `normalize_then_sum`); unchanged if the rewards of the latter
-    are all equal. Replayed groups are all effective and stand in for zero-variance ones: with them the deviation would be
-    larger, and every advantage smaller. Both lists have the groups of all processes.
+    generated for the batch instead (`scale_rewards="batch"`, and `normalize_then_sum`): with replayed groups, which are all
+    effective, every advantage would be smaller. Unchanged if the rewards of the latter are all equal. Both lists have the groups
+    of all processes.
     """
     deviation = deviation_over_batch(generated, classifier)
     if not deviation > 0 or not math.isfinite(deviation):

@@ -1,12 +1,6 @@
 """
-Predicted success rates of prompts, in the order of the data:
-
-    embedding             prompts to vectors, kept in the output folder
-    predictor             what predictors have in common
-    logistic, attention   the two predictors
-    online                a predictor that follows a run
-
-This file makes predictors by name, writes and reads their folders, and reads checkpoints of the authors of arXiv 2506.05316.
+Success rates of prompts, predicted from embeddings: predictors by name, their folders, and checkpoints of the authors of
+arXiv 2506.05316. `online` has a predictor that follows a run.
 """
 
 from __future__ import annotations
@@ -68,8 +62,7 @@ def make_predictor(
         predictor = load_predictor(name_or_path)
         if arguments:
             raise PredictorError(
-                f"The predictor at {name_or_path!r} was fitted with arguments of its own and takes no others; got "
-                f"{', '.join(sorted(arguments))}. Remove them, or name {' or '.join(map(repr, PREDICTORS))}."
+                f"The predictor at {name_or_path!r} takes no arguments; got {', '.join(sorted(arguments))}. Remove them."
             )
         return predictor, False
     cls = PREDICTORS[name_or_path]
@@ -114,15 +107,13 @@ def load_predictor(path: str | Path) -> DifficultyPredictor:
         return read_published(folder)
     if not (folder / CONFIG_FILE).is_file():
         raise PredictorError(
-            f"There is no predictor {str(path)!r}.{closest(str(path), PREDICTORS)} It takes {' or '.join(map(repr, PREDICTORS))}, a "
-            f"folder with {CONFIG_FILE}, as `examples/fit_predictor.py` writes it, or a published checkpoint file."
+            f"There is no predictor {str(path)!r}.{closest(str(path), PREDICTORS)} It takes {' or '.join(map(repr, PREDICTORS))}, the "
+            f"folder of a saved one (with {CONFIG_FILE}), or a published checkpoint file."
         )
     try:
         config = json.loads((folder / CONFIG_FILE).read_text())
         if config["format"] != FORMAT:
-            raise ValueError(
-                f"it has format {config['format']}, of trl_dataeff {config['trl_dataeff']}, and not {FORMAT}"
-            )
+            raise ValueError(f"it has format {config['format']} of trl_dataeff {config['trl_dataeff']}, not {FORMAT}")
         predictor = PREDICTORS[config["predictor"]](**config["settings"])
         predictor.load_tensors(load_file(folder / TENSORS_FILE))
     except (OSError, KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
@@ -134,17 +125,13 @@ def load_predictor(path: str | Path) -> DifficultyPredictor:
 
 
 def read_published(path: Path) -> AttentionDifficultyPredictor:
-    """
-    Towers and calibration of a published checkpoint, the `regressor.*` of its `model_state_dict`. What it holds beside them is
-    ignored. Raises a [`PredictorError`] if it cannot be read, holds other objects than tensors, or is of another architecture.
-    """
+    """Towers and calibration of a published checkpoint, the `regressor.*` of its `model_state_dict`. Raises a [`PredictorError`]."""
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever a file that is something else leads to
         raise PredictorError(
-            f"{path} ({path.stat().st_size} bytes) cannot be read as a torch checkpoint of tensors ({type(error).__name__}). It may "
-            "be truncated: copy it again. Or it pickles other objects, which could run any code: save its `model_state_dict` "
-            "alone, torch.save({'model_state_dict': model.state_dict()}, path)."
+            f"{path} ({path.stat().st_size} bytes) cannot be read as a torch checkpoint of tensors alone ({type(error).__name__}): it "
+            "may be truncated, or hold other objects. Copy it again, or save {'model_state_dict': model.state_dict()}."
         ) from error
     try:
         state = {name: value for name, value in checkpoint["model_state_dict"].items() if name.startswith(PUBLISHED)}
@@ -153,8 +140,7 @@ def read_published(path: Path) -> AttentionDifficultyPredictor:
         predictor.load_state_dict(state)
     except Exception as error:
         raise PredictorError(
-            f"{path} is not a checkpoint of a difficulty predictor, or one of another architecture "
-            f"({type(error).__name__}: {error})."
+            f"{path} is not a checkpoint of a predictor of this architecture ({type(error).__name__}: {error})."
         ) from error
     wrong = [name for name, value in state.items() if not bool(value.isfinite().all())]
     if wrong:

@@ -44,9 +44,8 @@ class References(NamedTuple):
 
 class AttentionDifficultyPredictor(DifficultyPredictor, nn.Module):
     """
-    The paper's predictor: attention over reference groups. Its parameters have the names of the authors' checkpoint.
-    Before it is fitted, both towers are equal and the calibration is the identity, so that it averages the success rates
-    of similar prompts.
+    The paper's predictor: attention over reference groups. Its parameters have the names of the authors' checkpoint. Before it is
+    fitted, it averages the success rates of similar prompts: both towers are equal, and the calibration is the identity.
 
     Args:
         embedding_width (`int`): width h of the embeddings.
@@ -78,10 +77,9 @@ class AttentionDifficultyPredictor(DifficultyPredictor, nn.Module):
 
     def attend(self, zq: torch.Tensor, references: References, exclude: torch.Tensor | None = None) -> torch.Tensor:
         """
-        Calibrated success rates of queries with projections `zq` `(N, width)`: `(N,)` in (0, 1). With equal weights and
-        nothing to exclude: the published predictions. A query does not attend to the reference `exclude` (int64 `(N,)`, -1 for
-        none); one without any reference left has 0.5 before calibration, which takes the weighted mean and the unbiased
-        weighted deviation of all references.
+        Calibrated success rates of queries with projections `zq` `(N, width)`: `(N,)` in (0, 1). A query does not attend to the
+        reference `exclude` (int64 `(N,)`, -1 for none); one without any reference left has 0.5 before calibration, which takes
+        the weighted mean and the unbiased weighted deviation of all references.
         """
         exclude = torch.full((len(zq),), -1) if exclude is None else exclude
         keys, log_weight = references.z.T / math.sqrt(self.width), references.weight.log()
@@ -107,10 +105,7 @@ class AttentionDifficultyPredictor(DifficultyPredictor, nn.Module):
 
     @torch.no_grad()
     def set_references(self, E: Embeddings, p: Values, weight: Values | None = None) -> None:
-        """
-        Set the groups that `predict` attends to, those with a weight above 0. Arguments and errors are those of [`fit`]. The
-        towers do not change.
-        """
+        """Set the groups that `predict` attends to, those with a weight above 0. Arguments and errors are those of [`fit`]."""
         rates, weights = check_labels(E, self.embedding_width, p, weight)
         used = weights > 0
         z = self.regressor.sim_head["ref_proj"](take(E, np.arange(len(E))))
@@ -135,9 +130,8 @@ class AttentionDifficultyPredictor(DifficultyPredictor, nn.Module):
         Fit the towers and the calibration by binary cross-entropy on success rates with Adam, learning rate 1e-3, from the
         present parameters on. Each group is predicted from the others of its task, which has the groups of one policy.
 
-        An epoch draws each task's groups 256 at a time, in 8 to 32 steps. The parameters with the lowest loss on held-out
-        prompts (bool `(N,)`), to which the network is not fitted, are kept, the initial ones included. Fitting stops after
-        `epochs`, or after 4 without an improvement.
+        An epoch draws each task's groups 256 at a time, in 8 to 32 steps. Fitting stops after `epochs`, or after 4 without an
+        improvement, and keeps the parameters with the lowest loss on `held_out` prompts (bool `(N,)`).
         """
         if not tasks:
             return
@@ -161,10 +155,7 @@ class AttentionDifficultyPredictor(DifficultyPredictor, nn.Module):
         self.load_state_dict(kept)
 
     def loss(self, E: Embeddings, task: Groups, queries: np.ndarray, references: np.ndarray) -> torch.Tensor:
-        """
-        Weighted mean loss, a scalar, of a task's groups `queries` `(q,)`, each predicted from its groups `references` `(r,)`,
-        ascending, other than itself.
-        """
+        """Weighted mean loss of a task's groups `queries` `(q,)`, each predicted from the others of `references` `(r,)`, ascending."""
         towers, p, weight = self.regressor.sim_head, torch.from_numpy(task.p), torch.from_numpy(task.weight)
         zq, zr = towers["query_proj"](take(E, task.ids[queries])), towers["ref_proj"](take(E, task.ids[references]))
         place = np.searchsorted(references, queries).clip(max=len(references) - 1)

@@ -1,7 +1,4 @@
-"""
-`embed_dataset()`: embeds every prompt of a dataset once, by the policy or by another model. A run keeps the embeddings in its
-output folder, where a resumed run finds them: by then the policy has changed.
-"""
+"""`embed_dataset()`: embeds every prompt of a dataset, by the policy or by another model. `embed_for()`: does so once in a run."""
 
 from __future__ import annotations
 
@@ -53,7 +50,7 @@ def embed_dataset(
     A collective if there are several processes: each embeds its share.
 
     Args:
-        dataset ([`~datasets.Dataset`]): N rows with a `prompt`, a string or a conversation, of which the text parts are embedded.
+        dataset ([`~datasets.Dataset`]): N > 0 rows with a `prompt`, a string or a conversation, of which the text parts are embedded.
         model ([`~transformers.PreTrainedModel`] or `str`): the policy, wrapped or not; or the id or path of a model for
             sentence-transformers, which embeds the contents of a conversation's messages, joined by newlines.
         tokenizer (tokenizer or processor, *optional*): of the policy; its chat template renders conversations.
@@ -67,10 +64,8 @@ def embed_dataset(
         `np.ndarray` of shape `(N, h)`, float16: row i is prompt i.
 
     Raises:
-        `EmbeddingError`: the dataset has no prompts, the model cannot be loaded, or its values are not finite.
+        `EmbeddingError`: a prompt cannot be rendered, the model cannot be loaded, or its values are not finite.
     """
-    if not len(dataset):
-        raise EmbeddingError("The dataset has no rows, so there is nothing to embed. Give one with prompts.")
     state: Any = PartialState() if accelerator is None else accelerator
     progress = progress and state.is_main_process
     with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_available() else []):
@@ -91,8 +86,7 @@ def embed_dataset(
     wrong = np.flatnonzero(np.isnan(out).any(axis=1))
     if len(wrong):
         raise EmbeddingError(
-            f"The embedding model gives values that are not finite, for row {wrong[0]} of the dataset among others. Use "
-            "another model: set `prompt_embedding` to its id or path."
+            f"The embeddings of {len(wrong)} rows, such as {wrong[0]}, are not finite. Set `prompt_embedding` to another model."
         )
     return out
 
@@ -100,9 +94,9 @@ def embed_dataset(
 def embed_for(trainer: GRPOTrainer, dataset: Dataset, embedding: str, *, resumed: bool) -> np.ndarray:
     """
     [`embed_dataset`] by a trainer's policy if `embedding` is `"policy"`, or by the model of this id or path. They are kept in the
-    output folder, as a file that processes of one machine share. A run that is `resumed` takes those that it began with.
+    output folder, as a file that processes of one machine share, for a run that is `resumed`: by then the policy has changed.
     """
-    name = f"embeddings-{hash_json(embedding, len(dataset))[:8]}.npy"
+    name = f"embeddings-{hash_json([embedding, len(dataset)])[:8]}.npy"
     path = Path(cast(str, trainer.args.output_dir), "dataeff", name)
     if resumed:
         stored = _read(path)
@@ -122,9 +116,7 @@ def embed_for(trainer: GRPOTrainer, dataset: Dataset, embedding: str, *, resumed
         try:
             write_atomically(path, lambda temporary: _save(temporary, computed))
         except OSError as error:
-            logger.warning(
-                f"The prompts' embeddings cannot be kept in {path} ({error}): a resumed run makes them again."
-            )
+            logger.warning(f"The embeddings cannot be kept in {path} ({error}): a resumed run makes them again.")
     trainer.accelerator.wait_for_everyone()
     stored = _read(path)
     return stored if stored is not None and hash_rows(stored) == hash_rows(computed) else computed
@@ -178,14 +170,14 @@ def prompt_texts(dataset: Dataset, processor: Any = None, template: dict[str, An
                 texts.append(render(prompt))  # its length is the row of an error
     except Exception as error:  # templates and transforms raise what they like
         raise EmbeddingError(
-            f"The prompt of row {len(texts)} cannot be rendered ({type(error).__name__}: {error}). Each row needs a `prompt`, a "
-            f"string or a list of messages; the columns are {dataset.column_names}. Correct it, or the chat template."
+            f"The prompt of row {len(texts)} cannot be rendered ({type(error).__name__}: {error}). It takes a string or a list of "
+            f"messages in the column `prompt` of {dataset.column_names}, and a chat template that fits."
         ) from error
     return texts
 
 
 def _text_of(content: Any) -> Any:
-    """The text parts of a message's content. What is not a list of parts is content already."""
+    """The text parts of a message's content, which may be text itself."""
     if not isinstance(content, list):
         return content
     return "\n".join(p["text"] for p in content if p.get("type", "text") == "text" and p.get("text"))
@@ -197,9 +189,8 @@ def _check_whole(policy: Any, state: Any) -> None:
     fsdp1 = state.distributed_type == DistributedType.FSDP and not any(isinstance(p, DTensor) for p in parameters)
     if fsdp1 or is_deepspeed_zero3_enabled() or any(p.is_meta or hasattr(p, "ds_id") for p in parameters):
         raise EmbeddingError(
-            "The policy cannot embed the prompts: under FSDP of version 1 or DeepSpeed ZeRO-3 no process holds all of its "
-            "parameters. Use FSDP2, or set `prompt_embedding` to the id or path of a model, such as "
-            "'sentence-transformers/all-MiniLM-L6-v2'."
+            "The policy cannot embed prompts under FSDP of version 1 or DeepSpeed ZeRO-3. Use FSDP2, or set `prompt_embedding` to "
+            "another model, such as 'sentence-transformers/all-MiniLM-L6-v2'."
         )
 
 
@@ -274,7 +265,6 @@ def load_pretrained(name: str, state: Any) -> Any:
         return model
     except Exception as error:  # libraries raise what they like
         raise EmbeddingError(
-            f"The embedding model {name!r} cannot be loaded ({type(error).__name__}: {error}). It needs the extra `embeddings` (pip "
-            "install sentence-transformers), and the id of a model on the Hugging Face Hub, or the path of a folder from "
-            "`save_pretrained`. In training, 'policy' is the trained model."
+            f"The embedding model {name!r} cannot be loaded ({type(error).__name__}: {error}). It takes 'policy', or the id or path of "
+            "a model for sentence-transformers, which the extra `embeddings` installs."
         ) from error

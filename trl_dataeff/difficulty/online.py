@@ -12,11 +12,8 @@ from trl_dataeff.difficulty.predictor import DifficultyPredictor, Embeddings, Gr
 
 class RollingDifficulty:
     """
-    Success rates of all prompts, predicted from the newest groups of a run. A group counts
-    `0.5 ** (age / half_life)`, its age in generation batches.
-
-    The predictor is updated before each prediction, and refitted every `fit_every` generation batches, after which all prompts
-    are projected again. Predictions depend on the arguments, the groups and the batch numbers alone.
+    Success rates of all prompts, predicted from the newest groups of a run. A group counts `0.5 ** (age / half_life)`, its age in
+    generation batches. The predictor is updated before each prediction, and refitted every `fit_every` generation batches.
 
     Args:
         embeddings (`torch.Tensor` or `np.ndarray` of shape `(N, h)`): of all prompts, by prompt id; read some rows at a time.
@@ -104,9 +101,8 @@ class RollingDifficulty:
 
     def load_state_dict(self, state: dict[str, Any], *, predictor: bool = True) -> None:
         """
-        Restore what `state_dict` returned. Without `predictor` only the groups are restored, and the predictor is fitted to them:
-        for prompts that are embedded otherwise now. Raises a `KeyError` or `RuntimeError` if the state is that of another
-        predictor.
+        Restore what `state_dict` returned; without `predictor` only the groups, to which it is fitted again (other embeddings).
+        Raises a `KeyError` or `RuntimeError` if the state is that of another predictor.
         """
         if predictor:
             tensors = {name: torch.from_numpy(value.copy()) for name, value in state["predictor"].items()}
@@ -158,12 +154,7 @@ def pearson(predicted: np.ndarray, observed: np.ndarray) -> float:
 
 
 class PredictionRecord:
-    """
-    The newest predictions, made before the rollouts, with the success rates then observed.
-
-    Args:
-        capacity (`int`, *optional*, defaults to `256`): groups that are kept.
-    """
+    """The newest predictions of success rates, at most `capacity`, with those observed then."""
 
     def __init__(self, capacity: int = 256):
         self.capacity = capacity

@@ -1,7 +1,4 @@
-"""
-`DifficultyPredictor`: what predictors of success rates have in common, and checks of the embeddings and success rates that
-they read.
-"""
+"""`DifficultyPredictor`: what predictors of success rates have in common, and checks of what they read."""
 
 from __future__ import annotations
 
@@ -145,8 +142,8 @@ def check_width(E: Embeddings, width: int) -> None:
         raise PredictorError(f"Embeddings have shape {tuple(E.shape)}; they need one row per prompt, (N, h).")
     if width and E.shape[1] != width:
         raise PredictorError(
-            f"The predictor was fitted to embeddings of width {width}, and these have width {E.shape[1]}: they come "
-            "from another model. Embed the prompts with the predictor's model, or fit a predictor to these."
+            f"The predictor was fitted to embeddings of width {width}, and these, of another model, have width {E.shape[1]}. Embed "
+            "the prompts with its model, or fit a predictor to these."
         )
 
 
@@ -159,10 +156,8 @@ def check_labels(E: Embeddings, width: int, p: Values, weight: Values | None) ->
     p = torch.as_tensor(p, dtype=torch.float32)
     weight = torch.ones_like(p) if weight is None else torch.as_tensor(weight, dtype=torch.float32)
     if p.shape != (len(E),) or weight.shape != p.shape:
-        raise PredictorError(
-            f"{len(E)} embeddings, success rates of shape {tuple(p.shape)} and weights of shape "
-            f"{tuple(weight.shape)}: each embedding takes one of each."
-        )
+        shapes = f"success rates of shape {tuple(p.shape)} and weights of shape {tuple(weight.shape)}"
+        raise PredictorError(f"{len(E)} embeddings, {shapes}: each embedding takes one of each.")
     unknown = p.isnan()
     if bool(((p < 0) | (p > 1)).any()):
         low, high = p[~unknown].aminmax()

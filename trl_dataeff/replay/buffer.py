@@ -35,10 +35,8 @@ class Stored:
 class ReplayBuffer:
     """
     First in, first out, by group; of each prompt the newest group, if it is effective. A newer group removes the prompt's
-    older one, because the older rewards no longer say how the present policy answers.
-
-    With several processes, each holds the same groups in the same order, so that all sample alike; a group's rollouts
-    are held by the process that owns it. Groups are compact arrays on the CPU (see [`Rollouts`]).
+    older one, because the older rewards no longer say how the present policy answers. With several processes, each holds the same
+    groups in the same order; a group's rollouts are held by the process that owns it.
 
     Args:
         capacity (`int`): groups.
@@ -73,10 +71,7 @@ class ReplayBuffer:
         return [stored.group for stored in self._stored.values()]
 
     def add(self, groups: Iterable[RolloutGroup], batch: int) -> None:
-        """
-        Enter the groups of generation batch number `batch`, in the order in which they were generated, zero-variance groups
-        included. One that no reward function scored says nothing of its prompt, and is ignored.
-        """
+        """Enter all groups of generation batch number `batch`, in the order of their generation; those without any score are ignored."""
         for group in groups:
             if group.effective or group.scored:
                 self._stored.pop(group.prompt_id, None)

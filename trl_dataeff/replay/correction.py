@@ -10,13 +10,11 @@ so the objective with the clip centred on \(\pi_{old}\) (`"proximal"`) is TRL's 
 \(\rho\), whatever the loss type. The objective as printed in arXiv 2506.05316, clip(pi_theta / pi_b, 1 - eps, 1 + eps)
 (`"behavior"`), is TRL's own loss with \(\pi_b\) in the place of \(\pi_{old}\).
 
-The cap: the clip bounds \(r = \pi_\theta / \pi_b\) from above only where A > 0. A token of a bad completion that has become
-likely, r = 9, would count nine times. With a cap c the objective is, for A < 0, that of dual-clip PPO
-(Ye et al. 2020, arXiv 1912.09729): max(min(r A, clip(r) A), c A), whose gradient is 0 beyond c. It is TRL's own loss with
-\(\pi_\theta / c\), gradient included, in the place of \(\pi_{old}\) ([`hold_at_cap`]): the ratio is then the constant c, for every
-loss type, and for rows that an earlier policy sampled alone, where TRL's `delta` is for all rows. CISPO, which multiplies the
-gradient of the log-prob by the ratio, keeps that gradient with the weight c. VESPO's weight of a sequence vanishes by itself
-as the ratio grows, and needs no cap. With the clip `"proximal"` the cap truncates \(\rho\), whatever the advantage.
+The cap: the clip bounds \(r = \pi_\theta / \pi_b\) from above only where A > 0. With a cap c the objective is, for A < 0, that of
+dual-clip PPO (Ye et al. 2020, arXiv 1912.09729): max(min(r A, clip(r) A), c A), whose gradient is 0 beyond c. It is TRL's own loss
+with \(\pi_\theta / c\), gradient included, in the place of \(\pi_{old}\) ([`hold_at_cap`]): the ratio is then the constant c, for
+every loss type, and only for rows that an earlier policy sampled. CISPO keeps its gradient, with the weight c. VESPO's weight of a
+sequence vanishes by itself as the ratio grows, and needs no cap. With the clip `"proximal"` the cap truncates \(\rho\).
 
 A log-probability that is not known is NaN, and its ratio is 1: a row that was generated for this batch is all NaN.
 
@@ -47,19 +45,14 @@ if TYPE_CHECKING:
 
 class LossCorrection:
     """
-    Corrects TRL's loss of a micro-batch at the two moments at which a subclass can reach it: when the loss has its log-probs
-    ([`on_logps`]), before it reads its advantages, and when it returns.
+    Corrects TRL's loss of a micro-batch when the loss has its log-probs ([`on_logps`]), before it reads its advantages.
 
     Args:
         clip (`str`), cap (`float`): `replay_clip` and `replay_ratio_cap`.
         level (`str`), loss_type (`str`): TRL's `importance_sampling_level` and `loss_type`.
         epsilon (`tuple[float, float]`): TRL's lower and upper `epsilon`.
         masks_sequences (`bool`): whether TRL's importance-sampling mask (vLLM) excludes whole sequences.
-        processes ([`Processes`]): of the run.
         buffer ([`ReplayBuffer`], *optional*): whose groups need log-probs; without it, metrics of replay are left out.
-
-    Attributes:
-        recorder ([`LogprobRecorder`]): gets the log-probs of every micro-batch.
     """
 
     def __init__(
@@ -86,16 +79,11 @@ class LossCorrection:
     def of(
         cls, trainer: GRPOTrainer, config: DataEfficientGRPOConfig, buffer: ReplayBuffer | None, processes: Processes
     ) -> LossCorrection:
-        """
-        The correction of a trainer's loss.
-
-        Raises:
-            `ValueError`: the weight of the KL term cannot be corrected with these settings.
-        """
+        """The correction of a trainer's loss. Raises a `ValueError` if the weight of the KL term cannot be corrected."""
         if buffer is not None and config.replay_clip == "proximal" and trainer.beta and config.use_bias_correction_kl:
             raise ValueError(
-                f"`replay_clip='proximal'` cannot correct the KL term of replayed rollouts with `beta={trainer.beta}` and "
-                "`use_bias_correction_kl=True`. Use `replay_clip='behavior'`, or `use_bias_correction_kl=False`."
+                f"`replay_clip='proximal'` cannot correct the KL term (`beta={trainer.beta}`) with `use_bias_correction_kl=True`. Use "
+                "`replay_clip='behavior'`, or `use_bias_correction_kl=False`."
             )
         return cls(
             clip=config.replay_clip,
@@ -112,15 +100,8 @@ class LossCorrection:
         self, batch: dict[str, Any], groups: Sequence[RolloutGroup], *, stale: bool, skipped: bool
     ) -> dict[str, float]:
         """
-        Put what the loss needs of groups that an earlier policy sampled into TRL's batch, in place.
-
-        Args:
-            batch (`dict`): TRL's batch, of this process's `groups`, in their order.
-            stale (`bool`): whether a process has groups of an earlier policy.
-            skipped (`bool`): whether rows skipped the pass for old log-probs.
-
-        Returns:
-            `dict`: metrics that replace those that TRL has logged over all rows.
+        Put what the loss needs into TRL's batch of this process's `groups`, in place. `stale`: whether a process has groups of an
+        earlier policy. `skipped`: whether rows skipped the pass for old log-probs. Returns metrics that replace TRL's over all rows.
         """
         if self.masks_sequences:
             exclude_masked(groups, batch)
@@ -143,9 +124,8 @@ class LossCorrection:
         """Raise a `RuntimeError` before an optimizer step whose loss has not passed its log-probs to [`on_logps`]."""
         if self._awaited:
             raise RuntimeError(
-                "The loss did not call `DataEfficientGRPOTrainer._compute_loss`, or got no log-probs from "
-                "`_get_per_token_logps_and_entropies`, so that replayed rollouts would be trained on without their correction. Let "
-                "the override of these methods call `super()`, or set `replay='off'` and `max_rollout_rounds=1`."
+                "The loss of replayed rollouts was not corrected: it did not call `DataEfficientGRPOTrainer._compute_loss`, or got no "
+                "log-probs from `_get_per_token_logps_and_entropies`. Call `super()` there, or set `replay='off'`."
             )
 
     @contextmanager
@@ -202,11 +182,11 @@ def correct_inputs(
     inputs: dict[str, Any], per_token_logps: torch.Tensor, *, clip: str, cap: float, level: str, loss_type: str
 ) -> torch.Tensor:
     """
-    Put the correction into a micro-batch of TRL's loss, in place, once the loss has its log-probs. What is read here
-    is `advantages` (B,), `behavior_per_token_logps` (B, T), and `old_per_token_logps` (B, T) where TRL has it.
+    Put the correction into a micro-batch of TRL's loss, in place, once the loss has its log-probs.
 
     Args:
-        inputs (`dict`): the micro-batch; its tensors are replaced, not changed.
+        inputs (`dict`): the micro-batch, with `advantages` (B,), `behavior_per_token_logps` (B, T), and `old_per_token_logps` (B, T)
+            where TRL has it; its tensors are replaced, not changed.
         per_token_logps (`torch.Tensor` of shape `(B, T)`): the loss's own log-probs, with gradient. Where generation and
             optimization are aligned they are those of the policy at the start of the generation batch.
         clip (`str`): `"proximal"` or `"behavior"`.
@@ -252,13 +232,8 @@ def hold_at_cap(
 ) -> None:
     """
     Make the ratio of the loss the constant `cap`, without gradient, where it is above: in replayed rows with a negative
-    advantage, by token or, for sequences, by row. In place; fresh rows keep their values.
-
-    Args:
-        inputs (`dict`): the micro-batch; reads `old_per_token_logps` (B, T), `replayed` (B,) and `advantages` (B,); replaces
-            `old_per_token_logps` and `replay_capped`.
-        per_token_logps (`torch.Tensor` of shape `(B, T)`): the loss's own log-probs, with gradient.
-        mask (`torch.Tensor` of shape `(B, T)`), cap (`float`), level (`str`): see [`correct_inputs`].
+    advantage, by token or, for sequences, by row. Replaces `old_per_token_logps` (B, T) and `replay_capped` of `inputs`. See
+    [`correct_inputs`] for the arguments.
     """
     old_logps = inputs["old_per_token_logps"]
     ratio = behavior_ratio(per_token_logps.detach(), old_logps, mask, level=level)
@@ -272,9 +247,8 @@ def is_clipped(
     inputs: dict[str, Any], per_token_logps: torch.Tensor, epsilon: tuple[float, float], *, level: str, loss_type: str
 ) -> torch.Tensor:
     """
-    Where the clip of TRL's loss removes the gradient, in a corrected micro-batch: bool, `(B, T)` or `(B, 1)`. Nowhere for loss
-    types that clip nothing or keep the gradient: CISPO, SAPO and VESPO. `per_token_logps` `(B, T)` are the loss's own,
-    detached; `epsilon` has the lower and upper distance of the clip from 1.
+    Where the clip of TRL's loss, with its lower and upper `epsilon`, removes the gradient in a corrected micro-batch: bool, `(B, T)`
+    or `(B, 1)`. Nowhere for CISPO, SAPO and VESPO. `per_token_logps` `(B, T)` are the loss's own, detached.
     """
     old_logps = inputs.get("old_per_token_logps")
     old_logps = per_token_logps if old_logps is None else old_logps.detach()
@@ -289,8 +263,8 @@ def is_clipped(
 
 def ratio_statistics(ratio: torch.Tensor, clipped: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
     """
-    Sums over the tokens (or sequences) of replayed rows, to be gathered from all processes: count, sum and sum of squares of
-    `ratio`, and sum of `clipped` (bool), `(4,)`. Both are `(B, T)` or `(B, 1)`, and the ratio is not truncated.
+    Sums over the tokens (or sequences) of replayed rows: count, sum and sum of squares of `ratio`, and sum of `clipped` (bool),
+    `(4,)`. Both are `(B, T)` or `(B, 1)`.
     """
     chosen = inputs["replayed"].unsqueeze(1).expand_as(ratio)
     if ratio.size(1) > 1:

@@ -36,10 +36,7 @@ class _Row(NamedTuple):
 
 
 class LogprobRecorder:
-    """
-    Collects the log-probs of this process's groups, row by row, from the forward passes of the loss. A group gets its
-    log-probs when the last of its rows was seen.
-    """
+    """Gives this process's groups their log-probs, collected row by row from the forward passes of the loss."""
 
     def __init__(self) -> None:
         self._expected: dict[int, _Row] = {}  # by row of the generation batch
@@ -99,11 +96,8 @@ def compute_leftover_logps(
     returned its log-probs (vLLM), those are used, at no cost.
 
     Sharded models run their forward passes in lockstep: every process makes as many as the one with most groups, and one that
-    has no more groups repeats `padding_group`, any group that it holds.
-
-    Args:
-        groups: groups of all processes that were generated for this batch and are kept for a later one.
-        logps_of (`Callable`): a group that this process holds -> see [`group_logps`].
+    has no more groups repeats `padding_group`, any group that it holds. `groups` are those of all processes; `logps_of` a group
+    that this process holds is what [`group_logps`] returns.
     """
     if not groups or (padding_group.rollouts is not None and padding_group.rollouts.sampling_logps is not None):
         return
@@ -132,9 +126,8 @@ def group_logps(group: RolloutGroup, forward: Forward, pad_token_id: int, device
 
 def behavior_tensors(groups: Sequence[RolloutGroup], completion_ids: torch.Tensor) -> dict[str, torch.Tensor]:
     """
-    What the loss needs of groups that an earlier policy sampled, for completions `(B, T)`: `replayed` (B,), bool; and
-    `behavior_per_token_logps` (B, T), float32, NaN for padding and for rows that were generated for this batch (pi_old sampled
-    them).
+    Which of the completions `(B, T)` an earlier policy sampled, `replayed` (B,), bool; and the log-probs under it,
+    `behavior_per_token_logps` (B, T), float32, NaN for padding and for the other rows.
     """
     logps = np.full(completion_ids.shape, np.nan, dtype=np.float32)
     replayed = np.zeros(len(logps), dtype=bool)
@@ -159,9 +152,8 @@ def behavior_tensors(groups: Sequence[RolloutGroup], completion_ids: torch.Tenso
 
 def exclude_masked(groups: Sequence[RolloutGroup], batch: dict[str, Any]) -> None:
     """
-    Exclude a sequence from the loss whenever it is replayed, if TRL's importance-sampling mask (vLLM) excluded it while it was
-    fresh, because the sampler and the policy disagreed on it. Replayed rows have a ratio of their own. Reads
-    `importance_sampling_ratio` (B, 1) of TRL's batch, which is 0 for excluded sequences, and sets `advantages` (B,) to 0.
+    Exclude a sequence whenever it is replayed, by an advantage of 0, if TRL's importance-sampling mask (vLLM) excluded it while it
+    was fresh, because the sampler and the policy disagreed on it: then its `importance_sampling_ratio` (B, 1) was 0.
     """
     if "importance_sampling_ratio" not in batch:
         return

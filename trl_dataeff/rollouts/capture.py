@@ -1,6 +1,6 @@
 """
-What passes through TRL's methods while a round of rollouts is generated, and the private parts of its trainer that this package
-uses. With `trainer.py`, the only place that knows TRL's private names.
+What passes through TRL's methods while rollouts are generated, and what else is needed of its trainer's private parts. Only this
+file and `trainer.py` know TRL's private names.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trl.data_utils import is_conversational, prepare_multimodal_messages
 from trl.models.utils import disable_gradient_checkpointing
 
 from trl_dataeff.rollouts.distributed import Processes, all_gather
-from trl_dataeff.rollouts.group import DIFFERENT_PROMPTS, RolloutGroup, Rollouts
+from trl_dataeff.rollouts.group import RolloutGroup, Rollouts
 from trl_dataeff.rollouts.playback import Playback
 from trl_dataeff.rollouts.skipping import OVER_BATCH, OVER_ROWS, OVER_TOKENS
 
@@ -70,14 +70,8 @@ class GeneratedRound:
 @dataclass
 class Recording:
     """
-    What passes through TRL's `_generate` and `_calculate_rewards` on this process while a round is generated.
-
-    Attributes:
-        ends: token ids that end a completion; one with another last token was cut off.
-        lengths: tokens of the model in each completion.
-        truncated: whether each was cut off.
-        rewards: of all processes, `(completions, functions)`.
-        seconds: that the round took.
+    What passes through TRL's `_generate` and `_calculate_rewards` on this process while a round is generated: see
+    [`GeneratedRound`]. A completion whose last token is not in `ends` was cut off.
     """
 
     ends: set[int]
@@ -87,7 +81,6 @@ class Recording:
     seconds: float = 0.0
 
     def generate(self, generate: Callable[[list[Any]], tuple[Any, ...]], prompts: list[Any]) -> Generated:
-        """TRL's `_generate`, recorded."""
         started = time.perf_counter()
         generated = Generated(*generate(prompts))
         completions, tool_mask = generated.completion_ids, generated.tool_mask
@@ -97,7 +90,6 @@ class Recording:
         return generated
 
     def score(self, calculate_rewards: Callable[..., torch.Tensor], *args: Any) -> torch.Tensor:
-        """TRL's `_calculate_rewards`, recorded."""
         started = time.perf_counter()
         try:
             self.rewards = calculate_rewards(*args)
@@ -108,7 +100,7 @@ class Recording:
         return self.rewards
 
     def complete(self, processes: Processes, rollouts: Sequence[Rollouts] = ()) -> GeneratedRound:
-        """The round of all processes, by a single gather; with this process's `rollouts`, one per prompt, if they are kept."""
+        """The round of all processes, with this process's `rollouts`, one per prompt, if they are kept. A collective."""
         assert self.rewards is not None
         own = torch.tensor([self.lengths, self.truncated], device=processes.device)
         lengths, truncated = processes.gather(own.T.contiguous()).cpu().numpy().T
@@ -132,7 +124,10 @@ def split_rollouts(generated: Generated, group_size: int, logged: dict[str, list
     for start in range(0, n, group_size):
         rows = range(start, start + group_size)
         if any(list(prompt_ids[i]) != list(prompt_ids[start]) for i in rows):
-            raise ValueError(DIFFERENT_PROMPTS)
+            raise ValueError(
+                "The completions of a group have different `prompt_ids`: let `rollout_func` return the same ones, or set "
+                "`selection='uniform'`, `replay='off'`, `max_rollout_rounds=1` and `skip_zero_advantage=False`."
+            )
         result.append(
             Rollouts(
                 prompt_tokens=np.array(prompt_ids[start], dtype=np.int32),
@@ -175,36 +170,25 @@ def tool_dicts(tools: Sequence[Tool], n: int) -> tuple[list[dict[str, Tool]], li
 
 
 def prompts_with_images(rows: Sequence[dict[str, Any]]) -> list[Any]:
-    """
-    The prompts of a dataset's rows, with the images of the columns `image` or `images` in their messages. Prompts that are no
-    conversations stay as they are: TRL rejects them if there is such a column.
-    """
+    """The prompts of a dataset's rows, with the images of the columns `image` or `images` in the messages of conversations."""
     prompts = [row["prompt"] for row in rows]
     if not rows or not {"image", "images"} & rows[0].keys() or not is_conversational(rows[0]):
         return prompts
-    images = [_row_images(row) for row in rows]
-    if all(row_images == [] for row_images in images):
+    images = [row["images"] if "images" in row else [row["image"]] for row in rows]
+    if all(own == [] for own in images):
         return prompts
-    return [
-        prepare_multimodal_messages(prompt, row_images) for prompt, row_images in zip(prompts, images, strict=True)
-    ]
-
-
-def _row_images(row: dict[str, Any]) -> list[Any] | None:
-    images: list[Any] | None = row["images"] if "images" in row else [row["image"]]
-    return None if images == [None] else images
+    none = [None]  # an image that is missing
+    return [prepare_multimodal_messages(p, None if i == none else i) for p, i in zip(prompts, images, strict=True)]
 
 
 def images_of(prompts: Sequence[Any]) -> list[list[Any] | None] | None:
     """The images in the messages of each prompt, `None` for a prompt without; `None` if no prompt has any."""
-    images = [_message_images(prompt) or None for prompt in prompts]
+    images = []
+    for prompt in prompts:
+        contents = [] if isinstance(prompt, str) else [message.get("content") for message in prompt]
+        parts = [part for content in contents if isinstance(content, list) for part in content]
+        images.append([part["image"] for part in parts if part.get("type") == "image"] or None)
     return images if any(images) else None
-
-
-def _message_images(prompt: Any) -> list[Any]:
-    contents = [] if isinstance(prompt, str) else [message.get("content") for message in prompt]
-    parts = [part for content in contents if isinstance(content, list) for part in content]
-    return [part["image"] for part in parts if part.get("type") == "image"]
 
 
 @torch.no_grad()
@@ -222,12 +206,8 @@ def logps_of_pass(
     trainer: GRPOTrainer, group: RolloutGroup, make_batch: Callable[[], dict[str, Any]], world_size: int
 ) -> list[np.ndarray]:
     """
-    Log-probs of a group's completions under the present policy, one array of shape `(T_i,)` each, from a pass of TRL's over a
-    batch that is not trained on and leaves no logs. For prompts that TRL prepares in that pass, as it does those with images.
-
-    Args:
-        group ([`RolloutGroup`]): a group that this process holds; each other process passes one of its own.
-        make_batch (`Callable`): TRL's `_generate_and_score_completions` on the group's rows.
+    Log-probs of the completions of a group of this process under the present policy, `(T_i,)` each, for prompts that TRL prepares
+    in its pass over a batch, as those with images: from such a pass, `make_batch`, which leaves no logs. A collective.
     """
     assert group.rollouts is not None
     rewards = np.zeros((world_size * len(group.rewards), group.rewards.shape[1]), dtype=np.float32)
@@ -284,22 +264,14 @@ def can_skip_rows(trainer: GRPOTrainer) -> bool:
 
 def corrects_loss(trainer_class: type, own: type) -> bool:
     """
-    Whether the loss of a trainer passes through our `_compute_loss` and log-probs. It does not where a subclass, or the class that
-    Unsloth puts in the place of TRL's, overrides a method on the way without calling the next class's.
-
-    Args:
-        trainer_class (`type`): class of the trainer, a subclass of `own` or `own` itself.
-        own (`type`): our trainer, whatever it is based on.
+    Whether the loss of a trainer passes through the `_compute_loss` and the log-probs of `own`, our class. It does not where a
+    subclass, or Unsloth's class in the place of TRL's, overrides a method on the way without calling the next class's.
     """
     bases = trainer_class.__mro__
     above, below = bases[: bases.index(own)], bases[bases.index(own) + 1 :]
     loss, logps = "_compute_loss", "_get_per_token_logps_and_entropies"
-    return (
-        _leads_to(bases, "compute_loss", loss)
-        and _leads_to(above, loss)
-        and _leads_to(below, loss, logps)
-        and _leads_to(above, logps)
-    )
+    ways = ((bases, "compute_loss", loss), (above, loss), (below, loss, logps), (above, logps))
+    return all(_leads_to(*way) for way in ways)
 
 
 def _leads_to(bases: Sequence[type], name: str, goal: str = "") -> bool:

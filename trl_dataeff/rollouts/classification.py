@@ -17,10 +17,7 @@ from trl_dataeff.utils import listed
 
 logger = logging.get_logger(__name__)
 FEWEST_BATCHES = 20  # generation batches before a run without any effective group is warned of
-ADVICE = (
-    "Check that the columns it reads are in the dataset and hold what it expects. A function may return None for "
-    "completions that it does not apply to."
-)
+ADVICE = "Check that the columns it reads hold what it expects. It may return None for completions that it does not apply to."
 
 
 def total_rewards(rewards: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -51,19 +48,15 @@ def all_equal(values: np.ndarray, tolerance: np.ndarray | float = 0.0) -> NDArra
 
 def is_zero_variance(rewards: np.ndarray, weights: np.ndarray, aggregation: str = "sum_then_normalize") -> np.ndarray:
     """
-    Whether a group carries no gradient: all of its scorable rewards are equal. So does a group with an infinite reward, whose
-    advantages TRL sets to 0 (but with `scale_rewards="none"`, which ruins the model). Totals of several functions are compared
-    up to the rounding of their sum (four units in the last place of float32), totals of one exactly. Under TRL's
-    `multi_objective_aggregation="normalize_then_sum"` each function is normalised in the group on its own, so there every
-    function with a weight has to give equal rewards.
+    Whether groups carry no gradient, bool `(n,)`: all scorable rewards are equal, or one is infinite, where TRL sets advantages
+    to 0. Totals of several functions are compared up to the rounding of their sum (four units in the last place of float32),
+    totals of one exactly. Under TRL's `multi_objective_aggregation="normalize_then_sum"`, which normalises each function on its
+    own, every function with a weight has to give equal rewards.
 
     Args:
-        rewards (`np.ndarray` of shape `(n, G, F)`): rewards of n groups, NaN where a function gave no score.
+        rewards (`np.ndarray` of shape `(n, G, F)`): NaN where a function gave no score.
         weights (`np.ndarray` of shape `(F,)`): weights of the functions.
         aggregation (`str`, *optional*, defaults to `"sum_then_normalize"`): TRL's option of that name.
-
-    Returns:
-        `np.ndarray` of shape `(n,)` and dtype bool.
     """
     totals = total_rewards(rewards, weights)
     infinite: NDArray[np.bool_] = np.isinf(totals).any(axis=1)
@@ -104,10 +97,8 @@ def is_masked_out(
 @dataclass
 class RewardScale:
     """
-    Maps total rewards to success rates in [0, 1].
-
-    With `reward_range` the ends are given; without it they are the lowest and the highest total seen so far. While
-    only one value has been seen, it counts as success if it is positive and as failure if it is not.
+    Maps total rewards to success rates in [0, 1]: from the ends of `reward_range`, or the lowest and highest total seen so far.
+    While only one value has been seen, it counts as success if it is positive.
     """
 
     low: float = float("inf")
@@ -175,10 +166,7 @@ class RewardScale:
 
 
 def kinds_of(zero_variance: np.ndarray, success_rate: np.ndarray) -> np.ndarray:
-    """
-    Codes of the groups' kinds (see `KINDS`), `(n,)`. A zero-variance group is easy at the top of the reward range and
-    hard everywhere else: at the bottom, in the middle, and where no completion could be scored.
-    """
+    """Codes of kinds (see `KINDS`), `(n,)`: a zero-variance group is easy at the top of the reward range, and hard anywhere else."""
     zero_variance_kind = np.where(success_rate >= 1.0 - 1e-6, EASY, HARD)  # but for the rounding of a sum of rewards
     return np.where(zero_variance, zero_variance_kind, EFFECTIVE).astype(np.int8)
 
@@ -193,16 +181,13 @@ class Classified(NamedTuple):
 
 class GroupClassifier:
     """
-    Total rewards, success rates and kinds of groups, from their rewards.
+    Total rewards, success rates and kinds of groups, from their rewards. Its `scale` widens with them.
 
     Args:
         weights (`np.ndarray` of shape `(F,)`): weights of the reward functions.
         reward_range (`tuple[float, float]`, *optional*): lowest and highest total; by default those seen so far.
         aggregation (`str`, *optional*, defaults to `"sum_then_normalize"`): TRL's `multi_objective_aggregation`.
         masks_truncated (`bool`, *optional*, defaults to `False`): TRL's `mask_truncated_completions`.
-
-    Attributes:
-        scale ([`RewardScale`]): widens with the rewards that were classified.
     """
 
     def __init__(
@@ -220,11 +205,8 @@ class GroupClassifier:
 
     def classify(self, rewards: np.ndarray, truncated: np.ndarray) -> Classified:
         """
-        Classify the groups of a round, and widen the scale by their totals.
-
-        Args:
-            rewards (`np.ndarray` of shape `(n, G, F)`): NaN where a function gave no score.
-            truncated (`np.ndarray` of shape `(n, G)` and dtype bool): completions that did not end by themselves.
+        Classify the groups of a round, and widen the scale: `rewards` `(n, G, F)`, NaN where a function gave no score, and
+        `truncated` `(n, G)`, bool, completions that did not end by themselves.
         """
         totals = total_rewards(rewards, self.weights)
         self.scale.observe(totals)
@@ -237,13 +219,8 @@ class GroupClassifier:
 
 class RewardChecks:
     """
-    Finds rewards that are most likely a mistake.
-
-    Args:
-        names (`list[str]`): the reward functions.
-        most_unscored (`int`, *optional*): completions without any score, from the start of training, after which it is an
-            error; `None`: never.
-        is_main_process (`bool`, *optional*, defaults to `True`): whether this process warns.
+    Finds rewards of the functions `names` that are most likely a mistake, and warns of them on the main process. `most_unscored`
+    completions without any score, from the start of training, are an error; `None`: never.
     """
 
     def __init__(self, names: Sequence[str], *, most_unscored: int | None = None, is_main_process: bool = True):
@@ -265,10 +242,8 @@ class RewardChecks:
         if infinite.any():
             self._warn_once(
                 "infinite",
-                f"{self._listed(infinite)} returned an infinite reward. TRL gives no gradient to a group that holds one, "
-                "so it counts as a zero-variance group; with `scale_rewards='batch'` it gives none to the whole batch, and with "
-                "'none' it ruins the model: the group's other completions get an advantage of -3.4e38. Return finite numbers, or "
-                "None for a completion without a score.",
+                f"{self._listed(infinite)} returned an infinite reward. TRL gives its group no gradient, `scale_rewards='batch'` gives "
+                "the whole batch none, and 'none' ruins the model. Return a finite number, or None for no score.",
             )
         self.completions += rewards.shape[0] * rewards.shape[1]
         self.scores |= ~np.isnan(rewards).all(axis=(0, 1))
@@ -277,8 +252,8 @@ class RewardChecks:
         names = self._listed(~self.scores)
         if not self.scores.any() and self.most_unscored is not None and self.completions >= self.most_unscored:
             raise ValueError(
-                f"No reward function gave a score for any of the first {self.completions} completions: {names} returned only "
-                f"None or NaN. {ADVICE} Each completion needs a score from one function to be trained on."
+                f"No reward function gave a score for any of the first {self.completions} completions: {names} returned only None or "
+                f"NaN. {ADVICE}"
             )
         self._warn_once(
             names, f"{names} returned only None or NaN for the first {self.completions} completions. {ADVICE}"
@@ -294,9 +269,8 @@ class RewardChecks:
         if not self.effective and self.batches >= FEWEST_BATCHES and progress >= 0.1:
             self._warn_once(
                 "gradient",
-                f"No group of the first {self.batches} generation batches has carried a gradient: the completions of every "
-                "prompt got equal rewards, so the model learned nothing from them. Look at completions (`log_completions=True`): the "
-                "reward function may reject right answers, or the prompts may be too hard or too easy for this model.",
+                f"No group of the first {self.batches} generation batches has carried a gradient: the rewards of each were equal. Look "
+                "at completions (`log_completions=True`): the reward may reject right answers, or the prompts be too hard or too easy.",
             )
 
     def state_dict(self) -> list[Any]:

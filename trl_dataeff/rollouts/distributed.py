@@ -19,14 +19,8 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class Processes:
     """
-    The processes of a run, as this one sees them; by default it is the only one.
-
-    Attributes:
-        rank: index of this process.
-        world_size: how many there are.
-        device: of tensors that are gathered.
-        gather: a tensor -> those of all processes, joined along the first dimension. A collective.
-        wait: waits for all processes. A collective.
+    The `world_size` processes of a run, as number `rank` sees them; by default it is the only one. `gather` joins a tensor on
+    `device` with those of all processes along the first dimension, and `wait` waits for them. Both are collectives.
     """
 
     rank: int = 0
@@ -53,9 +47,8 @@ class Processes:
 
 def assign(owners: Sequence[int], world_size: int, effective: Sequence[bool] | None = None) -> np.ndarray:
     """
-    Spread n groups evenly over processes, moving as few as possible: each process keeps its own, in their order, up to its
-    share; the rest go to the processes that have room. Groups that are `effective` (bool, `(n,)`) are also spread evenly among
-    themselves, up to one. Returns the process that is to have each group, int64 `(n,)`.
+    The process that is to have each of n groups, int64 `(n,)`: evenly spread, also the `effective` ones (bool, `(n,)`) among
+    themselves, up to one. Few move: each process keeps its own, in their order, up to its share.
     """
     quota, remainder = divmod(len(owners), world_size)
     if remainder:
@@ -79,24 +72,19 @@ def assign(owners: Sequence[int], world_size: int, effective: Sequence[bool] | N
 
 
 def redistribute(groups: Sequence[RolloutGroup], destinations: np.ndarray, rank: int) -> None:
-    """
-    Send the rollouts of each group to its destination `(n,)`, in place. Only groups that move are sent; if none moves on any
-    process there is no communication. The groups are the same in the same order on every process.
-    """
+    """Send the rollouts of groups, the same on every process, to their destinations `(n,)`, in place. A collective if some move."""
     moves = [i for i, group in enumerate(groups) if group.owner != destinations[i]]
     if not moves:
         return
     sent = all_gather({i: groups[i].rollouts for i in moves if groups[i].owner == rank})
     for i in moves:
         group = groups[i]
-        group.move(int(destinations[i]), sent[group.owner][i] if destinations[i] == rank else None)
+        group.rollouts = sent[group.owner][i] if destinations[i] == rank else None
+        group.owner = int(destinations[i])
 
 
 def pack_distributed(groups: Sequence[RolloutGroup], rank: int, world_size: int) -> dict[str, np.ndarray]:
-    """
-    Groups, the same in the same order on every process, as arrays (see [`pack_groups`]), equal on every process. A collective
-    if there are several.
-    """
+    """[`pack_groups`] of the same groups on every process, with all rollouts. A collective if there are several processes."""
     if world_size == 1:
         return pack_groups(groups)
     own = {i: group.rollouts for i, group in enumerate(groups) if group.owner == rank}
@@ -108,8 +96,8 @@ def unpack_distributed(arrays: dict[str, np.ndarray], rank: int, world_size: int
     """The inverse of [`pack_distributed`], for any number of processes: each keeps the rollouts that it owns."""
     groups = unpack_groups(arrays)
     for group in groups:
-        owner = group.owner % world_size
-        group.move(owner, group.rollouts if owner == rank else None)
+        group.owner %= world_size
+        group.rollouts = group.rollouts if group.owner == rank else None
     return groups
 
 

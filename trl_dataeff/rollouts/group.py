@@ -22,13 +22,7 @@ EFFECTIVE, EASY, HARD = 0, 1, 2
 Origin: TypeAlias = Literal["fresh", "leftover", "replayed", "reference"]
 #: What becomes of it: trained on, kept for a later batch, or dropped.
 Disposition: TypeAlias = Literal["trained", "leftover", "dropped"]
-
-
-DIFFERENT_PROMPTS = (
-    "The completions of a group have different `prompt_ids`, as a `rollout_func` may return them. Rollouts that are kept need "
-    "one prompt per group: return the same for all completions of a prompt, or set `selection='uniform'`, `replay='off'`, "
-    "`max_rollout_rounds=1` and `skip_zero_advantage=False`."
-)
+PLACE = ("origin", "disposition", "owner", "rollouts")  # what may change of a group
 
 
 @dataclass
@@ -61,12 +55,12 @@ class Rollouts:
         return len(self.completion_tokens)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class RolloutGroup:
     """
     One group. Every process knows all groups of a generation batch; `rollouts` is set only on the process that owns them.
 
-    What a group is never changes. Its place does, by [`mark`] in each generation batch and by [`move`] between processes.
+    What a group is never changes. Its place does: its origin and disposition in each generation batch, and its owner.
 
     Attributes:
         prompt_id: row index of the prompt in the training dataset; -1 if it is not known (streaming).
@@ -99,16 +93,10 @@ class RolloutGroup:
     disposition: Disposition | None = None
     rollouts: Rollouts | None = None
 
-    def mark(self, origin: Origin | None = None, disposition: Disposition | None = None) -> None:
-        """Set its origin or its disposition in the present generation batch."""
-        for name, value in (("origin", origin), ("disposition", disposition)):
-            if value is not None:
-                object.__setattr__(self, name, value)
-
-    def move(self, owner: int, rollouts: Rollouts | None) -> None:
-        """Set the process that owns its rollouts, and the rollouts where this is that process."""
-        object.__setattr__(self, "owner", owner)
-        object.__setattr__(self, "rollouts", rollouts)
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in vars(self) and name not in PLACE:
+            raise AttributeError(f"`{name}` of a group never changes.")
+        super().__setattr__(name, value)
 
     @property
     def effective(self) -> bool:

@@ -52,10 +52,7 @@ class Playback:
         return output if tool_mask is None else output | {"env_mask": tool_mask}
 
     def _listed(self, name: str) -> list[list[Any]] | None:
-        """
-        The arrays of one field as lists, one per completion; `None` if no group has it. A group that lacks it has only
-        tokens of the model, and log-probs that are not known.
-        """
+        """The arrays of one field as lists, one per completion, with a default for groups that lack it; `None` if all do."""
         if all(getattr(r, name) is None for r in self.rollouts):
             return None
         missing = {"tool_masks": 1, "sampling_logps": float("nan")}[name]

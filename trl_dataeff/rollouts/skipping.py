@@ -1,8 +1,6 @@
 """
-Rows whose advantage is exactly 0 skip the forward and backward pass.
-
-Such a row has the loss 0 and no gradient, so leaving it out changes no weight, once the loss is divided by the rows or tokens
-of the whole micro-batch. What is deliberately not here: the trainer. The functions take TRL's micro-batches.
+Rows whose advantage is exactly 0 skip the forward and backward pass of TRL's micro-batches: they have the loss 0 and no gradient, so
+that this changes no weight, once the loss is divided by the rows or tokens of the whole micro-batch.
 """
 
 from __future__ import annotations
@@ -25,15 +23,11 @@ FACTOR = "skip_factor"  # key of a micro-batch: factor on its loss
 
 class RowSkipper:
     """
-    Leaves rows without a gradient out of the micro-batches of a generation batch.
+    Leaves rows without a gradient out of the micro-batches of a generation batch. Every process trains on the same number of rows
+    in a micro-batch, at least one, because TRL gathers values by row.
 
-    Every process trains on the same number of rows in a micro-batch, at least one, because TRL gathers values by row.
-
-    Args:
-        loss_type (`str`): TRL's loss type.
-        accumulated (`int`): micro-batches of an optimizer step. Among those of one step rows are exchanged, so that as many
-            micro-batches as possible have a single row; not for `"bnpo"`, whose loss depends on which rows share one.
-        processes ([`Processes`]): of the run.
+    Rows are exchanged among the `accumulated` micro-batches of an optimizer step, so that as many as possible have a single row;
+    not for the `loss_type` `"bnpo"`, whose loss depends on which rows share a micro-batch.
     """
 
     def __init__(self, loss_type: str, accumulated: int, processes: Processes):
@@ -102,14 +96,9 @@ def _by_row(value: Any) -> bool:
 
 def zero_advantage(rewards: torch.Tensor, weights: torch.Tensor, group_size: int, aggregation: str) -> torch.Tensor:
     """
-    Completions whose advantage will be exactly 0 in TRL, before it has computed advantages: those whose total reward is the
-    mean of their group's, by the same operations. With `multi_objective_aggregation="normalize_then_sum"` none is known.
-
-    Args:
-        rewards (`torch.Tensor` of shape `(n, F)`): one column per reward function, NaN where it gave no score.
-        weights (`torch.Tensor` of shape `(F,)`): weights of the functions.
-        group_size (`int`): G; n is a multiple of it.
-        aggregation (`str`): TRL's `multi_objective_aggregation`.
+    Completions whose advantage will be exactly 0 in TRL, bool `(n,)`: those whose total reward is the mean of their group's, by the
+    same operations, from `rewards` `(n, F)`, NaN where a function gave no score, and `weights` `(F,)`. With an `aggregation`
+    (`multi_objective_aggregation`) of `"normalize_then_sum"` none is known.
     """
     if aggregation != "sum_then_normalize":
         return torch.zeros(len(rewards), dtype=torch.bool, device=rewards.device)

@@ -11,12 +11,7 @@ Which prompts to generate rollouts for.
 A new selector is a new file here, imported below, or a module of your own (see docs/selectors.md).
 """
 
-from trl_dataeff.selection.base import (
-    Selector,
-    SelectorContext,
-    make_selector,
-    register_selector,
-)
+from trl_dataeff.selection.base import Selector, SelectorContext, make_selector, register_selector
 from trl_dataeff.selection.dots import DotsSelector
 from trl_dataeff.selection.dots_paper import PaperDotsSelector
 from trl_dataeff.selection.greso import GresoSelector

@@ -1,16 +1,4 @@
-"""
-The contract of selectors, and their registry.
-
-    bind(context)            once, when training starts
-    references(rng)          prompts to learn from before the first proposal of a generation batch; none by default
-    propose(n, rng)          which prompts to generate rollouts for; one or more times per generation batch
-    observe(groups)          what rollouts gave: those of references at once, all others at the end of the batch
-    predict(prompt_ids)      success rates that are expected, for the logs
-    state_dict(), load_state_dict(state), metrics()
-
-A selector of your own implements `propose`. It takes part in training as an instance
-(`DataEfficientGRPOTrainer(..., selector=MySelector())`) by its dotted path (`selection="my_module.MySelector"`) or, once registered, by name.
-"""
+"""The contract of selectors, `Selector`; their registry; and `CheckedSelector`, as which the collector calls one."""
 
 from __future__ import annotations
 
@@ -83,11 +71,12 @@ class SelectorContext:
 
 class Selector(ABC):
     """
-    Decides which prompts to generate rollouts for.
+    Decides which prompts to generate rollouts for. A selector takes part in training as an instance
+    (`DataEfficientGRPOTrainer(..., selector=MySelector())`), by its dotted path (`selection="my_module.MySelector"`) or, once
+    registered, by name.
 
-    A selector decides the same on every process: it may use its own state and `rng`, which are equal on all processes,
-    and nothing else. Everything but `propose` has a default. The constructor only stores its arguments; `bind` does the
-    work.
+    It decides the same on every process: it may use its own state and `rng`, which are equal on all processes, and nothing
+    else. Everything but `propose` has a default. The constructor only stores its arguments; `bind` does the work.
 
     Attributes:
         name (`str`): name that the class is registered as, see [`register_selector`].
@@ -101,25 +90,14 @@ class Selector(ABC):
     context: SelectorContext
 
     def bind(self, context: SelectorContext) -> None:
-        """
-        Start a run: called when training starts, before anything else. Any state of an earlier run is discarded here.
-
-        Args:
-            context ([`SelectorContext`]): the run.
-        """
+        """Start a run: called when training starts, before anything else. Any state of an earlier run is discarded here."""
         self.context = context
 
     @abstractmethod
     def propose(self, n: int, rng: torch.Generator) -> np.ndarray:
         """
-        Propose prompts.
-
-        Args:
-            n (`int`): how many, at most `context.num_prompts`.
-            rng (`torch.Generator`): the only source of randomness.
-
-        Returns:
-            `np.ndarray` of shape `(n,)` and dtype int64: prompt ids without repetition.
+        Propose n prompts, at most `context.num_prompts`: ids without repetition, int64 `(n,)`. `rng` is the only source of
+        randomness. Called one or more times per generation batch.
         """
 
     def predict(self, prompt_ids: np.ndarray) -> np.ndarray:
@@ -128,33 +106,21 @@ class Selector(ABC):
 
     def references(self, rng: torch.Generator) -> np.ndarray:
         """
-        Prompts whose rollouts [`observe`] gets before the first proposal of a generation batch. TRL must then be able to
-        generate outside of its own pass over a batch.
-
-        Args:
-            rng (`torch.Generator`): the only source of randomness.
-
-        Returns:
-            `np.ndarray` of shape `(k,)`: prompt ids without repetition, none by default. With several processes the number is
-            rounded down to a multiple of it.
+        Prompts whose rollouts [`observe`] gets before the first proposal of a generation batch: ids without repetition, int64
+        `(k,)`, none by default. With several processes k is rounded down to a multiple of their number. TRL must be able to
+        generate outside of its own pass over a batch. `rng` is the only source of randomness.
         """
         return np.empty(0, dtype=np.int64)
 
     def observe(self, groups: Sequence[RolloutGroup]) -> None:
         """
-        Learn from rollouts. Called at the end of every generation batch and, with references, once before it.
-
-        Args:
-            groups: all groups generated for the batch, dropped ones included, in order; or those of references, whose `origin`
-                is `"reference"`. A prompt may occur more than once; a group's success rate may be NaN. There are none if
-                nothing had to be generated.
+        Learn from all groups generated for a batch, dropped ones included, in order, at its end; with references, also before it,
+        from groups whose `origin` is `"reference"`. A prompt may occur more than once; a group's success rate may be NaN. There
+        are none if nothing had to be generated.
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """
-        A copy of all state that decides later proposals: numeric NumPy arrays, JSON values and dicts of these, by name. The
-        trainer saves `rng`.
-        """
+        """A copy of all state that decides later proposals, but `rng`: numeric NumPy arrays, JSON values and dicts of these, by name."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -195,13 +161,11 @@ def make_selector(name: str, arguments: dict[str, Any] | None = None) -> Selecto
     of its class. Raises a `ValueError` if the selector is unknown, or its class does not take these arguments.
     """
     cls, arguments = _selector_class(name), arguments or {}
-    parameters = inspect.signature(cls).parameters
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    for unknown in [] if takes_any else [argument for argument in arguments if argument not in parameters]:
-        takes = ", ".join(parameters) or "none"
-        raise ValueError(
-            f"{cls.__name__} has no argument `{unknown}`.{closest(unknown, parameters)} It takes {takes}."
-        )
+    signature = inspect.signature(cls)
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        raise ValueError(f"{cls.__name__}: {error}. It takes {', '.join(signature.parameters) or 'none'}.") from error
     return cls(**arguments)
 
 
@@ -249,12 +213,8 @@ def check_request(n: int, size: int) -> None:
 
 class CheckedSelector:
     """
-    A selector as the collector calls it. What it returns is checked, and its ids are the same on every process. Errors name the
-    selector's class.
-
-    Args:
-        selector ([`Selector`]): not bound yet.
-        processes ([`Processes`], *optional*): of the run; by default a single one.
+    A selector as the collector calls it: what it returns is checked, by errors that name its class, and its ids are the same on
+    every process.
     """
 
     def __init__(self, selector: Selector, processes: Processes = Processes()):  # noqa: B008 (immutable)

@@ -175,27 +175,18 @@ class DotsSelector(PredictingSelector):
 
 
 class EarlierRun(NamedTuple):
-    """
-    What an earlier run showed of n prompts, in the order of each prompt's last group.
+    """What an earlier run showed of n prompts, in the order of each prompt's last group; arrays of shape `(n,)`."""
 
-    Attributes:
-        ids: prompts, int64 of shape `(n,)`, each once.
-        rates: mean success rates, float32 of shape `(n,)`, in [0, 1].
-        effective: shares of effective groups, float32 of shape `(n,)`.
-        counts: groups, int64 of shape `(n,)`.
-    """
-
-    ids: np.ndarray
-    rates: np.ndarray
-    effective: np.ndarray
-    counts: np.ndarray
+    ids: np.ndarray  # prompts, int64
+    rates: np.ndarray  # mean success rates, float32 in [0, 1]
+    effective: np.ndarray  # shares of effective groups, float32
+    counts: np.ndarray  # groups, int64
 
 
 def read_earlier_run(given: str, dataset_hash: str, scale: RewardScale) -> EarlierRun:
     """
-    The groups of an earlier run, `given` by its `output_dir` or its table of groups. Widens `scale`, unless it is fixed, by
-    the range in which that run had its success rates, so that they need not be mapped when this run sees the ends of it.
-    Raises a [`UserError`] if the table is missing, corrupt, empty, or of prompts with another hash.
+    The groups of an earlier run, `given` by its `output_dir` or its table of groups. Widens `scale`, unless it is fixed, by the
+    range of its rewards. Raises a [`UserError`] if the table is missing, corrupt, empty, or of prompts with another hash.
     """
     path = Path(given).expanduser()
     path = path / GROUPS_FILE if path.is_dir() else path
@@ -204,17 +195,12 @@ def read_earlier_run(given: str, dataset_hash: str, scale: RewardScale) -> Earli
     table = read_groups(path)
     about = about_groups(path)
     if about.get("dataset") != dataset_hash:
-        raise UserError(
-            f"`history_from` is {given!r}, which is of another dataset. Prompts are known by their row: give a run on the same "
-            "prompts in the same order, or leave `history_from` out."
-        )
+        raise UserError(f"`history_from` is {given!r}, which is of other prompts or another order. Leave it out.")
     names = ["prompt_id", "success_rate", "reward", "kind"]
     groups = table.select(names).to_pandas().dropna()
     groups = groups[groups["prompt_id"] >= 0]
     if groups.empty:
-        raise UserError(
-            f"`history_from` is {given!r}, and no group in it has a success rate. Leave `history_from` out."
-        )
+        raise UserError(f"`history_from` is {given!r}, and no group in it has a success rate. Leave it out.")
     scale.observe(np.array(list((about["reward_range"] or {}).values())))
     if scale.high > scale.low:  # the range of that run may have widened since a rate was written
         groups["success_rate"] = np.clip((groups["reward"] - scale.low) / (scale.high - scale.low), 0.0, 1.0)

@@ -30,55 +30,37 @@ def log_weight(chance: torch.Tensor, threshold: float) -> torch.Tensor:
     return -softplus(SHARPNESS * (math.log(threshold) - chance.log()))
 
 
-def gumbel_keys(log_weights: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
-    """
-    Keys whose descending order is a draw without replacement with probabilities proportional to `exp(log_weights)`
-    (the Gumbel-max trick; Kool et al. 2019, arXiv 1903.06059). Prompts of weight 0 come last, in random order.
-    """
-    noise = -torch.empty(log_weights.shape, dtype=torch.float64).exponential_(generator=generator).log()
-    excluded, log_weights = log_weights.isneginf(), log_weights.double()
-    # Below all others: in float64 Gumbel noise lies between -4 and 40
-    last = (log_weights[~excluded].min() if bool((~excluded).any()) else 0.0) - 100.0
-    return torch.where(excluded, last, log_weights) + noise
-
-
 def gumbel_top_k(log_weights: torch.Tensor, n: int, generator: torch.Generator | None = None) -> torch.Tensor:
     """
-    Draw n different indices, each time with probabilities proportional to `exp(log_weights)` of those that are left.
+    Draw n different indices, int64 `(n,)` in the order of the draw, each time with probabilities proportional to
+    `exp(log_weights)` of those that are left, by the Gumbel-max trick (Kool et al. 2019, arXiv 1903.06059). Weights of -inf come
+    last, in random order. Raises a `ValueError` if n is not in [0, N], or a weight is NaN.
 
     Everything is in log space and float64: a softmax at the paper's temperature underflows in float32, and
     `torch.multinomial` then returns rows of probability 0.
 
     Args:
-        log_weights (`torch.Tensor` of shape `(N,)`): not normalised; -inf only where nothing else is left.
-        n (`int`): at most N.
-        generator (`torch.Generator`, *optional*): the only source of randomness.
-
-    Returns:
-        `torch.Tensor` of shape `(n,)` and dtype int64, in the order of the draw.
-
-    Raises:
-        `ValueError`: n is not in [0, N], or a weight is NaN.
+        log_weights (`torch.Tensor` of shape `(N,)`): not normalised.
     """
     if not 0 <= n <= len(log_weights):
         raise ValueError(f"{n} indices were asked for; {len(log_weights)} weights give from 0 to {len(log_weights)}.")
     if log_weights.isnan().any():
         raise ValueError("Weights of prompts are NaN: their predicted success rates are.")
-    return gumbel_keys(log_weights, generator).topk(n).indices
+    noise = -torch.empty(log_weights.shape, dtype=torch.float64).exponential_(generator=generator).log()
+    excluded, log_weights = log_weights.isneginf(), log_weights.double()
+    # Below all others: in float64 Gumbel noise lies between -4 and 40
+    last = (log_weights[~excluded].min() if bool((~excluded).any()) else 0.0) - 100.0
+    return (torch.where(excluded, last, log_weights) + noise).topk(n).indices
 
 
 class PromptPass:
     """
-    Passes over the prompts: no prompt is selected twice while the others carry enough of the weight. Draws by a sharp weight
-    alone come back to the same few prompts. A pass draws without replacement across generation batches, as an epoch does.
+    Passes over N prompts: no prompt is selected twice while the others carry enough of the weight. Draws by a sharp weight
+    alone come back to the same few prompts. `drawn`, bool `(N,)`, has the prompts of the present pass.
 
     Args:
-        size (`int`): number of prompts, N.
         coverage (`float`): share of all weight that is drawn before a prompt may be drawn again, in [0, 1]: 0 allows repeats
             at any time, and 1 draws every prompt first, but for those that are too few for a whole batch.
-
-    Attributes:
-        drawn (`np.ndarray` of shape `(N,)`): bool, the prompts of the present pass.
     """
 
     def __init__(self, size: int, coverage: float):

@@ -3,9 +3,7 @@ Estimates of every prompt's present success rate, by a policy that changes at an
 
 Several experts estimate side by side. Each has a half-life for evidence: the predictor is fitted to groups weighted by
 it, and a prompt's own groups fade by it (see [`SuccessHistory`]). One more expert ignores the embeddings and predicts the
-mean of the recent groups for every prompt. Experts are weighted by how well they predicted the latest groups, so that
-evidence fades as fast as the policy has been seen to change, and predictions differ between prompts only as far as
-differences have been predicted.
+mean of the recent groups for every prompt. Experts are weighted by how well they predicted the latest groups.
 """
 
 from __future__ import annotations

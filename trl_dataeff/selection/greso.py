@@ -19,69 +19,21 @@ from trl_dataeff.selection.base import Selector, SelectorContext, check_request,
 from trl_dataeff.utils import check_number
 
 
-FLOOR = 0.01
-
-
-def keep_probability(streak: np.ndarray, p: np.ndarray | float, floor: float = FLOOR) -> np.ndarray:
-    """
-    Probability that a prompt is admitted: `max(p^streak, floor)`, in [floor, 1] and 1 for a streak of 0, from trailing
-    zero-variance groups `streak` and the keep probability per group `p` in (0, 1], which broadcast. The floor lets every
-    prompt be tried again.
-    """
-    return np.maximum(np.power(p, streak, dtype=np.float64), floor)
+FLOOR = 0.01  # of the probability to keep a prompt: every prompt is tried again
 
 
 class KeepProbability:
     """
-    The keep probability per group of one kind. It moves one step per update: down if the observed share of that kind is
-    at or above its target, else up.
-
-    Args:
-        initial (`float`), step (`float`), low (`float`), high (`float`): initial value, change per update, bounds.
-        target (`float`): target share of the groups.
-
-    Attributes:
-        value (`float`): the probability.
+    The keep probability per group of one kind, its `value`. It moves one `step` per update, within `low` and `high`: down if the
+    observed share of that kind is at or above its `target`, else up.
     """
 
     def __init__(self, initial: float, step: float, low: float, high: float, target: float):
         self.value, self.step, self.low, self.high, self.target = initial, step, low, high, target
 
     def update(self, share: float) -> None:
-        """Move by the observed share."""
         above = share >= self.target - 1e-9  # 4 of 24 are a sixth, whatever 0.25 * (1 - 1/3) rounds to
         self.value = min(max(self.value - self.step if above else self.value + self.step, self.low), self.high)
-
-
-class ZeroVarianceStreaks:
-    """
-    Per prompt, how many of its latest groups were of one zero-variance kind: 5 bytes a prompt.
-
-    Args:
-        size (`int`): number of prompts, N.
-
-    Attributes:
-        streak: int32 `(N,)`, 0 after an effective group.
-        kind: int8 `(N,)`, code of the kind (see `trl_dataeff.rollouts.group.KINDS`).
-    """
-
-    def __init__(self, size: int):
-        self.streak = np.zeros(size, dtype=np.int32)
-        self.kind = np.full(size, EFFECTIVE, dtype=np.int8)
-
-    def observe(self, groups: Sequence[RolloutGroup]) -> None:
-        """Enter the groups of a generation batch, in the order of their generation. A prompt may occur more than once."""
-        ids = np.array([group.prompt_id for group in groups], dtype=np.int64)
-        kinds = np.array([group.kind for group in groups], dtype=np.int8)
-        # A vector update sees a prompt once, so that the first group of every prompt is entered, then the second, ...
-        while ids.size:
-            _, first = np.unique(ids, return_index=True)
-            own, kind = ids[first], kinds[first]
-            streak = np.where(self.kind[own] == kind, self.streak[own] + 1, 1)
-            self.streak[own] = np.where(kind == EFFECTIVE, 0, streak)
-            self.kind[own] = kind
-            rest = np.setdiff1d(np.arange(ids.size), first)
-            ids, kinds = ids[rest], kinds[rest]
 
 
 @register_selector("greso")
@@ -123,7 +75,9 @@ class GresoSelector(Selector):
     def bind(self, context: SelectorContext) -> None:
         super().bind(context)
         self.easy, self.hard = (KeepProbability(*self._movement, target) for target in self._targets)
-        self.streaks = ZeroVarianceStreaks(context.num_prompts)
+        # By prompt: how many of its latest groups were of one zero-variance kind, 0 after an effective one, and that kind
+        self._streak = np.zeros(context.num_prompts, dtype=np.int32)
+        self._kind = np.full(context.num_prompts, EFFECTIVE, dtype=np.int8)
         self._order = np.empty(0, dtype=np.int64)
         self._key = 0  # the order of a pass is drawn from it
         self._position = 0
@@ -132,8 +86,8 @@ class GresoSelector(Selector):
 
     def keep(self, ids: np.ndarray) -> np.ndarray:
         """Probabilities that prompts `ids` are kept: float64 `(n,)`, in [0.01, 1]."""
-        p = np.where(self.streaks.kind[ids] == EASY, self.easy.value, self.hard.value)
-        return keep_probability(self.streaks.streak[ids], p)
+        p = np.where(self._kind[ids] == EASY, self.easy.value, self.hard.value)
+        return np.maximum(p ** self._streak[ids], FLOOR)
 
     def propose(self, n: int, rng: torch.Generator) -> np.ndarray:
         check_request(n, self.context.num_prompts)
@@ -159,7 +113,10 @@ class GresoSelector(Selector):
         self._order = torch.randperm(self.context.num_prompts, generator=torch.Generator().manual_seed(key)).numpy()
 
     def observe(self, groups: Sequence[RolloutGroup]) -> None:
-        self.streaks.observe(groups)
+        for group in groups:  # in the order of their generation; a prompt may occur more than once
+            i, kind = group.prompt_id, group.kind
+            self._streak[i] = 0 if kind == EFFECTIVE else self._streak[i] + 1 if kind == self._kind[i] else 1
+            self._kind[i] = kind
         first_pass_is_over = self._passes > 1 or (self._passes == 1 and self._position == len(self._order))
         if groups and first_pass_is_over:
             kinds = np.array([group.kind for group in groups])
@@ -169,13 +126,13 @@ class GresoSelector(Selector):
     def state_dict(self) -> dict[str, Any]:
         return {
             "order": [self._key, self._position, self._passes, self._skipped],
-            "streak": self.streaks.streak.copy(),
-            "streak_kind": self.streaks.kind.copy(),
+            "streak": self._streak.copy(),
+            "streak_kind": self._kind.copy(),
             "keep": [self.easy.value, self.hard.value],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.streaks.streak, self.streaks.kind = state["streak"].copy(), state["streak_kind"].copy()
+        self._streak, self._kind = state["streak"].copy(), state["streak_kind"].copy()
         self.easy.value, self.hard.value = state["keep"]
         key, self._position, self._passes, self._skipped = state["order"]
         if self._passes:

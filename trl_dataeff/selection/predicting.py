@@ -21,15 +21,8 @@ FIT_EVERY = 16  # generation batches between two refits of a predictor that is f
 
 class PredictingSelector(Selector):
     """
-    A selector with a predictor. It keeps a record of its predictions, and maps success rates of earlier groups when the range of
-    rewards has widened.
-
-    Args:
-        predictor (`str` or [`DifficultyPredictor`]): see [`make_predictor`].
-        predictor_args (`dict`, *optional*): keyword arguments of a predictor that is named.
-
-    Attributes:
-        batch (`int`): generation batches observed.
+    A selector with a predictor (see [`make_predictor`]). It keeps a record of its predictions, counts generation batches (`batch`),
+    and maps success rates of earlier groups when the range of rewards has widened.
     """
 
     def __init__(self, predictor: str | DifficultyPredictor, predictor_args: dict[str, Any] | None = None):
@@ -87,7 +80,6 @@ class PredictingSelector(Selector):
         self.same_embeddings = state["embeddings"] == hash_rows(self.embeddings, 256)
         if not self.same_embeddings:
             logger.warning(
-                "The prompts' embeddings differ from those of the run that is resumed: another model or other hardware made them. "
-                "The predictor is fitted again, to the new embeddings and the run's groups. The run continues, but not exactly as "
-                "it would have."
+                "The prompts' embeddings differ from those of the run that is resumed, so that the predictor is fitted again. The run "
+                "continues, but not exactly as it would have."
             )
