@@ -174,11 +174,11 @@ def turn_off_reuse(config: DataEfficientGRPOConfig, reason: str | None, corrects
         return
     is_auto = reason is not None and config.selection == "auto"
     if is_main and (config.replay != "off" or config.max_rollout_rounds > 1 or is_auto):
-        why = (
-            "Because a subclass or Unsloth overrides the loss, and does not call `DataEfficientGRPOTrainer._compute_loss` (let it call "
-            "`super()`, or import `trl_dataeff.trainer` before `unsloth`)"
+        overridden = (
+            "Rollouts of an earlier policy cannot be corrected, because a subclass or Unsloth overrides the loss without calling "
+            "`DataEfficientGRPOTrainer._compute_loss` (let it call `super()`, or import `trl_dataeff.trainer` before `unsloth`):"
         )
-        why = why if reason is None else f"With {reason}, `selection='auto'` is 'uniform', and"
+        why = overridden if reason is None else f"With {reason}, `selection='auto'` is 'uniform', and"
         logger.warning(f"{why} each batch is one round of rollouts without replay.")
     config.replay, config.max_rollout_rounds = "off", 1
     config.skip_zero_advantage = config.skip_zero_advantage and corrects_loss

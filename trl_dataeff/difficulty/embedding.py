@@ -50,7 +50,7 @@ def embed_dataset(
     A collective if there are several processes: each embeds its share.
 
     Args:
-        dataset ([`~datasets.Dataset`]): N > 0 rows with a `prompt`, a string or a conversation, of which the text parts are embedded.
+        dataset ([`~datasets.Dataset`]): N rows with a `prompt`, a string or a conversation, of which the text parts are embedded.
         model ([`~transformers.PreTrainedModel`] or `str`): the policy, wrapped or not; or the id or path of a model for
             sentence-transformers, which embeds the contents of a conversation's messages, joined by newlines.
         tokenizer (tokenizer or processor, *optional*): of the policy; its chat template renders conversations.
@@ -64,8 +64,10 @@ def embed_dataset(
         `np.ndarray` of shape `(N, h)`, float16: row i is prompt i.
 
     Raises:
-        `EmbeddingError`: a prompt cannot be rendered, the model cannot be loaded, or its values are not finite.
+        `EmbeddingError`: there are no rows, a prompt cannot be rendered, the model cannot be loaded, or its values are not finite.
     """
+    if not len(dataset):
+        raise EmbeddingError("The dataset has no rows, so there is nothing to embed. Give one with prompts.")
     state: Any = PartialState() if accelerator is None else accelerator
     progress = progress and state.is_main_process
     with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_available() else []):

@@ -161,11 +161,11 @@ def make_selector(name: str, arguments: dict[str, Any] | None = None) -> Selecto
     of its class. Raises a `ValueError` if the selector is unknown, or its class does not take these arguments.
     """
     cls, arguments = _selector_class(name), arguments or {}
-    signature = inspect.signature(cls)
-    try:
-        signature.bind(**arguments)
-    except TypeError as error:
-        raise ValueError(f"{cls.__name__}: {error}. It takes {', '.join(signature.parameters) or 'none'}.") from error
+    parameters = inspect.signature(cls).parameters
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    for unknown in [] if takes_any else [argument for argument in arguments if argument not in parameters]:
+        hint, takes = closest(unknown, parameters), ", ".join(parameters) or "none"
+        raise ValueError(f"{cls.__name__} has no argument `{unknown}`.{hint} It takes {takes}.")
     return cls(**arguments)
 
 

@@ -195,7 +195,10 @@ def read_earlier_run(given: str, dataset_hash: str, scale: RewardScale) -> Earli
     table = read_groups(path)
     about = about_groups(path)
     if about.get("dataset") != dataset_hash:
-        raise UserError(f"`history_from` is {given!r}, which is of other prompts or another order. Leave it out.")
+        raise UserError(
+            f"`history_from` is {given!r}, which is of another dataset. Prompts are known by their row: give a run on the same "
+            "prompts in the same order, or leave it out."
+        )
     names = ["prompt_id", "success_rate", "reward", "kind"]
     groups = table.select(names).to_pandas().dropna()
     groups = groups[groups["prompt_id"] >= 0]
