@@ -213,7 +213,7 @@ def test_a_loss_that_is_not_seen_through_is_found_out_before_its_first_update(
     trainer = run(ours, DataEfficientGRPOConfig, tmp_path, train=False, **REUSE, **accumulated)
     stale = []
     monkeypatch.setattr(trainer.collector, "collect", noted(trainer.collector.collect, stale))
-    with pytest.raises(RuntimeError, match="without their correction"):
+    with pytest.raises(RuntimeError, match="was not corrected"):
         trainer.train()
     assert not any(stale[:-1]), "a replayed batch has updated the model"
 
