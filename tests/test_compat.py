@@ -184,7 +184,7 @@ def test_on_unsloths_trainer_selection_works_and_nothing_is_reused(ours_on, tmp_
     assert len(messages(caplog_transformers, "cannot be corrected")) == 1
     assert type(trainer.selector).__name__ == "DotsSelector"
     assert trainer.collector.buffer is None
-    assert trainer.collector.counters.values["rollouts_generated"] == 6 * 8
+    assert trainer.collector.counters["rollouts_generated"] == 6 * 8
     assert any(norm > 0 for (norm,) in logged(trainer, "grad_norm"))
     assert all_finite(trainer)
 

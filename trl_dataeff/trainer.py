@@ -29,6 +29,7 @@ from trl_dataeff.difficulty.embedding import embed_for
 from trl_dataeff.replay.correction import LossCorrection
 from trl_dataeff.replay.logprobs import compute_leftover_logps, group_logps
 from trl_dataeff.rollouts import capture
+from trl_dataeff.rollouts.checks import check_reward_arguments
 from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.rollouts.group import RolloutGroup
 from trl_dataeff.rollouts.playback import Playback, forward_of_rows
@@ -116,7 +117,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         self._selects = self._map_style and validation.holds_whole_groups(config, world_size, off)
         columns_are_passed = not environments and self.rollout_func is None and not config.remove_unused_columns
         if dataset is not None and columns_are_passed:
-            validation.check_reward_arguments(self.reward_funcs, dataset[0])
+            check_reward_arguments(self.reward_funcs, dataset[0])
         num_prompts = None if dataset is None else len(dataset)
         validation.announce(config, self.selector, self._processes, num_prompts, self.model)
 
@@ -132,7 +133,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         self._skipper = skipper if skips else None
         self._correction = LossCorrection.of(self, config, self.collector.buffer, self._processes)
         self._timer = StepTimer()
-        self._run, self._begins_sharded = Run(""), False
+        self._run, self._begins_sharded = Run(), False
         self._prompt_ids: list[int] = []  # rows that are generated or trained on now
         self._rows_read: dict[int, dict[str, Any]] = {}  # rows of the present generation batch
         self._loop: dict[str, Any] | None = None  # of the training loop, as a checkpoint has it

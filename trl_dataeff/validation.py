@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,17 +12,15 @@ from transformers.utils import logging
 
 from trl_dataeff.config import AUTO_SELECTION, DataEfficientGRPOConfig
 from trl_dataeff.replay.buffer import replay_groups
+from trl_dataeff.rollouts.checks import check_prompts
 from trl_dataeff.rollouts.distributed import Processes
-from trl_dataeff.rollouts.prompts import check_prompts
 from trl_dataeff.selection import Selector, UniformSelector, make_selector
 from trl_dataeff.selection.base import uses_references
 from trl_dataeff.tracking.card import selection_title
-from trl_dataeff.utils import UserError, listed
+from trl_dataeff.utils import UserError
 
 
 logger = logging.get_logger(__name__)
-PASSED_BY_TRL = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
-NOT_PASSED_BY_TRL = ("prompt", "completion", "completion_ids")  # of the dataset's columns
 
 
 def resolve_selector(
@@ -110,23 +107,6 @@ def check_dataset(
     check_prompts(dataset)
 
 
-def check_reward_arguments(reward_funcs: Sequence[Any], row: Mapping[str, Any]) -> None:
-    """Raise a [`UserError`] that names a reward function that does not take what TRL passes: its own arguments, and columns of `row`."""
-    passed = [*PASSED_BY_TRL, *(name for name in row if name not in NOT_PASSED_BY_TRL)]
-    for function in reward_funcs:
-        if isinstance(function, torch.nn.Module):
-            continue
-        try:
-            inspect.signature(function).bind(**dict.fromkeys(passed))
-        except ValueError:  # a callable without a signature
-            continue
-        except TypeError as error:
-            raise UserError(
-                f"The reward function `{getattr(function, '__name__', type(function).__name__)}` cannot be called: {error}. "
-                f"TRL passes {listed(passed)}. Rename a column or the argument, and let the function take `**kwargs`."
-            ) from error
-
-
 def check_steps(config: DataEfficientGRPOConfig, replays: bool, rounds: int) -> None:
     """Raise a [`UserError`] if an optimizer step takes parts of two generation batches that are not a single pass of TRL's each."""
     accumulated, steps = config.gradient_accumulation_steps, config.steps_per_generation
@@ -175,8 +155,8 @@ def turn_off_reuse(config: DataEfficientGRPOConfig, reason: str | None, corrects
     is_auto = reason is not None and config.selection == "auto"
     if is_main and (config.replay != "off" or config.max_rollout_rounds > 1 or is_auto):
         why = (
-            "Because a subclass or Unsloth overrides the loss, and does not call `DataEfficientGRPOTrainer._compute_loss` (let it call "
-            "`super()`, or import `trl_dataeff.trainer` before `unsloth`)"
+            "The loss of stored rollouts cannot be corrected: a subclass or Unsloth overrides it without a call of "
+            "`DataEfficientGRPOTrainer._compute_loss` (call `super()`, or import `trl_dataeff.trainer` before `unsloth`). So"
         )
         why = why if reason is None else f"With {reason}, `selection='auto'` is 'uniform', and"
         logger.warning(f"{why} each batch is one round of rollouts without replay.")

@@ -5,6 +5,7 @@ updates selector, buffer and logs. It is equal on every process, because it work
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -16,13 +17,14 @@ from trl_dataeff.collector.rounds import GenerationBatch, RoundSizes, ZeroVarian
 from trl_dataeff.difficulty.predictor import Embeddings
 from trl_dataeff.replay.buffer import ReplayBuffer
 from trl_dataeff.rollouts.capture import GeneratedRound
-from trl_dataeff.rollouts.classification import GroupClassifier, RewardChecks
+from trl_dataeff.rollouts.checks import RewardChecks
+from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.distributed import Processes, assign, pack_distributed, redistribute, unpack_distributed
-from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD, Origin, RolloutGroup
+from trl_dataeff.rollouts.group import KINDS, Origin, RolloutGroup
 from trl_dataeff.selection import Selector, UniformSelector
 from trl_dataeff.selection.base import CheckedSelector, SelectorContext
 from trl_dataeff.tracking.groups import RunLogs
-from trl_dataeff.tracking.metrics import Counters
+from trl_dataeff.tracking.metrics import METRICS
 from trl_dataeff.utils import __version__
 
 
@@ -91,7 +93,7 @@ class RolloutCollector:
         if self.buffer is not None:
             self.buffer.clear()
         self.zero_share = ZeroVarianceShare()
-        self.counters = Counters()
+        self.counters = Counter({name: 0 for name, metric in METRICS.items() if metric.is_cumulative})
         self.batches = 0  # generation batches so far
         self.leftover: list[RolloutGroup] = []
         most_unscored = None if self._off else MOST_UNSCORED
@@ -206,25 +208,12 @@ class RolloutCollector:
         lengths = generated.lengths.reshape(n, -1).astype(np.int32)
         truncated = generated.truncated.reshape(n, -1).astype(bool)
         self.reward_checks.check(rewards)
-        totals, success_rates, kinds = self.classifier.classify(rewards, truncated)
-        rank, world_size, own = self.processes.rank, self.processes.world_size, generated.rollouts
-        groups = [
-            RolloutGroup(
-                prompt_id=int(ids[i]),
-                step=step,
-                round=batch.rounds,
-                rewards=rewards[i],
-                totals=totals[i],
-                success_rate=float(success_rates[i]),
-                kind=int(kinds[i]),
-                lengths=lengths[i],
-                truncated=truncated[i],
-                owner=i * world_size // n,
-                origin=origin,
-                rollouts=own[i - n * rank // world_size] if own and i * world_size // n == rank else None,
-            )
-            for i in range(n)
-        ]
+        shared = {"step": step, "round": batch.rounds, "origin": origin}
+        groups = self.classifier.groups(ids, rewards, lengths, truncated, **shared)
+        for i, group in enumerate(groups):
+            group.owner = i * self.processes.world_size // n
+        for group, rollouts in zip(self.own(groups), generated.rollouts, strict=False):  # none if they are not kept
+            group.rollouts = rollouts
         batch.generated += groups
         batch.predicted += [np.nan] * n if self.selector is None else self.selector.predict(ids).tolist()
         batch.seconds += [generated.seconds / n] * n
@@ -245,7 +234,7 @@ class RolloutCollector:
         if self.buffer is not None:  # also those that were left over before replay was switched on
             self.buffer.add([*batch.leftover, *batch.generated], self.batches)
         self.batches += 1
-        self.counters.add(
+        self.counters.update(
             rollouts_generated=sum(group.size for group in batch.generated),
             rollouts_trained=sum(group.size for group in batch.trained),
             rollouts_replayed=sum(group.size for group in batch.trained_stale),
@@ -265,12 +254,10 @@ class RolloutCollector:
 
     def _metrics(self, batch: GenerationBatch, success_rates: np.ndarray, step: int) -> dict[str, float]:
         """What the batch adds to the logs, by the names in `METRICS`: nothing about what cannot happen in this run."""
-        metrics: dict[str, float] = {**self.counters.values}
+        metrics: dict[str, float] = {**self.counters}
         if batch.generated:
             kinds = np.array([group.kind for group in batch.generated])
-            metrics["effective_ratio"] = float((kinds == EFFECTIVE).mean())
-            metrics["easy_ratio"] = float((kinds == EASY).mean())
-            metrics["hard_ratio"] = float((kinds == HARD).mean())
+            metrics |= {f"{name}_ratio": float((kinds == code).mean()) for code, name in enumerate(KINDS)}
             if not np.isnan(success_rates).all():
                 metrics["success_rate"] = float(np.nanmean(success_rates))
         if self.round_sizes.most > 1:
@@ -283,7 +270,7 @@ class RolloutCollector:
 
     def log(self, logs: Mapping[str, Any], step: int) -> None:
         """Write what the Trainer has logged at optimizer step `step` to `metrics.jsonl`."""
-        rollouts, tokens = (self.counters.values[name] for name in ("rollouts_generated", "tokens_generated"))
+        rollouts, tokens = (self.counters[name] for name in ("rollouts_generated", "tokens_generated"))
         if self.logs is not None:
             self.logs.metrics.add(logs, step=step, rollouts=rollouts, tokens=tokens)
 
@@ -306,7 +293,7 @@ class RolloutCollector:
         rank, world_size = self.processes.rank, self.processes.world_size
         state: dict[str, Any] = {
             "batches": self.batches,
-            "counters": self.counters.state_dict(),
+            "counters": dict(self.counters),
             "reward_scale": self.classifier.scale.state_dict(),
             "reward_checks": self.reward_checks.state_dict(),
             "zero_variance_share": self.zero_share.state_dict(),
@@ -326,7 +313,7 @@ class RolloutCollector:
         selector's state does not fit its arguments.
         """
         self.batches = state["batches"]
-        self.counters.load_state_dict(state["counters"])
+        self.counters = Counter(state["counters"])
         self.classifier.scale.load_state_dict(state["reward_scale"])
         self.reward_checks.load_state_dict(state["reward_checks"])
         self.zero_share.load_state_dict(state["zero_variance_share"])

@@ -142,7 +142,7 @@ def check_width(E: Embeddings, width: int) -> None:
         raise PredictorError(f"Embeddings have shape {tuple(E.shape)}; they need one row per prompt, (N, h).")
     if width and E.shape[1] != width:
         raise PredictorError(
-            f"The predictor was fitted to embeddings of width {width}, and these, of another model, have width {E.shape[1]}. Embed "
+            f"The predictor was fitted to embeddings of width {width}, and these have width {E.shape[1]}, of another model. Embed "
             "the prompts with its model, or fit a predictor to these."
         )
 

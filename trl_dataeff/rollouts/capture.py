@@ -104,13 +104,8 @@ class Recording:
         assert self.rewards is not None
         own = torch.tensor([self.lengths, self.truncated], device=processes.device)
         lengths, truncated = processes.gather(own.T.contiguous()).cpu().numpy().T
-        return GeneratedRound(
-            rewards=self.rewards.float().cpu().numpy(),
-            lengths=lengths.astype(np.int32),
-            truncated=truncated.astype(bool),
-            seconds=self.seconds,
-            rollouts=rollouts,
-        )
+        rewards = self.rewards.float().cpu().numpy()
+        return GeneratedRound(rewards, lengths.astype(np.int32), truncated.astype(bool), self.seconds, rollouts)
 
 
 def split_rollouts(generated: Generated, group_size: int, logged: dict[str, list[Any]]) -> list[Rollouts]:

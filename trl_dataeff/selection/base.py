@@ -17,7 +17,7 @@ from trl_dataeff.difficulty.predictor import Embeddings
 from trl_dataeff.rollouts.classification import RewardScale
 from trl_dataeff.rollouts.distributed import Processes, broadcast_from_main
 from trl_dataeff.rollouts.group import RolloutGroup
-from trl_dataeff.utils import closest
+from trl_dataeff.utils import closest, listed
 
 
 C = TypeVar("C", bound=type)
@@ -165,7 +165,7 @@ def make_selector(name: str, arguments: dict[str, Any] | None = None) -> Selecto
     try:
         signature.bind(**arguments)
     except TypeError as error:
-        raise ValueError(f"{cls.__name__}: {error}. It takes {', '.join(signature.parameters) or 'none'}.") from error
+        raise ValueError(f"{cls.__name__}: {error}. It takes {listed(signature.parameters) or 'none'}.") from error
     return cls(**arguments)
 
 

@@ -116,7 +116,7 @@ class DotsSelector(PredictingSelector):
             excluded[torch.from_numpy(self._proposed)] = True
         weights = self._pass.restrict(log_weight(self.chances(), self.threshold), excluded, n)
         ids: np.ndarray = gumbel_top_k(weights.masked_fill(excluded, -torch.inf), n, rng).numpy()
-        self._pass.add(ids)
+        self._pass.drawn[ids] = True
         self._proposed = np.concatenate([self._proposed, ids])
         return ids
 
@@ -195,7 +195,9 @@ def read_earlier_run(given: str, dataset_hash: str, scale: RewardScale) -> Earli
     table = read_groups(path)
     about = about_groups(path)
     if about.get("dataset") != dataset_hash:
-        raise UserError(f"`history_from` is {given!r}, which is of other prompts or another order. Leave it out.")
+        raise UserError(
+            f"`history_from` is {given!r}, which is of another dataset: of other prompts, or in another order. Leave it out."
+        )
     names = ["prompt_id", "success_rate", "reward", "kind"]
     groups = table.select(names).to_pandas().dropna()
     groups = groups[groups["prompt_id"] >= 0]
