@@ -209,7 +209,7 @@ def test_a_loss_that_is_not_seen_through_is_found_out_before_its_first_update(
     base, accumulated, ours_on, tmp_path, monkeypatch
 ):
     ours = OwnComputeLoss if base is None else ours_on(base)
-    monkeypatch.setattr(capture, "corrects_loss", lambda *classes: True)
+    monkeypatch.setattr(compat, "corrects_loss", lambda *classes: True)
     trainer = run(ours, DataEfficientGRPOConfig, tmp_path, train=False, **REUSE, **accumulated)
     stale = []
     monkeypatch.setattr(trainer.collector, "collect", noted(trainer.collector.collect, stale))

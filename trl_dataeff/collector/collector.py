@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -21,7 +22,7 @@ from trl_dataeff.rollouts.checks import RewardChecks
 from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.distributed import Processes, assign, pack_distributed, redistribute, unpack_distributed
 from trl_dataeff.rollouts.group import KINDS, Origin, RolloutGroup
-from trl_dataeff.selection import Selector, UniformSelector
+from trl_dataeff.selection import UniformSelector
 from trl_dataeff.selection.base import CheckedSelector, SelectorContext
 from trl_dataeff.tracking.groups import RunLogs
 from trl_dataeff.tracking.metrics import METRICS
@@ -32,6 +33,7 @@ RollOut: TypeAlias = Callable[[np.ndarray], GeneratedRound]  # prompt ids (n,) -
 MOST_UNSCORED = 512  # completions without any score, after which training without one is an error
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class RolloutCollector:
     """
     Made with the trainer; a run begins with [`bind`].
@@ -41,7 +43,7 @@ class RolloutCollector:
         group_size (`int`): G, completions per group.
         batch_groups (`int`): B, groups trained on per generation batch, of all processes.
         reward_names (`list[str]`): the reward functions.
-        selector ([`Selector`], *optional*): proposes prompts; `None` where they come from TRL's dataloader (streaming).
+        selector ([`CheckedSelector`], *optional*): proposes prompts; `None` where they come from TRL's dataloader (streaming).
         settings (`dict`, *optional*): settings on which the content of a checkpoint depends, by name; JSON values.
         round_sizes ([`RoundSizes`], *optional*): rounds of rollouts per generation batch; by default a single one.
         buffer ([`ReplayBuffer`], *optional*): stored groups; without it nothing is replayed.
@@ -55,35 +57,25 @@ class RolloutCollector:
         processes ([`Processes`], *optional*): of the run; by default a single one.
     """
 
-    def __init__(
-        self,
-        *,
-        classifier: GroupClassifier,
-        group_size: int,
-        batch_groups: int,
-        reward_names: Sequence[str],
-        selector: Selector | None = None,
-        settings: dict[str, Any] | None = None,
-        round_sizes: RoundSizes = RoundSizes(),  # noqa: B008 (immutable)
-        buffer: ReplayBuffer | None = None,
-        reserved: int = 0,
-        over_batch: bool = False,
-        generates_apart: bool = True,
-        logs: RunLogs | None = None,
-        seed: int = 0,
-        processes: Processes = Processes(),  # noqa: B008 (immutable)
-    ):
-        self.classifier = classifier
-        self.group_size, self.batch_groups = group_size, batch_groups
-        self.reward_names = list(reward_names)
-        self.selector = None if selector is None else CheckedSelector(selector, processes)
-        self.settings = settings or {}
-        self.round_sizes, self.buffer, self.reserved = round_sizes, buffer, reserved
-        self.over_batch, self.generates_apart = over_batch, generates_apart
-        self.logs, self.seed, self.processes = logs, seed, processes
+    classifier: GroupClassifier
+    group_size: int
+    batch_groups: int
+    reward_names: Sequence[str]
+    selector: CheckedSelector | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    round_sizes: RoundSizes = RoundSizes()  # noqa: RUF009 (immutable)
+    buffer: ReplayBuffer | None = None
+    reserved: int = 0
+    over_batch: bool = False
+    generates_apart: bool = True
+    logs: RunLogs | None = None
+    seed: int = 0
+    processes: Processes = Processes()  # noqa: RUF009 (immutable)
+
+    def __post_init__(self) -> None:
         # With everything off nothing that TRL accepts is an error
-        unchosen = selector is None or isinstance(selector, UniformSelector)
-        self._off = unchosen and round_sizes.most == 1 and buffer is None
+        unchosen = self.selector is None or isinstance(self.selector.selector, UniformSelector)
+        self._off = unchosen and self.round_sizes.most == 1 and self.buffer is None
         self._reset()
 
     def _reset(self) -> None:

@@ -284,3 +284,11 @@ def summarize(gathered: torch.Tensor) -> dict[str, float]:
         "replay/ess": total**2 / (count * squares) if squares else math.nan,
         "replay/clipped_share": clipped / count if count else math.nan,
     }
+
+
+def has_dropout(model: torch.nn.Module) -> bool:
+    """Whether a model has dropout in training, as a module or as the attribute of attention that calls a function."""
+    modules = list(model.modules())
+    layers = [module.p for module in modules if isinstance(module, torch.nn.modules.dropout._DropoutNd)]
+    attention = [getattr(module, "attention_dropout", 0.0) for module in modules]
+    return any(isinstance(p, float) and p > 0 for p in [*layers, *attention])

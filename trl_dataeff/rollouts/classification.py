@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -214,12 +214,7 @@ class GroupClassifier:
         return Classified(totals, success_rates, kinds_of(zero_variance, success_rates))
 
     def groups(
-        self,
-        prompt_ids: Sequence[int] | np.ndarray,
-        rewards: np.ndarray,
-        lengths: np.ndarray,
-        truncated: np.ndarray,
-        **shared: Any,
+        self, prompt_ids: Iterable[int], rewards: np.ndarray, lengths: np.ndarray, truncated: np.ndarray, **shared: Any
     ) -> list[RolloutGroup]:
         """
         The groups of a round, [`classify`]-ed: of prompts `(n,)`, from `rewards` `(n, G, F)`, `lengths` and `truncated` `(n, G)`.
