@@ -21,7 +21,7 @@ from trl_dataeff.rollouts.capture import GeneratedRound
 from trl_dataeff.rollouts.checks import RewardChecks
 from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.distributed import Processes, assign, pack_distributed, redistribute, unpack_distributed
-from trl_dataeff.rollouts.group import KINDS, Origin, RolloutGroup
+from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD, Origin, RolloutGroup
 from trl_dataeff.selection import UniformSelector
 from trl_dataeff.selection.base import CheckedSelector, SelectorContext
 from trl_dataeff.tracking.groups import RunLogs
@@ -249,7 +249,9 @@ class RolloutCollector:
         metrics: dict[str, float] = {**self.counters}
         if batch.generated:
             kinds = np.array([group.kind for group in batch.generated])
-            metrics |= {f"{name}_ratio": float((kinds == code).mean()) for code, name in enumerate(KINDS)}
+            metrics["effective_ratio"] = float((kinds == EFFECTIVE).mean())
+            metrics["easy_ratio"] = float((kinds == EASY).mean())
+            metrics["hard_ratio"] = float((kinds == HARD).mean())
             if not np.isnan(success_rates).all():
                 metrics["success_rate"] = float(np.nanmean(success_rates))
         if self.round_sizes.most > 1:

@@ -50,8 +50,7 @@ def embed_dataset(
 
     Args:
         dataset ([`~datasets.Dataset`]): N rows with a `prompt`, a string or a conversation, of which the text parts are embedded.
-        model ([`~transformers.PreTrainedModel`] or `str`): the policy, wrapped or not; or the id or path of a model for
-            sentence-transformers, which embeds the contents of a conversation's messages, joined by newlines.
+        model (`PreTrainedModel` or `str`): the policy, or id or path for sentence-transformers, which gets messages joined by newlines.
         tokenizer (tokenizer or processor, *optional*): of the policy; its chat template renders conversations.
         accelerator ([`~accelerate.Accelerator`], *optional*): of the run; by default all processes of this launch take part.
         template (`dict`, *optional*): keyword arguments of `apply_chat_template`, for the policy.
@@ -68,8 +67,7 @@ def embed_dataset(
             values = encoder.encode([texts[i] for i in ids], show_progress_bar=progress)
         else:
             _check_whole(model, state)
-            prompts = prompt_tokens(dataset, tokenizer, template)
-            ids, values = embed_by_policy(model, prompts, state, progress)
+            ids, values = embed_by_policy(model, prompt_tokens(dataset, tokenizer, template), state, progress)
     largest = float(np.finfo(np.float16).max)
     values = np.where(np.isfinite(values), values.clip(-largest, largest), np.nan).astype(np.float16)
     parts = [part for part in all_gather((ids, values)) if len(part[0])]
@@ -184,9 +182,8 @@ def embed_by_policy(
     policy: Any, prompts: list[list[int]], state: Any, progress: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """
-    This process's share of prompts, given as token ids, and their embeddings, float32 `(n, h)`, by the policy with its adapters.
-    The whole model runs forward, because only so does FSDP2 gather its shards. All processes make the same number of passes,
-    and may embed the last batch several times.
+    This process's share of prompts, given as token ids, and their embeddings, float32 `(n, h)`, by the policy with its adapters. The
+    whole model runs, so that FSDP2 gathers its shards. All processes make as many passes, and may embed the last batch again.
     """
     model: Any = extract_model_from_parallel(policy)
     base: Any = model.get_base_model() if isinstance(model, PeftModel) else model
@@ -236,16 +233,14 @@ def load_pretrained(name: str, state: Any) -> Any:
     of the process. Under DeepSpeed ZeRO-3 or FSDP, which load models in parts, it is loaded whole.
     """
     try:
-        from sentence_transformers import SentenceTransformer
-        from sentence_transformers.util import is_sentence_transformer_model
+        from sentence_transformers import SentenceTransformer, util
 
         plugin = getattr(state, "deepspeed_plugin", None)
         whole = nullcontext() if plugin is None else plugin.zero3_init_context_manager(enable=False)
-        bf16 = state.device.type == "cuda" and torch.cuda.is_bf16_supported()
-        options = {"dtype": torch.bfloat16 if bf16 else torch.float32}
+        dtype = torch.bfloat16 if state.device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
         with whole, patch_environment(fsdp_cpu_ram_efficient_loading="false"):
-            model: Any = SentenceTransformer(name, device=str(state.device), model_kwargs=options)
-        if not is_sentence_transformer_model(name):
+            model: Any = SentenceTransformer(name, device=str(state.device), model_kwargs={"dtype": dtype})
+        if not util.is_sentence_transformer_model(name):
             model[1].pooling_mode = "mean"  # the default depends on the architecture
         return model
     except Exception as error:  # libraries raise what they like

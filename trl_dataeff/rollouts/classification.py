@@ -162,12 +162,6 @@ class RewardScale:
         return self.success_rate(np.stack([group.totals for group in groups])) if groups else np.empty(0)
 
 
-def kinds_of(zero_variance: np.ndarray, success_rate: np.ndarray) -> np.ndarray:
-    """Codes of kinds (see `KINDS`), `(n,)`: a zero-variance group is easy at the top of the reward range, and hard anywhere else."""
-    zero_variance_kind = np.where(success_rate >= 1.0 - 1e-6, EASY, HARD)  # but for the rounding of a sum of rewards
-    return np.where(zero_variance, zero_variance_kind, EFFECTIVE).astype(np.int8)
-
-
 class Classified(NamedTuple):
     """What rewards say of n groups: total rewards `(n, G)`, success rates `(n,)`, NaN without a score, and kinds `(n,)`, int8."""
 
@@ -203,7 +197,8 @@ class GroupClassifier:
     def classify(self, rewards: np.ndarray, truncated: np.ndarray) -> Classified:
         """
         Classify the groups of a round, and widen the scale: `rewards` `(n, G, F)`, NaN where a function gave no score, and
-        `truncated` `(n, G)`, bool, completions that did not end by themselves.
+        `truncated` `(n, G)`, bool, completions that did not end by themselves. Zero-variance groups are easy at the top of the
+        range of rewards, and hard anywhere else.
         """
         totals = total_rewards(rewards, self.weights)
         self.scale.observe(totals)
@@ -211,7 +206,11 @@ class GroupClassifier:
         zero_variance = is_zero_variance(rewards, self.weights, self.aggregation)
         if self.masks_truncated:
             zero_variance |= is_masked_out(rewards, self.weights, truncated, self.aggregation)
-        return Classified(totals, success_rates, kinds_of(zero_variance, success_rates))
+        zero_variance_kinds = np.where(
+            success_rates >= 1.0 - 1e-6, EASY, HARD
+        )  # but for the rounding of a sum of rewards
+        kinds = np.where(zero_variance, zero_variance_kinds, EFFECTIVE).astype(np.int8)
+        return Classified(totals, success_rates, kinds)
 
     def groups(
         self, prompt_ids: Iterable[int], rewards: np.ndarray, lengths: np.ndarray, truncated: np.ndarray, **shared: Any
