@@ -84,6 +84,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     _tag_names = ["trl", "grpo", "trl-dataeff"]  # noqa: RUF012
     _recording: capture.Recording | None = None  # while a round is generated
     _playback: Playback | None = None  # while stored rollouts pass through TRL's method
+    _skipper: RowSkipper | None = None  # this and the next: until `__init__` has run
+    _correction: LossCorrection = None  # type: ignore[assignment]
 
     def __init__(self, *args: Any, selector: Selector | None = None, **kwargs: Any):
         call = _SIGNATURE.bind(self, *args, **kwargs)
@@ -258,7 +260,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
         if self._skipper is not None and self.model.training:
             inputs = self._without_zero_rows(self._skipper, inputs)
-        with self._correction.micro_batch(inputs) as own_inputs:
+        with nullcontext(inputs) if self._correction is None else self._correction.micro_batch(inputs) as own_inputs:
             own_inputs.pop(SKIP_FACTOR, None)  # below TRL 1.16, Liger makes the loss call this method again, within
             loss: torch.Tensor = super()._compute_loss(model, own_inputs)
         return loss * inputs[SKIP_FACTOR] if SKIP_FACTOR in inputs else loss
@@ -278,7 +280,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             return forward_of_rows(forward, self._playback.rows, *args, **kwargs)
         outputs = forward(*args, **kwargs)
         # TRL's loss calls this before it reads advantages and old log-probs of its micro-batch, which are rewritten here
-        record(self._metrics["train"], self._correction.on_logps(outputs[0]))
+        if self._correction is not None:
+            record(self._metrics["train"], self._correction.on_logps(outputs[0]))
         return outputs
 
     def _logps(self, group: RolloutGroup) -> list[np.ndarray]:

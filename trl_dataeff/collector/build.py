@@ -1,4 +1,4 @@
-"""From the configuration to what a trainer does, its collector and the parts of this: where fields become plain arguments."""
+"""From the configuration to what a trainer does and to its collector: the one place where fields become plain arguments."""
 
 from __future__ import annotations
 
@@ -49,8 +49,16 @@ def plan_runs(
     trainer: GRPOTrainer, selector: Selector | None, *, is_map_style: bool, tool_images: bool, corrects_loss: bool
 ) -> Plan:
     """
-    Decide what a trainer that TRL has made does in its runs, and log it. Turns off what it cannot do. Raises an error for what it
-    should do and cannot. The arguments are those of [`DataEfficientGRPOTrainer`] and of `validation`.
+    Decide what a trainer does in its runs, once TRL's `__init__` has run, and log it. Turns off, with a warning, what it cannot do.
+
+    Args:
+        selector ([`Selector`], *optional*): that was given to the trainer.
+        is_map_style (`bool`): whether the prompts come from a map-style dataset that was given.
+        tool_images (`bool`): see [`unsupported_reason`].
+        corrects_loss (`bool`): see [`corrects_loss`].
+
+    Raises:
+        `ValueError` or `TypeError`: the configuration, the selector, the dataset or a reward function does not fit.
     """
     config, processes = cast(DataEfficientGRPOConfig, trainer.args), Processes.of(trainer.accelerator)
     world_size = processes.world_size

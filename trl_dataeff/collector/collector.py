@@ -173,12 +173,9 @@ class RolloutCollector:
         """Prompts of a round for so many places, in the order of ranks: each process generates for an equal, contiguous part."""
         if self.selector is None:
             return np.full(missing, -1, dtype=np.int64)
-        sizes = {
-            "batch_groups": self.batch_groups,
-            "multiple": self.processes.world_size,
-            "num_prompts": self.num_prompts,
-        }
-        n = self.round_sizes.size(missing, zero_share=self.zero_share.value, **sizes)
+        zero_share, multiple = self.zero_share.value, self.processes.world_size
+        sizes = {"batch_groups": self.batch_groups, "multiple": multiple, "num_prompts": self.num_prompts}
+        n = self.round_sizes.size(missing, zero_share=zero_share, **sizes)
         return self.selector.propose(n, self.rng)
 
     def _roll_out_references(self, batch: GenerationBatch, roll_out: RollOut, step: int) -> list[RolloutGroup]:
@@ -311,8 +308,7 @@ class RolloutCollector:
         self.classifier.scale.load_state_dict(state["reward_scale"])
         self.reward_checks.load_state_dict(state["reward_checks"])
         self.zero_share.load_state_dict(state["zero_variance_share"])
-        leftover = state["leftover_groups"]
-        self.leftover = unpack_distributed(leftover, self.processes.rank, self.processes.world_size)
+        self.leftover = unpack_distributed(state["leftover_groups"], self.processes.rank, self.processes.world_size)
         self.replay_rng.set_state(torch.from_numpy(state["replay_rng"]))
         self.rng.set_state(torch.from_numpy(state["selection_rng"]))
         if self.buffer is not None and "replay_buffer" in state:
