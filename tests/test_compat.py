@@ -184,7 +184,7 @@ def test_on_unsloths_trainer_selection_works_and_nothing_is_reused(ours_on, tmp_
     assert len(messages(caplog_transformers, "cannot be corrected")) == 1
     assert type(trainer.selector).__name__ == "DotsSelector"
     assert trainer.collector.buffer is None
-    assert trainer.collector.counters.values["rollouts_generated"] == 6 * 8
+    assert trainer.collector.counters["rollouts_generated"] == 6 * 8
     assert any(norm > 0 for (norm,) in logged(trainer, "grad_norm"))
     assert all_finite(trainer)
 
@@ -209,7 +209,7 @@ def test_a_loss_that_is_not_seen_through_is_found_out_before_its_first_update(
     base, accumulated, ours_on, tmp_path, monkeypatch
 ):
     ours = OwnComputeLoss if base is None else ours_on(base)
-    monkeypatch.setattr(capture, "corrects_loss", lambda *classes: True)
+    monkeypatch.setattr(compat, "corrects_loss", lambda *classes: True)
     trainer = run(ours, DataEfficientGRPOConfig, tmp_path, train=False, **REUSE, **accumulated)
     stale = []
     monkeypatch.setattr(trainer.collector, "collect", noted(trainer.collector.collect, stale))

@@ -208,11 +208,11 @@ def test_a_second_train_starts_again_whatever_the_first_left(tmp_path, fields):
     trainer = make_trainer(tmp_path, "off", save_strategy="no", trainer={"callbacks": [Interrupting()]}, **fields)
     with pytest.raises(RuntimeError):
         trainer.train()
-    first, most = dict(trainer.collector.counters.values), 1.0
+    first, most = dict(trainer.collector.counters), 1.0
     trainer.train_dataset = plain_dataset(10)
     trainer.train()
     assert trainer.selector.context.num_prompts == 10
-    second = trainer.collector.counters.values
+    second = trainer.collector.counters
     assert second["rollouts_trained"] == first["rollouts_trained"]
     assert max(log.get("reward", 0.0) for log in trainer.state.log_history) <= 1.0
     groups = groups_since(tmp_path, 0)

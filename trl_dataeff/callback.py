@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState
@@ -19,6 +20,7 @@ from trl_dataeff.tracking.metrics import END, PREFIX, StepTimer, record
 logger = logging.get_logger(__name__)
 
 
+@dataclass(eq=False)
 class DataEfficientCallback(TrainerCallback):
     """
     Times steps, writes the run's logs, and stops a run after a signal. Its place is behind the Trainer's own callback, which
@@ -36,17 +38,14 @@ class DataEfficientCallback(TrainerCallback):
         stopped_by (`signal.Signals` or `None`): the signal that ended training early.
     """
 
-    def __init__(
-        self,
-        collector: RolloutCollector,
-        timer: StepTimer,
-        store: defaultdict[str, list[float]],
-        on_begin: Callable[[], None],
-        on_gradient: Callable[[], None],
-    ):
-        self.collector, self._timer, self._store, self._on_begin = collector, timer, store, on_begin
-        self._on_gradient = on_gradient
-        self.begin(Run(""), None)
+    collector: RolloutCollector
+    timer: StepTimer
+    store: defaultdict[str, list[float]]
+    on_begin: Callable[[], None]
+    on_gradient: Callable[[], None]
+
+    def __post_init__(self) -> None:
+        self.begin(Run(), None)
 
     def begin(self, run: Run, signals: StopSignals | None) -> None:
         """Prepare for a call of `train`."""
@@ -56,20 +55,20 @@ class DataEfficientCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._training = True
-        self._on_begin()
+        self.on_begin()
 
     def on_pre_optimizer_step(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self._on_gradient()
+        self.on_gradient()
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        record(self._store, self._timer.take())
+        record(self.store, self.timer.take())
         self._stop_if_signalled(state, control)
 
     def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if not self._training or not logs:
             return
         if any(name.startswith("eval_") for name in logs):  # so that trackers can show held-out reward over rollouts
-            logs[f"{PREFIX}rollouts_generated"] = self.collector.counters.values["rollouts_generated"]
+            logs[f"{PREFIX}rollouts_generated"] = self.collector.counters["rollouts_generated"]
         self.collector.log(logs, state.global_step)
         if END in logs and self.stopped_by is not None:
             # A run that was stopped goes on later: next, the Trainer would load the best model and delete the last checkpoint

@@ -11,9 +11,10 @@ import re
 import sys
 import textwrap
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from importlib.metadata import version
+from types import CodeType
 
 from packaging.version import Version
 
@@ -78,3 +79,31 @@ def _takes(parameters: list[inspect.Parameter], expected: list[str]) -> bool:
     if expected[-1] == "...":
         return required <= set(expected) <= {p.name for p in parameters} | {"..."}
     return [p.name for p in parameters] == expected
+
+
+def corrects_loss(trainer_class: type, own: type) -> bool:
+    """
+    Whether the loss of a trainer passes through the `_compute_loss` and the log-probs of `own`, our class. It does not where a
+    subclass, or Unsloth's class in the place of TRL's, overrides a method on the way without calling the next class's.
+    """
+    bases = trainer_class.__mro__
+    above, below = bases[: bases.index(own)], bases[bases.index(own) + 1 :]
+    loss, logps = "_compute_loss", "_get_per_token_logps_and_entropies"
+    ways = ((bases, "compute_loss", loss), (above, loss), (below, loss, logps), (above, logps))
+    return all(_leads_to(*way) for way in ways)
+
+
+def _leads_to(bases: Sequence[type], name: str, goal: str = "") -> bool:
+    """Whether each class's method calls the next class's, up to one that calls `goal`, if it is given. By the names in its code."""
+    for base in bases:
+        code = getattr(inspect.unwrap(vars(base).get(name, base)), "__code__", None)
+        names = set() if code is None else _names(code)
+        if goal in names:
+            return True
+        if code is not None and name not in names:
+            return False
+    return not goal
+
+
+def _names(code: CodeType) -> set[str]:
+    return set(code.co_names).union(*(_names(part) for part in code.co_consts if isinstance(part, CodeType)))

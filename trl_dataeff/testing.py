@@ -90,23 +90,11 @@ def make_groups(
     wins = np.round(np.nan_to_num(success) * GROUP_SIZE)
     rewards = (np.arange(GROUP_SIZE) < wins[:, None]).astype(np.float32)[:, :, None]
     rewards[np.isnan(success)] = np.nan
-    truncated = np.zeros(rewards.shape[:2], dtype=bool)
-    totals, rates, kinds = GroupClassifier(np.ones(1), reward_range=(0.0, 1.0)).classify(rewards, truncated)
-    return [
-        RolloutGroup(
-            prompt_id=int(prompt_ids[i]),
-            step=0,
-            round=0,
-            rewards=rewards[i],
-            totals=totals[i],
-            success_rate=float(rates[i]),
-            kind=int(kinds[i]),
-            lengths=np.full(GROUP_SIZE, 5, dtype=np.int32),
-            truncated=truncated[i],
-            origin=origin,
-        )
-        for i in range(len(rates))
-    ]
+    lengths = np.full(rewards.shape[:2], 5, dtype=np.int32)
+    classifier = GroupClassifier(np.ones(1), reward_range=(0.0, 1.0))
+    return classifier.groups(
+        prompt_ids, rewards, lengths, np.zeros_like(lengths, bool), step=0, round=0, origin=origin
+    )
 
 
 def _random_states() -> list[Any]:

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from datasets import Dataset
 from transformers import PreTrainedModel
-from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 from trl import GRPOTrainer
 
@@ -23,7 +22,7 @@ import trl_dataeff.validation as validation
 from trl_dataeff.callback import DataEfficientCallback
 from trl_dataeff.checkpoint.resume import Run, complete_checkpoint, failure_notes, remove_older, resolve_run
 from trl_dataeff.checkpoint.state import check_agreement, check_fits, load_run, save_run
-from trl_dataeff.collector import GenerationBatch, hash_same_prompts, make_collector
+from trl_dataeff.collector import GenerationBatch, hash_same_prompts, make_collector, plan_runs
 from trl_dataeff.config import DataEfficientGRPOConfig, own_copy
 from trl_dataeff.difficulty.embedding import embed_for
 from trl_dataeff.replay.correction import LossCorrection
@@ -34,8 +33,7 @@ from trl_dataeff.rollouts.group import RolloutGroup
 from trl_dataeff.rollouts.playback import Playback, forward_of_rows
 from trl_dataeff.rollouts.skipping import FACTOR as SKIP_FACTOR
 from trl_dataeff.rollouts.skipping import RowSkipper
-from trl_dataeff.selection import Selector, UniformSelector
-from trl_dataeff.selection.base import uses_references
+from trl_dataeff.selection import Selector
 from trl_dataeff.signals import StopSignals, exception_of
 from trl_dataeff.tracking.card import complete_card
 from trl_dataeff.tracking.metrics import StepTimer, record, record_selector, replace_last, without_rounds
@@ -87,7 +85,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     _recording: capture.Recording | None = None  # while a round is generated
     _playback: Playback | None = None  # while stored rollouts pass through TRL's method
     _skipper: RowSkipper | None = None  # this and the next: until `__init__` has run
-    _correction: LossCorrection | None = None
+    _correction: LossCorrection = None  # type: ignore[assignment]
 
     def __init__(self, *args: Any, selector: Selector | None = None, **kwargs: Any):
         call = _SIGNATURE.bind(self, *args, **kwargs)
@@ -97,42 +95,20 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         validation.check_dataset(config, given.get("train_dataset"), given.get("environment_factory"), selector)
         super().__init__(*call.args[1:], **call.kwargs)
 
-        dataset = self.train_dataset if isinstance(self.train_dataset, Dataset) else None
-        self._map_style = given.get("train_dataset") is not None and dataset is not None
-        environments, tool_images = self.environment_factories is not None, self._is_vlm and bool(self.tools)
-        reason = validation.unsupported_reason(self.train_dataset, environments, tool_images)
-        self._processes = Processes.of(self.accelerator)
-        corrects_loss = capture.corrects_loss(type(self), DataEfficientGRPOTrainer)
-        validation.turn_off_reuse(config, reason, corrects_loss, self._processes.is_main)
-        self._fsdp2 = bool(self.is_fsdp_enabled and self.accelerator.is_fsdp2)
-        cannot_embed = (self.is_fsdp_enabled or is_deepspeed_zero3_enabled()) and not self._fsdp2
-        world_size = self._processes.world_size
-        self.selector = validation.resolve_selector(config, selector, reason, cannot_embed, world_size)
-        rounds, skips = config.max_rollout_rounds, config.skip_zero_advantage and capture.can_skip_rows(self)
-        replays = validation.replays(config, world_size) or uses_references(self.selector)
-        validation.check_steps(config, replays, rounds)
-        self._generates_apart = reason is None and (rounds > 1 or replays or skips)
-        off = isinstance(self.selector, UniformSelector) and not self._generates_apart
-        self._selects = self._map_style and validation.holds_whole_groups(config, world_size, off)
-        columns_are_passed = not environments and self.rollout_func is None and not config.remove_unused_columns
-        if dataset is not None and columns_are_passed:
-            validation.check_reward_arguments(self.reward_funcs, dataset[0])
-        num_prompts = None if dataset is None else len(dataset)
-        validation.announce(config, self.selector, self._processes, num_prompts, self.model)
-
-        self.collector = make_collector(
-            config,
-            selector=self.selector if self._selects else None,
-            reward_names=self.reward_func_names,
-            reward_weights=self.reward_weights.numpy(),
-            generates_apart=self._generates_apart,
-            processes=self._processes,
+        self._processes = processes = Processes.of(self.accelerator)
+        self._map_style = given.get("train_dataset") is not None and isinstance(self.train_dataset, Dataset)
+        tool_images = self._is_vlm and bool(self.tools)
+        corrects_loss = compat.corrects_loss(type(self), DataEfficientGRPOTrainer)
+        plan = plan_runs(
+            self, selector, is_map_style=self._map_style, tool_images=tool_images, corrects_loss=corrects_loss
         )
-        skipper = RowSkipper(self.loss_type, config.gradient_accumulation_steps, self._processes)
-        self._skipper = skipper if skips else None
-        self._correction = LossCorrection.of(self, config, self.collector.buffer, self._processes)
+        self.selector, self._generates_apart = plan.selector, plan.generates_apart
+        self.collector = make_collector(self, plan, processes)
+        skipper = RowSkipper(self.loss_type, config.gradient_accumulation_steps, processes)
+        self._skipper = skipper if plan.skips_rows else None
+        self._correction = LossCorrection.of(self, config, self.collector.buffer, processes)
         self._timer = StepTimer()
-        self._run, self._begins_sharded = Run(""), False
+        self._run, self._begins_sharded = Run(), False
         self._prompt_ids: list[int] = []  # rows that are generated or trained on now
         self._rows_read: dict[int, dict[str, Any]] = {}  # rows of the present generation batch
         self._loop: dict[str, Any] | None = None  # of the training loop, as a checkpoint has it
@@ -151,7 +127,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         self._run = resolve_run(resume_from_checkpoint, config.output_dir, self._processes, config.should_save)
         signals = StopSignals(self._processes) if config.save_on_signal else None
         self._callback.begin(self._run, signals)
-        self._begins_sharded = self._fsdp2
+        self._begins_sharded = bool(self.is_fsdp_enabled and self.accelerator.is_fsdp2)
         self._prompt_ids.clear()
         # The callback changes these when it stops a run; they are restored afterwards
         kept = {name: getattr(config, name) for name in ("load_best_model_at_end", "save_total_limit")}
@@ -169,12 +145,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         """State of a run. A second call of `train` starts again, with the dataset that is there then."""
         args, dataset = self.args, cast(Dataset, self.train_dataset)  # any other is read by TRL alone
         self._begins_sharded = False
-        self._step, self._buffered_inputs = 0, None  # TRL would continue within the last run's generation batch
-        self._metrics["train"].clear()
-        self._pending_extra_logs.clear()
-        cast(LossCorrection, self._correction).begin()
-        if self.use_vllm:
-            self._last_loaded_step = -1  # TRL would take the weights of the last run for those of its first step
+        capture.forget_last_run(self)
+        self._correction.begin()
         checkpoint, num_prompts, dataset_hash = self._run.checkpoint, 0, ""
         if self._map_style:
             validation.check_dataset(args, dataset, self.environment_factories, self.selector)
@@ -243,44 +215,21 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         compute_leftover_logps(batch.leftover_now, self._logps, own[0], self._processes)
         tensors["advantages"] = collector.renormalize(tensors["advantages"], batch)
         stale, skipped = bool(batch.trained_stale), playback.rows is not None
-        correction = cast(LossCorrection, self._correction)
-        replace_last(self._metrics["train"], correction.prepare(tensors, own, stale=stale, skipped=skipped))
+        replace_last(self._metrics["train"], self._correction.prepare(tensors, own, stale=stale, skipped=skipped))
         self._log(batch)
         return tensors
 
     def _roll_out(self, ids: np.ndarray) -> capture.GeneratedRound:
         """Generate and score G completions of prompts, each process an equal part of them, outside of TRL's pass."""
         with self._recorded() as recording:
-            rows = self._rows(self._processes.share(ids))
-            prompts = capture.prompts_with_images(rows)
-            if self.tools:  # TRL prepares these for the rows of its pass
-                self._sync_tool_dicts, self._async_tool_dicts = capture.tool_dicts(self._standalone_tools, len(rows))
-            generated = capture.Generated(*self._generate(prompts))
-            corrects = self.vllm_importance_sampling_correction or self.off_policy_mask_threshold is not None
-            if self.use_vllm and not corrects:
-                generated = generated._replace(logprobs=None)  # TRL's loss takes the policy as the sampler, too
-            for i, row in enumerate(rows):
-                row.update({name: capture.row_value(values, i) for name, values in generated.extra_fields.items()})
-            self._calculate_rewards(rows, prompts, generated.completions, generated.completion_ids)
-        rollouts = capture.split_rollouts(generated, cast(int, self.num_generations), dict(self._pending_extra_logs))
-        self._pending_extra_logs.clear()
+            rollouts = capture.roll_out(self, self._rows(self._processes.share(ids)))
         return recording.complete(self._processes, rollouts)
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
-        if self._playback is not None:
-            return self._play_back(self._playback, prompts)
         generate: Callable[[list[Any]], tuple[Any, ...]] = super()._generate
+        if self._playback is not None:
+            return capture.play_back(self, self._playback, generate, prompts)
         return generate(prompts) if self._recording is None else self._recording.generate(generate, prompts)
-
-    def _play_back(self, playback: Playback, prompts: list[Any]) -> capture.Generated:
-        """TRL's own `_generate` on completions that exist already: they enter through its `rollout_func` slot."""
-        # Nothing is generated: no tool is called, and vLLM needs no new weights
-        fields: dict[str, Any] = {"rollout_func": playback.rollout_func, "tools": []}
-        fields |= {"_last_loaded_step": self.state.global_step} if self.use_vllm else {}
-        with capture.temporarily(self, **fields):
-            # The prompts are tokenized already. As plain text they need no parsing of messages
-            generated = capture.Generated(*super()._generate([""] * len(playback.completions)))
-        return generated._replace(completions=playback.completions, images=capture.images_of(prompts))
 
     def _calculate_rewards(
         self, inputs: list[dict[str, Any]], prompts: list[Any], completions: list[Any], completion_ids_list: list[Any]
@@ -293,8 +242,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
 
     @contextmanager
     def _recorded(self) -> Iterator[capture.Recording]:
-        ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
-        recording = capture.Recording(ends)
+        recording = capture.Recording({*self.eos_token_ids, self._tokenizer.pad_token_id})
         with capture.temporarily(self, _recording=recording):
             yield recording
         self._timer.add_generation(recording.seconds)

@@ -87,8 +87,8 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     former `path`, whole.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Process ids are not unique where nodes share a folder
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
+    # Process ids are not unique where nodes share a folder; `np.save` keeps no other suffix than that of `path`
+    temporary = path.with_name(f".{path.stem}.{uuid.uuid4().hex[:12]}.tmp{path.suffix}")
     try:
         write(temporary)
         with open(temporary, "r+b") as handle:  # Windows syncs only what can be written
@@ -120,8 +120,12 @@ def hash_bytes(parts: Iterable[bytes | memoryview]) -> str:
 
 
 def hash_json(values: Iterable[Any]) -> str:
-    """Hash of JSON values. The order of keys does not count; what JSON does not know is written as `str(value)`."""
-    return hash_bytes(json.dumps(value, sort_keys=True, default=str).encode() for value in values)
+    """Hash of JSON values and arrays. The order of keys does not count; what JSON does not know is written as `str(value)`."""
+    return hash_bytes(json.dumps(value, sort_keys=True, default=_as_json).encode() for value in values)
+
+
+def _as_json(value: Any) -> str:
+    return hash_array(value) if isinstance(value, np.ndarray) else str(value)
 
 
 def hash_array(array: np.ndarray | torch.Tensor) -> str:

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-import torch
 from datasets import Dataset
 from transformers.utils import logging
 
 from trl_dataeff.config import AUTO_SELECTION, DataEfficientGRPOConfig
 from trl_dataeff.replay.buffer import replay_groups
+from trl_dataeff.replay.correction import has_dropout
+from trl_dataeff.rollouts.checks import check_prompts
 from trl_dataeff.rollouts.distributed import Processes
-from trl_dataeff.rollouts.prompts import check_prompts
 from trl_dataeff.selection import Selector, UniformSelector, make_selector
 from trl_dataeff.selection.base import uses_references
 from trl_dataeff.tracking.card import selection_title
-from trl_dataeff.utils import UserError, listed
+from trl_dataeff.utils import UserError
 
 
 logger = logging.get_logger(__name__)
-PASSED_BY_TRL = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
-NOT_PASSED_BY_TRL = ("prompt", "completion", "completion_ids")  # of the dataset's columns
 
 
 def resolve_selector(
@@ -53,9 +50,7 @@ def resolve_selector(
         )
     size = getattr(selector, "reference_size", processes)
     if size < processes:
-        raise ValueError(
-            f"`reference_size` is {size}; it takes at least one prompt for each of {processes} processes."
-        )
+        raise ValueError(f"`reference_size` is {size}; give at least one prompt for each of {processes} processes.")
     return selector
 
 
@@ -108,23 +103,6 @@ def check_dataset(
             f"`train_dataset` has no column `prompt`; its columns are {dataset.column_names}. Use `rename_column` on that of the prompts."
         )
     check_prompts(dataset)
-
-
-def check_reward_arguments(reward_funcs: Sequence[Any], row: Mapping[str, Any]) -> None:
-    """Raise a [`UserError`] that names a reward function that does not take what TRL passes: its own arguments, and columns of `row`."""
-    passed = [*PASSED_BY_TRL, *(name for name in row if name not in NOT_PASSED_BY_TRL)]
-    for function in reward_funcs:
-        if isinstance(function, torch.nn.Module):
-            continue
-        try:
-            inspect.signature(function).bind(**dict.fromkeys(passed))
-        except ValueError:  # a callable without a signature
-            continue
-        except TypeError as error:
-            raise UserError(
-                f"The reward function `{getattr(function, '__name__', type(function).__name__)}` cannot be called: {error}. "
-                f"TRL passes {listed(passed)}. Rename a column or the argument, and let the function take `**kwargs`."
-            ) from error
 
 
 def check_steps(config: DataEfficientGRPOConfig, replays: bool, rounds: int) -> None:
@@ -185,16 +163,9 @@ def turn_off_reuse(config: DataEfficientGRPOConfig, reason: str | None, corrects
 
 
 def announce(
-    args: DataEfficientGRPOConfig,
-    selector: Selector,
-    processes: Processes,
-    num_prompts: int | None,
-    model: torch.nn.Module,
+    args: DataEfficientGRPOConfig, selector: Selector, processes: Processes, num_prompts: int | None, model: Any
 ) -> None:
-    """
-    Log on the main process what is on in a run, in one line, and warn of options that have no effect in it and of dropout. The
-    level is that of warnings: a script shows no lower one.
-    """
+    """Log on the main process what is on in a run, options without effect, and dropout: as warnings, the lowest level in a script."""
     if not processes.is_main:
         return
     replay, reserved = replays(args, processes.world_size), reserved_places(args, processes.world_size)
@@ -227,11 +198,3 @@ def _ignored_options(args: DataEfficientGRPOConfig, replay: bool) -> Iterator[st
         yield f"`replay_fraction={args.replay_fraction}` has no effect without `replay='share'`."
     if args.max_rollout_rounds == 1 and args.rollout_margin != DataEfficientGRPOConfig.rollout_margin:
         yield f"`rollout_margin={args.rollout_margin}` has no effect without `max_rollout_rounds` above 1."
-
-
-def has_dropout(model: torch.nn.Module) -> bool:
-    """Whether a model has dropout in training, as a module or as the attribute of attention that calls a function."""
-    modules = list(model.modules())
-    layers = [module.p for module in modules if isinstance(module, torch.nn.modules.dropout._DropoutNd)]
-    attention = [getattr(module, "attention_dropout", 0.0) for module in modules]
-    return any(isinstance(p, float) and p > 0 for p in [*layers, *attention])

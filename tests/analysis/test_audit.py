@@ -76,7 +76,7 @@ def test_of_our_own_run(tmp_path):
     fields = {"selection": "greso", "max_rollout_rounds": 4, "rewards": mixed_reward}
     trainer = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, **options(tmp_path, **fields))
     found = overall([tmp_path])
-    counts = trainer.collector.counters.values
+    counts = trainer.collector.counters
     assert found["groups"] == counts["rollouts_generated"] // 4
     kinds = pd.read_parquet(tmp_path / "dataeff" / "groups.parquet")["kind"]
     assert found["hard"] == pytest.approx((kinds == "hard").mean())

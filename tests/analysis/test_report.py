@@ -37,7 +37,7 @@ def test_what_is_read_is_what_was_logged(ours, plain):
     for metric in ("reward", "eval_reward", "loss"):
         logged = [log[metric] for log in trainer.state.log_history if metric in log]
         assert recorded.series(metric)[1].tolist() == logged
-    counts = trainer.collector.counters.values
+    counts = trainer.collector.counters
     assert recorded.last["rollouts"] == counts["rollouts_generated"]
     went = where_rollouts_went(recorded)
     assert went["replayed"] == counts["rollouts_replayed"] > 0
@@ -54,7 +54,7 @@ def test_what_is_read_is_what_was_logged(ours, plain):
 def test_facts_are_what_happened(ours, plain):
     runs = [read_run(ours[0]), read_run(plain[0], rollouts_per_step=8)]
     own, other = map(facts, runs)
-    counts = ours[1].collector.counters.values
+    counts = ours[1].collector.counters
     assert (own["rollouts generated"], other["rollouts generated"]) == (f"{counts['rollouts_generated']:,}", "96")
     share = counts["rollouts_replayed"] / counts["rollouts_trained"]
     assert own["method"] == f"DOTS selection, {share:.0%} of the trained rollouts replayed"

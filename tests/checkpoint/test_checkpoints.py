@@ -262,9 +262,9 @@ def test_notes_name_the_prompts_and_the_checkpoint_of_this_run(tmp_path):
         (ValueError("the cause"), [], OSError("No space left"), "No space left"),
     ],
 )
-def test_notes_without_a_checkpoint(tmp_path, error, ids, problem, noted):
+def test_notes_without_a_checkpoint(error, ids, problem, noted):
     flush = fail(problem) if problem else lambda: None
-    with pytest.raises(type(error)) as raised, failure_notes(Run(str(tmp_path)), ids, flush):
+    with pytest.raises(type(error)) as raised, failure_notes(Run(), ids, flush):
         raise error
     assert raised.value is error
     assert "".join(getattr(error, "__notes__", [])).endswith(noted)

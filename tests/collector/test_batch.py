@@ -23,6 +23,7 @@ from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD, RolloutGroup
 from trl_dataeff.selection import Selector
+from trl_dataeff.selection.base import CheckedSelector
 
 
 class InTurn(Selector):
@@ -57,7 +58,10 @@ class AtRandom(Selector):
 def collector(num_prompts: int = 40, **options) -> RolloutCollector:
     """A collector whose run has begun."""
     arguments = {"group_size": 4, "batch_groups": 2, "reward_names": ["reward"], "selector": InTurn()}
-    run = RolloutCollector(classifier=GroupClassifier(np.array([1.0])), **arguments | options)
+    arguments |= options
+    if arguments["selector"] is not None:
+        arguments["selector"] = CheckedSelector(arguments["selector"], options.get("processes", Processes()))
+    run = RolloutCollector(classifier=GroupClassifier(np.array([1.0])), **arguments)
     run.bind(num_prompts)
     return run
 

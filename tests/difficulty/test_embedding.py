@@ -20,6 +20,7 @@ from transformers import BertConfig, BertModel, LlavaProcessor
 from tests.factories import CHAT_TEMPLATE, chat_dataset, plain_dataset, run, save_tiny, tiny_model, tiny_tokenizer
 from tests.factories.vision import save_tiny_vision
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
+from trl_dataeff.difficulty import embedding
 from trl_dataeff.difficulty.embedding import EmbeddingError, embed_dataset
 
 
@@ -103,11 +104,12 @@ def embed():
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("batch_tokens", [1, 50, 8192])
-def test_the_mean_of_last_hidden_states_whatever_is_padded(embed, side, batch_tokens):
+def test_the_mean_of_last_hidden_states_whatever_is_padded(embed, monkeypatch, side, batch_tokens):
+    monkeypatch.setattr(embedding, "BATCH_TOKENS", batch_tokens)
     tokenizer = tiny_tokenizer()
     tokenizer.padding_side = side
     model = tiny_model(tokenizer)
-    embeddings = embed(VARIED, model=model, tokenizer=tokenizer, batch_tokens=batch_tokens)
+    embeddings = embed(VARIED, model=model, tokenizer=tokenizer)
     assert embeddings.dtype == np.float16
     assert_embeddings_close(embeddings, [embedding_alone(model, tokenizer(text)["input_ids"]) for text in TEXTS])
     assert embed.forwards == {1: 6, 50: 3, 8192: 1}[batch_tokens]
@@ -220,12 +222,13 @@ def test_policies_whose_parameters_are_elsewhere(embed):
 
 
 def test_each_of_two_processes_embeds_its_share(embed, monkeypatch):
-    options, parts = {"dataset": plain_dataset(23), "batch_tokens": 50}, []
-    expected, forwards = embed(**options), embed.forwards
+    monkeypatch.setattr(embedding, "BATCH_TOKENS", 50)
+    dataset, parts = plain_dataset(23), []
+    expected, forwards = embed(dataset), embed.forwards
     monkeypatch.setattr("trl_dataeff.difficulty.embedding.all_gather", lambda own: parts.append(own) or parts)
     for rank in (0, 1):
         with suppress(EmbeddingError):  # of the first one, which lacks the share of the second
-            embeddings = embed(**options, accelerator=process(rank, 2))
+            embeddings = embed(dataset, accelerator=process(rank, 2))
     np.testing.assert_array_equal(embeddings, expected)
     assert embed.forwards - forwards == 2 * math.ceil(forwards / 2)
 

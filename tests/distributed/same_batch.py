@@ -93,7 +93,7 @@ def differing(rank: int, world_size: int) -> dict:
 
     class Tampering(TrainerCallback):
         def on_step_end(self, *args, **kwargs):
-            tampered.collector.counters.add(rollouts_trained=rank)
+            tampered.collector.counters.update(rollouts_trained=rank)
 
     saving = {"save_strategy": "steps", "save_steps": 2, "output_dir": str(FOLDER / "tampered")}
     tampered = make("uniform", world_size, trainer={"callbacks": [Tampering()]}, **saving)

@@ -40,9 +40,5 @@ def visit(prompt_id: int, kind: int, step: int = 0, rate: float = 0.5) -> Rollou
 
 def classified(ids: np.ndarray, rewards: np.ndarray, classifier: GroupClassifier) -> list[RolloutGroup]:
     """Groups of prompts `ids` with these rewards `(n, G, F)`, as the collector makes them."""
-    truncated = np.zeros(rewards.shape[:2], dtype=bool)
-    lengths = np.full(rewards.shape[1], 5, dtype=np.int32)
-    return [
-        RolloutGroup(int(i), 0, 0, own, totals, float(rate), int(kind), lengths, cut)
-        for i, own, cut, totals, rate, kind in zip(ids, rewards, truncated, *classifier.classify(rewards, truncated))
-    ]
+    lengths = np.full(rewards.shape[:2], 5, dtype=np.int32)
+    return classifier.groups(ids, rewards, lengths, np.zeros_like(lengths, bool), step=0, round=0)

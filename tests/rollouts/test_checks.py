@@ -11,7 +11,7 @@ from tests.factories import (
     run,
 )
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
-from trl_dataeff.rollouts.classification import RewardChecks
+from trl_dataeff.rollouts.checks import RewardChecks
 
 
 def silent_reward(completions, **kwargs):

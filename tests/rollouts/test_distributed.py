@@ -18,7 +18,7 @@ from trl_dataeff.rollouts.distributed import (
 def test_assign_is_even_and_moves_as_few_as_possible(world_size, quota, data):
     n = world_size * quota
     owners = data.draw(st.lists(st.integers(0, world_size - 1), min_size=n, max_size=n))
-    destinations = assign(owners, world_size)
+    destinations = assign(owners, world_size, [True] * n)
     assert np.bincount(destinations, minlength=world_size).tolist() == [quota] * world_size
     moved = (destinations != np.array(owners)).sum()
     assert moved == sum(max(0, owners.count(r) - quota) for r in range(world_size))
@@ -26,7 +26,7 @@ def test_assign_is_even_and_moves_as_few_as_possible(world_size, quota, data):
 
 def test_an_uneven_number_is_refused():
     with pytest.raises(ValueError, match="3 groups cannot be spread evenly over 2"):
-        assign([0, 0, 1], 2)
+        assign([0, 0, 1], 2, [True] * 3)
 
 
 def test_only_groups_that_move_are_sent(monkeypatch):

@@ -9,7 +9,7 @@ from datasets import Dataset
 
 from tests.factories import chat_dataset, plain_dataset
 from trl_dataeff import DataEfficientGRPOConfig
-from trl_dataeff.rollouts.prompts import check_prompts, without_prompt
+from trl_dataeff.rollouts.checks import check_prompts, without_prompt
 from trl_dataeff.validation import check_dataset
 
 

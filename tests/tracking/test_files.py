@@ -41,7 +41,7 @@ def test_every_logged_scalar_is_written_with_what_was_generated(tmp_path):
         assert {name: line[name] for name in log} == log
     generated = [line["rollouts"] for line in lines]
     assert generated == sorted(generated)
-    assert generated[-1] == trainer.collector.counters.values["rollouts_generated"]
+    assert generated[-1] == trainer.collector.counters["rollouts_generated"]
     evaluation = next(line for line in lines if "eval_reward" in line)
     assert 0 < evaluation["rollouts"] < generated[-1]
     assert evaluation["dataeff/rollouts_generated"] == evaluation["rollouts"], "an x axis for held-out reward"
@@ -109,7 +109,7 @@ def test_a_full_disk_does_not_stop_training(tmp_path, caplog_transformers, kind,
 def test_a_row_says_what_became_of_a_group(tmp_path):
     trainer = start(tmp_path)
     table = pd.read_parquet(tmp_path / "dataeff" / "groups.parquet")
-    counts = trainer.collector.counters.values
+    counts = trainer.collector.counters
     assert list(table.columns) == SCHEMA.names
     assert table["completions"].sum() == counts["rollouts_generated"]
     assert table["tokens"].sum() == counts["tokens_generated"]
@@ -145,7 +145,7 @@ def test_run_json_and_the_card_say_what_happened(tmp_path):
     trainer = start(tmp_path, rewards=even_length_reward, **options)
     about = json.loads((tmp_path / "dataeff" / "run.json").read_text())
     assert (about["selector"], about["prompts"]) == ("DotsSelector", 24)
-    counts = trainer.collector.counters.values
+    counts = trainer.collector.counters
     card = (tmp_path / "README.md").read_text()
     assert "DOTS selection" in card
     assert "of the trained rollouts replayed" in card

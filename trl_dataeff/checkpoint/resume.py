@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -27,9 +26,8 @@ _WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)  # what `torch.save` an
 
 @dataclass
 class Run:
-    """The run of a call of `train`: its folder, and the latest checkpoint to resume it from, which the call has read or written."""
+    """The run of a call of `train`: the latest checkpoint to resume it from, which the call has read or written."""
 
-    output_dir: str
     checkpoint: str | None = None
 
     def how_to_resume(self, resume: str = "Resume") -> str:
@@ -50,33 +48,35 @@ def resolve_run(
 ) -> Run:
     """
     The run that a call of `train` starts or resumes in the folder `output_dir`. A collective: all processes get the same run, or
-    raise the same error.
+    raise the same `CheckpointError`, if the checkpoint that is wanted, or every one in the folder, cannot be resumed from.
 
     Args:
         wanted (`bool`, `str` or `None`): a checkpoint's folder; `True` for the one in `output_dir` that was completed last, or
             for a new run if there is none; `False` or `None` for a new run.
         checks (`bool`, *optional*, defaults to `True`): whether this process reads the files.
-
-    Raises:
-        `CheckpointError`: the checkpoint that `wanted` names, or every one in the folder, is corrupt or cannot be resumed from.
     """
     folder = os.fspath(output_dir)
     present = all_gather(checkpoints(folder))[0]
+    names = ", ".join(path.name for path in present)
     if wanted is None or wanted is False:
         if present and processes.is_main:
             logger.warning(
-                f"{folder} holds checkpoints of another run ({_names(present)}). A new run starts, which replaces those of the same "
+                f"{folder} holds checkpoints of another run ({names}). A new run starts, which replaces those of the same "
                 "step: set another `output_dir` to keep them, or `resume_from_checkpoint=True` to continue that run."
             )
-        return Run(folder)
+        return Run()
     rejected: list[str] = []
     for candidate in present if wanted is True else [Path(wanted)]:
-        found = _check(candidate) if checks else None
-        problems = [problem for problem in all_gather(found) if isinstance(problem, str)]
+        manifest, problem = None, None
+        try:
+            manifest = check_checkpoint(candidate) if checks else None
+        except CheckpointError as error:
+            problem = str(error)
+        problems = list(filter(None, all_gather(problem)))
         if not problems:
-            if processes.is_main and isinstance(found, dict):
-                _report(candidate, found, rejected, processes.world_size)
-            return Run(folder, str(candidate))
+            if processes.is_main and manifest is not None:
+                _report(candidate, manifest, rejected, processes.world_size)
+            return Run(str(candidate))
         rejected.append(problems[0])
     if wanted is not True:
         raise CheckpointError(rejected[0])
@@ -84,19 +84,16 @@ def resolve_run(
     if all_gather(bool(usable))[0]:  # starting again would replace what another trainer wrote, or what may be repaired
         raise CheckpointError("\n- ".join([f"No checkpoint in {folder} can be resumed from:", *rejected]))
     if processes.is_main:
-        incomplete = f" Incomplete ones are replaced: {_names(present)}." if present else ""
+        incomplete = f" Incomplete ones are replaced: {names}." if present else ""
         logger.warning(f"There is no complete checkpoint in {folder}: training starts from step 0.{incomplete}")
-    return Run(folder)
+    return Run()
 
 
 def checkpoints(output_dir: str | os.PathLike[str]) -> list[Path]:
     """Folders of checkpoints, complete or not, those that were completed last first."""
-    if not os.path.isdir(output_dir):
-        return []
-    found = [
-        path for path in Path(output_dir).iterdir() if re.fullmatch(r"checkpoint-\d+", path.name) and path.is_dir()
-    ]
-    return sorted(found, key=lambda path: (written_at(path), int(path.name.split("-")[1])), reverse=True)
+    steps = {path: path.name.removeprefix("checkpoint-") for path in Path(output_dir).glob("checkpoint-*")}
+    found = [path for path, step in steps.items() if step.isdecimal() and path.is_dir()]
+    return sorted(found, key=lambda path: (written_at(path), int(steps[path])), reverse=True)
 
 
 @contextmanager
@@ -123,10 +120,9 @@ def complete_checkpoint(
     run: Run, checkpoint: Path, step: int, resumable: bool, writes: bool, processes: Processes
 ) -> Iterator[None]:
     """
-    Within this context, all processes write the files of the checkpoint of optimizer step `step`, whose folder is removed
-    first. Then its manifest is written, and a `resumable` one, which holds more than the model, becomes the run's latest. If that
-    fails, the folder is removed, and a `CheckpointError` says what to resume from. `writes`: whether this process writes what
-    all share.
+    Within this context, all processes write the files of a checkpoint, whose folder is removed first. Then its manifest is written
+    (see [`write_manifest`]), and a `resumable` one becomes the run's latest. If that fails, the folder is removed, and a
+    `CheckpointError` says what to resume from. `writes`: whether this process writes what all share.
     """
     try:
         if writes:
@@ -172,24 +168,12 @@ def _remove(checkpoint: Path) -> None:
     shutil.rmtree(checkpoint, ignore_errors=True)
 
 
-def _check(checkpoint: Path) -> dict[str, Any] | str:
-    """The manifest of a checkpoint, or what is wrong with it."""
-    try:
-        return check_checkpoint(checkpoint)
-    except CheckpointError as error:
-        return str(error)
-
-
-def _names(paths: Sequence[Path]) -> str:
-    return ", ".join(path.name for path in paths)
-
-
 def _report(checkpoint: Path, manifest: dict[str, Any], rejected: list[str], processes: int) -> None:
     if rejected:
         logger.warning("\n- ".join([f"Resuming from {checkpoint}. Rejected:", *rejected]))
-    then = manifest["versions"] | {"processes": manifest["processes"]}
-    now = {name: version(name) for name in manifest["versions"]} | {"processes": processes}
-    changed = "; ".join(f"{name} {then[name]}, now {now[name]}" for name in then if then[name] != now[name])
+    pairs = [(f"{name} {then}", f"{name} {version(name)}") for name, then in manifest["versions"].items()]
+    pairs.append((f"{manifest['processes']} processes", f"{processes} processes"))
+    changed = "; ".join(f"{then}, now {now}" for then, now in pairs if then != now)
     if changed:
         logger.warning(
             f"{checkpoint} was written with {changed}. The run continues, but not to the last bit as it would have there."

@@ -11,8 +11,7 @@ Each of the first two is a nested state in two files: JSON values in `.json`, ar
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +22,14 @@ from safetensors.torch import load_file, save_file
 from transformers.utils import logging
 
 from trl_dataeff.rollouts.distributed import Processes, all_gather
-from trl_dataeff.utils import UserError, hash_array, hash_json, write_atomically
+from trl_dataeff.utils import UserError, hash_json, write_atomically
 
 
 logger = logging.get_logger(__name__)
 FOLDER = "dataeff"
-#: Settings on which parts of a checkpoint depend
+#: Settings on which parts of a checkpoint depend; a half-used generation batch on all but the learning rate
 SELECTION = ("selector", "predictor")
 ROLLOUTS = ("num_generations", "reward_functions", "use_vllm")
-BATCH = (
-    *ROLLOUTS,
-    *("number of processes", "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation"),
-    "num_iterations",
-)
 
 
 class CheckpointError(UserError):
@@ -46,9 +40,8 @@ def save_run(
     checkpoint: Path, state: Mapping[str, Any], micro_batches: list[dict[str, Any]] | None, rank: int, writes: bool
 ) -> None:
     """
-    Write what decides the next generation batches to the folder `checkpoint`, on every process: a nested `state` of JSON values
-    and NumPy arrays, if this process `writes` what all share, and the micro-batches of a half-used generation batch that it has
-    yet to train on.
+    Write what decides the next generation batches to the folder `checkpoint`, on every process: a nested `state`, if this process
+    `writes` what all share, and the micro-batches of a half-used generation batch that it has yet to train on.
     """
     if micro_batches is not None:
         save_state(checkpoint, f"batch-{rank}", {str(i): batch for i, batch in enumerate(micro_batches)})
@@ -90,34 +83,21 @@ def _take_arrays(state: Mapping[str, Any], path: str, tensors: dict[str, torch.T
 
 def load_state(checkpoint: Path, name: str, device: torch.device | None = None) -> dict[str, Any]:
     """The inverse of [`save_state`], with tensors on a device or, without one, NumPy arrays. Raises a `CheckpointError`."""
-    with _readable(checkpoint / FOLDER / name) as path:
-        state = load_scalars(checkpoint, name)
+    path = checkpoint / FOLDER / name
+    try:
+        state: dict[str, Any] = json.loads(path.with_suffix(".json").read_text())
         for place, tensor in load_file(path.with_suffix(".safetensors")).items():
             *parents, last = place.split("/")
             part = state
             for parent in parents:
                 part = part[parent]
             part[last] = tensor.numpy() if device is None else tensor.to(device)
-    return state
-
-
-def load_scalars(checkpoint: Path, name: str = "state") -> dict[str, Any]:
-    """What [`save_state`] wrote, without arrays. Raises a `CheckpointError`."""
-    with _readable(checkpoint / FOLDER / name) as path:
-        return dict(json.loads(path.with_suffix(".json").read_text()))
-
-
-@contextmanager
-def _readable(path: Path) -> Iterator[Path]:
-    try:
-        yield path
     except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
-        if isinstance(error, CheckpointError):
-            raise
         raise CheckpointError(
             f"The selection state {path} cannot be read ({type(error).__name__}: {error}). Resume with as many processes as wrote "
             "it, or from another checkpoint."
         ) from error
+    return state
 
 
 def check_agreement(state: Mapping[str, Any], processes: Processes, own: Collection[str] = ()) -> None:
@@ -127,7 +107,7 @@ def check_agreement(state: Mapping[str, Any], processes: Processes, own: Collect
     """
     if processes.world_size == 1:
         return
-    first, *others = all_gather({part: _hash(value) for part, value in state.items() if part not in own})
+    first, *others = all_gather({part: hash_json([value]) for part, value in state.items() if part not in own})
     differ = {part: [rank for rank, sums in enumerate(others, 1) if sums[part] != first[part]] for part in first}
     listed = "; ".join(f"{part} (of {', '.join(map(str, ranks))})" for part, ranks in differ.items() if ranks)
     if listed:
@@ -137,29 +117,23 @@ def check_agreement(state: Mapping[str, Any], processes: Processes, own: Collect
         )
 
 
-def _hash(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return hash_json([{name: _hash(part) for name, part in value.items()}])
-    return hash_array(value) if isinstance(value, np.ndarray) else hash_json([value])
-
-
 def check_fits(checkpoint: Path, settings: dict[str, Any], num_prompts: int, dataset_hash: str, is_main: bool) -> None:
     """
     Raise a `CheckpointError` if the run that is to resume has another dataset than its checkpoint (the hash is empty where prompts
     are not known by row), or `settings` that do not fit. The main process warns of another learning rate.
     """
-    saved = load_scalars(checkpoint)
+    saved = load_state(checkpoint, "state")
     then, advice = saved["dataset"], "or start a new run with this checkpoint's weights as the model."
     if dataset_hash and then["hash"] != dataset_hash:
         raise CheckpointError(
             f"{checkpoint} was written for a dataset of {then['size']} prompts with the content hash {then['hash']}; this one has "
             f"{num_prompts} prompts and {dataset_hash}. Prompts are known by their row: resume with the same dataset, {advice}"
         )
-    parts: dict[str, tuple[str, ...]] = {"the selection state": SELECTION}
+    parts: dict[str, Collection[str]] = {"the selection state": SELECTION}
     parts |= {"rollouts": ROLLOUTS} if saved["holds_rollouts"] else {}
-    parts |= {"a half-used generation batch": BATCH} if saved["half_used"] else {}
+    parts |= {"a half-used generation batch": settings.keys() - {"learning_rate"}} if saved["half_used"] else {}
     for what, names in parts.items():
-        for name in names:
+        for name in sorted(names):
             before, now = saved["settings"][name], settings[name]
             if before != now:
                 raise CheckpointError(

@@ -20,7 +20,7 @@ from trl.import_utils import is_math_verify_available
 from trl.scripts.utils import DatasetConfig
 
 import trl_dataeff.rewards as our_rewards
-from trl_dataeff.rollouts.prompts import check_prompts
+from trl_dataeff.rollouts.checks import check_prompts
 from trl_dataeff.utils import UserError, closest, listed
 
 

@@ -1,12 +1,12 @@
-"""From the configuration to a collector and its parts: the one place where fields become plain arguments."""
+"""From the configuration to what a trainer does and to its collector: the one place where fields become plain arguments."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-import numpy as np
 from datasets import Dataset
+from transformers.integrations import is_deepspeed_zero3_enabled
 
 import trl_dataeff.validation as validation
 from trl_dataeff.collector.collector import RolloutCollector
@@ -14,23 +14,78 @@ from trl_dataeff.collector.rounds import RoundSizes
 from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.difficulty import PREDICTORS
 from trl_dataeff.replay.buffer import ReplayBuffer
+from trl_dataeff.rollouts.capture import can_skip_rows
+from trl_dataeff.rollouts.checks import check_reward_arguments
 from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.distributed import Processes, all_gather
-from trl_dataeff.selection.base import Selector
+from trl_dataeff.selection import Selector, UniformSelector
+from trl_dataeff.selection.base import CheckedSelector, uses_references
 from trl_dataeff.tracking.groups import RunLogs
 from trl_dataeff.utils import hash_prompts
 
 
-def make_collector(
-    config: DataEfficientGRPOConfig,
-    *,
-    selector: Selector | None,
-    reward_names: Sequence[str],
-    reward_weights: np.ndarray,
-    generates_apart: bool,
-    processes: Processes,
-) -> RolloutCollector:
-    """The collector of a trainer. See [`RolloutCollector`] for the arguments."""
+if TYPE_CHECKING:
+    from trl import GRPOTrainer
+
+
+class Plan(NamedTuple):
+    """
+    What a trainer does in its runs.
+
+    Attributes:
+        selector ([`Selector`]): not bound yet.
+        selects (`bool`): whether it proposes the prompts; if not, they come from TRL's dataloader.
+        generates_apart (`bool`): whether groups are generated before TRL's pass over them.
+        skips_rows (`bool`): whether rows without a gradient are left out of the loss.
+    """
+
+    selector: Selector
+    selects: bool
+    generates_apart: bool
+    skips_rows: bool
+
+
+def plan_runs(
+    trainer: GRPOTrainer, selector: Selector | None, *, is_map_style: bool, tool_images: bool, corrects_loss: bool
+) -> Plan:
+    """
+    Decide what a trainer does in its runs, once TRL's `__init__` has run, and log it. Turns off, with a warning, what it cannot do.
+
+    Args:
+        selector ([`Selector`], *optional*): that was given to the trainer.
+        is_map_style (`bool`): whether the prompts come from a map-style dataset that was given.
+        tool_images (`bool`): see [`unsupported_reason`].
+        corrects_loss (`bool`): see [`corrects_loss`].
+
+    Raises:
+        `ValueError` or `TypeError`: the configuration, the selector, the dataset or a reward function does not fit.
+    """
+    config, processes = cast(DataEfficientGRPOConfig, trainer.args), Processes.of(trainer.accelerator)
+    world_size = processes.world_size
+    dataset = trainer.train_dataset if isinstance(trainer.train_dataset, Dataset) else None
+    environments = trainer.environment_factories is not None
+    reason = validation.unsupported_reason(dataset, environments, tool_images)
+    validation.turn_off_reuse(config, reason, corrects_loss, processes.is_main)
+    is_fsdp1 = trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2
+    cannot_embed = is_fsdp1 or is_deepspeed_zero3_enabled()
+    selector = validation.resolve_selector(config, selector, reason, cannot_embed, world_size)
+    rounds, skips_rows = config.max_rollout_rounds, config.skip_zero_advantage and can_skip_rows(trainer)
+    replays = validation.replays(config, world_size) or uses_references(selector)
+    validation.check_steps(config, replays, rounds)
+    generates_apart = reason is None and (rounds > 1 or replays or skips_rows)
+    off = isinstance(selector, UniformSelector) and not generates_apart
+    selects = is_map_style and validation.holds_whole_groups(config, world_size, off)
+    columns_are_passed = not environments and trainer.rollout_func is None and not config.remove_unused_columns
+    if dataset is not None and columns_are_passed:
+        check_reward_arguments(trainer.reward_funcs, dataset[0])
+    validation.announce(config, selector, processes, None if dataset is None else len(dataset), trainer.model)
+    return Plan(selector, selects, generates_apart, skips_rows)
+
+
+def make_collector(trainer: GRPOTrainer, plan: Plan, processes: Processes) -> RolloutCollector:
+    """The collector of a trainer."""
+    config, reward_names = cast(DataEfficientGRPOConfig, trainer.args), trainer.reward_func_names
+    selector = plan.selector if plan.selects else None
     buffer = ReplayBuffer(
         config.replay_capacity,
         config.replay_max_age,
@@ -40,7 +95,7 @@ def make_collector(
     )
     return RolloutCollector(
         classifier=GroupClassifier(
-            reward_weights,
+            trainer.reward_weights.numpy(),
             reward_range=config.reward_range,
             aggregation=config.multi_objective_aggregation,
             masks_truncated=config.mask_truncated_completions,
@@ -48,13 +103,13 @@ def make_collector(
         group_size=config.num_generations,
         batch_groups=config.generation_batch_size // config.num_generations,
         reward_names=reward_names,
-        selector=selector,
+        selector=None if selector is None else CheckedSelector(selector, processes),
         settings=run_settings(config, selector, reward_names, processes.world_size),
         round_sizes=RoundSizes(config.max_rollout_rounds, config.rollout_margin),
         buffer=buffer if validation.replays(config, processes.world_size) else None,
         reserved=validation.reserved_places(config, processes.world_size),
         over_batch=config.scale_rewards == "batch" or config.multi_objective_aggregation == "normalize_then_sum",
-        generates_apart=generates_apart,
+        generates_apart=plan.generates_apart,
         logs=RunLogs(config.output_dir) if processes.is_main else None,
         seed=config.seed,
         processes=processes,

@@ -5,7 +5,9 @@ updates selector, buffer and logs. It is equal on every process, because it work
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,13 +18,14 @@ from trl_dataeff.collector.rounds import GenerationBatch, RoundSizes, ZeroVarian
 from trl_dataeff.difficulty.predictor import Embeddings
 from trl_dataeff.replay.buffer import ReplayBuffer
 from trl_dataeff.rollouts.capture import GeneratedRound
-from trl_dataeff.rollouts.classification import GroupClassifier, RewardChecks
+from trl_dataeff.rollouts.checks import RewardChecks
+from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.distributed import Processes, assign, pack_distributed, redistribute, unpack_distributed
 from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD, Origin, RolloutGroup
-from trl_dataeff.selection import Selector, UniformSelector
+from trl_dataeff.selection import UniformSelector
 from trl_dataeff.selection.base import CheckedSelector, SelectorContext
 from trl_dataeff.tracking.groups import RunLogs
-from trl_dataeff.tracking.metrics import Counters
+from trl_dataeff.tracking.metrics import METRICS
 from trl_dataeff.utils import __version__
 
 
@@ -30,6 +33,7 @@ RollOut: TypeAlias = Callable[[np.ndarray], GeneratedRound]  # prompt ids (n,) -
 MOST_UNSCORED = 512  # completions without any score, after which training without one is an error
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class RolloutCollector:
     """
     Made with the trainer; a run begins with [`bind`].
@@ -39,7 +43,7 @@ class RolloutCollector:
         group_size (`int`): G, completions per group.
         batch_groups (`int`): B, groups trained on per generation batch, of all processes.
         reward_names (`list[str]`): the reward functions.
-        selector ([`Selector`], *optional*): proposes prompts; `None` where they come from TRL's dataloader (streaming).
+        selector ([`CheckedSelector`], *optional*): proposes prompts; `None` where they come from TRL's dataloader (streaming).
         settings (`dict`, *optional*): settings on which the content of a checkpoint depends, by name; JSON values.
         round_sizes ([`RoundSizes`], *optional*): rounds of rollouts per generation batch; by default a single one.
         buffer ([`ReplayBuffer`], *optional*): stored groups; without it nothing is replayed.
@@ -53,35 +57,25 @@ class RolloutCollector:
         processes ([`Processes`], *optional*): of the run; by default a single one.
     """
 
-    def __init__(
-        self,
-        *,
-        classifier: GroupClassifier,
-        group_size: int,
-        batch_groups: int,
-        reward_names: Sequence[str],
-        selector: Selector | None = None,
-        settings: dict[str, Any] | None = None,
-        round_sizes: RoundSizes = RoundSizes(),  # noqa: B008 (immutable)
-        buffer: ReplayBuffer | None = None,
-        reserved: int = 0,
-        over_batch: bool = False,
-        generates_apart: bool = True,
-        logs: RunLogs | None = None,
-        seed: int = 0,
-        processes: Processes = Processes(),  # noqa: B008 (immutable)
-    ):
-        self.classifier = classifier
-        self.group_size, self.batch_groups = group_size, batch_groups
-        self.reward_names = list(reward_names)
-        self.selector = None if selector is None else CheckedSelector(selector, processes)
-        self.settings = settings or {}
-        self.round_sizes, self.buffer, self.reserved = round_sizes, buffer, reserved
-        self.over_batch, self.generates_apart = over_batch, generates_apart
-        self.logs, self.seed, self.processes = logs, seed, processes
+    classifier: GroupClassifier
+    group_size: int
+    batch_groups: int
+    reward_names: Sequence[str]
+    selector: CheckedSelector | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    round_sizes: RoundSizes = RoundSizes()  # noqa: RUF009 (immutable)
+    buffer: ReplayBuffer | None = None
+    reserved: int = 0
+    over_batch: bool = False
+    generates_apart: bool = True
+    logs: RunLogs | None = None
+    seed: int = 0
+    processes: Processes = Processes()  # noqa: RUF009 (immutable)
+
+    def __post_init__(self) -> None:
         # With everything off nothing that TRL accepts is an error
-        unchosen = selector is None or isinstance(selector, UniformSelector)
-        self._off = unchosen and round_sizes.most == 1 and buffer is None
+        unchosen = self.selector is None or isinstance(self.selector.selector, UniformSelector)
+        self._off = unchosen and self.round_sizes.most == 1 and self.buffer is None
         self._reset()
 
     def _reset(self) -> None:
@@ -91,7 +85,7 @@ class RolloutCollector:
         if self.buffer is not None:
             self.buffer.clear()
         self.zero_share = ZeroVarianceShare()
-        self.counters = Counters()
+        self.counters = Counter({name: 0 for name, metric in METRICS.items() if metric.is_cumulative})
         self.batches = 0  # generation batches so far
         self.leftover: list[RolloutGroup] = []
         most_unscored = None if self._off else MOST_UNSCORED
@@ -179,12 +173,9 @@ class RolloutCollector:
         """Prompts of a round for so many places, in the order of ranks: each process generates for an equal, contiguous part."""
         if self.selector is None:
             return np.full(missing, -1, dtype=np.int64)
-        sizes = {
-            "batch_groups": self.batch_groups,
-            "multiple": self.processes.world_size,
-            "num_prompts": self.num_prompts,
-        }
-        n = self.round_sizes.size(missing, zero_share=self.zero_share.value, **sizes)
+        zero_share, multiple = self.zero_share.value, self.processes.world_size
+        sizes = {"batch_groups": self.batch_groups, "multiple": multiple, "num_prompts": self.num_prompts}
+        n = self.round_sizes.size(missing, zero_share=zero_share, **sizes)
         return self.selector.propose(n, self.rng)
 
     def _roll_out_references(self, batch: GenerationBatch, roll_out: RollOut, step: int) -> list[RolloutGroup]:
@@ -206,25 +197,12 @@ class RolloutCollector:
         lengths = generated.lengths.reshape(n, -1).astype(np.int32)
         truncated = generated.truncated.reshape(n, -1).astype(bool)
         self.reward_checks.check(rewards)
-        totals, success_rates, kinds = self.classifier.classify(rewards, truncated)
-        rank, world_size, own = self.processes.rank, self.processes.world_size, generated.rollouts
-        groups = [
-            RolloutGroup(
-                prompt_id=int(ids[i]),
-                step=step,
-                round=batch.rounds,
-                rewards=rewards[i],
-                totals=totals[i],
-                success_rate=float(success_rates[i]),
-                kind=int(kinds[i]),
-                lengths=lengths[i],
-                truncated=truncated[i],
-                owner=i * world_size // n,
-                origin=origin,
-                rollouts=own[i - n * rank // world_size] if own and i * world_size // n == rank else None,
-            )
-            for i in range(n)
-        ]
+        shared = {"step": step, "round": batch.rounds, "origin": origin}
+        groups = self.classifier.groups(ids, rewards, lengths, truncated, **shared)
+        for i, group in enumerate(groups):
+            group.owner = i * self.processes.world_size // n
+        for group, rollouts in zip(self.own(groups), generated.rollouts, strict=False):  # none if they are not kept
+            group.rollouts = rollouts
         batch.generated += groups
         batch.predicted += [np.nan] * n if self.selector is None else self.selector.predict(ids).tolist()
         batch.seconds += [generated.seconds / n] * n
@@ -245,7 +223,7 @@ class RolloutCollector:
         if self.buffer is not None:  # also those that were left over before replay was switched on
             self.buffer.add([*batch.leftover, *batch.generated], self.batches)
         self.batches += 1
-        self.counters.add(
+        self.counters.update(
             rollouts_generated=sum(group.size for group in batch.generated),
             rollouts_trained=sum(group.size for group in batch.trained),
             rollouts_replayed=sum(group.size for group in batch.trained_stale),
@@ -265,7 +243,7 @@ class RolloutCollector:
 
     def _metrics(self, batch: GenerationBatch, success_rates: np.ndarray, step: int) -> dict[str, float]:
         """What the batch adds to the logs, by the names in `METRICS`: nothing about what cannot happen in this run."""
-        metrics: dict[str, float] = {**self.counters.values}
+        metrics: dict[str, float] = {**self.counters}
         if batch.generated:
             kinds = np.array([group.kind for group in batch.generated])
             metrics["effective_ratio"] = float((kinds == EFFECTIVE).mean())
@@ -283,7 +261,7 @@ class RolloutCollector:
 
     def log(self, logs: Mapping[str, Any], step: int) -> None:
         """Write what the Trainer has logged at optimizer step `step` to `metrics.jsonl`."""
-        rollouts, tokens = (self.counters.values[name] for name in ("rollouts_generated", "tokens_generated"))
+        rollouts, tokens = (self.counters[name] for name in ("rollouts_generated", "tokens_generated"))
         if self.logs is not None:
             self.logs.metrics.add(logs, step=step, rollouts=rollouts, tokens=tokens)
 
@@ -306,7 +284,7 @@ class RolloutCollector:
         rank, world_size = self.processes.rank, self.processes.world_size
         state: dict[str, Any] = {
             "batches": self.batches,
-            "counters": self.counters.state_dict(),
+            "counters": dict(self.counters),
             "reward_scale": self.classifier.scale.state_dict(),
             "reward_checks": self.reward_checks.state_dict(),
             "zero_variance_share": self.zero_share.state_dict(),
@@ -326,12 +304,11 @@ class RolloutCollector:
         selector's state does not fit its arguments.
         """
         self.batches = state["batches"]
-        self.counters.load_state_dict(state["counters"])
+        self.counters = Counter(state["counters"])
         self.classifier.scale.load_state_dict(state["reward_scale"])
         self.reward_checks.load_state_dict(state["reward_checks"])
         self.zero_share.load_state_dict(state["zero_variance_share"])
-        leftover = state["leftover_groups"]
-        self.leftover = unpack_distributed(leftover, self.processes.rank, self.processes.world_size)
+        self.leftover = unpack_distributed(state["leftover_groups"], self.processes.rank, self.processes.world_size)
         self.replay_rng.set_state(torch.from_numpy(state["replay_rng"]))
         self.rng.set_state(torch.from_numpy(state["selection_rng"]))
         if self.buffer is not None and "replay_buffer" in state:

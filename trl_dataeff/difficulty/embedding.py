@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -24,10 +25,8 @@ from trl_dataeff.rollouts.distributed import all_gather
 from trl_dataeff.utils import UserError, hash_json, hash_rows, write_atomically
 
 
-if TYPE_CHECKING:
-    from trl import GRPOTrainer
-
 logger = logging.get_logger(__name__)
+BATCH_TOKENS = 8192  # of a forward pass of the policy, padding included
 
 
 class EmbeddingError(UserError):
@@ -41,13 +40,13 @@ def embed_dataset(
     *,
     accelerator: Any = None,
     template: dict[str, Any] | None = None,
-    batch_tokens: int = 8192,
     progress: bool = True,
 ) -> np.ndarray:
     """
-    Embed every prompt of a dataset: the mean of the policy's last hidden states over the prompt's own tokens, or what
-    `SentenceTransformer.encode` returns. A prompt that is longer than the model takes is cut. Torch's random state is restored.
-    A collective if there are several processes: each embeds its share.
+    Embed every prompt of a dataset, float16 `(N, h)`: the mean of the policy's last hidden states over the prompt's own tokens, or
+    what `SentenceTransformer.encode` returns. A prompt that is longer than the model takes is cut. Torch's random state is restored.
+    A collective if there are several processes: each embeds its share. Raises an [`EmbeddingError`] if there is no prompt, one
+    cannot be rendered, the model cannot be loaded, or its values are not finite.
 
     Args:
         dataset ([`~datasets.Dataset`]): N rows with a `prompt`, a string or a conversation, of which the text parts are embedded.
@@ -56,8 +55,6 @@ def embed_dataset(
         tokenizer (tokenizer or processor, *optional*): of the policy; its chat template renders conversations.
         accelerator ([`~accelerate.Accelerator`], *optional*): of the run; by default all processes of this launch take part.
         template (`dict`, *optional*): keyword arguments of `apply_chat_template`, for the policy.
-        batch_tokens (`int`, *optional*, defaults to `8192`): tokens of a forward pass of the policy, padding included; a longer
-            prompt is a batch of its own.
         progress (`bool`, *optional*, defaults to `True`): whether to show a progress bar, on the main process.
 
     Returns:
@@ -77,8 +74,7 @@ def embed_dataset(
             values = encoder.encode([texts[i] for i in ids], show_progress_bar=progress)
         else:
             _check_whole(model, state)
-            prompts = prompt_tokens(dataset, tokenizer, template)
-            ids, values = embed_by_policy(model, prompts, state, batch_tokens, progress)
+            ids, values = embed_by_policy(model, prompt_tokens(dataset, tokenizer, template), state, progress)
     largest = float(np.finfo(np.float16).max)
     values = np.where(np.isfinite(values), values.clip(-largest, largest), np.nan).astype(np.float16)
     parts = [part for part in all_gather((ids, values)) if len(part[0])]
@@ -93,40 +89,34 @@ def embed_dataset(
     return out
 
 
-def embed_for(trainer: GRPOTrainer, dataset: Dataset, embedding: str, *, resumed: bool) -> np.ndarray:
+def embed_for(trainer: Any, dataset: Dataset, embedding: str, *, resumed: bool) -> np.ndarray:
     """
-    [`embed_dataset`] by a trainer's policy if `embedding` is `"policy"`, or by the model of this id or path. They are kept in the
-    output folder, as a file that processes of one machine share, for a run that is `resumed`: by then the policy has changed.
+    [`embed_dataset`] by the policy of a [`~trl.GRPOTrainer`] if `embedding` is `"policy"`, or by the model of this id or path. They are
+    kept in the output folder, in a file that processes of one machine share, for a run that is `resumed`: by then the policy has changed.
     """
-    name = f"embeddings-{hash_json([embedding, len(dataset)])[:8]}.npy"
-    path = Path(cast(str, trainer.args.output_dir), "dataeff", name)
+    path = Path(trainer.args.output_dir, "dataeff", f"embeddings-{hash_json([embedding, len(dataset)])[:8]}.npy")
     if resumed:
         stored = _read(path)
         hashes = set(all_gather(None if stored is None else hash_rows(stored)))
         if stored is not None and len(hashes) == 1 and len(stored) == len(dataset):
             return stored
-    chat: dict[str, Any] = {"chat_template": trainer.chat_template, "tools": trainer.tools or None}
+    template = {"chat_template": trainer.chat_template, "tools": trainer.tools or None}
     computed = embed_dataset(
         dataset,
         trainer.model if embedding == "policy" else embedding,
         trainer.processing_class,
         accelerator=trainer.accelerator,
-        template=chat | cast(dict[str, Any], trainer.chat_template_kwargs),
+        template=template | trainer.chat_template_kwargs,
         progress=not trainer.args.disable_tqdm,
     )
     if trainer.accelerator.is_main_process:
         try:
-            write_atomically(path, lambda temporary: _save(temporary, computed))
+            write_atomically(path, partial(np.save, arr=computed))
         except OSError as error:
             logger.warning(f"The embeddings cannot be kept in {path} ({error}): a resumed run makes them again.")
     trainer.accelerator.wait_for_everyone()
     stored = _read(path)
     return stored if stored is not None and hash_rows(stored) == hash_rows(computed) else computed
-
-
-def _save(path: Path, values: np.ndarray) -> None:
-    with open(path, "wb") as file:  # `np.save` would give the file another name
-        np.save(file, values)
 
 
 def _read(path: Path) -> np.ndarray | None:
@@ -151,6 +141,7 @@ def prompt_texts(dataset: Dataset, processor: Any = None, template: dict[str, An
     The dataset's prompts as text: strings as they are, conversations by the processor's chat template with the generation
     prompt, as in TRL. Without a processor, the contents of the messages are joined by newlines.
     """
+    options = {"tokenize": False, "add_generation_prompt": True, **(template or {})}
 
     def render(prompt: Any) -> str:
         if isinstance(prompt, str):
@@ -160,16 +151,14 @@ def prompt_texts(dataset: Dataset, processor: Any = None, template: dict[str, An
             return "\n".join(message["content"] or "" for message in messages)
         if hasattr(processor, "tokenizer"):  # templates of such processors expect contents in parts
             messages = prepare_multimodal_messages(messages)
-        options = {"add_generation_prompt": True, **(template or {})}
-        return str(processor.apply_chat_template(messages, tokenize=False, **options))
+        return str(processor.apply_chat_template(messages, **options))
 
     if "prompt" in dataset.column_names and dataset.format["type"] != "custom":
         dataset = dataset.with_format(None).select_columns(["prompt"])  # no image is decoded
     texts: list[str] = []
     try:
-        for rows in dataset.iter(64):
-            for prompt in rows["prompt"]:
-                texts.append(render(prompt))  # its length is the row of an error
+        for row in dataset:
+            texts.append(render(row["prompt"]))  # its length is the row of an error
     except Exception as error:  # templates and transforms raise what they like
         raise EmbeddingError(
             f"The prompt of row {len(texts)} cannot be rendered ({type(error).__name__}: {error}). It takes a string or a list of "
@@ -197,12 +186,11 @@ def _check_whole(policy: Any, state: Any) -> None:
 
 
 def embed_by_policy(
-    policy: Any, prompts: list[list[int]], state: Any, batch_tokens: int, progress: bool
+    policy: Any, prompts: list[list[int]], state: Any, progress: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """
-    This process's share of prompts, given as token ids, and their embeddings, float32 `(n, h)`, by the policy with its adapters.
-    The whole model runs forward, because only so does FSDP2 gather its shards. All processes make the same number of passes,
-    and may embed the last batch several times.
+    This process's share of prompts, given as token ids, and their embeddings, float32 `(n, h)`, by the policy with its adapters. The
+    whole model runs, so that FSDP2 gathers its shards. All processes make as many passes, and may embed the last batch again.
     """
     model: Any = extract_model_from_parallel(policy)
     base: Any = model.get_base_model() if isinstance(model, PeftModel) else model
@@ -210,7 +198,7 @@ def embed_by_policy(
     takes_logits = "logits_to_keep" in inspect.signature(base.forward).parameters
     options = {"use_cache": False} | ({"logits_to_keep": 1} if takes_logits else {})
     limit = getattr(body.config.get_text_config(), "max_position_embeddings", None)
-    batches = length_batches(np.array([len(ids[:limit]) for ids in prompts]), batch_tokens)
+    batches = length_batches(np.array([len(ids[:limit]) for ids in prompts]))
     rounds = -(-len(batches) // state.num_processes)
     own = [*batches[state.process_index :: state.num_processes], batches[-1]][:rounds]
     seen: list[torch.Tensor] = []  # last hidden states, before the head
@@ -235,12 +223,12 @@ def embed_by_policy(
     return np.concatenate(own), np.concatenate(values)
 
 
-def length_batches(lengths: np.ndarray, batch_tokens: int) -> list[np.ndarray]:
-    """Prompt ids, the longest of `lengths` `(N,)` first, in batches of at most `batch_tokens` tokens, padding included, or one."""
+def length_batches(lengths: np.ndarray) -> list[np.ndarray]:
+    """Prompt ids, the longest of `lengths` `(N,)` first, in batches of at most `BATCH_TOKENS` tokens, or of one prompt."""
     order = np.argsort(-lengths, kind="stable")  # the largest batch first: what does not fit shows at once
     batches = []
     while len(order):
-        rows = max(1, batch_tokens // int(lengths[order[0]]))
+        rows = max(1, BATCH_TOKENS // int(lengths[order[0]]))
         batches.append(order[:rows])
         order = order[rows:]
     return batches
@@ -252,17 +240,14 @@ def load_pretrained(name: str, state: Any) -> Any:
     of the process. Under DeepSpeed ZeRO-3 or FSDP, which load models in parts, it is loaded whole.
     """
     try:
-        from sentence_transformers import SentenceTransformer
-        from sentence_transformers.util import is_sentence_transformer_model
+        from sentence_transformers import SentenceTransformer, util
 
         plugin = getattr(state, "deepspeed_plugin", None)
         whole = nullcontext() if plugin is None else plugin.zero3_init_context_manager(enable=False)
-        bf16 = state.device.type == "cuda" and torch.cuda.is_bf16_supported()
+        dtype = torch.bfloat16 if state.device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
         with whole, patch_environment(fsdp_cpu_ram_efficient_loading="false"):
-            model: Any = SentenceTransformer(
-                name, device=str(state.device), model_kwargs={"dtype": torch.bfloat16 if bf16 else torch.float32}
-            )
-        if not is_sentence_transformer_model(name):
+            model: Any = SentenceTransformer(name, device=str(state.device), model_kwargs={"dtype": dtype})
+        if not util.is_sentence_transformer_model(name):
             model[1].pooling_mode = "mean"  # the default depends on the architecture
         return model
     except Exception as error:  # libraries raise what they like

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from itertools import islice
 
 import numpy as np
@@ -32,6 +32,7 @@ class Stored:
     uses: int = 0
 
 
+@dataclass(eq=False, repr=False)
 class ReplayBuffer:
     """
     First in, first out, by group; of each prompt the newest group, if it is effective. A newer group removes the prompt's
@@ -47,19 +48,14 @@ class ReplayBuffer:
             the newest of them first, or, as in the paper, any.
     """
 
-    def __init__(
-        self,
-        capacity: int,
-        max_age: int | None = None,
-        *,
-        rank: int = 0,
-        world_size: int = 1,
-        newest_first: bool = True,
-    ):
-        self.capacity = capacity
-        self.max_age = max_age
-        self.rank, self.world_size = rank, world_size
-        self.newest_first = newest_first
+    capacity: int
+    max_age: int | None = None
+    _: KW_ONLY
+    rank: int = 0
+    world_size: int = 1
+    newest_first: bool = True
+
+    def __post_init__(self) -> None:
         self._stored: dict[int, Stored] = {}  # by prompt, oldest first
 
     def __len__(self) -> int:

@@ -27,6 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,13 +37,14 @@ from trl_dataeff.replay.buffer import ReplayBuffer
 from trl_dataeff.replay.logprobs import LogprobRecorder, behavior_tensors, exclude_masked, sampling_metrics
 from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.rollouts.group import RolloutGroup
-from trl_dataeff.rollouts.skipping import is_active
+from trl_dataeff.rollouts.skipping import is_active, token_mask
 
 
 if TYPE_CHECKING:
     from trl import GRPOTrainer
 
 
+@dataclass
 class LossCorrection:
     """
     Corrects TRL's loss of a micro-batch when the loss has its log-probs ([`on_logps`]), before it reads its advantages.
@@ -55,25 +57,18 @@ class LossCorrection:
         buffer ([`ReplayBuffer`], *optional*): whose groups need log-probs; without it, metrics of replay are left out.
     """
 
-    def __init__(
-        self,
-        *,
-        clip: str,
-        cap: float,
-        level: str,
-        loss_type: str,
-        epsilon: tuple[float, float],
-        masks_sequences: bool = False,
-        processes: Processes,
-        buffer: ReplayBuffer | None = None,
-    ):
-        self.clip, self.cap, self.level, self.loss_type = clip, cap, level, loss_type
-        self.epsilon = epsilon
-        self.masks_sequences = masks_sequences
-        self.processes, self.buffer = processes, buffer
-        self.recorder = LogprobRecorder()
+    clip: str
+    cap: float
+    level: str
+    loss_type: str
+    epsilon: tuple[float, float]
+    processes: Processes
+    masks_sequences: bool = False
+    buffer: ReplayBuffer | None = None
+
+    def __post_init__(self) -> None:
         self._inputs: dict[str, Any] | None = None  # the micro-batch that is in the loss
-        self._awaited = False  # whether the loss has yet to pass its log-probs of the generation batch
+        self.begin()
 
     @classmethod
     def of(
@@ -118,14 +113,16 @@ class LossCorrection:
 
     def begin(self) -> None:
         """Begin a run: rows of an earlier one that was interrupted are not waited for."""
-        self.recorder, self._awaited = LogprobRecorder(), False
+        self.recorder = LogprobRecorder()
+        self._awaited = False  # whether the loss has yet to pass its log-probs of the generation batch
 
     def check_applied(self) -> None:
         """Raise a `RuntimeError` before an optimizer step whose loss has not passed its log-probs to [`on_logps`]."""
         if self._awaited:
             raise RuntimeError(
-                "The loss of replayed rollouts was not corrected: it did not call `DataEfficientGRPOTrainer._compute_loss`, or got no "
-                "log-probs from `_get_per_token_logps_and_entropies`. Call `super()` there, or set `replay='off'`."
+                "Replayed rollouts would be trained on without their correction: the loss did not call "
+                "`DataEfficientGRPOTrainer._compute_loss`, or got no log-probs from `_get_per_token_logps_and_entropies`. Call "
+                "`super()` there, or set `replay='off'` and `max_rollout_rounds=1`."
             )
 
     @contextmanager
@@ -200,7 +197,7 @@ def correct_inputs(
         is in `inputs["replay_capped"]`.
     """
     behavior_logps = inputs["behavior_per_token_logps"]
-    mask = _mask(inputs)
+    mask = token_mask(inputs)
     old_logps = inputs.get("old_per_token_logps")
     old_logps = per_token_logps.detach() if old_logps is None else old_logps
     if loss_type == "vespo":
@@ -252,7 +249,7 @@ def is_clipped(
     """
     old_logps = inputs.get("old_per_token_logps")
     old_logps = per_token_logps if old_logps is None else old_logps.detach()
-    ratio = behavior_ratio(per_token_logps, old_logps, _mask(inputs), level=level)
+    ratio = behavior_ratio(per_token_logps, old_logps, token_mask(inputs), level=level)
     if loss_type in ("cispo", "sapo", "vespo"):
         return torch.zeros_like(ratio, dtype=torch.bool)
     advantages: torch.Tensor = inputs["advantages"]
@@ -268,7 +265,7 @@ def ratio_statistics(ratio: torch.Tensor, clipped: torch.Tensor, inputs: dict[st
     """
     chosen = inputs["replayed"].unsqueeze(1).expand_as(ratio)
     if ratio.size(1) > 1:
-        chosen = chosen & _mask(inputs).bool()
+        chosen = chosen & token_mask(inputs).bool()
     values = ratio[chosen].float()
     count = values.new_tensor(float(values.numel()))
     return torch.stack([count, values.sum(), (values**2).sum(), clipped.expand_as(ratio)[chosen].float().sum()])
@@ -289,7 +286,9 @@ def summarize(gathered: torch.Tensor) -> dict[str, float]:
     }
 
 
-def _mask(inputs: dict[str, Any]) -> torch.Tensor:
-    """1 for the tokens that are trained on, `(B, T)`."""
-    mask: torch.Tensor = inputs["completion_mask"]
-    return mask * inputs["tool_mask"] if "tool_mask" in inputs else mask
+def has_dropout(model: torch.nn.Module) -> bool:
+    """Whether a model has dropout in training, as a module or as the attribute of attention that calls a function."""
+    modules = list(model.modules())
+    layers = [module.p for module in modules if isinstance(module, torch.nn.modules.dropout._DropoutNd)]
+    attention = [getattr(module, "attention_dropout", 0.0) for module in modules]
+    return any(isinstance(p, float) and p > 0 for p in [*layers, *attention])

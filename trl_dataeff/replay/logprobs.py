@@ -11,7 +11,7 @@ Their cost, by where they come from:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -20,7 +20,7 @@ from trl.trainer.utils import nanmax, nanmin, pad
 
 from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.rollouts.group import RolloutGroup, Rollouts
-from trl_dataeff.rollouts.skipping import is_active
+from trl_dataeff.rollouts.skipping import is_active, token_mask
 
 
 #: `(input_ids (B, P + T), attention_mask (B, P + T), T) -> log-probs (B, T)`, without gradient
@@ -53,22 +53,20 @@ class LogprobRecorder:
         """
         if self._expected:
             raise RuntimeError(f"{len(self._expected)} rows of the last generation batch were not seen by the loss.")
-        row, active = 0, is_active(batch).tolist()
-        for group in groups:
-            rollouts = group.rollouts
-            assert rollouts is not None
-            if group.generated_now and group.effective and rollouts.sampling_logps is None:
-                # A row without a gradient now has none when it is replayed, and its log-probs do not count
-                lengths = {
-                    i: len(tokens) for i, tokens in enumerate(rollouts.completion_tokens) if not active[row + i]
-                }
-                seen = {i: np.full(length, np.nan, dtype=np.float32) for i, length in lengths.items()}
-                expected = (i for i in range(len(rollouts)) if i not in seen)
-                self._expected.update({row + i: _Row(rollouts, i, seen) for i in expected})
-                if len(seen) == len(rollouts):  # as where two reward functions cancel out
-                    rollouts.behavior_logps = list(seen.values())
-            row += len(rollouts)
-        rows = torch.arange(row, device=batch["completion_ids"].device)
+        active = is_active(batch).tolist()
+        for group, rollouts, own in in_batch(groups):
+            if not group.generated_now or not group.effective or rollouts.sampling_logps is not None:
+                continue
+            # A row without a gradient now has none when it is replayed, and its log-probs do not count
+            seen: dict[int, np.ndarray] = {}
+            for i, tokens in enumerate(rollouts.completion_tokens):
+                if active[own[i]]:
+                    self._expected[own[i]] = _Row(rollouts, i, seen)
+                else:
+                    seen[i] = np.full(len(tokens), np.nan, dtype=np.float32)
+            if len(seen) == len(rollouts):  # as where two reward functions cancel out
+                rollouts.behavior_logps = list(seen.values())
+        rows = torch.arange(len(active), device=batch["completion_ids"].device)
         if "old_per_token_logps" in batch:
             self.record(rows, batch["old_per_token_logps"])
         else:
@@ -124,6 +122,16 @@ def group_logps(group: RolloutGroup, forward: Forward, pad_token_id: int, device
     return [row[: len(tokens)].copy() for row, tokens in zip(rows, completions, strict=True)]
 
 
+def in_batch(groups: Sequence[RolloutGroup]) -> Iterator[tuple[RolloutGroup, Rollouts, list[int]]]:
+    """This process's groups with their rollouts, and their rows of its batch, in which they are in this order."""
+    start = 0
+    for group in groups:
+        assert group.rollouts is not None
+        rows = list(range(start, start + len(group.rollouts)))
+        yield group, group.rollouts, rows
+        start += len(rows)
+
+
 def behavior_tensors(groups: Sequence[RolloutGroup], completion_ids: torch.Tensor) -> dict[str, torch.Tensor]:
     """
     Which of the completions `(B, T)` an earlier policy sampled, `replayed` (B,), bool; and the log-probs under it,
@@ -131,18 +139,14 @@ def behavior_tensors(groups: Sequence[RolloutGroup], completion_ids: torch.Tenso
     """
     logps = np.full(completion_ids.shape, np.nan, dtype=np.float32)
     replayed = np.zeros(len(logps), dtype=bool)
-    row = 0
-    for group in groups:
-        rollouts = group.rollouts
-        assert rollouts is not None
+    for group, rollouts, own in in_batch(groups):
         if not group.generated_now:
             known = rollouts.sampling_logps or rollouts.behavior_logps
             if known is None:
                 raise RuntimeError(f"The {group.origin} group of prompt {group.prompt_id} has no log-probs.")
-            for i, values in enumerate(known):
-                logps[row + i, : len(values)] = values
-            replayed[row : row + len(rollouts)] = True
-        row += len(rollouts)
+            for row, values in zip(own, known, strict=True):
+                logps[row, : len(values)] = values
+            replayed[own] = True
     device = completion_ids.device
     return {
         "replayed": torch.from_numpy(replayed).to(device),
@@ -157,18 +161,14 @@ def exclude_masked(groups: Sequence[RolloutGroup], batch: dict[str, Any]) -> Non
     """
     if "importance_sampling_ratio" not in batch:
         return
-    masked, row = (batch["importance_sampling_ratio"] == 0).flatten().tolist(), 0
-    for group in groups:
-        rollouts = group.rollouts
-        assert rollouts is not None
+    masked = (batch["importance_sampling_ratio"] == 0).flatten().tolist()
+    excluded = torch.zeros(len(masked), dtype=torch.bool)
+    for group, rollouts, own in in_batch(groups):
         if group.generated_now:
-            rollouts.excluded = masked[row : row + len(rollouts)]
-        elif rollouts.excluded is not None:
-            masked[row : row + len(rollouts)] = rollouts.excluded
-        row += len(rollouts)
-    stale = torch.tensor([not group.generated_now for group in groups for _ in range(group.size)])
-    excluded = (torch.tensor(masked) & stale).to(batch["advantages"].device)
-    batch["advantages"] = batch["advantages"].masked_fill(excluded, 0.0)
+            rollouts.excluded = [masked[row] for row in own]
+        else:
+            excluded[own] = torch.tensor(rollouts.excluded or [masked[row] for row in own])
+    batch["advantages"] = batch["advantages"].masked_fill(excluded.to(batch["advantages"].device), 0.0)
 
 
 def sampling_metrics(batch: dict[str, Any], processes: Processes) -> dict[str, float]:
@@ -179,11 +179,11 @@ def sampling_metrics(batch: dict[str, Any], processes: Processes) -> dict[str, f
     """
     if "importance_sampling_ratio" not in batch:
         return {}
-    mask, ratio = batch["completion_mask"], batch["importance_sampling_ratio"]
+    ratio = batch["importance_sampling_ratio"]
     fresh = ~batch["old_per_token_logps"].isnan().all(1, keepdim=True)  # (B, 1)
     if "replayed" in batch:
         fresh = fresh & ~batch["replayed"].unsqueeze(1)
-    chosen = (mask * batch["tool_mask"] if "tool_mask" in batch else mask).bool() & fresh
+    chosen = token_mask(batch).bool() & fresh
     difference = (batch["old_per_token_logps"] - batch["sampling_per_token_logps"]).abs()[chosen]
     ratio = ratio[fresh if ratio.size(1) == 1 else chosen]
     parts: dict[str, tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]] = {

@@ -12,8 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import CodeType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -29,9 +28,6 @@ from trl_dataeff.rollouts.skipping import OVER_BATCH, OVER_ROWS, OVER_TOKENS
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
     from trl import GRPOConfig, GRPOTrainer
-
-
-Tool: TypeAlias = Callable[..., Any]
 
 
 class Generated(NamedTuple):
@@ -104,13 +100,8 @@ class Recording:
         assert self.rewards is not None
         own = torch.tensor([self.lengths, self.truncated], device=processes.device)
         lengths, truncated = processes.gather(own.T.contiguous()).cpu().numpy().T
-        return GeneratedRound(
-            rewards=self.rewards.float().cpu().numpy(),
-            lengths=lengths.astype(np.int32),
-            truncated=truncated.astype(bool),
-            seconds=self.seconds,
-            rollouts=rollouts,
-        )
+        rewards = self.rewards.float().cpu().numpy()
+        return GeneratedRound(rewards, lengths.astype(np.int32), truncated.astype(bool), self.seconds, rollouts)
 
 
 def split_rollouts(generated: Generated, group_size: int, logged: dict[str, list[Any]]) -> list[Rollouts]:
@@ -151,6 +142,39 @@ def row_value(values: Any, i: int) -> Any:
     return values
 
 
+def roll_out(trainer: GRPOTrainer, rows: list[dict[str, Any]]) -> list[Rollouts]:
+    """Generate and score a completion for each of the dataset's `rows` (G in a row of a prompt), outside of TRL's pass."""
+    prompts = prompts_with_images(rows)
+    if trainer.tools:  # TRL prepares these for the rows of its pass
+        tools = {tool.__name__: tool for tool in trainer._standalone_tools}
+        asynchronous = {name: tool for name, tool in tools.items() if inspect.iscoroutinefunction(tool)}
+        synchronous = {name: tool for name, tool in tools.items() if name not in asynchronous}
+        trainer._sync_tool_dicts, trainer._async_tool_dicts = [synchronous] * len(rows), [asynchronous] * len(rows)
+    generated = Generated(*trainer._generate(prompts))
+    corrects = trainer.vllm_importance_sampling_correction or trainer.off_policy_mask_threshold is not None
+    if trainer.use_vllm and not corrects:
+        generated = generated._replace(logprobs=None)  # TRL's loss takes the policy as the sampler, too
+    for i, row in enumerate(rows):
+        row.update({name: row_value(values, i) for name, values in generated.extra_fields.items()})
+    trainer._calculate_rewards(rows, prompts, generated.completions, generated.completion_ids)
+    logged = dict(trainer._pending_extra_logs)
+    trainer._pending_extra_logs.clear()
+    return split_rollouts(generated, cast(int, trainer.num_generations), logged)
+
+
+def play_back(
+    trainer: GRPOTrainer, playback: Playback, generate: Callable[[list[Any]], tuple[Any, ...]], prompts: list[Any]
+) -> Generated:
+    """TRL's own `_generate` on completions that exist already: they enter through its `rollout_func` slot."""
+    # Nothing is generated: no tool is called, and vLLM needs no new weights
+    fields: dict[str, Any] = {"rollout_func": playback.rollout_func, "tools": []}
+    fields |= {"_last_loaded_step": trainer.state.global_step} if trainer.use_vllm else {}
+    with temporarily(trainer, **fields):
+        # The prompts are tokenized already. As plain text they need no parsing of messages
+        generated = Generated(*generate([""] * len(playback.completions)))
+    return generated._replace(completions=playback.completions, images=images_of(prompts))
+
+
 @contextmanager
 def temporarily(obj: Any, **attributes: Any) -> Iterator[None]:
     """Sets attributes of an object within this context."""
@@ -160,13 +184,6 @@ def temporarily(obj: Any, **attributes: Any) -> Iterator[None]:
         yield
     finally:
         obj.__dict__.update(former)
-
-
-def tool_dicts(tools: Sequence[Tool], n: int) -> tuple[list[dict[str, Tool]], list[dict[str, Tool]]]:
-    """Sync and async tools by name, one dict for each of n completions, as TRL's tool loop takes them."""
-    asynchronous = {tool.__name__: tool for tool in tools if inspect.iscoroutinefunction(tool)}
-    synchronous = {tool.__name__: tool for tool in tools if not inspect.iscoroutinefunction(tool)}
-    return [synchronous] * n, [asynchronous] * n
 
 
 def prompts_with_images(rows: Sequence[dict[str, Any]]) -> list[Any]:
@@ -224,6 +241,15 @@ def logps_of_pass(
 # The state of TRL's training loop
 
 
+def forget_last_run(trainer: GRPOTrainer) -> None:
+    """Clear what TRL's trainer keeps from one call of `train` to the next."""
+    trainer._step, trainer._buffered_inputs = 0, None  # it would continue within the last run's generation batch
+    trainer._metrics["train"].clear()
+    trainer._pending_extra_logs.clear()
+    if trainer.use_vllm:
+        trainer._last_loaded_step = -1  # it would take the weights of the last run for those of its first step
+
+
 def loop_state(trainer: GRPOTrainer) -> dict[str, Any]:
     """TRL's micro-step, and what was summed up since the last log, for JSON. A collective."""
     return {
@@ -260,31 +286,3 @@ def can_skip_rows(trainer: GRPOTrainer) -> bool:
         and trainer.top_entropy_quantile == 1.0
         and trainer.loss_type in OVER_ROWS + OVER_TOKENS + OVER_BATCH
     )
-
-
-def corrects_loss(trainer_class: type, own: type) -> bool:
-    """
-    Whether the loss of a trainer passes through the `_compute_loss` and the log-probs of `own`, our class. It does not where a
-    subclass, or Unsloth's class in the place of TRL's, overrides a method on the way without calling the next class's.
-    """
-    bases = trainer_class.__mro__
-    above, below = bases[: bases.index(own)], bases[bases.index(own) + 1 :]
-    loss, logps = "_compute_loss", "_get_per_token_logps_and_entropies"
-    ways = ((bases, "compute_loss", loss), (above, loss), (below, loss, logps), (above, logps))
-    return all(_leads_to(*way) for way in ways)
-
-
-def _leads_to(bases: Sequence[type], name: str, goal: str = "") -> bool:
-    """Whether each class's method calls the next class's, up to one that calls `goal`, if it is given. By the names in its code."""
-    for base in bases:
-        code = getattr(inspect.unwrap(vars(base).get(name, base)), "__code__", None)
-        names = set() if code is None else _names(code)
-        if goal in names:
-            return True
-        if code is not None and name not in names:
-            return False
-    return not goal
-
-
-def _names(code: CodeType) -> set[str]:
-    return set(code.co_names).union(*(_names(part) for part in code.co_consts if isinstance(part, CodeType)))

@@ -45,7 +45,7 @@ class Processes:
         return ids[self.rank * count :][:count]
 
 
-def assign(owners: Sequence[int], world_size: int, effective: Sequence[bool] | None = None) -> np.ndarray:
+def assign(owners: Sequence[int], world_size: int, effective: Sequence[bool]) -> np.ndarray:
     """
     The process that is to have each of n groups, int64 `(n,)`: evenly spread, also the `effective` ones (bool, `(n,)`) among
     themselves, up to one. Few move: each process keeps its own, in their order, up to its share.
@@ -53,9 +53,7 @@ def assign(owners: Sequence[int], world_size: int, effective: Sequence[bool] | N
     quota, remainder = divmod(len(owners), world_size)
     if remainder:
         raise ValueError(f"{len(owners)} groups cannot be spread evenly over {world_size} processes.")
-    holders, first = np.asarray(owners, dtype=np.int64), np.ones(len(owners), dtype=bool)
-    if effective is not None:
-        first = np.asarray(effective, dtype=bool)
+    holders, first = np.asarray(owners, dtype=np.int64), np.asarray(effective, dtype=bool)
     room = np.full(world_size, first.sum() // world_size)
     most = np.argsort(-np.bincount(holders[first], minlength=world_size), kind="stable")
     room[most[: first.sum() % world_size]] += 1

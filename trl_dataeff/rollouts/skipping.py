@@ -55,7 +55,7 @@ class RowSkipper:
         rows = torch.sort(torch.argsort(~is_active(batch), stable=True)[:n]).values
         result = rows_of(batch, rows)
         if self.loss_type in OVER_TOKENS:
-            factor = tokens(result) / tokens(batch).clamp(min=1)
+            factor = token_mask(result).sum() / token_mask(batch).sum().clamp(min=1)
         else:
             factor = torch.tensor(n / len(batch["advantages"]) if self.loss_type in OVER_ROWS else 1.0)
         result[FACTOR] = factor.to(batch["advantages"].device)
@@ -68,10 +68,10 @@ def is_active(batch: dict[str, Any]) -> torch.Tensor:
     return (advantages != 0).view(len(advantages), -1).any(1)
 
 
-def tokens(batch: dict[str, Any]) -> torch.Tensor:
-    """Tokens of a micro-batch that are trained on."""
-    mask = batch["completion_mask"]
-    return (mask * batch["tool_mask"] if "tool_mask" in batch else mask).sum()
+def token_mask(batch: dict[str, Any]) -> torch.Tensor:
+    """1 for the tokens of a batch that are trained on, `(rows, T)`."""
+    mask: torch.Tensor = batch["completion_mask"]
+    return mask * batch["tool_mask"] if "tool_mask" in batch else mask
 
 
 def gather_active(batches: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -116,7 +116,7 @@ class DotsSelector(PredictingSelector):
             excluded[torch.from_numpy(self._proposed)] = True
         weights = self._pass.restrict(log_weight(self.chances(), self.threshold), excluded, n)
         ids: np.ndarray = gumbel_top_k(weights.masked_fill(excluded, -torch.inf), n, rng).numpy()
-        self._pass.add(ids)
+        self._pass.drawn[ids] = True
         self._proposed = np.concatenate([self._proposed, ids])
         return ids
 

@@ -80,7 +80,3 @@ class PromptPass:
             self.drawn[:] = excluded.numpy()
             return log_weights
         return log_weights.masked_fill(~left, -torch.inf)
-
-    def add(self, ids: np.ndarray) -> None:
-        """Enter prompts that are rolled out."""
-        self.drawn[ids] = True

@@ -107,7 +107,7 @@ class PromptEstimator:
         self.history = SuccessHistory(size, prior, (*self.half_lives, self.half_lives[-1]))
         self._log_weights = np.zeros(len(self.half_lives) + 1)
         self._batch = int(difficulty.batches.max(initial=0))
-        self.predicted = self._predict(self._batch)  # (K, N)
+        self.refresh()
 
     @property
     def weights(self) -> np.ndarray:
@@ -155,7 +155,16 @@ class PromptEstimator:
 
     def refresh(self) -> None:
         """Predict all prompts from the groups observed so far."""
-        self.predicted = self._predict(self._batch)
+        predicted = np.stack([self.difficulty.refresh(self._batch, half_life) for half_life in self.half_lives])
+        ids, rates = self.difficulty.ids, self.difficulty.rates.astype(np.float64)
+        weight = 0.5 ** ((self._batch - self.difficulty.batches) / LEVEL_HALF_LIFE)
+        mean = (0.5 * LEVEL_PRIOR + weight @ rates) / (LEVEL_PRIOR + weight.sum())
+        if len(ids):
+            logits = _logit(predicted)
+            offsets = fit_offsets(logits[:, ids], rates, weight)
+            predicted = _sigmoid(logits + offsets[:, None].astype(np.float32))
+        of_mean = np.full((1, predicted.shape[1]), mean)
+        self.predicted = np.concatenate([predicted, of_mean]).astype(np.float32)  # (K, N)
 
     def rescale(self, scale: float, offset: float) -> None:
         """Map all rates to `scale * rate + offset`: the reward's range has widened."""
@@ -178,17 +187,6 @@ class PromptEstimator:
         self.difficulty.load_state_dict(state["difficulty"], predictor=predictor)
         self._batch = state["batch"]
         self._log_weights, self.predicted = state["log_weights"].copy(), state["predicted"].copy()
-
-    def _predict(self, batch: int) -> np.ndarray:
-        predicted = np.stack([self.difficulty.refresh(batch, half_life) for half_life in self.half_lives])
-        ids, rates = self.difficulty.ids, self.difficulty.rates.astype(np.float64)
-        weight = 0.5 ** ((batch - self.difficulty.batches) / LEVEL_HALF_LIFE)
-        mean = (0.5 * LEVEL_PRIOR + weight @ rates) / (LEVEL_PRIOR + weight.sum())
-        if len(ids):
-            logits = _logit(predicted)
-            offsets = fit_offsets(logits[:, ids], rates, weight)
-            predicted = _sigmoid(logits + offsets[:, None].astype(np.float32))
-        return np.concatenate([predicted, np.full((1, predicted.shape[1]), mean)]).astype(np.float32)
 
 
 def fit_offsets(logits: np.ndarray, rates: np.ndarray, weight: np.ndarray) -> np.ndarray:

@@ -120,24 +120,6 @@ def replace_last(store: dict[str, list[float]], values: dict[str, float]) -> Non
         store[name][-1] = value
 
 
-class Counters:
-    """The cumulative metrics of a run, all starting at 0."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, int] = {name: 0 for name, metric in METRICS.items() if metric.is_cumulative}
-
-    def state_dict(self) -> dict[str, int]:
-        return dict(self.values)
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.values.update(state)
-
-    def add(self, **amounts: int) -> None:
-        """Add to the counts of these names."""
-        for name, amount in amounts.items():
-            self.values[name] += int(amount)
-
-
 class StepTimer:
     """Splits the time of a step into selection, generation (with scoring), and the rest, which is training."""
 
