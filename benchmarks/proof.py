@@ -36,8 +36,8 @@ WORDS = {BASELINE: "plain GRPO", "selection": "selection alone", "default": "def
 COLOURS = {BASELINE: "#808080", "selection": "#D55E00", "default": "#2F8FD8"}
 FEWEST_FOR_A_BAND = 5  # runs; of fewer, each is a thin line
 INK = "#7A7A7A"  # of text and axes, for the same reason
-PLANS = (512, 1024, 9600)  # rollouts, of runs on the pretrained model
-HALF = PLANS[0]
+PLANS = (512, 1024, 4800, 9600)  # rollouts, of runs on the pretrained model
+HALVES = (512, 4800)  # of plain GRPO's plan
 
 
 # The synthetic benchmark
@@ -165,7 +165,7 @@ def readme_table(ends: Iterable[dict]) -> str:
     for own in settings:
         end = own[0]
         if end["learning_rate"] in rates:
-            name = WORDS[end["method"]] + (", half of the steps" if plan(end) == HALF else "")
+            name = WORDS[end["method"]] + (", half of the steps" if plan(end) in HALVES else "")
             difference = tables.difference(above(own, rivals(own, settings).get(BASELINE, [])))
             cells = (_mean(own, column, digits) for column, digits in ENDS.items() if column != "cpu_s")
             rows.append([name, str(len(own)), *cells, difference])

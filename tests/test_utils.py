@@ -96,7 +96,7 @@ def test_chunks_of_many_rows_are_hashed_as_by_hand():
 
 def test_where_a_text_ends_counts_and_the_order_of_keys_does_not():
     assert hash_bytes([b"ab", b"c"]) != hash_bytes([b"a", b"bc"]) != hash_bytes([b"abc"])
-    assert hash_json([{"a": 1, "b": [2]}]) == hash_json([{"b": [2], "a": 1}]) != hash_json([{"a": 1, "b": [3]}])
+    assert hash_json({"a": 1, "b": [2]}) == hash_json({"b": [2], "a": 1}) != hash_json({"a": 1, "b": [3]})
 
 
 def test_whole_rows_where_a_transform_makes_the_prompts():

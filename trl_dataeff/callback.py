@@ -20,7 +20,7 @@ from trl_dataeff.tracking.metrics import END, PREFIX, StepTimer, record
 logger = logging.get_logger(__name__)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class DataEfficientCallback(TrainerCallback):
     """
     Times steps, writes the run's logs, and stops a run after a signal. Its place is behind the Trainer's own callback, which

@@ -168,7 +168,10 @@ def check_fields(config: DataEfficientGRPOConfig) -> None:
     check_number("replay_max_age", config.replay_max_age, "[1, inf)", integer=True, none=True)
     check_number("replay_ratio_cap", config.replay_ratio_cap, "[1, inf]", none=True)
     if config.save_on_signal and config.enable_jit_checkpoint:
-        raise ValueError("`save_on_signal` and `enable_jit_checkpoint` both handle SIGTERM. Set one of them to False.")
+        raise ValueError(
+            "`save_on_signal` and `enable_jit_checkpoint` both handle SIGTERM. Set one of them to False: `save_on_signal` saves after "
+            "the present step, with the selection state."
+        )
 
 
 def own_copy(args: Any, model: Any = None) -> DataEfficientGRPOConfig:

@@ -119,8 +119,13 @@ def hash_bytes(parts: Iterable[bytes | memoryview]) -> str:
     return digest.hexdigest()
 
 
-def hash_json(values: Iterable[Any]) -> str:
+def hash_json(*values: Any) -> str:
     """Hash of JSON values and arrays. The order of keys does not count; what JSON does not know is written as `str(value)`."""
+    return hash_each(values)
+
+
+def hash_each(values: Iterable[Any]) -> str:
+    """The same as [`hash_json`], of values that are read one at a time."""
     return hash_bytes(json.dumps(value, sort_keys=True, default=_as_json).encode() for value in values)
 
 
@@ -154,4 +159,4 @@ def hash_prompts(dataset: Dataset, column: str = "prompt") -> str:
     found = column in dataset.column_names
     stored = dataset.with_format("arrow", columns=[column] if found else dataset.column_names)
     chunks = (stored[start : start + _ROWS] for start in range(0, len(stored), _ROWS))
-    return hash_json(chunk[column].to_pylist() if found else chunk.to_pylist() for chunk in chunks)
+    return hash_each(chunk[column].to_pylist() if found else chunk.to_pylist() for chunk in chunks)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 from datasets import Dataset
@@ -93,14 +92,16 @@ def check_dataset(
     prompts = args.generation_batch_size // args.num_generations
     if len(dataset) < prompts:
         raise UserError(
-            f"`train_dataset` has {len(dataset)} prompts, and each batch takes {prompts} (`generation_batch_size` "
-            f"{args.generation_batch_size} / `num_generations`). Use more, or a smaller `per_device_train_batch_size`."
+            f"`train_dataset` has {len(dataset)} prompts, and each batch takes {prompts} different ones (`generation_batch_size` "
+            f"{args.generation_batch_size} / `num_generations` {args.num_generations}). Use more prompts, or a smaller "
+            "`per_device_train_batch_size` x `steps_per_generation`."
         )
     if environment_factory is not None:
         return  # it may make prompts of empty ones
     if "prompt" not in dataset[0]:  # a transform may make it
         raise UserError(
-            f"`train_dataset` has no column `prompt`; its columns are {dataset.column_names}. Use `rename_column` on that of the prompts."
+            f"`train_dataset` has no column `prompt`; its columns are {dataset.column_names}. Rename the column that holds the prompts: "
+            "`dataset.rename_column('question', 'prompt')`."
         )
     check_prompts(dataset)
 
@@ -114,8 +115,9 @@ def check_steps(config: DataEfficientGRPOConfig, replays: bool, rounds: int) -> 
     works = accumulated * config.num_generations // math.gcd(config.num_generations, step_size)
     raise UserError(
         f"With `gradient_accumulation_steps={accumulated}`, `steps_per_generation={steps}` and `num_iterations="
-        f"{config.num_iterations}`, one optimizer step trains on parts of several generation batches, which `replay`, "
-        f"`max_rollout_rounds` above 1 and reference rollouts do not allow. Set `steps_per_generation={works}`, or turn these off."
+        f"{config.num_iterations}`, one optimizer step trains on parts of several generation batches, which replay (`replay` is "
+        f"{config.replay!r}), several rounds (`max_rollout_rounds` is {config.max_rollout_rounds}) and reference rollouts do not "
+        f"allow. Set `steps_per_generation={works}`, or turn these off."
     )
 
 
@@ -165,7 +167,7 @@ def turn_off_reuse(config: DataEfficientGRPOConfig, reason: str | None, corrects
 def announce(
     args: DataEfficientGRPOConfig, selector: Selector, processes: Processes, num_prompts: int | None, model: Any
 ) -> None:
-    """Log on the main process what is on in a run, options without effect, and dropout: as warnings, the lowest level in a script."""
+    """Log on the main process what is on in a run, and dropout: as warnings, the lowest level that a script shows."""
     if not processes.is_main:
         return
     replay, reserved = replays(args, processes.world_size), reserved_places(args, processes.world_size)
@@ -178,23 +180,23 @@ def announce(
     if any(parts.values()):
         size = "" if num_prompts is None else f"; {num_prompts:,} prompts"
         logger.warning(", ".join(text for text, is_on in parts.items() if is_on) + size)
-    for warning in _ignored_options(args, replay):
-        logger.warning(warning)
     if (replay or rounds > 1) and not args.use_vllm and has_dropout(model):
         logger.warning(
-            "The model has dropout, which adds noise to the loss of rollouts that are trained on again. Set `lora_dropout` to 0, "
-            "`disable_dropout=True`, or `model_init_kwargs={'attention_dropout': 0.0}`."
+            "The model has dropout, which adds noise to the loss of rollouts that are trained on again. Set `lora_dropout` to 0, or "
+            "`disable_dropout=True`; `attention_dropout` needs `model_init_kwargs={'attention_dropout': 0.0}`."
         )
 
 
-def _ignored_options(args: DataEfficientGRPOConfig, replay: bool) -> Iterator[str]:
-    """A sentence about each option that has no effect in a run."""
-    if args.replay == "share" and not replay:
-        yield (
-            f"`replay_fraction={args.replay_fraction}` of each process's groups rounds to no group: nothing is replayed. Use larger "
-            "batches, or `replay='fill'`."
+def warn_of_ignored_options(args: DataEfficientGRPOConfig, processes: Processes) -> None:
+    """Warn, on the main process, of each option that has no effect beside the others."""
+    if not processes.is_main:
+        return
+    if args.replay == "share" and not replays(args, processes.world_size):
+        logger.warning(
+            f"`replay_fraction={args.replay_fraction}` of each process's groups rounds to no group: nothing is replayed. Raise "
+            "`per_device_train_batch_size` or `gradient_accumulation_steps`, or use `replay='fill'`."
         )
     if args.replay != "share" and args.replay_fraction != DataEfficientGRPOConfig.replay_fraction:
-        yield f"`replay_fraction={args.replay_fraction}` has no effect without `replay='share'`."
+        logger.warning(f"`replay_fraction={args.replay_fraction}` has no effect without `replay='share'`.")
     if args.max_rollout_rounds == 1 and args.rollout_margin != DataEfficientGRPOConfig.rollout_margin:
-        yield f"`rollout_margin={args.rollout_margin}` has no effect without `max_rollout_rounds` above 1."
+        logger.warning(f"`rollout_margin={args.rollout_margin}` has no effect without `max_rollout_rounds` above 1.")

@@ -18,6 +18,7 @@ STUDY: tuple[tuple[str, float, int, tuple[str, ...], tuple[int, ...]], ...] = (
     ("mixed", 2e-3, 1024, ("uniform", "default", "selection"), FIVE),
     ("gym", 2e-3, 1024, ("uniform", "default", "selection"), FIVE),
     ("mixed", 1e-3, 9600, ("uniform", "default", "dots_paper,reference_size=4,replay_capacity=8"), THREE),
+    ("mixed", 1e-3, 4800, ("default",), THREE),
     ("mixed", 2e-3, 512, ("default",), FIVE),
     ("unsolvable", 2e-3, 1024, ("uniform", "default"), THREE),
     ("learnable", 2e-3, 1024, ("uniform", "default"), THREE),

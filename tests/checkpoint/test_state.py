@@ -63,7 +63,7 @@ def test_another_format_names_the_version_that_wrote_it(tmp_path):
     path = tmp_path / "checkpoint-1" / MANIFEST
     content = {**json.loads(path.read_text()), "format": 99, "trl_dataeff": "7.0"}
     del content["hash"]
-    path.write_text(json.dumps(content | {"hash": hash_json([content])}))
+    path.write_text(json.dumps(content | {"hash": hash_json(content)}))
     with pytest.raises(CheckpointError, match=rf"99.* 7\.0.* {FORMAT}\b"):
         train(tmp_path, resume=str(path.parents[1]))
 

@@ -47,7 +47,7 @@ def write_manifest(checkpoint: Path, *, step: int, processes: int, resumable: bo
         "sizes": {str(path.relative_to(checkpoint)): path.stat().st_size for path in files},
         "hashes": {f"{FOLDER}/{path.name}": _hash(path) for path in files if path.parent == checkpoint / FOLDER},
     }
-    text = json.dumps(content | {"hash": hash_json([content])}, indent=2)
+    text = json.dumps(content | {"hash": hash_json(content)}, indent=2)
     write_atomically(checkpoint / MANIFEST, lambda path: path.write_text(text))
     sync_folder(checkpoint.parent)
 
@@ -97,7 +97,7 @@ def _read(checkpoint: Path) -> dict[str, Any]:
     path = checkpoint / MANIFEST
     try:
         manifest: dict[str, Any] = json.loads(path.read_bytes())
-        if manifest.pop("hash") != hash_json([manifest]):
+        if manifest.pop("hash") != hash_json(manifest):
             raise ValueError("it is not what was written")
     except FileNotFoundError as error:
         if not checkpoint.is_dir():

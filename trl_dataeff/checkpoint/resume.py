@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -91,9 +92,10 @@ def resolve_run(
 
 def checkpoints(output_dir: str | os.PathLike[str]) -> list[Path]:
     """Folders of checkpoints, complete or not, those that were completed last first."""
-    steps = {path: path.name.removeprefix("checkpoint-") for path in Path(output_dir).glob("checkpoint-*")}
-    found = [path for path, step in steps.items() if step.isdecimal() and path.is_dir()]
-    return sorted(found, key=lambda path: (written_at(path), int(steps[path])), reverse=True)
+    folder = Path(output_dir)
+    paths = list(folder.iterdir()) if folder.is_dir() else []  # a folder that cannot be read is an error
+    found = [path for path in paths if re.fullmatch(r"checkpoint-\d+", path.name) and path.is_dir()]
+    return sorted(found, key=lambda path: (written_at(path), int(path.name.split("-")[1])), reverse=True)
 
 
 @contextmanager

@@ -107,7 +107,7 @@ def check_agreement(state: Mapping[str, Any], processes: Processes, own: Collect
     """
     if processes.world_size == 1:
         return
-    first, *others = all_gather({part: hash_json([value]) for part, value in state.items() if part not in own})
+    first, *others = all_gather({part: hash_json(value) for part, value in state.items() if part not in own})
     differ = {part: [rank for rank, sums in enumerate(others, 1) if sums[part] != first[part]] for part in first}
     listed = "; ".join(f"{part} (of {', '.join(map(str, ranks))})" for part, ranks in differ.items() if ranks)
     if listed:
@@ -131,9 +131,10 @@ def check_fits(checkpoint: Path, settings: dict[str, Any], num_prompts: int, dat
         )
     parts: dict[str, Collection[str]] = {"the selection state": SELECTION}
     parts |= {"rollouts": ROLLOUTS} if saved["holds_rollouts"] else {}
-    parts |= {"a half-used generation batch": settings.keys() - {"learning_rate"}} if saved["half_used"] else {}
+    everything = [name for name in settings if name != "learning_rate"]
+    parts |= {"a half-used generation batch": everything} if saved["half_used"] else {}
     for what, names in parts.items():
-        for name in sorted(names):
+        for name in names:
             before, now = saved["settings"][name], settings[name]
             if before != now:
                 raise CheckpointError(
@@ -142,6 +143,6 @@ def check_fits(checkpoint: Path, settings: dict[str, Any], num_prompts: int, dat
     rate, now = saved["settings"]["learning_rate"], settings["learning_rate"]
     if rate != now and is_main:
         logger.warning(
-            f"`learning_rate` is {now}, but {rate} applies, with which {checkpoint} was written. To train with another one, start a "
-            "new run with this checkpoint's weights as the model."
+            f"`learning_rate` is {now}, but {rate} applies, with which {checkpoint} was written: it is part of the schedule's state. To "
+            "train with another one, start a new run with this checkpoint's weights as the model."
         )

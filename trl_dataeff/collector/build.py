@@ -65,6 +65,7 @@ def plan_runs(
     dataset = trainer.train_dataset if isinstance(trainer.train_dataset, Dataset) else None
     environments = trainer.environment_factories is not None
     reason = validation.unsupported_reason(dataset, environments, tool_images)
+    validation.warn_of_ignored_options(config, processes)
     validation.turn_off_reuse(config, reason, corrects_loss, processes.is_main)
     is_fsdp1 = trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2
     cannot_embed = is_fsdp1 or is_deepspeed_zero3_enabled()

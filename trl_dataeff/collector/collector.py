@@ -201,7 +201,8 @@ class RolloutCollector:
         groups = self.classifier.groups(ids, rewards, lengths, truncated, **shared)
         for i, group in enumerate(groups):
             group.owner = i * self.processes.world_size // n
-        for group, rollouts in zip(self.own(groups), generated.rollouts, strict=False):  # none if they are not kept
+        own = self.own(groups) if generated.rollouts else []  # which are not kept within TRL's pass
+        for group, rollouts in zip(own, generated.rollouts, strict=True):
             group.rollouts = rollouts
         batch.generated += groups
         batch.predicted += [np.nan] * n if self.selector is None else self.selector.predict(ids).tolist()

@@ -62,7 +62,8 @@ def make_predictor(
         predictor = load_predictor(name_or_path)
         if arguments:
             raise PredictorError(
-                f"The predictor at {name_or_path!r} takes no arguments; got {', '.join(sorted(arguments))}. Remove them."
+                f"The predictor at {name_or_path!r} takes no arguments; got {', '.join(sorted(arguments))}. Remove them, or name "
+                f"{' or '.join(map(repr, PREDICTORS))}."
             )
         return predictor, False
     cls = PREDICTORS[name_or_path]
@@ -107,8 +108,8 @@ def load_predictor(path: str | Path) -> DifficultyPredictor:
         return read_published(folder)
     if not (folder / CONFIG_FILE).is_file():
         raise PredictorError(
-            f"There is no predictor {str(path)!r}.{closest(str(path), PREDICTORS)} It takes {' or '.join(map(repr, PREDICTORS))}, the "
-            f"folder of a saved one (with {CONFIG_FILE}), or a published checkpoint file."
+            f"There is no predictor {str(path)!r}.{closest(str(path), PREDICTORS)} It takes {' or '.join(map(repr, PREDICTORS))}, a "
+            f"folder with {CONFIG_FILE}, as `examples/fit_predictor.py` writes it, or a published checkpoint file."
         )
     try:
         config = json.loads((folder / CONFIG_FILE).read_text())
@@ -131,7 +132,8 @@ def read_published(path: Path) -> AttentionDifficultyPredictor:
     except Exception as error:  # whatever a file that is something else leads to
         raise PredictorError(
             f"{path} ({path.stat().st_size} bytes) cannot be read as a torch checkpoint of tensors alone ({type(error).__name__}): it "
-            "may be truncated, or hold other objects. Copy it again, or save {'model_state_dict': model.state_dict()}."
+            "may be truncated (copy it again), or pickle other objects, which could run any code (save "
+            "{'model_state_dict': model.state_dict()} alone)."
         ) from error
     try:
         state = {name: value for name, value in checkpoint["model_state_dict"].items() if name.startswith(PUBLISHED)}

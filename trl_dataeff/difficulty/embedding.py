@@ -45,8 +45,7 @@ def embed_dataset(
     """
     Embed every prompt of a dataset, float16 `(N, h)`: the mean of the policy's last hidden states over the prompt's own tokens, or
     what `SentenceTransformer.encode` returns. A prompt that is longer than the model takes is cut. Torch's random state is restored.
-    A collective if there are several processes: each embeds its share. Raises an [`EmbeddingError`] if there is no prompt, one
-    cannot be rendered, the model cannot be loaded, or its values are not finite.
+    A collective if there are several processes: each embeds its share.
 
     Args:
         dataset ([`~datasets.Dataset`]): N rows with a `prompt`, a string or a conversation, of which the text parts are embedded.
@@ -94,7 +93,7 @@ def embed_for(trainer: Any, dataset: Dataset, embedding: str, *, resumed: bool) 
     [`embed_dataset`] by the policy of a [`~trl.GRPOTrainer`] if `embedding` is `"policy"`, or by the model of this id or path. They are
     kept in the output folder, in a file that processes of one machine share, for a run that is `resumed`: by then the policy has changed.
     """
-    path = Path(trainer.args.output_dir, "dataeff", f"embeddings-{hash_json([embedding, len(dataset)])[:8]}.npy")
+    path = Path(trainer.args.output_dir, "dataeff", f"embeddings-{hash_json(embedding, len(dataset))[:8]}.npy")
     if resumed:
         stored = _read(path)
         hashes = set(all_gather(None if stored is None else hash_rows(stored)))
@@ -141,7 +140,7 @@ def prompt_texts(dataset: Dataset, processor: Any = None, template: dict[str, An
     The dataset's prompts as text: strings as they are, conversations by the processor's chat template with the generation
     prompt, as in TRL. Without a processor, the contents of the messages are joined by newlines.
     """
-    options = {"tokenize": False, "add_generation_prompt": True, **(template or {})}
+    options = {"add_generation_prompt": True, **(template or {}), "tokenize": False}
 
     def render(prompt: Any) -> str:
         if isinstance(prompt, str):
@@ -157,8 +156,9 @@ def prompt_texts(dataset: Dataset, processor: Any = None, template: dict[str, An
         dataset = dataset.with_format(None).select_columns(["prompt"])  # no image is decoded
     texts: list[str] = []
     try:
-        for row in dataset:
-            texts.append(render(row["prompt"]))  # its length is the row of an error
+        for rows in dataset.iter(64):
+            for prompt in rows["prompt"]:
+                texts.append(render(prompt))  # its length is the row of an error
     except Exception as error:  # templates and transforms raise what they like
         raise EmbeddingError(
             f"The prompt of row {len(texts)} cannot be rendered ({type(error).__name__}: {error}). It takes a string or a list of "
@@ -253,5 +253,5 @@ def load_pretrained(name: str, state: Any) -> Any:
     except Exception as error:  # libraries raise what they like
         raise EmbeddingError(
             f"The embedding model {name!r} cannot be loaded ({type(error).__name__}: {error}). It takes 'policy', or the id or path of "
-            "a model for sentence-transformers, which the extra `embeddings` installs."
+            "a model for sentence-transformers (pip install sentence-transformers)."
         ) from error

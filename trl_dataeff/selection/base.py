@@ -17,7 +17,7 @@ from trl_dataeff.difficulty.predictor import Embeddings
 from trl_dataeff.rollouts.classification import RewardScale
 from trl_dataeff.rollouts.distributed import Processes, broadcast_from_main
 from trl_dataeff.rollouts.group import RolloutGroup
-from trl_dataeff.utils import closest, listed
+from trl_dataeff.utils import closest
 
 
 C = TypeVar("C", bound=type)
