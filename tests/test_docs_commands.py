@@ -1,7 +1,5 @@
 """Every command of README, pages and examples is one that works, and every Python block of a page runs on a tiny model."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import shlex

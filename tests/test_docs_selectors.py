@@ -1,7 +1,5 @@
 """The page `docs/selectors.md` runs as it stands."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -4,8 +4,6 @@ The layers of the package (see its docstring): a module imports only from layers
 Every import counts: those within functions, and those for type checkers alone.
 """
 
-from __future__ import annotations
-
 import ast
 import graphlib
 import re

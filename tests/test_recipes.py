@@ -1,7 +1,5 @@
 """Every recipe under `recipes/` is found, parsed strictly, and trained for two steps on a tiny model, as the command does."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The conformance suite: every selector of the package passes, and a selector with any one fault does not."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

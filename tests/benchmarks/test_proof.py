@@ -1,7 +1,5 @@
 """The statistics behind the tables of the results, on made-up runs."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

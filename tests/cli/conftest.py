@@ -1,7 +1,5 @@
 """Fixtures of the command's tests."""
 
-from __future__ import annotations
-
 import datasets.config
 import pytest
 

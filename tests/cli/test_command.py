@@ -1,7 +1,5 @@
 """The command from end to end: help, recipes, training here, and what goes to `accelerate launch`."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

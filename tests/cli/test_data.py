@@ -1,7 +1,5 @@
 """Datasets of every kind arrive as prompts and answers, and rewards as functions; what cannot is refused with a reason."""
 
-from __future__ import annotations
-
 import sys
 from functools import partial
 

@@ -1,7 +1,5 @@
 """The paper's predictor against the formulas of its paper and the parameter names of its authors' checkpoint."""
 
-from __future__ import annotations
-
 import math
 from copy import deepcopy
 

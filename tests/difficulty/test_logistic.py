@@ -1,7 +1,5 @@
 """The logistic predictor against torch's optimizer and singular value decomposition."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A predictor that is fitted to the groups of a run, and restored from a checkpoint bit by bit."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What every predictor does: fit, predict, save, load, and reject wrong input."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

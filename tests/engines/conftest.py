@@ -5,8 +5,6 @@ Runs with `use_vllm=True`, each test on a test double, and those marked `vllm` o
     make test-vllm    vLLM, in an environment of its own
 """
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """`examples/fit_predictor.py` goes from the groups of runs to a predictor that is better than their mean."""
 
-from __future__ import annotations
-
 import runpy
 import sys
 from pathlib import Path

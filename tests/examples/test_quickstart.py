@@ -1,7 +1,5 @@
 """The quickstart, without its weights: a GGUF file made in code, the questions, the summary, and what it prints."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import math

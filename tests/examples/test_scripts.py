@@ -1,7 +1,5 @@
 """Every example trains for two steps on a tiny model, as it stands, with its model and dataset given by path."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

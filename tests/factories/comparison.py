@@ -1,7 +1,5 @@
 """What a run left behind, and whether two runs are the same."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The configurations whose resumption is tested: a new feature is tested by a line here."""
 
-from __future__ import annotations
-
 from peft import LoraConfig
 
 from tests.factories.tiny import chat_dataset, even_length_reward, letter_share_reward, plain_dataset, run

@@ -1,7 +1,5 @@
 """Embeddings and success rates from which difficulty can be predicted."""
 
-from __future__ import annotations
-
 import torch
 
 

@@ -1,7 +1,5 @@
 """Groups of completions, made without a model."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from trl_dataeff.rollouts.classification import GroupClassifier

@@ -1,7 +1,5 @@
 """A selector as another package would write it."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

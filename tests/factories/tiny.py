@@ -1,7 +1,5 @@
 """Very small models, tokenizers, datasets and rewards, made in code: nothing is downloaded."""
 
-from __future__ import annotations
-
 import string
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """For tests with tools: a chat template that supports them, and a policy that calls one."""
 
-from __future__ import annotations
-
 import random
 
 from datasets import Dataset

@@ -1,7 +1,5 @@
 """Short training runs whose decisions can be looked at."""
 
-from __future__ import annotations
-
 import re
 from functools import partial
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Selectors by name or dotted path, what all of them have in common, and uniform selection, against TRL's sampler."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

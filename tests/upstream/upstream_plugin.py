@@ -10,8 +10,6 @@ with ours on the tests that have passed:
 It is not imported as `tests.upstream...`: TRL's tests are a package `tests` too.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import json

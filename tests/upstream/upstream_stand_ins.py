@@ -6,8 +6,6 @@ installed TRL). Some tests write out token ids of Qwen; only for these the vocab
 with a small one takes a fifth of the time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
