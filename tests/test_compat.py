@@ -13,7 +13,7 @@ from trl import GRPOTrainer
 
 import trl_dataeff.trainer
 from tests.factories import SHARE, all_finite, logged, messages, partly_learnable_reward, run
-from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer, compat
+from trl_dataeff import DataEfficientGRPOTrainer, compat
 from trl_dataeff.rollouts import capture
 
 
@@ -180,7 +180,7 @@ REUSE = {**SHARE, "selection": "dots", "skip_zero_advantage": True, "max_steps":
 
 
 def test_on_unsloths_trainer_selection_works_and_nothing_is_reused(ours_on, tmp_path, caplog_transformers):
-    trainer = run(ours_on(UnslothGRPOTrainer), DataEfficientGRPOConfig, tmp_path, **REUSE)
+    trainer = run(tmp_path, ours_on(UnslothGRPOTrainer), **REUSE)
     assert len(messages(caplog_transformers, "cannot be corrected")) == 1
     assert type(trainer.selector).__name__ == "DotsSelector"
     assert trainer.collector.buffer is None
@@ -191,14 +191,14 @@ def test_on_unsloths_trainer_selection_works_and_nothing_is_reused(ours_on, tmp_
 
 @pytest.mark.parametrize("trainer_class", [OwnLoss, OwnComputeLoss, OwnLogps])
 def test_a_subclass_that_overrides_the_loss_reuses_nothing(trainer_class, tmp_path, caplog_transformers):
-    trainer = run(trainer_class, DataEfficientGRPOConfig, tmp_path, train=False, **REUSE)
+    trainer = run(tmp_path, trainer_class, train=False, **REUSE)
     assert len(messages(caplog_transformers, "cannot be corrected")) == 1
     assert trainer.collector.buffer is None
     assert trainer._skipper is None
 
 
 def test_a_subclass_that_calls_super_reuses(tmp_path, caplog_transformers):
-    trainer = run(MoreLoss, DataEfficientGRPOConfig, tmp_path, **REUSE)
+    trainer = run(tmp_path, MoreLoss, **REUSE)
     assert not messages(caplog_transformers, "cannot be corrected")
     assert logged(trainer, "dataeff/replay/ess")
 
@@ -210,7 +210,7 @@ def test_a_loss_that_is_not_seen_through_is_found_out_before_its_first_update(
 ):
     ours = OwnComputeLoss if base is None else ours_on(base)
     monkeypatch.setattr(capture, "corrects_loss", lambda *classes: True)
-    trainer = run(ours, DataEfficientGRPOConfig, tmp_path, train=False, **REUSE, **accumulated)
+    trainer = run(tmp_path, ours, train=False, **REUSE, **accumulated)
     stale = []
     monkeypatch.setattr(trainer.collector, "collect", noted(trainer.collector.collect, stale))
     with pytest.raises(RuntimeError, match="without their correction"):
@@ -229,7 +229,7 @@ def noted(collect, stale):
 
 def test_a_loss_that_calls_itself_within_is_scaled_once(ours_on, tmp_path):
     options = {**REUSE, "loss_type": "grpo", "rewards": partly_learnable_reward}
-    once = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path / "a", **options)
-    twice = run(ours_on(AgainWithin), DataEfficientGRPOConfig, tmp_path / "b", **options)
+    once = run(tmp_path / "a", **options)
+    twice = run(tmp_path / "b", ours_on(AgainWithin), **options)
     assert logged(once, "loss", "grad_norm") == logged(twice, "loss", "grad_norm")
     assert any(norm for (norm,) in logged(once, "grad_norm"))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from datasets import IterableDataset
 from peft import LoraConfig
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOTrainer
 
 from tests.factories import (
     OFF,
@@ -21,7 +21,7 @@ from tests.factories import (
     tool_arguments,
     tool_tokenizer,
 )
-from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
+from trl_dataeff import DataEfficientGRPOTrainer
 
 
 async def async_reward(completions, **kwargs):
@@ -126,8 +126,8 @@ CASES = {
 def test_off_is_grpo(case, tmp_path):
     options = dict(CASES[case])
     wrap = options.pop("wrap", lambda trainer_class: trainer_class)
-    reference = run(wrap(GRPOTrainer), GRPOConfig, tmp_path / "a", **options)
-    ours = run(wrap(DataEfficientGRPOTrainer), DataEfficientGRPOConfig, tmp_path / "b", **options, **OFF)
+    reference = run(tmp_path / "a", wrap(GRPOTrainer), **options)
+    ours = run(tmp_path / "b", wrap(DataEfficientGRPOTrainer), **options, **OFF)
     assert_identical(reference, ours)
     for shown in {"beta": ["kl"], "tools": ["tools/call_frequency"]}.get(case, []):
         assert any(log.get(shown) for log in ours.state.log_history)

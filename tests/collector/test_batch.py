@@ -215,16 +215,6 @@ def test_every_batch_is_made_by_the_rule(places, world_size, reserved, replays, 
             assert batch.held == prompts(batch.own)
 
 
-@pytest.mark.parametrize("reserved", [0, 3])
-def test_three_processes_collect_what_one_does(reserved):
-    options = {"batch_groups": 6, "reserved": reserved, "replays": True, "max_age": None, "references": 0}
-    alone, *three = (collected(n, seed=5, effective=0.6, **options)[0] for n in (1, 3))
-    for one, several in zip(alone, *three, strict=True):
-        assert prompts(several.generated) == prompts(one.generated)
-        assert sorted(prompts(several.trained)) == sorted(prompts(one.trained))
-    assert sum(len(batch.replayed) for batch in alone) > 5
-
-
 def test_a_round_is_sized_by_the_places_that_are_missing():
     asked = []
     sizes = SimpleNamespace(most=3, size=lambda missing, **kwargs: asked.append(missing) or missing)

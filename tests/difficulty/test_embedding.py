@@ -19,7 +19,6 @@ from transformers import BertConfig, BertModel, LlavaProcessor
 
 from tests.factories import CHAT_TEMPLATE, chat_dataset, plain_dataset, run, save_tiny, tiny_model, tiny_tokenizer
 from tests.factories.vision import save_tiny_vision
-from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 from trl_dataeff.difficulty.embedding import EmbeddingError, embed_dataset
 
 
@@ -282,11 +281,9 @@ def test_without_sentence_transformers_the_extra_is_named(embed, tmp_path, monke
 # In training
 
 
-def train(folder, resume=None, **options):
+def train(folder, **options):
     fields = {"selection": "dots", "save_strategy": "steps", "save_steps": 2, "max_steps": 4, **options}
-    trainer = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, folder, train=False, **fields)
-    trainer.train(resume_from_checkpoint=resume)
-    return trainer.selector.embeddings
+    return run(folder, **fields).selector.embeddings
 
 
 @pytest.mark.parametrize("what", ["kept", "lost", "corrupt"])

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.factories import difficulty_problem
-from trl_dataeff.checkpoint.state import load_state, save_state
 from trl_dataeff.difficulty.attention import AttentionDifficultyPredictor
 from trl_dataeff.difficulty.logistic import LogisticDifficultyPredictor
 from trl_dataeff.difficulty.online import PredictionRecord, RollingDifficulty, pearson
@@ -126,20 +125,6 @@ def test_towers_are_fitted_when_their_time_has_come_and_prompts_are_projected_on
         difficulty.refresh(batch) if batch % 2 else difficulty.predict_with_references(ids, RATES[ids], batch)
     assert fits == [1, 4, 7]  # 32 groups first, then every 3 batches
     assert len(projected) <= len(fits) + 1
-
-
-@KINDS
-def test_a_restored_run_predicts_the_same_bits(kind, tmp_path):
-    difficulty = rolling(kind, capacity=60, fit_every=4)
-    run(difficulty, range(5))
-    save_state(tmp_path, "state", difficulty.state_dict())
-    expected = [*run(difficulty, range(5, 9)), difficulty.predict_with_references(np.arange(40), RATES[:40], 9)]
-    restored = rolling(kind, capacity=60, fit_every=4)
-    run(restored, range(20, 22))  # what it knew before is gone
-    restored.load_state_dict(load_state(tmp_path, "state"))
-    got = [*run(restored, range(5, 9)), restored.predict_with_references(np.arange(40), RATES[:40], 9)]
-    for one, other in zip(got, expected):
-        np.testing.assert_array_equal(one, other)
 
 
 def test_a_logistic_predictor_of_other_runs_is_where_it_begins():

@@ -15,7 +15,6 @@ from peft import LoraConfig
 from transformers import TrainerCallback
 
 from tests.factories import FILL, Watched, logged, plain_dataset, run
-from trl_dataeff import DataEfficientGRPOConfig
 from trl_dataeff.collector import rounds
 
 
@@ -59,9 +58,8 @@ def make(name: str, world_size: int, trainer_class=Watched, train=False, folder=
     defaults = {"per_device_train_batch_size": ROWS // world_size, "num_generations": GROUP, "max_steps": STEPS}
     defaults |= {"optim": "sgd", "learning_rate": 0.5, "reward_range": (0.0, 1.0)}
     return run(
-        trainer_class,
-        DataEfficientGRPOConfig,
         options.pop("output_dir", (folder or FOLDER) / name.replace(", ", "_")),
+        trainer_class,
         rewards=reward,
         train=train,
         trainer=arguments,

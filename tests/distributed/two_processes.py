@@ -13,10 +13,10 @@ from packaging.version import Version
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOTrainer
 
 from tests.factories import DYNAMIC, logged, mixed_reward, run
-from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
+from trl_dataeff import DataEfficientGRPOTrainer
 
 
 if Version(transformers.__version__) < Version(
@@ -31,7 +31,7 @@ BATCH = {"per_device_train_batch_size": 4, "steps_per_generation": 2}
 def stop_one_of_two(options) -> tuple:
     """Only process 1 receives a signal, in step 4. Where each stops; and the whole run's logs, once it has gone on."""
     options = {**options, "save_steps": 100, "save_on_signal": True}
-    trainer = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, FOLDER / "stopped", train=False, **options)
+    trainer = run(FOLDER / "stopped", train=False, **options)
     (plain,), pending = trainer.reward_funcs, [signal.SIGTERM]
 
     def reward(*args, **kwargs):
@@ -46,19 +46,17 @@ def stop_one_of_two(options) -> tuple:
     except SystemExit as error:
         code = error.code
     stopped = (trainer.state.global_step, trainer.stopped_by.name, code)
-    trainer = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, FOLDER / "stopped", train=False, **options)
-    trainer.train(resume_from_checkpoint=True)
+    trainer = run(FOLDER / "stopped", resume=True, **options)
     return stopped, logged(trainer, "loss", "grad_norm", "reward", "num_tokens")
 
 
 def main() -> None:
     report = {}
-    off = (GRPOTrainer, GRPOConfig), (DataEfficientGRPOTrainer, DataEfficientGRPOConfig)
-    for name, classes in zip(("grpo", "off"), off):
-        trainer = run(*classes, FOLDER / name, **BATCH)
+    for name, trainer_class in {"grpo": GRPOTrainer, "off": DataEfficientGRPOTrainer}.items():
+        trainer = run(FOLDER / name, trainer_class, **BATCH)
         report[name] = logged(trainer, "loss", "grad_norm", "reward", "completions/mean_length", "num_tokens")
     saving = {"selection": "greso", **DYNAMIC, **BATCH, "rewards": mixed_reward, "save_strategy": "steps"}
-    whole = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, FOLDER / "whole", **saving)
+    whole = run(FOLDER / "whole", **saving)
     report["uninterrupted"] = logged(whole, "loss", "grad_norm", "reward", "num_tokens")
     report["stopped"], report["after_stop"] = stop_one_of_two(saving)
     rank = trainer.accelerator.process_index

@@ -13,7 +13,7 @@ import torch
 from tests.engines.double import ModelCopyGeneration
 from tests.engines.server import SETTINGS
 from tests.factories import run, tiny_model, tiny_tokenizer
-from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
+from trl_dataeff import DataEfficientGRPOTrainer
 
 
 _DISTRIBUTED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # which TRL sets for vLLM
@@ -73,16 +73,7 @@ def model_folder(tmp_path_factory):
 def with_engine(engine, model_folder):
     """`factories.run` with `use_vllm=True`. The engine is closed when training has ended."""
 
-    def with_engine(
-        output_dir,
-        trainer_class=DataEfficientGRPOTrainer,
-        config_class=DataEfficientGRPOConfig,
-        *,
-        trainer=None,
-        train=True,
-        resume=None,
-        **fields,
-    ):
+    def with_engine(output_dir, trainer_class=DataEfficientGRPOTrainer, *, trainer=None, resume=None, **fields):
         arguments = dict(trainer or {})
         tokenizer = arguments.setdefault("processing_class", tiny_tokenizer())
         arguments.setdefault("model", model_folder(tokenizer, engine))
@@ -93,9 +84,8 @@ def with_engine(engine, model_folder):
         options = {**defaults, **fields}
         instance = None
         try:
-            instance = run(trainer_class, config_class, output_dir, trainer=arguments, train=False, **options)
-            if train:
-                instance.train(resume_from_checkpoint=resume)
+            instance = run(output_dir, trainer_class, trainer=arguments, train=False, **options)
+            instance.train(resume_from_checkpoint=resume)
         finally:
             if instance is not None:
                 instance.vllm_generation.llm.llm_engine.engine_core.shutdown()

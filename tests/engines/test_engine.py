@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 from peft import LoraConfig
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer import grpo_trainer
 
@@ -64,7 +64,7 @@ def test_off_is_grpo(kind, with_engine, tmp_path):
     tools = {**TOOLS, "rewards": even_length_reward, "max_steps": 4}
     options = tools if kind == "tools" else {"max_steps": 8, **KINDS[kind]}
     policy = scripted_tool_calls if kind == "tools" else lambda trainer_class: trainer_class
-    reference = with_engine(tmp_path / "a", policy(GRPOTrainer), GRPOConfig, **options)
+    reference = with_engine(tmp_path / "a", policy(GRPOTrainer), **options)
     ours = with_engine(tmp_path / "b", policy(DataEfficientGRPOTrainer), **options, **OFF)
     assert_identical(reference, ours)
 

@@ -12,7 +12,6 @@ from trl.generation.vllm_client import VLLMClient
 
 from tests.engines.server import served
 from tests.factories import FILL, Watched, logp_differences, run, tiny_tokenizer
-from trl_dataeff import DataEfficientGRPOConfig
 
 
 pytestmark = pytest.mark.vllm
@@ -62,7 +61,7 @@ def train(server, model_folder, tmp_path, monkeypatch):
             **{"selection": "auto", **FILL, "per_device_train_batch_size": 32, "max_steps": 2},
             **{"rewards": alternating_reward, "model_init_kwargs": {"dtype": "float32"}},
         }
-        instance = run(Watched, DataEfficientGRPOConfig, tmp_path, trainer=arguments, **{**options, **fields})
+        instance = run(tmp_path, Watched, trainer=arguments, **{**options, **fields})
         assert len(syncs) == 2
         return instance
 

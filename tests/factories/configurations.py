@@ -4,7 +4,7 @@ from peft import LoraConfig
 
 from tests.factories.tiny import chat_dataset, even_length_reward, letter_share_reward, plain_dataset, run
 from tests.factories.training import mixed_reward
-from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
+from trl_dataeff import DataEfficientGRPOTrainer
 
 
 STEPS = 12
@@ -55,7 +55,7 @@ def make_trainer(folder, name: str, **options) -> DataEfficientGRPOTrainer:
     """A trainer that saves after every step unless `options` say otherwise, not yet run."""
     defaults = {"rewards": mixed_reward, "max_steps": STEPS, "save_strategy": "steps", "save_steps": 1, "train": False}
     fields = {**defaults, **CONFIGURATIONS[name], **options}
-    return run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, folder, **fields)
+    return run(folder, **fields)
 
 
 def train(folder, name: str = "dynamic", resume=None, **options) -> DataEfficientGRPOTrainer:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import torch
 
 from tests.factories.tiny import run, text_of
-from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
+from trl_dataeff import DataEfficientGRPOTrainer
 from trl_dataeff.collector import GenerationBatch
 
 
@@ -186,4 +186,4 @@ def logp_differences(trainer) -> list[float]:
 def dynamic(tmp_path, trainer_class=Watched, rewards=mixed_reward, **options):
     """A short run with dynamic sampling, each generation batch of two steps."""
     options = {"max_rollout_rounds": 4, "steps_per_generation": 2, **options}
-    return run(trainer_class, DataEfficientGRPOConfig, tmp_path, rewards=rewards, **options)
+    return run(tmp_path, trainer_class, rewards=rewards, **options)

@@ -26,12 +26,11 @@ from tests.factories import (
     tiny_model,
     tool_arguments,
 )
-from trl_dataeff import DataEfficientGRPOConfig
 
 
 def replaying(tmp_path, trainer_class=Watched, rewards=mixed_reward, **options):
     options = {**FILL, "steps_per_generation": 2, "max_steps": 16, **options}
-    return run(trainer_class, DataEfficientGRPOConfig, tmp_path, rewards=rewards, **options)
+    return run(tmp_path, trainer_class, rewards=rewards, **options)
 
 
 def seen_by(reward, calls: list):

@@ -11,7 +11,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from tests.factories import make_group
-from trl_dataeff.rollouts.capture import Generated, Recording, row_value, split_rollouts, temporarily
+from trl_dataeff.rollouts.capture import Generated, Recording, split_rollouts, temporarily
 from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.rollouts.group import pack_groups, unpack_groups
 from trl_dataeff.rollouts.playback import Playback
@@ -50,11 +50,6 @@ def test_rollouts_are_cut_by_group_and_played_back_as_they_were(tool_mask):
     expected = {"prompt_ids": prompts, "completion_ids": tokens, "logprobs": logprobs}
     expected |= {} if tool_mask is None else {"env_mask": tool_mask}
     np.testing.assert_equal(playback.rollout_func([]), expected)
-
-
-def test_fields_of_a_rollout_func_are_by_row_or_for_all():
-    assert [row_value([10, 11], i) for i in range(3)] == [10, 11, None]
-    assert row_value("same", 1) == "same"
 
 
 @pytest.mark.parametrize("tool_mask", [None, [[1, 0, 1], [1]]])

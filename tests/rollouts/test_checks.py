@@ -10,7 +10,6 @@ from tests.factories import (
     messages,
     run,
 )
-from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 from trl_dataeff.rollouts.classification import RewardChecks
 
 
@@ -20,11 +19,11 @@ def silent_reward(completions, **kwargs):
 
 def test_rewards_that_score_nothing(tmp_path, caplog_transformers):
     fields = {"rewards": silent_reward, "per_device_train_batch_size": 64, "max_steps": 20}
-    run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, **fields)  # TRL's matter when everything is off
+    run(tmp_path, **fields)  # TRL's matter when everything is off
     assert len(messages(caplog_transformers, "`silent_reward`")) == 1
     assert len(messages(caplog_transformers, "gradient")) == 1
     with pytest.raises(ValueError, match=r"\b(5|6)\d\d completions: `silent_reward`"):
-        run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, **fields, selection="greso")
+        run(tmp_path, **fields, selection="greso")
 
 
 def reward_array(*scored: bool) -> np.ndarray:
@@ -68,9 +67,8 @@ def test_a_resumed_run_knows_that_there_were_scores(tmp_path, monkeypatch):
         return even_length_reward(completion_ids) if trainer_state.global_step < 2 else [None] * len(completion_ids)
 
     options = {"rewards": failing_judge, "selection": "greso", "save_strategy": "steps", "save_steps": 2}
-    run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, **options, max_steps=2)
-    resumed = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, **options, max_steps=10, train=False)
-    resumed.train(resume_from_checkpoint=True)
+    run(tmp_path, **options, max_steps=2)
+    run(tmp_path, **options, max_steps=10, resume=True)
     assert steps == list(range(10))
 
 

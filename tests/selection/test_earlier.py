@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.factories import groups_since, mixed_reward, run
-from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer, DotsSelector
+from trl_dataeff import DotsSelector
 from trl_dataeff.rollouts.classification import RewardScale
 from trl_dataeff.selection.dots import read_earlier_run
 from trl_dataeff.testing import make_context, make_groups
@@ -107,9 +107,8 @@ def test_the_first_predictions_are_those_of_the_earlier_run_and_its_own_groups_o
 
 
 def test_a_run_begins_with_the_earlier_ones_rates_and_resumes_without_the_file(tmp_path):
-    def train(name, resume=None, **fields):
-        fields = {"selection": "dots", "rewards": mixed_reward, "train": False, **fields}
-        run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path / name, **fields).train(resume)
+    def train(name, **fields):
+        run(tmp_path / name, selection="dots", rewards=mixed_reward, **fields)
         return groups_since(tmp_path / name, 0)
 
     first = train("first")
@@ -120,5 +119,5 @@ def test_a_run_begins_with_the_earlier_ones_rates_and_resumes_without_the_file(t
     assert opening["predicted"].notna().all()
     assert opening["prompt_id"].isin(first["prompt_id"]).any()
     (tmp_path / "first" / "dataeff" / "groups.parquet").unlink()
-    train("again", str(tmp_path / "second" / "checkpoint-2"), **own)
+    train("again", resume=str(tmp_path / "second" / "checkpoint-2"), **own)
     pd.testing.assert_frame_equal(groups_since(tmp_path / "again", 2), groups_since(tmp_path / "second", 2))

@@ -9,7 +9,6 @@ from tests.factories import generator, visit
 from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD
 from trl_dataeff.selection import GresoSelector
 from trl_dataeff.selection.base import SelectorContext
-from trl_dataeff.selection.greso import KeepProbability
 
 
 def greso(size: int, batch: int = 1, **arguments) -> GresoSelector:
@@ -58,15 +57,6 @@ def test_a_pass_in_which_all_are_skipped_flows_into_the_next():
 
 
 # The controller
-
-
-@given(st.lists(st.sampled_from([0.0, 0.1, 1 / 6, 0.2, 1.0]), max_size=120))
-def test_a_keep_probability_follows_the_published_rule(shares):
-    control, expected = KeepProbability(0.09, 0.01, 0.05, 0.95, 1 / 6), 0.09
-    for share in shares:
-        expected = moved(expected, share, 1 / 6)
-        control.update(share)
-        assert control.value == expected
 
 
 def train(selector: GresoSelector, success: np.ndarray, batches: int, batch: int, seed: int = 3, group_size: int = 8):

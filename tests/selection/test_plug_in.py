@@ -18,7 +18,6 @@ from tests.factories import (
     number,
     run,
 )
-from trl_dataeff import DataEfficientGRPOConfig
 from trl_dataeff.selection.base import CheckedSelector
 from trl_dataeff.testing import make_context
 
@@ -26,9 +25,7 @@ from trl_dataeff.testing import make_context
 def train(folder, selector, resume=None, **options) -> Watched:
     """A short run, by `selector`."""
     options = {"rewards": mixed_reward, "max_steps": 6, "selection": "auto", **options}
-    trainer = run(Watched, DataEfficientGRPOConfig, folder, train=False, trainer={"selector": selector}, **options)
-    trainer.train(resume_from_checkpoint=resume)
-    return trainer
+    return run(folder, Watched, resume=resume, trainer={"selector": selector}, **options)
 
 
 MODES = {

@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 
 from tests.factories import even_length_reward, history, make_group, messages, mixed_reward, plain_dataset, run
-from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 from trl_dataeff.rollouts.classification import RewardScale
 from trl_dataeff.tracking.groups import SCHEMA, GroupLog, about_groups, read_groups
 from trl_dataeff.tracking.metrics import MetricsLog
@@ -20,10 +19,8 @@ from trl_dataeff.utils import UserError
 OPTIONS = {"max_rollout_rounds": 4, "rewards": mixed_reward, "save_strategy": "steps", "save_steps": 5}
 
 
-def start(folder, resume=None, **options):
-    trainer = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, folder, train=False, **{**OPTIONS, **options})
-    trainer.train(resume_from_checkpoint=resume)
-    return trainer
+def start(folder, **options):
+    return run(folder, **{**OPTIONS, **options})
 
 
 def lines_of(folder) -> list[dict]:
