@@ -12,7 +12,10 @@ import trl
 from trl import GRPOTrainer
 
 import trl_dataeff.trainer
-from tests.factories import SHARE, all_finite, logged, messages, partly_learnable_reward, run
+from tests.factories.comparison import all_finite, messages
+from tests.factories.configurations import SHARE
+from tests.factories.tiny import logged, run
+from tests.factories.training import partly_learnable_reward
 from trl_dataeff import DataEfficientGRPOTrainer, compat
 from trl_dataeff.rollouts import capture
 
@@ -103,23 +106,10 @@ def test_the_fields_of_generated_are_those_that_are_checked():
 class UnslothGRPOTrainer(GRPOTrainer):
     """As Unsloth changes TRL's trainer: `compute_loss` is its own, and asks for log-probs that it does not get."""
 
-    def _get_per_token_logps_and_entropies(
-        self,
-        model,
-        input_ids,
-        attention_mask,
-        logits_to_keep,
-        batch_size=None,
-        compute_entropy=False,
-        compute_efficient=False,
-        *args,
-        **kwargs,
-    ):
-        if compute_efficient:
+    def _get_per_token_logps_and_entropies(self, *args, **kwargs):
+        if args[6:]:  # a further parameter, `compute_efficient`
             return None, None
-        return super()._get_per_token_logps_and_entropies(
-            model, input_ids, attention_mask, logits_to_keep, batch_size=batch_size, compute_entropy=compute_entropy
-        )
+        return super()._get_per_token_logps_and_entropies(*args, **kwargs)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)

@@ -5,20 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.factories import mixed_reward, plain_dataset, tiny_model, tiny_tokenizer
+from tests.factories.tiny import SMALL, plain_dataset, tiny_model, tiny_tokenizer
+from tests.factories.training import mixed_reward
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer, Selector
 
 
 PAGE = Path(__file__).parents[1] / "docs" / "selectors.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
-TINY = {"use_cpu": True, "bf16": False, "max_completion_length": 8, "report_to": "none", "disable_tqdm": True}
 
 
 class TinyConfig(DataEfficientGRPOConfig):
     """The page's configuration, on this machine."""
 
     def __init__(self, *args, **kwargs):
-        super().__init__(*args, **{**TINY, **kwargs})
+        super().__init__(*args, **{**SMALL, "save_strategy": "steps", **kwargs})
 
 
 def tiny_trainer(model, *args, **kwargs):

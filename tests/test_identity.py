@@ -8,19 +8,9 @@ from datasets import IterableDataset
 from peft import LoraConfig
 from trl import GRPOTrainer
 
-from tests.factories import (
-    OFF,
-    assert_identical,
-    chat_dataset,
-    even_length_reward,
-    letter_share_reward,
-    plain_dataset,
-    run,
-    scripted_tool_calls,
-    text_of,
-    tool_arguments,
-    tool_tokenizer,
-)
+from tests.factories.comparison import OFF, assert_identical
+from tests.factories.tiny import chat_dataset, even_length_reward, letter_share_reward, plain_dataset, run, text_of
+from tests.factories.tools import scripted_tool_calls, tool_arguments, tool_tokenizer
 from trl_dataeff import DataEfficientGRPOTrainer
 
 

@@ -6,15 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.factories import (
-    checkpoint_names,
-    even_length_reward,
-    history,
-    make_trainer,
-    messages,
-    plain_dataset,
-    train,
-)
+from tests.factories.comparison import checkpoint_names, history, messages
+from tests.factories.configurations import make_trainer, train
+from tests.factories.tiny import even_length_reward, plain_dataset
 from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.signals import StopSignals
 

@@ -4,17 +4,10 @@ import pytest
 from datasets import Dataset
 from peft import LoraConfig
 
-from tests.factories import (
-    DYNAMIC,
-    FILL,
-    Watched,
-    even_length_reward,
-    make_trainer,
-    messages,
-    plain_dataset,
-    run,
-    train_briefly,
-)
+from tests.factories.comparison import messages
+from tests.factories.configurations import DYNAMIC, FILL, make_trainer, train_briefly
+from tests.factories.tiny import even_length_reward, plain_dataset, run
+from tests.factories.training import Watched
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 from trl_dataeff.selection import DotsSelector, GresoSelector, UniformSelector
 from trl_dataeff.selection.base import uses_references

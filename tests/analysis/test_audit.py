@@ -8,7 +8,8 @@ import pandas as pd
 import pytest
 from trl import GRPOTrainer
 
-from tests.factories import even_length_reward, letter_share_reward, mixed_reward, run
+from tests.factories.tiny import even_length_reward, letter_share_reward, run
+from tests.factories.training import mixed_reward
 from trl_dataeff.analysis.audit import audit
 from trl_dataeff.cli.main import main
 

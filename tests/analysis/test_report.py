@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from trl import GRPOTrainer
 
-from tests.factories import even_length_reward, plain_dataset, run
+from tests.factories.tiny import even_length_reward, plain_dataset, run
 from trl_dataeff.analysis.figures import panels_of, running_mean, where_rollouts_went
 from trl_dataeff.analysis.recorded import facts, read_run, summary
 from trl_dataeff.cli.main import main

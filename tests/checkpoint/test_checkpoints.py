@@ -11,7 +11,9 @@ import pandas as pd
 import pytest
 import torch
 
-from tests.factories import checkpoint_names, groups_since, history, make_trainer, messages, plain_dataset, train
+from tests.factories.comparison import checkpoint_names, groups_since, history, messages
+from tests.factories.configurations import make_trainer, train
+from tests.factories.tiny import plain_dataset
 from trl_dataeff import DataEfficientGRPOTrainer
 from trl_dataeff import trainer as trainer_module
 from trl_dataeff.checkpoint import resume

@@ -5,11 +5,12 @@ import json
 import pandas as pd
 import pytest
 
-from tests.factories import CONFIGURATIONS, STEPS, assert_same_end, groups_since, history, make_trainer
+from tests.factories.comparison import assert_same_end, groups_since, history
+from tests.factories.configurations import CONFIGURATIONS, STEPS, make_trainer
 
 
 # The default run resumes each configuration once: in a generation batch, between two, in the second epoch
-QUICK_STEPS = [5, 7, 9, 5, 3, 9, 3, 6, 6, 5, 7, 5, 5, 6, 7, 5, 7, 5, 5, 7, 5, 5, 5]
+QUICK_STEPS = [5, 7, 9, 5, 3, 9, 3, 6, 6, 5, 7, 5, 5, 6, 7, 5, 7, 5, 5, 5, 7, 5, 5, 5]
 QUICK = dict(zip(CONFIGURATIONS, QUICK_STEPS, strict=True))
 
 

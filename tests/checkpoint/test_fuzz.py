@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.factories import make_trainer
+from tests.factories.configurations import make_trainer
 from trl_dataeff.checkpoint.manifest import MANIFEST, check_checkpoint
 from trl_dataeff.checkpoint.resume import resolve_run
 from trl_dataeff.checkpoint.state import CheckpointError, load_run

@@ -11,7 +11,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tests.factories import groups_since, history, make_trainer
+from tests.factories.comparison import groups_since, history
+from tests.factories.configurations import make_trainer
 from trl_dataeff import DataEfficientGRPOTrainer
 from trl_dataeff import trainer as trainer_module
 from trl_dataeff.checkpoint import resume, state

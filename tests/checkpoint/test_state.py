@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.factories import FILL, OFF, even_length_reward, logged, make_trainer, mixed_reward, plain_dataset, train
+from tests.factories.comparison import OFF
+from tests.factories.configurations import FILL, make_trainer, train
+from tests.factories.tiny import even_length_reward, logged, plain_dataset
+from tests.factories.training import mixed_reward
 from trl_dataeff.checkpoint.manifest import MANIFEST
 from trl_dataeff.checkpoint.state import CheckpointError, load_run, load_state, save_run, save_state
 from trl_dataeff.rollouts.distributed import Processes

@@ -3,7 +3,7 @@
 import datasets.config
 import pytest
 
-from tests.factories import plain_dataset, save_tiny
+from tests.factories.tiny import plain_dataset, save_tiny
 
 
 RECIPE = """\
@@ -19,7 +19,7 @@ max_completion_length: 6
 max_steps: 2
 logging_steps: 1
 report_to: none
-reward_funcs: [numeric_answer_reward, tests.factories.letter_share_reward]
+reward_funcs: [numeric_answer_reward, tests.factories.tiny.letter_share_reward]
 reward_weights: [1.0, 0.5]
 use_peft: true
 lora_target_modules: [q_proj, v_proj]

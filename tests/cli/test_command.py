@@ -120,7 +120,7 @@ def test_mistake_in_a_program_keeps_its_traceback(recipe, monkeypatch):
     def broken(completions, **kwargs):
         raise KeyError("a mistake in the reward")
 
-    monkeypatch.setattr("tests.factories.letter_share_reward", broken)
+    monkeypatch.setattr("tests.factories.tiny.letter_share_reward", broken)
     with pytest.raises(KeyError, match="a mistake in the reward"):
         main(["grpo", "--config", recipe])
 

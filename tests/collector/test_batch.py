@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.factories import make_group, visit
+from tests.factories.groups import make_group, visit
 from tests.factories.training import as_it_is
 from trl_dataeff.collector.collector import RolloutCollector
 from trl_dataeff.collector.rounds import RoundSizes, ZeroVarianceShare

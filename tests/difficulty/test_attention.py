@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from tests.factories import difficulty_problem, generator
+from tests.factories.groups import difficulty_problem, generator
 from trl_dataeff.difficulty import attention, load_predictor
 from trl_dataeff.difficulty.attention import AttentionDifficultyPredictor, References
 from trl_dataeff.difficulty.predictor import Groups, PredictorError

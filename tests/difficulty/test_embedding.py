@@ -17,7 +17,7 @@ from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from transformers import BertConfig, BertModel, LlavaProcessor
 
-from tests.factories import CHAT_TEMPLATE, chat_dataset, plain_dataset, run, save_tiny, tiny_model, tiny_tokenizer
+from tests.factories.tiny import CHAT_TEMPLATE, chat_dataset, plain_dataset, run, save_tiny, tiny_model, tiny_tokenizer
 from tests.factories.vision import save_tiny_vision
 from trl_dataeff.difficulty.embedding import EmbeddingError, embed_dataset
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.factories import difficulty_problem
+from tests.factories.groups import difficulty_problem
 from trl_dataeff.difficulty.attention import AttentionDifficultyPredictor
 from trl_dataeff.difficulty.logistic import LogisticDifficultyPredictor
 from trl_dataeff.difficulty.online import PredictionRecord, RollingDifficulty, pearson

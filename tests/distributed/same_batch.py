@@ -14,7 +14,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from peft import LoraConfig
 from transformers import TrainerCallback
 
-from tests.factories import FILL, Watched, logged, plain_dataset, run
+from tests.factories.configurations import FILL
+from tests.factories.tiny import logged, plain_dataset, run
+from tests.factories.training import Watched
 from trl_dataeff.collector import rounds
 
 

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.distributed.same_batch import RUNS as WHOLE
 from tests.distributed.same_batch import make, seen
-from tests.factories import Watched
+from tests.factories.training import Watched
 from trl_dataeff.difficulty import embedding
 
 

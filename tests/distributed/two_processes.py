@@ -15,7 +15,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from trl import GRPOTrainer
 
-from tests.factories import DYNAMIC, logged, mixed_reward, run
+from tests.factories.configurations import DYNAMIC
+from tests.factories.tiny import logged, run
+from tests.factories.training import mixed_reward
 from trl_dataeff import DataEfficientGRPOTrainer
 
 

@@ -12,7 +12,7 @@ import torch
 
 from tests.engines.double import ModelCopyGeneration
 from tests.engines.server import SETTINGS
-from tests.factories import run, tiny_model, tiny_tokenizer
+from tests.factories.tiny import run, tiny_model, tiny_tokenizer
 from trl_dataeff import DataEfficientGRPOTrainer
 
 

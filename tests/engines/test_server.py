@@ -11,7 +11,9 @@ from safetensors.torch import save_file
 from trl.generation.vllm_client import VLLMClient
 
 from tests.engines.server import served
-from tests.factories import FILL, Watched, logp_differences, run, tiny_tokenizer
+from tests.factories.configurations import FILL
+from tests.factories.tiny import run, tiny_tokenizer
+from tests.factories.training import Watched, logp_differences
 
 
 pytestmark = pytest.mark.vllm

@@ -11,7 +11,7 @@ import pytest
 from datasets import Dataset
 
 import trl_dataeff.difficulty.embedding
-from tests.factories import difficulty_problem
+from tests.factories.groups import difficulty_problem
 from trl_dataeff.difficulty import load_predictor
 from trl_dataeff.tracking.groups import SCHEMA
 

@@ -20,7 +20,7 @@ from examples.quickstart.evaluate import success_rates
 from examples.quickstart.summary import Recorded, read_logs, render, sum_up
 from examples.quickstart.tasks import Question, make_questions
 from examples.quickstart.weights import convert, find_gguf
-from tests.factories import tiny_model, tiny_tokenizer
+from tests.factories.tiny import tiny_model, tiny_tokenizer
 
 
 # Weights

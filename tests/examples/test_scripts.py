@@ -18,8 +18,9 @@ from datasets import Dataset
 from transformers.trainer_utils import get_last_checkpoint
 
 from tests.cli.conftest import RECIPE, own_cache  # noqa: F401 (a fixture)
-from tests.factories import generator, plain_dataset, save_tiny, tool_tokenizer
-from tests.factories.tiny import tiny_model
+from tests.factories.groups import generator
+from tests.factories.tiny import plain_dataset, save_tiny, tiny_model
+from tests.factories.tools import tool_tokenizer
 from tests.factories.vision import save_tiny_vision
 from trl_dataeff import DataEfficientGRPOTrainer, SelectorContext
 from trl_dataeff.testing import check_selector, make_groups

@@ -38,6 +38,10 @@ CONFIGURATIONS: dict[str, dict] = {
         "selector_args": {"reference_size": 3, "refresh_batches": 3, "predictor": "logistic"},
         **SHARE,
     },
+    "a selector of another package": {
+        **{**DYNAMIC, **SHARE, "rollout_margin": 2.0, "steps_per_generation": 2},
+        "selection": "tests.factories.selectors.WithReferences",
+    },
     "dots, attention": {"selection": "dots", "selector_args": {"predictor": "attention"}},
     "all three": {
         **DYNAMIC,

@@ -1,6 +1,7 @@
-"""Groups of completions, made without a model."""
+"""Groups of completions, and embeddings from which difficulty can be predicted, made without a model."""
 
 import numpy as np
+import torch
 
 from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.group import EFFECTIVE, RolloutGroup, Rollouts
@@ -44,3 +45,17 @@ def classified(ids: np.ndarray, rewards: np.ndarray, classifier: GroupClassifier
         RolloutGroup(int(i), 0, 0, own, totals, float(rate), int(kind), lengths, cut)
         for i, own, cut, totals, rate, kind in zip(ids, rewards, truncated, *classifier.classify(rewards, truncated))
     ]
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def difficulty_problem(n: int, h: int = 40, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Embeddings of low rank with a mean of their own, `(n, h)`, and success rates of 8 completions, `(n,)`."""
+    rng = generator(seed)
+    latent = torch.randn(n, 6, generator=rng) * torch.linspace(2, 0.5, 6)
+    E = latent @ torch.randn(6, h, generator=generator(1)) + 5 * torch.randn(h, generator=generator(2))
+    E = E + 0.05 * torch.randn(n, h, generator=rng)
+    chance = torch.sigmoid(1.5 * latent[:, 0] - latent[:, 1])
+    return E, torch.binomial(torch.full((n,), 8.0), chance, generator=rng) / 8

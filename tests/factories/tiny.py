@@ -99,6 +99,21 @@ def even_length_reward(completion_ids, **kwargs) -> list[float]:
     return [float(sum(ids) % 2 == 0) for ids in completion_ids]
 
 
+#: Fields of a short run on the CPU
+SMALL = {
+    "use_cpu": True,
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "per_device_train_batch_size": 8,
+    "num_generations": 4,
+    "max_completion_length": 8,
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "report_to": "none",
+    "disable_tqdm": True,
+}
+
+
 def run(
     output_dir,
     trainer_class=DataEfficientGRPOTrainer,
@@ -113,21 +128,7 @@ def run(
     A short training run on the CPU, from the checkpoint `resume` if given. `fields` go into the config, whose own features are
     off unless they are given; `trainer` are further arguments of the trainer, such as `train_dataset` or `model`.
     """
-    defaults = {
-        "output_dir": str(output_dir),
-        "use_cpu": True,
-        "bf16": False,
-        "gradient_checkpointing": False,
-        "per_device_train_batch_size": 8,
-        "num_generations": 4,
-        "max_completion_length": 8,
-        "learning_rate": 1e-2,
-        "max_steps": 12,
-        "logging_steps": 1,
-        "save_strategy": "no",
-        "report_to": "none",
-        "disable_tqdm": True,
-    }
+    defaults = {**SMALL, "output_dir": str(output_dir), "learning_rate": 1e-2, "max_steps": 12}
     # By the name: a test may import our trainer once more
     ours = DataEfficientGRPOTrainer.__name__ in [parent.__name__ for parent in trainer_class.__mro__]
     config_class = DataEfficientGRPOConfig if ours else GRPOConfig

@@ -8,16 +8,8 @@ from trl.chat_template_utils import qwen3_chat_template
 from tests.factories.tiny import tiny_tokenizer
 
 
-TOOL_TEMPLATE_TOKENS = (
-    "<|im_start|>",
-    "<|im_end|>",
-    "<tool_call>",
-    "</tool_call>",
-    "<tool_response>",
-    "</tool_response>",
-    "<think>",
-    "</think>",
-)
+TAGS = ("tool_call", "tool_response", "think")
+TOOL_TEMPLATE_TOKENS = ("<|im_start|>", "<|im_end|>", *(f"<{end}{tag}>" for tag in TAGS for end in ("", "/")))
 
 
 def add(a: int, b: int) -> int:

@@ -8,7 +8,9 @@ import pytest
 import torch
 from trl import GRPOTrainer
 
-from tests.factories import SHARE, Checked, Watched, dynamic, make_group
+from tests.factories.configurations import SHARE
+from tests.factories.groups import make_group
+from tests.factories.training import Checked, Watched, dynamic
 from trl_dataeff.replay.buffer import ReplayBuffer
 from trl_dataeff.replay.correction import LossCorrection, behavior_ratio, correct_inputs
 from trl_dataeff.replay.logprobs import behavior_tensors

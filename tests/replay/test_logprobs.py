@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.factories import make_group
+from tests.factories.groups import make_group
 from trl_dataeff.replay.logprobs import (
     LogprobRecorder,
     compute_leftover_logps,

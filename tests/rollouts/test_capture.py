@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
-from tests.factories import make_group
+from tests.factories.groups import make_group
 from trl_dataeff.rollouts.capture import Generated, Recording, split_rollouts, temporarily
 from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.rollouts.group import pack_groups, unpack_groups

@@ -5,11 +5,8 @@ import re
 import numpy as np
 import pytest
 
-from tests.factories import (
-    even_length_reward,
-    messages,
-    run,
-)
+from tests.factories.comparison import messages
+from tests.factories.tiny import even_length_reward, run
 from trl_dataeff.rollouts.classification import RewardChecks
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.factories import make_group
+from tests.factories.groups import make_group
 from trl_dataeff.rollouts.distributed import (
     assign,
     pack_distributed,

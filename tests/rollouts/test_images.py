@@ -7,7 +7,9 @@ import torch
 from transformers import AutoProcessor, LlavaForConditionalGeneration
 from trl import GRPOTrainer
 
-from tests.factories import OFF, Watched, all_finite, assert_identical, logged, mixed_reward, number, run
+from tests.factories.comparison import OFF, all_finite, assert_identical
+from tests.factories.tiny import logged, run
+from tests.factories.training import Watched, mixed_reward, number
 from tests.factories.vision import picture, picture_dataset, save_tiny_vision
 from trl_dataeff import DataEfficientGRPOTrainer
 from trl_dataeff.rollouts.capture import images_of, prompts_with_images

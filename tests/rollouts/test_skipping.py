@@ -11,22 +11,11 @@ from peft import LoraConfig
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from trl import GRPOTrainer
 
-from tests.factories import (
-    DYNAMIC,
-    OFF,
-    SHARE,
-    CountedRows,
-    Watched,
-    all_finite,
-    assert_identical,
-    logged,
-    partly_learnable_reward,
-    plain_dataset,
-    run,
-    scripted_tool_calls,
-    tiny_tokenizer,
-    tool_arguments,
-)
+from tests.factories.comparison import OFF, all_finite, assert_identical
+from tests.factories.configurations import DYNAMIC, SHARE
+from tests.factories.tiny import logged, plain_dataset, run, tiny_tokenizer
+from tests.factories.tools import scripted_tool_calls, tool_arguments
+from tests.factories.training import CountedRows, Watched, partly_learnable_reward
 from trl_dataeff.rollouts.capture import can_skip_rows
 from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.rollouts.skipping import FACTOR, OVER_BATCH, OVER_ROWS, OVER_TOKENS, RowSkipper, zero_advantage

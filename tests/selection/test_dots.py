@@ -10,7 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.factories import classified, generator, groups_since, train_briefly
+from tests.factories.comparison import groups_since
+from tests.factories.configurations import train_briefly
+from tests.factories.groups import classified, generator
 from trl_dataeff.difficulty.logistic import LogisticDifficultyPredictor
 from trl_dataeff.difficulty.online import RollingDifficulty, pearson
 from trl_dataeff.rollouts.classification import GroupClassifier

@@ -9,7 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.factories import groups_since, mixed_reward, run
+from tests.factories.comparison import groups_since
+from tests.factories.tiny import run
+from tests.factories.training import mixed_reward
 from trl_dataeff import DotsSelector
 from trl_dataeff.rollouts.classification import RewardScale
 from trl_dataeff.selection.dots import read_earlier_run

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.factories import generator, visit
+from tests.factories.groups import generator, visit
 from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD
 from trl_dataeff.selection import GresoSelector
 from trl_dataeff.selection.base import SelectorContext

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trl.trainer.utils import RepeatSampler
 
-from tests.factories import generator
+from tests.factories.groups import generator
 from trl_dataeff import (
     DotsSelector,
     GresoSelector,

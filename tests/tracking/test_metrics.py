@@ -6,7 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.factories import DYNAMIC, FILL, LeastSolved, even_length_reward, make_group, mixed_reward, run
+from tests.factories.configurations import DYNAMIC, FILL
+from tests.factories.groups import make_group
+from tests.factories.selectors import LeastSolved
+from tests.factories.tiny import even_length_reward, run
+from tests.factories.training import mixed_reward
 from trl_dataeff.tracking.metrics import (
     METRICS,
     PREFIX,

@@ -12,7 +12,7 @@ from benchmarks.lab.evaluate import success
 from benchmarks.lab.pretrain import start_folder
 from benchmarks.lab.rewards import Tally, exact_match
 from benchmarks.lab.tasks import ARITHMETIC, CELLS, make_task
-from tests.benchmarks.lab.tiny import TINY
+from tests.benchmarks.lab.conftest import TINY
 
 
 def test_the_start_is_cached_under_its_recipe(start):
