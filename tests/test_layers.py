@@ -61,3 +61,10 @@ def test_private_names_of_the_trainer_stand_in_the_seam_alone():
         if any(re.fullmatch(r"(.*\.)?trainer\._[a-z]\w*|'_[a-z]\w*'", ast.unparse(node)) for node in nodes):
             users.add(str(path.relative_to(package)))
     assert users == {"trainer.py", "rollouts/capture.py", "compat.py"}
+
+
+def test_every_public_name_is_there_and_no_other():
+    for name in trl_dataeff.__all__:
+        assert getattr(trl_dataeff, name) is not None
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        trl_dataeff.nothing  # noqa: B018

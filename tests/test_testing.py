@@ -33,9 +33,6 @@ def test_conformance(make, check):
     check(make)
 
 
-# What a selector can do wrong, and the check that finds it
-
-
 class Plain(Selector):
     """Correct: uniform draws, and a count of its generation batches."""
 

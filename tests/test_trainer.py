@@ -16,9 +16,6 @@ from tests.factories.tiny import SMALL, even_length_reward, plain_dataset, tiny_
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer, UniformSelector
 
 
-# Arguments
-
-
 def test_args_may_be_left_out(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     # TRL's default, bf16, is refused on a machine without a GPU
@@ -67,9 +64,6 @@ def test_arguments_are_those_of_grpo_trainer_and_a_selector():
     assert ours["selector"].kind is inspect.Parameter.KEYWORD_ONLY
 
 
-# Overridden methods
-
-
 def overridden() -> set[str]:
     methods = {name for name, value in vars(DataEfficientGRPOTrainer).items() if inspect.isfunction(value)}
     return {name for name in methods if hasattr(GRPOTrainer, name)} - {"__init__"}
@@ -91,9 +85,6 @@ def test_overridden_methods_take_what_they_take_in_trl():
         named = [(p.name, p.default) for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
         passes_on = len(named) < len(parameters)
         assert named == [(p.name, p.default) for p in trls][: len(named) if passes_on else None], name
-
-
-# Runs
 
 
 @pytest.mark.parametrize("fields", [{"selection": "auto", **FILL}, DYNAMIC], ids=["defaults", "dynamic sampling"])

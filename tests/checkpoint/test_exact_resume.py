@@ -1,12 +1,14 @@
 """A run that is resumed goes on as if it had never stopped: to the last bit, whatever the step it was stopped after."""
 
 import json
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
 
 from tests.factories.comparison import assert_same_end, groups_since, history
 from tests.factories.configurations import CONFIGURATIONS, STEPS, make_trainer
+from tests.factories.training import before_reward
 
 
 # The default run resumes each configuration once: in a generation batch, between two, in the second epoch
@@ -57,15 +59,7 @@ def test_resume_in_the_trainer_that_failed_is_exact(tmp_path, caplog):
     whole = make_trainer(tmp_path / "whole", "dots", **options)
     whole.train()
     failed = make_trainer(tmp_path / "failed", "dots", **options)
-    reward = failed.reward_funcs[0]
-
-    def fail_once(*args, **kwargs):
-        if failed.state.global_step == 7:
-            failed.reward_funcs[0] = reward
-            raise RuntimeError("the grader is away")
-        return reward(*args, **kwargs)
-
-    failed.reward_funcs[0] = fail_once
+    before_reward(failed, 7, Mock(side_effect=RuntimeError("the grader is away")))
     with pytest.raises(RuntimeError, match="the grader is away"):
         failed.train()
     failed.train(resume_from_checkpoint=True)

@@ -23,9 +23,6 @@ def attention(width: int) -> dict:
     return {"selection": "dots", "selector_args": {"predictor": "attention", "predictor_args": {"width": width}}}
 
 
-# What is written
-
-
 def test_state_is_what_was_saved(tmp_path):
     arrays = {"rng": np.arange(5, dtype=np.uint8), "strided": np.arange(6)[::2], "empty": np.zeros((0, 2))}
     state = {
@@ -56,9 +53,6 @@ def test_generation_batches_keep_lists_and_shared_scalars(tmp_path):
     assert second["n"] == 3
     with pytest.raises(CheckpointError, match="batch-1"):
         load_run(tmp_path, Processes(rank=1, world_size=2))
-
-
-# What is compared
 
 
 def test_another_format_names_the_version_that_wrote_it(tmp_path):

@@ -174,7 +174,7 @@ def test_the_command_and_python_have_the_same_defaults():
 
 @pytest.mark.parametrize("command", [["--help"], ["recipes", "list"], ["recipes", "--help"]])
 def test_what_only_prints_imports_no_torch(command):
-    code = "import atexit, os, sys\nfrom trl_dataeff.cli.main import main\n"
+    code = "import atexit, os, sys, trl_dataeff\nfrom trl_dataeff.cli.main import main\ndir(trl_dataeff)\n"
     code += f"atexit.register(lambda: os._exit('torch' in sys.modules))\nmain({command})"
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -184,9 +184,6 @@ def test_text_that_is_not_utf8_is_found_in_any_row(tmp_path):
         load("--dataset_name", str(path))
 
 
-# Reward functions by name and by dotted path
-
-
 def test_overlong_punishment_has_the_values_that_the_help_names():
     punish = load_reward("get_soft_overlong_punishment")
     assert punish(completion_ids=[[0] * n for n in (1024, 1152, 1280, 1281)]) == [0.0, -0.5, -1.0, -1.0]

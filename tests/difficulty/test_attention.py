@@ -107,9 +107,6 @@ def test_pickled_objects_are_rejected_and_not_run(tmp_path):
     assert not Payload.ran
 
 
-# ---------------------------------------------------------------- attend
-
-
 def parts(n: int = 12, k: int = 7):
     model = AttentionDifficultyPredictor(10, width=8, seed=3)
     for parameter in model.parameters():
@@ -166,9 +163,6 @@ def test_chunks_change_nothing(monkeypatch):
     monkeypatch.setattr(attention, "SCORES", 30)
     torch.testing.assert_close(model.attend(zq, references, exclude), whole)
     assert model.attend(zq[:0], references).shape == (0,)
-
-
-# ---------------------------------------------------------------- fit
 
 
 def test_a_fit_repeats_and_leaves_the_global_random_state_alone():

@@ -145,9 +145,6 @@ def test_the_notebook_runs_from_top_to_bottom_and_draws(tmp_path, monkeypatch):
     pyplot.close("all")
 
 
-# Preemption
-
-
 @pytest.mark.slow
 def test_the_job_script_continues_after_sigterm_until_the_run_is_done(folder, tmp_path):
     plain_dataset().to_json(tmp_path / "train.jsonl")

@@ -27,13 +27,10 @@ def tool_tokenizer():
     return tiny_tokenizer(chat_template=qwen3_chat_template, extra_tokens=TOOL_TEMPLATE_TOKENS)
 
 
-def tool_dataset(n: int = 24) -> Dataset:
-    return Dataset.from_dict({"prompt": [[{"role": "user", "content": f"{i:02d}"}] for i in range(n)]})
-
-
 def tool_arguments(n: int = 24, tool=add) -> dict:
     """Arguments of a trainer whose policy may call `tool`."""
-    return {"train_dataset": tool_dataset(n), "processing_class": tool_tokenizer(), "tools": [tool]}
+    dataset = Dataset.from_dict({"prompt": [[{"role": "user", "content": f"{i:02d}"}] for i in range(n)]})
+    return {"train_dataset": dataset, "processing_class": tool_tokenizer(), "tools": [tool]}
 
 
 def scripted_tool_calls(trainer_class):

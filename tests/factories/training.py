@@ -12,7 +12,7 @@ from trl_dataeff.collector import GenerationBatch
 
 
 def number(prompt) -> int:
-    """The two digits with which the prompts of `plain_dataset` and `tool_dataset` begin."""
+    """The two digits with which the prompts of these datasets begin."""
     return int(re.search(r"\d\d", text_of(prompt)).group())
 
 
@@ -187,3 +187,16 @@ def dynamic(tmp_path, trainer_class=Watched, rewards=mixed_reward, **options):
     """A short run with dynamic sampling, each generation batch of two steps."""
     options = {"max_rollout_rounds": 4, "steps_per_generation": 2, **options}
     return run(tmp_path, trainer_class, rewards=rewards, **options)
+
+
+def before_reward(trainer, step: int | None, act) -> None:
+    """Have `act()` called once, as the reward function is called after `step` steps, or without one in the first evaluation."""
+    (plain,), pending = trainer.reward_funcs, [act]
+
+    def reward(*args, **kwargs):
+        now = not trainer.model.training if step is None else trainer.state.global_step == step
+        if now and pending:  # once: a step may take several rounds
+            pending.pop()()
+        return plain(*args, **kwargs)
+
+    trainer.reward_funcs = [reward]

@@ -102,10 +102,3 @@ def test_groups_survive_packing():
         np.testing.assert_equal(unpacked, expected)
         for a, b in zip(tree_leaves(expected), tree_leaves(unpacked), strict=True):
             assert getattr(a, "dtype", None) == getattr(b, "dtype", None)
-
-
-def test_packing_a_group_held_elsewhere_is_an_error():
-    group = make_group()
-    group.owner, group.rollouts = 1, None
-    with pytest.raises(ValueError, match="held by process 1"):
-        pack_groups([group])

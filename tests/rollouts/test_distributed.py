@@ -24,11 +24,6 @@ def test_assign_is_even_and_moves_as_few_as_possible(world_size, quota, data):
     assert moved == sum(max(0, owners.count(r) - quota) for r in range(world_size))
 
 
-def test_an_uneven_number_is_refused():
-    with pytest.raises(ValueError, match="3 groups cannot be spread evenly over 2"):
-        assign([0, 0, 1], 2)
-
-
 def test_only_groups_that_move_are_sent(monkeypatch):
     """As process 1 of 2 sees it: of three groups of process 0 one comes here, and one of ours goes there."""
     groups = [make_group(prompt_id=i, owner=owner) for i, owner in enumerate([0, 0, 0, 1, 1])]

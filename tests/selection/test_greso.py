@@ -56,9 +56,6 @@ def test_a_pass_in_which_all_are_skipped_flows_into_the_next():
     assert selector.metrics()["prompts_skipped"] > 8
 
 
-# The controller
-
-
 def train(selector: GresoSelector, success: np.ndarray, batches: int, batch: int, seed: int = 3, group_size: int = 8):
     """A generation batch per item: its groups. Prompts succeed with fixed probabilities."""
     rng, numbers = generator(seed), np.random.default_rng(seed)

@@ -85,9 +85,6 @@ def test_references_are_rolled_out_and_observed_once_before_it_proposes(tmp_path
         assert list(map(id, [*references, *others])) == list(map(id, batch.generated))
 
 
-# Faults
-
-
 class Faulty(WithReferences):
     """`faults` replace methods."""
 

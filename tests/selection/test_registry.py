@@ -98,9 +98,6 @@ def test_every_prompt_keeps_its_chance_and_impossible_requests_are_refused(name)
             selector.propose(n, rng)
 
 
-# Uniform selection
-
-
 def uniform(size: int, batch: int, shuffle: bool = True) -> UniformSelector:
     selector = UniformSelector(shuffle=shuffle)
     selector.bind(SelectorContext(size, batch, group_size=4))
