@@ -21,7 +21,6 @@ from trl_dataeff.rollouts import capture
 
 
 def load(monkeypatch, name: str, source: str, path):
-    """A module with this source."""
     path.write_text(source)
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)

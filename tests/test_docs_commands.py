@@ -6,6 +6,7 @@ import shlex
 import shutil
 import sys
 import tomllib
+from functools import partial
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -17,6 +18,7 @@ import trl_dataeff
 from examples.quickstart.__main__ import _parser as quickstart_parser
 from tests.cli.conftest import RECIPE, own_cache  # noqa: F401 (a fixture)
 from tests.factories.tiny import SMALL, plain_dataset, save_tiny, tiny_model, tiny_tokenizer
+from tests.factories.training import mixed_reward
 from trl_dataeff.cli import grpo
 from trl_dataeff.cli.main import main
 from trl_dataeff.cli.parser import DESCRIPTION, read
@@ -187,9 +189,33 @@ def tiny(here, tiny_path, monkeypatch):
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name != "selectors.md"], ids=lambda page: page.name)
 def test_the_python_blocks_of_a_page_run(page, tiny):
-    """Those of `selectors.md` have a test of their own."""
     for block in blocks(page, "python"):
         exec(compile(block, str(page), "exec"), tiny)
         trainer = tiny["trainer"]
         if not isinstance(trainer, MagicMock):
             assert trainer.state.global_step == trainer.state.max_steps
+
+
+def test_the_page_on_selectors_runs_with_its_steps_and_its_own_test_passes(tmp_path, monkeypatch):
+    names = {"__name__": "page", "model": tiny_model(), "reward": mixed_reward, "dataset": plain_dataset()}
+    ours, path = trl_dataeff.DataEfficientGRPOTrainer, ROOT / "docs" / "selectors.md"
+    config = partial(trl_dataeff.DataEfficientGRPOConfig, **{**SMALL, "save_strategy": "steps"})
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("trl_dataeff.DataEfficientGRPOConfig", config, raising=False)
+    monkeypatch.setattr(
+        "trl_dataeff.DataEfficientGRPOTrainer", partial(ours, processing_class=tiny_tokenizer()), raising=False
+    )
+    trainers = {}
+    for block in blocks(path, "python"):
+        exec(compile(block, str(path), "exec"), names)
+        if trainer := names.get("trainer"):
+            trainers[id(trainer)] = trainer
+    selector_class = names["LastRateSelector"]
+    assert [trainer.state.global_step for trainer in trainers.values()] == [4, 6]  # by instance, and resumed by name
+    for trainer in trainers.values():
+        assert type(trainer.selector) is selector_class
+        assert trainer.selector.floor == 0.05
+        assert any("dataeff/selector/mean_rate" in log for log in trainer.state.log_history)
+    (mark,) = [mark for mark in names["test_last_rate_selector"].pytestmark if mark.name == "parametrize"]
+    for make, check in mark.args[1]:
+        check(make)

@@ -105,7 +105,6 @@ FAULTS = [
 
 
 def failures(make) -> set[str]:
-    """Names of the checks that fail."""
     failed = set()
     for check in CHECKS:
         try:

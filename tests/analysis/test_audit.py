@@ -27,7 +27,6 @@ COLUMNS = {"prompt": "question", "reward": "score", "step": "iteration"}
 
 
 def overall(*args, **columns) -> pd.Series:
-    """Shares of a whole run."""
     return audit(*args, **columns).shares.iloc[-1]
 
 

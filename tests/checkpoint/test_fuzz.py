@@ -50,7 +50,6 @@ def damage(path: Path, how: str, rng: random.Random) -> None:
 
 
 def content(checkpoint: Path) -> tuple:
-    """All that a resumed run would read, as values that can be compared."""
     state, batches = load_run(checkpoint, Processes())
     return state, [{name: np.asarray(value) for name, value in batch.items()} for batch in batches]
 

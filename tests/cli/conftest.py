@@ -31,7 +31,6 @@ max_rollout_rounds: 4
 
 @pytest.fixture(scope="session")
 def tiny_path(tmp_path_factory) -> str:
-    """Folder of a tiny model and its tokenizer."""
     return save_tiny(tmp_path_factory.mktemp("tiny"))
 
 

@@ -55,7 +55,6 @@ class AtRandom(Selector):
 
 
 def collector(num_prompts: int = 40, **options) -> RolloutCollector:
-    """A collector whose run has begun."""
     arguments = {"group_size": 4, "batch_groups": 2, "reward_names": ["reward"], "selector": InTurn()}
     run = RolloutCollector(classifier=GroupClassifier(np.array([1.0])), **arguments | options)
     run.bind(num_prompts)
@@ -63,8 +62,6 @@ def collector(num_prompts: int = 40, **options) -> RolloutCollector:
 
 
 def rounds(rewards: dict[int, list[float]]):
-    """Rollouts of prompts by their rewards."""
-
     def roll_out(ids: np.ndarray) -> GeneratedRound:
         values = np.array([rewards[int(i)] for i in ids], dtype=np.float32).reshape(-1, 1)
         return GeneratedRound(values, np.ones(len(values), np.int32), np.zeros(len(values), bool))

@@ -205,7 +205,6 @@ def test_datasets_that_cannot_be_embedded(embed, dataset, names):
 
 
 def process(rank: int, count: int, kind: DistributedType = DistributedType.NO) -> SimpleNamespace:
-    """What is read of an accelerator."""
     return SimpleNamespace(process_index=rank, num_processes=count, is_main_process=False, distributed_type=kind)
 
 

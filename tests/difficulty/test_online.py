@@ -1,4 +1,4 @@
-"""A predictor that is fitted to the groups of a run, and restored from a checkpoint bit by bit."""
+"""A predictor that is fitted to the groups of a run."""
 
 import math
 

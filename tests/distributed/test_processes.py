@@ -76,7 +76,6 @@ def test_a_disagreement_is_named_when_a_checkpoint_is_saved(reports):
 
 @pytest.fixture
 def both(reports):
-    """What `sharded.py` and `same_batch.py` report from each of two processes."""
     if Version(transformers.__version__) < Version("5.17"):
         pytest.skip("With Transformers 5.3, FSDP needs a GPU.")
     return list(zip(reports("sharded", 2), reports("same_batch", 2), strict=True))

@@ -22,7 +22,6 @@ ENGINES = ["double", pytest.param("vllm", marks=pytest.mark.vllm)]
 
 @pytest.fixture(params=ENGINES)
 def engine(request, monkeypatch):
-    """The name of the engine that `use_vllm=True` uses within the test."""
     from trl.trainer import grpo_trainer
 
     if request.param == "double":

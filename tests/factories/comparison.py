@@ -60,15 +60,12 @@ def assert_same_end(a, b) -> None:
 
 
 def checkpoint_names(folder: Path) -> set[str]:
-    """The names in `folder` that contain "checkpoint"."""
     return {path.name for path in folder.iterdir() if "checkpoint" in path.name}
 
 
 def messages(caplog, text: str = "") -> list[str]:
-    """The logged messages that contain `text`."""
     return [record.message for record in caplog.records if text in record.message]
 
 
 def all_finite(trainer) -> bool:
-    """Whether every parameter of the model is finite."""
     return all(p.isfinite().all() for p in trainer.model.parameters())

@@ -93,11 +93,8 @@ def test_rows_of_the_passes(tmp_path, loss_type, replay):
     for counts, rows in zip(passes, active, strict=True):
         n = int(rows.sum())
         assert counts[0].tolist() == counts[1].tolist()
-        if loss_type == "dapo":  # the zero rows share micro-batches
-            assert counts[0].tolist() == [min(max(n - 4 * i, 1), 4) for i in range(4)]
-        else:  # whose rows have to stay together
-            assert n <= counts[0].sum() <= n + 4
-            assert counts.min() >= 1
+        assert n <= counts[0].sum() <= n + 4  # of each micro-batch one row at least
+        assert counts.min() >= 1
     before = np.array(trainer.old_logps_rows)
     assert before.sum() == sum(max(int(rows.sum()), 1) for rows in active)
 

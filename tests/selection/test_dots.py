@@ -83,7 +83,6 @@ class Population:
         self.selector = self.another(name, **arguments)
 
     def another(self, name: str, **arguments) -> Selector:
-        """A selector that is bound to this run."""
         selector, scale = make_selector(name, arguments), self.classifier.scale
         selector.bind(SelectorContext(400, 16, group_size=8, seed=42, embed=lambda: self.embeddings, scale=scale))
         return selector
@@ -103,7 +102,6 @@ class Population:
         return groups
 
     def batch(self, n=16, penalty=0.0):
-        """A generation batch: its groups."""
         return self.observe(self.selector.propose(n, self.draws), penalty)
 
 

@@ -14,7 +14,6 @@ from trl_dataeff.testing import make_context
 
 
 def train(folder, selector, resume=None, **options) -> Watched:
-    """A short run, by `selector`."""
     options = {"rewards": mixed_reward, "max_steps": 6, "selection": "auto", **options}
     return run(folder, Watched, resume=resume, trainer={"selector": selector}, **options)
 

@@ -24,8 +24,6 @@ BUILT_IN = {"uniform": UniformSelector, "greso": GresoSelector, "dots": DotsSele
 
 @register_selector("first_prompts")
 class First(Selector):
-    """The first prompts."""
-
     def __init__(self, offset: int = 0, *, step: int = 1):
         self.offset, self.step = offset, step
 

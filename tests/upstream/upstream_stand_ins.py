@@ -151,7 +151,6 @@ class NoStandInError(LookupError):
 
 
 def load_dataset(path: str, name: str | None = None, split: str | None = None, streaming: bool = False):
-    """`datasets.load_dataset` for the datasets that have a stand-in."""
     if path != "trl-internal-testing/zen" or name not in _DATASETS:
         raise NoStandInError(path if name is None else f"{path} ({name})")
     splits = {key: Dataset.from_dict({"prompt": rows}) for key, rows in zip(("train", "test"), _DATASETS[name])}
@@ -168,7 +167,6 @@ class StandIns:
         self.vocabulary = SMALL_VOCABULARY
 
     def model_path(self, model_id: str) -> Path:
-        """The folder with configuration, weights and tokenizer of the stand-in for `model_id`."""
         if model_id not in _MODELS:
             raise NoStandInError(model_id)
         path = self.folder / str(self.vocabulary) / model_id

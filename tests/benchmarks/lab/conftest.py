@@ -13,7 +13,6 @@ TINY = StartRecipe(hidden=32, layers=2, steps=150, batch_size=64, learning_rate=
 
 @pytest.fixture(scope="session")
 def start(tmp_path_factory):
-    """The folder of the small trained start."""
     return start_folder(TINY, tmp_path_factory.mktemp("cache"))
 
 
