@@ -1,8 +1,4 @@
-"""
-The layers of the package (see its docstring): a module imports only from layers below its own, and there is no cycle.
-
-Every import counts: those within functions, and those for type checkers alone.
-"""
+"""The package's layers and names. A module imports only from layers below its own, also in functions and for type checkers."""
 
 import ast
 import graphlib

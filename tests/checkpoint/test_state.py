@@ -17,10 +17,7 @@ from trl_dataeff.utils import FORMAT, hash_json
 
 
 ATTENTION = {"selection": "dots", "selector_args": {"predictor": "attention"}}
-
-
-def attention(width: int) -> dict:
-    return {"selection": "dots", "selector_args": {"predictor": "attention", "predictor_args": {"width": width}}}
+NARROW = {"selection": "dots", "selector_args": {"predictor": "attention", "predictor_args": {"width": 8}}}
 
 
 def test_state_is_what_was_saved(tmp_path):
@@ -88,7 +85,7 @@ def test_a_dataset_with_another_prompt_is_rejected(tmp_path):
             r"gradient_accumulation_steps .*\b1\b.*\b2\b",
         ),
         ({"selection": "dots"}, ATTENTION, "predictor .*'logistic'.*'attention'"),
-        (attention(8), attention(16), "DotsSelector.*arguments"),
+        (NARROW, ATTENTION, "DotsSelector.*arguments"),
     ],
 )
 def test_settings_that_the_state_depends_on_are_compared(tmp_path, before, after, named):

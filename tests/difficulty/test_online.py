@@ -127,6 +127,15 @@ def test_towers_are_fitted_when_their_time_has_come_and_prompts_are_projected_on
     assert len(projected) <= len(fits) + 1
 
 
+@KINDS
+def test_a_restored_run_predicts_the_same_bits(kind):
+    difficulty, restored = (rolling(kind, capacity=60, fit_every=4) for _ in range(2))
+    run(difficulty, range(5))
+    run(restored, range(20, 22))  # what it knew before is gone
+    restored.load_state_dict(difficulty.state_dict())
+    np.testing.assert_array_equal(run(restored, range(5, 9)), run(difficulty, range(5, 9)))
+
+
 def test_a_logistic_predictor_of_other_runs_is_where_it_begins():
     predictor = LogisticDifficultyPredictor(8)
     predictor.fit(E, P)

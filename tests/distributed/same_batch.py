@@ -156,9 +156,8 @@ def main() -> None:
     for name in RUNS:
         saving = {"save_strategy": "steps", "save_steps": 2}
         whole = make(name, world_size, train=True, **saving)
-        checkpoint = str(Path(whole.args.output_dir) / "checkpoint-2")
-        resumed = make(name, world_size, output_dir=str(FOLDER / "resumed" / name.replace(", ", "_")))
-        resumed.train(resume_from_checkpoint=checkpoint)
+        folder, checkpoint = FOLDER / "resumed", str(Path(whole.args.output_dir) / "checkpoint-2")
+        resumed = make(name, world_size, folder=folder, train=True, resume=checkpoint)
         report[name] = {"whole": seen(whole), "resumed": seen(resumed)}
     if world_size == 2:
         report |= two_processes(rank) | {"differing": differing(rank, world_size)}

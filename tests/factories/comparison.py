@@ -8,7 +8,6 @@ import pandas as pd
 import torch
 
 
-FINAL = "train_runtime"  # of the last row, which is about seconds
 OFF = {"selection": "uniform", "replay": "off", "skip_zero_advantage": False}
 
 
@@ -17,11 +16,11 @@ def is_time(name: str) -> bool:
 
 
 def history(log_history: list[dict]) -> list[dict]:
-    """Every metric of every log but seconds; NaN as a string, since it is not equal to itself."""
+    """Every metric of every log but seconds and the last log; NaN as a string, since it is not equal to itself."""
     return [
         {k: "nan" if isinstance(v, float) and math.isnan(v) else v for k, v in row.items() if not is_time(k)}
         for row in log_history
-        if FINAL not in row
+        if "train_runtime" not in row
     ]
 
 

@@ -62,11 +62,9 @@ def make_trainer(folder, name: str, **options) -> DataEfficientGRPOTrainer:
     return run(folder, **fields)
 
 
-def train(folder, name: str = "dynamic", resume=None, **options) -> DataEfficientGRPOTrainer:
+def train(folder, name: str = "dynamic", **options) -> DataEfficientGRPOTrainer:
     """`make_trainer`, trained to its end; from the checkpoint `resume` if it is given."""
-    trainer = make_trainer(folder, name, **options)
-    trainer.train(resume_from_checkpoint=resume)
-    return trainer
+    return make_trainer(folder, name, train=True, **options)
 
 
 def train_briefly(folder, name: str = "dynamic", **options) -> DataEfficientGRPOTrainer:

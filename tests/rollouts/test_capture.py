@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.utils._pytree import tree_leaves
 
 from tests.factories.groups import make_group
-from trl_dataeff.rollouts.capture import Generated, Recording, split_rollouts, temporarily
+from trl_dataeff.rollouts.capture import Generated, Recording, row_value, split_rollouts, temporarily
 from trl_dataeff.rollouts.distributed import (
     Processes,
     assign,
@@ -58,6 +58,11 @@ def test_rollouts_are_cut_by_group_and_played_back_as_they_were(tool_mask):
     expected = {"prompt_ids": prompts, "completion_ids": tokens, "logprobs": logprobs}
     expected |= {} if tool_mask is None else {"env_mask": tool_mask}
     np.testing.assert_equal(playback.rollout_func([]), expected)
+
+
+def test_fields_of_a_rollout_func_are_by_row_or_for_all():
+    assert [row_value([10, 11], i) for i in range(3)] == [10, 11, None]
+    assert row_value("same", 1) == "same"
 
 
 @pytest.mark.parametrize("tool_mask", [None, [[1, 0, 1], [1]]])

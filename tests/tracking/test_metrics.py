@@ -9,7 +9,7 @@ import pytest
 from tests.factories.configurations import DYNAMIC, FILL
 from tests.factories.groups import make_group
 from tests.factories.selectors import LeastSolved
-from tests.factories.tiny import even_length_reward, run
+from tests.factories.tiny import even_length_reward, logged, run
 from tests.factories.training import mixed_reward
 from trl_dataeff.tracking.metrics import (
     METRICS,
@@ -44,7 +44,8 @@ def test_the_table_is_what_is_logged_and_a_line_has_at_most_20_of_ours(tmp_path,
 
 
 def test_cumulative_metrics_only_grow_and_shares_add_up(tmp_path):
-    trainer = run(tmp_path, rewards=mixed_reward, max_rollout_rounds=4, logging_steps=2, selection="greso")
+    options = {"rewards": mixed_reward, "max_rollout_rounds": 4, "selection": "greso"}
+    trainer, each = (run(tmp_path, **options, logging_steps=steps) for steps in (2, 1))
     logs = [log for log in trainer.state.log_history if "loss" in log]
     for name in ("rollouts_generated", "rollouts_trained", "rollouts_discarded", "tokens_generated"):
         values = [log[PREFIX + name] for log in logs]
@@ -54,6 +55,13 @@ def test_cumulative_metrics_only_grow_and_shares_add_up(tmp_path):
         assert min(parts) >= 0
         assert sum(parts) <= log["step_time"] * 1.05
         assert sum(log[PREFIX + name] for name in ("effective_ratio", "easy_ratio", "hard_ratio")) == pytest.approx(1)
+    names = (
+        "reward",
+        "completions/mean_length",
+        "completions/max_length",
+    )  # TRL's, the mean of two generation batches
+    means = np.array(logged(each, *names)).reshape(-1, 2, len(names)).mean(axis=1)
+    np.testing.assert_allclose(logged(trainer, *names), means)
 
 
 def test_a_selectors_metrics_are_logged_by_any_name_with_the_latest_value(tmp_path):

@@ -1,9 +1,7 @@
 """
-Small local models, tokenizers and datasets in place of the Hub ids that TRL's own GRPO tests use. Nothing is downloaded.
-
-A stand-in has the architecture that its id names, random weights, and the chat template of that model family (from the
-installed TRL). Some tests write out token ids of Qwen; only for these the vocabulary has Qwen's size, because training
-with a small one takes a fifth of the time.
+Small local models, tokenizers and datasets in place of the Hub ids that TRL's own GRPO tests use: the architecture that an id
+names, random weights, and the chat template of its family. Only for tests that write out token ids of Qwen the vocabulary has
+Qwen's size: training with a small one takes a fifth of the time.
 """
 
 from collections.abc import Callable
