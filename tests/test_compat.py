@@ -80,10 +80,9 @@ def test_another_trl_is_an_error_that_names_the_difference_and_the_versions(chan
     assert re.search(said, found), found
 
 
-def test_it_is_checked_when_the_trainer_is_imported(changed, monkeypatch, tmp_path):
-    monkeypatch.setattr(trl, "GRPOTrainer", changed(*CHANGES["return value shortened"][:2]))
+def test_it_is_checked_when_the_trainer_is_imported(changed, ours_on):
     with pytest.raises(ImportError, match="returns 7 values"):
-        load(monkeypatch, "trl_dataeff.on_changed", inspect.getsource(trl_dataeff.trainer), tmp_path / "ours.py")
+        ours_on(changed(*CHANGES["return value shortened"][:2]))
 
 
 @pytest.mark.parametrize(("version", "warned"), [("1.99.0", 1), ("1.14.1", 1), ("1.16.3", 0), ("1.14.2", 0)])

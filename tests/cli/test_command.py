@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 import trl_dataeff
 from trl_dataeff import DataEfficientGRPOConfig
 from trl_dataeff.cli import grpo as launching
-from trl_dataeff.cli.grpo import make_trainer, parse, train
+from trl_dataeff.cli.grpo import make_trainer, parse
 from trl_dataeff.cli.main import main
 
 
@@ -35,17 +35,6 @@ def test_training_from_a_recipe(recipe, tmp_path, capsys):
     args = torch.load(out / "training_args.bin", weights_only=False)
     assert isinstance(args, DataEfficientGRPOConfig)
     assert (args.seed, args.max_rollout_rounds, args.learning_rate) == (7, 4, 1e-2)
-
-
-def test_training_from_python_returns_the_trainer_and_resumes(recipe, tmp_path):
-    arguments = ["--config", recipe, "--output_dir", str(tmp_path / "two")]
-    first = train(parse([*arguments, "--max_steps", "1", "--save_steps", "1"]))
-    assert isinstance(first, trl_dataeff.DataEfficientGRPOTrainer)
-    assert first.state.global_step == 1
-    second = train(parse([*arguments, "--resume_from_checkpoint", "last"]))
-    assert second.state.global_step == 2
-    # What was logged before (seconds too) comes from the checkpoint; a run that started anew would log its own
-    assert second.state.log_history[0] == first.state.log_history[0]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -70,6 +59,9 @@ def test_a_run_that_is_stopped_ends_with_the_signals_code(recipe, tmp_path, monk
     assert "Training completed" not in capsys.readouterr().out
     assert not (folder / "adapter_model.safetensors").exists()
     assert main(["grpo", "--config", recipe, "--max_steps", "3", "--resume_from_checkpoint", "last"]) == 0
+    states = [json.loads((folder / f"checkpoint-{step}" / "trainer_state.json").read_text()) for step in (1, 3)]
+    first, resumed = (state["log_history"][0] for state in states)
+    assert resumed == first, "seconds too: a run that started anew would log its own"
 
 
 def test_model_is_loaded_as_the_fields_say(recipe, capsys):

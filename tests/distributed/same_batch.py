@@ -1,7 +1,4 @@
-"""
-Run by `torch.distributed.run`: trains on the same global batch, whatever the number of processes; with two of them, also as TRL,
-and with a signal to one. See `test_processes.py`.
-"""
+"""Run by `torch.distributed.run`: one global batch on any number of processes; more on two. See `test_processes.py`."""
 
 import json
 import os

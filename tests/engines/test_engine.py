@@ -1,7 +1,4 @@
-"""
-Training with `use_vllm=True`: identical to TRL with everything off; otherwise the sampler's weights and log-probs, and which
-correction applies to which row.
-"""
+"""With `use_vllm=True`: identical to TRL with everything off; the sampler's weights, log-probs and corrections otherwise."""
 
 import inspect
 

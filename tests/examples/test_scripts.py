@@ -185,7 +185,7 @@ def test_the_job_script_does_not_repeat_a_mistake(tmp_path):
     assert subprocess.run(job, env=environment, capture_output=True).returncode != 0
 
 
-SCRIPT = EXAMPLES / "fit_predictor.py"
+SCRIPT = str(EXAMPLES / "fit_predictor.py")
 N = 200
 E, P = difficulty_problem(N)
 
@@ -220,7 +220,7 @@ def test_from_groups_to_a_predictor(kind, tmp_path, monkeypatch, capsys):
     ]
     options += ["--groups", save_groups(tmp_path / "a.parquet"), "--kind", kind]
     monkeypatch.setattr(sys, "argv", ["fit_predictor.py", *options])
-    runpy.run_path(str(SCRIPT), run_name="__main__")
+    runpy.run_path(SCRIPT, run_name="__main__")
     assert kind in capsys.readouterr().out
     predictor = load_predictor("out")
     assert '"embedding": "some/model"' in Path("out", "config.json").read_text()
@@ -229,7 +229,7 @@ def test_from_groups_to_a_predictor(kind, tmp_path, monkeypatch, capsys):
 
 def test_groups_are_predicted_from_their_own_run(tmp_path):
     """Two runs in which the same prompts have opposite success rates: together they would say nothing."""
-    script = runpy.run_path(str(SCRIPT), run_name="example")
+    script = runpy.run_path(SCRIPT, run_name="example")
     runs = [save_groups(tmp_path / "a.parquet", 60), save_groups(tmp_path / "b.parquet", 60, seed=1, invert=True)]
     slices = script["read_slices"](runs, N)
     assert all(len(np.unique(piece.prompt_ids)) == len(piece.prompt_ids) for piece in slices)

@@ -14,13 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from tests.factories.groups import make_group
 from trl_dataeff.rollouts.capture import Generated, Recording, row_value, split_rollouts, temporarily
-from trl_dataeff.rollouts.distributed import (
-    Processes,
-    assign,
-    pack_distributed,
-    redistribute,
-    unpack_distributed,
-)
+from trl_dataeff.rollouts.distributed import Processes, assign, pack_distributed, redistribute, unpack_distributed
 from trl_dataeff.rollouts.group import pack_groups, unpack_groups
 from trl_dataeff.rollouts.playback import Playback
 

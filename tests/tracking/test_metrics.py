@@ -11,12 +11,7 @@ from tests.factories.groups import make_group
 from tests.factories.selectors import LeastSolved
 from tests.factories.tiny import even_length_reward, logged, run
 from tests.factories.training import mixed_reward
-from trl_dataeff.tracking.metrics import (
-    METRICS,
-    PREFIX,
-    SELECTOR_PREFIX,
-    group_metrics,
-)
+from trl_dataeff.tracking.metrics import METRICS, PREFIX, SELECTOR_PREFIX, group_metrics
 
 
 SELECTOR_METRICS = {"prompts_skipped", "p_easy", "p_hard", "predictor/pearson"}
