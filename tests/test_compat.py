@@ -12,13 +12,15 @@ import trl
 from trl import GRPOTrainer
 
 import trl_dataeff.trainer
-from tests.factories import SHARE, all_finite, logged, messages, partly_learnable_reward, run
-from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer, compat
+from tests.factories.comparison import all_finite, messages
+from tests.factories.configurations import SHARE
+from tests.factories.tiny import logged, run
+from tests.factories.training import partly_learnable_reward
+from trl_dataeff import DataEfficientGRPOTrainer, compat
 from trl_dataeff.rollouts import capture
 
 
 def load(monkeypatch, name: str, source: str, path):
-    """A module with this source."""
     path.write_text(source)
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
@@ -78,10 +80,9 @@ def test_another_trl_is_an_error_that_names_the_difference_and_the_versions(chan
     assert re.search(said, found), found
 
 
-def test_it_is_checked_when_the_trainer_is_imported(changed, monkeypatch, tmp_path):
-    monkeypatch.setattr(trl, "GRPOTrainer", changed(*CHANGES["return value shortened"][:2]))
+def test_it_is_checked_when_the_trainer_is_imported(changed, ours_on):
     with pytest.raises(ImportError, match="returns 7 values"):
-        load(monkeypatch, "trl_dataeff.on_changed", inspect.getsource(trl_dataeff.trainer), tmp_path / "ours.py")
+        ours_on(changed(*CHANGES["return value shortened"][:2]))
 
 
 @pytest.mark.parametrize(("version", "warned"), [("1.99.0", 1), ("1.14.1", 1), ("1.16.3", 0), ("1.14.2", 0)])
@@ -103,23 +104,10 @@ def test_the_fields_of_generated_are_those_that_are_checked():
 class UnslothGRPOTrainer(GRPOTrainer):
     """As Unsloth changes TRL's trainer: `compute_loss` is its own, and asks for log-probs that it does not get."""
 
-    def _get_per_token_logps_and_entropies(
-        self,
-        model,
-        input_ids,
-        attention_mask,
-        logits_to_keep,
-        batch_size=None,
-        compute_entropy=False,
-        compute_efficient=False,
-        *args,
-        **kwargs,
-    ):
-        if compute_efficient:
+    def _get_per_token_logps_and_entropies(self, *args, **kwargs):
+        if args[6:]:  # a further parameter, `compute_efficient`
             return None, None
-        return super()._get_per_token_logps_and_entropies(
-            model, input_ids, attention_mask, logits_to_keep, batch_size=batch_size, compute_entropy=compute_entropy
-        )
+        return super()._get_per_token_logps_and_entropies(*args, **kwargs)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
@@ -180,7 +168,7 @@ REUSE = {**SHARE, "selection": "dots", "skip_zero_advantage": True, "max_steps":
 
 
 def test_on_unsloths_trainer_selection_works_and_nothing_is_reused(ours_on, tmp_path, caplog_transformers):
-    trainer = run(ours_on(UnslothGRPOTrainer), DataEfficientGRPOConfig, tmp_path, **REUSE)
+    trainer = run(tmp_path, ours_on(UnslothGRPOTrainer), **REUSE)
     assert len(messages(caplog_transformers, "cannot be corrected")) == 1
     assert type(trainer.selector).__name__ == "DotsSelector"
     assert trainer.collector.buffer is None
@@ -191,14 +179,14 @@ def test_on_unsloths_trainer_selection_works_and_nothing_is_reused(ours_on, tmp_
 
 @pytest.mark.parametrize("trainer_class", [OwnLoss, OwnComputeLoss, OwnLogps])
 def test_a_subclass_that_overrides_the_loss_reuses_nothing(trainer_class, tmp_path, caplog_transformers):
-    trainer = run(trainer_class, DataEfficientGRPOConfig, tmp_path, train=False, **REUSE)
+    trainer = run(tmp_path, trainer_class, train=False, **REUSE)
     assert len(messages(caplog_transformers, "cannot be corrected")) == 1
     assert trainer.collector.buffer is None
     assert trainer._skipper is None
 
 
 def test_a_subclass_that_calls_super_reuses(tmp_path, caplog_transformers):
-    trainer = run(MoreLoss, DataEfficientGRPOConfig, tmp_path, **REUSE)
+    trainer = run(tmp_path, MoreLoss, **REUSE)
     assert not messages(caplog_transformers, "cannot be corrected")
     assert logged(trainer, "dataeff/replay/ess")
 
@@ -210,26 +198,23 @@ def test_a_loss_that_is_not_seen_through_is_found_out_before_its_first_update(
 ):
     ours = OwnComputeLoss if base is None else ours_on(base)
     monkeypatch.setattr(compat, "corrects_loss", lambda *classes: True)
-    trainer = run(ours, DataEfficientGRPOConfig, tmp_path, train=False, **REUSE, **accumulated)
-    stale = []
-    monkeypatch.setattr(trainer.collector, "collect", noted(trainer.collector.collect, stale))
+    trainer = run(tmp_path, ours, train=False, **REUSE, **accumulated)
+    stale, plain = [], trainer.collector.collect
+
+    def collect(*args):
+        batch = plain(*args)
+        stale.append(bool(batch.trained_stale))
+        return batch
+
+    trainer.collector.collect = collect
     with pytest.raises(RuntimeError, match="was not corrected"):
         trainer.train()
     assert not any(stale[:-1]), "a replayed batch has updated the model"
 
 
-def noted(collect, stale):
-    def collecting(*args):
-        batch = collect(*args)
-        stale.append(bool(batch.trained_stale))
-        return batch
-
-    return collecting
-
-
 def test_a_loss_that_calls_itself_within_is_scaled_once(ours_on, tmp_path):
     options = {**REUSE, "loss_type": "grpo", "rewards": partly_learnable_reward}
-    once = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path / "a", **options)
-    twice = run(ours_on(AgainWithin), DataEfficientGRPOConfig, tmp_path / "b", **options)
+    once = run(tmp_path / "a", **options)
+    twice = run(tmp_path / "b", ours_on(AgainWithin), **options)
     assert logged(once, "loss", "grad_norm") == logged(twice, "loss", "grad_norm")
     assert any(norm for (norm,) in logged(once, "grad_norm"))

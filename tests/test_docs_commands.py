@@ -1,13 +1,12 @@
 """Every command of README, pages and examples is one that works, and every Python block of a page runs on a tiny model."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import shlex
 import shutil
 import sys
 import tomllib
+from functools import partial
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -18,7 +17,8 @@ from trl import ModelConfig, ScriptArguments, TrlParser
 import trl_dataeff
 from examples.quickstart.__main__ import _parser as quickstart_parser
 from tests.cli.conftest import RECIPE, own_cache  # noqa: F401 (a fixture)
-from tests.factories import plain_dataset, save_tiny, tiny_model, tiny_tokenizer
+from tests.factories.tiny import SMALL, plain_dataset, save_tiny, tiny_model, tiny_tokenizer
+from tests.factories.training import mixed_reward
 from trl_dataeff.cli import grpo
 from trl_dataeff.cli.main import main
 from trl_dataeff.cli.parser import DESCRIPTION, read
@@ -26,20 +26,12 @@ from trl_dataeff.cli.parser import DESCRIPTION, read
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-SMALL = {
-    "use_cpu": True,
-    "bf16": False,
-    "per_device_train_batch_size": 8,
+TWO_STEPS = {
+    **SMALL,
     "gradient_accumulation_steps": 1,
-    "num_generations": 4,
-    "max_completion_length": 4,
     "max_steps": 2,
-    "logging_steps": 1,
     "eval_steps": 2,
     "per_device_eval_batch_size": 64,
-    "report_to": "none",
-    "disable_tqdm": True,
-    "save_strategy": "no",
 }
 
 
@@ -125,10 +117,6 @@ def check_python(arguments: list[str]) -> None:
         assert hasattr(module, "main")
 
 
-def test_there_are_commands():
-    assert len(COMMANDS) > 20
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_of_the_pages(command, here, capsys):
     words = shlex.split(command, comments=True)
@@ -183,7 +171,7 @@ def tiny(here, tiny_path, monkeypatch):
 
         class Config(config):
             def __init__(self, *args, **fields):
-                super().__init__(*args, **{**fields, **SMALL})
+                super().__init__(*args, **{**fields, **TWO_STEPS})
 
         def make(*args, trainer=trainer, **options):
             return trainer(**{**options, "model": tiny_model(), "processing_class": tiny_tokenizer()})
@@ -201,9 +189,33 @@ def tiny(here, tiny_path, monkeypatch):
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name != "selectors.md"], ids=lambda page: page.name)
 def test_the_python_blocks_of_a_page_run(page, tiny):
-    """Those of `selectors.md` have a test of their own."""
     for block in blocks(page, "python"):
         exec(compile(block, str(page), "exec"), tiny)
         trainer = tiny["trainer"]
         if not isinstance(trainer, MagicMock):
             assert trainer.state.global_step == trainer.state.max_steps
+
+
+def test_the_page_on_selectors_runs_with_its_steps_and_its_own_test_passes(tmp_path, monkeypatch):
+    names = {"__name__": "page", "model": tiny_model(), "reward": mixed_reward, "dataset": plain_dataset()}
+    ours, path = trl_dataeff.DataEfficientGRPOTrainer, ROOT / "docs" / "selectors.md"
+    config = partial(trl_dataeff.DataEfficientGRPOConfig, **{**SMALL, "save_strategy": "steps"})
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("trl_dataeff.DataEfficientGRPOConfig", config, raising=False)
+    monkeypatch.setattr(
+        "trl_dataeff.DataEfficientGRPOTrainer", partial(ours, processing_class=tiny_tokenizer()), raising=False
+    )
+    trainers = {}
+    for block in blocks(path, "python"):
+        exec(compile(block, str(path), "exec"), names)
+        if trainer := names.get("trainer"):
+            trainers[id(trainer)] = trainer
+    selector_class = names["LastRateSelector"]
+    assert [trainer.state.global_step for trainer in trainers.values()] == [4, 6]  # by instance, and resumed by name
+    for trainer in trainers.values():
+        assert type(trainer.selector) is selector_class
+        assert trainer.selector.floor == 0.05
+        assert any("dataeff/selector/mean_rate" in log for log in trainer.state.log_history)
+    (mark,) = [mark for mark in names["test_last_rate_selector"].pytestmark if mark.name == "parametrize"]
+    for make, check in mark.args[1]:
+        check(make)

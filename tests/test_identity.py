@@ -6,22 +6,12 @@ import pytest
 import torch
 from datasets import IterableDataset
 from peft import LoraConfig
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOTrainer
 
-from tests.factories import (
-    OFF,
-    assert_identical,
-    chat_dataset,
-    even_length_reward,
-    letter_share_reward,
-    plain_dataset,
-    run,
-    scripted_tool_calls,
-    text_of,
-    tool_arguments,
-    tool_tokenizer,
-)
-from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
+from tests.factories.comparison import OFF, assert_identical
+from tests.factories.tiny import chat_dataset, even_length_reward, letter_share_reward, plain_dataset, run, text_of
+from tests.factories.tools import scripted_tool_calls, tool_arguments, tool_tokenizer
+from trl_dataeff import DataEfficientGRPOTrainer
 
 
 async def async_reward(completions, **kwargs):
@@ -34,7 +24,6 @@ def sometimes_none_reward(prompts, completions, **kwargs):
 
 
 def answer_reward(completions, answer, **kwargs):
-    """Reads a column of the dataset."""
     return [float(a in text_of(c)) + 0.1 * len(text_of(c)) for c, a in zip(completions, answer)]
 
 
@@ -126,8 +115,8 @@ CASES = {
 def test_off_is_grpo(case, tmp_path):
     options = dict(CASES[case])
     wrap = options.pop("wrap", lambda trainer_class: trainer_class)
-    reference = run(wrap(GRPOTrainer), GRPOConfig, tmp_path / "a", **options)
-    ours = run(wrap(DataEfficientGRPOTrainer), DataEfficientGRPOConfig, tmp_path / "b", **options, **OFF)
+    reference = run(tmp_path / "a", wrap(GRPOTrainer), **options)
+    ours = run(tmp_path / "b", wrap(DataEfficientGRPOTrainer), **options, **OFF)
     assert_identical(reference, ours)
     for shown in {"beta": ["kl"], "tools": ["tools/call_frequency"]}.get(case, []):
         assert any(log.get(shown) for log in ours.state.log_history)

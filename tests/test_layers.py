@@ -1,10 +1,4 @@
-"""
-The layers of the package (see its docstring): a module imports only from layers below its own, and there is no cycle.
-
-Every import counts: those within functions, and those for type checkers alone.
-"""
-
-from __future__ import annotations
+"""The package's layers and names. A module imports only from layers below its own, also in functions and for type checkers."""
 
 import ast
 import graphlib
@@ -63,3 +57,10 @@ def test_private_names_of_the_trainer_stand_in_the_seam_alone():
         if any(re.fullmatch(r"(.*\.)?trainer\._[a-z]\w*|'_[a-z]\w*'", ast.unparse(node)) for node in nodes):
             users.add(str(path.relative_to(package)))
     assert users == {"rollouts/capture.py", "compat.py"}
+
+
+def test_every_public_name_is_there_and_no_other():
+    for name in trl_dataeff.__all__:
+        assert getattr(trl_dataeff, name) is not None
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        trl_dataeff.nothing  # noqa: B018

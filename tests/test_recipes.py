@@ -1,7 +1,5 @@
 """Every recipe under `recipes/` is found, parsed strictly, and trained for two steps on a tiny model, as the command does."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -86,8 +84,8 @@ def test_recipe_trains_two_steps(path, tiny_path, tmp_path, monkeypatch):  # noq
         return [float(i % 2) for i in range(len(completions))]
 
     assert arguments.script.reward_funcs, "a recipe names its rewards"
-    monkeypatch.setattr("tests.factories.letter_share_reward", reward)
-    arguments.script.reward_funcs.append("tests.factories.letter_share_reward")
+    monkeypatch.setattr("tests.factories.tiny.letter_share_reward", reward)
+    arguments.script.reward_funcs.append("tests.factories.tiny.letter_share_reward")
     if arguments.training.reward_weights:
         arguments.training.reward_weights.append(1.0)
     trainer = train(arguments)

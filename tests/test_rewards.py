@@ -1,7 +1,5 @@
 """Rewards for answers that can be checked, against answers judged by hand."""
 
-from __future__ import annotations
-
 import threading
 from fractions import Fraction
 

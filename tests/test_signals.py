@@ -1,20 +1,15 @@
 """Signals that end a run with a checkpoint (`save_on_signal`)."""
 
-import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
-from tests.factories import (
-    checkpoint_names,
-    even_length_reward,
-    history,
-    make_trainer,
-    messages,
-    plain_dataset,
-    train,
-)
+from tests.factories.comparison import checkpoint_names, history, messages
+from tests.factories.configurations import make_trainer, train
+from tests.factories.tiny import even_length_reward, plain_dataset
+from tests.factories.training import before_reward
 from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.signals import StopSignals
 
@@ -25,22 +20,9 @@ EVALUATING = {
 }  # fmt: skip
 
 
-def send(trainer, step: int | None, number: signal.Signals = signal.SIGTERM) -> None:
-    """Send a signal in the reward function, after `step` steps; without one, in the first evaluation."""
-    plain, pending = trainer.reward_funcs[0], [number]
-
-    def reward(*args, **kwargs):
-        now = not trainer.model.training if step is None else trainer.state.global_step == step
-        if now and pending:  # once: a step may take several rounds
-            os.kill(os.getpid(), pending.pop())
-        return plain(*args, **kwargs)
-
-    trainer.reward_funcs = [reward]
-
-
 def train_until_stopped(trainer, step: int | None, number: signal.Signals = signal.SIGTERM) -> None:
     """Train; it ends as a program without handlers would, but after the step and with a checkpoint."""
-    send(trainer, step, number)
+    before_reward(trainer, step, partial(signal.raise_signal, number))
     with pytest.raises(KeyboardInterrupt if number is signal.SIGINT else SystemExit) as raised:
         trainer.train()
     assert number is signal.SIGINT or raised.value.code == 128 + number == 143
@@ -99,7 +81,7 @@ def test_with_save_strategy_best_a_signal_before_an_evaluation_keeps_a_checkpoin
 
 def test_a_signal_in_the_last_step_is_no_early_end(tmp_path):
     trainer = make_trainer(tmp_path, "dynamic", max_steps=3, save_strategy="no", save_on_signal=True)
-    send(trainer, 2)
+    before_reward(trainer, 2, partial(signal.raise_signal, signal.SIGTERM))
     trainer.train()
     assert trainer.stopped_by is None
     assert checkpoint_names(tmp_path) == set()

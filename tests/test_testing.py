@@ -1,7 +1,5 @@
 """The conformance suite: every selector of the package passes, and a selector with any one fault does not."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -33,9 +31,6 @@ SELECTORS = [UniformSelector, uniform_in_order, GresoSelector, DotsSelector, pap
 @parametrize_with_checks(SELECTORS)
 def test_conformance(make, check):
     check(make)
-
-
-# What a selector can do wrong, and the check that finds it
 
 
 class Plain(Selector):
@@ -110,7 +105,6 @@ FAULTS = [
 
 
 def failures(make) -> set[str]:
-    """Names of the checks that fail."""
     failed = set()
     for check in CHECKS:
         try:

@@ -10,22 +10,10 @@ import torch
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from tests.factories import (
-    DYNAMIC,
-    FILL,
-    even_length_reward,
-    groups_since,
-    history,
-    make_trainer,
-    plain_dataset,
-    tiny_model,
-    tiny_tokenizer,
-    train_briefly,
-)
-from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer, GresoSelector, UniformSelector
-
-
-# Arguments
+from tests.factories.comparison import groups_since
+from tests.factories.configurations import DYNAMIC, FILL, make_trainer, train_briefly
+from tests.factories.tiny import SMALL, even_length_reward, plain_dataset, tiny_model, tiny_tokenizer
+from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer, UniformSelector
 
 
 def test_args_may_be_left_out(tmp_path, monkeypatch):
@@ -47,9 +35,7 @@ class WithMethod(GRPOConfig):
 
 def test_a_grpo_config_that_two_trainers_share(tmp_path):
     """It is not changed, what is saved has its class, and ours selects prompts and replays groups."""
-    fields = {"use_cpu": True, "bf16": False, "report_to": "none", "disable_tqdm": True, "save_strategy": "no"}
-    fields |= {"per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 8, "logging_steps": 1}
-    args, tokenizer = WithMethod(str(tmp_path), **fields), tiny_tokenizer()
+    args, tokenizer = WithMethod(str(tmp_path), **SMALL), tiny_tokenizer()
     args.max_steps, args.learning_rate = 2, 0.25
     before, data = dict(args.__dict__), {"train_dataset": plain_dataset(), "processing_class": tokenizer}
     first, second = (
@@ -78,26 +64,6 @@ def test_arguments_are_those_of_grpo_trainer_and_a_selector():
     assert ours["selector"].kind is inspect.Parameter.KEYWORD_ONLY
 
 
-def test_a_name_and_an_instance_select_the_same_and_are_bound_when_training_starts(tmp_path):
-    histories = []
-    for name, given in {
-        "by name": {"selection": "greso", "selector_args": {"p_init": 0.4}},
-        "instance": {"selection": "auto", "trainer": {"selector": GresoSelector(p_init=0.4)}},
-    }.items():
-        trainer = make_trainer(tmp_path / name, "off", max_steps=3, save_strategy="no", **given)
-        assert type(trainer.selector) is GresoSelector
-        assert not hasattr(trainer.selector, "context")
-        trainer.train()
-        context = trainer.selector.context
-        assert (context.num_prompts, context.batch_groups, context.group_size) == (24, 2, 4)
-        assert trainer.selector.metrics()["p_easy"] == 0.4
-        histories.append(history(trainer.state.log_history))
-    assert histories[0] == histories[1]
-
-
-# Overridden methods
-
-
 def overridden() -> set[str]:
     methods = {name for name, value in vars(DataEfficientGRPOTrainer).items() if inspect.isfunction(value)}
     return {name for name in methods if hasattr(GRPOTrainer, name)} - {"__init__"}
@@ -119,9 +85,6 @@ def test_overridden_methods_take_what_they_take_in_trl():
         named = [(p.name, p.default) for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
         passes_on = len(named) < len(parameters)
         assert named == [(p.name, p.default) for p in trls][: len(named) if passes_on else None], name
-
-
-# Runs
 
 
 @pytest.mark.parametrize("fields", [{"selection": "auto", **FILL}, DYNAMIC], ids=["defaults", "dynamic sampling"])

@@ -1,7 +1,5 @@
 """Files are complete or absent. Hashes see every change of content, and no change of storage."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -4,17 +4,10 @@ import pytest
 from datasets import Dataset
 from peft import LoraConfig
 
-from tests.factories import (
-    DYNAMIC,
-    FILL,
-    Watched,
-    even_length_reward,
-    make_trainer,
-    messages,
-    plain_dataset,
-    run,
-    train_briefly,
-)
+from tests.factories.comparison import messages
+from tests.factories.configurations import DYNAMIC, FILL, make_trainer, train_briefly
+from tests.factories.tiny import even_length_reward, plain_dataset, run
+from tests.factories.training import Watched
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 from trl_dataeff.selection import DotsSelector, GresoSelector, UniformSelector
 from trl_dataeff.selection.base import uses_references
@@ -169,7 +162,7 @@ def test_arguments_that_trl_passes_that_have_defaults_or_are_made_by_a_transform
 def test_a_stream_is_trained_on_without_replay_and_that_is_said(tmp_path, caplog_transformers):
     stream = {"train_dataset": plain_dataset().to_iterable_dataset()}
     options = {"selection": "auto", "max_steps": 3, **FILL}
-    trainer = run(Watched, DataEfficientGRPOConfig, tmp_path, trainer=stream, **options)
+    trainer = run(tmp_path, Watched, trainer=stream, **options)
     assert trainer.collector.buffer is None
     assert [len(batch.generated) for batch in trainer.batches] == [2, 2, 2]
     assert len(messages(caplog_transformers, "'uniform'")) == 1

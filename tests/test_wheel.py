@@ -1,7 +1,5 @@
 """What is released: the wheel is complete, and its command runs in an environment that has nothing but its dependencies."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

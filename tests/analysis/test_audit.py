@@ -6,10 +6,10 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOTrainer
 
-from tests.factories import even_length_reward, letter_share_reward, mixed_reward, run
-from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
+from tests.factories.tiny import even_length_reward, letter_share_reward, run
+from tests.factories.training import mixed_reward
 from trl_dataeff.analysis.audit import audit
 from trl_dataeff.cli.main import main
 
@@ -27,7 +27,6 @@ COLUMNS = {"prompt": "question", "reward": "score", "step": "iteration"}
 
 
 def overall(*args, **columns) -> pd.Series:
-    """Shares of a whole run."""
     return audit(*args, **columns).shares.iloc[-1]
 
 
@@ -52,7 +51,7 @@ def options(folder, **fields):
 
 @pytest.mark.parametrize("rewards", [mixed_reward, [letter_share_reward, even_length_reward]], ids=["one", "two"])
 def test_of_a_run_of_trl_with_completions(tmp_path, rewards):
-    trainer = run(GRPOTrainer, GRPOConfig, **options(tmp_path, log_completions=True, rewards=rewards))
+    trainer = run(trainer_class=GRPOTrainer, **options(tmp_path, log_completions=True, rewards=rewards))
     found = overall([tmp_path])
     shares = [1 - log["frac_reward_zero_std"] for log in trainer.state.log_history if "loss" in log]
     assert found["groups"] == 16
@@ -61,7 +60,7 @@ def test_of_a_run_of_trl_with_completions(tmp_path, rewards):
 
 
 def test_of_a_run_of_trl_without_completions_its_logs_have_the_share(tmp_path, capsys):
-    trainer = run(GRPOTrainer, GRPOConfig, **options(tmp_path, rewards=mixed_reward))
+    trainer = run(trainer_class=GRPOTrainer, **options(tmp_path, rewards=mixed_reward))
     found = overall([tmp_path])
     zero = [log["frac_reward_zero_std"] for log in trainer.state.log_history if "loss" in log]
     assert found["effective"] == pytest.approx(1 - np.mean(zero))
@@ -74,7 +73,7 @@ def test_of_a_run_of_trl_without_completions_its_logs_have_the_share(tmp_path, c
 
 def test_of_our_own_run(tmp_path):
     fields = {"selection": "greso", "max_rollout_rounds": 4, "rewards": mixed_reward}
-    trainer = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, **options(tmp_path, **fields))
+    trainer = run(**options(tmp_path, **fields))
     found = overall([tmp_path])
     counts = trainer.collector.counters
     assert found["groups"] == counts["rollouts_generated"] // 4

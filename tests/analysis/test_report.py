@@ -4,10 +4,9 @@ import shutil
 
 import numpy as np
 import pytest
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOTrainer
 
-from tests.factories import even_length_reward, plain_dataset, run
-from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
+from tests.factories.tiny import even_length_reward, plain_dataset, run
 from trl_dataeff.analysis.figures import panels_of, running_mean, where_rollouts_went
 from trl_dataeff.analysis.recorded import facts, read_run, summary
 from trl_dataeff.cli.main import main
@@ -21,14 +20,14 @@ REPLAYS = {"selection": "dots", "replay": "share", "replay_fraction": 0.5, "per_
 def ours(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ours $b")
     options = {**REPLAYS, **EVALUATES, "rewards": even_length_reward}
-    return folder, run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, folder, **options)
+    return folder, run(folder, **options)
 
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
     folder = tmp_path_factory.mktemp("plain")
     options = {"save_strategy": "steps", "save_steps": 6, "rewards": even_length_reward}
-    return folder, run(GRPOTrainer, GRPOConfig, folder, **options)
+    return folder, run(folder, GRPOTrainer, **options)
 
 
 def test_what_is_read_is_what_was_logged(ours, plain):
@@ -99,12 +98,3 @@ def test_what_cannot_be_read_is_one_sentence(ours, tmp_path, capsys, name, text,
     (folder / name).write_text(text)
     assert main(["report", str(folder)]) == 2
     assert says in capsys.readouterr().err
-
-
-def test_a_run_that_was_killed_while_it_wrote_a_line_is_shown(ours, tmp_path):
-    shutil.copytree(ours[0], tmp_path / "run")
-    path = tmp_path / "run" / "dataeff" / "metrics.jsonl"
-    whole = path.read_text()
-    path.write_text(whole + '{"step')
-    assert len(read_run(tmp_path / "run").logs) == len(whole.splitlines())
-    assert main(["report", str(tmp_path / "run")]) == 0

@@ -1,14 +1,19 @@
-"""The statistics behind the tables of the results, on made-up runs."""
-
-from __future__ import annotations
+"""The statistics behind the tables of the results, on made-up runs and curves; the pages that say them; and the smaller benchmarks."""
 
 import math
+import re
+from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from benchmarks import proof, tables, time_model
+from benchmarks import distributed, overhead, proof, tables, theorem, time_model
+from benchmarks.curves import band, final, isotonic, on_grid, reach
 from benchmarks.lab.ratios import Curve, ratio_table, ratios
 from benchmarks.lab.store import RunFile
+from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 
 
 def run(method: str, seed: int, slope: float, steps: int = 100, per_step: int = 128, pool: str = "first") -> Curve:
@@ -136,3 +141,92 @@ def test_what_the_time_model_takes_from_runs():
         row |= {"groups_trained": 8, "effective_groups_trained": 6}
     need = time_model.measured("share", [run("uniform", 0, 0.004), fast])
     assert (need.steps, need.rollouts, need.rows) == pytest.approx((0.5, 0.5, 0.75))
+
+
+X = [0, 100, 200, 300]
+
+
+@pytest.mark.parametrize(
+    ("x", "values", "target", "expected"),
+    [
+        (X, [0.1, 0.2, 0.4, 0.5], 0.3, 150),  # linear between points
+        (X, [0.1, 0.2, 0.4, 0.5], 0.2, 100),
+        (X, [0.1, 0.2, 0.3, 0.3], 0.31, math.inf),
+        (X, [0.5, 0.6, 0.7, 0.8], 0.4, 0),
+        (X, [0.2, 0.2, 0.2, 0.2], 0.2, 0),
+        ([50, 100], [0.5, 0.6], 0.5, 50),
+        # The peak of 0.5 at 100 is pooled with the fall after it: (0.5 + 0.1) / 2 = 0.3
+        (X, [0.0, 0.5, 0.1, 0.6], 0.45, 250),
+    ],
+)
+def test_reach_by_hand(x, values, target, expected):
+    assert reach(x, values, target) == pytest.approx(expected)
+
+
+def test_the_end_is_that_of_the_fit():
+    assert final([0.1, 0.5, 0.3]) == pytest.approx(0.4)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=30))
+def test_isotonic_is_increasing_and_keeps_the_mean(values):
+    fit = isotonic(values)
+    assert len(fit) == len(values)
+    assert np.all(np.diff(fit) >= -1e-12)
+    assert fit.mean() == pytest.approx(np.mean(values), abs=1e-9)
+    assert isotonic(fit) == pytest.approx(fit)
+
+
+def test_the_band_of_three_seeds():
+    mean, half = band(np.array([[1.0], [2.0], [3.0]]))
+    assert mean == pytest.approx([2.0])
+    assert half == pytest.approx([4.30 / math.sqrt(3)])
+    assert np.isnan(band(np.ones((1, 4)))[1]).all()
+
+
+def test_a_grid_ends_with_the_shortest_curve():
+    grid, values = on_grid([([0, 10], [0.0, 1.0]), ([0, 20], [0.0, 1.0])], points=3)
+    assert grid.tolist() == [0, 5, 10]
+    assert values.tolist() == [[0, 0.5, 1.0], [0, 0.25, 0.5]]
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_overhead_times_each_step_after_the_warm_up(tmp_path):
+    (seconds,) = overhead.run_steps(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, steps=1, folder=str(tmp_path))
+    assert seconds > 0
+
+
+def test_the_theorem_holds_where_it_is_measured():
+    ratio, error = theorem.measure(0.3, 8, 2000, np.random.default_rng(1))
+    assert ratio == pytest.approx(1, abs=5 * error)
+    assert error < 0.03
+
+
+def test_the_cost_of_communication_is_measured():
+    ids, flags, moved, packed = distributed.measure()
+    assert ids == 0  # one process
+    assert min(flags, moved, packed) > 0
+
+
+def test_times_of_communication_are_the_committed_ones():
+    committed = (ROOT / "benchmarks" / "results" / "distributed.txt").read_text(encoding="utf-8").strip()
+    assert committed in (ROOT / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", proof.PAGES, ids=lambda page: page.name)
+def test_tables_are_those_of_the_committed_runs(page):
+    text = page.read_text(encoding="utf-8")
+    assert proof.fill(text) == text, "python -m benchmarks.proof --write puts the tables in"
+
+
+def test_every_table_stands_on_a_page():
+    pages = "".join(page.read_text(encoding="utf-8") for page in proof.PAGES)
+    assert {found["name"] for found in proof.MARKED.finditer(pages)} == set(proof.TABLES)
+
+
+@pytest.mark.parametrize("page", proof.PAGES[:2], ids=lambda page: page.name)
+def test_figures_in_the_text_are_figures_of_a_table(page):
+    prose = re.sub(r"^\|.*$|(?s:```.*?```)|`[^`]*`|https?://\S+|\]\(\S+\)", "", page.read_text(), flags=re.MULTILINE)
+    quoted = set(re.findall(r"(?<![\d.])0\.\d{2,3}(?!\d)", prose))
+    assert quoted <= set(re.findall(r"\d\.\d+", "".join(make() for make in proof.TABLES.values())))

@@ -6,12 +6,16 @@ import resource
 import shutil
 import signal
 from pathlib import Path
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
 import torch
 
-from tests.factories import checkpoint_names, groups_since, history, make_trainer, messages, plain_dataset, train
+from tests.factories.comparison import checkpoint_names, groups_since, history, messages
+from tests.factories.configurations import make_trainer, train
+from tests.factories.tiny import plain_dataset
+from tests.factories.training import before_reward
 from trl_dataeff import DataEfficientGRPOTrainer
 from trl_dataeff import trainer as trainer_module
 from trl_dataeff.checkpoint import resume
@@ -25,28 +29,9 @@ class Killed(BaseException):
     """As good as SIGKILL: nothing of the trainer's own handles it."""
 
 
-def fail(error):
-    def failing(*args, **kwargs):
-        raise error
-
-    return failing
-
-
-def before_reward(trainer, step: int, act) -> None:
-    """Have `act()` called once, as the reward function is called in the step after `step`."""
-    plain, pending = trainer.reward_funcs[0], [act]
-
-    def reward(*args, **kwargs):
-        if trainer.state.global_step == step and pending:
-            pending.pop()()
-        return plain(*args, **kwargs)
-
-    trainer.reward_funcs = [reward]
-
-
 def notes_of_failure(trainer, step: int) -> list[str]:
     """Train until the reward function fails in the step after `step`; the notes of its error."""
-    before_reward(trainer, step, fail(KeyError("answer")))
+    before_reward(trainer, step, Mock(side_effect=KeyError("answer")))
     with pytest.raises(KeyError) as raised:
         trainer.train()
     return raised.value.__notes__
@@ -113,7 +98,7 @@ def test_killed_while_a_complete_one_is_written_again(tmp_path, monkeypatch, sta
         if "rmtree" in station:
             patch.setattr(resume.shutil, "rmtree", remove_half)
         else:
-            patch.setattr(DataEfficientGRPOTrainer, station, fail(Killed()), raising=False)
+            patch.setattr(DataEfficientGRPOTrainer, station, Mock(side_effect=Killed), raising=False)
         with pytest.raises(Killed):
             train(tmp_path, max_steps=4, resume=str(tmp_path / "checkpoint-3"))
     assert not is_complete(tmp_path / "checkpoint-4")
@@ -152,7 +137,7 @@ def test_only_the_model(tmp_path, caplog_transformers, monkeypatch):
             trainer.train(resume_from_checkpoint=wanted)
     notes = notes_of_failure(make_trainer(tmp_path / "failed", "dynamic", **options), 2)
     assert not [note for note in notes if "resume" in note]
-    monkeypatch.setattr(resume, "write_manifest", fail(FULL))
+    monkeypatch.setattr(resume, "write_manifest", Mock(side_effect=FULL))
     with pytest.raises(CheckpointError, match=str(tmp_path / "full")):
         train(tmp_path / "full", **options)
 
@@ -228,7 +213,7 @@ def test_a_checkpoint_that_cannot_be_written(tmp_path, monkeypatch, part, size):
     before = sorted(path.name for path in tmp_path.rglob("*"))
     trainer = make_trainer(tmp_path, "dynamic", max_steps=4, save_steps=2)
     if part == "manifest":
-        monkeypatch.setattr(resume, "write_manifest", fail(FULL))
+        monkeypatch.setattr(resume, "write_manifest", Mock(side_effect=FULL))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
     try:
@@ -263,7 +248,7 @@ def test_notes_name_the_prompts_and_the_checkpoint_of_this_run(tmp_path):
     ],
 )
 def test_notes_without_a_checkpoint(error, ids, problem, noted):
-    flush = fail(problem) if problem else lambda: None
+    flush = Mock(side_effect=problem)
     with pytest.raises(type(error)) as raised, failure_notes(Run(), ids, flush):
         raise error
     assert raised.value is error

@@ -1,15 +1,18 @@
 """A run that is resumed goes on as if it had never stopped: to the last bit, whatever the step it was stopped after."""
 
 import json
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
 
-from tests.factories import CONFIGURATIONS, STEPS, assert_same_end, groups_since, history, make_trainer
+from tests.factories.comparison import assert_same_end, groups_since, history
+from tests.factories.configurations import CONFIGURATIONS, STEPS, make_trainer, train
+from tests.factories.training import before_reward
 
 
 # The default run resumes each configuration once: in a generation batch, between two, in the second epoch
-QUICK_STEPS = [5, 7, 9, 5, 3, 9, 3, 6, 6, 5, 7, 5, 5, 6, 7, 5, 7, 5, 5, 7, 5, 5, 5]
+QUICK_STEPS = [5, 7, 9, 5, 3, 9, 3, 6, 6, 5, 7, 5, 5, 6, 7, 5, 7, 5, 5, 5, 7, 5, 5, 5]
 QUICK = dict(zip(CONFIGURATIONS, QUICK_STEPS, strict=True))
 
 
@@ -21,8 +24,7 @@ def whole(tmp_path_factory):
     def get(name):
         if name not in runs:
             folder = tmp_path_factory.mktemp("whole")
-            runs[name] = (make_trainer(folder, name), folder)
-            runs[name][0].train()
+            runs[name] = (train(folder, name), folder)
         return runs[name]
 
     return get
@@ -38,8 +40,7 @@ def whole(tmp_path_factory):
 )
 def test_resume_is_exact(name, step, whole, tmp_path):
     trainer, folder = whole(name)
-    resumed = make_trainer(tmp_path, name, save_strategy="no")
-    resumed.train(resume_from_checkpoint=str(folder / f"checkpoint-{step}"))
+    resumed = train(tmp_path, name, save_strategy="no", resume=str(folder / f"checkpoint-{step}"))
     assert resumed.state.global_step == STEPS
     assert history(resumed.state.log_history) == history(trainer.state.log_history)
     half_used = json.loads((folder / f"checkpoint-{step}" / "dataeff" / "state.json").read_text())["half_used"]
@@ -53,18 +54,9 @@ def test_resume_is_exact(name, step, whole, tmp_path):
 def test_resume_in_the_trainer_that_failed_is_exact(tmp_path, caplog):
     """As in a notebook. The policy in memory is not the one that embedded the prompts."""
     options = {"save_strategy": "steps", "save_steps": 5}
-    whole = make_trainer(tmp_path / "whole", "dots", **options)
-    whole.train()
+    whole = train(tmp_path / "whole", "dots", **options)
     failed = make_trainer(tmp_path / "failed", "dots", **options)
-    reward = failed.reward_funcs[0]
-
-    def fail_once(*args, **kwargs):
-        if failed.state.global_step == 7:
-            failed.reward_funcs[0] = reward
-            raise RuntimeError("the grader is away")
-        return reward(*args, **kwargs)
-
-    failed.reward_funcs[0] = fail_once
+    before_reward(failed, 7, Mock(side_effect=RuntimeError("the grader is away")))
     with pytest.raises(RuntimeError, match="the grader is away"):
         failed.train()
     failed.train(resume_from_checkpoint=True)
@@ -88,8 +80,6 @@ def test_the_save_points_are_what_they_are_said_to_be(whole):
 
 def test_a_longer_run_and_other_logging_are_no_mismatch(whole, tmp_path):
     _, folder = whole("dynamic")
-    longer = make_trainer(
-        tmp_path, "dynamic", save_strategy="no", max_steps=STEPS + 3, logging_steps=4, max_rollout_rounds=7
-    )
-    longer.train(resume_from_checkpoint=str(folder / f"checkpoint-{STEPS}"))
+    options = {"save_strategy": "no", "max_steps": STEPS + 3, "logging_steps": 4, "max_rollout_rounds": 7}
+    longer = train(tmp_path, resume=str(folder / f"checkpoint-{STEPS}"), **options)
     assert longer.state.global_step == STEPS + 3

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.factories import make_trainer
+from tests.factories.configurations import train
 from trl_dataeff.checkpoint.manifest import MANIFEST, check_checkpoint
 from trl_dataeff.checkpoint.resume import resolve_run
 from trl_dataeff.checkpoint.state import CheckpointError, load_run
@@ -21,8 +21,7 @@ from trl_dataeff.rollouts.distributed import Processes
 def original(tmp_path_factory):
     """A checkpoint that has every kind of state: history, leftover groups, and a half-used generation batch."""
     folder = tmp_path_factory.mktemp("run")
-    trainer = make_trainer(folder, "dynamic, leftover groups", max_steps=3, save_steps=3)
-    trainer.train()
+    trainer = train(folder, "dynamic, leftover groups", max_steps=3, save_steps=3)
     assert trainer.collector.leftover
     checkpoint = folder / "checkpoint-3"
     names = {path.name.partition(".")[0] for path in (checkpoint / "dataeff").iterdir()}
@@ -50,7 +49,6 @@ def damage(path: Path, how: str, rng: random.Random) -> None:
 
 
 def content(checkpoint: Path) -> tuple:
-    """All that a resumed run would read, as values that can be compared."""
     state, batches = load_run(checkpoint, Processes())
     return state, [{name: np.asarray(value) for name, value in batch.items()} for batch in batches]
 
@@ -80,7 +78,7 @@ def test_no_damage_is_loaded_without_a_word(original, tmp_path, how):
 
 
 def test_our_files_of_two_checkpoints_are_not_mixed(tmp_path):
-    make_trainer(tmp_path, "dynamic, leftover groups", max_steps=3).train()
+    train(tmp_path, "dynamic, leftover groups", max_steps=3)
     old, new = tmp_path / "checkpoint-2", tmp_path / "checkpoint-3"
     for name in ("dataeff/state.json", "dataeff/state.safetensors", MANIFEST):
         data = (new / name).read_bytes()

@@ -11,7 +11,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tests.factories import groups_since, history, make_trainer
+from tests.factories.comparison import groups_since, history
+from tests.factories.configurations import train
 from trl_dataeff import DataEfficientGRPOTrainer
 from trl_dataeff import trainer as trainer_module
 from trl_dataeff.checkpoint import resume, state
@@ -41,8 +42,7 @@ def train_slowly(folder: str) -> None:
     rng = random.Random(os.getpid())
     for owner, name in PARTS:
         slow_down(owner, name, rng)
-    trainer = make_trainer(folder, "greso, dynamic", **OPTIONS)
-    trainer.train(resume_from_checkpoint=True)
+    trainer = train(folder, "greso, dynamic", resume=True, **OPTIONS)
     text = json.dumps(history(trainer.state.log_history))
     write_atomically(Path(folder) / "history.json", lambda path: path.write_text(text))
 

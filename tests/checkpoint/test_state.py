@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.factories import FILL, OFF, even_length_reward, logged, make_trainer, mixed_reward, plain_dataset, train
+from tests.factories.comparison import OFF
+from tests.factories.configurations import FILL, make_trainer, train
+from tests.factories.tiny import even_length_reward, logged, plain_dataset
+from tests.factories.training import mixed_reward
 from trl_dataeff.checkpoint.manifest import MANIFEST
 from trl_dataeff.checkpoint.state import CheckpointError, load_run, load_state, save_run, save_state
 from trl_dataeff.rollouts.distributed import Processes
@@ -14,13 +17,7 @@ from trl_dataeff.utils import FORMAT, hash_json
 
 
 ATTENTION = {"selection": "dots", "selector_args": {"predictor": "attention"}}
-
-
-def attention(width: int) -> dict:
-    return {"selection": "dots", "selector_args": {"predictor": "attention", "predictor_args": {"width": width}}}
-
-
-# What is written
+NARROW = {"selection": "dots", "selector_args": {"predictor": "attention", "predictor_args": {"width": 8}}}
 
 
 def test_state_is_what_was_saved(tmp_path):
@@ -53,9 +50,6 @@ def test_generation_batches_keep_lists_and_shared_scalars(tmp_path):
     assert second["n"] == 3
     with pytest.raises(CheckpointError, match="batch-1"):
         load_run(tmp_path, Processes(rank=1, world_size=2))
-
-
-# What is compared
 
 
 def test_another_format_names_the_version_that_wrote_it(tmp_path):
@@ -91,7 +85,7 @@ def test_a_dataset_with_another_prompt_is_rejected(tmp_path):
             r"gradient_accumulation_steps .*\b1\b.*\b2\b",
         ),
         ({"selection": "dots"}, ATTENTION, "predictor .*'logistic'.*'attention'"),
-        (attention(8), attention(16), "DotsSelector.*arguments"),
+        (NARROW, ATTENTION, "DotsSelector.*arguments"),
     ],
 )
 def test_settings_that_the_state_depends_on_are_compared(tmp_path, before, after, named):

@@ -1,11 +1,9 @@
 """Fixtures of the command's tests."""
 
-from __future__ import annotations
-
 import datasets.config
 import pytest
 
-from tests.factories import plain_dataset, save_tiny
+from tests.factories.tiny import plain_dataset, save_tiny
 
 
 RECIPE = """\
@@ -21,7 +19,7 @@ max_completion_length: 6
 max_steps: 2
 logging_steps: 1
 report_to: none
-reward_funcs: [numeric_answer_reward, tests.factories.letter_share_reward]
+reward_funcs: [numeric_answer_reward, tests.factories.tiny.letter_share_reward]
 reward_weights: [1.0, 0.5]
 use_peft: true
 lora_target_modules: [q_proj, v_proj]
@@ -33,7 +31,6 @@ max_rollout_rounds: 4
 
 @pytest.fixture(scope="session")
 def tiny_path(tmp_path_factory) -> str:
-    """Folder of a tiny model and its tokenizer."""
     return save_tiny(tmp_path_factory.mktemp("tiny"))
 
 

@@ -1,7 +1,5 @@
 """The command from end to end: help, recipes, training here, and what goes to `accelerate launch`."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -15,7 +13,7 @@ from safetensors.torch import load_file
 import trl_dataeff
 from trl_dataeff import DataEfficientGRPOConfig
 from trl_dataeff.cli import grpo as launching
-from trl_dataeff.cli.grpo import make_trainer, parse, train
+from trl_dataeff.cli.grpo import make_trainer, parse
 from trl_dataeff.cli.main import main
 
 
@@ -37,17 +35,6 @@ def test_training_from_a_recipe(recipe, tmp_path, capsys):
     args = torch.load(out / "training_args.bin", weights_only=False)
     assert isinstance(args, DataEfficientGRPOConfig)
     assert (args.seed, args.max_rollout_rounds, args.learning_rate) == (7, 4, 1e-2)
-
-
-def test_training_from_python_returns_the_trainer_and_resumes(recipe, tmp_path):
-    arguments = ["--config", recipe, "--output_dir", str(tmp_path / "two")]
-    first = train(parse([*arguments, "--max_steps", "1", "--save_steps", "1"]))
-    assert isinstance(first, trl_dataeff.DataEfficientGRPOTrainer)
-    assert first.state.global_step == 1
-    second = train(parse([*arguments, "--resume_from_checkpoint", "last"]))
-    assert second.state.global_step == 2
-    # What was logged before (seconds too) comes from the checkpoint; a run that started anew would log its own
-    assert second.state.log_history[0] == first.state.log_history[0]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -72,6 +59,9 @@ def test_a_run_that_is_stopped_ends_with_the_signals_code(recipe, tmp_path, monk
     assert "Training completed" not in capsys.readouterr().out
     assert not (folder / "adapter_model.safetensors").exists()
     assert main(["grpo", "--config", recipe, "--max_steps", "3", "--resume_from_checkpoint", "last"]) == 0
+    states = [json.loads((folder / f"checkpoint-{step}" / "trainer_state.json").read_text()) for step in (1, 3)]
+    first, resumed = (state["log_history"][0] for state in states)
+    assert resumed == first, "seconds too: a run that started anew would log its own"
 
 
 def test_model_is_loaded_as_the_fields_say(recipe, capsys):
@@ -122,7 +112,7 @@ def test_mistake_in_a_program_keeps_its_traceback(recipe, monkeypatch):
     def broken(completions, **kwargs):
         raise KeyError("a mistake in the reward")
 
-    monkeypatch.setattr("tests.factories.letter_share_reward", broken)
+    monkeypatch.setattr("tests.factories.tiny.letter_share_reward", broken)
     with pytest.raises(KeyError, match="a mistake in the reward"):
         main(["grpo", "--config", recipe])
 
@@ -176,7 +166,7 @@ def test_the_command_and_python_have_the_same_defaults():
 
 @pytest.mark.parametrize("command", [["--help"], ["recipes", "list"], ["recipes", "--help"]])
 def test_what_only_prints_imports_no_torch(command):
-    code = "import atexit, os, sys\nfrom trl_dataeff.cli.main import main\n"
+    code = "import atexit, os, sys, trl_dataeff\nfrom trl_dataeff.cli.main import main\ndir(trl_dataeff)\n"
     code += f"atexit.register(lambda: os._exit('torch' in sys.modules))\nmain({command})"
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -1,7 +1,5 @@
 """What a run of the command prints, and what it leaves to trackers and to `log_history`."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 

@@ -1,7 +1,5 @@
 """SIGTERM and Ctrl-C to a command that trains through `accelerate launch`: no process is left, and the codes are as documented."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """A recipe is read strictly: a mistake is said with file, line, what was given and what would do."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

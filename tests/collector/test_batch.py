@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.factories import make_group, visit
+from tests.factories.groups import make_group, visit
 from tests.factories.training import as_it_is
 from trl_dataeff.collector.collector import RolloutCollector
 from trl_dataeff.collector.rounds import RoundSizes, ZeroVarianceShare
@@ -56,7 +56,6 @@ class AtRandom(Selector):
 
 
 def collector(num_prompts: int = 40, **options) -> RolloutCollector:
-    """A collector whose run has begun."""
     arguments = {"group_size": 4, "batch_groups": 2, "reward_names": ["reward"], "selector": InTurn()}
     arguments |= options
     if arguments["selector"] is not None:
@@ -67,8 +66,6 @@ def collector(num_prompts: int = 40, **options) -> RolloutCollector:
 
 
 def rounds(rewards: dict[int, list[float]]):
-    """Rollouts of prompts by their rewards."""
-
     def roll_out(ids: np.ndarray) -> GeneratedRound:
         values = np.array([rewards[int(i)] for i in ids], dtype=np.float32).reshape(-1, 1)
         return GeneratedRound(values, np.ones(len(values), np.int32), np.zeros(len(values), bool))
@@ -217,16 +214,6 @@ def test_every_batch_is_made_by_the_rule(places, world_size, reserved, replays, 
         for batch in batches:
             assert len(batch.own) == places // world_size
             assert batch.held == prompts(batch.own)
-
-
-@pytest.mark.parametrize("reserved", [0, 3])
-def test_three_processes_collect_what_one_does(reserved):
-    options = {"batch_groups": 6, "reserved": reserved, "replays": True, "max_age": None, "references": 0}
-    alone, *three = (collected(n, seed=5, effective=0.6, **options)[0] for n in (1, 3))
-    for one, several in zip(alone, *three, strict=True):
-        assert prompts(several.generated) == prompts(one.generated)
-        assert sorted(prompts(several.trained)) == sorted(prompts(one.trained))
-    assert sum(len(batch.replayed) for batch in alone) > 5
 
 
 def test_a_round_is_sized_by_the_places_that_are_missing():

@@ -3,7 +3,9 @@
 import numpy as np
 import pandas as pd
 
-from tests.factories import dynamic, logged, mixed_reward
+from tests.factories.tiny import logged
+from tests.factories.training import dynamic, mixed_reward
+from trl_dataeff.tracking.groups import SCHEMA, about_groups
 
 
 def test_every_rollout_is_counted_and_accounted_for(tmp_path):
@@ -14,13 +16,18 @@ def test_every_rollout_is_counted_and_accounted_for(tmp_path):
     assert trained == sum(len(t["advantages"]) for t in trainer.tensors)
     assert generated == trained + discarded + 4 * len(trainer.collector.leftover)
     table = pd.read_parquet(tmp_path / "dataeff" / "groups.parquet")
-    assert len(table) * 4 == generated
-    assert table["disposition"].eq("dropped").sum() * 4 == discarded
+    assert list(table.columns) == SCHEMA.names
+    assert table["completions"].sum() == len(table) * 4 == generated
+    dropped = table[table["disposition"] == "dropped"]
+    assert len(dropped) * 4 == discarded
+    assert set(dropped["kind"]) <= {"easy", "hard"}
     assert table["origin"].eq("fresh").all()
     dispositions = [b.dispositions[id(g)] for b in trainer.batches for g in b.generated]
     assert table["disposition"].tolist() == dispositions
     assert set(dispositions) == {"trained", "leftover", "dropped"}
     assert table["tokens"].sum() == logged(trainer, "dataeff/tokens_generated")[-1][0]
+    about = about_groups(tmp_path / "dataeff" / "groups.parquet")
+    assert about == {"dataset": trainer.collector.dataset_hash, "reward_range": {"low": 0.0, "high": 1.0}}
 
 
 def test_completions_table_holds_what_is_trained_on(tmp_path):

@@ -1,7 +1,5 @@
 """The paper's predictor against the formulas of its paper and the parameter names of its authors' checkpoint."""
 
-from __future__ import annotations
-
 import math
 from copy import deepcopy
 
@@ -13,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from tests.factories import difficulty_problem, generator
+from tests.factories.groups import difficulty_problem, generator
 from trl_dataeff.difficulty import attention, load_predictor
 from trl_dataeff.difficulty.attention import AttentionDifficultyPredictor, References
 from trl_dataeff.difficulty.predictor import Groups, PredictorError
@@ -109,9 +107,6 @@ def test_pickled_objects_are_rejected_and_not_run(tmp_path):
     assert not Payload.ran
 
 
-# ---------------------------------------------------------------- attend
-
-
 def parts(n: int = 12, k: int = 7):
     model = AttentionDifficultyPredictor(10, width=8, seed=3)
     for parameter in model.parameters():
@@ -168,9 +163,6 @@ def test_chunks_change_nothing(monkeypatch):
     monkeypatch.setattr(attention, "SCORES", 30)
     torch.testing.assert_close(model.attend(zq, references, exclude), whole)
     assert model.attend(zq[:0], references).shape == (0,)
-
-
-# ---------------------------------------------------------------- fit
 
 
 def test_a_fit_repeats_and_leaves_the_global_random_state_alone():

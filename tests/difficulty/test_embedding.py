@@ -17,9 +17,8 @@ from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from transformers import BertConfig, BertModel, LlavaProcessor
 
-from tests.factories import CHAT_TEMPLATE, chat_dataset, plain_dataset, run, save_tiny, tiny_model, tiny_tokenizer
+from tests.factories.tiny import CHAT_TEMPLATE, chat_dataset, plain_dataset, run, save_tiny, tiny_model, tiny_tokenizer
 from tests.factories.vision import save_tiny_vision
-from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 from trl_dataeff.difficulty import embedding
 from trl_dataeff.difficulty.embedding import EmbeddingError, embed_dataset
 
@@ -208,7 +207,6 @@ def test_datasets_that_cannot_be_embedded(embed, dataset, names):
 
 
 def process(rank: int, count: int, kind: DistributedType = DistributedType.NO) -> SimpleNamespace:
-    """What is read of an accelerator."""
     return SimpleNamespace(process_index=rank, num_processes=count, is_main_process=False, distributed_type=kind)
 
 
@@ -285,11 +283,9 @@ def test_without_sentence_transformers_the_extra_is_named(embed, tmp_path, monke
 # In training
 
 
-def train(folder, resume=None, **options):
+def train(folder, **options):
     fields = {"selection": "dots", "save_strategy": "steps", "save_steps": 2, "max_steps": 4, **options}
-    trainer = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, folder, train=False, **fields)
-    trainer.train(resume_from_checkpoint=resume)
-    return trainer.selector.embeddings
+    return run(folder, **fields).selector.embeddings
 
 
 @pytest.mark.parametrize("what", ["kept", "lost", "corrupt"])

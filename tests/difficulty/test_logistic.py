@@ -1,7 +1,5 @@
 """The logistic predictor against torch's optimizer and singular value decomposition."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -11,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from tests.factories import generator
+from tests.factories.groups import generator
 from trl_dataeff.difficulty.logistic import LogisticDifficultyPredictor
 
 

@@ -1,6 +1,4 @@
-"""A predictor that is fitted to the groups of a run, and restored from a checkpoint bit by bit."""
-
-from __future__ import annotations
+"""A predictor that is fitted to the groups of a run."""
 
 import math
 
@@ -10,8 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.factories import difficulty_problem
-from trl_dataeff.checkpoint.state import load_state, save_state
+from tests.factories.groups import difficulty_problem
 from trl_dataeff.difficulty.attention import AttentionDifficultyPredictor
 from trl_dataeff.difficulty.logistic import LogisticDifficultyPredictor
 from trl_dataeff.difficulty.online import PredictionRecord, RollingDifficulty, pearson
@@ -131,17 +128,12 @@ def test_towers_are_fitted_when_their_time_has_come_and_prompts_are_projected_on
 
 
 @KINDS
-def test_a_restored_run_predicts_the_same_bits(kind, tmp_path):
-    difficulty = rolling(kind, capacity=60, fit_every=4)
+def test_a_restored_run_predicts_the_same_bits(kind):
+    difficulty, restored = (rolling(kind, capacity=60, fit_every=4) for _ in range(2))
     run(difficulty, range(5))
-    save_state(tmp_path, "state", difficulty.state_dict())
-    expected = [*run(difficulty, range(5, 9)), difficulty.predict_with_references(np.arange(40), RATES[:40], 9)]
-    restored = rolling(kind, capacity=60, fit_every=4)
     run(restored, range(20, 22))  # what it knew before is gone
-    restored.load_state_dict(load_state(tmp_path, "state"))
-    got = [*run(restored, range(5, 9)), restored.predict_with_references(np.arange(40), RATES[:40], 9)]
-    for one, other in zip(got, expected):
-        np.testing.assert_array_equal(one, other)
+    restored.load_state_dict(difficulty.state_dict())
+    np.testing.assert_array_equal(run(restored, range(5, 9)), run(difficulty, range(5, 9)))
 
 
 def test_a_logistic_predictor_of_other_runs_is_where_it_begins():

@@ -1,14 +1,12 @@
 """What every predictor does: fit, predict, save, load, and reject wrong input."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
 import pytest
 import torch
 
-from tests.factories import difficulty_problem
+from tests.factories.groups import difficulty_problem
 from trl_dataeff.difficulty import load_predictor, make_predictor, save_predictor
 from trl_dataeff.difficulty.attention import AttentionDifficultyPredictor
 from trl_dataeff.difficulty.logistic import LogisticDifficultyPredictor

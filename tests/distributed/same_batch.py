@@ -1,24 +1,35 @@
-"""Run by `torch.distributed.run`: trains on the same global batch, whatever the number of processes. See `test_processes.py`."""
+"""Run by `torch.distributed.run`: one global batch on any number of processes; more on two. See `test_processes.py`."""
 
 import json
 import os
 import random
+import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
+import transformers
+from packaging.version import Version
 
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from peft import LoraConfig
 from transformers import TrainerCallback
+from trl import GRPOTrainer
 
-from tests.factories import FILL, Watched, logged, plain_dataset, run
-from trl_dataeff import DataEfficientGRPOConfig
+from tests.factories import configurations
+from tests.factories.configurations import FILL
+from tests.factories.tiny import logged, plain_dataset, run
+from tests.factories.training import Watched, before_reward, mixed_reward
+from trl_dataeff import DataEfficientGRPOTrainer
 from trl_dataeff.collector import rounds
 
 
+if Version(transformers.__version__) < Version("5.18"):
+    # It resumed on one CPU alone: torch knows no location "cpu:0"
+    torch.load = partial(lambda load, *args, **options: load(*args, **options | {"map_location": "cpu"}), torch.load)
 torch.set_num_threads(1)
 FOLDER = Path(sys.argv[1]) if __name__ == "__main__" else Path()
 ROWS, GROUP = 24, 2  # of a generation batch: 12 groups, for 1, 2 or 3 processes
@@ -59,9 +70,8 @@ def make(name: str, world_size: int, trainer_class=Watched, train=False, folder=
     defaults = {"per_device_train_batch_size": ROWS // world_size, "num_generations": GROUP, "max_steps": STEPS}
     defaults |= {"optim": "sgd", "learning_rate": 0.5, "reward_range": (0.0, 1.0)}
     return run(
-        trainer_class,
-        DataEfficientGRPOConfig,
         options.pop("output_dir", (folder or FOLDER) / name.replace(", ", "_")),
+        trainer_class,
         rewards=reward,
         train=train,
         trainer=arguments,
@@ -102,18 +112,52 @@ def differing(rank: int, world_size: int) -> dict:
     return report
 
 
+def stop_one_of_two(rank: int, options: dict) -> tuple:
+    """Only process 1 receives a signal, after step 4. Where each stops; and the whole run's logs, once it has gone on."""
+    options = {**options, "save_steps": 100, "save_on_signal": True}
+    trainer = run(FOLDER / "stopped", train=False, **options)
+    if rank == 1:
+        before_reward(trainer, 4, partial(signal.raise_signal, signal.SIGTERM))
+    code = None
+    try:
+        trainer.train()
+    except SystemExit as error:
+        code = error.code
+    stopped = (trainer.state.global_step, trainer.stopped_by.name, code)
+    trainer = run(FOLDER / "stopped", resume=True, **options)
+    return stopped, logged(trainer, "loss", "grad_norm", "reward", "num_tokens")
+
+
+def two_processes(rank: int) -> dict:
+    """A run of TRL and one with everything off; one that is never stopped, and one that is."""
+    report, batch = {}, {"per_device_train_batch_size": 4, "steps_per_generation": 2}
+    for name, trainer_class in {"grpo": GRPOTrainer, "off": DataEfficientGRPOTrainer}.items():
+        trainer = run(FOLDER / name, trainer_class, **batch)
+        report[name] = logged(trainer, "loss", "grad_norm", "reward", "completions/mean_length", "num_tokens")
+    saving = {
+        "selection": "greso",
+        **configurations.DYNAMIC,
+        **batch,
+        "rewards": mixed_reward,
+        "save_strategy": "steps",
+    }
+    whole = run(FOLDER / "whole", **saving)
+    report["uninterrupted"] = logged(whole, "loss", "grad_norm", "reward", "num_tokens")
+    report["stopped"], report["after_stop"] = stop_one_of_two(rank, saving)
+    return report
+
+
 def main() -> None:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     report = {}
     for name in RUNS:
         saving = {"save_strategy": "steps", "save_steps": 2}
         whole = make(name, world_size, train=True, **saving)
-        checkpoint = str(Path(whole.args.output_dir) / "checkpoint-2")
-        resumed = make(name, world_size, output_dir=str(FOLDER / "resumed" / name.replace(", ", "_")))
-        resumed.train(resume_from_checkpoint=checkpoint)
+        folder, checkpoint = FOLDER / "resumed", str(Path(whole.args.output_dir) / "checkpoint-2")
+        resumed = make(name, world_size, folder=folder, train=True, resume=checkpoint)
         report[name] = {"whole": seen(whole), "resumed": seen(resumed)}
     if world_size == 2:
-        report["differing"] = differing(rank, world_size)
+        report |= two_processes(rank) | {"differing": differing(rank, world_size)}
     (FOLDER / f"rank-{rank}.json").write_text(json.dumps(report))
     whole.accelerator.wait_for_everyone()
 

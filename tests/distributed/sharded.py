@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.distributed.same_batch import RUNS as WHOLE
 from tests.distributed.same_batch import make, seen
-from tests.factories import Watched
+from tests.factories.training import Watched
 from trl_dataeff.difficulty import embedding
 
 
@@ -65,8 +65,8 @@ def resumed(name: str, world_size: int) -> dict:
     options["trainer"] = {**WHOLE[name].get("trainer", {}), "rollout_func": None}
     whole = make(name, world_size, Sharded, output_dir=str(FOLDER / "whole" / name), train=True, **options)
     checkpoint = Path(whole.args.output_dir) / "checkpoint-2"
-    again = make(name, world_size, Sharded, output_dir=str(FOLDER / "again" / name), **options)
-    again.train(resume_from_checkpoint=str(checkpoint))
+    options |= {"output_dir": str(FOLDER / "again" / name), "resume": str(checkpoint)}
+    again = make(name, world_size, Sharded, train=True, **options)
     return {
         "whole": [seen(whole)["logs"], weights(whole)],
         "again": [seen(again)["logs"], weights(again)],

@@ -76,7 +76,6 @@ def test_a_disagreement_is_named_when_a_checkpoint_is_saved(reports):
 
 @pytest.fixture
 def both(reports):
-    """What `sharded.py` and `same_batch.py` report from each of two processes."""
     if Version(transformers.__version__) < Version("5.17"):
         pytest.skip("With Transformers 5.3, FSDP needs a GPU.")
     return list(zip(reports("sharded", 2), reports("same_batch", 2), strict=True))
@@ -127,16 +126,16 @@ def test_they_generate_and_a_resumed_run_goes_on_as_if_it_had_not_been_stopped(n
 
 
 def test_off_is_grpo_on_two_processes(reports):
-    for report in reports("two_processes", 2):
+    for report in reports("same_batch", 2):
         assert report["grpo"] == report["off"]
         assert len(report["off"]) >= 12
         assert any(row[1] for row in report["off"]), "no gradient"
 
 
 def test_a_signal_to_one_process_stops_both_after_the_same_step(reports):
-    first, second = (report["stopped"] for report in reports("two_processes", 2))
+    first, second = (report["stopped"] for report in reports("same_batch", 2))
     assert first == second
     assert first[1:] == ["SIGTERM", 143]
     assert 4 <= first[0] < 12
-    for report in reports("two_processes", 2):
+    for report in reports("same_batch", 2):
         assert report["after_stop"] == report["uninterrupted"]

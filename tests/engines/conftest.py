@@ -5,8 +5,6 @@ Runs with `use_vllm=True`, each test on a test double, and those marked `vllm` o
     make test-vllm    vLLM, in an environment of its own
 """
 
-from __future__ import annotations
-
 import os
 
 import pytest
@@ -14,8 +12,8 @@ import torch
 
 from tests.engines.double import ModelCopyGeneration
 from tests.engines.server import SETTINGS
-from tests.factories import run, tiny_model, tiny_tokenizer
-from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
+from tests.factories.tiny import run, tiny_model, tiny_tokenizer
+from trl_dataeff import DataEfficientGRPOTrainer
 
 
 _DISTRIBUTED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # which TRL sets for vLLM
@@ -24,7 +22,6 @@ ENGINES = ["double", pytest.param("vllm", marks=pytest.mark.vllm)]
 
 @pytest.fixture(params=ENGINES)
 def engine(request, monkeypatch):
-    """The name of the engine that `use_vllm=True` uses within the test."""
     from trl.trainer import grpo_trainer
 
     if request.param == "double":
@@ -75,16 +72,7 @@ def model_folder(tmp_path_factory):
 def with_engine(engine, model_folder):
     """`factories.run` with `use_vllm=True`. The engine is closed when training has ended."""
 
-    def with_engine(
-        output_dir,
-        trainer_class=DataEfficientGRPOTrainer,
-        config_class=DataEfficientGRPOConfig,
-        *,
-        trainer=None,
-        train=True,
-        resume=None,
-        **fields,
-    ):
+    def with_engine(output_dir, trainer_class=DataEfficientGRPOTrainer, *, trainer=None, resume=None, **fields):
         arguments = dict(trainer or {})
         tokenizer = arguments.setdefault("processing_class", tiny_tokenizer())
         arguments.setdefault("model", model_folder(tokenizer, engine))
@@ -95,9 +83,8 @@ def with_engine(engine, model_folder):
         options = {**defaults, **fields}
         instance = None
         try:
-            instance = run(trainer_class, config_class, output_dir, trainer=arguments, train=False, **options)
-            if train:
-                instance.train(resume_from_checkpoint=resume)
+            instance = run(output_dir, trainer_class, trainer=arguments, train=False, **options)
+            instance.train(resume_from_checkpoint=resume)
         finally:
             if instance is not None:
                 instance.vllm_generation.llm.llm_engine.engine_core.shutdown()

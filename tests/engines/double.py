@@ -1,7 +1,5 @@
 """A test double of TRL's vLLM backend."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import torch

@@ -1,7 +1,5 @@
 """A vLLM server on the CPU."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,30 +1,21 @@
-"""Training with `use_vllm=True`: identical to TRL with everything off; the sampler's weights and log-probs otherwise."""
+"""With `use_vllm=True`: identical to TRL with everything off; the sampler's weights, log-probs and corrections otherwise."""
 
 import inspect
 
+import numpy as np
 import pytest
+import torch
 from peft import LoraConfig
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer import grpo_trainer
 
 from tests.engines.double import ModelCopyGeneration
-from tests.factories import (
-    FILL,
-    OFF,
-    SHARE,
-    Watched,
-    add,
-    assert_identical,
-    assert_same_end,
-    even_length_reward,
-    history,
-    logp_differences,
-    mixed_reward,
-    scripted_tool_calls,
-    tool_dataset,
-    tool_tokenizer,
-)
+from tests.factories.comparison import OFF, assert_identical, assert_same_end, history
+from tests.factories.configurations import FILL, SHARE
+from tests.factories.tiny import even_length_reward, logged
+from tests.factories.tools import scripted_tool_calls, tool_arguments
+from tests.factories.training import Checked, Watched, logp_differences, mixed_reward
 from trl_dataeff import DataEfficientGRPOTrainer
 
 
@@ -37,7 +28,7 @@ TOOLS = {
     "num_generations": 2,
     "max_tool_calling_iterations": 1,
     "vllm_max_model_length": 1024,
-    "trainer": {"train_dataset": tool_dataset(), "processing_class": tool_tokenizer(), "tools": [add]},
+    "trainer": tool_arguments(),
 }
 LORA = {"trainer": {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"])}, "learning_rate": 1e-2}
 KINDS = {
@@ -64,7 +55,7 @@ def test_off_is_grpo(kind, with_engine, tmp_path):
     tools = {**TOOLS, "rewards": even_length_reward, "max_steps": 4}
     options = tools if kind == "tools" else {"max_steps": 8, **KINDS[kind]}
     policy = scripted_tool_calls if kind == "tools" else lambda trainer_class: trainer_class
-    reference = with_engine(tmp_path / "a", policy(GRPOTrainer), GRPOConfig, **options)
+    reference = with_engine(tmp_path / "a", policy(GRPOTrainer), **options)
     ours = with_engine(tmp_path / "b", policy(DataEfficientGRPOTrainer), **options, **OFF)
     assert_identical(reference, ours)
 
@@ -126,3 +117,51 @@ def test_tools_are_replayed_with_the_samplers_log_probs(with_engine, tmp_path):
 def test_a_prompt_that_leaves_room_for_one_token(with_engine, tmp_path):
     trainer = with_engine(tmp_path, Watched, vllm_max_model_length=8, max_steps=1)
     assert trainer.tensors[0]["completion_ids"].shape[1] == 1
+
+
+@pytest.mark.parametrize("mode", ["token_truncate", "sequence_mask"])
+@pytest.mark.parametrize("synced", [True, False])
+def test_trls_correction_and_ours_never_both_apply_to_a_row(mode, synced, with_engine, tmp_path, monkeypatch):
+    """
+    Without the sync TRL's ratio is not 1, and a row that had both would show. With it TRL's metrics, over fresh rows, do not look
+    like a sync that does not work: the sampler of replayed rows was another policy.
+    """
+    if not synced:
+        monkeypatch.setattr(grpo_trainer.VLLMGeneration, "sync_weights", lambda self: None)
+    options = {"vllm_importance_sampling_mode": mode, "replay_ratio_cap": 2.0, "learning_rate": 1e-2}
+    trainer = with_engine(tmp_path, Checked, **{**REPLAY, **options})
+    assert trainer.checked >= 2
+    ratios = torch.cat([t["importance_sampling_ratio"][~t["replayed"]] for t in trainer.tensors if "replayed" in t])
+    assert len(ratios) > 20
+    assert ((ratios - 1).abs() > 1e-2).any() == (not synced)
+    names = ("importance_sampling_ratio/min", "importance_sampling_ratio/max", "sampling_logp_difference/max")
+    metrics = np.array(logged(trainer, *(f"sampling/{name}" for name in names)))
+    assert np.allclose(metrics, [1, 1, 0], atol=[1e-3, 1e-3, 1e-4]) == synced
+
+
+def test_replayed_rows_keep_their_samplers_log_probs(with_engine, tmp_path):
+    sampled = {}  # by the tokens of a completion, when it was generated
+
+    class Noted(Watched):
+        def _generate_single_turn(self, prompt_ids, *args, **kwargs):
+            completions, logprobs = super()._generate_single_turn(prompt_ids, *args, **kwargs)
+            for prompt, ids, values in zip(prompt_ids, completions, logprobs):
+                sampled[tuple(prompt), tuple(ids), self.state.global_step] = values
+            return completions, logprobs
+
+    trainer = with_engine(tmp_path, Noted, **REPLAY)
+    seen = 0
+    for batch, tensors in zip(trainer.batches, trainer.tensors):
+        row = 0
+        for group in batch.trained:
+            prompt = tuple(group.rollouts.prompt_tokens.tolist())
+            for tokens in group.rollouts.completion_tokens:
+                expected = sampled[prompt, tuple(tokens.tolist()), group.step]
+                got = tensors["sampling_per_token_logps"][row, : len(tokens)]
+                np.testing.assert_allclose(got, expected, atol=1e-6)
+                if batch.origins[id(group)] != "fresh":
+                    behavior = tensors["behavior_per_token_logps"][row, : len(tokens)]
+                    np.testing.assert_allclose(behavior, expected, atol=1e-6)
+                    seen += 1
+                row += 1
+    assert seen > 20

@@ -11,8 +11,9 @@ from safetensors.torch import save_file
 from trl.generation.vllm_client import VLLMClient
 
 from tests.engines.server import served
-from tests.factories import FILL, Watched, logp_differences, run, tiny_tokenizer
-from trl_dataeff import DataEfficientGRPOConfig
+from tests.factories.configurations import FILL
+from tests.factories.tiny import run, tiny_tokenizer
+from tests.factories.training import Watched, logp_differences
 
 
 pytestmark = pytest.mark.vllm
@@ -62,7 +63,7 @@ def train(server, model_folder, tmp_path, monkeypatch):
             **{"selection": "auto", **FILL, "per_device_train_batch_size": 32, "max_steps": 2},
             **{"rewards": alternating_reward, "model_init_kwargs": {"dtype": "float32"}},
         }
-        instance = run(Watched, DataEfficientGRPOConfig, tmp_path, trainer=arguments, **{**options, **fields})
+        instance = run(tmp_path, Watched, trainer=arguments, **{**options, **fields})
         assert len(syncs) == 2
         return instance
 

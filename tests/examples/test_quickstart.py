@@ -1,7 +1,5 @@
 """The quickstart, without its weights: a GGUF file made in code, the questions, the summary, and what it prints."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import math
@@ -22,10 +20,7 @@ from examples.quickstart.evaluate import success_rates
 from examples.quickstart.summary import Recorded, read_logs, render, sum_up
 from examples.quickstart.tasks import Question, make_questions
 from examples.quickstart.weights import convert, find_gguf
-from tests.factories import tiny_model, tiny_tokenizer
-
-
-# Weights
+from tests.factories.tiny import tiny_model, tiny_tokenizer
 
 
 def test_convert_refuses_what_would_be_lost_or_is_not_there(tmp_path):
@@ -48,9 +43,6 @@ def test_the_real_weights_answer_a_question(tmp_path):
     inputs = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     output = model.generate(**inputs, max_new_tokens=12, do_sample=False)
     assert "Paris" in tokenizer.decode(output[0, inputs["input_ids"].shape[1] :])
-
-
-# Questions
 
 
 @pytest.fixture(scope="module")
@@ -81,9 +73,6 @@ def test_every_answer_is_right_and_no_question_is_asked_twice(questions):
         assert question.answer == str(right_answer(question)), question
 
 
-# Measuring
-
-
 def test_success_rates_are_shares_by_task_and_leave_the_random_state(monkeypatch):
     tokenizer = tiny_tokenizer()
     rows = [{"prompt": [{"role": "user", "content": str(i)}], "answer": "a", "task": "ab"[i % 2]} for i in range(40)]
@@ -95,9 +84,6 @@ def test_success_rates_are_shares_by_task_and_leave_the_random_state(monkeypatch
     rates = success_rates(tiny_model(tokenizer), tokenizer, rows, max_completion_length=3)
     assert torch.equal(torch.get_rng_state(), state)
     assert rates == {"a": 0.0, "b": 8 / 20, "all": 8 / 40}
-
-
-# Summary
 
 
 def log(step: int, success: float, **rollouts: int) -> dict:
@@ -139,9 +125,6 @@ def test_the_summary_has_the_numbers_of_the_run_and_of_the_recorded_one():
     for part in ("3 steps in 4 min 07 s", "64% in groups with right and wrong", "400 rollouts, recorded by"):
         assert part in text
     assert re.search(r"largest +20% +60% +40%\n", text)
-
-
-# The command
 
 
 @pytest.fixture(autouse=True)

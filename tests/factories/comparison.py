@@ -1,7 +1,5 @@
 """What a run left behind, and whether two runs are the same."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 
@@ -10,7 +8,6 @@ import pandas as pd
 import torch
 
 
-FINAL = "train_runtime"  # of the last row, which is about seconds
 OFF = {"selection": "uniform", "replay": "off", "skip_zero_advantage": False}
 
 
@@ -19,11 +16,11 @@ def is_time(name: str) -> bool:
 
 
 def history(log_history: list[dict]) -> list[dict]:
-    """Every metric of every log but seconds; NaN as a string, since it is not equal to itself."""
+    """Every metric of every log but seconds and the last log; NaN as a string, since it is not equal to itself."""
     return [
         {k: "nan" if isinstance(v, float) and math.isnan(v) else v for k, v in row.items() if not is_time(k)}
         for row in log_history
-        if FINAL not in row
+        if "train_runtime" not in row
     ]
 
 
@@ -62,15 +59,12 @@ def assert_same_end(a, b) -> None:
 
 
 def checkpoint_names(folder: Path) -> set[str]:
-    """The names in `folder` that contain "checkpoint"."""
     return {path.name for path in folder.iterdir() if "checkpoint" in path.name}
 
 
 def messages(caplog, text: str = "") -> list[str]:
-    """The logged messages that contain `text`."""
     return [record.message for record in caplog.records if text in record.message]
 
 
 def all_finite(trainer) -> bool:
-    """Whether every parameter of the model is finite."""
     return all(p.isfinite().all() for p in trainer.model.parameters())

@@ -1,12 +1,10 @@
 """The configurations whose resumption is tested: a new feature is tested by a line here."""
 
-from __future__ import annotations
-
 from peft import LoraConfig
 
 from tests.factories.tiny import chat_dataset, even_length_reward, letter_share_reward, plain_dataset, run
 from tests.factories.training import mixed_reward
-from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
+from trl_dataeff import DataEfficientGRPOTrainer
 
 
 STEPS = 12
@@ -40,6 +38,10 @@ CONFIGURATIONS: dict[str, dict] = {
         "selector_args": {"reference_size": 3, "refresh_batches": 3, "predictor": "logistic"},
         **SHARE,
     },
+    "a selector of another package": {
+        **{**DYNAMIC, **SHARE, "rollout_margin": 2.0, "steps_per_generation": 2},
+        "selection": "tests.factories.selectors.WithReferences",
+    },
     "dots, attention": {"selection": "dots", "selector_args": {"predictor": "attention"}},
     "all three": {
         **DYNAMIC,
@@ -57,14 +59,12 @@ def make_trainer(folder, name: str, **options) -> DataEfficientGRPOTrainer:
     """A trainer that saves after every step unless `options` say otherwise, not yet run."""
     defaults = {"rewards": mixed_reward, "max_steps": STEPS, "save_strategy": "steps", "save_steps": 1, "train": False}
     fields = {**defaults, **CONFIGURATIONS[name], **options}
-    return run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, folder, **fields)
+    return run(folder, **fields)
 
 
-def train(folder, name: str = "dynamic", resume=None, **options) -> DataEfficientGRPOTrainer:
+def train(folder, name: str = "dynamic", **options) -> DataEfficientGRPOTrainer:
     """`make_trainer`, trained to its end; from the checkpoint `resume` if it is given."""
-    trainer = make_trainer(folder, name, **options)
-    trainer.train(resume_from_checkpoint=resume)
-    return trainer
+    return make_trainer(folder, name, train=True, **options)
 
 
 def train_briefly(folder, name: str = "dynamic", **options) -> DataEfficientGRPOTrainer:

@@ -1,8 +1,7 @@
-"""Groups of completions, made without a model."""
-
-from __future__ import annotations
+"""Groups of completions, and embeddings from which difficulty can be predicted, made without a model."""
 
 import numpy as np
+import torch
 
 from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.group import EFFECTIVE, RolloutGroup, Rollouts
@@ -42,3 +41,17 @@ def classified(ids: np.ndarray, rewards: np.ndarray, classifier: GroupClassifier
     """Groups of prompts `ids` with these rewards `(n, G, F)`, as the collector makes them."""
     lengths = np.full(rewards.shape[:2], 5, dtype=np.int32)
     return classifier.groups(ids, rewards, lengths, np.zeros_like(lengths, bool), step=0, round=0)
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def difficulty_problem(n: int, h: int = 40, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Embeddings of low rank with a mean of their own, `(n, h)`, and success rates of 8 completions, `(n,)`."""
+    rng = generator(seed)
+    latent = torch.randn(n, 6, generator=rng) * torch.linspace(2, 0.5, 6)
+    E = latent @ torch.randn(6, h, generator=generator(1)) + 5 * torch.randn(h, generator=generator(2))
+    E = E + 0.05 * torch.randn(n, h, generator=rng)
+    chance = torch.sigmoid(1.5 * latent[:, 0] - latent[:, 1])
+    return E, torch.binomial(torch.full((n,), 8.0), chance, generator=rng) / 8

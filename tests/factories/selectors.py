@@ -1,7 +1,5 @@
 """A selector as another package would write it."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 
@@ -9,17 +7,11 @@ from trl_dataeff import Selector
 
 
 class LeastSolved(Selector):
-    """
-    Prompts with the fewest successes so far, but for chance. Notes each call of a method in `calls`.
-
-    Args:
-        weight (`float`, *optional*, defaults to `1.0`): of successes.
-    """
+    """Prompts with the fewest successes so far, but for chance. Notes each call of a method in `calls`."""
 
     exact = True
 
-    def __init__(self, weight: float = 1.0):
-        self.weight = weight
+    def __init__(self):
         self.calls: list[tuple] = []
 
     def bind(self, context):
@@ -30,7 +22,7 @@ class LeastSolved(Selector):
 
     def propose(self, n, rng):
         noise = torch.rand(self.context.num_prompts, generator=rng).numpy()
-        ids = np.argsort(noise + self.weight * self.solved)[:n]
+        ids = np.argsort(noise + self.solved)[:n]
         self.calls.append(("propose", ids.copy()))
         return ids
 

@@ -1,7 +1,5 @@
 """For tests with tools: a chat template that supports them, and a policy that calls one."""
 
-from __future__ import annotations
-
 import random
 
 from datasets import Dataset
@@ -10,16 +8,8 @@ from trl.chat_template_utils import qwen3_chat_template
 from tests.factories.tiny import tiny_tokenizer
 
 
-TOOL_TEMPLATE_TOKENS = (
-    "<|im_start|>",
-    "<|im_end|>",
-    "<tool_call>",
-    "</tool_call>",
-    "<tool_response>",
-    "</tool_response>",
-    "<think>",
-    "</think>",
-)
+TAGS = ("tool_call", "tool_response", "think")
+TOOL_TEMPLATE_TOKENS = ("<|im_start|>", "<|im_end|>", *(f"<{end}{tag}>" for tag in TAGS for end in ("", "/")))
 
 
 def add(a: int, b: int) -> int:
@@ -37,13 +27,10 @@ def tool_tokenizer():
     return tiny_tokenizer(chat_template=qwen3_chat_template, extra_tokens=TOOL_TEMPLATE_TOKENS)
 
 
-def tool_dataset(n: int = 24) -> Dataset:
-    return Dataset.from_dict({"prompt": [[{"role": "user", "content": f"{i:02d}"}] for i in range(n)]})
-
-
 def tool_arguments(n: int = 24, tool=add) -> dict:
     """Arguments of a trainer whose policy may call `tool`."""
-    return {"train_dataset": tool_dataset(n), "processing_class": tool_tokenizer(), "tools": [tool]}
+    dataset = Dataset.from_dict({"prompt": [[{"role": "user", "content": f"{i:02d}"}] for i in range(n)]})
+    return {"train_dataset": dataset, "processing_class": tool_tokenizer(), "tools": [tool]}
 
 
 def scripted_tool_calls(trainer_class):

@@ -1,7 +1,5 @@
 """Short training runs whose decisions can be looked at."""
 
-from __future__ import annotations
-
 import re
 from functools import partial
 from types import SimpleNamespace
@@ -9,12 +7,12 @@ from types import SimpleNamespace
 import torch
 
 from tests.factories.tiny import run, text_of
-from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
+from trl_dataeff import DataEfficientGRPOTrainer
 from trl_dataeff.collector import GenerationBatch
 
 
 def number(prompt) -> int:
-    """The two digits with which the prompts of `plain_dataset` and `tool_dataset` begin."""
+    """The two digits with which the prompts of these datasets begin."""
     return int(re.search(r"\d\d", text_of(prompt)).group())
 
 
@@ -188,4 +186,17 @@ def logp_differences(trainer) -> list[float]:
 def dynamic(tmp_path, trainer_class=Watched, rewards=mixed_reward, **options):
     """A short run with dynamic sampling, each generation batch of two steps."""
     options = {"max_rollout_rounds": 4, "steps_per_generation": 2, **options}
-    return run(trainer_class, DataEfficientGRPOConfig, tmp_path, rewards=rewards, **options)
+    return run(tmp_path, trainer_class, rewards=rewards, **options)
+
+
+def before_reward(trainer, step: int | None, act) -> None:
+    """Have `act()` called once, as the reward function is called after `step` steps, or without one in the first evaluation."""
+    (plain,), pending = trainer.reward_funcs, [act]
+
+    def reward(*args, **kwargs):
+        now = not trainer.model.training if step is None else trainer.state.global_step == step
+        if now and pending:  # once: a step may take several rounds
+            pending.pop()()
+        return plain(*args, **kwargs)
+
+    trainer.reward_funcs = [reward]

@@ -1,7 +1,5 @@
 """A very small vision-language model, made in code."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from tests.factories import generator, make_group, visit
+from tests.factories.groups import generator, make_group, visit
 from trl_dataeff.replay.buffer import ReplayBuffer, replay_groups
 from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD, pack_groups
 

@@ -8,7 +8,9 @@ import pytest
 import torch
 from trl import GRPOTrainer
 
-from tests.factories import SHARE, Checked, Watched, dynamic, make_group
+from tests.factories.configurations import SHARE
+from tests.factories.groups import make_group
+from tests.factories.training import Checked, Watched, dynamic
 from trl_dataeff.replay.buffer import ReplayBuffer
 from trl_dataeff.replay.correction import LossCorrection, behavior_ratio, correct_inputs
 from trl_dataeff.replay.logprobs import behavior_tensors
@@ -153,16 +155,14 @@ def test_the_loss_reads_advantages_and_old_logps_after_its_forward_pass():
 
 
 class Policy(torch.nn.Module):
-    """Its log-probs are `log_probs(values, token ids)`."""
+    """Its log-probs are its parameters, so that what a loss does with a token is its gradient."""
 
-    def __init__(self, values: torch.Tensor, log_probs):
+    def __init__(self, values: torch.Tensor):
         super().__init__()
         self.values = torch.nn.Parameter(values)
-        self.log_probs = log_probs
 
     def forward(self, input_ids, **kwargs):
-        log_probs = self.log_probs(self.values, input_ids)
-        return SimpleNamespace(log_probs=log_probs, entropy=torch.zeros_like(log_probs))
+        return SimpleNamespace(log_probs=self.values, entropy=torch.zeros_like(self.values))
 
 
 def ready(tmp_path, **options) -> Watched:
@@ -203,7 +203,7 @@ def test_a_corrected_kl_term_is_weighed_by_the_whole_ratio(tmp_path, loss_type, 
     inputs["ref_per_token_logps"] = logps + torch.tensor([0.3, -0.6, 0.1])
     replayed = {"replayed": torch.tensor([True, True]), "behavior_per_token_logps": logps - np.log(2)}
     for fields in ({}, replayed):
-        policy = Policy(logps.clone(), lambda values, ids: values)
+        policy = Policy(logps.clone())
         loss = trainer.compute_loss(policy, {**inputs, **fields})
         loss.backward()
         results.append(torch.cat([loss.detach().view(1), policy.values.grad.flatten()]))
@@ -220,7 +220,7 @@ def loss_and_gradient(tmp_path, *, replayed: bool = True, **options) -> tuple[to
     """The trainer's loss of these rows, by row of `RATIOS`; without `replayed` all of them are fresh."""
     trainer = ready(tmp_path, replay_clip="behavior", max_completion_length=2, **options)
     log_probs = torch.tensor([[-1.0, -2.0], [-0.5, -0.7], [-1.0, -2.0], [-3.0, -0.2]])
-    policy = Policy(log_probs.clone(), lambda values, ids: values)  # what the loss does with a token is its gradient
+    policy = Policy(log_probs.clone())
     behavior = log_probs - RATIOS.log()
     inputs = rows(torch.zeros(4, 2, dtype=torch.long), ADVANTAGES)
     if replayed:

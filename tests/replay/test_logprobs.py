@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.factories import make_group
+from tests.factories.groups import make_group
 from trl_dataeff.replay.logprobs import (
     LogprobRecorder,
     compute_leftover_logps,
@@ -38,29 +38,13 @@ def batch_of(groups: list[RolloutGroup], **tensors: torch.Tensor) -> dict:
     return {"completion_ids": torch.zeros(rows, WIDTH, dtype=torch.long), "advantages": torch.ones(rows), **tensors}
 
 
-def assert_recorded(group: RolloutGroup, rows: list[int]) -> None:
-    rollouts = group.rollouts
-    for values, row, tokens in zip(rollouts.behavior_logps, rows, rollouts.completion_tokens, strict=True):
-        np.testing.assert_array_equal(values, logps_of([row])[0, : len(tokens)].numpy(), strict=True)
-
-
-def test_only_effective_groups_of_this_batch_without_log_probs_of_a_sampler_are_recorded():
-    known = [np.float32([-1.0])]
-    groups = [
-        group_of(1, kind=HARD),
-        group_of(1, origin="leftover", behavior_logps=known),
-        group_of(1, origin="replayed", behavior_logps=known),
-        group_of(1, sampling_logps=known),
-        group_of(1, origin="reference"),
-        group_of(1),
-    ]
-    recorder = LogprobRecorder()
+def test_effective_groups_of_this_batch_are_recorded_also_those_of_references():
+    groups, recorder = [group_of(1, kind=HARD), group_of(1, origin="reference")], LogprobRecorder()
     recorder.expect(groups, batch := batch_of(groups))
-    recorder.record(batch["batch_row"], logps_of(list(range(6))))
-    recorder.record(batch["batch_row"], 9 * logps_of(list(range(6))))  # a row counts at its first pass
-    assert [group.rollouts.behavior_logps for group in groups[:4]] == [None, known, known, None]
-    assert_recorded(groups[4], [4])
-    assert_recorded(groups[5], [5])
+    recorder.record(batch["batch_row"], logps_of([0, 1]))
+    (values,) = groups[1].rollouts.behavior_logps
+    np.testing.assert_array_equal(values, logps_of([1])[0, :1].numpy(), strict=True)
+    assert groups[0].rollouts.behavior_logps is None
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["old log-probs", "those of the loss"])

@@ -8,30 +8,15 @@ import pytest
 import torch
 from peft import LoraConfig
 
-from tests.factories import (
-    DYNAMIC,
-    FILL,
-    SHARE,
-    CountedRows,
-    Watched,
-    add,
-    chat_dataset,
-    even_length_reward,
-    letter_share_reward,
-    logged,
-    mixed_reward,
-    number,
-    run,
-    scripted_tool_calls,
-    tiny_model,
-    tool_arguments,
-)
-from trl_dataeff import DataEfficientGRPOConfig
+from tests.factories.configurations import DYNAMIC, FILL, SHARE
+from tests.factories.tiny import chat_dataset, even_length_reward, letter_share_reward, logged, run, tiny_model
+from tests.factories.tools import add, scripted_tool_calls, tool_arguments
+from tests.factories.training import CountedRows, Watched, mixed_reward, number
 
 
 def replaying(tmp_path, trainer_class=Watched, rewards=mixed_reward, **options):
     options = {**FILL, "steps_per_generation": 2, "max_steps": 16, **options}
-    return run(trainer_class, DataEfficientGRPOConfig, tmp_path, rewards=rewards, **options)
+    return run(tmp_path, trainer_class, rewards=rewards, **options)
 
 
 def seen_by(reward, calls: list):

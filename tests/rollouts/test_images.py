@@ -5,11 +5,13 @@ import pandas as pd
 import pytest
 import torch
 from transformers import AutoProcessor, LlavaForConditionalGeneration
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOTrainer
 
-from tests.factories import OFF, Watched, all_finite, assert_identical, logged, mixed_reward, number, run
+from tests.factories.comparison import OFF, all_finite, assert_identical
+from tests.factories.tiny import logged, run
+from tests.factories.training import Watched, mixed_reward, number
 from tests.factories.vision import picture, picture_dataset, save_tiny_vision
-from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
+from trl_dataeff import DataEfficientGRPOTrainer
 from trl_dataeff.rollouts.capture import images_of, prompts_with_images
 
 
@@ -28,11 +30,11 @@ def reward(prompts, completion_ids, **kwargs):
     return mixed_reward(texts, completion_ids)
 
 
-def train(model, folder, where="image", trainer_class=Watched, config_class=DataEfficientGRPOConfig, **options):
+def train(model, folder, where="image", trainer_class=Watched, **options):
     trainer = {"model": model, "processing_class": AutoProcessor.from_pretrained(model)}
     trainer |= {"train_dataset": picture_dataset(where), "peft_config": options.pop("peft_config", None)}
     defaults = {"model_init_kwargs": {"dtype": "float32"}, "rewards": reward, "max_steps": 6}
-    return run(trainer_class, config_class, folder, trainer=trainer, **{**defaults, **options})
+    return run(folder, trainer_class, trainer=trainer, **{**defaults, **options})
 
 
 def color(pixels: torch.Tensor) -> list[float]:
@@ -41,7 +43,7 @@ def color(pixels: torch.Tensor) -> list[float]:
 
 @pytest.mark.parametrize("where", WHERE)
 def test_off_is_grpo(model, tmp_path, where):
-    reference = train(model, tmp_path / "a", where, GRPOTrainer, GRPOConfig)
+    reference = train(model, tmp_path / "a", where, GRPOTrainer)
     assert_identical(reference, train(model, tmp_path / "b", where, DataEfficientGRPOTrainer, **OFF))
 
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from datasets import Dataset
 
-from tests.factories import chat_dataset, plain_dataset
+from tests.factories.tiny import chat_dataset, plain_dataset
 from trl_dataeff import DataEfficientGRPOConfig
 from trl_dataeff.rollouts.checks import check_prompts, without_prompt
 from trl_dataeff.validation import check_dataset

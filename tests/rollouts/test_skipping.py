@@ -9,26 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from peft import LoraConfig
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOTrainer
 
-from tests.factories import (
-    DYNAMIC,
-    OFF,
-    SHARE,
-    CountedRows,
-    Watched,
-    all_finite,
-    assert_identical,
-    even_length_reward,
-    logged,
-    partly_learnable_reward,
-    plain_dataset,
-    run,
-    scripted_tool_calls,
-    tiny_tokenizer,
-    tool_arguments,
-)
-from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
+from tests.factories.comparison import OFF, all_finite, assert_identical
+from tests.factories.configurations import DYNAMIC, SHARE
+from tests.factories.tiny import logged, plain_dataset, run, tiny_tokenizer
+from tests.factories.tools import scripted_tool_calls, tool_arguments
+from tests.factories.training import CountedRows, Watched, partly_learnable_reward
 from trl_dataeff.rollouts.capture import can_skip_rows
 from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.rollouts.skipping import FACTOR, OVER_BATCH, OVER_ROWS, OVER_TOKENS, RowSkipper, zero_advantage
@@ -45,9 +32,9 @@ def both(folder, wrap=lambda trainer_class: trainer_class, **options):
     defaults = {"rewards": partly_learnable_reward, "max_steps": 5, "per_device_train_batch_size": 16}
     defaults |= {"optim": "sgd", "learning_rate": 0.5}  # Adam would hide a factor on the gradient
     options = {**defaults, **options}
-    plain = run(wrap(GRPOTrainer), GRPOConfig, folder / "a", **options)
+    plain = run(folder / "a", wrap(GRPOTrainer), **options)
     skips = {"skip_zero_advantage": True}
-    return plain, run(wrap(CountedRows), DataEfficientGRPOConfig, folder / "b", **options, **skips)
+    return plain, run(folder / "b", wrap(CountedRows), **options, **skips)
 
 
 def assert_same_weights(plain, ours, tolerance: float = 2e-6) -> None:
@@ -99,18 +86,15 @@ def test_rows_of_the_passes(tmp_path, loss_type, replay):
     """In the loss and before it. A row is skipped for its advantage, also in a group that has a gradient."""
     options = {"loss_type": loss_type, "replay": replay, "skip_zero_advantage": True, **ACCUMULATED, "max_steps": 6}
     options |= {"rewards": partly_learnable_reward, "num_iterations": 2}
-    trainer = run(CountedRows, DataEfficientGRPOConfig, tmp_path, **options)
+    trainer = run(tmp_path, CountedRows, **options)
     active = [tensors["advantages"] != 0 for tensors in trainer.tensors]
     assert any(0 < rows.sum() < 4 for batch in active for rows in batch.view(-1, 4)), "whole groups alone are skipped"
     passes = np.array(trainer.in_loss).reshape(3, 2, 4)  # batches, iterations, micro-batches
     for counts, rows in zip(passes, active, strict=True):
         n = int(rows.sum())
         assert counts[0].tolist() == counts[1].tolist()
-        if loss_type == "dapo":  # the zero rows share micro-batches
-            assert counts[0].tolist() == [min(max(n - 4 * i, 1), 4) for i in range(4)]
-        else:  # whose rows have to stay together
-            assert n <= counts[0].sum() <= n + 4
-            assert counts.min() >= 1
+        assert n <= counts[0].sum() <= n + 4  # of each micro-batch one row at least
+        assert counts.min() >= 1
     before = np.array(trainer.old_logps_rows)
     assert before.sum() == sum(max(int(rows.sum()), 1) for rows in active)
 
@@ -228,12 +212,11 @@ def experts_model(tokenizer):
 def test_mixture_of_experts(tmp_path):
     tokenizer = tiny_tokenizer()
 
-    def train(folder, trainer_class=DataEfficientGRPOTrainer, config_class=DataEfficientGRPOConfig, **options):
+    def train(folder, trainer_class, **options):
         trainer = {"model": experts_model(tokenizer), "processing_class": tokenizer}
-        options = {"rewards": even_length_reward, "max_steps": 6} | options
-        return run(trainer_class, config_class, tmp_path / folder, trainer=trainer, **options)
+        return run(tmp_path / folder, trainer_class, trainer=trainer, **{"max_steps": 6, **options})
 
-    reference = train("a", GRPOTrainer, GRPOConfig)
+    reference = train("a", GRPOTrainer)
     ours = train("b", CountedRows, **{**OFF, "skip_zero_advantage": True})
     assert_identical(reference, ours)
     assert set(ours.in_loss) == {8}, "the loss of the router counts every row"

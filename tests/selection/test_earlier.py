@@ -9,8 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.factories import groups_since, mixed_reward, run
-from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer, DotsSelector
+from tests.factories.comparison import groups_since
+from tests.factories.tiny import run
+from tests.factories.training import mixed_reward
+from trl_dataeff import DotsSelector
 from trl_dataeff.rollouts.classification import RewardScale
 from trl_dataeff.selection.dots import read_earlier_run
 from trl_dataeff.testing import make_context, make_groups
@@ -53,25 +55,25 @@ def test_by_hand(tmp_path):
     assert (scale.low, scale.high) == (pytest.approx(-1), pytest.approx(3)), "as if this run had seen these rewards"
 
 
-def test_a_range_that_is_set_decides(tmp_path):
-    """Rewards of 1, 3 and -1 are 0.5, 1 and 0 between 0 and 2: outside they are cut off, as those of this run."""
-    scale = RewardScale.of([0, 2])
-    earlier = read_earlier_run(write(tmp_path / "groups.parquet", ROWS), "abc", scale)
-    np.testing.assert_allclose(earlier.rates, [1.0, (0.5 + 1) / 2, (0 + 0 + 0.5) / 3], atol=1e-6)
-    assert (scale.low, scale.high) == (0, 2)
-
-
-def test_a_rate_that_was_written_before_the_range_widened_is_read_by_the_last_range(tmp_path):
-    """A reward of 1 was the highest so far at first, and then half of it."""
-    rows = [(0, 1, 1.0, 1.0, "easy"), (1, 2, 1.0, 2.0, "easy"), (2, 3, 0.0, 0.0, "hard")]
-    earlier = read_earlier_run(write(tmp_path / "groups.parquet", rows, low=0.0, high=2.0), "abc", RewardScale())
-    assert earlier.rates.tolist() == [0.5, 1.0, 0.0]
-
-
-def test_a_single_reward_so_far_keeps_its_rate(tmp_path):
-    rows = [(0, 1, 1.0, 5.0, "easy"), (1, 2, 1.0, 5.0, "easy")]
-    earlier = read_earlier_run(write(tmp_path / "groups.parquet", rows, low=5.0, high=5.0), "abc", RewardScale())
-    assert earlier.rates.tolist() == [1.0, 1.0]
+@pytest.mark.parametrize(
+    ("rewards", "known", "given", "rates"),
+    [
+        (
+            (-1, 1, 3),
+            (-1, 3),
+            [0, 2],
+            [0, 0.5, 1],
+        ),  # outside of a range that is set they are cut off, as those of this run
+        ((0, 1, 2), (0, 2), None, [0, 0.5, 1]),  # though 1 was the highest so far, with a rate of 1
+        ((5, 5, 5), (5, 5), None, [1, 1, 1]),
+    ],
+)
+def test_rates_are_read_by_the_last_range(tmp_path, rewards, known, given, rates):
+    rows = [(step, step, float(reward > 0), float(reward), "easy") for step, reward in enumerate(rewards)]
+    scale = RewardScale.of(given) if given else RewardScale()
+    path = write(tmp_path / "groups.parquet", rows, low=float(known[0]), high=float(known[1]))
+    assert read_earlier_run(path, "abc", scale).rates.tolist() == rates
+    assert [scale.low, scale.high] == (given or list(known))
 
 
 @pytest.mark.parametrize(
@@ -107,9 +109,8 @@ def test_the_first_predictions_are_those_of_the_earlier_run_and_its_own_groups_o
 
 
 def test_a_run_begins_with_the_earlier_ones_rates_and_resumes_without_the_file(tmp_path):
-    def train(name, resume=None, **fields):
-        fields = {"selection": "dots", "rewards": mixed_reward, "train": False, **fields}
-        run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path / name, **fields).train(resume)
+    def train(name, **fields):
+        run(tmp_path / name, selection="dots", rewards=mixed_reward, **fields)
         return groups_since(tmp_path / name, 0)
 
     first = train("first")
@@ -120,5 +121,5 @@ def test_a_run_begins_with_the_earlier_ones_rates_and_resumes_without_the_file(t
     assert opening["predicted"].notna().all()
     assert opening["prompt_id"].isin(first["prompt_id"]).any()
     (tmp_path / "first" / "dataeff" / "groups.parquet").unlink()
-    train("again", str(tmp_path / "second" / "checkpoint-2"), **own)
+    train("again", resume=str(tmp_path / "second" / "checkpoint-2"), **own)
     pd.testing.assert_frame_equal(groups_since(tmp_path / "again", 2), groups_since(tmp_path / "second", 2))

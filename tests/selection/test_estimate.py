@@ -59,9 +59,6 @@ def test_offsets_against_a_search_over_a_fine_grid():
         assert offset == pytest.approx(grid[losses.argmin(), 0], abs=1e-4)
 
 
-# Experts
-
-
 def rolling() -> RollingDifficulty:
     return RollingDifficulty(E, LogisticDifficultyPredictor(), half_life=16.0)
 

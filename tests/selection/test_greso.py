@@ -5,11 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.factories import generator, visit
+from tests.factories.groups import generator, visit
 from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD
 from trl_dataeff.selection import GresoSelector
 from trl_dataeff.selection.base import SelectorContext
-from trl_dataeff.selection.greso import KeepProbability
 
 
 def greso(size: int, batch: int = 1, **arguments) -> GresoSelector:
@@ -55,18 +54,6 @@ def test_a_pass_in_which_all_are_skipped_flows_into_the_next():
         selector.observe([visit(prompt, HARD) for prompt in range(8)])
     assert sorted(selector.propose(8, generator()).tolist()) == list(range(8))
     assert selector.metrics()["prompts_skipped"] > 8
-
-
-# The controller
-
-
-@given(st.lists(st.sampled_from([0.0, 0.1, 1 / 6, 0.2, 1.0]), max_size=120))
-def test_a_keep_probability_follows_the_published_rule(shares):
-    control, expected = KeepProbability(0.09, 0.01, 0.05, 0.95, 1 / 6), 0.09
-    for share in shares:
-        expected = moved(expected, share, 1 / 6)
-        control.update(share)
-        assert control.value == expected
 
 
 def train(selector: GresoSelector, success: np.ndarray, batches: int, batch: int, seed: int = 3, group_size: int = 8):

@@ -1,34 +1,21 @@
 """A selector of one's own: its contract in training, exact resume, and its faults, which are named with its class."""
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 
-from tests.factories import (
-    LeastSolved,
-    Watched,
-    WithReferences,
-    assert_same_end,
-    even_length_reward,
-    generator,
-    groups_since,
-    history,
-    mixed_reward,
-    number,
-    run,
-)
-from trl_dataeff import DataEfficientGRPOConfig
+from tests.factories.comparison import groups_since
+from tests.factories.groups import generator
+from tests.factories.selectors import LeastSolved, WithReferences
+from tests.factories.tiny import even_length_reward, run
+from tests.factories.training import Watched, mixed_reward, number
 from trl_dataeff.selection.base import CheckedSelector
 from trl_dataeff.testing import make_context
 
 
 def train(folder, selector, resume=None, **options) -> Watched:
-    """A short run, by `selector`."""
     options = {"rewards": mixed_reward, "max_steps": 6, "selection": "auto", **options}
-    trainer = run(Watched, DataEfficientGRPOConfig, folder, train=False, trainer={"selector": selector}, **options)
-    trainer.train(resume_from_checkpoint=resume)
-    return trainer
+    return run(folder, Watched, resume=resume, trainer={"selector": selector}, **options)
 
 
 MODES = {
@@ -95,20 +82,6 @@ def test_references_are_rolled_out_and_observed_once_before_it_proposes(tmp_path
         assert [batch.origins[id(group)] for group in references] == ["reference"] * 5
         assert {batch.origins[id(group)] for group in others} <= {"fresh"}
         assert list(map(id, [*references, *others])) == list(map(id, batch.generated))
-
-
-def test_resume_is_exact(tmp_path):
-    options = {"save_strategy": "steps", "save_steps": 5, "max_steps": 14, **MODES["all"]}
-    whole = train(tmp_path / "whole", WithReferences(), **options)
-    checkpoint = str(tmp_path / "whole" / "checkpoint-5")
-    resumed = train(tmp_path / "resumed", WithReferences(), checkpoint, **options)
-    assert resumed.selector.calls[0][0] == "bind"
-    assert history(resumed.state.log_history) == history(whole.state.log_history)
-    pd.testing.assert_frame_equal(groups_since(tmp_path / "resumed", 6), groups_since(tmp_path / "whole", 6))
-    assert_same_end(whole, resumed)
-
-
-# Faults
 
 
 class Faulty(WithReferences):

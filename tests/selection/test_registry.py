@@ -1,14 +1,12 @@
 """Selectors by name or dotted path, what all of them have in common, and uniform selection, against TRL's sampler."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from trl.trainer.utils import RepeatSampler
 
-from tests.factories import generator
+from tests.factories.groups import generator
 from trl_dataeff import (
     DotsSelector,
     GresoSelector,
@@ -26,8 +24,6 @@ BUILT_IN = {"uniform": UniformSelector, "greso": GresoSelector, "dots": DotsSele
 
 @register_selector("first_prompts")
 class First(Selector):
-    """The first prompts."""
-
     def __init__(self, offset: int = 0, *, step: int = 1):
         self.offset, self.step = offset, step
 
@@ -98,9 +94,6 @@ def test_every_prompt_keeps_its_chance_and_impossible_requests_are_refused(name)
     for n in (0, 12, -1):
         with pytest.raises(ValueError, match=rf"{n} .*\b11\b"):
             selector.propose(n, rng)
-
-
-# Uniform selection
 
 
 def uniform(size: int, batch: int, shuffle: bool = True) -> UniformSelector:

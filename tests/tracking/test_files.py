@@ -3,27 +3,24 @@
 import json
 import subprocess
 import sys
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from tests.factories import even_length_reward, history, make_group, messages, mixed_reward, plain_dataset, run
-from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
+from tests.factories.comparison import history, messages
+from tests.factories.groups import make_group
+from tests.factories.tiny import even_length_reward, plain_dataset, run
+from tests.factories.training import mixed_reward
 from trl_dataeff.rollouts.classification import RewardScale
-from trl_dataeff.tracking.groups import SCHEMA, GroupLog, about_groups, read_groups
+from trl_dataeff.tracking.groups import GroupLog, read_groups
 from trl_dataeff.tracking.metrics import MetricsLog
 from trl_dataeff.utils import UserError
 
 
-OPTIONS = {"max_rollout_rounds": 4, "rewards": mixed_reward, "save_strategy": "steps", "save_steps": 5}
-
-
-def start(folder, resume=None, **options):
-    trainer = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, folder, train=False, **{**OPTIONS, **options})
-    trainer.train(resume_from_checkpoint=resume)
-    return trainer
+start = partial(run, rewards=mixed_reward, max_rollout_rounds=4, save_strategy="steps", save_steps=5)
 
 
 def lines_of(folder) -> list[dict]:
@@ -50,14 +47,12 @@ def test_every_logged_scalar_is_written_with_what_was_generated(tmp_path):
 
 def test_files_go_on_where_the_checkpoint_was(tmp_path):
     start(tmp_path)
-    before, groups = lines_of(tmp_path), pd.read_parquet(tmp_path / "dataeff" / "groups.parquet")
+    before = lines_of(tmp_path)
     start(tmp_path, resume=str(tmp_path / "checkpoint-5"))
     after = lines_of(tmp_path)
     assert without_clocks(after) == without_clocks(before)
     assert after[:5] == before[:5]
     assert after[5]["seconds"] >= after[4]["seconds"], "the time of training goes on"
-    again = pd.read_parquet(tmp_path / "dataeff" / "groups.parquet")
-    pd.testing.assert_frame_equal(groups.drop(columns="seconds"), again.drop(columns="seconds"))
 
 
 def test_a_new_run_begins_new_files(tmp_path):
@@ -104,19 +99,6 @@ def test_a_full_disk_does_not_stop_training(tmp_path, caplog_transformers, kind,
     (tmp_path / "folder").unlink()
     add(log, 3)
     assert read(log.path)["step"].tolist() == [1, 2, 3]
-
-
-def test_a_row_says_what_became_of_a_group(tmp_path):
-    trainer = start(tmp_path)
-    table = pd.read_parquet(tmp_path / "dataeff" / "groups.parquet")
-    counts = trainer.collector.counters
-    assert list(table.columns) == SCHEMA.names
-    assert table["completions"].sum() == counts["rollouts_generated"]
-    assert table["tokens"].sum() == counts["tokens_generated"]
-    assert table.loc[table["disposition"] == "dropped", "completions"].sum() == counts["rollouts_discarded"]
-    assert set(table.loc[table["disposition"] == "dropped", "kind"]) <= {"easy", "hard"}
-    about = about_groups(tmp_path / "dataeff" / "groups.parquet")
-    assert about == {"dataset": trainer.collector.dataset_hash, "reward_range": {"low": 0.0, "high": 1.0}}
 
 
 def test_a_group_by_hand(tmp_path):

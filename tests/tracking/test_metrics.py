@@ -1,22 +1,17 @@
 """The logged metrics are those of the table of metrics."""
 
 import re
-from collections import defaultdict
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from tests.factories import DYNAMIC, FILL, LeastSolved, even_length_reward, make_group, mixed_reward, run
-from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
-from trl_dataeff.tracking.metrics import (
-    METRICS,
-    PREFIX,
-    SELECTOR_PREFIX,
-    group_metrics,
-    without_rounds,
-)
+from tests.factories.configurations import DYNAMIC, FILL
+from tests.factories.groups import make_group
+from tests.factories.selectors import LeastSolved
+from tests.factories.tiny import even_length_reward, logged, run
+from tests.factories.training import mixed_reward
+from trl_dataeff.tracking.metrics import METRICS, PREFIX, SELECTOR_PREFIX, group_metrics
 
 
 SELECTOR_METRICS = {"prompts_skipped", "p_easy", "p_hard", "predictor/pearson"}
@@ -35,7 +30,7 @@ SETTINGS = {
 def test_the_table_is_what_is_logged_and_a_line_has_at_most_20_of_ours(tmp_path, name):
     """None of replay where nothing can be replayed."""
     options, absent = SETTINGS[name]
-    trainer = run(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, **options)
+    trainer = run(tmp_path, **options)
     lines = [{key for key in log if key.startswith(PREFIX)} for log in trainer.state.log_history]
     own = {key for line in lines for key in line if not key.startswith(SELECTOR_PREFIX)}
     assert own == {PREFIX + metric for metric in METRICS.keys() - absent}
@@ -44,10 +39,8 @@ def test_the_table_is_what_is_logged_and_a_line_has_at_most_20_of_ours(tmp_path,
 
 
 def test_cumulative_metrics_only_grow_and_shares_add_up(tmp_path):
-    trainer = run(
-        DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, rewards=mixed_reward, max_rollout_rounds=4,
-        logging_steps=2, selection="greso",
-    )  # fmt: skip
+    options = {"rewards": mixed_reward, "max_rollout_rounds": 4, "selection": "greso"}
+    trainer, each = (run(tmp_path, **options, logging_steps=steps) for steps in (2, 1))
     logs = [log for log in trainer.state.log_history if "loss" in log]
     for name in ("rollouts_generated", "rollouts_trained", "rollouts_discarded", "tokens_generated"):
         values = [log[PREFIX + name] for log in logs]
@@ -57,6 +50,13 @@ def test_cumulative_metrics_only_grow_and_shares_add_up(tmp_path):
         assert min(parts) >= 0
         assert sum(parts) <= log["step_time"] * 1.05
         assert sum(log[PREFIX + name] for name in ("effective_ratio", "easy_ratio", "hard_ratio")) == pytest.approx(1)
+    names = (
+        "reward",
+        "completions/mean_length",
+        "completions/max_length",
+    )  # TRL's, the mean of two generation batches
+    means = np.array(logged(each, *names)).reshape(-1, 2, len(names)).mean(axis=1)
+    np.testing.assert_allclose(logged(trainer, *names), means)
 
 
 def test_a_selectors_metrics_are_logged_by_any_name_with_the_latest_value(tmp_path):
@@ -67,31 +67,13 @@ def test_a_selectors_metrics_are_logged_by_any_name_with_the_latest_value(tmp_pa
             return super().metrics() | {"rounds": -1, "anything at all": np.float32(self.batches) / 2}
 
     selector = Named()
-    trainer = run(
-        DataEfficientGRPOTrainer, DataEfficientGRPOConfig, tmp_path, logging_steps=3, selection="auto",
-        trainer={"selector": selector},
-    )  # fmt: skip
+    trainer = run(tmp_path, logging_steps=3, selection="auto", trainer={"selector": selector})
     logs = [log for log in trainer.state.log_history if "loss" in log]
     assert [log[SELECTOR_PREFIX + "batches"] for log in logs] == [3, 6, 9, 12]
     assert [log[SELECTOR_PREFIX + "anything at all"] for log in logs] == [1.5, 3, 4.5, 6]
     assert [log[SELECTOR_PREFIX + "rounds"] for log in logs] == [-1] * 4
     assert logs[-1][SELECTOR_PREFIX + "solved/sum"] == pytest.approx(selector.solved.sum())
     assert not any("not yet defined" in name for log in logs for name in log)
-
-
-def test_rounds_leave_no_trace_in_trls_metrics():
-    store, state = defaultdict(list), SimpleNamespace(num_input_tokens_seen=7)
-    store.update({"completions/mean_length": [3.0], "num_tokens": [7], "reward": [0.5]})
-    with without_rounds(store, state):
-        store["completions/mean_length"].append(9.0)
-        store["completions/max_length"].append(9.0)
-        store["num_tokens"] = [20]
-        store["reward"].append(0.75)
-        state.num_input_tokens_seen = 20
-    assert store["completions/mean_length"] == [3.0]
-    assert store["completions/max_length"] == store["num_tokens"] == []
-    assert store["reward"] == [0.5, 0.75], "what is not about generation stays"
-    assert state.num_input_tokens_seen == 7
 
 
 def test_metrics_of_groups_by_hand():

@@ -1,16 +1,9 @@
 """
-A pytest plugin that runs TRL's own GRPO tests against `DataEfficientGRPOTrainer` with every feature off, on small
-local models in place of the Hub's. `make test-upstream TRL_REPO=/path/to/trl` runs it twice: with TRL's class, and then
-with ours on the tests that have passed:
-
-    export PYTHONPATH=tests/upstream
-    python -m pytest -p upstream_plugin $TRL_REPO/tests/test_grpo_trainer.py --upstream-passed=FILE --upstream-class=trl
-    python -m pytest -p upstream_plugin $TRL_REPO/tests/test_grpo_trainer.py --upstream-passed=FILE
+A pytest plugin that runs TRL's own GRPO tests with `DataEfficientGRPOTrainer` and every feature off, on small local models in
+place of the Hub's. `make test-upstream TRL_REPO=/path/to/trl` runs it twice: with TRL's class, and with ours on what passed.
 
 It is not imported as `tests.upstream...`: TRL's tests are a package `tests` too.
 """
-
-from __future__ import annotations
 
 import functools
 import inspect

@@ -1,12 +1,8 @@
 """
-Small local models, tokenizers and datasets in place of the Hub ids that TRL's own GRPO tests use. Nothing is downloaded.
-
-A stand-in has the architecture that its id names, random weights, and the chat template of that model family (from the
-installed TRL). Some tests write out token ids of Qwen; only for these the vocabulary has Qwen's size, because training
-with a small one takes a fifth of the time.
+Small local models, tokenizers and datasets in place of the Hub ids that TRL's own GRPO tests use: the architecture that an id
+names, random weights, and the chat template of its family. Only for tests that write out token ids of Qwen the vocabulary has
+Qwen's size: training with a small one takes a fifth of the time.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
@@ -153,7 +149,6 @@ class NoStandInError(LookupError):
 
 
 def load_dataset(path: str, name: str | None = None, split: str | None = None, streaming: bool = False):
-    """`datasets.load_dataset` for the datasets that have a stand-in."""
     if path != "trl-internal-testing/zen" or name not in _DATASETS:
         raise NoStandInError(path if name is None else f"{path} ({name})")
     splits = {key: Dataset.from_dict({"prompt": rows}) for key, rows in zip(("train", "test"), _DATASETS[name])}
@@ -170,7 +165,6 @@ class StandIns:
         self.vocabulary = SMALL_VOCABULARY
 
     def model_path(self, model_id: str) -> Path:
-        """The folder with configuration, weights and tokenizer of the stand-in for `model_id`."""
         if model_id not in _MODELS:
             raise NoStandInError(model_id)
         path = self.folder / str(self.vocabulary) / model_id

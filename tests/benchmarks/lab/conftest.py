@@ -4,13 +4,15 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.lab import pools
-from benchmarks.lab.pretrain import start_folder
-from tests.benchmarks.lab.tiny import TINY
+from benchmarks.lab.pretrain import StartRecipe, start_folder
+
+
+#: A start that is trained in seconds
+TINY = StartRecipe(hidden=32, layers=2, steps=150, batch_size=64, learning_rate=1e-2)
 
 
 @pytest.fixture(scope="session")
 def start(tmp_path_factory):
-    """The folder of the small trained start."""
     return start_folder(TINY, tmp_path_factory.mktemp("cache"))
 
 

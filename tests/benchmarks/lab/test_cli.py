@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.lab import cli, pretrain, studies
 from benchmarks.lab.store import read_rows
-from tests.benchmarks.lab.tiny import TINY
+from tests.benchmarks.lab.conftest import TINY
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Runs: what is counted, that they repeat, and that a killed series goes on where it stopped."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import signal

@@ -1,7 +1,10 @@
-"""The trained start, its exact accuracy, and the pools that follow from it."""
+"""The trained start, its exact accuracy, the pools that follow from it, and the answers of its tasks by other means."""
 
 import dataclasses
 import hashlib
+import re
+from collections import deque
+from itertools import chain, zip_longest
 
 import numpy as np
 import pytest
@@ -11,8 +14,8 @@ from benchmarks.lab import pools
 from benchmarks.lab.evaluate import success
 from benchmarks.lab.pretrain import start_folder
 from benchmarks.lab.rewards import Tally, exact_match
-from benchmarks.lab.tasks import ARITHMETIC, CELLS, make_task
-from tests.benchmarks.lab.tiny import TINY
+from benchmarks.lab.tasks import ARITHMETIC, CELLS, LEARNABLE_FAMILIES, MAX_ANSWER, make_task
+from tests.benchmarks.lab.conftest import TINY
 
 
 def test_the_start_is_cached_under_its_recipe(start):
@@ -89,3 +92,33 @@ def digest(name: str) -> str:
 @pytest.mark.parametrize("name", COMMITTED)
 def test_the_pools_of_the_committed_tables_have_the_same_prompts_as_then(name):
     assert digest(name) == COMMITTED[name]
+
+
+def solve(prompt: str) -> str:
+    """The answer, read from the prompt alone."""
+    kind, text = re.fullmatch(r"(\w)\d?:(.+)=", prompt).groups()
+    if kind == "R":
+        turned = deque(text)
+        turned.rotate(-int(prompt[1]))
+        return "".join(turned)
+    if kind == "V":
+        return re.sub("[aeiou]", "", text)
+    if kind == "I":
+        return "".join(chain.from_iterable(zip_longest(*text.split(","), fillvalue="")))
+    if kind == "S":
+        return "".join(c for i, c in enumerate(text) if i % 2 == 0)
+    if kind == "M":
+        a, b = text.split("*")
+        return str(sum(int(a) * int(digit) * 10**i for i, digit in enumerate(reversed(b))))
+    return str(sum(map(int, text.split("+"))))
+
+
+@pytest.mark.parametrize(("family", "length"), CELLS)
+def test_answers_are_right(family, length):
+    rng = np.random.default_rng(length)
+    for _ in range(50):
+        task = make_task(rng, family, length)
+        assert task.answer == solve(task.prompt)
+        assert 1 <= len(task.answer) <= MAX_ANSWER
+        if family in LEARNABLE_FAMILIES:
+            assert sum(c.islower() for c in task.prompt) == length
