@@ -35,6 +35,7 @@ WORDS = {BASELINE: "plain GRPO", "selection": "selection alone", "default": "def
 #: Grey, vermilion and blue, which colour-blind readers can tell apart; each is legible on white and on black
 COLOURS = {BASELINE: "#808080", "selection": "#D55E00", "default": "#2F8FD8"}
 FEWEST_FOR_A_BAND = 5  # runs; of fewer, each is a thin line
+README_POOLS = {"mixed": "short questions", "gym": "reasoning-gym"}
 INK = "#7A7A7A"  # of text and axes, for the same reason
 PLANS = (512, 1024, 4800, 9600)  # rollouts, of runs on the pretrained model
 HALVES = (512, 4800)  # of plain GRPO's plan
@@ -129,10 +130,20 @@ def rivals(own: list[dict], settings: list[list[dict]]) -> dict[str, list[dict]]
 
 
 def long_curves(folder: Path = SMOLLM2) -> list[Curve]:
-    """The finished runs of the longest plan."""
+    """The finished runs of the longest plan, at all learning rates."""
     ends = [end for own in settings_of(finished(folder)) for end in own if plan(end) == PLANS[-1]]
     files = [RunFile(folder, end["run"]) for end in ends]
     return curves_of(row for file in files for row in file.rows())
+
+
+def at_best_rate(curves: list[Curve]) -> list[Curve]:
+    """Those at the learning rate at which plain GRPO ends highest, in the mean over seeds."""
+    finals: dict[float, list[float]] = {}
+    for curve in curves:
+        if curve.method == BASELINE:
+            finals.setdefault(curve.learning_rate, []).append(curve.rows[-1][ACCURACY])
+    best = max(finals, key=lambda rate: sum(finals[rate]) / len(finals[rate]), default=None)
+    return [curve for curve in curves if curve.learning_rate == best]
 
 
 def long_table() -> str:
@@ -158,19 +169,29 @@ def pretrained_table(ends: Iterable[dict]) -> str:
 
 
 def readme_table(ends: Iterable[dict]) -> str:
-    """On the pool *mixed*, at the learning rate of plain GRPO."""
-    settings = [own for own in settings_of(ends) if own[0]["pool"] == "mixed" and own[0]["method"] in METHODS]
-    rates = {own[0]["learning_rate"] for own in settings if own[0]["method"] == BASELINE}
+    """On *mixed* and on reasoning-gym's tasks, at the rate that is best for plain GRPO, for each length of its runs."""
+    settings = [own for own in settings_of(ends) if own[0]["pool"] in README_POOLS and own[0]["method"] in METHODS]
+    best: dict[tuple[str, int], list[dict]] = {}
+    for own in settings:
+        if own[0]["method"] == BASELINE:
+            place = own[0]["pool"], plan(own[0])
+            best[place] = max(best.get(place, own), own, key=_success)
     rows = []
     for own in settings:
         end = own[0]
-        if end["learning_rate"] in rates:
-            name = WORDS[end["method"]] + (", half of the steps" if plan(end) in HALVES else "")
-            difference = tables.difference(above(own, rivals(own, settings).get(BASELINE, [])))
+        half = plan(end) in HALVES
+        base = best.get((end["pool"], plan(end) * (2 if half else 1)))
+        if base is not None and base[0]["learning_rate"] == end["learning_rate"]:
+            name = WORDS[end["method"]] + (", half of the steps" if half else "")
+            difference = "-" if own is base else tables.difference(above(own, base))
             cells = (_mean(own, column, digits) for column, digits in ENDS.items() if column != "cpu_s")
-            rows.append([name, str(len(own)), *cells, difference])
-    header = ["", "seeds", "success", "greedy", "steps", "difference from plain GRPO"]
+            rows.append([README_POOLS[end["pool"]], name, str(len(own)), *cells, difference])
+    header = ["tasks", "", "seeds", "success", "greedy", "steps", "difference from plain GRPO"]
     return tables.markdown(header, rows)
+
+
+def _success(own: list[dict]) -> float:
+    return sum(end["accuracy_sampled"] for end in own) / len(own)
 
 
 ENDS = {"accuracy_sampled": 3, "accuracy_greedy": 3, "step": 0, "cpu_s": 0}  # columns, and digits after the point
@@ -245,7 +266,7 @@ def main() -> None:
     if parser.parse_args().write:
         for page in PAGES:
             page.write_text(fill(page.read_text(encoding="utf-8")), encoding="utf-8")
-        for name, curves in {"readme": study("rule"), "pretrained": long_curves()}.items():
+        for name, curves in {"readme": study("rule"), "pretrained": at_best_rate(long_curves())}.items():
             if curves:
                 draw(curves, PICTURES / f"{name}.svg")
         return

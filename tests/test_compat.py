@@ -207,7 +207,7 @@ def test_a_loss_that_is_not_seen_through_is_found_out_before_its_first_update(
         return batch
 
     trainer.collector.collect = collect
-    with pytest.raises(RuntimeError, match="was not corrected"):
+    with pytest.raises(RuntimeError, match="without their correction"):
         trainer.train()
     assert not any(stale[:-1]), "a replayed batch has updated the model"
 

@@ -157,9 +157,10 @@ def check_fields(config: DataEfficientGRPOConfig) -> None:
         )
     span = config.reward_range
     if span is not None:
-        for bound in span:
+        bounds = span if isinstance(span, (list, tuple)) else ()
+        for bound in bounds:
             check_number("reward_range", bound, "(-inf, inf)")
-        if len(span) != 2 or not span[0] < span[1]:
+        if len(bounds) != 2 or not bounds[0] < bounds[1]:
             raise ValueError(f"`reward_range` is {span!r}; it takes two numbers (low, high), low < high, or `None`.")
     check_number("max_rollout_rounds", config.max_rollout_rounds, "[1, inf)", integer=True)
     check_number("rollout_margin", config.rollout_margin, "[1, inf)")

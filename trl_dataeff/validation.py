@@ -68,8 +68,8 @@ def _named_selector(args: DataEfficientGRPOConfig, reason: str | None, cannot_em
 
 def unsupported_reason(dataset: Any, environments: bool, tool_images: bool) -> str | None:
     """
-    Why rounds of rollouts cannot be generated, and replayed, outside of TRL's pass over a batch; `None` if they can. TRL
-    prepares environments in that pass, and neither the images of tools nor the rows of a stream can be read again.
+    Why rounds cannot be generated, and replayed, outside of TRL's pass over a batch; `None` if they can. TRL prepares environments
+    in that pass, and neither the images of tools nor the rows of a stream can be read again.
     """
     if environments:
         return "prompts that are prepared by an environment"
@@ -146,20 +146,18 @@ def reserved_places(args: DataEfficientGRPOConfig, world_size: int) -> int:
 
 
 def turn_off_reuse(config: DataEfficientGRPOConfig, reason: str | None, corrects_loss: bool, is_main: bool) -> None:
-    """
-    Turn off, with a warning, what a run cannot do: rounds and replay if there is a `reason` (see [`unsupported_reason`]), and what
-    needs our `_compute_loss` in a trainer whose loss does not call it.
-    """
+    """Turn off, with a warning, rounds and replay if there is a `reason` against them, and what needs our `_compute_loss` if it is not used."""
     if reason is None and corrects_loss:
         return
     is_auto = reason is not None and config.selection == "auto"
     if is_main and (config.replay != "off" or config.max_rollout_rounds > 1 or is_auto):
         overridden = (
             "Rollouts of an earlier policy cannot be corrected, because a subclass or Unsloth overrides the loss without calling "
-            "`DataEfficientGRPOTrainer._compute_loss` (let it call `super()`, or import `trl_dataeff.trainer` before `unsloth`):"
+            "`DataEfficientGRPOTrainer._compute_loss` (let it call `super()`, or import `trl_dataeff.trainer` before `unsloth`): "
         )
-        why = overridden if reason is None else f"With {reason}, `selection='auto'` is 'uniform', and"
-        logger.warning(f"{why} each batch is one round of rollouts without replay.")
+        uniform = "`selection='auto'` is 'uniform', and " if is_auto else ""
+        why = overridden if reason is None else f"With {reason}, {uniform}"
+        logger.warning(f"{why}each batch is one round of rollouts without replay.")
     config.replay, config.max_rollout_rounds = "off", 1
     config.skip_zero_advantage = config.skip_zero_advantage and corrects_loss
 

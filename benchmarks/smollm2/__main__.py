@@ -17,8 +17,10 @@ FIVE, THREE = tuple(range(31, 36)), tuple(range(31, 34))
 STUDY: tuple[tuple[str, float, int, tuple[str, ...], tuple[int, ...]], ...] = (
     ("mixed", 2e-3, 1024, ("uniform", "default", "selection"), FIVE),
     ("gym", 2e-3, 1024, ("uniform", "default", "selection"), FIVE),
+    ("mixed", 2.5e-4, 9600, ("uniform", "default"), THREE),
     ("mixed", 1e-3, 9600, ("uniform", "default", "dots_paper,reference_size=4,replay_capacity=8"), THREE),
-    ("mixed", 1e-3, 4800, ("default",), THREE),
+    ("mixed", 5e-4, 9600, ("uniform", "default"), (31,)),
+    ("mixed", 2.5e-4, 4800, ("default",), THREE),
     ("mixed", 2e-3, 512, ("default",), FIVE),
     ("unsolvable", 2e-3, 1024, ("uniform", "default"), THREE),
     ("learnable", 2e-3, 1024, ("uniform", "default"), THREE),

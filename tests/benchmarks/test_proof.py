@@ -91,7 +91,7 @@ def test_the_table_of_the_pretrained_model_by_hand():
     ]
     assert rows[3][6:9] == ["0.435", "16", "100"]
     short = cells(proof.readme_table(ends))
-    assert [row[0] for row in short] == [
+    assert [row[1] for row in short] == [
         "plain GRPO",
         "plain GRPO",
         "selection alone",

@@ -118,5 +118,5 @@ def test_a_prompts_own_groups_count_against_its_prediction():
     one = estimator()
     one.observe(np.array([5]), np.array([1.0], np.float32), np.array([8.0], np.float32), 1)
     prediction = one.predicted[:, 5]
-    np.testing.assert_allclose(one.estimates_of(np.array([5]))[:, 0], (4 * prediction + 8) / 12, rtol=1e-6)
+    np.testing.assert_allclose(one.estimates(np.array([5]))[:, 0], (4 * prediction + 8) / 12, rtol=1e-6)
     assert one.mean(np.array([6]))[0] == pytest.approx(0.5)

@@ -118,9 +118,8 @@ def summary(runs: Sequence[RecordedRun]) -> str:
 def facts(run: RecordedRun) -> dict[str, str]:
     """What happened in a run, in words; what its files do not tell is left out."""
     steps, times = run.series("step_time")
-    seconds = run.last.get(
-        "seconds", times.mean() * steps[-1] if len(steps) else None
-    )  # plain TRL has the times alone
+    in_all = times.mean() * steps[-1] if len(steps) else None  # plain TRL has the times of steps alone
+    seconds = run.last.get("seconds", in_all)
     shares = run.effective_share()[1]
     numbers = {
         "prompts": (run.about.get("prompts"), ",.0f"),

@@ -92,8 +92,7 @@ def resolve_run(
 
 def checkpoints(output_dir: str | os.PathLike[str]) -> list[Path]:
     """Folders of checkpoints, complete or not, those that were completed last first."""
-    folder = Path(output_dir)
-    paths = list(folder.iterdir()) if folder.is_dir() else []  # a folder that cannot be read is an error
+    paths = Path(output_dir).iterdir() if os.path.isdir(output_dir) else ()  # one that cannot be read is an error
     found = [path for path in paths if re.fullmatch(r"checkpoint-\d+", path.name) and path.is_dir()]
     return sorted(found, key=lambda path: (written_at(path), int(path.name.split("-")[1])), reverse=True)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 from typing import Any
 
@@ -41,10 +41,8 @@ SUMMARIES = (
 class TableCallback(TrainerCallback):
     """Prints what the Trainer logs as rows of a table. A column appears with the first log that has its metric."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._shown: list[str] = []
-        self._rows = 0
+    _shown: Sequence[str] = ()  # columns so far
+    _rows = 0  # since the last header
 
     def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if state.is_world_process_zero and logs:

@@ -309,7 +309,10 @@ class RolloutCollector:
         self.classifier.scale.load_state_dict(state["reward_scale"])
         self.reward_checks.load_state_dict(state["reward_checks"])
         self.zero_share.load_state_dict(state["zero_variance_share"])
-        self.leftover = unpack_distributed(state["leftover_groups"], self.processes.rank, self.processes.world_size)
+        if self.generates_apart:  # leftover groups have no place within TRL's pass
+            self.leftover = unpack_distributed(
+                state["leftover_groups"], self.processes.rank, self.processes.world_size
+            )
         self.replay_rng.set_state(torch.from_numpy(state["replay_rng"]))
         self.rng.set_state(torch.from_numpy(state["selection_rng"]))
         if self.buffer is not None and "replay_buffer" in state:

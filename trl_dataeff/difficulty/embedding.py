@@ -43,9 +43,10 @@ def embed_dataset(
     progress: bool = True,
 ) -> np.ndarray:
     """
-    Embed every prompt of a dataset, float16 `(N, h)`: the mean of the policy's last hidden states over the prompt's own tokens, or
-    what `SentenceTransformer.encode` returns. A prompt that is longer than the model takes is cut. Torch's random state is restored.
-    A collective if there are several processes: each embeds its share.
+    Embed every prompt of a dataset: float16 `(N, h)`, row i is prompt i. It is the mean of the policy's last hidden states over the
+    prompt's own tokens, or what `SentenceTransformer.encode` returns. A prompt that is longer than the model takes is cut. Torch's
+    random state is restored. A collective: each process embeds its share. Raises an [`EmbeddingError`] if there are no rows, a prompt
+    cannot be rendered, the model cannot be loaded, or its values are not finite.
 
     Args:
         dataset ([`~datasets.Dataset`]): N rows with a `prompt`, a string or a conversation, of which the text parts are embedded.
@@ -55,12 +56,6 @@ def embed_dataset(
         accelerator ([`~accelerate.Accelerator`], *optional*): of the run; by default all processes of this launch take part.
         template (`dict`, *optional*): keyword arguments of `apply_chat_template`, for the policy.
         progress (`bool`, *optional*, defaults to `True`): whether to show a progress bar, on the main process.
-
-    Returns:
-        `np.ndarray` of shape `(N, h)`, float16: row i is prompt i.
-
-    Raises:
-        `EmbeddingError`: there are no rows, a prompt cannot be rendered, the model cannot be loaded, or its values are not finite.
     """
     if not len(dataset):
         raise EmbeddingError("The dataset has no rows, so there is nothing to embed. Give one with prompts.")
@@ -93,19 +88,20 @@ def embed_for(trainer: Any, dataset: Dataset, embedding: str, *, resumed: bool) 
     [`embed_dataset`] by the policy of a [`~trl.GRPOTrainer`] if `embedding` is `"policy"`, or by the model of this id or path. They are
     kept in the output folder, in a file that processes of one machine share, for a run that is `resumed`: by then the policy has changed.
     """
-    path = Path(trainer.args.output_dir, "dataeff", f"embeddings-{hash_json(embedding, len(dataset))[:8]}.npy")
+    name = f"embeddings-{hash_json(embedding, trainer.collector.dataset_hash)[:8]}.npy"
+    path = Path(trainer.args.output_dir, "dataeff", name)
     if resumed:
         stored = _read(path)
         hashes = set(all_gather(None if stored is None else hash_rows(stored)))
         if stored is not None and len(hashes) == 1 and len(stored) == len(dataset):
             return stored
-    template = {"chat_template": trainer.chat_template, "tools": trainer.tools or None}
+    template = {"chat_template": trainer.chat_template, "tools": trainer.tools or None, **trainer.chat_template_kwargs}
     computed = embed_dataset(
         dataset,
         trainer.model if embedding == "policy" else embedding,
         trainer.processing_class,
         accelerator=trainer.accelerator,
-        template=template | trainer.chat_template_kwargs,
+        template=template,
         progress=not trainer.args.disable_tqdm,
     )
     if trainer.accelerator.is_main_process:
@@ -156,9 +152,8 @@ def prompt_texts(dataset: Dataset, processor: Any = None, template: dict[str, An
         dataset = dataset.with_format(None).select_columns(["prompt"])  # no image is decoded
     texts: list[str] = []
     try:
-        for rows in dataset.iter(64):
-            for prompt in rows["prompt"]:
-                texts.append(render(prompt))  # its length is the row of an error
+        for prompt in (prompt for rows in dataset.iter(64) for prompt in rows["prompt"]):
+            texts.append(render(prompt))  # its length is the row of an error
     except Exception as error:  # templates and transforms raise what they like
         raise EmbeddingError(
             f"The prompt of row {len(texts)} cannot be rendered ({type(error).__name__}: {error}). It takes a string or a list of "
@@ -235,10 +230,7 @@ def length_batches(lengths: np.ndarray) -> list[np.ndarray]:
 
 
 def load_pretrained(name: str, state: Any) -> Any:
-    """
-    A sentence-transformers model, or another Hugging Face encoder or decoder with mean pooling, by id or path, on the device
-    of the process. Under DeepSpeed ZeRO-3 or FSDP, which load models in parts, it is loaded whole.
-    """
+    """A model of sentence-transformers, or another encoder or decoder with mean pooling; whole, also under DeepSpeed ZeRO-3 or FSDP."""
     try:
         from sentence_transformers import SentenceTransformer, util
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import islice
 
 import numpy as np
@@ -54,9 +54,7 @@ class ReplayBuffer:
     rank: int = 0
     world_size: int = 1
     newest_first: bool = True
-
-    def __post_init__(self) -> None:
-        self._stored: dict[int, Stored] = {}  # by prompt, oldest first
+    _stored: dict[int, Stored] = field(default_factory=dict, init=False)  # by prompt, oldest first
 
     def __len__(self) -> int:
         return len(self._stored)

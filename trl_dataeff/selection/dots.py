@@ -97,7 +97,7 @@ class DotsSelector(PredictingSelector):
         if self.effective is not None:
             p = torch.from_numpy(self.effective.mean()).double()
         else:  # each expert's, since P is not linear in p
-            each = chance_effective(torch.from_numpy(self.success.estimates), self.context.group_size)
+            each = chance_effective(torch.from_numpy(self.success.estimates()), self.context.group_size)
             p = torch.from_numpy(self.success.weights) @ each
         return p.clamp(1e-6, 1 - 1e-6)
 

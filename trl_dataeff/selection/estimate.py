@@ -98,7 +98,6 @@ class PromptEstimator:
         half_lives (`Sequence[float]`): of the experts, in generation batches.
 
     Attributes:
-        estimates (`np.ndarray` of shape `(K, N)`): one row per expert, float32: one per half-life and the mean.
         weights (`np.ndarray` of shape `(K,)`): of the experts, float64; they sum to 1.
     """
 
@@ -116,26 +115,22 @@ class PromptEstimator:
 
     @property
     def fitted(self) -> bool:
-        """Whether `estimates` rest on groups, of this run or of an earlier one."""
+        """Whether the estimates rest on groups, of this run or of an earlier one."""
         return self.difficulty.predictor.fitted or len(self.difficulty.ids) > 0
 
-    @property
-    def estimates(self) -> np.ndarray:
-        return self.estimates_of(slice(None))
-
-    def estimates_of(self, ids: np.ndarray | slice) -> np.ndarray:
-        """`estimates` of prompts `ids`, `(K, n)`."""
+    def estimates(self, ids: np.ndarray | slice = slice(None)) -> np.ndarray:
+        """Success rates of prompts `ids`, by default of all: float32 `(K, n)`, a row per expert, one per half-life and the mean."""
         return self.history.estimate(self.predicted[:, ids], self._batch, ids)
 
     def mean(self, ids: np.ndarray | slice = slice(None)) -> np.ndarray:
         """The experts' weighted mean for prompts `ids`, float32 `(n,)`."""
-        mean: np.ndarray = self.weights.astype(np.float32) @ self.estimates_of(ids)
+        mean: np.ndarray = self.weights.astype(np.float32) @ self.estimates(ids)
         return mean.astype(np.float32)
 
     def observe(self, ids: np.ndarray, rates: np.ndarray, trials: np.ndarray, batch: int) -> None:
         """Enter the groups of generation batch `batch`; see [`SuccessHistory.observe`]."""
         known = ~np.isnan(rates)
-        p = np.clip(self.estimates_of(ids[known]).astype(np.float64), CLIP, 1 - CLIP)  # (K, n)
+        p = np.clip(self.estimates(ids[known]).astype(np.float64), CLIP, 1 - CLIP)  # (K, n)
         y = rates[known].astype(np.float64)
         scores = SCORE_TRIALS * (y * np.log(p) + (1 - y) * np.log1p(-p)).sum(axis=1)
         self._log_weights = self._log_weights * 0.5 ** (1 / SCORE_HALF_LIFE) + scores

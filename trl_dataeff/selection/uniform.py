@@ -41,7 +41,8 @@ class UniformSelector(Selector):
             return taken.copy()
         # The pass is over: take the rest from the next one, without the prompts that this proposal has already. Those
         # move to the end, so that the new pass still offers each of its prompts once.
-        self._start_pass(rng)
+        order = torch.randperm(size, generator=rng).numpy() if self.shuffle else np.arange(size)
+        self._pass = order[: size // self.context.batch_groups * self.context.batch_groups].astype(np.int64)
         offered = ~np.isin(self._pass, taken)
         self._pass = np.concatenate([self._pass[offered], self._pass[~offered]])
         self._position = min(n - len(taken), int(offered.sum()))
@@ -51,12 +52,6 @@ class UniformSelector(Selector):
             chosen = torch.randperm(len(left_out), generator=rng).numpy() if self.shuffle else np.arange(len(left_out))
             taken = np.concatenate([taken, left_out[chosen[: n - len(taken)]]])
         return taken
-
-    def _start_pass(self, rng: torch.Generator) -> None:
-        size, batch = self.context.num_prompts, self.context.batch_groups
-        order = torch.randperm(size, generator=rng).numpy() if self.shuffle else np.arange(size)
-        self._pass = order[: size // batch * batch].astype(np.int64)
-        self._position = 0
 
     def state_dict(self) -> dict[str, Any]:
         return {"pass": self._pass.copy(), "position": self._position}

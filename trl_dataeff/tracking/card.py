@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trl_dataeff.tracking.metrics import PREFIX
+from trl_dataeff.tracking.metrics import PREFIX, try_to_write
 from trl_dataeff.utils import __version__, is_number
 
 
@@ -40,7 +40,7 @@ def methods_used(about: Mapping[str, Any], last: Mapping[str, float]) -> list[st
 def complete_card(path: Path, about: Mapping[str, Any], logs: Sequence[Mapping[str, Any]]) -> None:
     """Add what happened in the run (`run.json`, and the Trainer's logs) to the model card at `path`, as TRL has just written it."""
     last = {name: value for log in logs for name, value in log.items() if is_number(value)}
-    methods = ", ".join(methods_used(about, last))
+    methods = ", ".join(methods_used(about, last)) or "plain GRPO"
     section = f"### Data-efficient GRPO\n\nTrained with `trl_dataeff` {__version__}: {methods}."
     if (generated := last.get(f"{PREFIX}rollouts_generated")) is not None:
         section += f" {generated:,.0f} rollouts were generated in {last['step']:,.0f} optimizer steps."
@@ -48,4 +48,4 @@ def complete_card(path: Path, about: Mapping[str, Any], logs: Sequence[Mapping[s
     if papers:
         section += " Please cite " + ", ".join(f"[arXiv:{p}](https://arxiv.org/abs/{p})" for p in papers) + "."
     text = path.read_text(encoding="utf-8").replace(BEFORE, f"{section}\n\n{BEFORE}", 1)
-    path.write_text(text, encoding="utf-8")
+    try_to_write(path, lambda: path.write_text(text, encoding="utf-8"))
