@@ -7,8 +7,8 @@ Data flow of a generation batch, and the place of each part (folders side by sid
     -> collector/        one generation batch. collector.py: propose -> generate -> classify -> replay -> update
        -> selection/     which prompts to generate rollouts for. A new selector is a file here, with @register_selector
           -> difficulty/ success rates predicted from embeddings of the prompts
-       -> rollouts/      groups of completions. capture.py: what TRL's methods take and return; playback.py: stored groups as TRL
-                         asks for them; classification.py; checks.py; skipping.py: rows without a gradient
+       -> rollouts/      groups of completions. capture.py: what TRL's methods take and return; playback.py: groups as TRL asks
+                         for them; classification.py; checks.py; skipping.py: rows without a gradient
        -> replay/        buffer.py: which groups are kept and evicted; correction.py: the loss of replayed groups
     callback.py          what is done at the Trainer's events; signals.py: `save_on_signal`
     tracking/            what a run records. metrics.py: all metrics; groups.py: a row per group; card.py: the model card

@@ -85,9 +85,9 @@ class DataEfficientGRPOConfig(GRPOConfig):
         > Parameters that control the update
 
         skip_zero_advantage (`bool`, *optional*, defaults to `True`):
-            Leave rows whose advantage is exactly 0 out of the forward and backward pass. It changes no weight. Where it would
-            not be exact (`beta > 0`, an entropy bonus, a router loss, `top_entropy_quantile < 1`, images), no row is left
-            out.
+            Leave rows whose advantage is exactly 0 out of the forward and backward pass. It changes no weight. No row is left
+            out where that would not be exact (`beta > 0`, an entropy bonus, a router loss, `top_entropy_quantile < 1`), nor with
+            images.
 
         > Parameters that control how a run ends
 

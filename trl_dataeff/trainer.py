@@ -46,18 +46,18 @@ _Forward: TypeAlias = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | No
 
 class DataEfficientGRPOTrainer(GRPOTrainer):
     """
-    [`~trl.GRPOTrainer`] that prefers prompts whose groups are likely to have a gradient, once it has seen a first batch, and trains
-    on recent groups in the places of those without a gradient. Takes the same arguments.
+    [`~trl.GRPOTrainer`] that prefers prompts whose groups are likely to have a gradient, once it has seen a first batch, and
+    replaces groups without a gradient with recent ones. Takes the same arguments.
 
     Overridden methods, and why:
 
     - `_generate_and_score_completions`: in training, rows come from the collector; TRL's method runs once, on what is trained on.
-    - `_generate`, `_calculate_rewards`: record what is generated; play back stored rollouts.
-    - `_compute_loss`, `_get_per_token_logps_and_entropies`: correct the loss of stored rollouts; skip rows without a gradient.
+    - `_generate`, `_calculate_rewards`: record what is generated; play back groups that were generated before TRL's method runs.
+    - `_compute_loss`, `_get_per_token_logps_and_entropies`: correct the loss of earlier rollouts; skip rows without a gradient.
     - `train`: checks the checkpoint to resume from, begins a run of the collector, and handles signals and failures.
     - `_save_checkpoint`, `_load_optimizer_and_scheduler`: save and load the state of the run, with a manifest.
     - `create_scheduler`: with FSDP2 a run begins here, where the policy has been sharded and can embed prompts.
-    - `_run_epoch`: a run that is resumed from its last checkpoint, or stopped by now, has nothing left to do.
+    - `_run_epoch`: a run that is resumed from its last checkpoint, or that a signal has stopped, has nothing left to do.
 
     Args:
         model, reward_funcs, args, train_dataset, ...: see [`~trl.GRPOTrainer`]. `args` may be a
@@ -83,9 +83,9 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     _buffered_inputs: list[dict[str, Any]] | None  # type: ignore[assignment]  # TRL's is inferred as `None`
     _tag_names = ["trl", "grpo", "trl-dataeff"]  # noqa: RUF012
     _recording: capture.Recording | None = None  # while a round is generated
-    _playback: Playback | None = None  # while stored rollouts pass through TRL's method
+    _playback: Playback | None = None  # while groups that were generated before pass through TRL's method
     _skipper: RowSkipper | None = None  # this and the next: until `__init__` has run
-    _correction: LossCorrection = None  # type: ignore[assignment]
+    _correction: LossCorrection | None = None
 
     def __init__(self, *args: Any, selector: Selector | None = None, **kwargs: Any):
         call = _SIGNATURE.bind(self, *args, **kwargs)
@@ -146,7 +146,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         args, dataset = self.args, cast(Dataset, self.train_dataset)  # any other is read by TRL alone
         self._begins_sharded = False
         capture.forget_last_run(self)
-        self._correction.begin()
+        cast(LossCorrection, self._correction).begin()
         checkpoint, num_prompts, dataset_hash = self._run.checkpoint, 0, ""
         if self._map_style:
             validation.check_dataset(args, dataset, self.environment_factories, self.selector)
@@ -215,7 +215,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         compute_leftover_logps(batch.leftover_now, self._logps, own[0], self._processes)
         tensors["advantages"] = collector.renormalize(tensors["advantages"], batch)
         stale, skipped = bool(batch.trained_stale), playback.rows is not None
-        replace_last(self._metrics["train"], self._correction.prepare(tensors, own, stale=stale, skipped=skipped))
+        correction = cast(LossCorrection, self._correction)
+        replace_last(self._metrics["train"], correction.prepare(tensors, own, stale=stale, skipped=skipped))
         self._log(batch)
         return tensors
 

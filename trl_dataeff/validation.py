@@ -31,8 +31,8 @@ def resolve_selector(
 ) -> Selector:
     """
     The selector of a run, not bound yet: the instance that was given, or the one that `selection` names. Raises a `TypeError` or a
-    `ValueError` for one that cannot be made or used. Before the model is loaded, when the last three arguments are unknown (see
-    [`unsupported_reason`]; whether the policy is sharded so that it cannot embed; how many processes), it is called for these alone.
+    `ValueError` for one that cannot be made or used. An earlier call, before the model is loaded, does so without the last three
+    arguments: see [`unsupported_reason`]; whether the policy is sharded so that it cannot embed; and how many processes there are.
     """
     if selector is None:
         selector = _named_selector(args, reason, cannot_embed)

@@ -73,7 +73,7 @@ class RolloutCollector:
     processes: Processes = Processes()  # noqa: RUF009 (immutable)
 
     def __post_init__(self) -> None:
-        # With everything off nothing that TRL accepts is an error
+        # With everything off, whatever TRL accepts is accepted
         unchosen = self.selector is None or isinstance(self.selector.selector, UniformSelector)
         self._off = unchosen and self.round_sizes.most == 1 and self.buffer is None
         self._reset()
@@ -140,6 +140,7 @@ class RolloutCollector:
             complete = len(effective) + len(zero_variance) + stored >= places
             if len(effective) >= wanted or (batch.rounds >= self.round_sizes.most and complete):
                 break
+            # A single round keeps its zero-variance groups; only several rounds replace them
             missing = wanted - len(effective) - (len(zero_variance) if self.round_sizes.most == 1 else 0)
             groups = self._roll_out(batch, self._propose(missing), roll_out, step)
             self.zero_share.observe(groups)

@@ -1,6 +1,6 @@
 """
 What passes through TRL's methods while rollouts are generated, and what else is needed of its trainer's private parts. Only this
-file and `trainer.py` know TRL's private names.
+file and `trainer.py` use TRL's private names; `compat.py` checks that they are there.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Generated(NamedTuple):
-    """What TRL's `_generate` returns, in its order; this is the one place that knows it. One entry per completion."""
+    """What TRL's `_generate` returns, in its order (`compat.RETURNED` has their number). One entry per completion."""
 
     prompt_ids: list[list[int]]
     completion_ids: list[list[int]]
@@ -109,7 +109,8 @@ def split_rollouts(generated: Generated, group_size: int, logged: dict[str, list
     Cut what TRL's `_generate` returned (G completions in a row per prompt) into groups. `logged` has the columns that reward
     functions logged. Raises a `ValueError` if the completions of a group do not answer one and the same prompt.
     """
-    prompt_ids, completion_ids, tool_mask, completions, logprobs, *_ = generated
+    prompt_ids, completion_ids, logprobs = generated.prompt_ids, generated.completion_ids, generated.logprobs
+    tool_mask, completions = generated.tool_mask, generated.completions
     n = len(completion_ids)
     result = []
     for start in range(0, n, group_size):
@@ -223,8 +224,8 @@ def logps_of_pass(
     trainer: GRPOTrainer, group: RolloutGroup, make_batch: Callable[[], dict[str, Any]], world_size: int
 ) -> list[np.ndarray]:
     """
-    Log-probs of the completions of a group of this process under the present policy, `(T_i,)` each, for prompts that TRL prepares
-    in its pass over a batch, as those with images: from such a pass, `make_batch`, which leaves no logs. A collective.
+    Log-probs of the completions of a group of this process under the present policy, `(T_i,)` each, where TRL prepares
+    prompts in its pass over a batch, as it does with images. `make_batch` makes such a pass; it leaves no logs. A collective.
     """
     assert group.rollouts is not None
     rewards = np.zeros((world_size * len(group.rewards), group.rewards.shape[1]), dtype=np.float32)

@@ -60,7 +60,7 @@ class RolloutGroup:
     """
     One group. Every process knows all groups of a generation batch; `rollouts` is set only on the process that owns them.
 
-    What a group is never changes. Its place does: its origin and disposition in each generation batch, and its owner.
+    Its rewards and rollouts never change. What changes is its place: origin and disposition in each generation batch, and the owner.
 
     Attributes:
         prompt_id: row index of the prompt in the training dataset; -1 if it is not known (streaming).
