@@ -35,7 +35,8 @@ WORDS = {BASELINE: "plain GRPO", "selection": "selection alone", "default": "def
 #: Grey, vermilion and blue, which colour-blind readers can tell apart; each is legible on white and on black
 COLOURS = {BASELINE: "#808080", "selection": "#D55E00", "default": "#2F8FD8"}
 FEWEST_FOR_A_BAND = 5  # runs; of fewer, each is a thin line
-README_POOLS = {"mixed": "short questions", "gym": "reasoning-gym"}
+README_POOLS = {"mixed": "", "gym": ", reasoning-gym"}
+README_METHODS = (BASELINE, "default")
 INK = "#7A7A7A"  # of text and axes, for the same reason
 PLANS = (512, 1024, 4800, 9600)  # rollouts, of runs on the pretrained model
 HALVES = (512, 4800)  # of plain GRPO's plan
@@ -170,7 +171,9 @@ def pretrained_table(ends: Iterable[dict]) -> str:
 
 def readme_table(ends: Iterable[dict]) -> str:
     """On *mixed* and on reasoning-gym's tasks, at the rate that is best for plain GRPO, for each length of its runs."""
-    settings = [own for own in settings_of(ends) if own[0]["pool"] in README_POOLS and own[0]["method"] in METHODS]
+    settings = [
+        own for own in settings_of(ends) if own[0]["pool"] in README_POOLS and own[0]["method"] in README_METHODS
+    ]
     best: dict[tuple[str, int], list[dict]] = {}
     for own in settings:
         if own[0]["method"] == BASELINE:
@@ -182,11 +185,11 @@ def readme_table(ends: Iterable[dict]) -> str:
         half = plan(end) in HALVES
         base = best.get((end["pool"], plan(end) * (2 if half else 1)))
         if base is not None and base[0]["learning_rate"] == end["learning_rate"]:
-            name = WORDS[end["method"]] + (", half of the steps" if half else "")
+            name = WORDS[end["method"]] + README_POOLS[end["pool"]] + (", half of the steps" if half else "")
             difference = "-" if own is base else tables.difference(above(own, base))
             cells = (_mean(own, column, digits) for column, digits in ENDS.items() if column != "cpu_s")
-            rows.append([README_POOLS[end["pool"]], name, str(len(own)), *cells, difference])
-    header = ["tasks", "", "seeds", "success", "greedy", "steps", "difference from plain GRPO"]
+            rows.append([name, str(len(own)), *cells, difference])
+    header = ["", "seeds", "success", "greedy", "steps", "difference from plain GRPO"]
     return tables.markdown(header, rows)
 
 

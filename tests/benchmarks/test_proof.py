@@ -91,9 +91,9 @@ def test_the_table_of_the_pretrained_model_by_hand():
     ]
     assert rows[3][6:9] == ["0.435", "16", "100"]
     short = cells(proof.readme_table(ends))
-    names = ["plain GRPO", "plain GRPO", "selection alone", "default", "default, half of the steps"]
-    assert [row[1] for row in short] == names
-    assert short[3][-1] == f"+0.075 {interval}"
+    names = ["plain GRPO", "plain GRPO", "default", "default, half of the steps"]
+    assert [row[0] for row in short] == names
+    assert short[2][-1] == f"+0.075 {interval}"
     with pytest.raises(ValueError, match="same seed"):
         proof.pretrained_table([end("default", 0, 0.4), end("default", 0, 0.5)])
 
