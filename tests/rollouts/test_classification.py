@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from tests.factories.comparison import messages
 from tests.factories.tiny import even_length_reward, run
-from trl_dataeff.rollouts.checks import RewardChecks
-from trl_dataeff.rollouts.classification import GroupClassifier, RewardScale, total_rewards
+from trl_dataeff.rollouts.classification import GroupClassifier, RewardChecks, RewardScale, total_rewards
 from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD
 
 

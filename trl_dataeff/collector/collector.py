@@ -18,8 +18,7 @@ from trl_dataeff.collector.rounds import GenerationBatch, RoundSizes, ZeroVarian
 from trl_dataeff.difficulty.predictor import Embeddings
 from trl_dataeff.replay.buffer import ReplayBuffer
 from trl_dataeff.rollouts.capture import GeneratedRound
-from trl_dataeff.rollouts.checks import RewardChecks
-from trl_dataeff.rollouts.classification import GroupClassifier
+from trl_dataeff.rollouts.classification import GroupClassifier, RewardChecks
 from trl_dataeff.rollouts.distributed import Processes, assign, pack_distributed, redistribute, unpack_distributed
 from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD, Origin, RolloutGroup
 from trl_dataeff.selection import UniformSelector

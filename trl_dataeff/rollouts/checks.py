@@ -1,4 +1,4 @@
-"""What is most likely a mistake: rows of a dataset without a prompt, arguments of reward functions, and rewards."""
+"""What is most likely a mistake: rows of a dataset without a prompt, and arguments of reward functions."""
 
 from __future__ import annotations
 
@@ -12,16 +12,12 @@ import pyarrow.compute as pc
 import torch
 from datasets import Dataset
 from numpy.typing import NDArray
-from transformers.utils import logging
 
 from trl_dataeff.utils import UserError, listed
 
 
-logger = logging.get_logger(__name__)
 PASSED_BY_TRL = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 NOT_PASSED_BY_TRL = ("prompt", "completion", "completion_ids")  # of the dataset's columns
-FEWEST_BATCHES = 20  # generation batches before a run without any effective group is warned of
-ADVICE = "Check that the columns it reads hold what it expects. It may return None for completions that it does not apply to."
 
 
 def check_prompts(dataset: Dataset, given: str = "`train_dataset`") -> None:
@@ -90,78 +86,3 @@ def check_reward_arguments(reward_funcs: Sequence[Any], row: Mapping[str, Any]) 
                 f"The reward function `{getattr(function, '__name__', type(function).__name__)}` cannot be called: {error}. "
                 f"TRL passes {listed(passed)}. Rename a column or the argument, and let the function take `**kwargs`."
             ) from error
-
-
-class RewardChecks:
-    """
-    Finds rewards of the functions `names` that are most likely a mistake, and warns of them on the main process. `most_unscored`
-    completions without any score, from the start of training, are an error; `None`: never.
-    """
-
-    def __init__(self, names: Sequence[str], *, most_unscored: int | None = None, is_main_process: bool = True):
-        self.names = list(names)
-        self.most_unscored = most_unscored
-        self.is_main_process = is_main_process
-        self.scores = np.zeros(len(self.names), dtype=bool)  # functions that gave a score so far
-        self.completions = 0  # checked so far
-        self.batches = 0  # generation batches so far
-        self.effective = False  # whether any group so far was effective
-        self._warned: set[str] = set()
-
-    def check(self, rewards: np.ndarray) -> None:
-        """
-        Check the rewards `(n, G, F)` of a round, NaN where a function gave no score. Raises a `ValueError` if `most_unscored`
-        completions have no score, and none before them has one.
-        """
-        infinite = np.isinf(rewards).any(axis=(0, 1))
-        if infinite.any():
-            self._warn_once(
-                "infinite",
-                f"{self._listed(infinite)} returned an infinite reward. TRL gives its group no gradient, `scale_rewards='batch'` gives "
-                "the whole batch none, and 'none' ruins the model. Return a finite number, or None for no score.",
-            )
-        self.completions += rewards.shape[0] * rewards.shape[1]
-        self.scores |= ~np.isnan(rewards).all(axis=(0, 1))
-        if self.scores.all():
-            return
-        names = self._listed(~self.scores)
-        if not self.scores.any() and self.most_unscored is not None and self.completions >= self.most_unscored:
-            raise ValueError(
-                f"No reward function gave a score for any of the first {self.completions} completions: {names} returned only None or "
-                f"NaN. {ADVICE}"
-            )
-        self._warn_once(
-            names, f"{names} returned only None or NaN for the first {self.completions} completions. {ADVICE}"
-        )
-
-    def check_gradient(self, effective: bool, progress: float) -> None:
-        """
-        Enter a generation batch, of which a group was `effective` or none, after a share `progress` of the run. Warns once if
-        a tenth of the run has passed, and no group has carried a gradient.
-        """
-        self.batches += 1
-        self.effective |= effective
-        if not self.effective and self.batches >= FEWEST_BATCHES and progress >= 0.1:
-            self._warn_once(
-                "gradient",
-                f"No group of the first {self.batches} generation batches has carried a gradient: the rewards of each were equal. Look "
-                "at completions (`log_completions=True`): the reward may reject right answers, or the prompts be too hard or too easy.",
-            )
-
-    def state_dict(self) -> list[Any]:
-        """What was seen, for JSON."""
-        return [self.scores.tolist(), self.completions, self.batches, self.effective]
-
-    def load_state_dict(self, state: list[Any]) -> None:
-        """Restore what [`state_dict`] returned; scores only if the functions are as many as then."""
-        scores, self.completions, self.batches, self.effective = state
-        if len(scores) == len(self.names):
-            self.scores = np.array(scores, dtype=bool)
-
-    def _listed(self, chosen: np.ndarray) -> str:
-        return listed(name for name, c in zip(self.names, chosen, strict=True) if c)
-
-    def _warn_once(self, key: str, message: str) -> None:
-        if key not in self._warned and self.is_main_process:
-            logger.warning(message)
-        self._warned.add(key)
