@@ -315,7 +315,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             if resumable:
                 save_run(checkpoint, state, capture.unused_batch(self), self._processes.rank, args.should_save)
             super()._save_checkpoint(model, trial)
-        collector.flush_logs()
+            collector.flush_logs()  # before the checkpoint is complete: a run that resumes from it has these rows
         if collector.logs is not None:
             complete_card(Path(args.output_dir, "README.md"), collector.logs.about, self.state.log_history)
         if args.push_to_hub:
