@@ -44,8 +44,8 @@ def embed_dataset(
 ) -> np.ndarray:
     """
     Embed every prompt of a dataset: float16 `(N, h)`, row i is prompt i. It is the mean of the policy's last hidden states over the
-    prompt's own tokens, or what `SentenceTransformer.encode` returns. A prompt that is longer than the model takes is cut. Torch's
-    random state is restored. A collective: each process embeds its share. Raises an [`EmbeddingError`] if there are no rows, a prompt
+    prompt's own tokens, or what `SentenceTransformer.encode` returns. A prompt that is longer than the model takes is cut. Restores
+    torch's random state. A collective: each process embeds its share. Raises an [`EmbeddingError`] if there are no rows, a prompt
     cannot be rendered, the model cannot be loaded, or its values are not finite.
 
     Args:

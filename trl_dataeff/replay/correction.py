@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from trl import GRPOTrainer
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class LossCorrection:
     """
     Corrects TRL's loss of a micro-batch when the loss has its log-probs ([`on_logps`]), before it reads its advantages.
