@@ -35,11 +35,11 @@ WORDS = {BASELINE: "plain GRPO", "selection": "selection alone", "default": "def
 #: Grey, vermilion and blue, which colour-blind readers can tell apart; each is legible on white and on black
 COLOURS = {BASELINE: "#808080", "selection": "#D55E00", "default": "#2F8FD8"}
 FEWEST_FOR_A_BAND = 5  # runs; of fewer, each is a thin line
-README_POOLS = {"mixed": "", "gym": ", reasoning-gym"}
+README_POOLS = {"mixed": "", "unsolvable": ", 70 % unsolvable", "gym": ", reasoning-gym"}
 README_METHODS = (BASELINE, "default")
 INK = "#7A7A7A"  # of text and axes, for the same reason
-PLANS = (512, 1024, 4800, 9600)  # rollouts, of runs on the pretrained model
-HALVES = (512, 4800)  # of plain GRPO's plan
+PLANS = (512, 1024, 2400, 4800, 9600)  # rollouts, of runs on the pretrained model
+GROUPS = 8  # a step, unless a run says otherwise
 
 
 # The synthetic benchmark
@@ -49,10 +49,6 @@ def study(name: str) -> list[Curve]:
     """The committed runs of a study; none if there is no table yet."""
     path = LAB / name / "results.parquet"
     return curves_of(read_rows(path)) if path.exists() else []
-
-
-def rule_table() -> str:
-    return ratio_table(study("rule"), rival="default")
 
 
 def conditions_table() -> str:
@@ -86,6 +82,10 @@ def plan(end: dict) -> int:
     return next((rollouts for rollouts in PLANS if rollouts <= made < 1.1 * rollouts), made)
 
 
+def groups_a_step(end: dict) -> int:
+    return end.get("prompts", GROUPS)
+
+
 def settings_of(ends: Iterable[dict]) -> list[list[dict]]:
     """
     The ends of runs that differ in the seed alone, in the order of the tables.
@@ -96,7 +96,7 @@ def settings_of(ends: Iterable[dict]) -> list[list[dict]]:
 
     def place(end: dict) -> tuple:
         method = METHODS.index(end["method"]) if end["method"] in METHODS else len(METHODS)
-        return POOLS.index(end["pool"]), end["learning_rate"], -plan(end), method, end["method"]
+        return POOLS.index(end["pool"]), groups_a_step(end), end["learning_rate"], -plan(end), method, end["method"]
 
     found = [list(own) for _, own in groupby(sorted(ends, key=lambda end: (place(end), end["seed"])), key=place)]
     for own in found:
@@ -114,15 +114,18 @@ def above(own: Iterable[dict], other: Iterable[dict]) -> list[float]:
 
 def rivals(own: list[dict], settings: list[list[dict]]) -> dict[str, list[dict]]:
     """
-    What runs are compared with, by method: plain GRPO on their pool, at their rate and plan or else at the next, and, for the
-    default, selection alone at their rate and plan.
+    What runs are compared with, by method: plain GRPO on their pool with as many groups a step, at their rate and plan or else
+    at the next, and, for the default, selection alone at their rate and plan.
     """
 
     def unlike(other: list[dict]) -> tuple[bool, int]:
         return other[0]["learning_rate"] != own[0]["learning_rate"], abs(plan(other[0]) - plan(own[0]))
 
+    def place(runs: list[dict]) -> tuple[str, int]:
+        return runs[0]["pool"], groups_a_step(runs[0])
+
     method, found = own[0]["method"], {}
-    for other in sorted((o for o in settings if o[0]["pool"] == own[0]["pool"]), key=unlike):
+    for other in sorted((other for other in settings if place(other) == place(own)), key=unlike):
         rival = other[0]["method"]
         selection_alone = rival == "selection" and method == "default" and unlike(other) == (False, 0)
         if (rival == BASELINE != method) or selection_alone:
@@ -130,36 +133,34 @@ def rivals(own: list[dict], settings: list[list[dict]]) -> dict[str, list[dict]]
     return found
 
 
-def long_curves(folder: Path = SMOLLM2) -> list[Curve]:
-    """The finished runs of the longest plan, at all learning rates."""
-    ends = [end for own in settings_of(finished(folder)) for end in own if plan(end) == PLANS[-1]]
-    files = [RunFile(folder, end["run"]) for end in ends]
-    return curves_of(row for file in files for row in file.rows())
+def curves_at(pool: str, rollouts: int, folder: Path = SMOLLM2) -> list[Curve]:
+    """The finished runs on a pool that were planned for so many rollouts, at all learning rates."""
+    place = pool, rollouts, GROUPS
+    found = [
+        own for own in settings_of(finished(folder)) if (own[0]["pool"], plan(own[0]), groups_a_step(own[0])) == place
+    ]
+    return curves_of(row for own in found for end in own for row in RunFile(folder, end["run"]).rows())
 
 
-def best_of_baseline(settings: Iterable[list[dict]]) -> dict[tuple[str, int], list[dict]]:
-    """By pool and plan, plain GRPO's runs at the rate at which it ends highest, in the mean over seeds."""
-    best: dict[tuple[str, int], list[dict]] = {}
+def best_of_baseline(settings: Iterable[list[dict]]) -> dict[tuple[str, int, int], list[dict]]:
+    """By pool, groups a step and plan, plain GRPO's runs at the rate at which it ends highest, in the mean over seeds."""
+    best: dict[tuple[str, int, int], list[dict]] = {}
     for own in settings:
         if own[0]["method"] == BASELINE:
-            place = own[0]["pool"], plan(own[0])
+            place = own[0]["pool"], groups_a_step(own[0]), plan(own[0])
             best[place] = max(best.get(place, own), own, key=_success)
     return best
 
 
 def at_best_rate(curves: list[Curve]) -> list[Curve]:
     """Of the longest runs, those at plain GRPO's best rate."""
-    rates = {
-        own[0]["learning_rate"]
-        for (_, made), own in best_of_baseline(settings_of(finished())).items()
-        if made == PLANS[-1]
-    }
-    return [curve for curve in curves if curve.learning_rate in rates]
+    best = best_of_baseline(settings_of(finished()))
+    return [c for c in curves if c.learning_rate == best[c.pool, GROUPS, PLANS[-1]][0]["learning_rate"]]
 
 
-def long_table() -> str:
-    """What the longest runs need to reach what plain GRPO ends with, and what they end with."""
-    return ratio_table(long_curves(), budget=PLANS[-1])
+def cost_table(pool: str, rollouts: int) -> str:
+    """What runs need to reach what plain GRPO ends with, and what they end with."""
+    return ratio_table(curves_at(pool, rollouts), budget=rollouts)
 
 
 def pretrained_table(ends: Iterable[dict]) -> str:
@@ -170,29 +171,31 @@ def pretrained_table(ends: Iterable[dict]) -> str:
         end, others = own[0], rivals(own, settings)
         rows.append(
             [
-                *(end["pool"], f"`{end['method']}`", f"{end['learning_rate']:g}", f"{plan(end):,}", str(len(own))),
+                *(end["pool"], str(groups_a_step(end)), f"{end['learning_rate']:g}", f"{plan(end):,}"),
+                *(f"`{end['method']}`", str(len(own))),
                 *(_mean(own, name, digits) for name, digits in ENDS.items()),
                 *(tables.difference(above(own, others.get(name, []))) for name in (BASELINE, "selection")),
             ]
         )
-    header = ["pool", "method", "learning rate", "rollouts", "seeds", "success", "greedy", "steps", "CPU seconds"]
+    header = ["pool", "groups a step", "learning rate", "rollouts", "method", "seeds"]
+    header += ["success", "greedy", "steps", "CPU seconds"]
     return tables.markdown([*header, "difference from plain GRPO", "from selection alone"], rows)
 
 
 def readme_table(ends: Iterable[dict]) -> str:
-    """On *mixed* and on reasoning-gym's tasks, at the rate that is best for plain GRPO, for each length of its runs."""
+    """At the rate that is best for plain GRPO, for each length of its runs."""
     settings = [
         own for own in settings_of(ends) if own[0]["pool"] in README_POOLS and own[0]["method"] in README_METHODS
     ]
     best, rows = best_of_baseline(settings), []
     for own in settings:
         end = own[0]
-        half = plan(end) in HALVES
-        base = best.get((end["pool"], plan(end) * (2 if half else 1)))
+        base = best.get((end["pool"], groups_a_step(end), plan(end)))
         if base is not None and base[0]["learning_rate"] == end["learning_rate"]:
-            name = WORDS[end["method"]] + README_POOLS[end["pool"]] + (", half of the steps" if half else "")
+            groups = f", {groups_a_step(end)} groups a step" if groups_a_step(end) != GROUPS else ""
             difference = "-" if own is base else tables.difference(above(own, base))
             cells = (_mean(own, column, digits) for column, digits in ENDS.items() if column != "cpu_s")
+            name = WORDS[end["method"]] + README_POOLS[end["pool"]] + groups
             rows.append([name, str(len(own)), *cells, difference])
     header = ["", "seeds", "success", "greedy", "steps", "difference"]
     return tables.markdown(header, rows)
@@ -219,10 +222,11 @@ def time_table() -> str:
 # Pages and pictures
 
 TABLES: dict[str, Callable[[], str]] = {
-    "rule": rule_table,
+    "rule": lambda: ratio_table(study("rule"), rival="default"),
     "conditions": conditions_table,
     "time": time_table,
-    "long": long_table,
+    "long": lambda: cost_table("mixed", PLANS[-1]),
+    "unsolvable": lambda: cost_table("unsolvable", 2400),
     "pretrained": lambda: pretrained_table(finished()),
     "readme": lambda: readme_table(finished()),
 }
@@ -274,7 +278,10 @@ def main() -> None:
     if parser.parse_args().write:
         for page in PAGES:
             page.write_text(fill(page.read_text(encoding="utf-8")), encoding="utf-8")
-        for name, curves in {"readme": study("rule"), "pretrained": at_best_rate(long_curves())}.items():
+        for name, curves in {
+            "readme": study("rule"),
+            "pretrained": at_best_rate(curves_at("mixed", PLANS[-1])),
+        }.items():
             if curves:
                 draw(curves, PICTURES / f"{name}.svg")
         return

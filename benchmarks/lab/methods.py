@@ -76,6 +76,10 @@ METHODS = {
         "GRPOTrainer with half the batch, so twice the optimizer steps from as many rollouts",
         options={"per_device_train_batch_size": 64},
     ),
+    "uniform_twice": Method(
+        "GRPOTrainer with twice the batch, so half of the optimizer steps from as many rollouts",
+        options={"per_device_train_batch_size": 256},
+    ),
     "skip": _ours("GRPOTrainer, whose rows without a gradient are skipped", selection="uniform", replay="off"),
     "selection": _ours("DOTS selection alone", replay="off"),
     "fill": _ours("replay fills the batch, with uniform selection", selection="uniform"),

@@ -76,22 +76,23 @@ def lead(own: Iterable[Curve], other: Iterable[Curve], budget: float) -> list[fl
 
 def ratio_table(curves: list[Curve], rival: str = BASELINE, budget: int = BUDGET) -> str:
     """
-    A row for each pool, learning rate and method: what it needs as a share of what the baseline needs on the same pool at the
-    same rate, and its accuracy after `budget` rollouts, with the paired difference from `rival`.
+    A row for each pool, learning rate and method: what it needs as a share of what the baseline, if there is one, needs on the
+    same pool at the same rate, and its accuracy after `budget` rollouts, with the paired difference from `rival`.
     """
     groups: dict[tuple[str, float, str], list[Curve]] = {}
     for curve in curves:
         groups.setdefault((curve.pool, curve.learning_rate, curve.method), []).append(curve)
     one_pool, one_rate = (len({key[i] for key in groups}) == 1 for i in (0, 1))
+    compared = COSTS if any(method == BASELINE for _, _, method in groups) else {}
     rows = []
     for (pool, rate, method), own in groups.items():
         base = groups.get((pool, rate, BASELINE), [])
         name = [*([] if one_pool else [pool]), *([] if one_rate else [f"{rate:g}"]), f"`{method}`", str(len(own))]
-        costs = [tables.ratio(ratios(own, base, x)) for x in COSTS]
+        costs = [tables.ratio(ratios(own, base, x)) for x in compared]
         effective = tables.mean([curve.effective_share() for curve in own], 2)
         accuracy = tables.mean([curve.after(budget) for curve in own])
         other = [] if method == rival else groups.get((pool, rate, rival), [])
         rows.append([*name, *costs, effective, accuracy, tables.difference(lead(own, other, budget))])
     name = [*([] if one_pool else ["pool"]), *([] if one_rate else ["learning rate"]), "method", "seeds"]
     ends = [f"accuracy after {budget:,} rollouts", f"difference from `{rival}`"]
-    return tables.markdown([*name, *COSTS.values(), "effective groups", *ends], rows)
+    return tables.markdown([*name, *compared.values(), "effective groups", *ends], rows)

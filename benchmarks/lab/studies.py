@@ -70,15 +70,29 @@ STUDIES: dict[str, tuple[Part, ...]] = {
         Part((pool,), range(40, 43), {method: {"steps": 40, **fields} for method in ("uniform", "default")})
         for pool, fields in CONDITIONS.values()
     ),
-    # Other methods, compared with the uniform runs of `rule`
+    # Whether replay costs anything where steps are large
+    "rates": tuple(
+        Part(
+            ("first",),
+            range(40, 45),
+            {method: {"steps": 40, "learning_rate": rate} for method in ("selection", "default")},
+        )
+        for rate in (2e-4, 4e-4)
+    ),
+    # Other methods
     "methods": (
         Part(
             ("first",),
-            range(30, 33),
+            range(43, 46),
             {
+                "uniform": {"steps": 100},
+                "uniform_half": {"steps": 200, "eval_every": 10},
+                "uniform_twice": {"steps": 50},
+                "skip": {"steps": 100},
                 "dynamic": {"steps": 40, "max_rollouts": 12_800},
                 "greso": {"steps": 100},
                 "dots_paper": {"steps": 100, "max_rollouts": 12_800},
+                "default": FEWER,
             },
         ),
     ),

@@ -13,19 +13,21 @@ RUNS = ROOT / "benchmarks" / "results" / "smollm2" / "runs"
 WEIGHTS = ROOT / "quickstart"  # shared with the quickstart
 
 FIVE, THREE = tuple(range(31, 36)), tuple(range(31, 34))
-#: Pool, learning rate, planned rollouts, methods and seeds of the tables. Settings were chosen on other seeds: 0 to 30
-STUDY: tuple[tuple[str, float, int, tuple[str, ...], tuple[int, ...]], ...] = (
-    ("mixed", 2e-3, 1024, ("uniform", "default", "selection"), FIVE),
-    ("gym", 2e-3, 1024, ("uniform", "default", "selection"), FIVE),
-    ("mixed", 2.5e-4, 9600, ("uniform", "default"), THREE),
-    ("mixed", 1e-3, 9600, ("uniform", "default", "dots_paper,reference_size=4,replay_capacity=8"), THREE),
-    ("mixed", 5e-4, 9600, ("uniform", "default"), (31,)),
-    ("mixed", 2.5e-4, 4800, ("default",), THREE),
-    ("mixed", 2e-3, 512, ("default",), FIVE),
-    ("unsolvable", 2e-3, 1024, ("uniform", "default"), THREE),
-    ("learnable", 2e-3, 1024, ("uniform", "default"), THREE),
-    ("mixed", 4e-3, 1024, ("default", "selection"), FIVE),
-    ("mixed", 8e-3, 1024, ("default", "selection"), FIVE),
+#: Pool, groups a step, learning rate, planned rollouts, methods and seeds of the tables. Rates were chosen on other seeds: 0 to 30
+STUDY: tuple[tuple[str, int, float, int, tuple[str, ...], tuple[int, ...]], ...] = (
+    ("mixed", 8, 2e-3, 1024, ("uniform", "default", "selection"), FIVE),
+    ("gym", 8, 2e-3, 1024, ("uniform", "default", "selection"), FIVE),
+    ("mixed", 8, 2.5e-4, 9600, ("uniform", "default"), FIVE),
+    ("mixed", 8, 1e-3, 9600, ("uniform", "default", "dots_paper,reference_size=4,replay_capacity=8"), THREE),
+    ("mixed", 8, 5e-4, 9600, ("uniform", "default"), (31,)),
+    ("unsolvable", 8, 5e-4, 2400, ("uniform", "default"), FIVE),
+    ("unsolvable", 8, 5e-4, 1024, ("default",), THREE),
+    ("mixed", 32, 2e-3, 2400, ("uniform", "default", "selection"), THREE),
+    ("mixed", 8, 2.5e-4, 4800, ("default",), FIVE),
+    ("mixed", 8, 2e-3, 512, ("default",), FIVE),
+    ("mixed", 8, 4e-3, 1024, ("default", "selection"), FIVE),
+    ("mixed", 8, 8e-3, 1024, ("default", "selection"), FIVE),
+    ("learnable", 8, 2e-3, 1024, ("uniform", "default"), THREE),
 )
 
 
@@ -74,8 +76,8 @@ def study_specs(chosen: argparse.Namespace | None = None) -> list:
     from benchmarks.smollm2.train import planned
 
     specs = [
-        planned(method, seed, pool, rate, rollouts)
-        for pool, rate, rollouts, methods, seeds in STUDY
+        planned(method, seed, pool, rate, rollouts, prompts)
+        for pool, prompts, rate, rollouts, methods, seeds in STUDY
         for seed in seeds
         for method in methods
     ]

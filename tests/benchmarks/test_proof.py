@@ -78,21 +78,22 @@ def test_the_table_of_the_pretrained_model_by_hand():
     ends = [end("default", 1, 0.45), end("default", 0, 0.4), end("uniform", 0, 0.35), end("uniform", 1, 0.35)]
     ends += [end("default", 0, 0.3, rollouts=512 + 40), end("selection", 0, 0.38), end("default", 0, 0.2, rate=4e-3)]
     ends += [end("default", 0, 0.9, pool="learnable"), end("uniform", 0, 0.1, rate=1e-3, rollouts=9600)]
+    ends += [end("default", 0, 0.7) | {"prompts": 32}]
     rows = cells(proof.pretrained_table(ends))
     interval = f"± {12.71 * 0.05 / 2:.3f}"
-    assert [row[:6] + row[-2:] for row in rows] == [
-        ["mixed", "`uniform`", "0.001", "9,600", "1", "0.100", "-", "-"],
-        ["mixed", "`uniform`", "0.002", "1,024", "2", "0.350", "-", "-"],
-        ["mixed", "`selection`", "0.002", "1,024", "1", "0.380", "+0.030", "-"],
-        ["mixed", "`default`", "0.002", "1,024", "2", "0.425", f"+0.075 {interval}", "+0.020"],
-        ["mixed", "`default`", "0.002", "512", "1", "0.300", "-0.050", "-"],
-        ["mixed", "`default`", "0.004", "1,024", "1", "0.200", "-0.150", "-"],
-        ["learnable", "`default`", "0.002", "1,024", "1", "0.900", "-", "-"],
+    assert [row[:7] + row[-2:] for row in rows] == [
+        ["mixed", "8", "0.001", "9,600", "`uniform`", "1", "0.100", "-", "-"],
+        ["mixed", "8", "0.002", "1,024", "`uniform`", "2", "0.350", "-", "-"],
+        ["mixed", "8", "0.002", "1,024", "`selection`", "1", "0.380", "+0.030", "-"],
+        ["mixed", "8", "0.002", "1,024", "`default`", "2", "0.425", f"+0.075 {interval}", "+0.020"],
+        ["mixed", "8", "0.002", "512", "`default`", "1", "0.300", "-0.050", "-"],
+        ["mixed", "8", "0.004", "1,024", "`default`", "1", "0.200", "-0.150", "-"],
+        ["mixed", "32", "0.002", "1,024", "`default`", "1", "0.700", "-", "-"],
+        ["learnable", "8", "0.002", "1,024", "`default`", "1", "0.900", "-", "-"],
     ]
-    assert rows[3][6:9] == ["0.435", "16", "100"]
+    assert rows[3][7:10] == ["0.435", "16", "100"]
     short = cells(proof.readme_table(ends))
-    names = ["plain GRPO", "plain GRPO", "default", "default, half of the steps"]
-    assert [row[0] for row in short] == names
+    assert [row[0] for row in short] == ["plain GRPO", "plain GRPO", "default"]
     assert short[2][-1] == f"+0.075 {interval}"
     with pytest.raises(ValueError, match="same seed"):
         proof.pretrained_table([end("default", 0, 0.4), end("default", 0, 0.5)])

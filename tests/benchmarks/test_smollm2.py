@@ -118,7 +118,11 @@ def test_a_study_goes_on_where_it_stopped(tmp_path):
 
 def test_the_study_has_each_run_once_and_its_filters_choose():
     specs = study_specs()
-    assert len({spec.name for spec in specs}) == len(specs) == 5 * (3 + 3 + 1 + 2 + 2) + 3 * (2 + 3 + 1 + 2 + 2) + 2
+    assert (
+        len({spec.name for spec in specs})
+        == len(specs)
+        == 5 * (3 + 3 + 2 + 2 + 1 + 1 + 2 + 2) + 3 * (3 + 1 + 3 + 2) + 2
+    )
     chosen = parser().parse_args(["study", "--pools", "mixed", "--seeds", "31", "--rollouts", "512"])
     assert [(s.method, s.max_rollouts, s.steps) for s in study_specs(chosen)] == [("default", 512, 8)]
 
