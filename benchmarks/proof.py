@@ -224,6 +224,7 @@ def time_table() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "rule": lambda: ratio_table(study("rule"), rival="default"),
     "conditions": conditions_table,
+    "rates": lambda: ratio_table(study("rates"), rival="selection"),
     "time": time_table,
     "long": lambda: cost_table("mixed", PLANS[-1]),
     "unsolvable": lambda: cost_table("unsolvable", 2400),
