@@ -134,8 +134,6 @@ def train(case: dict, graded: bool, output: Path, seen: list, resume_from: str |
             totals.append(share)
         return totals
 
-    if "replay" not in DataEfficientGRPOConfig.__dataclass_fields__:
-        case = in_former_fields(case)
     settings = {
         **{"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "seed": 3, "max_steps": STEPS},
         **{"per_device_train_batch_size": 16, "num_generations": 4, "max_completion_length": 6},
@@ -153,23 +151,6 @@ def train(case: dict, graded: bool, output: Path, seen: list, resume_from: str |
     )
     trainer.train(resume_from_checkpoint=resume_from)
     return trainer
-
-
-def in_former_fields(case: dict) -> dict:
-    """A case for commits before the field `replay`, which replayed a share and never skipped rows."""
-    case = dict(case)
-    if case.get("selection") == "dots_paper":
-        arguments = {"objective": "target", "coverage": 0.0, "exploration": 0.0, "history_prior": 1e30}
-        arguments |= {"predictor": "attention", "reference": "paper", "refresh_batches": 2}
-        case |= {"selection": "dots", "selector_args": arguments | case["selector_args"]}
-    replay, rounds = case.pop("replay", "fill"), case.pop("max_rollout_rounds", 1)
-    if replay == "fill" or case.pop("skip_zero_advantage", True):
-        sys.exit("This case needs a field that the earlier commit does not have. Choose cases with --case.")
-    if replay == "off":
-        case["replay_fraction"] = 0.0
-    elif rounds == 1:
-        case |= {"replay_weight": 1.0, "replay_pause_ess": 0.0}
-    return case | ({"dynamic_sampling": True, "max_rollout_rounds": rounds} if rounds > 1 else {})
 
 
 def character_tokenizer() -> Any:

@@ -68,6 +68,7 @@ def test_a_papers_recipe_has_the_papers_numbers(name, prompts, batches):
     assert recipe["max_steps"] * mini_batch == batches * rows
     assert recipe.get("replay_capacity") in (256, 512, None)
     assert (recipe.get("max_rollout_rounds", 1) > 1) is (name == "greso_paper")
+    assert recipe["vllm_importance_sampling_correction"] is False, "in neither paper"
 
 
 @each_recipe

@@ -112,9 +112,9 @@ def test_reference_rollouts_that_cannot_be_generated():
 
 @pytest.mark.parametrize(
     ("accumulated", "steps", "iterations", "works"),
-    [(4, 2, 1, 4), (2, 3, 1, 2), (3, 2, 1, 6), (4, 1, 2, 4), (2, 1, 2, None), (2, 4, 1, None), (2, 2, 1, None)],
+    [(2, 3, 1, 2), (3, 2, 1, 6), (4, 3, 1, 4), (6, 4, 1, 6), (4, 1, 2, None), (4, 2, 1, None), (2, 4, 1, None)],
 )
-def test_an_optimizer_step_takes_one_generation_batch(accumulated, steps, iterations, works):
+def test_an_optimizer_step_takes_whole_generation_batches_or_lies_in_one(accumulated, steps, iterations, works):
     """8 generations in micro-batches of 4, except where a generation batch is one micro-batch."""
     rows = 8 if steps % 2 else 4
     fields = {"gradient_accumulation_steps": accumulated, "steps_per_generation": steps, "num_iterations": iterations}
@@ -131,9 +131,9 @@ def test_an_optimizer_step_takes_one_generation_batch(accumulated, steps, iterat
 
 
 def test_a_trainer_checks_its_steps(tmp_path):
-    fields = {"steps_per_generation": 1, "gradient_accumulation_steps": 2}
+    fields = {"steps_per_generation": 2, "gradient_accumulation_steps": 3}
     make_trainer(tmp_path, "off", **fields, selection="greso")
-    with pytest.raises(ValueError, match="`gradient_accumulation_steps=2`"):
+    with pytest.raises(ValueError, match="`gradient_accumulation_steps=3`"):
         make_trainer(tmp_path, "fill", **fields)
 
 

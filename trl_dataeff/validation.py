@@ -107,15 +107,16 @@ def check_dataset(
 
 
 def check_steps(config: DataEfficientGRPOConfig, replays: bool, rounds: int) -> None:
-    """Raise a [`UserError`] if an optimizer step takes parts of two generation batches that are not a single pass of TRL's each."""
+    """Raise a [`UserError`] if an optimizer step neither takes whole generation batches nor lies within one."""
     accumulated, steps = config.gradient_accumulation_steps, config.steps_per_generation
-    if not (replays or rounds > 1) or steps * config.num_iterations % accumulated == 0:
+    passes = steps * config.num_iterations
+    if not (replays or rounds > 1) or passes % accumulated == 0 or accumulated % passes == 0:
         return
     step_size = config.generation_batch_size // steps * accumulated  # completions
     works = accumulated * config.num_generations // math.gcd(config.num_generations, step_size)
     raise UserError(
         f"With `gradient_accumulation_steps={accumulated}`, `steps_per_generation={steps}` and `num_iterations="
-        f"{config.num_iterations}`, one optimizer step trains on parts of several generation batches, which replay (`replay` is "
+        f"{config.num_iterations}`, an optimizer step trains on parts of two generation batches, which replay (`replay` is "
         f"{config.replay!r}), several rounds (`max_rollout_rounds` is {config.max_rollout_rounds}) and reference rollouts do not "
         f"allow. Set `steps_per_generation={works}`, or turn these off."
     )

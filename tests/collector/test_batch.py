@@ -120,16 +120,16 @@ def prompts(groups: Iterable[RolloutGroup]) -> list[int]:
     return [group.prompt_id for group in groups]
 
 
-def collected(world_size: int, *, seed, effective, references, replays, max_age, **options) -> list[list]:
+def collected(world_size: int, *, seed, effective, references, replays, max_age, per_step, **options) -> list[list]:
     """By process, its generation batches as they were when they were collected."""
 
     def work(processes):
         buffer = ReplayBuffer(99, max_age, rank=processes.rank, world_size=world_size) if replays else None
         run = collector(N, selector=AtRandom(references), buffer=buffer, processes=processes, seed=seed, **options)
         roll_out, batches = rounds_at_random(seed, effective, processes), []
-        for step in range(BATCHES):
+        for number in range(BATCHES):
             before = list(run.leftover)
-            batch = as_it_is(run.collect(roll_out, 64 * step))  # ages are in generation batches
+            batch = as_it_is(run.collect(roll_out, 64 * (number // per_step)))  # ages are in generation batches
             batch.before, batch.own = before, run.own(batch.trained)
             # Another process may have them later
             batch.held = [int(group.rollouts.prompt_tokens[0]) for group in batch.own]
@@ -142,14 +142,16 @@ def collected(world_size: int, *, seed, effective, references, replays, max_age,
 class ByTheRule:
     """What is stored, and what a batch has to be made of, once it is known what was generated for it."""
 
-    def __init__(self, places: int, reserved: int, replays: bool, max_age: int | None):
+    def __init__(self, places: int, reserved: int, replays: bool, max_age: int | None, per_step: int):
         self.places, self.reserved, self.replays, self.max_age = places, reserved, replays, max_age
         self.stored: dict[int, list] = {}  # prompt -> group, batch, uses
+        self.per_step, self.in_step = per_step, set[int]()
 
     def check(self, number: int, batch: SimpleNamespace) -> None:
         origins = batch.origins
         stored = {p: s for p, s in self.stored.items() if self.max_age is None or number - s[1] <= self.max_age}
-        present = set(prompts([*batch.before, *batch.generated]))
+        self.in_step = self.in_step if number % self.per_step else set()
+        present = self.in_step | set(prompts([*batch.before, *batch.generated]))
         candidates = sorted((s for p, s in stored.items() if p not in present), key=lambda s: (s[2], -s[1]))
         references = [g for g in batch.generated if origins[id(g)] == "reference" and g.effective]
         fresh = [g for g in batch.generated if origins[id(g)] == "fresh"]
@@ -169,6 +171,7 @@ class ByTheRule:
         assert {id(g) for g in batch.trained} == {id(g) for g in [*taken, *batch.replayed]}
         assert len(batch.trained) == len({id(g) for g in batch.trained}) == self.places
 
+        self.in_step |= set(prompts([*batch.generated, *batch.trained]))
         for p in prompts(batch.replayed):
             stored[p][2] += 1
         for g in batch.generated if self.replays else []:
@@ -185,6 +188,7 @@ class ByTheRule:
     replays=st.booleans(),
     reserved=st.integers(0, 3),
     max_age=st.sampled_from([None, 1, 2, 3]),
+    per_step=st.sampled_from([1, 1, 3]),
     references=st.sampled_from([0, 0, 6]),
     effective=st.sampled_from([0, 0.2, 0.5, 1]),
     seed=st.integers(0, 10**6),
@@ -194,7 +198,7 @@ def test_every_batch_is_made_by_the_rule(places, world_size, reserved, replays, 
     places, reserved = places * world_size, min(reserved, places - 1) * world_size if replays else 0
     own = {"batch_groups": places, "round_sizes": rounds, "reserved": reserved, "replays": replays}
     by_rank = collected(world_size, **own, **options)
-    rule = ByTheRule(places, reserved, replays, options["max_age"])
+    rule = ByTheRule(places, reserved, replays, options["max_age"], options["per_step"])
     for number, batch in enumerate(by_rank[0]):
         rule.check(number, batch)
         everything = [*batch.trained, *batch.leftover, *batch.dropped]

@@ -40,7 +40,7 @@ LORA = {"trainer": {"peft_config": LoraConfig(r=4, target_modules=["q_proj"], lo
 RUNS = {
     "uniform": {},
     "greso, dynamic, lora": {"selection": "greso", **DYNAMIC, **LORA},
-    "uniform, skip": SKIP,
+    "uniform, skip": {**SKIP, "loss_type": "grpo", "gradient_accumulation_steps": 2},  # rows change their micro-batch
     "dots, fill": {"selection": "dots", **FILL},
     "dots, dynamic, fill, lora": {"selection": "dots", **DYNAMIC, **FILL, **LORA},
     "greso, share": {"selection": "greso", "replay": "share"},
@@ -67,7 +67,8 @@ def make(name: str, world_size: int, trainer_class=Watched, train=False, folder=
     rounds.SMALLEST = rounds.LARGEST = 1.0  # a round is else rounded up to a multiple of the number of processes
     options = {**RUNS[name], **fields}
     arguments = {"rollout_func": fixed_rollouts, "train_dataset": plain_dataset(36), **options.pop("trainer", {})}
-    defaults = {"per_device_train_batch_size": ROWS // world_size, "num_generations": GROUP, "max_steps": STEPS}
+    rows = ROWS // world_size // options.get("gradient_accumulation_steps", 1)
+    defaults = {"per_device_train_batch_size": rows, "num_generations": GROUP, "max_steps": STEPS}
     defaults |= {"optim": "sgd", "learning_rate": 0.5, "reward_range": (0.0, 1.0)}
     return run(
         options.pop("output_dir", (folder or FOLDER) / name.replace(", ", "_")),

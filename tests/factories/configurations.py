@@ -29,6 +29,7 @@ CONFIGURATIONS: dict[str, dict] = {
         **FILL,
         **{"steps_per_generation": 4, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 4},
     },
+    "fill, batches of half a step": {**FILL, "steps_per_generation": 1, "gradient_accumulation_steps": 2},
     "fill, num_iterations": {**FILL, "num_iterations": 2, "steps_per_generation": 2},
     "share": SHARE,
     "share, batches of 2 steps": {**SHARE, "steps_per_generation": 2},

@@ -216,12 +216,12 @@ RATIOS = torch.tensor([[18.0, 4.5], [1.1, 1.1], [18.0, 4.5], [1.0, 1.0]])
 ADVANTAGES = torch.tensor([-1.5, -0.5, 1.5, -1.0])
 
 
-def loss_and_gradient(tmp_path, *, replayed: bool = True, **options) -> tuple[torch.Tensor, torch.Tensor]:
-    """The trainer's loss of these rows, by row of `RATIOS`; without `replayed` all of them are fresh."""
-    trainer = ready(tmp_path, replay_clip="behavior", max_completion_length=2, **options)
+def loss_and_gradient(tmp_path, *, replayed=True, ratios=RATIOS, **options) -> tuple[torch.Tensor, torch.Tensor]:
+    """The trainer's loss of these rows, by row of `ratios`; without `replayed` all of them are fresh."""
+    trainer = ready(tmp_path, **{"replay_clip": "behavior", "max_completion_length": 2, **options})
     log_probs = torch.tensor([[-1.0, -2.0], [-0.5, -0.7], [-1.0, -2.0], [-3.0, -0.2]])
     policy = Policy(log_probs.clone())
-    behavior = log_probs - RATIOS.log()
+    behavior = log_probs - ratios.log()
     inputs = rows(torch.zeros(4, 2, dtype=torch.long), ADVANTAGES)
     if replayed:
         behavior[3] = NAN
@@ -229,6 +229,16 @@ def loss_and_gradient(tmp_path, *, replayed: bool = True, **options) -> tuple[to
     loss = trainer.compute_loss(policy, inputs)
     loss.backward()
     return loss.detach(), policy.values.grad
+
+
+@pytest.mark.parametrize("clip", ["proximal", "behavior"])
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("loss_type", EVERY_LOSS)
+def test_rollouts_of_a_policy_equal_to_the_present_one_count_as_fresh_ones(tmp_path, loss_type, level, clip):
+    options = {"loss_type": loss_type, "importance_sampling_level": level, "replay_clip": clip}
+    fresh = loss_and_gradient(tmp_path, **options, replayed=False)
+    replayed = loss_and_gradient(tmp_path, **options, ratios=torch.ones_like(RATIOS))
+    assert all(torch.equal(a, b) for a, b in zip(fresh, replayed, strict=True))
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])

@@ -108,6 +108,7 @@ ALIGNMENT = {
     "aligned": {"steps_per_generation": 1},
     "aligned, micro-batches": {"steps_per_generation": 2, "gradient_accumulation_steps": 2},
     "misaligned": {"steps_per_generation": 2},
+    "half a step": {"steps_per_generation": 1, "gradient_accumulation_steps": 2},
     "iterations": {"steps_per_generation": 1, "num_iterations": 2},
     "leftover": {**DYNAMIC, "steps_per_generation": 2, "rollout_margin": 2.0},
     "share": {"replay": "share", "steps_per_generation": 2},
@@ -150,6 +151,7 @@ LEFTOVER = {**DYNAMIC, "replay": "off", "rollout_margin": 2.0}
 BOTH_KINDS = {  # of rollouts of an earlier policy
     "lora": {"trainer": {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"])}},
     "accumulation": {"steps_per_generation": 4, "gradient_accumulation_steps": 2},
+    "several batches a step": {"steps_per_generation": 2, "gradient_accumulation_steps": 4},
     "num_iterations": {"num_iterations": 2, "max_steps": 32},
     "off-policy mask": {"off_policy_mask_threshold": 0.5},
     "vespo": {"loss_type": "vespo"},
@@ -158,7 +160,7 @@ SETTINGS = {
     **BOTH_KINDS,
     **{f"leftover, {name}": {**LEFTOVER, **options} for name, options in BOTH_KINDS.items()},
     **{loss: {"loss_type": loss} for loss in ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "luspo", "sapo")},
-    **{f"beta {loss}": {"beta": 0.1, "loss_type": loss} for loss in ("sapo", "vespo", "luspo")},
+    **{f"beta {loss}": {"beta": 0.1, "loss_type": loss} for loss in ("dapo", "sapo", "vespo", "luspo")},
     "conversational": {"trainer": {"train_dataset": chat_dataset()}},
     "sequence level": {"importance_sampling_level": "sequence", "loss_type": "grpo"},
     "proximal clip": {"replay_clip": "proximal"},
@@ -191,6 +193,8 @@ def test_settings_train_on_rollouts_of_an_earlier_policy(setting, tmp_path):
     assert all(np.isfinite(loss) for (loss,) in logged(trainer, "loss"))
     assert sum(len(b.trained_stale) for b in trainer.batches) >= 3
     assert any("replayed" in tensors for tensors in trainer.tensors)
+    if trainer.args.replay == "fill" and trainer.args.max_rollout_rounds == 1:  # with a KL term, too
+        assert all(len(batch.dropped) == len(batch.replayed) for batch in trainer.batches)
 
 
 def test_tools_are_called_once_and_replayed_with_their_masks(tmp_path):

@@ -86,6 +86,7 @@ class RolloutCollector:
         self.zero_share = ZeroVarianceShare()
         self.counters = Counter({name: 0 for name, metric in METRICS.items() if metric.is_cumulative})
         self.batches = 0  # generation batches so far
+        self._step, self._in_step = -1, set[int]()  # the present optimizer step, and prompts of its earlier batches
         self.leftover: list[RolloutGroup] = []
         most_unscored = None if self._off else MOST_UNSCORED
         self.reward_checks = RewardChecks(
@@ -118,11 +119,13 @@ class RolloutCollector:
         Collect the generation batch that begins at optimizer step `step`. `roll_out` generates and scores G completions of prompts.
 
         Leftover groups take places first. Rounds of rollouts are generated for the others; effective groups take places, and
-        those beyond them are left over. Stored groups take the places that are empty then, or those that are reserved for them.
+        those beyond them are left over. Stored groups take the places that are empty then, or those that are reserved for them,
+        but not of prompts that are in the batch or in an earlier one of the optimizer step.
         Zero-variance groups get what is left. Afterwards every process owns an equal share of `trained`, which is in the order
         of ranks.
         """
         batch, places, buffer = GenerationBatch(), self.batch_groups, self.buffer
+        self._step, self._in_step = step, self._in_step if step == self._step else set()
         if buffer is not None:
             buffer.expire(self.batches)
 
@@ -133,7 +136,7 @@ class RolloutCollector:
             effective, for_later = [*effective, *for_later[: places // 2]], []
 
         while True:
-            present = {group.prompt_id for group in [*self.leftover, *batch.generated]}
+            present = self._in_step.union(group.prompt_id for group in [*self.leftover, *batch.generated])
             stored = 0 if buffer is None else buffer.available(present)
             wanted = places - min(self.reserved, stored)
             complete = len(effective) + len(zero_variance) + stored >= places
@@ -224,6 +227,7 @@ class RolloutCollector:
         if self.buffer is not None:  # also those that were left over before replay was switched on
             self.buffer.add([*batch.leftover, *batch.generated], self.batches)
         self.batches += 1
+        self._in_step.update(group.prompt_id for group in [*batch.generated, *batch.trained])
         self.counters.update(
             rollouts_generated=sum(group.size for group in batch.generated),
             rollouts_trained=sum(group.size for group in batch.trained),

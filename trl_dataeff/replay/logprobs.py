@@ -157,7 +157,8 @@ def behavior_tensors(groups: Sequence[RolloutGroup], completion_ids: torch.Tenso
 def exclude_masked(groups: Sequence[RolloutGroup], batch: dict[str, Any]) -> None:
     """
     Exclude a sequence whenever it is replayed, by an advantage of 0, if TRL's importance-sampling mask (vLLM) excluded it while it
-    was fresh, because the sampler and the policy disagreed on it: then its `importance_sampling_ratio` (B, 1) was 0.
+    was fresh, because the sampler and the policy disagreed on it: then its `importance_sampling_ratio` (B, 1) was 0. A group that
+    no loss has met while it was fresh, such as a leftover one, has none excluded: later the ratio tells how far the policy has moved.
     """
     if "importance_sampling_ratio" not in batch:
         return
@@ -167,7 +168,7 @@ def exclude_masked(groups: Sequence[RolloutGroup], batch: dict[str, Any]) -> Non
         if group.generated_now:
             rollouts.excluded = [masked[row] for row in own]
         else:
-            excluded[own] = torch.tensor(rollouts.excluded or [masked[row] for row in own])
+            excluded[own] = torch.tensor(rollouts.excluded or False)
     batch["advantages"] = batch["advantages"].masked_fill(excluded.to(batch["advantages"].device), 0.0)
 
 
