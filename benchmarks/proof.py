@@ -12,33 +12,46 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Iterable, Sequence
-from itertools import groupby
+from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks import tables
 from benchmarks.curves import band, on_grid
 from benchmarks.lab.ratios import ACCURACY, BASELINE, Curve, curves_of, ratio_table
-from benchmarks.lab.store import RunFile, read_rows
+from benchmarks.lab.store import read_rows
 from benchmarks.lab.studies import CONDITIONS
 from benchmarks.lab.train import RunSpec
+from benchmarks.smollm2.tables import (
+    GROUPS,
+    PLANS,
+    Settings,
+    above,
+    at_best_rate,
+    best_of_baseline,
+    claims_table,
+    effective,
+    ends,
+    finished,
+    full_table,
+    questions,
+    readme_table,
+    settings_of,
+    trials_table,
+)
 
 
 ROOT = Path(__file__).parents[1]
 LAB = ROOT / "benchmarks" / "results" / "lab"
 SMOLLM2 = ROOT / "benchmarks" / "results" / "smollm2" / "runs"
 PICTURES = ROOT / "docs" / "img"
-PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "benchmarks" / "RESULTS.md")
-POOLS = ("mixed", "gym", "unsolvable", "learnable")
-METHODS = (BASELINE, "selection", "default")  # in this order, and before all others
-WORDS = {BASELINE: "plain GRPO", "selection": "selection alone", "default": "default"}
+PAGES = tuple(
+    ROOT / page for page in ("README.md", "docs/results.md", "docs/will_it_help.md", "benchmarks/RESULTS.md")
+)
 #: Grey, vermilion and blue, which colour-blind readers can tell apart; each is legible on white and on black
 COLOURS = {BASELINE: "#808080", "selection": "#D55E00", "default": "#2F8FD8"}
 FEWEST_FOR_A_BAND = 5  # runs; of fewer, each is a thin line
-README_POOLS = {"mixed": "a third unsolvable", "unsolvable": "70 % unsolvable", "gym": "reasoning-gym"}
+FIRST_SEED = 31  # of the tables of the pretrained model; settings were chosen on lower ones
 INK = "#7A7A7A"  # of text and axes, for the same reason
-PLANS = (512, 1024, 2400, 4800, 9600)  # rollouts, of runs on the pretrained model
-GROUPS = 8  # a step, unless a run says otherwise
 
 
 # The synthetic benchmark
@@ -50,163 +63,50 @@ def study(name: str) -> list[Curve]:
     return curves_of(read_rows(path)) if path.exists() else []
 
 
-def conditions_table() -> str:
-    """Plain GRPO and the default at equal rollouts and steps, in settings in which it might not help."""
-    path = LAB / "conditions" / "results.parquet"
-    ends = {row["run"]: row for row in (read_rows(path) if path.exists() else [])}.values()  # the last row of each run
-    rows = []
+def conditions() -> dict[str, tuple[list[Curve], list[Curve]]]:
+    """Runs of plain GRPO and of the default at equal rollouts and steps, by settings in which the default might not help."""
+    runs, found = study("conditions"), {}
     for name, (pool, fields) in CONDITIONS.items():
         spec = RunSpec(BASELINE, 0, pool, "", **fields)
         shared = ("pool", "learning_rate", "prompts", "group_size")
-        own = [end for end in ends if all(end[field] == getattr(spec, field) for field in shared)]
-        base, ours = ([end for end in own if end["method"] == method] for method in (BASELINE, "default"))
-        cells = (_mean(base, "accuracy_sampled", 3), _mean(ours, "accuracy_sampled", 3))
-        rows.append([name, str(len(ours)), *cells, tables.difference(above(ours, base))])
-    header = ["setting", "seeds", "accuracy of plain GRPO", "of the default", "difference"]
-    return tables.markdown(header, [row for row in rows if row[1] != "0"])
+        own = [run for run in runs if all(run.rows[-1][field] == getattr(spec, field) for field in shared)]
+        base, ours = ([run for run in own if run.method == method] for method in (BASELINE, "default"))
+        if ours:
+            found[name] = base, ours
+    return found
+
+
+def conditions_table() -> str:
+    """Where these runs end."""
+    rows = []
+    for name, (base, own) in conditions().items():
+        means = tables.mean(ends(base)), tables.mean(ends(own))
+        rows.append([name, str(len(own)), effective(base), *means, tables.difference(above(own, base))])
+    return tables.markdown(["setting", "seeds", "effective groups", "plain GRPO", "default", "difference"], rows)
+
+
+def shares_table() -> str:
+    """What the default gains over plain GRPO, by plain GRPO's share of effective groups, on both benchmarks."""
+    pairs = {f"synthetic: {name}": pair for name, pair in conditions().items()}
+    for base, own in at_best_rate(settings()):
+        pairs[f"pretrained: {questions(own)}, {tables.mean(ends(own, 'step'), 0)} steps"] = base, own
+    rows = [[effective(base), name, tables.difference(above(own, base))] for name, (base, own) in pairs.items()]
+    return tables.markdown(["effective groups", "runs", "difference"], sorted(rows))
 
 
 # The pretrained model
 
 
-def finished(folder: Path = SMOLLM2) -> list[dict]:
-    """The last row of each finished run."""
-    files = [RunFile(folder, path.stem) for path in sorted(folder.glob("*.jsonl"))]
-    return [file.rows()[-1] for file in files if file.finished()]
+def settings(trials: bool = False) -> Settings:
+    """The committed runs on the pretrained model, by what they share; or `trials`, by which learning rates were chosen."""
+    return settings_of(run for run in finished(SMOLLM2) if (run.seed < FIRST_SEED) == trials)
 
 
-def plan(end: dict) -> int:
-    """The rollouts that a run was planned for: it ends with the step that reaches them. Those that it made, for a plan of your own."""
-    made = end["rollouts"]
-    return next((rollouts for rollouts in PLANS if rollouts <= made < 1.1 * rollouts), made)
-
-
-def groups_a_step(end: dict) -> int:
-    return end.get("prompts", GROUPS)
-
-
-def settings_of(ends: Iterable[dict]) -> list[list[dict]]:
-    """
-    The ends of runs that differ in the seed alone, in the order of the tables.
-
-    Raises:
-        `ValueError`: two runs have the same seed, too.
-    """
-
-    def place(end: dict) -> tuple:
-        method = METHODS.index(end["method"]) if end["method"] in METHODS else len(METHODS)
-        return POOLS.index(end["pool"]), groups_a_step(end), end["learning_rate"], -plan(end), method, end["method"]
-
-    found = [list(own) for _, own in groupby(sorted(ends, key=lambda end: (place(end), end["seed"])), key=place)]
-    for own in found:
-        if len({end["seed"] for end in own}) < len(own):
-            names = ", ".join(end["run"] for end in own)
-            raise ValueError(f"Runs with the same seed, made with other settings: keep one of each seed of {names}.")
-    return found
-
-
-def above(own: Iterable[dict], other: Iterable[dict]) -> list[float]:
-    """Differences of success to the runs `other` with the same seeds."""
-    base = {end["seed"]: end["accuracy_sampled"] for end in other}
-    return [end["accuracy_sampled"] - base[end["seed"]] for end in own if end["seed"] in base]
-
-
-def rivals(own: list[dict], settings: list[list[dict]]) -> dict[str, list[dict]]:
-    """
-    What runs are compared with, by method: plain GRPO on their pool with as many groups a step, at their rate and plan or else
-    at the next, and, for the default, selection alone at their rate and plan.
-    """
-
-    def unlike(other: list[dict]) -> tuple[bool, int]:
-        return other[0]["learning_rate"] != own[0]["learning_rate"], abs(plan(other[0]) - plan(own[0]))
-
-    def place(runs: list[dict]) -> tuple[str, int]:
-        return runs[0]["pool"], groups_a_step(runs[0])
-
-    method, found = own[0]["method"], {}
-    for other in sorted((other for other in settings if place(other) == place(own)), key=unlike):
-        rival = other[0]["method"]
-        selection_alone = rival == "selection" and method == "default" and unlike(other) == (False, 0)
-        if (rival == BASELINE != method) or selection_alone:
-            found.setdefault(rival, other)
-    return found
-
-
-def curves_at(pool: str, rollouts: int, folder: Path = SMOLLM2) -> list[Curve]:
-    """The finished runs on a pool that were planned for so many rollouts, at all learning rates."""
-    place = pool, rollouts, GROUPS
-    found = [
-        own for own in settings_of(finished(folder)) if (own[0]["pool"], plan(own[0]), groups_a_step(own[0])) == place
-    ]
-    return curves_of(row for own in found for end in own for row in RunFile(folder, end["run"]).rows())
-
-
-def best_of_baseline(settings: Iterable[list[dict]]) -> dict[tuple[str, int, int], list[dict]]:
-    """By pool, groups a step and plan, plain GRPO's runs at the rate at which it ends highest, in the mean over seeds."""
-    best: dict[tuple[str, int, int], list[dict]] = {}
-    for own in settings:
-        if own[0]["method"] == BASELINE:
-            place = own[0]["pool"], groups_a_step(own[0]), plan(own[0])
-            best[place] = max(best.get(place, own), own, key=_success)
-    return best
-
-
-def at_best_rate(curves: list[Curve]) -> list[Curve]:
-    """Of the longest runs, those at plain GRPO's best rate."""
-    best = best_of_baseline(settings_of(finished()))
-    return [c for c in curves if c.learning_rate == best[c.pool, GROUPS, PLANS[-1]][0]["learning_rate"]]
-
-
-def cost_table(pool: str, rollouts: int) -> str:
-    """What runs need to reach what plain GRPO ends with, and what they end with."""
-    return ratio_table(curves_at(pool, rollouts), budget=rollouts)
-
-
-def pretrained_table(ends: Iterable[dict]) -> str:
-    """Every setting: where its runs end, what they take, and paired differences of success at temperature 1."""
-    settings = settings_of(ends)
-    rows = []
-    for own in settings:
-        end, others = own[0], rivals(own, settings)
-        rows.append(
-            [
-                *(end["pool"], str(groups_a_step(end)), f"{end['learning_rate']:g}", f"{plan(end):,}"),
-                *(f"`{end['method']}`", str(len(own))),
-                *(_mean(own, name, digits) for name, digits in ENDS.items()),
-                *(tables.difference(above(own, others.get(name, []))) for name in (BASELINE, "selection")),
-            ]
-        )
-    header = ["pool", "groups a step", "learning rate", "rollouts", "method", "seeds"]
-    header += ["success", "greedy", "steps", "CPU seconds"]
-    return tables.markdown([*header, "difference from plain GRPO", "from selection alone"], rows)
-
-
-def readme_table(ends: Iterable[dict]) -> str:
-    """Success of plain GRPO at its best rate, and of the default at the same rate, for each length of runs."""
-    settings = settings_of(ends)
-    best, rows = best_of_baseline(settings), []
-    for own in settings:
-        end = own[0]
-        base = best.get((end["pool"], groups_a_step(end), plan(end)))
-        rated = base is not None and base[0]["learning_rate"] == end["learning_rate"]
-        if rated and end["pool"] in README_POOLS and end["method"] == "default":
-            groups = f", {groups_a_step(end)} groups a step" if groups_a_step(end) != GROUPS else ""
-            means = (_mean(runs, "accuracy_sampled", 3) for runs in (base, own))
-            name = README_POOLS[end["pool"]] + groups
-            rows.append([name, str(len(own)), _mean(own, "step", 0), *means, tables.difference(above(own, base))])
-    header = ["questions", "seeds", "steps", "plain GRPO", "default", "difference"]
-    return tables.markdown(header, rows)
-
-
-def _success(own: list[dict]) -> float:
-    return sum(end["accuracy_sampled"] for end in own) / len(own)
-
-
-ENDS = {"accuracy_sampled": 3, "accuracy_greedy": 3, "step": 0, "cpu_s": 0}  # columns, and digits after the point
-
-
-def _mean(ends: Sequence[dict], name: str, digits: int) -> str:
-    return tables.mean([end[name] for end in ends], digits)
+def longest_runs() -> list[Curve]:
+    """The longest runs on *mixed* of plain GRPO at its best rate, and of the other methods at the same."""
+    found = settings()
+    best = best_of_baseline(found)[0, GROUPS, -PLANS[-1]]
+    return [run for setting, own in found.items() if setting[:4] == best[:4] for run in own]
 
 
 def time_table() -> str:
@@ -221,12 +121,13 @@ def time_table() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "rule": lambda: ratio_table(study("rule"), rival="default"),
     "conditions": conditions_table,
+    "shares": shares_table,
     "rates": lambda: ratio_table(study("rates"), rival="selection"),
     "time": time_table,
-    "long": lambda: cost_table("mixed", PLANS[-1]),
-    "unsolvable": lambda: cost_table("unsolvable", 2400),
-    "pretrained": lambda: pretrained_table(finished()),
-    "readme": lambda: readme_table(finished()),
+    "claims": lambda: claims_table(settings()),
+    "pretrained": lambda: full_table(settings()),
+    "trials": lambda: trials_table(settings(trials=True)),
+    "readme": lambda: readme_table(settings()),
 }
 MARKED = re.compile(r"<!-- table (?P<name>[\w-]+) -->\n(?P<body>.*?)<!-- end -->", re.DOTALL)
 
@@ -255,7 +156,9 @@ def draw(curves: list[Curve], path: Path) -> None:
                 if runs:
                     grid, values = on_grid(runs)
                     mean, half = band(values)
-                    axis.plot(grid, mean, color=colour, linewidth=2, label=f"{WORDS[method]}, {len(runs)} seeds")
+                    axis.plot(
+                        grid, mean, color=colour, linewidth=2, label=f"{tables.title(method)}, {len(runs)} seeds"
+                    )
                     if len(runs) >= FEWEST_FOR_A_BAND:
                         axis.fill_between(grid, mean - half, mean + half, color=colour, alpha=0.25, linewidth=0)
                         continue
@@ -276,10 +179,7 @@ def main() -> None:
     if parser.parse_args().write:
         for page in PAGES:
             page.write_text(fill(page.read_text(encoding="utf-8")), encoding="utf-8")
-        for name, curves in {
-            "readme": study("rule"),
-            "pretrained": at_best_rate(curves_at("mixed", PLANS[-1])),
-        }.items():
+        for name, curves in {"readme": study("rule"), "pretrained": longest_runs()}.items():
             if curves:
                 draw(curves, PICTURES / f"{name}.svg")
         return

@@ -10,6 +10,28 @@ import numpy as np
 from benchmarks.curves import band, geometric_mean
 
 
+#: What methods are called in tables; others go by their names
+TITLES = {
+    "uniform": "plain GRPO",
+    "uniform_half": "plain GRPO, half the batch",
+    "uniform_twice": "plain GRPO, twice the batch",
+    "skip": "plain GRPO, zero rows skipped",
+    "default": "default",
+    "selection": "selection alone",
+    "fill": "replay alone",
+    "share": "half of the batch replayed",
+    "dynamic": "dynamic sampling",
+    "greso": "GRESO",
+    "dots_paper": "DOTS as published",
+    "oracle": "plain GRPO, learnable prompts",
+}
+FEWEST = 3  # values of which an interval says something
+
+
+def title(method: str) -> str:
+    return TITLES.get(method, f"`{method}`")
+
+
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table with aligned columns."""
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
@@ -25,19 +47,19 @@ def mean(values: Sequence[float], digits: int = 3) -> str:
 
 
 def difference(paired: Sequence[float]) -> str:
-    """Mean and 95 % interval of differences that are paired by seed."""
+    """Mean and 95 % interval of differences that are paired by seed; the mean alone of one or two."""
     if not len(paired):
         return "-"
     (middle,), (half,) = band(np.array(paired, dtype=float)[:, None])
-    return f"{middle:+.3f}" + ("" if math.isnan(half) else f" ± {half:.3f}")
+    return f"{middle:+.3f}" + (f" ± {half:.3f}" if len(paired) >= FEWEST else "")
 
 
 def ratio(paired: Sequence[float]) -> str:
-    """Geometric mean and 95 % interval of ratios that are paired by seed; or how many of the runs never arrived."""
+    """Geometric mean and 95 % interval of ratios that are paired by seed; or how many of the runs did not arrive."""
     if not len(paired):
         return "-"
     late = sum(map(math.isinf, paired))
     if late:
-        return f"never, in {late} of {len(paired)}"
+        return f"not in {late} of {len(paired)}"
     middle, low, high = geometric_mean(paired)
-    return f"{middle:.2f}" + ("" if math.isnan(low) else f" ({low:.2f}-{high:.2f})")
+    return f"{middle:.2f}" + (f" ({low:.2f}-{high:.2f})" if len(paired) >= FEWEST else "")

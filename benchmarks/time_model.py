@@ -29,17 +29,17 @@ from benchmarks.proof import study
 
 UTILISATION = 0.35  # of peak compute, in an update
 BANDWIDTH_USED = 0.6  # of peak bandwidth, in generation
-AT_ONCE = 64  # sequences that are generated together
 FULL = {200: 0.8, 2000: 0.6}  # share of these that are still running, on average: the batch waits for its longest
 STEPS = 500  # of GRPOTrainer
 
 
 @dataclass(frozen=True)
 class GPU:
-    """Peak rates: dense bfloat16 operations and bytes of memory, per second."""
+    """Peak rates, dense bfloat16 operations and bytes of memory per second; and how many sequences are generated together."""
 
     flops: float
     bandwidth: float
+    at_once: int
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Model:
     cache: float
 
 
-GPUS = {"RTX 4090": GPU(165e12, 1.01e12), "H100": GPU(989e12, 3.35e12)}
+GPUS = {"RTX 4090": GPU(165e12, 1.01e12, 64), "H100": GPU(989e12, 3.35e12, 256)}
 MODELS = {"1.5B": Model(1.54e9, 28_672), "7B": Model(7.6e9, 57_344)}  # Qwen2.5
 
 
@@ -73,13 +73,14 @@ class Setup:
     def typical(cls, gpu: str, model: str, completion: int, prompt: int = 150) -> Setup:
         """
         Throughputs from peak rates. Generation reads all weights and the caches of all sequences for each token. An update with LoRA
-        and gradient checkpointing takes six operations per parameter and token: two passes forward and the gradient of activations.
+        and gradient checkpointing takes eight operations per parameter and token: TRL's pass for old log-probs (with vLLM), two
+        passes forward and the gradient of activations. Rows without a gradient skip all of them.
         """
         card, size = GPUS[gpu], MODELS[model]
-        running = AT_ONCE * FULL[completion]
+        running = card.at_once * FULL[completion]
         read = 2 * size.parameters + running * (prompt + completion / 2) * size.cache
         generation = running * BANDWIDTH_USED * card.bandwidth / read
-        update = UTILISATION * card.flops / (6 * size.parameters)
+        update = UTILISATION * card.flops / (8 * size.parameters)
         return cls(f"{model}, {gpu}, {completion:,} tokens", prompt, completion, generation, update)
 
     def seconds(self, rollouts: float, rows: float) -> float:
@@ -92,7 +93,9 @@ class Setup:
 TYPICAL = (
     Setup.typical("RTX 4090", "1.5B", 200),
     Setup.typical("RTX 4090", "1.5B", 2000),
-    Setup.typical("RTX 4090", "7B", 200),
+    Setup.typical(
+        "H100", "1.5B", 200
+    ),  # 7B parameters, twice in memory with vLLM in the process, do not fit an RTX 4090
     Setup.typical("H100", "1.5B", 2000),
     Setup.typical("H100", "7B", 200),
     Setup.typical("H100", "7B", 2000),
@@ -123,20 +126,30 @@ def measured(method: str, curves: Sequence[Curve]) -> Needs:
 def methods(curves: Sequence[Curve]) -> dict[str, Needs]:
     """The methods of the table. `GRPOTrainer` passes all rows."""
     found = {name: measured(name, curves) for name in (BASELINE, "selection", "default", "share")}
-    return {"GRPOTrainer": Needs(1.0, 1.0, 1.0), "its zero rows skipped": found.pop(BASELINE), **found}
+    return {BASELINE: Needs(1.0, 1.0, 1.0), "skip": found.pop(BASELINE), **found}
+
+
+def break_even(one: Needs, other: Needs) -> float:
+    """The share of generation in the time of a step of `GRPOTrainer` above which the needs `one` take less time than `other`."""
+    generation = one.steps * one.rollouts - other.steps * other.rollouts
+    return 1 / (1 - generation / (one.steps * one.rows - other.steps * other.rows))
 
 
 def table(setups: Sequence[Setup]) -> str:
-    """Hours of `GRPOTrainer`, and the other methods' as shares of these."""
+    """Hours of `GRPOTrainer`, and the other methods' as shares of these; and which is faster where."""
     needs = methods(study("rule"))
-    base = needs.pop("GRPOTrainer")
+    base = needs.pop(BASELINE)
     rows = []
     for setup in setups:
         hours, generating = base.hours(setup), setup.seconds(1.0, 0.0) / setup.seconds(1.0, 1.0)
         shares = [need.hours(setup) / hours for need in needs.values()]
         rows.append([setup.name, f"{generating:.0%}", f"{hours:.1f}", *(f"{share:.2f}" for share in shares)])
-    names = [name if " " in name else f"`{name}`" for name in needs]
-    return tables.markdown(["set-up", "of it generation", "GRPOTrainer, hours", *names], rows)
+    header = ["set-up", "share of generation", "plain GRPO, hours", *map(tables.title, needs)]
+    share, selection = break_even(needs["share"], needs["default"]), break_even(needs["default"], needs["selection"])
+    return (
+        f"{tables.markdown(header, rows)}\n\nBy this model, replaying half of the batch takes less time than the default where generation "
+        f"takes more than {share:.0%} of a step of plain GRPO, and selection alone where it takes less than {selection:.0%}."
+    )
 
 
 def parser() -> argparse.ArgumentParser:

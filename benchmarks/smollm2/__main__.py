@@ -106,12 +106,14 @@ def chosen_specs(chosen: argparse.Namespace) -> list:
 
 
 def _run(specs: list, chosen: argparse.Namespace) -> None:
+    from benchmarks.lab.ratios import curves_of
     from benchmarks.lab.runs import run_all
-    from benchmarks.proof import pretrained_table
+    from benchmarks.smollm2.tables import full_table, settings_of
     from benchmarks.smollm2.train import load, run
 
     load(WEIGHTS)  # converts them, once
-    print(f"\n{pretrained_table(run_all(specs, WEIGHTS, chosen.runs, chosen.workers, train=run))}")
+    rows = run_all(specs, WEIGHTS, chosen.runs, chosen.workers, train=run)
+    print(f"\n{full_table(settings_of(curves_of(rows)))}")
 
 
 def describe_pools(seed: int = 0) -> str:

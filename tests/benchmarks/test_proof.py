@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from benchmarks import distributed, overhead, proof, tables, theorem, time_model
 from benchmarks.curves import band, final, isotonic, on_grid, reach
-from benchmarks.lab.ratios import Curve, ratio_table, ratios
+from benchmarks.lab.ratios import Curve, cost, curves_of, ratio_table, ratios
 from benchmarks.lab.store import RunFile
+from benchmarks.smollm2.tables import claims_table, finished, full_table, readme_table, settings_of
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 
 
@@ -31,8 +32,16 @@ def run(method: str, seed: int, slope: float, steps: int = 100, per_step: int = 
 def end(method: str, seed: int, success: float, rollouts: int = 1024, rate: float = 2e-3, pool: str = "mixed") -> dict:
     return {
         "method": method, "seed": seed, "pool": pool, "learning_rate": rate, "rollouts": rollouts, "step": rollouts // 64,
-        "accuracy_sampled": success, "accuracy_greedy": success + 0.01, "cpu_s": 100.4, "run": f"{method}-{seed}-{rate}",
+        "accuracy_sampled": success, "accuracy_greedy": success + 0.01, "cpu_s": 100.4, "run": f"{method}-{seed}-{rate}-{rollouts}-{pool}",
+        "groups": 16, "effective_groups": 4,
     }  # fmt: skip
+
+
+def evaluated(last: dict, *earlier: float) -> list[dict]:
+    """The rows of a run that was evaluated as often at equal distances, before its end."""
+    n = len(earlier) + 1
+    shares = [{**last, **{x: last[x] * i / n for x in ("rollouts", "step", "cpu_s")}} for i in range(1, n)]
+    return [*(row | {"accuracy_sampled": a} for row, a in zip(shares, earlier, strict=True)), last]
 
 
 def cells(text: str) -> list[list[str]]:
@@ -52,11 +61,11 @@ def test_the_ratio_table_by_hand():
     curves = [c for seed in (0, 1) for c in (run("uniform", seed, 0.004), run("fast", seed, 0.008, per_step=64))]
     curves += [run("slow", 0, 0.004), run("slow", 1, 0.001, steps=30)]
     uniform, fast, slow = cells(ratio_table(curves))
-    assert uniform[:3] == ["`uniform`", "2", "1.00 (1.00-1.00)"]
-    assert fast[1:6] == ["2", "0.25 (0.25-0.25)", "0.50 (0.50-0.50)", "0.50 (0.50-0.50)", "0.25"]
-    assert fast[6:] == ["0.825", "+0.469 ± 0.000"]  # steps 78.125 and 39.0625
-    assert slow[2:] == ["never, in 1 of 2"] * 3 + ["0.25", "-", "+0.000"]  # a run of 30 steps has not 5,000 rollouts
-    assert [row[-1] for row in cells(ratio_table(curves, rival="fast"))[:2]] == ["-0.469 ± 0.000", "-"]
+    assert uniform[:3] == ["plain GRPO", "2", "1.00"]
+    assert fast[1:6] == ["2", "0.25", "0.50", "0.50", "0.25"]
+    assert fast[6:] == ["0.825", "+0.469"]  # steps 78.125 and 39.0625
+    assert slow[2:] == ["not in 1 of 2"] * 3 + ["0.25", "-", "+0.000"]  # a run of 30 steps has not 5,000 rollouts
+    assert [row[-1] for row in cells(ratio_table(curves, rival="fast"))[:2]] == ["-0.469", "-"]
     other = [run("uniform", 0, 0.004, pool="second"), run("fast", 0, 0.008, pool="second")]
     several = cells(ratio_table([*curves[:2], *other]))[1::2]
     assert [row[:4] for row in several] == [["first", "`fast`", "1", "0.25"], ["second", "`fast`", "1", "0.50"]]
@@ -66,9 +75,10 @@ def test_cells_by_hand():
     half = 4.30 * 0.1 / math.sqrt(3)  # Student's t for three seeds
     assert tables.difference([-0.1, 0.0, 0.1]) == f"+0.000 ± {half:.3f}"
     assert tables.difference([0.25]) == "+0.250", "one seed has no interval"
-    spread = math.exp(12.71 * math.log(2) / 2)  # of 1/4 and 1/2: t times the standard error of the two logarithms
-    assert tables.ratio([0.25, 0.5]) == f"0.35 ({8**-0.5 / spread:.2f}-{8**-0.5 * spread:.2f})"
-    assert tables.ratio([0.25, math.inf]) == "never, in 1 of 2"
+    assert tables.difference([0.25, 0.75]) == "+0.500", "nor have two"
+    spread = math.exp(4.30 * math.log(2) / math.sqrt(3))  # t times the standard error of the three logarithms
+    assert tables.ratio([0.25, 0.5, 1.0]) == f"0.50 ({0.5 / spread:.2f}-{0.5 * spread:.2f})"
+    assert tables.ratio([0.25, math.inf]) == "not in 1 of 2"
     assert tables.ratio([]) == tables.difference([]) == tables.mean([]) == "-"
     assert tables.markdown(["a", "bb"], [["1", ""]]) == "| a | bb |\n|---|----|\n| 1 |    |"
 
@@ -78,24 +88,37 @@ def test_the_table_of_the_pretrained_model_by_hand():
     ends = [end("default", 1, 0.45), end("default", 0, 0.4), end("uniform", 0, 0.35), end("uniform", 1, 0.35)]
     ends += [end("default", 0, 0.3, rollouts=512 + 40), end("selection", 0, 0.38), end("default", 0, 0.2, rate=4e-3)]
     ends += [end("default", 0, 0.9, pool="learnable"), end("uniform", 0, 0.1, rate=1e-3, rollouts=9600)]
-    ends += [end("default", 0, 0.7) | {"prompts": 32}]
-    rows = cells(proof.pretrained_table(ends))
-    interval = f"± {12.71 * 0.05 / 2:.3f}"
-    assert [row[:7] + row[-2:] for row in rows] == [
-        ["mixed", "8", "0.001", "9,600", "`uniform`", "1", "0.100", "-", "-"],
-        ["mixed", "8", "0.002", "1,024", "`uniform`", "2", "0.350", "-", "-"],
-        ["mixed", "8", "0.002", "1,024", "`selection`", "1", "0.380", "+0.030", "-"],
-        ["mixed", "8", "0.002", "1,024", "`default`", "2", "0.425", f"+0.075 {interval}", "+0.020"],
-        ["mixed", "8", "0.002", "512", "`default`", "1", "0.300", "-0.050", "-"],
-        ["mixed", "8", "0.004", "1,024", "`default`", "1", "0.200", "-0.150", "-"],
-        ["mixed", "32", "0.002", "1,024", "`default`", "1", "0.700", "-", "-"],
-        ["learnable", "8", "0.002", "1,024", "`default`", "1", "0.900", "-", "-"],
+    ends += [end("default", 0, 0.7) | {"prompts": 32, "run": "32"}]
+    settings = settings_of(curves_of(ends))
+    rows = cells(full_table(settings))
+    assert [row[:7] + row[10:13] for row in rows] == [
+        ["mixed", "8", "0.001", "150", "plain GRPO", "1", "0.100", "-", "-", "-"],
+        ["mixed", "8", "0.002", "16", "plain GRPO", "2", "0.350", "-", "-", "-"],
+        ["mixed", "8", "0.002", "16", "selection alone", "1", "0.380", "+0.030", "+0.030", "-"],
+        ["mixed", "8", "0.002", "16", "default", "2", "0.425", "+0.075", "+0.075", "+0.020"],
+        ["mixed", "8", "0.002", "8", "default", "1", "0.300", "-0.050 †", "-0.050 †", "-"],
+        ["mixed", "8", "0.004", "16", "default", "1", "0.200", "-0.150 †", "-0.150 †", "-"],
+        ["mixed", "32", "0.002", "16", "default", "1", "0.700", "-", "-", "-"],
+        ["learnable", "8", "0.002", "16", "default", "1", "0.900", "-", "-", "-"],
     ]
-    assert rows[3][7:10] == ["0.435", "16", "100"]
-    (short,) = cells(proof.readme_table(ends))
-    assert short == ["a third unsolvable", "2", "16", "0.350", "0.425", f"+0.075 {interval}"]
+    assert rows[3][7:10] == ["0.435", "0.25", "100"]
+    assert {tuple(row[-2:]) for row in rows} == {("-", "-")}, "one evaluation does not say when a run arrived"
+    (short,) = cells(readme_table(settings))
+    assert short == ["a third unsolvable", "2", "16", "0.25", "0.350", "0.425", "+0.075"]
     with pytest.raises(ValueError, match="same seed"):
-        proof.pretrained_table([end("default", 0, 0.4), end("default", 0, 0.5)])
+        settings_of(curves_of([end("default", 0, 0.4), end("default", 0, 0.5) | {"run": "other"}]))
+
+
+@pytest.mark.parametrize(("first", "expected"), [(0.2, "0.67"), (0.41, "at most 0.33")])
+def test_a_run_that_arrives_before_its_first_evaluation_needs_at_most_so_much(first, expected):
+    """Plain GRPO ends at 0.4 after three evaluations; the other run has 0.4 at the second one, or more at the first."""
+    base = evaluated(end("uniform", 0, 0.4), 0.1, 0.2)
+    own = evaluated(end("default", 0, 0.6) | {"cpu_s": 50.2}, first, max(first, 0.4))
+    settings = settings_of(curves_of([*base, *own]))
+    (row,) = cells(claims_table(settings))
+    assert row[-2:] == [expected, "0.50"]
+    assert row[-4:-2] == ["+0.200", "+0.200"]
+    assert cells(full_table(settings))[1][-2] == expected == cost(*(curves_of(rows) for rows in (own, base)), "step")
 
 
 def test_unfinished_runs_are_left_out_and_pages_are_filled(tmp_path, monkeypatch):
@@ -105,7 +128,7 @@ def test_unfinished_runs_are_left_out_and_pages_are_filled(tmp_path, monkeypatch
         file.append(end("uniform", 0, 0.3))
         if done:
             file.end()
-    assert len(proof.finished(tmp_path)) == 1
+    assert len(finished(tmp_path)) == 1
     monkeypatch.setitem(proof.TABLES, "rule", lambda: "| x |")
     page = "a\n<!-- table rule -->\nold\n<!-- end -->\nb"
     assert proof.fill(page) == "a\n<!-- table rule -->\n\n| x |\n\n<!-- end -->\nb"
@@ -116,7 +139,7 @@ def test_the_picture_has_a_line_for_each_method(tmp_path):
     curves = [run(method, seed, 0.004) for method in proof.COLOURS for seed in (0, 1)]
     proof.draw(curves, tmp_path / "picture.svg")
     text = (tmp_path / "picture.svg").read_text()
-    assert all(f"{words}, 2 seeds" in text for words in proof.WORDS.values())
+    assert all(f"{words}, 2 seeds" in text for words in map(tables.title, proof.COLOURS))
     assert "optimizer steps" in text
 
 
@@ -220,8 +243,14 @@ def test_every_table_stands_on_a_page():
     assert {found["name"] for found in proof.MARKED.finditer(pages)} == set(proof.TABLES)
 
 
+NO_RESULTS = {"8", "12", "18", "70", "95"}  # percent: what the benchmarks are like, and intervals
+
+
 @pytest.mark.parametrize("page", proof.PAGES[:2], ids=lambda page: page.name)
 def test_figures_in_the_text_are_figures_of_a_table(page):
     prose = re.sub(r"^\|.*$|(?s:```.*?```)|`[^`]*`|https?://\S+|\]\(\S+\)", "", page.read_text(), flags=re.MULTILINE)
-    quoted = set(re.findall(r"(?<![\d.])0\.\d{2,3}(?!\d)", prose))
+    percent = set(re.findall(r"(\d+)(?: to (\d+))? %", prose))
+    quoted = {f"0.{int(n):02}" for pair in percent for n in pair if n and n not in NO_RESULTS}
+    assert quoted
+    quoted |= set(re.findall(r"(?<![\d.])[01]\.\d{2,3}(?!\d)", prose))
     assert quoted <= set(re.findall(r"\d\.\d+", "".join(make() for make in proof.TABLES.values())))

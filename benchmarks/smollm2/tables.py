@@ -1,0 +1,209 @@
+"""The tables of the runs on the pretrained model: what runs share, which are compared, and where they end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from benchmarks import tables
+from benchmarks.lab.ratios import ACCURACY, BASELINE, Curve, cost, curves_of
+from benchmarks.lab.store import RunFile
+
+
+GREEDY = "accuracy_greedy"
+POOLS = {  # in the order of the tables
+    "mixed": "a third unsolvable",
+    "gym": "reasoning-gym",
+    "unsolvable": "70 % unsolvable",
+    "learnable": "all learnable",
+}
+METHODS = (BASELINE, "skip", "selection", "default")  # in this order, and before all others
+PLANS = (512, 1024, 2400, 4800, 9600)  # rollouts
+GROUPS = 8  # a step, unless a run says otherwise
+FEWEST_EVALUATIONS = 3  # of a curve that says when it reached something
+
+
+class Setting(NamedTuple):
+    """What runs share that differ in the seed alone. They sort in the order of the tables."""
+
+    pool: int  # place in `POOLS`
+    groups: int  # a step
+    rate: float
+    longer: int  # minus the rollouts that were planned
+    place: int  # in `METHODS`
+    method: str
+
+    @classmethod
+    def of(cls, run: Curve) -> Setting:
+        """A run ends with the step that reaches the rollouts of its plan; with a plan of your own, those that it made count."""
+        end, method = run.rows[-1], run.method
+        made = end["rollouts"]
+        planned = next((rollouts for rollouts in PLANS if rollouts <= made < 1.1 * rollouts), made)
+        place = METHODS.index(method) if method in METHODS else len(METHODS)
+        return cls(list(POOLS).index(run.pool), end.get("prompts", GROUPS), run.learning_rate, -planned, place, method)
+
+
+Settings: TypeAlias = dict[Setting, list[Curve]]
+
+
+def finished(folder: Path) -> list[Curve]:
+    """The finished runs in a folder."""
+    files = [RunFile(folder, path.stem) for path in sorted(folder.glob("*.jsonl"))]
+    return curves_of(row for file in files if file.finished() for row in file.rows())
+
+
+def settings_of(runs: Iterable[Curve]) -> Settings:
+    """
+    Runs by what they share, in the order of the tables.
+
+    Raises:
+        `ValueError`: two runs have the same seed, too.
+    """
+    found: Settings = {}
+    for run in sorted(runs, key=lambda run: (Setting.of(run), run.seed)):
+        own = found.setdefault(Setting.of(run), [])
+        if own and own[-1].seed == run.seed:
+            names = " and ".join(other.rows[0]["run"] for other in (own[-1], run))
+            raise ValueError(f"Runs with the same seed, made with other settings: keep one of {names}.")
+        own.append(run)
+    return found
+
+
+def rival(setting: Setting, settings: Settings, method: str = BASELINE) -> Setting | None:
+    """The setting of `method` to compare with: the same pool and groups a step, and the same rate and plan or else the next."""
+
+    def unlike(other: Setting) -> tuple[bool, int]:
+        return other.rate != setting.rate, abs(other.longer - setting.longer)
+
+    found = [other for other in settings if other[:2] == setting[:2] and other.method == method]
+    return min(found, key=unlike, default=None) if setting.method != method else None
+
+
+def best_of_baseline(settings: Settings) -> dict[tuple[int, int, int], Setting]:
+    """Of each pool, number of groups a step and plan, plain GRPO's setting at the rate at which it ends highest, in the mean."""
+    best: dict[tuple[int, int, int], Setting] = {}
+    for setting in settings:
+        place = setting.pool, setting.groups, setting.longer
+        if setting.method == BASELINE:
+            best[place] = max(best.get(place, setting), setting, key=lambda one: np.mean(ends(settings[one])))
+    return best
+
+
+def at_best_rate(settings: Settings, method: str = "default") -> list[tuple[list[Curve], list[Curve]]]:
+    """Runs of plain GRPO at its best rate, and those of `method` at the same rate and plan, if there are."""
+    best = best_of_baseline(settings)
+    pairs = [(base, base._replace(place=METHODS.index(method), method=method)) for base in sorted(best.values())]
+    return [(settings[base], settings[own]) for base, own in pairs if own in settings]
+
+
+def ends(runs: Sequence[Curve], name: str = ACCURACY) -> list[float]:
+    return [run.rows[-1][name] for run in runs]
+
+
+def above(own: Sequence[Curve], other: Sequence[Curve], name: str = ACCURACY) -> list[float]:
+    """Differences of the ends of runs to those of `other` with the same seeds."""
+    base = dict(zip((run.seed for run in other), ends(other, name), strict=True))
+    return [end - base[run.seed] for run, end in zip(own, ends(own, name), strict=True) if run.seed in base]
+
+
+def times(own: Sequence[Curve], other: Sequence[Curve]) -> str:
+    """CPU time of whole runs, as a share of that of the runs `other` with the same seeds."""
+    base = dict(zip((run.seed for run in other), ends(other, "cpu_s"), strict=True))
+    return tables.ratio([run.rows[-1]["cpu_s"] / base[run.seed] for run in own if run.seed in base])
+
+
+def costs(own: Sequence[Curve], base: Sequence[Curve], x: str) -> str:
+    """What runs need of `x` to plain GRPO's end, as a share of what that needed; `-` if they were evaluated too rarely."""
+    return "-" if any(len(run.rows) < FEWEST_EVALUATIONS for run in [*own, *base]) else cost(own, base, x)
+
+
+def effective(runs: Sequence[Curve]) -> str:
+    return tables.mean([run.effective_share() for run in runs], 2)
+
+
+def questions(runs: Sequence[Curve]) -> str:
+    """What the runs of a setting train on, and how many groups a step has if these are not the usual ones."""
+    one = Setting.of(runs[0])
+    return list(POOLS.values())[one.pool] + (f", {one.groups} groups a step" if one.groups != GROUPS else "")
+
+
+def claims_table(settings: Settings) -> str:
+    """Plain GRPO at its best rate, and the default at the same rate, for each length of runs: what a reader has to know."""
+    rows = []
+    for base, own in at_best_rate(settings):
+        one = Setting.of(own[0])
+        rows.append(
+            [
+                *(list(POOLS.values())[one.pool], str(one.groups), tables.mean(ends(own, "step"), 0), str(len(own))),
+                *(
+                    effective(base),
+                    tables.mean(ends(base)),
+                    tables.mean(ends(own)),
+                    tables.difference(above(own, base)),
+                ),
+                *(tables.difference(above(own, base, GREEDY)), costs(own, base, "rollouts"), times(own, base)),
+            ]
+        )
+    header = [
+        "questions",
+        "groups a step",
+        "steps",
+        "seeds",
+        "effective groups",
+        "plain GRPO",
+        "default",
+        "difference",
+    ]
+    return tables.markdown([*header, "greedy difference", "rollouts and steps", "CPU time of the run"], rows)
+
+
+def readme_table(settings: Settings) -> str:
+    """The main columns of the table of the claims."""
+    rows = []
+    for base, own in at_best_rate(settings):
+        means = tables.mean(ends(base)), tables.mean(ends(own))
+        cells = str(len(own)), tables.mean(ends(own, "step"), 0), effective(base)
+        rows.append([questions(own), *cells, *means, tables.difference(above(own, base))])
+    header = ["questions", "seeds", "steps", "effective groups", "plain GRPO", "default", "difference"]
+    return tables.markdown(header, rows)
+
+
+def full_table(settings: Settings) -> str:
+    """Every setting: where its runs end, what they take, and paired differences. † marks a rival with another rate or plan."""
+    rows = []
+    for one, own in settings.items():
+        other, alone = rival(one, settings), rival(one, settings, "selection") if one.method == "default" else None
+        base = settings[other] if other else []
+        like = other is not None and (other.rate, other.longer) == (one.rate, one.longer)
+        mark = "" if like or not base else " †"
+        selection = settings[alone] if alone and (alone.rate, alone.longer) == (one.rate, one.longer) else []
+        rows.append(
+            [
+                *(list(POOLS)[one.pool], str(one.groups), f"{one.rate:g}", tables.mean(ends(own, "step"), 0)),
+                *(tables.title(one.method), str(len(own)), tables.mean(ends(own)), tables.mean(ends(own, GREEDY))),
+                *(effective(own), tables.mean(ends(own, "cpu_s"), 0), tables.difference(above(own, base)) + mark),
+                *(tables.difference(above(own, base, GREEDY)) + mark, tables.difference(above(own, selection))),
+                *((costs(own, base, x) if like else "-") for x in ("rollouts", "cpu_s")),
+            ]
+        )
+    header = ["pool", "groups a step", "learning rate", "steps", "method", "seeds", "success", "greedy"]
+    header += ["effective groups", "CPU seconds", "difference from plain GRPO", "greedy difference"]
+    return tables.markdown([*header, "from selection alone", "rollouts and steps", "CPU time"], rows)
+
+
+def trials_table(settings: Settings) -> str:
+    """Where single runs of plain GRPO ended, by learning rate: the highest was chosen for the tables."""
+    rows = []
+    for one, own in settings.items():
+        cells = (
+            tables.mean(ends(own, "step"), 0),
+            f"{one.rate:g}",
+            tables.mean(ends(own)),
+            tables.mean(ends(own, GREEDY)),
+        )
+        rows.append([list(POOLS)[one.pool], str(one.groups), *cells, effective(own)])
+    header = ["pool", "groups a step", "steps", "learning rate", "success", "greedy", "effective groups"]
+    return tables.markdown(header, rows)
