@@ -20,7 +20,7 @@ def tiny_start(monkeypatch, start):
 def test_run_and_its_table(tiny_start, tmp_path, capsys):
     arguments = ["run", "--methods", "uniform", "oracle", "--seeds", "0", "--steps", "1"]
     cli.main([*arguments, "--cache", str(tiny_start.parent), "--out", str(tmp_path)])
-    assert "| `oracle` " in capsys.readouterr().out
+    assert "| plain GRPO, learnable prompts " in capsys.readouterr().out
     table = pq.read_table(tmp_path / "results.parquet")
     assert table.num_rows == 4
     assert b"python -m benchmarks.lab run --methods uniform oracle" in table.schema.metadata[b"command"]
