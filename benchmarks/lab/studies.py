@@ -35,6 +35,7 @@ FEWER = {"steps": 100, "max_rollouts": 5_000}
 #: Where selection or replay might not help, by name: the pool, and fields of the specs. Each is trained for as many rollouts
 CONDITIONS: dict[str, tuple[str, dict[str, float]]] = {
     "the first pool": ("first", {}),
+    "half the learning rate": ("first", {"learning_rate": 5e-5}),
     "twice the learning rate": ("first", {"learning_rate": 2e-4}),
     "four times the learning rate": ("first", {"learning_rate": 4e-4}),
     "groups of 4 instead of 8": ("first", {"group_size": 4, "prompts": 32}),

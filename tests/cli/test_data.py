@@ -120,45 +120,37 @@ def test_a_path_that_is_a_pattern_is_the_one_that_is_loaded(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "parts"),
+    ("name", "text", "args", "parts"),
     [
-        ("a.jsonl", '{"prompt": "a"}\n{"prompt": b}\n', ["a.jsonl:2", "cannot be parsed"]),
-        ("a.jsonl", '{"prompt": "a"}\n[1]\n', ["a.jsonl:2", "is not a JSON object"]),
-        ("a.parquet", "nothing of the kind", ["'a.parquet' cannot be loaded", "not a parquet file"]),
-        ("a.jsonl", "", ["'a.jsonl' cannot be loaded", "it is empty"]),
-        ("a.csv", "prompt,answer\n", ["'a.csv' cannot be loaded", "no data"]),
-        ("a.txt", "hello", ["'a.txt'", "`.jsonl`"]),
-        ("a.jsonl", '{"question": "a", "level": 1}', ["no column 'prompt'", "`question`, `level`", "`prompt_column`"]),
-        ("a.jsonl", '{"prompt": 7}', ["7", "A prompt is text"]),
-        ("a.jsonl", '{"prompt": [{"role": "user"}]}', ["'role': 'user'", "messages with `role` and `content`"]),
-        ("a.jsonl", '{"prompt": "a"}\n{"prompt": null}\n{"prompt": ""}', ["has 2 rows without a prompt", ": 1, 2."]),
+        ("a.jsonl", '{"prompt": "a"}\n{"prompt": b}\n', [], ["a.jsonl:2", "cannot be parsed"]),
+        ("a.jsonl", '{"prompt": "a"}\n[1]\n', [], ["a.jsonl:2", "is not a JSON object"]),
+        ("a.parquet", "nothing of the kind", [], ["'a.parquet' cannot be loaded", "not a parquet file"]),
+        ("a.jsonl", "", [], ["'a.jsonl' cannot be loaded", "it is empty"]),
+        ("a.csv", "prompt,answer\n", [], ["'a.csv' cannot be loaded", "no data"]),
+        ("latin.jsonl", '{"prompt": "a"}\n' * 500 + '{"prompt": "ö"}\n', [], ["is not UTF-8 text"]),  # in any row
+        ("a.txt", "hello", [], ["'a.txt'", "`.jsonl`"]),
+        ("a.jsonl", '{"question": "a", "level": 1}', [], ["no column 'prompt'", "`question`, `level`"]),
+        ("a.jsonl", '{"prompt": 7}', [], ["7", "A prompt is text"]),
+        ("a.jsonl", '{"prompt": [{"role": "user"}]}', [], ["'role': 'user'", "messages with `role` and `content`"]),
+        ("a.jsonl", '{"prompt": "a"}\n{"prompt": null}\n{"prompt": ""}', [], ["2 rows without a prompt", ": 1, 2."]),
+        ("trian.jsonl", None, [], ["'trian.jsonl' does not exist", "Did you mean `train.jsonl`"]),
+        ("./data", None, [], ["'./data' does not exist"]),
+        ("empty", None, [], ["'empty' cannot be loaded", "doesn't contain any data files"]),
+        ("train.jsonl", None, ["--dataset_train_split", "dev"], ["no split `dev`", "has `train`"]),
+        ("train.jsonl", None, ["--eval_strategy", "epoch"], ["no split `test`", "`eval_strategy`"]),
+        ("train.jsonl", None, ["--prompt_column", "promt"], ["'promt'. Did you mean `prompt`", "`prompt_column`"]),
+        ("train.jsonl", None, ["--answer_column", "gold"], ["no column 'gold'", "`answer_column`"]),
     ],
+    ids=lambda value: str(value)[:40],
 )
-def test_files_that_cannot_be_used(name, text, parts, write):
-    write(name, text)
-    with pytest.raises(UserError) as error:
-        load("--dataset_name", name)
-    for part in parts:
-        assert part in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("args", "parts"),
-    [
-        (["--dataset_name", "trian.jsonl"], ["'trian.jsonl' does not exist", "Did you mean `train.jsonl`"]),
-        (["--dataset_name", "./data"], ["'./data' does not exist"]),
-        (["--dataset_name", "empty"], ["'empty' cannot be loaded", "doesn't contain any data files"]),
-        (["--dataset_name", "train.jsonl", "--dataset_train_split", "dev"], ["no split `dev`", "has `train`"]),
-        (["--dataset_name", "train.jsonl", "--eval_strategy", "epoch"], ["no split `test`", "`eval_strategy`"]),
-        (["--dataset_name", "train.jsonl", "--prompt_column", "promt"], ["no column 'promt'. Did you mean `prompt`"]),
-        (["--dataset_name", "train.jsonl", "--answer_column", "gold"], ["no column 'gold'", "`answer_column`"]),
-    ],
-)
-def test_datasets_that_are_not_there(args, parts, write, tmp_path):
+def test_datasets_that_cannot_be_used(name, text, args, parts, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     jsonl(tmp_path / "train.jsonl")
     (tmp_path / "empty").mkdir()
+    if text is not None:
+        (tmp_path / name).write_text(text, encoding="latin-1")
     with pytest.raises(UserError) as error:
-        load(*args)
+        load("--dataset_name", name, *args)
     for part in parts:
         assert part in str(error.value)
 
@@ -170,13 +162,6 @@ def test_hub_that_does_not_answer(monkeypatch):
     monkeypatch.setattr("trl_dataeff.cli.data.load_dataset", offline)
     with pytest.raises(UserError, match=r"'some/data' cannot be loaded: ConnectionError"):
         load("--dataset_name", "some/data")
-
-
-def test_text_that_is_not_utf8_is_found_in_any_row(tmp_path):
-    path = tmp_path / "latin.jsonl"
-    path.write_bytes(b'{"prompt": "a"}\n' * 500 + '{"prompt": "ö"}\n'.encode("latin-1"))
-    with pytest.raises(UserError, match="is not UTF-8 text"):
-        load("--dataset_name", str(path))
 
 
 def test_overlong_punishment_has_the_values_that_the_help_names():

@@ -33,11 +33,8 @@ VARIED = Dataset.from_dict({"prompt": TEXTS})
 
 def embedding_alone(model, ids) -> np.ndarray:
     """A prompt's embedding by a plain forward of its own: no padding, the model's own list of hidden states."""
-    training = model.training
-    model.eval()
     with torch.no_grad():
         outputs = model(input_ids=torch.tensor([ids]), output_hidden_states=True)
-    model.train(training)
     return outputs.hidden_states[-1][0].mean(dim=0).numpy()
 
 

@@ -76,28 +76,24 @@ def test_keeps_the_newest_group_of_each_prompt(batches, capacity):
     assert got == expected
 
 
-def test_logistic_counts_groups_by_their_age():
-    difficulty = rolling("logistic", half_life=2.0)
-    difficulty.observe(np.arange(20), RATES[:20], 3)
-    difficulty.observe(np.arange(20, 40), RATES[20:40], 7)
-    predictor = LogisticDifficultyPredictor(8)
-    predictor.fit_basis(E)
-    predictor.fit(E[:40], P[:40], torch.cat([torch.full((20,), 0.125), torch.full((20,), 0.5)]))
-    np.testing.assert_allclose(difficulty.refresh(9), predictor.predict(E).numpy(), atol=1e-5)
-
-
-def test_attention_counts_groups_by_their_age_and_no_prompt_sees_itself():
-    difficulty = rolling("attention", half_life=2.0, fit_every=0)
+@KINDS
+def test_groups_count_by_their_age_and_with_attention_no_prompt_sees_itself(kind):
+    difficulty = rolling(kind, half_life=2.0, fit_every=0)
     difficulty.observe(np.arange(20), RATES[:20], 3)
     difficulty.observe(np.arange(30, 50), RATES[30:50], 7)
     ids = [*range(20), *range(30, 50)]
     weight = torch.cat([torch.full((20,), 0.125), torch.full((20,), 0.5)])
-    model = AttentionDifficultyPredictor(40, width=16)
-    exclude = torch.tensor([ids.index(i) if i in ids else -1 for i in range(N)])
-    model.set_references(E[ids], P[ids], weight)
-    with torch.no_grad():
-        expected = model.attend(model.project(E), model.references, exclude)
-    np.testing.assert_allclose(difficulty.refresh(9), expected.numpy(), atol=1e-6)
+    if kind == "logistic":
+        model = LogisticDifficultyPredictor(8)
+        model.fit_basis(E)
+        model.fit(E[ids], P[ids], weight)
+        expected = model.predict(E)
+    else:
+        model = AttentionDifficultyPredictor(40, width=16)
+        model.set_references(E[ids], P[ids], weight)
+        exclude = torch.tensor([ids.index(i) if i in ids else -1 for i in range(N)])
+        expected = model.attend(model.project(E), model.references, exclude).detach()
+    np.testing.assert_allclose(difficulty.refresh(9), expected.numpy(), atol=1e-5)
 
 
 @KINDS

@@ -136,7 +136,6 @@ def test_predictors_are_made_by_name_and_by_path(tmp_path):
 @pytest.mark.parametrize(
     ("name", "arguments", "says"),
     [
-        ("logistc", None, "`logistic`"),
         ("some/folder", None, "'some/folder'"),
         ("logistic", {"ridge": 2.0}, "`ridge`"),
         ("attention", {"embedding_width": 30}, "`embedding_width`"),

@@ -38,7 +38,7 @@ DYNAMIC = {"max_rollout_rounds": 2}
 SKIP = {"skip_zero_advantage": True}
 LORA = {"trainer": {"peft_config": LoraConfig(r=4, target_modules=["q_proj"], lora_dropout=0.0)}}
 RUNS = {
-    "uniform": {},
+    "uniform": {"loss_type": "grpo"},
     "greso, dynamic, lora": {"selection": "greso", **DYNAMIC, **LORA},
     "uniform, skip": {**SKIP, "loss_type": "grpo", "gradient_accumulation_steps": 2},  # rows change their micro-batch
     "dots, fill": {"selection": "dots", **FILL},

@@ -117,8 +117,6 @@ def share_effective(population, batches: int, since: int, penalty=0.0) -> float:
 def test_drawn_prompts_have_more_effective_groups_than_uniform_ones():
     dots = Population("dots")
     assert share_effective(dots, 20, 4) > 1.8 * share_effective(Population("uniform"), 20, 4)
-    unseen = np.flatnonzero(~dots.seen)
-    assert pearson(dots.selector.predict(unseen), dots.p[unseen]) > 0.8
 
 
 @pytest.mark.parametrize("coverage", [0.3, 0.7])
@@ -288,11 +286,12 @@ def test_predictions_of_the_paper_rest_on_the_references_alone():
 
 
 def test_further_rounds_of_the_paper_continue_the_draw():
-    """Two batches of 16 were drawn; three rounds in the first batch take more than that, and the next batch what follows."""
+    """Two batches of 16, alike, were drawn; three rounds in the first take more than that, and the next batch what follows."""
     paper = Paper()
     paper.begin()
     rounds = [paper.propose() for _ in range(3)]
     assert set(np.concatenate(rounds[:2])) == set(paper.nearest()[:32])
+    assert set(rounds[0]) != set(paper.nearest()[:16])  # the nearer half goes to either of them
     assert set(rounds[2]) == set(paper.nearest()[32:48])
     given = np.concatenate(rounds)
     paper.observe(given)
@@ -300,14 +299,6 @@ def test_further_rounds_of_the_paper_continue_the_draw():
     everything = Paper()
     for _ in range(2):  # more than there are: the second batch has prompts of the first again, each once
         assert len(set(everything.batch(300))) == 300
-
-
-def test_the_two_batches_of_a_draw_are_alike():
-    """The nearer half of the prompts goes to either of them."""
-    paper = Paper()
-    first = paper.batch()
-    assert set(first) < set(paper.nearest()[:32])
-    assert set(first) != set(paper.nearest()[:16])
 
 
 # In training
