@@ -110,7 +110,9 @@ def above(own: Sequence[Curve], other: Sequence[Curve], name: str = ACCURACY) ->
 
 
 def times(own: Sequence[Curve], other: Sequence[Curve]) -> str:
-    """CPU time of whole runs, as a share of that of the runs `other` with the same seeds."""
+    """CPU time of whole runs, as a share of that of the runs `other` with the same seeds; of these themselves, in seconds."""
+    if own is other:
+        return f"{tables.mean(ends(own, 'cpu_s'), 0)} s"
     base = dict(zip((run.seed for run in other), ends(other, "cpu_s"), strict=True))
     return tables.ratio([run.rows[-1]["cpu_s"] / base[run.seed] for run in own if run.seed in base])
 
@@ -184,14 +186,16 @@ def full_table(settings: Settings) -> str:
             [
                 *(list(POOLS)[one.pool], str(one.groups), f"{one.rate:g}", tables.mean(ends(own, "step"), 0)),
                 *(tables.title(one.method), str(len(own)), tables.mean(ends(own)), tables.mean(ends(own, GREEDY))),
-                *(effective(own), tables.mean(ends(own, "cpu_s"), 0), tables.difference(above(own, base)) + mark),
+                *(effective(own), times(own, base if like else own), tables.difference(above(own, base)) + mark),
                 *(tables.difference(above(own, base, GREEDY)) + mark, tables.difference(above(own, selection))),
                 *((costs(own, base, x) if like else "-") for x in ("rollouts", "cpu_s")),
             ]
         )
     header = ["pool", "groups a step", "learning rate", "steps", "method", "seeds", "success", "greedy"]
-    header += ["effective groups", "CPU seconds", "difference from plain GRPO", "greedy difference"]
-    return tables.markdown([*header, "from selection alone", "rollouts and steps", "CPU time"], rows)
+    header += ["effective groups", "CPU time of the run", "difference from plain GRPO", "greedy difference"]
+    return tables.markdown(
+        [*header, "from selection alone", "rollouts and steps", "CPU time to plain GRPO's end"], rows
+    )
 
 
 def trials_table(settings: Settings) -> str:

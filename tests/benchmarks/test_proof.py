@@ -101,7 +101,8 @@ def test_the_table_of_the_pretrained_model_by_hand():
         ["mixed", "32", "0.002", "16", "default", "1", "0.700", "-", "-", "-"],
         ["learnable", "8", "0.002", "16", "default", "1", "0.900", "-", "-", "-"],
     ]
-    assert rows[3][7:10] == ["0.435", "0.25", "100"]
+    assert rows[3][7:10] == ["0.435", "0.25", "1.00"]
+    assert rows[1][9] == "100 s"
     assert {tuple(row[-2:]) for row in rows} == {("-", "-")}, "one evaluation does not say when a run arrived"
     (short,) = cells(readme_table(settings))
     assert short == ["a third unsolvable", "2", "16", "0.25", "0.350", "0.425", "+0.075"]
