@@ -12,22 +12,29 @@ ROOT = Path(__file__).resolve().parents[2]
 RUNS = ROOT / "benchmarks" / "results" / "smollm2" / "runs"
 WEIGHTS = ROOT / "quickstart"  # shared with the quickstart
 
-FIVE, THREE = tuple(range(31, 36)), tuple(range(31, 34))
-#: Pool, groups a step, learning rate, planned rollouts, methods and seeds of the tables. Rates were chosen on other seeds: 0 to 30
+FIVE, THREE, TRIAL = tuple(range(31, 36)), tuple(range(31, 34)), (20,)
+BOTH = ("uniform", "default")
+#: Pool, groups a step, learning rate, planned rollouts, methods and seeds of the tables; and the trials by which rates were chosen
 STUDY: tuple[tuple[str, int, float, int, tuple[str, ...], tuple[int, ...]], ...] = (
-    ("mixed", 8, 2e-3, 1024, ("uniform", "default", "selection"), FIVE),
-    ("gym", 8, 2e-3, 1024, ("uniform", "default", "selection"), FIVE),
-    ("mixed", 8, 2.5e-4, 9600, ("uniform", "default"), FIVE),
-    ("mixed", 8, 1e-3, 9600, ("uniform", "default", "dots_paper,reference_size=4,replay_capacity=8"), THREE),
-    ("mixed", 8, 5e-4, 9600, ("uniform", "default"), (31,)),
-    ("unsolvable", 8, 5e-4, 2400, ("uniform", "default"), FIVE),
+    ("mixed", 8, 2e-3, 1024, (*BOTH, "selection"), FIVE),
+    ("gym", 8, 2e-3, 1024, BOTH, FIVE),
+    ("mixed", 8, 2.5e-4, 9600, BOTH, FIVE),
+    ("unsolvable", 8, 5e-4, 2400, BOTH, FIVE),
+    ("unsolvable", 8, 5e-4, 2400, ("skip", "selection"), THREE),
     ("unsolvable", 8, 5e-4, 1024, ("default",), THREE),
-    ("mixed", 32, 2e-3, 2400, ("uniform", "default", "selection"), THREE),
+    ("gym", 8, 2e-3, 2400, BOTH, THREE),
+    ("mixed", 32, 2e-3, 2400, (*BOTH, "selection"), THREE),
+    ("mixed", 32, 4e-3, 2400, BOTH, THREE[:2]),
+    ("mixed", 8, 1e-3, 9600, BOTH, THREE),
+    ("mixed", 8, 5e-4, 9600, BOTH, THREE[:1]),
+    ("mixed", 8, 1.25e-4, 9600, ("uniform",), THREE[:1]),
+    *(("unsolvable", 8, rate, 2400, ("uniform",), TRIAL) for rate in (2.5e-4, 5e-4, 1e-3)),
+    *(("gym", 8, rate, 2400, ("uniform",), TRIAL) for rate in (5e-4, 1e-3, 2e-3, 4e-3)),
+    *(("mixed", 32, rate, 2400, ("uniform",), TRIAL) for rate in (1e-3, 2e-3, 4e-3, 8e-3)),
     ("mixed", 8, 2.5e-4, 4800, ("default",), FIVE),
-    ("mixed", 8, 2e-3, 512, ("default",), FIVE),
-    ("mixed", 8, 4e-3, 1024, ("default", "selection"), FIVE),
-    ("mixed", 8, 8e-3, 1024, ("default", "selection"), FIVE),
-    ("learnable", 8, 2e-3, 1024, ("uniform", "default"), THREE),
+    ("mixed", 8, 2.5e-4, 9600, ("selection",), THREE),
+    ("learnable", 8, 5e-4, 2400, BOTH, THREE),
+    ("unsolvable", 8, 5e-4, 2400, ("dots_paper,reference_size=4,replay_capacity=8",), THREE),
 )
 
 

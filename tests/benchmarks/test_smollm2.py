@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.lab.runs import run_all
 from benchmarks.lab.store import RunFile
-from benchmarks.smollm2.__main__ import parser, study_specs
+from benchmarks.smollm2.__main__ import RUNS, parser, study_specs
 from benchmarks.smollm2.gym import HELD_OUT_OF_A_TASK, OF_A_TASK, TASKS, Gym, score
 from benchmarks.smollm2.pools import HELD_OUT_OF_A_KIND, POOLS, held_out, training_questions
 from benchmarks.smollm2.prefix import share_prompts
@@ -118,13 +118,11 @@ def test_a_study_goes_on_where_it_stopped(tmp_path):
 
 def test_the_study_has_each_run_once_and_its_filters_choose():
     specs = study_specs()
-    assert (
-        len({spec.name for spec in specs})
-        == len(specs)
-        == 5 * (3 + 3 + 2 + 2 + 1 + 1 + 2 + 2) + 3 * (3 + 1 + 3 + 2) + 2
-    )
-    chosen = parser().parse_args(["study", "--pools", "mixed", "--seeds", "31", "--rollouts", "512"])
-    assert [(s.method, s.max_rollouts, s.steps) for s in study_specs(chosen)] == [("default", 512, 8)]
+    names = {spec.name for spec in specs}
+    assert len(names) == len(specs) == 110
+    assert {path.stem for path in RUNS.glob("*.jsonl")} <= names, "a committed run that the study would not repeat"
+    chosen = parser().parse_args(["study", "--pools", "mixed", "--seeds", "31", "--rollouts", "4800"])
+    assert [(s.method, s.max_rollouts, s.steps) for s in study_specs(chosen)] == [("default", 4800, 75)]
 
 
 def test_steps_are_those_that_the_rollouts_take():
