@@ -33,19 +33,22 @@ def isotonic(values: Values) -> np.ndarray:
     return np.concatenate([np.full(int(size), mean) for mean, size in blocks]) if blocks else np.zeros(0)
 
 
+EQUAL = 1e-4  # accuracies that differ by less: runs that are equal but for rounding end so
+
+
 def reach(x: Values, accuracy: Values, target: float) -> float:
     """The x (rollouts, steps, seconds) at which the isotonic fit of `accuracy` first reaches `target`.
 
     Linear between the points; `x[0]` if it is there at once; infinite if it is never reached.
     """
     fit = isotonic(accuracy)
-    there = np.flatnonzero(fit >= target - 1e-9)
+    there = np.flatnonzero(fit >= target - EQUAL)
     if not len(there):
         return math.inf
     i = int(there[0])
     if i == 0:
         return float(x[0])
-    share = (target - fit[i - 1]) / (fit[i] - fit[i - 1])
+    share = min((target - fit[i - 1]) / (fit[i] - fit[i - 1]), 1.0)
     return float(x[i - 1] + share * (x[i] - x[i - 1]))
 
 

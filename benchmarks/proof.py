@@ -123,6 +123,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "conditions": conditions_table,
     "shares": shares_table,
     "rates": lambda: ratio_table(study("rates"), rival="selection"),
+    "methods": lambda: ratio_table(study("methods"), rival="default"),
     "time": time_table,
     "claims": lambda: claims_table(settings()),
     "pretrained": lambda: full_table(settings()),
