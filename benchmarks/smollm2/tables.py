@@ -167,9 +167,9 @@ def readme_table(settings: Settings) -> str:
     rows = []
     for base, own in at_best_rate(settings):
         means = tables.mean(ends(base)), tables.mean(ends(own))
-        cells = str(len(own)), tables.mean(ends(own, "step"), 0), effective(base)
+        cells = str(len(own)), tables.mean(ends(own, "step"), 0)
         rows.append([questions(own), *cells, *means, tables.difference(above(own, base))])
-    header = ["questions", "seeds", "steps", "effective groups", "plain GRPO", "default", "difference"]
+    header = ["questions", "seeds", "steps", "plain GRPO", "default", "difference"]
     return tables.markdown(header, rows)
 
 
