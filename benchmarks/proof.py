@@ -24,16 +24,15 @@ from benchmarks.lab.train import RunSpec
 from benchmarks.smollm2.tables import (
     GROUPS,
     PLANS,
+    POOLS,
     Settings,
     above,
-    at_best_rate,
     best_of_baseline,
     claims_table,
     effective,
     ends,
     finished,
     full_table,
-    questions,
     readme_table,
     settings_of,
     trials_table,
@@ -44,9 +43,7 @@ ROOT = Path(__file__).parents[1]
 LAB = ROOT / "benchmarks" / "results" / "lab"
 SMOLLM2 = ROOT / "benchmarks" / "results" / "smollm2" / "runs"
 PICTURES = ROOT / "docs" / "img"
-PAGES = tuple(
-    ROOT / page for page in ("README.md", "docs/results.md", "docs/will_it_help.md", "benchmarks/RESULTS.md")
-)
+PAGES = tuple(ROOT / page for page in ("README.md", "docs/results.md", "benchmarks/RESULTS.md"))
 #: Grey, vermilion and blue, which colour-blind readers can tell apart; each is legible on white and on black
 COLOURS = {BASELINE: "#808080", "selection": "#D55E00", "default": "#2F8FD8"}
 FEWEST_FOR_A_BAND = 5  # runs; of fewer, each is a thin line
@@ -63,35 +60,18 @@ def study(name: str) -> list[Curve]:
     return curves_of(read_rows(path)) if path.exists() else []
 
 
-def conditions() -> dict[str, tuple[list[Curve], list[Curve]]]:
-    """Runs of plain GRPO and of the default at equal rollouts and steps, by settings in which the default might not help."""
-    runs, found = study("conditions"), {}
+def conditions_table() -> str:
+    """Plain GRPO and the default at equal rollouts and steps, in settings in which the default might not help."""
+    runs, rows = study("conditions"), []
     for name, (pool, fields) in CONDITIONS.items():
         spec = RunSpec(BASELINE, 0, pool, "", **fields)
         shared = ("pool", "learning_rate", "prompts", "group_size")
         own = [run for run in runs if all(run.rows[-1][field] == getattr(spec, field) for field in shared)]
         base, ours = ([run for run in own if run.method == method] for method in (BASELINE, "default"))
-        if ours:
-            found[name] = base, ours
-    return found
-
-
-def conditions_table() -> str:
-    """Where these runs end."""
-    rows = []
-    for name, (base, own) in conditions().items():
-        means = tables.mean(ends(base)), tables.mean(ends(own))
-        rows.append([name, str(len(own)), effective(base), *means, tables.difference(above(own, base))])
-    return tables.markdown(["setting", "seeds", "effective groups", "plain GRPO", "default", "difference"], rows)
-
-
-def shares_table() -> str:
-    """What the default gains over plain GRPO, by plain GRPO's share of effective groups, on both benchmarks."""
-    pairs = {f"synthetic: {name}": pair for name, pair in conditions().items()}
-    for base, own in at_best_rate(settings()):
-        pairs[f"pretrained: {questions(own)}, {tables.mean(ends(own, 'step'), 0)} steps"] = base, own
-    rows = [[effective(base), name, tables.difference(above(own, base))] for name, (base, own) in pairs.items()]
-    return tables.markdown(["effective groups", "runs", "difference"], sorted(rows))
+        means = effective(base), tables.mean(ends(base)), tables.mean(ends(ours))
+        rows.append([name, str(len(ours)), *means, tables.difference(above(ours, base))])
+    header = ["setting", "seeds", "effective groups", "plain GRPO", "default", "difference"]
+    return tables.markdown(header, [row for row in rows if row[1] != "0"])
 
 
 # The pretrained model
@@ -105,7 +85,7 @@ def settings(trials: bool = False) -> Settings:
 def longest_runs() -> list[Curve]:
     """The longest runs on *mixed* of plain GRPO at its best rate, and of the other methods at the same."""
     found = settings()
-    best = best_of_baseline(found)[0, GROUPS, -PLANS[-1]]
+    best = best_of_baseline(found)[list(POOLS).index("mixed"), GROUPS, -PLANS[-1]]
     return [run for setting, own in found.items() if setting[:4] == best[:4] for run in own]
 
 
@@ -121,7 +101,6 @@ def time_table() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "rule": lambda: ratio_table(study("rule"), rival="default"),
     "conditions": conditions_table,
-    "shares": shares_table,
     "rates": lambda: ratio_table(study("rates"), rival="selection"),
     "methods": lambda: ratio_table(study("methods"), rival="default"),
     "time": time_table,

@@ -90,12 +90,11 @@ class Setup:
         return places * (generated + rows * (self.prompt + self.completion) / self.update)
 
 
+#: Without 7B on an RTX 4090: with vLLM in the process the weights are in memory twice, and do not fit
 TYPICAL = (
     Setup.typical("RTX 4090", "1.5B", 200),
     Setup.typical("RTX 4090", "1.5B", 2000),
-    Setup.typical(
-        "H100", "1.5B", 200
-    ),  # 7B parameters, twice in memory with vLLM in the process, do not fit an RTX 4090
+    Setup.typical("H100", "1.5B", 200),
     Setup.typical("H100", "1.5B", 2000),
     Setup.typical("H100", "7B", 200),
     Setup.typical("H100", "7B", 2000),

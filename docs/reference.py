@@ -49,7 +49,9 @@ def filled(page: str) -> str:
 def recipes() -> str:
     root = DOCS.parent / "recipes"
     paths = {path.relative_to(root).with_suffix("").as_posix(): path for path in root.glob("**/*.yaml")}
-    return _table(["recipe", "what it is"], [[f"`{n}`", description_of(path)] for n, path in sorted(paths.items())])
+    # Without the model, which is in the name
+    rows = [[f"`{name}`", description_of(path).partition(" on ")[2]] for name, path in sorted(paths.items())]
+    return _table(["recipe", "what it is"], rows)
 
 
 def metrics() -> str:
