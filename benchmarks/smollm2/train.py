@@ -55,13 +55,19 @@ class Spec:
 def planned(
     method: str, seed: int, pool: str, learning_rate: float = 2e-3, rollouts: int = 1024, prompts: int = 8
 ) -> Spec:
-    """A run in the steps that its method needs for so many rollouts, if it replays as large a share as it may."""
+    """
+    A run in the steps that its method needs for so many rollouts, if it replays as large a share as it may. Reference rollouts
+    count; a method that takes several rounds ends early.
+    """
     spec = Spec(method, seed, pool, learning_rate, steps=0, max_rollouts=rollouts, prompts=prompts)
     spec = replace(spec, eval_every=max(spec.eval_every, rollouts // 5))
     settings = find(method).settings()
-    batch = settings.get("per_device_train_batch_size", prompts * spec.group_size)
-    replayed = settings["replay_fraction"] if settings.get("replay") == "share" else 0.0
-    return replace(spec, steps=math.ceil(rollouts / (batch * (1 - replayed))))
+    generated = settings.get("per_device_train_batch_size", prompts * spec.group_size)
+    generated *= 1 - (settings["replay_fraction"] if settings.get("replay") == "share" else 0)
+    if settings.get("selection") == "dots_paper":
+        arguments = settings["selector_args"]
+        generated += arguments["reference_size"] * spec.group_size / arguments.get("refresh_batches", 2)
+    return replace(spec, steps=math.ceil(rollouts / generated))
 
 
 def load(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

@@ -125,7 +125,7 @@ def test_towers_are_fitted_when_their_time_has_come_and_prompts_are_projected_on
 
 @KINDS
 def test_a_restored_run_predicts_the_same_bits(kind):
-    difficulty, restored = (rolling(kind, capacity=60, fit_every=4) for _ in range(2))
+    difficulty, restored = (rolling(kind, capacity=200, fit_every=4) for _ in range(2))
     run(difficulty, range(5))
     run(restored, range(20, 22))  # what it knew before is gone
     restored.load_state_dict(difficulty.state_dict())

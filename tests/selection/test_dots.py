@@ -115,8 +115,14 @@ def share_effective(population, batches: int, since: int, penalty=0.0) -> float:
 
 
 def test_drawn_prompts_have_more_effective_groups_than_uniform_ones():
-    dots = Population("dots")
-    assert share_effective(dots, 20, 4) > 1.8 * share_effective(Population("uniform"), 20, 4)
+    dots, uniform = Population("dots"), Population("uniform")
+    assert share_effective(dots, 20, 4) > 1.8 * share_effective(uniform, 20, 4)
+
+
+def test_without_a_word_from_the_embeddings_prompts_are_known_by_their_own_groups():
+    dots, uniform = Population("dots"), Population("uniform")
+    dots.p = uniform.p = dots.rng.permutation(dots.p)
+    assert share_effective(dots, 60, 30) > 2.2 * share_effective(uniform, 60, 30)
 
 
 @pytest.mark.parametrize("coverage", [0.3, 0.7])

@@ -28,7 +28,8 @@ VISITS = st.lists(
     later=st.integers(0, 5),
 )
 def test_posterior_against_a_loop_over_visits(batches, prior, half_lives, later):
-    history = SuccessHistory(5, prior, half_lives)
+    priors = [prior / (1 + k) for k in range(len(half_lives))]
+    history = SuccessHistory(5, priors, half_lives)
     predicted = np.linspace(0.1, 0.9, 5 * len(half_lives), dtype=np.float32).reshape(-1, 5)
     visits: list[tuple[int, int, float, int]] = []
     for batch, groups in enumerate(batches):
@@ -39,7 +40,7 @@ def test_posterior_against_a_loop_over_visits(batches, prior, half_lives, later)
     now = len(batches) + later
     estimate = history.estimate(predicted, now)
     for (k, half_life), prompt in itertools.product(enumerate(half_lives), range(5)):
-        s, n = prior * predicted[k, prompt], prior
+        s, n = priors[k] * predicted[k, prompt], priors[k]
         for batch, i, rate, trials in visits:
             if i == prompt:
                 fade = 0.5 ** ((now - batch) / half_life)
@@ -64,7 +65,7 @@ def rolling() -> RollingDifficulty:
 
 
 def estimator() -> PromptEstimator:
-    return PromptEstimator(rolling(), N, 4.0, HALF_LIVES)
+    return PromptEstimator(rolling(), (4.0, 0.25), HALF_LIVES)
 
 
 def train(rate_at, batches: int) -> tuple[PromptEstimator, list[float]]:
@@ -88,7 +89,7 @@ def steady(batch):
 
 def test_a_policy_that_stands_still_is_predicted_from_old_groups_too_and_one_that_turns_around_is_not():
     still, _ = train(steady, 30)
-    turning, _ = train(lambda batch: sigmoid(3 * E[:, 0] * (-1) ** (batch // 6)), 32)  # two batches after a turn
+    turning, _ = train(lambda batch: sigmoid(3 * E[:, 0] * (-1) ** (batch >= 30)), 32)  # two batches after the turn
     assert still.weights[1:3].sum() > 0.6
     assert turning.weights[1:3].sum() < 0.05
 
@@ -118,5 +119,6 @@ def test_a_prompts_own_groups_count_against_its_prediction():
     one = estimator()
     one.observe(np.array([5]), np.array([1.0], np.float32), np.array([8.0], np.float32), 1)
     prediction = one.predicted[:, 5]
-    np.testing.assert_allclose(one.estimates(np.array([5]))[:, 0], (4 * prediction + 8) / 12, rtol=1e-6)
+    s = np.array([4, 4, 4, 0.25])
+    np.testing.assert_allclose(one.estimates(np.array([5]))[:, 0], (s * prediction + 8) / (s + 8), rtol=1e-6)
     assert one.mean(np.array([6]))[0] == pytest.approx(0.5)

@@ -34,8 +34,9 @@ from trl_dataeff.tracking.groups import GROUPS_FILE, about_groups, read_groups
 from trl_dataeff.utils import UserError, check_number
 
 
-PRIOR = 4.0  # s, strength of a predicted success rate, in completions
-EFFECTIVE_PRIOR = 1.0  # strength of a predicted probability that a group is effective, in groups
+# Strengths of a success rate that is predicted from embeddings, and of the mean, which says nothing about one prompt
+PRIORS = (4.0, 0.25)  # s, in completions
+EFFECTIVE_PRIORS = (1.0, 1.0)  # the same of a predicted probability that a group is effective, in groups
 
 
 @register_selector("dots")
@@ -73,7 +74,7 @@ class DotsSelector(PredictingSelector):
     def bind(self, context: SelectorContext) -> None:
         super().bind(context)
         difficulty = self.rolling(self.predictor, self.predictor_args, HALF_LIVES[-1])
-        self.success = PromptEstimator(difficulty, context.num_prompts, PRIOR, HALF_LIVES)
+        self.success = PromptEstimator(difficulty, PRIORS, HALF_LIVES)
         # Which groups were effective: collected from the first batch, used once graded rewards have been seen
         self._labels = self.rolling(LogisticDifficultyPredictor(), half_life=HALF_LIVES[-1])
         self.effective: PromptEstimator | None = None
@@ -90,7 +91,7 @@ class DotsSelector(PredictingSelector):
         self._followed = replace(self.context.scale)
 
     def _estimator_of_effective(self) -> PromptEstimator:
-        return PromptEstimator(self._labels, self.context.num_prompts, EFFECTIVE_PRIOR, HALF_LIVES)
+        return PromptEstimator(self._labels, EFFECTIVE_PRIORS, HALF_LIVES)
 
     def chances(self) -> torch.Tensor:
         """Estimated probabilities that groups are effective, of all prompts: float64 `(N,)`, in (0, 1)."""

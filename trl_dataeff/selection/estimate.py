@@ -3,7 +3,8 @@ Estimates of every prompt's present success rate, by a policy that changes at an
 
 Several experts estimate side by side. Each has a half-life for evidence: the predictor is fitted to groups weighted by
 it, and a prompt's own groups fade by it (see [`SuccessHistory`]). One more expert ignores the embeddings and predicts the
-mean of the recent groups for every prompt. Experts are weighted by how well they predicted the latest groups.
+mean of the recent groups for every prompt: a weaker prediction, which a prompt's own first group outweighs. Experts are
+weighted by how well they predicted the latest groups.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ CLIP = 1e-3  # of predictions whose logarithm is taken
 
 class SuccessHistory:
     """
-    Faded successes and trials of every prompt, for K half-lives: 8 K + 4 bytes a prompt.
+    Faded successes and trials of every prompt, for K experts: 8 K + 4 bytes a prompt.
 
     The success rate of a prompt is taken as Beta distributed, with a prior of mean q, the prediction, and strength s, in
     completions. Its own completions are evidence that fades with a half-life, since the policy changes:
@@ -40,13 +41,12 @@ class SuccessHistory:
 
     Args:
         size (`int`): number of prompts, N.
-        prior (`float`): s, strength of the prediction, in completions.
-        half_lives (`Sequence[float]`): generation batches after which evidence counts half.
+        priors (`Sequence[float]`): s of each expert, strength of its prediction, in completions.
+        half_lives (`Sequence[float]`): of each expert, generation batches after which evidence counts half.
     """
 
-    def __init__(self, size: int, prior: float, half_lives: Sequence[float]):
-        self.size, self.prior = size, prior
-        self.half_lives = np.array(half_lives, dtype=np.float32)[:, None]  # (K, 1)
+    def __init__(self, size: int, priors: Sequence[float], half_lives: Sequence[float]):
+        self.priors, self.half_lives = (np.array(x, dtype=np.float32)[:, None] for x in (priors, half_lives))  # (K, 1)
         self.successes, self.trials = (np.zeros((len(half_lives), size), dtype=np.float32) for _ in range(2))
         self.batch = np.zeros(size, dtype=np.int32)
 
@@ -68,11 +68,11 @@ class SuccessHistory:
     def estimate(self, predicted: np.ndarray, batch: int, ids: np.ndarray | slice = slice(None)) -> np.ndarray:
         """
         Means of the posteriors of prompts `ids`, by default of all, in generation batch `batch`: float32 `(K, n)`. `predicted`
-        `(K, n)` are predictions in [0, 1], by half-life.
+        `(K, n)` are predictions in [0, 1], by expert.
         """
         fade = self._fade(ids, batch)
         successes, trials = self.successes[:, ids], self.trials[:, ids]
-        return (self.prior * predicted + fade * successes) / (self.prior + fade * trials)
+        return (self.priors * predicted + fade * successes) / (self.priors + fade * trials)
 
     def rescale(self, scale: float, offset: float) -> None:
         """Map the rates entered so far to `scale * rate + offset`: the reward's range has widened."""
@@ -93,18 +93,19 @@ class PromptEstimator:
     """
     Args:
         difficulty ([`RollingDifficulty`]): predicts from embeddings; keeps the recent groups.
-        size (`int`): number of prompts, N.
-        prior (`float`): strength of a prediction against a prompt's own groups, in completions.
+        priors (`tuple[float, float]`): strength of a prediction from embeddings against a prompt's own groups, and that of the
+            mean as a prediction, in completions.
         half_lives (`Sequence[float]`): of the experts, in generation batches.
 
     Attributes:
         weights (`np.ndarray` of shape `(K,)`): of the experts, float64; they sum to 1.
     """
 
-    def __init__(self, difficulty: RollingDifficulty, size: int, prior: float, half_lives: Sequence[float]):
-        self.difficulty, self.half_lives = difficulty, tuple(half_lives)
-        self.history = SuccessHistory(size, prior, (*self.half_lives, self.half_lives[-1]))
-        self._log_weights = np.zeros(len(self.half_lives) + 1)
+    def __init__(self, difficulty: RollingDifficulty, priors: tuple[float, float], half_lives: Sequence[float]):
+        self.difficulty, self.half_lives, (prior, of_mean) = difficulty, tuple(half_lives), priors
+        strengths = [prior] * len(half_lives) + [of_mean]
+        self.history = SuccessHistory(len(difficulty.embeddings), strengths, (*half_lives, half_lives[-1]))
+        self._log_weights = np.zeros(len(strengths))
         self._batch = int(difficulty.batches.max(initial=0))
         self.refresh()
 
@@ -144,7 +145,7 @@ class PromptEstimator:
         Enter what is known of prompts before the first generation batch, each with at most the strength of a prediction, and
         predict from it. It fades as groups of this run do, at the pace of the experts that predict this run best.
         """
-        self.history.observe(ids, rates, np.minimum(trials, self.history.prior), self._batch)
+        self.history.observe(ids, rates, np.minimum(trials, self.history.priors.max()), self._batch)
         self.difficulty.observe(ids, rates, self._batch)
         self.refresh()
 
