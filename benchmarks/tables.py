@@ -19,6 +19,7 @@ TITLES = {
     "default": "default",
     "selection": "selection alone",
     "fill": "replay alone",
+    "shuffled": "default, embeddings shuffled",
     "share": "half of the batch replayed",
     "dynamic": "dynamic sampling",
     "greso": "GRESO",

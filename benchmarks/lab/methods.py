@@ -82,6 +82,10 @@ METHODS = {
     ),
     "skip": _ours("GRPOTrainer, whose rows without a gradient are skipped", selection="uniform", replay="off"),
     "selection": _ours("DOTS selection alone", replay="off"),
+    "shuffled": _ours(
+        "the package as it comes, with the embedding of another prompt for each",
+        selection="benchmarks.lab.shuffled.ShuffledDots",
+    ),
     "fill": _ours("replay fills the batch, with uniform selection", selection="uniform"),
     "share": _ours("DOTS selection, and half of each batch replayed", replay="share"),
     "dynamic": _ours(

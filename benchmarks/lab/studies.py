@@ -71,6 +71,14 @@ STUDIES: dict[str, tuple[Part, ...]] = {
         Part((pool,), range(40, 43), {method: {"steps": 40, **fields} for method in ("uniform", "default")})
         for pool, fields in CONDITIONS.values()
     ),
+    # What selection does if a prompt's text says nothing about it
+    "text": (
+        Part(
+            ("first",),
+            range(46, 51),
+            dict.fromkeys(("uniform", "greso", "shuffled", "default"), {}),
+        ),
+    ),
     # Whether replay costs anything where steps are large
     "rates": tuple(
         Part(
