@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from trl_dataeff.difficulty.logistic import LogisticDifficultyPredictor
 from trl_dataeff.difficulty.online import RollingDifficulty
+from trl_dataeff.selection.dots import PRIORS
 from trl_dataeff.selection.estimate import LEVEL_PRIOR, PromptEstimator, SuccessHistory, fit_offsets
 
 
@@ -65,7 +66,7 @@ def rolling() -> RollingDifficulty:
 
 
 def estimator() -> PromptEstimator:
-    return PromptEstimator(rolling(), (4.0, 0.25), HALF_LIVES)
+    return PromptEstimator(rolling(), PRIORS, HALF_LIVES)
 
 
 def train(rate_at, batches: int) -> tuple[PromptEstimator, list[float]]:
@@ -105,11 +106,11 @@ def test_the_level_is_followed_within_four_batches():
 
 
 def test_embeddings_that_say_nothing_leave_predictions_equal():
-    """The expert without embeddings takes over, so that selection by these estimates is uniform."""
+    """The expert without embeddings takes over: prompts without a group have nearly equal estimates."""
     p = steady(0)[np.random.default_rng(9).permutation(N)]
     shuffled, _ = train(lambda batch: p, 30)
     informed, _ = train(steady, 30)
-    assert shuffled.weights[-1] > 0.4
+    assert shuffled.weights[-1] > 0.8
     assert informed.weights[-1] < 0.05
     unseen = shuffled.history.trials[0] == 0
     assert shuffled.mean()[unseen].std() < 0.3 * informed.mean()[unseen].std()

@@ -34,9 +34,9 @@ from trl_dataeff.tracking.groups import GROUPS_FILE, about_groups, read_groups
 from trl_dataeff.utils import UserError, check_number
 
 
-# Strengths of a success rate that is predicted from embeddings, and of the mean, which says nothing about one prompt
-PRIORS = (4.0, 0.25)  # s, in completions
-EFFECTIVE_PRIORS = (1.0, 1.0)  # the same of a predicted probability that a group is effective, in groups
+# s, of predictions from embeddings and of the mean, which says nothing about one prompt
+PRIORS = (4.0, 0.25)  # of success rates, in completions
+EFFECTIVE_PRIORS = (1.0, 1.0)  # of probabilities that a group is effective, in groups
 
 
 @register_selector("dots")

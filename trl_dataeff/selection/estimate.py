@@ -3,8 +3,8 @@ Estimates of every prompt's present success rate, by a policy that changes at an
 
 Several experts estimate side by side. Each has a half-life for evidence: the predictor is fitted to groups weighted by
 it, and a prompt's own groups fade by it (see [`SuccessHistory`]). One more expert ignores the embeddings and predicts the
-mean of the recent groups for every prompt: a weaker prediction, which a prompt's own first group outweighs. Experts are
-weighted by how well they predicted the latest groups.
+mean of the recent groups for every prompt; its prediction may count for less. Experts are weighted by how well they predicted
+the latest groups.
 """
 
 from __future__ import annotations
@@ -142,8 +142,8 @@ class PromptEstimator:
 
     def start_from(self, ids: np.ndarray, rates: np.ndarray, trials: np.ndarray) -> None:
         """
-        Enter what is known of prompts before the first generation batch, each with at most the strength of a prediction, and
-        predict from it. It fades as groups of this run do, at the pace of the experts that predict this run best.
+        Enter what is known of prompts before the first generation batch, each with at most the strength of a prediction from
+        embeddings, and predict from it. It fades as groups of this run do, at the pace of the experts that predict this run best.
         """
         self.history.observe(ids, rates, np.minimum(trials, self.history.priors.max()), self._batch)
         self.difficulty.observe(ids, rates, self._batch)
