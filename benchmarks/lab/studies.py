@@ -72,7 +72,7 @@ STUDIES: dict[str, tuple[Part, ...]] = {
         for pool, fields in CONDITIONS.values()
     ),
     # What selection does if a prompt's text says nothing about it
-    "text": (Part(("first",), range(46, 51), dict.fromkeys(("uniform", "greso", "shuffled", "default"), {})),),
+    "text": (Part(("first",), range(46, 51), {name: {} for name in ("uniform", "greso", "shuffled", "default")}),),
     # Whether replay costs anything where steps are large
     "rates": tuple(
         Part(
