@@ -25,8 +25,6 @@ TITLES = {
     "greso": "GRESO",
     "dots_paper": "DOTS as published",
     "dots_paper,reference_size=4,replay_capacity=8": "DOTS as published",
-    "uniform,per_device_train_batch_size=32": "plain GRPO, half the batch",
-    "uniform,per_device_train_batch_size=128": "plain GRPO, twice the batch",
     "oracle": "plain GRPO, learnable prompts",
 }
 FEWEST = 3  # values of which an interval says something

@@ -1,6 +1,6 @@
 """
 The studies whose tables are committed: which methods, for how long, on which pools and seeds. Settings were chosen on seeds 0 to
-4.
+9.
 
 A study goes on where an earlier call stopped: runs that are in its committed table are not made again, and the table grows by
 those that are finished.
@@ -60,11 +60,6 @@ STUDIES: dict[str, tuple[Part, ...]] = {
                 "oracle": {"steps": 60},
             },
         ),
-    ),
-    # The default on other pools
-    "pools": (
-        Part(("second", "third"), range(30, 33), {"uniform": {"steps": 100}, "default": FEWER}),
-        Part(("graded", "learnable"), range(30, 33), {"uniform": {"steps": 50}, "default": FEWER}),
     ),
     # Where it might not help: at equal rollouts and steps
     "conditions": tuple(
