@@ -103,6 +103,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "conditions": conditions_table,
     "rates": lambda: ratio_table(study("rates"), rival="selection"),
     "text": lambda: ratio_table(study("text"), budget=12_800),
+    "pools": lambda: ratio_table(study("pools")),
     "methods": lambda: ratio_table(study("methods"), rival="default"),
     "time": time_table,
     "claims": lambda: claims_table(settings()),

@@ -61,6 +61,11 @@ STUDIES: dict[str, tuple[Part, ...]] = {
             },
         ),
     ),
+    # The default on other pools
+    "pools": (
+        Part(("second", "third"), range(30, 33), {"uniform": {"steps": 100}, "default": FEWER}),
+        Part(("graded", "learnable"), range(30, 33), {"uniform": {"steps": 50}, "default": FEWER}),
+    ),
     # Where it might not help: at equal rollouts and steps
     "conditions": tuple(
         Part((pool,), range(40, 43), {method: {"steps": 40, **fields} for method in ("uniform", "default")})
