@@ -15,6 +15,8 @@ TITLES = {
     "uniform": "plain GRPO",
     "uniform_half": "plain GRPO, half the batch",
     "uniform_twice": "plain GRPO, twice the batch",
+    "uniform,per_device_train_batch_size=32": "plain GRPO, half the batch",
+    "uniform,per_device_train_batch_size=128": "plain GRPO, twice the batch",
     "skip": "plain GRPO, zero rows skipped",
     "default": "default",
     "selection": "selection alone",

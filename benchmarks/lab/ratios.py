@@ -14,7 +14,8 @@ from benchmarks.curves import final, isotonic, reach
 
 BASELINE = "uniform"
 ACCURACY = "accuracy_sampled"
-COSTS = {"rollouts": "rollouts", "step": "steps", "cpu_s": "CPU time"}
+TIME = "cpu_s"
+COSTS = {"rollouts": "rollouts", "step": "steps", TIME: "CPU time"}
 BUDGET = 5_000  # rollouts, after which accuracies are compared
 
 
@@ -30,6 +31,10 @@ class Curve:
 
     def column(self, name: str) -> np.ndarray:
         return np.array([row[name] for row in self.rows], dtype=float)
+
+    def machine(self) -> str | None:
+        """Where it was made, as far as that was recorded."""
+        return self.rows[0].get("machine")
 
     def effective_share(self) -> float:
         """Effective share of all groups generated; NaN without groups."""
@@ -54,13 +59,14 @@ def curves_of(rows: Iterable[dict]) -> list[Curve]:
 def ratios(curves: Iterable[Curve], baseline: Iterable[Curve], x: str) -> list[float]:
     """
     Of each run, the `x` (rollouts, steps, seconds) at which it reaches what the baseline's run of the same seed ends with, by
-    the `x` at which that run does; infinite if it never does. Runs without a baseline of their seed are left out.
+    the `x` at which that run does; infinite if it never does. Runs without a baseline of their seed are left out, and for
+    seconds those whose baseline was made on another machine.
     """
     base = {curve.seed: curve for curve in baseline}
     found = []
     for curve in curves:
-        if curve.seed in base:
-            other = base[curve.seed]
+        other = base.get(curve.seed)
+        if other and (x != TIME or curve.machine() == other.machine()):
             target = final(other.column(ACCURACY))
             own, its = (reach(c.column(x), c.column(ACCURACY), target) for c in (curve, other))
             found.append(own / its if its else math.nan)
@@ -76,9 +82,9 @@ def cost(curves: Sequence[Curve], baseline: Sequence[Curve], x: str) -> str:
     target = {curve.seed: final(curve.column(ACCURACY)) for curve in baseline}
     compared = [curve for curve in curves if curve.seed in target and curve.method != BASELINE]
     early = any(isotonic(curve.column(ACCURACY))[0] >= target[curve.seed] for curve in compared)
-    return (
-        f"at most {tables.ratio(found).partition(' ')[0]}" if early and math.inf not in found else tables.ratio(found)
-    )
+    if early and found and math.inf not in found:
+        return f"at most {tables.ratio(found).partition(' ')[0]}"
+    return tables.ratio(found)
 
 
 def lead(own: Iterable[Curve], other: Iterable[Curve], budget: float) -> list[float]:

@@ -63,15 +63,16 @@ def run_all(
     recorded: Collection[str] = (),
 ) -> list[dict]:
     """
-    Run what is not finished yet and return the rows of all `specs`, in their order; with `run`, or with `train`. Of a
-    spec whose name is in `recorded` the rows are kept elsewhere: it is finished, and has none here.
+    Run what is not finished yet and return the rows of all `specs`, in their order; with `run`, or with `train`, in so many
+    processes, or with 0 `workers` in this one. Of a spec whose name is in `recorded` the rows are kept elsewhere: it is finished,
+    and has none here.
     """
     missing = [
         spec for spec in specs if fresh or (spec.name not in recorded and not RunFile(folder, spec.name).finished())
     ]
     print(f"{len(specs)} runs, {len(specs) - len(missing)} of them finished before", flush=True)
     jobs = [(spec, start, folder, train or run) for spec in missing]
-    if workers == 1:
+    if workers == 0:
         for n, job in enumerate(jobs, 1):
             print(f"[{n}/{len(jobs)}] done: {_job(job)}", flush=True)
     elif jobs:

@@ -34,7 +34,7 @@ class Part:
 FEWER = {"steps": 100, "max_rollouts": 5_000}
 #: Where selection or replay might not help, by name: the pool, and fields of the specs. Each is trained for as many rollouts
 CONDITIONS: dict[str, tuple[str, dict[str, float]]] = {
-    "as above": ("first", {}),
+    "the usual setting": ("first", {}),
     "half the learning rate": ("first", {"learning_rate": 5e-5}),
     "twice the learning rate": ("first", {"learning_rate": 2e-4}),
     "four times the learning rate": ("first", {"learning_rate": 4e-4}),

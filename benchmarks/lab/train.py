@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -142,6 +143,7 @@ class Evaluations(TrainerCallback):
                 "effective_groups_trained": trained_effective,
                 "start": self.spec.start,
                 "run": self.spec.name,
+                "machine": machine(),
                 **self._measured(),
             }
         )
@@ -158,6 +160,12 @@ class Evaluations(TrainerCallback):
         parts = [means.pop("step_s"), means["selection_s"], means["generation_s"]]
         means["training_s"] = None if None in parts else parts[0] - parts[1] - parts[2]
         return means
+
+
+def machine() -> str:
+    """This machine, since it was started: times of runs on others are not comparable."""
+    booted = Path("/proc/sys/kernel/random/boot_id")  # Linux
+    return booted.read_text()[:8] if booted.exists() else platform.node()
 
 
 def columns(tasks: Sequence[Task], measured: Success) -> dict[str, Any]:

@@ -15,26 +15,33 @@ WEIGHTS = ROOT / "quickstart"  # shared with the quickstart
 FIVE, THREE, TRIAL = tuple(range(31, 36)), tuple(range(31, 34)), (20,)
 BOTH = ("uniform", "default")
 DOTS = "dots_paper,reference_size=4,replay_capacity=8"  # half a batch of references, a buffer of one batch
+BATCHES = (
+    "uniform,per_device_train_batch_size=32",
+    "uniform,per_device_train_batch_size=128",
+)  # a half and twice of the others'
+OTHERS = ("skip", "selection", "fill", "dynamic", "greso", DOTS, *BATCHES)
 #: Pool, groups a step, learning rate, planned rollouts, methods and seeds of the tables; and the trials by which rates were chosen
 STUDY: tuple[tuple[str, int, float, int, tuple[str, ...], tuple[int, ...]], ...] = (
     ("mixed", 8, 2e-3, 1024, (*BOTH, "selection"), FIVE),
     ("gym", 8, 2e-3, 1024, BOTH, FIVE),
     ("mixed", 8, 2.5e-4, 9600, BOTH, FIVE),
+    ("mixed", 8, 2.5e-4, 9600, (DOTS,), THREE),
+    ("mixed", 8, 2.5e-4, 6720, ("default",), THREE),
+    ("mixed", 8, 2.5e-4, 4800, ("default",), FIVE),
     ("unsolvable", 8, 5e-4, 2400, BOTH, FIVE),
-    ("unsolvable", 8, 5e-4, 2400, ("skip", "selection", "fill", "greso", DOTS), THREE),
+    ("unsolvable", 8, 5e-4, 2400, OTHERS, THREE),
     ("unsolvable", 8, 5e-4, 1664, ("default",), THREE),
     ("unsolvable", 8, 5e-4, 1024, ("default",), THREE),
-    ("gym", 8, 2e-3, 2400, BOTH, THREE),
+    ("gym", 8, 2e-3, 2400, BOTH, FIVE),
     ("mixed", 32, 2e-3, 2400, (*BOTH, "selection"), THREE),
     ("mixed", 32, 4e-3, 2400, BOTH, THREE[:2]),
     ("mixed", 8, 1e-3, 9600, BOTH, THREE),
     ("mixed", 8, 5e-4, 9600, BOTH, THREE[:1]),
     ("mixed", 8, 1.25e-4, 9600, ("uniform",), THREE[:1]),
-    *(("unsolvable", 8, rate, 2400, ("uniform",), TRIAL) for rate in (2.5e-4, 5e-4, 1e-3)),
+    *(("unsolvable", 8, rate, 2400, BOTH, TRIAL) for rate in (2.5e-4, 5e-4, 1e-3)),
     *(("learnable", 8, rate, 2400, ("uniform",), TRIAL) for rate in (2.5e-4, 5e-4, 1e-3, 2e-3)),
     *(("gym", 8, rate, 2400, ("uniform",), TRIAL) for rate in (5e-4, 1e-3, 2e-3, 4e-3)),
     *(("mixed", 32, rate, 2400, ("uniform",), TRIAL) for rate in (1e-3, 2e-3, 4e-3, 8e-3)),
-    ("mixed", 8, 2.5e-4, 4800, ("default",), FIVE),
     ("learnable", 8, 1e-3, 2400, BOTH, THREE),
 )
 

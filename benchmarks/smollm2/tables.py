@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from benchmarks import tables
-from benchmarks.lab.ratios import ACCURACY, BASELINE, Curve, cost, curves_of
+from benchmarks.lab.ratios import ACCURACY, BASELINE, TIME, Curve, cost, curves_of
 from benchmarks.lab.store import RunFile
 
 
@@ -110,11 +110,13 @@ def above(own: Sequence[Curve], other: Sequence[Curve], name: str = ACCURACY) ->
 
 
 def times(own: Sequence[Curve], other: Sequence[Curve]) -> str:
-    """CPU time of whole runs, as a share of that of the runs `other` with the same seeds; of these themselves, in seconds."""
-    if own is other:
-        return f"{tables.mean(ends(own, 'cpu_s'), 0)} s"
-    base = dict(zip((run.seed for run in other), ends(other, "cpu_s"), strict=True))
-    return tables.ratio([run.rows[-1]["cpu_s"] / base[run.seed] for run in own if run.seed in base])
+    """
+    CPU time of whole runs, as a share of that of the runs `other` with the same seeds, made on the same machines; of `own`
+    themselves, or if no two are from one machine, in seconds.
+    """
+    base = {(run.seed, run.machine()): run.rows[-1][TIME] for run in other} if own is not other else {}
+    shares = [run.rows[-1][TIME] / base[key] for run in own if (key := (run.seed, run.machine())) in base]
+    return tables.ratio(shares) if shares else f"{tables.mean(ends(own, TIME), 0)} s"
 
 
 def costs(own: Sequence[Curve], base: Sequence[Curve], x: str) -> str:
@@ -170,7 +172,7 @@ def full_table(settings: Settings) -> str:
                 *(tables.title(one.method), str(len(own)), tables.mean(ends(own)), tables.mean(ends(own, GREEDY))),
                 *(effective(own), times(own, base if like else own), tables.difference(above(own, base)) + mark),
                 *(tables.difference(above(own, base, GREEDY)) + mark, tables.difference(above(own, selection))),
-                *((costs(own, base, x) if like else "-") for x in ("rollouts", "cpu_s")),
+                *((costs(own, base, x) if like else "-") for x in ("rollouts", TIME)),
             ]
         )
     header = ["pool", "groups a step", "learning rate", "steps", "method", "seeds", "success", "greedy"]
@@ -181,10 +183,12 @@ def full_table(settings: Settings) -> str:
 
 
 def trials_table(settings: Settings) -> str:
-    """Where single runs of plain GRPO ended, by learning rate."""
+    """Where single runs ended, by learning rate."""
     rows = []
     for one, own in settings.items():
         row = [list(POOLS)[one.pool], str(one.groups), tables.mean(ends(own, "step"), 0), f"{one.rate:g}"]
-        rows.append([*row, tables.mean(ends(own)), tables.mean(ends(own, GREEDY)), effective(own)])
-    header = ["pool", "groups a step", "steps", "learning rate", "success", "greedy", "effective groups"]
+        rows.append(
+            [*row, tables.title(one.method), tables.mean(ends(own)), tables.mean(ends(own, GREEDY)), effective(own)]
+        )
+    header = ["pool", "groups a step", "steps", "learning rate", "method", "success", "greedy", "effective groups"]
     return tables.markdown(header, rows)

@@ -23,6 +23,7 @@ from benchmarks.lab.train import Evaluations, train_counted
 from benchmarks.smollm2.pools import POOLS
 from benchmarks.smollm2.prefix import share_prompts
 from examples.quickstart.weights import convert, find_gguf
+from trl_dataeff.collector.rounds import LARGEST
 
 
 END_OF_LINE = "Ċ"  # the tokenizer's name for "\n"
@@ -56,14 +57,15 @@ def planned(
     method: str, seed: int, pool: str, learning_rate: float = 2e-3, rollouts: int = 1024, prompts: int = 8
 ) -> Spec:
     """
-    A run in the steps that its method needs for so many rollouts, if it replays as large a share as it may. Reference rollouts
-    count; a method that takes several rounds ends early.
+    A run in the steps that its method needs for so many rollouts, if it replays as large a share as it may, and its rounds are as
+    large as they may. Reference rollouts count.
     """
     spec = Spec(method, seed, pool, learning_rate, steps=0, max_rollouts=rollouts, prompts=prompts)
     spec = replace(spec, eval_every=max(spec.eval_every, rollouts // 5))
     settings = find(method).settings()
     generated = settings.get("per_device_train_batch_size", prompts * spec.group_size)
     generated *= 1 - (settings["replay_fraction"] if settings.get("replay") == "share" else 0)
+    generated *= 1 + LARGEST * (settings.get("max_rollout_rounds", 1) - 1)
     if settings.get("selection") == "dots_paper":
         arguments = settings["selector_args"]
         generated += arguments["reference_size"] * spec.group_size / arguments.get("refresh_batches", 2)

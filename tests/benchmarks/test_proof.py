@@ -102,7 +102,6 @@ def test_the_table_of_the_pretrained_model_by_hand():
         ["learnable", "8", "0.002", "16", "default", "1", "0.900", "-", "-", "-"],
     ]
     assert rows[3][7:10] == ["0.435", "0.25", "1.00"]
-    assert rows[1][9] == "100 s"
     assert {tuple(row[-2:]) for row in rows} == {("-", "-")}, "one evaluation does not say when a run arrived"
     (short,) = cells(readme_table(settings))
     assert short == ["a third unsolvable", "2", "16", "0.350", "0.425", "+0.075"]
@@ -117,9 +116,11 @@ def test_a_run_that_arrives_before_its_first_evaluation_needs_at_most_so_much(fi
     own = evaluated(end("default", 0, 0.6) | {"cpu_s": 50.2}, first, max(first, 0.4))
     settings = settings_of(curves_of([*base, *own]))
     (row,) = cells(claims_table(settings))
-    assert row[-2:] == [expected, "0.50"]
-    assert row[-4:-2] == ["+0.200", "+0.200"]
+    assert row[-4:] == ["+0.200", "+0.200", expected, "0.50"]
     assert cells(full_table(settings))[1][-2] == expected == cost(*(curves_of(rows) for rows in (own, base)), "step")
+    settings = settings_of(curves_of([*base, *(row | {"machine": "another"} for row in own)]))
+    assert cells(claims_table(settings))[0][-2:] == [expected, "50 s"], "shares are of the same machine's time"
+    assert cells(full_table(settings))[1][-2:] == [expected, "-"]
 
 
 def test_unfinished_runs_are_left_out_and_pages_are_filled(tmp_path, monkeypatch):
@@ -145,9 +146,7 @@ def test_the_picture_has_a_line_for_each_method(tmp_path):
 
 
 def test_the_time_model_by_hand():
-    setup = time_model.Setup(
-        "mine", prompt=100, completion=300, generation=1000.0, update=8000.0, groups=4, group_size=2
-    )
+    setup = time_model.Setup("mine", prompt=100, completion=300, generation=1e3, update=8e3, groups=4, group_size=2)
     # 8 completions: 2.4 s of generation, 0.4 s of the update. Half of the steps, half of the rollouts, a quarter of the rows
     assert setup.seconds(1.0, 1.0) == pytest.approx(2.4 + 0.4)
     need = time_model.Needs(steps=0.5, rollouts=0.5, rows=0.25)

@@ -111,7 +111,7 @@ def test_a_study_goes_on_where_it_stopped(tmp_path):
         file.begin()
         file.append({"rollouts": rollouts})
     finished.end()
-    made = run_all(specs, tmp_path, tmp_path, workers=1, train=fake_run)
+    made = run_all(specs, tmp_path, tmp_path, workers=0, train=fake_run)
     assert [row["rollouts"] for row in made] == [5, 0, 0]
     assert json.loads(unfinished.path.read_text().splitlines()[-1]) == {"done": True}
 
@@ -119,7 +119,7 @@ def test_a_study_goes_on_where_it_stopped(tmp_path):
 def test_the_study_has_each_run_once_and_its_filters_choose():
     specs = study_specs()
     names = {spec.name for spec in specs}
-    assert len(names) == len(specs) == 120
+    assert len(names) == len(specs) == 142
     assert {path.stem for path in RUNS.glob("*.jsonl")} <= names, "a committed run that the study would not repeat"
     chosen = parser().parse_args(["study", "--pools", "mixed", "--seeds", "31", "--rollouts", "4800"])
     assert [(s.method, s.max_rollouts, s.steps) for s in study_specs(chosen)] == [("default", 4800, 75)]
@@ -130,3 +130,4 @@ def test_steps_are_those_that_the_rollouts_take():
     assert planned("share", 0, "mixed").steps == 32, "half of each batch is replayed"
     assert planned("uniform_half", 0, "mixed").steps == 16  # of 64 completions, half of the synthetic benchmark's
     assert planned("default", 0, "mixed", prompts=32).steps == 4
+    assert planned("dynamic", 0, "mixed").steps == 3, "a round of 8 groups and three of 12"

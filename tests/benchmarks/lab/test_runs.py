@@ -134,7 +134,7 @@ def test_a_run_that_a_signal_stops_is_not_finished(start, tmp_path, monkeypatch)
     monkeypatch.setattr(train.Evaluations, "on_step_end", signalled)
     specs = [dataclasses.replace(SPEC, method="default,save_on_signal=true", steps=5)]
     with pytest.raises(SystemExit) as raised:
-        runs.run_all(specs, start, tmp_path, workers=1)
+        runs.run_all(specs, start, tmp_path, workers=0)
     assert raised.value.code == 143
     file = RunFile(tmp_path, specs[0].name)
     assert file.rows()[-1]["step"] < 5
