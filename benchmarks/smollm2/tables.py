@@ -21,7 +21,7 @@ POOLS = {  # in the order of the tables
     "learnable": "all learnable",
 }
 METHODS = (BASELINE, "skip", "selection", "default")  # in this order, and before all others
-PLANS = (512, 1024, 2400, 4800, 9600)  # rollouts
+PLANS = (512, 1024, 1664, 2400, 4800, 6720, 9600)  # rollouts
 GROUPS = 8  # a step, unless a run says otherwise
 FEWEST_EVALUATIONS = 3  # of a curve that says when it reached something
 
@@ -38,10 +38,10 @@ class Setting(NamedTuple):
 
     @classmethod
     def of(cls, run: Curve) -> Setting:
-        """A run ends with the step that reaches the rollouts of its plan; with a plan of your own, those that it made count."""
+        """A run ends about where it reaches the rollouts of its plan; with a plan of your own, those that it made count."""
         end, method = run.rows[-1], run.method
         made = end["rollouts"]
-        planned = next((rollouts for rollouts in PLANS if rollouts <= made < 1.1 * rollouts), made)
+        planned = next((rollouts for rollouts in PLANS if 0.9 * rollouts <= made < 1.2 * rollouts), made)
         place = METHODS.index(method) if method in METHODS else len(METHODS)
         return cls(list(POOLS).index(run.pool), end.get("prompts", GROUPS), run.learning_rate, -planned, place, method)
 
@@ -183,12 +183,10 @@ def full_table(settings: Settings) -> str:
 
 
 def trials_table(settings: Settings) -> str:
-    """Where single runs ended, by learning rate."""
+    """Where single runs of plain GRPO ended, by learning rate."""
     rows = []
     for one, own in settings.items():
         row = [list(POOLS)[one.pool], str(one.groups), tables.mean(ends(own, "step"), 0), f"{one.rate:g}"]
-        rows.append(
-            [*row, tables.title(one.method), tables.mean(ends(own)), tables.mean(ends(own, GREEDY)), effective(own)]
-        )
-    header = ["pool", "groups a step", "steps", "learning rate", "method", "success", "greedy", "effective groups"]
+        rows.append([*row, tables.mean(ends(own)), tables.mean(ends(own, GREEDY)), effective(own)])
+    header = ["pool", "groups a step", "steps", "learning rate", "success", "greedy", "effective groups"]
     return tables.markdown(header, rows)
