@@ -58,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
 def _common(command: argparse.ArgumentParser, out: str) -> None:
     command.add_argument("--out", type=Path, default=ROOT / out, help="folder of the results")
     command.add_argument("--cache", type=Path, default=ROOT / ".cache" / "lab", help="folder of the trained start")
-    command.add_argument("--workers", type=int, default=1, help="processes of one thread each")
+    command.add_argument("--workers", type=int, default=1, help="processes of one thread each; 0: none but this one")
     command.add_argument("--fresh", action="store_true", help="run again what is finished")
 
 

@@ -19,7 +19,7 @@ def tiny_start(monkeypatch, start):
 @pytest.mark.usefixtures("tiny_bounds")
 def test_run_and_its_table(tiny_start, tmp_path, capsys):
     arguments = ["run", "--methods", "uniform", "oracle", "--seeds", "0", "--steps", "1"]
-    cli.main([*arguments, "--cache", str(tiny_start.parent), "--out", str(tmp_path)])
+    cli.main([*arguments, "--workers", "0", "--cache", str(tiny_start.parent), "--out", str(tmp_path)])
     assert "| plain GRPO, learnable prompts " in capsys.readouterr().out
     table = pq.read_table(tmp_path / "results.parquet")
     assert table.num_rows == 4
@@ -33,6 +33,7 @@ def test_a_study_goes_on_from_its_runs_and_its_table(tiny_start, tmp_path, capsy
     monkeypatch.setitem(studies.STUDIES, "small", (part,))
     table = tmp_path / "tables" / "small" / "results.parquet"
     places = ["--cache", str(tiny_start.parent), "--out", str(tmp_path / "runs"), "--tables", str(tmp_path / "tables")]
+    places += ["--workers", "0"]
     cli.main(["study", "small", "--methods", "uniform", "--seeds", "1", *places])
     assert "1 runs, 0" in capsys.readouterr().out
     cli.main(["study", "small", *places])
