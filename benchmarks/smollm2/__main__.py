@@ -15,10 +15,8 @@ WEIGHTS = ROOT / "quickstart"  # shared with the quickstart
 FIVE, THREE, TRIAL = tuple(range(31, 36)), tuple(range(31, 34)), (20,)
 BOTH = ("uniform", "default")
 DOTS = "dots_paper,reference_size=4,replay_capacity=8"  # half a batch of references, a buffer of one batch
-BATCHES = (
-    "uniform,per_device_train_batch_size=32",
-    "uniform,per_device_train_batch_size=128",
-)  # a half and twice of the others'
+#: Half and twice the batch of the others
+BATCHES = tuple(f"uniform,per_device_train_batch_size={size}" for size in (32, 128))
 OTHERS = ("skip", "selection", "fill", "dynamic", "greso", DOTS, *BATCHES)
 #: Pool, groups a step, learning rate, planned rollouts, methods and seeds of the tables; and the trials by which rates were chosen
 STUDY: tuple[tuple[str, int, float, int, tuple[str, ...], tuple[int, ...]], ...] = (
