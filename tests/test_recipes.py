@@ -1,5 +1,6 @@
 """Every recipe under `recipes/` is found, parsed strictly, and trained for two steps on a tiny model, as the command does."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,13 +10,15 @@ from datasets import Dataset
 from tests.cli.conftest import own_cache, tiny_path  # noqa: F401 (fixtures)
 from trl_dataeff import DataEfficientGRPOTrainer
 from trl_dataeff.cli.data import load_reward
-from trl_dataeff.cli.grpo import parse, train
-from trl_dataeff.cli.recipes import description_of, problems_of
+from trl_dataeff.cli.grpo import parse, problems_of, train
+from trl_dataeff.cli.parser import read
+from trl_dataeff.cli.recipes import description_of
 
 
 ROOT = Path(__file__).resolve().parents[1] / "recipes"
 RECIPES = sorted(ROOT.glob("**/*.yaml"))
 NAMES = [path.relative_to(ROOT).with_suffix("").as_posix() for path in RECIPES]
+ADDED = re.compile(r"^#   .*, add: +(--.*?)(?: \(.*)?$", re.M)
 each_recipe = pytest.mark.parametrize("path", RECIPES, ids=NAMES)
 
 #: Columns of the published datasets. Every other task has its data made by the package, as
@@ -48,10 +51,12 @@ def stub(task: str, path: Path) -> str:
 
 @each_recipe
 def test_recipe_is_valid_and_named_by_model_task_and_method(path):
-    assert problems_of(path) == []
+    text = path.read_text()
+    for added in ("", *ADDED.findall(text)):  # on the command line, as the head of the file says
+        assert list(problems_of(read(["--config", str(path), *added.split()], portable=True)[0])) == []
     assert 20 < len(description_of(path)) < 100
     model, _, _ = path.relative_to(ROOT).with_suffix("").parts
-    assert yaml.safe_load(path.read_text())["model_name_or_path"].rstrip("/").endswith(model)
+    assert yaml.safe_load(text)["model_name_or_path"].rstrip("/").endswith(model)
 
 
 def test_no_two_recipes_write_to_the_same_folder():

@@ -76,7 +76,8 @@ def test_a_signal_to_a_launched_command_ends_training_with_a_checkpoint(started,
 
 
 @pytest.mark.parametrize(
-    ("codes", "expected"), [([143, -15], 143), ([130, -15], 130), ([-15, 143], 143), ([1, -15], 1), ([3], 1)]
+    ("codes", "expected"),
+    [([143, -15], 143), ([130, -15], 130), ([-15, 143], 143), ([-9, -15], 137), ([1, -15], 1), ([3], 1)],
 )
 def test_code_of_several_processes(codes, expected, monkeypatch):
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure

@@ -170,8 +170,8 @@ def needs_launch(launch_args: list[str], use_cpu: bool) -> bool:
 
 def launch(launch_args: list[str], command: list[str]) -> int:
     """
-    Run `trl-dataeff grpo` with the arguments `command` through `accelerate launch`, and return its exit code: 143 or 130 if
-    SIGTERM or Ctrl-C ended the run, 1 if a process failed. If there is one process, this one becomes it.
+    Run `trl-dataeff grpo` with the arguments `command` through `accelerate launch`, and return its exit code: 143, 137 or 130
+    if SIGTERM, SIGKILL or Ctrl-C ended a process, 1 if one failed. If there is one process, this one becomes it.
     """
     from accelerate.commands import launch as launcher
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -189,7 +189,7 @@ def launch(launch_args: list[str], command: list[str]) -> int:
     except ChildFailedError as error:
         code = error.get_first_failure()[1].exitcode
         code = 128 - code if code < 0 else code  # as a shell reports the signal that ended a process
-        return code if code in (130, 143) else 1  # after Ctrl-C and SIGTERM
+        return code if code in (130, 137, 143) else 1  # after Ctrl-C, SIGKILL and SIGTERM
     return 0
 
 
