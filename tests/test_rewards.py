@@ -64,9 +64,13 @@ def test_text_of_a_completion(completion, expected):
         ("1e-3", Fraction(1, 1000)),
         (r"\boxed{12 \text{ cm}}", 12),
         (r"\boxed{\$5}", 5),
+        (r"\boxed{60^{\circ}}", 60),
+        ("<answer>**60**</answer>", 60),
+        ("#### 60 km/h", 60),
         ("3 2 1\n#### 1,000", 1000),
         (r"\boxed{2\sqrt{3}}", None),
         (r"\boxed{(1, 2)}", None),
+        (r"\boxed{2^{60}}", None),
         ("1/0", None),
         ("<think>1 or 2?</think>\nI do not know", None),  # reasoning is no answer
         ("<think>3</think>4</think> 5 of them", 5),

@@ -119,6 +119,7 @@ def test_an_optimizer_step_takes_whole_generation_batches_or_lies_in_one(accumul
     rows = 8 if steps % 2 else 4
     fields = {"gradient_accumulation_steps": accumulated, "steps_per_generation": steps, "num_iterations": iterations}
     own = config(**fields, per_device_train_batch_size=rows, num_generations=8)
+    own.generation_batch_size *= 4  # as on four processes, each of which trains on whole groups
     check_steps(own, replays=False, rounds=1)
     for replays, rounds in ((True, 1), (False, 2)):
         if works is None:

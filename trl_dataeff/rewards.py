@@ -39,7 +39,8 @@ _PLAIN = (
 )
 _NUMBER = re.compile(rf"(?:{_FRAC}|{_PLAIN})(?P<percent>\s*\\?%)?")
 _UNITS = re.compile(
-    r"\\(?:text|mathrm|textbf|mathbf|operatorname)\s*\{[^{}]*\}|\\[,;:! ]|\\circ|\\degree|\\(?:left|right)\b"
+    r"\^?\s*\{?\\(?:circ|degree)\b\}?|(?<=[A-Za-z])/(?=[A-Za-z])"
+    r"|\\(?:text|mathrm|textbf|mathbf|operatorname)\s*\{[^{}]*\}|\\[,;:! ]|\\(?:left|right)\b"
 )
 
 
@@ -205,7 +206,7 @@ def single_number(text: str) -> Number | None:
     The one number of a short answer such as `$1,200$`, `x = -3` or `12 apples`. An answer with several numbers, or with
     mathematics around its number (`2\sqrt{3}`, `3\pi`, `2^{10}`), is `None`: to read one of them would be wrong.
     """
-    text = _cleaned(_UNITS.sub(" ", text)).rpartition("=")[2].rpartition("≈")[2]
+    text = _cleaned(_UNITS.sub(" ", text.strip(" *_"))).rpartition("=")[2].rpartition("≈")[2]
     matches = list(_NUMBER.finditer(text))
     if len(matches) != 1 or re.search(r"[\\^*/_+<>|√π]", text[: matches[0].start()] + text[matches[0].end() :]):
         return None

@@ -208,7 +208,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             rows = self._rows(np.array([group.prompt_id for group in own]))
         for column, values in playback.logged.items():
             self._log_completion_extra(column, values)
-        if self._skipper is not None and not self._is_vlm:
+        own_rewards = type(self)._calculate_rewards is not DataEfficientGRPOTrainer._calculate_rewards
+        if self._skipper is not None and not self._is_vlm and not own_rewards:  # else advantages are known
             playback.skip_rows(self.reward_weights, self.args.multi_objective_aggregation, self._processes)
         with capture.temporarily(self, _playback=playback):
             tensors = super()._generate_and_score_completions(rows)

@@ -112,8 +112,8 @@ def check_steps(config: DataEfficientGRPOConfig, replays: bool, rounds: int) -> 
     passes = steps * config.num_iterations
     if not (replays or rounds > 1) or passes % accumulated == 0 or accumulated % passes == 0:
         return
-    step_size = config.generation_batch_size // steps * accumulated  # completions
-    works = accumulated * config.num_generations // math.gcd(config.num_generations, step_size)
+    rows = config.per_device_train_batch_size
+    works = math.lcm(accumulated * rows, config.num_generations) // rows
     raise UserError(
         f"With `gradient_accumulation_steps={accumulated}`, `steps_per_generation={steps}` and `num_iterations="
         f"{config.num_iterations}`, an optimizer step trains on parts of two generation batches, which replay (`replay` is "

@@ -50,11 +50,13 @@ def options(folder, **fields):
 
 
 @pytest.mark.parametrize("rewards", [mixed_reward, [letter_share_reward, even_length_reward]], ids=["one", "two"])
-def test_of_a_run_of_trl_with_completions(tmp_path, rewards):
-    trainer = run(trainer_class=GRPOTrainer, **options(tmp_path, log_completions=True, rewards=rewards))
+@pytest.mark.parametrize("batches", [8, 2])  # of two groups each, for eight optimizer steps
+def test_of_a_run_of_trl_with_completions(tmp_path, rewards, batches):
+    fields = {"log_completions": True, "rewards": rewards, "num_iterations": 8 // batches}
+    trainer = run(trainer_class=GRPOTrainer, **options(tmp_path, **fields))
     found = overall([tmp_path])
-    shares = [1 - log["frac_reward_zero_std"] for log in trainer.state.log_history if "loss" in log]
-    assert found["groups"] == 16
+    shares = [1 - log["frac_reward_zero_std"] for log in trainer.state.log_history if "frac_reward_zero_std" in log]
+    assert found["groups"] == 2 * batches
     assert found["effective"] == pytest.approx(np.mean(shares))
     assert found["effective"] + found["easy"] + found["hard"] == pytest.approx(1)
 

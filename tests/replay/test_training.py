@@ -227,7 +227,10 @@ def test_tools_are_called_once_and_replayed_with_their_masks(tmp_path):
 
 
 @pytest.mark.parametrize("fields", [{}, LEFTOVER], ids=["replayed", "leftover"])
-def test_the_log_probs_of_a_rollout_func_need_no_forward_pass_and_its_fields_reach_the_rewards(tmp_path, fields):
+@pytest.mark.parametrize("threshold", [None, 100.0])
+def test_the_log_probs_of_a_rollout_func_count_where_trls_loss_reads_them(tmp_path, fields, threshold):
+    """Elsewhere they may be anything. What else it returns reaches the rewards."""
+
     def rollout_func(prompts, trainer):
         completions = [torch.randint(6, 60, (5,)).tolist() for _ in prompts]
         return {
@@ -241,12 +244,13 @@ def test_the_log_probs_of_a_rollout_func_need_no_forward_pass_and_its_fields_rea
         assert luck == [sum(c) % 2 for c in completion_ids]
         return [float(v) if number(p) % 2 else 0.0 for p, v in zip(prompts, luck)]
 
+    fields = {**fields, "off_policy_mask_threshold": threshold}
     trainer = replaying(tmp_path, rewards=luck_reward, trainer={"rollout_func": rollout_func}, **fields)
-    assert all(g.rollouts.behavior_logps is None for b in trainer.batches for g in b.generated)
-    assert all("sampling_per_token_logps" in tensors for tensors in trainer.tensors)
+    reads = threshold is not None
+    assert {("sampling_per_token_logps" in tensors) for tensors in trainer.tensors} == {reads}
     stale = [t for t in trainer.tensors if "replayed" in t]
     assert len(stale) >= 2
     for tensors in stale:
         behavior = tensors["behavior_per_token_logps"][tensors["replayed"]]
-        assert behavior[:, [0, 2, 3, 4]].eq(-4).all()
-        assert behavior[:, 1].isnan().all(), "what the sampler could not score has ratio 1"
+        assert behavior[:, [0, 2, 3, 4]].eq(-4).all() == reads
+        assert behavior[:, 1].isnan().all() == reads, "what the sampler could not score has ratio 1"

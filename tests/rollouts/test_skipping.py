@@ -69,6 +69,33 @@ def test_weights_are_those_of_plain_grpo(tmp_path, name):
     assert sum(ours.in_loss) < 0.9 * sum(len(tensors["advantages"]) for tensors in ours.tensors) * ours.num_iterations
 
 
+def shaped(base: type) -> type:
+    """A subclass whose rewards are those of the functions, less a share of the length."""
+
+    def _calculate_rewards(self, inputs, prompts, completions, ids):
+        rewards = super(own, self)._calculate_rewards(inputs, prompts, completions, ids)
+        return rewards - 0.01 * rewards.new_tensor([[len(i)] for i in ids])
+
+    own = type("Shaped", (base,), {"_calculate_rewards": _calculate_rewards})
+    return own
+
+
+def test_rewards_that_a_subclass_changes(tmp_path):
+    options = {
+        "replay": "fill",
+        "rewards": partly_learnable_reward,
+        "num_iterations": 2,
+        "max_steps": 6,
+        **ACCUMULATED,
+    }
+    plain, ours = (
+        run(tmp_path / str(skips), shaped(CountedRows), skip_zero_advantage=skips, **options)
+        for skips in (False, True)
+    )
+    assert_same_weights(plain, ours, 1e-5)
+    assert sum(ours.in_loss) < sum(plain.in_loss)
+
+
 def test_with_tools(tmp_path):
     def reward(completions, **kwargs):
         return [float(len(completion) > 1) for completion in completions]

@@ -14,6 +14,7 @@ from tests.factories.comparison import history, messages
 from tests.factories.groups import make_group
 from tests.factories.tiny import even_length_reward, plain_dataset, run
 from tests.factories.training import mixed_reward
+from trl_dataeff import DataEfficientGRPOTrainer
 from trl_dataeff.rollouts.classification import RewardScale
 from trl_dataeff.tracking.groups import GroupLog, read_groups
 from trl_dataeff.tracking.metrics import MetricsLog
@@ -139,6 +140,11 @@ def test_run_json_and_the_card_say_what_happened(tmp_path):
     card = (tmp_path / "none" / "README.md").read_text()
     assert "uniform selection" in card
     assert "replayed" not in card
+
+
+def test_a_subclass_that_writes_no_card_trains(tmp_path):
+    trainer_class = type("NoCard", (DataEfficientGRPOTrainer,), {"create_model_card": lambda *args, **kwargs: None})
+    assert start(tmp_path, trainer_class=trainer_class).state.global_step > 0
 
 
 def test_training_imports_no_plotting_and_no_pandas_of_ours():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -79,7 +80,9 @@ def _read(files: Sequence[Path]) -> pd.DataFrame:
             raise UserError(
                 f"{file} cannot be read ({error}). Give JSON lines, Parquet, or the `output_dir` of a run."
             ) from error
-    return pd.concat(tables, ignore_index=True)
+    # TRL writes a generation batch at each of its optimizer steps
+    batches = groupby(tables, key=lambda table: table.drop(columns="step", errors="ignore").to_json())
+    return pd.concat([next(same) for _, same in batches], ignore_index=True)
 
 
 def groups_of(rows: pd.DataFrame, prompt: str, reward: str | None, step: str | None) -> pd.DataFrame:

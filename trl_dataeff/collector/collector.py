@@ -20,7 +20,7 @@ from trl_dataeff.replay.buffer import ReplayBuffer
 from trl_dataeff.rollouts.capture import GeneratedRound
 from trl_dataeff.rollouts.classification import GroupClassifier, RewardChecks
 from trl_dataeff.rollouts.distributed import Processes, assign, pack_distributed, redistribute, unpack_distributed
-from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD, Origin, RolloutGroup
+from trl_dataeff.rollouts.group import KINDS, Origin, RolloutGroup
 from trl_dataeff.selection import UniformSelector
 from trl_dataeff.selection.base import CheckedSelector, SelectorContext
 from trl_dataeff.tracking.groups import RunLogs
@@ -251,9 +251,7 @@ class RolloutCollector:
         metrics: dict[str, float] = {**self.counters}
         if batch.generated:
             kinds = np.array([group.kind for group in batch.generated])
-            metrics["effective_ratio"] = float((kinds == EFFECTIVE).mean())
-            metrics["easy_ratio"] = float((kinds == EASY).mean())
-            metrics["hard_ratio"] = float((kinds == HARD).mean())
+            metrics.update({f"{name}_ratio": float((kinds == kind).mean()) for kind, name in enumerate(KINDS)})
             if not np.isnan(success_rates).all():
                 metrics["success_rate"] = float(np.nanmean(success_rates))
         if self.round_sizes.most > 1:
@@ -286,14 +284,13 @@ class RolloutCollector:
 
     def state_dict(self) -> dict[str, Any]:
         """What decides the next generation batches, by part: JSON values and NumPy arrays. A collective."""
-        rank, world_size = self.processes.rank, self.processes.world_size
         state: dict[str, Any] = {
             "batches": self.batches,
             "counters": dict(self.counters),
             "reward_scale": self.classifier.scale.state_dict(),
             "reward_checks": self.reward_checks.state_dict(),
             "zero_variance_share": self.zero_share.state_dict(),
-            "leftover_groups": pack_distributed(self.leftover, rank, world_size),
+            "leftover_groups": pack_distributed(self.leftover, self.processes.rank, self.processes.world_size),
             "replay_rng": self.replay_rng.get_state().numpy(),
             "selection_rng": self.rng.get_state().numpy(),
         }
@@ -313,10 +310,9 @@ class RolloutCollector:
         self.classifier.scale.load_state_dict(state["reward_scale"])
         self.reward_checks.load_state_dict(state["reward_checks"])
         self.zero_share.load_state_dict(state["zero_variance_share"])
+        rank, world_size = self.processes.rank, self.processes.world_size
         if self.generates_apart:  # leftover groups have no place within TRL's pass
-            self.leftover = unpack_distributed(
-                state["leftover_groups"], self.processes.rank, self.processes.world_size
-            )
+            self.leftover = unpack_distributed(state["leftover_groups"], rank, world_size)
         self.replay_rng.set_state(torch.from_numpy(state["replay_rng"]))
         self.rng.set_state(torch.from_numpy(state["selection_rng"]))
         if self.buffer is not None and "replay_buffer" in state:

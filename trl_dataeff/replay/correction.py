@@ -198,6 +198,7 @@ def correct_inputs(
     """
     behavior_logps = inputs["behavior_per_token_logps"]
     mask = token_mask(inputs)
+    inputs["advantages"] = inputs["advantages"].view(len(mask), -1)  # (B, T) where a subclass gives them by token
     old_logps = inputs.get("old_per_token_logps")
     old_logps = per_token_logps.detach() if old_logps is None else old_logps
     if loss_type == "vespo":
@@ -220,7 +221,7 @@ def correct_inputs(
         # VESPO reshapes the sequence's ratio; this is its slot for rho
         inputs["importance_sampling_ratio"] = ratio * inputs.get("importance_sampling_ratio", 1.0)
     else:
-        inputs["advantages"] = inputs["advantages"].unsqueeze(1) * ratio
+        inputs["advantages"] = inputs["advantages"] * ratio
     return full_ratio
 
 
@@ -234,7 +235,7 @@ def hold_at_cap(
     """
     old_logps = inputs["old_per_token_logps"]
     ratio = behavior_ratio(per_token_logps.detach(), old_logps, mask, level=level)
-    negative = (inputs["replayed"] & (inputs["advantages"] < 0)).unsqueeze(1)
+    negative = inputs["replayed"].unsqueeze(1) & (inputs["advantages"] < 0)
     capped = negative & (ratio > cap)
     inputs["old_per_token_logps"] = torch.where(capped, per_token_logps - math.log(cap), old_logps)
     inputs["replay_capped"] = capped
@@ -253,7 +254,6 @@ def is_clipped(
     if loss_type in ("cispo", "sapo", "vespo"):
         return torch.zeros_like(ratio, dtype=torch.bool)
     advantages: torch.Tensor = inputs["advantages"]
-    advantages = advantages.unsqueeze(1) if advantages.dim() == 1 else advantages
     low, high = 1 - epsilon[0], 1 + epsilon[1]
     return ((ratio < low) & (advantages < 0)) | ((ratio > high) & (advantages > 0))
 

@@ -90,7 +90,7 @@ class Recording:
         try:
             self.rewards = calculate_rewards(*args)
         except (TypeError, ValueError) as error:
-            error.add_note("A reward function returns a list with a number or None for each completion.")
+            error.add_note("What a reward function returns is a list with a number or None for each completion.")
             raise
         self.seconds += time.perf_counter() - started
         return self.rewards
@@ -152,8 +152,8 @@ def roll_out(trainer: GRPOTrainer, rows: list[dict[str, Any]]) -> list[Rollouts]
         synchronous = {name: tool for name, tool in tools.items() if name not in asynchronous}
         trainer._sync_tool_dicts, trainer._async_tool_dicts = [synchronous] * len(rows), [asynchronous] * len(rows)
     generated = Generated(*trainer._generate(prompts))
-    corrects = trainer.vllm_importance_sampling_correction or trainer.off_policy_mask_threshold is not None
-    if trainer.use_vllm and not corrects:
+    corrects = trainer.use_vllm and trainer.vllm_importance_sampling_correction
+    if not corrects and trainer.off_policy_mask_threshold is None:
         generated = generated._replace(logprobs=None)  # TRL's loss takes the policy as the sampler, too
     for i, row in enumerate(rows):
         row.update({name: row_value(values, i) for name, values in generated.extra_fields.items()})
