@@ -99,12 +99,11 @@ def time_table() -> str:
 # Pages and pictures
 
 TABLES: dict[str, Callable[[], str]] = {
-    "rule": lambda: ratio_table(study("rule"), rival="default"),
+    "methods": lambda: ratio_table(study("methods"), rival="default"),
     "conditions": conditions_table,
     "rates": lambda: ratio_table(study("rates"), rival="selection"),
     "text": lambda: ratio_table(study("text"), budget=12_800),
     "pools": lambda: ratio_table(study("pools")),
-    "methods": lambda: ratio_table(study("methods"), rival="default"),
     "time": time_table,
     "claims": lambda: claims_table(settings()),
     "pretrained": lambda: full_table(settings()),
@@ -161,7 +160,7 @@ def main() -> None:
     if parser.parse_args().write:
         for page in PAGES:
             page.write_text(fill(page.read_text(encoding="utf-8")), encoding="utf-8")
-        for name, curves in {"readme": study("rule"), "pretrained": longest_runs()}.items():
+        for name, curves in {"readme": study("methods"), "pretrained": longest_runs()}.items():
             if curves:
                 draw(curves, PICTURES / f"{name}.svg")
         return

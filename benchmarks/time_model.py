@@ -8,7 +8,7 @@ The hours of a run are its steps times the time of a step:
 
     rollouts generated * completion / generation throughput + rows with a gradient * (prompt + completion) / update throughput
 
-Steps, rollouts and rows with a gradient come from the committed runs of the synthetic benchmark's study `rule`, as shares of those of
+Steps, rollouts and rows with a gradient come from the committed runs of the synthetic benchmark's study `methods`, as shares of those of
 `GRPOTrainer` (`uniform`): what a method needs to reach the accuracy that `uniform` ends with. So the model answers what these savings would be
 worth on a GPU, if another task gave the same. Throughputs of the set-ups come from peak rates and the model's size, see [`Setup`].
 """
@@ -136,7 +136,7 @@ def break_even(one: Needs, other: Needs) -> float:
 
 def table(setups: Sequence[Setup]) -> str:
     """Hours of `GRPOTrainer`, and the other methods' as shares of these; and which is faster where."""
-    needs = methods(study("rule"))
+    needs = methods(study("methods"))
     base = needs.pop(BASELINE)
     rows = []
     for setup in setups:

@@ -46,11 +46,11 @@ CONDITIONS: dict[str, tuple[str, dict[str, float]]] = {
     "all prompts learnable": ("learnable", {}),
 }
 STUDIES: dict[str, tuple[Part, ...]] = {
-    # What each part of the default method does
-    "rule": (
+    # Each part of the default, and other methods
+    "methods": (
         Part(
             ("first",),
-            range(30, 40),
+            range(52, 62),
             {
                 "uniform": {"steps": 100},
                 "default": FEWER,
@@ -58,6 +58,12 @@ STUDIES: dict[str, tuple[Part, ...]] = {
                 "fill": FEWER,
                 "share": FEWER,
                 "oracle": {"steps": 60},
+                "skip": {"steps": 100},
+                "uniform_half": {"steps": 200, "eval_every": 10},
+                "uniform_twice": {"steps": 50},
+                "dynamic": {"steps": 40, "max_rollouts": 12_800},
+                "greso": {"steps": 100},
+                "dots_paper": {"steps": 100, "max_rollouts": 12_800},
             },
         ),
     ),
@@ -81,23 +87,6 @@ STUDIES: dict[str, tuple[Part, ...]] = {
             {method: {"steps": 40, "learning_rate": rate} for method in ("selection", "default")},
         )
         for rate in (2e-4, 4e-4)
-    ),
-    # Other methods
-    "methods": (
-        Part(
-            ("first",),
-            range(43, 46),
-            {
-                "uniform": {"steps": 100},
-                "uniform_half": {"steps": 200, "eval_every": 10},
-                "uniform_twice": {"steps": 50},
-                "skip": {"steps": 100},
-                "dynamic": {"steps": 40, "max_rollouts": 12_800},
-                "greso": {"steps": 100},
-                "dots_paper": {"steps": 100, "max_rollouts": 12_800},
-                "default": FEWER,
-            },
-        ),
     ),
 }
 

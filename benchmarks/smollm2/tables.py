@@ -183,10 +183,10 @@ def full_table(settings: Settings) -> str:
 
 
 def trials_table(settings: Settings) -> str:
-    """Where single runs of plain GRPO ended, by learning rate."""
+    """Where single runs ended, by learning rate."""
     rows = []
     for one, own in settings.items():
-        row = [list(POOLS)[one.pool], str(one.groups), tables.mean(ends(own, "step"), 0), f"{one.rate:g}"]
-        rows.append([*row, tables.mean(ends(own)), tables.mean(ends(own, GREEDY)), effective(own)])
-    header = ["pool", "groups a step", "steps", "learning rate", "success", "greedy", "effective groups"]
+        row = [list(POOLS)[one.pool], str(one.groups), tables.mean(ends(own, "step"), 0), tables.title(one.method)]
+        rows.append([*row, f"{one.rate:g}", tables.mean(ends(own)), tables.mean(ends(own, GREEDY)), effective(own)])
+    header = ["pool", "groups a step", "steps", "method", "learning rate", "success", "greedy", "effective groups"]
     return tables.markdown(header, rows)

@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import distributed, overhead, proof, tables, theorem, time_model
+from benchmarks import proof, tables, theorem, time_model
 from benchmarks.curves import band, final, isotonic, on_grid, reach
 from benchmarks.lab.ratios import Curve, cost, curves_of, ratio_table, ratios
 from benchmarks.lab.store import RunFile
 from benchmarks.smollm2.tables import claims_table, finished, full_table, readme_table, settings_of
-from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 
 
 def run(method: str, seed: int, slope: float, steps: int = 100, per_step: int = 128, pool: str = "first") -> Curve:
@@ -131,9 +130,9 @@ def test_unfinished_runs_are_left_out_and_pages_are_filled(tmp_path, monkeypatch
         if done:
             file.end()
     assert len(finished(tmp_path)) == 1
-    monkeypatch.setitem(proof.TABLES, "rule", lambda: "| x |")
-    page = "a\n<!-- table rule -->\nold\n<!-- end -->\nb"
-    assert proof.fill(page) == "a\n<!-- table rule -->\n\n| x |\n\n<!-- end -->\nb"
+    monkeypatch.setitem(proof.TABLES, "methods", lambda: "| x |")
+    page = "a\n<!-- table methods -->\nold\n<!-- end -->\nb"
+    assert proof.fill(page) == "a\n<!-- table methods -->\n\n| x |\n\n<!-- end -->\nb"
 
 
 def test_the_picture_has_a_line_for_each_method(tmp_path):
@@ -211,21 +210,10 @@ def test_a_grid_ends_with_the_shortest_curve():
 ROOT = Path(__file__).parents[2]
 
 
-def test_overhead_times_each_step_after_the_warm_up(tmp_path):
-    (seconds,) = overhead.run_steps(DataEfficientGRPOTrainer, DataEfficientGRPOConfig, steps=1, folder=str(tmp_path))
-    assert seconds > 0
-
-
 def test_the_theorem_holds_where_it_is_measured():
     ratio, error = theorem.measure(0.3, 8, 2000, np.random.default_rng(1))
     assert ratio == pytest.approx(1, abs=5 * error)
     assert error < 0.03
-
-
-def test_the_cost_of_communication_is_measured():
-    ids, flags, moved, packed = distributed.measure()
-    assert ids == 0  # one process
-    assert min(flags, moved, packed) > 0
 
 
 def test_times_of_communication_are_the_committed_ones():

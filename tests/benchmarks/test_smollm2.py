@@ -1,14 +1,11 @@
-"""The benchmark on a pretrained model: its questions, and that a study goes on where it stopped."""
+"""The benchmark on a pretrained model: its questions, its passes, and the runs of its study."""
 
-import json
 import math
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.lab.runs import run_all
-from benchmarks.lab.store import RunFile
 from benchmarks.smollm2.__main__ import RUNS, parser, study_specs
 from benchmarks.smollm2.gym import HELD_OUT_OF_A_TASK, OF_A_TASK, TASKS, Gym, score
 from benchmarks.smollm2.pools import HELD_OUT_OF_A_KIND, POOLS, held_out, training_questions
@@ -100,26 +97,10 @@ def test_prompts_are_computed_once_with_the_same_results():
     assert (computed, shared[3]) == (6 * 9 + 6 * (6 + 3), 3 * 6 + 6 * 3 + 3 * 6 + 6 * 3)
 
 
-def fake_run(spec, weights, sink):
-    sink({"method": spec.method, "seed": spec.seed, "step": 0, "rollouts": 0, "accuracy_sampled": 0})
-
-
-def test_a_study_goes_on_where_it_stopped(tmp_path):
-    specs = [planned("uniform", seed, "mixed") for seed in range(3)]
-    unfinished, finished = (RunFile(tmp_path, specs[i].name) for i in (1, 0))
-    for file, rollouts in ((unfinished, 7), (finished, 5)):
-        file.begin()
-        file.append({"rollouts": rollouts})
-    finished.end()
-    made = run_all(specs, tmp_path, tmp_path, workers=0, train=fake_run)
-    assert [row["rollouts"] for row in made] == [5, 0, 0]
-    assert json.loads(unfinished.path.read_text().splitlines()[-1]) == {"done": True}
-
-
 def test_the_study_has_each_run_once_and_its_filters_choose():
     specs = study_specs()
     names = {spec.name for spec in specs}
-    assert len(names) == len(specs) == 134
+    assert len(names) == len(specs) == 146
     assert {path.stem for path in RUNS.glob("*.jsonl")} <= names, "a committed run that the study would not repeat"
     chosen = parser().parse_args(["study", "--pools", "mixed", "--seeds", "31", "--rollouts", "4800"])
     assert [(s.method, s.max_rollouts, s.steps) for s in study_specs(chosen)] == [("default", 4800, 75)]

@@ -1,7 +1,6 @@
 """The trained start, its exact accuracy, the pools that follow from it, and the answers of its tasks by other means."""
 
 import dataclasses
-import hashlib
 import re
 from collections import deque
 from itertools import chain, zip_longest
@@ -14,7 +13,7 @@ from benchmarks.lab import pools
 from benchmarks.lab.evaluate import success
 from benchmarks.lab.pretrain import start_folder
 from benchmarks.lab.rewards import Tally, exact_match
-from benchmarks.lab.tasks import ARITHMETIC, CELLS, LEARNABLE_FAMILIES, MAX_ANSWER, make_task
+from benchmarks.lab.tasks import CELLS, LEARNABLE_FAMILIES, MAX_ANSWER, make_task
 from tests.benchmarks.lab.conftest import TINY
 
 
@@ -68,30 +67,6 @@ def test_groups_are_counted_where_they_are_scored():
     rewards = tally(prompts=list("aabbbb"), completions=list("101100"), answer=["1"] * 6)  # b is generated twice
     assert rewards == [1, 0, 1, 1, 0, 0]
     assert (tally.groups, tally.effective) == (3, 1)
-
-
-#: Success falls by so much with every letter: `second` to 0.72 and no further, `vowels` to 0.003; the others reach 0
-SLOPES = {"rotate": 0.09, "vowels": 0.0789, "interleave": 0.29, "second": 0.019}
-CELL_SUCCESS = {
-    (family, length): 0.0 if family in ARITHMETIC else max(0.0, 0.95 - SLOPES[family] * (length - 2))
-    for family, length in CELLS
-}
-#: Digests of the prompts of pool and held-out set that these cells gave when the committed tables were made
-COMMITTED = {"first": "c37a9ca1fa3e36b2", "second": "3440d666cb6062af", "graded": "c37a9ca1fa3e36b2"}
-
-
-def digest(name: str) -> str:
-    kinds = pools.classify(CELL_SUCCESS)
-    prompts = [
-        *pools.pool_dataset(pools.POOLS[name], kinds, seed=3)["prompt"],
-        *(task.prompt for task in pools.held_out_tasks(kinds)),
-    ]
-    return hashlib.sha256("\n".join(prompts).encode()).hexdigest()[:16]
-
-
-@pytest.mark.parametrize("name", COMMITTED)
-def test_the_pools_of_the_committed_tables_have_the_same_prompts_as_then(name):
-    assert digest(name) == COMMITTED[name]
 
 
 def solve(prompt: str) -> str:
