@@ -20,7 +20,7 @@ from trl_dataeff.replay.buffer import ReplayBuffer
 from trl_dataeff.rollouts.capture import GeneratedRound
 from trl_dataeff.rollouts.classification import GroupClassifier, RewardChecks
 from trl_dataeff.rollouts.distributed import Processes, assign, pack_distributed, redistribute, unpack_distributed
-from trl_dataeff.rollouts.group import KINDS, Origin, RolloutGroup
+from trl_dataeff.rollouts.group import Origin, RolloutGroup
 from trl_dataeff.selection import UniformSelector
 from trl_dataeff.selection.base import CheckedSelector, SelectorContext
 from trl_dataeff.tracking.groups import RunLogs
@@ -250,8 +250,8 @@ class RolloutCollector:
         """What the batch adds to the logs, by the names in `METRICS`: nothing about what cannot happen in this run."""
         metrics: dict[str, float] = {**self.counters}
         if batch.generated:
-            kinds = np.array([group.kind for group in batch.generated])
-            metrics.update({f"{name}_ratio": float((kinds == kind).mean()) for kind, name in enumerate(KINDS)})
+            shares = np.bincount([group.kind for group in batch.generated], minlength=3) / len(batch.generated)
+            metrics.update(zip(("effective_ratio", "easy_ratio", "hard_ratio"), shares.tolist(), strict=True))
             if not np.isnan(success_rates).all():
                 metrics["success_rate"] = float(np.nanmean(success_rates))
         if self.round_sizes.most > 1:
