@@ -34,6 +34,7 @@ from benchmarks.smollm2.tables import (
     finished,
     full_table,
     readme_table,
+    runs_table,
     settings_of,
     trials_table,
 )
@@ -99,9 +100,9 @@ def time_table() -> str:
 # Pages and pictures
 
 TABLES: dict[str, Callable[[], str]] = {
-    "methods": lambda: ratio_table(study("methods"), rival="default"),
+    "methods": lambda: ratio_table(study("methods"), rivals=("default", BASELINE)),
     "conditions": conditions_table,
-    "rates": lambda: ratio_table(study("rates"), rival="selection"),
+    "rates": lambda: ratio_table(study("rates"), rivals=("selection",)),
     "text": lambda: ratio_table(study("text"), budget=12_800),
     "pools": lambda: ratio_table(study("pools")),
     "time": time_table,
@@ -166,6 +167,7 @@ def main() -> None:
         return
     for name, make in TABLES.items():
         print(f"## {name}\n\n{make()}\n")
+    print(f"## each run on the pretrained model\n\n{runs_table(settings())}")
 
 
 if __name__ == "__main__":

@@ -208,8 +208,9 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             rows = self._rows(np.array([group.prompt_id for group in own]))
         for column, values in playback.logged.items():
             self._log_completion_extra(column, values)
+        # A subclass may change the rewards: which advantages are 0 is then not known before TRL has computed them
         own_rewards = type(self)._calculate_rewards is not DataEfficientGRPOTrainer._calculate_rewards
-        if self._skipper is not None and not self._is_vlm and not own_rewards:  # else advantages are known
+        if self._skipper is not None and not self._is_vlm and not own_rewards:
             playback.skip_rows(self.reward_weights, self.args.multi_objective_aggregation, self._processes)
         with capture.temporarily(self, _playback=playback):
             tensors = super()._generate_and_score_completions(rows)
@@ -317,8 +318,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
                 save_run(checkpoint, state, capture.unused_batch(self), self._processes.rank, args.should_save)
             super()._save_checkpoint(model, trial)
             collector.flush_logs()  # before the checkpoint is complete: a run that resumes from it has these rows
-        if collector.logs is not None:
-            complete_card(Path(args.output_dir, "README.md"), collector.logs.about, self.state.log_history)
+        if collector.logs is not None and (card := Path(args.output_dir, "README.md")).is_file():
+            complete_card(card, collector.logs.about, self.state.log_history)
         if args.push_to_hub:
             self._push_from_checkpoint(str(checkpoint))
         if args.should_save:

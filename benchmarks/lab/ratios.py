@@ -94,10 +94,10 @@ def lead(own: Iterable[Curve], other: Iterable[Curve], budget: float) -> list[fl
     return [difference for difference in differences if not math.isnan(difference)]
 
 
-def ratio_table(curves: list[Curve], rival: str = BASELINE, budget: int = BUDGET) -> str:
+def ratio_table(curves: list[Curve], rivals: Sequence[str] = (BASELINE,), budget: int = BUDGET) -> str:
     """
     A row for each pool, learning rate and method: what it needs as a share of what the baseline, if there is one, needs on the
-    same pool at the same rate, and its accuracy after `budget` rollouts, with the paired difference from `rival`.
+    same pool at the same rate, and its accuracy after `budget` rollouts, with the paired differences from `rivals`.
     """
     groups: dict[tuple[str, float, str], list[Curve]] = {}
     for curve in curves:
@@ -116,8 +116,10 @@ def ratio_table(curves: list[Curve], rival: str = BASELINE, budget: int = BUDGET
         costs = [cost(own, base, x) for x in compared]
         effective = tables.mean([curve.effective_share() for curve in own], 2)
         accuracy = tables.mean([curve.after(budget) for curve in own])
-        other = [] if method == rival else groups.get((pool, rate, rival), [])
-        rows.append([*name, *costs, effective, accuracy, tables.difference(lead(own, other, budget))])
+        others = ([] if method == rival else groups.get((pool, rate, rival), []) for rival in rivals)
+        differences = (tables.difference(lead(own, other, budget)) for other in others)
+        rows.append([*name, *costs, effective, accuracy, *differences])
     name = [*([] if one_pool else ["pool"]), *([] if one_rate else ["learning rate"]), "method", "seeds"]
-    ends = [f"accuracy after {budget:,} rollouts", f"difference from {tables.title(rival)}"]
-    return tables.markdown([*name, *compared.values(), "effective groups", *ends], rows)
+    ends = [f"difference from {tables.title(rival)}" for rival in rivals]
+    accuracy = f"accuracy after {budget:,} rollouts"
+    return tables.markdown([*name, *compared.values(), "effective groups", accuracy, *ends], rows)

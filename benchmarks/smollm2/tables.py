@@ -182,6 +182,23 @@ def full_table(settings: Settings) -> str:
     )
 
 
+def runs_table(settings: Settings) -> str:
+    """Where each run ended, by setting and seed."""
+    rows = []
+    for one, own in settings.items():
+        for run in own:
+            row = [list(POOLS)[one.pool], str(one.groups), f"{one.rate:g}", str(run.rows[-1]["step"])]
+            row += [
+                tables.title(one.method),
+                str(run.seed),
+                tables.mean(ends([run])),
+                tables.mean(ends([run], GREEDY)),
+            ]
+            rows.append(row)
+    header = ["pool", "groups a step", "learning rate", "steps", "method", "seed", "success", "greedy"]
+    return tables.markdown(header, rows)
+
+
 def trials_table(settings: Settings) -> str:
     """Where single runs ended, by learning rate."""
     rows = []

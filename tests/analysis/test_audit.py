@@ -34,7 +34,9 @@ def overall(*args, **columns) -> pd.Series:
 def test_by_hand(tmp_path, ending):
     path = tmp_path / f"rollouts.{ending}"
     frame = pd.DataFrame(ROWS)
-    frame.to_parquet(path) if ending == "parquet" else frame.to_json(path, orient="records", lines=True)
+    frame.assign(image=b"\xff").to_parquet(path) if ending == "parquet" else frame.to_json(
+        path, orient="records", lines=True
+    )
     found = audit([path], **COLUMNS)
     assert found.shares["steps"].tolist() == ["1-1", "2-2", "1-2"]
     assert found.shares["groups"].tolist() == [4, 4, 8]

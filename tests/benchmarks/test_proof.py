@@ -64,7 +64,7 @@ def test_the_ratio_table_by_hand():
     assert fast[1:6] == ["2", "0.25", "0.50", "0.50", "0.25"]
     assert fast[6:] == ["0.825", "+0.469"]  # steps 78.125 and 39.0625
     assert slow[2:] == ["not in 1 of 2"] * 3 + ["0.25", "-", "+0.000"]  # a run of 30 steps has not 5,000 rollouts
-    assert [row[-1] for row in cells(ratio_table(curves, rival="fast"))[:2]] == ["-0.469", "-"]
+    assert [row[-1] for row in cells(ratio_table(curves, rivals=("fast",)))[:2]] == ["-0.469", "-"]
     other = [run("uniform", 0, 0.004, pool="second"), run("fast", 0, 0.008, pool="second")]
     several = cells(ratio_table([*curves[:2], *other]))[1::2]
     assert [row[:4] for row in several] == [["first", "`fast`", "1", "0.25"], ["second", "`fast`", "1", "0.50"]]

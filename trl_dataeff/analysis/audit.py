@@ -80,8 +80,8 @@ def _read(files: Sequence[Path]) -> pd.DataFrame:
             raise UserError(
                 f"{file} cannot be read ({error}). Give JSON lines, Parquet, or the `output_dir` of a run."
             ) from error
-    # TRL writes a generation batch at each of its optimizer steps
-    batches = groupby(tables, key=lambda table: table.drop(columns="step", errors="ignore").to_json())
+    # TRL writes a generation batch again at each of its optimizer steps
+    batches = groupby(tables, key=lambda table: repr(table.drop(columns="step", errors="ignore").to_numpy().tolist()))
     return pd.concat([next(same) for _, same in batches], ignore_index=True)
 
 

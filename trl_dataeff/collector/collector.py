@@ -250,6 +250,7 @@ class RolloutCollector:
         """What the batch adds to the logs, by the names in `METRICS`: nothing about what cannot happen in this run."""
         metrics: dict[str, float] = {**self.counters}
         if batch.generated:
+            # By code, in the order of `KINDS`
             shares = np.bincount([group.kind for group in batch.generated], minlength=3) / len(batch.generated)
             metrics.update(zip(("effective_ratio", "easy_ratio", "hard_ratio"), shares.tolist(), strict=True))
             if not np.isnan(success_rates).all():

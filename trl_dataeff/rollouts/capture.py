@@ -90,7 +90,7 @@ class Recording:
         try:
             self.rewards = calculate_rewards(*args)
         except (TypeError, ValueError) as error:
-            error.add_note("What a reward function returns is a list with a number or None for each completion.")
+            error.add_note("A reward function must return a list with a number or None for each completion.")
             raise
         self.seconds += time.perf_counter() - started
         return self.rewards

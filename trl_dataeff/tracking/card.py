@@ -41,11 +41,11 @@ def complete_card(path: Path, about: Mapping[str, Any], logs: Sequence[Mapping[s
     """Add what happened in the run (`run.json`, and the Trainer's logs) to the model card at `path`, as TRL has just written it."""
     last = {name: value for log in logs for name, value in log.items() if is_number(value)}
     methods = ", ".join(methods_used(about, last)) or "plain GRPO"
-    text = f"### Data-efficient GRPO\n\nTrained with `trl_dataeff` {__version__}: {methods}."
+    section = f"### Data-efficient GRPO\n\nTrained with `trl_dataeff` {__version__}: {methods}."
     if (generated := last.get(f"{PREFIX}rollouts_generated")) is not None:
-        text += f" {generated:,.0f} rollouts were generated in {last['step']:,.0f} optimizer steps."
+        section += f" {generated:,.0f} rollouts were generated in {last['step']:,.0f} optimizer steps."
     papers = sorted({paper for method, paper in PAPERS.items() if method in methods})
     if papers:
-        text += " Please cite " + ", ".join(f"[arXiv:{p}](https://arxiv.org/abs/{p})" for p in papers) + "."
-    text += f"\n\n{BEFORE}"
-    try_to_write(path, lambda: path.write_text(path.read_text("utf-8").replace(BEFORE, text, 1), "utf-8"))
+        section += " Please cite " + ", ".join(f"[arXiv:{p}](https://arxiv.org/abs/{p})" for p in papers) + "."
+    text = path.read_text(encoding="utf-8").replace(BEFORE, f"{section}\n\n{BEFORE}", 1)
+    try_to_write(path, lambda: path.write_text(text, encoding="utf-8"))
