@@ -6,6 +6,8 @@ Fits a predictor of success rates to the groups of finished runs, and measures i
     trl-dataeff grpo --config recipe.yaml --prompt_embedding Qwen/Qwen2.5-0.5B-Instruct \
         --selection dots --selector_args '{"predictor": "predictor"}'
 
+Give the prompts as the run has them: with a system prompt, as a dataset of conversations that contain it.
+
 A success rate is that of one policy. A group is therefore predicted from groups of the same run and of nearby steps: a
 run is cut, in the order of its steps, into slices of about 512 groups, and each slice is a task.
 """

@@ -92,6 +92,7 @@ CASES = {
     },
     "mask truncated": {"mask_truncated_completions": True},
     "beta": {"beta": 0.2},
+    "bf16_full_eval": {"bf16_full_eval": True},
     "tools": {
         "wrap": scripted_tool_calls,
         "max_completion_length": 100,

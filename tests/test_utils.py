@@ -122,11 +122,3 @@ def test_arrays(function, rows):
         changed = values.copy()
         changed[row, 2] += 1
         assert function(changed) != expected
-
-
-def test_a_sample_of_rows_is_spread_evenly():
-    values = np.zeros((10_000, 2))
-    for start in range(0, 10_000, 100):
-        changed = values.copy()
-        changed[start : start + 100] = 1
-        assert hash_rows(changed) != hash_rows(values)

@@ -37,8 +37,8 @@ class DataEfficientGRPOConfig(GRPOConfig):
             with reference rollouts), `"greso"` (skip prompts with repeated
             zero-variance groups, [arXiv 2506.02177](https://huggingface.co/papers/2506.02177)), the name of a
             [registered][`register_selector`] selector, the dotted path of a [`Selector`] class
-            (`"my_module.MySelector"`), or `"auto"`: `"dots"`; `"uniform"` for a stream or prompts from an environment,
-            `"greso"` for a policy whose shards cannot embed prompts.
+            (`"my_module.MySelector"`), or `"auto"`: `"dots"`; `"uniform"` for a stream, prompts from an environment
+            or tools that may answer with images, `"greso"` for a policy whose shards cannot embed prompts.
         selector_args (`dict[str, Any]` or `str`, *optional*):
             Keyword arguments of the selector: see [`DotsSelector`], [`PaperDotsSelector`] and [`GresoSelector`].
         prompt_embedding (`str`, *optional*, defaults to `"policy"`):
@@ -155,7 +155,7 @@ def check_fields(config: DataEfficientGRPOConfig) -> None:
     if not isinstance(config.selector_args, (dict, type(None))):
         raise ValueError(
             f"`selector_args` is {config.selector_args!r}; it takes a mapping of keyword arguments (on the command line as "
-            "JSON: '{\"threshold\": 0.5}'), or `None`."
+            "JSON: '{\"threshold\": 0.5}'; '{}' is none)."
         )
     span = config.reward_range
     if span is not None:

@@ -27,7 +27,7 @@ ABSOLUTE_TOLERANCE = Fraction(1, 100)
 MAX_CHARACTERS = 200  # of a number; Python refuses to read one of more than 4,300 digits
 
 _BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{")
-_MARKED = (re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE), re.compile(r"####[ \t]*(\S[^\n]*)"))
+_MARKED = (re.compile(r"(?si)<answer>(.*?)</answer>"), re.compile(r"####[ \t]*([-+$(]*[\d.].*|\S.*(?=\s*\Z))"))
 _AROUND = " \t\n\r.,;:!?\"'`*$“”‘’«»()[]"  # noqa: RUF001
 
 _SIGN = r"(?:(?<![\w.)\]}])[-+])?"  # which is not an operator between two operands
@@ -206,7 +206,7 @@ def single_number(text: str) -> Number | None:
     The one number of a short answer such as `$1,200$`, `x = -3` or `12 apples`. An answer with several numbers, or with
     mathematics around its number (`2\sqrt{3}`, `3\pi`, `2^{10}`), is `None`: to read one of them would be wrong.
     """
-    text = _cleaned(_UNITS.sub(" ", text.strip(" *_"))).rpartition("=")[2].rpartition("≈")[2]
+    text = _UNITS.sub(" ", _cleaned(text.strip(" *_"))).rpartition("=")[2].rpartition("≈")[2]
     matches = list(_NUMBER.finditer(text))
     if len(matches) != 1 or re.search(r"[\\^*/_+<>|√π]", text[: matches[0].start()] + text[matches[0].end() :]):
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import signal
 from collections.abc import Callable, Iterator
@@ -56,7 +57,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     - `_compute_loss`, `_get_per_token_logps_and_entropies`: correct the loss of earlier rollouts; skip rows without a gradient.
     - `train`: checks the checkpoint to resume from, begins a run of the collector, and handles signals and failures.
     - `_save_checkpoint`, `_load_optimizer_and_scheduler`: save and load the state of the run, with a manifest.
-    - `create_scheduler`: with FSDP2 a run begins here, where the policy has been sharded and can embed prompts.
+    - `create_scheduler`: with FSDP2 or `bf16_full_eval` a run begins here, where the policy has its place and can embed prompts.
     - `_run_epoch`: a run that is resumed from its last checkpoint, or that a signal has stopped, has nothing left to do.
 
     Args:
@@ -108,7 +109,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         self._skipper = skipper if plan.skips_rows else None
         self._correction = LossCorrection.of(self, config, self.collector.buffer, processes)
         self._timer = StepTimer()
-        self._run, self._begins_sharded = Run(), False
+        self._run, self._begins_late = Run(), False
         self._prompt_ids: list[int] = []  # rows that are generated or trained on now
         self._rows_read: dict[int, dict[str, Any]] = {}  # rows of the present generation batch
         self._loop: dict[str, Any] | None = None  # of the training loop, as a checkpoint has it
@@ -127,14 +128,15 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         self._run = resolve_run(resume_from_checkpoint, config.output_dir, self._processes, config.should_save)
         signals = StopSignals(self._processes) if config.save_on_signal else None
         self._callback.begin(self._run, signals)
-        self._begins_sharded = bool(self.is_fsdp_enabled and self.accelerator.is_fsdp2)
+        # FSDP2 shards the policy within the Trainer's `train`, and embedding needs it sharded; with these options it is placed there
+        late = config.bf16_full_eval or config.fp16_full_eval or (self.is_fsdp_enabled and self.accelerator.is_fsdp2)
+        self._begins_late = bool(late and not self.is_deepspeed_enabled)
         self._prompt_ids.clear()
         # The callback changes these when it stops a run; they are restored afterwards
         kept = {name: getattr(config, name) for name in ("load_best_model_at_end", "save_total_limit")}
         notes = failure_notes(self._run, self._prompt_ids, self.collector.flush_logs)
         with notes, signals or nullcontext(), capture.temporarily(config, **kept):
-            # FSDP2 shards the policy within the Trainer's `train`, and embedding needs it sharded: see `create_scheduler`
-            if not self._begins_sharded:
+            if not self._begins_late:
                 self._begin_run()
             output = super().train(self._run.checkpoint, *args, **kwargs)
         if self.stopped_by is not None:
@@ -144,7 +146,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     def _begin_run(self) -> None:
         """State of a run. A second call of `train` starts again, with the dataset that is there then."""
         args, dataset = self.args, cast(Dataset, self.train_dataset)  # any other is read by TRL alone
-        self._begins_sharded = False
+        self._begins_late = False
         capture.forget_last_run(self)
         cast(LossCorrection, self._correction).begin()
         checkpoint, num_prompts, dataset_hash = self._run.checkpoint, 0, ""
@@ -161,7 +163,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
 
     def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
         scheduler = super().create_scheduler(*args, **kwargs)
-        if self._begins_sharded:
+        if self._begins_late:
             self._begin_run()
         return scheduler
 
@@ -251,12 +253,13 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         self._timer.add_generation(recording.seconds)
 
     def _rows(self, ids: np.ndarray) -> list[dict[str, Any]]:
-        """The dataset's rows as TRL's dataloader would deliver them: read once in a generation batch, a copy per completion."""
+        """The dataset's rows as TRL's dataloader would deliver them: read once in a generation batch, a whole copy per completion."""
         self._prompt_ids[:] = ids.tolist()
         missing = [i for i in self._prompt_ids if i not in self._rows_read]
         if missing:
             self._rows_read.update(zip(missing, self._rows_dataset.__getitems__(missing), strict=True))
-        return [dict(self._rows_read[i]) for i in self._prompt_ids for _ in range(cast(int, self.num_generations))]
+        rows = [self._rows_read[i] for i in self._prompt_ids]
+        return [copy.deepcopy(row) for row in rows for _ in range(cast(int, self.num_generations))]
 
     # The loss
 

@@ -45,13 +45,20 @@ def test_by_hand(tmp_path, ending):
     assert found.after_effective == 1  # a
     by_order = overall([path], prompt="question", reward="score")  # without a step a group's rows follow each other
     assert (by_order["groups"], by_order["effective"]) == (8, 2 / 8)
+    pd.DataFrame(table((1, "a", [0, 0]), (1, "b", [None, 0]))).to_parquet(tmp_path / "none.parquet")
+    assert overall([tmp_path / "none.parquet"], **COLUMNS)[["groups", "hard"]].tolist() == [2, 1]
 
 
 def options(folder, **fields):
     return {"output_dir": folder, "max_steps": 8, "save_strategy": "steps", "save_steps": 8, **fields}
 
 
-@pytest.mark.parametrize("rewards", [mixed_reward, [letter_share_reward, even_length_reward]], ids=["one", "two"])
+def logging_reward(completions, log_extra, **kwargs):
+    log_extra("solution", ["18"] * len(completions))
+    return mixed_reward(completions=completions, **kwargs)
+
+
+@pytest.mark.parametrize("rewards", [logging_reward, [letter_share_reward, even_length_reward]], ids=["one", "two"])
 @pytest.mark.parametrize("batches", [8, 2])  # of two groups each, for eight optimizer steps
 def test_of_a_run_of_trl_with_completions(tmp_path, rewards, batches):
     fields = {"log_completions": True, "rewards": rewards, "num_iterations": 8 // batches}

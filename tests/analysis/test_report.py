@@ -84,7 +84,7 @@ def test_a_running_mean_keeps_the_level_and_the_length():
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
-        ("dataeff/metrics.jsonl", "", "holds no logs yet"),
+        ("dataeff/metrics.jsonl", "", "has no logs of a run yet"),
         ("dataeff/groups.parquet", "PAR1", "no table of groups"),
         ("trainer_state.json", "{", "trainer_state.json is corrupt"),
         ("other.txt", "", "has no logs of a run"),

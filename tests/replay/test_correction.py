@@ -268,6 +268,7 @@ def test_with_the_behavior_clip_the_cap_bounds_replayed_rows_of_negative_advanta
         assert (unbounded_loss - loss).item() == pytest.approx(less.item(), rel=1e-4)
 
 
-def test_a_kl_term_that_the_proximal_clip_cannot_correct_is_rejected(tmp_path):
+@pytest.mark.parametrize("reuse", [{}, {"replay": "off", "max_rollout_rounds": 2}])
+def test_a_kl_term_that_the_proximal_clip_cannot_correct_is_rejected(tmp_path, reuse):
     with pytest.raises(ValueError, match=r"replay_clip='proximal'.*beta=0\.5.*replay_clip='behavior'"):
-        ready(tmp_path, replay_clip="proximal", beta=0.5, use_bias_correction_kl=True)
+        ready(tmp_path, replay_clip="proximal", beta=0.5, use_bias_correction_kl=True, **reuse)

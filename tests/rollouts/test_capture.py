@@ -4,6 +4,7 @@ import math
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from torch.utils._pytree import tree_leaves
 
 from tests.factories.groups import make_group
-from trl_dataeff.rollouts.capture import Generated, Recording, row_value, split_rollouts, temporarily
+from trl_dataeff.rollouts.capture import Generated, Recording, split_rollouts, temporarily
 from trl_dataeff.rollouts.distributed import Processes, assign, pack_distributed, redistribute, unpack_distributed
 from trl_dataeff.rollouts.group import pack_groups, unpack_groups
 from trl_dataeff.rollouts.playback import Playback
@@ -54,9 +55,10 @@ def test_rollouts_are_cut_by_group_and_played_back_as_they_were(tool_mask):
     np.testing.assert_equal(playback.rollout_func([]), expected)
 
 
-def test_fields_of_a_rollout_func_are_by_row_or_for_all():
-    assert [row_value([10, 11], i) for i in range(3)] == [10, 11, None]
-    assert row_value("same", 1) == "same"
+@pytest.mark.parametrize("rewards", [None, torch.zeros(1, 1)])
+def test_a_subclass_that_generates_or_scores_without_super_is_an_error(rewards):
+    with pytest.raises(RuntimeError, match=r"super\(\)"):
+        Recording(set(), rewards=rewards).complete(Processes(), [Mock()])
 
 
 @pytest.mark.parametrize("tool_mask", [None, [[1, 0, 1], [1]]])

@@ -13,7 +13,7 @@ from trl import GRPOTrainer
 
 from tests.factories.comparison import OFF, all_finite, assert_identical
 from tests.factories.configurations import DYNAMIC, SHARE
-from tests.factories.tiny import logged, plain_dataset, run, tiny_tokenizer
+from tests.factories.tiny import chat_dataset, logged, plain_dataset, run, tiny_tokenizer
 from tests.factories.tools import scripted_tool_calls, tool_arguments
 from tests.factories.training import CountedRows, Watched, partly_learnable_reward
 from trl_dataeff.rollouts.capture import can_skip_rows
@@ -45,6 +45,14 @@ def assert_same_weights(plain, ours, tolerance: float = 2e-6) -> None:
         torch.testing.assert_close(a, b, rtol=0, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}")
 
 
+def changing_reward(prompts, completion_ids, **kwargs):
+    """Changes what it gets, and depends on that: TRL gives each completion its own objects."""
+    rewards = partly_learnable_reward([prompt[0]["content"] for prompt in prompts], completion_ids)
+    for prompt, ids in zip(prompts, completion_ids):
+        prompt.append(ids.pop())
+    return [reward * len(prompt) for reward, prompt in zip(rewards, prompts)]
+
+
 BATCHES = {"one pass": {}, "accumulated": ACCUMULATED, "misaligned": {**MISALIGNED, "num_iterations": 2}}
 SETTINGS = {
     **{f"{loss}, {name}": {"loss_type": loss, **batches} for loss in LOSSES for name, batches in BATCHES.items()},
@@ -59,6 +67,7 @@ SETTINGS = {
     "several generation batches a step": {"steps_per_generation": 2, "gradient_accumulation_steps": 4},
     "a stream": {"trainer": {"train_dataset": plain_dataset().to_iterable_dataset()}, **ACCUMULATED},
     "gradient checkpointing": {"gradient_checkpointing": True},
+    "a reward that changes what it gets": {"rewards": changing_reward, "trainer": {"train_dataset": chat_dataset()}},
 }
 
 
@@ -204,8 +213,9 @@ def test_any_micro_batches(loss_type, parts, size, accumulated, share, seed, mas
         assert len(batch["row"]) == max(active, n, 1)
 
 
-def test_images_stay_with_their_rows():
-    (batch,) = RowSkipper("dapo", 1, Processes()).apply([{"advantages": torch.zeros(4), "num_images": [1] * 4}])
+@pytest.mark.parametrize("name", ["num_images", "a list of a subclass"])
+def test_lists_stay_with_their_rows(name):
+    (batch,) = RowSkipper("dapo", 1, Processes()).apply([{"advantages": torch.zeros(4), name: [1] * 4}])
     assert len(batch["advantages"]) == 4
     assert batch[FACTOR] == 1
 

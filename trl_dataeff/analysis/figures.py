@@ -39,7 +39,7 @@ def save_figure(runs: Sequence[RecordedRun], path: Path) -> None:
         figure = Figure(figsize=(10, 3 * rows), layout="constrained")
         for place, panel in enumerate(panels, start=1):
             panel(figure.add_subplot(rows, 2, place))
-        if len(runs) > 1:
+        if len(runs) > 1 and panels:
             figure.axes[0].legend(frameon=False)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -64,7 +64,7 @@ def rewards(runs: Sequence[RecordedRun], x: str, axes: Any) -> None:
     """Reward in training as a running mean, and on held-out data."""
     for i, run in enumerate(runs):
         at, values = run.series("reward", x)
-        axes.plot(at, running_mean(values), color=f"C{i}", label=run.name)
+        axes.plot(at, running_mean(values), color=f"C{i}", label=run.name.lstrip("_"))  # matplotlib hides such labels
         if run.held_out:
             axes.plot(*run.series(run.held_out, x), color=f"C{i}", ls="--", marker="o", markersize=4)
     held_out = " (dashed: held-out data)" if any(run.held_out for run in runs) else ""

@@ -79,7 +79,10 @@ def read_run(path: str | Path, rollouts_per_step: int | None = None) -> Recorded
     ours = (folder / METRICS_FILE).exists()
     lines = read_metrics(folder / METRICS_FILE) if ours else _log_history(folder)
     if not lines:
-        raise UserError(f"{folder / METRICS_FILE} holds no logs yet.")
+        raise UserError(
+            f"{folder} has no logs of a run yet, in `{METRICS_FILE}` or, of plain TRL, in a checkpoint's `{STATE_FILE}`. Give an "
+            "`output_dir`; a run logs every `logging_steps` steps."
+        )
     logs = pd.DataFrame([{name: value for name, value in line.items() if is_number(value)} for line in lines])
     if rollouts_per_step and not ours:
         logs["rollouts"] = logs["step"] * rollouts_per_step
@@ -95,10 +98,7 @@ def _log_history(folder: Path) -> list[dict[str, Any]]:
         history = _json(path).get("log_history") if path.exists() else None
         if lines := [log for log in history or [] if isinstance(log.get("step"), int)]:
             return lines
-    raise UserError(
-        f"{folder} has no logs of a run: neither `{METRICS_FILE}` nor `{STATE_FILE}`. Give the `output_dir` of a run, of plain "
-        "TRL with a checkpoint."
-    )
+    return []
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def facts(run: RecordedRun) -> dict[str, str]:
     seconds = run.last.get("seconds", in_all)
     shares = run.effective_share()[1]
     numbers = {
-        "prompts": (run.about.get("prompts"), ",.0f"),
+        "prompts": (run.about.get("prompts") or None, ",.0f"),
         "optimizer steps": (run.logs["step"].max(), ",.0f"),
         "rollouts generated": (run.last.get("rollouts"), ",.0f"),
         "rollouts replayed": (run.last.get(f"{PREFIX}rollouts_replayed"), ",.0f"),

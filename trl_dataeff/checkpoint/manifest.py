@@ -44,7 +44,7 @@ def write_manifest(checkpoint: Path, *, step: int, processes: int, resumable: bo
         "step": step,
         "processes": processes,
         "resumable": resumable,
-        "sizes": {str(path.relative_to(checkpoint)): path.stat().st_size for path in files},
+        "sizes": {path.relative_to(checkpoint).as_posix(): path.stat().st_size for path in files},
         "hashes": {f"{FOLDER}/{path.name}": _hash(path) for path in files if path.parent == checkpoint / FOLDER},
     }
     text = json.dumps(content | {"hash": hash_json(content)}, indent=2)

@@ -103,10 +103,7 @@ def failure_notes(run: Run, prompt_ids: Sequence[int], flush: Callable[[], None]
     try:
         yield
     except BaseException as error:
-        try:
-            flush()
-        except OSError as second:
-            error.add_note(f"The last rows of groups.parquet could not be written either: {second}")
+        flush()
         if len(prompt_ids) and isinstance(error, Exception):
             more = "" if len(prompt_ids) <= 16 else f" and {len(prompt_ids) - 16} more"
             error.add_note(f"The last prompts of this process were the dataset's rows {list(prompt_ids[:16])}{more}.")

@@ -202,7 +202,7 @@ def load_reward(name: str) -> Callable[..., Any]:
     function: Callable[..., Any] | None = getattr(module, function_name, None)
     if not callable(function):
         raise UserError(
-            f"{wrong}: {module_name!r} has no function {function_name!r}.{closest(function_name, dir(module))}"
+            f"{wrong}: {module_name!r} has no function {function_name!r}.{closest(function_name, {*dir(module)} - {function_name})}"
         )
     if name == "get_soft_overlong_punishment":
         return function(max_completion_len=1280, soft_punish_cache=256)

@@ -75,7 +75,8 @@ class LossCorrection:
         cls, trainer: GRPOTrainer, config: DataEfficientGRPOConfig, buffer: ReplayBuffer | None, processes: Processes
     ) -> LossCorrection:
         """The correction of a trainer's loss. Raises a `ValueError` if the weight of the KL term cannot be corrected."""
-        if buffer is not None and config.replay_clip == "proximal" and trainer.beta and config.use_bias_correction_kl:
+        reuses = buffer is not None or config.max_rollout_rounds > 1
+        if reuses and config.replay_clip == "proximal" and trainer.beta and config.use_bias_correction_kl:
             raise ValueError(
                 f"`replay_clip='proximal'` cannot correct the KL term (`beta={trainer.beta}`) with `use_bias_correction_kl=True`. Use "
                 "`replay_clip='behavior'`, or `use_bias_correction_kl=False`."
@@ -152,7 +153,7 @@ class LossCorrection:
         if self.buffer is None:  # rows are leftover ones: what is logged is about replay
             return {}
         clipped = is_clipped(inputs, logps.detach(), self.epsilon, **options)
-        if self.clip == "behavior" and self.loss_type != "cispo":
+        if self.clip == "behavior" and self.loss_type not in ("cispo", "vespo"):
             clipped = clipped | inputs["replay_capped"]
         return summarize(self.processes.gather(ratio_statistics(ratio, clipped, inputs)))
 
@@ -194,7 +195,7 @@ def correct_inputs(
 
     Returns:
         `torch.Tensor`: pi_old / pi_behavior, `(B, T)` or `(B, 1)`, not truncated. With `"behavior"`, where the cap holds the ratio
-        is in `inputs["replay_capped"]`.
+        is in `inputs["replay_capped"]`; VESPO has none.
     """
     behavior_logps = inputs["behavior_per_token_logps"]
     mask = token_mask(inputs)
@@ -214,7 +215,6 @@ def correct_inputs(
         inputs["importance_sampling_ratio"] = inputs["importance_sampling_ratio"].masked_fill(replayed, 1.0)
     if clip == "behavior":
         inputs["old_per_token_logps"] = torch.where(known, behavior_logps, old_logps)
-        inputs["replay_capped"] = torch.zeros_like(full_ratio, dtype=torch.bool)
         if loss_type != "vespo":
             hold_at_cap(inputs, per_token_logps, mask, cap=cap, level=level)
     elif loss_type == "vespo":

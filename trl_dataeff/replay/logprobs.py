@@ -25,6 +25,7 @@ from trl_dataeff.rollouts.skipping import is_active, token_mask
 
 #: `(input_ids (B, P + T), attention_mask (B, P + T), T) -> log-probs (B, T)`, without gradient
 Forward: TypeAlias = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
+ADVICE = "Let each micro-batch pass through `_compute_loss`, or set `replay='off'`."
 
 
 class _Row(NamedTuple):
@@ -52,7 +53,9 @@ class LogprobRecorder:
                 is 0 may never meet the loss, and are not waited for.
         """
         if self._expected:
-            raise RuntimeError(f"{len(self._expected)} rows of the last generation batch were not seen by the loss.")
+            raise RuntimeError(
+                f"{len(self._expected)} rows of the last generation batch were not seen by the loss. {ADVICE}"
+            )
         active = is_active(batch).tolist()
         for group, rollouts, own in in_batch(groups):
             if not group.generated_now or not group.effective or rollouts.sampling_logps is not None:
@@ -143,7 +146,7 @@ def behavior_tensors(groups: Sequence[RolloutGroup], completion_ids: torch.Tenso
         if not group.generated_now:
             known = rollouts.sampling_logps or rollouts.behavior_logps
             if known is None:
-                raise RuntimeError(f"The {group.origin} group of prompt {group.prompt_id} has no log-probs.")
+                raise RuntimeError(f"The {group.origin} group of prompt {group.prompt_id} has no log-probs. {ADVICE}")
             for row, values in zip(own, known, strict=True):
                 logps[row, : len(values)] = values
             replayed[own] = True

@@ -97,7 +97,8 @@ class Recording:
 
     def complete(self, processes: Processes, rollouts: Sequence[Rollouts] = ()) -> GeneratedRound:
         """The round of all processes, with this process's `rollouts`, one per prompt, if they are kept. A collective."""
-        assert self.rewards is not None
+        if self.rewards is None or (rollouts and not self.lengths):
+            raise RuntimeError("A subclass has to call `super()` in its `_generate` and in its `_calculate_rewards`.")
         own = torch.tensor([self.lengths, self.truncated], device=processes.device)
         lengths, truncated = processes.gather(own.T.contiguous()).cpu().numpy().T
         rewards = self.rewards.float().cpu().numpy()
@@ -136,13 +137,6 @@ def split_rollouts(generated: Generated, group_size: int, logged: dict[str, list
     return result
 
 
-def row_value(values: Any, i: int) -> Any:
-    """The value of row `i` of a field that a `rollout_func` returned: a list is by row, anything else is for all."""
-    if isinstance(values, list):
-        return values[i] if i < len(values) else None
-    return values
-
-
 def roll_out(trainer: GRPOTrainer, rows: list[dict[str, Any]]) -> list[Rollouts]:
     """Generate and score a completion for each of the dataset's `rows` (G in a row of a prompt), outside of TRL's pass."""
     prompts = prompts_with_images(rows)
@@ -155,9 +149,12 @@ def roll_out(trainer: GRPOTrainer, rows: list[dict[str, Any]]) -> list[Rollouts]
     corrects = trainer.use_vllm and trainer.vllm_importance_sampling_correction
     if not corrects and trainer.off_policy_mask_threshold is None:
         generated = generated._replace(logprobs=None)  # TRL's loss takes the policy as the sampler, too
-    for i, row in enumerate(rows):
-        row.update({name: row_value(values, i) for name, values in generated.extra_fields.items()})
-    trainer._calculate_rewards(rows, prompts, generated.completions, generated.completion_ids)
+    # Of a `rollout_func`: a list is by row, anything else is for all
+    for name, values in generated.extra_fields.items():
+        for row, value in zip(rows, values if isinstance(values, list) else [values] * len(rows), strict=False):
+            row[name] = value
+    # A reward function may change the ids that it gets: what is trained on stays
+    trainer._calculate_rewards(rows, prompts, generated.completions, copy.deepcopy(generated.completion_ids))
     logged = dict(trainer._pending_extra_logs)
     trainer._pending_extra_logs.clear()
     return split_rollouts(generated, cast(int, trainer.num_generations), logged)

@@ -36,9 +36,9 @@ class RowSkipper:
     def apply(self, micro_batches: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """
         The micro-batches with fewer rows, each with the factor on its loss under `skip_factor`. A collective if there are
-        several processes. Micro-batches with images stay as they are.
+        several processes. Those with lists, as of images, stay as they are.
         """
-        if "num_images" in micro_batches[0]:
+        if any(isinstance(value, list) for value in micro_batches[0].values()):
             return [{**batch, FACTOR: torch.ones(())} for batch in micro_batches]
         parts = [dict(batch) for batch in micro_batches]
         if self.loss_type not in OVER_TOKENS:

@@ -80,18 +80,13 @@ class DotsSelector(PredictingSelector):
         self.effective: PromptEstimator | None = None
         self._totals = np.empty(0, dtype=np.float32)  # the first three different total rewards
         if self.history_from is not None and not context.resumed:
-            self._start_from(read_earlier_run(self.history_from, context.dataset_hash, context.scale))
+            # A prior that this run's own groups outweigh
+            earlier = read_earlier_run(self.history_from, context.dataset_hash, context.scale)
+            self.success.start_from(earlier.ids, earlier.rates, earlier.counts * context.group_size)
+            self._labels.observe(earlier.ids, earlier.effective, self.batch)
+            self._followed = replace(context.scale)
         self._pass = PromptPass(context.num_prompts, self.coverage)
         self._proposed = np.empty(0, dtype=np.int64)  # for this generation batch
-
-    def _start_from(self, earlier: EarlierRun) -> None:
-        """Begin with what an earlier run showed, as a prior that this run's own groups outweigh."""
-        self.success.start_from(earlier.ids, earlier.rates, earlier.counts * self.context.group_size)
-        self._labels.observe(earlier.ids, earlier.effective, self.batch)
-        self._followed = replace(self.context.scale)
-
-    def _estimator_of_effective(self) -> PromptEstimator:
-        return PromptEstimator(self._labels, EFFECTIVE_PRIORS, HALF_LIVES)
 
     def chances(self) -> torch.Tensor:
         """Estimated probabilities that groups are effective, of all prompts: float64 `(N,)`, in (0, 1)."""
@@ -135,7 +130,7 @@ class DotsSelector(PredictingSelector):
         if self.effective is None:
             self._labels.observe(ids, effective, self.batch)
             if self._is_graded(groups):
-                self.effective = self._estimator_of_effective()
+                self.effective = PromptEstimator(self._labels, EFFECTIVE_PRIORS, HALF_LIVES)
         else:
             self.effective.observe(ids, effective, np.ones_like(trials), self.batch)
             self.effective.refresh()
@@ -171,7 +166,7 @@ class DotsSelector(PredictingSelector):
         self.success.load_state_dict(state["success"], predictor=self.same_embeddings)
         effective: RollingDifficulty | PromptEstimator = self._labels
         if state["graded"]:
-            effective = self.effective = self._estimator_of_effective()
+            effective = self.effective = PromptEstimator(self._labels, EFFECTIVE_PRIORS, HALF_LIVES)
         effective.load_state_dict(state["effective"], predictor=self.same_embeddings)
 
 

@@ -156,7 +156,8 @@ class PromptEstimator:
         weight = 0.5 ** ((self._batch - self.difficulty.batches) / LEVEL_HALF_LIFE)
         mean = (0.5 * LEVEL_PRIOR + weight @ rates) / (LEVEL_PRIOR + weight.sum())
         if len(ids):
-            logits = _logit(predicted)
+            p = np.clip(predicted, CLIP, 1 - CLIP)
+            logits = np.log(p) - np.log1p(-p)
             offsets = fit_offsets(logits[:, ids], rates, weight)
             predicted = _sigmoid(logits + offsets[:, None].astype(np.float32))
         of_mean = np.full((1, predicted.shape[1]), mean)
@@ -201,11 +202,6 @@ def fit_offsets(logits: np.ndarray, rates: np.ndarray, weight: np.ndarray) -> np
         if np.abs(step).max() < 1e-8:
             break
     return offset
-
-
-def _logit(p: np.ndarray) -> np.ndarray:
-    p = np.clip(p, CLIP, 1 - CLIP)
-    return np.log(p) - np.log1p(-p)
 
 
 def _sigmoid(z: np.ndarray) -> np.ndarray:
