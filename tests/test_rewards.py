@@ -67,7 +67,7 @@ def test_text_of_a_completion(completion, expected):
         (r"\boxed{60^{\circ}}", 60),
         ("<answer>**60**</answer>", 60),
         ("#### 60 km/h", 60),
-        ("3 2 1\n#### 1,000", 1000),
+        ("3 2 1\n#### \\$1,000\nAsk 2 more!", 1000),
         ("#### Step 2: double\n2*7\nThe answer is 14.", 14),  # a heading
         (r"\boxed{10,\!000}", 10000),
         (r"\boxed{2\sqrt{3}}", None),

@@ -27,7 +27,10 @@ ABSOLUTE_TOLERANCE = Fraction(1, 100)
 MAX_CHARACTERS = 200  # of a number; Python refuses to read one of more than 4,300 digits
 
 _BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{")
-_MARKED = (re.compile(r"(?si)<answer>(.*?)</answer>"), re.compile(r"####[ \t]*([-+$(]*[\d.].*|\S.*(?=\s*\Z))"))
+_MARKED = (
+    re.compile(r"(?si)<answer>(.*?)</answer>"),
+    re.compile(r"####(?!#)[ \t]*([^\w\n#]*(?:\d|(?<=\\)[dt]?frac).*|\S.*(?=\Z|\n\s*\Z))"),
+)
 _AROUND = " \t\n\r.,;:!?\"'`*$“”‘’«»()[]"  # noqa: RUF001
 
 _SIGN = r"(?:(?<![\w.)\]}])[-+])?"  # which is not an operator between two operands

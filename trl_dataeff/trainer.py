@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import signal
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import torch
 from datasets import Dataset
+from torch.utils._pytree import tree_map
 from transformers import PreTrainedModel
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 from trl import GRPOTrainer
@@ -253,13 +253,13 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         self._timer.add_generation(recording.seconds)
 
     def _rows(self, ids: np.ndarray) -> list[dict[str, Any]]:
-        """The dataset's rows as TRL's dataloader would deliver them: read once in a generation batch, a whole copy per completion."""
+        """The dataset's rows as TRL's dataloader would deliver them: read once in a generation batch, with lists and dictionaries of its own for each completion."""
         self._prompt_ids[:] = ids.tolist()
         missing = [i for i in self._prompt_ids if i not in self._rows_read]
         if missing:
             self._rows_read.update(zip(missing, self._rows_dataset.__getitems__(missing), strict=True))
         rows = [self._rows_read[i] for i in self._prompt_ids]
-        return [copy.deepcopy(row) for row in rows for _ in range(cast(int, self.num_generations))]
+        return [tree_map(lambda value: value, row) for row in rows for _ in range(cast(int, self.num_generations))]
 
     # The loss
 

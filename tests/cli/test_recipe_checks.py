@@ -38,7 +38,7 @@ def problems(text: str, tmp_path: Path) -> list[str]:
         ("selection: grso", "`selection` is 'grso'"),
         ("selection: greso\nselector_args: {p_start: 1}", "no argument `p_start`"),
         ("max_rollout_rounds: 0", "1: `max_rollout_rounds` is 0"),
-        ("steps_per_generation: 3\ngradient_accumulation_steps: 2", "trains on parts of two generation batches"),
+        ("bf16: true\nfp16: true", "At most one of fp16 and bf16"),
         ("num_generations: 7", "num_generations"),
         ("reward_funcs: [exact_awnser_reward]", "'exact_awnser_reward' is unknown. Did you mean"),
         ("reward_weights: [1, 2]", "`reward_weights` has 2 numbers for 1 rewards"),

@@ -56,8 +56,8 @@ def audit(
     folder = files[0]
     if len(files) > 1 and any(file.is_dir() for file in files):
         raise UserError("`audit` describes one run: give a single `output_dir`, or files of one run.")
-    if folder.resolve().match(GROUPS_FILE):
-        folder = folder.resolve().parent.parent
+    if folder.absolute().match(GROUPS_FILE):
+        folder = folder.absolute().parent.parent
     if not folder.is_dir():
         source, groups = ", ".join(map(str, files)), groups_of(_read(files), prompt, reward or "reward", step)
     elif (folder / GROUPS_FILE).exists():
@@ -90,7 +90,7 @@ def groups_of(rows: pd.DataFrame, prompt: str, reward: str | None, step: str | N
     The groups of `rows`, a completion each: `step`, `prompt_id` (the prompt as text) and `kind`. The other arguments are names
     of columns; without a reward, it is a table of TRL, whose other columns are rewards.
     """
-    rewards = [reward] if reward else [name for name in rows.select_dtypes("number") if name not in _OF_TRL]
+    rewards = [reward] if reward else [name for name in rows.select_dtypes(["number", "bool"]) if name not in _OF_TRL]
     for role, column in (("prompt", prompt), ("reward", rewards[0] if rewards else "reward"), ("step", step)):
         if column is not None and column not in rows:
             raise UserError(
@@ -113,7 +113,7 @@ def groups_of(rows: pd.DataFrame, prompt: str, reward: str | None, step: str | N
     each = each[each["size"] > 1]
     if each.empty:
         raise UserError(
-            "No prompt has several scored completions in a step, so there are no groups. Name the step: --step_column."
+            "No prompt has several completions in a step, so there are no groups. Name the step: --step_column."
         )
     zero, solved = ~each.eval("high - low > 1e-6"), each.top.ge(totals.max()) & (totals.max() > min(0, totals.min()))
     return each[["step", "prompt_id"]].assign(kind=np.select([~zero, solved], ["effective", "easy"], "hard"))
@@ -134,7 +134,7 @@ def _summed(table: pd.DataFrame, source: str) -> Audit:
     """Of a table with `step`, `prompt_id` and the share of each kind, in each row: of a group, or of all groups of a log."""
     table = table.sort_values("step", kind="stable")
     steps = table["step"].unique()
-    parts = [table[table["step"].isin(part)] for part in np.array_split(steps, max(1, min(PERIODS, len(steps))))]
+    parts = [table[table["step"].isin(part)] for part in np.array_split(steps, min(PERIODS, len(steps)))]
     zero = table["effective"] == 0
     after = zero.groupby(zero.groupby(table["prompt_id"].where(table["prompt_id"] != -1)).shift()).mean()
     shares = pd.DataFrame(

@@ -26,7 +26,7 @@ POINTS = 60  # of a curve: its running mean is over a 60th of it
 def save_figure(runs: Sequence[RecordedRun], path: Path) -> None:
     """
     Draw every panel for which the runs have data into one figure and save it; the file's ending (.png, .svg, .pdf) names its
-    format. Raises a [`UserError`] if matplotlib is not installed, or the file cannot be written.
+    format. Raises a [`UserError`] if matplotlib is not installed, the runs have no data, or the file cannot be written.
     """
     try:
         import matplotlib as mpl
@@ -34,12 +34,14 @@ def save_figure(runs: Sequence[RecordedRun], path: Path) -> None:
     except ImportError as error:
         raise UserError("A figure needs matplotlib, which is not installed: pip install matplotlib.") from error
     panels = panels_of(runs)
+    if not panels:
+        raise UserError("There is nothing to draw: these runs have logged neither rewards nor groups.")
     rows = (len(panels) + 1) // 2
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(10, 3 * rows), layout="constrained")
         for place, panel in enumerate(panels, start=1):
             panel(figure.add_subplot(rows, 2, place))
-        if len(runs) > 1 and panels:
+        if len(runs) > 1:
             figure.axes[0].legend(frameon=False)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -120,7 +120,7 @@ def check(arguments: GRPOArguments) -> None:
 
 def problems_of(arguments: GRPOArguments) -> Iterator[str]:
     """What would be wrong with these arguments on any machine, given a model and data that can be reached."""
-    from trl_dataeff.validation import check_steps, replays, resolve_selector
+    from trl_dataeff.validation import resolve_selector
 
     script, training, model, mixture = arguments
     names, weights = script.reward_funcs or [], training.reward_weights
@@ -136,7 +136,6 @@ def problems_of(arguments: GRPOArguments) -> Iterator[str]:
     if not model.model_name_or_path:
         yield "No model: set `model_name_or_path` to a Hub id or a local folder."
     yield from _message_of(resolve_selector, training)
-    yield from _message_of(check_steps, training, replays(training, 1), training.max_rollout_rounds)
 
 
 def _message_of(function: Any, *args: Any) -> Iterator[str]:
