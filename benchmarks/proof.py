@@ -104,7 +104,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "conditions": conditions_table,
     "rates": lambda: ratio_table(study("rates"), rivals=("selection",)),
     "text": lambda: ratio_table(study("text"), budget=12_800),
-    "pools": lambda: ratio_table(study("pools")),
+    "pools": lambda: ratio_table(study("pools"), rivals=("default", BASELINE)),
     "time": time_table,
     "claims": lambda: claims_table(settings()),
     "pretrained": lambda: full_table(settings()),

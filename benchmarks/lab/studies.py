@@ -31,7 +31,28 @@ class Part:
         ]
 
 
-FEWER = {"steps": 100, "max_rollouts": 5_000}
+SIXTY = {"steps": 60}
+
+
+def all_methods(steps: int, parts: Mapping[str, float]) -> dict[str, Mapping[str, float]]:
+    """Plain GRPO for so many steps, and the others for at most as many rollouts, or for 60 steps; `parts`: of the default."""
+    rollouts = 128 * steps
+    return {
+        "uniform": {"steps": steps},
+        "default": parts,
+        "selection": parts,
+        "fill": parts,
+        "share": {**parts, "steps": 100},  # which generates half as many a step
+        "oracle": SIXTY,
+        "skip": {"steps": steps},
+        "uniform_half": {"steps": 2 * steps, "eval_every": 10},
+        "uniform_twice": {"steps": steps // 2},
+        "dynamic": {"steps": 40, "max_rollouts": rollouts},
+        "greso": {"steps": steps},
+        "dots_paper": {"steps": max(60, steps), "max_rollouts": rollouts},
+    }
+
+
 #: Where selection or replay might not help, by name: the pool, and fields of the specs. Each is trained for as many rollouts
 CONDITIONS: dict[str, tuple[str, dict[str, float]]] = {
     "the usual setting": ("first", {}),
@@ -46,31 +67,10 @@ CONDITIONS: dict[str, tuple[str, dict[str, float]]] = {
     "all prompts learnable": ("learnable", {}),
 }
 STUDIES: dict[str, tuple[Part, ...]] = {
-    # Each part of the default, and other methods
-    "methods": (
-        Part(
-            ("first",),
-            range(52, 62),
-            {
-                "uniform": {"steps": 100},
-                "default": FEWER,
-                "selection": FEWER,
-                "fill": FEWER,
-                "share": FEWER,
-                "oracle": {"steps": 60},
-                "skip": {"steps": 100},
-                "uniform_half": {"steps": 200, "eval_every": 10},
-                "uniform_twice": {"steps": 50},
-                "dynamic": {"steps": 40, "max_rollouts": 12_800},
-                "greso": {"steps": 100},
-                "dots_paper": {"steps": 100, "max_rollouts": 12_800},
-            },
-        ),
-    ),
-    # The default on other pools
+    "methods": (Part(("first",), range(52, 62), all_methods(100, {"steps": 100, "max_rollouts": 5_000})),),
     "pools": (
-        Part(("second", "third"), range(30, 33), {"uniform": {"steps": 100}, "default": FEWER}),
-        Part(("graded", "learnable"), range(30, 33), {"uniform": {"steps": 50}, "default": FEWER}),
+        Part(("second", "third"), range(30, 33), all_methods(100, SIXTY)),
+        Part(("graded", "learnable"), range(30, 33), all_methods(50, SIXTY)),
     ),
     # Where it might not help: at equal rollouts and steps
     "conditions": tuple(
