@@ -22,6 +22,7 @@ OTHERS = ("skip", "fill", "dynamic", "greso", DOTS, *BATCHES)
 STUDY: tuple[tuple[str, int, float, int, tuple[str, ...], tuple[int, ...]], ...] = (
     ("mixed", 8, 2e-3, 1024, (*BOTH, "selection"), FIVE),
     ("gym", 8, 2e-3, 1024, BOTH, FIVE),
+    ("gym", 8, 2e-3, 1024, ("selection",), THREE),
     ("mixed", 8, 2.5e-4, 9600, BOTH, FIVE),
     ("mixed", 8, 2.5e-4, 9600, (DOTS,), THREE),
     ("mixed", 8, 2.5e-4, 6720, ("default",), FIVE),
