@@ -57,7 +57,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     - `_compute_loss`, `_get_per_token_logps_and_entropies`: correct the loss of earlier rollouts; skip rows without a gradient.
     - `train`: checks the checkpoint to resume from, begins a run of the collector, and handles signals and failures.
     - `_save_checkpoint`, `_load_optimizer_and_scheduler`: save and load the state of the run, with a manifest.
-    - `create_scheduler`: with FSDP2 or `bf16_full_eval` a run begins here, where the policy has its place and can embed prompts.
+    - `create_scheduler`: with FSDP2 or `bf16_full_eval` a run begins here, once the policy is on its device and can embed prompts.
     - `_run_epoch`: a run that is resumed from its last checkpoint, or that a signal has stopped, has nothing left to do.
 
     Args:
@@ -128,7 +128,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         self._run = resolve_run(resume_from_checkpoint, config.output_dir, self._processes, config.should_save)
         signals = StopSignals(self._processes) if config.save_on_signal else None
         self._callback.begin(self._run, signals)
-        # FSDP2 shards the policy within the Trainer's `train`, and embedding needs it sharded; with these options it is placed there
+        # Embedding needs the policy on its device, and with FSDP2 sharded: here both happen within the Trainer's `train`
         late = config.bf16_full_eval or config.fp16_full_eval or (self.is_fsdp_enabled and self.accelerator.is_fsdp2)
         self._begins_late = bool(late and not self.is_deepspeed_enabled)
         self._prompt_ids.clear()
@@ -253,7 +253,10 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         self._timer.add_generation(recording.seconds)
 
     def _rows(self, ids: np.ndarray) -> list[dict[str, Any]]:
-        """The dataset's rows as TRL's dataloader would deliver them: read once in a generation batch, with lists and dictionaries of its own for each completion."""
+        """
+        The dataset's rows for prompts `ids`, G of each, as TRL's dataloader would deliver them. A row is read once in a
+        generation batch, and each completion gets its own lists and dictionaries.
+        """
         self._prompt_ids[:] = ids.tolist()
         missing = [i for i in self._prompt_ids if i not in self._rows_read]
         if missing:

@@ -88,7 +88,7 @@ def _read(files: Sequence[Path]) -> pd.DataFrame:
 def groups_of(rows: pd.DataFrame, prompt: str, reward: str | None, step: str | None) -> pd.DataFrame:
     """
     The groups of `rows`, a completion each: `step`, `prompt_id` (the prompt as text) and `kind`. The other arguments are names
-    of columns; without a reward, it is a table of TRL, whose other columns are rewards.
+    of columns; without a reward, it is a table of TRL, whose other numeric columns are rewards.
     """
     rewards = [reward] if reward else [name for name in rows.select_dtypes(["number", "bool"]) if name not in _OF_TRL]
     for role, column in (("prompt", prompt), ("reward", rewards[0] if rewards else "reward"), ("step", step)):

@@ -153,7 +153,7 @@ def roll_out(trainer: GRPOTrainer, rows: list[dict[str, Any]]) -> list[Rollouts]
     for name, values in generated.extra_fields.items():
         for row, value in zip(rows, values if isinstance(values, list) else [values] * len(rows), strict=False):
             row[name] = value
-    # A reward function may change the ids that it gets: what is trained on stays
+    # A reward function may change the ids that it gets, but not those that are trained on
     trainer._calculate_rewards(rows, prompts, generated.completions, copy.deepcopy(generated.completion_ids))
     logged = dict(trainer._pending_extra_logs)
     trainer._pending_extra_logs.clear()

@@ -36,7 +36,7 @@ class RowSkipper:
     def apply(self, micro_batches: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """
         The micro-batches with fewer rows, each with the factor on its loss under `skip_factor`. A collective if there are
-        several processes. Those with lists, as of images, stay as they are.
+        several processes. Micro-batches that hold a list, such as those with images, keep all rows.
         """
         if any(isinstance(value, list) for value in micro_batches[0].values()):
             return [{**batch, FACTOR: torch.ones(())} for batch in micro_batches]
