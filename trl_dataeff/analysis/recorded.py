@@ -40,7 +40,8 @@ class RecordedRun:
 
     @property
     def name(self) -> str:
-        return self.path.resolve().name
+        """With its parent's: folders of runs are often called `default` or `checkpoint-100`."""
+        return "/".join(self.path.resolve().parts[-2:])
 
     def series(self, metric: str, x: str = "step") -> tuple[np.ndarray, np.ndarray]:
         """Positions and values `(n,)` of a metric, in order; logs without it, or without the axis `x`, are left out."""
