@@ -70,9 +70,9 @@ def conditions_table() -> str:
         own = [run for run in runs if all(run.rows[-1][field] == getattr(spec, field) for field in shared)]
         base, ours = ([run for run in own if run.method == method] for method in (BASELINE, "default"))
         means = effective(base), tables.mean(ends(base)), tables.mean(ends(ours))
-        rows.append([name, str(len(ours)), *means, tables.difference(above(ours, base))])
-    header = ["setting", "seeds", "effective groups", "plain GRPO", "default", "difference"]
-    return tables.markdown(header, [row for row in rows if row[1] != "0"])
+        if ours:
+            rows.append([name, *means, tables.difference(above(ours, base))])
+    return tables.markdown(["setting", "effective groups", "plain GRPO", "default", "difference"], rows)
 
 
 # The pretrained model
