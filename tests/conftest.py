@@ -18,6 +18,8 @@ import pytest
 import torch
 from transformers.utils import logging
 
+from tests.factories.tiny import save_tiny
+
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it for what it runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -34,3 +36,8 @@ def caplog_transformers(caplog):
     logging.enable_propagation()
     yield caplog
     logging.disable_propagation()
+
+
+@pytest.fixture(scope="session")
+def tiny_path(tmp_path_factory) -> str:
+    return save_tiny(tmp_path_factory.mktemp("tiny"))

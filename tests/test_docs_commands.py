@@ -17,7 +17,7 @@ from trl import ModelConfig, ScriptArguments, TrlParser
 import trl_dataeff
 from examples.quickstart.__main__ import _parser as quickstart_parser
 from tests.cli.conftest import RECIPE, own_cache  # noqa: F401 (a fixture)
-from tests.factories.tiny import SMALL, plain_dataset, save_tiny, tiny_model, tiny_tokenizer
+from tests.factories.tiny import SMALL, plain_dataset, tiny_model, tiny_tokenizer
 from tests.factories.training import mixed_reward
 from trl_dataeff.cli import grpo
 from trl_dataeff.cli.main import main
@@ -47,11 +47,6 @@ def commands_of(text: str) -> list[str]:
 
 COMMANDS = {command: None for page in PAGES for block in blocks(page, "bash") for command in commands_of(block)}
 LAUNCH = re.compile(r"^ +((?:python examples/|trl-dataeff ).*)$", re.M)
-
-
-@pytest.fixture(scope="module")
-def tiny_path(tmp_path_factory) -> str:
-    return save_tiny(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")

@@ -122,3 +122,8 @@ def test_arrays(function, rows):
         changed = values.copy()
         changed[row, 2] += 1
         assert function(changed) != expected
+
+
+def test_a_sample_of_rows_is_spread_evenly():
+    blocks = np.arange(10_000)[:, None] // 100
+    assert len({hash_rows(blocks == i) for i in range(101)}) == 101  # the last has no row that differs

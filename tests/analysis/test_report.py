@@ -59,7 +59,8 @@ def test_facts_are_what_happened(ours, plain):
     assert own["method"] == f"DOTS selection, {share:.0%} of the trained rollouts replayed"
     assert own["optimizer steps"] == other["optimizer steps"] == "12"
     assert float(own["hours"]) >= 0
-    assert "method" not in other and runs[0].name != runs[1].name
+    assert "method" not in other
+    assert runs[0].name != runs[1].name
     assert len(summary(runs).splitlines()) == 1 + len(own | other)
 
 

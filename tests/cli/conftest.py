@@ -3,7 +3,7 @@
 import datasets.config
 import pytest
 
-from tests.factories.tiny import plain_dataset, save_tiny
+from tests.factories.tiny import plain_dataset
 
 
 RECIPE = """\
@@ -27,11 +27,6 @@ learning_rate: 1e-2
 disable_tqdm: true
 max_rollout_rounds: 4
 """
-
-
-@pytest.fixture(scope="session")
-def tiny_path(tmp_path_factory) -> str:
-    return save_tiny(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture

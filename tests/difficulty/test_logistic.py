@@ -26,6 +26,7 @@ def test_basis_is_that_of_the_singular_value_decomposition(n):
     sign = torch.sign((got * expected).sum(dim=0))
     torch.testing.assert_close(got, expected * sign, atol=2e-3, rtol=0)  # noise of float16 is allowed for
     assert got.var(dim=0, correction=0)[0] == pytest.approx(1, abs=1e-3)
+    assert torch.equal(predictor.basis.amax(dim=0), predictor.basis.abs().amax(dim=0))  # signs are settled
 
 
 def test_a_large_dimension_does_not_hide_the_others():

@@ -80,15 +80,10 @@ def test_embeddings_are_made_once_at_the_first_call():
         SelectorContext(3, 2, 4).embeddings()
 
 
-def bound(name: str, size: int) -> Selector:
-    selector, embeddings = make_selector(name), np.random.default_rng(0).normal(size=(size, 6)).astype(np.float16)
-    selector.bind(SelectorContext(size, 4, group_size=2, embed=lambda: embeddings))
-    return selector
-
-
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_every_prompt_keeps_its_chance_and_impossible_requests_are_refused(name):
-    selector, rng = bound(name, 11), generator()
+    selector, rng, embeddings = make_selector(name), generator(), np.eye(11, dtype=np.float16)
+    selector.bind(SelectorContext(11, 4, group_size=2, embed=lambda: embeddings))
     assert type(selector) is BUILT_IN[name]
     assert {i for _ in range(400) for i in selector.propose(4, rng)} == set(range(11))
     for n in (0, 12, -1):
