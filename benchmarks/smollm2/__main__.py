@@ -22,7 +22,8 @@ OTHERS = ("skip", "fill", "dynamic", "greso", DOTS, *BATCHES)
 STUDY: tuple[tuple[str, int, float, int, tuple[str, ...], tuple[int, ...]], ...] = (
     ("mixed", 8, 2e-3, 1024, (*BOTH, "selection"), FIVE),
     ("gym", 8, 2e-3, 1024, BOTH, FIVE),
-    ("gym", 8, 2e-3, 1024, ("selection",), THREE),
+    ("gym", 8, 2e-3, 1024, ("selection", "fill", DOTS, *BATCHES), THREE),
+    ("gym", 8, 2e-3, 2400, ("dynamic",), THREE),  # rounds are smaller than planned: ends after about 1,024
     ("mixed", 8, 2.5e-4, 9600, BOTH, FIVE),
     ("mixed", 8, 2.5e-4, 9600, (DOTS,), THREE),
     ("mixed", 8, 2.5e-4, 6720, ("default",), FIVE),
@@ -43,7 +44,10 @@ STUDY: tuple[tuple[str, int, float, int, tuple[str, ...], tuple[int, ...]], ...]
     *(("learnable", 8, rate, 2400, ("uniform",), TRIAL) for rate in (2.5e-4, 5e-4, 1e-3, 2e-3)),
     *(("gym", 8, rate, 2400, ("uniform",), TRIAL) for rate in (5e-4, 1e-3, 2e-3, 4e-3)),
     *(("mixed", 32, rate, 2400, ("uniform",), TRIAL) for rate in (1e-3, 2e-3, 4e-3, 8e-3)),
-    ("learnable", 8, 1e-3, 2400, BOTH, THREE),
+    ("learnable", 8, 1e-3, 2400, BOTH, FIVE),
+    ("learnable", 8, 1e-3, 2400, ("selection", "fill", DOTS, *BATCHES), THREE),
+    ("learnable", 8, 1e-3, 6400, ("dynamic",), THREE),  # ends after about 2,400, for the same reason
+    *(("learnable", 8, rate, 2400, ("default",), TRIAL) for rate in (5e-4, 1e-3, 2e-3)),
 )
 
 

@@ -41,7 +41,7 @@ class Setting(NamedTuple):
         """A run ends about where it reaches the rollouts of its plan; with a plan of your own, those that it made count."""
         end, method = run.rows[-1], run.method
         made = end["rollouts"]
-        planned = next((rollouts for rollouts in PLANS if 0.9 * rollouts <= made < 1.2 * rollouts), made)
+        planned = next((rollouts for rollouts in PLANS if 0.9 * rollouts <= made < 1.25 * rollouts), made)
         place = METHODS.index(method) if method in METHODS else len(METHODS)
         return cls(list(POOLS).index(run.pool), end.get("prompts", GROUPS), run.learning_rate, -planned, place, method)
 
