@@ -7,7 +7,7 @@ import pytest
 import yaml
 from datasets import Dataset
 
-from tests.cli.conftest import own_cache, tiny_path  # noqa: F401 (fixtures)
+from tests.cli.conftest import own_cache  # noqa: F401 (a fixture)
 from trl_dataeff import DataEfficientGRPOTrainer
 from trl_dataeff.cli.data import load_reward
 from trl_dataeff.cli.grpo import parse, problems_of, train
@@ -77,7 +77,7 @@ def test_a_papers_recipe_has_the_papers_numbers(name, prompts, batches):
 
 
 @each_recipe
-def test_recipe_trains_two_steps(path, tiny_path, tmp_path, monkeypatch):  # noqa: F811
+def test_recipe_trains_two_steps(path, tiny_path, tmp_path, monkeypatch):
     task = path.parent.name
     data = stub(task, tmp_path)
     paths = ["--model_name_or_path", tiny_path, "--dataset_name", data, "--output_dir", str(tmp_path / "out")]
