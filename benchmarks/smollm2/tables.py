@@ -187,7 +187,8 @@ def runs_table(settings: Settings) -> str:
     rows = []
     for one, own in settings.items():
         for run in own:
-            row = [list(POOLS)[one.pool], str(one.groups), f"{one.rate:g}", str(run.rows[-1]["step"])]
+            end = run.rows[-1]
+            row = [list(POOLS)[one.pool], str(one.groups), f"{one.rate:g}", str(end["step"]), f"{end['rollouts']:,}"]
             row += [
                 tables.title(one.method),
                 str(run.seed),
@@ -195,7 +196,7 @@ def runs_table(settings: Settings) -> str:
                 tables.mean(ends([run], GREEDY)),
             ]
             rows.append(row)
-    header = ["pool", "groups a step", "learning rate", "steps", "method", "seed", "success", "greedy"]
+    header = ["pool", "groups a step", "learning rate", "steps", "rollouts", "method", "seed", "success", "greedy"]
     return tables.markdown(header, rows)
 
 

@@ -40,7 +40,7 @@ class RecordedRun:
 
     @property
     def name(self) -> str:
-        """With its parent's: folders of runs are often called `default` or `checkpoint-100`."""
+        """The names of the run's folder and of its parent: several runs may be called `default` or `out`."""
         return "/".join(self.path.resolve().parts[-2:])
 
     def series(self, metric: str, x: str = "step") -> tuple[np.ndarray, np.ndarray]:
