@@ -213,11 +213,12 @@ def test_any_micro_batches(loss_type, parts, size, accumulated, share, seed, mas
         assert len(batch["row"]) == max(active, n, 1)
 
 
-@pytest.mark.parametrize("name", ["num_images", "a list of a subclass"])
-def test_lists_stay_with_their_rows(name):
-    (batch,) = RowSkipper("dapo", 1, Processes()).apply([{"advantages": torch.zeros(4), name: [1] * 4}])
-    assert len(batch["advantages"]) == 4
-    assert batch[FACTOR] == 1
+def test_lists_stay_with_their_rows():
+    """Such as those of images. Another process, whose rows have none, waits for this one, and keeps as many rows."""
+    gathered = []
+    processes = Processes(0, 2, gather=lambda own: gathered.append(own) or torch.cat([own, torch.ones_like(own)]))
+    (batch,) = RowSkipper("dapo", 1, processes).apply([{"advantages": torch.zeros(4), "num_images": [1] * 4}])
+    assert (gathered[0].item(), len(batch["advantages"]), batch[FACTOR]) == (4, 4, 1)
 
 
 @pytest.mark.parametrize(

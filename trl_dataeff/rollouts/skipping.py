@@ -33,25 +33,25 @@ class RowSkipper:
     def __init__(self, loss_type: str, accumulated: int, processes: Processes):
         self.loss_type, self.accumulated, self.processes = loss_type, accumulated, processes
 
-    def apply(self, micro_batches: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    def apply(self, batches: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """
         The micro-batches with fewer rows, each with the factor on its loss under `skip_factor`. A collective if there are
-        several processes. Micro-batches that hold a list, such as those with images, keep all rows.
+        several processes. Micro-batches that hold a list on any process, such as those with images, keep all rows.
         """
-        if any(isinstance(value, list) for value in micro_batches[0].values()):
-            return [{**batch, FACTOR: torch.ones(())} for batch in micro_batches]
-        parts = [dict(batch) for batch in micro_batches]
-        if self.loss_type not in OVER_TOKENS:
-            step = min(self.accumulated, len(parts))
+        holds_list = any(isinstance(value, list) for value in batches[0].values())
+        if not holds_list and self.loss_type not in OVER_TOKENS:
+            step = min(self.accumulated, len(batches))
             # A generation batch lies within one optimizer step, or holds whole ones; else none are exchanged
-            if len(parts) % step == 0 and self.accumulated % step == 0:
-                parts = [new for i in range(0, len(parts), step) for new in gather_active(parts[i : i + step])]
-        counts = torch.stack([is_active(batch).sum() for batch in parts])
-        kept = self.processes.gather(counts).view(-1, len(parts)).amax(0).clamp(min=1).tolist()
-        return [self._without_rest(batch, n) for batch, n in zip(parts, kept, strict=True)]
+            if len(batches) % step == 0 and self.accumulated % step == 0:
+                batches = [new for i in range(0, len(batches), step) for new in gather_active(batches[i : i + step])]
+        counts = torch.stack([(is_active(batch) | holds_list).sum() for batch in batches])
+        kept = self.processes.gather(counts).view(-1, len(batches)).amax(0).clamp(min=1).tolist()
+        return [self._without_rest(batch, n) for batch, n in zip(batches, kept, strict=True)]
 
     def _without_rest(self, batch: dict[str, Any], n: int) -> dict[str, Any]:
         """The micro-batch with `n` rows: those with a gradient and, if there are fewer, others."""
+        if n == len(batch["advantages"]):
+            return {**batch, FACTOR: torch.ones(())}
         rows = torch.sort(torch.argsort(~is_active(batch), stable=True)[:n]).values
         result = rows_of(batch, rows)
         if self.loss_type in OVER_TOKENS:
