@@ -69,8 +69,8 @@ CONDITIONS: dict[str, tuple[str, dict[str, float]]] = {
 STUDIES: dict[str, tuple[Part, ...]] = {
     "methods": (Part(("first",), range(52, 62), all_methods(100, {"steps": 100, "max_rollouts": 5_000})),),
     "pools": (
-        Part(("second", "third"), range(30, 33), all_methods(100, SIXTY)),
-        Part(("graded", "learnable"), range(30, 33), all_methods(50, SIXTY)),
+        Part(("second", "third"), range(30, 40), all_methods(100, SIXTY)),
+        Part(("graded", "learnable"), range(30, 40), all_methods(50, SIXTY)),
     ),
     # Where it might not help: at equal rollouts and steps
     "conditions": tuple(

@@ -239,7 +239,7 @@ NO_RESULTS = {"8", "12", "18", "70", "95"}  # percent: what the benchmarks are l
 def test_figures_in_the_text_are_figures_of_a_table(page):
     prose = re.sub(r"^\|.*$|(?s:```.*?```)|`[^`]*`|https?://\S+|\]\(\S+\)", "", page.read_text(), flags=re.MULTILINE)
     percent = set(re.findall(r"(\d+)(?: to (\d+))? %", prose))
-    quoted = {f"0.{int(n):02}" for pair in percent for n in pair if n and n not in NO_RESULTS}
+    quoted = {f"{int(n) / 100:.2f}" for pair in percent for n in pair if n and n not in NO_RESULTS}
     assert quoted
     quoted |= set(re.findall(r"(?<![\d.])[01]\.\d{2,3}(?![\d.]\d|\d)", prose))
     assert quoted <= set(re.findall(r"\d\.\d+", "".join(make() for make in proof.TABLES.values())))
