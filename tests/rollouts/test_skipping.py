@@ -213,12 +213,12 @@ def test_any_micro_batches(loss_type, parts, size, accumulated, share, seed, mas
         assert len(batch["row"]) == max(active, n, 1)
 
 
-def test_lists_stay_with_their_rows():
-    """Such as those of images. Another process, whose rows have none, waits for this one, and keeps as many rows."""
+def test_lists_such_as_images_keep_all_rows_here_and_on_the_processes_that_wait_for_this_one():
     gathered = []
     processes = Processes(0, 2, gather=lambda own: gathered.append(own) or torch.cat([own, torch.ones_like(own)]))
-    (batch,) = RowSkipper("dapo", 1, processes).apply([{"advantages": torch.zeros(4), "num_images": [1] * 4}])
-    assert (gathered[0].item(), len(batch["advantages"]), batch[FACTOR]) == (4, 4, 1)
+    batches = [{"advantages": torch.tensor(values), "num_images": [1, 1]} for values in ([0.0, 0.0], [0.0, 1.0])]
+    kept = [(b["advantages"].tolist(), b[FACTOR].item()) for b in RowSkipper("dapo", 2, processes).apply(batches)]
+    assert (gathered[0].tolist(), kept) == ([2, 2], [([0, 0], 1), ([0, 1], 1)])
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ class RowSkipper:
     def apply(self, batches: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """
         The micro-batches with fewer rows, each with the factor on its loss under `skip_factor`. A collective if there are
-        several processes. Micro-batches that hold a list on any process, such as those with images, keep all rows.
+        several processes. If those of one process hold a list, as with images, all processes keep all of their rows.
         """
         holds_list = any(isinstance(value, list) for value in batches[0].values())
         if not holds_list and self.loss_type not in OVER_TOKENS:
