@@ -37,7 +37,8 @@ def multiply(a: int, b: int) -> int:
 def make_dataset(n: int, seed: int = 0) -> Dataset:
     """Products of numbers of two to six digits: the short ones need no tool, the long ones do."""
     rng = random.Random(seed)
-    pairs = [[rng.randrange(10 ** rng.randint(1, 5), 10**6) for _ in range(2)] for _ in range(n)]
+    digits = [[rng.randint(2, 6) for _ in range(2)] for _ in range(n)]
+    pairs = [[rng.randrange(10 ** (k - 1), 10**k) for k in factors] for factors in digits]
     prompts = [[{"role": "user", "content": f"What is {a} times {b}?"}] for a, b in pairs]
     return Dataset.from_dict({"prompt": prompts, "answer": [str(a * b) for a, b in pairs]})
 

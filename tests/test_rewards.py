@@ -74,8 +74,6 @@ def test_text_of_a_completion(completion, expected):
         (r"\boxed{(1, 2)}", None),
         (r"\boxed{2^{60}}", None),
         ("1/0", None),
-        ("<think>1 or 2?</think>\nI do not know", None),  # reasoning is no answer
-        ("<think>3</think>4</think> 5 of them", 5),
         ("9" * 5000, None),
     ],
 )
@@ -95,6 +93,8 @@ COMPARED = {
         (r"75\%", "3/4", 1.0),
         ("25%", "0.25%", 0.0),  # two percentages are compared as such
         ("7500%", "0.75", 0.0),
+        ("<think>1 or 2?</think>\nI do not know", "2", 0.0),  # reasoning is no answer
+        ("<think>3</think>4</think> 5 of them", "5", 1.0),
     ],
     exact_answer_reward: [
         (r"<think>maybe \boxed{1}</think> It is 2", "it is 2", 1.0),
@@ -109,11 +109,14 @@ COMPARED = {
     math_verify_reward: [
         (r"\boxed{\frac{2}{6}}", r"\frac{1}{3}", 1.0),
         (r"It is $\frac13$.", "1/3", 1.0),
-        (r"\boxed{2\sqrt{3}}", r"2\sqrt{3}", 1.0),
         (r"\boxed{\sqrt{12}}", r"$2\sqrt{3}$", 1.0),
         ("so 24", "48/2=24\n#### 24", 1.0),
         (r"\boxed{x^2+1}", r"\boxed{1+x^2}", 1.0),
         (r"<think>\boxed{34}</think> \boxed{35}", "34", 0.0),
+        (r"\boxed{3}. No: \boxed{xyz}", "$xyz$", 1.0),
+        ("<answer>**3**</answer> (not 4)", "3", 1.0),
+        (r"\boxed{\text{odd}}", r"\text{odd}", 1.0),
+        (r"$\begin{pmatrix}1\\2\end{pmatrix}$", r"\begin{pmatrix}1\\2\end{pmatrix}", 1.0),
         ("34", "hello there", None),
     ],
 }

@@ -85,7 +85,7 @@ class DataEfficientGRPOConfig(GRPOConfig):
         > Parameters that control the update
 
         skip_zero_advantage (`bool`, *optional*, defaults to `True`):
-            Leave rows whose advantage is exactly 0 out of the forward and backward pass. It changes no weight. No row is left
+            Leave rows whose advantage is exactly 0 out of the forward and backward pass. Only rounding changes. No row is left
             out where that would not be exact (`beta > 0`, an entropy bonus, a router loss, `top_entropy_quantile < 1`), nor with
             images. With `loss_type="bnpo"`, each micro-batch keeps its own rows, and at least one of them. TRL's pass for old
             log-probs keeps all rows with `multi_objective_aggregation="normalize_then_sum"`, of streams, of environments and of

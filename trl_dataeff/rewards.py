@@ -108,7 +108,7 @@ def math_verify_reward(
     Reward function that checks with math-verify whether the completion's answer equals the gold answer.
 
     Like TRL's `accuracy_reward`, and beyond it: takes plain text as well as conversations, reads `answer` as well as
-    `solution`, understands `#### 42` in gold answers, and accepts an answer outside of LaTeX (`so it is 34`).
+    `solution`, understands `<answer>` and `#### 42`, and accepts an answer outside of LaTeX (`so it is 34`).
 
     Arguments and errors are those of [`exact_answer_reward`]. Gold answers are LaTeX with or without `$`, numbers, or text
     with a marked answer; a row whose gold answer cannot be parsed gets `None`. Raises an `ImportError` without math-verify.
@@ -119,14 +119,14 @@ def math_verify_reward(
 def _scored(
     score: Callable[[str, str], float | None], completions: Completions, answer: Column, solution: Column
 ) -> list[float | None]:
-    """By row, `score` of the texts of the completion and of its gold answer; `None` without a gold answer."""
+    """By row, `score` of the completion's text after its reasoning and of the gold answer; `None` without a gold answer."""
     if answer is None and solution is None:
         raise ValueError("The dataset has neither `answer` nor `solution`. Name the gold answers' column `answer`.")
     scores = []
     missing = [None] * len(completions)
     for completion, *columns in zip(completions, answer or missing, solution or missing, strict=True):
         golds = [str(value) for value in columns if value is not None and str(value).strip()]
-        scores.append(score(completion_text(completion), golds[0]) if golds else None)
+        scores.append(score(completion_text(completion).rpartition("</think>")[2], golds[0]) if golds else None)
     return scores
 
 
@@ -134,8 +134,7 @@ def completion_text(completion: str | list[dict[str, Any]]) -> str:
     """The text of a completion; empty without a message of the assistant, or if it has no content (a tool call)."""
     if isinstance(completion, str):
         return completion
-    contents = [m.get("content") or "" for m in completion if m.get("role", "assistant") == "assistant"]
-    last = contents[-1] if contents else ""
+    last = next((m.get("content") or "" for m in completion[::-1] if m.get("role", "assistant") == "assistant"), "")
     return last if isinstance(last, str) else "".join(part.get("text", "") for part in last)
 
 
@@ -151,32 +150,40 @@ def marked_answer(text: str) -> str | None:
     return found[-1].strip() if found else None
 
 
+def _answer(text: str) -> str:
+    """The answer that a text marks as such, or else all of it."""
+    marked = marked_answer(text)
+    return text.strip() if marked is None else marked
+
+
 def _normalized(text: str) -> str:
     """The answer of a text in lower case, with single spaces, and without the punctuation around it."""
-    text = text.rpartition("</think>")[2]
-    marked = marked_answer(text)
-    folded = " ".join(unicodedata.normalize("NFKC", text if marked is None else marked).split()).casefold()
+    folded = " ".join(unicodedata.normalize("NFKC", _answer(text)).split()).casefold()
     return folded.strip(_AROUND) or folded  # a text of punctuation alone is an answer too
 
 
 def _math_score(text: str, gold: str) -> float | None:
     from math_verify import parse, verify
 
-    marked = marked_answer(gold)
-    gold = gold.strip() if marked is None else marked
-    if not re.search(r"\$|\\\(|\\\[|(?<!\\)\b[^\W\d_]{3,}", gold):
-        gold = f"${gold}$"  # bare LaTeX (`2\sqrt{3}`), which math-verify reads whole with dollar signs
     # math-verify stops itself by SIGALRM, which only the main thread may use
     in_main_thread = threading.current_thread() is threading.main_thread()
     parse_seconds, verify_seconds = (10, 5) if in_main_thread else (None, None)
-    expected = parse(gold, parsing_timeout=parse_seconds)
-    found = parse(text.rpartition("</think>")[2], parsing_timeout=parse_seconds)
+    expected = parse(_in_latex(_answer(gold)), parsing_timeout=parse_seconds)
+    marked = marked_answer(text)
+    if marked is not None:
+        text = rf"\boxed{{{marked}}}" if _BOXED.search(text) else _in_latex(marked)
+    found = parse(text, parsing_timeout=parse_seconds)
     return float(verify(expected, found, timeout_seconds=verify_seconds)) if expected else None
 
 
+def _in_latex(answer: str) -> str:
+    r"""Bare LaTeX (`2\sqrt{3}`) with dollar signs, with which math-verify reads it whole."""
+    prose = re.search(r"(?<!\\)\$|\\\(|\\\[|(?<![\\{])\b[^\W\d_]{3,}", _UNITS.sub(" ", answer))
+    return answer if prose else f"${answer.strip(' *')}$"
+
+
 def _numeric_score(text: str, gold: str) -> float | None:
-    marked = marked_answer(gold)
-    expected = single_number(gold if marked is None else marked)
+    expected = single_number(_answer(gold))
     if expected is None:
         return None
     number = answer_number(text)
@@ -195,8 +202,7 @@ def _is_close(value: Fraction, gold: Fraction) -> bool:
 
 
 def answer_number(text: str) -> Number | None:
-    """The number that a completion gives as its answer; `None` if it gives none."""
-    text = text.rpartition("</think>")[2]
+    """The number that a text gives as its answer; `None` if it gives none."""
     marked = marked_answer(text)
     if marked is not None:
         return single_number(marked)

@@ -87,9 +87,8 @@ def test_the_selector_is_published_greso():
 def test_an_unreachable_target_leaves_a_keep_probability_at_its_lower_bound():
     """Every prompt succeeds with 0.93: more than half of all groups are easy, whichever prompts are drawn."""
     size, batch = 200, 20
-    selector, p_easy = greso(size, batch), []
-    for _ in train(selector, np.full(size, 0.93), 300, batch):
-        p_easy.append(selector.metrics()["p_easy"])
+    selector = greso(size, batch)
+    p_easy = [selector.metrics()["p_easy"] for _ in train(selector, np.full(size, 0.93), 300, batch)]
     assert set(p_easy[-200:]) == {0.05}
     assert selector.metrics()["p_hard"] == 0.95
 

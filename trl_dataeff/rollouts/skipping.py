@@ -1,6 +1,6 @@
 """
 Rows whose advantage is exactly 0 skip the forward and backward pass of TRL's micro-batches: they have the loss 0 and no gradient, so
-that this changes no weight, once the loss is divided by the rows or tokens of the whole micro-batch.
+that this changes rounding alone, once the loss is divided by the rows or tokens of the whole micro-batch.
 """
 
 from __future__ import annotations
