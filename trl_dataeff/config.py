@@ -137,7 +137,7 @@ class DataEfficientGRPOConfig(GRPOConfig):
 
 
 # The docstring is the one description of a field: it becomes the help text of the command. argparse formats `%`
-for _name, _text in re.findall(r"(?m)^ {8}(\w+) \(.+\):\n((?: {12}.+\n)+)", DataEfficientGRPOConfig.__doc__ or ""):
+for _, _name, _text in re.findall(r"(?m)^( +)(\w+) \(.+\):\n((?:\1    .+\n)+)", DataEfficientGRPOConfig.__doc__ or ""):
     _help = " ".join(_text.split()).replace("%", "%%")
     DataEfficientGRPOConfig.__dataclass_fields__[_name].metadata = MappingProxyType({"help": _help})
 

@@ -47,6 +47,7 @@ def test_a_run_that_is_stopped_ends_with_the_signals_code(recipe, tmp_path, monk
         signal.raise_signal(number)
         return original(self, *args, **kwargs)
 
+    monkeypatch.delattr("transformers.Trainer.end", raising=False)  # which Transformers below 5.18 lack
     with monkeypatch.context() as patch:
         patch.setattr(trainer_class, "compute_loss", compute_loss)
         command = ["grpo", "--config", recipe, "--max_steps", "3", "--save_on_signal", "true"]

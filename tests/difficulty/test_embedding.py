@@ -204,7 +204,8 @@ def test_datasets_that_cannot_be_embedded(embed, dataset, names):
 
 
 def process(rank: int, count: int, kind: DistributedType = DistributedType.NO) -> SimpleNamespace:
-    return SimpleNamespace(process_index=rank, num_processes=count, is_main_process=False, distributed_type=kind)
+    place = {"process_index": rank, "num_processes": count, "is_main_process": False, "device": torch.device("cpu")}
+    return SimpleNamespace(**place, distributed_type=kind)
 
 
 def test_policies_whose_parameters_are_elsewhere(embed):
@@ -214,6 +215,13 @@ def test_policies_whose_parameters_are_elsewhere(embed):
     for model, accelerator in ((sharded, None), (tiny_model().to("meta"), None), (tiny_model(), fsdp)):
         with pytest.raises(EmbeddingError, match="`prompt_embedding`"):
             embed(VARIED, model, accelerator=accelerator)
+
+
+def test_under_deepspeed_which_moves_it_later_the_policy_embeds_on_the_device(embed, monkeypatch):
+    zero2, devices = process(0, 1, DistributedType.DEEPSPEED), []
+    monkeypatch.setattr("torch.nn.Module.to", lambda module, device: devices.append(device))
+    embed(VARIED, accelerator=zero2)
+    assert devices == [zero2.device]
 
 
 def test_each_of_two_processes_embeds_its_share(embed, monkeypatch):

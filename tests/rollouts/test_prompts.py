@@ -30,6 +30,7 @@ def test_rows_without_a_prompt_are_named_with_what_removes_them(rows):
     advice = re.search("Remove them: `(.*)`", str(raised.value))[1]
     check_prompts(eval(advice, {"dataset": dataset}))
     check_prompts(dataset.select(range(8)))
+    check_prompts(dataset.add_column("image", range(9)))
 
 
 @pytest.mark.parametrize(

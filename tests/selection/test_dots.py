@@ -207,6 +207,9 @@ def test_a_predictor_that_was_fitted_before_predicts_the_first_batch():
 # A range of rewards that widens
 
 
+OF_PAPER = {"reference_size": 20, "predictor": "logistic"}
+
+
 def widening(name: str, batches: int, **arguments) -> list[Population]:
     """
     Two runs over the same groups. In the fourth batch a reward of -3 widens the range from [0, 1], which the second run had
@@ -237,11 +240,22 @@ def test_every_expert_of_dots_predicts_in_a_wider_range_as_if_it_had_known_it():
 
 
 def test_the_paper_predicts_in_the_wider_range_from_the_next_references_on():
-    narrow, wide = widening("dots_paper", 5, reference_size=20, predictor="logistic")
+    narrow, wide = widening("dots_paper", 5, **OF_PAPER)
     np.testing.assert_allclose(narrow.selector.predict(EVERYTHING), wide.selector.predict(EVERYTHING), atol=1e-6)
     for _ in range(3):
         ids, others = (one.selector.propose(16, one.draws) for one in (narrow, wide))
         np.testing.assert_array_equal(ids, others)
+
+
+@pytest.mark.parametrize(("name", "arguments"), [("dots", {}), ("dots_paper", OF_PAPER)])
+def test_a_resumed_run_may_give_a_narrower_range(name, arguments):
+    one, _ = widening(name, 5, **arguments)
+    scale = one.selector.context.scale
+    scale.low, scale.high, scale.fixed = 0.4, 0.6, True
+    for _ in range(2):
+        one.observe(one.selector.propose(16, one.draws))
+        predicted = one.selector.predict(EVERYTHING)
+        assert 0 <= predicted.min() < predicted.max() <= 1
 
 
 # DOTS as published
@@ -251,8 +265,7 @@ class Paper(Population):
     """20 reference prompts, whose success rates are seen as they are, and a temperature at which the nearest to 0.5 are taken."""
 
     def __init__(self):
-        options = {"temperature": 1e-9, "reference_size": 20, "predictor": "logistic"}
-        super().__init__("dots_paper", (0.0, 1.0), **options)
+        super().__init__("dots_paper", (0.0, 1.0), temperature=1e-9, **OF_PAPER)
         self.references = np.empty(0, dtype=np.int64)
 
     def rewards(self, ids):

@@ -51,7 +51,7 @@ def train(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
         trainer.train(resume_from_checkpoint=checkpoint_of(arguments.training))
     except (KeyboardInterrupt, SystemExit):
         if trainer.stopped_by is not None:
-            trainer.end()
+            trainer.accelerator.end_training()
         raise
     say("✅ Training completed.")
     trainer.save_model(arguments.training.output_dir)
@@ -60,7 +60,7 @@ def train(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
     if arguments.training.push_to_hub:
         trainer.push_to_hub(dataset_name=arguments.script.dataset_name)
         say(f"🤗 Model pushed to the Hub in https://huggingface.co/{trainer.hub_model_id}.")
-    trainer.end()  # finishes trackers and destroys the process group
+    trainer.accelerator.end_training()  # finishes trackers and destroys the process group
     return trainer
 
 

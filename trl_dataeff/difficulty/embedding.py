@@ -68,6 +68,8 @@ def embed_dataset(
             values = encoder.encode([texts[i] for i in ids], show_progress_bar=progress)
         else:
             _check_whole(model, state)
+            if state.distributed_type == DistributedType.DEEPSPEED:
+                model.to(state.device)  # where its engine moves it later
             ids, values = embed_by_policy(model, prompt_tokens(dataset, tokenizer, template), state, progress)
     largest = float(np.finfo(np.float16).max)
     values = np.where(np.isfinite(values), values.clip(-largest, largest), np.nan).astype(np.float16)

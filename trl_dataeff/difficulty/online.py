@@ -86,8 +86,8 @@ class RollingDifficulty:
         return self._predict(Groups(ids[kept], rates[kept], np.ones(len(kept), dtype=np.float32)))
 
     def rescale(self, scale: float, offset: float) -> None:
-        """Map the groups' rates to `scale * rate + offset`: the reward's range has widened."""
-        self.rates = (scale * self.rates + offset).astype(np.float32)
+        """Map the groups' rates to `scale * rate + offset`, in [0, 1]: the range of rewards has changed."""
+        self.rates = np.clip(scale * self.rates + offset, 0, 1).astype(np.float32)
 
     def state_dict(self) -> dict[str, Any]:
         """What restores the groups and what the predictor has been fitted to."""
@@ -166,8 +166,8 @@ class PredictionRecord:
         self._rows = np.concatenate([self._rows, rows[~np.isnan(rows).any(axis=1)]])[-self.capacity :]
 
     def rescale(self, scale: float, offset: float) -> None:
-        """Map all rates to `scale * rate + offset`: the reward's range has widened."""
-        self._rows = scale * self._rows + offset
+        """Map all rates to `scale * rate + offset`, in [0, 1]: the range of rewards has changed."""
+        self._rows = np.clip(scale * self._rows + offset, 0, 1)
 
     def metrics(self) -> dict[str, float]:
         """`predictor/pearson`: correlation of predicted and observed success rates; nothing until it is defined."""

@@ -279,7 +279,7 @@ def summarize(gathered: torch.Tensor) -> dict[str, float]:
       1/n where one outweighs all others;
     - `replay/clipped_share`: whose gradient the clip removes.
     """
-    count, total, squares, clipped = gathered.reshape(-1, 4).double().sum(0).tolist()
+    count, total, squares, clipped = gathered.reshape(-1, 4).cpu().double().sum(0).tolist()  # MPS has no float64
     return {
         "replay/ess": total**2 / (count * squares) if squares else math.nan,
         "replay/clipped_share": clipped / count if count else math.nan,

@@ -25,8 +25,8 @@ def check_prompts(dataset: Dataset, given: str = "`train_dataset`") -> None:
     Raise a [`UserError`] that names rows without a prompt: `None`, `""`, or a conversation whose last message is empty.
     Tokenization would fail on them in the middle of a run, or the model would answer nothing.
     """
-    if "prompt" not in dataset.column_names:
-        return  # a transform makes it
+    if "prompt" not in dataset.column_names or {"image", "images"}.intersection(dataset.column_names):
+        return  # a transform makes it; an image needs no text
     if not without_prompt(dataset.data.column("prompt")).any():
         return  # fast; the stored rows include those that a selection left out
     prompts = dataset.with_format("arrow", columns=["prompt"])[:]["prompt"]

@@ -139,11 +139,10 @@ class RewardScale:
 
     def mapping_from(self, earlier: RewardScale) -> tuple[float, float] | None:
         """
-        `(a, b)`: a success rate r under `earlier`, a narrower range, is `a * r + b` under this one. `None` if there is
-        nothing to map: the range is the same, or `earlier` had seen nothing.
+        `(a, b)`: a success rate r under `earlier` is `a * r + b` under this range, or its nearer end where a resumed run gives
+        a narrower one. `None` if there is nothing to map: the range is the same, or `earlier` had seen nothing.
         """
-        unchanged = (self.low, self.high) == (earlier.low, earlier.high)
-        if unchanged or not np.isfinite(earlier.low):
+        if (self.low, self.high) == (earlier.low, earlier.high) or not np.isfinite(earlier.low):
             return None
         width = self.high - self.low
         return (earlier.high - earlier.low) / width, (earlier.low - self.low) / width

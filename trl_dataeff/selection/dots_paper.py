@@ -115,7 +115,7 @@ class PaperDotsSelector(PredictingSelector):
 
     def rescale(self, scale: float, offset: float) -> None:
         super().rescale(scale, offset)
-        self.predicted = (scale * self.predicted + offset).astype(np.float32)
+        self.predicted = np.clip(scale * self.predicted + offset, 0, 1).astype(np.float32)
         self.difficulty.rescale(scale, offset)
 
     def state_dict(self) -> dict[str, Any]:

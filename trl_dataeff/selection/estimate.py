@@ -75,9 +75,8 @@ class SuccessHistory:
         return (self.priors * predicted + fade * successes) / (self.priors + fade * trials)
 
     def rescale(self, scale: float, offset: float) -> None:
-        """Map the rates entered so far to `scale * rate + offset`: the reward's range has widened."""
-        self.successes *= np.float32(scale)
-        self.successes += np.float32(offset) * self.trials
+        """Map the rates entered so far to `scale * rate + offset`, in [0, 1]: the range of rewards has changed."""
+        self.successes = np.clip(np.float32(scale) * self.successes + np.float32(offset) * self.trials, 0, self.trials)
 
     def _fade(self, ids: np.ndarray | slice, batch: int) -> np.ndarray:
         return np.exp2((self.batch[ids] - batch).astype(np.float32) / self.half_lives)
@@ -164,10 +163,10 @@ class PromptEstimator:
         self.predicted = np.concatenate([predicted, of_mean]).astype(np.float32)  # (K, N)
 
     def rescale(self, scale: float, offset: float) -> None:
-        """Map all rates to `scale * rate + offset`: the reward's range has widened."""
+        """Map all rates to `scale * rate + offset`, in [0, 1]: the range of rewards has changed."""
         self.history.rescale(scale, offset)
         self.difficulty.rescale(scale, offset)
-        self.predicted = (scale * self.predicted + offset).astype(np.float32)
+        self.predicted = np.clip(scale * self.predicted + offset, 0, 1).astype(np.float32)
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -22,7 +22,7 @@ FIT_EVERY = 16  # generation batches between two refits of a predictor that is f
 class PredictingSelector(Selector):
     """
     A selector with a predictor (see [`make_predictor`]). It keeps a record of its predictions, counts generation batches (`batch`),
-    and maps success rates of earlier groups when the range of rewards has widened.
+    and maps success rates of earlier groups when the range of rewards has changed.
     """
 
     def __init__(self, predictor: str | DifficultyPredictor, predictor_args: dict[str, Any] | None = None):
@@ -52,14 +52,14 @@ class PredictingSelector(Selector):
         )
 
     def follow_range(self) -> None:
-        """Map success rates of earlier groups if the range of rewards has widened."""
+        """Map success rates of earlier groups if the range of rewards has changed."""
         mapping = self.context.scale.mapping_from(self._followed)
         self._followed = replace(self.context.scale)
         if mapping is not None:
             self.rescale(*mapping)
 
     def rescale(self, scale: float, offset: float) -> None:
-        """Map success rates r to `scale * r + offset`."""
+        """Map success rates r to `scale * r + offset`, in [0, 1]."""
         self.record.rescale(scale, offset)
 
     def metrics(self) -> dict[str, float]:
