@@ -103,13 +103,11 @@ def check_python(arguments: list[str]) -> None:
     if arguments[0] != "-m":
         assert (ROOT / arguments[0]).is_file()
         return
-    module = importlib.import_module(arguments[1])
-    if arguments[1] in ("benchmarks.lab", "benchmarks.smollm2"):
-        found = importlib.import_module(f"{arguments[1]}.cli") if arguments[1] == "benchmarks.lab" else None
-        parser = (found or importlib.import_module(f"{arguments[1]}.__main__")).parser()
-        parser.parse_args(arguments[2:])
-    else:
-        assert hasattr(module, "main")
+    benchmarks = {"benchmarks.lab": "benchmarks.lab.cli", "benchmarks.smollm2": "benchmarks.smollm2.__main__"}
+    module = importlib.import_module(benchmarks.get(arguments[1], arguments[1]))
+    assert hasattr(module, "main")
+    if arguments[1] in benchmarks:
+        module.parser().parse_args(arguments[2:])
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -152,9 +150,8 @@ def test_a_launch_line_of_an_example_is_read_and_sets_off_no_warning(line, here)
     assert (ROOT / arguments[0]).is_file()
     kinds = (ScriptArguments, trl_dataeff.DataEfficientGRPOConfig, ModelConfig)
     takes_data = "ScriptArguments" in (ROOT / arguments[0]).read_text()
-    parsed = TrlParser(kinds if takes_data else kinds[1:]).parse_args_and_config(
-        [*arguments[1:], "--use_cpu", "--bf16", "false"]
-    )
+    on_cpu = [*arguments[1:], "--use_cpu", "--bf16", "false"]
+    parsed = TrlParser(kinds if takes_data else kinds[1:]).parse_args_and_config(on_cpu)
     assert not parsed[-1].use_peft or parsed[-1].lora_dropout == 0
 
 
@@ -193,14 +190,12 @@ def test_the_python_blocks_of_a_page_run(page, tiny):
 
 def test_the_page_on_selectors_runs_with_its_steps_and_its_own_test_passes(tmp_path, monkeypatch):
     names = {"__name__": "page", "model": tiny_model(), "reward": mixed_reward, "dataset": plain_dataset()}
-    ours, path = trl_dataeff.DataEfficientGRPOTrainer, ROOT / "docs" / "selectors.md"
+    trainer = partial(trl_dataeff.DataEfficientGRPOTrainer, processing_class=tiny_tokenizer())
     config = partial(trl_dataeff.DataEfficientGRPOConfig, **{**SMALL, "save_strategy": "steps"})
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("trl_dataeff.DataEfficientGRPOConfig", config, raising=False)
-    monkeypatch.setattr(
-        "trl_dataeff.DataEfficientGRPOTrainer", partial(ours, processing_class=tiny_tokenizer()), raising=False
-    )
-    trainers = {}
+    monkeypatch.setattr("trl_dataeff.DataEfficientGRPOTrainer", trainer, raising=False)
+    trainers, path = {}, ROOT / "docs" / "selectors.md"
     for block in blocks(path, "python"):
         exec(compile(block, str(path), "exec"), names)
         if trainer := names.get("trainer"):

@@ -69,9 +69,8 @@ def test_links_to_files_of_the_repository_lead_somewhere(page):
 def test_formulas_become_mathml_and_files_of_the_root_are_included_with_their_links():
     pytest.importorskip("latex2mathml")
     hooks = module(DOCS / "hooks.py")
-    made = hooks.on_page_content(
-        '<p><span class="arithmatex">\\(a &lt; \\frac{1}{2}\\)</span> and [<code>~a.Name</code>]</p>'
-    )
+    page = '<p><span class="arithmatex">\\(a &lt; \\frac{1}{2}\\)</span> and [<code>~a.Name</code>]</p>'
+    made = hooks.on_page_content(page)
     assert "<mfrac><mrow><mn>1</mn></mrow><mrow><mn>2</mn></mrow></mfrac>" in made
     assert made.endswith("and <code>a.Name</code></p>")
     kept = "<p>[<code>a</code>](page.html) <code>x[0]</code></p>"

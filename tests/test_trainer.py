@@ -13,7 +13,7 @@ from trl import GRPOConfig, GRPOTrainer
 from tests.factories.comparison import groups_since
 from tests.factories.configurations import DYNAMIC, FILL, make_trainer, train_briefly
 from tests.factories.tiny import SMALL, even_length_reward, plain_dataset, tiny_model, tiny_tokenizer
-from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer, UniformSelector
+from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 
 
 def test_args_may_be_left_out(tmp_path, monkeypatch):
@@ -92,13 +92,6 @@ def test_epochs_decide_the_number_of_steps_as_in_trl(tmp_path, fields):
     """24 prompts, two for each step."""
     trainer = train_briefly(tmp_path, "off", max_steps=-1, num_train_epochs=2, **fields)
     assert (trainer.state.global_step, trainer.state.epoch) == (24, 2.0)
-
-
-def test_switched_off_nothing_is_installed(tmp_path):
-    trainer = train_briefly(tmp_path, "off", rewards=even_length_reward)
-    assert trainer.reward_funcs[0] is even_length_reward
-    assert trainer.collector.buffer is None
-    assert type(trainer.selector) is UniformSelector
 
 
 def test_evaluation_touches_nothing_of_ours(tmp_path):

@@ -14,9 +14,7 @@ from benchmarks.smollm2.questions import LEARNABLE, UNSOLVABLE
 from benchmarks.smollm2.train import planned
 
 
-@pytest.fixture(autouse=True)
-def _questions_can_be_made():
-    pytest.importorskip("reasoning_gym")
+pytest.importorskip("reasoning_gym")
 
 
 @pytest.mark.parametrize(("name", "unsolvable"), [("mixed", 128), ("unsolvable", 269), ("learnable", 0)])
@@ -85,9 +83,8 @@ def test_prompts_are_computed_once_with_the_same_results():
         )
         return hidden[mask.bool()].detach(), gradients, generated, sum(lengths)
 
-    model.base_model.layers[0].mlp.register_forward_hook(
-        lambda layer, inputs, _: lengths.append(inputs[0][..., 0].numel())
-    )
+    mlp = model.base_model.layers[0].mlp
+    mlp.register_forward_hook(lambda layer, inputs, _: lengths.append(inputs[0][..., 0].numel()))
     hidden, gradients, generated, computed = results()
     share_prompts(model, own=3)
     shared = results()

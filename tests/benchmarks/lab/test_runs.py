@@ -5,6 +5,7 @@ import os
 import signal
 
 import pytest
+from datasets import Dataset
 
 from benchmarks.lab import runs, train
 from benchmarks.lab.counting import counting
@@ -35,8 +36,6 @@ def without_times(rows):
 
 def trainer_of(method: str, start, tmp_path, model, tokenizer):
     """A trainer of `method` on eight prompts, with a reward of 0 and 1 that is common."""
-    from datasets import Dataset
-
     trainer_class, config_class = METHODS[method].classes()
     spec = dataclasses.replace(SPEC, method=method)
     arguments = {**train.config_options(spec, str(tmp_path)), **METHODS[method].options}
