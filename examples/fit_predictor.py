@@ -233,7 +233,7 @@ def main() -> None:
         dataset = load_dataset("json", data_files=options.dataset, split="train")
     else:
         dataset = load_dataset(options.dataset, options.dataset_config, split=options.split)
-    dataset = dataset.select_columns(options.prompt_column).rename_column(options.prompt_column, "prompt")
+    dataset = dataset.select_columns(options.prompt_column).rename_columns({options.prompt_column: "prompt"})
     slices = read_slices(options.groups, len(dataset))
     predictor, quality = fit_offline(options.kind, embed_dataset(dataset, options.embedding), slices, options.seed)
     save_predictor(predictor, options.output, options.embedding)

@@ -1,6 +1,8 @@
 """Signals that end a run with a checkpoint (`save_on_signal`)."""
 
+import multiprocessing
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -109,6 +111,18 @@ def test_a_second_signal_is_not_kept_back():
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)  # the same one, from the launcher
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_process_that_a_reward_forks_ends_by_sigterm():
+    parent_end, child_end = multiprocessing.Pipe()
+    fork = multiprocessing.get_context("fork")
+    with StopSignals() as signals:
+        child = fork.Process(target=lambda: (child_end.send("started"), time.sleep(60)))
+        child.start()
+        parent_end.recv()
+        child.terminate()
+        child.join(20)
+        assert (child.exitcode, signals.received) == (-signal.SIGTERM, None)
 
 
 def test_training_in_another_thread_leaves_signals_alone(tmp_path):

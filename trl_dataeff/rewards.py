@@ -21,9 +21,6 @@ __all__ = ["exact_answer_reward", "math_verify_reward", "numeric_answer_reward"]
 Completions = Sequence[str | list[dict[str, Any]]]  # plain text, or the messages of conversations
 Column = Sequence[Any] | None
 
-# Two numbers that are not both whole are the same if they differ by less than both of these
-RELATIVE_TOLERANCE = Fraction(1, 1000)
-ABSOLUTE_TOLERANCE = Fraction(1, 100)
 MAX_CHARACTERS = 200  # of a number; Python refuses to read one of more than 4,300 digits
 
 _BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{")
@@ -43,7 +40,8 @@ _PLAIN = (
 _NUMBER = re.compile(rf"(?:{_FRAC}|{_PLAIN})(?P<percent>\s*\\?%)?")
 _UNITS = re.compile(
     r"\^?\s*\{?\\(?:circ|degree)\b\}?|(?<=[A-Za-z])/(?=[A-Za-z])"
-    r"|\\(?:text|mathrm|textbf|mathbf|operatorname)\s*\{[^{}]*\}|\\[,;:! ]|\\(?:left|right)\b"
+    r"|\\(?:text|mathrm|textbf|mathbf|operatorname)\s*\{[^{}\d]*\}(?:\s*\^\s*\{?[23]\}?)?"
+    r"|\\[,;:! ]|\\(?:left|right|(?:text|math)\w*)\b"
 )
 
 
@@ -158,7 +156,8 @@ def _answer(text: str) -> str:
 
 def _normalized(text: str) -> str:
     """The answer of a text in lower case, with single spaces, and without the punctuation around it."""
-    folded = " ".join(unicodedata.normalize("NFKC", _answer(text)).split()).casefold()
+    answer = re.sub(r"\\(?:text|math)\w*\s*\{([^{}]*)\}", r"\1", _answer(text))
+    folded = " ".join(unicodedata.normalize("NFKC", answer).split()).casefold()
     return folded.strip(_AROUND) or folded  # a text of punctuation alone is an answer too
 
 
@@ -198,7 +197,7 @@ def _numeric_score(text: str, gold: str) -> float | None:
 def _is_close(value: Fraction, gold: Fraction) -> bool:
     if value == gold or (value.denominator == 1 and gold.denominator == 1):
         return value == gold
-    return abs(value - gold) < min(RELATIVE_TOLERANCE * abs(gold), ABSOLUTE_TOLERANCE)
+    return abs(value - gold) < min(abs(gold) / 1000, Fraction(1, 100))
 
 
 def answer_number(text: str) -> Number | None:

@@ -21,7 +21,7 @@ _SAME_SECONDS = 2.0
 class StopSignals:
     """
     While this context is entered, records SIGINT and SIGTERM instead of ending the process. Signals for which the program
-    has a handler of its own (or which it ignores) are left to it. Outside of the main thread nothing is changed: Python
+    has a handler of its own (or which it ignores) are left to it, and processes that it forks end by them as usual. Outside of the main thread nothing is changed: Python
     delivers signals to that thread alone.
 
     The main process says on stderr that a signal was received. With several `processes`, a second signal within two seconds is
@@ -32,7 +32,7 @@ class StopSignals:
     def __init__(self, processes: Processes = Processes()):  # noqa: B008 (immutable)
         self.received: signal.Signals | None = None
         self._processes = processes
-        self._same_seconds = _SAME_SECONDS if processes.world_size > 1 else 0.0
+        self._pid = os.getpid()
         self._received_at = 0.0
         self._former: dict[signal.Signals, object] = {}
 
@@ -59,13 +59,13 @@ class StopSignals:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        if self.received is None:
+        if self.received is None and os.getpid() == self._pid:
             self.received, self._received_at = signal.Signals(number), now
             if self._processes.is_main:
                 # Logging and `print` may be what was interrupted, and cannot be entered again
                 text = f"\n{self.received.name}: ending after this step, with a checkpoint. Again to end at once.\n"
                 os.write(2, text.encode())
-        elif now - self._received_at >= self._same_seconds:
+        elif now - self._received_at >= (_SAME_SECONDS if self._processes.world_size > 1 else 0):
             self._restore()
             signal.raise_signal(number)
 

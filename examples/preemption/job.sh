@@ -20,14 +20,14 @@ recipe=${1:?"usage: job.sh RECIPE [ARGUMENT ...]"}
 shift
 srun=${SLURM_JOB_ID:+srun} # a job step of Slurm's, so that Slurm's signals reach it
 
-for attempt in $(seq "${MAX_ATTEMPTS:-20}"); do
+for attempt in $(seq $((${MAX_ATTEMPTS:-20} - ${SLURM_RESTART_COUNT:-0}))); do
     echo "attempt $attempt"
     $srun trl-dataeff grpo --config "$recipe" --resume_from_checkpoint last --save_on_signal true "$@"
     code=$?
     case $code in
         0) exit 0 ;;
-        137 | 143) [ -n "$SLURM_JOB_ID" ] && { scontrol requeue "$SLURM_JOB_ID"; exit 0; } ;;
+        137 | 143) [ -n "$SLURM_JOB_ID" ] && exec scontrol requeue "$SLURM_JOB_ID" ;;
         *) exit "$code" ;; # a mistake or a fault: another attempt would end in the same way
     esac
 done
-exit "$code"
+exit "${code:-1}" # 1: Slurm has restarted the job so often

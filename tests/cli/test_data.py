@@ -169,13 +169,6 @@ def test_overlong_punishment_has_the_values_that_the_help_names():
     assert punish(completion_ids=[[0] * n for n in (1024, 1152, 1280, 1281)]) == [0.0, -0.5, -1.0, -1.0]
 
 
-def test_path_is_found_in_the_current_folder(write, monkeypatch):
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    write("my_rewards_for_a_test.py", "def brevity(completions, **kwargs):\n    return [1.0]\n")
-    reward = load_reward("my_rewards_for_a_test.brevity")
-    assert reward(completions=["a"]) == [1.0]
-
-
 @pytest.mark.parametrize(
     ("name", "parts"),
     [
@@ -187,7 +180,7 @@ def test_path_is_found_in_the_current_folder(write, monkeypatch):
     ],
 )
 def test_paths_that_lead_nowhere(name, parts, write, monkeypatch):
-    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.syspath_prepend(".")
     write("missing_import_for_a_test.py", "import not_installed_at_all\n")
     with pytest.raises(UserError) as error:
         load_reward(name)

@@ -1,6 +1,7 @@
 """A recipe is read strictly: a mistake is said with file, line, what was given and what would do."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -155,3 +156,19 @@ def test_grpo_says_the_same_about_a_bad_recipe_as_validate(write, capsys):
     assert main(["grpo", "--config", "bad.yaml"]) == 2
     assert capsys.readouterr().err == validated
     assert [line.partition(": `")[0].rpartition(":")[2] for line in validated.splitlines()] == ["1", "2"]
+
+
+def test_a_selector_is_found_in_the_current_folder_without_a_reward_function(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_parts.py").write_text("from trl_dataeff import UniformSelector as Mine\n")
+    text = "reward_funcs: []\nreward_model_name_or_path: a/b\nmodel_name_or_path: a/c\nselection: my_parts.Mine"
+    assert problems(text, tmp_path) == []
+
+
+def test_a_launched_process_makes_no_process_group_before_it_trains(tmp_path, monkeypatch):
+    """It would be one for CPUs, which training then takes."""
+    for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "2" if name == "WORLD_SIZE" else "0")
+    monkeypatch.setattr("torch.distributed.init_process_group", lambda *args, **kwargs: pytest.fail("one was made"))
+    assert problems("seed: 1", tmp_path) == []

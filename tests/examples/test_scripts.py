@@ -183,6 +183,9 @@ def test_the_job_script_does_not_repeat_a_mistake(tmp_path):
     done = subprocess.run([*job, "recipe.yaml"], env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stdout.count("called")) == (2, 1)
     assert subprocess.run(job, env=environment, capture_output=True).returncode != 0
+    restarted = {**environment, "SLURM_RESTART_COUNT": "20"}
+    done = subprocess.run([*job, "recipe.yaml"], env=restarted, capture_output=True, text=True)
+    assert (done.returncode, done.stdout.count("called")) == (1, 0)
 
 
 SCRIPT = str(EXAMPLES / "fit_predictor.py")
@@ -203,21 +206,12 @@ def save_groups(path: Path, steps: int = 40, seed: int = 0, invert: bool = False
     return str(path)
 
 
-@pytest.mark.parametrize("kind", ["logistic", "attention"])
-def test_from_groups_to_a_predictor(kind, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(("kind", "column"), [("logistic", "question"), ("attention", "prompt")])
+def test_from_groups_to_a_predictor(kind, column, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(trl_dataeff.difficulty.embedding, "embed_dataset", lambda dataset, model: E.half().numpy())
-    Dataset.from_dict({"question": [f"q{i}" for i in range(N)]}).to_json("data.jsonl")
-    options = [
-        "--dataset",
-        "data.jsonl",
-        "--prompt_column",
-        "question",
-        "--embedding",
-        "some/model",
-        "--output",
-        "out",
-    ]
+    Dataset.from_dict({column: [f"q{i}" for i in range(N)]}).to_json("data.jsonl")
+    options = ["--dataset", "data.jsonl", "--prompt_column", column, "--embedding", "some/model", "--output", "out"]
     options += ["--groups", save_groups(tmp_path / "a.parquet"), "--kind", kind]
     monkeypatch.setattr(sys, "argv", ["fit_predictor.py", *options])
     runpy.run_path(SCRIPT, run_name="__main__")

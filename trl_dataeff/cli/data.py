@@ -6,7 +6,6 @@ import glob
 import importlib
 import json
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -53,7 +52,7 @@ def load_data(
         if name not in splits:
             raise UserError(
                 f"{given} has no split `{name}`; it has {listed(map(str, splits))}. Name them as `dataset_train_split` and "
-                "`dataset_test_split`, or set `eval_strategy` to 'no' to train without the second."
+                "`dataset_test_split` (a mixture has `test_split_size`), or set `eval_strategy` to 'no' to train without the second."
             )
     train, *evaluation = [prepare(splits[name], script, given) for name in names]
     return train, evaluation[0] if evaluation else None
@@ -191,8 +190,6 @@ def load_reward(name: str) -> Callable[..., Any]:
     if name in ("math_verify_reward", *_OF_SOLUTION) and not is_math_verify_available():
         raise UserError(f"`{name}` needs math-verify: pip install math-verify")
     wrong = f"The reward function {name!r} cannot be imported"
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:  # any other error is one of the module, and keeps its traceback

@@ -125,6 +125,8 @@ def problems_of(arguments: GRPOArguments) -> Iterator[str]:
     script, training, model, mixture = arguments
     names, weights = script.reward_funcs or [], training.reward_weights
     n = len(names) + bool(script.reward_model_name_or_path)
+    if os.getcwd() not in sys.path:  # for rewards and a selector by dotted path
+        sys.path.insert(0, os.getcwd())
     if not n:
         yield f"No reward: set `reward_funcs` to one or more of {listed(REWARDS)}, or to the dotted path of a function."
     for name in names:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
+from accelerate.utils import clear_environment
 from trl import DatasetMixtureConfig, ModelConfig, TrlParser
 from trl.scripts.grpo import GRPOScriptArguments
 
@@ -173,12 +174,13 @@ def read(argv: list[str], portable: bool = False) -> tuple[GRPOArguments, list[s
 
 
 def _arguments(parser: TrlParser, values: dict[str, Any], portable: bool) -> GRPOArguments:
-    replaced = MACHINE if portable else {}
-    with warnings.catch_warnings():
-        if portable:  # training reads everything once more, with its warnings
-            warnings.simplefilter("ignore")
-        arguments = GRPOArguments(*parser.parse_dict(values | replaced, allow_extra_keys=True))
-    vars(arguments.training).update({name: values[name] for name in replaced})
+    if not portable:
+        return GRPOArguments(*parser.parse_dict(values, allow_extra_keys=True))
+    # Training reads everything once more, with its warnings. With a launched process's environment, accelerate would make the
+    # process group here, for CPUs
+    with warnings.catch_warnings(action="ignore"), clear_environment():
+        arguments = _arguments(parser, values | MACHINE, portable=False)
+    vars(arguments.training).update({name: values[name] for name in MACHINE})
     return arguments
 
 
