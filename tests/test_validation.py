@@ -12,13 +12,7 @@ from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 from trl_dataeff.selection import DotsSelector, GresoSelector, UniformSelector
 from trl_dataeff.selection.base import uses_references
 from trl_dataeff.utils import UserError
-from trl_dataeff.validation import (
-    check_dataset,
-    check_steps,
-    holds_whole_groups,
-    resolve_selector,
-    unsupported_reason,
-)
+from trl_dataeff.validation import check_dataset, check_steps, holds_whole_groups, resolve_selector, unsupported_reason
 
 
 def config(**fields):

@@ -58,12 +58,8 @@ def test_by_hand(tmp_path):
 @pytest.mark.parametrize(
     ("rewards", "known", "given", "rates"),
     [
-        (
-            (-1, 1, 3),
-            (-1, 3),
-            [0, 2],
-            [0, 0.5, 1],
-        ),  # outside of a range that is set they are cut off, as those of this run
+        # Outside of a range that is set they are cut off, as those of this run
+        ((-1, 1, 3), (-1, 3), [0, 2], [0, 0.5, 1]),
         ((0, 1, 2), (0, 2), None, [0, 0.5, 1]),  # though 1 was the highest so far, with a rate of 1
         ((5, 5, 5), (5, 5), None, [1, 1, 1]),
     ],

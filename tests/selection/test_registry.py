@@ -7,14 +7,7 @@ from hypothesis import strategies as st
 from trl.trainer.utils import RepeatSampler
 
 from tests.factories.groups import generator
-from trl_dataeff import (
-    DotsSelector,
-    GresoSelector,
-    PaperDotsSelector,
-    Selector,
-    UniformSelector,
-    register_selector,
-)
+from trl_dataeff import DotsSelector, GresoSelector, PaperDotsSelector, Selector, UniformSelector, register_selector
 from trl_dataeff.selection import make_selector
 from trl_dataeff.selection.base import SelectorContext
 
