@@ -87,9 +87,7 @@ CASES = {
         "num_generations_eval": 2,
         "trainer": {"eval_dataset": plain_dataset(5)},
     },
-    "streaming": {
-        "trainer": {"train_dataset": IterableDataset.from_generator(lambda: iter(plain_dataset()))},
-    },
+    "streaming": {"trainer": {"train_dataset": IterableDataset.from_generator(lambda: iter(plain_dataset()))}},
     "mask truncated": {"mask_truncated_completions": True},
     "beta": {"beta": 0.2},
     "bf16_full_eval": {"bf16_full_eval": True},

@@ -115,9 +115,8 @@ def test_a_second_signal_is_not_kept_back():
 
 def test_a_process_that_a_reward_forks_ends_by_sigterm():
     parent_end, child_end = multiprocessing.Pipe()
-    fork = multiprocessing.get_context("fork")
     with StopSignals() as signals:
-        child = fork.Process(target=lambda: (child_end.send("started"), time.sleep(60)))
+        child = multiprocessing.get_context("fork").Process(target=lambda: (child_end.send("on"), time.sleep(60)))
         child.start()
         parent_end.recv()
         child.terminate()

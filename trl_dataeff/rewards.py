@@ -26,7 +26,7 @@ MAX_CHARACTERS = 200  # of a number; Python refuses to read one of more than 4,3
 _BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _MARKED = (
     re.compile(r"(?si)<answer>(.*?)</answer>"),
-    re.compile(r"####(?!#)[ \t]*([^\w\n#]*(?:\d|(?<=\\)[dt]?frac).*|\S.*(?=\Z|\n\s*\Z))"),
+    re.compile(r"####(?!#)[ \t]*([^\w\n#]*(?:\d(?!\d*[.)][ \t]+\S)|(?<=\\)[dt]?frac).*|\S.*(?=\Z|\n\s*\Z))"),
 )
 _AROUND = " \t\n\r.,;:!?\"'`*$“”‘’«»()[]"  # noqa: RUF001
 
@@ -40,7 +40,7 @@ _PLAIN = (
 _NUMBER = re.compile(rf"(?:{_FRAC}|{_PLAIN})(?P<percent>\s*\\?%)?")
 _UNITS = re.compile(
     r"\^?\s*\{?\\(?:circ|degree)\b\}?|(?<=[A-Za-z])/(?=[A-Za-z])"
-    r"|\\(?:text|mathrm|textbf|mathbf|operatorname)\s*\{[^{}\d]*\}(?:\s*\^\s*\{?[23]\}?)?"
+    r"|\\(?:text|mathrm|textbf|mathbf|operatorname)\s*\{(?!\s*[-+.\d])[^{}]*\}(?:\s*\^\s*\{?[23]\}?)?"
     r"|\\[,;:! ]|\\(?:left|right|(?:text|math)\w*)\b"
 )
 
@@ -106,7 +106,8 @@ def math_verify_reward(
     Reward function that checks with math-verify whether the completion's answer equals the gold answer.
 
     Like TRL's `accuracy_reward`, and beyond it: takes plain text as well as conversations, reads `answer` as well as
-    `solution`, understands `<answer>` and `#### 42`, and accepts an answer outside of LaTeX (`so it is 34`).
+    `solution`, understands `<answer>` and `#### 42`, and accepts an answer outside of LaTeX (`so it is 34`). Of several boxes
+    the last one counts.
 
     Arguments and errors are those of [`exact_answer_reward`]. Gold answers are LaTeX with or without `$`, numbers, or text
     with a marked answer; a row whose gold answer cannot be parsed gets `None`. Raises an `ImportError` without math-verify.
@@ -123,7 +124,7 @@ def _scored(
     scores = []
     missing = [None] * len(completions)
     for completion, *columns in zip(completions, answer or missing, solution or missing, strict=True):
-        golds = [str(value) for value in columns if value is not None and str(value).strip()]
+        golds = [str(value).rpartition("</think>")[2] for value in columns if value is not None and str(value).strip()]
         scores.append(score(completion_text(completion).rpartition("</think>")[2], golds[0]) if golds else None)
     return scores
 
@@ -165,14 +166,15 @@ def _math_score(text: str, gold: str) -> float | None:
     from math_verify import parse, verify
 
     # math-verify stops itself by SIGALRM, which only the main thread may use
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    parse_seconds, verify_seconds = (10, 5) if in_main_thread else (None, None)
-    expected = parse(_in_latex(_answer(gold)), parsing_timeout=parse_seconds)
+    seconds = 10 if threading.current_thread() is threading.main_thread() else None
+    expected = parse(_in_latex(_answer(gold)), parsing_timeout=seconds)
     marked = marked_answer(text)
-    if marked is not None:
-        text = rf"\boxed{{{marked}}}" if _BOXED.search(text) else _in_latex(marked)
-    found = parse(text, parsing_timeout=parse_seconds)
-    return float(verify(expected, found, timeout_seconds=verify_seconds)) if expected else None
+    if marked is not None and _BOXED.search(text):
+        text = rf"\boxed{{{marked}}}"
+    elif marked is not None:  # in LaTeX, `60 km/h` would be a product
+        text = marked if re.match(r"[-+.,\d/]+ [a-zA-Z]", marked) else _in_latex(marked)
+    found = parse(text, parsing_timeout=seconds)
+    return float(verify(expected, found, timeout_seconds=seconds)) if expected else None
 
 
 def _in_latex(answer: str) -> str:
@@ -195,9 +197,8 @@ def _numeric_score(text: str, gold: str) -> float | None:
 
 
 def _is_close(value: Fraction, gold: Fraction) -> bool:
-    if value == gold or (value.denominator == 1 and gold.denominator == 1):
-        return value == gold
-    return abs(value - gold) < min(abs(gold) / 1000, Fraction(1, 100))
+    both_whole = value.denominator == gold.denominator == 1
+    return value == gold or (not both_whole and abs(value - gold) < min(abs(gold) / 1000, Fraction(1, 100)))
 
 
 def answer_number(text: str) -> Number | None:

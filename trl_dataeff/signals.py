@@ -21,8 +21,9 @@ _SAME_SECONDS = 2.0
 class StopSignals:
     """
     While this context is entered, records SIGINT and SIGTERM instead of ending the process. Signals for which the program
-    has a handler of its own (or which it ignores) are left to it, and processes that it forks end by them as usual. Outside of the main thread nothing is changed: Python
-    delivers signals to that thread alone.
+    has a handler of its own (or which it ignores) are left to it. Processes that it forks outlive SIGINT, which a terminal sends
+    to them too, and end by SIGTERM, as those who fork them expect. Outside of the main thread nothing is changed: Python delivers
+    signals to that thread alone.
 
     The main process says on stderr that a signal was received. With several `processes`, a second signal within two seconds is
     the first one once more: Ctrl-C reaches them from the terminal and from the launcher. `received` is the first signal, or
@@ -59,7 +60,7 @@ class StopSignals:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        if self.received is None and os.getpid() == self._pid:
+        if self.received is None and (os.getpid() == self._pid or number == signal.SIGINT):
             self.received, self._received_at = signal.Signals(number), now
             if self._processes.is_main:
                 # Logging and `print` may be what was interrupted, and cannot be entered again

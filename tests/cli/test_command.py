@@ -139,23 +139,28 @@ def test_launch_options_go_to_accelerate(recipe, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("launch_args", "devices", "use_cpu", "rank", "config", "expected"),
+    ("launch_args", "devices", "use_cpu", "config", "expected"),
     [
-        ([], 1, False, None, "/nowhere", False),
-        ([], 2, False, None, "/nowhere", True),  # accelerate launch uses all GPUs, so do we
-        ([], 2, True, None, "/nowhere", False),
-        (["--num_processes", "1"], 0, False, None, "/nowhere", True),
-        ([], 2, False, "0", "/nowhere", False),  # started by torchrun
-        ([], 0, True, None, __file__, True),  # accelerate is configured on this machine
+        ([], 1, False, "/nowhere", False),
+        ([], 2, False, "/nowhere", True),  # accelerate launch uses all GPUs, so do we
+        ([], 2, True, "/nowhere", False),
+        (["--num_processes", "1"], 0, False, "/nowhere", True),
+        ([], 0, True, __file__, True),  # accelerate is configured on this machine
     ],
 )
-def test_when_training_is_launched(launch_args, devices, use_cpu, rank, config, expected, monkeypatch):
+def test_when_training_is_launched(launch_args, devices, use_cpu, config, expected, monkeypatch):
     monkeypatch.setattr("torch.accelerator.device_count", lambda: devices)
     monkeypatch.setattr("accelerate.commands.config.default_config_file", config)
-    monkeypatch.delenv("LOCAL_RANK", raising=False)
-    if rank is not None:
-        monkeypatch.setenv("LOCAL_RANK", rank)
     assert launching.needs_launch(launch_args, use_cpu) is expected
+
+
+def test_a_launched_process_trains_with_its_recipe_as_it_is(recipe, monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setattr(launching, "parse", lambda argv: argv)
+    trained = []
+    monkeypatch.setattr(launching, "train", trained.append)
+    command = ["--config", recipe, "--per_device_train_batch_size", "2", "--gradient_accumulation_steps", "1"]
+    assert (launching.run(command), trained) == (0, [command])
 
 
 def test_the_command_and_python_have_the_same_defaults():

@@ -50,11 +50,8 @@ def test_cumulative_metrics_only_grow_and_shares_add_up(tmp_path):
         assert min(parts) >= 0
         assert sum(parts) <= log["step_time"] * 1.05
         assert sum(log[PREFIX + name] for name in ("effective_ratio", "easy_ratio", "hard_ratio")) == pytest.approx(1)
-    names = (
-        "reward",
-        "completions/mean_length",
-        "completions/max_length",
-    )  # TRL's, the mean of two generation batches
+    # TRL's, the mean of two generation batches
+    names = ("reward", "completions/mean_length", "completions/max_length")
     means = np.array(logged(each, *names)).reshape(-1, 2, len(names)).mean(axis=1)
     np.testing.assert_allclose(logged(trainer, *names), means)
 

@@ -23,11 +23,13 @@ if TYPE_CHECKING:
 
 def run(argv: list[str]) -> int:
     """Run the sub-command with what follows its name, here or through `accelerate launch`, and return its exit code."""
-    # First without looking at the machine: what is wrong with the recipe is said once, before processes are started.
-    arguments, launch_args = read(argv or ["--help"], portable=True)
-    check(arguments)
-    if needs_launch(launch_args, arguments.training.use_cpu):
-        return launch(launch_args, argv)
+    launched = os.environ.keys() & {"LOCAL_RANK", "ACCELERATE_MIXED_PRECISION"}  # a launcher has started this process
+    if not launched:
+        # First without looking at the machine: what is wrong with the recipe is said once, before processes are started.
+        arguments, launch_args = read(argv or ["--help"], portable=True)
+        check(arguments)
+        if needs_launch(launch_args, arguments.training.use_cpu):
+            return launch(launch_args, argv)
     train(parse(argv))
     return 0
 
@@ -161,8 +163,6 @@ def checkpoint_of(training: DataEfficientGRPOConfig) -> str | bool | None:
 
 def needs_launch(launch_args: list[str], use_cpu: bool) -> bool:
     """Return whether training goes through `accelerate launch`: for its options, its default configuration, or several devices."""
-    if "LOCAL_RANK" in os.environ or "ACCELERATE_MIXED_PRECISION" in os.environ:  # a launcher has started this process
-        return False
     import torch
     from accelerate.commands.config import default_config_file
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
-from accelerate.utils import clear_environment
+from accelerate.utils import patch_environment
 from trl import DatasetMixtureConfig, ModelConfig, TrlParser
 from trl.scripts.grpo import GRPOScriptArguments
 
@@ -61,7 +61,7 @@ examples:
       --prompt_as_chat --reward_funcs numeric_answer_reward --use_peft --lora_dropout 0 --output_dir out
 """
 #: Fields of which a value can be rejected because of the machine, and values that are valid on every machine
-MACHINE: dict[str, Any] = {"use_cpu": True, "tf32": None, "deepspeed": None}
+MACHINE: dict[str, Any] = {"use_cpu": True, "tf32": None, "deepspeed": None, "ddp_backend": None}
 _SCRIPT = "<script>"  # stands for the script that `accelerate launch` expects behind its options
 
 
@@ -176,9 +176,9 @@ def read(argv: list[str], portable: bool = False) -> tuple[GRPOArguments, list[s
 def _arguments(parser: TrlParser, values: dict[str, Any], portable: bool) -> GRPOArguments:
     if not portable:
         return GRPOArguments(*parser.parse_dict(values, allow_extra_keys=True))
-    # Training reads everything once more, with its warnings. With a launched process's environment, accelerate would make the
-    # process group here, for CPUs
-    with warnings.catch_warnings(action="ignore"), clear_environment():
+    # Training reads everything once more, with its warnings. Where the environment names a rank, accelerate would make the
+    # process group already here, for CPUs
+    with warnings.catch_warnings(action="ignore"), patch_environment(LOCAL_RANK=-1, PMI_SIZE=1):
         arguments = _arguments(parser, values | MACHINE, portable=False)
     vars(arguments.training).update({name: values[name] for name in MACHINE})
     return arguments
