@@ -62,7 +62,6 @@ def test_text_of_a_completion(completion, expected):
         (r"-1\tfrac{1}{2}", Fraction(-3, 2)),
         (r"1{,}000", 1000),
         ("1e-3", Fraction(1, 1000)),
-        (r"\boxed{12 \text{ cm}}", 12),
         (r"\boxed{\$5}", 5),
         (r"\boxed{60^{\circ}}", 60),
         (r"\boxed{\textbf{18}}", 18),
@@ -102,8 +101,7 @@ COMPARED = {
     ],
     exact_answer_reward: [
         (r"<think>maybe \boxed{1}</think> It is 2", "it is 2", 1.0),
-        ("new   york", "New York", 1.0),
-        ('"yes"', "Yes", 1.0),
+        ('"new   york"', "New York", 1.0),
         ("I think Paris", "Paris", 0.0),
         (r"It is \boxed{\text{Paris}}", "Paris", 1.0),
         ("42", "<think>7?</think>so 42\n#### 42", 1.0),

@@ -79,11 +79,13 @@ def resumed(name: str, world_size: int) -> dict:
 def main() -> None:
     shard_on_the_cpu()
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    passes, plain = [], embedding.embed_by_policy
+    passes, left_whole, plain = [], [], embedding.embed_by_policy
 
     def counted(policy, *args):
         with policy.register_forward_pre_hook(lambda *args: passes.append(args)):
-            return plain(policy, *args)
+            embedded = plain(policy, *args)
+        left_whole.extend(name for name, p in policy.named_parameters() if not isinstance(p, DTensor))
+        return embedded
 
     embedding.embed_by_policy = counted
     report = {}
@@ -91,7 +93,7 @@ def main() -> None:
         passes.clear()
         trainer = make(name, world_size, Sharded, folder=FOLDER, train=True, fsdp=True)
         report[name] = seen(trainer) | {
-            "whole": [name for name, sharded in trainer.sharded.items() if not sharded],
+            "whole": left_whole + [name for name, sharded in trainer.sharded.items() if not sharded],
             "units": trainer.units,
             "selector": type(trainer.selector).__name__,
             "embedding_passes": len(passes),

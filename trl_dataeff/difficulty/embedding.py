@@ -71,9 +71,10 @@ def embed_dataset(
             if state.distributed_type == DistributedType.DEEPSPEED:
                 model.to(state.device)  # where its engine moves it later
             ids, values = embed_by_policy(model, prompt_tokens(dataset, tokenizer, template), state, progress)
-    largest = float(np.finfo(np.float16).max)
-    values = np.where(np.isfinite(values), values.clip(-largest, largest), np.nan).astype(np.float16)
-    parts = [part for part in all_gather((ids, values)) if len(part[0])]
+    # In float16, whose largest number is 65,504. With NCCL, objects that processes exchange pass through the GPU's memory
+    values = np.where(np.isfinite(values), values.clip(-65504, 65504), np.nan).astype(np.float16)
+    pieces = [slice(i, i + 2**14) for i in range(0, len(dataset), 2**14)]
+    parts = [part for piece in pieces for part in all_gather((ids[piece], values[piece])) if len(part[0])]
     out = np.empty((len(dataset), parts[0][1].shape[1]), np.float16)
     for ids, values in parts:
         out[ids] = values
@@ -124,13 +125,14 @@ def _read(path: Path) -> np.ndarray | None:
         return None
 
 
-def prompt_tokens(dataset: Dataset, processor: Any, template: dict[str, Any] | None) -> list[list[int]]:
+def prompt_tokens(dataset: Dataset, processor: Any, template: dict[str, Any] | None) -> list[np.ndarray]:
     """Token ids of every prompt, as TRL feeds them to the policy; an empty prompt is one end token."""
     texts = prompt_texts(dataset, processor, template)
     plain = isinstance(dataset[0]["prompt"], str)  # a chat template writes special tokens itself
     tokenizer = getattr(processor, "tokenizer", processor)
-    encoded = tokenizer(texts, add_special_tokens=plain, verbose=False)["input_ids"]
-    return [ids or [tokenizer.eos_token_id or 0] for ids in encoded]
+    encode = partial(tokenizer, add_special_tokens=plain, verbose=False)
+    parts = (encode(texts[i : i + 1024]) for i in range(0, len(texts), 1024))  # lists of Python's numbers are large
+    return [np.array(ids or [tokenizer.eos_token_id or 0], np.int32) for part in parts for ids in part["input_ids"]]
 
 
 def prompt_texts(dataset: Dataset, processor: Any = None, template: dict[str, Any] | None = None) -> list[str]:
@@ -183,7 +185,7 @@ def _check_whole(policy: Any, state: Any) -> None:
 
 
 def embed_by_policy(
-    policy: Any, prompts: list[list[int]], state: Any, progress: bool
+    policy: Any, prompts: list[np.ndarray], state: Any, progress: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """
     This process's share of prompts, given as token ids, and their embeddings, float32 `(n, h)`, by the policy with its adapters. The
@@ -204,11 +206,11 @@ def embed_by_policy(
     try:
         with (
             torch.no_grad(),
-            torch.autocast("cuda", torch.bfloat16, enabled=torch.cuda.is_bf16_supported()),
+            torch.autocast("cuda", torch.bfloat16, enabled=torch.cuda.is_bf16_supported(), cache_enabled=False),
             body.register_forward_hook(lambda module, args, output: seen.append(output[0])),
         ):
             for batch in tqdm(own, "Embedding prompts", unit="batch", disable=not progress):
-                rows = [torch.tensor(prompts[i][:limit], device=device) for i in batch]
+                rows = [torch.tensor(prompts[i][:limit], dtype=torch.long, device=device) for i in batch]
                 ids = pad_sequence(rows, batch_first=True)  # (b, T), on the right: positions need no correction
                 mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
                 model(input_ids=ids, attention_mask=mask, **options)
@@ -216,7 +218,8 @@ def embed_by_policy(
                 mask = mask.to(states.device)[..., None]  # states of padding may be anything, NaN included
                 values.append((states.masked_fill(mask == 0, 0.0).sum(dim=1) / mask.sum(dim=1)).cpu().numpy())
     finally:
-        model.train(training)
+        # FSDP2 leaves the head and the root whole after a pass without a backward one; weights go to vLLM from shards
+        model.train(training).apply(lambda module: module.reshard() if hasattr(module, "reshard") else None)
     return np.concatenate(own), np.concatenate(values)
 
 
