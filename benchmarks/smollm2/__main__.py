@@ -22,8 +22,8 @@ OTHERS = ("skip", "fill", "dynamic", "greso", DOTS, *BATCHES)
 STUDY: tuple[tuple[str, int, float, int, tuple[str, ...], tuple[int, ...]], ...] = (
     ("mixed", 8, 2e-3, 1024, (*BOTH, "selection"), FIVE),
     ("gym", 8, 2e-3, 1024, BOTH, FIVE),
-    ("gym", 8, 2e-3, 1024, ("selection", "fill", DOTS, *BATCHES), THREE),
-    ("gym", 8, 2e-3, 2400, ("dynamic",), THREE),  # rounds are smaller than planned: ends after about 1,024
+    ("gym", 8, 2e-3, 1024, ("selection", "fill", DOTS, *BATCHES), FIVE),
+    ("gym", 8, 2e-3, 2400, ("dynamic",), FIVE),  # rounds are smaller than planned: ends after about 1,024
     ("mixed", 8, 2.5e-4, 9600, BOTH, FIVE),
     ("mixed", 8, 2.5e-4, 9600, (DOTS,), THREE),
     ("mixed", 8, 2.5e-4, 6720, ("default",), FIVE),
