@@ -58,8 +58,8 @@ def exact_answer_reward(
     r"""
     Reward function that checks whether the completion is the gold answer, word for word.
 
-    Compares the marked answer, or else the whole completion after its reasoning. Case, spaces and the punctuation around it
-    do not count.
+    Compares the marked answer, or else the whole completion after its reasoning. Case, spaces, the punctuation around it, and
+    LaTeX for text (`\text{Paris}`) do not count.
 
     Args:
         completions (`list[str]` or `list[list[dict]]`): completions, plain or conversational.

@@ -23,10 +23,11 @@ NOT_PASSED_BY_TRL = ("prompt", "completion", "completion_ids")  # of the dataset
 def check_prompts(dataset: Dataset, given: str = "`train_dataset`") -> None:
     """
     Raise a [`UserError`] that names rows without a prompt: `None`, `""`, or a conversation whose last message is empty.
-    Tokenization would fail on them in the middle of a run, or the model would answer nothing.
+    Tokenization would fail on them in the middle of a run, or the model would answer nothing. Datasets with images are not
+    checked, because an image needs no text.
     """
     if "prompt" not in dataset.column_names or {"image", "images"}.intersection(dataset.column_names):
-        return  # a transform makes it; an image needs no text
+        return  # a transform makes the prompts, or images may be all of them
     if not without_prompt(dataset.data.column("prompt")).any():
         return  # fast; the stored rows include those that a selection left out
     prompts = dataset.with_format("arrow", columns=["prompt"])[:]["prompt"]
