@@ -21,6 +21,7 @@ OTHERS = ("skip", "fill", "dynamic", "greso", DOTS, *BATCHES)
 #: Pool, groups a step, learning rate, planned rollouts, methods and seeds of the tables; and the trials by which rates were chosen
 STUDY: tuple[tuple[str, int, float, int, tuple[str, ...], tuple[int, ...]], ...] = (
     ("mixed", 8, 2e-3, 1024, (*BOTH, "selection"), FIVE),
+    ("mixed", 8, 2e-3, 1024, ("fill", DOTS, *BATCHES), THREE),
     ("gym", 8, 2e-3, 1024, BOTH, FIVE),
     ("gym", 8, 2e-3, 1024, ("selection", "fill", DOTS, *BATCHES), FIVE),
     ("gym", 8, 2e-3, 2400, ("dynamic",), FIVE),  # rounds are smaller than planned: ends after about 1,024
