@@ -76,13 +76,18 @@ def ratios(curves: Iterable[Curve], baseline: Iterable[Curve], x: str) -> list[f
 def cost(curves: Sequence[Curve], baseline: Sequence[Curve], x: str) -> str:
     """
     [`ratios`] in words: geometric mean with its interval; at most the mean, without one, if a run was already there when it was
-    first evaluated.
+    first evaluated; `-` if the baseline was, since its own need is then not known.
     """
     found = ratios(curves, baseline, x)
     target = {curve.seed: final(curve.column(ACCURACY)) for curve in baseline}
-    compared = [curve for curve in curves if curve.seed in target and curve.method != BASELINE]
-    early = any(isotonic(curve.column(ACCURACY))[0] >= target[curve.seed] for curve in compared)
-    if early and found and math.inf not in found:
+    seeds = {curve.seed for curve in curves if curve.method != BASELINE}
+
+    def early(runs: Sequence[Curve]) -> bool:
+        return any(isotonic(run.column(ACCURACY))[0] >= target.get(run.seed, math.inf) for run in runs)
+
+    if found and math.inf not in found and early([curve for curve in baseline if curve.seed in seeds]):
+        return "-"
+    if found and math.inf not in found and seeds and early(curves):
         return f"at most {tables.ratio(found).partition(' ')[0]}"
     return tables.ratio(found)
 

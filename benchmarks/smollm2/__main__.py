@@ -21,17 +21,18 @@ OTHERS = ("skip", "fill", "dynamic", "greso", DOTS, *BATCHES)
 #: Pool, groups a step, learning rate, planned rollouts, methods and seeds of the tables; and the trials by which rates were chosen
 STUDY: tuple[tuple[str, int, float, int, tuple[str, ...], tuple[int, ...]], ...] = (
     ("mixed", 8, 2e-3, 1024, (*BOTH, "selection"), FIVE),
-    ("mixed", 8, 2e-3, 1024, ("fill", DOTS, *BATCHES), THREE),
+    ("mixed", 8, 2e-3, 1024, ("fill", DOTS, *BATCHES), FIVE),
+    ("mixed", 8, 2e-3, 2112, ("dynamic",), FIVE),  # rounds are smaller than planned: ends after about 1,024
     ("gym", 8, 2e-3, 1024, BOTH, FIVE),
     ("gym", 8, 2e-3, 1024, ("selection", "fill", DOTS, *BATCHES), FIVE),
-    ("gym", 8, 2e-3, 2400, ("dynamic",), FIVE),  # rounds are smaller than planned: ends after about 1,024
+    ("gym", 8, 2e-3, 2400, ("dynamic",), FIVE),  # for the same reason
     ("mixed", 8, 2.5e-4, 9600, BOTH, FIVE),
     ("mixed", 8, 2.5e-4, 9600, (DOTS,), THREE),
     ("mixed", 8, 2.5e-4, 6720, ("default",), FIVE),
     ("mixed", 8, 2.5e-4, 4800, ("default",), FIVE),
     ("unsolvable", 8, 5e-4, 2400, (*BOTH, "selection"), FIVE),
     ("unsolvable", 8, 5e-4, 2400, OTHERS, FIVE),
-    ("unsolvable", 8, 1e-3, 2400, ("default",), THREE),
+    ("unsolvable", 8, 1e-3, 2400, BOTH, FIVE),
     ("unsolvable", 8, 5e-4, 1664, ("default",), THREE),
     ("unsolvable", 8, 5e-4, 1024, ("default",), THREE),
     ("gym", 8, 2e-3, 2400, BOTH, FIVE),

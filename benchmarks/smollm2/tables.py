@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -41,7 +42,7 @@ class Setting(NamedTuple):
         """A run ends about where it reaches the rollouts of its plan; with a plan of your own, those that it made count."""
         end, method = run.rows[-1], run.method
         made = end["rollouts"]
-        planned = next((rollouts for rollouts in PLANS if 0.9 * rollouts <= made < 1.25 * rollouts), made)
+        planned = next((rollouts for rollouts in PLANS if 0.8 * rollouts <= made < 1.25 * rollouts), made)
         place = METHODS.index(method) if method in METHODS else len(METHODS)
         return cls(list(POOLS).index(run.pool), end.get("prompts", GROUPS), run.learning_rate, -planned, place, method)
 
@@ -198,6 +199,22 @@ def runs_table(settings: Settings) -> str:
             rows.append(row)
     header = ["pool", "groups a step", "learning rate", "steps", "rollouts", "method", "seed", "success", "greedy"]
     return tables.markdown(header, rows)
+
+
+def kinds_table(settings: Settings) -> str:
+    """By how much the default ends above plain GRPO at its best rate: for each kind of question, and in entropy (nats)."""
+    columns = {}
+    for base, own in at_best_rate(settings):
+        if base[0].pool != "gym":  # whose tasks are others
+            flat = [
+                [replace(run, rows=[run.rows[-1] | run.rows[-1]["accuracy_by_kind"]]) for run in runs]
+                for runs in (own, base)
+            ]
+            kinds = sorted(base[0].rows[-1]["accuracy_by_kind"])
+            name = f"{questions(own)}, {tables.mean(ends(own, 'step'), 0)} steps"
+            columns[name] = [tables.difference(above(*flat, kind)) for kind in [*kinds, "entropy_held_out"]]
+    rows = zip([*kinds, "*entropy*"], *columns.values(), strict=True) if columns else []
+    return tables.markdown(["questions", *columns], [list(row) for row in rows])
 
 
 def trials_table(settings: Settings) -> str:

@@ -108,18 +108,18 @@ def test_the_table_of_the_pretrained_model_by_hand():
         settings_of(curves_of([end("default", 0, 0.4), end("default", 0, 0.5) | {"run": "other"}]))
 
 
-@pytest.mark.parametrize(("first", "expected"), [(0.2, "0.67"), (0.41, "at most 0.33")])
-def test_a_run_that_arrives_before_its_first_evaluation_needs_at_most_so_much(first, expected):
-    """Plain GRPO ends at 0.4 after three evaluations; the other run has 0.4 at the second one, or more at the first."""
-    base = evaluated(end("uniform", 0, 0.4), 0.1, 0.2)
+@pytest.mark.parametrize(("its", "first", "need"), [(0.1, 0.2, "0.67"), (0.1, 0.41, "at most 0.33"), (0.6, 0.2, "-")])
+def test_a_run_that_arrives_before_its_first_evaluation_needs_at_most_so_much(its, first, need):
+    """Plain GRPO ends at 0.4 after three evaluations, or has it (0.6 and 0.2) at the first; the other at the second, or first."""
+    base = evaluated(end("uniform", 0, 0.4), its, 0.2)
     own = evaluated(end("default", 0, 0.6) | {"cpu_s": 50.2}, first, max(first, 0.4))
     settings = settings_of(curves_of([*base, *own]))
     (row,) = cells(claims_table(settings))
-    assert row[-4:] == ["+0.200", "+0.200", expected, "0.50"]
-    assert cells(full_table(settings))[1][-2] == expected == cost(*(curves_of(rows) for rows in (own, base)), "step")
+    assert row[-4:] == ["+0.200", "+0.200", need, "0.50"]
+    assert cells(full_table(settings))[1][-2] == need == cost(*(curves_of(rows) for rows in (own, base)), "step")
     settings = settings_of(curves_of([*base, *(row | {"machine": "another"} for row in own)]))
-    assert cells(claims_table(settings))[0][-2:] == [expected, "50 s"], "shares are of the same machine's time"
-    assert cells(full_table(settings))[1][-2:] == [expected, "-"]
+    assert cells(claims_table(settings))[0][-2:] == [need, "50 s"], "shares are of the same machine's time"
+    assert cells(full_table(settings))[1][-2:] == [need, "-"]
 
 
 def test_unfinished_runs_are_left_out_and_pages_are_filled(tmp_path, monkeypatch):
