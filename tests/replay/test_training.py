@@ -88,6 +88,18 @@ def test_advantages_and_logged_rewards_are_those_of_all_generated_groups(tmp_pat
     assert compared >= 4
 
 
+def test_replayed_rows_keep_their_scale_if_all_new_rewards_are_equal(tmp_path):
+    """Their deviation is then rounding noise, such as 7e-9 for rewards of 0.1. Values over their deviation are below sqrt(n)."""
+
+    def reward(prompts, completion_ids, **kwargs):
+        return [0.1 + float(number(p) % 4 == 0 and sum(ids) % 2 == 0) for p, ids in zip(prompts, completion_ids)]
+
+    trainer = replaying(tmp_path, rewards=reward, scale_rewards="batch", max_steps=24)
+    equal = [batch.replayed and not any(group.effective for group in batch.generated) for batch in trainer.batches]
+    assert sum(map(bool, equal)) > 2
+    assert all(tensors["advantages"].abs().max() < len(tensors["advantages"]) ** 0.5 for tensors in trainer.tensors)
+
+
 @pytest.mark.parametrize("fields", [{}, {**DYNAMIC, "replay": "off"}], ids=["replay", "dynamic sampling"])
 def test_lengths_are_logged_of_all_generated_completions_and_tokens_of_trained_ones(tmp_path, fields):
     trainer = replaying(tmp_path, steps_per_generation=1, per_device_train_batch_size=16, **fields)

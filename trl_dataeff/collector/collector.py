@@ -163,10 +163,10 @@ class RolloutCollector:
         return batch
 
     def renormalize(self, advantages: torch.Tensor, batch: GenerationBatch) -> torch.Tensor:
-        """Advantages `(rows,)` of TRL, normalised over all groups generated for the batch where TRL normalises over the batch."""
+        """TRL's advantages `(rows,)`; of groups generated now, over all of these where TRL normalises over the batch."""
         if not self.over_batch or batch.generated == batch.trained:
             return advantages
-        return renormalize(advantages, batch.trained, batch.generated, self.classifier)
+        return renormalize(advantages, self.own(batch.trained), batch, self.classifier)
 
     def own(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
         """Those of `groups` whose rollouts this process holds."""

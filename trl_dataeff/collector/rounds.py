@@ -139,22 +139,18 @@ EPSILON = 1e-4  # TRL adds it to the deviations by which it divides
 
 
 def renormalize(
-    advantages: torch.Tensor,
-    trained: Sequence[RolloutGroup],
-    generated: Sequence[RolloutGroup],
-    classifier: GroupClassifier,
+    advantages: torch.Tensor, own: Sequence[RolloutGroup], batch: GenerationBatch, classifier: GroupClassifier
 ) -> torch.Tensor:
     """
-    Advantages `(rows,)` of this process that TRL has normalised over the groups trained on, normalised over the groups
-    generated for the batch instead (`scale_rewards="batch"`, and `normalize_then_sum`): with replayed groups, which are all
-    effective, every advantage would be smaller. Unchanged if the rewards of the latter are all equal. Both lists have the groups
-    of all processes.
+    Advantages `(rows,)` of this process's `own` groups of the batch. TRL has normalised them over all groups trained on
+    (`scale_rewards="batch"`, and `normalize_then_sum`); those generated now are normalised over all groups generated for the
+    batch instead: with replayed groups, which are all effective, they would be smaller. Unchanged if rewards are not finite.
     """
-    deviation = deviation_over_batch(generated, classifier)
-    if not deviation > 0 or not math.isfinite(deviation):
-        return advantages
+    deviation = deviation_over_batch(batch.generated, classifier)
     # TRL also subtracts the mean over the batch, which is 0 because each group's mean is 0
-    return advantages * ((deviation_over_batch(trained, classifier) + EPSILON) / (deviation + EPSILON))
+    factor = (deviation_over_batch(batch.trained, classifier) + EPSILON) / (deviation + EPSILON)
+    fresh = [group.generated_now and math.isfinite(factor) for group in own for _ in group.rewards]
+    return advantages.where(~torch.tensor(fresh, device=advantages.device), advantages * factor)
 
 
 def deviation_over_batch(groups: Sequence[RolloutGroup], classifier: GroupClassifier) -> float:
