@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 #: Version of every file format that this package writes: checkpoints, embedding caches and saved predictors.
-FORMAT = 1
+FORMAT = 2
 _ROWS = 1024  # of a dataset that are read at a time
 
 

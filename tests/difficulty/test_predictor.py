@@ -107,7 +107,7 @@ def test_corrupt_folders_are_rejected(cls, tmp_path):
     save_predictor(fitted(cls, E, p), tmp_path)
     config, tensors = tmp_path / "config.json", tmp_path / "predictor.safetensors"
     whole, text = tensors.read_bytes(), config.read_text()
-    changes = ({"predictor": "oracle"}, {"format": 2}, {"settings": {"wrong": 1}})
+    changes = ({"predictor": "oracle"}, {"format": 99}, {"settings": {"wrong": 1}})
     for broken in (text[:20], *(json.dumps(json.loads(text) | change) for change in changes)):
         config.write_text(broken)
         with pytest.raises(PredictorError, match="loaded"):

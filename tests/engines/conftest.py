@@ -1,9 +1,4 @@
-"""
-Runs with `use_vllm=True`, each test on a test double, and those marked `vllm` on a real vLLM engine on the CPU too.
-
-    make test         the test double
-    make test-vllm    vLLM, in an environment of its own
-"""
+"""Runs with `use_vllm=True`, each test on a test double, and with `make test-vllm` on a real vLLM engine on the CPU too."""
 
 import os
 

@@ -1,16 +1,12 @@
 """With `use_vllm=True`: identical to TRL with everything off; the sampler's weights, log-probs and corrections otherwise."""
 
-import inspect
-
 import numpy as np
 import pytest
 import torch
 from peft import LoraConfig
 from trl import GRPOTrainer
-from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer import grpo_trainer
 
-from tests.engines.double import ModelCopyGeneration
 from tests.factories.comparison import OFF, assert_identical, assert_same_end, history
 from tests.factories.configurations import FILL, SHARE
 from tests.factories.tiny import even_length_reward, logged
@@ -37,16 +33,6 @@ KINDS = {
     "num_iterations": {"num_iterations": 2},
     "lora": LORA,
 }
-
-
-def test_the_double_takes_what_vllm_generation_takes():
-    classes = ModelCopyGeneration, VLLMGeneration
-    for name in ("__init__", "generate", "sync_weights", "_init_vllm"):
-        own, trls = (list(inspect.signature(getattr(c, name)).parameters) for c in classes)
-        assert own == trls, name
-    source = inspect.getsource(GRPOTrainer)
-    used = {part.split("(")[0].split(" ")[0] for part in source.split("self.vllm_generation.")[1:]}
-    assert {name.split(".")[0] for name in used} == {"generate", "sync_weights", "llm", "vllm_client"}
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "tools"])

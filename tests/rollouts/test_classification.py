@@ -5,13 +5,12 @@ import re
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.factories.comparison import messages
 from tests.factories.tiny import even_length_reward, run
-from trl_dataeff.rollouts.classification import GroupClassifier, RewardChecks, RewardScale, total_rewards
+from trl_dataeff.rollouts.classification import GroupClassifier, RewardChecks, RewardScale
 from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD
 
 
@@ -114,15 +113,6 @@ def test_a_classifier_widens_its_scale_round_by_round():
         np.testing.assert_allclose(given_range.classify(groups, whole).success_rates, in_range)
     assert (classifier.scale.low, classifier.scale.high) == (1, 3)
     assert (given_range.scale.low, given_range.scale.high) == (0, 4)
-
-
-def test_totals_are_trls():
-    """As in TRL: nansum of the weighted columns, NaN where no function gave a score."""
-    rewards = torch.tensor([[1.0, NAN], [0.25, 2.0], [NAN, NAN], [NAN, 3.0]])
-    weights = torch.tensor([0.3, 1.7])
-    expected = (rewards * weights).nansum(dim=1)
-    expected[2] = NAN
-    np.testing.assert_array_equal(total_rewards(rewards.numpy(), weights.numpy()), expected.numpy())
 
 
 @given(st.lists(st.floats(-10, 10, width=32), min_size=2, max_size=8), st.floats(-5, 5), st.floats(0.5, 5))

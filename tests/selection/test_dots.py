@@ -88,7 +88,8 @@ class Population:
         return selector
 
     def rewards(self, ids) -> np.ndarray:
-        return (self.rng.random((len(ids), 8, 1)) < self.p[ids, None, None]).astype(np.float32)
+        right = self.rng.random((len(ids), 8, 1)) < self.p[ids, None, None]
+        return np.where(np.isnan(self.p[ids, None, None]), np.nan, right).astype(np.float32)
 
     def observe(self, ids, penalty=0.0, origin="fresh"):
         """Generate and observe groups of `ids`; `penalty` is added to a single reward."""
@@ -106,8 +107,8 @@ class Population:
 
 
 def share_effective(population, batches: int, since: int, penalty=0.0) -> float:
-    """Of the groups from batch `since` on; `penalty` is added to one reward of batch 6."""
-    groups = [population.batch(penalty=penalty * (i == 6)) for i in range(batches)]
+    """Of the groups from batch `since` on; `penalty` is added to one reward of the batch before."""
+    groups = [population.batch(penalty=penalty * (i == since - 1)) for i in range(batches)]
     return np.mean([group.effective for batch in groups[since:] for group in batch])
 
 
@@ -119,10 +120,21 @@ def test_drawn_prompts_have_more_effective_groups_than_uniform_ones():
     assert share_effective(dots, 20, 4) > 1.8 * share_effective(uniform, 20, 4)
 
 
-def test_without_a_word_from_the_embeddings_prompts_are_known_by_their_own_groups():
+@pytest.mark.parametrize(("penalty", "factor"), [(0.0, 2.2), (0.25, 1.7)])
+def test_without_a_word_from_the_embeddings_prompts_are_known_by_their_own_groups(penalty, factor):
+    """Also after a single reward between the others, since which groups count as effective or not."""
     dots, uniform = Population("dots"), Population("uniform")
     dots.p = uniform.p = dots.rng.permutation(dots.p)
-    assert share_effective(dots, 60, 30) > 2.2 * share_effective(uniform, 60, 30)
+    assert share_effective(dots, 60, 30, penalty) > factor * share_effective(uniform, 60, 30)
+
+
+@pytest.mark.parametrize("penalty", [0.0, 0.25], ids=["right or wrong", "graded"])
+def test_prompts_that_no_reward_function_scores_are_soon_left_alone(penalty):
+    dots = Population("dots")
+    dots.p = np.where(np.arange(400) % 5 == 0, np.nan, dots.p)
+    share_effective(dots, 40, 10, penalty)
+    ids = [group.prompt_id for _ in range(10) for group in dots.batch()]
+    assert np.isnan(dots.p[ids]).mean() < 0.12
 
 
 @pytest.mark.parametrize("coverage", [0.3, 0.7])

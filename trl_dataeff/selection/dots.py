@@ -5,7 +5,8 @@ DOTS: draw prompts whose groups are likely to carry a gradient (after arXiv 2506
    fade as the policy changes: \(p_i = (s q_i + \sum_t f_t \, successes_t) / (s + \sum_t f_t \, completions_t)\).
 2. A group of G completions carries a gradient unless all rewards are equal: \(P_i = 1 - p_i^G - (1 - p_i)^G\).
 3. Prompts are drawn without replacement with weights \(P_i^4 / (P_i^4 + t^4)\): alike where a gradient is likely, hardly ever
-   where it is not. A pass goes on across generation batches until most of the weight has been drawn.
+   where it is not. A pass goes on across generation batches until most of the weight has been drawn. Each group in a row that no
+   reward function scores halves \(P_i\).
 
 `estimate.py` has step 1, for several speeds of the policy side by side, and `draw.py` steps 2 and 3. With graded rewards a mean
 reward says little about whether rewards differ; then P is estimated as a success rate is: from whether groups were effective.
@@ -22,7 +23,6 @@ import numpy as np
 import torch
 
 from trl_dataeff.difficulty.logistic import LogisticDifficultyPredictor
-from trl_dataeff.difficulty.online import RollingDifficulty
 from trl_dataeff.difficulty.predictor import DifficultyPredictor
 from trl_dataeff.rollouts.classification import RewardScale
 from trl_dataeff.rollouts.group import RolloutGroup
@@ -76,26 +76,30 @@ class DotsSelector(PredictingSelector):
         difficulty = self.rolling(self.predictor, self.predictor_args, HALF_LIVES[-1])
         self.success = PromptEstimator(difficulty, PRIORS, HALF_LIVES)
         # Which groups were effective: collected from the first batch, used once graded rewards have been seen
-        self._labels = self.rolling(LogisticDifficultyPredictor(), half_life=HALF_LIVES[-1])
-        self.effective: PromptEstimator | None = None
+        labels = self.rolling(LogisticDifficultyPredictor(), half_life=HALF_LIVES[-1])
+        self.effective, self.graded = PromptEstimator(labels, EFFECTIVE_PRIORS, HALF_LIVES), False
+        self._unscored = np.zeros(
+            context.num_prompts, dtype=np.int16
+        )  # groups in a row that no reward function scored
         self._totals = np.empty(0, dtype=np.float32)  # the first three different total rewards
         if self.history_from is not None and not context.resumed:
             # A prior that this run's own groups outweigh
             earlier = read_earlier_run(self.history_from, context.dataset_hash, context.scale)
             self.success.start_from(earlier.ids, earlier.rates, earlier.counts * context.group_size)
-            self._labels.observe(earlier.ids, earlier.effective, self.batch)
+            self.effective.start_from(earlier.ids, earlier.effective, earlier.counts)
             self._followed = replace(context.scale)
         self._pass = PromptPass(context.num_prompts, self.coverage)
         self._proposed = np.empty(0, dtype=np.int64)  # for this generation batch
 
     def chances(self) -> torch.Tensor:
         """Estimated probabilities that groups are effective, of all prompts: float64 `(N,)`, in (0, 1)."""
-        if self.effective is not None:
+        if self.graded:
             p = torch.from_numpy(self.effective.mean()).double()
         else:  # each expert's, since P is not linear in p
             each = chance_effective(torch.from_numpy(self.success.estimates()), self.context.group_size)
             p = torch.from_numpy(self.success.weights) @ each
-        return p.clamp(1e-6, 1 - 1e-6)
+        # A group without a score has no gradient either, and says nothing about the success rate
+        return (p * 0.5 ** torch.from_numpy(self._unscored)).clamp(1e-6, 1 - 1e-6)
 
     def predict(self, prompt_ids: np.ndarray) -> np.ndarray:
         self.follow_range()
@@ -124,15 +128,13 @@ class DotsSelector(PredictingSelector):
         trials = np.array([group.scored for group in groups], dtype=np.float32)
         effective = np.array([group.effective for group in groups], dtype=np.float32)
         effective[np.isnan(rates)] = np.nan
+        self._unscored[ids] = np.where(np.isnan(rates), self._unscored[ids] + 1, 0)
         self.record.add(self.predict(ids), rates)
         self.success.observe(ids, rates, trials, self.batch)
         self.success.refresh()
-        if self.effective is None:
-            self._labels.observe(ids, effective, self.batch)
-            if self._is_graded(groups):
-                self.effective = PromptEstimator(self._labels, EFFECTIVE_PRIORS, HALF_LIVES)
-        else:
-            self.effective.observe(ids, effective, np.ones_like(trials), self.batch)
+        self.effective.observe(ids, effective, np.ones_like(trials), self.batch)
+        self.graded = self.graded or self._is_graded(groups)
+        if self.graded:
             self.effective.refresh()
 
     def _is_graded(self, groups: Sequence[RolloutGroup]) -> bool:
@@ -149,25 +151,23 @@ class DotsSelector(PredictingSelector):
         self.success.rescale(scale, offset)
 
     def state_dict(self) -> dict[str, Any]:
-        effective = self._labels if self.effective is None else self.effective
         return super().state_dict() | {
-            "graded": self.effective is not None,
+            "graded": self.graded,
             "proposed": self._proposed.copy(),
             "in_pass": self._pass.drawn.copy(),
             "totals": self._totals.copy(),
+            "unscored": self._unscored.copy(),
             "success": self.success.state_dict(),
-            "effective": effective.state_dict(),
+            "effective": self.effective.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self._proposed, self._totals = state["proposed"].copy(), state["totals"].copy()
-        self._pass.drawn = state["in_pass"].copy()
+        self._pass.drawn, self._unscored = state["in_pass"].copy(), state["unscored"].copy()
         self.success.load_state_dict(state["success"], predictor=self.same_embeddings)
-        effective: RollingDifficulty | PromptEstimator = self._labels
-        if state["graded"]:
-            effective = self.effective = PromptEstimator(self._labels, EFFECTIVE_PRIORS, HALF_LIVES)
-        effective.load_state_dict(state["effective"], predictor=self.same_embeddings)
+        self.effective.load_state_dict(state["effective"], predictor=self.same_embeddings)
+        self.graded = state["graded"]
 
 
 class EarlierRun(NamedTuple):
