@@ -171,6 +171,7 @@ def with_dropout(p):
     ("fields", "said"),
     [
         ({**FILL, "selection": "dots"}, ["DOTS"]),
+        ({"selection": "dots", "shuffle_dataset": False}, ["DOTS", "`selection='uniform'`"]),
         ({**FILL, **DYNAMIC}, ["4 rounds"]),
         ({"replay": "share"}, ["1 places"]),
         ({"replay": "share", "replay_fraction": 0.1}, ["`replay_fraction=0.1`"]),

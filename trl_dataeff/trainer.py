@@ -183,6 +183,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             return super()._generate_and_score_completions(inputs)
         self.collector.classifier.weights = self.reward_weights.cpu().numpy()  # a callback may change them
         self._rows_read.clear()
+        self.log_completions = self.args.log_completions
         return self._generate_apart() if self._generates_apart else self._generate_within_pass(inputs)
 
     def _generate_within_pass(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -337,6 +338,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             state, self._buffered_inputs = load_run(Path(checkpoint), self._processes)
             self.collector.load_state_dict(state["collector"])
             self._loop = state["loop"]
+            # Completions of a half-used batch are in the table of the run that made it; TRL would replace it with an empty one
+            self.log_completions &= self._buffered_inputs is None
             # Between two generation batches TRL begins one, however it is split into micro-batches now
             self._step = 0 if self._buffered_inputs is None else state["loop"]["micro_step"]
 

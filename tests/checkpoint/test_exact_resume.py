@@ -40,8 +40,10 @@ def whole(tmp_path_factory):
 )
 def test_resume_is_exact(name, step, whole, tmp_path):
     trainer, folder = whole(name)
-    resumed = train(tmp_path, name, save_strategy="no", resume=str(folder / f"checkpoint-{step}"))
+    checkpoint = str(folder / f"checkpoint-{step}")
+    resumed = train(tmp_path, name, save_strategy="no", resume=checkpoint, log_completions=True)
     assert resumed.state.global_step == STEPS
+    assert all(len(pd.read_parquet(path)) for path in (tmp_path / "completions").iterdir())
     assert history(resumed.state.log_history) == history(trainer.state.log_history)
     half_used = json.loads((folder / f"checkpoint-{step}" / "dataeff" / "state.json").read_text())["half_used"]
     if (tmp_path / "dataeff" / "groups.parquet").exists():

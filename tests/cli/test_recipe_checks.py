@@ -67,7 +67,7 @@ def test_valid_recipe_and_what_becomes_of_it(tmp_path, monkeypatch):
     path.write_text(
         "model_name_or_path: org/model\nreward_funcs: [exact_answer_reward, think_format_reward]\n"
         "learning_rate: 1e-6\n"  # YAML 1.1 reads this as text
-        "epsilon: 1\nlora_target_modules: all-linear\nscale_rewards: false\neval_strategy: no\nreplay: off\nreport_to: [wandb, none]\nreward_weights: [1, 5e-1]\n"
+        "epsilon: 1\nlora_target_modules: all-linear\nscale_rewards: false\neval_strategy: no\nreplay: off\nreport_to: [wandb, none]\nreward_weights: [1, -5.0e-5]\n"
         "deepspeed: ds.json\ntf32: true\nuse_cpu: false\nselection: greso\nselector_args: {p_init: 0.4}\n"
         "datasets:\n  - path: a.jsonl\n    fraction: 1\n  - path: b\n    fraction: 1\n"
         "env: {ONE: 1}\nnum_processes: 4\nmulti_gpu: true\nuse_fsdp: false\naccelerate_config: fsdp2\n"
@@ -76,7 +76,7 @@ def test_valid_recipe_and_what_becomes_of_it(tmp_path, monkeypatch):
     monkeypatch.setenv("ONE", "before")
     arguments, launch_args = read(["--config", str(path)], portable=True)
     assert arguments.training.learning_rate == 1e-6
-    assert arguments.training.reward_weights == [1, 0.5]
+    assert arguments.training.reward_weights == [1, -5e-5]
     assert arguments.training.selector_args == {"p_init": 0.4}
     assert (arguments.training.scale_rewards, arguments.training.eval_strategy) == ("none", "no")
     assert arguments.training.replay == "off"  # which YAML reads as false, like `no`

@@ -108,6 +108,8 @@ def test_images_of_prompts():
         None,
     ]
     assert images_of(prompts_with_images([{"prompt": chat, "images": [first, second]}])) == [[first, second]]
+    array = np.asarray(first)  # as `with_format("numpy")` gives it
+    assert images_of(prompts_with_images([{"prompt": chat, "image": array}])) == [[array]]
     for rows in ([{"prompt": chat, "images": []}], [{"prompt": chat}], [{"prompt": "00", "image": first}], []):
         assert prompts_with_images(rows) == [row["prompt"] for row in rows]
         assert images_of([row["prompt"] for row in rows]) is None

@@ -82,6 +82,7 @@ def grpo_parser() -> TrlParser:
     """Return the parser of all fields and of `--config`. Like `launch_parser`'s, it raises an `argparse.ArgumentError`."""
     texts = {"usage": USAGE, "description": DESCRIPTION, "formatter_class": _Help}
     parser = TrlParser(TYPES, prog="trl-dataeff grpo", allow_abbrev=False, exit_on_error=False, **texts)
+    parser._negative_number_matcher = re.compile(r"-\.?\d")  # also -1e-05, in lists; Python's before 3.14 is narrower
     parser.add_argument("--config", metavar="RECIPE", help="a file, or a name from `trl-dataeff recipes list`.")
     return parser
 

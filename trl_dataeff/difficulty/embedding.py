@@ -91,8 +91,8 @@ def embed_for(trainer: Any, dataset: Dataset, embedding: str, *, resumed: bool) 
     [`embed_dataset`] by the policy of a [`~trl.GRPOTrainer`] if `embedding` is `"policy"`, or by the model of this id or path. They are
     kept in the output folder, in a file that processes of one machine share, for a run that is `resumed`: by then the policy has changed.
     """
-    name = f"embeddings-{hash_json(embedding, trainer.collector.dataset_hash)[:8]}.npy"
-    path = Path(trainer.args.output_dir, "dataeff", name)
+    name = f"_dataeff/embeddings-{hash_json(embedding, trainer.collector.dataset_hash)[:8]}.npy"  # `_`: not pushed to the Hub
+    path = Path(trainer.args.output_dir, name)
     if resumed:
         stored = _read(path)
         hashes = set(all_gather(None if stored is None else hash_rows(stored)))

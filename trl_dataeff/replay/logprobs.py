@@ -25,7 +25,7 @@ from trl_dataeff.rollouts.skipping import is_active, token_mask
 
 #: `(input_ids (B, P + T), attention_mask (B, P + T), T) -> log-probs (B, T)`, without gradient
 Forward: TypeAlias = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
-ADVICE = "Let each micro-batch pass through `_compute_loss`, or set `replay='off'`."
+ADVICE = "Let each micro-batch pass through `_compute_loss`; else, or if you change advantages, set `replay='off'`."
 
 
 class _Row(NamedTuple):

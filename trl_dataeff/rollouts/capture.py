@@ -189,11 +189,10 @@ def prompts_with_images(rows: Sequence[dict[str, Any]]) -> list[Any]:
     prompts = [row["prompt"] for row in rows]
     if not rows or not {"image", "images"} & rows[0].keys() or not is_conversational(rows[0]):
         return prompts
-    images = [row["images"] if "images" in row else [row["image"]] for row in rows]
+    images = [row["images"] if "images" in row else None if row["image"] is None else [row["image"]] for row in rows]
     if all(own == [] for own in images):
         return prompts
-    none = [None]  # an image that is missing
-    return [prepare_multimodal_messages(p, None if i == none else i) for p, i in zip(prompts, images, strict=True)]
+    return [prepare_multimodal_messages(p, own) for p, own in zip(prompts, images, strict=True)]
 
 
 def images_of(prompts: Sequence[Any]) -> list[list[Any] | None] | None:
