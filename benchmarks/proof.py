@@ -33,6 +33,7 @@ from benchmarks.smollm2.tables import (
     ends,
     finished,
     full_table,
+    kinds_table,
     readme_table,
     runs_table,
     settings_of,
@@ -108,6 +109,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "time": time_table,
     "claims": lambda: claims_table(settings()),
     "pretrained": lambda: full_table(settings()),
+    "kinds": lambda: kinds_table(settings()),
     "trials": lambda: trials_table(settings(trials=True)),
     "readme": lambda: readme_table(settings()),
 }

@@ -13,7 +13,7 @@ from benchmarks import proof, tables, theorem, time_model
 from benchmarks.curves import band, final, isotonic, on_grid, reach
 from benchmarks.lab.ratios import Curve, cost, curves_of, ratio_table, ratios
 from benchmarks.lab.store import RunFile
-from benchmarks.smollm2.tables import claims_table, finished, full_table, readme_table, settings_of
+from benchmarks.smollm2.tables import claims_table, finished, full_table, kinds_table, readme_table, settings_of
 
 
 def run(method: str, seed: int, slope: float, steps: int = 100, per_step: int = 128, pool: str = "first") -> Curve:
@@ -32,7 +32,7 @@ def end(method: str, seed: int, success: float, rollouts: int = 1024, rate: floa
     return {
         "method": method, "seed": seed, "pool": pool, "learning_rate": rate, "rollouts": rollouts, "step": rollouts // 64,
         "accuracy_sampled": success, "accuracy_greedy": success + 0.01, "cpu_s": 100.4, "run": f"{method}-{seed}-{rate}-{rollouts}-{pool}",
-        "groups": 16, "effective_groups": 4,
+        "groups": 16, "effective_groups": 4, "accuracy_by_kind": {"sums": 2 * success}, "entropy_held_out": success - 1,
     }  # fmt: skip
 
 
@@ -104,6 +104,7 @@ def test_the_table_of_the_pretrained_model_by_hand():
     assert {tuple(row[-2:]) for row in rows} == {("-", "-")}, "one evaluation does not say when a run arrived"
     (short,) = cells(readme_table(settings))
     assert short == ["a third unsolvable", "2", "16", "0.350", "0.425", "+0.075"]
+    assert cells(kinds_table(settings)) == [["sums", "+0.150"], ["*entropy*", "+0.075"]]
     with pytest.raises(ValueError, match="same seed"):
         settings_of(curves_of([end("default", 0, 0.4), end("default", 0, 0.5) | {"run": "other"}]))
 
