@@ -33,6 +33,7 @@ STUDY: tuple[tuple[str, int, float, int, tuple[str, ...], tuple[int, ...]], ...]
     ("unsolvable", 8, 5e-4, 2400, (*BOTH, "selection"), FIVE),
     ("unsolvable", 8, 5e-4, 2400, OTHERS, FIVE),
     ("unsolvable", 8, 1e-3, 2400, BOTH, FIVE),
+    ("unsolvable", 8, 2e-3, 2400, ("uniform",), THREE[:2]),
     ("unsolvable", 8, 5e-4, 1664, ("default",), THREE),
     ("unsolvable", 8, 5e-4, 1024, ("default",), THREE),
     ("gym", 8, 2e-3, 2400, BOTH, FIVE),

@@ -104,6 +104,8 @@ def test_the_table_of_the_pretrained_model_by_hand():
     assert {tuple(row[-2:]) for row in rows} == {("-", "-")}, "one evaluation does not say when a run arrived"
     (short,) = cells(readme_table(settings))
     assert short == ["a third unsolvable", "2", "16", "0.350", "0.425", "+0.075"]
+    *_, mean = cells(readme_table(settings_of(curves_of([*ends, end("uniform", 0, 0.8, pool="learnable")]))))
+    assert mean[1:] == ["1", "-", "-", "-", "+0.075"], "of the seed that both pools have: 0.05 and 0.1"
     assert cells(kinds_table(settings)) == [["sums", "+0.150"], ["*entropy*", "+0.075"]]
     with pytest.raises(ValueError, match="same seed"):
         settings_of(curves_of([end("default", 0, 0.4), end("default", 0, 0.5) | {"run": "other"}]))
