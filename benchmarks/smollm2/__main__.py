@@ -50,6 +50,8 @@ STUDY: tuple[tuple[str, int, float, int, tuple[str, ...], tuple[int, ...]], ...]
     *(("gym", 8, rate, 2400, ("default",), TRIAL) for rate in (1e-3, 2e-3, 4e-3)),
     *(("mixed", 32, rate, 2400, ("uniform",), TRIAL) for rate in (1e-3, 2e-3, 4e-3, 8e-3)),
     ("learnable", 8, 1e-3, 2400, BOTH, FIVE),
+    ("learnable", 8, 2e-3, 2400, ("uniform",), FIVE),
+    ("learnable", 8, 5e-4, 2400, ("uniform",), THREE),
     ("learnable", 8, 1e-3, 2400, ("selection", "fill", DOTS, *BATCHES), FIVE),
     ("learnable", 8, 1e-3, 6400, ("dynamic",), FIVE),  # ends after about 2,400, for the same reason
     *(("learnable", 8, rate, 2400, ("default",), TRIAL) for rate in (5e-4, 1e-3, 2e-3)),
