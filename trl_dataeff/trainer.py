@@ -179,11 +179,11 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     # Generating
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        self.log_completions = self.args.log_completions
         if not self.model.training:
             return super()._generate_and_score_completions(inputs)
         self.collector.classifier.weights = self.reward_weights.cpu().numpy()  # a callback may change them
         self._rows_read.clear()
-        self.log_completions = self.args.log_completions
         return self._generate_apart() if self._generates_apart else self._generate_within_pass(inputs)
 
     def _generate_within_pass(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:

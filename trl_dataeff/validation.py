@@ -180,7 +180,7 @@ def announce(
         size = "" if num_prompts is None else f"; {num_prompts:,} prompts"
         logger.warning(", ".join(text for text, is_on in parts.items() if is_on) + size)
     if not args.shuffle_dataset and not isinstance(selector, UniformSelector):
-        logger.warning("Prompt selection ignores `shuffle_dataset=False`; `selection='uniform'` keeps the order.")
+        logger.warning("`shuffle_dataset=False` is left to the selector; `selection='uniform'` keeps the order.")
     if (replay or rounds > 1) and not args.use_vllm and has_dropout(model):
         logger.warning(
             "The model has dropout, which adds noise to the loss of rollouts that are trained on again. Set `lora_dropout` to 0, or "

@@ -24,7 +24,7 @@ POOLS = {  # in the order of the tables
 METHODS = (BASELINE, "skip", "selection", "default")  # in this order, and before all others
 PLANS = (512, 1024, 1664, 2400, 4800, 6720, 9600)  # rollouts
 GROUPS = 8  # a step, unless a run says otherwise
-OVER_POOLS = "mean of the four, longest runs"
+OVER_POOLS = "mean over kinds, longest runs"
 FEWEST_EVALUATIONS = 3  # of a curve that says when it reached something
 
 
@@ -43,7 +43,8 @@ class Setting(NamedTuple):
         """A run ends about where it reaches the rollouts of its plan; with a plan of your own, those that it made count."""
         end, method = run.rows[-1], run.method
         made = end["rollouts"]
-        planned = next((rollouts for rollouts in PLANS if 0.8 * rollouts <= made < 1.25 * rollouts), made)
+        near = [rollouts for rollouts in PLANS if 0.8 * rollouts <= made < 1.25 * rollouts]
+        planned = min(near, key=lambda rollouts: abs(rollouts - made), default=made)
         place = METHODS.index(method) if method in METHODS else len(METHODS)
         return cls(list(POOLS).index(run.pool), end.get("prompts", GROUPS), run.learning_rate, -planned, place, method)
 
@@ -149,6 +150,8 @@ def mean_over_pools(settings: Settings) -> list[list[float]]:
     if len(longest) < 2:
         return []
     seeds = set.intersection(*({run.seed for run in runs} for pair in longest.values() for runs in pair))
+    if not seeds:
+        return []
     pairs = [([run for run in own if run.seed in seeds], base) for base, own in longest.values()]
     return [np.mean([above(own, base, name) for own, base in pairs], axis=0).tolist() for name in (ACCURACY, GREEDY)]
 

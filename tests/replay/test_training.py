@@ -88,16 +88,22 @@ def test_advantages_and_logged_rewards_are_those_of_all_generated_groups(tmp_pat
     assert compared >= 4
 
 
-def test_replayed_rows_keep_their_scale_if_all_new_rewards_are_equal(tmp_path):
-    """Their deviation is then rounding noise, such as 7e-9 for rewards of 0.1. Values over their deviation are below sqrt(n)."""
+@pytest.mark.parametrize("lowest", [0.1, -np.inf])
+def test_rows_keep_their_scale_if_all_new_rewards_are_equal_or_some_are_infinite(tmp_path, lowest):
+    """The deviation is then rounding noise, such as 7e-9 for rewards of 0.1, or infinite. Values over theirs are below sqrt(n)."""
 
     def reward(prompts, completion_ids, **kwargs):
-        return [0.1 + float(number(p) % 4 == 0 and sum(ids) % 2 == 0) for p, ids in zip(prompts, completion_ids)]
+        right = [float(number(p) % 4 == 0 and sum(ids) % 2 == 0) for p, ids in zip(prompts, completion_ids)]
+        return [lowest if number(p) % 4 == 2 else 0.1 + value for p, value in zip(prompts, right)]
 
     trainer = replaying(tmp_path, rewards=reward, scale_rewards="batch", max_steps=24)
     equal = [batch.replayed and not any(group.effective for group in batch.generated) for batch in trainer.batches]
     assert sum(map(bool, equal)) > 2
-    assert all(tensors["advantages"].abs().max() < len(tensors["advantages"]) ** 0.5 for tensors in trainer.tensors)
+    for batch, tensors in zip(trainer.batches, trainer.tensors, strict=True):
+        assert not tensors["advantages"].abs().max() >= len(tensors["advantages"]) ** 0.5
+        whole = not any(np.isinf(group.rewards).any() for group in batch.trained)
+        rows = tensors["advantages"].view(-1, 4)
+        assert not whole or all(own.any() for own, group in zip(rows, batch.trained) if group.effective)
 
 
 @pytest.mark.parametrize("fields", [{}, {**DYNAMIC, "replay": "off"}], ids=["replay", "dynamic sampling"])

@@ -149,12 +149,12 @@ def renormalize(
     deviation = deviation_over_batch(batch.generated, classifier)
     # TRL also subtracts the mean over the batch, which is 0 because each group's mean is 0
     factor = (deviation_over_batch(batch.trained, classifier) + EPSILON) / (deviation + EPSILON)
-    fresh = [group.generated_now and math.isfinite(factor) for group in own for _ in group.rewards]
+    fresh = [group.generated_now and 0 < factor < math.inf for group in own for _ in group.rewards]
     return advantages.where(~torch.tensor(fresh, device=advantages.device), advantages * factor)
 
 
 def deviation_over_batch(groups: Sequence[RolloutGroup], classifier: GroupClassifier) -> float:
-    """The deviation by which TRL divides if these groups are the batch; 0 without any, NaN for rewards that are not finite."""
+    """The deviation by which TRL divides if these groups are the batch; 0 without any, NaN or infinite for rewards that are not finite."""
     return nanstd(_normalized(groups, classifier)).item() if groups else 0.0
 
 
