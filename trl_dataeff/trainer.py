@@ -179,7 +179,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     # Generating
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        self.log_completions = self.args.log_completions
+        self.log_completions = self.args.log_completions  # which a resumed run may have turned off until here
         if not self.model.training:
             return super()._generate_and_score_completions(inputs)
         self.collector.classifier.weights = self.reward_weights.cpu().numpy()  # a callback may change them

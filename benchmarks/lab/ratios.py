@@ -85,11 +85,12 @@ def cost(curves: Sequence[Curve], baseline: Sequence[Curve], x: str) -> str:
     def early(runs: Sequence[Curve]) -> bool:
         return any(isotonic(run.column(ACCURACY))[0] >= target.get(run.seed, math.inf) for run in runs)
 
-    if found and math.inf not in found and early([curve for curve in baseline if curve.seed in seeds]):
+    words = tables.ratio(found)
+    if not found or math.inf in found or not seeds:
+        return words
+    if early([curve for curve in baseline if curve.seed in seeds]):
         return "-"
-    if found and math.inf not in found and seeds and early(curves):
-        return f"at most {tables.ratio(found).partition(' ')[0]}"
-    return tables.ratio(found)
+    return f"at most {words.partition(' ')[0]}" if early(curves) else words
 
 
 def lead(own: Iterable[Curve], other: Iterable[Curve], budget: float) -> list[float]:

@@ -140,7 +140,7 @@ def questions(runs: Sequence[Curve]) -> str:
 def mean_over_pools(settings: Settings) -> list[list[float]]:
     """
     For each seed, by how much the default ends above plain GRPO at its best rate, at temperature 1 and with greedy decoding: mean over
-    the pools, of the longest runs with the usual number of groups. Nothing with fewer than two pools.
+    the pools, of the longest runs with the usual number of groups. Nothing with fewer than two pools, or without a common seed.
     """
     longest: dict[int, tuple[list[Curve], list[Curve]]] = {}
     for base, own in sorted(at_best_rate(settings), key=lambda pair: Setting.of(pair[0][0]).longer):

@@ -78,9 +78,8 @@ class DotsSelector(PredictingSelector):
         # Which groups were effective: collected from the first batch, used once graded rewards have been seen
         labels = self.rolling(LogisticDifficultyPredictor(), half_life=HALF_LIVES[-1])
         self.effective, self.graded = PromptEstimator(labels, EFFECTIVE_PRIORS, HALF_LIVES), False
-        self._unscored = np.zeros(
-            context.num_prompts, dtype=np.int16
-        )  # groups in a row that no reward function scored
+        # Groups in a row that no reward function scored, of each prompt
+        self._unscored = np.zeros(context.num_prompts, dtype=np.int16)
         self._totals = np.empty(0, dtype=np.float32)  # the first three different total rewards
         if self.history_from is not None and not context.resumed:
             # A prior that this run's own groups outweigh
