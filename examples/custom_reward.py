@@ -23,7 +23,7 @@ from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 
 
 def right_answer(completion, answer):
-    return completion[0]["content"].rstrip(" .").endswith(answer.split("####")[-1].strip())
+    return completion[0]["content"].rstrip(" .").split()[-1:] == answer.split()[-1:]
 
 
 def accuracy(completions, answer, **kwargs):

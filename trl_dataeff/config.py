@@ -103,7 +103,6 @@ class DataEfficientGRPOConfig(GRPOConfig):
         num_generations: int = 8
         generation_batch_size: int = 0
         steps_per_generation: int = 0
-        max_completion_length: int = 256
     _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "selector_args"]  # noqa: RUF012
 
     # Parameters that control which prompts are rolled out

@@ -62,7 +62,7 @@ class StopSignals:
         now = time.monotonic()
         if self.received is None and (os.getpid() == self._pid or number == signal.SIGINT):
             self.received, self._received_at = signal.Signals(number), now
-            if self._processes.is_main:
+            if self._processes.is_main and os.getpid() == self._pid:
                 # Logging and `print` may be what was interrupted, and cannot be entered again
                 text = f"\n{self.received.name}: ending after this step, with a checkpoint. Again to end at once.\n"
                 os.write(2, text.encode())

@@ -211,10 +211,11 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             rows = self._rows(np.array([group.prompt_id for group in own]))
         for column, values in playback.logged.items():
             self._log_completion_extra(column, values)
-        # A subclass may change the rewards: which advantages are 0 is then not known before TRL has computed them
-        own_rewards = type(self)._calculate_rewards is not DataEfficientGRPOTrainer._calculate_rewards
-        if self._skipper is not None and not self._is_vlm and not own_rewards:
-            playback.skip_rows(self.reward_weights, self.args.multi_objective_aggregation, self._processes)
+        # Otherwise TRL has to compute advantages before it is known which are 0: a subclass may change the rewards
+        sums = self.args.multi_objective_aggregation == "sum_then_normalize"
+        known = sums and type(self)._calculate_rewards is DataEfficientGRPOTrainer._calculate_rewards
+        if self._skipper is not None and not self._is_vlm and known:
+            playback.skip_rows(self.reward_weights, self._processes)
         with capture.temporarily(self, _playback=playback):
             tensors = super()._generate_and_score_completions(rows)
         compute_leftover_logps(batch.leftover_now, self._logps, own[0], self._processes)
@@ -325,12 +326,15 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
                 save_run(checkpoint, state, capture.unused_batch(self), self._processes.rank, args.should_save)
             super()._save_checkpoint(model, trial)
             collector.flush_logs()  # before the checkpoint is complete: a run that resumes from it has these rows
-        if collector.logs is not None and (card := Path(args.output_dir, "README.md")).is_file():
-            complete_card(card, collector.logs.about, self.state.log_history)
         if args.push_to_hub:
             self._push_from_checkpoint(str(checkpoint))
         if args.should_save:
             remove_older(checkpoint, args.save_total_limit, [self.state.best_model_checkpoint])
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        super().create_model_card(*args, **kwargs)
+        if self.collector.logs is not None and self.collector.logs.about:
+            complete_card(Path(self.args.output_dir, "README.md"), self.collector.logs.about, self.state.log_history)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)

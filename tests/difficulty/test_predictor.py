@@ -139,6 +139,7 @@ def test_predictors_are_made_by_name_and_by_path(tmp_path):
         ("some/folder", None, "'some/folder'"),
         ("logistic", {"ridge": 2.0}, "`ridge`"),
         ("attention", {"embedding_width": 30}, "`embedding_width`"),
+        (LogisticDifficultyPredictor(), {"l2": 1.0}, "no arguments; got l2"),
     ],
 )
 def test_wrong_names_and_arguments(name, arguments, says, tmp_path, monkeypatch):

@@ -127,7 +127,7 @@ def test_the_curriculum_opens_a_level_when_the_present_one_is_solved(curriculum)
 
 def test_the_custom_reward_gives_a_bonus_to_right_answers_alone():
     example = runpy.run_path(str(EXAMPLES / "custom_reward.py"), run_name="example")
-    completions = [[{"role": "assistant", "content": text}] for text in ("It is 7.", "It is 7.", "It is 8.")]
+    completions = [[{"role": "assistant", "content": text}] for text in ("It is 7.", "It is 7.", "It is 17.")]
     columns = {"answer": ["...\n#### 7"] * 3, "completion_ids": [[0] * 5, [0] * 200, [0] * 5]}
     assert example["accuracy"](completions, **columns) == [1.0, 1.0, 0.0]
     assert example["brevity"](completions, **columns) == [0.5, 0.0, 0.0]

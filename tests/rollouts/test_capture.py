@@ -43,7 +43,7 @@ def test_rollouts_are_cut_by_group_and_played_back_as_they_were(tool_mask):
     prompts, tokens, texts = [[1], [1], [2, 3], [2, 3]], [[4], [5, 6], [7], [8]], list("abcd")
     logprobs = [[-1.0], [np.nan, -2.0], [-3.0], [-4.0]]
     generated = Generated(prompts, tokens, tool_mask, texts, [[-1.0], [None, -2.0], [-3.0], [-4.0]], {}, None, [])
-    rollouts = split_rollouts(generated, 2, {"whole": [1, 2, 3, 4], "partial": ["x"]})
+    rollouts = split_rollouts(generated, 2, {"whole": [9, 9, 9, 9, 1, 2, 3, 4], "partial": ["x"]})
     assert [(r.completions, r.logged) for r in rollouts] == [
         (["a", "b"], {"whole": [1, 2]}),
         (["c", "d"], {"whole": [3, 4]}),
@@ -67,7 +67,7 @@ def test_a_recording_of_two_processes_is_one_round(tool_mask):
     other = torch.tensor([[5, 1], [6, 0]])  # of the other process: lengths, truncated
     processes = Processes(0, 2, gather=lambda own: torch.cat([own, other]))
     recording = Recording({9})
-    generated = ([[1, 2], [1, 2, 3]], [[4, 5, 9], [6]], tool_mask, ["a", "b"], None, {}, None, [])
+    generated = ([[1, 2], [1, 2, 3]], [torch.tensor([4, 5, 9]), [6]], tool_mask, ["a", "b"], None, {}, None, [])
     assert recording.generate(lambda prompts: generated, ["p", "q"]) == generated
     rewards = torch.tensor([[1.0], [0.0], [0.5], [float("nan")]])
     assert recording.score(lambda *args: rewards if args == (1, 2) else None, 1, 2) is rewards

@@ -14,7 +14,6 @@ from tests.factories.comparison import history, messages
 from tests.factories.groups import make_group
 from tests.factories.tiny import even_length_reward, plain_dataset, run
 from tests.factories.training import mixed_reward
-from trl_dataeff import DataEfficientGRPOTrainer
 from trl_dataeff.rollouts.classification import RewardScale
 from trl_dataeff.tracking.groups import GroupLog, read_groups
 from trl_dataeff.tracking.metrics import MetricsLog
@@ -128,23 +127,19 @@ def test_run_json_and_the_card_say_what_happened(tmp_path):
     trainer = start(tmp_path, rewards=even_length_reward, **options)
     about = json.loads((tmp_path / "dataeff" / "run.json").read_text())
     assert (about["selector"], about["prompts"]) == ("DotsSelector", 24)
-    counts = trainer.collector.counters
     card = (tmp_path / "README.md").read_text()
     assert "DOTS selection" in card
     assert "of the trained rollouts replayed" in card
     assert "dropped by dynamic sampling" in card
     assert "arXiv:2506.05316" in card and "arXiv:2503.14476" in card and "arXiv:2506.02177" not in card  # noqa: PT018
-    assert counts["rollouts_replayed"] > 0
+    assert trainer.collector.counters["rollouts_replayed"] > 0
+    trainer.create_model_card(model_name=tmp_path.name)  # as `push_to_hub` does
+    assert (tmp_path / "README.md").read_text() == card
     # One group in a batch: half of it rounds to none, so that no replay is claimed
     start(tmp_path / "none", max_rollout_rounds=1, replay="share", per_device_train_batch_size=4)
     card = (tmp_path / "none" / "README.md").read_text()
     assert "uniform selection" in card
     assert "replayed" not in card
-
-
-def test_a_subclass_that_writes_no_card_trains(tmp_path):
-    trainer_class = type("NoCard", (DataEfficientGRPOTrainer,), {"create_model_card": lambda *args, **kwargs: None})
-    assert start(tmp_path, trainer_class=trainer_class).state.global_step > 0
 
 
 def test_training_imports_no_plotting_and_no_pandas_of_ours():

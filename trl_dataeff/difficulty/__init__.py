@@ -52,20 +52,19 @@ def make_predictor(
         PredictorError: the predictor is unknown, cannot be read, or does not take an argument.
     """
     arguments = arguments or {}
-    if isinstance(name_or_path, DifficultyPredictor):
-        return copy.deepcopy(name_or_path), not name_or_path.fitted
-    if not isinstance(name_or_path, str):
+    if not isinstance(name_or_path, str | DifficultyPredictor):
         raise ValueError(
             f"`predictor` is a {type(name_or_path).__name__}; it takes 'logistic', 'attention', a path, or an instance."
         )
-    if name_or_path not in PREDICTORS:
-        predictor = load_predictor(name_or_path)
+    is_new = isinstance(name_or_path, DifficultyPredictor) and not name_or_path.fitted
+    if isinstance(name_or_path, DifficultyPredictor) or name_or_path not in PREDICTORS:
+        predictor = load_predictor(name_or_path) if isinstance(name_or_path, str) else copy.deepcopy(name_or_path)
         if arguments:
             raise PredictorError(
-                f"The predictor at {name_or_path!r} takes no arguments; got {', '.join(sorted(arguments))}. Remove them, or name "
+                f"The predictor {name_or_path!r} takes no arguments; got {', '.join(sorted(arguments))}. Remove them, or name "
                 f"{' or '.join(map(repr, PREDICTORS))}."
             )
-        return predictor, False
+        return predictor, is_new
     cls = PREDICTORS[name_or_path]
     parameters = inspect.signature(cls).parameters
     given_by_run = {"embedding_width": embedding_width, "seed": seed}

@@ -67,7 +67,7 @@ class ReplayBuffer:
     def add(self, groups: Iterable[RolloutGroup], batch: int) -> None:
         """Enter all groups of generation batch number `batch`, in the order of their generation; those without any score are ignored."""
         for group in groups:
-            if group.effective or group.scored:
+            if group.scored:
                 self._stored.pop(group.prompt_id, None)
             if group.effective:
                 self._stored[group.prompt_id] = Stored(group, batch)

@@ -103,6 +103,9 @@ class LossCorrection:
             exclude_masked(groups, batch)
         if stale:
             batch.update(behavior_tensors(groups, batch["completion_ids"]))
+            # As where reward weights have changed since: a row that had no gradient then has no log-probs
+            unknown = batch["replayed"] & batch["behavior_per_token_logps"].isnan().all(1)
+            batch["advantages"][unknown] = 0.0
         metrics = sampling_metrics(batch, self.processes) if stale or skipped else {}
         if "old_per_token_logps" in batch:  # NaN in rows that were skipped
             known = ~batch["old_per_token_logps"].isnan() | is_active(batch).unsqueeze(1)

@@ -81,7 +81,7 @@ class Recording:
         generated = Generated(*generate(prompts))
         completions, tool_mask = generated.completion_ids, generated.tool_mask
         self.lengths = [len(ids) for ids in completions] if tool_mask is None else [sum(mask) for mask in tool_mask]
-        self.truncated = [ids[-1] not in self.ends for ids in completions]
+        self.truncated = [int(ids[-1]) not in self.ends for ids in completions]
         self.seconds += time.perf_counter() - started
         return generated
 
@@ -130,8 +130,8 @@ def split_rollouts(generated: Generated, group_size: int, logged: dict[str, list
                 sampling_logps=None
                 if logprobs is None
                 else [np.array([np.nan if p is None else p for p in logprobs[i]], dtype=np.float32) for i in rows],
-                # A column that was not logged once per completion cannot be told apart by completion
-                logged={name: [values[i] for i in rows] for name, values in logged.items() if len(values) == n},
+                # Of a column that several functions logged, the last values, as in TRL; without one for each completion, none
+                logged={name: [v[i - n] for i in rows] for name, v in logged.items() if v and not len(v) % n},
             )
         )
     return result

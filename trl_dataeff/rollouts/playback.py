@@ -27,13 +27,13 @@ class Playback:
         self.rewards = rewards
         self.rows: torch.Tensor | None = None  # of this process that need the pass for old log-probs; None: all
 
-    def skip_rows(self, weights: torch.Tensor, aggregation: str, processes: Processes) -> None:
+    def skip_rows(self, weights: torch.Tensor, processes: Processes) -> None:
         """
         Leave completions whose advantage will be 0 out of the pass for old log-probs; each process makes it over as many rows.
-        `weights` `(F,)` and `aggregation` say how TRL adds up reward functions.
+        `weights` `(F,)` are those of the sum of reward functions.
         """
         rewards = torch.from_numpy(self.rewards).to(processes.device)
-        zero = zero_advantage(rewards, weights, len(self.rollouts[0]), aggregation).view(processes.world_size, -1)
+        zero = zero_advantage(rewards, weights, len(self.rollouts[0])).view(processes.world_size, -1)
         count = max(int((~zero).sum(1).max()), 1)
         self.rows = torch.sort(torch.argsort(zero[processes.rank], stable=True)[:count]).values
 

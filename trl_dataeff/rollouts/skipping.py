@@ -94,14 +94,11 @@ def _by_row(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.dim() > 0
 
 
-def zero_advantage(rewards: torch.Tensor, weights: torch.Tensor, group_size: int, aggregation: str) -> torch.Tensor:
+def zero_advantage(rewards: torch.Tensor, weights: torch.Tensor, group_size: int) -> torch.Tensor:
     """
     Completions whose advantage will be exactly 0 in TRL, bool `(n,)`: those whose total reward is the mean of their group's, by the
-    same operations, from `rewards` `(n, F)`, NaN where a function gave no score, and `weights` `(F,)`. With an `aggregation`
-    (`multi_objective_aggregation`) of `"normalize_then_sum"` none is known.
+    same operations, from `rewards` `(n, F)`, NaN where a function gave no score, and `weights` `(F,)`.
     """
-    if aggregation != "sum_then_normalize":
-        return torch.zeros(len(rewards), dtype=torch.bool, device=rewards.device)
     totals = (rewards * weights.to(rewards).unsqueeze(0)).nansum(dim=1)
     totals[rewards.isnan().all(dim=1)] = torch.nan
     means = totals.view(-1, group_size).nanmean(dim=1).repeat_interleave(group_size)

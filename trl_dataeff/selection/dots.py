@@ -76,7 +76,9 @@ class DotsSelector(PredictingSelector):
         difficulty = self.rolling(self.predictor, self.predictor_args, HALF_LIVES[-1])
         self.success = PromptEstimator(difficulty, PRIORS, HALF_LIVES)
         # Which groups were effective: collected from the first batch, used once graded rewards have been seen
-        labels = self.rolling(LogisticDifficultyPredictor(), half_life=HALF_LIVES[-1])
+        # A copy has the principal components already
+        new = difficulty.predictor if self.predictor == "logistic" else LogisticDifficultyPredictor()
+        labels = self.rolling(new, half_life=HALF_LIVES[-1])
         self.effective, self.graded = PromptEstimator(labels, EFFECTIVE_PRIORS, HALF_LIVES), False
         # Groups in a row that no reward function scored, of each prompt
         self._unscored = np.zeros(context.num_prompts, dtype=np.int16)

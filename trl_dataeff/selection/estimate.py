@@ -105,7 +105,7 @@ class PromptEstimator:
         strengths = [prior] * len(half_lives) + [of_mean]
         self.history = SuccessHistory(len(difficulty.embeddings), strengths, (*half_lives, half_lives[-1]))
         self._log_weights = np.zeros(len(strengths))
-        self._batch = int(difficulty.batches.max(initial=0))
+        self._batch = 0
         self.refresh()
 
     @property
