@@ -156,6 +156,28 @@ def mean_over_pools(settings: Settings) -> list[list[float]]:
     return [np.mean([above(own, base, name) for own, base in pairs], axis=0).tolist() for name in (ACCURACY, GREEDY)]
 
 
+def rivals_table(settings: Settings) -> str:
+    """
+    By how much the default ends above each other method, paired by seed, at plain GRPO's best rate: mean over the pools on which the
+    method was run, of the runs of that length, with the usual number of groups, of which there are most methods.
+    """
+    leads: dict[str, list[dict[int, tuple[float, float]]]] = {}
+    for pool in range(len(POOLS)):
+        places = [one[:4] for one in best_of_baseline(settings).values() if one[:2] == (pool, GROUPS)]
+        lengths = [{one.method: runs for one, runs in settings.items() if one[:4] == place} for place in places]
+        for method, runs in (compared := max(lengths, key=len, default={})).items():
+            if method != "default" and "default" in compared:
+                own = [run for run in compared["default"] if run.seed in {other.seed for other in runs}]
+                gaps = zip(above(own, runs), above(own, runs, GREEDY), strict=True)
+                leads.setdefault(method, []).append(dict(zip((run.seed for run in own), gaps, strict=True)))
+    rows = []
+    for method, by_pool in leads.items():
+        if seeds := sorted(set.intersection(*map(set, by_pool))):
+            gaps = np.mean([[lead[seed] for seed in seeds] for lead in by_pool], axis=0).T.tolist()
+            rows.append([tables.title(method), str(len(by_pool)), str(len(seeds)), *map(tables.difference, gaps)])
+    return tables.markdown(["method", "kinds of questions", "seeds", "default's lead", "greedy lead"], rows)
+
+
 def claims_table(settings: Settings) -> str:
     """Plain GRPO at its best rate, and the default at the same rate, for each length of runs: what a reader has to know."""
     rows = []
