@@ -57,6 +57,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     - `_compute_loss`, `_get_per_token_logps_and_entropies`: correct the loss of earlier rollouts; skip rows without a gradient.
     - `train`: checks the checkpoint to resume from, begins a run of the collector, and handles signals and failures.
     - `_save_checkpoint`, `_load_optimizer_and_scheduler`: save and load the state of the run, with a manifest.
+    - `create_model_card`: adds what happened in the run.
     - `create_scheduler`: with FSDP2 or `bf16_full_eval` a run begins here, once the policy is on its device and can embed prompts.
     - `_run_epoch`: a run that is resumed from its last checkpoint, or that a signal has stopped, has nothing left to do.
 
