@@ -212,7 +212,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             rows = self._rows(np.array([group.prompt_id for group in own]))
         for column, values in playback.logged.items():
             self._log_completion_extra(column, values)
-        # Otherwise TRL has to compute advantages before it is known which are 0: a subclass may change the rewards
+        # It is known which advantages are 0 before TRL computes them, if rewards are added up and no subclass changes them
         sums = self.args.multi_objective_aggregation == "sum_then_normalize"
         known = sums and type(self)._calculate_rewards is DataEfficientGRPOTrainer._calculate_rewards
         if self._skipper is not None and not self._is_vlm and known:

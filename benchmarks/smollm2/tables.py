@@ -137,44 +137,47 @@ def questions(runs: Sequence[Curve]) -> str:
     return list(POOLS.values())[one.pool] + (f", {one.groups} groups a step" if one.groups != GROUPS else "")
 
 
+def mean_leads(pairs: Sequence[tuple[list[Curve], list[Curve]]]) -> list[list[float]]:
+    """
+    For each seed that all runs have, by how much the first of a pair end above the second, at temperature 1 and with greedy
+    decoding: mean over the pairs. Nothing without such a seed.
+    """
+    seeds = set.intersection(*({run.seed for run in runs} for pair in pairs for runs in pair))
+    common = [([run for run in own if run.seed in seeds], base) for own, base in pairs]
+    gaps = [np.mean([above(own, base, name) for own, base in common], axis=0).tolist() for name in (ACCURACY, GREEDY)]
+    return gaps if seeds else []
+
+
 def mean_over_pools(settings: Settings) -> list[list[float]]:
     """
-    For each seed, by how much the default ends above plain GRPO at its best rate, at temperature 1 and with greedy decoding: mean over
-    the pools, of the longest runs with the usual number of groups. Nothing with fewer than two pools, or without a common seed.
+    [`mean_leads`] of the default over plain GRPO at its best rate, of each pool's longest runs with the usual number of groups.
+    Nothing with fewer than two pools.
     """
     longest: dict[int, tuple[list[Curve], list[Curve]]] = {}
     for base, own in sorted(at_best_rate(settings), key=lambda pair: Setting.of(pair[0][0]).longer):
         one = Setting.of(own[0])
         if one.groups == GROUPS:
-            longest.setdefault(one.pool, (base, own))
-    if len(longest) < 2:
-        return []
-    seeds = set.intersection(*({run.seed for run in runs} for pair in longest.values() for runs in pair))
-    if not seeds:
-        return []
-    pairs = [([run for run in own if run.seed in seeds], base) for base, own in longest.values()]
-    return [np.mean([above(own, base, name) for own, base in pairs], axis=0).tolist() for name in (ACCURACY, GREEDY)]
+            longest.setdefault(one.pool, (own, base))
+    return mean_leads(list(longest.values())) if len(longest) > 1 else []
 
 
 def rivals_table(settings: Settings) -> str:
     """
-    By how much the default ends above each other method, paired by seed, at plain GRPO's best rate: mean over the pools on which the
-    method was run, of the runs of that length, with the usual number of groups, of which there are most methods.
+    [`mean_leads`] of the default over each other method, over the pools on which both were run: with the usual number of groups, at
+    plain GRPO's best rate, in runs of the length for which there are most methods.
     """
-    leads: dict[str, list[dict[int, tuple[float, float]]]] = {}
+    pairs: dict[str, list[tuple[list[Curve], list[Curve]]]] = {}
     for pool in range(len(POOLS)):
         places = [one[:4] for one in best_of_baseline(settings).values() if one[:2] == (pool, GROUPS)]
         lengths = [{one.method: runs for one, runs in settings.items() if one[:4] == place} for place in places]
-        for method, runs in (compared := max(lengths, key=len, default={})).items():
-            if method != "default" and "default" in compared:
-                own = [run for run in compared["default"] if run.seed in {other.seed for other in runs}]
-                gaps = zip(above(own, runs), above(own, runs, GREEDY), strict=True)
-                leads.setdefault(method, []).append(dict(zip((run.seed for run in own), gaps, strict=True)))
+        methods = max(lengths, key=len, default={})
+        default = methods.pop("default", [])
+        for method in methods if default else ():
+            pairs.setdefault(method, []).append((default, methods[method]))
     rows = []
-    for method, by_pool in leads.items():
-        if seeds := sorted(set.intersection(*map(set, by_pool))):
-            gaps = np.mean([[lead[seed] for seed in seeds] for lead in by_pool], axis=0).T.tolist()
-            rows.append([tables.title(method), str(len(by_pool)), str(len(seeds)), *map(tables.difference, gaps)])
+    for method, own in pairs.items():
+        if leads := mean_leads(own):
+            rows.append([tables.title(method), str(len(own)), str(len(leads[0])), *map(tables.difference, leads)])
     return tables.markdown(["method", "kinds of questions", "seeds", "default's lead", "greedy lead"], rows)
 
 

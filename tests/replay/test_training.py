@@ -108,8 +108,7 @@ def test_rows_keep_their_scale_if_all_new_rewards_are_equal_or_some_are_infinite
             unknown = (tensors["replayed"] & tensors["behavior_per_token_logps"].isnan().all(1)).view(-1, 4).all(1)
         rows = tensors["advantages"].view(-1, 4)
         assert not rows[unknown].any()
-        effective = torch.tensor([group.effective for group in batch.trained])
-        assert not whole or rows[effective & ~unknown].any(1).all()
+        assert not whole or rows[torch.tensor([group.effective for group in batch.trained]) & ~unknown].any(1).all()
 
 
 @pytest.mark.parametrize("fields", [{}, {**DYNAMIC, "replay": "off"}], ids=["replay", "dynamic sampling"])

@@ -79,6 +79,7 @@ def test_a_recording_of_two_processes_is_one_round(tool_mask):
     assert done.truncated.dtype == bool
     np.testing.assert_array_equal(done.rewards, rewards.numpy())
     assert done.rollouts is rollouts
+    assert done.seconds == recording.seconds > 0
 
 
 def test_attributes_are_restored_also_after_an_error():

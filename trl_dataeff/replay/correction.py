@@ -103,7 +103,7 @@ class LossCorrection:
             exclude_masked(groups, batch)
         if stale:
             batch.update(behavior_tensors(groups, batch["completion_ids"]))
-            # As where reward weights have changed since: a row that had no gradient then has no log-probs
+            # A row that had no gradient when it was new has no log-probs, and gets none now, even if reward weights have changed
             unknown = batch["replayed"] & batch["behavior_per_token_logps"].isnan().all(1)
             batch["advantages"][unknown] = 0.0
         metrics = sampling_metrics(batch, self.processes) if stale or skipped else {}

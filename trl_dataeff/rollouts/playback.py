@@ -30,7 +30,7 @@ class Playback:
     def skip_rows(self, weights: torch.Tensor, processes: Processes) -> None:
         """
         Leave completions whose advantage will be 0 out of the pass for old log-probs; each process makes it over as many rows.
-        `weights` `(F,)` are those of the sum of reward functions.
+        `weights` `(F,)`: of the reward functions, whose weighted sum is the reward.
         """
         rewards = torch.from_numpy(self.rewards).to(processes.device)
         zero = zero_advantage(rewards, weights, len(self.rollouts[0])).view(processes.world_size, -1)

@@ -75,8 +75,8 @@ class DotsSelector(PredictingSelector):
         super().bind(context)
         difficulty = self.rolling(self.predictor, self.predictor_args, HALF_LIVES[-1])
         self.success = PromptEstimator(difficulty, PRIORS, HALF_LIVES)
-        # Which groups were effective: collected from the first batch, used once graded rewards have been seen
-        # A copy has the principal components already
+        # Which groups were effective: collected from the first batch, used once graded rewards have been seen. The predictor is
+        # copied from one that has the principal components of the embeddings, if it is of the same kind
         new = difficulty.predictor if self.predictor == "logistic" else LogisticDifficultyPredictor()
         labels = self.rolling(new, half_life=HALF_LIVES[-1])
         self.effective, self.graded = PromptEstimator(labels, EFFECTIVE_PRIORS, HALF_LIVES), False
