@@ -22,6 +22,7 @@ from benchmarks.lab.store import read_rows
 from benchmarks.lab.studies import CONDITIONS
 from benchmarks.lab.train import RunSpec
 from benchmarks.smollm2.tables import (
+    FIRST_SEED,
     GROUPS,
     PLANS,
     POOLS,
@@ -50,7 +51,6 @@ PAGES = tuple(ROOT / page for page in ("README.md", "docs/results.md", "benchmar
 #: Grey, vermilion and blue, which colour-blind readers can tell apart; each is legible on white and on black
 COLOURS = {BASELINE: "#808080", "selection": "#D55E00", "default": "#2F8FD8"}
 FEWEST_FOR_A_BAND = 5  # runs; of fewer, each is a thin line
-FIRST_SEED = 31  # of the tables of the pretrained model; settings were chosen on lower ones
 INK = "#7A7A7A"  # of text and axes, for the same reason
 
 

@@ -99,11 +99,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
 
         self._processes = processes = Processes.of(self.accelerator)
         self._map_style = given.get("train_dataset") is not None and isinstance(self.train_dataset, Dataset)
-        tool_images = self._is_vlm and bool(self.tools)
         corrects_loss = compat.corrects_loss(type(self), DataEfficientGRPOTrainer)
-        plan = plan_runs(
-            self, selector, is_map_style=self._map_style, tool_images=tool_images, corrects_loss=corrects_loss
-        )
+        plan = plan_runs(self, selector, is_map_style=self._map_style, corrects_loss=corrects_loss)
         self.selector, self._generates_apart = plan.selector, plan.generates_apart
         self.collector = make_collector(self, plan, processes)
         skipper = RowSkipper(self.loss_type, config.gradient_accumulation_steps, processes)
@@ -183,6 +180,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         self.log_completions = self.args.log_completions  # which a resumed run may have turned off until here
         if not self.model.training:
             return super()._generate_and_score_completions(inputs)
+        self._skipper = self._skipper if capture.can_skip_rows(self) else None  # a callback may raise `beta`
         self.collector.classifier.weights = self.reward_weights.cpu().numpy()  # a callback may change them
         self._rows_read.clear()
         return self._generate_apart() if self._generates_apart else self._generate_within_pass(inputs)
@@ -280,7 +278,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     def _without_zero_rows(self, skipper: RowSkipper, inputs: dict[str, Any]) -> dict[str, Any]:
         """The micro-batch without rows that have no gradient: a generation batch loses them as its first one enters the loss."""
         batches, i = cast(list[dict[str, Any]], self._buffered_inputs), self._step % self.args.steps_per_generation
-        if inputs is not batches[i]:  # a subclass has changed it
+        # A subclass has changed it; or the first one, so that nothing was exchanged
+        if inputs is not batches[i] or (i and SKIP_FACTOR not in inputs):
             return inputs
         if SKIP_FACTOR not in inputs:
             self._buffered_inputs = batches = skipper.apply(batches)

@@ -86,7 +86,7 @@ def check_dataset(
         if selector is not None or args.selection not in ("auto", "uniform") or args.max_rollout_rounds > 1:
             raise UserError(
                 f"`train_dataset` is of type {type(dataset).__name__}; a selector and `max_rollout_rounds` above 1 need a map-style "
-                "dataset. Load it without streaming, or use `selection='uniform'` and `max_rollout_rounds=1`."
+                "dataset. Load one split (`split='train'`) without streaming, or use `selection='uniform'` and `max_rollout_rounds=1`."
             )
         return  # TRL rejects other types, and `None` without an environment
     prompts = args.generation_batch_size // args.num_generations

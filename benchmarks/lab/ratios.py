@@ -60,13 +60,13 @@ def ratios(curves: Iterable[Curve], baseline: Iterable[Curve], x: str) -> list[f
     """
     Of each run, the `x` (rollouts, steps, seconds) at which it reaches what the baseline's run of the same seed ends with, by
     the `x` at which that run does; infinite if it never does. Runs without a baseline of their seed are left out, and for
-    seconds those whose baseline was made on another machine.
+    seconds those whose baseline was made on another machine, or who knows where.
     """
     base = {curve.seed: curve for curve in baseline}
     found = []
     for curve in curves:
         other = base.get(curve.seed)
-        if other and (x != TIME or curve.machine() == other.machine()):
+        if other and (x != TIME or (curve.machine() and curve.machine() == other.machine())):
             target = final(other.column(ACCURACY))
             own, its = (reach(c.column(x), c.column(ACCURACY), target) for c in (curve, other))
             found.append(own / its if its else math.nan)

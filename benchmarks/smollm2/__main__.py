@@ -76,7 +76,10 @@ def parser() -> argparse.ArgumentParser:
     study.add_argument("--rollouts", type=int, help="runs that are planned for so many alone")
     for command in (study, run):
         command.add_argument("--workers", type=int, default=2, help="runs at a time, of one thread each (default: 2)")
-        command.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
+    study.add_argument(
+        "--runs", type=Path, default=RUNS, help="folder of the runs; by default that of the committed ones"
+    )
+    run.add_argument("--runs", type=Path, default=ROOT / "runs" / "smollm2", help="folder of the runs")
     commands.add_parser("pools", help="initial success rates of the pools, by exact probability of the answers")
     return top
 
@@ -133,12 +136,14 @@ def chosen_specs(chosen: argparse.Namespace) -> list:
 def _run(specs: list, chosen: argparse.Namespace) -> None:
     from benchmarks.lab.ratios import curves_of
     from benchmarks.lab.runs import run_all
-    from benchmarks.smollm2.tables import full_table, settings_of
+    from benchmarks.smollm2.tables import FIRST_SEED, full_table, settings_of
     from benchmarks.smollm2.train import load, run
 
     load(WEIGHTS)  # converts them, once
-    rows = run_all(specs, WEIGHTS, chosen.runs, chosen.workers, train=run)
-    print(f"\n{full_table(settings_of(curves_of(rows)))}")
+    curves = curves_of(run_all(specs, WEIGHTS, chosen.runs, chosen.workers, train=run))
+    for trials in (True, False):  # which are not seeds of the tables
+        if own := [curve for curve in curves if (curve.seed < FIRST_SEED) == trials]:
+            print(f"\n{full_table(settings_of(own))}")
 
 
 def describe_pools(seed: int = 0) -> str:

@@ -23,6 +23,7 @@ POOLS = {  # in the order of the tables
 }
 METHODS = (BASELINE, "skip", "selection", "default")  # in this order, and before all others
 PLANS = (512, 1024, 1664, 2400, 4800, 6720, 9600)  # rollouts
+FIRST_SEED = 31  # of the tables; settings were chosen on lower ones
 GROUPS = 8  # a step, unless a run says otherwise
 OVER_POOLS = "mean over kinds, longest runs"
 FEWEST_EVALUATIONS = 3  # of a curve that says when it reached something
@@ -117,7 +118,7 @@ def times(own: Sequence[Curve], other: Sequence[Curve]) -> str:
     CPU time of whole runs, as a share of that of the runs `other` with the same seeds, made on the same machines; of `own`
     themselves, or if no two are from one machine, in seconds.
     """
-    base = {(run.seed, run.machine()): run.rows[-1][TIME] for run in other} if own is not other else {}
+    base = {(run.seed, run.machine()): run.rows[-1][TIME] for run in other if own is not other and run.machine()}
     shares = [run.rows[-1][TIME] / base[key] for run in own if (key := (run.seed, run.machine())) in base]
     return tables.ratio(shares) if shares else f"{tables.mean(ends(own, TIME), 0)} s"
 

@@ -74,8 +74,9 @@ def prepare() -> None:
 
 def train_and_sum_up(recipe: str, overrides: list[str], measured: bool, record: bool = False) -> int:
     """Train with a recipe of the quickstart, and print a summary."""
-    from examples.quickstart.summary import Recorded, count_kinds, read_logs, render, sum_up
+    from examples.quickstart.summary import Recorded, count_kinds, render, sum_up
     from trl_dataeff.cli.grpo import parse
+    from trl_dataeff.tracking.metrics import METRICS_FILE, read_metrics
     from trl_dataeff.utils import UserError
 
     command = ["grpo", "--config", f"{RECIPES}/{recipe}", *overrides]
@@ -101,7 +102,7 @@ def train_and_sum_up(recipe: str, overrides: list[str], measured: bool, record: 
 
     n = len(HELD_OUT.read_text(encoding="utf-8").splitlines())
     try:
-        run = sum_up(read_logs(output_dir))
+        run = sum_up(read_metrics(output_dir / METRICS_FILE))
     except ValueError as error:
         print(f"quickstart: error: {error}", file=sys.stderr)
         return 1

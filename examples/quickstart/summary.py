@@ -1,4 +1,4 @@
-"""Summary of a run, from the logs in its last checkpoint and its table of groups."""
+"""Summary of a run, from its logs and its table of groups."""
 
 from __future__ import annotations
 
@@ -34,17 +34,6 @@ class Run(NamedTuple):
     @property
     def waiting(self) -> int:
         return self.generated - self.trained - self.dropped
-
-
-def read_logs(output_dir: str | Path) -> list[dict[str, Any]]:
-    """Return the logs of the latest checkpoint in a run's folder."""
-    states = sorted(Path(output_dir).glob("checkpoint-*/trainer_state.json"), key=lambda path: path.stat().st_mtime)
-    if not states:
-        raise FileNotFoundError(
-            f"{output_dir} has no checkpoint, so there are no logs to summarise. The recipes of the quickstart save one at "
-            "the end (`save_strategy: steps`)."
-        )
-    return json.loads(states[-1].read_text(encoding="utf-8"))["log_history"]
 
 
 class Recorded(NamedTuple):

@@ -19,9 +19,10 @@ def table(*groups, **columns) -> list[dict]:
     return [{"iteration": s, "question": p, "score": r, **columns} for s, p, rewards in groups for r in rewards]
 
 
+# Prompts of which some are equal as numbers
 ROWS = table(
-    (1, "a", [0, 1]), (1, "b", [0, 0]), (1, "c", [1, 1]), (1, "d", [0.5, 0.5]),
-    (2, "a", [1, 1]), (2, "b", [0, 0]), (2, "c", [1, 0]), (2, "d", [0.5, 0.5]),
+    (1, "7", [0, 1]), (1, "07", [0, 0]), (1, "7.0", [1, 1]), (1, "7e0", [0.5, 0.5]),
+    (2, "7", [1, 1]), (2, "07", [0, 0]), (2, "7.0", [1, 0]), (2, "7e0", [0.5, 0.5]),
 )  # fmt: skip
 COLUMNS = {"prompt": "question", "reward": "score", "step": "iteration"}
 
@@ -41,8 +42,8 @@ def test_by_hand(tmp_path, ending):
     assert found.shares["steps"].tolist() == ["1-1", "2-2", "1-2"]
     assert found.shares["groups"].tolist() == [4, 4, 8]
     assert found.shares[["effective", "easy", "hard"]].to_numpy().tolist() == [[1 / 4, 1 / 4, 1 / 2]] * 3
-    assert found.again == 2 / 3  # b and d stay, c does not
-    assert found.after_effective == 1  # a
+    assert found.again == 2 / 3  # 07 and 7e0 stay, 7.0 does not
+    assert found.after_effective == 1  # 7
     by_order = overall([path], prompt="question", reward="score")  # without a step a group's rows follow each other
     assert (by_order["groups"], by_order["effective"]) == (8, 2 / 8)
     pd.DataFrame(table((1, "a", [0, 0]), (1, "b", [None, 0]))).to_parquet(tmp_path / "none.parquet")
@@ -100,7 +101,7 @@ def test_of_our_own_run(tmp_path):
         (["rows.jsonl"], "no column 'prompt' for the prompt. The columns are iteration, question, score"),
         (["rows.jsonl", "--prompt_column", "qestion"], "Did you mean `question`"),
         (["rows.jsonl", "--prompt_column", "question"], "no column 'reward' for the reward"),
-        (["rows.jsonl", "--prompt_column", "question", "--reward_column", "question"], "non-numeric"),
+        (["single.jsonl", "--prompt_column", "question", "--reward_column", "question"], "non-numeric"),
         (["single.jsonl", "--prompt_column", "question", "--reward_column", "score"], "no groups. Name the step"),
         (["text.jsonl"], "cannot be read"),
         (["nothing.jsonl"], "cannot be read"),
@@ -111,7 +112,7 @@ def test_of_our_own_run(tmp_path):
 def test_what_cannot_be_read_is_one_sentence(tmp_path, monkeypatch, capsys, arguments, says):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in ROWS))
-    single = table(*((s, f"{s}", [1]) for s in range(4)))
+    single = table(*((s, f"p{s}", [1]) for s in range(4)))
     (tmp_path / "single.jsonl").write_text("\n".join(json.dumps(row) for row in single))
     (tmp_path / "text.jsonl").write_text("not json")
     assert main(["audit", *arguments]) == 2

@@ -21,7 +21,7 @@ def run(method: str, seed: int, slope: float, steps: int = 100, per_step: int = 
     rows = [
         {
             "step": step, "rollouts": per_step * step, "cpu_s": 2.0 * step, "accuracy_sampled": 0.2 + slope * step,
-            "groups": 16 * (step > 0), "effective_groups": 4 * (step > 0),
+            "groups": 16 * (step > 0), "effective_groups": 4 * (step > 0), "machine": "here",
         }
         for step in range(0, steps + 1, 10)
     ]  # fmt: skip
@@ -32,7 +32,7 @@ def end(method: str, seed: int, success: float, rollouts: int = 1024, rate: floa
     return {
         "method": method, "seed": seed, "pool": pool, "learning_rate": rate, "rollouts": rollouts, "step": rollouts // 64,
         "accuracy_sampled": success, "accuracy_greedy": success + 0.01, "cpu_s": 100.4, "run": f"{method}-{seed}-{rate}-{rollouts}-{pool}",
-        "groups": 16, "effective_groups": 4, "accuracy_by_kind": {"sums": 2 * success}, "entropy_held_out": success - 1,
+        "groups": 16, "effective_groups": 4, "machine": "here", "accuracy_by_kind": {"sums": 2 * success}, "entropy_held_out": success - 1,
     }  # fmt: skip
 
 
@@ -123,9 +123,11 @@ def test_a_run_that_arrives_before_its_first_evaluation_needs_at_most_so_much(it
     (row,) = cells(claims_table(settings))
     assert row[-4:] == ["+0.200", "+0.200", need, "0.50"]
     assert cells(full_table(settings))[1][-2] == need == cost(*(curves_of(rows) for rows in (own, base)), "step")
-    settings = settings_of(curves_of([*base, *(row | {"machine": "another"} for row in own)]))
-    assert cells(claims_table(settings))[0][-2:] == [need, "50 s"], "shares are of the same machine's time"
-    assert cells(full_table(settings))[1][-2:] == [need, "-"]
+    for machines in (("here", "another"), (None, None)):  # None: not recorded
+        rows = (row | {"machine": at} for at, run in zip(machines, (base, own), strict=True) for row in run)
+        settings = settings_of(curves_of(rows))
+        assert cells(claims_table(settings))[0][-2:] == [need, "50 s"], "shares are of the same machine's time"
+        assert cells(full_table(settings))[1][-2:] == [need, "-"]
 
 
 def test_unfinished_runs_are_left_out_and_pages_are_filled(tmp_path, monkeypatch):

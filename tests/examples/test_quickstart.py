@@ -1,9 +1,7 @@
 """The quickstart, without its weights: a GGUF file made in code, the questions, the summary, and what it prints."""
 
 import importlib.util
-import json
 import math
-import os
 import re
 import subprocess
 import sys
@@ -17,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from examples.quickstart import __main__ as quickstart
 from examples.quickstart.evaluate import success_rates
-from examples.quickstart.summary import Recorded, read_logs, render, sum_up
+from examples.quickstart.summary import Recorded, render, sum_up
 from examples.quickstart.tasks import Question, make_questions
 from examples.quickstart.weights import convert, find_gguf
 from tests.factories.tiny import tiny_model, tiny_tokenizer
@@ -89,17 +87,6 @@ def test_success_rates_are_shares_by_task_and_leave_the_random_state(monkeypatch
 def log(step: int, success: float, **rollouts: int) -> dict:
     counts = {f"dataeff/rollouts_{name}": n for name, n in rollouts.items()}
     return {"step": step, "dataeff/success_rate": success, **counts}
-
-
-def test_the_logs_are_those_of_the_newest_checkpoint(tmp_path):
-    for name, time in (("checkpoint-40", 1000), ("checkpoint-5", 2000)):
-        (tmp_path / name).mkdir()
-        state = tmp_path / name / "trainer_state.json"
-        state.write_text(json.dumps({"log_history": [{"from": name}]}))
-        os.utime(state, (time, time))
-    assert read_logs(tmp_path) == [{"from": "checkpoint-5"}]
-    with pytest.raises(FileNotFoundError, match="has no checkpoint"):
-        read_logs(tmp_path / "nothing")
 
 
 def test_the_recorded_run_is_of_the_recipe_for_plain_grpo_and_as_many_rollouts_as_the_default_generates():

@@ -78,31 +78,36 @@ def test_weights_are_those_of_plain_grpo(tmp_path, name):
     assert sum(ours.in_loss) < 0.9 * sum(len(tensors["advantages"]) for tensors in ours.tensors) * ours.num_iterations
 
 
-def shaped(base: type) -> type:
-    """A subclass whose rewards are those of the functions, less a share of the length."""
+class LateKl:
+    """The KL term begins at the third step."""
+
+    def _generate_and_score_completions(self, inputs):
+        self.beta = 0.1 * (self.state.global_step > 1)
+        return super()._generate_and_score_completions(inputs)
+
+
+class Copies:
+    """The first micro-batch of each step is a copy."""
+
+    def _compute_loss(self, model, inputs):
+        return super()._compute_loss(model, inputs if self._step % 4 else dict(inputs))
+
+
+class Shaped:
+    """Rewards are those of the functions, which get the length too, less a share of it."""
 
     def _calculate_rewards(self, inputs, prompts, completions, ids):
-        rewards = super(own, self)._calculate_rewards(inputs, prompts, completions, ids)
+        inputs = [row | {"length": len(i)} for row, i in zip(inputs, ids, strict=True)]
+        rewards = super()._calculate_rewards(inputs, prompts, completions, ids)
         return rewards - 0.01 * rewards.new_tensor([[len(i)] for i in ids])
 
-    own = type("Shaped", (base,), {"_calculate_rewards": _calculate_rewards})
-    return own
 
-
-def test_rewards_that_a_subclass_changes(tmp_path):
-    options = {
-        "replay": "fill",
-        "rewards": partly_learnable_reward,
-        "num_iterations": 2,
-        "max_steps": 6,
-        **ACCUMULATED,
-    }
-    plain, ours = (
-        run(tmp_path / str(skips), shaped(CountedRows), skip_zero_advantage=skips, **options)
-        for skips in (False, True)
-    )
-    assert_same_weights(plain, ours, 1e-5)
-    assert sum(ours.in_loss) < sum(plain.in_loss)
+@pytest.mark.parametrize("mixin", [LateKl, Copies, Shaped])
+def test_what_a_subclass_changes(tmp_path, mixin):
+    options = {"rewards": lambda length, **row: partly_learnable_reward(**row)} if mixin is Shaped else {}
+    options |= {"num_iterations": 2, "max_steps": 6, **SETTINGS["lora"]}
+    plain, ours = both(tmp_path, lambda base: type("Own", (mixin, base), {}), **options)
+    assert_same_weights(plain, ours)
 
 
 def test_with_tools(tmp_path):

@@ -67,7 +67,7 @@ def test_a_line_that_was_not_written_whole_is_left_out(tmp_path):
     path.write_text('{"step": 1, "seconds": 2.0}\n[1]\n{"step": 1, "st')
     log = MetricsLog(path)
     log.begin(1)
-    log.add({"reward": float("nan"), "loss": 0.5, "name": "text"}, step=2, rollouts=8, tokens=40)
+    log.add({"reward": float("nan"), "loss": 0.5, "name": "text", "seconds": 0}, step=2, rollouts=8, tokens=40)
     first, second = map(json.loads, path.read_text().splitlines())
     assert first == {"step": 1, "seconds": 2.0}
     assert second.pop("seconds") >= 2.0

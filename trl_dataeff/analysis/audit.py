@@ -75,10 +75,11 @@ def _read(files: Sequence[Path]) -> pd.DataFrame:
     tables = []
     for file in files:
         try:
-            tables.append(pd.read_parquet(file) if file.suffix == ".parquet" else pd.read_json(file, lines=True))
+            parquet = file.suffix == ".parquet"
+            tables.append(pd.read_parquet(file) if parquet else pd.read_json(file, lines=True, dtype=False))
         except (OSError, ValueError) as error:
             raise UserError(
-                f"{file} cannot be read ({error}). Give JSON lines, Parquet, or the `output_dir` of a run."
+                f"{file} cannot be read ({error}). Give JSON lines, Parquet, or the `output_dir` of a run; remove a file that was cut off."
             ) from error
     # TRL writes a generation batch again at each of its optimizer steps
     batches = groupby(tables, key=lambda table: repr(table.drop(columns="step", errors="ignore").to_numpy().tolist()))

@@ -44,9 +44,12 @@ class RecordedRun:
         return "/".join(self.path.resolve().parts[-2:])
 
     def series(self, metric: str, x: str = "step") -> tuple[np.ndarray, np.ndarray]:
-        """Positions and values `(n,)` of a metric, in order; logs without it, or without the axis `x`, are left out."""
-        at, values = self.logs.reindex(columns=[x, metric]).dropna().to_numpy(dtype=float).T
-        return at, values
+        """
+        Positions and values `(n,)` of a metric, in order: means over logs at one position, such as of several held-out datasets.
+        Logs without it, or without the axis `x`, are left out.
+        """
+        means = self.logs.reindex(columns=[x, metric]).dropna().groupby(x, sort=False)[metric].mean()
+        return means.index.to_numpy(dtype=float), means.to_numpy(dtype=float)
 
     @property
     def last(self) -> dict[str, float]:
@@ -106,7 +109,7 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} is corrupt ({error}).") from error
+        raise UserError(f"{path} is corrupt ({error}). Remove it, and try again.") from error
     return content if isinstance(content, dict) else {}
 
 

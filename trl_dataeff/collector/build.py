@@ -45,16 +45,13 @@ class Plan(NamedTuple):
     skips_rows: bool
 
 
-def plan_runs(
-    trainer: GRPOTrainer, selector: Selector | None, *, is_map_style: bool, tool_images: bool, corrects_loss: bool
-) -> Plan:
+def plan_runs(trainer: GRPOTrainer, selector: Selector | None, *, is_map_style: bool, corrects_loss: bool) -> Plan:
     """
     Decide what a trainer does in its runs, once TRL's `__init__` has run, and log it. Turns off, with a warning, what it cannot do.
 
     Args:
         selector ([`Selector`], *optional*): that was given to the trainer.
         is_map_style (`bool`): whether the prompts come from a map-style dataset that was given.
-        tool_images (`bool`): see [`unsupported_reason`].
         corrects_loss (`bool`): see [`corrects_loss`].
 
     Raises:
@@ -64,7 +61,7 @@ def plan_runs(
     world_size = processes.world_size
     dataset = trainer.train_dataset if isinstance(trainer.train_dataset, Dataset) else None
     environments = trainer.environment_factories is not None
-    reason = validation.unsupported_reason(dataset, environments, tool_images)
+    reason = validation.unsupported_reason(dataset, environments, trainer._is_vlm and bool(trainer.tools))
     validation.warn_of_ignored_options(config, processes)
     validation.turn_off_reuse(config, reason, corrects_loss, processes.is_main)
     is_fsdp1 = trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2
@@ -76,8 +73,9 @@ def plan_runs(
     generates_apart = reason is None and (rounds > 1 or replays or skips_rows)
     off = isinstance(selector, UniformSelector) and not generates_apart
     selects = is_map_style and validation.holds_whole_groups(config, world_size, off)
-    columns_are_passed = not environments and trainer.rollout_func is None and not config.remove_unused_columns
-    if dataset is not None and columns_are_passed:
+    own_rewards = type(trainer)._calculate_rewards.__module__.partition(".")[0] not in ("trl", "trl_dataeff")
+    others_pass = environments or trainer.rollout_func or config.remove_unused_columns or own_rewards
+    if dataset is not None and not others_pass:
         check_reward_arguments(trainer.reward_funcs, dataset[0])
     validation.announce(config, selector, processes, None if dataset is None else len(dataset), trainer.model)
     return Plan(selector, selects, generates_apart, skips_rows)

@@ -175,8 +175,8 @@ class MetricsLog:
         """Write a line. What is not a number is left out; a number that is not finite is null."""
         numbers = {name: v if math.isfinite(v) else None for name, v in logs.items() if isinstance(v, (int, float))}
         seconds = round(time.monotonic() - self._began, 3)
-        line = {"step": step, "rollouts": rollouts, "tokens": tokens, "seconds": seconds, **numbers}
-        self._waiting.append(json.dumps(line) + "\n")
+        line = {"step": step, "rollouts": rollouts, "tokens": tokens, "seconds": seconds}
+        self._waiting.append(json.dumps(line | numbers | line) + "\n")  # a function may log one of these names
         if try_to_write(self.path, self._append):
             self._waiting = []
 
