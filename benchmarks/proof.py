@@ -14,9 +14,11 @@ import argparse
 import re
 from collections.abc import Callable
 from pathlib import Path
+from statistics import mean
 
 from benchmarks import tables
 from benchmarks.curves import band, on_grid
+from benchmarks.lab.pools import POOLS as LAB_POOLS
 from benchmarks.lab.ratios import ACCURACY, BASELINE, Curve, curves_of, ratio_table
 from benchmarks.lab.store import read_rows
 from benchmarks.lab.studies import CONDITIONS
@@ -63,6 +65,23 @@ def study(name: str) -> list[Curve]:
     return curves_of(read_rows(path)) if path.exists() else []
 
 
+def at_rates() -> list[Curve]:
+    """Plain GRPO at each rate tried, and other methods at those of the study `best`, by pool."""
+    plain = [run for run in (*study("methods"), *study("pools")) if run.method == BASELINE]
+    return sorted([*study("best"), *plain], key=lambda run: [*LAB_POOLS].index(run.pool))
+
+
+def at_best_rate() -> list[Curve]:
+    """Of these, the runs on the first pool at the rate at which plain GRPO ends highest."""
+    by_rate: dict[float, list[Curve]] = {}
+    for run in at_rates():
+        if run.pool == "first":
+            by_rate.setdefault(run.learning_rate, []).append(run)
+    return max(
+        by_rate.values(), key=lambda runs: mean(ends([run for run in runs if run.method == BASELINE])), default=[]
+    )
+
+
 def conditions_table() -> str:
     """Plain GRPO and the default at equal rollouts and steps, in settings in which the default might not help."""
     runs, rows = study("conditions"), []
@@ -104,6 +123,7 @@ def time_table() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "methods": lambda: ratio_table(study("methods"), rivals=("default", BASELINE)),
     "conditions": conditions_table,
+    "best": lambda: ratio_table(at_rates(), budget=12_800),
     "rates": lambda: ratio_table(study("rates"), rivals=("selection",)),
     "text": lambda: ratio_table(study("text"), budget=12_800),
     "pools": lambda: ratio_table(study("pools"), rivals=("default", BASELINE)),
@@ -165,7 +185,7 @@ def main() -> None:
     if parser.parse_args().write:
         for page in PAGES:
             page.write_text(fill(page.read_text(encoding="utf-8")), encoding="utf-8")
-        for name, curves in {"readme": study("methods"), "pretrained": longest_runs()}.items():
+        for name, curves in {"readme": at_best_rate(), "pretrained": longest_runs()}.items():
             if curves:
                 draw(curves, PICTURES / f"{name}.svg")
         return

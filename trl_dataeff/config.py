@@ -40,7 +40,7 @@ class DataEfficientGRPOConfig(GRPOConfig):
             (`"my_module.MySelector"`), or `"auto"`: `"dots"`; `"uniform"` for a stream, prompts from an environment
             or tools that may answer with images, `"greso"` for a policy whose shards cannot embed prompts.
         selector_args (`dict[str, Any]` or `str`, *optional*):
-            Keyword arguments of the selector: see [`DotsSelector`], [`PaperDotsSelector`] and [`GresoSelector`].
+            Keyword arguments of the selector, JSON values: see [`DotsSelector`], [`PaperDotsSelector`] and [`GresoSelector`].
         prompt_embedding (`str`, *optional*, defaults to `"policy"`):
             Model that embeds the prompts for DOTS: `"policy"` (mean of the policy's last hidden states), or the id or
             path of another model, which needs the extra `embeddings`.
@@ -87,9 +87,9 @@ class DataEfficientGRPOConfig(GRPOConfig):
         skip_zero_advantage (`bool`, *optional*, defaults to `True`):
             Leave rows whose advantage is exactly 0 out of the forward and backward pass. Only rounding changes. No row is left
             out where that would not be exact (`beta > 0`, an entropy bonus, a router loss, `top_entropy_quantile < 1`), nor with
-            images. With `loss_type="bnpo"`, each micro-batch keeps its own rows, and at least one of them. TRL's pass for old
-            log-probs keeps all rows with `multi_objective_aggregation="normalize_then_sum"`, of streams, of environments and of
-            vision-language models.
+            images. Each micro-batch keeps at least one row (with `loss_type="bnpo"`, of its own): with
+            `per_device_train_batch_size=1`, the loss skips none. TRL's pass for old log-probs keeps all rows with
+            `multi_objective_aggregation="normalize_then_sum"`, of streams, of environments and of vision-language models.
 
         > Parameters that control how a run ends
 

@@ -66,8 +66,17 @@ CONDITIONS: dict[str, tuple[str, dict[str, float]]] = {
     "a tenth of the rewards is wrong": ("noisy", {}),
     "all prompts learnable": ("learnable", {}),
 }
+AT_BEST = ("uniform", "default", "selection", "oracle", "dots_paper", "greso")
+HALF = {"learning_rate": 5e-5}
 STUDIES: dict[str, tuple[Part, ...]] = {
     "methods": (Part(("first",), range(52, 62), all_methods(100, {"steps": 100, "max_rollouts": 5_000})),),
+    # At other rates: 1e-4 was chosen on seed 0
+    "best": (
+        Part(("first",), range(52, 62), {method: {"steps": 100, **HALF} for method in AT_BEST}),
+        Part(("first",), range(52, 62), {"uniform": {"steps": 100, "learning_rate": 2.5e-5}}),
+        Part(("second", "third"), range(30, 33), {method: {"steps": 100, **HALF} for method in AT_BEST[:2]}),
+        Part(("graded", "learnable"), range(30, 33), {method: {"steps": 50, **HALF} for method in AT_BEST[:2]}),
+    ),
     "pools": (
         Part(("second", "third"), range(30, 40), all_methods(100, SIXTY)),
         Part(("graded", "learnable"), range(30, 40), all_methods(50, SIXTY)),

@@ -26,10 +26,11 @@ STUDY: tuple[tuple[str, int, float, int, tuple[str, ...], tuple[int, ...]], ...]
     ("gym", 8, 2e-3, 1024, BOTH, FIVE),
     ("gym", 8, 2e-3, 1024, ("selection", "fill", DOTS, *BATCHES), FIVE),
     ("gym", 8, 2e-3, 2400, ("dynamic",), FIVE),  # for the same reason
+    ("gym", 8, 4e-3, 1024, BOTH, FIVE),
+    *(("gym", 8, rate, 1024, ("uniform",), THREE) for rate in (1e-3, 8e-3)),
     ("mixed", 8, 2.5e-4, 9600, BOTH, FIVE),
     ("mixed", 8, 2.5e-4, 9600, (DOTS,), THREE),
-    ("mixed", 8, 2.5e-4, 6720, ("default",), FIVE),
-    ("mixed", 8, 2.5e-4, 4800, ("default",), FIVE),
+    *(("mixed", 8, 2.5e-4, plan, ("default",), FIVE) for plan in (6720, 4800)),
     *(("mixed", 8, rate, 1024, ("uniform",), THREE) for rate in (1e-3, 4e-3)),
     *(("unsolvable", 8, rate, 2400, (*BOTH, "selection", *OTHERS), FIVE) for rate in (1e-3, 5e-4)),
     ("unsolvable", 8, 2e-3, 2400, ("uniform",), THREE[:2]),

@@ -165,13 +165,17 @@ def mean_over_pools(settings: Settings) -> list[list[float]]:
 def rivals_table(settings: Settings) -> str:
     """
     [`mean_leads`] of the default over each other method, over the pools on which both were run: with the usual number of groups, at
-    plain GRPO's best rate, in runs of the length for which there are most methods.
+    the rate and length for which there are most methods, of these at plain GRPO's best rate.
     """
+    best = {one[:4] for one in best_of_baseline(settings).values()}
+    places: dict[tuple[int, ...], dict[str, list[Curve]]] = {}
+    for one, runs in settings.items():
+        if one.groups == GROUPS:
+            places.setdefault(one[:4], {})[one.method] = runs
+    last = {place[0]: place for place in sorted(places, key=lambda place: (len(places[place]), place in best))}
     pairs: dict[str, list[tuple[list[Curve], list[Curve]]]] = {}
-    for pool in range(len(POOLS)):
-        places = [one[:4] for one in best_of_baseline(settings).values() if one[:2] == (pool, GROUPS)]
-        lengths = [{one.method: runs for one, runs in settings.items() if one[:4] == place} for place in places]
-        methods = max(lengths, key=len, default={})
+    for pool in sorted(last):
+        methods = places[last[pool]]
         default = methods.pop("default", [])
         for method in methods if default else ():
             pairs.setdefault(method, []).append((default, methods[method]))

@@ -128,7 +128,8 @@ def _of_logs(folder: Path) -> Audit:
             f"{folder} has neither completions nor logs of `frac_reward_zero_std`. Train with `log_completions=True`."
         )
     unknown = dict.fromkeys(["prompt_id", "easy", "hard"], math.nan)
-    return _summed(pd.DataFrame({"step": steps, "effective": 1 - zero, **unknown}), f"the logs in {folder}")
+    source = f"the logs in {folder}, which count groups with `scale_rewards='group'` alone"  # else TRL's share is of batches
+    return _summed(pd.DataFrame({"step": steps, "effective": 1 - zero, **unknown}), source)
 
 
 def _summed(table: pd.DataFrame, source: str) -> Audit:
