@@ -31,6 +31,7 @@ STUDY: tuple[tuple[str, int, float, int, tuple[str, ...], tuple[int, ...]], ...]
     ("mixed", 8, 2.5e-4, 9600, BOTH, FIVE),
     ("mixed", 8, 2.5e-4, 9600, (DOTS,), THREE),
     *(("mixed", 8, 2.5e-4, plan, ("default",), FIVE) for plan in (6720, 4800)),
+    ("mixed", 8, 2.5e-4, 3360, ("default",), THREE[:1]),
     *(("mixed", 8, rate, 1024, ("uniform",), THREE) for rate in (1e-3, 4e-3)),
     *(("unsolvable", 8, rate, 2400, (*BOTH, "selection", *OTHERS), FIVE) for rate in (1e-3, 5e-4)),
     ("unsolvable", 8, 2e-3, 2400, ("uniform",), THREE[:2]),
