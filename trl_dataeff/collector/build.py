@@ -14,7 +14,7 @@ from trl_dataeff.collector.rounds import RoundSizes
 from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.difficulty import PREDICTORS
 from trl_dataeff.replay.buffer import ReplayBuffer
-from trl_dataeff.rollouts.capture import can_skip_rows
+from trl_dataeff.rollouts.capture import can_skip_rows, has_tool_images
 from trl_dataeff.rollouts.checks import check_reward_arguments
 from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.distributed import Processes, all_gather
@@ -61,7 +61,7 @@ def plan_runs(trainer: GRPOTrainer, selector: Selector | None, *, is_map_style: 
     world_size = processes.world_size
     dataset = trainer.train_dataset if isinstance(trainer.train_dataset, Dataset) else None
     environments = trainer.environment_factories is not None
-    reason = validation.unsupported_reason(dataset, environments, trainer._is_vlm and bool(trainer.tools))
+    reason = validation.unsupported_reason(dataset, environments, has_tool_images(trainer))
     validation.warn_of_ignored_options(config, processes)
     validation.turn_off_reuse(config, reason, corrects_loss, processes.is_main)
     is_fsdp1 = trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2

@@ -274,6 +274,11 @@ def continue_interval(trainer: GRPOTrainer, loop: dict[str, Any], processes: Pro
     trainer._metrics["train"].update(loop["metrics"])
 
 
+def has_tool_images(trainer: GRPOTrainer) -> bool:
+    """Whether tools may answer a trainer's model with images."""
+    return trainer._is_vlm and bool(trainer.tools)
+
+
 def can_skip_rows(trainer: GRPOTrainer) -> bool:
     """Whether rows with an advantage of 0 have no gradient in a trainer's loss, so that skipping them is exact."""
     return (
