@@ -18,7 +18,6 @@ from statistics import mean
 
 from benchmarks import tables
 from benchmarks.curves import band, on_grid
-from benchmarks.lab.pools import POOLS as LAB_POOLS
 from benchmarks.lab.ratios import ACCURACY, BASELINE, Curve, curves_of, ratio_table
 from benchmarks.lab.store import read_rows
 from benchmarks.lab.studies import CONDITIONS
@@ -52,6 +51,7 @@ PICTURES = ROOT / "docs" / "img"
 PAGES = tuple(ROOT / page for page in ("README.md", "docs/results.md", "benchmarks/RESULTS.md"))
 #: Grey, vermilion and blue, which colour-blind readers can tell apart; each is legible on white and on black
 COLOURS = {BASELINE: "#808080", "selection": "#D55E00", "default": "#2F8FD8"}
+ENDS = {12_800: ("first", "second", "third"), 6_400: ("graded", "learnable")}  # of the study `best`, in rollouts
 FEWEST_FOR_A_BAND = 5  # runs; of fewer, each is a thin line
 INK = "#7A7A7A"  # of text and axes, for the same reason
 
@@ -65,18 +65,19 @@ def study(name: str) -> list[Curve]:
     return curves_of(read_rows(path)) if path.exists() else []
 
 
-def at_rates() -> list[Curve]:
-    """Plain GRPO at each rate tried, and other methods at those of the study `best`, by pool."""
-    plain = [run for run in (*study("methods"), *study("pools")) if run.method == BASELINE]
-    return sorted([*study("best"), *plain], key=lambda run: [*LAB_POOLS].index(run.pool))
+def at_rates(*pools: str) -> list[Curve]:
+    """The study `best` on these pools, by pool, and plain GRPO's runs of the other studies with the same seeds."""
+    best = [run for run in study("best") if run.pool in pools]
+    seeds = {(run.pool, run.seed) for run in best}
+    plain = [run for run in (*study("methods"), *study("pools")) if (run.pool, run.seed) in seeds]
+    return sorted([*best, *(run for run in plain if run.method == BASELINE)], key=lambda run: pools.index(run.pool))
 
 
 def at_best_rate() -> list[Curve]:
     """Of these, the runs on the first pool at the rate at which plain GRPO ends highest."""
     by_rate: dict[float, list[Curve]] = {}
-    for run in at_rates():
-        if run.pool == "first":
-            by_rate.setdefault(run.learning_rate, []).append(run)
+    for run in at_rates("first"):
+        by_rate.setdefault(run.learning_rate, []).append(run)
     return max(
         by_rate.values(), key=lambda runs: mean(ends([run for run in runs if run.method == BASELINE])), default=[]
     )
@@ -123,7 +124,7 @@ def time_table() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "methods": lambda: ratio_table(study("methods"), rivals=("default", BASELINE)),
     "conditions": conditions_table,
-    "best": lambda: ratio_table(at_rates(), budget=12_800),
+    "best": lambda: "\n\n".join(ratio_table(at_rates(*pools), budget=n) for n, pools in ENDS.items()),
     "rates": lambda: ratio_table(study("rates"), rivals=("selection",)),
     "text": lambda: ratio_table(study("text"), budget=12_800),
     "pools": lambda: ratio_table(study("pools"), rivals=("default", BASELINE)),

@@ -60,7 +60,7 @@ def ratios(curves: Iterable[Curve], baseline: Iterable[Curve], x: str) -> list[f
     """
     Of each run, the `x` (rollouts, steps, seconds) at which it reaches what the baseline's run of the same seed ends with, by
     the `x` at which that run does; infinite if it never does. Runs without a baseline of their seed are left out, and for
-    seconds those whose baseline was made on another machine, or who knows where.
+    seconds those of which it is not recorded that both were made on one machine.
     """
     base = {curve.seed: curve for curve in baseline}
     found = []
