@@ -70,8 +70,7 @@ def changed(tmp_path, monkeypatch):
 def test_another_trl_is_an_error_that_names_the_difference_and_the_versions(change, changed, monkeypatch):
     old, new, said = CHANGES[change]
     other = changed(old, new)
-    versions = {"trl": "1.17.0", "transformers": "6.0.0"}
-    monkeypatch.setattr(compat, "version", versions.get)
+    monkeypatch.setattr(compat, "version", {"trl": "1.17.0", "transformers": "6.0.0"}.get)
     with pytest.raises(ImportError, match=r"trl 1\.17\.0 and transformers 6\.0\.0: ") as raised:
         compat.check(other)
     found = str(raised.value).split("6.0.0: ")[1].split(". Install")[0]

@@ -150,14 +150,17 @@ def test_reward_weights_that_a_callback_changes_reach_what_is_learned_of_a_group
 @pytest.mark.parametrize("fields", [FILL, DYNAMIC, {}], ids=["fill", "dynamic", "off"])
 def test_a_second_train_starts_again_whatever_the_first_left(tmp_path, fields):
     """The first one is interrupted within a generation batch, and within a logging interval."""
-    most = 9.0
+    most, record = 9.0, None
 
-    def reward(completion_ids, **kwargs):
+    def reward(completion_ids, log_metric, **kwargs):
+        nonlocal record
+        record = log_metric
         return [most * value for value in even_length_reward(completion_ids)]
 
     class Interrupting(TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
             if most > 1 and state.global_step == 10:
+                record("most", most)
                 raise RuntimeError
 
     fields = {"steps_per_generation": 4, "max_steps": 10, "logging_steps": 4, "rewards": reward, **fields}
@@ -170,7 +173,7 @@ def test_a_second_train_starts_again_whatever_the_first_left(tmp_path, fields):
     assert trainer.selector.context.num_prompts == 10
     second = trainer.collector.counters
     assert second["rollouts_trained"] == first["rollouts_trained"]
-    assert max(log.get("reward", 0.0) for log in trainer.state.log_history) <= 1.0
+    assert max(max(log.get("reward", 0.0), log.get("most", 0.0)) for log in trainer.state.log_history) <= 1.0
     groups = groups_since(tmp_path, 0)
     assert len(groups) * 4 == second["rollouts_generated"]
     assert groups["step"].min() == 0

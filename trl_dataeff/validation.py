@@ -189,7 +189,7 @@ def announce(
 
 
 def warn_of_ignored_options(args: DataEfficientGRPOConfig, processes: Processes) -> None:
-    """Warn, on the main process, of each option that has no effect beside the others."""
+    """Warn, on the main process, of a share or a margin of rollouts that has no effect beside the other options."""
     if not processes.is_main:
         return
     if args.replay == "share" and not replays(args, processes.world_size):

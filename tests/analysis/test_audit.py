@@ -31,13 +31,13 @@ def overall(*args, **columns) -> pd.Series:
     return audit(*args, **columns).shares.iloc[-1]
 
 
-@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+@pytest.mark.parametrize("ending", ["jsonl", "json", "parquet"])
 def test_by_hand(tmp_path, ending):
     path = tmp_path / f"rollouts.{ending}"
     frame = pd.DataFrame(ROWS)
-    frame.assign(image=b"\xff").to_parquet(path) if ending == "parquet" else frame.to_json(
-        path, orient="records", lines=True
-    )
+    frame.to_json(path, orient="records", lines=ending == "jsonl")
+    if ending == "parquet":
+        frame.assign(image=b"\xff").to_parquet(path)
     found = audit([path], **COLUMNS)
     assert found.shares["steps"].tolist() == ["1-1", "2-2", "1-2"]
     assert found.shares["groups"].tolist() == [4, 4, 8]

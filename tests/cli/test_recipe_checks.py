@@ -38,6 +38,7 @@ def problems(text: str, tmp_path: Path) -> list[str]:
         ("env: 3", "1: `env` is 3; it takes a mapping of environment variables"),
         ("selection: grso", "`selection` is 'grso'"),
         ("selection: greso\nselector_args: {p_start: 1}", "no argument `p_start`"),
+        ("selector_args: \"{'p': 1}\"", "\"{'p': 1}\" is not JSON: Expecting property name enclosed in double quotes"),
         ("max_rollout_rounds: 0", "1: `max_rollout_rounds` is 0"),
         ("bf16: true\nfp16: true", "At most one of fp16 and bf16"),
         ("num_generations: 7", "num_generations"),

@@ -33,8 +33,7 @@ def both(folder, wrap=lambda trainer_class: trainer_class, **options):
     defaults |= {"optim": "sgd", "learning_rate": 0.5}  # Adam would hide a factor on the gradient
     options = {**defaults, **options}
     plain = run(folder / "a", wrap(GRPOTrainer), **options)
-    skips = {"skip_zero_advantage": True}
-    return plain, run(folder / "b", wrap(CountedRows), **options, **skips)
+    return plain, run(folder / "b", wrap(CountedRows), **options, skip_zero_advantage=True)
 
 
 def assert_same_weights(plain, ours, tolerance: float = 2e-6) -> None:
@@ -126,8 +125,7 @@ def test_with_tools(tmp_path):
 def test_rows_of_the_passes(tmp_path, loss_type, replay):
     """In the loss and before it. A row is skipped for its advantage, also in a group that has a gradient."""
     options = {"loss_type": loss_type, "replay": replay, "skip_zero_advantage": True, **ACCUMULATED, "max_steps": 6}
-    options |= {"rewards": partly_learnable_reward, "num_iterations": 2}
-    trainer = run(tmp_path, CountedRows, **options)
+    trainer = run(tmp_path, CountedRows, rewards=partly_learnable_reward, num_iterations=2, **options)
     active = [tensors["advantages"] != 0 for tensors in trainer.tensors]
     assert any(0 < rows.sum() < 4 for batch in active for rows in batch.view(-1, 4)), "whole groups alone are skipped"
     passes = np.array(trainer.in_loss).reshape(3, 2, 4)  # batches, iterations, micro-batches

@@ -75,8 +75,9 @@ def _read(files: Sequence[Path]) -> pd.DataFrame:
     tables = []
     for file in files:
         try:
-            parquet = file.suffix == ".parquet"
-            tables.append(pd.read_parquet(file) if parquet else pd.read_json(file, lines=True, dtype=False))
+            parquet, array = file.suffix == ".parquet", file.read_bytes().lstrip()[:1] == b"["
+            rows = pd.read_parquet(file) if parquet else pd.read_json(file, lines=not array, dtype=False)
+            tables.append(rows)
         except (OSError, ValueError) as error:
             raise UserError(
                 f"{file} cannot be read ({error}). Give JSON lines, Parquet, or the `output_dir` of a run; remove a file that was cut off."

@@ -95,8 +95,7 @@ def _parser() -> ArgumentParser:
     report.set_defaults(run=print_report)
     report.add_argument("runs", nargs="+", metavar="RUN", help="`output_dir` of a run")
     report.add_argument("--figure", metavar="FILE", type=Path, help=".png, .svg or .pdf to draw; needs matplotlib")
-    text = "completions of an optimizer step, for runs of plain TRL"
-    report.add_argument("--rollouts_per_step", type=int, metavar="N", help=text)
+    report.add_argument("--rollouts_per_step", type=int, metavar="N", help="completions a step, for runs of plain TRL")
     return parser
 
 

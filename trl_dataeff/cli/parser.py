@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import warnings
@@ -171,7 +172,8 @@ def read(argv: list[str], portable: bool = False) -> tuple[GRPOArguments, list[s
     try:
         return _arguments(parser, vars(namespace), portable), launch_options
     except (ValueError, TypeError, ImportError, OSError) as error:
-        raise UserError(recipe.located(str(error), overridden)) from error
+        reason = f"{error.doc!r} is not JSON: {error}." if isinstance(error, json.JSONDecodeError) else str(error)
+        raise UserError(recipe.located(reason, overridden)) from error
 
 
 def _arguments(parser: TrlParser, values: dict[str, Any], portable: bool) -> GRPOArguments:
@@ -208,10 +210,8 @@ def _as_options(recipe: Recipe, parser: TrlParser, launcher: argparse.ArgumentPa
 
 def _as_option(parser: TrlParser, name: str, value: Any) -> list[str]:
     option = parser._option_string_actions[f"--{name}"]
-    if isinstance(value, list) and value and not isinstance(value[0], dict):
-        if option.nargs is None and option.type is str:  # such as `report_to`
-            parser.set_defaults_with_config(**{option.dest: value})
-            return []
+    takes_both = option.nargs is None and option.type is str  # a text or a list, such as `report_to`
+    if isinstance(value, list) and value and not isinstance(value[0], dict) and not takes_both:
         if option.nargs is None:
             raise argparse.ArgumentError(option, f"takes a single value, not {value!r}")
         return [f"--{name}", *map(str, value)]

@@ -241,8 +241,8 @@ def logps_of_pass(
 def forget_last_run(trainer: GRPOTrainer) -> None:
     """Clear what TRL's trainer keeps from one call of `train` to the next."""
     trainer._step, trainer._buffered_inputs = 0, None  # it would continue within the last run's generation batch
-    trainer._metrics["train"].clear()
-    trainer._pending_extra_logs.clear()
+    for kept in (trainer._metrics["train"], trainer._pending_metrics, trainer._pending_extra_logs):
+        kept.clear()
     if trainer.use_vllm:
         trainer._last_loaded_step = -1  # it would take the weights of the last run for those of its first step
 
