@@ -37,8 +37,9 @@ RETURNED = 8  # values of `_generate`: see `capture.Generated`
 #: Attributes of the trainer that TRL's and Transformers' methods set, and methods that they call
 USED = """
     _step _buffered_inputs _metrics _logs _pending_metrics _pending_extra_logs _tokenizer _is_vlm eos_token_ids _standalone_tools
-    _sync_tool_dicts _async_tool_dicts environment_factories _last_loaded_step _entropy_bonus_enabled aux_loss_enabled top_entropy_quantile _tr_loss
-    _total_loss_scalar _globalstep_last_logged _run_epoch create_scheduler create_model_card _get_output_dir _push_from_checkpoint
+    _sync_tool_dicts _async_tool_dicts environment_factories _last_loaded_step _entropy_bonus_enabled aux_loss_enabled _tr_loss
+    top_entropy_quantile _total_loss_scalar _globalstep_last_logged _run_epoch create_scheduler create_model_card _get_output_dir
+    _push_from_checkpoint
 """
 
 

@@ -48,7 +48,7 @@ def audit(
     Describe a run. Raises a [`UserError`] if there is nothing to read, or a column is missing.
 
     Args:
-        paths: the `output_dir` of a run, or JSON lines or Parquet files with one completion a row.
+        paths: the `output_dir` of a run, or JSON or Parquet files with one completion a row.
         prompt, reward, step (`str`, *optional*): columns of such files; without a step, the completions of a group follow
             each other. In tables of TRL, by default, the total of all rewards and `step`.
     """
@@ -71,19 +71,20 @@ def audit(
     return _summed(groups.assign(**{kind: groups["kind"] == kind for kind in KINDS}), source)
 
 
+def _rows_of(file: Path) -> pd.DataFrame:
+    try:
+        if file.suffix == ".parquet":
+            return pd.read_parquet(file)
+        return pd.read_json(file, lines=not file.read_bytes().lstrip().startswith(b"["), dtype=False)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{file} cannot be read ({error}). Give JSON, Parquet, or the `output_dir` of a run; remove a file that was cut off."
+        ) from error
+
+
 def _read(files: Sequence[Path]) -> pd.DataFrame:
-    tables = []
-    for file in files:
-        try:
-            parquet, array = file.suffix == ".parquet", file.read_bytes().lstrip()[:1] == b"["
-            rows = pd.read_parquet(file) if parquet else pd.read_json(file, lines=not array, dtype=False)
-            tables.append(rows)
-        except (OSError, ValueError) as error:
-            raise UserError(
-                f"{file} cannot be read ({error}). Give JSON lines, Parquet, or the `output_dir` of a run; remove a file that was cut off."
-            ) from error
     # TRL writes a generation batch again at each of its optimizer steps
-    batches = groupby(tables, key=lambda table: repr(table.drop(columns="step", errors="ignore").to_numpy().tolist()))
+    batches = groupby(map(_rows_of, files), key=lambda t: repr(t.drop(columns="step", errors="ignore").values.tolist()))
     return pd.concat([next(same) for _, same in batches], ignore_index=True)
 
 

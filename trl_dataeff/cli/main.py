@@ -26,7 +26,7 @@ to get started:
 """
 AUDIT = "Show how much of a finished GRPO run carried no gradient. Needs no GPU and no model."
 AUDIT_EXAMPLES = """\
-PATH is the output_dir of a run, or JSON lines or Parquet files of another trainer, with one completion a row.
+PATH is the output_dir of a run, or JSON or Parquet files of another trainer, with one completion a row.
 
 examples:
   trl-dataeff audit out
