@@ -84,8 +84,8 @@ def _rows_of(file: Path) -> pd.DataFrame:
 
 def _read(files: Sequence[Path]) -> pd.DataFrame:
     # TRL writes a generation batch again at each of its optimizer steps
-    batches = groupby(map(_rows_of, files), key=lambda t: repr(t.drop(columns="step", errors="ignore").values.tolist()))
-    return pd.concat([next(same) for _, same in batches], ignore_index=True)
+    found = groupby(map(_rows_of, files), key=lambda t: repr(t.drop(columns="step", errors="ignore").values.tolist()))
+    return pd.concat([next(same) for _, same in found], ignore_index=True)
 
 
 def groups_of(rows: pd.DataFrame, prompt: str, reward: str | None, step: str | None) -> pd.DataFrame:
