@@ -14,7 +14,6 @@ import argparse
 import re
 from collections.abc import Callable
 from pathlib import Path
-from statistics import mean
 
 from benchmarks import tables
 from benchmarks.curves import band, on_grid
@@ -73,16 +72,6 @@ def at_rates(*pools: str) -> list[Curve]:
     return sorted([*best, *(run for run in plain if run.method == BASELINE)], key=lambda run: pools.index(run.pool))
 
 
-def at_best_rate() -> list[Curve]:
-    """Of these, the runs on the first pool at the rate at which plain GRPO ends highest."""
-    by_rate: dict[float, list[Curve]] = {}
-    for run in at_rates("first"):
-        by_rate.setdefault(run.learning_rate, []).append(run)
-    return max(
-        by_rate.values(), key=lambda runs: mean(ends([run for run in runs if run.method == BASELINE])), default=[]
-    )
-
-
 def conditions_table() -> str:
     """Plain GRPO and the default at equal rollouts and steps, in settings in which the default might not help."""
     runs, rows = study("conditions"), []
@@ -93,8 +82,9 @@ def conditions_table() -> str:
         base, ours = ([run for run in own if run.method == method] for method in (BASELINE, "default"))
         means = effective(base), tables.mean(ends(base)), tables.mean(ends(ours))
         if ours:
-            rows.append([name, *means, tables.difference(above(ours, base))])
-    return tables.markdown(["setting", "effective groups", "plain GRPO", "default", "difference"], rows)
+            rows.append([name, f"{spec.learning_rate:g}", *means, tables.difference(above(ours, base))])
+    header = ["setting", "learning rate", "effective groups", "plain GRPO", "default", "difference"]
+    return tables.markdown(header, rows)
 
 
 # The pretrained model
@@ -122,7 +112,7 @@ def time_table() -> str:
 # Pages and pictures
 
 TABLES: dict[str, Callable[[], str]] = {
-    "methods": lambda: ratio_table(study("methods"), rivals=("default", BASELINE)),
+    "methods": lambda: ratio_table(study("methods"), rivals=("default", BASELINE), budget=12_800),
     "conditions": conditions_table,
     "best": lambda: "\n\n".join(ratio_table(at_rates(*pools), budget=n) for n, pools in ENDS.items()),
     "rates": lambda: ratio_table(study("rates"), rivals=("selection",)),
@@ -186,7 +176,7 @@ def main() -> None:
     if parser.parse_args().write:
         for page in PAGES:
             page.write_text(fill(page.read_text(encoding="utf-8")), encoding="utf-8")
-        for name, curves in {"readme": at_best_rate(), "pretrained": longest_runs()}.items():
+        for name, curves in {"readme": study("methods"), "pretrained": longest_runs()}.items():
             if curves:
                 draw(curves, PICTURES / f"{name}.svg")
         return

@@ -128,10 +128,14 @@ def methods(curves: Sequence[Curve]) -> dict[str, Needs]:
     return {BASELINE: Needs(1.0, 1.0, 1.0), "skip": found.pop(BASELINE), **found}
 
 
-def break_even(one: Needs, other: Needs) -> float:
-    """The share of generation in the time of a step of `GRPOTrainer` above which the needs `one` take less time than `other`."""
-    generation = one.steps * one.rollouts - other.steps * other.rollouts
-    return 1 / (1 - generation / (one.steps * one.rows - other.steps * other.rows))
+def where_faster(one: Needs, other: Needs) -> str:
+    """Where the needs `one` take less time than `other`: at which shares of generation in the time of a step of `GRPOTrainer`."""
+    update, generation = (
+        one.steps * a - other.steps * b for a, b in ((one.rows, other.rows), (one.rollouts, other.rollouts))
+    )
+    if update * generation >= 0:
+        return "everywhere" if min(update, generation) < 0 else "nowhere"
+    return f"{'above' if generation < 0 else 'below'} {update / (update - generation):.0%}"
 
 
 def table(setups: Sequence[Setup]) -> str:
@@ -144,10 +148,11 @@ def table(setups: Sequence[Setup]) -> str:
         shares = [need.hours(setup) / hours for need in needs.values()]
         rows.append([setup.name, f"{generating:.0%}", f"{hours:.1f}", *(f"{share:.2f}" for share in shares)])
     header = ["set-up", "share of generation", "plain GRPO, hours", *map(tables.title, needs)]
-    share, selection = break_even(needs["share"], needs["default"]), break_even(needs["default"], needs["selection"])
+    default = needs.pop("default")
+    faster = ", ".join(f"{where_faster(default, need)} ({tables.title(name)})" for name, need in needs.items())
     return (
-        f"{tables.markdown(header, rows)}\n\nBy this model, replaying half of the batch takes less time than the default where generation "
-        f"takes more than {share:.0%} of a step of plain GRPO, and selection alone where it takes less than {selection:.0%}."
+        f"{tables.markdown(header, rows)}\n\nBy this model, the shares of generation at which the default takes less time than another "
+        f"method: {faster}."
     )
 
 

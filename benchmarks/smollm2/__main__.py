@@ -23,16 +23,15 @@ STUDY: tuple[tuple[str, int, float, int, tuple[str, ...], tuple[int, ...]], ...]
     ("mixed", 8, 2e-3, 1024, (*BOTH, "selection"), FIVE),
     ("mixed", 8, 2e-3, 1024, ("fill", DOTS, *BATCHES), FIVE),
     ("mixed", 8, 2e-3, 2112, ("dynamic",), FIVE),  # rounds are smaller than planned: ends after about 1,024
-    ("gym", 8, 2e-3, 1024, BOTH, FIVE),
-    ("gym", 8, 2e-3, 1024, ("selection", "fill", DOTS, *BATCHES), FIVE),
-    ("gym", 8, 2e-3, 2400, ("dynamic",), FIVE),  # for the same reason
-    ("gym", 8, 4e-3, 1024, BOTH, FIVE),
+    *(("gym", 8, rate, 1024, BOTH, FIVE) for rate in (2e-3, 4e-3)),
+    ("gym", 8, 4e-3, 1024, ("selection", "fill", DOTS, *BATCHES), FIVE),
+    ("gym", 8, 4e-3, 2112, ("dynamic",), FIVE),  # for the same reason
     *(("gym", 8, rate, 1024, ("uniform",), THREE) for rate in (1e-3, 8e-3)),
     ("mixed", 8, 2.5e-4, 9600, BOTH, FIVE),
     ("mixed", 8, 2.5e-4, 9600, (DOTS,), THREE),
     *(("mixed", 8, 2.5e-4, plan, ("default",), FIVE) for plan in (6720, 4800)),
     ("mixed", 8, 2.5e-4, 3360, ("default",), THREE[:1]),
-    *(("mixed", 8, rate, 1024, ("uniform",), THREE) for rate in (1e-3, 4e-3)),
+    *(("mixed", 8, rate, 1024, BOTH, THREE) for rate in (1e-3, 4e-3)),
     *(("unsolvable", 8, rate, 2400, (*BOTH, "selection", *OTHERS), FIVE) for rate in (1e-3, 5e-4)),
     ("unsolvable", 8, 2e-3, 2400, ("uniform",), THREE[:2]),
     *(("unsolvable", 8, rate, plan, ("default",), THREE) for rate in (1e-3, 5e-4) for plan in (1664, 1024)),

@@ -44,7 +44,7 @@ class Setting(NamedTuple):
         """A run ends about where it reaches the rollouts of its plan; with a plan of your own, those that it made count."""
         end, method = run.rows[-1], run.method
         made = end["rollouts"]
-        near = [rollouts for rollouts in PLANS if 0.8 * rollouts <= made < 1.25 * rollouts]
+        near = [rollouts for rollouts in PLANS if 0.8 * rollouts <= made < 1.3 * rollouts]
         planned = min(near, key=lambda rollouts: abs(rollouts - made), default=made)
         place = METHODS.index(method) if method in METHODS else len(METHODS)
         return cls(list(POOLS).index(run.pool), end.get("prompts", GROUPS), run.learning_rate, -planned, place, method)
@@ -87,12 +87,16 @@ def rival(setting: Setting, settings: Settings, method: str = BASELINE) -> Setti
 
 
 def best_of_baseline(settings: Settings) -> dict[tuple[int, int, int], Setting]:
-    """Of each pool, number of groups a step and plan, plain GRPO's setting at the rate at which it ends highest, in the mean."""
+    """
+    Of each pool, number of groups a step and plan, plain GRPO's setting at its best rate: of two rates, that at which runs with
+    the same seeds end higher, in the mean.
+    """
     best: dict[tuple[int, int, int], Setting] = {}
-    for setting in settings:
-        place = setting.pool, setting.groups, setting.longer
+    for setting, runs in settings.items():
         if setting.method == BASELINE:
-            best[place] = max(best.get(place, setting), setting, key=lambda one: np.mean(ends(settings[one])))
+            place = setting.pool, setting.groups, setting.longer
+            if sum(above(runs, settings[best.setdefault(place, setting)])) > 0:
+                best[place] = setting
     return best
 
 
