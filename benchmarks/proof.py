@@ -65,11 +65,12 @@ def study(name: str) -> list[Curve]:
 
 
 def at_rates(*pools: str) -> list[Curve]:
-    """The study `best` on these pools, by pool, and plain GRPO's runs of the other studies with the same seeds."""
+    """The study `best` on these pools, by pool and rate, and plain GRPO's runs of the other studies with the same seeds."""
     best = [run for run in study("best") if run.pool in pools]
     seeds = {(run.pool, run.seed) for run in best}
-    plain = [run for run in (*study("methods"), *study("pools")) if (run.pool, run.seed) in seeds]
-    return sorted([*best, *(run for run in plain if run.method == BASELINE)], key=lambda run: pools.index(run.pool))
+    others = (run for run in (*study("methods"), *study("pools")) if run.method == BASELINE)
+    runs = [*best, *(run for run in others if (run.pool, run.seed) in seeds)]
+    return sorted(runs, key=lambda run: (pools.index(run.pool), run.learning_rate))
 
 
 def conditions_table() -> str:

@@ -52,7 +52,7 @@ def all_methods(steps: int, short: int) -> dict[str, Mapping[str, float]]:
 
 BOTH = ("uniform", "default")
 HALF = {"learning_rate": 5e-5}  # plain GRPO's best on the first pool and the third; on the others it is 1e-4
-#: On the first pool, each until it has made as many rollouts as plain GRPO, but for the oracle
+#: On the first pool, where each makes about as many rollouts as plain GRPO
 FIRST = {**all_methods(100, 100), "share": {"steps": 200}, "dots_paper": {"steps": 140, "max_rollouts": 12_800}}
 #: Where selection or replay might not help, by name: the pool, and fields of the specs. Each is trained for as many rollouts
 CONDITIONS: dict[str, tuple[str, dict[str, float]]] = {
