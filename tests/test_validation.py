@@ -64,10 +64,6 @@ def test_what_auto_stands_for(fields, reason, cannot_embed, expected):
     assert type(resolve_selector(config(**fields), None, reason, cannot_embed)) is expected
 
 
-class Mine(UniformSelector):
-    pass
-
-
 @pytest.mark.parametrize(
     ("fields", "selector", "error", "message"),
     [
@@ -75,9 +71,9 @@ class Mine(UniformSelector):
         ({"selection": "greso", "selector_args": {"p_init": 2}}, None, ValueError, "`p_init`"),
         ({"selector_args": {"threshold": 2}}, None, ValueError, "`threshold`"),
         ({"selector_args": {"predictor": "logistics"}}, None, ValueError, "`logistic`"),
-        ({"selection": "greso"}, Mine(), ValueError, "'greso'"),
-        ({"selector_args": {"shuffle": False}}, Mine(), ValueError, "`selector_args="),
-        ({}, Mine, TypeError, "Mine"),
+        ({"selection": "greso"}, UniformSelector(), ValueError, "'greso'"),
+        ({"selector_args": {"shuffle": False}}, UniformSelector(), ValueError, "`selector_args="),
+        ({}, GresoSelector, TypeError, "GresoSelector"),
         ({}, "uniform", TypeError, "'uniform'"),
     ],
 )

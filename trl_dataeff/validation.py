@@ -194,7 +194,7 @@ def warn_of_ignored_options(args: DataEfficientGRPOConfig, processes: Processes)
         return
     if args.replay == "share" and not replays(args, processes.world_size):
         logger.warning(
-            f"`replay_fraction={args.replay_fraction}` of each process's groups rounds to no group: nothing is replayed. Raise "
+            f"`replay_fraction={args.replay_fraction}` of each process's groups rounds to no group: nothing is replayed. Raise it, "
             "`per_device_train_batch_size` or `gradient_accumulation_steps`, or use `replay='fill'`."
         )
     if args.replay != "share" and args.replay_fraction != DataEfficientGRPOConfig.replay_fraction:

@@ -72,7 +72,8 @@ STUDIES: dict[str, tuple[Part, ...]] = {
     # Which learning rate is plain GRPO's best
     "best": (
         *(Part(("first",), range(52, 62), {"uniform": {"learning_rate": rate}}) for rate in (2.5e-5, 1e-4)),
-        Part(("second", "third"), range(30, 33), dict.fromkeys(BOTH, HALF)),
+        Part(("second",), range(30, 33), dict.fromkeys(BOTH, HALF)),
+        Part(("third",), range(30, 40), dict.fromkeys(BOTH, HALF)),
         Part(("graded", "learnable"), range(30, 33), {method: {"steps": 50, **HALF} for method in BOTH}),
     ),
     "pools": (
@@ -81,11 +82,11 @@ STUDIES: dict[str, tuple[Part, ...]] = {
     ),
     # Where it might not help: at equal rollouts and steps
     "conditions": tuple(
-        Part((pool,), range(40, 43), {method: {"steps": 40, **fields} for method in BOTH})
+        Part((pool,), range(40, 45), {method: {"steps": 40, **fields} for method in BOTH})
         for pool, fields in CONDITIONS.values()
     ),
     # What selection does if a prompt's text says nothing about it
-    "text": (Part(("first",), range(46, 51), {name: {} for name in ("uniform", "greso", "shuffled", "default")}),),
+    "text": (Part(("first",), range(46, 51), dict.fromkeys(("uniform", "greso", "shuffled", "default"), HALF)),),
     # Whether replay costs anything where steps are large
     "rates": tuple(
         Part(

@@ -66,14 +66,11 @@ def test_the_rows_of_a_terminal_stand_above_the_bar(recipe, monkeypatch, capsys)
 
 def test_what_prints_in_another_way_stays(recipe):
     """As in a notebook."""
-
-    class OwnPrinter(PrinterCallback):
-        pass
-
+    own_printer = type("OwnPrinter", (PrinterCallback,), {})
     trainer = make_trainer(parse(["--config", recipe, "--disable_tqdm=true"]))
     trainer.pop_callback(PrinterCallback)
-    trainer.add_callback(OwnPrinter)
-    assert kinds_shown(trainer) == {OwnPrinter}
+    trainer.add_callback(own_printer)
+    assert kinds_shown(trainer) == {own_printer}
 
 
 def test_numbers_are_aligned_below_their_titles():

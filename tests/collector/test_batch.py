@@ -220,6 +220,11 @@ def test_every_batch_is_made_by_the_rule(places, world_size, reserved, replays, 
             assert batch.held == prompts(batch.own)
 
 
+def test_without_replay_a_single_round_leaves_nothing_over_that_another_loss_could_not_correct():
+    options = {"seed": 0, "effective": 1, "references": 6, "replays": False, "max_age": None, "per_step": 1}
+    assert not any(batch.leftover for own in collected(3, batch_groups=3, **options) for batch in own)
+
+
 def test_a_round_is_sized_by_the_places_that_are_missing():
     asked = []
     sizes = SimpleNamespace(most=3, size=lambda missing, **kwargs: asked.append(missing) or missing)

@@ -179,7 +179,7 @@ def logp_differences(trainer) -> list[float]:
         fresh = tensors["advantages"] != 0
         fresh = fresh & ~tensors["replayed"] if "replayed" in tensors else fresh
         apart = (tensors["old_per_token_logps"] - tensors["sampling_per_token_logps"]).abs() * mask
-        largest.append((apart * fresh[:, None]).max().item())
+        largest.append(apart.where(fresh[:, None], 0).max().item())
     return largest
 
 

@@ -74,13 +74,15 @@ def correction(**options) -> LossCorrection:
 
 
 def test_the_loss_gets_a_copy_that_is_corrected_once_it_has_its_log_probs():
-    loss, inputs = correction(cap=1.2), micro_batch()
+    old = torch.stack([torch.full((3,), NAN), PRESENT[1] - 0.1])  # the first row has skipped the pass for them
+    loss, inputs = correction(cap=1.2), micro_batch(old_per_token_logps=old)
     before = dict(inputs)
     with loss.micro_batch(inputs) as own:
         loss.on_logps(PRESENT.clone().requires_grad_())
     assert inputs == before, "TRL uses its own again"
     torch.testing.assert_close(own["advantages"][0], 2 * torch.tensor([-0.5, 0.5, 0.0]).exp().clamp(max=1.2))
-    assert not own["advantages"].requires_grad
+    torch.testing.assert_close(own["old_per_token_logps"], torch.stack([PRESENT[0], old[1]]))
+    assert not any(own[name].requires_grad for name in ("advantages", "old_per_token_logps"))
     assert loss.on_logps(PRESENT) == {}, "it is over"
 
 

@@ -120,9 +120,8 @@ def test_a_sequence_that_the_samplers_mask_excluded_stays_out_when_it_is_replaye
     assert batch["advantages"].tolist() == [0.5, -0.5, 0, -1]
     assert stored.rollouts.excluded == [True, False]
     stored.rollouts.excluded = None  # as of a leftover group, which no loss has met while it was fresh
-    exclude_masked(
-        [stored], batch := {**batch, "advantages": torch.ones(2), "importance_sampling_ratio": torch.zeros(2, 1)}
-    )
+    batch = {"advantages": torch.ones(2), "importance_sampling_ratio": torch.zeros(2, 1)}
+    exclude_masked([stored], batch)
     assert batch["advantages"].tolist() == [1, 1]
     exclude_masked([stored], without := {"advantages": torch.ones(2)})
     assert without["advantages"].tolist() == [1, 1], "the sampler gave no log-probs"

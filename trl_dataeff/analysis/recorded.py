@@ -63,7 +63,7 @@ class RecordedRun:
         return "eval_reward" if "eval_reward" in names else next((n for n in names if not n.endswith("std")), "")
 
     def effective_share(self) -> tuple[np.ndarray, np.ndarray]:
-        """Steps and the share of effective groups among those generated; of plain TRL by `frac_reward_zero_std`."""
+        """Steps and the share of effective groups among those generated; of plain TRL by `frac_reward_zero_std`, see [`audit`]."""
         steps, shares = self.series(f"{PREFIX}effective_ratio")
         if len(steps):
             return steps, shares
@@ -122,8 +122,7 @@ def summary(runs: Sequence[RecordedRun]) -> str:
 def facts(run: RecordedRun) -> dict[str, str]:
     """What happened in a run, in words; what its files do not tell is left out."""
     steps, times = run.series("step_time")
-    in_all = times.mean() * steps[-1] if len(steps) else None  # plain TRL has the times of steps alone
-    seconds = run.last.get("seconds", in_all)
+    seconds = times.mean() * steps[-1] if len(steps) else None  # plain TRL has no other times
     shares = run.effective_share()[1]
     numbers = {
         "prompts": (run.about.get("prompts") or None, ",.0f"),

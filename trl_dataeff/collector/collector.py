@@ -150,7 +150,9 @@ class RolloutCollector:
             effective += [group for group in groups if group.effective]
             zero_variance += [group for group in groups if not group.effective]
 
-        taken, batch.leftover = effective[:wanted], [*effective[wanted:], *for_later]
+        # Without replay, and with a single round, the loss may be one that could not correct leftover groups
+        may_keep = buffer is not None or self.round_sizes.most > 1
+        taken, batch.leftover = effective[:wanted], [*effective[wanted:], *for_later] if may_keep else []
         if self.reserved:
             taken += zero_variance[: wanted - len(taken)]
         replayed = [] if buffer is None else buffer.sample(places - len(taken), self.replay_rng, present)

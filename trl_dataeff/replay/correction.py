@@ -37,7 +37,7 @@ from trl_dataeff.replay.buffer import ReplayBuffer
 from trl_dataeff.replay.logprobs import LogprobRecorder, behavior_tensors, exclude_masked, sampling_metrics
 from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.rollouts.group import RolloutGroup
-from trl_dataeff.rollouts.skipping import is_active, token_mask
+from trl_dataeff.rollouts.skipping import token_mask
 
 
 if TYPE_CHECKING:
@@ -107,9 +107,6 @@ class LossCorrection:
             unknown = batch["replayed"] & batch["behavior_per_token_logps"].isnan().all(1)
             batch["advantages"][unknown] = 0.0
         metrics = sampling_metrics(batch, self.processes) if stale or skipped else {}
-        if "old_per_token_logps" in batch:  # NaN in rows that were skipped
-            known = ~batch["old_per_token_logps"].isnan() | is_active(batch).unsqueeze(1)
-            batch["old_per_token_logps"] = batch["old_per_token_logps"].where(known, 0.0)
         if self.buffer is not None:
             self.recorder.expect(groups, batch)
         self._awaited = stale or "batch_row" in batch
@@ -147,6 +144,8 @@ class LossCorrection:
         if inputs is None or logps is None:  # see `check_applied`
             return {}
         self._awaited = False
+        if (old_logps := inputs.get("old_per_token_logps")) is not None:  # NaN in rows that skipped the pass for them
+            inputs["old_per_token_logps"] = torch.where(old_logps.isnan(), logps.detach(), old_logps)
         if "batch_row" in inputs:
             self.recorder.record(inputs["batch_row"], logps.detach())
         if "replayed" not in inputs:
