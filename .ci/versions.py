@@ -50,7 +50,7 @@ INTRODUCTION = """\
 
 <!-- Written by `make test-versions`. -->
 
-Each row is an environment of its own, in which the tests that depend on TRL ran on a CPU. *Lowest* has the lowest versions that the package allows, and *newest* the newest of everything. Tests that
+Each row is an environment of its own, in which the tests that depend on TRL ran on a CPU. *Lowest* has the lowest versions allowed, but for torch, and *newest* the newest of everything. Tests that
 a version cannot run are left out, such as sharding with Transformers 5.3. Tools need `jmespath` with Transformers below 5.13.
 TRL 1.15.0 trains on GPUs only, because its loss needs Triton, and is not in the table. Other versions of Python are tested by the project's CI.
 """
