@@ -139,6 +139,8 @@ def judge(completions, anwser, **kwargs):
 def test_arguments_of_a_reward_function_are_checked_before_anything_is_generated(tmp_path, function, named):
     with pytest.raises(ValueError, match=rf"`{function.__name__}`.*{named}.*`answer`"):
         make_trainer(tmp_path, "off", rewards=function)
+    with pytest.raises(ValueError, match="'completions'"):
+        make_trainer(tmp_path, "off", trainer={"train_dataset": plain_dataset().map(lambda row: {"completions": "a"})})
 
 
 def test_arguments_that_trl_passes_that_have_defaults_or_are_made_by_a_transform_are_no_mistake(tmp_path):

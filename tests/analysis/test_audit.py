@@ -48,6 +48,13 @@ def test_by_hand(tmp_path, ending):
     assert (by_order["groups"], by_order["effective"]) == (8, 2 / 8)
     pd.DataFrame(table((1, "a", [0, 0]), (1, "b", [None, 0]))).to_parquet(tmp_path / "none.parquet")
     assert overall([tmp_path / "none.parquet"], **COLUMNS)[["groups", "hard"]].tolist() == [2, 1]
+    prompts = table(*((1, [0] * 999 + [i] + [0] * 999, [1, 1]) for i in range(2)))
+    files = [tmp_path / f"{step}.parquet" for step in range(3)]
+    for file in files:
+        pd.DataFrame(prompts).drop(columns="iteration").to_parquet(file)
+    assert overall(files, prompt="question", reward="score")["groups"] == 6, (
+        "files may be equal, and prompts differ in a token"
+    )
 
 
 def options(folder, **fields):
@@ -84,8 +91,7 @@ def test_of_a_run_of_trl_without_completions_its_logs_have_the_share(tmp_path, c
 
 
 def test_of_our_own_run(tmp_path):
-    fields = {"selection": "greso", "max_rollout_rounds": 4, "rewards": mixed_reward}
-    trainer = run(**options(tmp_path, **fields))
+    trainer = run(**options(tmp_path, selection="greso", max_rollout_rounds=4, rewards=mixed_reward))
     found = overall([tmp_path])
     counts = trainer.collector.counters
     assert found["groups"] == counts["rollouts_generated"] // 4

@@ -76,6 +76,7 @@ def correction(**options) -> LossCorrection:
 def test_the_loss_gets_a_copy_that_is_corrected_once_it_has_its_log_probs():
     old = torch.stack([torch.full((3,), NAN), PRESENT[1] - 0.1])  # the first row has skipped the pass for them
     loss, inputs = correction(cap=1.2), micro_batch(old_per_token_logps=old)
+    loss.prepare(inputs, [], stale=False, skipped=True)
     before = dict(inputs)
     with loss.micro_batch(inputs) as own:
         loss.on_logps(PRESENT.clone().requires_grad_())

@@ -41,6 +41,7 @@ class Audit(NamedTuple):
     after_effective: float
 
 
+@np.printoptions(threshold=10**9)  # a prompt of token ids is compared as text
 def audit(
     paths: Sequence[str | Path], prompt: str = "prompt", reward: str | None = None, step: str | None = None
 ) -> Audit:
@@ -73,7 +74,7 @@ def audit(
 
 def _rows_of(file: Path) -> pd.DataFrame:
     try:
-        if file.suffix == ".parquet":
+        if file.suffix.lower() == ".parquet":
             return pd.read_parquet(file)
         return pd.read_json(file, lines=not file.read_bytes().lstrip().startswith(b"["), dtype=False)
     except (OSError, ValueError) as error:
@@ -83,9 +84,9 @@ def _rows_of(file: Path) -> pd.DataFrame:
 
 
 def _read(files: Sequence[Path]) -> pd.DataFrame:
-    # TRL writes a generation batch again at each of its optimizer steps
-    found = groupby(map(_rows_of, files), key=lambda t: repr(t.drop(columns="step", errors="ignore").values.tolist()))
-    return pd.concat([next(same) for _, same in found], ignore_index=True)
+    # TRL, whose tables have advantages, writes a generation batch again at each of its optimizer steps
+    key = lambda t: repr(t.drop(columns="step").values.tolist()) if "advantage" in t else object()  # noqa: E731
+    return pd.concat([next(same) for _, same in groupby(map(_rows_of, files), key)], ignore_index=True)
 
 
 def groups_of(rows: pd.DataFrame, prompt: str, reward: str | None, step: str | None) -> pd.DataFrame:

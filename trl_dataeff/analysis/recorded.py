@@ -122,7 +122,6 @@ def summary(runs: Sequence[RecordedRun]) -> str:
 def facts(run: RecordedRun) -> dict[str, str]:
     """What happened in a run, in words; what its files do not tell is left out."""
     steps, times = run.series("step_time")
-    seconds = times.mean() * steps[-1] if len(steps) else None  # plain TRL has no other times
     shares = run.effective_share()[1]
     numbers = {
         "prompts": (run.about.get("prompts") or None, ",.0f"),
@@ -130,7 +129,7 @@ def facts(run: RecordedRun) -> dict[str, str]:
         "rollouts generated": (run.last.get("rollouts"), ",.0f"),
         "rollouts replayed": (run.last.get(f"{PREFIX}rollouts_replayed"), ",.0f"),
         "effective groups": (shares.mean() if len(shares) else None, ".0%"),
-        "hours": (None if seconds is None else seconds / 3600, ".2f"),
+        "hours": (times.mean() * steps[-1] / 3600 if len(steps) else None, ".2f"),  # plain TRL has no other times
     }
     found = {
         "model": str(run.about.get("model") or ""),

@@ -21,7 +21,7 @@ from trl_dataeff.utils import FORMAT, __version__, hash_json, sync_folder, write
 
 MANIFEST = f"{FOLDER}/manifest.json"
 PACKAGES = ("torch", "transformers", "trl")
-_EARLIER = "Resume from an earlier checkpoint."
+_EARLIER = "Resume from an earlier checkpoint, such as out/checkpoint-100."
 
 
 def write_manifest(checkpoint: Path, *, step: int, processes: int, resumable: bool) -> None:

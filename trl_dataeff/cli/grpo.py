@@ -111,6 +111,9 @@ def check(arguments: GRPOArguments) -> None:
         if name not in installed:
             known = f"installed here: {', '.join(installed)}" if installed else "no tracker is installed here"
             found.append(f"`report_to` is {name!r}; {known}. Install its package, or set `report_to` to 'none'.")
+    model = os.path.expanduser(str(arguments.model.model_name_or_path))
+    if model.startswith((".", "/")) and not os.path.isdir(model):
+        found.append(f"`model_name_or_path` is {model!r}, which is not a folder. Give one that exists, or a Hub id.")
     try:
         Path(str(training.output_dir)).mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=training.output_dir).close()

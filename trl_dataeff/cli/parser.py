@@ -202,7 +202,7 @@ def _as_options(recipe: Recipe, parser: TrlParser, launcher: argparse.ArgumentPa
         elif f"--{name}" in parser._option_string_actions:
             options += _as_option(parser, name, value)
         elif launch_option is not None and launch_option.nargs == 0:
-            options += [f"--{name}"] if value is True else []
+            options += [f"--{name}"] if value is True else [f"--{name}={value}"] if value else []
         else:
             options.append(f"--{name}={value}")
     return options

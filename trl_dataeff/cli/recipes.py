@@ -32,9 +32,8 @@ def problems_of(path: Path) -> list[str]:
 
 
 def description_of(path: Path) -> str:
-    """Return a recipe's first comment line."""
-    first = path.read_text(encoding="utf-8").partition("\n")[0]
-    return first.lstrip("# ").strip() if first.startswith("#") else ""
+    """Return a recipe's first line, a comment."""
+    return path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ").strip()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -74,7 +73,7 @@ def _show(args: argparse.Namespace) -> None:
 
 
 def _copy(args: argparse.Namespace) -> None:
-    source = find_recipe(args.name)
+    source = find_recipe(args.name).resolve()
     dest = Path(args.dest).expanduser()
     if dest.is_dir() or (not dest.is_file() and dest.suffix not in (".yaml", ".yml")):  # one to make
         dest = dest / f"{source.parent.name}-{source.name}"

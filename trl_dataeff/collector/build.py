@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from datasets import Dataset
 from transformers.integrations import is_deepspeed_zero3_enabled
+from trl import GRPOTrainer
 
 import trl_dataeff.validation as validation
 from trl_dataeff.collector.collector import RolloutCollector
@@ -22,10 +23,6 @@ from trl_dataeff.selection import Selector, UniformSelector
 from trl_dataeff.selection.base import CheckedSelector, uses_references
 from trl_dataeff.tracking.groups import RunLogs
 from trl_dataeff.utils import hash_prompts
-
-
-if TYPE_CHECKING:
-    from trl import GRPOTrainer
 
 
 class Plan(NamedTuple):

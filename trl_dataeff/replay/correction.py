@@ -28,9 +28,10 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from trl import GRPOTrainer
 
 from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.replay.buffer import ReplayBuffer
@@ -38,10 +39,6 @@ from trl_dataeff.replay.logprobs import LogprobRecorder, behavior_tensors, exclu
 from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.rollouts.group import RolloutGroup
 from trl_dataeff.rollouts.skipping import token_mask
-
-
-if TYPE_CHECKING:
-    from trl import GRPOTrainer
 
 
 @dataclass(eq=False, repr=False)
@@ -107,6 +104,9 @@ class LossCorrection:
             unknown = batch["replayed"] & batch["behavior_per_token_logps"].isnan().all(1)
             batch["advantages"][unknown] = 0.0
         metrics = sampling_metrics(batch, self.processes) if stale or skipped else {}
+        # Rows that skipped the pass for old log-probs have NaN: 1, which no log-prob is, until the loss has its own
+        if (old_logps := batch.get("old_per_token_logps")) is not None:
+            batch["old_per_token_logps"] = old_logps.masked_fill(old_logps.isnan(), 1.0)
         if self.buffer is not None:
             self.recorder.expect(groups, batch)
         self._awaited = stale or "batch_row" in batch
@@ -144,8 +144,8 @@ class LossCorrection:
         if inputs is None or logps is None:  # see `check_applied`
             return {}
         self._awaited = False
-        if (old_logps := inputs.get("old_per_token_logps")) is not None:  # NaN in rows that skipped the pass for them
-            inputs["old_per_token_logps"] = torch.where(old_logps.isnan(), logps.detach(), old_logps)
+        if (old_logps := inputs.get("old_per_token_logps")) is not None:  # 1 in rows that have none
+            inputs["old_per_token_logps"] = torch.where(old_logps == 1, logps.detach(), old_logps)
         if "batch_row" in inputs:
             self.recorder.record(inputs["batch_row"], logps.detach())
         if "replayed" not in inputs:

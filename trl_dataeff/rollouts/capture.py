@@ -12,10 +12,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
+from trl import GRPOConfig, GRPOTrainer
 from trl.data_utils import is_conversational, prepare_multimodal_messages
 from trl.models.utils import disable_gradient_checkpointing
 
@@ -23,11 +25,6 @@ from trl_dataeff.rollouts.distributed import Processes, all_gather
 from trl_dataeff.rollouts.group import RolloutGroup, Rollouts
 from trl_dataeff.rollouts.playback import Playback
 from trl_dataeff.rollouts.skipping import OVER_BATCH, OVER_ROWS, OVER_TOKENS
-
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-    from trl import GRPOConfig, GRPOTrainer
 
 
 class Generated(NamedTuple):

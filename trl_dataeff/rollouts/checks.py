@@ -74,16 +74,16 @@ def _is_empty(values: pa.Array) -> NDArray[np.bool_]:
 
 def check_reward_arguments(reward_funcs: Sequence[Any], row: Mapping[str, Any]) -> None:
     """Raise a [`UserError`] that names a reward function that does not take what TRL passes: its own arguments, and columns of `row`."""
-    passed = [*PASSED_BY_TRL, *(name for name in row if name not in NOT_PASSED_BY_TRL)]
+    columns = dict.fromkeys(name for name in row if name not in NOT_PASSED_BY_TRL)
     for function in reward_funcs:
         if isinstance(function, torch.nn.Module):
             continue
         try:
-            inspect.signature(function).bind(**dict.fromkeys(passed))
+            inspect.signature(function).bind(**dict.fromkeys(PASSED_BY_TRL), **columns)
         except ValueError:  # a callable without a signature
             continue
         except TypeError as error:
             raise UserError(
                 f"The reward function `{getattr(function, '__name__', type(function).__name__)}` cannot be called: {error}. "
-                f"TRL passes {listed(passed)}. Rename a column or the argument, and let the function take `**kwargs`."
+                f"TRL passes {listed([*PASSED_BY_TRL, *columns])}. Rename a column or the argument, and let the function take `**kwargs`."
             ) from error

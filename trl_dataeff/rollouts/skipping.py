@@ -6,13 +6,12 @@ that this changes rounding alone, once the loss is divided by the rows or tokens
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from trl_dataeff.rollouts.distributed import Processes
 
-if TYPE_CHECKING:
-    from trl_dataeff.rollouts.distributed import Processes
 
 #: TRL's loss types, by what they average over: the rows or the tokens of a micro-batch, or `num_items_in_batch`
 OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
