@@ -97,7 +97,7 @@ def test_prompts_are_computed_once_with_the_same_results():
 def test_the_study_has_each_run_once_and_its_filters_choose():
     specs = study_specs()
     names = {spec.name for spec in specs}
-    assert len(names) == len(specs) == 354
+    assert len(names) == len(specs) == 358
     assert {path.stem for path in RUNS.glob("*.jsonl")} <= names, "a committed run that the study would not repeat"
     assert parser().parse_args(["run"]).runs != RUNS, "runs of your own would enter the tables"
     chosen = parser().parse_args(["study", "--pools", "mixed", "--seeds", "31", "--rollouts", "4800"])
