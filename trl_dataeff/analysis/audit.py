@@ -85,7 +85,7 @@ def _rows_of(file: Path) -> pd.DataFrame:
 
 def _read(files: Sequence[Path]) -> pd.DataFrame:
     # TRL, whose tables have advantages, writes a generation batch again at each of its optimizer steps
-    key = lambda t: repr(t.drop(columns="step").values.tolist()) if "advantage" in t else object()  # noqa: E731
+    key = lambda t: repr(t.drop(columns="step", errors="ignore").values.tolist()) if "advantage" in t else object()  # noqa: E731
     return pd.concat([next(same) for _, same in groupby(map(_rows_of, files), key)], ignore_index=True)
 
 
