@@ -63,7 +63,10 @@ class RecordedRun:
         return "eval_reward" if "eval_reward" in names else next((n for n in names if not n.endswith("std")), "")
 
     def effective_share(self) -> tuple[np.ndarray, np.ndarray]:
-        """Steps and the share of effective groups among those generated; of plain TRL by `frac_reward_zero_std`, see [`audit`]."""
+        """
+        Steps and the share of effective groups among those generated; of plain TRL by its `frac_reward_zero_std`, which counts batches
+        with `scale_rewards="batch"`.
+        """
         steps, shares = self.series(f"{PREFIX}effective_ratio")
         if len(steps):
             return steps, shares

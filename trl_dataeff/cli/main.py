@@ -35,7 +35,7 @@ examples:
 REPORT = "Show what one or several runs did: a table, and with --figure a figure."
 REPORT_EXAMPLES = """\
 Runs of plain TRL are read from the `trainer_state.json` of their latest checkpoint. With `scale_rewards="batch"`
-their share of effective groups is one of batches.
+their share of effective groups counts batches.
 
 examples:
   trl-dataeff report out
