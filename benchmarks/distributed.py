@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 
-from trl_dataeff.rollouts.capture import Recording
+from trl_dataeff.generation.recorder import RoundRecorder
 from trl_dataeff.rollouts.distributed import Processes, broadcast_from_main, pack_distributed, redistribute
 from trl_dataeff.rollouts.group import EFFECTIVE, RolloutGroup, Rollouts
 
@@ -62,7 +62,7 @@ def measure() -> list[float]:
     torch.set_num_threads(1)
     processes = Processes.of(Accelerator(cpu=True))
     groups, own = make_groups(processes), GROUPS * SIZE // processes.world_size
-    recording = Recording(set(), lengths=[TOKENS] * own, truncated=[False] * own)
+    recording = RoundRecorder(set(), lengths=[TOKENS] * own, truncated=[False] * own)
     recording.rewards = torch.zeros(GROUPS * SIZE, 1)
     home = np.array([group.owner for group in groups])
     away = np.where(np.arange(GROUPS) % 4 == 0, (home + 1) % processes.world_size, home)

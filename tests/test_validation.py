@@ -12,7 +12,14 @@ from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 from trl_dataeff.selection import DotsSelector, GresoSelector, UniformSelector
 from trl_dataeff.selection.base import uses_references
 from trl_dataeff.utils import UserError
-from trl_dataeff.validation import check_dataset, check_steps, holds_whole_groups, resolve_selector, unsupported_reason
+from trl_dataeff.validation import (
+    check_dataset,
+    check_steps,
+    holds_whole_groups,
+    reserved_places,
+    resolve_selector,
+    unsupported_reason,
+)
 
 
 def config(**fields):
@@ -187,3 +194,23 @@ def test_what_is_on_and_what_has_no_effect(tmp_path, caplog_transformers, fields
     shown = messages(caplog_transformers)
     assert len(shown) == len(said)
     assert all(named in text for text, named in zip(shown, said))
+
+
+@pytest.mark.parametrize(
+    ("fraction", "places", "processes", "expected"),
+    [
+        (0.5, 16, 1, 8),
+        (0.25, 16, 1, 4),
+        (0.5, 3, 1, 2),
+        (0.5, 1, 1, 0),
+        (0.9, 2, 1, 1),
+        (0.5, 8, 4, 4),
+        (0.3, 8, 4, 4),
+        (0.2, 8, 4, 0),
+        (0.01, 8, 1, 0),
+    ],
+)
+def test_places_of_a_share_by_hand(fraction, places, processes, expected):
+    fields = {"per_device_train_batch_size": 2 * places, "num_generations": 2, "replay_fraction": fraction}
+    assert reserved_places(config(**fields, replay="share"), processes) == expected
+    assert reserved_places(config(**fields, replay="fill"), processes) == 0

@@ -4,14 +4,14 @@ Data-efficient GRPO for Hugging Face TRL: [`DataEfficientGRPOTrainer`] in place 
 Data flow of a generation batch, and the place of each part (folders side by side; the arrow means "uses"):
 
     trainer.py           the only subclass of GRPOTrainer: overrides TRL's methods, and delegates to
-    -> collector/        one generation batch. collector.py: propose -> generate -> classify -> replay -> update
+    -> collector/        one generation batch: propose -> generate -> classify -> replay -> update
        -> selection/     which prompts to generate rollouts for. A new selector is a file here, with @register_selector
           -> difficulty/ success rates predicted from embeddings of the prompts
-       -> rollouts/      groups of completions. capture.py: what TRL's methods take and return; playback.py: groups as TRL asks
-                         for them; classification.py; checks.py; skipping.py: rows without a gradient
-       -> replay/        buffer.py: which groups are kept and evicted; correction.py: the loss of replayed groups
+    -> generation/       what passes through TRL's generation: rounds are recorded, groups are returned
+    -> update/           what becomes of a batch in the loss: rows are left out, earlier rollouts are corrected
+    rollouts/            groups of completions as data, and what their rewards say
     callback.py          what is done at the Trainer's events; signals.py: `save_on_signal`
-    tracking/            what a run records. metrics.py: all metrics; groups.py: a row per group; card.py: the model card
+    tracking/            what a run records: all metrics, a row per group, the model card
     checkpoint/          files that are complete or absent, and resuming from them
     config.py            GRPOConfig with our fields; validation.py checks them with the dataset, and says what is on
     testing.py           conformance suite for your own selectors
@@ -30,8 +30,8 @@ from trl_dataeff.utils import __version__
 
 
 if TYPE_CHECKING:
+    from trl_dataeff.collector.buffer import ReplayBuffer as ReplayBuffer
     from trl_dataeff.config import DataEfficientGRPOConfig as DataEfficientGRPOConfig
-    from trl_dataeff.replay.buffer import ReplayBuffer as ReplayBuffer
     from trl_dataeff.rollouts.group import RolloutGroup as RolloutGroup
     from trl_dataeff.selection import DotsSelector as DotsSelector
     from trl_dataeff.selection import GresoSelector as GresoSelector
@@ -48,7 +48,7 @@ _MODULES = {
     "DotsSelector": "selection",
     "GresoSelector": "selection",
     "PaperDotsSelector": "selection",
-    "ReplayBuffer": "replay.buffer",
+    "ReplayBuffer": "collector.buffer",
     "RolloutGroup": "rollouts.group",
     "Selector": "selection",
     "SelectorContext": "selection",

@@ -1,6 +1,6 @@
 """
-What this package relies on in TRL's trainer, checked when ours is imported, before any training. So TRL's version needs no upper
-bound: a release that differs is an error that names the method, and one that is merely untested is a warning.
+What this package relies on in TRL's trainer, checked when ours is imported, before any training. So TRL's version needs no
+upper bound: a release that differs is an error that names the method, and one that is merely untested is a warning.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import sys
 import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from importlib.metadata import version
-from types import CodeType
+from types import CodeType, FunctionType
 
 from packaging.version import Version
 
 
-TESTED_TRL = ("1.14.2", "1.17")  # the lowest release, and the first that is not tested
+LOWEST_TRL = "1.14.2"
+FIRST_UNTESTED_TRL = "1.17"
 #: Methods that we override or call, and their parameters. "...": they may have others, with defaults
 METHODS = {
     "__init__": "model, reward_funcs, args, train_dataset, environment_factory, ...",
@@ -33,25 +33,57 @@ METHODS = {
     "_load_optimizer_and_scheduler": "checkpoint",
     "train": "resume_from_checkpoint, ...",
 }
-RETURNED = 8  # values of `_generate`: see `capture.Generated`
+RETURNED = 8  # values of `_generate`: see `generation.recorder.Generated`
 #: Attributes of the trainer that TRL's and Transformers' methods set, and methods that they call
-USED = """
-    _step _buffered_inputs _metrics _logs _pending_metrics _pending_extra_logs _tokenizer _is_vlm eos_token_ids _standalone_tools
-    _sync_tool_dicts _async_tool_dicts environment_factories _last_loaded_step _entropy_bonus_enabled aux_loss_enabled _tr_loss
-    top_entropy_quantile _total_loss_scalar _globalstep_last_logged _run_epoch create_scheduler create_model_card _get_output_dir
-    _push_from_checkpoint
-"""
+USED = (
+    "_step",
+    "_buffered_inputs",
+    "_metrics",
+    "_logs",
+    "_pending_metrics",
+    "_pending_extra_logs",
+    "_tokenizer",
+    "_is_vlm",
+    "eos_token_ids",
+    "_standalone_tools",
+    "_sync_tool_dicts",
+    "_async_tool_dicts",
+    "environment_factories",
+    "_last_loaded_step",
+    "_entropy_bonus_enabled",
+    "aux_loss_enabled",
+    "_tr_loss",
+    "top_entropy_quantile",
+    "_total_loss_scalar",
+    "_globalstep_last_logged",
+    "_run_epoch",
+    "create_scheduler",
+    "create_model_card",
+    "_get_output_dir",
+    "_push_from_checkpoint",
+)
+
+
+# TRL's trainer
 
 
 def check(trainer_class: type) -> None:
-    """Raise an `ImportError` that names each difference of a class from what we rely on; warn if only TRL's version is new."""
-    trl, tested = version("trl"), f"trl>={TESTED_TRL[0]},<{TESTED_TRL[1]}"
-    if found := "; ".join(differences(trainer_class)):
+    """
+    Check TRL's trainer class. Warns if only TRL's version is new.
+
+    Raises:
+        `ImportError`: names each difference from what this package relies on.
+    """
+    trl = version("trl")
+    tested = f"trl>={LOWEST_TRL},<{FIRST_UNTESTED_TRL}"
+    found = "; ".join(differences(trainer_class))
+    if found:
         raise ImportError(
-            f"trl_dataeff cannot extend `GRPOTrainer` of trl {trl} and transformers {version('transformers')}: {found}. Install "
-            f"the versions that it is tested with (pip install '{tested}'), or a newer trl_dataeff."
+            f"trl_dataeff cannot extend `GRPOTrainer` of trl {trl} and transformers {version('transformers')}: {found}. "
+            f"Install the versions that it is tested with (pip install '{tested}'), or a newer trl_dataeff."
         )
-    if not Version(TESTED_TRL[0]) <= Version(Version(trl).base_version) < Version(TESTED_TRL[1]):
+    release = Version(Version(trl).base_version)
+    if not Version(LOWEST_TRL) <= release < Version(FIRST_UNTESTED_TRL):
         warnings.warn(f"trl_dataeff is tested with {tested}, not with trl {trl}, whose methods match.", stacklevel=3)
 
 
@@ -59,52 +91,104 @@ def differences(trainer_class: type) -> Iterator[str]:
     """A phrase for each difference of a trainer class from what we rely on. What has no source is taken to be right."""
     for name, expected in METHODS.items():
         method = getattr(trainer_class, name, None)
-        signature = inspect.signature(method or (lambda: None))
-        if not _takes(list(signature.parameters.values())[1:], expected.split(", ")):
-            yield f"`{name}` takes {signature}, and not ({expected})" if method else f"`{name}` does not exist"
-    with suppress(OSError, TypeError):
-        generate = inspect.unwrap(getattr(trainer_class, "_generate", check))  # one that does not exist is named above
-        tree = ast.parse(textwrap.dedent(inspect.getsource(generate)))
-        values = [node.value for node in ast.walk(tree) if isinstance(node, ast.Return)]
-        lengths = {len(value.elts) for value in values if isinstance(value, ast.Tuple)}
-        yield from (f"`_generate` returns {length} values, and not {RETURNED}" for length in lengths - {RETURNED})
-        source = "".join(inspect.getsource(sys.modules[base.__module__]) for base in trainer_class.__mro__[:-1])
-        missing = [name for name in USED.split() if not re.search(rf"\bself\.{name}\b", source)]
-        yield from (f"no method uses `self.{name}`" for name in missing)
+        if method is None:
+            yield f"`{name}` does not exist"
+            continue
+        signature = inspect.signature(method)
+        parameters = list(signature.parameters.values())[1:]
+        if not _takes(parameters, expected.split(", ")):
+            yield f"`{name}` takes {signature}, and not ({expected})"
+    try:
+        yield from _differences_in_source(trainer_class)
+    except (OSError, TypeError):  # of classes without source
+        return
+
+
+def _differences_in_source(trainer_class: type) -> Iterator[str]:
+    """Raises an `OSError` or a `TypeError` if the source of a class is not there."""
+    if hasattr(trainer_class, "_generate"):
+        source = inspect.getsource(inspect.unwrap(trainer_class._generate))
+        nodes = ast.walk(ast.parse(textwrap.dedent(source)))
+        returned = [node.value for node in nodes if isinstance(node, ast.Return)]
+        lengths = {len(value.elts) for value in returned if isinstance(value, ast.Tuple)}
+        for length in lengths - {RETURNED}:
+            yield f"`_generate` returns {length} values, and not {RETURNED}"
+    modules = [sys.modules[base.__module__] for base in trainer_class.__mro__[:-1]]
+    sources = "".join(inspect.getsource(module) for module in modules)
+    for name in USED:
+        if not re.search(rf"\bself\.{name}\b", sources):
+            yield f"no method uses `self.{name}`"
 
 
 def _takes(parameters: list[inspect.Parameter], expected: list[str]) -> bool:
-    required = {p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
-    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+    """Whether a method with these parameters can be called with the `expected` ones, and overridden by one that has them."""
+    names = {parameter.name for parameter in parameters}
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    required = {p.name for p in parameters if p.default is p.empty and p.kind not in variadic}
+    if any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters):
         return required <= set(expected)  # it takes whatever is passed by position
     if expected[-1] == "...":
-        return required <= set(expected) <= {p.name for p in parameters} | {"..."}
+        return required <= set(expected) <= names | {"..."}
     return [p.name for p in parameters] == expected
+
+
+# Subclasses
+
+
+def overrides_rewards(trainer_class: type) -> bool:
+    """Whether a subclass has a `_calculate_rewards` of its own."""
+    method: FunctionType = trainer_class._calculate_rewards  # type: ignore[attr-defined]
+    package = method.__module__.partition(".")[0]
+    return package not in ("trl", "trl_dataeff")
 
 
 def corrects_loss(trainer_class: type, own: type) -> bool:
     """
-    Whether the loss of a trainer passes through the `_compute_loss` and the log-probs of `own`, our class. It does not where a
-    subclass, or Unsloth's class in the place of TRL's, overrides a method on the way without calling the next class's.
+    Whether the loss of a trainer passes through our `_compute_loss` and our log-probs. It does not where a subclass, or
+    Unsloth's class in the place of TRL's, overrides a method on the way without calling the next class's.
+
+    Args:
+        trainer_class (`type`): the class of the trainer.
+        own (`type`): our class, from which it derives.
     """
     bases = trainer_class.__mro__
-    above, below = bases[: bases.index(own)], bases[bases.index(own) + 1 :]
-    loss, logps = "_compute_loss", "_get_per_token_logps_and_entropies"
-    ways = ((bases, "compute_loss", loss), (above, loss), (below, loss, logps), (above, logps))
-    return all(_leads_to(*way) for way in ways)
+    position = bases.index(own)
+    above = bases[:position]
+    below = bases[position + 1 :]
+    loss = "_compute_loss"
+    logps = "_get_per_token_logps_and_entropies"
+    return (
+        _leads_to(bases, "compute_loss", goal=loss)
+        and _leads_to(above, loss)
+        and _leads_to(below, loss, goal=logps)
+        and _leads_to(above, logps)
+    )
 
 
 def _leads_to(bases: Sequence[type], name: str, goal: str = "") -> bool:
-    """Whether each class's method calls the next class's, up to one that calls `goal`, if it is given. By the names in its code."""
+    """
+    Whether each class's method calls the next class's, up to one that calls `goal`, if it is given. By the names in its
+    code.
+    """
     for base in bases:
-        code = getattr(inspect.unwrap(vars(base).get(name, base)), "__code__", None)
-        names = set() if code is None else _names(code)
-        if goal in names:
+        method = vars(base).get(name)
+        if method is None:
+            continue
+        code = getattr(inspect.unwrap(method), "__code__", None)
+        if code is None:
+            continue
+        called = _names(code)
+        if goal in called:
             return True
-        if code is not None and name not in names:
+        if name not in called:
             return False
     return not goal
 
 
 def _names(code: CodeType) -> set[str]:
-    return set(code.co_names).union(*(_names(part) for part in code.co_consts if isinstance(part, CodeType)))
+    """The names in a function's code, and in that of functions within it."""
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names |= _names(constant)
+    return names

@@ -26,8 +26,9 @@ import numpy as np
 import torch
 
 from trl_dataeff.checkpoint.state import load_state, save_state
-from trl_dataeff.rollouts.classification import GroupClassifier, RewardScale
+from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.group import Origin, RolloutGroup
+from trl_dataeff.rollouts.scale import RewardScale
 from trl_dataeff.selection.base import CheckedSelector, SelectorContext
 
 
@@ -92,9 +93,9 @@ def make_groups(
     rewards[np.isnan(success)] = np.nan
     lengths = np.full(rewards.shape[:2], 5, dtype=np.int32)
     classifier = GroupClassifier(np.ones(1), reward_range=(0.0, 1.0))
-    return classifier.groups(
-        prompt_ids, rewards, lengths, np.zeros_like(lengths, bool), step=0, round=0, origin=origin
-    )
+    truncated = np.zeros_like(lengths, bool)
+    is_reference = origin == "reference"
+    return classifier.groups(prompt_ids, rewards, lengths, truncated, step=0, round=0, is_reference=is_reference)
 
 
 def _random_states() -> list[Any]:

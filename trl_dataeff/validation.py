@@ -1,4 +1,7 @@
-"""What this package needs of configuration, dataset and trainer, before anything is generated, and the notice of what is on."""
+"""
+What this package needs of configuration, dataset and trainer, before anything is generated, and the notice of what is
+on.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,19 @@ from datasets import Dataset
 from transformers.utils import logging
 
 from trl_dataeff.config import AUTO_SELECTION, DataEfficientGRPOConfig
-from trl_dataeff.replay.buffer import replay_groups
-from trl_dataeff.replay.correction import has_dropout
 from trl_dataeff.rollouts.checks import check_prompts
 from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.selection import Selector, UniformSelector, make_selector
 from trl_dataeff.selection.base import uses_references
 from trl_dataeff.tracking.card import selection_title
+from trl_dataeff.update.correction import has_dropout
 from trl_dataeff.utils import UserError
 
 
 logger = logging.get_logger(__name__)
+
+
+# The selector
 
 
 def resolve_selector(
@@ -27,12 +32,21 @@ def resolve_selector(
     selector: Selector | None = None,
     reason: str | None = None,
     cannot_embed: bool = False,
-    processes: int = 1,
+    world_size: int = 1,
 ) -> Selector:
     """
-    The selector of a run, not bound yet: the instance that was given, or the one that `selection` names. Raises a `TypeError` or a
-    `ValueError` for one that cannot be made or used. An earlier call, before the model is loaded, does so without the last three
-    arguments: see [`unsupported_reason`]; whether the policy is sharded so that it cannot embed; and how many processes there are.
+    The selector of a run, not bound yet: the instance that was given, or the one that `selection` names. A first call,
+    before the model is loaded, does without the last three arguments.
+
+    Args:
+        args ([`DataEfficientGRPOConfig`]): the configuration.
+        selector ([`Selector`], *optional*): that was given to the trainer.
+        reason (`str`, *optional*): see [`unsupported_reason`].
+        cannot_embed (`bool`, *optional*, defaults to `False`): whether the policy is sharded so that it cannot embed.
+        world_size (`int`, *optional*, defaults to `1`): number of processes.
+
+    Raises:
+        `TypeError` or `ValueError`: the selector cannot be made or used.
     """
     if selector is None:
         selector = _named_selector(args, reason, cannot_embed)
@@ -40,152 +54,169 @@ def resolve_selector(
         raise TypeError(f"`selector` is {selector!r}; it takes an instance of `trl_dataeff.Selector`.")
     elif args.selection != "auto" or args.selector_args:
         raise ValueError(
-            f"`selector={type(selector).__name__}(...)` is given beside `selection={args.selection!r}` and `selector_args="
-            f"{args.selector_args!r}`, which make a selector by its name. Leave these two out, or `selector`."
+            f"`selector={type(selector).__name__}(...)` is given beside `selection={args.selection!r}` and "
+            f"`selector_args={args.selector_args!r}`, which make a selector by its name. Leave these two out, or "
+            "`selector`."
         )
     if uses_references(selector) and reason is not None:
         raise ValueError(
             f"{type(selector).__name__} needs reference rollouts, not possible with {reason}. Use `selection='dots'`."
         )
-    size = getattr(selector, "reference_size", processes)
-    if size < processes:
-        raise ValueError(f"`reference_size` is {size}; give at least one prompt for each of {processes} processes.")
+    reference_size = getattr(selector, "reference_size", world_size)
+    if reference_size < world_size:
+        raise ValueError(
+            f"`reference_size` is {reference_size}; give at least one prompt for each of {world_size} processes."
+        )
     return selector
 
 
 def _named_selector(args: DataEfficientGRPOConfig, reason: str | None, cannot_embed: bool) -> Selector:
-    name, arguments = args.selection, dict(args.selector_args or {})  # type: ignore[arg-type]  # no text any more
-    if name == "auto":  # what it falls back to does not take the arguments of DOTS
-        name = AUTO_SELECTION
+    name = args.selection
+    arguments: dict[str, Any] = dict(args.selector_args or {})  # type: ignore[arg-type]  # no text any more
+    if name == "auto":
+        # What it falls back to does not take the arguments of DOTS
         if reason is not None:
-            name, arguments = "uniform", {}
+            name = "uniform"
+            arguments = {}
         elif cannot_embed and args.prompt_embedding == "policy":
-            name, arguments = "greso", {}
+            name = "greso"
+            arguments = {}
+        else:
+            name = AUTO_SELECTION
     if name == "uniform":
         arguments.setdefault("shuffle", args.shuffle_dataset)
     return make_selector(name, arguments)
 
 
-def unsupported_reason(dataset: Any, environments: bool, tool_images: bool) -> str | None:
+# What is not possible
+
+
+def unsupported_reason(dataset: Any, has_environments: bool, has_tool_images: bool) -> str | None:
     """
-    Why rounds cannot be generated, and replayed, outside of TRL's pass over a batch; `None` if they can. TRL prepares environments
-    in that pass, and neither the images of tools nor the rows of a stream can be read again.
+    Why rounds cannot be generated, and replayed, outside of TRL's pass over a batch; `None` if they can. TRL prepares
+    environments in that pass, and neither the images of tools nor the rows of a stream can be read again.
     """
-    if environments:
+    if has_environments:
         return "prompts that are prepared by an environment"
     if not isinstance(dataset, Dataset):
         return "a streaming (iterable) dataset"
-    return "tools that may answer with images" if tool_images else None
+    if has_tool_images:
+        return "tools that may answer with images"
+    return None
 
 
 def check_dataset(
     args: DataEfficientGRPOConfig, dataset: Any, environment_factory: Any, selector: Selector | None = None
 ) -> None:
-    """Raise a [`UserError`] that says what is wrong with the training dataset, and how to fix it."""
+    """
+    Check the training dataset.
+
+    Args:
+        args ([`DataEfficientGRPOConfig`]): the configuration.
+        dataset: the `train_dataset` that was given.
+        environment_factory: the one that was given; environments may make prompts of empty ones.
+        selector ([`Selector`], *optional*): that was given to the trainer.
+
+    Raises:
+        `UserError`: says what is wrong, and how to fix it.
+    """
     if not isinstance(dataset, Dataset):
-        if selector is not None or args.selection not in ("auto", "uniform") or args.max_rollout_rounds > 1:
+        needs_rows = selector is not None or args.selection not in ("auto", "uniform") or args.max_rollout_rounds > 1
+        if needs_rows:
             raise UserError(
-                f"`train_dataset` is of type {type(dataset).__name__}; a selector and `max_rollout_rounds` above 1 need a map-style "
-                "dataset. Load one split (`split='train'`) without streaming, or use `selection='uniform'` and `max_rollout_rounds=1`."
+                f"`train_dataset` is of type {type(dataset).__name__}; a selector and `max_rollout_rounds` above 1 "
+                "need a map-style dataset. Load one split (`split='train'`) without streaming, or use "
+                "`selection='uniform'` and `max_rollout_rounds=1`."
             )
         return  # TRL rejects other types, and `None` without an environment
-    prompts = args.generation_batch_size // args.num_generations
-    if len(dataset) < prompts:
+    batch_groups = args.generation_batch_size // args.num_generations
+    if len(dataset) < batch_groups:
         raise UserError(
-            f"`train_dataset` has {len(dataset)} prompts, and each batch takes {prompts} different ones (`generation_batch_size` "
-            f"{args.generation_batch_size} / `num_generations` {args.num_generations}). Use more prompts, or a smaller "
-            "`per_device_train_batch_size` x `steps_per_generation`."
+            f"`train_dataset` has {len(dataset)} prompts, and each batch takes {batch_groups} different ones "
+            f"(`generation_batch_size` {args.generation_batch_size} / `num_generations` {args.num_generations}). Use "
+            "more prompts, or a smaller `per_device_train_batch_size` x `steps_per_generation`."
         )
     if environment_factory is not None:
-        return  # it may make prompts of empty ones
+        return
     if "prompt" not in dataset[0]:  # a transform may make it
         raise UserError(
-            f"`train_dataset` has no column `prompt`; its columns are {dataset.column_names}. Rename the column that holds the prompts: "
-            "`dataset.rename_column('question', 'prompt')`."
+            f"`train_dataset` has no column `prompt`; its columns are {dataset.column_names}. Rename the column that "
+            "holds the prompts: `dataset.rename_column('question', 'prompt')`."
         )
     check_prompts(dataset)
 
 
-def check_steps(config: DataEfficientGRPOConfig, replays: bool, rounds: int) -> None:
-    """Raise a [`UserError`] if an optimizer step neither takes whole generation batches nor lies within one."""
-    accumulated, steps = config.gradient_accumulation_steps, config.steps_per_generation
-    passes = steps * config.num_iterations
-    if not (replays or rounds > 1) or passes % accumulated == 0 or accumulated % passes == 0:
+def check_steps(config: DataEfficientGRPOConfig, trains_apart: bool, max_rounds: int) -> None:
+    """
+    Check that an optimizer step takes whole generation batches or lies within one, where that is needed.
+
+    Args: config ([`DataEfficientGRPOConfig`]): the configuration. trains_apart (`bool`): whether other groups are
+        trained on than are generated for the batch: replayed ones, or not
+            the reference rollouts.
+        max_rounds (`int`): rounds of rollouts per generation batch.
+
+    Raises:
+        `UserError`: an optimizer step trains on parts of two generation batches.
+    """
+    accumulated = config.gradient_accumulation_steps
+    passes = config.steps_per_generation * config.num_iterations
+    fits = passes % accumulated == 0 or accumulated % passes == 0
+    if fits or not (trains_apart or max_rounds > 1):
         return
     rows = config.per_device_train_batch_size
     works = math.lcm(accumulated * rows, config.num_generations) // rows
     raise UserError(
-        f"With `gradient_accumulation_steps={accumulated}`, `steps_per_generation={steps}` and `num_iterations="
-        f"{config.num_iterations}`, an optimizer step trains on parts of two generation batches, which replay (`replay` is "
-        f"{config.replay!r}), several rounds (`max_rollout_rounds` is {config.max_rollout_rounds}) and reference rollouts do not "
-        f"allow. Set `steps_per_generation={works}`, or turn these off."
+        f"With `gradient_accumulation_steps={accumulated}`, `steps_per_generation={config.steps_per_generation}` and "
+        f"`num_iterations={config.num_iterations}`, an optimizer step trains on parts of two generation batches, "
+        f"which replay (`replay` is {config.replay!r}), several rounds (`max_rollout_rounds` is "
+        f"{config.max_rollout_rounds}) and reference rollouts do not allow. Set `steps_per_generation={works}`, or "
+        "turn these off."
     )
 
 
-def holds_whole_groups(config: DataEfficientGRPOConfig, world_size: int, off: bool) -> bool:
-    """Whether each process trains on whole groups. Raises a [`UserError`] if not, unless everything is `off`, where TRL allows it."""
-    completions, group_size = config.generation_batch_size // world_size, config.num_generations
+def holds_whole_groups(config: DataEfficientGRPOConfig, world_size: int, is_off: bool) -> bool:
+    """
+    Whether each process trains on whole groups.
+
+    Raises:
+        `UserError`: it does not, unless everything is off, where TRL allows it.
+    """
+    completions = config.generation_batch_size // world_size
+    group_size = config.num_generations
     if completions % group_size == 0:
         return True
-    if off:
+    if is_off:
         return False
     raise UserError(
-        f"Each of {world_size} processes trains on {completions} completions of a generation batch, which are not whole groups of "
-        f"{group_size}. Make `per_device_train_batch_size` x `steps_per_generation` a multiple of it (`num_generations`)."
+        f"Each of {world_size} processes trains on {completions} completions of a generation batch, which are not "
+        f"whole groups of {group_size}. Make `per_device_train_batch_size` x `steps_per_generation` a multiple of it "
+        "(`num_generations`)."
     )
+
+
+# Replay
 
 
 def replays(args: DataEfficientGRPOConfig, world_size: int) -> bool:
-    """Whether groups can be replayed: not with a share that rounds to no group."""
+    """Whether a configuration asks for replay: not with a share that rounds to no group."""
     return args.replay == "fill" or reserved_places(args, world_size) > 0
 
 
 def reserved_places(args: DataEfficientGRPOConfig, world_size: int) -> int:
-    """Places of a generation batch that `replay="share"` keeps for stored groups; 0 with other values."""
-    groups = args.generation_batch_size // args.num_generations
-    return replay_groups(args.replay_fraction, groups, world_size) if args.replay == "share" else 0
+    """
+    Places of a generation batch that `replay="share"` keeps for stored groups; 0 with other values.
+
+    It is `replay_fraction` of the places as a multiple of the number of processes, so that each process generates at
+    least one group.
+    """
+    if args.replay != "share":
+        return 0
+    places_per_process = args.generation_batch_size // args.num_generations // world_size
+    rounded = math.floor(args.replay_fraction * places_per_process + 0.5)
+    return min(rounded, places_per_process - 1) * world_size
 
 
-def turn_off_reuse(config: DataEfficientGRPOConfig, reason: str | None, corrects_loss: bool, is_main: bool) -> None:
-    """Turn off, with a warning, rounds and replay if there is a `reason` against them, and what needs our `_compute_loss` if it is not used."""
-    if reason is None and corrects_loss:
-        return
-    is_auto = reason is not None and config.selection == "auto"
-    if is_main and (config.replay != "off" or config.max_rollout_rounds > 1 or is_auto):
-        overridden = (
-            "Rollouts of an earlier policy cannot be corrected, because a subclass or Unsloth overrides the loss without calling "
-            "`DataEfficientGRPOTrainer._compute_loss` (let it call `super()`, or import `trl_dataeff.trainer` before `unsloth`): "
-        )
-        uniform = "`selection='auto'` is 'uniform', and " if is_auto else ""
-        why = overridden if reason is None else f"With {reason}, {uniform}"
-        logger.warning(f"{why}each batch is one round of rollouts without replay.")
-    config.replay, config.max_rollout_rounds = "off", 1
-    config.skip_zero_advantage = config.skip_zero_advantage and corrects_loss
-
-
-def announce(
-    args: DataEfficientGRPOConfig, selector: Selector, processes: Processes, num_prompts: int | None, model: Any
-) -> None:
-    """Log on the main process what is on in a run, and dropout: as warnings, the lowest level that a script shows."""
-    if not processes.is_main:
-        return
-    replay, reserved = replays(args, processes.world_size), reserved_places(args, processes.world_size)
-    rounds = args.max_rollout_rounds
-    parts = {
-        selection_title(type(selector).__name__): not isinstance(selector, UniformSelector),
-        f"up to {rounds} rounds a batch": rounds > 1,
-        f"replay has {reserved} places of each batch" if reserved else "replay fills the batch": replay,
-    }
-    if any(parts.values()):
-        size = "" if num_prompts is None else f"; {num_prompts:,} prompts"
-        logger.warning(", ".join(text for text, is_on in parts.items() if is_on) + size)
-    if not args.shuffle_dataset and not isinstance(selector, UniformSelector):
-        logger.warning("`shuffle_dataset=False` is left to the selector; `selection='uniform'` keeps the order.")
-    if (replay or rounds > 1) and not args.use_vllm and has_dropout(model):
-        logger.warning(
-            "The model has dropout, which adds noise to the loss of rollouts that are trained on again. Set `lora_dropout` to 0, or "
-            "`disable_dropout=True`; `attention_dropout` needs `model_init_kwargs={'attention_dropout': 0.0}`."
-        )
+# Warnings, and the notice of what is on
 
 
 def warn_of_ignored_options(args: DataEfficientGRPOConfig, processes: Processes) -> None:
@@ -194,10 +225,91 @@ def warn_of_ignored_options(args: DataEfficientGRPOConfig, processes: Processes)
         return
     if args.replay == "share" and not replays(args, processes.world_size):
         logger.warning(
-            f"`replay_fraction={args.replay_fraction}` of each process's groups rounds to no group: nothing is replayed. Raise it, "
-            "`per_device_train_batch_size` or `gradient_accumulation_steps`, or use `replay='fill'`."
+            f"`replay_fraction={args.replay_fraction}` of each process's groups rounds to no group: nothing is "
+            "replayed. Raise it, `per_device_train_batch_size` or `gradient_accumulation_steps`, or use "
+            "`replay='fill'`."
         )
     if args.replay != "share" and args.replay_fraction != DataEfficientGRPOConfig.replay_fraction:
         logger.warning(f"`replay_fraction={args.replay_fraction}` has no effect without `replay='share'`.")
     if args.max_rollout_rounds == 1 and args.rollout_margin != DataEfficientGRPOConfig.rollout_margin:
         logger.warning(f"`rollout_margin={args.rollout_margin}` has no effect without `max_rollout_rounds` above 1.")
+
+
+def warn_of_unsupported_reuse(
+    config: DataEfficientGRPOConfig, reason: str | None, corrects_loss: bool, processes: Processes
+) -> None:
+    """
+    Warn, on the main process, that rounds and replay are off though the configuration asks for them.
+
+    Args:
+        config ([`DataEfficientGRPOConfig`]): the configuration.
+        reason (`str`, *optional*): see [`unsupported_reason`].
+        corrects_loss (`bool`): whether our `_compute_loss` is used.
+        processes ([`Processes`]): of the run.
+    """
+    if reason is None and corrects_loss:
+        return
+    auto_is_uniform = reason is not None and config.selection == "auto"
+    asks_for_reuse = config.replay != "off" or config.max_rollout_rounds > 1
+    if not processes.is_main or not (asks_for_reuse or auto_is_uniform):
+        return
+    if reason is None:
+        why = (
+            "Rollouts of an earlier policy cannot be corrected, because a subclass or Unsloth overrides the loss "
+            "without calling `DataEfficientGRPOTrainer._compute_loss` (let it call `super()`, or import "
+            "`trl_dataeff.trainer` before `unsloth`): "
+        )
+    elif auto_is_uniform:
+        why = f"With {reason}, `selection='auto'` is 'uniform', and "
+    else:
+        why = f"With {reason}, "
+    logger.warning(f"{why}each batch is one round of rollouts without replay.")
+
+
+def announce(
+    args: DataEfficientGRPOConfig,
+    selector: Selector,
+    processes: Processes,
+    *,
+    num_prompts: int | None,
+    model: Any,
+    max_rounds: int,
+    replays: bool,
+    reserved: int,
+) -> None:
+    """
+    Log on the main process what is on in a run, and dropout: as warnings, the lowest level that a script shows.
+
+    Args:
+        args ([`DataEfficientGRPOConfig`]): the configuration.
+        selector ([`Selector`]): of the run.
+        processes ([`Processes`]): of the run.
+        num_prompts (`int`, *optional*): N, prompts of the dataset, if they are known.
+        model: the policy.
+        max_rounds (`int`): rounds of rollouts per generation batch.
+        replays (`bool`): whether groups are replayed.
+        reserved (`int`): places that stored groups get in any case.
+    """
+    if not processes.is_main:
+        return
+    selects = not isinstance(selector, UniformSelector)
+    parts = []
+    if selects:
+        parts.append(selection_title(type(selector).__name__))
+    if max_rounds > 1:
+        parts.append(f"up to {max_rounds} rounds a batch")
+    if reserved:
+        parts.append(f"replay has {reserved} places of each batch")
+    elif replays:
+        parts.append("replay fills the batch")
+    if parts:
+        size = "" if num_prompts is None else f"; {num_prompts:,} prompts"
+        logger.warning(", ".join(parts) + size)
+    if selects and not args.shuffle_dataset:
+        logger.warning("`shuffle_dataset=False` is left to the selector; `selection='uniform'` keeps the order.")
+    if (replays or max_rounds > 1) and not args.use_vllm and has_dropout(model):
+        logger.warning(
+            "The model has dropout, which adds noise to the loss of rollouts that are trained on again. Set "
+            "`lora_dropout` to 0, or `disable_dropout=True`; `attention_dropout` needs "
+            "`model_init_kwargs={'attention_dropout': 0.0}`."
+        )

@@ -1,10 +1,11 @@
 """One generation batch, from hand-made rounds of rollouts to what is trained on."""
 
+import itertools
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
@@ -14,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.factories.groups import make_group, visit
-from tests.factories.training import as_it_is
+from trl_dataeff.collector.batch import GenerationBatch, fill_batch, groups_missing
+from trl_dataeff.collector.buffer import ReplayBuffer
 from trl_dataeff.collector.collector import RolloutCollector
 from trl_dataeff.collector.rounds import RoundSizes, ZeroVarianceShare
-from trl_dataeff.replay.buffer import ReplayBuffer
-from trl_dataeff.rollouts.capture import GeneratedRound
+from trl_dataeff.generation.recorder import GeneratedRound
 from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD, RolloutGroup
@@ -66,18 +67,18 @@ def collector(num_prompts: int = 40, **options) -> RolloutCollector:
 
 
 def rounds(rewards: dict[int, list[float]]):
-    def roll_out(ids: np.ndarray) -> GeneratedRound:
+    def generate_groups(ids: np.ndarray) -> GeneratedRound:
         values = np.array([rewards[int(i)] for i in ids], dtype=np.float32).reshape(-1, 1)
         return GeneratedRound(values, np.ones(len(values), np.int32), np.zeros(len(values), bool))
 
-    return roll_out
+    return generate_groups
 
 
 def rounds_at_random(seed: int, effective: float, processes: Processes = Processes()):  # noqa: B008 (immutable)
     """Rollouts of groups that are effective with this probability; the prompt's tokens tell which group it is."""
     rng, calls = np.random.default_rng(seed), iter(range(10**6))
 
-    def roll_out(ids: np.ndarray) -> GeneratedRound:
+    def generate_groups(ids: np.ndarray) -> GeneratedRound:
         rewards = np.zeros((len(ids), 4), np.float32)
         rewards[rng.random(len(ids)) < effective, 0] = 1
         call = next(calls)
@@ -86,7 +87,7 @@ def rounds_at_random(seed: int, effective: float, processes: Processes = Process
             rewards.reshape(-1, 1), np.ones(rewards.size, np.int32), np.zeros(rewards.size, bool), rollouts=own
         )
 
-    return roll_out
+    return generate_groups
 
 
 def on_processes(world_size: int, work: Callable[[Processes], Any]) -> list[Any]:
@@ -120,23 +121,43 @@ def prompts(groups: Iterable[RolloutGroup]) -> list[int]:
     return [group.prompt_id for group in groups]
 
 
+class Collected(NamedTuple):
+    """
+    A generation batch on a process: leftover groups before it, the groups that the process trains on, and the prompts of
+    their rollouts, which another process may have later.
+    """
+
+    batch: GenerationBatch
+    before: list[RolloutGroup]
+    own: list[RolloutGroup]
+    held: list[int]
+
+
 def collected(world_size: int, *, seed, effective, references, replays, max_age, per_step, **options) -> list[list]:
-    """By process, its generation batches as they were when they were collected."""
+    """By process, its generation batches."""
 
     def work(processes):
         buffer = ReplayBuffer(99, max_age, rank=processes.rank, world_size=world_size) if replays else None
         run = collector(N, selector=AtRandom(references), buffer=buffer, processes=processes, seed=seed, **options)
-        roll_out, batches = rounds_at_random(seed, effective, processes), []
+        generate_groups, batches = rounds_at_random(seed, effective, processes), []
         for number in range(BATCHES):
             before = list(run.leftover)
-            batch = as_it_is(run.collect(roll_out, 64 * (number // per_step)))  # ages are in generation batches
-            batch.before, batch.own = before, run.own(batch.trained)
-            # Another process may have them later
-            batch.held = [int(group.rollouts.prompt_tokens[0]) for group in batch.own]
-            batches.append(batch)
+            batch = run.collect(generate_groups, 64 * (number // per_step))  # ages are in generation batches
+            own = run.own(batch.trained)
+            held = [int(group.rollouts.prompt_tokens[0]) for group in own]
+            batches.append(Collected(batch, before, own, held))
         return batches
 
     return on_processes(world_size, work)
+
+
+def identity(group: RolloutGroup) -> int:
+    """Which group it is, on whatever process: one that moves keeps its rewards."""
+    return id(group.rewards)
+
+
+def same(a: RolloutGroup, b: RolloutGroup) -> bool:
+    return a.rewards is b.rewards
 
 
 class ByTheRule:
@@ -147,15 +168,14 @@ class ByTheRule:
         self.stored: dict[int, list] = {}  # prompt -> group, batch, uses
         self.per_step, self.in_step = per_step, set[int]()
 
-    def check(self, number: int, batch: SimpleNamespace) -> None:
-        origins = batch.origins
+    def check(self, number: int, batch: GenerationBatch, before: list[RolloutGroup]) -> None:
         stored = {p: s for p, s in self.stored.items() if self.max_age is None or number - s[1] <= self.max_age}
         self.in_step = self.in_step if number % self.per_step else set()
-        present = self.in_step | set(prompts([*batch.before, *batch.generated]))
+        present = self.in_step | set(prompts([*before, *batch.generated]))
         candidates = sorted((s for p, s in stored.items() if p not in present), key=lambda s: (s[2], -s[1]))
-        references = [g for g in batch.generated if origins[id(g)] == "reference" and g.effective]
-        fresh = [g for g in batch.generated if origins[id(g)] == "fresh"]
-        effective = [*batch.before, *([] if self.replays else references[: self.places // 2])]
+        references = [g for g in batch.generated if batch.origins[g] == "reference" and g.effective]
+        fresh = [g for g in batch.generated if batch.origins[g] == "fresh"]
+        effective = [*before, *([] if self.replays else references[: self.places // 2])]
         effective += [g for g in fresh if g.effective]
         zero_variance = [g for g in fresh if not g.effective]
 
@@ -167,9 +187,9 @@ class ByTheRule:
         taken += zero_variance[: self.places - len(taken) - replayed]
         chosen = [(stored[p][2], -stored[p][1]) for p in prompts(batch.replayed)]
         assert sorted(chosen) == [(s[2], -s[1]) for s in candidates[:replayed]]
-        assert all(stored[g.prompt_id][0] is g and g.prompt_id not in present for g in batch.replayed)
-        assert {id(g) for g in batch.trained} == {id(g) for g in [*taken, *batch.replayed]}
-        assert len(batch.trained) == len({id(g) for g in batch.trained}) == self.places
+        assert all(same(stored[g.prompt_id][0], g) and g.prompt_id not in present for g in batch.replayed)
+        assert sorted(map(identity, batch.trained)) == sorted(map(identity, [*taken, *batch.replayed]))
+        assert len(batch.trained) == len(set(batch.trained)) == self.places
 
         self.in_step |= set(prompts([*batch.generated, *batch.trained]))
         for p in prompts(batch.replayed):
@@ -199,30 +219,94 @@ def test_every_batch_is_made_by_the_rule(places, world_size, reserved, replays, 
     own = {"batch_groups": places, "round_sizes": rounds, "reserved": reserved, "replays": replays}
     by_rank = collected(world_size, **own, **options)
     rule = ByTheRule(places, reserved, replays, options["max_age"], options["per_step"])
-    for number, batch in enumerate(by_rank[0]):
-        rule.check(number, batch)
+    for number, (batch, before, *_) in enumerate(by_rank[0]):
+        rule.check(number, batch, before)
         everything = [*batch.trained, *batch.leftover, *batch.dropped]
-        assert sorted(map(id, everything)) == sorted(map(id, [*batch.before, *batch.generated, *batch.replayed]))
+        known = [*before, *batch.generated, *batch.replayed]
+        assert sorted(map(identity, everything)) == sorted(map(identity, known))
         for disposition in ("trained", "leftover", "dropped"):
-            assert {batch.dispositions[id(g)] for g in getattr(batch, disposition)} <= {disposition}
+            assert {batch.dispositions[g] for g in getattr(batch, disposition)} <= {disposition}
         assert all(g.effective for g in batch.leftover)
         if rounds.most == 1 and not reserved and (replays or not options["references"]):
-            assert sum(batch.origins[id(g)] == "fresh" for g in batch.generated) == places
-        order = {id(g): i for i, g in enumerate([*batch.before, *batch.generated])}
-        places_in_order = [order.get(id(g), 99) for g in batch.trained]
+            assert sum(batch.origins[g] == "fresh" for g in batch.generated) == places
+        order = {identity(g): i for i, g in enumerate([*before, *batch.generated])}
+        places_in_order = [order.get(identity(g), 99) for g in batch.trained]
         assert world_size > 1 or places_in_order == sorted(places_in_order), "what is replayed comes last"
-    for batches in zip(*by_rank, strict=True):  # one batch, as each process knows it
+    for of_processes in zip(*by_rank, strict=True):  # one batch, as each process knows it
+        batches = [each.batch for each in of_processes]
         assert len({(*prompts(batch.trained), -1, *prompts(batch.generated)) for batch in batches}) == 1
-        counts = [sum(g.effective for g in batch.own) for batch in batches]
+        counts = [sum(g.effective for g in each.own) for each in of_processes]
         assert max(counts) - min(counts) <= 1
-        for batch in batches:
-            assert len(batch.own) == places // world_size
-            assert batch.held == prompts(batch.own)
+        for each in of_processes:
+            assert len(each.own) == places // world_size
+            assert each.held == prompts(each.own)
+
+
+def by_hand(groups: Sequence[RolloutGroup], leftover: int, num_stored: int, places: int, reserved: int) -> tuple:
+    """
+    Which of `groups`, of which so many are leftover ones, are trained on and which are beyond the places, and how many
+    stored ones are replayed. Place by place: who may take it, in the order of their rights.
+    """
+    effective = [i for i, group in enumerate(groups) if group.effective]
+    zero_variance = [i for i, group in enumerate(groups) if not group.effective]
+    kept_for_stored = min(reserved, num_stored)
+    trained: list[int] = []
+    replayed = 0
+    for place in range(places):
+        is_kept = places - place <= kept_for_stored - replayed
+        if effective and not is_kept:
+            trained.append(effective.pop(0))
+        elif reserved and zero_variance and not is_kept:
+            trained.append(zero_variance.pop(0))
+        elif replayed < num_stored:
+            replayed += 1
+        elif zero_variance:
+            trained.append(zero_variance.pop(0))
+    return sorted(trained), effective, replayed
+
+
+def test_the_places_of_a_batch_by_enumeration():
+    """Every combination of up to two leftover and three fresh groups, two stored ones, and three places."""
+    counted = 0
+    for leftover, places in itertools.product(range(3), range(1, 4)):
+        for num_fresh, num_stored, reserved in itertools.product(range(4), range(3), range(places)):
+            for kinds in itertools.product([EFFECTIVE, HARD], repeat=num_fresh):
+                groups = [visit(i, kind) for i, kind in enumerate([*[EFFECTIVE] * leftover, *kinds])]
+                before, fresh = groups[:leftover], groups[leftover:]
+                found = fill_batch(before, fresh, num_stored, places=places, reserved=reserved)
+                trained, overflow, replayed = by_hand(groups, leftover, num_stored, places, reserved)
+                assert [groups.index(group) for group in found.trained] == trained
+                assert [groups.index(group) for group in found.overflow] == overflow
+                assert found.num_replayed == replayed
+                counted += 1
+    assert counted == 810
+
+
+@pytest.mark.parametrize(
+    ("leftover", "fresh", "num_stored", "reserved", "rounds", "max_rounds", "expected"),
+    [
+        (0, "", 0, 0, 0, 1, 4),
+        (1, "", 3, 0, 0, 1, 3),  # stored groups do not replace what is generated,
+        (1, "", 3, 2, 0, 1, 1),  # but where places are reserved
+        (4, "", 0, 0, 0, 1, 0),
+        (0, "ezzz", 0, 0, 1, 1, 0),  # a single round keeps zero-variance groups,
+        (0, "ezzz", 0, 0, 1, 2, 3),  # several replace them,
+        (0, "ezzzee", 0, 0, 2, 2, 0),  # until the last one
+        (0, "ez", 1, 0, 1, 1, 2),  # a round was too small, as in a dataset with few prompts
+        (0, "ez", 2, 0, 1, 1, 0),
+    ],
+)
+def test_groups_that_a_round_has_to_give_by_hand(leftover, fresh, num_stored, reserved, rounds, max_rounds, expected):
+    """Of four places; `e` is an effective group, `z` a zero-variance one."""
+    groups = [visit(i, EFFECTIVE if kind == "e" else HARD) for i, kind in enumerate(fresh)]
+    before = [visit(90 + i, EFFECTIVE) for i in range(leftover)]
+    options = {"places": 4, "reserved": reserved, "rounds": rounds, "max_rounds": max_rounds}
+    assert groups_missing(before, groups, num_stored, **options) == expected
 
 
 def test_without_replay_a_single_round_leaves_nothing_over_that_another_loss_could_not_correct():
     options = {"seed": 0, "effective": 1, "references": 6, "replays": False, "max_age": None, "per_step": 1}
-    assert not any(batch.leftover for own in collected(3, batch_groups=3, **options) for batch in own)
+    assert not any(each.batch.leftover for own in collected(3, batch_groups=3, **options) for each in own)
 
 
 def test_a_round_is_sized_by_the_places_that_are_missing():
@@ -307,7 +391,7 @@ def test_running_share_weighs_by_size_and_fades():
 
 def test_with_everything_off_processes_may_share_a_group():
     """As TRL's dataloader splits it: one group of four completions, two of them on each process."""
-    run = collector(0, selector=None, batch_groups=1, generates_apart=False, processes=Processes(1, 2))
+    run = collector(0, selector=None, batch_groups=1, generates_before_trl=False, processes=Processes(1, 2))
     batch = run.collect(lambda ids: GeneratedRound(np.array([[0.0], [1], [1], [0]]), np.ones(4), np.zeros(4)), 0)
     assert prompts(batch.trained) == [-1]
     assert batch.trained[0].success_rate == 0.5

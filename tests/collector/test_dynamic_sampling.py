@@ -22,7 +22,7 @@ def test_every_rollout_is_counted_and_accounted_for(tmp_path):
     assert len(dropped) * 4 == discarded
     assert set(dropped["kind"]) <= {"easy", "hard"}
     assert table["origin"].eq("fresh").all()
-    dispositions = [b.dispositions[id(g)] for b in trainer.batches for g in b.generated]
+    dispositions = [b.dispositions[g] for b in trainer.batches for g in b.generated]
     assert table["disposition"].tolist() == dispositions
     assert set(dispositions) == {"trained", "leftover", "dropped"}
     assert table["tokens"].sum() == logged(trainer, "dataeff/tokens_generated")[-1][0]

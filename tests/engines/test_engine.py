@@ -145,7 +145,7 @@ def test_replayed_rows_keep_their_samplers_log_probs(with_engine, tmp_path):
                 expected = sampled[prompt, tuple(tokens.tolist()), group.step]
                 got = tensors["sampling_per_token_logps"][row, : len(tokens)]
                 np.testing.assert_allclose(got, expected, atol=1e-6)
-                if batch.origins[id(group)] != "fresh":
+                if batch.origins[group] != "fresh":
                     behavior = tensors["behavior_per_token_logps"][row, : len(tokens)]
                     np.testing.assert_allclose(behavior, expected, atol=1e-6)
                     seen += 1

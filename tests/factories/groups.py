@@ -37,10 +37,13 @@ def visit(prompt_id: int, kind: int, step: int = 0, rate: float = 0.5) -> Rollou
     return RolloutGroup(prompt_id, step, 0, totals[:, None], totals, rate, kind, np.array([3, 4]), np.zeros(2, bool))
 
 
-def classified(ids: np.ndarray, rewards: np.ndarray, classifier: GroupClassifier) -> list[RolloutGroup]:
+def classified(
+    ids: np.ndarray, rewards: np.ndarray, classifier: GroupClassifier, is_reference: bool = False
+) -> list[RolloutGroup]:
     """Groups of prompts `ids` with these rewards `(n, G, F)`, as the collector makes them."""
     lengths = np.full(rewards.shape[:2], 5, dtype=np.int32)
-    return classifier.groups(ids, rewards, lengths, np.zeros_like(lengths, bool), step=0, round=0)
+    truncated = np.zeros_like(lengths, bool)
+    return classifier.groups(ids, rewards, lengths, truncated, step=0, round=0, is_reference=is_reference)
 
 
 def generator(seed: int = 0) -> torch.Generator:

@@ -2,7 +2,6 @@
 
 import re
 from functools import partial
-from types import SimpleNamespace
 
 import torch
 
@@ -29,45 +28,29 @@ def partly_learnable_reward(prompts, completion_ids, **kwargs):
     return [float(sum(ids) % 3) if number(p) % 3 else 1.0 for p, ids in zip(prompts, completion_ids)]
 
 
-def as_it_is(batch: GenerationBatch) -> SimpleNamespace:
-    """
-    The lists of a generation batch as they are now, with `origins` and `dispositions` by `id` of its groups: a group that is
-    used again gets others.
-    """
-    names = ("trained", "leftover", "generated", "dropped", "trained_stale", "leftover_now")
-    lists = {name: list(getattr(batch, name)) for name in names}
-    groups = {id(group): group for groups in lists.values() for group in groups}.items()
-    return SimpleNamespace(
-        **lists,
-        replayed=[group for group in batch.trained if group.origin == "replayed"],
-        rounds=batch.rounds,
-        metrics=batch.metrics,
-        selector_metrics=batch.selector_metrics,
-        origins={i: group.origin for i, group in groups},
-        dispositions={i: group.disposition for i, group in groups},
-    )
-
-
 class Watched(DataEfficientGRPOTrainer):
     """
     Notes what is generated.
 
     Attributes:
         generated: number of completions generated in training.
-        batches: each generation batch, as it was when it was collected (see `as_it_is`).
+        batches: each generation batch.
         weights: those of the policy that sampled each generation batch, by parameter.
         tensors: TRL's tensors of each generation batch.
     """
 
     def __init__(self, *args, **kwargs):
-        self.generated, self.batches, self.weights, self.tensors = 0, [], [], []
+        self.generated = 0
+        self.batches: list[GenerationBatch] = []
+        self.weights = []
+        self.tensors = []
         super().__init__(*args, **kwargs)
         self.collector.collect = partial(self._noted, self.collector.collect)
 
     def _noted(self, collect, *args):
         self.weights.append({name: p.detach().clone() for name, p in self.model.named_parameters()})
         batch = collect(*args)
-        self.batches.append(as_it_is(batch))
+        self.batches.append(batch)
         return batch
 
     def _generate_single_turn(self, prompt_ids, *args, **kwargs):

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from tests.factories.comparison import messages
 from tests.factories.tiny import even_length_reward, run
-from trl_dataeff.rollouts.classification import GroupClassifier, RewardChecks, RewardScale
+from trl_dataeff.rollouts.checks import RewardChecks
+from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD
+from trl_dataeff.rollouts.scale import RewardScale
 
 
 NAN = math.nan

@@ -95,9 +95,7 @@ class Population:
         """Generate and observe groups of `ids`; `penalty` is added to a single reward."""
         rewards = self.rewards(ids)
         rewards[0, 0, 0] += penalty
-        groups = classified(ids, rewards, self.classifier)
-        for group in groups:
-            group.origin = origin
+        groups = classified(ids, rewards, self.classifier, is_reference=origin == "reference")
         self.seen[ids] = True
         self.selector.observe(groups)
         return groups

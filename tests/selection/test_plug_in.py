@@ -79,8 +79,8 @@ def test_references_are_rolled_out_and_observed_once_before_it_proposes(tmp_path
     for i, ((ids,), batch) in enumerate(zip(selector.called("references"), trainer.batches, strict=True)):
         references, others = observed[2 * i : 2 * i + 2]
         assert [group.prompt_id for group in references] == ids.tolist()
-        assert [batch.origins[id(group)] for group in references] == ["reference"] * 5
-        assert {batch.origins[id(group)] for group in others} <= {"fresh"}
+        assert [batch.origins[group] for group in references] == ["reference"] * 5
+        assert {batch.origins[group] for group in others} <= {"fresh"}
         assert list(map(id, [*references, *others])) == list(map(id, batch.generated))
 
 

@@ -1,52 +1,66 @@
-"""From the configuration to what a trainer does and to its collector: the one place where fields become plain arguments."""
+"""
+From the configuration to what a trainer does and to its collector: the one place where fields become plain arguments.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from dataclasses import dataclass
+from typing import Any, cast
 
 from datasets import Dataset
 from transformers.integrations import is_deepspeed_zero3_enabled
 from trl import GRPOTrainer
 
 import trl_dataeff.validation as validation
+from trl_dataeff.collector.buffer import ReplayBuffer
 from trl_dataeff.collector.collector import RolloutCollector
 from trl_dataeff.collector.rounds import RoundSizes
+from trl_dataeff.compat import overrides_rewards
 from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.difficulty import PREDICTORS
-from trl_dataeff.replay.buffer import ReplayBuffer
-from trl_dataeff.rollouts.capture import can_skip_rows, has_tool_images
+from trl_dataeff.generation.trl_state import has_tool_images
 from trl_dataeff.rollouts.checks import check_reward_arguments
 from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.distributed import Processes, all_gather
 from trl_dataeff.selection import Selector, UniformSelector
 from trl_dataeff.selection.base import CheckedSelector, uses_references
 from trl_dataeff.tracking.groups import RunLogs
+from trl_dataeff.update.compaction import can_skip_rows
 from trl_dataeff.utils import hash_prompts
 
 
-class Plan(NamedTuple):
+@dataclass(frozen=True)
+class Plan:
     """
-    What a trainer does in its runs.
+    What a trainer does in its runs. It differs from the configuration where that asks for what the trainer cannot do.
 
     Attributes:
         selector ([`Selector`]): not bound yet.
         selects (`bool`): whether it proposes the prompts; if not, they come from TRL's dataloader.
-        generates_apart (`bool`): whether groups are generated before TRL's pass over them.
+        max_rounds (`int`): rounds of rollouts per generation batch.
+        replays (`bool`): whether groups are stored and replayed.
+        reserved (`int`): places of a generation batch that stored groups get in any case.
+        generates_before_trl (`bool`): whether groups are generated before TRL's pass over them.
         skips_rows (`bool`): whether rows without a gradient are left out of the loss.
     """
 
     selector: Selector
     selects: bool
-    generates_apart: bool
+    max_rounds: int
+    replays: bool
+    reserved: int
+    generates_before_trl: bool
     skips_rows: bool
 
 
 def plan_runs(trainer: GRPOTrainer, selector: Selector | None, *, is_map_style: bool, corrects_loss: bool) -> Plan:
     """
-    Decide what a trainer does in its runs, once TRL's `__init__` has run, and log it. Turns off, with a warning, what it cannot do.
+    Decide what a trainer does in its runs, once TRL's `__init__` has run, and log it. What it cannot do is off, with a
+    warning.
 
     Args:
+        trainer ([`~trl.GRPOTrainer`]): whose `args` are a [`DataEfficientGRPOConfig`].
         selector ([`Selector`], *optional*): that was given to the trainer.
         is_map_style (`bool`): whether the prompts come from a map-style dataset that was given.
         corrects_loss (`bool`): see [`corrects_loss`].
@@ -54,58 +68,92 @@ def plan_runs(trainer: GRPOTrainer, selector: Selector | None, *, is_map_style: 
     Raises:
         `ValueError` or `TypeError`: the configuration, the selector, the dataset or a reward function does not fit.
     """
-    config, processes = cast(DataEfficientGRPOConfig, trainer.args), Processes.of(trainer.accelerator)
+    config = cast(DataEfficientGRPOConfig, trainer.args)
+    processes = Processes.of(trainer.accelerator)
     world_size = processes.world_size
     dataset = trainer.train_dataset if isinstance(trainer.train_dataset, Dataset) else None
-    environments = trainer.environment_factories is not None
-    reason = validation.unsupported_reason(dataset, environments, has_tool_images(trainer))
+    has_environments = trainer.environment_factories is not None
+    reason = validation.unsupported_reason(dataset, has_environments, has_tool_images(trainer))
+
     validation.warn_of_ignored_options(config, processes)
-    validation.turn_off_reuse(config, reason, corrects_loss, processes.is_main)
+    validation.warn_of_unsupported_reuse(config, reason, corrects_loss, processes)
+    reuses = reason is None and corrects_loss
+    max_rounds = config.max_rollout_rounds if reuses else 1
+    replays = reuses and validation.replays(config, world_size)
+    reserved = validation.reserved_places(config, world_size) if reuses else 0
+    skips_rows = config.skip_zero_advantage and corrects_loss and can_skip_rows(trainer)
+
     is_fsdp1 = trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2
     cannot_embed = is_fsdp1 or is_deepspeed_zero3_enabled()
     selector = validation.resolve_selector(config, selector, reason, cannot_embed, world_size)
-    rounds, skips_rows = config.max_rollout_rounds, config.skip_zero_advantage and can_skip_rows(trainer)
-    replays = validation.replays(config, world_size) or uses_references(selector)
-    validation.check_steps(config, replays, rounds)
-    generates_apart = reason is None and (rounds > 1 or replays or skips_rows)
-    off = isinstance(selector, UniformSelector) and not generates_apart
-    selects = is_map_style and validation.holds_whole_groups(config, world_size, off)
-    own_rewards = type(trainer)._calculate_rewards.__module__.partition(".")[0] not in ("trl", "trl_dataeff")
-    others_pass = environments or trainer.rollout_func or config.remove_unused_columns or own_rewards
-    if dataset is not None and not others_pass:
+    trains_apart = replays or uses_references(selector)
+    validation.check_steps(config, trains_apart, max_rounds)
+    generates_before_trl = reason is None and (max_rounds > 1 or trains_apart or skips_rows)
+    is_off = isinstance(selector, UniformSelector) and not generates_before_trl
+    selects = is_map_style and validation.holds_whole_groups(config, world_size, is_off)
+
+    if dataset is not None and _trl_calls_reward_functions(trainer):
         check_reward_arguments(trainer.reward_funcs, dataset[0])
-    validation.announce(config, selector, processes, None if dataset is None else len(dataset), trainer.model)
-    return Plan(selector, selects, generates_apart, skips_rows)
+    validation.announce(
+        config,
+        selector,
+        processes,
+        num_prompts=None if dataset is None else len(dataset),
+        model=trainer.model,
+        max_rounds=max_rounds,
+        replays=replays,
+        reserved=reserved,
+    )
+    return Plan(
+        selector=selector,
+        selects=selects,
+        max_rounds=max_rounds,
+        replays=replays,
+        reserved=reserved,
+        generates_before_trl=generates_before_trl,
+        skips_rows=skips_rows,
+    )
+
+
+def _trl_calls_reward_functions(trainer: GRPOTrainer) -> bool:
+    """Whether reward functions get the dataset's columns, and nothing else, as TRL passes them."""
+    config = cast(DataEfficientGRPOConfig, trainer.args)
+    has_other_columns = trainer.environment_factories is not None or trainer.rollout_func is not None
+    return not (overrides_rewards(type(trainer)) or has_other_columns or config.remove_unused_columns)
 
 
 def make_collector(trainer: GRPOTrainer, plan: Plan, processes: Processes) -> RolloutCollector:
     """The collector of a trainer."""
-    config, reward_names = cast(DataEfficientGRPOConfig, trainer.args), trainer.reward_func_names
+    config = cast(DataEfficientGRPOConfig, trainer.args)
+    reward_names = trainer.reward_func_names
     selector = plan.selector if plan.selects else None
-    buffer = ReplayBuffer(
-        config.replay_capacity,
-        config.replay_max_age,
-        rank=processes.rank,
-        world_size=processes.world_size,
-        newest_first=config.replay_order == "newest",
+    buffer = None
+    if plan.replays:
+        buffer = ReplayBuffer(
+            config.replay_capacity,
+            config.replay_max_age,
+            rank=processes.rank,
+            world_size=processes.world_size,
+            newest_first=config.replay_order == "newest",
+        )
+    classifier = GroupClassifier(
+        trainer.reward_weights.numpy(),
+        reward_range=config.reward_range,
+        aggregation=config.multi_objective_aggregation,
+        masks_truncated=config.mask_truncated_completions,
     )
     return RolloutCollector(
-        classifier=GroupClassifier(
-            trainer.reward_weights.numpy(),
-            reward_range=config.reward_range,
-            aggregation=config.multi_objective_aggregation,
-            masks_truncated=config.mask_truncated_completions,
-        ),
+        classifier=classifier,
         group_size=config.num_generations,
         batch_groups=config.generation_batch_size // config.num_generations,
         reward_names=reward_names,
         selector=None if selector is None else CheckedSelector(selector, processes),
         settings=run_settings(config, selector, reward_names, processes.world_size),
-        round_sizes=RoundSizes(config.max_rollout_rounds, config.rollout_margin),
-        buffer=buffer if validation.replays(config, processes.world_size) else None,
-        reserved=validation.reserved_places(config, processes.world_size),
+        round_sizes=RoundSizes(plan.max_rounds, config.rollout_margin),
+        buffer=buffer,
+        reserved=plan.reserved,
         over_batch=config.scale_rewards == "batch" or config.multi_objective_aggregation == "normalize_then_sum",
-        generates_apart=plan.generates_apart,
+        generates_before_trl=plan.generates_before_trl,
         logs=RunLogs(config.output_dir) if processes.is_main else None,
         seed=config.seed,
         processes=processes,
@@ -114,19 +162,24 @@ def make_collector(trainer: GRPOTrainer, plan: Plan, processes: Processes) -> Ro
 
 def hash_same_prompts(dataset: Dataset, processes: Processes) -> str:
     """
-    Content hash of the prompts of a dataset. Raises a `ValueError` if those of processes differ, since prompts are known by row. A
-    collective if there are several.
+    Content hash of the prompts of a dataset, which has to be the same on every process, since prompts are known by
+    row. A collective if there are several.
+
+    Raises:
+        `ValueError`: the prompts of processes differ.
     """
     dataset_hash = hash_prompts(dataset)
-    if processes.world_size > 1:
-        first, *others = all_gather((len(dataset), dataset_hash))
-        differ = [str(rank) for rank, own in enumerate(others, 1) if own != first]
-        if differ:
-            sizes = ", ".join(str(own[0]) for own in [first, *others])
-            raise ValueError(
-                f"`train_dataset` differs between processes: that of {', '.join(differ)} is not that of process 0 (prompts of each: "
-                f"{sizes}). Give all the same prompts in the same order: shuffle with a fixed seed, and do not split the dataset."
-            )
+    if processes.world_size == 1:
+        return dataset_hash
+    of_processes = all_gather((len(dataset), dataset_hash))
+    differ = [str(rank) for rank, own in enumerate(of_processes) if own != of_processes[0]]
+    if differ:
+        sizes = ", ".join(str(size) for size, _ in of_processes)
+        raise ValueError(
+            f"`train_dataset` differs between processes: that of {', '.join(differ)} is not that of process 0 "
+            f"(prompts of each: {sizes}). Give all the same prompts in the same order: shuffle with a fixed seed, and "
+            "do not split the dataset."
+        )
     return dataset_hash
 
 

@@ -1,4 +1,4 @@
-"""What is most likely a mistake: rows of a dataset without a prompt, and arguments of reward functions."""
+"""What is most likely a mistake: rows of a dataset without a prompt, arguments of reward functions, and rewards."""
 
 from __future__ import annotations
 
@@ -12,78 +12,232 @@ import pyarrow.compute as pc
 import torch
 from datasets import Dataset
 from numpy.typing import NDArray
+from transformers.utils import logging
 
 from trl_dataeff.utils import UserError, listed
 
 
+logger = logging.get_logger(__name__)
+# What TRL's `_calculate_rewards` passes to a reward function: these arguments, and the dataset's columns but these
+# three. The last three arguments take the place of columns with their names.
 PASSED_BY_TRL = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
-NOT_PASSED_BY_TRL = ("prompt", "completion", "completion_ids")  # of the dataset's columns
+NOT_PASSED_BY_TRL = ("prompt", "completion", "completion_ids")
+REPLACED_BY_TRL = ("trainer_state", "log_extra", "log_metric")
+FEWEST_BATCHES = 20  # generation batches before a run without any effective group is warned of
+ADVICE = (
+    "Check that the columns it reads hold what it expects. It may return None for completions that it does not apply "
+    "to."
+)
+
+
+# Prompts
 
 
 def check_prompts(dataset: Dataset, given: str = "`train_dataset`") -> None:
     """
-    Raise a [`UserError`] that names rows without a prompt: `None`, `""`, or a conversation whose last message is empty.
-    Tokenization would fail on them in the middle of a run, or the model would answer nothing. Datasets with images are not
-    checked, because an image needs no text.
+    Reject rows without a prompt: `None`, `""`, or a conversation whose last message is empty. Tokenization would fail
+    on them in the middle of a run, or the model would answer nothing. Datasets with images are not checked, because an
+    image needs no text.
+
+    Args:
+        dataset ([`~datasets.Dataset`]): its column `prompt` is checked, if it has one.
+        given (`str`, *optional*): the dataset's name in the message.
+
+    Raises:
+        `UserError`: names the rows.
     """
-    if "prompt" not in dataset.column_names or {"image", "images"}.intersection(dataset.column_names):
-        return  # a transform makes the prompts, or images may be all of them
-    if not without_prompt(dataset.data.column("prompt")).any():
+    if "prompt" not in dataset.column_names:
+        return  # a transform makes the prompts
+    if {"image", "images"}.intersection(dataset.column_names):
+        return  # images may be all of a prompt
+    stored = dataset.data.column("prompt")
+    if not without_prompt(stored).any():
         return  # fast; the stored rows include those that a selection left out
     prompts = dataset.with_format("arrow", columns=["prompt"])[:]["prompt"]
     rows = np.flatnonzero(without_prompt(prompts))
     if len(rows) == 0:
         return
-    shown = ", ".join(map(str, rows[:5])) + (", ..." if len(rows) > 5 else "")
-    text = "row['prompt']" if _is_text(prompts.type) else "row['prompt'] and row['prompt'][-1]['content']"
+    shown = ", ".join(map(str, rows[:5]))
+    if len(rows) > 5:
+        shown += ", ..."
+    condition = "row['prompt']" if _is_text(prompts.type) else "row['prompt'] and row['prompt'][-1]['content']"
     raise UserError(
         f'{given} has {len(rows)} rows without a prompt (None, "", or a conversation whose last message is empty): '
-        f"{shown}. Remove them: `dataset.filter(lambda row: {text})`."
+        f"{shown}. Remove them: `dataset.filter(lambda row: {condition})`."
     )
 
 
 def without_prompt(column: pa.ChunkedArray) -> NDArray[np.bool_]:
     """Which prompts of a column of texts or conversations are missing or empty, `(n,)`."""
-    return np.concatenate([np.zeros(0, dtype=bool), *map(_is_empty, column.chunks)])
+    chunks = [_is_empty(chunk) for chunk in column.chunks]
+    return np.concatenate([np.zeros(0, dtype=bool), *chunks])
 
 
 def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def _is_conversation(kind: pa.DataType) -> bool:
+    if not _is_list(kind) or not pa.types.is_struct(kind.value_type):
+        return False
+    return bool(kind.value_type.get_field_index("content") >= 0)
+
+
 def _is_empty(values: pa.Array) -> NDArray[np.bool_]:
-    """Null, an empty text or list, or a conversation whose last message is empty and comes from neither tool nor assistant."""
-    kind = values.type
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    if is_list or _is_text(kind):
-        length = pc.list_value_length(values) if is_list else pc.binary_length(values)
-        found = pc.fill_null(pc.equal(length, 0), True)
+    """Which values are null, an empty text or list, or a conversation whose last message is empty, `(n,)`."""
+    if _is_list(values.type):
+        found = pc.fill_null(pc.equal(pc.list_value_length(values), 0), True)
+    elif _is_text(values.type):
+        found = pc.fill_null(pc.equal(pc.binary_length(values), 0), True)
     else:
         found = values.is_null()
     empty: NDArray[np.bool_] = found.to_numpy(zero_copy_only=False)
-    is_chat = is_list and pa.types.is_struct(kind.value_type) and kind.value_type.get_field_index("content") >= 0
-    if is_chat and not empty.all():
-        last = values.values.take(pa.array(values.offsets.to_numpy()[1:][~empty] - 1))
-        without_content = _is_empty(pc.struct_field(last, "content"))
-        if kind.value_type.get_field_index("role") >= 0:  # a tool may answer nothing; an answer may begin with nothing
-            continued = pc.is_in(pc.struct_field(last, "role"), pa.array(["tool", "assistant"]))
-            without_content &= ~continued.to_numpy(zero_copy_only=False)
-        empty[~empty] = without_content
+    if _is_conversation(values.type) and not empty.all():
+        ends = values.offsets.to_numpy()[1:]
+        last_messages = values.values.take(pa.array(ends[~empty] - 1))
+        empty[~empty] = _is_empty_message(last_messages)
     return empty
 
 
+def _is_empty_message(messages: pa.Array) -> NDArray[np.bool_]:
+    """Which messages have no content and come from neither tool nor assistant, `(n,)`."""
+    empty = _is_empty(pc.struct_field(messages, "content"))
+    if messages.type.get_field_index("role") < 0:
+        return empty
+    # A tool may answer nothing, and an answer may begin with nothing
+    roles = pc.struct_field(messages, "role")
+    may_be_empty = pc.is_in(roles, pa.array(["tool", "assistant"])).to_numpy(zero_copy_only=False)
+    return empty & ~may_be_empty
+
+
+# Reward functions
+
+
 def check_reward_arguments(reward_funcs: Sequence[Any], row: Mapping[str, Any]) -> None:
-    """Raise a [`UserError`] that names a reward function that does not take what TRL passes: its own arguments, and columns of `row`."""
-    columns = dict.fromkeys(name for name in row if name not in NOT_PASSED_BY_TRL)
+    """
+    Reject a reward function that does not take what TRL passes: its own arguments, and the columns of the dataset.
+
+    Args:
+        reward_funcs (`Sequence`): reward functions, and reward models, which are not checked.
+        row (`Mapping`): a row of the training dataset.
+
+    Raises:
+        `UserError`: names the function.
+    """
+    columns = [name for name in row if name not in (*NOT_PASSED_BY_TRL, *REPLACED_BY_TRL)]
+    arguments = dict.fromkeys([*PASSED_BY_TRL, *columns])
+    given_twice = [name for name in columns if name in PASSED_BY_TRL]
     for function in reward_funcs:
         if isinstance(function, torch.nn.Module):
             continue
         try:
-            inspect.signature(function).bind(**dict.fromkeys(PASSED_BY_TRL), **columns)
+            signature = inspect.signature(function)
         except ValueError:  # a callable without a signature
             continue
+        try:
+            if given_twice:
+                raise TypeError(f"it would get two values for `{given_twice[0]}`, of TRL and of the dataset's column")
+            signature.bind(**arguments)
         except TypeError as error:
+            name = getattr(function, "__name__", type(function).__name__)
             raise UserError(
-                f"The reward function `{getattr(function, '__name__', type(function).__name__)}` cannot be called: {error}. "
-                f"TRL passes {listed([*PASSED_BY_TRL, *columns])}. Rename a column or the argument, and let the function take `**kwargs`."
+                f"The reward function `{name}` cannot be called: {error}. TRL passes "
+                f"{listed([*PASSED_BY_TRL, *columns])}. Rename a column or the argument, and let the function take "
+                "`**kwargs`."
             ) from error
+
+
+class RewardChecks:
+    """
+    Finds rewards that are most likely a mistake, and warns of them once, on the main process.
+
+    Args:
+        names (`Sequence[str]`): names of the reward functions.
+        most_unscored (`int`, *optional*): so many completions without any score, from the start of training, are an
+            error; `None`: never.
+        is_main_process (`bool`, *optional*, defaults to `True`): whether this process warns.
+    """
+
+    def __init__(self, names: Sequence[str], *, most_unscored: int | None = None, is_main_process: bool = True):
+        self.names = list(names)
+        self.most_unscored = most_unscored
+        self.is_main_process = is_main_process
+        self.scores = np.zeros(len(self.names), dtype=bool)  # functions that gave a score so far
+        self.completions = 0  # checked so far
+        self.batches = 0  # generation batches so far
+        self.effective = False  # whether any group so far was effective
+        self._warned: set[str] = set()
+
+    def check(self, rewards: np.ndarray) -> None:
+        """
+        Check the rewards of a round.
+
+        Args:
+            rewards (`np.ndarray` of shape `(n, G, F)`): NaN where a function gave no score.
+
+        Raises:
+            `ValueError`: `most_unscored` completions have no score, and none before them has one.
+        """
+        infinite = np.isinf(rewards).any(axis=(0, 1))
+        if infinite.any():
+            self._warn_once(
+                "infinite",
+                f"{self._listed(infinite)} returned an infinite reward. TRL gives its group no gradient, "
+                "`scale_rewards='batch'` gives the whole batch none, and 'none' ruins the model. Return a finite "
+                "number, or None for no score.",
+            )
+        self.completions += rewards.shape[0] * rewards.shape[1]
+        self.scores |= ~np.isnan(rewards).all(axis=(0, 1))
+        if self.scores.all():
+            return
+        names = self._listed(~self.scores)
+        nothing_scored = not self.scores.any()
+        if nothing_scored and self.most_unscored is not None and self.completions >= self.most_unscored:
+            raise ValueError(
+                f"No reward function gave a score for any of the first {self.completions} completions: {names} "
+                f"returned only None or NaN. {ADVICE}"
+            )
+        self._warn_once(
+            names, f"{names} returned only None or NaN for the first {self.completions} completions. {ADVICE}"
+        )
+
+    def check_gradient(self, effective: bool, progress: float) -> None:
+        """
+        Enter a generation batch. Warns once if a tenth of the run has passed, and no group has carried a gradient.
+
+        Args:
+            effective (`bool`): whether a group of the batch was effective.
+            progress (`float`): the share of the run that has passed, in [0, 1].
+        """
+        self.batches += 1
+        self.effective |= effective
+        if not self.effective and self.batches >= FEWEST_BATCHES and progress >= 0.1:
+            self._warn_once(
+                "gradient",
+                f"No group of the first {self.batches} generation batches has carried a gradient: the rewards of each "
+                "were equal. Look at completions (`log_completions=True`): the reward may reject right answers, or "
+                "the prompts be too hard or too easy.",
+            )
+
+    def state_dict(self) -> list[Any]:
+        """What was seen, for JSON."""
+        return [self.scores.tolist(), self.completions, self.batches, self.effective]
+
+    def load_state_dict(self, state: list[Any]) -> None:
+        """Restore what [`state_dict`] returned; scores only if the functions are as many as then."""
+        scores, self.completions, self.batches, self.effective = state
+        if len(scores) == len(self.names):
+            self.scores = np.array(scores, dtype=bool)
+
+    def _listed(self, chosen: np.ndarray) -> str:
+        names = [name for name, is_chosen in zip(self.names, chosen, strict=True) if is_chosen]
+        return listed(names)
+
+    def _warn_once(self, key: str, message: str) -> None:
+        if key not in self._warned and self.is_main_process:
+            logger.warning(message)
+        self._warned.add(key)

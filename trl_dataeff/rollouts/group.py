@@ -1,6 +1,8 @@
-"""`RolloutGroup`: the G completions of one prompt as data.
+"""
+`RolloutGroup`: the G completions of one prompt as data.
 
-What is deliberately not here: padding and devices. A group holds compact arrays on the CPU; TRL pads what is trained on.
+What is deliberately not here: padding and devices. A group holds compact arrays on the CPU; TRL pads what is trained
+    on.
 """
 
 from __future__ import annotations
@@ -11,24 +13,28 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 
 #: What a group is, in the order of its codes. `"easy"` and `"hard"` are the two kinds of zero-variance group.
 KINDS = ("effective", "easy", "hard")
-EFFECTIVE, EASY, HARD = 0, 1, 2
+EFFECTIVE = 0
+EASY = 1
+HARD = 2
 
-#: Where a group of a generation batch comes from: generated for this batch, generated for an earlier one and not trained
-#: on yet, drawn from the replay buffer, or generated to fit predictions.
+#: Where a group of a generation batch comes from: generated for this batch, generated for an earlier one and not
+#: trained on yet, drawn from the replay buffer, or generated to fit predictions.
 Origin: TypeAlias = Literal["fresh", "leftover", "replayed", "reference"]
 #: What becomes of it: trained on, kept for a later batch, or dropped.
 Disposition: TypeAlias = Literal["trained", "leftover", "dropped"]
-PLACE = ("origin", "disposition", "owner", "rollouts")  # what may change of a group
 
 
 @dataclass
 class Rollouts:
     """
     What the G completions of a group consist of. Every list has one entry per completion.
+
+    Log-probs and exclusions are entered once, when the update knows them; nothing else changes.
 
     Attributes:
         prompt_tokens: the prompt's tokens, int32 of shape `(P,)`.
@@ -37,8 +43,9 @@ class Rollouts:
         tool_masks: 1 for tokens of the model and 0 for tokens of a tool, int8 of shape `(T_i,)`; `None` without tools.
         sampling_logps: the sampler's log-probabilities (vLLM), float32 of shape `(T_i,)`, NaN where it gave none.
         behavior_logps: log-probabilities under the policy that sampled, float32 of shape `(T_i,)`; `None` until they
-            are known. Groups that are used again need them (see `trl_dataeff.replay.logprobs`).
-        excluded: whether TRL's importance-sampling mask (vLLM) excluded each completion from the loss; `None` without it.
+            are known. Groups that are used again need them (see `trl_dataeff.update.logprobs`).
+        excluded: whether TRL's importance-sampling mask (vLLM) excluded each completion from the loss; `None` without
+        it.
         logged: columns that reward functions logged for the completions table.
     """
 
@@ -55,12 +62,14 @@ class Rollouts:
         return len(self.completion_tokens)
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class RolloutGroup:
     """
-    One group. Every process knows all groups of a generation batch; `rollouts` is set only on the process that owns them.
+    One group. Every process knows all groups of a generation batch; `rollouts` is set only on the process that owns
+    them.
 
-    Its rewards and rollouts never change. What changes is its place: origin and disposition in each generation batch, and the owner.
+    A group never changes: one that moves to another process becomes a new object. Where it comes from and what becomes
+    of it are facts of each generation batch that it takes part in (see [`GenerationBatch`]).
 
     Attributes:
         prompt_id: row index of the prompt in the training dataset; -1 if it is not known (streaming).
@@ -74,8 +83,7 @@ class RolloutGroup:
         lengths: tokens generated for each completion, int32 of shape `(G,)`.
         truncated: whether each completion was cut off, bool of shape `(G,)`.
         owner: index of the process that holds `rollouts`.
-        origin: where it comes from, in the generation batch that it belongs to now.
-        disposition: what becomes of it there; `None` until that is decided. Membership of the replay buffer is separate.
+        is_reference: whether it was generated to fit predictions.
         rollouts: its completions.
     """
 
@@ -89,23 +97,12 @@ class RolloutGroup:
     lengths: np.ndarray
     truncated: np.ndarray
     owner: int = 0
-    origin: Origin = "fresh"
-    disposition: Disposition | None = None
+    is_reference: bool = False
     rollouts: Rollouts | None = None
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in vars(self) and name not in PLACE:
-            raise AttributeError(f"`{name}` of a group never changes.")
-        super().__setattr__(name, value)
 
     @property
     def effective(self) -> bool:
         return self.kind == EFFECTIVE
-
-    @property
-    def generated_now(self) -> bool:
-        """Whether it was generated for the present generation batch."""
-        return self.origin in ("fresh", "reference")
 
     @property
     def tokens(self) -> int:
@@ -123,13 +120,20 @@ class RolloutGroup:
         return int((~np.isnan(self.totals)).sum())
 
 
-_LISTS = (
+# Packing, for checkpoints
+
+_LISTS: tuple[tuple[str, DTypeLike], ...] = (
     ("completion_tokens", np.int32),
     ("tool_masks", np.int8),
     ("sampling_logps", np.float32),
     ("behavior_logps", np.float32),
 )
-_ARRAYS = (("rewards", np.float32), ("totals", np.float32), ("lengths", np.int32), ("truncated", np.bool_))
+_ARRAYS: tuple[tuple[str, DTypeLike], ...] = (
+    ("rewards", np.float32),
+    ("totals", np.float32),
+    ("lengths", np.int32),
+    ("truncated", np.bool_),
+)
 _SCALARS = ("prompt_id", "step", "round", "success_rate", "kind", "owner")
 
 
@@ -137,24 +141,32 @@ def pack_groups(groups: Sequence[RolloutGroup]) -> dict[str, np.ndarray]:
     """
     Groups with their rollouts as flat arrays for a safetensors file; the inverse of [`unpack_groups`]. Texts,
     messages and logged columns travel as JSON bytes.
+
+    Raises:
+        `ValueError`: another process holds the rollouts of a group.
     """
     meta: list[dict[str, Any]] = []
     arrays: dict[str, np.ndarray] = {}
     for i, group in enumerate(groups):
-        if group.rollouts is None:
-            raise ValueError(f"Group {i} of {len(groups)} is held by process {group.owner}: gather it before packing.")
         rollouts = group.rollouts
+        if rollouts is None:
+            raise ValueError(f"Group {i} of {len(groups)} is held by process {group.owner}: gather it before packing.")
+        lengths = [len(tokens) for tokens in rollouts.completion_tokens]
         entry: dict[str, Any] = {name: getattr(group, name) for name in _SCALARS}
-        entry.update(completions=rollouts.completions, logged=rollouts.logged, excluded=rollouts.excluded)
-        entry["ends"] = np.cumsum([len(tokens) for tokens in rollouts.completion_tokens])[:-1].tolist()
-        arrays.update({f"{i}.{name}": np.ascontiguousarray(getattr(group, name), dtype) for name, dtype in _ARRAYS})
+        entry["completions"] = rollouts.completions
+        entry["logged"] = rollouts.logged
+        entry["excluded"] = rollouts.excluded
+        entry["ends"] = np.cumsum(lengths)[:-1].tolist()
+        meta.append(entry)
+        for name, dtype in _ARRAYS:
+            arrays[f"{i}.{name}"] = np.ascontiguousarray(getattr(group, name), dtype)
         arrays[f"{i}.prompt_tokens"] = rollouts.prompt_tokens.astype(np.int32)
         for name, dtype in _LISTS:
             values = getattr(rollouts, name)
             if values is not None:
                 arrays[f"{i}.{name}"] = np.concatenate(values).astype(dtype)
-        meta.append(entry)
-    arrays["meta"] = np.frombuffer(json.dumps(meta, default=_plain).encode(), dtype=np.uint8).copy()
+    text = json.dumps(meta, default=_plain)
+    arrays["meta"] = np.frombuffer(text.encode(), dtype=np.uint8).copy()
     return arrays
 
 
@@ -165,8 +177,9 @@ def _plain(value: Any) -> Any:
 
 def unpack_groups(arrays: dict[str, np.ndarray]) -> list[RolloutGroup]:
     """Groups from the arrays of [`pack_groups`]."""
+    meta = json.loads(arrays["meta"].tobytes().decode())
     groups = []
-    for i, entry in enumerate(json.loads(arrays["meta"].tobytes().decode())):
+    for i, entry in enumerate(meta):
         lists = {name: np.split(arrays[f"{i}.{name}"], entry["ends"]) for name, _ in _LISTS if f"{i}.{name}" in arrays}
         rollouts = Rollouts(
             prompt_tokens=arrays[f"{i}.prompt_tokens"],
@@ -175,6 +188,7 @@ def unpack_groups(arrays: dict[str, np.ndarray]) -> list[RolloutGroup]:
             excluded=entry["excluded"],
             **lists,
         )
-        values = {name: entry[name] for name in _SCALARS} | {name: arrays[f"{i}.{name}"] for name, _ in _ARRAYS}
+        values: dict[str, Any] = {name: entry[name] for name in _SCALARS}
+        values.update({name: arrays[f"{i}.{name}"] for name, _ in _ARRAYS})
         groups.append(RolloutGroup(**values, rollouts=rollouts))
     return groups

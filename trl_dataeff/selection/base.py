@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from trl_dataeff.difficulty.predictor import Embeddings
-from trl_dataeff.rollouts.classification import RewardScale
 from trl_dataeff.rollouts.distributed import Processes, broadcast_from_main
 from trl_dataeff.rollouts.group import RolloutGroup
+from trl_dataeff.rollouts.scale import RewardScale
 from trl_dataeff.utils import closest
 
 

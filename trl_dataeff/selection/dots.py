@@ -24,8 +24,8 @@ import torch
 
 from trl_dataeff.difficulty.logistic import LogisticDifficultyPredictor
 from trl_dataeff.difficulty.predictor import DifficultyPredictor
-from trl_dataeff.rollouts.classification import RewardScale
 from trl_dataeff.rollouts.group import RolloutGroup
+from trl_dataeff.rollouts.scale import RewardScale
 from trl_dataeff.selection.base import SelectorContext, check_request, register_selector
 from trl_dataeff.selection.draw import PromptPass, chance_effective, gumbel_top_k, log_weight
 from trl_dataeff.selection.estimate import HALF_LIVES, PromptEstimator

@@ -106,7 +106,7 @@ class PaperDotsSelector(PredictingSelector):
         ids = np.array([group.prompt_id for group in groups], dtype=np.int64)
         rates = self.context.success_rates(groups)
         self.record.add(self.predict(ids), rates)
-        references = bool(groups) and groups[0].origin == "reference"
+        references = bool(groups) and groups[0].is_reference
         if references:
             self.predicted = self.difficulty.predict_with_references(ids, rates, self.batch)
             self._references, self._order, self._taken = ids, np.empty(0, dtype=np.int64), 0

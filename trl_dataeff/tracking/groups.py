@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from transformers.utils import logging
 
-from trl_dataeff.rollouts.classification import RewardScale
 from trl_dataeff.rollouts.group import KINDS, RolloutGroup
+from trl_dataeff.rollouts.scale import RewardScale
 from trl_dataeff.tracking.metrics import METRICS_FILE, RUN_FILE, MetricsLog, try_to_write
 from trl_dataeff.utils import UserError, write_atomically
 
@@ -71,13 +71,26 @@ class GroupLog:
         success_rates: Sequence[float] | np.ndarray,
         predicted: Sequence[float],
         seconds: Sequence[float],
+        origins: Sequence[str],
+        dispositions: Sequence[str],
     ) -> None:
         """Enter groups, with their success rates, those that were predicted, and their shares of the generation time."""
-        for group, *measured in zip(groups, success_rates, predicted, seconds, strict=True):
-            row = {name: getattr(group, name, None) for name in SCHEMA.names}
-            row |= dict(zip(("success_rate", "predicted", "seconds"), map(float, measured), strict=True))
-            row |= {"kind": KINDS[group.kind], "completions": group.size}
-            row["reward"] = float(np.nanmean(group.totals)) if group.scored else None
+        columns = (groups, success_rates, predicted, seconds, origins, dispositions)
+        for group, success_rate, prediction, duration, origin, disposition in zip(*columns, strict=True):
+            row = {
+                "step": group.step,
+                "prompt_id": group.prompt_id,
+                "round": group.round,
+                "success_rate": float(success_rate),
+                "reward": float(np.nanmean(group.totals)) if group.scored else None,
+                "kind": KINDS[group.kind],
+                "predicted": float(prediction),
+                "origin": origin,
+                "disposition": disposition,
+                "completions": group.size,
+                "tokens": group.tokens,
+                "seconds": float(duration),
+            }
             self._waiting.append({name: None if value != value else value for name, value in row.items()})  # NaN: null
 
     def flush(self, force: bool = False) -> None:

@@ -1,19 +1,22 @@
 """Log-probabilities of the policy that sampled a group."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from tests.factories.groups import make_group
-from trl_dataeff.replay.logprobs import (
+from trl_dataeff.rollouts.distributed import Processes
+from trl_dataeff.rollouts.group import HARD, RolloutGroup, pack_groups, unpack_groups
+from trl_dataeff.update.logprobs import (
     LogprobRecorder,
     compute_leftover_logps,
     exclude_masked,
     group_logps,
+    groups_in_batch,
     sampling_metrics,
 )
-from trl_dataeff.rollouts.distributed import Processes
-from trl_dataeff.rollouts.group import HARD, RolloutGroup, pack_groups, unpack_groups
 
 
 NAN = float("nan")
@@ -28,6 +31,11 @@ def group_of(*lengths: int, **fields) -> RolloutGroup:
     )
 
 
+def fresh(*groups: RolloutGroup):
+    """These groups, generated for the batch."""
+    return groups_in_batch(groups, dict.fromkeys(groups, "fresh"))
+
+
 def logps_of(rows: list[int]) -> torch.Tensor:
     """Log-probs `(b, WIDTH)` that tell row and token."""
     return torch.tensor(rows).view(-1, 1) + torch.arange(WIDTH) / 10
@@ -39,8 +47,9 @@ def batch_of(groups: list[RolloutGroup], **tensors: torch.Tensor) -> dict:
 
 
 def test_effective_groups_of_this_batch_are_recorded_also_those_of_references():
-    groups, recorder = [group_of(1, kind=HARD), group_of(1, origin="reference")], LogprobRecorder()
-    recorder.expect(groups, batch := batch_of(groups))
+    groups, recorder = [group_of(1, kind=HARD), group_of(1, is_reference=True)], LogprobRecorder()
+    batch = batch_of(groups)
+    recorder.expect(groups_in_batch(groups, {groups[0]: "fresh", groups[1]: "reference"}), batch)
     recorder.record(batch["batch_row"], logps_of([0, 1]))
     (values,) = groups[1].rollouts.behavior_logps
     np.testing.assert_array_equal(values, logps_of([1])[0, :1].numpy(), strict=True)
@@ -56,7 +65,7 @@ def test_log_probs_that_the_batch_has_count_at_once_and_rows_without_an_advantag
     batch = batch_of(groups, advantages=-torch.tensor(active).float())
     if known:
         batch["old_per_token_logps"] = logps
-    recorder.expect(groups, batch)
+    recorder.expect(fresh(*groups), batch)
     assert ("batch_row" in batch) == (not known)
     for row in [row for row in (0, 1) if active[row] and not known]:
         recorder.record(batch["batch_row"][row : row + 1], logps_of([row]))
@@ -68,11 +77,12 @@ def test_log_probs_that_the_batch_has_count_at_once_and_rows_without_an_advantag
 
 def test_a_row_that_the_loss_has_not_seen_is_an_error():
     recorder, groups = LogprobRecorder(), [group_of(1, 2)]
-    recorder.expect(groups, batch := batch_of(groups))
+    batch = batch_of(groups)
+    recorder.expect(fresh(*groups), batch)
     recorder.record(batch["batch_row"][:1], logps_of([0]))
     assert groups[0].rollouts.behavior_logps is None
     with pytest.raises(RuntimeError, match="1 rows of the last generation batch"):
-        recorder.expect(groups, batch)
+        recorder.expect(fresh(*groups), batch)
 
 
 class Forward:
@@ -92,9 +102,7 @@ def test_processes_make_equally_many_forward_passes_for_their_leftover_groups():
     """A sharded model's forward pass is a collective: a process without leftover groups has to take part."""
     for rank in (0, 1):
         groups = [make_group(owner=owner) for owner in (0, 0, 0, 1)]
-        for group in groups:
-            if group.owner != rank:
-                group.rollouts = None
+        groups = [group if group.owner == rank else replace(group, rollouts=None) for group in groups]
         forward, padding_group = Forward(), make_group(owner=rank)
         compute_leftover_logps(groups, forward.logps_of, padding_group, Processes(rank, 2))
         assert forward.calls == 3
@@ -107,23 +115,25 @@ def test_processes_make_equally_many_forward_passes_for_their_leftover_groups():
 def test_a_sequence_that_the_samplers_mask_excluded_stays_out_when_it_is_replayed():
     group = make_group()
     batch = {"advantages": torch.tensor([1.0, -1.0]), "importance_sampling_ratio": torch.tensor([[0.0], [1.2]])}
-    exclude_masked([group], batch)
+    exclude_masked(fresh(group), batch)
     assert batch["advantages"].tolist() == [1, -1], "fresh rows are TRL's matter"
     assert group.rollouts.excluded == [True, False]
     (stored,) = unpack_groups(pack_groups([group]))  # as a checkpoint keeps it
-    stored.origin = "replayed"
+    (replayed,) = groups_in_batch([stored], {stored: "replayed"})
     batch = {
         "advantages": torch.tensor([0.5, -0.5, 1.0, -1.0]),
         "importance_sampling_ratio": torch.tensor([[1.0], [0.0], [9.0], [0.0]]),  # 0: the policies are no longer alike
     }
-    exclude_masked([make_group(), stored], batch)
+    new = make_group()
+    exclude_masked(groups_in_batch([new, stored], {new: "fresh", stored: "replayed"}), batch)
     assert batch["advantages"].tolist() == [0.5, -0.5, 0, -1]
     assert stored.rollouts.excluded == [True, False]
     stored.rollouts.excluded = None  # as of a leftover group, which no loss has met while it was fresh
     batch = {"advantages": torch.ones(2), "importance_sampling_ratio": torch.zeros(2, 1)}
-    exclude_masked([stored], batch)
+    exclude_masked([replayed], batch)
     assert batch["advantages"].tolist() == [1, 1]
-    exclude_masked([stored], without := {"advantages": torch.ones(2)})
+    without = {"advantages": torch.ones(2)}
+    exclude_masked([replayed], without)
     assert without["advantages"].tolist() == [1, 1], "the sampler gave no log-probs"
 
 

@@ -16,9 +16,16 @@ from tests.factories.configurations import DYNAMIC, SHARE
 from tests.factories.tiny import chat_dataset, logged, plain_dataset, run, tiny_tokenizer
 from tests.factories.tools import scripted_tool_calls, tool_arguments
 from tests.factories.training import CountedRows, Watched, partly_learnable_reward
-from trl_dataeff.rollouts.capture import can_skip_rows
 from trl_dataeff.rollouts.distributed import Processes
-from trl_dataeff.rollouts.skipping import FACTOR, OVER_BATCH, OVER_ROWS, OVER_TOKENS, RowSkipper, zero_advantage
+from trl_dataeff.update.compaction import (
+    FACTOR,
+    OVER_BATCH,
+    OVER_ROWS,
+    OVER_TOKENS,
+    RowSkipper,
+    can_skip_rows,
+    zero_advantage,
+)
 
 
 NAN = float("nan")

@@ -1,5 +1,7 @@
 """The replay buffer against a list that is searched from the end."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from tests.factories.groups import generator, make_group, visit
-from trl_dataeff.replay.buffer import ReplayBuffer, replay_groups
+from trl_dataeff.collector.buffer import ReplayBuffer
 from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD, pack_groups
 
 
@@ -81,16 +83,14 @@ def test_equals_are_drawn_equally_often(newest_first):
 
 
 def test_a_restored_buffer_goes_on_as_before(tmp_path):
-    """By a file: the next samples, what enters, and what leaves by capacity and age. Origin and disposition are of a batch."""
+    """By a file: the next samples, what enters, and what leaves by capacity and age."""
     buffer, copy, first, second = ReplayBuffer(6, 5), ReplayBuffer(6, 5), generator(3), generator(3)
     for i in (4, 0, 7, 3, 9, 1, 0):  # prompt 0 twice: its second group is the newest
         logps = [np.float32([-i]), np.float32([-1.5, -i])]
         group = make_group(prompt_id=i, step=10 + i, owner=0, behavior_logps=logps, logged={"n": [i, "ä"]})
-        group.origin, group.disposition = "replayed", "trained"
         buffer.add([group], 10 + i)
     save_file(buffer.state_dict(), tmp_path / "replay.safetensors")
     copy.load_state_dict(load_file(tmp_path / "replay.safetensors"))
-    assert {(g.origin, g.disposition) for g in copy.groups} == {("fresh", None)}
     for n, exclude in [(3, []), (2, [4, 9]), (6, []), (1, [0]), (0, []), (4, [7, 99])]:
         drawn, again = buffer.sample(n, first, exclude), copy.sample(n, second, exclude)
         np.testing.assert_equal(pack_groups(again), pack_groups(drawn))
@@ -100,19 +100,11 @@ def test_a_restored_buffer_goes_on_as_before(tmp_path):
         assert [(g.prompt_id, g.step) for g in one.groups] == [(9, 19), (3, 20), (5, 20), (6, 20)]
 
 
-@pytest.mark.parametrize(
-    ("fraction", "batch", "processes", "expected"),
-    [
-        (0.5, 16, 1, 8),
-        (0.25, 16, 1, 4),
-        (0.5, 3, 1, 2),
-        (0.5, 1, 1, 0),
-        (0.9, 2, 1, 1),
-        (0.5, 8, 4, 4),
-        (0.3, 8, 4, 4),
-        (0.2, 8, 4, 0),
-        (0.0, 8, 1, 0),
-    ],
-)
-def test_share_of_a_batch_by_hand(fraction, batch, processes, expected):
-    assert replay_groups(fraction, batch, processes) == expected
+def test_groups_that_moved_to_another_process_take_the_place_of_what_they_were():
+    buffer, uses = ReplayBuffer(3), generator(0)
+    groups = [make_group(prompt_id=i, owner=0) for i in range(3)]
+    buffer.add(groups, 4)
+    moved = replace(groups[1], owner=1, rollouts=None)
+    buffer.replace({groups[1]: moved})
+    assert list(map(id, buffer.groups)) == list(map(id, [groups[0], moved, groups[2]]))
+    assert moved in buffer.sample(3, uses)

@@ -1,20 +1,17 @@
 """The correction for rollouts of an earlier policy, against the objective written out by hand."""
 
-import inspect
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from trl import GRPOTrainer
 
 from tests.factories.configurations import SHARE
 from tests.factories.groups import make_group
 from tests.factories.training import Checked, Watched, dynamic
-from trl_dataeff.replay.buffer import ReplayBuffer
-from trl_dataeff.replay.correction import LossCorrection, behavior_ratio, correct_inputs
-from trl_dataeff.replay.logprobs import behavior_tensors
 from trl_dataeff.rollouts.distributed import Processes
+from trl_dataeff.update.correction import LossCorrection, behavior_ratio, correct
+from trl_dataeff.update.logprobs import behavior_tensors, groups_in_batch
 
 
 NAN = float("nan")
@@ -40,7 +37,7 @@ CORRECTION = {"clip": "proximal", "cap": 10.0, "level": "token", "loss_type": "g
 def test_with_vllm_replayed_rows_have_our_ratio_and_fresh_rows_trls(shape, advantages):
     """TRL's default masks a whole sequence whose ratio is far off, which would throw a paid rollout away."""
     inputs = micro_batch(importance_sampling_ratio=torch.full(shape, 0.25), advantages=advantages)
-    correct_inputs(inputs, PRESENT, **CORRECTION)
+    inputs.update(correct(inputs, PRESENT, **CORRECTION).values)
     assert inputs["importance_sampling_ratio"][0].eq(1).all()
     assert inputs["importance_sampling_ratio"][1].eq(0.25).all()
     torch.testing.assert_close(inputs["advantages"][0], 2.0 * torch.tensor([-0.5, 0.5, 0.0]).exp())
@@ -53,7 +50,7 @@ def test_with_vllm_replayed_rows_have_our_ratio_and_fresh_rows_trls(shape, advan
 def test_vespo_gets_the_ratio_where_it_looks_for_it():
     """It takes the sum of log ratios over the row without a mask: 1 outside of the completion."""
     inputs = micro_batch()
-    correct_inputs(inputs, PRESENT, **{**CORRECTION, "loss_type": "vespo"})
+    inputs.update(correct(inputs, PRESENT, **{**CORRECTION, "loss_type": "vespo"}).values)
     expected = torch.tensor([[-0.5, 0.5, 0.0], [0.0, 0.0, 0.0]]).exp()
     torch.testing.assert_close(inputs["importance_sampling_ratio"], expected)
     assert inputs["advantages"].flatten().tolist() == [2.0, -1.0]
@@ -61,12 +58,14 @@ def test_vespo_gets_the_ratio_where_it_looks_for_it():
 
 def test_a_log_prob_that_is_not_known_has_ratio_one():
     logps = [np.array([NAN], np.float32), np.array([-1.0, NAN], np.float32)]
-    tensors = behavior_tensors([make_group(behavior_logps=logps, origin="replayed")], torch.zeros(2, 2))
+    group = make_group(behavior_logps=logps)
+    tensors = behavior_tensors(groups_in_batch([group], {group: "replayed"}), torch.zeros(2, 2))
     assert tensors["replayed"].all()
     ratio = behavior_ratio(-torch.ones(2, 2), tensors["behavior_per_token_logps"], torch.ones(2, 2), level="token")
     assert ratio.eq(1).all()
+    unknown = make_group()
     with pytest.raises(RuntimeError, match="The leftover group of prompt 3 has no log-probs"):
-        behavior_tensors([make_group(origin="leftover")], torch.zeros(2, 2))
+        behavior_tensors(groups_in_batch([unknown], {unknown: "leftover"}), torch.zeros(2, 2))
 
 
 def correction(**options) -> LossCorrection:
@@ -76,7 +75,7 @@ def correction(**options) -> LossCorrection:
 def test_the_loss_gets_a_copy_that_is_corrected_once_it_has_its_log_probs():
     old = torch.stack([torch.full((3,), NAN), PRESENT[1] - 0.1])  # the first row has skipped the pass for them
     loss, inputs = correction(cap=1.2), micro_batch(old_per_token_logps=old)
-    loss.prepare(inputs, [], stale=False, skipped=True)
+    loss.prepare(inputs, [], any_stale=False, rows_skipped=True)
     before = dict(inputs)
     with loss.micro_batch(inputs) as own:
         loss.on_logps(PRESENT.clone().requires_grad_())
@@ -89,14 +88,13 @@ def test_the_loss_gets_a_copy_that_is_corrected_once_it_has_its_log_probs():
 
 def test_the_effective_sample_size_is_that_of_all_processes():
     other = torch.tensor([2.0, 5.0, 17.0, 1.0])  # tokens, sums of the ratio and of its square, clipped tokens
-    buffer = ReplayBuffer(1)
-    loss = correction(processes=Processes(0, 2, gather=lambda own: torch.cat([own, other])), buffer=buffer)
+    loss = correction(processes=Processes(0, 2, gather=lambda own: torch.cat([own, other])), replays=True)
     with loss.micro_batch(micro_batch()):
         metrics = loss.on_logps(PRESENT)
     own = torch.tensor([-0.5, 0.5]).exp()
     assert metrics["replay/ess"] == pytest.approx((own.sum().item() + 5) ** 2 / 4 / ((own**2).sum().item() + 17))
     assert metrics["replay/clipped_share"] == 1 / 4
-    loss = correction(buffer=buffer)
+    loss = correction(replays=True)
     with loss.micro_batch(micro_batch(replayed=torch.tensor([False, False]))):
         assert np.isnan(list(loss.on_logps(PRESENT).values())).all(), "without replayed tokens"
 
@@ -114,7 +112,7 @@ def test_clipped_share(clip, share):
         completion_mask=torch.tensor([[1, 1, 1], [1, 1, 0]]),
         replayed=torch.tensor([True, True]),
     )
-    loss = correction(clip=clip, cap=1.2, buffer=ReplayBuffer(1))
+    loss = correction(clip=clip, cap=1.2, replays=True)
     with loss.micro_batch(inputs):
         assert loss.on_logps(PRESENT + np.log(1.1))["replay/clipped_share"] == pytest.approx(share)
 
@@ -147,14 +145,38 @@ def test_loss_and_gradient_by_hand(tmp_path, name, clip):
         assert trainer.held, "no ratio was held at the cap"
 
 
-def test_the_loss_reads_advantages_and_old_logps_after_its_forward_pass():
-    """The ratio is put into the batch when the loss has its log-probs. If TRL reads these before, that is too late."""
-    source = inspect.getsource(GRPOTrainer._compute_loss)
-    forward = source.index("self._get_per_token_logps_and_entropies(")
-    for read in ('inputs["advantages"]', 'inputs.get("old_per_token_logps")', 'inputs.get("sampling_per_token_logps"'):
-        assert source.count(read) == 1, f"trl's _compute_loss reads {read} {source.count(read)} times, not once"
-        assert source.index(read) > forward, f"trl's _compute_loss reads {read} before its forward pass"
-    assert 'inputs.get("importance_sampling_ratio")' in source[forward:], "VESPO no longer takes the ratio from there"
+def reading_before(key: str, read=lambda inputs, key: inputs[key]) -> type[Watched]:
+    """A trainer on a TRL whose loss reads a value of the micro-batch before its forward pass."""
+
+    class ReadsEarly(Watched):
+        def _get_per_token_logps_and_entropies(self, *args, **kwargs):
+            if torch.is_grad_enabled():  # in the loss
+                read(self._correction._micro_batch, key)
+            return super()._get_per_token_logps_and_entropies(*args, **kwargs)
+
+    return ReadsEarly
+
+
+EARLY = {
+    "item": lambda inputs, key: inputs[key],
+    "get": lambda inputs, key: inputs.get(key),
+    "in": lambda inputs, key: key in inputs,
+    "a copy": lambda inputs, key: {**inputs},
+}
+
+
+@pytest.mark.parametrize("way", EARLY)
+@pytest.mark.parametrize("key", ["advantages", "old_per_token_logps"])
+def test_a_loss_that_reads_values_before_its_forward_pass_is_an_error(tmp_path, key, way):
+    """The correction is put into the micro-batch when the loss has its log-probs: before, that would be too early."""
+    options = {**REPLAY, "steps_per_generation": 2}
+    with pytest.raises(RuntimeError, match=r"reads `\w+` before its forward pass.*super\(\)"):
+        dynamic(tmp_path, trainer_class=reading_before(key, EARLY[way]), **options)
+
+
+def test_what_is_not_rewritten_may_be_read_before_the_forward_pass(tmp_path):
+    trainer = dynamic(tmp_path, trainer_class=reading_before("completion_ids"), **REPLAY)
+    assert any(batch.replayed for batch in trainer.batches)
 
 
 class Policy(torch.nn.Module):

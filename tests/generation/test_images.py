@@ -12,7 +12,8 @@ from tests.factories.tiny import logged, run
 from tests.factories.training import Watched, mixed_reward, number
 from tests.factories.vision import picture, picture_dataset, save_tiny_vision
 from trl_dataeff import DataEfficientGRPOTrainer
-from trl_dataeff.rollouts.capture import images_of, prompts_with_images
+from trl_dataeff.generation.pregenerated import images_of
+from trl_dataeff.generation.recorder import prompts_with_images
 
 
 WHERE = ("image", "images", "message")

@@ -1,1 +1,0 @@
-"""Training on rollouts of an earlier policy."""
