@@ -42,6 +42,27 @@ USED = """
     _push_from_checkpoint
 """
 
+#: TRL's metrics whose values we replace with those over all groups that were generated, as TRL's source has their names
+REPLACED_METRICS = (
+    "reward",
+    "reward_std",
+    "rewards/{reward_func_name}/mean",
+    "rewards/{reward_func_name}/std",
+    "frac_reward_zero_std",
+    "completions/mean_length",
+    "completions/min_length",
+    "completions/max_length",
+    "completions/mean_terminated_length",
+    "completions/min_terminated_length",
+    "completions/max_terminated_length",
+    "completions/clipped_ratio",
+    "sampling/sampling_logp_difference/mean",
+    "sampling/sampling_logp_difference/max",
+    "sampling/importance_sampling_ratio/min",
+    "sampling/importance_sampling_ratio/mean",
+    "sampling/importance_sampling_ratio/max",
+)
+
 
 def check(trainer_class: type) -> None:
     """Raise an `ImportError` that names each difference of a class from what we rely on; warn if only TRL's version is new."""
@@ -53,6 +74,14 @@ def check(trainer_class: type) -> None:
         )
     if not Version(TESTED_TRL[0]) <= Version(Version(trl).base_version) < Version(TESTED_TRL[1]):
         warnings.warn(f"trl_dataeff is tested with {tested}, not with trl {trl}, whose methods match.", stacklevel=3)
+    renamed = unlogged_metrics(trainer_class)
+    if renamed:
+        names = ", ".join(f"`{name}`" for name in renamed)
+        warnings.warn(
+            f"trl {trl} does not log {names}, whose values trl_dataeff replaces with those of all generated groups. Training "
+            "works, but what trl logs under another name is about the groups that are trained on alone.",
+            stacklevel=3,
+        )
 
 
 def differences(trainer_class: type) -> Iterator[str]:
@@ -71,6 +100,28 @@ def differences(trainer_class: type) -> Iterator[str]:
         source = "".join(inspect.getsource(sys.modules[base.__module__]) for base in trainer_class.__mro__[:-1])
         missing = [name for name in USED.split() if not re.search(rf"\bself\.{name}\b", source)]
         yield from (f"no method uses `self.{name}`" for name in missing)
+
+
+def unlogged_metrics(trainer_class: type) -> list[str]:
+    """
+    Find the metrics of `REPLACED_METRICS` that a trainer class does not log.
+
+    Args:
+        trainer_class (`type`): the trainer class. If it has no source, it is taken to log all of them.
+
+    Returns:
+        `list[str]`: their names.
+    """
+    try:
+        source = "".join(inspect.getsource(sys.modules[base.__module__]) for base in trainer_class.__mro__[:-1])
+    except (OSError, TypeError):
+        return []
+    unlogged = []
+    for name in REPLACED_METRICS:
+        quoted = re.escape(name).replace("reward_func_name", r"\w+")  # the name of TRL's variable does not matter
+        if not re.search(rf'\b_metrics\[[^\]]+\]\[f?"{quoted}"\]', source):
+            unlogged.append(name)
+    return unlogged
 
 
 def _takes(parameters: list[inspect.Parameter], expected: list[str]) -> bool:

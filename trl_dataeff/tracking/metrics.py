@@ -109,9 +109,11 @@ def group_metrics(groups: Sequence[RolloutGroup], names: Sequence[str], weights:
 
 
 def replace_last(store: dict[str, list[float]], values: dict[str, float]) -> None:
-    """Replace the values that were entered last under these names."""
+    """Replace the values that TRL entered last under these names. A metric that TRL does not log stays absent."""
     for name, value in values.items():
-        store[name][-1] = value
+        entered = store.get(name)
+        if entered:
+            entered[-1] = value
 
 
 class StepTimer:
