@@ -42,7 +42,8 @@ USED = """
     _push_from_checkpoint
 """
 
-#: TRL's metrics whose values we replace with those over all groups that were generated, as TRL's source has their names
+#: TRL's metrics whose values we replace, since TRL computes them over the groups that are trained on, replayed ones
+#: included. The names are those in TRL's source
 REPLACED_METRICS = (
     "reward",
     "reward_std",
@@ -78,8 +79,9 @@ def check(trainer_class: type) -> None:
     if renamed:
         names = ", ".join(f"`{name}`" for name in renamed)
         warnings.warn(
-            f"trl {trl} does not log {names}, whose values trl_dataeff replaces with those of all generated groups. Training "
-            "works, but what trl logs under another name is about the groups that are trained on alone.",
+            f"trl {trl} does not log {names}. trl computes these metrics over the groups that are trained on, "
+            "replayed ones included, and trl_dataeff replaces them. Under other names they stay trl's. Training is not "
+            "affected.",
             stacklevel=3,
         )
 
