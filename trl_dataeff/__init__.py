@@ -30,18 +30,35 @@ from trl_dataeff.utils import __version__
 
 
 if TYPE_CHECKING:
-    from trl_dataeff.collector.buffer import ReplayBuffer as ReplayBuffer
-    from trl_dataeff.config import DataEfficientGRPOConfig as DataEfficientGRPOConfig
-    from trl_dataeff.rollouts.group import RolloutGroup as RolloutGroup
-    from trl_dataeff.selection import DotsSelector as DotsSelector
-    from trl_dataeff.selection import GresoSelector as GresoSelector
-    from trl_dataeff.selection import PaperDotsSelector as PaperDotsSelector
-    from trl_dataeff.selection import Selector as Selector
-    from trl_dataeff.selection import SelectorContext as SelectorContext
-    from trl_dataeff.selection import UniformSelector as UniformSelector
-    from trl_dataeff.selection import register_selector as register_selector
-    from trl_dataeff.trainer import DataEfficientGRPOTrainer as DataEfficientGRPOTrainer
+    from trl_dataeff.collector.buffer import ReplayBuffer
+    from trl_dataeff.config import DataEfficientGRPOConfig
+    from trl_dataeff.rollouts.group import RolloutGroup
+    from trl_dataeff.selection import (
+        DotsSelector,
+        GresoSelector,
+        PaperDotsSelector,
+        Selector,
+        SelectorContext,
+        UniformSelector,
+        register_selector,
+    )
+    from trl_dataeff.trainer import DataEfficientGRPOTrainer
 
+__all__ = [
+    "DataEfficientGRPOConfig",
+    "DataEfficientGRPOTrainer",
+    "DotsSelector",
+    "GresoSelector",
+    "PaperDotsSelector",
+    "ReplayBuffer",
+    "RolloutGroup",
+    "Selector",
+    "SelectorContext",
+    "UniformSelector",
+    "__version__",
+    "register_selector",
+]
+#: The module of each public name
 _MODULES = {
     "DataEfficientGRPOConfig": "config",
     "DataEfficientGRPOTrainer": "trainer",
@@ -55,14 +72,14 @@ _MODULES = {
     "UniformSelector": "selection",
     "register_selector": "selection",
 }
-__all__ = ["__version__", *_MODULES]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
+    return getattr(module, name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_MODULES])
+    return sorted({*globals(), *__all__})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState
@@ -20,11 +19,10 @@ from trl_dataeff.tracking.metrics import END, PREFIX, StepTimer, record
 logger = logging.get_logger(__name__)
 
 
-@dataclass(eq=False, repr=False)
 class DataEfficientCallback(TrainerCallback):
     """
-    Times steps, writes the run's logs, and stops a run after a signal. Its place is behind the Trainer's own callback, which
-    decides when to save, and before the trackers.
+    Times steps, writes the run's logs, and stops a run after a signal. Its place is behind the Trainer's own callback,
+    which decides when to save, and before the trackers.
 
     Args:
         collector ([`RolloutCollector`]): of the trainer.
@@ -34,27 +32,36 @@ class DataEfficientCallback(TrainerCallback):
         on_gradient (`Callable`): called before each optimizer step.
 
     Attributes:
-        run ([`Run`]), signals ([`StopSignals`] or `None`): of the present call of `train`, which sets them.
-        stopped_by (`signal.Signals` or `None`): the signal that ended training early.
+        run ([`Run`]): the run of the present call of `train`.
+        signals ([`StopSignals`] or `None`): receives signals in the present call of `train`; `None` without
+        `save_on_signal`. stopped_by (`signal.Signals` or `None`): the signal that ended training early.
     """
 
-    collector: RolloutCollector
-    timer: StepTimer
-    store: defaultdict[str, list[float]]
-    on_begin: Callable[[], None]
-    on_gradient: Callable[[], None]
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        collector: RolloutCollector,
+        timer: StepTimer,
+        store: defaultdict[str, list[float]],
+        on_begin: Callable[[], None],
+        on_gradient: Callable[[], None],
+    ):
+        self.collector = collector
+        self.timer = timer
+        self.store = store
+        self.on_begin = on_begin
+        self.on_gradient = on_gradient
         self.begin(Run(), None)
 
     def begin(self, run: Run, signals: StopSignals | None) -> None:
-        """Prepare for a call of `train`."""
-        self.run, self.signals = run, signals
+        """Prepare for a call of `train`, whose run and signals these are."""
+        self.run = run
+        self.signals = signals
         self.stopped_by: signal.Signals | None = None
-        self._training, self._saved_at = False, -1
+        self._is_training = False
+        self._saved_at_step: int | None = None
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self._training = True
+        self._is_training = True
         self.on_begin()
 
     def on_pre_optimizer_step(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -65,21 +72,23 @@ class DataEfficientCallback(TrainerCallback):
         self._stop_if_signalled(state, control)
 
     def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        if not self._training or not logs:
+        if not self._is_training or not logs:
             return
-        if any(name.startswith("eval_") for name in logs):  # so that trackers can show held-out reward over rollouts
+        is_evaluation = any(name.startswith("eval_") for name in logs)
+        if is_evaluation:  # so that trackers can show held-out reward over rollouts
             logs[f"{PREFIX}rollouts_generated"] = self.collector.counters["rollouts_generated"]
         self.collector.log(logs, state.global_step)
         if END in logs and self.stopped_by is not None:
-            # A run that was stopped goes on later: next, the Trainer would load the best model and delete the last checkpoint
-            args.load_best_model_at_end, args.save_total_limit = False, None
+            # Next the Trainer would load the best model and delete the last checkpoint, from which the run is to go on
+            args.load_best_model_at_end = False
+            args.save_total_limit = None
 
     def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if self._training:
+        if self._is_training:
             self._stop_if_signalled(state, control)
 
     def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self._saved_at = state.global_step
+        self._saved_at_step = state.global_step
         self._stop_if_signalled(state, control)
         control.should_save = False  # it was just saved
 
@@ -90,19 +99,24 @@ class DataEfficientCallback(TrainerCallback):
         received = self.signals.agreed()
         if received is not None and state.global_step < state.max_steps:
             self.stopped_by = received
-            control.should_save = control.should_training_stop = True
+            control.should_save = True
+            control.should_training_stop = True
 
     def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if self.stopped_by is not None:  # within the epoch; with `save_strategy="best"` there may be no checkpoint yet
-            control.should_save = 0 < state.global_step != self._saved_at
-            control.should_evaluate = False
+        if self.stopped_by is None:
+            return
+        # A signal ends the epoch early; with `save_strategy="best"` there may be no checkpoint of this step yet
+        is_saved = state.global_step == self._saved_at_step
+        control.should_save = state.global_step > 0 and not is_saved
+        control.should_evaluate = False
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self._training = False
+        self._is_training = False
         self.collector.flush_logs()
-        if self.stopped_by is not None and state.is_world_process_zero:
+        if self.stopped_by is None or not state.is_world_process_zero:
+            return
+        how = self.run.how_to_resume()
+        if not how:
             reason = " (`save_only_model=True` keeps the model alone)" if args.save_only_model else ""
-            how = self.run.how_to_resume() or f"This run has no checkpoint to resume from{reason}."
-            logger.warning(
-                f"Stopped by {self.stopped_by.name} after step {state.global_step} of {state.max_steps}. {how}"
-            )
+            how = f"This run has no checkpoint to resume from{reason}."
+        logger.warning(f"Stopped by {self.stopped_by.name} after step {state.global_step} of {state.max_steps}. {how}")

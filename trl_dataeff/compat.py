@@ -66,6 +66,28 @@ USED = (
 
 # TRL's trainer
 
+#: TRL's metrics whose values we replace, since TRL computes them over the groups that are trained on, replayed ones
+#: included. The names are those in TRL's source
+REPLACED_METRICS = (
+    "reward",
+    "reward_std",
+    "rewards/{reward_func_name}/mean",
+    "rewards/{reward_func_name}/std",
+    "frac_reward_zero_std",
+    "completions/mean_length",
+    "completions/min_length",
+    "completions/max_length",
+    "completions/mean_terminated_length",
+    "completions/min_terminated_length",
+    "completions/max_terminated_length",
+    "completions/clipped_ratio",
+    "sampling/sampling_logp_difference/mean",
+    "sampling/sampling_logp_difference/max",
+    "sampling/importance_sampling_ratio/min",
+    "sampling/importance_sampling_ratio/mean",
+    "sampling/importance_sampling_ratio/max",
+)
+
 
 def check(trainer_class: type) -> None:
     """
@@ -85,6 +107,15 @@ def check(trainer_class: type) -> None:
     release = Version(Version(trl).base_version)
     if not Version(LOWEST_TRL) <= release < Version(FIRST_UNTESTED_TRL):
         warnings.warn(f"trl_dataeff is tested with {tested}, not with trl {trl}, whose methods match.", stacklevel=3)
+    renamed = unlogged_metrics(trainer_class)
+    if renamed:
+        names = ", ".join(f"`{name}`" for name in renamed)
+        warnings.warn(
+            f"trl {trl} does not log {names}. trl computes these metrics over the groups that are trained on, "
+            "replayed ones included, and trl_dataeff replaces them. Under other names they stay trl's. Training is not "
+            "affected.",
+            stacklevel=3,
+        )
 
 
 def differences(trainer_class: type) -> Iterator[str]:
@@ -113,11 +144,38 @@ def _differences_in_source(trainer_class: type) -> Iterator[str]:
         lengths = {len(value.elts) for value in returned if isinstance(value, ast.Tuple)}
         for length in lengths - {RETURNED}:
             yield f"`_generate` returns {length} values, and not {RETURNED}"
-    modules = [sys.modules[base.__module__] for base in trainer_class.__mro__[:-1]]
-    sources = "".join(inspect.getsource(module) for module in modules)
+    sources = _sources(trainer_class)
     for name in USED:
         if not re.search(rf"\bself\.{name}\b", sources):
             yield f"no method uses `self.{name}`"
+
+
+def unlogged_metrics(trainer_class: type) -> list[str]:
+    """
+    Find the metrics of `REPLACED_METRICS` that a trainer class does not log.
+
+    Args:
+        trainer_class (`type`): the trainer class. If it has no source, it is taken to log all of them.
+
+    Returns:
+        `list[str]`: their names.
+    """
+    try:
+        source = _sources(trainer_class)
+    except (OSError, TypeError):
+        return []
+    unlogged = []
+    for name in REPLACED_METRICS:
+        quoted = re.escape(name).replace("reward_func_name", r"\w+")  # the name of TRL's variable does not matter
+        if not re.search(rf'\b_metrics\[[^\]]+\]\[f?"{quoted}"\]', source):
+            unlogged.append(name)
+    return unlogged
+
+
+def _sources(trainer_class: type) -> str:
+    """The source of the modules of a class and of its bases. Raises an `OSError` or a `TypeError` if one has none."""
+    modules = [sys.modules[base.__module__] for base in trainer_class.__mro__[:-1]]
+    return "".join(inspect.getsource(module) for module in modules)
 
 
 def _takes(parameters: list[inspect.Parameter], expected: list[str]) -> bool:

@@ -9,8 +9,9 @@ With pytest:
     def test_conformance(make, check):
         check(make)
 
-Without: `check_selector(MySelector)` runs all checks and raises the first failure. Each check takes a function without arguments
-that makes a new selector, and calls it as training does, through [`CheckedSelector`], which checks what every method returns.
+Without: `check_selector(MySelector)` runs all checks and raises the first failure. Each check takes a function without
+arguments that makes a new selector, and calls it as training does, through [`CheckedSelector`], which checks what
+every method returns.
 """
 
 from __future__ import annotations
@@ -33,7 +34,14 @@ from trl_dataeff.selection.base import CheckedSelector, SelectorContext
 
 
 EMBEDDING_WIDTH = 16
-PROMPTS, BATCH_GROUPS, GROUP_SIZE = 60, 8, 4
+#: Prompts of the dataset
+PROMPTS = 60
+#: Groups of a generation batch
+BATCH_GROUPS = 8
+#: Completions of a group
+GROUP_SIZE = 4
+#: Share of groups without a score
+UNSCORED = 0.05
 
 Make: TypeAlias = Callable[[], Any]
 Check: TypeAlias = Callable[[Make], None]
@@ -42,37 +50,56 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def parametrize_with_checks(factories: Iterable[Make]) -> Callable[[F], F]:
     """
-    Decorator that runs a pytest function, which takes `make` and `check` and calls `check(make)`, once for each factory and each
-    check. A factory is a class, or a function without arguments, that makes a new [`Selector`].
+    Run a pytest function once for each factory and each check.
+
+    Args:
+        factories (`Iterable[Callable]`): classes, or functions without arguments, that make a new [`Selector`].
+
+    Returns:
+        `Callable`: a decorator. The function that it decorates takes `make` and `check`, and calls `check(make)`.
     """
     import pytest
 
-    cases = [(make, check) for make in factories for check in CHECKS]
-    ids = [
-        f"{getattr(make, '__name__', type(make).__name__)}-{check.__name__.removeprefix('check_')}"
-        for make, check in cases
-    ]
+    cases = []
+    ids = []
+    for make in factories:
+        factory_name = getattr(make, "__name__", type(make).__name__)
+        for check in CHECKS:
+            cases.append((make, check))
+            ids.append(f"{factory_name}-{check.__name__.removeprefix('check_')}")
     return pytest.mark.parametrize(("make", "check"), cases, ids=ids)
 
 
 def check_selector(make: Make) -> None:
-    """Run all checks on what `make` makes. Raises the first failure."""
+    """
+    Run all checks.
+
+    Args:
+        make (`Callable`): class, or function without arguments, that makes a new [`Selector`].
+
+    Raises:
+        `Exception`: the first failure.
+    """
     for check in CHECKS:
         check(make)
 
 
 def embeddings(size: int = PROMPTS) -> np.ndarray:
     """Embeddings of prompts, float16 `(size, EMBEDDING_WIDTH)`, always the same; the first column tells difficulty."""
-    E = np.random.default_rng(0).normal(size=(size, EMBEDDING_WIDTH)) * 0.3
-    E[:, 0] = np.linspace(-2, 2, size)
-    return E.astype(np.float16)
+    values = np.random.default_rng(0).normal(size=(size, EMBEDDING_WIDTH)) * 0.3
+    values[:, 0] = np.linspace(-2, 2, size)
+    return values.astype(np.float16)
 
 
 def make_context(num_prompts: int = PROMPTS, batch_groups: int = BATCH_GROUPS) -> SelectorContext:
     """A context like the one of a small run."""
-    scale = RewardScale.of((0.0, 1.0))
     return SelectorContext(
-        num_prompts, batch_groups, GROUP_SIZE, seed=0, embed=lambda: embeddings(num_prompts), scale=scale
+        num_prompts,
+        batch_groups,
+        GROUP_SIZE,
+        seed=0,
+        embed=lambda: embeddings(num_prompts),
+        scale=RewardScale.of((0.0, 1.0)),
     )
 
 
@@ -80,40 +107,70 @@ def make_groups(
     prompt_ids: Sequence[int] | np.ndarray, success: Sequence[float] | np.ndarray, origin: Origin = "fresh"
 ) -> list[RolloutGroup]:
     """
-    Groups of prompts `(n,)` with rewards of 0 and 1, as the collector makes them.
+    Make groups with rewards of 0 and 1, as the collector makes them.
 
     Args:
-        success (`np.ndarray` of shape `(n,)`): share of completions that succeed, rounded to whole ones; NaN for a group
-            whose completions got no score.
+        prompt_ids (`np.ndarray` of shape `(n,)`): prompt of each group.
+        success (`np.ndarray` of shape `(n,)`): share of completions that succeed, rounded to whole ones; NaN for a
+            group whose completions got no score.
         origin (`str`, *optional*, defaults to `"fresh"`): `"reference"` for those of reference prompts.
+
+    Returns:
+        `list[RolloutGroup]`: the n groups.
     """
     success = np.asarray(success, dtype=np.float64)
-    wins = np.round(np.nan_to_num(success) * GROUP_SIZE)
-    rewards = (np.arange(GROUP_SIZE) < wins[:, None]).astype(np.float32)[:, :, None]
+    num_successes = np.round(np.nan_to_num(success) * GROUP_SIZE)
+    is_success = np.arange(GROUP_SIZE) < num_successes[:, None]  # (n, GROUP_SIZE)
+    rewards = is_success.astype(np.float32)[:, :, None]  # of one reward function
     rewards[np.isnan(success)] = np.nan
-    lengths = np.full(rewards.shape[:2], 5, dtype=np.int32)
+    lengths = np.full(is_success.shape, 5, dtype=np.int32)
+    truncated = np.zeros_like(is_success)
     classifier = GroupClassifier(np.ones(1), reward_range=(0.0, 1.0))
-    truncated = np.zeros_like(lengths, bool)
     is_reference = origin == "reference"
     return classifier.groups(prompt_ids, rewards, lengths, truncated, step=0, round=0, is_reference=is_reference)
 
 
 def _random_states() -> list[Any]:
     """Global random states of Python, NumPy and torch, comparable."""
-    legacy: Any = np.random.get_state(legacy=False)  # noqa: NPY002
-    return [random.getstate(), legacy["state"]["key"].tolist(), legacy["state"]["pos"], torch.get_rng_state().tolist()]
+    numpy_state: Any = np.random.get_state(legacy=False)["state"]  # noqa: NPY002
+    return [
+        random.getstate(),
+        numpy_state["key"].tolist(),
+        numpy_state["pos"],
+        torch.get_rng_state().tolist(),
+    ]
 
 
 def _bound(make: Make, context: SelectorContext | None = None) -> tuple[CheckedSelector, torch.Generator]:
+    """A new selector at the start of a run, and the generator that it draws from."""
     selector = CheckedSelector(make())
     selector.bind(context or make_context())
     return selector, torch.Generator().manual_seed(0)
 
 
-def _batch(selector: CheckedSelector, rng: torch.Generator, number: int, n: int = BATCH_GROUPS) -> np.ndarray:
-    """One generation batch: reference rollouts, a proposal, and its groups, a third of them of each kind. Returns ids."""
+def _after(make: Make, batches: int) -> tuple[CheckedSelector, torch.Generator]:
+    """A new selector after this many generation batches, and the generator that it draws from."""
+    selector, rng = _bound(make)
+    for number in range(batches):
+        _run_batch(selector, rng, number)
+    return selector, rng
+
+
+def _run_batch(selector: CheckedSelector, rng: torch.Generator, number: int, n: int = BATCH_GROUPS) -> np.ndarray:
+    """
+    Go through a generation batch: reference rollouts, a proposal, and its groups.
+
+    Args:
+        selector ([`CheckedSelector`]): the selector.
+        rng (`torch.Generator`): the generator that it draws from.
+        number (`int`): number of the generation batch, on which success depends.
+        n (`int`, *optional*, defaults to `BATCH_GROUPS`): groups of the batch.
+
+    Returns:
+        `np.ndarray` of shape `(n,)`: the prompts that it proposed.
+    """
     references = selector.references(rng)
-    if len(references):
+    if len(references) > 0:
         selector.observe(make_groups(references, _success(references, number), "reference"))
     ids = selector.propose(n, rng)
     selector.observe(make_groups(ids, _success(ids, number)))
@@ -121,17 +178,12 @@ def _batch(selector: CheckedSelector, rng: torch.Generator, number: int, n: int 
 
 
 def _success(ids: np.ndarray, number: int) -> np.ndarray:
-    """Of each prompt in generation batch `number`: 0, 1, or in between, and a few without a score."""
+    """Success of each prompt in generation batch `number`: 0, 1, or in between by its id, and NaN for a few."""
     rng = np.random.default_rng(number)
-    success = np.choose(np.asarray(ids) % 3, [0.0, 1.0, rng.choice([0.25, 0.5, 0.75])])
-    return np.where(rng.random(len(ids)) < 0.05, np.nan, success)
-
-
-def _after(make: Make, batches: int) -> tuple[CheckedSelector, torch.Generator]:
-    selector, rng = _bound(make)
-    for number in range(batches):
-        _batch(selector, rng, number)
-    return selector, rng
+    in_between = rng.choice([0.25, 0.5, 0.75])
+    success = np.choose(np.asarray(ids) % 3, [0.0, 1.0, in_between])
+    is_unscored = rng.random(len(ids)) < UNSCORED
+    return np.where(is_unscored, np.nan, success)
 
 
 def check_proposals_are_distinct_prompts(make: Make) -> None:
@@ -140,7 +192,7 @@ def check_proposals_are_distinct_prompts(make: Make) -> None:
     for number in range(4):
         for n in (BATCH_GROUPS, 1, PROMPTS // 2, PROMPTS, 3):
             selector.propose(n, rng)
-        _batch(selector, rng, number)
+        _run_batch(selector, rng, number)
 
 
 def check_smallest_runs(make: Make) -> None:
@@ -148,7 +200,7 @@ def check_smallest_runs(make: Make) -> None:
     for size, batch in ((1, 1), (5, 1), (5, 5)):
         selector, rng = _bound(make, make_context(size, batch))
         for number in range(3):
-            _batch(selector, rng, number, batch)
+            _run_batch(selector, rng, number, batch)
 
 
 def check_randomness_comes_from_rng_alone(make: Make) -> None:
@@ -170,17 +222,17 @@ def check_randomness_comes_from_rng_alone(make: Make) -> None:
 def check_state_restores_the_next_proposals(make: Make) -> None:
     """State that goes through a file gives the same next ten generation batches, predictions included."""
     first, rng = _after(make, 5)
-    first.propose(3, rng)  # within a generation batch
+    first.propose(3, rng)  # the state is then one within a generation batch
     with tempfile.TemporaryDirectory() as folder:
         save_state(Path(folder), "state", {"selector": first.state_dict()})
         state = load_state(Path(folder), "state")["selector"]
-    second, other = _bound(make)
+    second, second_rng = _bound(make)
     second.load_state_dict(state)
-    other.set_state(rng.get_state())
+    second_rng.set_state(rng.get_state())
     everything = np.arange(PROMPTS)
     for number in range(10, 20):
-        ids = _batch(first, rng, number)
-        restored = _batch(second, other, number)
+        ids = _run_batch(first, rng, number)
+        restored = _run_batch(second, second_rng, number)
         assert ids.tolist() == restored.tolist(), f"proposals differ after load_state_dict: {ids} and {restored}"
         np.testing.assert_array_equal(first.predict(everything), second.predict(everything), "predictions differ")
 
@@ -191,7 +243,7 @@ def check_state_is_a_copy(make: Make) -> None:
     state = selector.state_dict()
     before = copy.deepcopy(state)
     for number in range(2, 5):
-        _batch(selector, rng, number)
+        _run_batch(selector, rng, number)
     np.testing.assert_equal(state, before, "state_dict() is not a copy")
 
 
@@ -199,9 +251,12 @@ def check_bind_starts_a_new_run(make: Make) -> None:
     """A selector that is bound again proposes as a new one does."""
     used, _ = _after(make, 4)
     used.bind(make_context())
-    (new, rng), other = _bound(make), torch.Generator().manual_seed(0)
+    used_rng = torch.Generator().manual_seed(0)
+    new, new_rng = _bound(make)
     for number in range(3):
-        assert _batch(used, rng, number).tolist() == _batch(new, other, number).tolist(), "bind() must reset all state"
+        proposed_by_used = _run_batch(used, used_rng, number).tolist()
+        proposed_by_new = _run_batch(new, new_rng, number).tolist()
+        assert proposed_by_used == proposed_by_new, "bind() must reset all state"
 
 
 def check_predictions_and_metrics(make: Make) -> None:
@@ -211,10 +266,8 @@ def check_predictions_and_metrics(make: Make) -> None:
         selector.metrics()
         ids = selector.propose(BATCH_GROUPS, rng)
         predicted = selector.predict(ids)
-        known = predicted[~np.isnan(predicted)]
-        assert ((known >= 0) & (known <= 1)).all(), (
-            f"predict() must return success rates in [0, 1] or NaN: {predicted}"
-        )
+        is_valid = np.isnan(predicted) | ((predicted >= 0) & (predicted <= 1))
+        assert is_valid.all(), f"predict() must return success rates in [0, 1] or NaN: {predicted}"
         np.testing.assert_array_equal(predicted, selector.predict(ids), "predict() changes its own results")
 
 

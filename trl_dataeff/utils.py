@@ -1,4 +1,4 @@
-"""The version, errors that only the user can fix, atomic files, and content hashes."""
+"""The version, errors that only the user can fix, checks of arguments, atomic files, and content hashes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 import os
 import sys
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +21,13 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 __version__ = "0.1.0"
-#: Version of every file format that this package writes: checkpoints, embedding caches and saved predictors.
+#: Version of every file format that this package writes: checkpoints, embedding caches and saved predictors
 FORMAT = 2
-_ROWS = 1024  # of a dataset that are read at a time
+#: Rows of a dataset that are read and hashed at a time. Another number gives other hashes
+_ROWS = 1024
+
+
+# Errors, and what they say
 
 
 class UserError(ValueError):
@@ -42,15 +46,30 @@ class UserError(ValueError):
 
 
 def closest(name: str, known: Iterable[str]) -> str:
-    """Return `" Did you mean `x`?"` for the known names nearest to `name`, or an empty string if none is near."""
-    by_lower = {candidate.lower(): candidate for candidate in known}
-    matches = [by_lower[match] for match in difflib.get_close_matches(name.lower(), list(by_lower), n=2, cutoff=0.6)]
-    return f" Did you mean {' or '.join(f'`{match}`' for match in matches)}?" if matches else ""
+    """
+    Suggest what a user may have meant.
+
+    Args:
+        name (`str`): an unknown name.
+        known (`Iterable[str]`): the known names.
+
+    Returns:
+        `str`: `" Did you mean `x`?"` with up to two known names near to `name`, or an empty string if none is near.
+    """
+    by_lower_case = {candidate.lower(): candidate for candidate in known}
+    matches = difflib.get_close_matches(name.lower(), list(by_lower_case), n=2, cutoff=0.6)
+    if not matches:
+        return ""
+    names = [f"`{by_lower_case[match]}`" for match in matches]
+    return f" Did you mean {' or '.join(names)}?"
 
 
 def listed(names: Iterable[str]) -> str:
     """Return the names in backquotes, separated by commas."""
     return ", ".join(f"`{name}`" for name in names)
+
+
+# Checks of values
 
 
 def is_number(value: Any) -> bool:
@@ -60,39 +79,69 @@ def is_number(value: Any) -> bool:
 
 def check_number(name: str, value: Any, interval: str, *, integer: bool = False, none: bool = False) -> None:
     """
-    Raise a `ValueError` that says what an argument takes, unless its value is a number (an `integer`, or `None`, if these are
-    set) in an interval such as `"(0, 1]"` or `"[1, inf)"`, where a parenthesis excludes the bound.
+    Check that an argument is a number in an interval.
+
+    Args:
+        name (`str`): name of the argument.
+        value (`Any`): its value.
+        interval (`str`): such as `"(0, 1]"` or `"[1, inf)"`, where a parenthesis excludes the bound.
+        integer (`bool`, *optional*, defaults to `False`): whether it must be an integer.
+        none (`bool`, *optional*, defaults to `False`): whether it may be `None`.
+
+    Raises:
+        `ValueError`: it is something else; the message says what the argument takes.
     """
     if none and value is None:
         return
-    low, high = map(float, interval[1:-1].split(","))
-    excluded = [bound for bound, bracket in ((low, interval[0]), (high, interval[-1])) if bracket in "()"]
-    fits = isinstance(value, int if integer else (int, float)) and not isinstance(value, bool)
-    if not fits or not low <= value <= high or value in excluded:
-        takes = f"{'an integer' if integer else 'a number'} in {interval}{' or None' if none else ''}"
-        raise ValueError(f"`{name}` is {value!r}; it takes {takes}.")
+    low, high = (float(bound) for bound in interval[1:-1].split(","))
+    numbers = int if integer else (int, float)
+    is_valid = isinstance(value, numbers) and not isinstance(value, bool) and low <= value <= high
+    if is_valid and interval.startswith("("):
+        is_valid = value != low
+    if is_valid and interval.endswith(")"):
+        is_valid = value != high
+    if not is_valid:
+        kind = "an integer" if integer else "a number"
+        or_none = " or None" if none else ""
+        raise ValueError(f"`{name}` is {value!r}; it takes {kind} in {interval}{or_none}.")
 
 
 def check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
-    """Raise a `ValueError` that says what an argument takes, unless its value is one of `choices`; 1 is not `True`."""
-    if repr(value) not in map(repr, choices):
-        raise ValueError(
-            f"`{name}` is {value!r}; it takes {' or '.join(map(repr, choices))}.{closest(str(value), map(str, choices))}"
-        )
+    """
+    Check that an argument is one of some values; 1 is not `True`.
+
+    Args:
+        name (`str`): name of the argument.
+        value (`Any`): its value.
+        choices (`Sequence`): the values that it may have.
+
+    Raises:
+        `ValueError`: it is something else; the message says what the argument takes.
+    """
+    allowed = [repr(choice) for choice in choices]
+    if repr(value) not in allowed:
+        hint = closest(str(value), [str(choice) for choice in choices])
+        raise ValueError(f"`{name}` is {value!r}; it takes {' or '.join(allowed)}.{hint}")
+
+
+# Atomic files
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """
-    Let `write(temporary_path)` write a file and move it to `path`. A process that is killed in between leaves the
-    former `path`, whole.
+    Write a file so that it is complete or absent: a process that is killed meanwhile leaves the former file, whole.
+
+    Args:
+        path (`Path`): the file, whose folder is made if there is none.
+        write (`Callable`): called with the path of a temporary file, writes that file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # Process ids are not unique where nodes share a folder; `np.save` keeps no other suffix than that of `path`
     temporary = path.with_name(f".{path.stem}.{uuid.uuid4().hex[:12]}.tmp{path.suffix}")
     try:
         write(temporary)
-        with open(temporary, "r+b") as handle:  # Windows syncs only what can be written
-            os.fsync(handle.fileno())
+        with open(temporary, "r+b") as file:  # Windows syncs only what can be written
+            os.fsync(file.fileno())
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -110,8 +159,11 @@ def sync_folder(path: Path) -> None:
         os.close(folder)
 
 
+# Content hashes, of 32 hexadecimal digits
+
+
 def hash_bytes(parts: Iterable[bytes | memoryview]) -> str:
-    """Hash of byte strings; where one ends and the next begins counts."""
+    """Hash byte strings. Where one ends and the next begins counts."""
     digest = xxhash.xxh3_128()
     for part in parts:
         digest.update(len(part).to_bytes(8, "little"))
@@ -120,12 +172,20 @@ def hash_bytes(parts: Iterable[bytes | memoryview]) -> str:
 
 
 def hash_json(*values: Any) -> str:
-    """Hash of JSON values and arrays. The order of keys does not count; what JSON does not know is written as `str(value)`."""
+    """
+    Hash JSON values and arrays. The order of keys does not count.
+
+    Args:
+        *values (`Any`): the values. What JSON does not know is hashed as `str(value)`.
+
+    Returns:
+        `str`: the hash.
+    """
     return hash_each(values)
 
 
 def hash_each(values: Iterable[Any]) -> str:
-    """The same as [`hash_json`], of values that are read one at a time."""
+    """The same as [`hash_json`], for values that are read one at a time."""
     return hash_bytes(json.dumps(value, sort_keys=True, default=_as_json).encode() for value in values)
 
 
@@ -134,29 +194,63 @@ def _as_json(value: Any) -> str:
 
 
 def hash_array(array: np.ndarray | torch.Tensor) -> str:
-    """Hash of an array, or of a tensor on the CPU: dtype, shape and all values. Memory layout does not count."""
+    """
+    Hash an array: dtype, shape and all values. Memory layout does not count.
+
+    Args:
+        array (`np.ndarray` or `torch.Tensor`): of any shape; a tensor must be on the CPU.
+
+    Returns:
+        `str`: the hash.
+    """
     values = np.asarray(array)
+    header = f"{values.dtype.name} {list(values.shape)}"
     data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-    return hash_bytes([f"{values.dtype.name} {list(values.shape)}".encode(), data.data])
+    return hash_bytes([header.encode(), data.data])
 
 
 def hash_rows(array: np.ndarray | torch.Tensor, at_most: int = 1024) -> str:
     """
-    Hash of the shape of an array `(N, ...)` and of `at_most` of its rows, evenly spread, first and last included: memory-mapped
-    embeddings are too large to read whole.
+    Hash the shape of an array and some of its rows: memory-mapped embeddings are too large to read whole.
+
+    Args:
+        array (`np.ndarray` or `torch.Tensor` of shape `(N, ...)`): the array.
+        at_most (`int`, *optional*, defaults to `1024`): number of rows, which are evenly spread, the first and the
+            last included. With fewer in the array, all are hashed.
+
+    Returns:
+        `str`: the hash.
     """
     n = len(array)
-    rows = np.unique(np.linspace(0, n - 1, min(n, at_most)).astype(np.int64)) if n else np.empty(0, np.int64)
-    return hash_bytes([str(list(array.shape)).encode(), hash_array(array[rows]).encode()])
+    num_rows = min(n, at_most)
+    evenly_spread = np.linspace(0, max(n - 1, 0), num_rows).astype(np.int64)
+    rows = np.unique(evenly_spread)
+    shape = str(list(array.shape))
+    return hash_bytes([shape.encode(), hash_array(array[rows]).encode()])
 
 
 def hash_prompts(dataset: Dataset, column: str = "prompt") -> str:
     """
-    Hash of all prompts of a dataset, in order, 32 hexadecimal digits: of the stored values, so that no transform runs and no
-    image is decoded, and of whole rows if a transform makes the prompts. It does not depend on how the values are stored, on
-    whether `select` or `shuffle` has copied the rows, on the order of a message's keys or on other columns.
+    Hash all prompts of a dataset, in order. How the values are stored does not count, nor whether `select` or
+    `shuffle` has copied the rows, nor the order of a message's keys, nor other columns.
+
+    Args:
+        dataset (`Dataset`): the dataset. Its stored values are hashed: no transform runs, and no image is decoded.
+        column (`str`, *optional*, defaults to `"prompt"`): column of the prompts. Where a transform makes the prompts,
+            there is no such column, and whole rows are hashed.
+
+    Returns:
+        `str`: the hash.
     """
-    found = column in dataset.column_names
-    stored = dataset.with_format("arrow", columns=[column] if found else dataset.column_names)
-    chunks = (stored[start : start + _ROWS] for start in range(0, len(stored), _ROWS))
-    return hash_each(chunk[column].to_pylist() if found else chunk.to_pylist() for chunk in chunks)
+    return hash_each(_stored_prompts(dataset, column))
+
+
+def _stored_prompts(dataset: Dataset, column: str) -> Iterator[list[Any]]:
+    """The stored prompts of a dataset, or whole rows if it has no such column, `_ROWS` at a time."""
+    has_column = column in dataset.column_names
+    columns = [column] if has_column else dataset.column_names
+    stored = dataset.with_format("arrow", columns=columns)
+    for start in range(0, len(stored), _ROWS):
+        table = stored[start : start + _ROWS]
+        values = table[column] if has_column else table
+        yield values.to_pylist()

@@ -16,7 +16,11 @@ from trl_dataeff.cli.main import main
 
 def table(*groups, **columns) -> list[dict]:
     """Rows of completions: each group is a step, a prompt and its rewards."""
-    return [{"iteration": s, "question": p, "score": r, **columns} for s, p, rewards in groups for r in rewards]
+    return [
+        {"iteration": step, "question": prompt, "score": reward, **columns}
+        for step, prompt, rewards in groups
+        for reward in rewards
+    ]
 
 
 # Prompts of which some are equal as numbers
@@ -46,15 +50,21 @@ def test_by_hand(tmp_path, ending):
     assert found.after_effective == 1  # 7
     by_order = overall([path], prompt="question", reward="score")  # without a step a group's rows follow each other
     assert (by_order["groups"], by_order["effective"]) == (8, 2 / 8)
-    pd.DataFrame(table((1, "a", [0, 0]), (1, "b", [None, 0]))).to_parquet(tmp_path / "none.parquet")
-    assert overall([tmp_path / "none.parquet"], **COLUMNS)[["groups", "hard"]].tolist() == [2, 1]
-    prompts = table(*((1, [0] * 999 + [i] + [0] * 999, [1, 1]) for i in range(2)))
+
+
+def test_without_a_success_every_group_is_hard(tmp_path):
+    path = tmp_path / "rollouts.parquet"
+    pd.DataFrame(table((1, "a", [0, 0]), (1, "b", [None, 0]))).to_parquet(path)
+    assert overall([path], **COLUMNS)[["groups", "hard"]].tolist() == [2, 1]
+
+
+def test_files_may_be_equal_and_prompts_differ_in_a_token(tmp_path):
+    prompts = [[0] * 999 + [token] + [0] * 999 for token in range(2)]
+    rows = table(*((1, prompt, [1, 1]) for prompt in prompts))
     files = [tmp_path / f"{step}.parquet" for step in range(3)]
     for file in files:
-        pd.DataFrame(prompts).drop(columns="iteration").to_parquet(file)
-    assert overall(files, prompt="question", reward="score")["groups"] == 6, (
-        "files may be equal, and prompts differ in a token"
-    )
+        pd.DataFrame(rows).drop(columns="iteration").to_parquet(file)
+    assert overall(files, prompt="question", reward="score")["groups"] == 6
 
 
 def options(folder, **fields):

@@ -177,11 +177,15 @@ def test_the_manifest_is_there_before_an_older_one_goes(tmp_path, monkeypatch):
 
 def test_save_total_limit_and_the_best_model(tmp_path):
     options = {
-        "eval_strategy": "steps", "eval_steps": 1, "load_best_model_at_end": True, "save_total_limit": 2,
-        "metric_for_best_model": "eval_reward", "greater_is_better": True,
+        "eval_strategy": "steps",
+        "eval_steps": 1,
         "per_device_eval_batch_size": 4,
+        "load_best_model_at_end": True,
+        "metric_for_best_model": "eval_reward",
+        "greater_is_better": True,
+        "save_total_limit": 2,
         "trainer": {"train_dataset": plain_dataset(), "eval_dataset": plain_dataset(4)},
-    }  # fmt: skip
+    }
     trainer = train(tmp_path, "off", max_steps=6, **options)
     best = Path(trainer.state.best_model_checkpoint)
     others = {"checkpoint-5"} if best.name == "checkpoint-6" else set()
@@ -208,7 +212,10 @@ FULL = OSError(errno.ENOSPC, "No space left on device")
     ("part", "size"), [("state", 100), ("model", 60_000), ("optimizer", 160_000), ("manifest", resource.RLIM_INFINITY)]
 )
 def test_a_checkpoint_that_cannot_be_written(tmp_path, monkeypatch, part, size):
-    """All but the manifest by a real limit: as `torch.save`, safetensors and Python put it when the system refuses to write on."""
+    """
+    All but the manifest by a real limit on the size of files: the errors are those of `torch.save`, safetensors and
+    Python.
+    """
     train(tmp_path, max_steps=2, save_steps=2)
     before = sorted(path.name for path in tmp_path.rglob("*"))
     trainer = make_trainer(tmp_path, "dynamic", max_steps=4, save_steps=2)
@@ -247,7 +254,8 @@ def test_notes_name_the_prompts_and_the_checkpoint_of_this_run(tmp_path):
     ],
 )
 def test_notes_without_a_checkpoint(error, ids, noted):
-    with pytest.raises(type(error)) as raised, failure_notes(Run(), ids, flush := Mock()):
+    flush = Mock()
+    with pytest.raises(type(error)) as raised, failure_notes(Run(), ids, flush):
         raise error
     assert raised.value is error
     assert flush.called

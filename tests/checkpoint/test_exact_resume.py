@@ -1,4 +1,4 @@
-"""A run that is resumed goes on as if it had never stopped: to the last bit, whatever the step it was stopped after."""
+"""A run that is resumed goes on as if it had never stopped: to the last bit, after whatever step it was stopped."""
 
 import json
 from unittest.mock import Mock
@@ -11,7 +11,7 @@ from tests.factories.configurations import CONFIGURATIONS, STEPS, make_trainer, 
 from tests.factories.training import before_reward
 
 
-# The default run resumes each configuration once: in a generation batch, between two, in the second epoch
+# The default run resumes each configuration after one step: in a generation batch, between two, in the second epoch
 QUICK_STEPS = [5, 7, 9, 5, 3, 9, 3, 6, 6, 5, 7, 5, 6, 5, 6, 7, 5, 7, 5, 5, 5, 7, 5, 5, 5]
 QUICK = dict(zip(CONFIGURATIONS, QUICK_STEPS, strict=True))
 
@@ -68,15 +68,18 @@ def test_resume_in_the_trainer_that_failed_is_exact(tmp_path, caplog):
 
 
 def test_the_save_points_are_what_they_are_said_to_be(whole):
-    """Some in the middle of a generation batch, some with leftover groups, some in a later epoch, some between two logs."""
+    """Some are within a generation batch, some have leftover groups, some are in a later epoch or between two logs."""
     states = {}
+    epochs = []
     for name, step in QUICK.items():
-        checkpoint = whole(name)[1] / f"checkpoint-{step}"
-        own = json.loads((checkpoint / "dataeff" / "state.json").read_text())
-        states[name] = own | {"epoch": json.loads((checkpoint / "trainer_state.json").read_text())["epoch"]}
-    assert 3 <= sum(state["half_used"] for state in states.values()) <= len(states) - 3
+        _, folder = whole(name)
+        checkpoint = folder / f"checkpoint-{step}"
+        states[name] = json.loads((checkpoint / "dataeff" / "state.json").read_text())
+        epochs.append(json.loads((checkpoint / "trainer_state.json").read_text())["epoch"])
+    num_half_used = sum(state["half_used"] for state in states.values())
+    assert 3 <= num_half_used <= len(states) - 3
     assert states["dynamic, leftover groups"]["holds_rollouts"]
-    assert sum(state["epoch"] > 1 for state in states.values()) >= 2
+    assert sum(epoch > 1 for epoch in epochs) >= 2
     assert states["several steps to a log"]["loop"]["metrics"]
 
 

@@ -35,7 +35,8 @@ def damage(path: Path, how: str, rng: random.Random) -> None:
     if how == "copy":
         shutil.copy(path, path.with_name("copy-" + path.name))
     elif how == "flip":
-        path.write_bytes(data[:i] + bytes([data[i] ^ 1 << rng.randrange(8)]) + data[i + 1 :])
+        flipped = data[i] ^ (1 << rng.randrange(8))
+        path.write_bytes(data[:i] + bytes([flipped]) + data[i + 1 :])
     elif how == "insert":
         path.write_bytes(data[:i] + b"x" + data[i:])
     elif how == "truncate":
@@ -66,20 +67,25 @@ def is_rejected(checkpoint: Path, expected: tuple) -> bool:
 
 @pytest.mark.parametrize("how", [*["flip", "insert", "truncate"] * 5, "copy", "delete", "folder", "unreadable link"])
 def test_no_damage_is_loaded_without_a_word(original, tmp_path, how):
-    rng, expected = random.Random(str(tmp_path)), content(original)
+    rng = random.Random(str(tmp_path))
+    expected = content(original)
     names = [str(path.relative_to(original)) for path in sorted(original.rglob("*")) if path.is_file()]
     assert len(names) >= 10
     for name in names:
         target = tmp_path / name / "checkpoint-3"
         shutil.copytree(original, target)
         damage(target / name, how, rng)
-        unseen = how == "flip" and ("dataeff" not in name or name == MANIFEST)
-        assert is_rejected(target, expected) == (how != "copy") or unseen, name
+        rejected = is_rejected(target, expected)
+        # Of the Trainer's files only the size is checked, and a bit of the manifest may not matter
+        may_go_unnoticed = how == "flip" and ("dataeff" not in name or name == MANIFEST)
+        if not may_go_unnoticed:
+            assert rejected == (how != "copy"), name
 
 
 def test_our_files_of_two_checkpoints_are_not_mixed(tmp_path):
     train(tmp_path, "dynamic, leftover groups", max_steps=3)
-    old, new = tmp_path / "checkpoint-2", tmp_path / "checkpoint-3"
+    old = tmp_path / "checkpoint-2"
+    new = tmp_path / "checkpoint-3"
     for name in ("dataeff/state.json", "dataeff/state.safetensors", MANIFEST):
         data = (new / name).read_bytes()
         assert (old / name).read_bytes() != data

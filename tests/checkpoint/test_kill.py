@@ -21,8 +21,10 @@ from trl_dataeff.checkpoint.resume import checkpoints
 from trl_dataeff.utils import write_atomically
 
 
-SAVING = 0.02  # seconds at most, at each of some twenty stations of a save
-LONGEST = 300.0  # seconds; a process that takes longer hangs
+#: Seconds at most, at each of some twenty stations of a save
+SAVING = 0.02
+#: Seconds; a process that takes longer hangs
+LONGEST = 300.0
 OPTIONS = {"steps_per_generation": 2, "rollout_margin": 2.0, "save_total_limit": 2}
 PARTS = (
     (DataEfficientGRPOTrainer, "_save_optimizer_and_scheduler"),
@@ -36,8 +38,8 @@ PARTS = (
 
 def train_slowly(folder: str) -> None:
     """
-    Resume the run in `folder`, or begin it, as the same command would each time; at the end write `history.json`. Before and after
-    each part of a save it waits a little, as it would for the gigabytes of a real model.
+    Resume the run in `folder`, or begin it, as the same command would each time; at the end write `history.json`.
+    Before and after each part of a save it waits a little, as it would for the gigabytes of a real model.
     """
     rng = random.Random(os.getpid())
     for owner, name in PARTS:
@@ -87,24 +89,36 @@ def ends(processes, folder: Path, rng: random.Random, seconds: float) -> bool:
     return process.exitcode == 0
 
 
+def seconds_to_live(rng: random.Random, longest: float, more: bool) -> float:
+    """Part of the `longest` seconds that a run takes, if `more` kills are wanted; else all the time it needs."""
+    return rng.random() * longest if more else LONGEST
+
+
 @pytest.mark.parametrize("wanted", [5, pytest.param(30, marks=pytest.mark.slow)], ids=["some", "many"])
 def test_a_killed_run_ends_as_if_it_had_never_been_killed(processes, tmp_path, wanted):
-    rng, kills, saving, started = random.Random(0), 0, 0, time.monotonic()
+    rng = random.Random(0)
     whole = tmp_path / "whole"
+    started = time.monotonic()
     assert ends(processes, whole, rng, LONGEST), "it hangs"
-    longest, expected = time.monotonic() - started, json.loads((whole / "history.json").read_text())
+    longest = time.monotonic() - started
+    expected = json.loads((whole / "history.json").read_text())
     assert len(expected) == 12
+    kills = 0
+    kills_in_a_save = 0
     for i in itertools.count():
-        folder, before = tmp_path / str(i), kills
-        while not ends(processes, folder, rng, rng.random() * longest if kills < wanted else LONGEST):
-            kills, saving = kills + 1, saving + in_a_save(folder)
+        folder = tmp_path / str(i)
+        kills_before = kills
+        while not ends(processes, folder, rng, seconds_to_live(rng, longest, more=kills < wanted)):
+            kills += 1
+            kills_in_a_save += in_a_save(folder)
         assert json.loads((folder / "history.json").read_text()) == expected
         pd.testing.assert_frame_equal(groups_since(folder, 0), groups_since(whole, 0))
-        # What was left incomplete has been replaced. Each kill between a save and the deletion of an older one leaves one more,
-        # and after the last save there is nothing more to do
+        # What was left incomplete has been replaced. Each kill between a save and the deletion of an older one leaves
+        # one more, and after the last save there is nothing more to do
         last, *older = checkpoints(folder)
-        assert (last.name, is_complete(last)) == ("checkpoint-12", True)
-        assert len(older) <= 1 + kills - before
+        assert last.name == "checkpoint-12"
+        assert is_complete(last)
+        assert len(older) <= 1 + kills - kills_before
         if kills >= wanted:
             break
-    assert saving >= wanted // 5
+    assert kills_in_a_save >= wanted // 5

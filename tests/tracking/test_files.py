@@ -74,12 +74,18 @@ def test_a_line_that_was_not_written_whole_is_left_out(tmp_path):
     assert second == {"step": 2, "rollouts": 8, "tokens": 40, "reward": None, "loss": 0.5}
 
 
+def told(success_rate: float, predicted: float, seconds: float) -> dict[str, list]:
+    """What the table is told of a group, beside the group."""
+    values = {"success_rates": [success_rate], "predicted": [predicted], "seconds": [seconds]}
+    return {**values, "origins": ["fresh"], "dispositions": ["trained"]}
+
+
 def add_scalars(log, step):
     log.add({"loss": 1.0}, step=step, rollouts=0, tokens=0)
 
 
 def add_groups(log, step):
-    log.add([make_group(step=step)], [0.5], [0.5], [0.1])
+    log.add([make_group(step=step)], **told(0.5, 0.5, 0.1))
     log.flush(force=True)
 
 
@@ -105,12 +111,13 @@ def test_a_group_by_hand(tmp_path):
     log = GroupLog(tmp_path / "groups.parquet")
     rewards = np.float32([[1, 0], [0, 2]])
     group = make_group(prompt_id=7, step=4, rewards=rewards, totals=np.float32([1, 1]))
-    log.add([group], [float("nan")], [0.25], [1.5])
+    log.add([group], **told(float("nan"), 0.25, 1.5))
     log.flush(force=True)
     (row,) = pd.read_parquet(log.path).to_dict("records")
     assert (row["prompt_id"], row["step"], row["reward"], row["completions"]) == (7, 4, 1.0, 2)
     assert np.isnan(row["success_rate"])
     assert (row["predicted"], row["seconds"]) == (0.25, 1.5)
+    assert (row["origin"], row["disposition"]) == ("fresh", "trained")
 
 
 def test_a_table_that_cannot_be_read_is_replaced(tmp_path, caplog_transformers):

@@ -5,13 +5,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from trl import GRPOTrainer
 
 from tests.factories.configurations import DYNAMIC, FILL
 from tests.factories.groups import make_group
+from tests.factories.other_trl import changed_trl, ours_on
 from tests.factories.selectors import LeastSolved
 from tests.factories.tiny import even_length_reward, logged, run
 from tests.factories.training import mixed_reward
+from trl_dataeff import compat
+from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.tracking.metrics import METRICS, PREFIX, SELECTOR_PREFIX, group_metrics
+from trl_dataeff.update.logprobs import sampling_metrics
 
 
 SELECTOR_METRICS = {"prompts_skipped", "p_easy", "p_hard", "predictor/pearson"}
@@ -31,16 +37,18 @@ def test_the_table_is_what_is_logged_and_a_line_has_at_most_20_of_ours(tmp_path,
     """None of replay where nothing can be replayed."""
     options, absent = SETTINGS[name]
     trainer = run(tmp_path, **options)
-    lines = [{key for key in log if key.startswith(PREFIX)} for log in trainer.state.log_history]
-    own = {key for line in lines for key in line if not key.startswith(SELECTOR_PREFIX)}
-    assert own == {PREFIX + metric for metric in METRICS.keys() - absent}
-    assert {key.removeprefix(SELECTOR_PREFIX) for line in lines for key in line - own} <= SELECTOR_METRICS
-    assert max(map(len, lines)) <= 20
+    lines = [{name for name in log if name.startswith(PREFIX)} for log in trainer.state.log_history]
+    names = set().union(*lines)
+    of_selector = {name for name in names if name.startswith(SELECTOR_PREFIX)}
+    assert names - of_selector == {PREFIX + metric for metric in METRICS.keys() - absent}
+    assert {name.removeprefix(SELECTOR_PREFIX) for name in of_selector} <= SELECTOR_METRICS
+    assert max(len(line) for line in lines) <= 20
 
 
 def test_cumulative_metrics_only_grow_and_shares_add_up(tmp_path):
     options = {"rewards": mixed_reward, "max_rollout_rounds": 4, "selection": "greso"}
-    trainer, each = (run(tmp_path, **options, logging_steps=steps) for steps in (2, 1))
+    trainer = run(tmp_path, **options, logging_steps=2)
+    each = run(tmp_path, **options, logging_steps=1)
     logs = [log for log in trainer.state.log_history if "loss" in log]
     for name in ("rollouts_generated", "rollouts_trained", "rollouts_discarded", "tokens_generated"):
         values = [log[PREFIX + name] for log in logs]
@@ -97,6 +105,31 @@ def test_metrics_of_groups_by_hand():
             "completions/max_terminated_length": 1,
         }
     )
+
+
+def test_the_metrics_of_trl_that_are_replaced_are_listed_and_logged():
+    values = group_metrics([make_group()], ["{reward_func_name}"], np.float32([1]))
+    columns = ("importance_sampling_ratio", "old_per_token_logps", "sampling_per_token_logps", "completion_mask")
+    values |= sampling_metrics({column: torch.ones(1, 2) for column in columns}, Processes())
+    assert values.keys() == set(compat.REPLACED_METRICS)
+    assert compat.unlogged_metrics(GRPOTrainer) == []
+
+
+@pytest.mark.parametrize("name", ["reward", "rewards/{reward_func_name}/mean", "completions/mean_length"])
+def test_a_metric_that_trl_has_renamed_is_said_and_left_absent(name, tmp_path, monkeypatch):
+    other_trl = changed_trl(monkeypatch, tmp_path, old=f'"{name}"].append(', new=f'"renamed {name}"].append(')
+    assert compat.unlogged_metrics(other_trl) == [name]
+    with pytest.warns(UserWarning, match=re.escape(f"does not log `{name}`.")):
+        trainer_class = ours_on(monkeypatch, tmp_path, other_trl)
+    trainer = run(tmp_path, trainer_class, **BATCH, **DYNAMIC, replay="share", max_steps=4)
+    assert trainer.collector.counters["rollouts_replayed"] > 0
+    logs = [log for log in trainer.state.log_history if "loss" in log]
+    assert len(logs) == 4
+    logged_name = name.format(reward_func_name=even_length_reward.__name__)
+    for log in logs:
+        assert logged_name not in log
+        assert log[f"renamed {logged_name}"] is not None
+        assert log["reward_std"] is not None
 
 
 def test_the_documentation_lists_the_metrics_of_the_selectors():

@@ -1,4 +1,4 @@
-"""`RecordedRun`: the logs and groups that a run has left in its `output_dir`, ours or plain TRL's; and a table of several."""
+"""The logs and groups that a run has left in its `output_dir`, ours or plain TRL's; and a table of several runs."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class RecordedRun:
     Attributes:
         path (`Path`): its `output_dir`.
         about (`dict`): of `run.json`: selector, model and number of prompts; empty for a run of plain TRL.
-        logs (`pd.DataFrame`): a row for each log, in order: `step`, metrics, and `rollouts` where it is known; NaN where a
-            log has no finite number.
+        logs (`pd.DataFrame`): a row for each log, in order: `step`, metrics, and `rollouts` where it is known; NaN
+            where a log has no finite number.
         groups (`pd.DataFrame` or `None`): of `groups.parquet`.
     """
 
@@ -45,10 +45,18 @@ class RecordedRun:
 
     def series(self, metric: str, x: str = "step") -> tuple[np.ndarray, np.ndarray]:
         """
-        Positions and values `(n,)` of a metric, in order: means over logs at one position, such as of several held-out datasets.
-        Logs without it, or without the axis `x`, are left out.
+        The values of a metric over an axis. Logs that lack one of the two are left out.
+
+        Args:
+            metric (`str`): name of the metric.
+            x (`str`, *optional*, defaults to `"step"`): name of the axis: `"step"` or `"rollouts"`.
+
+        Returns:
+            `tuple[np.ndarray, np.ndarray]`: positions and values, both of shape `(n,)`, in order. Where several logs
+            have one position, such as those of several held-out datasets, the value is their mean.
         """
-        means = self.logs.reindex(columns=[x, metric]).dropna().groupby(x, sort=False)[metric].mean()
+        both = self.logs.reindex(columns=[x, metric]).dropna()
+        means = both.groupby(x, sort=False)[metric].mean()
         return means.index.to_numpy(dtype=float), means.to_numpy(dtype=float)
 
     @property
@@ -58,57 +66,87 @@ class RecordedRun:
 
     @property
     def held_out(self) -> str:
-        """The metric of held-out data: `eval_reward`, or the first other reward of an evaluation; empty if there is none."""
-        names = [name for name in self.logs if name.startswith("eval_") and "reward" in name]
-        return "eval_reward" if "eval_reward" in names else next((n for n in names if not n.endswith("std")), "")
+        """The metric of held-out data: `eval_reward`, or the first other reward of an evaluation; empty if none."""
+        rewards = [name for name in self.logs if name.startswith("eval_") and "reward" in name]
+        if "eval_reward" in rewards:
+            return "eval_reward"
+        means = [name for name in rewards if not name.endswith("std")]
+        return means[0] if means else ""
 
     def effective_share(self) -> tuple[np.ndarray, np.ndarray]:
         """
-        Steps and the share of effective groups among those generated; of plain TRL by its `frac_reward_zero_std`, which counts batches
-        with `scale_rewards="batch"`.
+        The share of effective groups among those generated. For plain TRL it follows from `frac_reward_zero_std`,
+        which counts batches instead of groups with `scale_rewards="batch"`.
+
+        Returns:
+            `tuple[np.ndarray, np.ndarray]`: steps and shares, both of shape `(n,)`.
         """
         steps, shares = self.series(f"{PREFIX}effective_ratio")
-        if len(steps):
+        if len(steps) > 0:
             return steps, shares
-        steps, zero = self.series("frac_reward_zero_std")
-        return steps, 1 - zero
+        steps, zero_variance = self.series("frac_reward_zero_std")
+        return steps, 1 - zero_variance
 
 
 def read_run(path: str | Path, rollouts_per_step: int | None = None) -> RecordedRun:
     """
-    Read a run's `output_dir`, or a checkpoint of plain TRL, which does not log its completions of a step (`rollouts_per_step`).
-    Raises a [`UserError`] if nothing of a run is there, or a file is corrupt.
+    Read what a run has left.
+
+    Args:
+        path (`str` or `Path`): its `output_dir`, or a checkpoint of plain TRL.
+        rollouts_per_step (`int`, *optional*): completions of a step of plain TRL, which does not log them.
+
+    Returns:
+        [`RecordedRun`]: the run.
+
+    Raises:
+        [`UserError`]: nothing of a run is there, or a file is corrupt.
     """
     folder = Path(path).expanduser()
     if not folder.is_dir():
         raise UserError(f"{path} is not a folder. Give the `output_dir` of a run.")
-    about = _json(folder / RUN_FILE) if (folder / RUN_FILE).exists() else {}
-    ours = (folder / METRICS_FILE).exists()
-    lines = read_metrics(folder / METRICS_FILE) if ours else _log_history(folder)
+    run_file = folder / RUN_FILE
+    about = _read_json(run_file) if run_file.exists() else {}
+    is_ours = (folder / METRICS_FILE).exists()
+    lines = read_metrics(folder / METRICS_FILE) if is_ours else _log_history(folder)
     if not lines:
         raise UserError(
-            f"{folder} has no logs of a run yet, in `{METRICS_FILE}` or, of plain TRL, in a checkpoint's `{STATE_FILE}`. Give an "
-            "`output_dir`; a run logs every `logging_steps` steps."
+            f"{folder} has no logs of a run yet, in `{METRICS_FILE}` or, of plain TRL, in a checkpoint's "
+            f"`{STATE_FILE}`. Give an `output_dir`; a run logs every `logging_steps` steps."
         )
-    logs = pd.DataFrame([{name: value for name, value in line.items() if is_number(value)} for line in lines])
-    if rollouts_per_step and not ours:
+    logs = pd.DataFrame([_numbers(line) for line in lines])
+    if rollouts_per_step and not is_ours:
         logs["rollouts"] = logs["step"] * rollouts_per_step
-    groups = read_groups(folder / GROUPS_FILE).to_pandas() if (folder / GROUPS_FILE).exists() else None
+    groups_file = folder / GROUPS_FILE
+    groups = read_groups(groups_file).to_pandas() if groups_file.exists() else None
     return RecordedRun(folder, about, logs, groups)
 
 
+def _numbers(line: dict[str, Any]) -> dict[str, float]:
+    """The finite numbers of a log."""
+    return {name: value for name, value in line.items() if is_number(value)}
+
+
 def _log_history(folder: Path) -> list[dict[str, Any]]:
-    """`log_history` of the Trainer's state in a folder or in its latest checkpoint."""
-    # By length first: `checkpoint-9` is older than `checkpoint-10`
-    saved = sorted(folder.glob(f"checkpoint-*/{STATE_FILE}"), key=lambda path: (len(path.parent.name), path))
-    for path in [folder / STATE_FILE, *reversed(saved)]:
-        history = _json(path).get("log_history") if path.exists() else None
-        if lines := [log for log in history or [] if isinstance(log.get("step"), int)]:
-            return lines
+    """The logs in the Trainer's state, in a folder or in its latest checkpoint that has some; empty without any."""
+    saved = sorted(folder.glob(f"checkpoint-*/{STATE_FILE}"), key=_checkpoint_order, reverse=True)
+    for path in [folder / STATE_FILE, *saved]:
+        if not path.exists():
+            continue
+        history = _read_json(path).get("log_history") or []
+        logs = [log for log in history if isinstance(log.get("step"), int)]
+        if logs:
+            return logs
     return []
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _checkpoint_order(state_file: Path) -> tuple[int, Path]:
+    """Sorts by steps: the name `checkpoint-9` is shorter than `checkpoint-10`, and so comes before it."""
+    return len(state_file.parent.name), state_file
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty if it has another value."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -123,29 +161,52 @@ def summary(runs: Sequence[RecordedRun]) -> str:
 
 
 def facts(run: RecordedRun) -> dict[str, str]:
-    """What happened in a run, in words; what its files do not tell is left out."""
-    steps, times = run.series("step_time")
-    shares = run.effective_share()[1]
-    numbers = {
-        "prompts": (run.about.get("prompts") or None, ",.0f"),
-        "optimizer steps": (run.logs["step"].max(), ",.0f"),
-        "rollouts generated": (run.last.get("rollouts"), ",.0f"),
-        "rollouts replayed": (run.last.get(f"{PREFIX}rollouts_replayed"), ",.0f"),
-        "effective groups": (shares.mean() if len(shares) else None, ".0%"),
-        "hours": (times.mean() * steps[-1] / 3600 if len(steps) else None, ".2f"),  # plain TRL has no other times
-    }
-    found = {
+    """
+    Say what happened in a run.
+
+    Args:
+        run ([`RecordedRun`]): the run.
+
+    Returns:
+        `dict[str, str]`: facts by what they are about. What its files do not tell is left out.
+    """
+    last = run.last
+    all_facts = {
         "model": str(run.about.get("model") or ""),
-        "method": ", ".join(methods_used(run.about, run.last)),
-        **{name: f"{value:{form}}" for name, (value, form) in numbers.items() if value is not None},
+        "method": ", ".join(methods_used(run.about, last)),
+        "prompts": _formatted(run.about.get("prompts") or None, ",.0f"),
+        "optimizer steps": _formatted(run.logs["step"].max(), ",.0f"),
+        "rollouts generated": _formatted(last.get("rollouts"), ",.0f"),
+        "rollouts replayed": _formatted(last.get(f"{PREFIX}rollouts_replayed"), ",.0f"),
+        "effective groups": _formatted(_mean_effective_share(run), ".0%"),
+        "hours": _formatted(_hours(run), ".2f"),
         "reward in training, first and last": _ends(run, "reward"),
         "held-out reward, first and last": _ends(run, run.held_out),
     }
-    return {name: text for name, text in found.items() if text}
+    return {name: text for name, text in all_facts.items() if text}
+
+
+def _formatted(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
+
+
+def _mean_effective_share(run: RecordedRun) -> float | None:
+    _, shares = run.effective_share()
+    return float(shares.mean()) if len(shares) > 0 else None
+
+
+def _hours(run: RecordedRun) -> float | None:
+    """Hours of training by the mean time of a step, since plain TRL logs no other times; `None` without one."""
+    steps, seconds = run.series("step_time")
+    if len(steps) == 0:
+        return None
+    return float(seconds.mean() * steps[-1] / 3600)
 
 
 def _ends(run: RecordedRun, metric: str) -> str:
-    """Means of the first and the last tenth of a metric."""
-    values = run.series(metric)[1]
+    """Means of the first and the last tenth of a metric; empty without it."""
+    _, values = run.series(metric)
+    if len(values) == 0:
+        return ""
     tenth = max(1, len(values) // 10)
-    return f"{values[:tenth].mean():.3f}, {values[-tenth:].mean():.3f}" if len(values) else ""
+    return f"{values[:tenth].mean():.3f}, {values[-tenth:].mean():.3f}"

@@ -22,23 +22,43 @@ from trl_dataeff.rollouts.distributed import Processes, all_gather
 
 
 logger = logging.get_logger(__name__)
-_WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)  # what `torch.save` and safetensors raise on a full disk
+#: What `torch.save` and safetensors raise on a full disk
+_WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)
+#: Most prompts that a note of a failure names
+_NOTED_PROMPTS = 16
 
 
 @dataclass
 class Run:
-    """The run of a call of `train`: the latest checkpoint to resume it from, which the call has read or written."""
+    """
+    The run of a call of `train`.
+
+    Attributes:
+        checkpoint (`str` or `None`): the latest checkpoint to resume from, which the call has read or written.
+    """
 
     checkpoint: str | None = None
 
     def how_to_resume(self, resume: str = "Resume") -> str:
-        """Names the latest checkpoint, in Python and on the command line; empty without one. `resume` begins the sentence."""
+        """
+        Say how to resume the run, in Python and on the command line.
+
+        Args:
+            resume (`str`, *optional*, defaults to `"Resume"`): begins the sentence.
+
+        Returns:
+            `str`: two sentences that name the latest checkpoint; empty without a complete one.
+        """
         if self.checkpoint is None or not is_complete(Path(self.checkpoint)):
             return ""
         return (
-            f"The latest complete checkpoint of this run is {self.checkpoint}. {resume} with `trainer.train(resume_from_checkpoint="
-            f"{self.checkpoint!r})`, or `--resume_from_checkpoint {self.checkpoint}` on the command line."
+            f"The latest complete checkpoint of this run is {self.checkpoint}. {resume} with "
+            f"`trainer.train(resume_from_checkpoint={self.checkpoint!r})`, or "
+            f"`--resume_from_checkpoint {self.checkpoint}` on the command line."
         )
+
+
+# Which checkpoint a call of `train` continues
 
 
 def resolve_run(
@@ -48,69 +68,172 @@ def resolve_run(
     checks: bool = True,
 ) -> Run:
     """
-    The run that a call of `train` starts or resumes in the folder `output_dir`. A collective: all processes get the same run, or
-    raise the same `CheckpointError`, if the checkpoint that is wanted, or every one in the folder, cannot be resumed from.
+    Decide whether a call of `train` starts a run or resumes one, and from which checkpoint. A collective: all
+    processes get the same run, or raise the same error.
 
     Args:
-        wanted (`bool`, `str` or `None`): a checkpoint's folder; `True` for the one in `output_dir` that was completed last, or
-            for a new run if there is none; `False` or `None` for a new run.
+        wanted (`bool`, `str` or `None`): a checkpoint's folder; `True` for the one in `output_dir` that was completed
+            last, or for a new run if there is none; `False` or `None` for a new run.
+        output_dir (`str`): the run's folder.
+        processes ([`Processes`], *optional*): the processes of the run.
         checks (`bool`, *optional*, defaults to `True`): whether this process reads the files.
+
+    Returns:
+        [`Run`]: the run that starts or resumes.
+
+    Raises:
+        [`CheckpointError`]: the checkpoint that is wanted cannot be resumed from; with `True`, every one in the
+            folder.
     """
     folder = os.fspath(output_dir)
     present = all_gather(checkpoints(folder))[0]
-    names = ", ".join(path.name for path in present)
     if wanted is None or wanted is False:
         if present and processes.is_main:
             logger.warning(
-                f"{folder} holds checkpoints of another run ({names}). A new run starts, which replaces those of the same "
-                "step: set another `output_dir` to keep them, or `resume_from_checkpoint=True` to continue that run."
+                f"{folder} holds checkpoints of another run ({_names(present)}). A new run starts, which replaces "
+                "those of the same step: set another `output_dir` to keep them, or `resume_from_checkpoint=True` to "
+                "continue that run."
             )
         return Run()
     rejected: list[str] = []
     for candidate in present if wanted is True else [Path(wanted)]:
-        manifest, problem = None, None
-        try:
-            manifest = check_checkpoint(candidate) if checks else None
-        except CheckpointError as error:
-            problem = str(error)
-        problems = list(filter(None, all_gather(problem)))
-        if not problems:
+        manifest, problem = _check_on_every_process(candidate, checks)
+        if problem is None:
             if processes.is_main and manifest is not None:
-                _report(candidate, manifest, rejected, processes.world_size)
+                _report_resumption(candidate, manifest, rejected, processes.world_size)
             return Run(str(candidate))
-        rejected.append(problems[0])
+        rejected.append(problem)
     if wanted is not True:
         raise CheckpointError(rejected[0])
-    usable = [path for path in present if is_complete(path) or not (path / FOLDER).exists()]
-    if all_gather(bool(usable))[0]:  # starting again would replace what another trainer wrote, or what may be repaired
-        raise CheckpointError("\n- ".join([f"No checkpoint in {folder} can be resumed from:", *rejected]))
+    _check_nothing_is_lost(folder, present, rejected)
     if processes.is_main:
-        incomplete = f" Incomplete ones are replaced: {names}." if present else ""
+        incomplete = f" Incomplete ones are replaced: {_names(present)}." if present else ""
         logger.warning(f"There is no complete checkpoint in {folder}: training starts from step 0.{incomplete}")
     return Run()
 
 
+def _names(paths: Iterable[Path]) -> str:
+    return ", ".join(path.name for path in paths)
+
+
+def _check_on_every_process(checkpoint: Path, checks: bool) -> tuple[dict[str, Any] | None, str | None]:
+    """
+    Check a checkpoint on the processes that are to read it. A collective.
+
+    Args:
+        checkpoint (`Path`): its folder.
+        checks (`bool`): whether this process reads it.
+
+    Returns:
+        `tuple`: the manifest, or `None` if this process has not read it; and what the first process that cannot resume
+        from the checkpoint says, or `None` if every process can.
+    """
+    manifest = None
+    own_problem = None
+    if checks:
+        try:
+            manifest = check_checkpoint(checkpoint)
+        except CheckpointError as error:
+            own_problem = str(error)
+    problems = [problem for problem in all_gather(own_problem) if problem is not None]
+    return manifest, problems[0] if problems else None
+
+
+def _check_nothing_is_lost(folder: str, present: Sequence[Path], rejected: Sequence[str]) -> None:
+    """
+    Raise a `CheckpointError` if a new start would replace a checkpoint of another trainer, or a corrupt one that may
+    be repaired. A collective.
+
+    Args:
+        folder (`str`): the run's folder.
+        present (`Sequence[Path]`): its checkpoints.
+        rejected (`Sequence[str]`): why each of them cannot be resumed from.
+    """
+    valuable = [path for path in present if is_complete(path) or not (path / FOLDER).exists()]
+    if all_gather(bool(valuable))[0]:
+        raise CheckpointError("\n- ".join([f"No checkpoint in {folder} can be resumed from:", *rejected]))
+
+
+def _report_resumption(checkpoint: Path, manifest: dict[str, Any], rejected: Sequence[str], processes: int) -> None:
+    """
+    Warn of later checkpoints that are passed over, and of versions that have changed.
+
+    Args:
+        checkpoint (`Path`): the checkpoint from which the run resumes.
+        manifest (`dict`): its manifest.
+        rejected (`Sequence[str]`): why each later one cannot be resumed from.
+        processes (`int`): number of processes now.
+    """
+    if rejected:
+        logger.warning("\n- ".join([f"Resuming from {checkpoint}. Rejected:", *rejected]))
+    changed = []
+    for name, written_with in manifest["versions"].items():
+        installed = version(name)
+        if installed != written_with:
+            changed.append(f"{name} {written_with}, now {name} {installed}")
+    if manifest["processes"] != processes:
+        changed.append(f"{manifest['processes']} processes, now {processes} processes")
+    if changed:
+        logger.warning(
+            f"{checkpoint} was written with {'; '.join(changed)}. The run continues, but not to the last bit as it "
+            "would have there."
+        )
+
+
 def checkpoints(output_dir: str | os.PathLike[str]) -> list[Path]:
-    """Folders of checkpoints, complete or not, those that were completed last first."""
-    paths = Path(output_dir).iterdir() if os.path.isdir(output_dir) else ()  # one that cannot be read is an error
-    found = [path for path in paths if re.fullmatch(r"checkpoint-\d+", path.name) and path.is_dir()]
-    return sorted(found, key=lambda path: (written_at(path), int(path.name.split("-")[1])), reverse=True)
+    """
+    List the checkpoints in a folder, complete or not.
+
+    Args:
+        output_dir (`str`): the folder. If there is none, the list is empty; one that cannot be read is an error.
+
+    Returns:
+        `list[Path]`: their folders. The one that was completed last is the first.
+    """
+    if not os.path.isdir(output_dir):
+        return []
+    found = []
+    for path in Path(output_dir).iterdir():
+        if re.fullmatch(r"checkpoint-\d+", path.name) and path.is_dir():
+            found.append(path)
+    return sorted(found, key=_completion_order, reverse=True)
+
+
+def _completion_order(checkpoint: Path) -> tuple[float, int]:
+    """Sort key of a checkpoint: when it was completed, which is 0 for an incomplete one, and then its step."""
+    step = int(checkpoint.name.split("-")[1])
+    return written_at(checkpoint), step
+
+
+# What a call of `train` that fails says
 
 
 @contextmanager
 def failure_notes(run: Run, prompt_ids: Sequence[int], flush: Callable[[], None]) -> Iterator[None]:
-    """Adds notes to an exception in this context: its prompts (`prompt_ids`, as they are then), and where to resume. Calls `flush`."""
+    """
+    Add notes to an exception in this context: the prompts in use, and how to resume.
+
+    Args:
+        run ([`Run`]): the run of the context.
+        prompt_ids (`Sequence[int]`): rows of the prompts in use, read when the exception comes.
+        flush (`Callable`): called first, so that logs are complete.
+    """
     try:
         yield
     except BaseException as error:
         flush()
         if len(prompt_ids) and isinstance(error, Exception):
-            more = "" if len(prompt_ids) <= 16 else f" and {len(prompt_ids) - 16} more"
-            error.add_note(f"The last prompts of this process were the dataset's rows {list(prompt_ids[:16])}{more}.")
+            named = list(prompt_ids[:_NOTED_PROMPTS])
+            others = len(prompt_ids) - len(named)
+            more = f" and {others} more" if others else ""
+            error.add_note(f"The last prompts of this process were the dataset's rows {named}{more}.")
         how = run.how_to_resume("After fixing the cause, resume")
         if how and not isinstance(error, CheckpointError):
             error.add_note(how)
         raise
+
+
+# How a checkpoint is written, and which older ones are deleted
 
 
 @contextmanager
@@ -118,9 +241,19 @@ def complete_checkpoint(
     run: Run, checkpoint: Path, step: int, resumable: bool, writes: bool, processes: Processes
 ) -> Iterator[None]:
     """
-    Within this context, all processes write the files of a checkpoint, whose folder is removed first. Then its manifest is written
-    (see [`write_manifest`]), and a `resumable` one becomes the run's latest. If that fails, the folder is removed, and a
-    `CheckpointError` says what to resume from. `writes`: whether this process writes what all share.
+    Make a checkpoint of the files that all processes write within this context: it ends complete, or is removed. A
+    collective.
+
+    Args:
+        run ([`Run`]): its latest checkpoint becomes this one, if it is `resumable`.
+        checkpoint (`Path`): folder of the checkpoint, whose former content is removed first.
+        step (`int`): optimizer steps so far.
+        resumable (`bool`): whether it holds more than the model.
+        writes (`bool`): whether this process writes what all processes share.
+        processes ([`Processes`]): the processes of the run.
+
+    Raises:
+        [`CheckpointError`]: it could not be written; the message says what to resume from.
     """
     try:
         if writes:
@@ -132,13 +265,14 @@ def complete_checkpoint(
         if writes:
             write_manifest(checkpoint, step=step, processes=processes.world_size, resumable=resumable)
     except _WRITE_ERRORS as error:
-        if isinstance(error, torch.OutOfMemoryError):
+        if isinstance(error, torch.OutOfMemoryError):  # a `RuntimeError` that has nothing to do with the disk
             raise
         if writes:
             _remove(checkpoint)
+        how = run.how_to_resume("Then resume") or "Then start the run again."
         raise CheckpointError(
-            f"The checkpoint {checkpoint} could not be written ({type(error).__name__}: {error}), and its files were removed. Make "
-            f"room. {run.how_to_resume('Then resume') or 'Then start the run again.'}"
+            f"The checkpoint {checkpoint} could not be written ({type(error).__name__}: {error}), and its files were "
+            f"removed. Make room. {how}"
         ) from error
     processes.wait()
     if resumable:
@@ -147,15 +281,22 @@ def complete_checkpoint(
 
 def remove_older(checkpoint: Path, limit: int | None, keep: Iterable[str | os.PathLike[str] | None]) -> None:
     """
-    Delete the checkpoints beyond `limit` (`save_total_limit`) that were completed first, except those in `keep` and `checkpoint`,
-    which was just written: the Trainer would delete it where the folder has some of later steps.
+    Delete the checkpoints beyond a limit that were completed first. The Trainer would delete those of the lowest
+    steps, and so the one that was just written, where the folder has some of later steps.
+
+    Args:
+        checkpoint (`Path`): the checkpoint that was just written, which stays.
+        limit (`int` or `None`): `save_total_limit`; `None` or less than 1 for no limit.
+        keep (`Iterable`): folders of others that stay; `None` entries are passed over.
     """
     if limit is None or limit < 1:
         return
     protected = {os.path.realpath(path) for path in (checkpoint, *keep) if path is not None}
     present = checkpoints(checkpoint.parent)
     others = [path for path in present if os.path.realpath(path) not in protected]
-    for path in others[max(0, limit - (len(present) - len(others))) :]:
+    num_protected = len(present) - len(others)
+    num_others_kept = max(0, limit - num_protected)
+    for path in others[num_others_kept:]:
         _remove(path)
 
 
@@ -164,15 +305,3 @@ def _remove(checkpoint: Path) -> None:
     with suppress(OSError):
         (checkpoint / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(checkpoint, ignore_errors=True)
-
-
-def _report(checkpoint: Path, manifest: dict[str, Any], rejected: list[str], processes: int) -> None:
-    if rejected:
-        logger.warning("\n- ".join([f"Resuming from {checkpoint}. Rejected:", *rejected]))
-    pairs = [(f"{name} {then}", f"{name} {version(name)}") for name, then in manifest["versions"].items()]
-    pairs.append((f"{manifest['processes']} processes", f"{processes} processes"))
-    changed = "; ".join(f"{then}, now {now}" for then, now in pairs if then != now)
-    if changed:
-        logger.warning(
-            f"{checkpoint} was written with {changed}. The run continues, but not to the last bit as it would have there."
-        )

@@ -5,7 +5,8 @@ What a checkpoint holds of data selection, in the folder `dataeff/` of each `che
     batch-<rank>     what that process has yet to train on of a half-used generation batch
     manifest.json    what was written, and that it was written to the end (see `manifest.py`)
 
-Each of the first two is a nested state in two files: JSON values in `.json`, arrays in `.safetensors`. Nothing is pickled.
+Each of the first two is a nested state in two files: JSON values in `.json`, arrays in `.safetensors`. Nothing is
+pickled.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ from trl_dataeff.utils import UserError, hash_json, write_atomically
 
 logger = logging.get_logger(__name__)
 FOLDER = "dataeff"
-#: Settings on which parts of a checkpoint depend; a half-used generation batch on all but the learning rate
+#: Settings on which every state of a selector depends
 SELECTION = ("selector", "predictor")
+#: Settings on which stored rollouts depend
 ROLLOUTS = ("num_generations", "reward_functions", "use_vllm")
+_NEW_RUN = "or start a new run with this checkpoint's weights as the model."
 
 
 class CheckpointError(UserError):
@@ -40,109 +43,209 @@ def save_run(
     checkpoint: Path, state: Mapping[str, Any], micro_batches: list[dict[str, Any]] | None, rank: int, writes: bool
 ) -> None:
     """
-    Write what decides the next generation batches to the folder `checkpoint`, on every process: a nested `state`, if this process
-    `writes` what all share, and the micro-batches of a half-used generation batch that it has yet to train on.
+    Write what decides the next generation batches. Every process calls this.
+
+    Args:
+        checkpoint (`Path`): folder of the checkpoint.
+        state (`Mapping`): nested state of the run, the same on all processes.
+        micro_batches (`list[dict]` or `None`): what this process has yet to train on of a half-used generation batch;
+            `None` if no generation batch is half-used.
+        rank (`int`): number of this process.
+        writes (`bool`): whether this process writes what all processes share.
     """
     if micro_batches is not None:
-        save_state(checkpoint, f"batch-{rank}", {str(i): batch for i, batch in enumerate(micro_batches)})
+        by_place = {str(place): batch for place, batch in enumerate(micro_batches)}
+        save_state(checkpoint, f"batch-{rank}", by_place)
     if writes:
         save_state(checkpoint, "state", {**state, "half_used": micro_batches is not None})
 
 
 def load_run(checkpoint: Path, processes: Processes) -> tuple[dict[str, Any], list[dict[str, Any]] | None]:
-    """The inverse of [`save_run`]: the state, and the micro-batches of this process. Raises a `CheckpointError`."""
+    """
+    Read what [`save_run`] has written.
+
+    Args:
+        checkpoint (`Path`): folder of the checkpoint.
+        processes ([`Processes`]): says which process this is, and on which device its micro-batches belong.
+
+    Returns:
+        `tuple`: the nested state, and the micro-batches of this process; `None` in their place if no generation batch
+        was half-used.
+
+    Raises:
+        [`CheckpointError`]: a file is missing or corrupt.
+    """
     state = load_state(checkpoint, "state")
     if not state["half_used"]:
         return state, None
-    batches = load_state(checkpoint, f"batch-{processes.rank}", processes.device)
-    return state, [batches[str(i)] for i in range(len(batches))]
+    by_place = load_state(checkpoint, f"batch-{processes.rank}", processes.device)
+    return state, [by_place[str(place)] for place in range(len(by_place))]
 
 
 def save_state(checkpoint: Path, name: str, state: Mapping[str, Any]) -> None:
-    """Write a nested state of JSON values, NumPy arrays and tensors."""
-    tensors: dict[str, torch.Tensor] = {}
-    text = json.dumps(_take_arrays(state, "", tensors), indent=2)
+    """
+    Write a nested state.
+
+    Args:
+        checkpoint (`Path`): folder of the checkpoint.
+        name (`str`): name of the two files, without their endings.
+        state (`Mapping`): JSON values, NumPy arrays and tensors by name, in mappings within mappings. Names have no
+            `/`.
+    """
+    values, tensors = _separate(state, "")
+    text = json.dumps(values, indent=2)
     path = checkpoint / FOLDER / name
     write_atomically(path.with_suffix(".safetensors"), lambda temporary: save_file(tensors, temporary))
     write_atomically(path.with_suffix(".json"), lambda temporary: temporary.write_text(text))
 
 
-def _take_arrays(state: Mapping[str, Any], path: str, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """The state without its arrays, which are entered under their paths."""
-    rest: dict[str, Any] = {}
+def _separate(state: Mapping[str, Any], prefix: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """
+    Separate the JSON values of a nested state from its arrays.
+
+    Args:
+        state (`Mapping`): the state.
+        prefix (`str`): path of `state` within the whole, which ends in `/`; empty for the whole.
+
+    Returns:
+        `tuple`: the state without its arrays, and the arrays as tensors by their paths, such as `"selector/rng"`.
+    """
+    values: dict[str, Any] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for name, value in state.items():
+        path = prefix + name
         if isinstance(value, Mapping):
-            rest[name] = _take_arrays(value, f"{path}{name}/", tensors)
+            inner_values, inner_tensors = _separate(value, f"{path}/")
+            values[name] = inner_values
+            tensors.update(inner_tensors)
         elif isinstance(value, (np.ndarray, torch.Tensor)):
             # Micro-batches may share tensors; safetensors requires that each owns its memory
-            tensors[path + name] = torch.as_tensor(value).detach().cpu().contiguous().clone()
+            tensors[path] = torch.as_tensor(value).detach().cpu().contiguous().clone()
         else:
-            rest[name] = value
-    return rest
+            values[name] = value
+    return values, tensors
 
 
 def load_state(checkpoint: Path, name: str, device: torch.device | None = None) -> dict[str, Any]:
-    """The inverse of [`save_state`], with tensors on a device or, without one, NumPy arrays. Raises a `CheckpointError`."""
+    """
+    Read what [`save_state`] has written.
+
+    Args:
+        checkpoint (`Path`): folder of the checkpoint.
+        name (`str`): name of the two files, without their endings.
+        device (`torch.device`, *optional*): device of the arrays, which are tensors then; without it they are NumPy
+            arrays.
+
+    Returns:
+        `dict`: the nested state.
+
+    Raises:
+        [`CheckpointError`]: a file is missing or corrupt.
+    """
     path = checkpoint / FOLDER / name
     try:
         state: dict[str, Any] = json.loads(path.with_suffix(".json").read_text())
-        for place, tensor in load_file(path.with_suffix(".safetensors")).items():
-            *parents, last = place.split("/")
+        tensors = load_file(path.with_suffix(".safetensors"))
+        for tensor_path, tensor in tensors.items():
+            *parents, last = tensor_path.split("/")
             part = state
             for parent in parents:
                 part = part[parent]
             part[last] = tensor.numpy() if device is None else tensor.to(device)
     except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
         raise CheckpointError(
-            f"The selection state {path} cannot be read ({type(error).__name__}: {error}). Resume with as many processes as wrote "
-            "it, or from another checkpoint."
+            f"The selection state {path} cannot be read ({type(error).__name__}: {error}). Resume with as many "
+            "processes as wrote it, or from another checkpoint."
         ) from error
     return state
 
 
 def check_agreement(state: Mapping[str, Any], processes: Processes, own: Collection[str] = ()) -> None:
     """
-    Raise a `RuntimeError` that names the parts in which the states of processes differ, and those processes. Parts in `own` may
-    differ. A collective if there are several.
+    Check that all processes have the same state. A collective if there are several.
+
+    Args:
+        state (`Mapping`): the parts of this process's state, by name.
+        processes ([`Processes`]): the processes of the run.
+        own (`Collection[str]`, *optional*): names of parts that may differ.
+
+    Raises:
+        `RuntimeError`: the state differs; the message names the parts, and the processes that differ from process 0.
     """
     if processes.world_size == 1:
         return
-    first, *others = all_gather({part: hash_json(value) for part, value in state.items() if part not in own})
-    differ = {part: [rank for rank, sums in enumerate(others, 1) if sums[part] != first[part]] for part in first}
-    listed = "; ".join(f"{part} (of {', '.join(map(str, ranks))})" for part, ranks in differ.items() if ranks)
-    if listed:
+    hashes = {part: hash_json(value) for part, value in state.items() if part not in own}
+    first, *others = all_gather(hashes)
+    differences = []
+    for part, expected in first.items():
+        ranks = [str(rank) for rank, found in enumerate(others, start=1) if found[part] != expected]
+        if ranks:
+            differences.append(f"{part} (of {', '.join(ranks)})")
+    if differences:
         raise RuntimeError(
-            f"The selection state of processes differs from that of process 0: {listed}. Look for a callback or a selector of your "
-            "own that changes this state on some processes only; the last checkpoint is not affected."
+            f"The selection state of processes differs from that of process 0: {'; '.join(differences)}. Look for a "
+            "callback or a selector of your own that changes this state on some processes only; the last checkpoint "
+            "is not affected."
         )
 
 
 def check_fits(checkpoint: Path, settings: dict[str, Any], num_prompts: int, dataset_hash: str, is_main: bool) -> None:
     """
-    Raise a `CheckpointError` if the run that is to resume has another dataset than its checkpoint (the hash is empty where prompts
-    are not known by row), or `settings` that do not fit. The main process warns of another learning rate.
+    Check that a run can resume from a checkpoint. The main process warns of another learning rate.
+
+    Args:
+        checkpoint (`Path`): folder of the checkpoint.
+        settings (`dict`): the run's settings on which the content of a checkpoint depends.
+        num_prompts (`int`): number of prompts of the run's dataset.
+        dataset_hash (`str`): content hash of these prompts; empty where prompts are not known by row.
+        is_main (`bool`): whether this is the main process.
+
+    Raises:
+        [`CheckpointError`]: the dataset is another one, or settings do not fit.
     """
     saved = load_state(checkpoint, "state")
-    then, advice = saved["dataset"], "or start a new run with this checkpoint's weights as the model."
-    if dataset_hash and then["hash"] != dataset_hash:
+    dataset = saved["dataset"]
+    if dataset_hash and dataset["hash"] != dataset_hash:
         raise CheckpointError(
-            f"{checkpoint} was written for a dataset of {then['size']} prompts with the content hash {then['hash']}; this one has "
-            f"{num_prompts} prompts and {dataset_hash}. Prompts are known by their row: resume with the same dataset, {advice}"
+            f"{checkpoint} was written for a dataset of {dataset['size']} prompts with the content hash "
+            f"{dataset['hash']}; this one has {num_prompts} prompts and {dataset_hash}. Prompts are known by their "
+            f"row: resume with the same dataset, {_NEW_RUN}"
         )
-    parts: dict[str, Collection[str]] = {"the selection state": SELECTION}
-    parts |= {"rollouts": ROLLOUTS} if saved["holds_rollouts"] else {}
-    everything = [name for name in settings if name != "learning_rate"]
-    parts |= {"a half-used generation batch": everything} if saved["half_used"] else {}
-    for what, names in parts.items():
-        for name in names:
-            before, now = saved["settings"][name], settings[name]
-            if before != now:
-                raise CheckpointError(
-                    f"{checkpoint} holds {what} of a run with {name} = {before!r}, not {now!r}. Resume with the former value, {advice}"
-                )
-    rate, now = saved["settings"]["learning_rate"], settings["learning_rate"]
-    if rate != now and is_main:
+    _check_settings(checkpoint, "the selection state", saved["settings"], settings, SELECTION)
+    if saved["holds_rollouts"]:
+        _check_settings(checkpoint, "rollouts", saved["settings"], settings, ROLLOUTS)
+    if saved["half_used"]:
+        names = [name for name in settings if name != "learning_rate"]
+        _check_settings(checkpoint, "a half-used generation batch", saved["settings"], settings, names)
+    saved_rate = saved["settings"]["learning_rate"]
+    rate = settings["learning_rate"]
+    if rate != saved_rate and is_main:
         logger.warning(
-            f"`learning_rate` is {now}, but {rate} applies, with which {checkpoint} was written: it is part of the schedule's state. To "
-            "train with another one, start a new run with this checkpoint's weights as the model."
+            f"`learning_rate` is {rate}, but {saved_rate} applies, with which {checkpoint} was written: it is part of "
+            "the schedule's state. To train with another one, start a new run with this checkpoint's weights as the "
+            "model."
         )
+
+
+def _check_settings(
+    checkpoint: Path, content: str, saved: dict[str, Any], settings: dict[str, Any], names: Collection[str]
+) -> None:
+    """
+    Check settings on which a part of a checkpoint depends.
+
+    Args:
+        checkpoint (`Path`): folder of the checkpoint.
+        content (`str`): what depends on them, in words.
+        saved (`dict`): settings of the run that wrote the checkpoint.
+        settings (`dict`): settings of the run that is to resume.
+        names (`Collection[str]`): the settings to compare.
+
+    Raises:
+        [`CheckpointError`]: a setting differs.
+    """
+    for name in names:
+        if saved[name] != settings[name]:
+            raise CheckpointError(
+                f"{checkpoint} holds {content} of a run with {name} = {saved[name]!r}, not {settings[name]!r}. Resume "
+                f"with the former value, {_NEW_RUN}"
+            )

@@ -1,11 +1,11 @@
-"""`GroupLog`: one row per generated group, in `<output_dir>/dataeff/groups.parquet`."""
+"""The table of generated groups, `<output_dir>/dataeff/groups.parquet`, and all the files that a run writes there."""
 
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,12 @@ from trl_dataeff.utils import UserError, write_atomically
 
 logger = logging.get_logger(__name__)
 GROUPS_FILE = "dataeff/groups.parquet"
+#: Least seconds between two writes, each of which rewrites the whole file
 FLUSH_SECONDS = 10.0
-ABOUT = b"trl_dataeff"  # key of the file's metadata: what [`about_groups`] returns, as JSON
+#: A write also waits until there is one new row for this many that are written
+FLUSH_FRACTION = 20
+#: Key of the file's metadata, whose value is what [`about_groups`] returns, as JSON
+ABOUT = b"trl_dataeff"
 SCHEMA = pa.schema(
     {
         "step": pa.int32(),  # optimizer steps that were done when the group was generated
@@ -44,97 +48,183 @@ SCHEMA = pa.schema(
 
 
 class GroupLog:
-    """Collects rows for a Parquet file, which is rewritten at every checkpoint, at the end, and in between now and then."""
+    """
+    Collects a row per generated group for a Parquet file. The file is rewritten at every checkpoint, at the end of a
+    run, and from time to time in between.
+
+    Args:
+        path (`Path`): the file.
+    """
 
     def __init__(self, path: Path):
         self.path = path
-        self._dataset, self._scale = "", RewardScale()
+        self._dataset = ""
+        self._scale = RewardScale()
         self._waiting: list[dict[str, Any]] = []
         self._written = SCHEMA.empty_table()
         self._flushed_at = time.monotonic()
 
     def begin(self, step: int, dataset: str, scale: RewardScale) -> None:
         """
-        Continue at optimizer step `step`, with the rows generated before. `dataset` is the content hash of the prompts, and `scale`
-        the range of total rewards, which widens during the run.
+        Continue at an optimizer step, with the rows that were generated before it.
+
+        Args:
+            step (`int`): optimizer steps that are done; with 0 the table begins empty.
+            dataset (`str`): content hash of the prompts.
+            scale ([`RewardScale`]): the range of total rewards, which widens during the run.
         """
-        self._dataset, self._scale, self._written, self._waiting = dataset, scale, SCHEMA.empty_table(), []
+        self._dataset = dataset
+        self._scale = scale
+        self._waiting = []
+        self._written = SCHEMA.empty_table()
         if step and self.path.exists():
             try:
-                self._written = pq.read_table(self.path, filters=pc.field("step") < step).cast(SCHEMA)
+                is_earlier = pc.field("step") < step
+                self._written = pq.read_table(self.path, filters=is_earlier).cast(SCHEMA)
             except (OSError, ValueError, pa.ArrowException) as error:  # ValueError: other columns
                 logger.warning(f"{self.path} cannot be read ({error}): a new table begins with step {step}.")
 
     def add(
         self,
         groups: Sequence[RolloutGroup],
+        *,
         success_rates: Sequence[float] | np.ndarray,
         predicted: Sequence[float],
         seconds: Sequence[float],
         origins: Sequence[str],
         dispositions: Sequence[str],
     ) -> None:
-        """Enter groups, with their success rates, those that were predicted, and their shares of the generation time."""
-        columns = (groups, success_rates, predicted, seconds, origins, dispositions)
-        for group, success_rate, prediction, duration, origin, disposition in zip(*columns, strict=True):
+        """
+        Enter the groups of a generation batch.
+
+        Args:
+            groups (`Sequence[RolloutGroup]`): n groups.
+            success_rates (`np.ndarray` of shape `(n,)`): success rate of each, or NaN.
+            predicted (`Sequence[float]`): success rate that was predicted for each, or NaN.
+            seconds (`Sequence[float]`): each group's share of the time in which it was generated.
+            origins (`Sequence[str]`): where each comes from.
+            dispositions (`Sequence[str]`): what becomes of each.
+        """
+        for i, group in enumerate(groups):
+            reward = float(np.nanmean(group.totals)) if group.scored else math.nan
             row = {
                 "step": group.step,
                 "prompt_id": group.prompt_id,
                 "round": group.round,
-                "success_rate": float(success_rate),
-                "reward": float(np.nanmean(group.totals)) if group.scored else None,
+                "success_rate": _null_if_nan(success_rates[i]),
+                "reward": _null_if_nan(reward),
                 "kind": KINDS[group.kind],
-                "predicted": float(prediction),
-                "origin": origin,
-                "disposition": disposition,
+                "predicted": _null_if_nan(predicted[i]),
+                "origin": origins[i],
+                "disposition": dispositions[i],
                 "completions": group.size,
                 "tokens": group.tokens,
-                "seconds": float(duration),
+                "seconds": _null_if_nan(seconds[i]),
             }
-            self._waiting.append({name: None if value != value else value for name, value in row.items()})  # NaN: null
+            self._waiting.append(row)
 
     def flush(self, force: bool = False) -> None:
-        """Write what waits, if `force` is set or after `FLUSH_SECONDS`, once it is a twentieth of what is written."""
-        due = time.monotonic() - self._flushed_at >= FLUSH_SECONDS and len(self._waiting) >= len(self._written) / 20
-        if not self._waiting or not (force or due):
+        """
+        Write the rows that wait, if there are any and a write is due.
+
+        Args:
+            force (`bool`, *optional*, defaults to `False`): write now, due or not.
+        """
+        if not self._waiting:
             return
-        table = pa.concat_tables([self._written, pa.Table.from_pylist(self._waiting, schema=SCHEMA)])
+        seconds = time.monotonic() - self._flushed_at
+        is_due = seconds >= FLUSH_SECONDS and len(self._waiting) >= len(self._written) / FLUSH_FRACTION
+        if not force and not is_due:
+            return
+        new_rows = pa.Table.from_pylist(self._waiting, schema=SCHEMA)
         about = {"dataset": self._dataset, "reward_range": self._scale.state_dict()}
+        table = pa.concat_tables([self._written, new_rows])
         table = table.replace_schema_metadata({ABOUT: json.dumps(about)})
+
+        def write() -> None:
+            write_atomically(self.path, lambda temporary: pq.write_table(table, temporary))
+
         self._flushed_at = time.monotonic()
-        if try_to_write(self.path, partial(write_atomically, self.path, partial(pq.write_table, table))):
-            self._written, self._waiting = table, []
+        if try_to_write(self.path, write):
+            self._written = table
+            self._waiting = []
+
+
+def _null_if_nan(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)
 
 
 class RunLogs:
-    """The files that the main process writes to `<output_dir>/dataeff`; `about` is what `run.json` says, JSON values."""
+    """
+    The files that the main process writes to `<output_dir>/dataeff`.
+
+    Args:
+        output_dir (`str`): the run's folder.
+
+    Attributes:
+        groups ([`GroupLog`]): the table of groups.
+        metrics ([`MetricsLog`]): the logs.
+        about (`dict`): what `run.json` says, in JSON values; empty before [`begin`].
+    """
 
     def __init__(self, output_dir: str):
-        self._run = Path(output_dir, RUN_FILE)
+        self._run_file = Path(output_dir, RUN_FILE)
         self.groups = GroupLog(Path(output_dir, GROUPS_FILE))
         self.metrics = MetricsLog(Path(output_dir, METRICS_FILE))
         self.about: dict[str, Any] = {}
 
     def begin(self, step: int, dataset: str, scale: RewardScale, about: dict[str, Any]) -> None:
-        """Continue at optimizer step `step`: what was written after it, or by an earlier run, is removed."""
-        self.about, text = about, json.dumps(about, indent=2)
+        """
+        Continue at an optimizer step: what was written after it, or by an earlier run, is removed.
+
+        Args:
+            step (`int`), dataset (`str`), scale ([`RewardScale`]): see [`GroupLog.begin`].
+            about (`dict`): what `run.json` is to say, in JSON values.
+        """
+        self.about = about
         self.groups.begin(step, dataset, scale)
         self.metrics.begin(step)
-        try_to_write(self._run, partial(write_atomically, self._run, lambda path: path.write_text(text)))
+        text = json.dumps(about, indent=2)
+
+        def write() -> None:
+            write_atomically(self._run_file, lambda temporary: temporary.write_text(text))
+
+        try_to_write(self._run_file, write)
 
 
 def read_groups(path: Path) -> pa.Table:
-    """The table of a run, with a success rate of NaN where there is none. Raises a [`UserError`] if it cannot be read."""
+    """
+    Read the table of groups of a run.
+
+    Args:
+        path (`Path`): its `groups.parquet`.
+
+    Returns:
+        `pa.Table`: the columns of `SCHEMA`. Where a group has no success rate, it is NaN.
+
+    Raises:
+        [`UserError`]: the table cannot be read.
+    """
     try:
         table = pq.read_table(path).select(SCHEMA.names)
-        rates = pc.fill_null(table["success_rate"].cast(pa.float64()), float("nan"))
-        return table.set_column(SCHEMA.get_field_index("success_rate"), "success_rate", rates)
+        rates = table["success_rate"].cast(pa.float64())
+        column = SCHEMA.get_field_index("success_rate")
+        return table.set_column(column, "success_rate", pc.fill_null(rates, math.nan))
     except (OSError, KeyError, ValueError, pa.ArrowException) as error:
         raise UserError(f"{path} is no table of groups of this package ({type(error).__name__}: {error}).") from error
 
 
 def about_groups(path: Path) -> dict[str, Any]:
-    """`dataset`, the content hash of the prompts of a table of groups, and `reward_range`, its last ends `low` and `high`, if any."""
+    """
+    Read what a table of groups says of its run.
+
+    Args:
+        path (`Path`): its `groups.parquet`.
+
+    Returns:
+        `dict`: `dataset`, the content hash of the prompts, and `reward_range`, the last range of total rewards with
+        its ends `low` and `high`. Empty for a table that does not say.
+    """
     metadata: dict[bytes, bytes] = pq.read_schema(path).metadata or {}
     about: dict[str, Any] = json.loads(metadata.get(ABOUT, b"{}"))
     return about
