@@ -22,8 +22,8 @@ import torch
 from trl_dataeff.difficulty.predictor import DifficultyPredictor
 from trl_dataeff.rollouts.group import RolloutGroup
 from trl_dataeff.selection.base import SelectorContext, check_request, register_selector
-from trl_dataeff.selection.draw import gumbel_top_k
-from trl_dataeff.selection.predicting import PredictingSelector
+from trl_dataeff.selection.dots.predicting import PredictingSelector
+from trl_dataeff.selection.dots.sampling import gumbel_top_k
 from trl_dataeff.utils import check_number
 
 

@@ -8,7 +8,7 @@ DOTS: draw prompts whose groups are likely to carry a gradient (after arXiv 2506
    where it is not. A pass goes on across generation batches until most of the weight has been drawn. Each group in a row that no
    reward function scores halves \(P_i\).
 
-`estimate.py` has step 1, for several speeds of the policy side by side, and `draw.py` steps 2 and 3. With graded rewards a mean
+`estimator.py` has step 1, for several speeds of the policy side by side, and `sampling.py` steps 2 and 3. With graded rewards a mean
 reward says little about whether rewards differ; then P is estimated as a success rate is: from whether groups were effective.
 """
 
@@ -27,9 +27,9 @@ from trl_dataeff.difficulty.predictor import DifficultyPredictor
 from trl_dataeff.rollouts.classification import RewardScale
 from trl_dataeff.rollouts.group import RolloutGroup
 from trl_dataeff.selection.base import SelectorContext, check_request, register_selector
-from trl_dataeff.selection.draw import PromptPass, chance_effective, gumbel_top_k, log_weight
-from trl_dataeff.selection.estimate import HALF_LIVES, PromptEstimator
-from trl_dataeff.selection.predicting import PredictingSelector
+from trl_dataeff.selection.dots.estimator import HALF_LIVES, PromptEstimator
+from trl_dataeff.selection.dots.predicting import PredictingSelector
+from trl_dataeff.selection.dots.sampling import PromptPass, chance_effective, gumbel_top_k, log_weight
 from trl_dataeff.tracking.groups import GROUPS_FILE, about_groups, read_groups
 from trl_dataeff.utils import UserError, check_number
 

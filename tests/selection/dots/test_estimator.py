@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from trl_dataeff.difficulty.logistic import LogisticDifficultyPredictor
 from trl_dataeff.difficulty.online import RollingDifficulty
-from trl_dataeff.selection.dots import PRIORS
-from trl_dataeff.selection.estimate import LEVEL_PRIOR, PromptEstimator, SuccessHistory, fit_offsets
+from trl_dataeff.selection.dots.estimator import LEVEL_PRIOR, PromptEstimator, SuccessHistory, fit_offsets
+from trl_dataeff.selection.dots.selector import PRIORS
 
 
 N, HALF_LIVES = 300, (1.0, 4.0, 16.0)

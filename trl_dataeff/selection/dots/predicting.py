@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from transformers.utils import logging
 
-from trl_dataeff.difficulty import make_predictor
+from trl_dataeff.difficulty.loading import make_predictor
 from trl_dataeff.difficulty.online import PredictionRecord, RollingDifficulty
 from trl_dataeff.difficulty.predictor import DifficultyPredictor
 from trl_dataeff.selection.base import Selector, SelectorContext

@@ -14,7 +14,7 @@ from tests.factories.tiny import run
 from tests.factories.training import mixed_reward
 from trl_dataeff import DotsSelector
 from trl_dataeff.rollouts.classification import RewardScale
-from trl_dataeff.selection.dots import read_earlier_run
+from trl_dataeff.selection.dots.selector import read_earlier_run
 from trl_dataeff.testing import make_context, make_groups
 from trl_dataeff.tracking.groups import ABOUT, SCHEMA
 from trl_dataeff.utils import UserError

@@ -18,8 +18,8 @@ from trl_dataeff.difficulty.online import RollingDifficulty, pearson
 from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.selection import Selector, make_selector
 from trl_dataeff.selection.base import SelectorContext
-from trl_dataeff.selection.dots import DotsSelector
-from trl_dataeff.selection.draw import chance_effective, gumbel_top_k, log_weight
+from trl_dataeff.selection.dots.sampling import chance_effective, gumbel_top_k, log_weight
+from trl_dataeff.selection.dots.selector import DotsSelector
 from trl_dataeff.testing import PROMPTS, embeddings, make_context
 
 
