@@ -10,7 +10,7 @@ Success rates of prompts, predicted from their embeddings.
     published.py     checkpoints of the authors of arXiv 2506.05316
 """
 
-from trl_dataeff.difficulty.loading import PREDICTORS as PREDICTORS
-from trl_dataeff.difficulty.loading import load_predictor as load_predictor
-from trl_dataeff.difficulty.loading import make_predictor as make_predictor
-from trl_dataeff.difficulty.loading import save_predictor as save_predictor
+from trl_dataeff.difficulty.loading import PREDICTORS, load_predictor, make_predictor, save_predictor
+
+
+__all__ = ["PREDICTORS", "load_predictor", "make_predictor", "save_predictor"]

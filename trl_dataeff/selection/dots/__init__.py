@@ -8,5 +8,8 @@ DOTS (arXiv 2506.05316): draw prompts whose groups are likely to carry a gradien
     published.py     PaperDotsSelector, the method as published, with reference rollouts
 """
 
-from trl_dataeff.selection.dots.published import PaperDotsSelector as PaperDotsSelector
-from trl_dataeff.selection.dots.selector import DotsSelector as DotsSelector
+from trl_dataeff.selection.dots.published import PaperDotsSelector
+from trl_dataeff.selection.dots.selector import DotsSelector
+
+
+__all__ = ["DotsSelector", "PaperDotsSelector"]
