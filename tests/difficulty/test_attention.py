@@ -40,7 +40,8 @@ def by_hand(w: dict[str, torch.Tensor], E: torch.Tensor, R: torch.Tensor, values
     p = (torch.softmax(scores, dim=-1) * values).sum(dim=-1).clamp(1e-4, 1 - 1e-4)
     moments = torch.stack([values.mean(), values.std()])
     out = layer(F.linear, "mlp.2", F.relu(layer(F.linear, "mlp.0", moments)))
-    temperature, bias = F.softplus(out[0]).clamp(0.01, 10), torch.tanh(out[1])
+    temperature = F.softplus(out[0]).clamp(0.01, 10)
+    bias = torch.tanh(out[1])
     return torch.sigmoid(torch.log(p / (1 - p)) / temperature + bias)
 
 
@@ -48,10 +49,14 @@ def by_hand(w: dict[str, torch.Tensor], E: torch.Tensor, R: torch.Tensor, values
 @given(st.integers(0, 50), st.integers(2, 40), st.sampled_from([0.0, 0.3, 1.0]), st.sampled_from([0.0, 0.5, 1.0]))
 def test_published_checkpoints_predict_what_their_code_predicts(tmp_path_factory, seed, k, scale, middle):
     """Also from references that all fail or succeed, whose average is clamped."""
-    path, w, rng = tmp_path_factory.mktemp("published") / "model.pt", parameters(seed), generator(seed)
+    path = tmp_path_factory.mktemp("published") / "model.pt"
+    w = parameters(seed)
     torch.save({"model_state_dict": w, "epoch": 20}, path)
-    E, R, values = torch.randn(30, 24, generator=rng), torch.randn(k, 24, generator=rng), torch.rand(k, generator=rng)
-    values = (middle + scale * (values - 0.5)).clamp(0, 1)
+    rng = generator(seed)
+    E = torch.randn(30, 24, generator=rng)
+    R = torch.randn(k, 24, generator=rng)
+    spread = torch.rand(k, generator=rng) - 0.5
+    values = (middle + scale * spread).clamp(0, 1)
     predictor = load_predictor(path)
     predictor.set_references(R, values)
     torch.testing.assert_close(predictor.predict(E), by_hand(w, E, R, values), atol=1e-5, rtol=1e-4)
@@ -107,8 +112,10 @@ def parts(n: int = 12, k: int = 7):
     model = AttentionDifficultyPredictor(10, width=8, seed=3)
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.7, generator=generator(4))
-    zq, zr = torch.randn(n, 8, generator=generator(5)), torch.randn(k, 8, generator=generator(6))
-    return model.requires_grad_(False), zq, References(zr, torch.rand(k, generator=generator(7)), torch.ones(k))
+    zq = torch.randn(n, 8, generator=generator(5))
+    zr = torch.randn(k, 8, generator=generator(6))
+    p = torch.rand(k, generator=generator(7))
+    return model.requires_grad_(False), zq, References(zr, p, torch.ones(k))
 
 
 def test_whole_weights_are_repetitions_up_to_the_unbiased_deviation():
@@ -183,9 +190,11 @@ class Noted(AttentionDifficultyPredictor):
     """Notes the losses that decide when to stop, and on which groups they are taken."""
 
     def held_out_loss(self, E, tasks, held_out):
-        self.tasks, self.held_out = tasks, held_out
-        self.losses = [*getattr(self, "losses", []), super().held_out_loss(E, tasks, held_out)]
-        return self.losses[-1]
+        self.tasks = tasks
+        self.held_out = held_out
+        loss = super().held_out_loss(E, tasks, held_out)
+        self.losses = [*getattr(self, "losses", []), loss]
+        return loss
 
 
 def test_held_out_groups_end_a_fit_that_only_learns_noise_and_choose_its_best_parameters():
@@ -194,7 +203,8 @@ def test_held_out_groups_end_a_fit_that_only_learns_noise_and_choose_its_best_pa
     weight[::6] = 0
     model = Noted(40, width=32)
     model.fit(E, p, weight, epochs=50)
-    losses, best = model.losses, int(np.argmin(model.losses))
+    losses = model.losses
+    best = int(np.argmin(losses))
     assert len(losses) == best + 1 + attention.PATIENCE < 50
     assert losses[-1] > losses[best]
     assert model.held_out_loss(E, model.tasks, model.held_out) == losses[best]
@@ -205,7 +215,8 @@ def test_held_out_groups_end_a_fit_that_only_learns_noise_and_choose_its_best_pa
 def test_each_group_is_predicted_from_all_others():
     E, p = noise(40)
     model = AttentionDifficultyPredictor(40, width=32).requires_grad_(False)
-    groups, weight = np.arange(3, 40), torch.rand(40, generator=generator(3)) + 0.1
+    groups = np.arange(3, 40)
+    weight = torch.rand(40, generator=generator(3)) + 0.1
     queries = groups[4:9]
     got = model.loss(E, Groups(np.arange(40), p.numpy(), weight.numpy()), queries, groups)
     predicted = []

@@ -1,4 +1,4 @@
-"""Embeddings of prompts by the policy and by pretrained models: their values, and that a run is the same with them as without."""
+"""Embeddings of prompts by the policy and by pretrained models: their values, and that making them changes nothing."""
 
 import json
 import math
@@ -133,7 +133,8 @@ def test_the_template_of_a_processor(embed, tmp_path):
     """As those of vision models, it takes the content of a message in parts."""
     template = "{% for part in messages[0].content %}[{{ part.type }}:{{ part.text }}]{% endfor %}"
     processor = LlavaProcessor.from_pretrained(save_tiny_vision(tmp_path))
-    model, tokenizer = tiny_model(processor.tokenizer), processor.tokenizer
+    tokenizer = processor.tokenizer
+    model = tiny_model(tokenizer)
     texts = [f"[text:{prompt[0]['content']}]" for prompt in chat_dataset(3)["prompt"]]
     expected = [embedding_alone(model, tokenizer(text)["input_ids"]) for text in texts]
     embeddings = embed(chat_dataset(3), model, processor, template={"chat_template": template})
@@ -170,7 +171,8 @@ def test_the_random_state_is_left_alone(embed, tmp_path, model):
 
 
 def test_mode_and_parameters_are_left_alone_even_by_an_error(embed):
-    model, broken = tiny_lora().train(), tiny_model().train()
+    model = tiny_lora().train()
+    broken = tiny_model().train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     embed(VARIED, model)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
@@ -204,8 +206,13 @@ def test_datasets_that_cannot_be_embedded(embed, dataset, names):
 
 
 def process(rank: int, count: int, kind: DistributedType = DistributedType.NO) -> SimpleNamespace:
-    place = {"process_index": rank, "num_processes": count, "is_main_process": False, "device": torch.device("cpu")}
-    return SimpleNamespace(**place, distributed_type=kind)
+    return SimpleNamespace(
+        process_index=rank,
+        num_processes=count,
+        is_main_process=False,
+        device=torch.device("cpu"),
+        distributed_type=kind,
+    )
 
 
 def test_policies_whose_parameters_are_elsewhere(embed):
@@ -218,7 +225,8 @@ def test_policies_whose_parameters_are_elsewhere(embed):
 
 
 def test_under_deepspeed_which_moves_it_later_the_policy_embeds_on_the_device(embed, monkeypatch):
-    zero2, devices = process(0, 1, DistributedType.DEEPSPEED), []
+    zero2 = process(0, 1, DistributedType.DEEPSPEED)
+    devices = []
     monkeypatch.setattr("torch.nn.Module.to", lambda module, device: devices.append(device))
     embed(VARIED, accelerator=zero2)
     assert devices == [zero2.device]
@@ -226,9 +234,16 @@ def test_under_deepspeed_which_moves_it_later_the_policy_embeds_on_the_device(em
 
 def test_each_of_two_processes_embeds_its_share(embed, monkeypatch):
     monkeypatch.setattr(embedding, "BATCH_TOKENS", 50)
-    dataset, parts = plain_dataset(23), []
-    expected, forwards = embed(dataset), embed.forwards
-    monkeypatch.setattr("trl_dataeff.difficulty.embedding.all_gather", lambda own: parts.append(own) or parts)
+    dataset = plain_dataset(23)
+    expected = embed(dataset)
+    forwards = embed.forwards
+    parts = []
+
+    def gather_from_those_so_far(own):
+        parts.append(own)
+        return parts
+
+    monkeypatch.setattr(embedding, "all_gather", gather_from_those_so_far)
     for rank in (0, 1):
         with suppress(EmbeddingError):  # of the first one, which lacks the share of the second
             embeddings = embed(dataset, accelerator=process(rank, 2))
@@ -244,16 +259,16 @@ def test_an_encoder_by_path(embed, tmp_path):
     folder = save_bert(tmp_path / "bert")
     embeddings = embed(VARIED, folder)
     assert_embeddings_close(embeddings, [bert_states(folder, text).mean(axis=0) for text in TEXTS])
-    joined = Dataset.from_list(
-        [{"prompt": [{"role": "system", "content": "be"}, {"role": "user", "content": text}]} for text in TEXTS]
-    )
-    assert_embeddings_close(embed(joined, folder), [bert_states(folder, f"be\n{text}").mean(axis=0) for text in TEXTS])
+    conversations = [[{"role": "system", "content": "be"}, {"role": "user", "content": text}] for text in TEXTS]
+    embeddings = embed(Dataset.from_dict({"prompt": conversations}), folder)
+    assert_embeddings_close(embeddings, [bert_states(folder, f"be\n{text}").mean(axis=0) for text in TEXTS])
 
 
 @needs_sentence_transformers
 def test_a_decoder_by_path_is_the_policy_of_that_path(embed, tmp_path):
     # With a template, sentence-transformers takes a text for a message of the user
-    folder, tokenizer = save_tiny(tmp_path / "tiny", chat_template=None), tiny_tokenizer(chat_template=None)
+    folder = save_tiny(tmp_path / "tiny", chat_template=None)
+    tokenizer = tiny_tokenizer(chat_template=None)
     chats = chat_dataset(4)
     contents = Dataset.from_dict({"prompt": [prompt[0]["content"] for prompt in chats["prompt"]]})
     for dataset, same in ((VARIED, VARIED), (chats, contents)):

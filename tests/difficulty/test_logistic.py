@@ -16,7 +16,8 @@ from trl_dataeff.difficulty.logistic import LogisticDifficultyPredictor
 @pytest.mark.parametrize("n", [300, 7])
 def test_basis_is_that_of_the_singular_value_decomposition(n):
     rotation = torch.linalg.qr(torch.randn(12, 12, generator=generator(1), dtype=torch.float64)).Q
-    E = torch.randn(n, 12, generator=generator(), dtype=torch.float64) * 0.7 ** torch.arange(12) @ rotation * 9 + 10
+    independent = torch.randn(n, 12, generator=generator(), dtype=torch.float64) * 0.7 ** torch.arange(12)
+    E = independent @ rotation * 9 + 10
     predictor = LogisticDifficultyPredictor(components=5)
     predictor.fit_basis(E.float())
     standardised = (E - E.mean(dim=0)) / E.std(dim=0, correction=0)
@@ -30,7 +31,7 @@ def test_basis_is_that_of_the_singular_value_decomposition(n):
 
 
 def test_a_large_dimension_does_not_hide_the_others():
-    """As in hidden states of language models: one dimension is a thousand times as large, and says nothing of the kind."""
+    """As in hidden states of language models: one is a thousand times as large, and says nothing of the kind."""
     kind = torch.arange(400) % 2
     E = torch.randn(400, 12, generator=generator())
     E[:, 1:7] += 3 * kind[:, None]
@@ -61,13 +62,16 @@ def test_fit_is_the_minimum_of_its_loss(n, l2, seed, share):
     weight = torch.rand(n, generator=rng) + 0.01
     predictor = LogisticDifficultyPredictor(l2=l2)
     predictor.fit_projected(X, p, weight)
-    c, b = (x.double().requires_grad_() for x in (predictor.coefficients, predictor.intercept))
-    bce = nn.functional.binary_cross_entropy_with_logits(
-        X.double() @ c + b, p.double(), weight.double(), reduction="sum"
-    )
-    (bce + l2 / 2 * (c**2).sum()).backward()  # a convex loss, whose gradient is zero at the minimum alone
-    assert max(c.grad.abs().max(), b.grad.abs().max()) < 2e-6 * (weight.sum() + l2) * (1 + c.abs().max())
-    torch.testing.assert_close(predictor.predict_projected(X), torch.sigmoid(X.double() @ c + b).detach().float())
+    c = predictor.coefficients.double().requires_grad_()
+    b = predictor.intercept.double().requires_grad_()
+    scores = X.double() @ c + b
+    bce = nn.functional.binary_cross_entropy_with_logits(scores, p.double(), weight.double(), reduction="sum")
+    loss = bce + l2 / 2 * (c**2).sum()
+    loss.backward()  # convex: its gradient is zero at the minimum alone
+    tolerance = 2e-6 * (weight.sum() + l2) * (1 + c.abs().max())
+    assert c.grad.abs().max() < tolerance
+    assert b.grad.abs().max() < tolerance
+    torch.testing.assert_close(predictor.predict_projected(X), torch.sigmoid(scores).detach().float())
 
 
 @settings(max_examples=40, deadline=None)

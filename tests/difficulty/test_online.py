@@ -21,7 +21,10 @@ RATES = P.numpy()
 
 
 def rolling(kind: str, **options) -> RollingDifficulty:
-    predictor = LogisticDifficultyPredictor(8) if kind == "logistic" else AttentionDifficultyPredictor(40, width=16)
+    if kind == "logistic":
+        predictor = LogisticDifficultyPredictor(8)
+    else:
+        predictor = AttentionDifficultyPredictor(40, width=16)
     return RollingDifficulty(E.numpy(), predictor, **{"half_life": 4.0, "fit_every": 3, **options})
 
 
@@ -55,7 +58,8 @@ def by_hand(entries, capacity):
     kept: list[tuple[int, float, int]] = []
     for prompt, rate, batch in entries:
         if not math.isnan(rate):
-            kept = [*[entry for entry in kept if entry[0] != prompt], (prompt, rate, batch)]
+            kept = [entry for entry in kept if entry[0] != prompt]
+            kept.append((prompt, rate, batch))
     return kept[-capacity:]
 
 
@@ -69,7 +73,8 @@ def by_hand(entries, capacity):
 def test_keeps_the_newest_group_of_each_prompt(batches, capacity):
     difficulty = RollingDifficulty(torch.rand(13, 4), LogisticDifficultyPredictor(), capacity=capacity)
     for batch, groups in enumerate(batches):
-        ids, rates = np.array([g[0] for g in groups], dtype=np.int64), np.array([g[1] for g in groups])
+        ids = np.array([prompt for prompt, _ in groups], dtype=np.int64)
+        rates = np.array([rate for _, rate in groups])
         difficulty.observe(ids, rates, batch)
     expected = by_hand([(*group, batch) for batch, groups in enumerate(batches) for group in groups], capacity)
     got = list(zip(difficulty.ids.tolist(), difficulty.rates.tolist(), difficulty.batches.tolist()))
@@ -98,7 +103,8 @@ def test_groups_count_by_their_age_and_with_attention_no_prompt_sees_itself(kind
 
 @KINDS
 def test_the_papers_way_sees_the_references_alone(kind):
-    difficulty, other = rolling(kind, fit_every=0), rolling(kind, fit_every=0)
+    difficulty = rolling(kind, fit_every=0)
+    other = rolling(kind, fit_every=0)
     run(difficulty, range(3))
     ids = np.arange(50, 90)
     got = difficulty.predict_with_references(ids, RATES[ids], 5)
@@ -111,21 +117,38 @@ def test_the_papers_way_sees_the_references_alone(kind):
 
 
 def test_towers_are_fitted_when_their_time_has_come_and_prompts_are_projected_only_then(monkeypatch):
-    difficulty, fits, projected = rolling("attention", fit_every=3), [], []
-    fit, project = difficulty.predictor.fit, difficulty.predictor.project
-    monkeypatch.setattr(difficulty.predictor, "project", lambda E: projected.append(batch) or project(E))
-    monkeypatch.setattr(difficulty.predictor, "fit", lambda *args, **kw: fits.append(batch) or fit(*args, **kw))
+    difficulty = rolling("attention", fit_every=3)
+    calls = []
+    fit = difficulty.predictor.fit
+    project = difficulty.predictor.project
+
+    def noted_fit(*args, **kwargs):
+        calls.append(("fit", batch))
+        fit(*args, **kwargs)
+
+    def noted_project(E):
+        calls.append(("project", batch))
+        return project(E)
+
+    monkeypatch.setattr(difficulty.predictor, "fit", noted_fit)
+    monkeypatch.setattr(difficulty.predictor, "project", noted_project)
     for batch in range(8):
         ids = np.arange(16 * batch, 16 * batch + 16)
         difficulty.observe(ids, RATES[ids], batch)
-        difficulty.refresh(batch) if batch % 2 else difficulty.predict_with_references(ids, RATES[ids], batch)
+        if batch % 2:
+            difficulty.refresh(batch)
+        else:
+            difficulty.predict_with_references(ids, RATES[ids], batch)
+    fits = [batch for name, batch in calls if name == "fit"]
+    projections = [batch for name, batch in calls if name == "project"]
     assert fits == [1, 4, 7]  # 32 groups first, then every 3 batches
-    assert len(projected) <= len(fits) + 1
+    assert projections == [0, 1, 4, 7]  # once for the first prediction, and after each fit
 
 
 @KINDS
 def test_a_restored_run_predicts_the_same_bits(kind):
-    difficulty, restored = (rolling(kind, capacity=200, fit_every=4) for _ in range(2))
+    difficulty = rolling(kind, capacity=200, fit_every=4)
+    restored = rolling(kind, capacity=200, fit_every=4)
     run(difficulty, range(5))
     run(restored, range(20, 22))  # what it knew before is gone
     restored.load_state_dict(difficulty.state_dict())
@@ -136,12 +159,14 @@ def test_a_logistic_predictor_of_other_runs_is_where_it_begins():
     predictor = LogisticDifficultyPredictor(8)
     predictor.fit(E, P)
     expected = predictor.predict(E).numpy()
-    difficulty, restored = RollingDifficulty(E, predictor), rolling("logistic", half_life=20.0)
+    difficulty = RollingDifficulty(E, predictor)
+    restored = rolling("logistic", half_life=20.0)
     np.testing.assert_array_equal(difficulty.refresh(0), expected)
     difficulty.observe(np.arange(4), RATES[:4], 1)
     cold = rolling("logistic")
     cold.observe(np.arange(4), RATES[:4], 1)
-    assert np.corrcoef(difficulty.refresh(1), expected)[0, 1] > 0.9 > np.corrcoef(cold.refresh(1), expected)[0, 1]
+    assert np.corrcoef(difficulty.refresh(1), expected)[0, 1] > 0.9
+    assert np.corrcoef(cold.refresh(1), expected)[0, 1] < 0.9
     assert np.corrcoef(difficulty.refresh(2), expected)[0, 1] > 0.9  # and stays where it began
     restored.load_state_dict(difficulty.state_dict())
     np.testing.assert_array_equal(run(restored, range(2, 4)), run(difficulty, range(2, 4)))
@@ -174,8 +199,10 @@ def test_pearson_agrees_with_numpy(pairs):
 
 
 def test_the_record_keeps_the_newest():
-    record, rng = PredictionRecord(capacity=9), np.random.default_rng(0)
-    predicted, observed = rng.random(30).astype(np.float32), rng.random(30).astype(np.float32)
+    record = PredictionRecord(capacity=9)
+    rng = np.random.default_rng(0)
+    predicted = rng.random(30).astype(np.float32)
+    observed = rng.random(30).astype(np.float32)
     predicted[25] = np.nan
     for start in range(0, 30, 6):
         record.add(predicted[start : start + 6], observed[start : start + 6])

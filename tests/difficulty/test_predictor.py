@@ -14,7 +14,9 @@ from trl_dataeff.difficulty.predictor import PredictorError
 
 
 def make(cls, width: int = 40):
-    return cls() if cls is LogisticDifficultyPredictor else cls(width, width=32)
+    if cls is LogisticDifficultyPredictor:
+        return LogisticDifficultyPredictor()
+    return AttentionDifficultyPredictor(width, width=32)
 
 
 def fitted(cls, E, p):
@@ -105,10 +107,14 @@ def test_wrong_groups_are_rejected(cls, change):
 def test_corrupt_folders_are_rejected(cls, tmp_path):
     E, p = difficulty_problem(50)
     save_predictor(fitted(cls, E, p), tmp_path)
-    config, tensors = tmp_path / "config.json", tmp_path / "predictor.safetensors"
-    whole, text = tensors.read_bytes(), config.read_text()
-    changes = ({"predictor": "oracle"}, {"format": 99}, {"settings": {"wrong": 1}})
-    for broken in (text[:20], *(json.dumps(json.loads(text) | change) for change in changes)):
+    config = tmp_path / "config.json"
+    tensors = tmp_path / "predictor.safetensors"
+    text = config.read_text()
+    whole = tensors.read_bytes()
+    broken_texts = [text[:20]]
+    for change in ({"predictor": "oracle"}, {"format": 99}, {"settings": {"wrong": 1}}):
+        broken_texts.append(json.dumps(json.loads(text) | change))
+    for broken in broken_texts:
         config.write_text(broken)
         with pytest.raises(PredictorError, match="loaded"):
             load_predictor(tmp_path)

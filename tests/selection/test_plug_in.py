@@ -29,11 +29,13 @@ MODES = {
 @pytest.mark.parametrize("mode", MODES)
 def test_its_contract_is_kept(tmp_path, mode):
     """Bound once and before anything else; what it proposes is generated; it observes every batch, once and whole."""
-    selector, rolled_out = LeastSolved(), []
+    selector = LeastSolved()
+    rolled_out = []
+    rewards_of_mode = MODES[mode].get("rewards", mixed_reward)
 
     def reward(prompts, **kwargs):
-        rolled_out.extend(map(number, prompts[::4]))
-        return MODES[mode].get("rewards", mixed_reward)(prompts=prompts, **kwargs)
+        rolled_out.extend(number(prompt) for prompt in prompts[::4])
+        return rewards_of_mode(prompts=prompts, **kwargs)
 
     trainer = train(tmp_path, selector, **{**MODES[mode], "rewards": reward})
     assert trainer.selector is selector
@@ -59,8 +61,10 @@ def test_its_contract_is_kept(tmp_path, mode):
 
 
 def test_its_predictions_are_made_before_it_observes_and_are_in_the_table(tmp_path):
-    trainer = train(tmp_path, selector := LeastSolved())
-    solved, expected = np.zeros(24), []
+    selector = LeastSolved()
+    trainer = train(tmp_path, selector)
+    solved = np.zeros(24)
+    expected = []
     for batch in trainer.batches:
         expected += [1 / (2 + solved[group.prompt_id]) for group in batch.generated]
         for group in batch.generated:
@@ -117,9 +121,13 @@ PROPOSALS = {
 )
 def test_wrong_ids_are_an_error(name, method):
     ids, named = PROPOSALS[name]
-    arguments = (4,) if method == "propose" else ()
-    with pytest.raises(ValueError, match=rf"Faulty\.{method}\({'4' if arguments else ''}\).*{named}"):
-        getattr(checked(**{method: lambda *_: ids}), method)(*arguments, generator())
+    selector = checked(**{method: lambda *_: ids})
+    if method == "propose":
+        with pytest.raises(ValueError, match=rf"Faulty\.propose\(4\).*{named}"):
+            selector.propose(4, generator())
+    else:
+        with pytest.raises(ValueError, match=rf"Faulty\.references\(\).*{named}"):
+            selector.references(generator())
 
 
 @pytest.mark.parametrize("predicted", [None, np.zeros(24), ["a", "b"], np.full((2, 1), 0.5)], ids=str)
@@ -144,10 +152,15 @@ def fail(*args):
     raise RuntimeError("Can't call numpy()")
 
 
+def wrong_ids(*args):
+    return np.zeros(2, dtype=int)
+
+
 @pytest.mark.parametrize("method", ["propose", "references", "state_dict"])
 def test_a_fault_ends_a_run_before_anything_is_generated(tmp_path, method):
-    fault = fail if method == "state_dict" else lambda *_: np.zeros(2, dtype=int)
-    faults, rewarded = {"references": lambda rng: [], method: fault}, []
+    fault = fail if method == "state_dict" else wrong_ids
+    faults = {"references": lambda rng: [], method: fault}
+    rewarded = []
     with pytest.raises((ValueError, TypeError), match=rf"Faulty\.{method}\("):
         train(tmp_path, Faulty(**faults), rewards=lambda completions, **_: rewarded.append(1))
     assert not rewarded

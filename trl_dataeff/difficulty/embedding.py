@@ -1,9 +1,10 @@
-"""`embed_dataset()`: embeds every prompt of a dataset, by the policy or by another model. `embed_for()`: does so once in a run."""
+"""Embeddings of prompts, by the policy or by another model: of a dataset, and of a run, which makes them once."""
 
 from __future__ import annotations
 
 import inspect
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -27,6 +28,9 @@ from trl_dataeff.utils import UserError, hash_json, hash_rows, write_atomically
 
 logger = logging.get_logger(__name__)
 BATCH_TOKENS = 8192  # of a forward pass of the policy, padding included
+LARGEST_FLOAT16 = 65504
+GATHERED_ROWS = 2**14  # rows of each process that are exchanged at a time
+TOKENIZED_PROMPTS = 1024  # prompts that are tokenized at a time
 
 
 class EmbeddingError(UserError):
@@ -43,68 +47,121 @@ def embed_dataset(
     progress: bool = True,
 ) -> np.ndarray:
     """
-    Embed every prompt of a dataset: float16 `(N, h)`, row i is prompt i. It is the mean of the policy's last hidden states over the
-    prompt's own tokens, or what `SentenceTransformer.encode` returns. A prompt that is longer than the model takes is cut. Restores
-    torch's random state. A collective: each process embeds its share. Raises an [`EmbeddingError`] if there are no rows, a prompt
-    cannot be rendered, the model cannot be loaded, or its values are not finite.
+    Embed every prompt of a dataset. The embedding is the mean of the policy's last hidden states over the prompt's own
+    tokens, or what `SentenceTransformer.encode` returns. A prompt that is longer than the model takes is cut. Restores
+    torch's random state. A collective: each process embeds its share.
 
     Args:
-        dataset ([`~datasets.Dataset`]): N rows with a `prompt`, a string or a conversation, of which the text parts are embedded.
-        model ([`~transformers.PreTrainedModel`] or `str`): the policy, wrapped or not; or the id or path of a model for
-            sentence-transformers, which embeds the contents of a conversation's messages, joined by newlines.
+        dataset ([`~datasets.Dataset`]): N rows with a `prompt`, a string or a conversation, of which the text parts
+            are embedded.
+        model ([`~transformers.PreTrainedModel`] or `str`): the policy, wrapped or not; or the id or path of a model
+            for sentence-transformers, which embeds the contents of a conversation's messages, joined by newlines.
         tokenizer (tokenizer or processor, *optional*): of the policy; its chat template renders conversations.
-        accelerator ([`~accelerate.Accelerator`], *optional*): of the run; by default all processes of this launch take part.
+        accelerator ([`~accelerate.Accelerator`], *optional*): of the run; by default all processes of this launch take
+            part.
         template (`dict`, *optional*): keyword arguments of `apply_chat_template`, for the policy.
         progress (`bool`, *optional*, defaults to `True`): whether to show a progress bar, on the main process.
+
+    Returns:
+        `np.ndarray` of shape `(N, h)`: float16, row i is prompt i.
+
+    Raises:
+        EmbeddingError: there are no rows, a prompt cannot be rendered, the model cannot be loaded, or its values are
+            not finite.
     """
     if not len(dataset):
         raise EmbeddingError("The dataset has no rows, so there is nothing to embed. Give one with prompts.")
     state: Any = PartialState() if accelerator is None else accelerator
     progress = progress and state.is_main_process
-    with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_available() else []):
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices):
         if isinstance(model, str):
-            encoder, texts = load_pretrained(model, state), prompt_texts(dataset)
-            ids = np.arange(len(texts))[state.process_index :: state.num_processes]
-            values = encoder.encode([texts[i] for i in ids], show_progress_bar=progress)
+            ids, values = _embed_by_pretrained(model, dataset, state, progress)
         else:
             _check_whole(model, state)
             if state.distributed_type == DistributedType.DEEPSPEED:
                 model.to(state.device)  # where its engine moves it later
             ids, values = embed_by_policy(model, prompt_tokens(dataset, tokenizer, template), state, progress)
-    # In float16, whose largest number is 65,504. With NCCL, objects that processes exchange pass through the GPU's memory
-    values = np.where(np.isfinite(values), values.clip(-65504, 65504), np.nan).astype(np.float16)
-    pieces = [slice(i, i + 2**14) for i in range(0, len(dataset), 2**14)]
-    parts = [part for piece in pieces for part in all_gather((ids[piece], values[piece])) if len(part[0])]
-    out = np.empty((len(dataset), parts[0][1].shape[1]), np.float16)
-    for ids, values in parts:
-        out[ids] = values
-    wrong = np.flatnonzero(np.isnan(out).any(axis=1))
-    if len(wrong):
+    embeddings = _gather_rows(ids, _as_float16(values), len(dataset))
+    not_finite = np.flatnonzero(np.isnan(embeddings).any(axis=1))
+    if len(not_finite):
         raise EmbeddingError(
-            f"The embeddings of {len(wrong)} rows, such as {wrong[0]}, are not finite. Set `prompt_embedding` to another model."
+            f"The embeddings of {len(not_finite)} rows, such as {not_finite[0]}, are not finite. Set "
+            "`prompt_embedding` to another model."
         )
-    return out
+    return embeddings
+
+
+def _as_float16(values: np.ndarray) -> np.ndarray:
+    """Values in float16, of any shape: too large ones are cut, and those that are not finite become NaN."""
+    is_finite = np.isfinite(values)
+    within_range = values.clip(-LARGEST_FLOAT16, LARGEST_FLOAT16)
+    return np.where(is_finite, within_range, np.nan).astype(np.float16)
+
+
+def _gather_rows(ids: np.ndarray, values: np.ndarray, size: int) -> np.ndarray:
+    """
+    Put together the rows that processes have made. A collective.
+
+    Args:
+        ids (`np.ndarray` of shape `(n,)`): rows of this process.
+        values (`np.ndarray` of shape `(n, h)`): float16, their values.
+        size (`int`): N, rows of all processes.
+
+    Returns:
+        `np.ndarray` of shape `(N, h)`: float16.
+    """
+    parts = []
+    # With NCCL, objects that processes exchange pass through the GPU's memory: send a limited number of rows at a time
+    for start in range(0, size, GATHERED_ROWS):
+        piece = slice(start, start + GATHERED_ROWS)
+        for part_ids, part_values in all_gather((ids[piece], values[piece])):
+            if len(part_ids):
+                parts.append((part_ids, part_values))
+    _, first_values = parts[0]
+    gathered = np.empty((size, first_values.shape[1]), np.float16)
+    for part_ids, part_values in parts:
+        gathered[part_ids] = part_values
+    return gathered
 
 
 def embed_for(trainer: Any, dataset: Dataset, embedding: str, *, resumed: bool) -> np.ndarray:
     """
-    [`embed_dataset`] by the policy of a [`~trl.GRPOTrainer`] if `embedding` is `"policy"`, or by the model of this id or path. They are
-    kept in the output folder, in a file that processes of one machine share, for a run that is `resumed`: by then the policy has changed.
+    Embed the prompts of a run. Embeddings are kept in the output folder, in a file that processes of one machine
+    share, and a resumed run reads them again, because the policy has changed by then. A collective.
+
+    Args:
+        trainer ([`~trl.GRPOTrainer`]): the trainer.
+        dataset ([`~datasets.Dataset`]): its training dataset, N rows.
+        embedding (`str`): `"policy"`, or the id or path of a model, see [`embed_dataset`].
+        resumed (`bool`): whether the run is resumed.
+
+    Returns:
+        `np.ndarray` of shape `(N, h)`: float16; a read-only memory map where the file can be read.
+
+    Raises:
+        EmbeddingError: see [`embed_dataset`].
     """
-    name = f"_dataeff/embeddings-{hash_json(embedding, trainer.collector.dataset_hash)[:8]}.npy"  # `_`: not pushed to the Hub
+    dataset_hash = trainer.collector.dataset_hash
+    # The underscore keeps the folder from being pushed to the Hub
+    name = f"_dataeff/embeddings-{hash_json(embedding, dataset_hash)[:8]}.npy"
     path = Path(trainer.args.output_dir, name)
     if resumed:
-        stored = _read(path)
-        hashes = set(all_gather(None if stored is None else hash_rows(stored)))
-        if stored is not None and len(hashes) == 1 and len(stored) == len(dataset):
-            return stored
-    template = {"chat_template": trainer.chat_template, "tools": trainer.tools or None, **trainer.chat_template_kwargs}
+        kept = _read(path)
+        own_hash = None if kept is None else hash_rows(kept)
+        is_same_everywhere = len(set(all_gather(own_hash))) == 1
+        if kept is not None and is_same_everywhere and len(kept) == len(dataset):
+            return kept
     computed = embed_dataset(
         dataset,
         trainer.model if embedding == "policy" else embedding,
         trainer.processing_class,
         accelerator=trainer.accelerator,
-        template=template,
+        template={
+            "chat_template": trainer.chat_template,
+            "tools": trainer.tools or None,
+            **trainer.chat_template_kwargs,
+        },
         progress=not trainer.args.disable_tqdm,
     )
     if trainer.accelerator.is_main_process:
@@ -113,8 +170,10 @@ def embed_for(trainer: Any, dataset: Dataset, embedding: str, *, resumed: bool) 
         except OSError as error:
             logger.warning(f"The embeddings cannot be kept in {path} ({error}): a resumed run makes them again.")
     trainer.accelerator.wait_for_everyone()
-    stored = _read(path)
-    return stored if stored is not None and hash_rows(stored) == hash_rows(computed) else computed
+    written = _read(path)
+    if written is not None and hash_rows(written) == hash_rows(computed):
+        return written
+    return computed
 
 
 def _read(path: Path) -> np.ndarray | None:
@@ -126,61 +185,97 @@ def _read(path: Path) -> np.ndarray | None:
 
 
 def prompt_tokens(dataset: Dataset, processor: Any, template: dict[str, Any] | None) -> list[np.ndarray]:
-    """Token ids of every prompt, as TRL feeds them to the policy; an empty prompt is one end token."""
+    """
+    Token ids of every prompt, as TRL feeds them to the policy.
+
+    Args:
+        dataset ([`~datasets.Dataset`]): N rows with a `prompt`.
+        processor (tokenizer or processor): of the policy.
+        template (`dict`, *optional*): keyword arguments of `apply_chat_template`.
+
+    Returns:
+        `list[np.ndarray]`: int32 `(T_i,)` for each prompt; an empty prompt is one end token.
+
+    Raises:
+        EmbeddingError: a prompt cannot be rendered.
+    """
     texts = prompt_texts(dataset, processor, template)
-    plain = isinstance(dataset[0]["prompt"], str)  # a chat template writes special tokens itself
+    is_plain_text = isinstance(dataset[0]["prompt"], str)  # a chat template writes special tokens itself
     tokenizer = getattr(processor, "tokenizer", processor)
-    encode = partial(tokenizer, add_special_tokens=plain, verbose=False)
-    parts = (encode(texts[i : i + 1024]) for i in range(0, len(texts), 1024))  # lists of Python's numbers are large
-    return [np.array(ids or [tokenizer.eos_token_id or 0], np.int32) for part in parts for ids in part["input_ids"]]
+    if_empty = [tokenizer.eos_token_id or 0]
+    prompts = []
+    # In parts, each converted to arrays: lists of Python's numbers are large
+    for start in range(0, len(texts), TOKENIZED_PROMPTS):
+        part = texts[start : start + TOKENIZED_PROMPTS]
+        tokenized = tokenizer(part, add_special_tokens=is_plain_text, verbose=False)
+        prompts += [np.array(ids or if_empty, np.int32) for ids in tokenized["input_ids"]]
+    return prompts
 
 
 def prompt_texts(dataset: Dataset, processor: Any = None, template: dict[str, Any] | None = None) -> list[str]:
     """
-    The dataset's prompts as text: strings as they are, conversations by the processor's chat template with the generation
-    prompt, as in TRL. Without a processor, the contents of the messages are joined by newlines.
+    The dataset's prompts as text: strings as they are, conversations by the processor's chat template with the
+    generation prompt, as in TRL.
+
+    Args:
+        dataset ([`~datasets.Dataset`]): N rows with a `prompt`.
+        processor (tokenizer or processor, *optional*): without it, the contents of the messages are joined by
+            newlines.
+        template (`dict`, *optional*): keyword arguments of `apply_chat_template`.
+
+    Returns:
+        `list[str]`: N texts.
+
+    Raises:
+        EmbeddingError: a prompt cannot be rendered.
     """
     options = {"add_generation_prompt": True, **(template or {}), "tokenize": False}
-
-    def render(prompt: Any) -> str:
-        if isinstance(prompt, str):
-            return prompt
-        messages = [{**message, "content": _text_of(message.get("content"))} for message in prompt]
-        if processor is None:
-            return "\n".join(message["content"] or "" for message in messages)
-        if hasattr(processor, "tokenizer"):  # templates of such processors expect contents in parts
-            messages = prepare_multimodal_messages(messages)
-        return str(processor.apply_chat_template(messages, **options))
-
     if "prompt" in dataset.column_names and dataset.format["type"] != "custom":
         dataset = dataset.with_format(None).select_columns(["prompt"])  # no image is decoded
     texts: list[str] = []
     try:
-        for prompt in (prompt for rows in dataset.iter(64) for prompt in rows["prompt"]):
-            texts.append(render(prompt))  # its length is the row of an error
+        for rows in dataset.iter(64):
+            for prompt in rows["prompt"]:
+                texts.append(_render(prompt, processor, options))
     except Exception as error:  # templates and transforms raise what they like
+        failed_row = len(texts)
         raise EmbeddingError(
-            f"The prompt of row {len(texts)} cannot be rendered ({type(error).__name__}: {error}). It takes a string or a list of "
-            f"messages in the column `prompt` of {dataset.column_names}, and a chat template that fits."
+            f"The prompt of row {failed_row} cannot be rendered ({type(error).__name__}: {error}). It takes a string "
+            f"or a list of messages in the column `prompt` of {dataset.column_names}, and a chat template that fits."
         ) from error
     return texts
 
 
+def _render(prompt: Any, processor: Any, options: dict[str, Any]) -> str:
+    """A prompt, text or messages, as text; `options` are those of `apply_chat_template`."""
+    if isinstance(prompt, str):
+        return prompt
+    messages = [{**message, "content": _text_of(message.get("content"))} for message in prompt]
+    if processor is None:
+        return "\n".join(message["content"] or "" for message in messages)
+    if hasattr(processor, "tokenizer"):  # templates of such processors expect contents in parts
+        messages = prepare_multimodal_messages(messages)
+    return str(processor.apply_chat_template(messages, **options))
+
+
 def _text_of(content: Any) -> Any:
-    """The text parts of a message's content, which may be text itself."""
+    """The text parts of a message's content, joined by newlines; other content than a list of parts as it is."""
     if not isinstance(content, list):
         return content
-    return "\n".join(p["text"] for p in content if p.get("type", "text") == "text" and p.get("text"))
+    texts = [part["text"] for part in content if part.get("type", "text") == "text" and part.get("text")]
+    return "\n".join(texts)
 
 
 def _check_whole(policy: Any, state: Any) -> None:
     """Raise an [`EmbeddingError`] if a forward pass of the policy on a single process would lack parameters."""
     parameters = list(policy.parameters())
-    fsdp1 = state.distributed_type == DistributedType.FSDP and not any(isinstance(p, DTensor) for p in parameters)
-    if fsdp1 or is_deepspeed_zero3_enabled() or any(p.is_meta or hasattr(p, "ds_id") for p in parameters):
+    is_fsdp2 = any(isinstance(parameter, DTensor) for parameter in parameters)
+    is_fsdp1 = state.distributed_type == DistributedType.FSDP and not is_fsdp2
+    is_elsewhere = any(parameter.is_meta or hasattr(parameter, "ds_id") for parameter in parameters)
+    if is_fsdp1 or is_deepspeed_zero3_enabled() or is_elsewhere:
         raise EmbeddingError(
-            "The policy cannot embed prompts under FSDP of version 1 or DeepSpeed ZeRO-3. Use FSDP2, or set `prompt_embedding` to "
-            "another model, such as 'sentence-transformers/all-MiniLM-L6-v2'."
+            "The policy cannot embed prompts under FSDP of version 1 or DeepSpeed ZeRO-3. Use FSDP2, or set "
+            "`prompt_embedding` to another model, such as 'sentence-transformers/all-MiniLM-L6-v2'."
         )
 
 
@@ -188,60 +283,150 @@ def embed_by_policy(
     policy: Any, prompts: list[np.ndarray], state: Any, progress: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """
-    This process's share of prompts, given as token ids, and their embeddings, float32 `(n, h)`, by the policy with its adapters. The
-    whole model runs, so that FSDP2 gathers its shards. All processes make as many passes, and may embed the last batch again.
+    Embed this process's share of prompts by the policy with its adapters. The whole model runs, so that FSDP2 gathers
+    its shards. All processes make as many passes, and may embed the last batch again. A collective under FSDP2.
+
+    Args:
+        policy ([`~transformers.PreTrainedModel`]): the policy, wrapped or not.
+        prompts (`list[np.ndarray]`): token ids of all prompts.
+        state ([`~accelerate.PartialState`]): number and index of the processes.
+        progress (`bool`): whether to show a progress bar.
+
+    Returns:
+        `tuple[np.ndarray, np.ndarray]`: n prompt ids, int64 `(n,)`, and their embeddings, float32 `(n, h)`.
     """
     model: Any = extract_model_from_parallel(policy)
     base: Any = model.get_base_model() if isinstance(model, PeftModel) else model
-    body, device, training = base.get_decoder(), next(policy.parameters()).device, model.training
-    takes_logits = "logits_to_keep" in inspect.signature(base.forward).parameters
-    options = {"use_cache": False} | ({"logits_to_keep": 1} if takes_logits else {})
-    limit = getattr(body.config.get_text_config(), "max_position_embeddings", None)
-    batches = length_batches(np.array([len(ids[:limit]) for ids in prompts]))
-    rounds = -(-len(batches) // state.num_processes)
-    own = [*batches[state.process_index :: state.num_processes], batches[-1]][:rounds]
-    seen: list[torch.Tensor] = []  # last hidden states, before the head
+    body = base.get_decoder()
+    device = next(policy.parameters()).device
+    options: dict[str, Any] = {"use_cache": False}
+    if "logits_to_keep" in inspect.signature(base.forward).parameters:
+        options["logits_to_keep"] = 1
+    longest = getattr(body.config.get_text_config(), "max_position_embeddings", None)
+    prompts = [tokens[:longest] for tokens in prompts]
+    batches = _share_of_batches(prompts, state)
     values = []
+    with _inference(model), _last_hidden_states(body) as outputs:
+        for batch in tqdm(batches, "Embedding prompts", unit="batch", disable=not progress):
+            rows = [torch.tensor(prompts[i], dtype=torch.long, device=device) for i in batch]
+            ids = pad_sequence(rows, batch_first=True)  # (b, T), on the right: positions need no correction
+            mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)  # (b, T)
+            model(input_ids=ids, attention_mask=mask, **options)
+            hidden = outputs.pop()[:, -ids.shape[1] :].float()  # (b, T, h), behind virtual tokens of prompt tuning
+            values.append(_mean_over_tokens(hidden, mask))
+    return np.concatenate(batches), np.concatenate(values)
+
+
+def _share_of_batches(prompts: list[np.ndarray], state: Any) -> list[np.ndarray]:
+    """Batches of prompt ids that this process embeds: as many on every process, with the last one again if need be."""
+    batches = length_batches(np.array([len(tokens) for tokens in prompts]))
+    per_process = -(-len(batches) // state.num_processes)  # rounded up
+    share = batches[state.process_index :: state.num_processes]
+    return [*share, batches[-1]][:per_process]
+
+
+@contextmanager
+def _inference(model: Any) -> Iterator[None]:
+    """Without gradients, in evaluation mode and, where a GPU has it, bfloat16; the model is left as it was."""
+    training = model.training
     model.eval()
     try:
         with (
             torch.no_grad(),
             torch.autocast("cuda", torch.bfloat16, enabled=torch.cuda.is_bf16_supported(), cache_enabled=False),
-            body.register_forward_hook(lambda module, args, output: seen.append(output[0])),
         ):
-            for batch in tqdm(own, "Embedding prompts", unit="batch", disable=not progress):
-                rows = [torch.tensor(prompts[i][:limit], dtype=torch.long, device=device) for i in batch]
-                ids = pad_sequence(rows, batch_first=True)  # (b, T), on the right: positions need no correction
-                mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
-                model(input_ids=ids, attention_mask=mask, **options)
-                states = seen.pop()[:, -ids.shape[1] :].float()  # (b, T, h), behind virtual tokens of prompt tuning
-                mask = mask.to(states.device)[..., None]  # states of padding may be anything, NaN included
-                values.append((states.masked_fill(mask == 0, 0.0).sum(dim=1) / mask.sum(dim=1)).cpu().numpy())
+            yield
     finally:
+        model.train(training)
         # FSDP2 leaves the head and the root whole after a pass without a backward one; weights go to vLLM from shards
-        model.train(training).apply(lambda module: module.reshard() if hasattr(module, "reshard") else None)
-    return np.concatenate(own), np.concatenate(values)
+        model.apply(_reshard)
+
+
+def _reshard(module: Any) -> None:
+    if hasattr(module, "reshard"):
+        module.reshard()
+
+
+@contextmanager
+def _last_hidden_states(body: Any) -> Iterator[list[torch.Tensor]]:
+    """A list that gets the last hidden states `(b, T, h)` of each forward pass of a model's body, before its head."""
+    outputs: list[torch.Tensor] = []
+
+    def keep(module: Any, arguments: Any, output: Any) -> None:
+        outputs.append(output[0])
+
+    with body.register_forward_hook(keep):
+        yield outputs
+
+
+def _mean_over_tokens(hidden: torch.Tensor, mask: torch.Tensor) -> np.ndarray:
+    """
+    Mean of hidden states over the tokens of each prompt.
+
+    Args:
+        hidden (`torch.Tensor` of shape `(b, T, h)`): float32; those of padding may be anything, NaN included.
+        mask (`torch.Tensor` of shape `(b, T)`): 1 for tokens, 0 for padding.
+
+    Returns:
+        `np.ndarray` of shape `(b, h)`: float32.
+    """
+    mask = mask.to(hidden.device)[..., None]  # (b, T, 1)
+    total = hidden.masked_fill(mask == 0, 0.0).sum(dim=1)  # (b, h)
+    count = mask.sum(dim=1)  # (b, 1)
+    return (total / count).cpu().numpy()
 
 
 def length_batches(lengths: np.ndarray) -> list[np.ndarray]:
-    """Prompt ids, the longest of `lengths` `(N,)` first, in batches of at most `BATCH_TOKENS` tokens, or of one prompt."""
+    """
+    Batches of prompts of similar length, the longest first.
+
+    Args:
+        lengths (`np.ndarray` of shape `(N,)`): tokens of each prompt.
+
+    Returns:
+        `list[np.ndarray]`: int64 prompt ids; at most `BATCH_TOKENS` tokens each, padding included, or one prompt.
+    """
     order = np.argsort(-lengths, kind="stable")  # the largest batch first: what does not fit shows at once
     batches = []
     while len(order):
-        rows = max(1, BATCH_TOKENS // int(lengths[order[0]]))
-        batches.append(order[:rows])
-        order = order[rows:]
+        longest = int(lengths[order[0]])
+        size = max(1, BATCH_TOKENS // longest)
+        batches.append(order[:size])
+        order = order[size:]
     return batches
 
 
+def _embed_by_pretrained(name: str, dataset: Dataset, state: Any, progress: bool) -> tuple[np.ndarray, np.ndarray]:
+    """This process's share of the prompts, int64 ids `(n,)`, and their embeddings `(n, h)`, by a pretrained model."""
+    encoder = load_pretrained(name, state)
+    texts = prompt_texts(dataset)
+    ids = np.arange(len(texts))[state.process_index :: state.num_processes]
+    values = encoder.encode([texts[i] for i in ids], show_progress_bar=progress)
+    return ids, values
+
+
 def load_pretrained(name: str, state: Any) -> Any:
-    """A model of sentence-transformers, or another encoder or decoder with mean pooling; whole, also under DeepSpeed ZeRO-3 or FSDP."""
+    """
+    Load a model of sentence-transformers, or another encoder or decoder with mean pooling; whole, also under DeepSpeed
+    ZeRO-3 or FSDP.
+
+    Args:
+        name (`str`): its id or path.
+        state ([`~accelerate.PartialState`]): the device, and DeepSpeed's plugin.
+
+    Returns:
+        `SentenceTransformer`: the model.
+
+    Raises:
+        EmbeddingError: it cannot be loaded, or sentence-transformers is not installed.
+    """
     try:
         from sentence_transformers import SentenceTransformer, util
 
         plugin = getattr(state, "deepspeed_plugin", None)
         whole = nullcontext() if plugin is None else plugin.zero3_init_context_manager(enable=False)
-        dtype = torch.bfloat16 if state.device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
+        has_bfloat16 = state.device.type == "cuda" and torch.cuda.is_bf16_supported()
+        dtype = torch.bfloat16 if has_bfloat16 else torch.float32
         with whole, patch_environment(fsdp_cpu_ram_efficient_loading="false"):
             model: Any = SentenceTransformer(name, device=str(state.device), model_kwargs={"dtype": dtype})
         if not util.is_sentence_transformer_model(name):
@@ -249,6 +434,6 @@ def load_pretrained(name: str, state: Any) -> Any:
         return model
     except Exception as error:  # libraries raise what they like
         raise EmbeddingError(
-            f"The embedding model {name!r} cannot be loaded ({type(error).__name__}: {error}). It takes 'policy', or the id or path of "
-            "a model for sentence-transformers (pip install sentence-transformers)."
+            f"The embedding model {name!r} cannot be loaded ({type(error).__name__}: {error}). It takes 'policy', or "
+            "the id or path of a model for sentence-transformers (pip install sentence-transformers)."
         ) from error

@@ -12,7 +12,9 @@ import torch
 from trl_dataeff.utils import UserError
 
 
-KEPT_GROUPS, KEPT_BATCHES = 2048, 16  # groups that a run keeps for the fit: at least so many, and of so many batches
+# Groups that a run keeps for the fit: at least so many, and at least those of so many generation batches
+KEPT_GROUPS = 2048
+KEPT_BATCHES = 16
 
 #: `(N, h)`: a tensor, an array or a memory map, of float16, bfloat16 or float32; all values are finite.
 Embeddings: TypeAlias = torch.Tensor | np.ndarray
@@ -45,7 +47,8 @@ class DifficultyPredictor(ABC):
     Predicts the success rates of prompts from their embeddings, on the CPU.
 
     `project` computes what depends on the embedding alone, `predict_projected` the rest:
-    `predict(E) == predict_projected(project(E))`. Fitting again to the same data gives the same predictions, bit by bit.
+    `predict(E) == predict_projected(project(E))`. Fitting again to the same data gives the same predictions, bit by
+    bit.
     """
 
     @abstractmethod
@@ -56,7 +59,8 @@ class DifficultyPredictor(ABC):
         Args:
             E (`torch.Tensor` or `np.ndarray` of shape `(n, h)`): embedding of each group's prompt.
             p (`torch.Tensor` or `np.ndarray` of shape `(n,)`): success rates in [0, 1]; NaN ones are left out.
-            weight (`torch.Tensor` or `np.ndarray` of shape `(n,)`, *optional*): weights >= 0 of the groups; all 1 if not given.
+            weight (`torch.Tensor` or `np.ndarray` of shape `(n,)`, *optional*): weights >= 0 of the groups; all 1 if
+                not given.
 
         Raises:
             PredictorError: shapes disagree, or values are out of range.
@@ -64,13 +68,28 @@ class DifficultyPredictor(ABC):
 
     @abstractmethod
     def project_rows(self, rows: torch.Tensor) -> torch.Tensor:
-        """Projections `(n, d)` of float32 embeddings `(n, h)`, which may be changed in place."""
+        """
+        Compute what depends on the embeddings alone, of some prompts.
+
+        Args:
+            rows (`torch.Tensor` of shape `(n, h)`): float32 embeddings, which may be changed in place.
+
+        Returns:
+            `torch.Tensor` of shape `(n, d)`: float32 projections.
+        """
 
     @abstractmethod
     def predict_projected(self, Z: torch.Tensor, groups: Groups | None = None) -> torch.Tensor:
         """
-        Success rates, float32 `(N,)` in [0, 1], from projections `(N, d)`. With the `groups` last given to `update`, and
-        the projections of all prompts, no prompt is predicted by comparison with its own group.
+        Predict success rates from projections.
+
+        Args:
+            Z (`torch.Tensor` of shape `(N, d)`): projections of prompts.
+            groups ([`Groups`], *optional*): those last given to `update`. With them, `Z` has the projections of all
+                prompts, and no prompt is predicted by comparison with its own group.
+
+        Returns:
+            `torch.Tensor` of shape `(N,)`: float32 in [0, 1].
         """
 
     @property
@@ -89,20 +108,54 @@ class DifficultyPredictor(ABC):
 
     @abstractmethod
     def load_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Restore what `tensors` returned. Raises a `KeyError` or `RuntimeError` if they are those of another predictor."""
+        """
+        Restore what `tensors` returned.
+
+        Args:
+            tensors (`dict[str, torch.Tensor]`): what `tensors` returned.
+
+        Raises:
+            KeyError or RuntimeError: they are those of another predictor.
+        """
 
     def settings(self) -> dict[str, Any]:
         """Arguments of the class that make an unfitted copy: `cls(**settings)`. JSON values."""
-        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters if hasattr(self, name)}
+        arguments = inspect.signature(type(self)).parameters
+        return {name: getattr(self, name) for name in arguments if hasattr(self, name)}
 
     def project(self, E: Embeddings) -> torch.Tensor:
-        """Projections, float32 `(N, d)`, of embeddings `(N, h)`, which are converted to float32 some rows at a time."""
+        """
+        Compute what depends on the embeddings alone, of all prompts. Embeddings are converted to float32 some rows at
+        a time.
+
+        Args:
+            E (`torch.Tensor` or `np.ndarray` of shape `(N, h)`): embeddings of prompts.
+
+        Returns:
+            `torch.Tensor` of shape `(N, d)`: float32 projections.
+
+        Raises:
+            PredictorError: the embeddings have another width.
+        """
         check_width(E, self.embedding_width)
-        starts = range(0, max(len(E), 1), ROWS)
-        return torch.cat([self.project_rows(take(E, np.arange(len(E))[start : start + ROWS])) for start in starts])
+        ids = np.arange(len(E))
+        starts = range(0, max(len(E), 1), ROWS)  # without prompts a single empty piece, which has the width d
+        pieces = [take(E, ids[start : start + ROWS]) for start in starts]
+        return torch.cat([self.project_rows(piece) for piece in pieces])
 
     def predict(self, E: Embeddings) -> torch.Tensor:
-        """Success rates, float32 `(N,)` in [0, 1], of prompts with embeddings `(N, h)`."""
+        """
+        Predict success rates.
+
+        Args:
+            E (`torch.Tensor` or `np.ndarray` of shape `(N, h)`): embeddings of prompts.
+
+        Returns:
+            `torch.Tensor` of shape `(N,)`: float32 in [0, 1].
+
+        Raises:
+            PredictorError: nothing was fitted before, or the embeddings have another width.
+        """
         if not self.fitted:
             raise PredictorError(f"This {type(self).__name__} has not been fitted: call `fit` first.")
         return self.predict_projected(self.project(E))
@@ -110,58 +163,114 @@ class DifficultyPredictor(ABC):
     # In a run
 
     def capacity(self, batch_groups: int) -> int:
-        """Number of newest groups that a run keeps, by the groups of a generation batch."""
+        """
+        Number of newest groups that a run keeps.
+
+        Args:
+            batch_groups (`int`): groups of a generation batch.
+        """
         return max(KEPT_GROUPS, KEPT_BATCHES * batch_groups)
 
     def start(self, E: Embeddings) -> None:
-        """Prepare for a run, once, with the embeddings `(N, h)` of all prompts."""
+        """
+        Prepare for a run. Called once.
+
+        Args:
+            E (`torch.Tensor` or `np.ndarray` of shape `(N, h)`): embeddings of all prompts.
+        """
 
     def refit(self, E: Embeddings, groups: Groups, seed: int) -> bool:
         """
-        Do the slow part of fitting, if there are groups enough, every `fit_every` generation batches. Returns whether it was
-        done: if so, all prompts are projected again; if not, it is called in the next batch.
+        Do the slow part of fitting, if there are groups enough. Called every `fit_every` generation batches.
+
+        Args:
+            E (`torch.Tensor` or `np.ndarray` of shape `(N, h)`): embeddings of all prompts.
+            groups ([`Groups`]): the groups that the run keeps.
+            seed (`int`): seed of this fit.
+
+        Returns:
+            `bool`: whether it was done. If so, all prompts are projected again; if not, it is called in the next
+                batch.
         """
         return False
 
     @abstractmethod
     def update(self, E: Embeddings, Z: torch.Tensor, groups: Groups) -> None:
         """
-        Do the fast part of fitting, before each prediction, from the embeddings `(N, h)` and projections `(N, d)` of all
-        prompts, which stay as they are. There may be no groups.
+        Do the fast part of fitting. Called before each prediction.
+
+        Args:
+            E (`torch.Tensor` or `np.ndarray` of shape `(N, h)`): embeddings of all prompts, which stay as they are.
+            Z (`torch.Tensor` of shape `(N, d)`): projections of all prompts, which stay as they are.
+            groups ([`Groups`]): the groups to predict from. There may be none.
         """
 
 
 def take(E: Embeddings, ids: np.ndarray) -> torch.Tensor:
-    """Float32 copy `(len(ids), h)` of the rows `ids` of `E`."""
+    """
+    Copy rows of embeddings.
+
+    Args:
+        E (`torch.Tensor` or `np.ndarray` of shape `(N, h)`): embeddings.
+        ids (`np.ndarray` of shape `(n,)`): rows.
+
+    Returns:
+        `torch.Tensor` of shape `(n, h)`: float32.
+    """
     return torch.as_tensor(E[ids]).float()
 
 
 def check_width(E: Embeddings, width: int) -> None:
-    """Raise [`PredictorError`] if `E` is not of shape `(N, width)`; any width will do if `width` is 0."""
+    """
+    Check the shape of embeddings.
+
+    Args:
+        E (`torch.Tensor` or `np.ndarray`): embeddings.
+        width (`int`): width that they need; any will do if it is 0.
+
+    Raises:
+        PredictorError: they are not of shape `(N, width)`.
+    """
     if E.ndim != 2:
         raise PredictorError(f"Embeddings have shape {tuple(E.shape)}; they need one row per prompt, (N, h).")
     if width and E.shape[1] != width:
         raise PredictorError(
-            f"The predictor was fitted to embeddings of width {width}, and these have width {E.shape[1]}: they come from another "
-            "model. Embed the prompts with the predictor's model, or fit a predictor to these."
+            f"The predictor was fitted to embeddings of width {width}, and these have width {E.shape[1]}: they come "
+            "from another model. Embed the prompts with the predictor's model, or fit a predictor to these."
         )
 
 
 def check_labels(E: Embeddings, width: int, p: Values, weight: Values | None) -> tuple[torch.Tensor, torch.Tensor]:
     """
-    Success rates and weights of the same groups, float32 `(n,)`; the weight of a NaN rate is 0. Raises [`PredictorError`] if
-    they do not fit the rows of `E`, `E` is not of this width, or they are out of range.
+    Check the success rates and weights of groups.
+
+    Args:
+        E (`torch.Tensor` or `np.ndarray` of shape `(n, h)`): embedding of each group's prompt.
+        width (`int`): width that the embeddings need; any will do if it is 0.
+        p (`torch.Tensor` or `np.ndarray` of shape `(n,)`): success rates in [0, 1], or NaN.
+        weight (`torch.Tensor` or `np.ndarray` of shape `(n,)`, *optional*): weights >= 0; all 1 if not given.
+
+    Returns:
+        `tuple[torch.Tensor, torch.Tensor]`: success rates and weights of the groups, float32 `(n,)`. Where the rate is
+            NaN, both are 0.
+
+    Raises:
+        PredictorError: shapes disagree, or values are out of range.
     """
     check_width(E, width)
     p = torch.as_tensor(p, dtype=torch.float32)
     weight = torch.ones_like(p) if weight is None else torch.as_tensor(weight, dtype=torch.float32)
     if p.shape != (len(E),) or weight.shape != p.shape:
-        shapes = f"success rates of shape {tuple(p.shape)} and weights of shape {tuple(weight.shape)}"
-        raise PredictorError(f"{len(E)} embeddings, {shapes}: each embedding takes one of each.")
+        raise PredictorError(
+            f"{len(E)} embeddings, success rates of shape {tuple(p.shape)} and weights of shape "
+            f"{tuple(weight.shape)}: each embedding takes one of each."
+        )
     unknown = p.isnan()
-    if bool(((p < 0) | (p > 1)).any()):
+    out_of_range = (p < 0) | (p > 1)
+    if bool(out_of_range.any()):
         low, high = p[~unknown].aminmax()
         raise PredictorError(f"Success rates lie in [0, 1]; these reach from {low:g} to {high:g}.")
-    if not bool((weight >= 0).all() and weight.isfinite().all()):
+    is_weight = (weight >= 0) & weight.isfinite()
+    if not bool(is_weight.all()):
         raise PredictorError("Weights of groups are finite and not negative; some of these are not.")
     return torch.where(unknown, 0.0, p), torch.where(unknown, 0.0, weight)

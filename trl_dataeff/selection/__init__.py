@@ -4,18 +4,25 @@ Which prompts to generate rollouts for.
     base.py          Selector, SelectorContext, @register_selector
     uniform.py       shuffled passes, as GRPOTrainer
     greso.py         skips prompts with repeated zero-variance groups
-    dots.py          draws prompts whose groups are likely to carry a gradient; estimate.py has the estimates, draw.py the
-                     weights and passes
-    dots_paper.py    DOTS as published, with reference rollouts
+    dots/            DOTS: draws prompts whose groups are likely to carry a gradient; also as published, with reference
+                     rollouts
 
 A new selector is a new file here, imported below, or a module of your own (see docs/selectors.md).
 """
 
-from trl_dataeff.selection.base import Selector as Selector
-from trl_dataeff.selection.base import SelectorContext as SelectorContext
-from trl_dataeff.selection.base import make_selector as make_selector
-from trl_dataeff.selection.base import register_selector as register_selector
-from trl_dataeff.selection.dots import DotsSelector as DotsSelector
-from trl_dataeff.selection.dots_paper import PaperDotsSelector as PaperDotsSelector
-from trl_dataeff.selection.greso import GresoSelector as GresoSelector
-from trl_dataeff.selection.uniform import UniformSelector as UniformSelector
+from trl_dataeff.selection.base import Selector, SelectorContext, make_selector, register_selector
+from trl_dataeff.selection.dots import DotsSelector, PaperDotsSelector
+from trl_dataeff.selection.greso import GresoSelector
+from trl_dataeff.selection.uniform import UniformSelector
+
+
+__all__ = [
+    "DotsSelector",
+    "GresoSelector",
+    "PaperDotsSelector",
+    "Selector",
+    "SelectorContext",
+    "UniformSelector",
+    "make_selector",
+    "register_selector",
+]

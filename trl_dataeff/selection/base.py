@@ -22,6 +22,9 @@ from trl_dataeff.utils import closest
 
 C = TypeVar("C", bound=type)
 
+#: Codes of NumPy's numeric dtypes: bool, signed and unsigned integers, and floats.
+NUMERIC_KINDS = "biuf"
+
 
 @dataclass(frozen=True)
 class SelectorContext:
@@ -49,16 +52,27 @@ class SelectorContext:
     resumed: bool = False
 
     def success_rates(self, groups: Sequence[RolloutGroup]) -> np.ndarray:
-        """Success rates of groups by all rewards seen so far, in [0, 1] or NaN: float32 `(n,)`."""
+        """
+        Success rates of groups by all rewards seen so far.
+
+        Args:
+            groups (`Sequence[RolloutGroup]`): n groups.
+
+        Returns:
+            `np.ndarray` of shape `(n,)`: float32, in [0, 1], or NaN for a group without a score.
+        """
         return self.scale.success_rates(groups).astype(np.float32)
 
     def embeddings(self) -> Embeddings:
         """
-        Embeddings of all prompts, `(N, h)`, made at the first call: by the policy as it is then, or by `prompt_embedding`.
-        Call it in `bind`, so that a resumed run gets the same.
+        Embeddings of all prompts. They are made at the first call, by the policy as it is then or by
+        `prompt_embedding`. Call it in `bind`, so that a resumed run gets the same.
+
+        Returns:
+            `torch.Tensor` or `np.ndarray` of shape `(N, h)`: row i is prompt i.
 
         Raises:
-            `ValueError`: the prompts of this run cannot be embedded.
+            ValueError: the prompts of this run cannot be embedded.
         """
         return self._embeddings
 
@@ -72,11 +86,12 @@ class SelectorContext:
 class Selector(ABC):
     """
     Decides which prompts to generate rollouts for. A selector takes part in training as an instance
-    (`DataEfficientGRPOTrainer(..., selector=MySelector())`), by its dotted path (`selection="my_module.MySelector"`) or, once
-    registered, by name.
+    (`DataEfficientGRPOTrainer(..., selector=MySelector())`), by its dotted path (`selection="my_module.MySelector"`)
+    or, once registered, by name.
 
-    It decides the same on every process: it may use its own state and `rng`, which are equal on all processes, and nothing
-    else. Everything but `propose` has a default. The constructor only stores its arguments; `bind` does the work.
+    It decides the same on every process: it may use its own state and `rng`, which are equal on all processes, and
+    nothing else. Everything but `propose` has a default. The constructor only stores its arguments; `bind` does the
+    work.
 
     Attributes:
         name (`str`): name that the class is registered as, see [`register_selector`].
@@ -90,44 +105,87 @@ class Selector(ABC):
     context: SelectorContext
 
     def bind(self, context: SelectorContext) -> None:
-        """Start a run: called when training starts, before anything else. Any state of an earlier run is discarded here."""
+        """
+        Start a run. Called when training starts, before anything else. Any state of an earlier run is discarded here.
+
+        Args:
+            context ([`SelectorContext`]): the run.
+        """
         self.context = context
 
     @abstractmethod
     def propose(self, n: int, rng: torch.Generator) -> np.ndarray:
         """
-        Propose n prompts, at most `context.num_prompts`: ids without repetition, int64 `(n,)`. `rng` is the only source of
-        randomness. Called one or more times per generation batch.
+        Propose prompts. Called one or more times per generation batch.
+
+        Args:
+            n (`int`): number of prompts, at most `context.num_prompts`.
+            rng (`torch.Generator`): the only source of randomness.
+
+        Returns:
+            `np.ndarray` of shape `(n,)`: int64 prompt ids without repetition.
         """
 
     def predict(self, prompt_ids: np.ndarray) -> np.ndarray:
-        """Success rates expected of proposed prompts, float32 `(n,)`; NaN where unknown. Logged, and compared later."""
+        """
+        Predict success rates of proposed prompts. They are logged, and compared with the observed ones later.
+
+        Args:
+            prompt_ids (`np.ndarray` of shape `(n,)`): prompts.
+
+        Returns:
+            `np.ndarray` of shape `(n,)`: float32, NaN where the rate is unknown (the default).
+        """
         return np.full(len(prompt_ids), np.nan, dtype=np.float32)
 
     def references(self, rng: torch.Generator) -> np.ndarray:
         """
-        Prompts whose rollouts [`observe`] gets before the first proposal of a generation batch: ids without repetition, int64
-        `(k,)`, none by default. With several processes k is rounded down to a multiple of their number. TRL must be able to
-        generate outside of its own pass over a batch. `rng` is the only source of randomness.
+        Choose prompts whose rollouts [`observe`] gets before the first proposal of a generation batch. With several
+        processes k is rounded down to a multiple of their number. TRL must be able to generate outside of its own
+        pass over a batch.
+
+        Args:
+            rng (`torch.Generator`): the only source of randomness.
+
+        Returns:
+            `np.ndarray` of shape `(k,)`: int64 prompt ids without repetition; none by default.
         """
         return np.empty(0, dtype=np.int64)
 
     def observe(self, groups: Sequence[RolloutGroup]) -> None:
         """
-        Learn from all groups generated for a batch, dropped ones included, in order, at its end; with references, also before it,
-        from groups whose `origin` is `"reference"`. A prompt may occur more than once; a group's success rate may be NaN. There
-        are none if nothing had to be generated.
+        Learn from all groups generated for a batch, at its end; with references, also before it, from groups whose
+        `origin` is `"reference"`.
+
+        Args:
+            groups (`Sequence[RolloutGroup]`): in the order of their generation, dropped ones included; none if nothing
+                had to be generated. A prompt may occur more than once, and a group's success rate may be NaN.
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of all state that decides later proposals, but `rng`: numeric NumPy arrays, JSON values and dicts of these, by name."""
+        """
+        Copy all state that decides later proposals, except `rng`.
+
+        Returns:
+            `dict[str, Any]`: numeric NumPy arrays, JSON values and dicts of these, by name.
+        """
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned. Called after `bind`."""
+        """
+        Restore what `state_dict` returned. Called after `bind`.
+
+        Args:
+            state (`dict[str, Any]`): what `state_dict` returned.
+        """
 
     def metrics(self) -> dict[str, float]:
-        """Numbers to log, under `dataeff/selector/<name>`. The log has the latest value, not a mean."""
+        """
+        Numbers to log.
+
+        Returns:
+            `dict[str, float]`: logged as `dataeff/selector/<name>`. The log has the latest value, not a mean.
+        """
         return {}
 
 
@@ -136,18 +194,25 @@ _SELECTORS: dict[str, type[Selector]] = {}
 
 def register_selector(name: str) -> Callable[[C], C]:
     """
-    Class decorator that registers a [`Selector`], so that `selection="name"` finds it; the name becomes the class attribute
-    `name`. Raises a `ValueError` if the class is not a `Selector`, or the name belongs to another one.
+    Class decorator that registers a [`Selector`], so that `selection="name"` finds it.
+
+    Args:
+        name (`str`): becomes the class attribute `name`.
+
+    Returns:
+        `Callable`: the decorator, which returns the class.
+
+    Raises:
+        ValueError: the class is not a `Selector`, or the name belongs to another one.
     """
 
     def register(cls: C) -> C:
         if not issubclass(cls, Selector):
             raise ValueError(f"{cls.__name__} cannot be registered as {name!r}: it is no subclass of `Selector`.")
-        taken = _SELECTORS.get(name, cls)
-        if f"{taken.__module__}.{taken.__qualname__}" != f"{cls.__module__}.{cls.__qualname__}":  # else imported again
-            raise ValueError(
-                f"The name {name!r} belongs to {taken.__module__}.{taken.__qualname__}. Choose another one."
-            )
+        registered = _SELECTORS.get(name, cls)
+        # Compared by path, because a module that is imported again defines the same class as another object
+        if _path_of(registered) != _path_of(cls):
+            raise ValueError(f"The name {name!r} belongs to {_path_of(registered)}. Choose another one.")
         _SELECTORS[name] = cls
         cls.name = name
         return cls
@@ -155,18 +220,39 @@ def register_selector(name: str) -> Callable[[C], C]:
     return register
 
 
+def _path_of(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
 def make_selector(name: str, arguments: dict[str, Any] | None = None) -> Selector:
     """
-    A selector, not bound yet, by a registered `name` or a dotted path such as `"my_module.MySelector"`, with keyword arguments
-    of its class. Raises a `ValueError` if the selector is unknown, or its class does not take these arguments.
+    Make a selector. It is not bound yet.
+
+    Args:
+        name (`str`): a registered name, or a dotted path such as `"my_module.MySelector"`.
+        arguments (`dict[str, Any]`, *optional*): keyword arguments of its class.
+
+    Returns:
+        [`Selector`]: a new instance.
+
+    Raises:
+        ValueError: the selector is unknown, or its class does not take these arguments.
     """
-    cls, arguments = _selector_class(name), arguments or {}
-    parameters = inspect.signature(cls).parameters
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    for unknown in [] if takes_any else [argument for argument in arguments if argument not in parameters]:
-        hint, takes = closest(unknown, parameters), ", ".join(parameters) or "none"
-        raise ValueError(f"{cls.__name__} has no argument `{unknown}`.{hint} It takes {takes}.")
+    cls = _selector_class(name)
+    arguments = arguments or {}
+    _check_arguments(cls, arguments)
     return cls(**arguments)
+
+
+def _check_arguments(cls: type[Selector], arguments: dict[str, Any]) -> None:
+    parameters = inspect.signature(cls).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    for argument in arguments:
+        if argument not in parameters:
+            hint = closest(argument, parameters)
+            known = ", ".join(parameters) or "none"
+            raise ValueError(f"{cls.__name__} has no argument `{argument}`.{hint} It takes {known}.")
 
 
 def _selector_class(name: str) -> type[Selector]:
@@ -174,9 +260,11 @@ def _selector_class(name: str) -> type[Selector]:
         return _SELECTORS[name]
     module, dot, attribute = name.rpartition(".")
     if not dot:
+        known = ", ".join(repr(choice) for choice in ["auto", *sorted(_SELECTORS)])
+        hint = closest(name, _SELECTORS)
         raise ValueError(
-            f"`selection` is {name!r}; known are {', '.join(map(repr, ['auto', *sorted(_SELECTORS)]))}.{closest(name, _SELECTORS)} "
-            "Your own is named by its dotted path, 'my_module.MySelector', or registered with @register_selector."
+            f"`selection` is {name!r}; known are {known}.{hint} Your own is named by its dotted path, "
+            "'my_module.MySelector', or registered with @register_selector."
         )
     try:
         cls = getattr(importlib.import_module(module), attribute)
@@ -188,37 +276,51 @@ def _selector_class(name: str) -> type[Selector]:
 
 
 def uses_references(selector: Selector) -> bool:
-    """Whether a selector may ask for reference rollouts."""
+    """Whether a selector may ask for reference rollouts: its class overrides `references`."""
     return type(selector).references is not Selector.references
 
 
 def is_storable(value: Any) -> bool:
     """Whether a checkpoint can hold a value: a numeric array, a JSON value, or a dict of these by name."""
     if isinstance(value, dict):
+        # The names of nested arrays are joined by "/" in the file
         return all(isinstance(name, str) and "/" not in name and is_storable(part) for name, part in value.items())
     if isinstance(value, list):
+        # A list is stored as JSON, which has no arrays
         return all(is_storable(part) and not isinstance(part, np.ndarray) for part in value)
-    return (
-        value is None
-        or isinstance(value, (bool, int, float, str))
-        or (isinstance(value, np.ndarray) and value.dtype.kind in "biuf")
-    )
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind in NUMERIC_KINDS
+    return value is None or isinstance(value, (bool, int, float, str))
 
 
 def check_request(n: int, size: int) -> None:
-    """Raise a `ValueError` if `n` distinct prompts cannot be taken from `size`."""
+    """
+    Check that n distinct prompts can be taken.
+
+    Args:
+        n (`int`): prompts requested.
+        size (`int`): prompts there are.
+
+    Raises:
+        ValueError: n is not in [1, size].
+    """
     if not 0 < n <= size:
         raise ValueError(f"{n} prompts were requested; {size} prompts give from 1 to {size} without repetition.")
 
 
 class CheckedSelector:
     """
-    A selector as the collector calls it: what it returns is checked, by errors that name its class, and its ids are the same on
-    every process.
+    A selector as the collector calls it: what it returns is checked, by errors that name its class, and its ids are
+    the same on every process.
+
+    Args:
+        selector ([`Selector`]): the selector.
+        processes ([`Processes`], *optional*): those of the run; by default this process is the only one.
     """
 
     def __init__(self, selector: Selector, processes: Processes = Processes()):  # noqa: B008 (immutable)
-        self.selector, self.processes = selector, processes
+        self.selector = selector
+        self.processes = processes
         self.name = type(selector).__name__
 
     def bind(self, context: SelectorContext) -> None:
@@ -228,70 +330,116 @@ class CheckedSelector:
         self.state_dict()
 
     def propose(self, n: int, rng: torch.Generator) -> np.ndarray:
-        """Ids of n prompts, int64 `(n,)`. Raises a `ValueError` if they are not distinct rows of the dataset."""
-        return self._distinct(self._agreed(self.selector.propose(n, rng)), n, f"propose({n})")
+        """
+        Propose prompts, see [`Selector.propose`].
+
+        Returns:
+            `np.ndarray` of shape `(n,)`: int64 prompt ids, the same on every process.
+
+        Raises:
+            ValueError: they are not n distinct rows of the dataset.
+        """
+        ids = self._same_everywhere(self.selector.propose(n, rng))
+        return self._checked_ids(ids, n, f"propose({n})")
 
     def references(self, rng: torch.Generator) -> np.ndarray:
-        """Ids of reference prompts, int64 `(k,)`, k a multiple of the number of processes."""
+        """
+        Choose reference prompts, see [`Selector.references`].
+
+        Returns:
+            `np.ndarray` of shape `(k,)`: int64 prompt ids, the same on every process; k is a multiple of their number.
+
+        Raises:
+            ValueError: they are not distinct rows of the dataset.
+        """
+        none = np.empty(0, dtype=np.int64)
         if not uses_references(self.selector):
-            return np.empty(0, dtype=np.int64)
-        ids = self._agreed(self.selector.references(rng))
+            return none
+        ids = self._same_everywhere(self.selector.references(rng))
         count = np.size(ids)
-        ids = self._distinct(ids, count, "references()") if count else np.empty(0, dtype=np.int64)
-        return ids[: count // self.processes.world_size * self.processes.world_size]
+        if count == 0:
+            return none
+        ids = self._checked_ids(ids, count, "references()")
+        per_process = count // self.processes.world_size
+        return ids[: per_process * self.processes.world_size]
 
     def observe(self, groups: Sequence[RolloutGroup]) -> None:
+        """Learn from groups, see [`Selector.observe`]."""
         self.selector.observe(groups)
 
     def predict(self, prompt_ids: np.ndarray) -> np.ndarray:
-        """Success rates, float32 `(n,)`. Raises a `ValueError` if they have another shape or are not numeric."""
-        array = np.asarray(self.selector.predict(prompt_ids))
-        if array.shape != prompt_ids.shape or array.dtype.kind not in "biuf":
+        """
+        Predict success rates, see [`Selector.predict`].
+
+        Returns:
+            `np.ndarray` of shape `(n,)`: float32.
+
+        Raises:
+            ValueError: they have another shape, or are not numeric.
+        """
+        predicted = np.asarray(self.selector.predict(prompt_ids))
+        if predicted.shape != prompt_ids.shape or predicted.dtype.kind not in NUMERIC_KINDS:
             raise ValueError(
-                f"{self.name}.predict() of {len(prompt_ids)} prompts returned shape {array.shape} and dtype {array.dtype}; it "
-                "must return one success rate per prompt, NaN where it is unknown."
+                f"{self.name}.predict() of {len(prompt_ids)} prompts returned shape {predicted.shape} and dtype "
+                f"{predicted.dtype}; it must return one success rate per prompt, NaN where it is unknown."
             )
-        return array.astype(np.float32)
+        return predicted.astype(np.float32)
 
     def state_dict(self) -> dict[str, Any]:
-        """Its state. Raises a `TypeError` if that cannot be made, or cannot be saved."""
+        """
+        Copy the selector's state, see [`Selector.state_dict`].
+
+        Raises:
+            TypeError: the state cannot be made, or cannot be saved.
+        """
         try:
             state = self.selector.state_dict()
-        except Exception as error:  # as a TypeError, which no handler takes for a full disk
+        except Exception as error:
+            # As a TypeError, which no handler mistakes for a full disk
             raise TypeError(f"{self.name}.state_dict() failed ({type(error).__name__}: {error}).") from error
         if not isinstance(state, dict) or not is_storable(state):
             raise TypeError(
-                f"{self.name}.state_dict() returned {state!r:.200}; it must return numeric NumPy arrays, JSON values or dicts of "
-                "these, by name."
+                f"{self.name}.state_dict() returned {state!r:.200}; it must return numeric NumPy arrays, JSON values "
+                "or dicts of these, by name."
             )
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
         self.selector.load_state_dict(state)
 
     def metrics(self) -> dict[str, float]:
-        """Floats by name. Raises a `TypeError` if a value is not a number."""
+        """
+        Numbers to log, see [`Selector.metrics`].
+
+        Raises:
+            TypeError: a name is not a string, or a value is not a number.
+        """
         metrics = self.selector.metrics()
         for key, value in metrics.items():
             if not isinstance(key, str) or not isinstance(value, (int, float, np.number)):
                 raise TypeError(f"{self.name}.metrics()[{key!r}] is {value!r:.200}; it must be a number.")
         return {key: float(value) for key, value in metrics.items()}
 
-    def _agreed(self, ids: np.ndarray) -> np.ndarray:
-        """The main process's ids, unless they are equal on all processes to the last bit."""
-        exact = self.processes.world_size == 1 or self.selector.exact
-        return ids if exact else broadcast_from_main(ids)
+    def _same_everywhere(self, ids: np.ndarray) -> np.ndarray:
+        """The main process's ids, unless all processes have computed the same ones."""
+        if self.processes.world_size == 1 or self.selector.exact:
+            return ids
+        return broadcast_from_main(ids)
 
-    def _distinct(self, ids: Any, n: int, call: str) -> np.ndarray:
-        ids, size = np.asarray(ids), self.selector.context.num_prompts
+    def _checked_ids(self, returned: Any, n: int, call: str) -> np.ndarray:
+        """What a method returned as int64 ids `(n,)`. Raises a `ValueError` unless they are n distinct prompts."""
+        ids = np.asarray(returned)
         if ids.shape != (n,) or ids.dtype.kind not in "iu":
             raise ValueError(
-                f"{self.name}.{call} returned an array of shape {ids.shape} and dtype {ids.dtype}; it must return {n} prompt ids "
-                "as integers."
+                f"{self.name}.{call} returned an array of shape {ids.shape} and dtype {ids.dtype}; it must return {n} "
+                "prompt ids as integers."
             )
-        if ids.min() < 0 or ids.max() >= size or len(np.unique(ids)) < n:
+        size = self.selector.context.num_prompts
+        out_of_range = ids.min() < 0 or ids.max() >= size
+        if out_of_range or len(np.unique(ids)) < n:
             raise ValueError(
-                f"{self.name}.{call} returned repeated ids or ids outside of [0, {size}): {ids[:8].tolist()}... They must be "
-                "distinct rows of the training dataset."
+                f"{self.name}.{call} returned repeated ids or ids outside of [0, {size}): {ids[:8].tolist()}... They "
+                "must be distinct rows of the training dataset."
             )
         return np.array(ids, dtype=np.int64)

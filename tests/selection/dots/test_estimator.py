@@ -1,4 +1,4 @@
-"""Estimates of success rates: a prompt's own groups against a loop over them, the experts, and which of them are trusted."""
+"""Estimates of success rates: own groups against a loop over them, the experts, and which of them are trusted."""
 
 import itertools
 import math
@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from trl_dataeff.difficulty.logistic import LogisticDifficultyPredictor
 from trl_dataeff.difficulty.online import RollingDifficulty
-from trl_dataeff.selection.dots import PRIORS
-from trl_dataeff.selection.estimate import LEVEL_PRIOR, PromptEstimator, SuccessHistory, fit_offsets
+from trl_dataeff.selection.dots.estimator import LEVEL_PRIOR, PromptEstimator, SuccessHistory, fit_offsets
+from trl_dataeff.selection.dots.selector import PRIORS
 
 
-N, HALF_LIVES = 300, (1.0, 4.0, 16.0)
+N = 300
+HALF_LIVES = (1.0, 4.0, 16.0)
 E = np.random.default_rng(3).normal(size=(N, 10)).astype(np.float32)
 TRIALS = np.full(12, 8, dtype=np.float32)
 VISITS = st.lists(
@@ -34,30 +35,38 @@ def test_posterior_against_a_loop_over_visits(batches, prior, half_lives, later)
     predicted = np.linspace(0.1, 0.9, 5 * len(half_lives), dtype=np.float32).reshape(-1, 5)
     visits: list[tuple[int, int, float, int]] = []
     for batch, groups in enumerate(batches):
-        ids, rates = np.array([g[0] for g in groups], int), np.array([g[1] for g in groups], np.float32)
+        ids = np.array([prompt for prompt, _ in groups], int)
+        rates = np.array([rate for _, rate in groups], np.float32)
         trials = np.array([2 + i % 3 for i in range(len(groups))], np.float32)
         history.observe(ids, rates, trials, batch)
-        visits += [(batch, i, r, t) for i, r, t in zip(ids, rates, trials, strict=True) if not math.isnan(r)]
+        for visit in zip(ids, rates, trials, strict=True):
+            if not math.isnan(visit[1]):
+                visits.append((batch, *visit))
     now = len(batches) + later
     estimate = history.estimate(predicted, now)
     for (k, half_life), prompt in itertools.product(enumerate(half_lives), range(5)):
-        s, n = priors[k] * predicted[k, prompt], priors[k]
-        for batch, i, rate, trials in visits:
-            if i == prompt:
+        successes = priors[k] * predicted[k, prompt]
+        completions = priors[k]
+        for batch, visited, rate, trials in visits:
+            if visited == prompt:
                 fade = 0.5 ** ((now - batch) / half_life)
-                s, n = s + fade * rate * trials, n + fade * trials
-        assert estimate[k, prompt] == pytest.approx(s / n, abs=1e-5)
+                successes += fade * rate * trials
+                completions += fade * trials
+        assert estimate[k, prompt] == pytest.approx(successes / completions, abs=1e-5)
     assert estimate.dtype == np.float32
     np.testing.assert_array_equal(history.estimate(predicted[:, [3, 1]], now, np.array([3, 1])), estimate[:, [3, 1]])
 
 
 def test_offsets_against_a_search_over_a_fine_grid():
     rng = np.random.default_rng(1)
-    logits, rates, weight = rng.normal(size=(3, 20)) * 2, rng.random(20), rng.random(20)
+    logits = rng.normal(size=(3, 20)) * 2
+    rates = rng.random(20)
+    weight = rng.random(20)
     grid = np.linspace(-5, 5, 200_001)[:, None]
     for row, offset in zip(logits, fit_offsets(logits, rates, weight)):
         z = row + grid
-        losses = (np.logaddexp(0, z) - rates * z) @ weight + LEVEL_PRIOR / 8 * grid[:, 0] ** 2
+        bce = np.logaddexp(0, z) - rates * z
+        losses = bce @ weight + LEVEL_PRIOR / 8 * grid[:, 0] ** 2
         assert offset == pytest.approx(grid[losses.argmin(), 0], abs=1e-4)
 
 
@@ -71,11 +80,15 @@ def estimator() -> PromptEstimator:
 
 def train(rate_at, batches: int) -> tuple[PromptEstimator, list[float]]:
     """Batches of 12 random prompts with success rates `rate_at(batch)` `(N,)`; the mean error before each batch."""
-    trained, rng, errors = estimator(), np.random.default_rng(0), []
+    trained = estimator()
+    rng = np.random.default_rng(0)
+    errors = []
     for batch in range(1, batches + 1):
-        p, ids = rate_at(batch), rng.choice(N, 12, replace=False)
+        p = rate_at(batch)
+        ids = rng.choice(N, 12, replace=False)
         errors.append(float(np.abs(trained.mean() - p).mean()))
-        trained.observe(ids, (rng.binomial(8, p[ids]) / 8).astype(np.float32), TRIALS, batch)
+        rates = rng.binomial(8, p[ids]) / 8
+        trained.observe(ids, rates.astype(np.float32), TRIALS, batch)
         trained.refresh()
     return trained, errors
 
@@ -89,15 +102,24 @@ def steady(batch):
 
 
 def test_a_policy_that_stands_still_is_predicted_from_old_groups_too_and_one_that_turns_around_is_not():
+    def turning_around(batch):
+        direction = -1 if batch >= 30 else 1
+        return sigmoid(3 * E[:, 0] * direction)
+
     still, _ = train(steady, 30)
-    turning, _ = train(lambda batch: sigmoid(3 * E[:, 0] * (-1) ** (batch >= 30)), 32)  # two batches after the turn
+    turning, _ = train(turning_around, 32)  # two batches after the turn
     assert still.weights[1:3].sum() > 0.6
     assert turning.weights[1:3].sum() < 0.05
 
 
 def test_the_level_is_followed_within_four_batches():
     """All success rates rise at once. With a single long half-life predictions need far longer."""
-    several, errors = train(rising := lambda batch: sigmoid(2 * E[:, 0] + (3.0 if batch > 15 else -2.0)), 20)
+
+    def rising(batch):
+        level = 3.0 if batch > 15 else -2.0
+        return sigmoid(2 * E[:, 0] + level)
+
+    several, errors = train(rising, 20)
     assert errors[15] > 0.5  # right after the change
     assert errors[19] < 0.2
     single = rolling()
@@ -119,7 +141,7 @@ def test_embeddings_that_say_nothing_leave_predictions_equal():
 def test_a_prompts_own_groups_count_against_its_prediction():
     one = estimator()
     one.observe(np.array([5]), np.array([1.0], np.float32), np.array([8.0], np.float32), 1)
-    prediction = one.predicted[:, 5]
-    s = np.array([4, 4, 4, 0.25])
-    np.testing.assert_allclose(one.estimates(np.array([5]))[:, 0], (s * prediction + 8) / (s + 8), rtol=1e-6)
+    strength = np.array([4, 4, 4, 0.25])  # in completions, against 8 that succeeded
+    expected = (strength * one.predicted[:, 5] + 8) / (strength + 8)
+    np.testing.assert_allclose(one.estimates(np.array([5]))[:, 0], expected, rtol=1e-6)
     assert one.mean(np.array([6]))[0] == pytest.approx(0.5)

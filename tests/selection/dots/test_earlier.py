@@ -14,12 +14,13 @@ from tests.factories.tiny import run
 from tests.factories.training import mixed_reward
 from trl_dataeff import DotsSelector
 from trl_dataeff.rollouts.scale import RewardScale
-from trl_dataeff.selection.dots import read_earlier_run
+from trl_dataeff.selection.dots.selector import read_earlier_run
 from trl_dataeff.testing import make_context, make_groups
 from trl_dataeff.tracking.groups import ABOUT, SCHEMA
 from trl_dataeff.utils import UserError
 
 
+NAMES = ("step", "prompt_id", "success_rate", "reward", "kind")
 ROWS = [
     (0, 4, 0.5, 1.0, "effective"),
     (0, 7, 0.0, -1.0, "hard"),
@@ -30,14 +31,12 @@ ROWS = [
     (4, 7, 0.5, 1.0, "effective"),
     (4, -1, 0.5, 1.0, "effective"),  # of a stream
 ]
+NOT_SCORED = ROWS[5]
 
 
 def write(path, rows, dataset="abc", low=-1.0, high=3.0) -> str:
-    """A table of groups from `(step, prompt_id, success rate, reward, kind)`, of a run whose rewards reached from low to high."""
-    names = ("step", "prompt_id", "success_rate", "reward", "kind")
-    columns = dict(zip(names, zip(*rows, strict=True), strict=True))
-    full = {f.name: list(columns.get(f.name, [None] * len(rows))) for f in SCHEMA}
-    table = pa.Table.from_pydict(full, schema=SCHEMA)
+    """Write a table of groups, of a run whose rewards reached from `low` to `high`. Rows have the fields `NAMES`."""
+    table = pa.Table.from_pylist([dict(zip(NAMES, row, strict=True)) for row in rows], schema=SCHEMA)
     path.parent.mkdir(parents=True, exist_ok=True)
     about = {"dataset": dataset, "reward_range": {"low": low, "high": high}}
     pq.write_table(table.replace_schema_metadata({ABOUT: json.dumps(about)}), path)
@@ -79,7 +78,7 @@ def test_rates_are_read_by_the_last_range(tmp_path, rewards, known, given, rates
         (lambda path: path.write_bytes(b"PAR1 no more"), "no table of groups"),
         (lambda path: pq.write_table(pa.table({"step": [1]}), path), "no table of groups"),
         (lambda path: write(path, ROWS, "xyz"), "another dataset"),
-        (lambda path: write(path, [ROWS[5]]), "success rate"),
+        (lambda path: write(path, [NOT_SCORED]), "success rate"),
     ],
 )
 def test_what_cannot_be_used_is_said(tmp_path, make, named):
@@ -91,8 +90,10 @@ def test_what_cannot_be_used_is_said(tmp_path, make, named):
 
 
 def test_the_first_predictions_are_those_of_the_earlier_run_and_its_own_groups_outweigh_them(tmp_path):
-    rows = [(i, i, r := [0.1, 0.9][i % 2], r, "effective") for i in range(60)]
-    path, ids = write(tmp_path / "groups.parquet", rows), np.arange(60)
+    ids = np.arange(60)
+    rates = np.where(ids % 2, 0.9, 0.1)
+    rows = [(i, i, rate, rate, "effective") for i, rate in zip(ids.tolist(), rates.tolist())]
+    path = write(tmp_path / "groups.parquet", rows)
     selector = DotsSelector(history_from=path)
     selector.bind(replace(make_context(), dataset_hash="abc"))
     before = selector.predict(ids)
@@ -110,8 +111,12 @@ def test_a_run_begins_with_the_earlier_ones_rates_and_resumes_without_the_file(t
         return groups_since(tmp_path / name, 0)
 
     first = train("first")
-    own = {"selector_args": {"history_from": str(tmp_path / "first")}}
-    own |= {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+    own = {
+        "selector_args": {"history_from": str(tmp_path / "first")},
+        "max_steps": 4,
+        "save_strategy": "steps",
+        "save_steps": 2,
+    }
     second = train("second", **own)
     opening = second[second["step"] == 0]
     assert opening["predicted"].notna().all()

@@ -1,0 +1,15 @@
+"""
+DOTS (arXiv 2506.05316): draw prompts whose groups are likely to carry a gradient.
+
+    selector.py      DotsSelector, without reference rollouts
+    estimator.py     its estimates of every prompt's success rate
+    sampling.py      weights of prompts, draws without replacement, and passes over the prompts
+    predicting.py    what both selectors share
+    published.py     PaperDotsSelector, the method as published, with reference rollouts
+"""
+
+from trl_dataeff.selection.dots.published import PaperDotsSelector
+from trl_dataeff.selection.dots.selector import DotsSelector
+
+
+__all__ = ["DotsSelector", "PaperDotsSelector"]
