@@ -90,8 +90,8 @@ def geometric_mean(values: Sequence[float]) -> tuple[float, float, float]:
     """Geometric mean of positive values, and the ends of its 95 % confidence interval (Student's t on the logarithms).
 
     Returns:
-        The mean and the two ends. The ends are NaN for a single value. All three are NaN with a value that is NaN. With an
-        infinite value the mean is infinite.
+        The mean and the two ends. The ends are NaN for a single value. All three are NaN with a value that is NaN.
+        With an infinite value the mean is infinite.
 
     Raises:
         ValueError: If a value is not above 0.

@@ -64,7 +64,9 @@ FEWEST_FOR_A_BAND = 5  # runs; of fewer, each is a thin line
 
 
 def runs_at_rates(*pools: str) -> list[Curve]:
-    """The study `best` on these pools, by pool and rate, and plain GRPO's runs of other studies with the same seeds."""
+    """
+    The study `best` on these pools, by pool and rate, and plain GRPO's runs of other studies with the same seeds.
+    """
     best = [run for run in committed_runs("best") if run.pool in pools]
     seeds = {(run.pool, run.seed) for run in best}
     runs = list(best)
@@ -115,7 +117,9 @@ def _has_setting(run: Curve, spec: RunSpec) -> bool:
 
 
 def settings(trials: bool = False) -> Settings:
-    """The committed runs on the pretrained model, by what they share; or `trials`, by which learning rates were chosen."""
+    """
+    The committed runs on the pretrained model, by what they share; or `trials`, by which learning rates were chosen.
+    """
     return settings_of(run for run in committed_curves() if (run.seed < FIRST_SEED) == trials)
 
 
@@ -166,8 +170,8 @@ def draw(curves: list[Curve], path: Path) -> None:
     """Draw accuracy over rollouts and over steps, as far as all seeds go.
 
     Args:
-        curves (`list[Curve]`): The runs. Each method of `COLOURS` is shown by its mean over seeds, with the 95 % band, or with
-            the single runs where they are few.
+        curves (`list[Curve]`): The runs. Each method of `COLOURS` is shown by its mean over seeds, with the 95 % band,
+            or with the single runs where they are few.
         path (`Path`): Where the picture goes, an SVG without background.
     """
     import matplotlib

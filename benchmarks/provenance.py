@@ -22,7 +22,8 @@ def provenance() -> dict[str, str]:
     They are looked up once per process, so that they describe the code that it imported.
 
     Returns:
-        The hash of the commit (`commit`, see [`commit_of`]), and the versions `trl_dataeff`, `trl`, `transformers` and `torch`.
+        The hash of the commit (`commit`, see [`commit_of`]), and the versions `trl_dataeff`, `trl`, `transformers` and
+        `torch`.
     """
     fields = {"commit": commit_of(Path(trl_dataeff.__file__).parent)}
     fields["trl_dataeff"] = trl_dataeff.__version__
@@ -39,8 +40,8 @@ def commit_of(package: Path, root: Path = ROOT) -> str:
         root (`Path`, *optional*): The repository's root.
 
     Returns:
-        The hash of the commit; it ends with `-dirty` if files of the package differ from it. `unknown` without git, outside
-        of a repository, or if the package is not the repository's own.
+        The hash of the commit; it ends with `-dirty` if files of the package differ from it. `unknown` without git,
+        outside of a repository, or if the package is not the repository's own.
     """
     try:
         top, head = _git(root, "rev-parse", "--show-toplevel", "HEAD").splitlines()
@@ -48,7 +49,7 @@ def commit_of(package: Path, root: Path = ROOT) -> str:
         tracked = _git(root, "ls-files", "--", str(package))
     except (OSError, subprocess.CalledProcessError):
         return UNKNOWN
-    # A package that git does not track is installed in an environment; another top is that of a repository around this one
+    # A package that git does not track is installed in an environment; another top belongs to a repository around it
     if not tracked or Path(top) != root:
         return UNKNOWN
     return f"{head}-dirty" if changes else head

@@ -6,12 +6,13 @@ A model of training time on a GPU, from measured steps and rollouts. It measures
 
 The hours of a run are its steps times the time of a step:
 
-    rollouts generated * completion / generation throughput + rows with a gradient * (prompt + completion) / update throughput
+    rollouts generated * completion / generation throughput + rows with a gradient * (prompt + completion) / update
+    throughput
 
-Steps, rollouts and rows with a gradient come from the committed runs of the synthetic benchmark's study `methods`, as shares
-of those of `GRPOTrainer` (`uniform`): what a method needs to reach the accuracy that `uniform` ends with. So the model answers
-what these savings would be worth on a GPU, if another task gave the same. Throughputs of the set-ups come from peak rates and
-the model's size, see [`Setup`].
+Steps, rollouts and rows with a gradient come from the committed runs of the synthetic benchmark's study `methods`, as
+shares of those of `GRPOTrainer` (`uniform`): what a method needs to reach the accuracy that `uniform` ends with. So
+the model answers what these savings would be worth on a GPU, if another task gave the same. Throughputs of the set-ups
+come from peak rates and the model's size, see [`Setup`].
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ OPERATIONS_OF_AN_UPDATE = 8  # per parameter and token, see `Setup.typical`
 
 @dataclass(frozen=True)
 class GPU:
-    """Peak rates, dense bfloat16 operations and bytes of memory per second; and how many sequences are generated together."""
+    """
+    Peak rates, dense bfloat16 operations and bytes of memory per second; and how many sequences are generated
+    together.
+    """
 
     flops: float
     bandwidth: float
@@ -67,9 +71,8 @@ MODELS = {
 
 @dataclass(frozen=True)
 class Setup:
-    """
-    Tokens of a prompt and of a completion, groups of a step and completions of a group; and the throughputs of a set-up, in
-    tokens a second.
+    """Tokens of a prompt and of a completion, groups of a step and completions of a group; and the throughputs of a
+    set-up, in tokens a second.
     """
 
     name: str
@@ -82,10 +85,10 @@ class Setup:
 
     @classmethod
     def typical(cls, gpu: str, model: str, completion: int, prompt: int = 150) -> Setup:
-        """
-        Throughputs from peak rates. Generation reads all weights and the caches of all sequences for each token. An update with
-        LoRA and gradient checkpointing takes eight operations per parameter and token: TRL's pass for old log-probs (with
-        vLLM), two passes forward and the gradient of activations. Rows without a gradient skip all of them.
+        """Throughputs from peak rates. Generation reads all weights and the caches of all sequences for each token.
+        An update with LoRA and gradient checkpointing takes eight operations per parameter and token: TRL's pass for
+        old log-probs (with vLLM), two passes forward and the gradient of activations. Rows without a gradient skip all
+        of them.
         """
         card = GPUS[gpu]
         size = MODELS[model]
@@ -97,7 +100,10 @@ class Setup:
         return cls(f"{model}, {gpu}, {completion:,} tokens", prompt, completion, generation, update)
 
     def seconds(self, rollouts: float, rows: float) -> float:
-        """The time of a step that generates so many rollouts and trains on so many rows, as shares of a step of `GRPOTrainer`."""
+        """
+        The time of a step that generates so many rollouts and trains on so many rows, as shares of a step of
+        `GRPOTrainer`.
+        """
         generation = rollouts * self.completion / self.generation
         update = rows * (self.prompt + self.completion) / self.update
         return self.groups * self.group_size * (generation + update)
@@ -116,7 +122,10 @@ TYPICAL = (
 
 @dataclass(frozen=True)
 class Needs:
-    """What a method needs, as shares of what `uniform` needs: steps, rollouts of a step, and rows of a step that are computed."""
+    """
+    What a method needs, as shares of what `uniform` needs: steps, rollouts of a step, and rows of a step that are
+    computed.
+    """
 
     steps: float
     rollouts: float
@@ -140,7 +149,10 @@ def measured(method: str, curves: Sequence[Curve]) -> Needs:
 
 
 def needs_of_methods(curves: Sequence[Curve]) -> dict[str, Needs]:
-    """The methods of the table. `GRPOTrainer` computes all rows; `skip` does the same without rows that have no gradient."""
+    """The methods of the table.
+
+    `GRPOTrainer` computes all rows; `skip` does the same without rows that have no gradient.
+    """
     needs = {BASELINE: Needs(1.0, 1.0, 1.0)}
     needs["skip"] = measured(BASELINE, curves)
     for method in ("selection", "default", "share"):
@@ -149,7 +161,9 @@ def needs_of_methods(curves: Sequence[Curve]) -> dict[str, Needs]:
 
 
 def where_faster(one: Needs, other: Needs) -> str:
-    """At which shares of generation in the time of a step of `GRPOTrainer` the needs `one` take less time than `other`."""
+    """
+    At which shares of generation in the time of a step of `GRPOTrainer` the needs `one` take less time than `other`.
+    """
     # By how much more the first one takes, if a step is all update or all generation; linear between the two
     update = one.steps * one.rows - other.steps * other.rows
     generation = one.steps * one.rollouts - other.steps * other.rollouts

@@ -95,9 +95,8 @@ def _start(cache: Path) -> Path:
 
 
 def _specs(methods: Iterable[str], seeds: Iterable[int], rates: Iterable[float], **shared: Any) -> list[RunSpec]:
-    """
-    All methods of the first seed, then of the second, ...: a machine that is busier at some hours than at others so touches all
-    methods alike.
+    """All methods of the first seed, then of the second, ...: a machine that is busier at some hours than at others
+    so touches all methods alike.
     """
     from .pretrain import StartRecipe
     from .train import RunSpec

@@ -67,14 +67,14 @@ def ratios(curves: Iterable[Curve], baseline: Iterable[Curve], x: str) -> list[f
     """What runs need to reach the end of plain GRPO, paired by seed.
 
     Args:
-        curves (`Iterable[Curve]`): The runs. Those without a baseline of their seed are left out; so are, for CPU time, those
-            of which it is not recorded that both were made on one machine.
+        curves (`Iterable[Curve]`): The runs. Those without a baseline of their seed are left out; so are, for CPU
+            time, those of which it is not recorded that both were made on one machine.
         baseline (`Iterable[Curve]`): The runs of plain GRPO.
         x (`str`): The column to compare: rollouts, steps or seconds.
 
     Returns:
-        For each run, the `x` at which it reaches the final accuracy of the baseline, divided by the `x` at which the baseline
-        does. Infinite if the run never does; NaN if the baseline has it at 0.
+        For each run, the `x` at which it reaches the final accuracy of the baseline, divided by the `x` at which the
+        baseline does. Infinite if the run never does; NaN if the baseline has it at 0.
     """
     baseline_of = {curve.seed: curve for curve in baseline}
     found = []
@@ -96,8 +96,8 @@ def cost(curves: Sequence[Curve], baseline: Sequence[Curve], x: str) -> str:
     """The cell of a table for [`ratios`].
 
     Returns:
-        The geometric mean with its interval. "at most" the mean, without an interval, if a run was already there when it was
-        first evaluated. `-` if the baseline was, since its own need is then not known.
+        The geometric mean with its interval. "at most" the mean, without an interval, if a run was already there when
+        it was first evaluated. `-` if the baseline was, since its own need is then not known.
     """
     found = ratios(curves, baseline, x)
     cell = tables.ratio(found)
@@ -119,7 +119,10 @@ def _any_starts_above(curves: Iterable[Curve], targets: dict[int, float]) -> boo
 
 
 def lead(own: Iterable[Curve], other: Iterable[Curve], budget: float) -> list[float]:
-    """Differences of accuracy after `budget` rollouts to runs with the same seeds. Runs without so many rollouts are left out."""
+    """Differences of accuracy after `budget` rollouts to runs with the same seeds.
+
+    Runs without so many rollouts are left out.
+    """
     others_accuracy = {curve.seed: curve.after(budget) for curve in other}
     differences = [curve.after(budget) - others_accuracy.get(curve.seed, math.nan) for curve in own]
     return [difference for difference in differences if not math.isnan(difference)]
@@ -134,8 +137,8 @@ def ratio_table(curves: list[Curve], rivals: Sequence[str] = (BASELINE,), budget
         budget (`int`, *optional*, defaults to `5000`): The rollouts after which accuracies are compared.
 
     Returns:
-        The table: what a method needs as a share of what the baseline, if there is one, needs on the same pool at the same
-        rate, its accuracy after `budget` rollouts, and the paired differences from `rivals`.
+        The table: what a method needs as a share of what the baseline, if there is one, needs on the same pool at the
+        same rate, its accuracy after `budget` rollouts, and the paired differences from `rivals`.
     """
     groups: dict[tuple[str, float, str], list[Curve]] = {}
     for curve in curves:

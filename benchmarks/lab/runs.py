@@ -38,7 +38,8 @@ def run_all(
         path (`Path`): The file of the runs (see `store.py`). Runs that it has are finished.
         workers (`int`): Number of processes; with 0, everything runs in this one.
         fresh (`bool`, *optional*, defaults to `False`): Run again what is finished.
-        train (`Callable`, *optional*): Trains a spec from `start` and hands a row to its third argument at each evaluation.
+        train (`Callable`, *optional*): Trains a spec from `start` and hands a row to its third argument at each
+            evaluation.
     """
     finished = read_runs(path)
     missing = [spec for spec in specs if fresh or spec.name not in finished]
@@ -50,7 +51,10 @@ def run_all(
 
 
 def rows_of(specs: Iterable[RunSpec], path: Path) -> list[dict]:
-    """The rows of those of `specs` that are in the file, in their order. Runs that were made with other settings are left out."""
+    """The rows of those of `specs` that are in the file, in their order.
+
+    Runs that were made with other settings are left out.
+    """
     finished = read_runs(path)
     rows: list[dict] = []
     for spec in specs:

@@ -1,6 +1,7 @@
 """Where finished runs are kept: JSON Lines files that only grow, with a line for each run.
 
-A line has what is the same for the whole run once, and under `evaluations` the rows of the run, as a list for each column:
+A line has what is the same for the whole run once, and under `evaluations` the rows of the run, as a list for each
+column:
 
     {"run": "first-uniform-...", "seed": 52, ..., "evaluations": {"step": [0, 5, ...], "rollouts": [0, 640, ...], ...}}
 

@@ -1,9 +1,8 @@
-"""
-The studies whose runs are committed: which methods, for how long, on which pools and seeds. Settings were chosen on seeds 0
-to 9.
+"""The studies whose runs are committed: which methods, for how long, on which pools and seeds. Settings were chosen
+on seeds 0 to 9.
 
-A study goes on where an earlier call stopped: runs that are in its file are not made again, and the file grows by those that
-finish.
+A study goes on where an earlier call stopped: runs that are in its file are not made again, and the file grows by
+those that finish.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ FIRST_POOL = {
     "share": {"steps": 200},
     "dots_paper": {"steps": 140, "max_rollouts": 12_800},
 }
-#: Where selection or replay might not help, by name: the pool, and fields of the specs. Each is trained for as many rollouts
+#: Where selection or replay might not help, by name: the pool, and fields of the specs
 CONDITIONS: dict[str, tuple[str, dict[str, float]]] = {
     "the usual setting": ("first", HALF_RATE),
     "half the rate": ("first", {"learning_rate": 2.5e-5}),

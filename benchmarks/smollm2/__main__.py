@@ -222,9 +222,8 @@ def _run_specs(specs: list[Spec], options: argparse.Namespace) -> None:
 
 
 def describe_pools(seed: int = 0) -> str:
-    """
-    Before training: by kind and in all, the exact chance of a right completion on the questions of `mixed`, `unsolvable` and
-    `learnable`, and the score on the held-out questions of `gym`.
+    """Before training: by kind and in all, the exact chance of a right completion on the questions of `mixed`,
+    `unsolvable` and `learnable`, and the score on the held-out questions of `gym`.
     """
     from benchmarks.smollm2.pools import POOLS, Pool
     from benchmarks.smollm2.train import load

@@ -42,7 +42,10 @@ class Setting(NamedTuple):
 
     @classmethod
     def of(cls, run: Curve) -> Setting:
-        """A run ends about where it reaches the rollouts of its plan; with a plan of your own, those that it generated count."""
+        """
+        A run ends about where it reaches the rollouts of its plan; with a plan of your own, those that it generated
+        count.
+        """
         end = run.rows[-1]
         generated = end["rollouts"]
         near = [rollouts for rollouts in PLANS if 0.8 * rollouts <= generated < 1.3 * rollouts]
@@ -71,8 +74,13 @@ class Setting(NamedTuple):
 
 
 Settings: TypeAlias = dict[Setting, list[Curve]]
-#: Runs of plain GRPO, or of another method, and those of the default (or the other way round, where a function says so)
-Pair: TypeAlias = tuple[list[Curve], list[Curve]]
+
+
+class Pair(NamedTuple):
+    """Runs of the default, and those of another method that they are compared with."""
+
+    default: list[Curve]
+    other: list[Curve]
 
 
 def committed_curves(path: Path = RUNS) -> list[Curve]:
@@ -100,7 +108,10 @@ def settings_of(runs: Iterable[Curve]) -> Settings:
 
 
 def rival_of(setting: Setting, settings: Settings, method: str = BASELINE) -> Setting | None:
-    """The setting of `method` to compare with: the same pool and groups a step, and the same rate and plan or else the next."""
+    """
+    The setting of `method` to compare with: the same pool and groups a step, and the same rate and plan or else the
+    next.
+    """
     if setting.method == method:
         return None
 
@@ -130,13 +141,13 @@ def best_of_baseline(settings: Settings) -> dict[tuple[int, int, int], Setting]:
     return best
 
 
-def at_best_rate(settings: Settings, method: str = "default") -> list[Pair]:
-    """Runs of plain GRPO at its best rate, and those of `method` at the same rate and plan, if there are."""
+def at_best_rate(settings: Settings) -> list[Pair]:
+    """The default, where it was run at plain GRPO's best rate, and plain GRPO at the same rate and plan."""
     pairs = []
     for baseline in sorted(best_of_baseline(settings).values()):
-        own = baseline._replace(place=METHODS.index(method), method=method)
-        if own in settings:
-            pairs.append((settings[baseline], settings[own]))
+        default = baseline._replace(place=METHODS.index("default"), method="default")
+        if default in settings:
+            pairs.append(Pair(settings[default], settings[baseline]))
     return pairs
 
 
@@ -154,9 +165,8 @@ def above(own: Sequence[Curve], other: Sequence[Curve], name: str = ACCURACY) ->
 
 
 def times(own: Sequence[Curve], other: Sequence[Curve]) -> str:
-    """
-    CPU time of whole runs, as a share of that of the runs `other` with the same seeds, made on the same machines. Of `own`
-    themselves, or if no two are from one machine: in seconds.
+    """CPU time of whole runs, as a share of that of the runs `other` with the same seeds, made on the same machines.
+    Of `own` themselves, or if no two are from one machine: in seconds.
     """
     time_of = {}
     if own is not other:
@@ -172,7 +182,9 @@ def times(own: Sequence[Curve], other: Sequence[Curve]) -> str:
 
 
 def costs(own: Sequence[Curve], baseline: Sequence[Curve], x: str) -> str:
-    """What runs need of `x` to plain GRPO's end, as a share of what that needed; `-` if they were evaluated too rarely."""
+    """
+    What runs need of `x` to plain GRPO's end, as a share of what that needed; `-` if they were evaluated too rarely.
+    """
     if any(len(run.rows) < FEWEST_EVALUATIONS for run in [*own, *baseline]):
         return "-"
     return cost(own, baseline, x)
@@ -196,37 +208,41 @@ def questions(runs: Sequence[Curve]) -> str:
 
 
 def mean_leads(pairs: Sequence[Pair]) -> list[list[float]]:
-    """By how much the first runs of a pair end above the second, as a mean over the pairs.
+    """By how much the default ends above the other method, as a mean over the pairs.
 
     Args:
         pairs (`Sequence[Pair]`): The runs that are compared.
 
     Returns:
-        A value for each seed that all runs have: at temperature 1, and with greedy decoding. Nothing without such a seed.
+        A value for each seed that all runs have: at temperature 1, and with greedy decoding. Nothing without such a
+        seed.
     """
-    seeds = set.intersection(*({run.seed for run in runs} for pair in pairs for runs in pair))
+    seeds = {run.seed for run in pairs[0].default}
+    for pair in pairs:
+        seeds &= {run.seed for run in pair.default}
+        seeds &= {run.seed for run in pair.other}
     if not seeds:
         return []
     leads = []
     for name in (ACCURACY, GREEDY):
         leads_by_pair = []
-        for own, other in pairs:
-            common = [run for run in own if run.seed in seeds]
+        for default, other in pairs:
+            common = [run for run in default if run.seed in seeds]
             leads_by_pair.append(above(common, other, name))
         leads.append(np.mean(leads_by_pair, axis=0).tolist())
     return leads
 
 
 def mean_over_pools(settings: Settings) -> list[list[float]]:
-    """
-    [`mean_leads`] of the default over plain GRPO at its best rate, of each pool's longest runs with the usual number of groups.
+    """[`mean_leads`] over plain GRPO at its best rate, of each pool's longest runs with the usual number of groups.
+
     Nothing with fewer than two pools.
     """
     longest: dict[int, Pair] = {}
-    for baseline, own in sorted(at_best_rate(settings), key=lambda pair: Setting.of(pair[0][0]).longer):
-        setting = Setting.of(own[0])
+    for pair in sorted(at_best_rate(settings), key=lambda pair: Setting.of(pair.other[0]).longer):
+        setting = Setting.of(pair.default[0])
         if setting.groups == GROUPS:
-            longest.setdefault(setting.pool, (own, baseline))
+            longest.setdefault(setting.pool, pair)
     if len(longest) < 2:
         return []
     return mean_leads(list(longest.values()))
@@ -236,9 +252,8 @@ def mean_over_pools(settings: Settings) -> list[list[float]]:
 
 
 def rivals_table(settings: Settings) -> str:
-    """
-    [`mean_leads`] of the default over each other method, over the pools on which both were run: with the usual number of groups,
-    at the rate and length for which there are most methods, of these at plain GRPO's best rate.
+    """[`mean_leads`] of the default over each other method, over the pools on which both were run: with the usual
+    number of groups, at the rate and length for which there are most methods, of these at plain GRPO's best rate.
     """
     best = {setting.place_in_study for setting in best_of_baseline(settings).values()}
     methods_at: dict[tuple, dict[str, list[Curve]]] = {}
@@ -256,7 +271,7 @@ def rivals_table(settings: Settings) -> str:
         if "default" in methods:
             default = methods.pop("default")
             for method, runs in methods.items():
-                pairs.setdefault(method, []).append((default, runs))
+                pairs.setdefault(method, []).append(Pair(default, runs))
     rows = []
     for method, own in pairs.items():
         leads = mean_leads(own)
@@ -267,21 +282,23 @@ def rivals_table(settings: Settings) -> str:
 
 
 def claims_table(settings: Settings) -> str:
-    """Plain GRPO at its best rate, and the default at the same rate, for each length of runs: what a reader has to know."""
+    """
+    Plain GRPO at its best rate, and the default at the same rate, for each length of runs: what a reader has to know.
+    """
     rows = []
-    for baseline, own in at_best_rate(settings):
+    for default, baseline in at_best_rate(settings):
         rows.append(
             [
-                questions(own),
-                steps(own),
-                str(len(own)),
+                questions(default),
+                steps(default),
+                str(len(default)),
                 effective(baseline),
                 tables.mean(ends(baseline)),
-                tables.mean(ends(own)),
-                tables.difference(above(own, baseline)),
-                tables.difference(above(own, baseline, GREEDY)),
-                costs(own, baseline, "rollouts"),
-                times(own, baseline),
+                tables.mean(ends(default)),
+                tables.difference(above(default, baseline)),
+                tables.difference(above(default, baseline, GREEDY)),
+                costs(default, baseline, "rollouts"),
+                times(default, baseline),
             ]
         )
     means = mean_over_pools(settings)
@@ -306,15 +323,15 @@ def claims_table(settings: Settings) -> str:
 def readme_table(settings: Settings) -> str:
     """The main columns of the table of the claims."""
     rows = []
-    for baseline, own in at_best_rate(settings):
+    for default, baseline in at_best_rate(settings):
         rows.append(
             [
-                questions(own),
-                str(len(own)),
-                steps(own),
+                questions(default),
+                str(len(default)),
+                steps(default),
                 tables.mean(ends(baseline)),
-                tables.mean(ends(own)),
-                tables.difference(above(own, baseline)),
+                tables.mean(ends(default)),
+                tables.difference(above(default, baseline)),
             ]
         )
     means = mean_over_pools(settings)
@@ -326,7 +343,10 @@ def readme_table(settings: Settings) -> str:
 
 
 def full_table(settings: Settings) -> str:
-    """Every setting: where its runs end, what they take, and paired differences. † marks a rival with another rate or plan."""
+    """Every setting: where its runs end, what they take, and paired differences.
+
+    † marks a rival with another rate or plan.
+    """
     rows = [_row_of_setting(setting, settings) for setting in settings]
     header = [
         "pool",
@@ -402,19 +422,23 @@ def runs_table(settings: Settings) -> str:
 
 
 def kinds_table(settings: Settings) -> str:
-    """By how much the default ends above plain GRPO at its best rate: for each kind of question, and in entropy (nats)."""
+    """
+    By how much the default ends above plain GRPO at its best rate: for each kind of question, and in entropy (nats).
+    """
     # The tasks of `gym` are others
-    pairs = [pair for pair in at_best_rate(settings) if pair[0][0].pool != "gym"]
+    pairs = [pair for pair in at_best_rate(settings) if pair.default[0].pool != "gym"]
     if not pairs:
         return tables.markdown(["questions"], [])
-    first_run = pairs[0][0][0]
-    kinds = sorted(first_run.rows[-1]["accuracy_by_kind"])
+    any_end = pairs[0].default[0].rows[-1]
+    kinds = sorted(any_end["accuracy_by_kind"])
     columns: dict[str, list[str]] = {}
-    for baseline, own in pairs:
-        own_ends = [_end_by_kind(run) for run in own]
+    for default, baseline in pairs:
+        default_ends = [_end_by_kind(run) for run in default]
         baseline_ends = [_end_by_kind(run) for run in baseline]
-        cells = [tables.difference(above(own_ends, baseline_ends, name)) for name in [*kinds, "entropy_held_out"]]
-        columns[f"{questions(own)}, {steps(own)} steps"] = cells
+        cells = []
+        for name in [*kinds, "entropy_held_out"]:
+            cells.append(tables.difference(above(default_ends, baseline_ends, name)))
+        columns[f"{questions(default)}, {steps(default)} steps"] = cells
     rows = [list(row) for row in zip([*kinds, "*entropy*"], *columns.values(), strict=True)]
     return tables.markdown(["questions", *columns], rows)
 
