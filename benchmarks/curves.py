@@ -12,8 +12,10 @@ import numpy as np
 Values: TypeAlias = Sequence[float] | np.ndarray
 
 
-#: Two-sided 95 % quantiles of Student's t, by degrees of freedom.
+#: Two-sided 95 % quantiles of Student's t, by degrees of freedom
 T_95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
+#: Accuracies that differ by less are equal: so runs end that differ by rounding alone
+EQUAL = 1e-4
 
 
 def t_95(degrees: int) -> float:
@@ -23,23 +25,31 @@ def t_95(degrees: int) -> float:
 
 def isotonic(values: Values) -> np.ndarray:
     """The non-decreasing sequence nearest to `values` in least squares (pool adjacent violators)."""
-    blocks: list[list[float]] = []  # [mean, size], means increasing
+    if not len(values):
+        return np.zeros(0)
+    means: list[float] = []  # of blocks of values, increasing
+    sizes: list[int] = []
     for value in values:
-        blocks.append([float(value), 1])
-        while len(blocks) > 1 and blocks[-2][0] >= blocks[-1][0]:
-            mean, size = blocks.pop()
-            blocks[-1][0] = (blocks[-1][0] * blocks[-1][1] + mean * size) / (blocks[-1][1] + size)
-            blocks[-1][1] += size
-    return np.concatenate([np.full(int(size), mean) for mean, size in blocks]) if blocks else np.zeros(0)
-
-
-EQUAL = 1e-4  # accuracies that differ by less: runs that are equal but for rounding end so
+        means.append(float(value))
+        sizes.append(1)
+        while len(means) > 1 and means[-2] >= means[-1]:
+            mean = means.pop()
+            size = sizes.pop()
+            means[-1] = (means[-1] * sizes[-1] + mean * size) / (sizes[-1] + size)
+            sizes[-1] += size
+    return np.repeat(means, sizes)
 
 
 def reach(x: Values, accuracy: Values, target: float) -> float:
-    """The x (rollouts, steps, seconds) at which the isotonic fit of `accuracy` first reaches `target`.
+    """Where the isotonic fit of a curve first reaches a target.
 
-    Linear between the points; `x[0]` if it is there at once; infinite if it is never reached.
+    Args:
+        x (`(N,)` values): Rollouts, steps or seconds, increasing.
+        accuracy (`(N,)` values): The curve.
+        target (`float`): The accuracy to reach.
+
+    Returns:
+        The x, linear between the points; `x[0]` if it is there at once; infinite if it is never reached.
     """
     fit = isotonic(accuracy)
     there = np.flatnonzero(fit >= target - EQUAL)
@@ -48,7 +58,9 @@ def reach(x: Values, accuracy: Values, target: float) -> float:
     i = int(there[0])
     if i == 0:
         return float(x[0])
-    share = min((target - fit[i - 1]) / (fit[i] - fit[i - 1]), 1.0)
+    share = (target - fit[i - 1]) / (fit[i] - fit[i - 1])
+    # The fit may end below the target, by less than `EQUAL`
+    share = min(share, 1.0)
     return float(x[i - 1] + share * (x[i] - x[i - 1]))
 
 
@@ -58,35 +70,52 @@ def final(accuracy: Values) -> float:
 
 
 def band(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean over seeds and half-width of its 95 % confidence interval, from `values` (seeds, points).
+    """Mean over seeds, and the half-width of its 95 % confidence interval.
 
-    The half-width is NaN for a single seed.
+    Args:
+        values (`np.ndarray`): One row per seed, `(seeds, points)`.
+
+    Returns:
+        Two arrays `(points,)`. The half-width is NaN for a single seed.
     """
     n = len(values)
     mean = values.mean(0)
     if n < 2:
         return mean, np.full_like(mean, np.nan)
-    return mean, t_95(n - 1) * values.std(0, ddof=1) / math.sqrt(n)
+    half_width = t_95(n - 1) * values.std(0, ddof=1) / math.sqrt(n)
+    return mean, half_width
 
 
 def geometric_mean(values: Sequence[float]) -> tuple[float, float, float]:
-    """Geometric mean of positive values and its 95 % confidence interval (Student's t on the logarithms).
+    """Geometric mean of positive values, and the ends of its 95 % confidence interval (Student's t on the logarithms).
 
-    The interval is NaN for a single value; so is all of it with a value that is NaN, and the mean is infinite with an
-    infinite one.
+    Returns:
+        The mean and the two ends. The ends are NaN for a single value. All three are NaN with a value that is NaN.
+        With an infinite value the mean is infinite.
+
+    Raises:
+        ValueError: If a value is not above 0.
     """
     if any(math.isinf(value) for value in values):
         return math.inf, math.nan, math.nan
     if any(value <= 0 for value in values):
         raise ValueError(f"A geometric mean takes values above 0, not {list(values)}.")
-    mean, half = band(np.log(np.asarray(values, dtype=float)[:, None]))
-    middle, low, high = (float(np.exp(x[0])) for x in (mean, mean - half, mean + half))
-    return middle, low, high
+    logarithms = np.log(np.asarray(values, dtype=float))
+    (mean,), (half_width,) = band(logarithms[:, None])
+    return float(np.exp(mean)), float(np.exp(mean - half_width)), float(np.exp(mean + half_width))
 
 
 def on_grid(curves: Sequence[tuple[Values, Values]], points: int = 60) -> tuple[np.ndarray, np.ndarray]:
-    """Curves `(x, y)` of several seeds on one grid, up to where the shortest ends: `x` (points,), `y` (seeds, points)."""
-    end = min(x[-1] for x, _ in curves)
+    """Curves of several seeds on one grid, up to where the shortest ends.
+
+    Args:
+        curves (sequence of `(x, y)`): The curves.
+        points (`int`, *optional*, defaults to `60`): Number of points of the grid.
+
+    Returns:
+        The grid `(points,)`, and the values of the curves on it `(seeds, points)`.
+    """
     start = max(x[0] for x, _ in curves)
+    end = min(x[-1] for x, _ in curves)
     grid = np.linspace(start, end, points)
     return grid, np.stack([np.interp(grid, x, y) for x, y in curves])

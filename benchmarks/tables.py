@@ -29,7 +29,7 @@ TITLES = {
     "dots_paper,reference_size=4,replay_capacity=8": "DOTS as published",
     "oracle": "plain GRPO, learnable prompts",
 }
-FEWEST = 3  # values of which an interval says something
+FEWEST_FOR_AN_INTERVAL = 3  # values
 
 
 def title(method: str) -> str:
@@ -39,31 +39,45 @@ def title(method: str) -> str:
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table with aligned columns."""
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
-    lines = ["| " + " | ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) + " |" for row in [header, *rows]]
-    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
+    lines = [_line(header, widths), rule]
+    lines += [_line(row, widths) for row in rows]
     return "\n".join(lines)
 
 
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
+    return "| " + " | ".join(padded) + " |"
+
+
 def mean(values: Sequence[float], digits: int = 3) -> str:
-    """The mean, over runs that all have a value."""
-    middle = float(np.mean(values)) if len(values) else math.nan
-    return "-" if math.isnan(middle) else f"{middle:,.{digits}f}"
+    """The mean; undefined if a value is NaN."""
+    if not len(values):
+        return "-"
+    average = float(np.mean(values))
+    if math.isnan(average):
+        return "-"
+    return f"{average:,.{digits}f}"
 
 
 def difference(paired: Sequence[float]) -> str:
     """Mean and 95 % interval of differences that are paired by seed; the mean alone of one or two."""
     if not len(paired):
         return "-"
-    (middle,), (half,) = band(np.array(paired, dtype=float)[:, None])
-    return f"{middle:+.3f}" + (f" ± {half:.3f}" if len(paired) >= FEWEST else "")
+    (average,), (half_width,) = band(np.array(paired, dtype=float)[:, None])
+    if len(paired) < FEWEST_FOR_AN_INTERVAL:
+        return f"{average:+.3f}"
+    return f"{average:+.3f} ± {half_width:.3f}"
 
 
 def ratio(paired: Sequence[float]) -> str:
     """Geometric mean and 95 % interval of ratios that are paired by seed; or how many of the runs did not arrive."""
     if not len(paired):
         return "-"
-    late = sum(map(math.isinf, paired))
+    late = sum(math.isinf(value) for value in paired)
     if late:
         return f"not in {late} of {len(paired)}"
     middle, low, high = geometric_mean(paired)
-    return f"{middle:.2f}" + (f" ({low:.2f}-{high:.2f})" if len(paired) >= FEWEST else "")
+    if len(paired) < FEWEST_FOR_AN_INTERVAL:
+        return f"{middle:.2f}"
+    return f"{middle:.2f} ({low:.2f}-{high:.2f})"

@@ -6,11 +6,13 @@ A model of training time on a GPU, from measured steps and rollouts. It measures
 
 The hours of a run are its steps times the time of a step:
 
-    rollouts generated * completion / generation throughput + rows with a gradient * (prompt + completion) / update throughput
+    rollouts generated * completion / generation throughput + rows with a gradient * (prompt + completion) / update
+    throughput
 
-Steps, rollouts and rows with a gradient come from the committed runs of the synthetic benchmark's study `methods`, as shares of those of
-`GRPOTrainer` (`uniform`): what a method needs to reach the accuracy that `uniform` ends with. So the model answers what these savings would be
-worth on a GPU, if another task gave the same. Throughputs of the set-ups come from peak rates and the model's size, see [`Setup`].
+Steps, rollouts and rows with a gradient come from the committed runs of the synthetic benchmark's study `methods`, as
+shares of those of `GRPOTrainer` (`uniform`): what a method needs to reach the accuracy that `uniform` ends with. So
+the model answers what these savings would be worth on a GPU, if another task gave the same. Throughputs of the set-ups
+come from peak rates and the model's size, see [`Setup`].
 """
 
 from __future__ import annotations
@@ -24,18 +26,24 @@ import numpy as np
 from benchmarks import tables
 from benchmarks.curves import geometric_mean
 from benchmarks.lab.ratios import BASELINE, Curve, ratios
-from benchmarks.proof import study
+from benchmarks.lab.studies import committed_runs
 
 
 UTILISATION = 0.35  # of peak compute, in an update
 BANDWIDTH_USED = 0.6  # of peak bandwidth, in generation
-FULL = {200: 0.8, 2000: 0.6}  # share of these that are still running, on average: the batch waits for its longest
+#: Share of the sequences that are still running, on average, by tokens of a completion: a batch waits for its longest
+RUNNING = {200: 0.8, 2000: 0.6}
 STEPS = 500  # of GRPOTrainer
+BYTES_OF_A_PARAMETER = 2  # bfloat16
+OPERATIONS_OF_AN_UPDATE = 8  # per parameter and token, see `Setup.typical`
 
 
 @dataclass(frozen=True)
 class GPU:
-    """Peak rates, dense bfloat16 operations and bytes of memory per second; and how many sequences are generated together."""
+    """
+    Peak rates, dense bfloat16 operations and bytes of memory per second; and how many sequences are generated
+    together.
+    """
 
     flops: float
     bandwidth: float
@@ -50,15 +58,21 @@ class Model:
     cache: float
 
 
-GPUS = {"RTX 4090": GPU(165e12, 1.01e12, 64), "H100": GPU(989e12, 3.35e12, 256)}
-MODELS = {"1.5B": Model(1.54e9, 28_672), "7B": Model(7.6e9, 57_344)}  # Qwen2.5
+GPUS = {
+    "RTX 4090": GPU(flops=165e12, bandwidth=1.01e12, at_once=64),
+    "H100": GPU(flops=989e12, bandwidth=3.35e12, at_once=256),
+}
+#: Qwen2.5
+MODELS = {
+    "1.5B": Model(parameters=1.54e9, cache=28_672),
+    "7B": Model(parameters=7.6e9, cache=57_344),
+}
 
 
 @dataclass(frozen=True)
 class Setup:
-    """
-    Tokens of a prompt and of a completion, groups of a step and completions of a group; and the throughputs of a set-up, in tokens
-    a second.
+    """Tokens of a prompt and of a completion, groups of a step and completions of a group; and the throughputs of a
+    set-up, in tokens a second.
     """
 
     name: str
@@ -71,23 +85,28 @@ class Setup:
 
     @classmethod
     def typical(cls, gpu: str, model: str, completion: int, prompt: int = 150) -> Setup:
+        """Throughputs from peak rates. Generation reads all weights and the caches of all sequences for each token.
+        An update with LoRA and gradient checkpointing takes eight operations per parameter and token: TRL's pass for
+        old log-probs (with vLLM), two passes forward and the gradient of activations. Rows without a gradient skip all
+        of them.
         """
-        Throughputs from peak rates. Generation reads all weights and the caches of all sequences for each token. An update with LoRA
-        and gradient checkpointing takes eight operations per parameter and token: TRL's pass for old log-probs (with vLLM), two
-        passes forward and the gradient of activations. Rows without a gradient skip all of them.
-        """
-        card, size = GPUS[gpu], MODELS[model]
-        running = card.at_once * FULL[completion]
-        read = 2 * size.parameters + running * (prompt + completion / 2) * size.cache
-        generation = running * BANDWIDTH_USED * card.bandwidth / read
-        update = UTILISATION * card.flops / (8 * size.parameters)
+        card = GPUS[gpu]
+        size = MODELS[model]
+        running = card.at_once * RUNNING[completion]
+        weights = BYTES_OF_A_PARAMETER * size.parameters
+        caches = running * (prompt + completion / 2) * size.cache
+        generation = running * BANDWIDTH_USED * card.bandwidth / (weights + caches)
+        update = UTILISATION * card.flops / (OPERATIONS_OF_AN_UPDATE * size.parameters)
         return cls(f"{model}, {gpu}, {completion:,} tokens", prompt, completion, generation, update)
 
     def seconds(self, rollouts: float, rows: float) -> float:
-        """A step that generates so many rollouts and trains on so many rows, both as shares of a step of `GRPOTrainer`."""
-        places = self.groups * self.group_size
-        generated = rollouts * self.completion / self.generation
-        return places * (generated + rows * (self.prompt + self.completion) / self.update)
+        """
+        The time of a step that generates so many rollouts and trains on so many rows, as shares of a step of
+        `GRPOTrainer`.
+        """
+        generation = rollouts * self.completion / self.generation
+        update = rows * (self.prompt + self.completion) / self.update
+        return self.groups * self.group_size * (generation + update)
 
 
 #: Without 7B on an RTX 4090: with vLLM in the process the weights are in memory twice, and do not fit
@@ -103,7 +122,10 @@ TYPICAL = (
 
 @dataclass(frozen=True)
 class Needs:
-    """What a method needs, as shares of what `uniform` needs: steps, rollouts of a step, and rows of a step that go through the pass."""
+    """
+    What a method needs, as shares of what `uniform` needs: steps, rollouts of a step, and rows of a step that are
+    computed.
+    """
 
     steps: float
     rollouts: float
@@ -116,42 +138,59 @@ class Needs:
 def measured(method: str, curves: Sequence[Curve]) -> Needs:
     """Means over the seeds of a method. Rows without a gradient skip the pass."""
     own = [curve for curve in curves if curve.method == method]
-    base = [curve for curve in curves if curve.method == BASELINE]
-    steps, rollouts = (geometric_mean(ratios(own, base, x))[0] for x in ("step", "rollouts"))
-    rows = [c.column("effective_groups_trained").sum() / c.column("groups_trained").sum() for c in own]
+    baseline = [curve for curve in curves if curve.method == BASELINE]
+    steps, _, _ = geometric_mean(ratios(own, baseline, "step"))
+    rollouts, _, _ = geometric_mean(ratios(own, baseline, "rollouts"))
+    rows = []
+    for curve in own:
+        effective = curve.column("effective_groups_trained").sum()
+        rows.append(effective / curve.column("groups_trained").sum())
     return Needs(steps, rollouts / steps, float(np.mean(rows)))
 
 
-def methods(curves: Sequence[Curve]) -> dict[str, Needs]:
-    """The methods of the table. `GRPOTrainer` passes all rows."""
-    found = {name: measured(name, curves) for name in (BASELINE, "selection", "default", "share")}
-    return {BASELINE: Needs(1.0, 1.0, 1.0), "skip": found.pop(BASELINE), **found}
+def needs_of_methods(curves: Sequence[Curve]) -> dict[str, Needs]:
+    """The methods of the table.
+
+    `GRPOTrainer` computes all rows; `skip` does the same without rows that have no gradient.
+    """
+    needs = {BASELINE: Needs(1.0, 1.0, 1.0)}
+    needs["skip"] = measured(BASELINE, curves)
+    for method in ("selection", "default", "share"):
+        needs[method] = measured(method, curves)
+    return needs
 
 
 def where_faster(one: Needs, other: Needs) -> str:
-    """Where the needs `one` take less time than `other`: at which shares of generation in the time of a step of `GRPOTrainer`."""
-    update, generation = (
-        one.steps * a - other.steps * b for a, b in ((one.rows, other.rows), (one.rollouts, other.rollouts))
-    )
+    """
+    At which shares of generation in the time of a step of `GRPOTrainer` the needs `one` take less time than `other`.
+    """
+    # By how much more the first one takes, if a step is all update or all generation; linear between the two
+    update = one.steps * one.rows - other.steps * other.rows
+    generation = one.steps * one.rollouts - other.steps * other.rollouts
     if update * generation >= 0:
         return "everywhere" if min(update, generation) < 0 else "nowhere"
-    return f"{'above' if generation < 0 else 'below'} {update / (update - generation):.0%}"
+    side = "above" if generation < 0 else "below"
+    return f"{side} {update / (update - generation):.0%}"
 
 
 def table(setups: Sequence[Setup]) -> str:
     """Hours of `GRPOTrainer`, and the other methods' as shares of these; and which is faster where."""
-    needs = methods(study("methods"))
-    base = needs.pop(BASELINE)
+    others = needs_of_methods(committed_runs("methods"))
+    baseline = others.pop(BASELINE)
     rows = []
     for setup in setups:
-        hours, generating = base.hours(setup), setup.seconds(1.0, 0.0) / setup.seconds(1.0, 1.0)
-        shares = [need.hours(setup) / hours for need in needs.values()]
-        rows.append([setup.name, f"{generating:.0%}", f"{hours:.1f}", *(f"{share:.2f}" for share in shares)])
-    header = ["set-up", "share of generation", "plain GRPO, hours", *map(tables.title, needs)]
-    default = needs.pop("default")
-    faster = ", ".join(f"{where_faster(default, need)} ({tables.title(name)})" for name, need in needs.items())
+        hours = baseline.hours(setup)
+        generation_share = setup.seconds(1.0, 0.0) / setup.seconds(1.0, 1.0)
+        shares = [f"{needs.hours(setup) / hours:.2f}" for needs in others.values()]
+        rows.append([setup.name, f"{generation_share:.0%}", f"{hours:.1f}", *shares])
+    titles = [tables.title(method) for method in others]
+    header = ["set-up", "share of generation", "plain GRPO, hours", *titles]
+
+    default = others.pop("default")
+    faster = ", ".join(f"{where_faster(default, needs)} ({tables.title(name)})" for name, needs in others.items())
     return (
-        f"{tables.markdown(header, rows)}\n\nBy this model, the shares of generation at which the default takes less time than another "
+        f"{tables.markdown(header, rows)}\n\n"
+        "By this model, the shares of generation at which the default takes less time than another "
         f"method: {faster}."
     )
 
@@ -168,10 +207,11 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    chosen = parser().parse_args(arguments)
-    if (chosen.generation is None) != (chosen.update is None):
+    options = parser().parse_args(arguments)
+    if (options.generation is None) != (options.update is None):
         raise SystemExit("--generation and --update belong together: both are throughputs of your machine.")
-    print(table(TYPICAL if chosen.generation is None else [Setup("yours", **vars(chosen))]))
+    setups = TYPICAL if options.generation is None else [Setup("yours", **vars(options))]
+    print(table(setups))
 
 
 if __name__ == "__main__":

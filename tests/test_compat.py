@@ -117,10 +117,15 @@ class UnslothGRPOTrainer(GRPOTrainer):
 class AgainWithin(GRPOTrainer):
     """As Liger makes TRL 1.14 and 1.15: the loss calls itself once more, on the model that it has unwrapped."""
 
+    is_within = False
+
     def _compute_loss(self, model, inputs):
-        if "within" not in inputs:
-            return self._compute_loss(model, {**inputs, "within": True})
-        return super()._compute_loss(model, inputs)
+        if self.is_within:
+            return super()._compute_loss(model, inputs)
+        self.is_within = True
+        loss = self._compute_loss(model, inputs)
+        self.is_within = False
+        return loss
 
 
 class OwnLoss(DataEfficientGRPOTrainer):

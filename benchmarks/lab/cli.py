@@ -5,18 +5,20 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-import shlex
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+
+if TYPE_CHECKING:  # the commands import the numerical libraries when they run
+    from .train import RunSpec
 
 
 ROOT = Path(__file__).resolve().parents[2]
-TABLES = ROOT / "benchmarks" / "results" / "lab"
 QUICK_METHODS = ("uniform", "default")
-QUICK = {"steps": 60, "max_rollouts": 60 * 128}
+QUICK_STEPS = 60
+QUICK_ROLLOUTS = QUICK_STEPS * 128
 
 
 def parser() -> argparse.ArgumentParser:
@@ -36,68 +38,74 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--steps", type=int, default=100)
     run.add_argument("--eval-every", type=int, default=5, help="steps between evaluations")
     run.add_argument("--max-rollouts", type=int, default=None, help="stop a run here if that comes before --steps")
-    _common(run, "runs/lab")
+    _add_common_arguments(run, ROOT / "runs" / "lab")
 
-    study = commands.add_parser("study", help="run one of the studies whose tables are committed")
+    study = commands.add_parser("study", help="run one of the studies whose runs are committed")
     study.add_argument("name", help="one of those in benchmarks/lab/studies.py")
     study.add_argument("--methods", nargs="+", help="run these alone; the table has all that are finished")
     study.add_argument("--seeds", nargs="+", type=int, help="run these alone")
     study.add_argument("--pools", nargs="+", help="run these alone")
-    study.add_argument("--tables", type=Path, default=TABLES, help="folder of the committed tables")
-    _common(study, "runs/studies")
+    _add_common_arguments(study, ROOT / "benchmarks" / "results" / "lab")
 
     quick = commands.add_parser("quick", help="plain GRPO and the defaults: 2 seeds, under 15 minutes on 2 cores")
-    _common(quick, "runs/lab-quick")
+    _add_common_arguments(quick, ROOT / "runs" / "lab-quick")
     quick.set_defaults(workers=2)
 
     pools = commands.add_parser("pools", help="show what the trained start can do, and the pools that follow")
-    pools.add_argument("--cache", type=Path, default=ROOT / ".cache" / "lab")
+    _add_cache_argument(pools)
     return top
 
 
-def _common(command: argparse.ArgumentParser, out: str) -> None:
-    command.add_argument("--out", type=Path, default=ROOT / out, help="folder of the results")
-    command.add_argument("--cache", type=Path, default=ROOT / ".cache" / "lab", help="folder of the trained start")
+def _add_common_arguments(command: argparse.ArgumentParser, out: Path) -> None:
+    command.add_argument("--out", type=Path, default=out, help="folder of the results")
     command.add_argument("--workers", type=int, default=1, help="processes of one thread each; 0: none but this one")
     command.add_argument("--fresh", action="store_true", help="run again what is finished")
+    _add_cache_argument(command)
+
+
+def _add_cache_argument(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--cache", type=Path, default=ROOT / ".cache" / "lab", help="folder of the trained start")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parser().parse_args(arguments)
-    options.shown = "python -m benchmarks.lab " + shlex.join(sys.argv[1:] if arguments is None else arguments)
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # before the numerical libraries are imported
-        os.environ.setdefault(name, "1")
-    {"run": _run, "study": _study, "quick": _quick, "pools": _pools}[options.command](options)
+    # Before the numerical libraries are imported
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("MKL_NUM_THREADS", "1")
+    commands = {"run": _run, "study": _study, "quick": _quick, "pools": _pools}
+    commands[options.command](options)
 
 
 def _start(cache: Path) -> Path:
+    """The folder of the trained start, trained now if the cache lacks it."""
     import torch
 
     from .pretrain import StartRecipe, start_folder
 
     torch.set_num_threads(1)
-    recipe, started = StartRecipe(), time.monotonic()
+    recipe = StartRecipe()
+    started = time.monotonic()
 
-    def progress(step: int, loss: float) -> None:
+    def print_progress(step: int, loss: float) -> None:
         if step % 100 == 0 or step == recipe.steps - 1:
-            took = time.monotonic() - started
-            print(f"  trained start: step {step}/{recipe.steps}, loss {loss:.3f}, {took:.0f} s", flush=True)
+            seconds = time.monotonic() - started
+            print(f"  trained start: step {step}/{recipe.steps}, loss {loss:.3f}, {seconds:.0f} s", flush=True)
 
-    return start_folder(recipe, cache, progress)
+    return start_folder(recipe, cache, print_progress)
 
 
-def _specs(methods: Iterable[str], seeds: Iterable[int], rates: Iterable[float], **shared: Any) -> list:
-    """
-    All methods of the first seed, then of the second, ...: a machine that is busier at some hours than at others so touches all
-    methods alike.
+def _specs(methods: Iterable[str], seeds: Iterable[int], rates: Iterable[float], **shared: Any) -> list[RunSpec]:
+    """All methods of the first seed, then of the second, ...: a machine that is busier at some hours than at others
+    so touches all methods alike.
     """
     from .pretrain import StartRecipe
     from .train import RunSpec
 
-    return [
-        RunSpec(method, seed, learning_rate=rate, start=StartRecipe().key, **shared)
-        for seed, rate, method in itertools.product(seeds, rates, methods)
-    ]
+    start = StartRecipe().key
+    specs = []
+    for seed, rate, method in itertools.product(seeds, rates, methods):
+        specs.append(RunSpec(method, seed, learning_rate=rate, start=start, **shared))
+    return specs
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -112,53 +120,71 @@ def _run(options: argparse.Namespace) -> None:
         raise SystemExit(f"--methods: {error}") from None
     if options.pool not in POOLS:
         raise SystemExit(f"--pool: {options.pool!r} is not one of {', '.join(POOLS)}")
-    shared = {name: getattr(options, name) for name in ("pool", "steps", "eval_every", "max_rollouts")}
-    specs = _specs(options.methods, options.seeds, options.learning_rates or [LEARNING_RATE], **shared)
-    _report(_made(specs, options), options.out / "results.parquet", options)
+    specs = _specs(
+        options.methods,
+        options.seeds,
+        options.learning_rates or [LEARNING_RATE],
+        pool=options.pool,
+        steps=options.steps,
+        eval_every=options.eval_every,
+        max_rollouts=options.max_rollouts,
+    )
+    path = options.out / "results.jsonl"
+    _run_specs(specs, path, options)
+    _print_table(specs, path)
 
 
 def _quick(options: argparse.Namespace) -> None:
     from .train import LEARNING_RATE
 
-    specs = _specs(QUICK_METHODS, [0, 1], [LEARNING_RATE], pool="first", **QUICK)
-    _report(_made(specs, options), options.out / "results.parquet", options)
+    specs = _specs(
+        QUICK_METHODS,
+        seeds=[0, 1],
+        rates=[LEARNING_RATE],
+        pool="first",
+        steps=QUICK_STEPS,
+        max_rollouts=QUICK_ROLLOUTS,
+    )
+    path = options.out / "results.jsonl"
+    _run_specs(specs, path, options)
+    _print_table(specs, path)
 
 
 def _study(options: argparse.Namespace) -> None:
     from .pretrain import StartRecipe
-    from .runs import merged
-    from .store import read_rows
-    from .studies import STUDIES, specs_of
+    from .studies import STUDIES, file_of, specs_of
 
     if options.name not in STUDIES:
         raise SystemExit(f"{options.name!r} is not one of {', '.join(STUDIES)}")
-    specs = chosen = specs_of(options.name, StartRecipe().key)
-    for given, of in ((options.methods, "method"), (options.seeds, "seed"), (options.pools, "pool")):
-        unknown = set(given or ()) - {getattr(spec, of) for spec in specs}
-        if unknown:
-            raise SystemExit(f"--{of}s: {', '.join(map(str, sorted(unknown)))}: not in the study {options.name!r}")
-        chosen = [spec for spec in chosen if getattr(spec, of) in (given or [getattr(spec, of)])]
-    options.out = options.out / options.name
-    table = options.tables / options.name / "results.parquet"
-    before = read_rows(table) if table.exists() else []
-    _made(chosen, options, {row["run"] for row in before})
-    _report(merged(specs, before, options.out / "runs"), table, options)
+    specs = specs_of(options.name, StartRecipe().key)
+    chosen = specs
+    filters = {"method": options.methods, "seed": options.seeds, "pool": options.pools}
+    for field, values in filters.items():
+        if values:
+            unknown = set(values) - {getattr(spec, field) for spec in specs}
+            if unknown:
+                names = ", ".join(str(value) for value in sorted(unknown))
+                raise SystemExit(f"--{field}s: {names}: not in the study {options.name!r}")
+            chosen = [spec for spec in chosen if getattr(spec, field) in values]
+    path = file_of(options.name, options.out)
+    _run_specs(chosen, path, options)
+    _print_table(specs, path)
 
 
-def _made(specs: list, options: argparse.Namespace, recorded: Iterable[str] = ()) -> list[dict]:
-    """The rows of `specs`, run now unless they are finished or `recorded`."""
+def _run_specs(specs: Sequence[RunSpec], path: Path, options: argparse.Namespace) -> None:
     from .runs import run_all
 
     start = _start(options.cache)
-    return run_all(specs, start, options.out / "runs", options.workers, options.fresh, recorded=set(recorded))
+    run_all(specs, start, path, options.workers, options.fresh)
 
 
-def _report(rows: list[dict], table: Path, options: argparse.Namespace) -> None:
+def _print_table(specs: Iterable[RunSpec], path: Path) -> None:
+    """The table of those of `specs` that are finished."""
     from .ratios import curves_of, ratio_table
-    from .store import write_table
+    from .runs import rows_of
 
-    write_table(rows, table, options.shown)
-    print(f"\n{ratio_table(curves_of(rows))}\n\n{table}")
+    curves = curves_of(rows_of(specs, path))
+    print(f"\n{ratio_table(curves)}\n\n{path}")
 
 
 def _pools(options: argparse.Namespace) -> None:
@@ -167,11 +193,14 @@ def _pools(options: argparse.Namespace) -> None:
     from .pools import POOLS, cached_cell_success, classify
 
     start = _start(options.cache)
-    cells = cached_cell_success(
-        start, AutoModelForCausalLM.from_pretrained(start), AutoTokenizer.from_pretrained(start)
-    )
-    kind_of = {cell: kind for kind, members in classify(cells).items() for cell in members}
-    for (family, length), p in cells.items():
-        print(f"{family:>10} {length:>2}  {p:.4f}  {kind_of.get((family, length), 'not used')}")
+    model = AutoModelForCausalLM.from_pretrained(start)
+    tokenizer = AutoTokenizer.from_pretrained(start)
+    success_by_cell = cached_cell_success(start, model, tokenizer)
+    kind_of = {}
+    for kind, cells in classify(success_by_cell).items():
+        kind_of.update(dict.fromkeys(cells, kind))
+    for (family, length), success in success_by_cell.items():
+        kind = kind_of.get((family, length), "not used")
+        print(f"{family:>10} {length:>2}  {success:.4f}  {kind}")
     for name, pool in POOLS.items():
         print(name, pool.counts(), f"reward {pool.reward.__name__}")

@@ -11,6 +11,10 @@ import functools
 from trl import GRPOTrainer
 
 
+#: Advantages up to this size are those of equal rewards, but for rounding
+ZERO = 1e-6
+
+
 class CountsRollouts(GRPOTrainer):
     """
     Counts completions and their tokens, and trained-on effective groups. It stands between `GRPOTrainer` and the class
@@ -26,23 +30,27 @@ class CountsRollouts(GRPOTrainer):
         training = self.model.training
         result = super()._generate_single_turn(prompt_ids, *args, **kwargs)
         if training:
-            self.rollouts_generated += len(result[0])
-            self.tokens_generated += sum(map(len, result[0]))
+            completions = result[0]
+            self.rollouts_generated += len(completions)
+            self.tokens_generated += sum(len(ids) for ids in completions)
         return result
 
     def _generate_and_score_completions(self, inputs):
         training = self.model.training
         batch = super()._generate_and_score_completions(inputs)
         if training:
-            rows = batch["advantages"].reshape(len(batch["advantages"]), -1)  # (B G,) or (B G, T)
-            groups = rows.abs().amax(-1).reshape(-1, self.num_generations)
-            self.groups_trained += len(groups)
-            self.effective_trained += int((groups > 1e-6).any(-1).sum())
+            advantages = batch["advantages"]  # (B G,) or (B G, T)
+            largest = advantages.reshape(len(advantages), -1).abs().amax(-1)  # (B G,)
+            has_gradient = largest.reshape(-1, self.num_generations) > ZERO  # (B, G)
+            self.groups_trained += len(has_gradient)
+            self.effective_trained += int(has_gradient.any(-1).sum())
         return batch
 
 
 @functools.cache
 def counting(trainer_class: type) -> type:
     """`trainer_class` with the counter underneath it."""
-    bases = (CountsRollouts,) if trainer_class is GRPOTrainer else (trainer_class, CountsRollouts)
+    bases: tuple[type, ...] = (trainer_class, CountsRollouts)
+    if trainer_class is GRPOTrainer:
+        bases = (CountsRollouts,)
     return type(f"Counting{trainer_class.__name__}", bases, {})

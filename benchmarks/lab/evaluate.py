@@ -1,7 +1,7 @@
 """Accuracy without sampling: with one right answer, the chance of a right completion is a product of probabilities.
 
-The chance that a completion sampled at temperature 1 is right is `prod_t p(a_t | prompt, a_<t)` over the answer and its
-end token; greedy decoding is right exactly if every one of these tokens is the likeliest. One forward pass over
+The chance that a completion sampled at temperature 1 is right is `prod_t p(a_t | prompt, a_<t)` over the answer and
+its end token; greedy decoding is right exactly if every one of these tokens is the likeliest. One forward pass over
 prompt and answer gives both, free of sampling noise and of generation, and the policy's entropy along the answer.
 """
 
@@ -15,16 +15,24 @@ import torch
 from .tasks import Task
 
 
-def encode(tokenizer, tasks: Sequence[Task], answers: Sequence[str] | None = None):
-    """Token ids of prompt + answer + end, right-padded, and where the answer's tokens are.
+def encode(
+    tokenizer, tasks: Sequence[Task], answers: Sequence[str] | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids of prompt, answer and end token, padded on the right.
 
-    Returns `ids` (N, T) int64 and `is_answer` (N, T) bool, True on the answer's characters and its end token. `answers`
-    replaces the tasks' own (noisy demonstrations).
+    Args:
+        tokenizer: That of the model.
+        tasks (`Sequence[Task]`): N tasks.
+        answers (`Sequence[str]`, *optional*): Replace the tasks' own answers (noisy demonstrations).
+
+    Returns:
+        `ids` (N, T) int64, and `is_answer` (N, T) bool, True on the answer's characters and its end token.
     """
-    answers = [task.answer for task in tasks] if answers is None else answers
+    if answers is None:
+        answers = [task.answer for task in tasks]
     prompts = tokenizer([task.prompt for task in tasks])["input_ids"]
     targets = [[*ids, tokenizer.eos_token_id] for ids in tokenizer(list(answers))["input_ids"]]
-    width = max(len(p) + len(t) for p, t in zip(prompts, targets, strict=True))
+    width = max(len(prompt) + len(target) for prompt, target in zip(prompts, targets, strict=True))
     ids = torch.full((len(tasks), width), tokenizer.pad_token_id)
     is_answer = torch.zeros((len(tasks), width), dtype=torch.bool)
     for row, (prompt, target) in enumerate(zip(prompts, targets, strict=True)):
@@ -35,9 +43,8 @@ def encode(tokenizer, tasks: Sequence[Task], answers: Sequence[str] | None = Non
 
 
 class Success(NamedTuple):
-    """
-    For N tasks: `sampled` (N,) float32, the chance of a right completion at temperature 1; `greedy` (N,) bool, whether
-    greedy decoding is right; `entropy` (N,) float32, in nats, the mean over the tokens of the right answer.
+    """For N tasks: `sampled` (N,) float32, the chance of a right completion at temperature 1; `greedy` (N,) bool,
+    whether greedy decoding is right; `entropy` (N,) float32, in nats, the mean over the tokens of the right answer.
     """
 
     sampled: torch.Tensor
@@ -48,19 +55,27 @@ class Success(NamedTuple):
 @torch.no_grad()
 def success(model, tokenizer, tasks: Sequence[Task], batch_size: int = 64) -> Success:
     """How well the policy does on `tasks`, exactly."""
-    sampled, greedy = torch.empty(len(tasks)), torch.empty(len(tasks), dtype=torch.bool)
+    sampled = torch.empty(len(tasks))
+    greedy = torch.empty(len(tasks), dtype=torch.bool)
     entropy = torch.empty(len(tasks))
-    ordered = sorted(range(len(tasks)), key=lambda i: len(tasks[i].prompt))  # less padding
+    # Prompts of similar length together, for less padding
+    ordered = sorted(range(len(tasks)), key=lambda i: len(tasks[i].prompt))
     for start in range(0, len(tasks), batch_size):
         rows = ordered[start : start + batch_size]
-        ids, is_answer = (t.to(model.device) for t in encode(tokenizer, [tasks[i] for i in rows]))
-        kept = ids.shape[1] - int(is_answer.any(0).int().argmax())  # positions from the first answer on, K
+        ids, is_answer = encode(tokenizer, [tasks[i] for i in rows])
+        ids = ids.to(model.device)
+        is_answer = is_answer.to(model.device)
+        first_answer = int(is_answer.any(0).int().argmax())
+        kept = ids.shape[1] - first_answer  # K positions, from the first answer on
         logits = model(input_ids=ids[:, :-1], logits_to_keep=kept).logits.float()  # (n, K, V)
-        target, counted = ids[:, -kept:], is_answer[:, -kept:]  # (n, K)
-        all_logps = logits.log_softmax(-1)
-        logps = all_logps.gather(-1, target[..., None])[..., 0]
+        target = ids[:, -kept:]  # (n, K)
+        counted = is_answer[:, -kept:]  # (n, K)
+
+        all_logps = logits.log_softmax(-1)  # (n, K, V)
+        logps = all_logps.gather(-1, target[..., None])[..., 0]  # (n, K)
         sampled[rows] = (logps * counted).sum(-1).exp().cpu()
-        entropies = -(all_logps.exp() * all_logps).sum(-1)  # (n, T-1)
+        entropies = -(all_logps.exp() * all_logps).sum(-1)  # (n, K)
         entropy[rows] = ((entropies * counted).sum(-1) / counted.sum(-1)).cpu()
-        greedy[rows] = ((logits.argmax(-1) == target) | ~counted).all(-1).cpu()
+        is_likeliest = logits.argmax(-1) == target  # (n, K)
+        greedy[rows] = (is_likeliest | ~counted).all(-1).cpu()
     return Success(sampled, greedy, entropy)

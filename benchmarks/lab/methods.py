@@ -16,7 +16,8 @@ from typing import Any
 from .pools import LEARNABLE
 
 
-OURS = {"trainer": "trl_dataeff:DataEfficientGRPOTrainer", "config": "trl_dataeff:DataEfficientGRPOConfig"}
+OUR_TRAINER = "trl_dataeff:DataEfficientGRPOTrainer"
+OUR_CONFIG = "trl_dataeff:DataEfficientGRPOConfig"
 
 
 @dataclass(frozen=True)
@@ -33,28 +34,37 @@ class Method:
         return _load(self.trainer), _load(self.config)
 
     def settings(self) -> dict[str, Any]:
-        """What decides the method beside TRL's own fields: its options, and this package's defaults where it uses them."""
-        own = {}
-        if self.config == OURS["config"]:
-            from trl import GRPOConfig
-
-            inherited = {f.name for f in fields(GRPOConfig)}
-            own = {f.name: f.default for f in fields(self.classes()[1]) if f.name not in inherited}
-        settings = {**own, **self.options}
+        """
+        What decides the method beside TRL's own fields: its options, and this package's defaults where it uses them.
+        """
+        settings = {}
+        if self.config == OUR_CONFIG:
+            settings.update(_own_defaults())
+        settings.update(self.options)
         if settings.get("selection") == "auto":
             from trl_dataeff.config import AUTO_SELECTION
 
             settings["selection"] = AUTO_SELECTION
         if settings.get("selection") == "dots":
-            settings["selector_args"] = _arguments("dots") | (settings["selector_args"] or {})
+            given = settings["selector_args"] or {}
+            settings["selector_args"] = {**_arguments("dots"), **given}
         return settings
+
+
+def _own_defaults() -> dict[str, Any]:
+    """The fields that this package adds to TRL's, with their defaults."""
+    from trl import GRPOConfig
+
+    inherited = {field.name for field in fields(GRPOConfig)}
+    return {field.name: field.default for field in fields(_load(OUR_CONFIG)) if field.name not in inherited}
 
 
 def _arguments(selection: str) -> dict[str, Any]:
     """The arguments of a selector, with their defaults."""
     from trl_dataeff.selection import make_selector
 
-    parameters = inspect.signature(type(make_selector(selection, {}))).parameters
+    selector_class = type(make_selector(selection, {}))
+    parameters = inspect.signature(selector_class).parameters
     return {name: parameter.default for name, parameter in parameters.items()}
 
 
@@ -63,8 +73,8 @@ def _load(path: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def _ours(what: str, **options) -> Method:
-    return Method(what, **OURS, options=options)
+def _ours(what: str, **options: Any) -> Method:
+    return Method(what, OUR_TRAINER, OUR_CONFIG, options)
 
 
 METHODS = {
@@ -100,8 +110,8 @@ METHODS = {
         rollout_margin=1.25,
     ),
     "dots_paper": _ours(
-        "DOTS as published (half a batch of references every 2 steps, a buffer of one batch, no age limit, no cap), with our "
-        "predictor, which is fitted in the run",
+        "DOTS as published (half a batch of references every 2 steps, a buffer of one batch, no age limit, no cap), "
+        "with our predictor, which is fitted in the run",
         selection="dots_paper",
         selector_args={"reference_size": 8, "predictor": "logistic"},  # half a batch
         replay="share",
@@ -116,10 +126,16 @@ METHODS = {
 
 
 def find(name: str) -> Method:
-    """The method `name`, which may carry changes of its config and of its selector's arguments: `default,threshold=0.5,coverage=0`.
+    """Find a method by its name.
+
+    Args:
+        name (`str`): One of `METHODS`, which may carry changes of its config and of its selector's arguments:
+            `default,replay=off,threshold=0.5`.
 
     Raises:
-        `ValueError`: there is no such method, or a change is not `name=value` with a field of its config or an argument of its selector.
+        ValueError: If there is no such method, or a change is not `name=value` with a field of its config or an
+        argument of its
+            selector.
     """
     base, *changes = name.split(",")
     if base not in METHODS:
@@ -127,20 +143,25 @@ def find(name: str) -> Method:
     method = METHODS[base]
     if not changes:
         return method
-    known = {f.name for f in fields(method.classes()[1])}
-    selection = method.options.get("selection", "dots")
-    arguments = _arguments(selection).keys() if "selector_args" in known else set()
+
+    _, config_class = method.classes()
+    config_fields = {field.name for field in fields(config_class)}
+    selector_arguments: set[str] = set()
+    if "selector_args" in config_fields:
+        selector_arguments = set(_arguments(method.options.get("selection", "dots")))
     options = dict(method.options)
     for change in changes:
-        field_name, equals, value = change.partition("=")
-        if not equals or field_name not in known | arguments:
+        key, equals, text = change.partition("=")
+        value = _value(text)
+        if not equals or key not in config_fields | selector_arguments:
             raise ValueError(
-                f"{change!r} in {name!r} is not name=value with a field of {method.config} or an argument of its selector"
+                f"{change!r} in {name!r} is not name=value with a field of {method.config} or an argument of its "
+                "selector"
             )
-        if field_name in known:
-            options[field_name] = _value(value)
+        if key in config_fields:
+            options[key] = value
         else:
-            options["selector_args"] = {**options.get("selector_args", {}), field_name: _value(value)}
+            options["selector_args"] = {**options.get("selector_args", {}), key: value}
     return replace(method, what=f"{method.what}; {', '.join(changes)}", options=options)
 
 

@@ -9,13 +9,17 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from .tasks import DIGITS, LETTERS
 
 
-PAD, EOS = "<pad>", "<eos>"
-CHARACTERS = LETTERS + DIGITS + "RVISMA" + ":=,*+"
+PAD = "<pad>"
+EOS = "<eos>"
+NAMES_OF_TASKS = "RVISMA"
+SEPARATORS = ":=,*+"
+CHARACTERS = LETTERS + DIGITS + NAMES_OF_TASKS + SEPARATORS
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
     """A tokenizer of single characters. Unknown characters become `<pad>`."""
-    vocabulary = {token: i for i, token in enumerate([PAD, EOS, *CHARACTERS])}
+    tokens = [PAD, EOS, *CHARACTERS]
+    vocabulary = {token: i for i, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=PAD))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.decoder = decoders.Fuse()

@@ -1,8 +1,8 @@
 """The prompt pools: how much of each is easy, learnable and unsolvable for the trained start.
 
 A (family, length) cell is classified by the start's own mean success on `CELL_TASKS` fixed tasks, computed exactly
-(see `evaluate`), so a pool follows from the start without sampling noise. Arithmetic fills the unsolvable
-part. The learnable cells are drawn equally often.
+(see `evaluate`), so a pool follows from the start without sampling noise. Arithmetic fills the unsolvable part. The
+learnable cells are drawn equally often.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 from datasets import Dataset
@@ -20,10 +21,14 @@ from .rewards import answer_and_length, exact_match, noisy_match, right_characte
 from .tasks import CELLS, Task, make_task
 
 
-Cell = tuple[str, int]
-EASY, LEARNABLE, UNSOLVABLE = "easy", "learnable", "unsolvable"
-#: Mean success of a cell from which it is easy; up to which it is unsolvable; within which it is learnable.
-EASY_FROM, UNSOLVABLE_UP_TO, LEARNABLE_RANGE = 0.93, 0.002, (0.01, 0.7)
+Cell: TypeAlias = tuple[str, int]  # family, length
+EASY = "easy"
+LEARNABLE = "learnable"
+UNSOLVABLE = "unsolvable"
+#: Mean success of a cell from which it is easy; up to which it is unsolvable; within which it is learnable
+EASY_FROM = 0.93
+UNSOLVABLE_UP_TO = 0.002
+LEARNABLE_RANGE = (0.01, 0.7)
 CELL_TASKS = 128
 HELD_OUT = 512
 EASY_TASKS = 96
@@ -40,7 +45,8 @@ class Pool:
     size: int = 512
 
     def counts(self) -> dict[str, int]:
-        easy, learnable = round(self.easy * self.size), round(self.learnable * self.size)
+        easy = round(self.easy * self.size)
+        learnable = round(self.learnable * self.size)
         return {EASY: easy, LEARNABLE: learnable, UNSOLVABLE: self.size - easy - learnable}
 
 
@@ -61,7 +67,7 @@ def cell_success(model, tokenizer) -> dict[Cell, float]:
     for index, (family, length) in enumerate(CELLS):
         rng = np.random.default_rng([97, index])
         tasks = [make_task(rng, family, length) for _ in range(CELL_TASKS)]
-        result[family, length] = success(model, tokenizer, tasks)[0].mean().item()
+        result[family, length] = success(model, tokenizer, tasks).sampled.mean().item()
     return result
 
 
@@ -69,7 +75,8 @@ def cached_cell_success(folder: Path, model, tokenizer) -> dict[Cell, float]:
     """`cell_success`, kept beside the trained start in `folder`."""
     file = folder / "cells.json"
     if not file.exists():
-        rows = [[family, length, p] for (family, length), p in cell_success(model, tokenizer).items()]
+        success_by_cell = cell_success(model, tokenizer)
+        rows = [[family, length, p] for (family, length), p in success_by_cell.items()]
         partial = file.with_suffix(".partial")
         partial.write_text(json.dumps(rows))
         partial.replace(file)
@@ -87,14 +94,25 @@ def classify(success_by_cell: dict[Cell, float]) -> dict[str, list[Cell]]:
 
 
 def draw(rng: np.random.Generator, cells: list[Cell], n: int, taken: set[str]) -> list[Task]:
-    """`n` tasks from `cells` in turn, none of them with a prompt in `taken`, which grows by theirs."""
+    """Draw tasks with different prompts.
+
+    Args:
+        rng (`np.random.Generator`): The random state.
+        cells (`list[Cell]`): Where they come from, in turn.
+        n (`int`): How many.
+        taken (`set[str]`): Prompts that are left out. The drawn ones are added.
+
+    Raises:
+        ValueError: If there is no cell, or they do not have so many different prompts.
+    """
     if n and not cells:
         raise ValueError("The trained start has no cell of a kind that the pool needs; change its noise or its steps.")
     tasks: list[Task] = []
     for _ in range(100 * n):
         if len(tasks) == n:
             break
-        task = make_task(rng, *cells[len(tasks) % len(cells)])
+        family, length = cells[len(tasks) % len(cells)]
+        task = make_task(rng, family, length)
         if task.prompt not in taken:
             taken.add(task.prompt)
             tasks.append(task)
@@ -115,18 +133,38 @@ def easy_tasks(kinds: dict[str, list[Cell]], pool_prompts: set[str]) -> list[Tas
 
 def as_rows(tasks: Iterable[Task], kind: str) -> list[dict]:
     """Tasks as rows of a dataset."""
-    return [
-        {"prompt": t.prompt, "answer": t.answer, "family": t.family, "length": t.length, "kind": kind} for t in tasks
-    ]
+    rows = []
+    for task in tasks:
+        rows.append(
+            {
+                "prompt": task.prompt,
+                "answer": task.answer,
+                "family": task.family,
+                "length": task.length,
+                "kind": kind,
+            }
+        )
+    return rows
 
 
 def pool_dataset(pool: Pool, kinds: dict[str, list[Cell]], seed: int, only: Iterable[str] | None = None) -> Dataset:
-    """The pool's prompts for `seed`, in random order, without held-out prompts.
+    """The prompts of a pool, in random order, without held-out prompts.
 
-    Columns: `prompt`, `answer`, `family`, `length`, `kind`. `only` keeps some kinds: the same prompts as in the whole pool.
+    Args:
+        pool (`Pool`): The pool.
+        kinds (`dict[str, list[Cell]]`): The cells of each kind, see [`classify`].
+        seed (`int`): Each seed has other prompts.
+        only (`Iterable[str]`, *optional*): Keeps these kinds: the same prompts as in the whole pool.
+
+    Returns:
+        A dataset with the columns `prompt`, `answer`, `family`, `length` and `kind`.
     """
     rng = np.random.default_rng([seed, 2])
     taken = {task.prompt for task in held_out_tasks(kinds)}
-    rows = [row for kind, n in pool.counts().items() for row in as_rows(draw(rng, kinds[kind], n, taken), kind)]
+    rows: list[dict] = []
+    for kind, n in pool.counts().items():
+        rows += as_rows(draw(rng, kinds[kind], n, taken), kind)
     rows = [rows[i] for i in rng.permutation(len(rows))]
-    return Dataset.from_list([row for row in rows if only is None or row["kind"] in set(only)])
+    if only is not None:
+        rows = [row for row in rows if row["kind"] in only]
+    return Dataset.from_list(rows)

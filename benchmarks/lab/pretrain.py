@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 from dataclasses import asdict, dataclass
@@ -37,7 +38,7 @@ class StartRecipe:
     learning_rate: float = 2e-3
     confusable: float = 0.4  # share of characters that have a wrong partner, by family
     confusion: float = 0.5  # probability that such a character is demonstrated wrongly
-    noise_from: float = 0.65  # share of the steps that are demonstrated without noise first: skill is learnt sooner
+    noise_from: float = 0.65  # share of the steps that come before the noise: the skill is learnt sooner without
     clean_up_to: int = 3  # lengths up to this one are demonstrated without noise: the easy part
     arithmetic_share: float = 0.1  # of the demonstrations
     version: int = 1  # raise it when this module or the tasks change what a recipe gives
@@ -52,15 +53,25 @@ def partners(recipe: StartRecipe) -> dict[str, dict[str, str]]:
     rng = np.random.default_rng([recipe.seed, 3])
     tables = {}
     for family in (*LEARNABLE_FAMILIES, *ARITHMETIC):
-        kind = DIGITS if family in ARITHMETIC else LETTERS
-        chosen = rng.permutation(len(kind))[: round(recipe.confusable * len(kind))]
-        tables[family] = {kind[i]: kind[(i + int(rng.integers(1, len(kind)))) % len(kind)] for i in chosen}
+        characters = DIGITS if family in ARITHMETIC else LETTERS
+        n = len(characters)
+        confusable = rng.permutation(n)[: round(recipe.confusable * n)]
+        partner_of = {}
+        for i in confusable:
+            distance = int(rng.integers(1, n))  # never 0: a partner is another character
+            partner_of[characters[i]] = characters[(i + distance) % n]
+        tables[family] = partner_of
     return tables
 
 
 def corrupt(rng: np.random.Generator, answer: str, partner: dict[str, str], probability: float) -> str:
     """`answer` with each confusable character replaced, with `probability`, by its partner."""
-    return "".join(partner[c] if c in partner and rng.random() < probability else c for c in answer)
+    characters = []
+    for character in answer:
+        if character in partner and rng.random() < probability:
+            character = partner[character]
+        characters.append(character)
+    return "".join(characters)
 
 
 def demonstration(rng: np.random.Generator, recipe: StartRecipe, tables, noisy: bool) -> tuple[Task, str]:
@@ -68,7 +79,8 @@ def demonstration(rng: np.random.Generator, recipe: StartRecipe, tables, noisy: 
     families = ARITHMETIC if rng.random() < recipe.arithmetic_share else LEARNABLE_FAMILIES
     family = families[int(rng.integers(len(families)))]
     task = make_task(rng, family, int(rng.choice(lengths_of(family))))
-    if not noisy or (family not in ARITHMETIC and task.length <= recipe.clean_up_to):
+    is_short = family not in ARITHMETIC and task.length <= recipe.clean_up_to
+    if is_short or not noisy:
         return task, task.answer
     return task, corrupt(rng, task.answer, tables[family], recipe.confusion)
 
@@ -78,23 +90,36 @@ def learning_rate_at(step: int, recipe: StartRecipe) -> float:
     warmup = max(1, recipe.steps // 20)
     if step < warmup:
         return recipe.learning_rate * (step + 1) / warmup
-    along = (step - warmup) / max(1, recipe.steps - warmup)
-    return recipe.learning_rate * (0.01 + 0.99 * 0.5 * (1 + np.cos(np.pi * along)))
+    progress = (step - warmup) / max(1, recipe.steps - warmup)
+    cosine = 1 + np.cos(np.pi * progress)  # from 2 to 0
+    return recipe.learning_rate * (0.01 + 0.99 * 0.5 * cosine)
 
 
 def backward(model, tokenizer, demonstrations: list[tuple[Task, str]], parts: int = 4) -> float:
-    """Gradients of the mean loss of an answer's token; returns that loss.
+    """Add the gradients of the mean loss of an answer's token.
 
-    The batch goes through in parts of like length, which spares a third of the padding's work and changes nothing else.
+    Args:
+        model: The model.
+        tokenizer: Its tokenizer.
+        demonstrations (`list[tuple[Task, str]]`): Tasks and the answers that are demonstrated for them.
+        parts (`int`, *optional*, defaults to `4`): The batch goes through in so many parts of similar length, which
+            saves a third of the padding's work and changes nothing else.
+
+    Returns:
+        `float`: That loss.
     """
     ordered = sorted(demonstrations, key=lambda pair: len(pair[0].prompt) + len(pair[1]))
-    tokens = sum(len(answer) + 1 for _, answer in ordered)
-    size, total = -(-len(ordered) // parts), 0.0
+    tokens = sum(len(answer) + 1 for _, answer in ordered)  # with the end token
+    size = math.ceil(len(ordered) / parts)
+    total = 0.0
     for begin in range(0, len(ordered), size):
         tasks, answers = zip(*ordered[begin : begin + size], strict=True)
         ids, is_answer = encode(tokenizer, tasks, answers)
-        logits, is_target = model(input_ids=ids[:, :-1]).logits, is_answer[:, 1:]
-        loss = torch.nn.functional.cross_entropy(logits[is_target], ids[:, 1:][is_target], reduction="sum") / tokens
+        logits = model(input_ids=ids[:, :-1]).logits
+        targets = ids[:, 1:]
+        is_target = is_answer[:, 1:]
+        losses = torch.nn.functional.cross_entropy(logits[is_target], targets[is_target], reduction="sum")
+        loss = losses / tokens
         loss.backward()
         total += loss.item()
     return total
@@ -104,7 +129,8 @@ def train_start(recipe: StartRecipe, tokenizer, progress=lambda step, loss: None
     """Supervised fine-tuning on fresh demonstrations each step; the loss is on answers alone."""
     model = make_model(tokenizer, recipe.seed, recipe.hidden, recipe.layers)
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
-    rng, tables = np.random.default_rng([recipe.seed, 1]), partners(recipe)
+    rng = np.random.default_rng([recipe.seed, 1])
+    tables = partners(recipe)
     for step in range(recipe.steps):
         noisy = step >= recipe.noise_from * recipe.steps
         demonstrations = [demonstration(rng, recipe, tables, noisy) for _ in range(recipe.batch_size)]
@@ -121,13 +147,15 @@ def train_start(recipe: StartRecipe, tokenizer, progress=lambda step, loss: None
 def start_folder(recipe: StartRecipe, cache: Path, progress=lambda step, loss: None) -> Path:
     """The folder of the trained start, trained now if the cache lacks it."""
     folder = cache / f"start-{recipe.key}"
-    if not (folder / "recipe.json").exists():
-        tokenizer = make_tokenizer()
-        model = train_start(recipe, tokenizer, progress)
-        partial = cache / f"start-{recipe.key}.{os.getpid()}"
-        model.save_pretrained(partial)
-        tokenizer.save_pretrained(partial)
-        (partial / "recipe.json").write_text(json.dumps(asdict(recipe), indent=1))
-        shutil.rmtree(folder, ignore_errors=True)
-        partial.rename(folder)
+    if (folder / "recipe.json").exists():
+        return folder
+    tokenizer = make_tokenizer()
+    model = train_start(recipe, tokenizer, progress)
+    # Other processes see the folder only when it is complete
+    partial = cache / f"start-{recipe.key}.{os.getpid()}"
+    model.save_pretrained(partial)
+    tokenizer.save_pretrained(partial)
+    (partial / "recipe.json").write_text(json.dumps(asdict(recipe), indent=1))
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)
     return folder

@@ -33,18 +33,22 @@ class Curve:
         return np.array([row[name] for row in self.rows], dtype=float)
 
     def machine(self) -> str | None:
-        """Where it was made, as far as that was recorded."""
+        """Where the run was made, if that was recorded."""
         return self.rows[0].get("machine")
 
     def effective_share(self) -> float:
         """Effective share of all groups generated; NaN without groups."""
         groups = self.column("groups").sum()
-        return float(self.column("effective_groups").sum() / groups) if groups else math.nan
+        if groups == 0:
+            return math.nan
+        return float(self.column("effective_groups").sum() / groups)
 
     def after(self, rollouts: float) -> float:
         """Accuracy after so many rollouts, linear between evaluations; NaN beyond the run's end."""
-        made = self.column("rollouts")
-        return float(np.interp(rollouts, made, self.column(ACCURACY))) if rollouts <= made[-1] else math.nan
+        generated = self.column("rollouts")
+        if rollouts > generated[-1]:
+            return math.nan
+        return float(np.interp(rollouts, generated, self.column(ACCURACY)))
 
 
 def curves_of(rows: Iterable[dict]) -> list[Curve]:
@@ -52,80 +56,121 @@ def curves_of(rows: Iterable[dict]) -> list[Curve]:
     runs: dict[str, list[dict]] = {}
     for row in rows:
         runs.setdefault(row["run"], []).append(row)
-    first = ((points[0], points) for points in runs.values())
-    return [Curve(row["pool"], row["learning_rate"], row["method"], row["seed"], points) for row, points in first]
+    curves = []
+    for evaluations in runs.values():
+        first = evaluations[0]
+        curves.append(Curve(first["pool"], first["learning_rate"], first["method"], first["seed"], evaluations))
+    return curves
 
 
 def ratios(curves: Iterable[Curve], baseline: Iterable[Curve], x: str) -> list[float]:
+    """What runs need to reach the end of plain GRPO, paired by seed.
+
+    Args:
+        curves (`Iterable[Curve]`): The runs. Those without a baseline of their seed are left out; so are, for CPU
+            time, those of which it is not recorded that both were made on one machine.
+        baseline (`Iterable[Curve]`): The runs of plain GRPO.
+        x (`str`): The column to compare: rollouts, steps or seconds.
+
+    Returns:
+        For each run, the `x` at which it reaches the final accuracy of the baseline, divided by the `x` at which the
+        baseline does. Infinite if the run never does; NaN if the baseline has it at 0.
     """
-    Of each run, the `x` (rollouts, steps, seconds) at which it reaches what the baseline's run of the same seed ends with, by
-    the `x` at which that run does; infinite if it never does. Runs without a baseline of their seed are left out, and for
-    seconds those of which it is not recorded that both were made on one machine.
-    """
-    base = {curve.seed: curve for curve in baseline}
+    baseline_of = {curve.seed: curve for curve in baseline}
     found = []
     for curve in curves:
-        other = base.get(curve.seed)
-        if other and (x != TIME or (curve.machine() and curve.machine() == other.machine())):
-            target = final(other.column(ACCURACY))
-            own, its = (reach(c.column(x), c.column(ACCURACY), target) for c in (curve, other))
-            found.append(own / its if its else math.nan)
+        other = baseline_of.get(curve.seed)
+        if other is None:
+            continue
+        same_machine = curve.machine() is not None and curve.machine() == other.machine()
+        if x == TIME and not same_machine:
+            continue
+        target = final(other.column(ACCURACY))
+        own_need = reach(curve.column(x), curve.column(ACCURACY), target)
+        other_need = reach(other.column(x), other.column(ACCURACY), target)
+        found.append(own_need / other_need if other_need else math.nan)
     return found
 
 
 def cost(curves: Sequence[Curve], baseline: Sequence[Curve], x: str) -> str:
-    """
-    [`ratios`] in words: geometric mean with its interval; at most the mean, without one, if a run was already there when it was
-    first evaluated; `-` if the baseline was, since its own need is then not known.
+    """The cell of a table for [`ratios`].
+
+    Returns:
+        The geometric mean with its interval. "at most" the mean, without an interval, if a run was already there when
+        it was first evaluated. `-` if the baseline was, since its own need is then not known.
     """
     found = ratios(curves, baseline, x)
-    target = {curve.seed: final(curve.column(ACCURACY)) for curve in baseline}
-    seeds = {curve.seed for curve in curves if curve.method != BASELINE}
-
-    def early(runs: Sequence[Curve]) -> bool:
-        return any(isotonic(run.column(ACCURACY))[0] >= target.get(run.seed, math.inf) for run in runs)
-
-    words = tables.ratio(found)
-    if not found or math.inf in found or not seeds:
-        return words
-    if early([curve for curve in baseline if curve.seed in seeds]):
+    cell = tables.ratio(found)
+    other_seeds = {curve.seed for curve in curves if curve.method != BASELINE}
+    if not found or math.inf in found or not other_seeds:
+        return cell
+    targets = {curve.seed: final(curve.column(ACCURACY)) for curve in baseline}
+    if _any_starts_above([curve for curve in baseline if curve.seed in other_seeds], targets):
         return "-"
-    return f"at most {words.partition(' ')[0]}" if early(curves) else words
+    if _any_starts_above(curves, targets):
+        middle = cell.partition(" ")[0]
+        return f"at most {middle}"
+    return cell
+
+
+def _any_starts_above(curves: Iterable[Curve], targets: dict[int, float]) -> bool:
+    """Whether a run has the target of its seed when it is first evaluated."""
+    return any(isotonic(curve.column(ACCURACY))[0] >= targets.get(curve.seed, math.inf) for curve in curves)
 
 
 def lead(own: Iterable[Curve], other: Iterable[Curve], budget: float) -> list[float]:
-    """Differences of accuracy after `budget` rollouts to the runs `other` with the same seeds; of runs that have so many."""
-    theirs = {curve.seed: curve.after(budget) for curve in other}
-    differences = [curve.after(budget) - theirs.get(curve.seed, math.nan) for curve in own]
+    """Differences of accuracy after `budget` rollouts to runs with the same seeds.
+
+    Runs without so many rollouts are left out.
+    """
+    others_accuracy = {curve.seed: curve.after(budget) for curve in other}
+    differences = [curve.after(budget) - others_accuracy.get(curve.seed, math.nan) for curve in own]
     return [difference for difference in differences if not math.isnan(difference)]
 
 
 def ratio_table(curves: list[Curve], rivals: Sequence[str] = (BASELINE,), budget: int = BUDGET) -> str:
-    """
-    A row for each pool, learning rate and method: what it needs as a share of what the baseline, if there is one, needs on the
-    same pool at the same rate, and its accuracy after `budget` rollouts, with the paired differences from `rivals`.
+    """A table with a row for each pool, learning rate and method.
+
+    Args:
+        curves (`list[Curve]`): The runs.
+        rivals (`Sequence[str]`, *optional*): Methods to which differences are shown.
+        budget (`int`, *optional*, defaults to `5000`): The rollouts after which accuracies are compared.
+
+    Returns:
+        The table: what a method needs as a share of what the baseline, if there is one, needs on the same pool at the
+        same rate, its accuracy after `budget` rollouts, and the paired differences from `rivals`.
     """
     groups: dict[tuple[str, float, str], list[Curve]] = {}
     for curve in curves:
-        groups.setdefault((curve.pool, curve.learning_rate, curve.method), []).append(curve)
-    one_pool, one_rate = (len({key[i] for key in groups}) == 1 for i in (0, 1))
-    compared = COSTS if any(method == BASELINE for _, _, method in groups) else {}
+        key = (curve.pool, curve.learning_rate, curve.method)
+        groups.setdefault(key, []).append(curve)
+    several_pools = len({pool for pool, _, _ in groups}) > 1
+    several_rates = len({rate for _, rate, _ in groups}) > 1
+    any_baseline = any(method == BASELINE for _, _, method in groups)
+    compared = COSTS if any_baseline else {}
+
+    header = []
+    if several_pools:
+        header.append("pool")
+    if several_rates:
+        header.append("learning rate")
+    header += ["method", "seeds", *compared.values(), "effective groups", f"accuracy after {budget:,} rollouts"]
+    header += [f"difference from {tables.title(rival)}" for rival in rivals]
+
     rows = []
     for (pool, rate, method), own in groups.items():
-        base = groups.get((pool, rate, BASELINE), [])
-        name = [
-            *([] if one_pool else [pool]),
-            *([] if one_rate else [f"{rate:g}"]),
-            tables.title(method),
-            str(len(own)),
-        ]
-        costs = [cost(own, base, x) for x in compared]
-        effective = tables.mean([curve.effective_share() for curve in own], 2)
-        accuracy = tables.mean([curve.after(budget) for curve in own])
-        others = ([] if method == rival else groups.get((pool, rate, rival), []) for rival in rivals)
-        differences = (tables.difference(lead(own, other, budget)) for other in others)
-        rows.append([*name, *costs, effective, accuracy, *differences])
-    name = [*([] if one_pool else ["pool"]), *([] if one_rate else ["learning rate"]), "method", "seeds"]
-    ends = [f"difference from {tables.title(rival)}" for rival in rivals]
-    accuracy = f"accuracy after {budget:,} rollouts"
-    return tables.markdown([*name, *compared.values(), "effective groups", accuracy, *ends], rows)
+        baseline = groups.get((pool, rate, BASELINE), [])
+        row = []
+        if several_pools:
+            row.append(pool)
+        if several_rates:
+            row.append(f"{rate:g}")
+        row += [tables.title(method), str(len(own))]
+        row += [cost(own, baseline, x) for x in compared]
+        row.append(tables.mean([curve.effective_share() for curve in own], digits=2))
+        row.append(tables.mean([curve.after(budget) for curve in own]))
+        for rival in rivals:
+            others = groups.get((pool, rate, rival), []) if rival != method else []
+            row.append(tables.difference(lead(own, others, budget)))
+        rows.append(row)
+    return tables.markdown(header, rows)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from collections.abc import Callable
 
 
-#: Below this share of right characters a completion is worth nothing, so that groups can be all zero.
+#: Below this share of right characters a completion is worth nothing, so that groups can be all zero
 SHARE_FROM = 0.7
 NOISE = 0.1  # share of rewards that are wrong
 
@@ -28,30 +29,39 @@ def right_characters(completions: list[str], answer: list[str], **columns) -> li
 
 def answer_and_length(completions: list[str], answer: list[str], **columns) -> list[float]:
     """Correctness and format: 0.5 for as many characters as the right answer has, and 0.5 more if they are right."""
-    return [
-        0.5 * (len(completion) == len(right)) + 0.5 * (completion == right)
-        for completion, right in zip(completions, answer, strict=True)
-    ]
+    rewards = []
+    for completion, right in zip(completions, answer, strict=True):
+        has_length = len(completion) == len(right)
+        is_right = completion == right
+        rewards.append(0.5 * has_length + 0.5 * is_right)
+    return rewards
 
 
 def noisy_match(completions: list[str], answer: list[str], **columns) -> list[float]:
     """The opposite of [`exact_match`] with probability `NOISE`, else the same. Drawn from the run's random state."""
-    return [
-        1 - reward if random.random() < NOISE else reward
-        for reward in exact_match(completions=completions, answer=answer)
-    ]
+    rewards = []
+    for reward in exact_match(completions=completions, answer=answer):
+        is_wrong = random.random() < NOISE
+        rewards.append(1 - reward if is_wrong else reward)
+    return rewards
 
 
 class Tally:
-    """
-    Calls a reward and counts, over groups of equal prompts, those with unequal rewards: the effective groups among those
-    *generated*, whatever the trainer does with them afterwards.
+    """Calls a reward, and counts the groups of equal prompts and the effective ones among them.
+
+    It sees every group that is *generated*, whatever the trainer does with it afterwards.
+
+    Args:
+        reward (`Callable`): A reward function in TRL's form.
+        group_size (`int`): Completions of a group.
     """
 
-    def __init__(self, reward, group_size: int):
-        self.reward, self.group_size = reward, group_size
-        self.groups = self.effective = 0
-        self.__name__ = reward.__name__
+    def __init__(self, reward: Callable[..., list[float]], group_size: int):
+        self.reward = reward
+        self.group_size = group_size
+        self.groups = 0
+        self.effective = 0  # of which the rewards differ
+        self.__name__ = reward.__name__  # TRL logs a reward under it
 
     def __call__(self, prompts, completions, **columns) -> list[float]:
         rewards = self.reward(completions=completions, **columns)
@@ -59,8 +69,10 @@ class Tally:
         for prompt, reward in zip(prompts, rewards, strict=True):
             by_prompt[prompt].append(reward)
         for values in by_prompt.values():
+            # A prompt may have several groups
             for start in range(0, len(values), self.group_size):
                 group = values[start : start + self.group_size]
                 self.groups += 1
-                self.effective += min(group) != max(group)
+                if min(group) != max(group):
+                    self.effective += 1
         return rewards

@@ -6,90 +6,107 @@ import multiprocessing
 import os
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
-from .store import RunFile
+from benchmarks.provenance import provenance
+
+from .store import append_run, read_runs
 from .train import RunSpec, run
 
 
-Sink = Callable[[dict], None]
-ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-
-
-def _progress(spec: RunSpec, row: dict, started: float) -> None:
-    share = row["step"] / spec.steps
-    left = f", {(time.monotonic() - started) * (1 / share - 1):.0f} s left" if share else ""
-    print(
-        f"  {spec.pool}/{spec.method} lr {spec.learning_rate:g} seed {spec.seed}: step {row['step']}/{spec.steps}, "
-        f"{row['rollouts']} rollouts, accuracy {row['accuracy_sampled']:.3f}{left}",
-        flush=True,
-    )
-
-
-def _quiet() -> None:
-    """No bar for the loading of a tiny model, nothing on how transformers renames its own arguments."""
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"transformers\.")
-
-
-def _run_one(spec: RunSpec, start: Path, folder: Path, train: Callable[[RunSpec, Path, Sink], None]) -> str:
-    _quiet()
-    file, started = RunFile(folder, spec.name), time.monotonic()
-    file.begin()
-
-    def sink(row: dict) -> None:
-        file.append(row)
-        _progress(spec, row, started)
-
-    train(spec, start, sink)
-    file.end()
-    return spec.name
-
-
-def _job(arguments) -> str:
-    return _run_one(*arguments)
+Sink: TypeAlias = Callable[[dict], None]
+Train: TypeAlias = Callable[[RunSpec, Path, Sink], None]
+Job: TypeAlias = tuple[RunSpec, Path, Train]
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 def run_all(
     specs: Sequence[RunSpec],
     start: Path,
-    folder: Path,
+    path: Path,
     workers: int,
     fresh: bool = False,
-    train: Callable[[RunSpec, Path, Sink], None] | None = None,
-    recorded: Collection[str] = (),
-) -> list[dict]:
+    train: Train = run,
+) -> None:
+    """Run what is not finished yet, and append each run to a file when it has finished.
+
+    Args:
+        specs (`Sequence[RunSpec]`): The runs, in the order in which they start.
+        start (`Path`): The folder of the model that every run starts from.
+        path (`Path`): The file of the runs (see `store.py`). Runs that it has are finished.
+        workers (`int`): Number of processes; with 0, everything runs in this one.
+        fresh (`bool`, *optional*, defaults to `False`): Run again what is finished.
+        train (`Callable`, *optional*): Trains a spec from `start` and hands a row to its third argument at each
+            evaluation.
     """
-    Run what is not finished yet and return the rows of all `specs`, in their order; with `run`, or with `train`, in so many
-    processes, or with 0 `workers` in this one. Of a spec whose name is in `recorded` the rows are kept elsewhere: it is finished,
-    and has none here.
-    """
-    missing = [
-        spec for spec in specs if fresh or (spec.name not in recorded and not RunFile(folder, spec.name).finished())
-    ]
+    finished = read_runs(path)
+    missing = [spec for spec in specs if fresh or spec.name not in finished]
     print(f"{len(specs)} runs, {len(specs) - len(missing)} of them finished before", flush=True)
-    jobs = [(spec, start, folder, train or run) for spec in missing]
-    if workers == 0:
-        for n, job in enumerate(jobs, 1):
-            print(f"[{n}/{len(jobs)}] done: {_job(job)}", flush=True)
-    elif jobs:
-        os.environ.update(dict.fromkeys(ONE_THREAD, "1"))  # read by the libraries of the processes made below
-        with multiprocessing.get_context("spawn").Pool(min(workers, len(jobs))) as pool:
-            for n, name in enumerate(pool.imap_unordered(_job, jobs), 1):
-                print(f"[{n}/{len(jobs)}] done: {name}", flush=True)
-    return [row for spec in specs for row in RunFile(folder, spec.name).rows()]
+    jobs = [(spec, start, train) for spec in missing]
+    for n, rows in enumerate(_results(jobs, workers), start=1):
+        append_run(path, rows)
+        print(f"[{n}/{len(jobs)}] done: {rows[0]['run']}", flush=True)
 
 
-def merged(specs: Iterable[RunSpec], table: Iterable[dict], folder: Path) -> list[dict]:
-    """The rows of the finished runs of `specs`, from the files in `folder` or else from a `table` made before, in their order."""
-    before: dict[str, list[dict]] = {}
-    for row in table:
-        before.setdefault(row["run"], []).append(row)
-    rows = []
+def rows_of(specs: Iterable[RunSpec], path: Path) -> list[dict]:
+    """The rows of those of `specs` that are in the file, in their order.
+
+    Runs that were made with other settings are left out.
+    """
+    finished = read_runs(path)
+    rows: list[dict] = []
     for spec in specs:
-        file = RunFile(folder, spec.name)
-        rows += file.rows() if file.finished() else before.get(spec.name, [])
+        rows += finished.get(spec.name, [])
     return rows
+
+
+def _results(jobs: Sequence[Job], workers: int) -> Iterator[list[dict]]:
+    """The rows of each job, as they finish."""
+    if not jobs:
+        return
+    if workers == 0:
+        yield from map(_run_one, jobs)
+        return
+    # The numerical libraries of the processes made below read them
+    os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
+    with multiprocessing.get_context("spawn").Pool(min(workers, len(jobs))) as pool:
+        yield from pool.imap_unordered(_run_one, jobs)
+
+
+def _run_one(job: Job) -> list[dict]:
+    """The rows of a run, each with the code that produced it."""
+    _silence_transformers()
+    spec, start, train = job
+    origin = provenance()
+    started = time.monotonic()
+    rows: list[dict] = []
+
+    def sink(row: dict) -> None:
+        rows.append({**row, **origin})
+        _print_progress(spec, row, started)
+
+    train(spec, start, sink)
+    return rows
+
+
+def _print_progress(spec: RunSpec, row: dict, started: float) -> None:
+    share = row["step"] / spec.steps
+    remaining = ""
+    if share > 0:
+        seconds = (time.monotonic() - started) * (1 / share - 1)
+        remaining = f", {seconds:.0f} s left"
+    print(
+        f"  {spec.pool}/{spec.method} lr {spec.learning_rate:g} seed {spec.seed}: step {row['step']}/{spec.steps}, "
+        f"{row['rollouts']} rollouts, accuracy {row['accuracy_sampled']:.3f}{remaining}",
+        flush=True,
+    )
+
+
+def _silence_transformers() -> None:
+    """No bar for the loading of a tiny model, nothing on how transformers renames its own arguments."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"transformers\.")

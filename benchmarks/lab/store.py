@@ -1,68 +1,94 @@
-"""Where results are kept: one JSON-lines file a run while it goes, one parquet table of all finished runs."""
+"""Where finished runs are kept: JSON Lines files that only grow, with a line for each run.
+
+A line has what is the same for the whole run once, and under `evaluations` the rows of the run, as a list for each
+column:
+
+    {"run": "first-uniform-...", "seed": 52, ..., "evaluations": {"step": [0, 5, ...], "rollouts": [0, 640, ...], ...}}
+
+A column without values is left out. A field that a run lacks was not recorded when it was made.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from importlib.metadata import version
 from pathlib import Path
-
-import pyarrow as pa
-import pyarrow.parquet as pq
+from typing import Any
 
 
-DONE = {"done": True}
-PACKAGES = ("trl-dataeff", "trl", "transformers", "torch", "numpy")
+#: Fields that have one value for the whole run
+RUN_FIELDS = (
+    "run",
+    "pool",
+    "method",
+    "seed",
+    "learning_rate",
+    "prompts",
+    "group_size",
+    "start",
+    "machine",
+    "commit",
+    "trl_dataeff",
+    "trl",
+    "transformers",
+    "torch",
+)
 
 
-class RunFile:
-    """The rows of one run, appended as they come. A run counts as finished once its last line says so."""
+def append_run(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Append a finished run to a file, which is created if need be.
 
-    def __init__(self, folder: Path, name: str):
-        self.path = folder / f"{name}.jsonl"
+    Args:
+        path (`Path`): The file.
+        rows (`list[dict]`): A row for each evaluation of the run. Fields in `RUN_FIELDS` are those of the first row.
+    """
+    line = {name: rows[0][name] for name in RUN_FIELDS if name in rows[0]}
+    line["evaluations"] = {}
+    for name in rows[0]:
+        column = [row[name] for row in rows]
+        if name not in RUN_FIELDS and any(value is not None for value in column):
+            line["evaluations"][name] = column
 
-    def _lines(self) -> list[dict]:
-        if not self.path.exists():
-            return []
-        lines = []
-        for line in self.path.read_text().splitlines():
-            try:
-                lines.append(json.loads(line))
-            except json.JSONDecodeError:  # killed while it wrote: the run is not finished, and starts again
-                break
-        return lines
-
-    def finished(self) -> bool:
-        return self._lines()[-1:] == [DONE]
-
-    def rows(self) -> list[dict]:
-        return [line for line in self._lines() if line != DONE]
-
-    def begin(self) -> None:
-        """Forget the rows of an attempt that did not finish."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text("")
-
-    def append(self, row: dict) -> None:
-        with self.path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-
-    def end(self) -> None:
-        self.append(DONE)
-
-
-def write_table(rows: Iterable[dict], path: Path, command: str) -> None:
-    """Write `rows` as parquet, with the command and the versions of the packages in the schema."""
-    rows = list(rows)
-    names = dict.fromkeys(name for row in rows for name in row)  # pyarrow takes the columns of the first row alone
-    metadata = {"command": command} | {name: version(name) for name in PACKAGES}
-    table = pa.Table.from_pylist([dict.fromkeys(names) | row for row in rows]).replace_schema_metadata(metadata)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    pq.write_table(table, partial)
-    partial.replace(path)
+    with path.open("a+b") as file:
+        _remove_half_line(file)
+        file.write(json.dumps(line).encode() + b"\n")
 
 
-def read_rows(path: Path) -> list[dict]:
-    """The rows of a table, runs in the order in which they stand."""
-    return pq.read_table(path).to_pylist()
+def read_runs(path: Path) -> dict[str, list[dict[str, Any]]]:
+    """Read the runs of a file.
+
+    Args:
+        path (`Path`): The file; without it there are no runs.
+
+    Returns:
+        The rows of each run, by its name. Of a run that was made again, those of the last line.
+    """
+    if not path.exists():
+        return {}
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for text in path.read_text(encoding="utf-8").splitlines(keepends=True):
+        # A writer that was killed leaves half a line, the last one
+        if text.endswith("\n"):
+            line = json.loads(text)
+            runs[line["run"]] = _rows(line)
+    return runs
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of all runs of a file."""
+    return [row for rows in read_runs(path).values() for row in rows]
+
+
+def _rows(line: dict[str, Any]) -> list[dict[str, Any]]:
+    evaluations = line.pop("evaluations")
+    names = list(evaluations)
+    return [{**line, **dict(zip(names, values, strict=True))} for values in zip(*evaluations.values(), strict=True)]
+
+
+def _remove_half_line(file: Any) -> None:
+    """Cut off what follows the last end of line. `file` is open for reading and appending."""
+    file.seek(0)
+    content = file.read()
+    complete = content.rfind(b"\n") + 1
+    if complete < len(content):
+        file.truncate(complete)

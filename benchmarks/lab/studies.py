@@ -1,17 +1,25 @@
-"""
-The studies whose tables are committed: which methods, for how long, on which pools and seeds. Settings were chosen on seeds 0 to
-9.
+"""The studies whose runs are committed: which methods, for how long, on which pools and seeds. Settings were chosen
+on seeds 0 to 9.
 
-A study goes on where an earlier call stopped: runs that are in its committed table are not made again, and the table grows by
-those that are finished.
+A study goes on where an earlier call stopped: runs that are in its file are not made again, and the file grows by
+those that finish.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
 
+from .ratios import Curve, curves_of
+from .store import read_rows
 from .train import RunSpec
+
+
+RESULTS = Path(__file__).resolve().parents[1] / "results" / "lab"
+
+Fields: TypeAlias = Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -20,18 +28,18 @@ class Part:
 
     pools: tuple[str, ...]
     seeds: Iterable[int]
-    methods: Mapping[str, Mapping[str, float]]
+    methods: Mapping[str, Fields]
 
     def specs(self, start: str) -> list[RunSpec]:
-        return [
-            RunSpec(method, seed, pool, start, **fields)
-            for seed in self.seeds
-            for pool in self.pools
-            for method, fields in self.methods.items()
-        ]
+        specs = []
+        for seed in self.seeds:
+            for pool in self.pools:
+                for method, fields in self.methods.items():
+                    specs.append(RunSpec(method, seed, pool, start, **fields))
+        return specs
 
 
-def all_methods(steps: int, short: int) -> dict[str, Mapping[str, float]]:
+def all_methods(steps: int, short: int) -> dict[str, Fields]:
     """Plain GRPO for so many steps, and the others for at most as many rollouts, or for `short` steps."""
     rollouts = 128 * steps
     return {
@@ -39,7 +47,7 @@ def all_methods(steps: int, short: int) -> dict[str, Mapping[str, float]]:
         "default": {"steps": short},
         "selection": {"steps": short},
         "fill": {"steps": short},
-        "share": {"steps": 100},  # which generates half as many a step
+        "share": {"steps": 100},  # generates half as many rollouts a step
         "oracle": {"steps": short},
         "skip": {"steps": steps},
         "uniform_half": {"steps": 2 * steps, "eval_every": 10},
@@ -50,56 +58,103 @@ def all_methods(steps: int, short: int) -> dict[str, Mapping[str, float]]:
     }
 
 
+def with_fields(methods: Mapping[str, Fields], fields: Fields) -> dict[str, Fields]:
+    """The methods, each with these fields too."""
+    return {name: {**own, **fields} for name, own in methods.items()}
+
+
+def same_fields(methods: Iterable[str], fields: Fields) -> dict[str, Fields]:
+    """Each of the methods with the same fields."""
+    return dict.fromkeys(methods, fields)
+
+
 BOTH = ("uniform", "default")
-HALF = {"learning_rate": 5e-5}  # plain GRPO's best on the first pool and the third; on the others it is 1e-4
-#: On the first pool, where each makes about as many rollouts as plain GRPO
-FIRST = {**all_methods(100, 100), "share": {"steps": 200}, "dots_paper": {"steps": 140, "max_rollouts": 12_800}}
-#: Where selection or replay might not help, by name: the pool, and fields of the specs. Each is trained for as many rollouts
+#: Plain GRPO's best rate on the first pool and the third; on the others it is 1e-4
+HALF_RATE = {"learning_rate": 5e-5}
+#: On the first pool, where each generates about as many rollouts as plain GRPO
+FIRST_POOL = {
+    **all_methods(steps=100, short=100),
+    "share": {"steps": 200},
+    "dots_paper": {"steps": 140, "max_rollouts": 12_800},
+}
+#: Where selection or replay might not help, by name: the pool, and fields of the specs
 CONDITIONS: dict[str, tuple[str, dict[str, float]]] = {
-    "the usual setting": ("first", HALF),
+    "the usual setting": ("first", HALF_RATE),
     "half the rate": ("first", {"learning_rate": 2.5e-5}),
     "twice the rate": ("first", {"learning_rate": 1e-4}),
     "four times the rate": ("first", {"learning_rate": 2e-4}),
-    "groups of 4": ("first", {"group_size": 4, "prompts": 32, **HALF}),
-    "groups of 16": ("first", {"group_size": 16, "prompts": 8, **HALF}),
+    "groups of 4": ("first", {"group_size": 4, "prompts": 32, **HALF_RATE}),
+    "groups of 16": ("first", {"group_size": 16, "prompts": 8, **HALF_RATE}),
     "one group a step": ("first", {"prompts": 1, "steps": 640, "eval_every": 80, "learning_rate": 2.5e-5}),
-    "64 prompts": ("tiny", HALF),
-    "a tenth of the rewards is wrong": ("noisy", HALF),
+    "64 prompts": ("tiny", HALF_RATE),
+    "a tenth of the rewards is wrong": ("noisy", HALF_RATE),
     "all prompts learnable": ("learnable", {}),
 }
 STUDIES: dict[str, tuple[Part, ...]] = {
-    "methods": (Part(("first",), range(52, 62), {name: {**fields, **HALF} for name, fields in FIRST.items()}),),
+    "methods": (Part(("first",), range(52, 62), with_fields(FIRST_POOL, HALF_RATE)),),
     # Which learning rate is plain GRPO's best
     "best": (
-        *(Part(("first",), range(52, 62), {"uniform": {"learning_rate": rate}}) for rate in (2.5e-5, 1e-4)),
-        Part(("second",), range(30, 33), dict.fromkeys(BOTH, HALF)),
-        Part(("third",), range(30, 40), dict.fromkeys(BOTH, HALF)),
-        Part(("graded", "learnable"), range(30, 33), {method: {"steps": 50, **HALF} for method in BOTH}),
+        Part(("first",), range(52, 62), {"uniform": {"learning_rate": 2.5e-5}}),
+        Part(("first",), range(52, 62), {"uniform": {"learning_rate": 1e-4}}),
+        Part(("second",), range(30, 33), same_fields(BOTH, HALF_RATE)),
+        Part(("third",), range(30, 40), same_fields(BOTH, HALF_RATE)),
+        Part(("graded", "learnable"), range(30, 33), same_fields(BOTH, {"steps": 50, **HALF_RATE})),
     ),
     "pools": (
-        Part(("second", "third"), range(30, 40), all_methods(100, 60)),
-        Part(("graded", "learnable"), range(30, 40), all_methods(50, 60)),
+        Part(("second", "third"), range(30, 40), all_methods(steps=100, short=60)),
+        Part(("graded", "learnable"), range(30, 40), all_methods(steps=50, short=60)),
     ),
     # Where it might not help: at equal rollouts and steps
     "conditions": tuple(
-        Part((pool,), range(40, 45), {method: {"steps": 40, **fields} for method in BOTH})
+        Part((pool,), range(40, 45), same_fields(BOTH, {"steps": 40, **fields}))
         for pool, fields in CONDITIONS.values()
     ),
     # What selection does if a prompt's text says nothing about it
-    "text": (Part(("first",), range(46, 51), dict.fromkeys(("uniform", "greso", "shuffled", "default"), HALF)),),
+    "text": (Part(("first",), range(46, 51), same_fields(("uniform", "greso", "shuffled", "default"), HALF_RATE)),),
     # Whether replay costs anything where steps are large
-    "rates": tuple(
-        Part(
-            ("first",),
-            range(40, 45),
-            {method: {"steps": 40, "learning_rate": rate} for method in ("selection", "default")},
-        )
-        for rate in (2e-4, 4e-4)
+    "rates": (
+        Part(("first",), range(40, 45), same_fields(("selection", "default"), {"steps": 40, "learning_rate": 2e-4})),
+        Part(("first",), range(40, 45), same_fields(("selection", "default"), {"steps": 40, "learning_rate": 4e-4})),
     ),
 }
 
 
 def specs_of(study: str, start: str) -> list[RunSpec]:
-    """All runs of a study from the trained start with this key, seed by seed, so that an early table compares like with like."""
-    specs = [spec for part in STUDIES[study] for spec in part.specs(start)]
+    """The runs of a study.
+
+    Args:
+        study (`str`): One of `STUDIES`.
+        start (`str`): The key of the trained start.
+
+    Returns:
+        The runs seed by seed, so that the table of an unfinished study compares like with like.
+    """
+    specs: list[RunSpec] = []
+    for part in STUDIES[study]:
+        specs += part.specs(start)
     return sorted(specs, key=lambda spec: spec.seed)
+
+
+def file_of(study: str, folder: Path = RESULTS) -> Path:
+    """Where the runs of a study are kept."""
+    return folder / f"{study}.jsonl"
+
+
+def committed_runs(study: str) -> list[Curve]:
+    """The committed runs of a study.
+
+    Raises:
+        ValueError: If two runs have the same seed and the same setting, as far as a row says it.
+    """
+    curves = curves_of(read_rows(file_of(study)))
+    names: dict[tuple, str] = {}
+    for curve in curves:
+        row = curve.rows[0]
+        setting = (curve.pool, curve.method, curve.learning_rate, row["prompts"], row["group_size"], curve.seed)
+        other = names.setdefault(setting, row["run"])
+        if other != row["run"]:
+            raise ValueError(
+                f"Runs of the study '{study}' with the same seed, made with other settings: keep one of {other} and "
+                f"{row['run']}."
+            )
+    return curves

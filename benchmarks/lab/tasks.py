@@ -1,7 +1,7 @@
 """The tasks: six families of short text problems with one right answer each.
 
-Four are learnable (rotate, vowels, interleave, second), two are there to be out of reach (multiply, sum). A task is
-made from a generator and a length, so that the same generator state gives the same task.
+Four are learnable (rotate, vowels, interleave, second), two are there to be unsolvable (multiply, sum). A task is made
+from a generator and a length, so that the same generator state gives the same task.
 
 Prompts are `<letter><parameters>:<text>=`, answers are bare text; the model ends its answer with the end token:
 
@@ -51,7 +51,8 @@ def _letters(rng: np.random.Generator, n: int) -> str:
 
 
 def _rotate(rng: np.random.Generator, length: int) -> tuple[str, str]:
-    text, k = _letters(rng, length), int(rng.integers(1, min(length, 10)))
+    text = _letters(rng, length)
+    k = int(rng.integers(1, min(length, 10)))
     return f"R{k}:{text}=", text[k:] + text[:k]
 
 
@@ -59,13 +60,17 @@ def _vowels(rng: np.random.Generator, length: int) -> tuple[str, str]:
     text = _letters(rng, length)
     while not set(text) - set(VOWELS):  # an empty answer is no task
         text = _letters(rng, length)
-    return f"V:{text}=", "".join(c for c in text if c not in VOWELS)
+    consonants = [letter for letter in text if letter not in VOWELS]
+    return f"V:{text}=", "".join(consonants)
 
 
 def _interleave(rng: np.random.Generator, length: int) -> tuple[str, str]:
-    first, second = _letters(rng, (length + 1) // 2), _letters(rng, length // 2)
+    first = _letters(rng, (length + 1) // 2)
+    second = _letters(rng, length // 2)
+    # The first string may be one longer: its last letter gets a space as its partner, which is removed
     pairs = zip(first, second.ljust(len(first)), strict=True)
-    return f"I:{first},{second}=", "".join(a + b for a, b in pairs).rstrip()
+    answer = "".join(a + b for a, b in pairs).rstrip()
+    return f"I:{first},{second}=", answer
 
 
 def _second(rng: np.random.Generator, length: int) -> tuple[str, str]:
@@ -78,13 +83,18 @@ def _number(rng: np.random.Generator, digits: int) -> int:
 
 
 def _multiply(rng: np.random.Generator, length: int) -> tuple[str, str]:
-    a, b = _number(rng, length), _number(rng, length)
+    a = _number(rng, length)
+    b = _number(rng, length)
     return f"M:{a}*{b}=", str(a * b)
 
 
 def _sum(rng: np.random.Generator, length: int) -> tuple[str, str]:
-    numbers = [_number(rng, int(rng.integers(3, 5))) for _ in range(length)]
-    return f"A:{'+'.join(map(str, numbers))}=", str(sum(numbers))
+    numbers = []
+    for _ in range(length):
+        digits = int(rng.integers(3, 5))
+        numbers.append(_number(rng, digits))
+    summands = "+".join(str(number) for number in numbers)
+    return f"A:{summands}=", str(sum(numbers))
 
 
 _MAKERS: dict[str, Callable[[np.random.Generator, int], tuple[str, str]]] = {
@@ -101,7 +111,8 @@ ARITHMETIC = ("multiply", "sum")
 
 def lengths_of(family: str) -> range:
     """The lengths in which a family comes."""
-    return {"multiply": FACTOR_DIGITS, "sum": SUMMANDS}.get(family, LENGTHS)
+    special = {"multiply": FACTOR_DIGITS, "sum": SUMMANDS}
+    return special.get(family, LENGTHS)
 
 
 #: Every (family, length), in a fixed order.

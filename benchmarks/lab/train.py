@@ -24,12 +24,13 @@ from .rewards import Tally
 from .tasks import MAX_ANSWER, Task
 
 
-LEARNING_RATE = 1e-4  # plain GRPO's best on seed 0; on other seeds and some pools 5e-5 is better: see `studies.HALF`
-#: Longest answer, its end token, and one more, so that a completion that is cut off is never right.
+#: Plain GRPO's best on seed 0; on other seeds and some pools 5e-5 is better: see `studies.HALF_RATE`
+LEARNING_RATE = 1e-4
+#: Longest answer, its end token, and one more, so that a completion that is cut off is never right
 MAX_COMPLETION = MAX_ANSWER + 2
-
-
-#: Columns of what the trainer itself measures: means since the last evaluation, empty where a method has no such thing.
+#: Of what is recorded beside accuracies, costs and counts
+DECIMALS = 6
+#: Columns of what the trainer itself measures: means since the last evaluation, empty where a method has no such thing
 MEASURED = {
     "entropy": "entropy",  # of what is trained on, unsolvable prompts included
     "replay_age": "dataeff/replay/age_mean",
@@ -58,37 +59,60 @@ class RunSpec:
 
     @property
     def name(self) -> str:
+        """Names the run, and has a hash of everything that decides it, the package's defaults included."""
         method = find(self.method)
         recipe = {**asdict(self), "settings": method.settings(), "only": method.only}
-        key = hashlib.sha256(json.dumps(recipe, sort_keys=True, default=str).encode()).hexdigest()[:8]
+        text = json.dumps(recipe, sort_keys=True, default=str)
+        key = hashlib.sha256(text.encode()).hexdigest()[:8]
         return f"{self.pool}-{self.method}-lr{self.learning_rate:g}-seed{self.seed}-{key}"
 
 
 class Evaluations(TrainerCallback):
-    """Evaluates at the start, every `eval_every` steps and at the end; hands each row to `sink`.
+    """Evaluates at the start, every `eval_every` steps and at the end.
 
-    `wall_s` and `cpu_s` are the time of `train()`, embedding of the prompts included and evaluation left out. `tasks` are
-    held-out ones of the learnable kind; on `easy` ones shows what is forgotten.
+    Args:
+        spec (`RunSpec`): The run.
+        tokenizer: That of the model.
+        tasks (`Sequence[Task]`): Held-out tasks of the learnable kind.
+        easy (`Sequence[Task]`): Easy tasks, on which it shows what is forgotten.
+        tally (`Tally`): The reward that is trained on, which counts effective groups.
+        sink (`Callable`): Receives the row of each evaluation. Its `wall_s` and `cpu_s` are the time of `train()`,
+            embedding of the prompts included and evaluation left out.
     """
 
-    def __init__(self, spec: RunSpec, tokenizer, tasks, easy, tally: Tally, sink: Callable[[dict], None]):
-        self.spec, self.tokenizer, self.tasks, self.easy = spec, tokenizer, tasks, easy
-        self.tally, self.sink = tally, sink
-        self.trainer = None  # set once the trainer exists
-        self.wall_s = self.cpu_s = 0.0
-        self.since: tuple[float, float] = (0.0, 0.0)
-        self.counted = (0, 0, 0, 0)
+    def __init__(
+        self,
+        spec: Any,
+        tokenizer: Any,
+        tasks: Sequence[Task],
+        easy: Sequence[Task],
+        tally: Tally,
+        sink: Callable[[dict], None],
+    ):
+        self.spec = spec
+        self.tokenizer = tokenizer
+        self.tasks = tasks
+        self.easy = easy
+        self.tally = tally
+        self.sink = sink
+        self.trainer: Any = None  # set once the trainer exists
+        self.wall_s = 0.0
+        self.cpu_s = 0.0
+        self.wall_start = 0.0
+        self.cpu_start = 0.0
+        self.counts = dict.fromkeys(("groups", "effective", "trained", "effective_trained"), 0)
         self.measured = dict.fromkeys(MEASURED, 0)  # how many values of each there were
 
     def start_clock(self) -> None:
         """Call it right before `train()`."""
-        self.since = (time.perf_counter(), time.process_time())
+        self.wall_start = time.perf_counter()
+        self.cpu_start = time.process_time()
 
     def _stop_clock(self) -> None:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        self.wall_s += time.perf_counter() - self.since[0]
-        self.cpu_s += time.process_time() - self.since[1]
+        self.wall_s += time.perf_counter() - self.wall_start
+        self.cpu_s += time.process_time() - self.cpu_start
 
     def on_train_begin(self, args, state, control, **kwargs):
         self._stop_clock()
@@ -96,9 +120,10 @@ class Evaluations(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs):
         limit = self.spec.max_rollouts
-        control.should_training_stop |= limit is not None and self.trainer.rollouts_generated >= limit
-        last = state.global_step == self.spec.steps or control.should_training_stop
-        if last or self.due(state.global_step):
+        if limit is not None and self.trainer.rollouts_generated >= limit:
+            control.should_training_stop = True
+        is_last = state.global_step == self.spec.steps or control.should_training_stop
+        if is_last or self.due(state.global_step):
             self._stop_clock()
             self._evaluate(state.global_step)
         return control
@@ -109,20 +134,20 @@ class Evaluations(TrainerCallback):
 
     def quality(self, model) -> dict[str, Any]:
         """What is measured of the policy."""
-        held_out, easy = (success(model, self.tokenizer, tasks) for tasks in (self.tasks, self.easy))
-        return columns(self.tasks, held_out) | {
-            "accuracy_easy": easy.sampled.mean().item() if len(self.easy) else None
-        }
+        held_out = success(model, self.tokenizer, self.tasks)
+        accuracy_easy = None
+        if len(self.easy):
+            easy = success(model, self.tokenizer, self.easy)
+            accuracy_easy = round(easy.sampled.mean().item(), DECIMALS)
+        return {**columns(self.tasks, held_out), "accuracy_easy": accuracy_easy}
 
     def _evaluate(self, step: int) -> None:
-        model, trainer = self.trainer.model, self.trainer
+        model = self.trainer.model
         training = model.training
         model.eval()
         quality = self.quality(model)
         model.train(training)
-        now = (self.tally.groups, self.tally.effective, trainer.groups_trained, trainer.effective_trained)
-        groups, effective, trained, trained_effective = (a - b for a, b in zip(now, self.counted, strict=True))
-        self.counted = now
+        counts = self._new_counts()
         self.sink(
             {
                 "pool": self.spec.pool,
@@ -132,55 +157,76 @@ class Evaluations(TrainerCallback):
                 "prompts": self.spec.prompts,
                 "group_size": self.spec.group_size,
                 "step": step,
-                "rollouts": trainer.rollouts_generated,
-                "tokens": trainer.tokens_generated,
+                "rollouts": self.trainer.rollouts_generated,
+                "tokens": self.trainer.tokens_generated,
                 "wall_s": round(self.wall_s, 2),
                 "cpu_s": round(self.cpu_s, 2),
                 **quality,
-                "groups": groups,
-                "effective_groups": effective,
-                "groups_trained": trained,
-                "effective_groups_trained": trained_effective,
+                "groups": counts["groups"],
+                "effective_groups": counts["effective"],
+                "groups_trained": counts["trained"],
+                "effective_groups_trained": counts["effective_trained"],
                 "start": self.spec.start,
                 "run": self.spec.name,
                 "machine": machine(),
-                **self._measured(),
+                **self._new_means(),
             }
         )
         self.start_clock()
 
-    def _measured(self) -> dict[str, float | None]:
-        """Means since the last evaluation. Nothing is logged, so TRL's store holds every value since the start."""
+    def _new_counts(self) -> dict[str, int]:
+        """Groups generated and trained on, and the effective ones of both, since the last evaluation."""
+        counts = {
+            "groups": self.tally.groups,
+            "effective": self.tally.effective,
+            "trained": self.trainer.groups_trained,
+            "effective_trained": self.trainer.effective_trained,
+        }
+        new = {name: count - self.counts[name] for name, count in counts.items()}
+        self.counts = counts
+        return new
+
+    def _new_means(self) -> dict[str, float | None]:
+        """Means of `MEASURED` since the last evaluation.
+
+        Nothing is logged, so TRL's store holds every value since the start.
+        """
         means: dict[str, float | None] = {}
         for column, name in MEASURED.items():
             values = self.trainer._metrics["train"].get(name, [])
-            new = [value for value in values[self.measured[column] :] if value == value]
+            new = [value for value in values[self.measured[column] :] if not np.isnan(value)]
             self.measured[column] = len(values)
             means[column] = sum(new) / len(new) if new else None
-        parts = [means.pop("step_s"), means["selection_s"], means["generation_s"]]
+        step_s = means.pop("step_s")
+        parts = (step_s, means["selection_s"], means["generation_s"])
         means["training_s"] = None if None in parts else parts[0] - parts[1] - parts[2]
-        return means
+        return {column: None if mean is None else round(mean, DECIMALS) for column, mean in means.items()}
 
 
 def machine() -> str:
     """This machine, since it was started: times of runs on others are not comparable."""
-    booted = Path("/proc/sys/kernel/random/boot_id")  # Linux
-    return booted.read_text()[:8] if booted.exists() else platform.node()
+    boot_id = Path("/proc/sys/kernel/random/boot_id")  # Linux
+    if boot_id.exists():
+        return boot_id.read_text()[:8]
+    return platform.node()
 
 
 def columns(tasks: Sequence[Task], measured: Success) -> dict[str, Any]:
     """What a row says of the success on `tasks`: means over all of them, and of those of each family."""
     families = np.array([task.family for task in tasks])
     sampled = measured.sampled.numpy()
+    by_kind = {}
+    for family in np.unique(families).tolist():
+        by_kind[family] = round(sampled[families == family].mean().item(), DECIMALS)
     return {
         "accuracy_sampled": measured.sampled.mean().item(),
         "accuracy_greedy": measured.greedy.float().mean().item(),
-        "accuracy_by_kind": {name: sampled[families == name].mean().item() for name in np.unique(families).tolist()},
-        "entropy_held_out": measured.entropy.mean().item(),
+        "accuracy_by_kind": by_kind,
+        "entropy_held_out": round(measured.entropy.mean().item(), DECIMALS),
     }
 
 
-def config_options(spec: RunSpec, output_dir: str) -> dict:
+def config_options(spec: RunSpec, output_dir: str) -> dict[str, Any]:
     """Arguments of the config that all methods share."""
     return {
         "output_dir": output_dir,
@@ -205,7 +251,7 @@ def config_options(spec: RunSpec, output_dir: str) -> dict:
     }
 
 
-def train_counted(trainer_class: type, evaluations: Evaluations, **arguments):
+def train_counted(trainer_class: type, evaluations: Evaluations, **arguments: Any) -> Any:
     """Make a trainer that counts its rollouts, train it under `evaluations`, and return it."""
     trainer = counting(trainer_class)(callbacks=[evaluations], **arguments)
     trainer.remove_callback(PrinterCallback)
@@ -216,27 +262,46 @@ def train_counted(trainer_class: type, evaluations: Evaluations, **arguments):
 
 
 def run(spec: RunSpec, start: Path, sink: Callable[[dict], None]) -> None:
-    """Train `spec` from the start in the folder `start`; `sink` gets a row per evaluation."""
+    """Train a spec.
+
+    Args:
+        spec (`RunSpec`): What to train.
+        start (`Path`): The folder of the trained start.
+        sink (`Callable`): Receives a row per evaluation.
+
+    Raises:
+        RuntimeError: If the training ended before its last step.
+    """
     torch.set_num_threads(1)
-    method, pool = find(spec.method), POOLS[spec.pool]
+    method = find(spec.method)
+    pool = POOLS[spec.pool]
     trainer_class, config_class = method.classes()
     tokenizer = AutoTokenizer.from_pretrained(start)
     model = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
+
     kinds = classify(cached_cell_success(start, model, tokenizer))
+    pool_prompts = set(pool_dataset(pool, kinds, spec.seed)["prompt"])
     tally = Tally(pool.reward, method.options.get("num_generations", spec.group_size))
-    dataset = pool_dataset(pool, kinds, spec.seed, method.only)
-    easy = easy_tasks(kinds, set(pool_dataset(pool, kinds, spec.seed)["prompt"]))
-    evaluations = Evaluations(spec, tokenizer, held_out_tasks(kinds), easy, tally, sink)
+    evaluations = Evaluations(
+        spec,
+        tokenizer,
+        tasks=held_out_tasks(kinds),
+        easy=easy_tasks(kinds, pool_prompts),
+        tally=tally,
+        sink=sink,
+    )
     with tempfile.TemporaryDirectory() as folder:
+        options = {**config_options(spec, folder), **method.options}
         trainer = train_counted(
             trainer_class,
             evaluations,
             model=model,
             reward_funcs=tally,
-            args=config_class(**config_options(spec, folder) | method.options),
-            train_dataset=dataset,
+            args=config_class(**options),
+            train_dataset=pool_dataset(pool, kinds, spec.seed, method.only),
             processing_class=tokenizer,
         )
-    enough = spec.max_rollouts is not None and trainer.rollouts_generated >= spec.max_rollouts
-    if trainer.state.global_step < spec.steps and not enough:
-        raise RuntimeError(f"{spec.name} was stopped at step {trainer.state.global_step}; it is run again next time")
+    step = trainer.state.global_step
+    has_enough_rollouts = spec.max_rollouts is not None and trainer.rollouts_generated >= spec.max_rollouts
+    if step < spec.steps and not has_enough_rollouts:
+        raise RuntimeError(f"{spec.name} was stopped at step {step}; it is run again next time")

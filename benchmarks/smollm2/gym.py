@@ -1,5 +1,5 @@
-"""
-Tasks of reasoning-gym, as that library makes and scores them at its default difficulty: some with partial credit, some beyond the model.
+"""Tasks of reasoning-gym, as that library makes and scores them at its default difficulty: some with partial credit,
+some beyond the model.
 
 A prompt is a question of the library with its answer, always the same for a task, and then the question that is asked:
 
@@ -36,7 +36,8 @@ TASKS = (
     "spell_backward",
     "syllogism",
 )
-OF_A_TASK, HELD_OUT_OF_A_TASK = 32, 10
+OF_A_TASK = 32
+HELD_OUT_OF_A_TASK = 10
 HELD_OUT_SEED = 10_000
 SAMPLES = 4  # of each held-out question, at temperature 1
 ROWS = 160  # generated at a time
@@ -51,70 +52,91 @@ class Asked(NamedTuple):
 
 
 class Gym:
-    """The questions of `TASKS`: `OF_A_TASK` of each to train on for a seed, and held-out ones that are the same for all seeds."""
+    """
+    The questions of `TASKS`: `OF_A_TASK` of each to train on for a seed, and held-out ones, the same for all seeds.
+    """
 
     max_completion = 8  # tokens
 
+    def __init__(self) -> None:
+        self.asked: list[Asked] = []  # what is trained on, once `rows` has been called
+
     @cached_property
     def held_out(self) -> list[Asked]:
-        return self._questions(HELD_OUT_SEED, HELD_OUT_OF_A_TASK, frozenset())
+        return self._questions(HELD_OUT_SEED, HELD_OUT_OF_A_TASK, without=set())
 
     def training(self, seed: int) -> list[Asked]:
         """In random order, none of them held out."""
-        asked = self._questions(seed, OF_A_TASK, frozenset(q.prompt for q in self.held_out))
+        held_out_prompts = {question.prompt for question in self.held_out}
+        asked = self._questions(seed, OF_A_TASK, held_out_prompts)
         random.Random(seed).shuffle(asked)
         return asked
 
     def rows(self, seed: int, tokenizer) -> list[dict]:
         """The dataset to train on; `place` is the row's place in [`Gym.training`]."""
         self.asked = self.training(seed)
-        return [{"prompt": q.prompt, "kind": q.kind, "place": i} for i, q in enumerate(self.asked)]
+        rows = []
+        for place, question in enumerate(self.asked):
+            rows.append({"prompt": question.prompt, "kind": question.kind, "place": place})
+        return rows
 
     def reward(self, completions: list[str], place: list[int], **columns: Any) -> list[float]:
-        """[`score`] of each completion."""
+        """[`score`] of each completion, as a reward function of TRL."""
         return [score(text, self.asked[i]) for text, i in zip(completions, place, strict=True)]
 
     @torch.no_grad()
     def quality(self, model, tokenizer) -> dict[str, Any]:
-        """Mean score on the held-out questions: of samples at temperature 1, which are drawn alike each time, and greedy."""
+        """
+        Mean score on the held-out questions: of samples at temperature 1, which are drawn alike each time, and greedy.
+        """
         with torch.random.fork_rng():
             torch.manual_seed(HELD_OUT_SEED)
             sampled = self._scores(model, tokenizer, SAMPLES, do_sample=True, temperature=1.0, top_k=0, top_p=1.0)
         greedy = self._scores(model, tokenizer, 1, do_sample=False)
-        by_kind = {kind: [s for q, s in zip(self.held_out, sampled, strict=True) if q.kind == kind] for kind in TASKS}
+        by_kind: dict[str, list[float]] = {kind: [] for kind in TASKS}
+        for question, value in zip(self.held_out, sampled, strict=True):
+            by_kind[question.kind].append(value)
         return {
             "accuracy_sampled": sum(sampled) / len(sampled),
             "accuracy_greedy": sum(greedy) / len(greedy),
-            "accuracy_by_kind": {kind: sum(own) / len(own) for kind, own in by_kind.items()},
+            "accuracy_by_kind": {kind: sum(scores) / len(scores) for kind, scores in by_kind.items()},
         }
 
     def _scores(self, model, tokenizer, samples: int, **sampling: Any) -> list[float]:
         """The mean score of each held-out question."""
         scores = [0.0] * len(self.held_out)
-        by_length = sorted(range(len(scores)), key=lambda i: len(self.held_out[i].prompt))  # less padding
-        for start in range(0, len(scores), ROWS // samples):
-            chunk = [i for i in by_length[start : start + ROWS // samples] for _ in range(samples)]
-            prompts = tokenizer(
-                [self.held_out[i].prompt for i in chunk], return_tensors="pt", padding=True, padding_side="left"
-            )
-            prompts = prompts.to(model.device)
-            ids = model.generate(**prompts, max_new_tokens=self.max_completion, **sampling)
-            texts = tokenizer.batch_decode(ids[:, prompts["input_ids"].shape[1] :], skip_special_tokens=True)
-            for i, text in zip(chunk, texts, strict=True):
+        # Prompts of similar length together, for less padding
+        by_length = sorted(range(len(scores)), key=lambda i: len(self.held_out[i].prompt))
+        questions_at_once = ROWS // samples
+        for start in range(0, len(scores), questions_at_once):
+            rows = []
+            for i in by_length[start : start + questions_at_once]:
+                rows += [i] * samples
+            texts = self._completions(model, tokenizer, [self.held_out[i].prompt for i in rows], **sampling)
+            for i, text in zip(rows, texts, strict=True):
                 scores[i] += score(text, self.held_out[i]) / samples
         return scores
 
-    def _questions(self, seed: int, of_a_task: int, without: frozenset[str]) -> list[Asked]:
-        asked, seen = [], set(without)
+    def _completions(self, model, tokenizer, prompts: list[str], **sampling: Any) -> list[str]:
+        inputs = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left").to(model.device)
+        ids = model.generate(**inputs, max_new_tokens=self.max_completion, **sampling)
+        prompt_width = inputs["input_ids"].shape[1]
+        return tokenizer.batch_decode(ids[:, prompt_width:], skip_special_tokens=True)
+
+    def _questions(self, seed: int, of_a_task: int, without: set[str]) -> list[Asked]:
+        """So many different questions of each task, none of them with a prompt in `without`."""
+        asked: list[Asked] = []
+        seen = set(without)
         for kind in TASKS:
-            wanted = len(asked) + of_a_task
-            for entry in reasoning_gym(kind, 1_000_000 * (seed + 1)):  # neighbouring seeds share questions
+            own: list[Asked] = []
+            entries = reasoning_gym(kind, 1_000_000 * (seed + 1))  # neighbouring seeds share questions
+            while len(own) < of_a_task:
+                entry = next(entries)
                 prompt = f"{example(kind)}\n\n{question(entry)}"
-                if len(asked) == wanted:
-                    break
                 if prompt not in seen:
                     seen.add(prompt)
-                    asked.append(Asked(prompt, kind, entry))
+                    own.append(Asked(prompt, kind, entry))
+            asked += own
         return asked
 
 

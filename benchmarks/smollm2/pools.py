@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 from benchmarks.lab.evaluate import success
 from benchmarks.lab.tasks import Task
@@ -24,29 +24,32 @@ class Pool:
     unsolvable: float
     learnable: tuple[str, ...] = tuple(LEARNABLE)
     size: int = 384
-    max_completion = 5  # tokens
+    max_completion: ClassVar[int] = 5  # tokens
 
     def rows(self, seed: int, tokenizer) -> list[dict[str, Any]]:
         """The dataset to train on."""
-        return [
-            {"prompt": q.prompt, "kind": q.kind, "right": [*tokenizer(q.answer)["input_ids"], tokenizer.eos_token_id]}
-            for q in training_questions(self, seed)
-        ]
+        rows = []
+        for question in training_questions(self, seed):
+            right = [*tokenizer(question.answer)["input_ids"], tokenizer.eos_token_id]
+            rows.append({"prompt": question.prompt, "kind": question.kind, "right": right})
+        return rows
 
     @staticmethod
     def reward(
         completions: list[str], completion_ids: list[list[int]], right: list[list[int]], **columns: Any
     ) -> list[float]:
-        """
-        1 for the tokens of the right answer and the end of its line, else 0. Texts would not do: `<|im_end|>` is decoded as
-        nothing, so that some other completions have the right text.
+        """1 for the tokens of the right answer and the end of its line, else 0. Texts would not do: `<|im_end|>` is
+        decoded as nothing, so that some other completions have the right text.
         """
         return [float(list(ids) == answer) for ids, answer in zip(completion_ids, right, strict=True)]
 
     @staticmethod
     def quality(model, tokenizer) -> dict[str, Any]:
-        """On the held-out questions: exact success rates at temperature 1, and the share that greedy decoding answers right."""
-        tasks = [Task(q.kind, 0, q.prompt, q.answer) for q in held_out()]
+        """
+        On the held-out questions: exact success rates at temperature 1, and the share that greedy decoding answers
+        right.
+        """
+        tasks = [Task(question.kind, 0, question.prompt, question.answer) for question in held_out()]
         return columns(tasks, success(model, tokenizer, tasks))
 
     def counts(self) -> dict[str, int]:
@@ -67,7 +70,9 @@ POOLS: dict[str, Pool | Gym] = {
 
 
 def _split(n: int, kinds: tuple[str, ...]) -> dict[str, int]:
-    return {kind: n // len(kinds) + (i < n % len(kinds)) for i, kind in enumerate(kinds)}
+    """`n` questions, spread evenly over kinds; the first ones get what is left over."""
+    each, left_over = divmod(n, len(kinds))
+    return {kind: each + 1 if i < left_over else each for i, kind in enumerate(kinds)}
 
 
 @cache
@@ -78,4 +83,5 @@ def held_out() -> list[Question]:
 
 def training_questions(pool: Pool, seed: int) -> list[Question]:
     """The pool's questions for `seed`, in random order."""
-    return questions(pool.counts(), seed, frozenset(q.prompt for q in held_out()))
+    held_out_prompts = frozenset(question.prompt for question in held_out())
+    return questions(pool.counts(), seed, held_out_prompts)

@@ -11,55 +11,77 @@ from transformers import DynamicCache, PreTrainedModel
 
 
 def share_prompts(model: PreTrainedModel, own: int) -> None:
-    """
-    Have the backbone of `model` compute a prompt once for all rows of a batch that begin with it, in generation and in the loss.
+    """Have a model compute a prompt once for all rows of a batch that begin with it, in generation and in the loss.
+
     Results and gradients are the same up to rounding; there must be no dropout.
 
     Args:
-        own (`int`): how many tokens at the end of a row of the loss are always computed for that row.
+        model (`PreTrainedModel`): Its backbone (`base_model`) gets another `forward`.
+        own (`int`): How many tokens at the end of a row of the loss are always computed for that row.
     """
     backbone: Any = model.base_model
     forward = backbone.forward
     # Transformers renames the argument
-    name = "cache" if "cache" in inspect.signature(forward).parameters else "past_key_values"
+    cache_name = "cache" if "cache" in inspect.signature(forward).parameters else "past_key_values"
 
     @functools.wraps(forward)
     def shared(input_ids=None, attention_mask=None, **options):
-        cache = options.get(name)
-        if attention_mask is None or (cache is not None and cache.get_seq_length()):
+        cache = options.get(cache_name)
+        continues_generation = cache is not None and cache.get_seq_length() > 0
+        if attention_mask is None or continues_generation:
             return forward(input_ids, attention_mask, **options)
+
+        # Generation begins with the prompts alone; the loss has completions after them
         generating = cache is not None
-        begins = input_ids.shape[1] - (0 if generating else own)
-        first, rows = _equal_rows(input_ids[:, : max(begins, 0)], attention_mask)
-        if begins < 1 or len(first) == len(rows):
+        prompt_length = input_ids.shape[1] if generating else input_ids.shape[1] - own
+        if prompt_length < 1:
             return forward(input_ids, attention_mask, **options)
+        prompt_ids = input_ids[:, :prompt_length]
+        prompt_mask = attention_mask[:, :prompt_length]
+        first, prompt_of_row = _different_rows(prompt_ids, prompt_mask)
+        if len(first) == len(prompt_of_row):
+            return forward(input_ids, attention_mask, **options)
+
         if not generating:
             cache = DynamicCache(config=model.config)
-            options |= {"use_cache": True, name: cache}
-        once = {key: _of_rows(value, first, len(rows)) for key, value in options.items()}
-        prompts = forward(input_ids[first, :begins], attention_mask[first, :begins], **once)
-        cache.batch_select_indices(rows)
-        hidden = prompts.last_hidden_state[rows]
+            options = {**options, "use_cache": True, cache_name: cache}
+        batch = len(prompt_of_row)
+        options_of_prompts = {name: _of_rows(value, first, batch) for name, value in options.items()}
+        output_of_prompts = forward(prompt_ids[first], prompt_mask[first], **options_of_prompts)
+        cache.batch_select_indices(prompt_of_row)
+        hidden = output_of_prompts.last_hidden_state[prompt_of_row]
         if generating:
-            prompts.last_hidden_state = hidden
-            return prompts
-        output = forward(input_ids[:, begins:], attention_mask, **options)
+            output_of_prompts.last_hidden_state = hidden
+            return output_of_prompts
+
+        output = forward(input_ids[:, prompt_length:], attention_mask, **options)
         output.last_hidden_state = torch.cat([hidden, output.last_hidden_state], dim=1)
-        output[name] = None
+        output[cache_name] = None
         return output
 
     backbone.forward = shared
 
 
-def _equal_rows(prompts: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of `prompts` (N, P): an index for each different row, (M,), and for each row its place among those, (N,)."""
-    both = torch.cat([prompts, attention_mask[:, : prompts.shape[1]]], dim=1)
-    _, rows = torch.unique(both, dim=0, return_inverse=True)
-    numbers = torch.arange(len(rows), device=rows.device)
-    first = numbers.new_empty(int(rows.max()) + 1).scatter_reduce(0, rows, numbers, "amin", include_self=False)
-    return first, rows
+def _different_rows(prompt_ids: torch.Tensor, prompt_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Find equal prompts.
+
+    Args:
+        prompt_ids (`torch.Tensor`): Token ids, `(N, P)`.
+        prompt_mask (`torch.Tensor`): Their attention mask, `(N, P)`.
+
+    Returns:
+        The first row of each different prompt, `(M,)`; and for each row the place of its prompt among those, `(N,)`.
+    """
+    both = torch.cat([prompt_ids, prompt_mask], dim=1)
+    _, prompt_of_row = torch.unique(both, dim=0, return_inverse=True)
+    rows = torch.arange(len(prompt_of_row), device=prompt_of_row.device)
+    different = int(prompt_of_row.max()) + 1
+    first = rows.new_empty(different).scatter_reduce(0, prompt_of_row, rows, "amin", include_self=False)
+    return first, prompt_of_row
 
 
 def _of_rows(value: Any, rows: torch.Tensor, batch: int) -> Any:
     """`rows` of a tensor that has one for each of the batch (position ids); anything else as it is."""
-    return value[rows] if isinstance(value, torch.Tensor) and value.dim() > 1 and len(value) == batch else value
+    if isinstance(value, torch.Tensor) and value.dim() > 1 and len(value) == batch:
+        return value[rows]
+    return value

@@ -11,6 +11,7 @@ A prompt is two short examples of the kind and the question, a line each, so tha
 from __future__ import annotations
 
 import importlib
+import operator
 import random
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -43,8 +44,10 @@ def _numbers(question: str, answer: Callable[[list[int]], int]) -> Stream:
         rng = random.Random(seed)
         while True:
             digits = rng.randint(1, 2)
-            numbers = rng.sample(range(10 ** (digits - 1), 10**digits), rng.randint(2, 4))
-            yield question.format(" ".join(map(str, numbers))), str(answer(numbers))
+            candidates = range(10 ** (digits - 1), 10**digits)
+            numbers = rng.sample(candidates, rng.randint(2, 4))
+            listed = " ".join(str(number) for number in numbers)
+            yield question.format(listed), str(answer(numbers))
 
     return stream
 
@@ -53,7 +56,8 @@ def _products(first: range, second: range) -> Stream:
     def stream(seed: int) -> Iterator[tuple[str, str]]:
         rng = random.Random(seed)
         while True:
-            a, b = rng.choice(first), rng.choice(second)
+            a = rng.choice(first)
+            b = rng.choice(second)
             yield f"{a} * {b} =", str(a * b)
 
     return stream
@@ -78,12 +82,16 @@ def backwards(seed: int) -> Iterator[tuple[str, str]]:
         yield f'"{word}" backwards?', word[::-1]
 
 
+def count_even(numbers: list[int]) -> int:
+    return sum(number % 2 == 0 for number in numbers)
+
+
 #: Learnable, from questions that are mostly solved to questions that hardly ever are
 LEARNABLE = {
     "largest": Kind(("Largest of 3 7? 7", "Largest of 8 2? 8"), _numbers("Largest of {}?", max)),
     "smallest": Kind(("Smallest of 7 3? 3", "Smallest of 2 8? 2"), _numbers("Smallest of {}?", min)),
-    "second": Kind(("Second of 7 3? 3", "Second of 2 8? 8"), _numbers("Second of {}?", lambda n: n[1])),
-    "even": Kind(("Even in 7 4? 1", "Even in 6 8? 2"), _numbers("Even in {}?", lambda n: sum(x % 2 == 0 for x in n))),
+    "second": Kind(("Second of 7 3? 3", "Second of 2 8? 8"), _numbers("Second of {}?", operator.itemgetter(1))),
+    "even": Kind(("Even in 7 4? 1", "Even in 6 8? 2"), _numbers("Even in {}?", count_even)),
     "letters": Kind(('"o" in "book"? 2', '"a" in "cat"? 1'), letters),
     "gcd": Kind(("GCD of 12 8? 4", "GCD of 9 6? 3"), tasks.gcd),
     "sums": Kind(("2 + 6 = 8", "14 - 5 = 9"), tasks.sums),
@@ -99,17 +107,19 @@ KINDS = LEARNABLE | UNSOLVABLE
 
 def questions(counts: dict[str, int], seed: int, without: frozenset[str] = frozenset()) -> list[Question]:
     """`counts[kind]` different questions of each kind in random order, none of them with a prompt in `without`."""
-    rows: list[Question] = []
+    asked: list[Question] = []
     for name, count in counts.items():
-        kind, seen = KINDS[name], set(without)
-        lead = "\n".join(kind.examples)
+        kind = KINDS[name]
+        examples = "\n".join(kind.examples)
         stream = kind.stream(1_000_000 * (seed + 1))  # neighbouring seeds of reasoning-gym share questions
-        while count:
+        seen = set(without)
+        own: list[Question] = []
+        while len(own) < count:
             question, answer = next(stream)
-            prompt = f"{lead}\n{question}"
+            prompt = f"{examples}\n{question}"
             if prompt not in seen:
                 seen.add(prompt)
-                rows.append(Question(name, prompt, f" {answer}"))
-                count -= 1
-    random.Random(seed).shuffle(rows)
-    return rows
+                own.append(Question(name, prompt, f" {answer}"))
+        asked += own
+    random.Random(seed).shuffle(asked)
+    return asked

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from benchmarks import proof, tables, theorem, time_model
 from benchmarks.curves import band, final, isotonic, on_grid, reach
 from benchmarks.lab.ratios import Curve, cost, curves_of, ratio_table, ratios
-from benchmarks.lab.store import RunFile
-from benchmarks.smollm2.tables import claims_table, finished, full_table, kinds_table, readme_table, settings_of
+from benchmarks.smollm2.tables import claims_table, full_table, kinds_table, readme_table, settings_of
 
 
 def run(method: str, seed: int, slope: float, steps: int = 100, per_step: int = 128, pool: str = "first") -> Curve:
@@ -131,14 +130,7 @@ def test_a_run_that_arrives_before_its_first_evaluation_needs_at_most_so_much(it
         assert cells(full_table(settings))[1][-2:] == [need, "-"]
 
 
-def test_unfinished_runs_are_left_out_and_pages_are_filled(tmp_path, monkeypatch):
-    for name, done in (("a", True), ("b", False)):
-        file = RunFile(tmp_path, name)
-        file.begin()
-        file.append(end("uniform", 0, 0.3))
-        if done:
-            file.end()
-    assert len(finished(tmp_path)) == 1
+def test_pages_are_filled(monkeypatch):
     monkeypatch.setitem(proof.TABLES, "methods", lambda: "| x |")
     page = "a\n<!-- table methods -->\nold\n<!-- end -->\nb"
     assert proof.fill(page) == "a\n<!-- table methods -->\n\n| x |\n\n<!-- end -->\nb"

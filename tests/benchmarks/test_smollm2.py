@@ -6,7 +6,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.smollm2.__main__ import RUNS, parser, study_specs
+from benchmarks.lab.store import read_runs
+from benchmarks.smollm2 import RUNS
+from benchmarks.smollm2.__main__ import parser, study_specs
 from benchmarks.smollm2.gym import HELD_OUT_OF_A_TASK, OF_A_TASK, TASKS, Gym, score
 from benchmarks.smollm2.pools import HELD_OUT_OF_A_KIND, POOLS, held_out, training_questions
 from benchmarks.smollm2.prefix import share_prompts
@@ -98,7 +100,7 @@ def test_the_study_has_each_run_once_and_its_filters_choose():
     specs = study_specs()
     names = {spec.name for spec in specs}
     assert len(names) == len(specs) == 358
-    assert {path.stem for path in RUNS.glob("*.jsonl")} <= names, "a committed run that the study would not repeat"
+    assert read_runs(RUNS).keys() <= names, "a committed run that the study would not repeat"
     assert parser().parse_args(["run"]).runs != RUNS, "runs of your own would enter the tables"
     chosen = parser().parse_args(["study", "--pools", "mixed", "--seeds", "31", "--rollouts", "4800"])
     assert [(s.method, s.max_rollouts, s.steps) for s in study_specs(chosen)] == [("default", 4800, 75)]

@@ -1,12 +1,11 @@
 """The command, from arguments to files."""
 
-import shutil
-
-import pyarrow.parquet as pq
 import pytest
+import torch
 
+import trl_dataeff
 from benchmarks.lab import cli, pretrain, studies
-from benchmarks.lab.store import read_rows
+from benchmarks.lab.store import read_rows, read_runs
 from tests.benchmarks.lab.conftest import TINY
 
 
@@ -19,31 +18,41 @@ def tiny_start(monkeypatch, start):
 @pytest.mark.usefixtures("tiny_bounds")
 def test_run_and_its_table(tiny_start, tmp_path, capsys):
     arguments = ["run", "--methods", "uniform", "oracle", "--seeds", "0", "--steps", "1"]
-    cli.main([*arguments, "--workers", "0", "--cache", str(tiny_start.parent), "--out", str(tmp_path)])
+    arguments += ["--workers", "0", "--cache", str(tiny_start.parent), "--out", str(tmp_path)]
+    cli.main(arguments)
     assert "| plain GRPO, learnable prompts " in capsys.readouterr().out
-    table = pq.read_table(tmp_path / "results.parquet")
-    assert table.num_rows == 4
-    assert b"python -m benchmarks.lab run --methods uniform oracle" in table.schema.metadata[b"command"]
+    path = tmp_path / "results.jsonl"
+    rows = read_rows(path)
+    assert [(row["method"], row["step"]) for row in rows] == [
+        ("uniform", 0),
+        ("uniform", 1),
+        ("oracle", 0),
+        ("oracle", 1),
+    ]
+    for row in rows:
+        assert row["torch"] == torch.__version__
+        assert row["trl_dataeff"] == trl_dataeff.__version__
+        assert row.keys() >= {"commit", "trl", "transformers"}
+    cli.main([*arguments, "--fresh"])
+    assert len(path.read_text().splitlines()) == 4, "a file only grows"
+    assert len(read_runs(path)) == 2
 
 
 @pytest.mark.usefixtures("tiny_bounds")
-def test_a_study_goes_on_from_its_runs_and_its_table(tiny_start, tmp_path, capsys, monkeypatch):
+def test_a_study_goes_on_from_its_file(tiny_start, tmp_path, capsys, monkeypatch):
     short = {"steps": 1, "prompts": 4, "group_size": 4}
     part = studies.Part(("first",), (0, 1), dict.fromkeys(("uniform", "oracle"), short))
     monkeypatch.setitem(studies.STUDIES, "small", (part,))
-    table = tmp_path / "tables" / "small" / "results.parquet"
-    places = ["--cache", str(tiny_start.parent), "--out", str(tmp_path / "runs"), "--tables", str(tmp_path / "tables")]
-    places += ["--workers", "0"]
-    cli.main(["study", "small", "--methods", "uniform", "--seeds", "1", *places])
+    options = ["--cache", str(tiny_start.parent), "--out", str(tmp_path), "--workers", "0"]
+    cli.main(["study", "small", "--methods", "uniform", "--seeds", "1", *options])
     assert "1 runs, 0" in capsys.readouterr().out
-    cli.main(["study", "small", *places])
+    first_line = (tmp_path / "small.jsonl").read_text()
+    cli.main(["study", "small", *options])
     assert "4 runs, 1" in capsys.readouterr().out
-    rows = read_rows(table)
-    assert {(row["method"], row["seed"]) for row in rows} == {(m, s) for m in ("uniform", "oracle") for s in (0, 1)}
-    shutil.rmtree(tmp_path / "runs")  # what the table has is not run again
-    cli.main(["study", "small", "--methods", "uniform", *places])
-    assert "2 runs, 2" in capsys.readouterr().out
-    assert read_rows(table) == rows
+    rows = read_rows(tmp_path / "small.jsonl")
+    expected = {("uniform", 0), ("uniform", 1), ("oracle", 0), ("oracle", 1)}
+    assert {(row["method"], row["seed"]) for row in rows} == expected
+    assert (tmp_path / "small.jsonl").read_text().startswith(first_line)
     for wrong in (["study", "large"], ["study", "small", "--methods", "dynamic"], ["study", "small", "--pools", "x"]):
         with pytest.raises(SystemExit, match=r"not (one of|in the study)"):
-            cli.main([*wrong, *places])
+            cli.main([*wrong, *options])

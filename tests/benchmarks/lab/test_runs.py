@@ -10,7 +10,7 @@ from datasets import Dataset
 from benchmarks.lab import runs, train
 from benchmarks.lab.counting import counting
 from benchmarks.lab.methods import METHODS, find
-from benchmarks.lab.store import RunFile
+from benchmarks.lab.store import append_run, read_runs
 from benchmarks.lab.studies import STUDIES, specs_of
 from benchmarks.lab.train import RunSpec
 
@@ -101,15 +101,14 @@ def test_a_method_may_carry_changes():
             find(wrong)
 
 
-def test_a_table_grows_by_what_is_finished_and_loses_what_was_made_with_other_settings(tmp_path):
-    uniform, oracle, unfinished = (RunSpec(method, 0, "first", "x") for method in ("uniform", "oracle", "dynamic"))
-    table = [{"run": uniform.name, "value": 2}, {"run": "with former settings", "value": 3}]
-    for spec, value in ((oracle, 5), (unfinished, 6)):
-        file = RunFile(tmp_path, spec.name)
-        file.begin()
-        file.append({"run": spec.name, "value": value})
-    RunFile(tmp_path, oracle.name).end()
-    assert [row["value"] for row in runs.merged([uniform, oracle, unfinished], table, tmp_path)] == [2, 5]
+def test_a_table_has_what_is_finished_and_nothing_that_was_made_with_other_settings(tmp_path):
+    path = tmp_path / "runs.jsonl"
+    uniform = RunSpec("uniform", 0, "first", "x")
+    oracle = RunSpec("oracle", 0, "first", "x")
+    unfinished = RunSpec("dynamic", 0, "first", "x")
+    for name, value in ((oracle.name, 5), ("with former settings", 3), (uniform.name, 2)):
+        append_run(path, [{"run": name, "value": value}])
+    assert [row["value"] for row in runs.rows_of([uniform, oracle, unfinished], path)] == [2, 5]
 
 
 def test_the_studies_have_each_run_once_seed_by_seed():
@@ -131,10 +130,15 @@ def test_a_run_that_a_signal_stops_is_not_finished(start, tmp_path, monkeypatch)
         return real(self, args, state, control, **kwargs)
 
     monkeypatch.setattr(train.Evaluations, "on_step_end", signalled)
-    specs = [dataclasses.replace(SPEC, method="default,save_on_signal=true", steps=5)]
+    specs = [
+        dataclasses.replace(SPEC, steps=2),
+        dataclasses.replace(SPEC, method="default,save_on_signal=true", steps=5),
+    ]
+    path = tmp_path / "runs.jsonl"
+    monkeypatch.setattr(train.Evaluations, "on_step_end", real)
+    runs.run_all(specs[:1], start, path, workers=0)
+    monkeypatch.setattr(train.Evaluations, "on_step_end", signalled)
     with pytest.raises(SystemExit) as raised:
-        runs.run_all(specs, start, tmp_path, workers=0)
+        runs.run_all(specs, start, path, workers=0)
     assert raised.value.code == 143
-    file = RunFile(tmp_path, specs[0].name)
-    assert file.rows()[-1]["step"] < 5
-    assert not file.finished()
+    assert list(read_runs(path)) == [specs[0].name]
