@@ -1,6 +1,6 @@
 """
-What MkDocs does to the pages: files of the repository's root are included, and formulas become MathML, which browsers draw without
-scripts and without a network.
+What MkDocs does to the pages: files of the repository's root are included, and formulas become MathML, which browsers
+draw without scripts and without a network.
 """
 
 from __future__ import annotations

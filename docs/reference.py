@@ -1,6 +1,6 @@
 """
-What programs write of the documentation: the page of the configuration, from its docstring, and the tables of recipes and metrics,
-between `<!-- NAME -->` and `<!-- end -->` on their pages.
+What programs write of the documentation: the page of the configuration, from the help of its fields, and the tables of
+recipes and metrics, between `<!-- NAME -->` and `<!-- end -->` on their pages.
 
     python docs/reference.py            # prints the page of the configuration
     python docs/reference.py --write    # writes all
@@ -12,6 +12,7 @@ import inspect
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 
 from trl_dataeff import DataEfficientGRPOConfig
@@ -20,24 +21,57 @@ from trl_dataeff.tracking.metrics import METRICS, PREFIX
 
 
 DOCS = Path(__file__).parent
-ENTRY = re.compile(r"^    (\w+) \((.+?)\):\n((?:        .+\n)+)", re.M)
+#: Sections of the page of the configuration, by the first field of each
+SECTIONS = {
+    "selection": "Which prompts are rolled out",
+    "replay": "Rollout replay",
+    "skip_zero_advantage": "The update",
+    "save_on_signal": "How a run ends",
+}
 MARKED = re.compile(r"(?s)<!-- (recipes|metrics) -->\n.*?<!-- end -->")
 
 
 def configuration() -> str:
-    """The whole page, as Markdown, from the docstring of the configuration."""
-    parameters = inspect.getdoc(DataEfficientGRPOConfig).split("Parameters:\n")[1] + "\n"
+    """The whole page, as Markdown, from the fields of the configuration."""
     parts = [
         "# Configuration",
-        "The fields that `DataEfficientGRPOConfig` adds to TRL's `GRPOConfig`. Each is also a flag of `trl-dataeff grpo` and a key of a recipe. "
-        "Values are checked when the configuration is created; names and arguments of selectors, when the trainer is. `docs/reference.py` writes this page.",
-        "B is the number of groups of a generation batch, G is `num_generations`. Arguments of the selectors are on the page of the [API](api.md).",
+        "The fields that `DataEfficientGRPOConfig` adds to TRL's `GRPOConfig`. Each is also a flag of "
+        "`trl-dataeff grpo` and a key of a recipe. Values are checked when the configuration is created; names and "
+        "arguments of selectors, when the trainer is. `docs/reference.py` writes this page.",
+        "B is the number of groups of a generation batch, G is `num_generations`. Arguments of the selectors are on "
+        "the page of the [API](api.md).",
     ]
-    for section in parameters.split("    > Parameters that control ")[1:]:
-        title, _, entries = section.partition("\n")
-        rows = [[f"`{name}`", _type(kind), _text(text)] for name, kind, text in ENTRY.findall(entries)]
-        parts += [f"## {title.capitalize()}", _table(["field", "type and default", "what it does"], rows)]
+    for title, rows in _sections().items():
+        parts.append(f"## {title}")
+        parts.append(_table(["field", "type and default", "what it does"], rows))
     return "\n\n".join(parts) + "\n"
+
+
+def _sections() -> dict[str, list[list[str]]]:
+    """Rows of the tables of the configuration's fields, by the title of their section."""
+    own_types = inspect.get_annotations(DataEfficientGRPOConfig)  # as they are written, without the inherited ones
+    sections: dict[str, list[list[str]]] = {}
+    title = ""
+    for field in fields(DataEfficientGRPOConfig):
+        if field.name not in own_types:
+            continue
+        title = SECTIONS.get(field.name, title)
+        text = field.metadata["help"].replace("%%", "%")  # as argparse prints it
+        row = [f"`{field.name}`", _type(own_types[field.name], field.default), text]
+        sections.setdefault(title, []).append(row)
+    return sections
+
+
+def _type(annotation: str, default: object) -> str:
+    """A type as it is annotated, and the default unless it is `None`: "`float`, `1.0`"."""
+    if annotation.startswith("Literal"):
+        annotation = "str"
+    kinds = [f"`{kind}`" for kind in annotation.split(" | ") if kind != "None"]
+    text = " or ".join(kinds)
+    if default is None:
+        return text
+    shown = f'"{default}"' if isinstance(default, str) else default
+    return f"{text}, `{shown}`"
 
 
 def filled(page: str) -> str:
@@ -49,35 +83,26 @@ def filled(page: str) -> str:
 def recipes() -> str:
     root = DOCS.parent / "recipes"
     paths = {path.relative_to(root).with_suffix("").as_posix(): path for path in root.glob("**/*.yaml")}
-    # Without the model, which is in the name
-    rows = [[f"`{name}`", description_of(path).partition(" on ")[2]] for name, path in sorted(paths.items())]
+    rows = []
+    for name, path in sorted(paths.items()):
+        without_model = description_of(path).partition(" on ")[2]  # the model is in the name
+        rows.append([f"`{name}`", without_model])
     return _table(["recipe", "what it is"], rows)
 
 
 def metrics() -> str:
-    rows = [
-        [f"`{PREFIX}{name}`", metric.unit + (", cumulative" if metric.is_cumulative else ""), metric.meaning]
-        for name, metric in METRICS.items()
-    ]
+    rows = []
+    for name, metric in METRICS.items():
+        unit = f"{metric.unit}, cumulative" if metric.is_cumulative else metric.unit
+        rows.append([f"`{PREFIX}{name}`", unit, metric.meaning])
     return _table(["metric", "unit", "meaning"], rows)
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    cells = [header, ["---"] * len(header), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
-
-
-def _type(kind: str) -> str:
-    return kind.replace(", *optional*", "").replace(", defaults to ", ", ")
-
-
-def _text(text: str) -> str:
-    """One line of Markdown; a reference to a class becomes its name."""
-    return re.sub(
-        r"\[`~?([\w.]+)`\]|\[\w+\]\[`\w+`\]",
-        lambda found: f"`{found[1]}`" if found[1] else "registered",
-        " ".join(text.split()),
-    )
+    lines = [header, ["---"] * len(header)]
+    for row in rows:
+        lines.append([cell.replace("|", "\\|") for cell in row])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def main() -> None:

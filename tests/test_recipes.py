@@ -1,4 +1,4 @@
-"""Every recipe under `recipes/` is found, parsed strictly, and trained for two steps on a tiny model, as the command does."""
+"""Every recipe under `recipes/` is found, read strictly, and trained for two steps on a tiny model, by the command."""
 
 import re
 from pathlib import Path
@@ -30,13 +30,14 @@ COLUMNS = {
     "dapo_math": {"prompt": "Find x, if x - 2 = {i}.", "solution": "{j}"},
 }
 MADE = {"prompt": "{i}+2=", "answer": "{j}"}
-#: Two steps of any recipe in two seconds on a CPU: 8 completions are two whole groups. A random model never ends in time, so
-#: that what is cut off must count, and has other layers than the recipe's model.
+#: Two steps of any recipe in two seconds on a CPU: 8 completions are two whole groups. A random model never ends in
+#: time, so that what is cut off must count, and has other layers than the recipe's model.
 SMALL = """
     --use_cpu --bf16 false --fp16 false --dtype float32 --use_vllm false --report_to none --max_steps 2
-    --per_device_train_batch_size 8 --gradient_accumulation_steps 1 --steps_per_generation 1 --num_generations 4 --max_completion_length 6
-    --mask_truncated_completions false --save_strategy no --logging_steps 1 --eval_strategy no
-    --prompt_embedding policy --load_in_4bit false --gradient_checkpointing false --disable_tqdm true --learning_rate 1e-2 --lora_target_modules all-linear
+    --per_device_train_batch_size 8 --gradient_accumulation_steps 1 --steps_per_generation 1 --num_generations 4
+    --max_completion_length 6 --mask_truncated_completions false --save_strategy no --logging_steps 1
+    --eval_strategy no --prompt_embedding policy --load_in_4bit false --gradient_checkpointing false
+    --disable_tqdm true --learning_rate 1e-2 --lora_target_modules all-linear
 """
 
 
@@ -53,7 +54,8 @@ def stub(task: str, path: Path) -> str:
 def test_recipe_is_valid_and_named_by_model_task_and_method(path):
     text = path.read_text()
     for added in ("", *ADDED.findall(text)):  # on the command line, as the head of the file says
-        assert list(problems_of(read(["--config", str(path), *added.split()], portable=True)[0])) == []
+        arguments, _ = read(["--config", str(path), *added.split()], portable=True)
+        assert list(problems_of(arguments)) == []
     assert 20 < len(description_of(path)) < 100
     model, _, _ = path.relative_to(ROOT).with_suffix("").parts
     assert yaml.safe_load(text)["model_name_or_path"].rstrip("/").endswith(model)

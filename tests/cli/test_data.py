@@ -1,4 +1,4 @@
-"""Datasets of every kind arrive as prompts and answers, and rewards as functions; what cannot is refused with a reason."""
+"""Datasets of every kind become prompts and answers, and rewards functions. The rest is refused with a reason."""
 
 import sys
 from functools import partial

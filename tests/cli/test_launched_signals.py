@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C to a command that trains through `accelerate launch`: no process is left, and the codes are as documented."""
+"""SIGTERM and Ctrl-C to a command that trains through `accelerate launch`: which code it ends with, and no orphans."""
 
 import os
 import signal
@@ -25,12 +25,13 @@ def slow(completions, **kwargs):
     return [float(len(text) % 2) for text in completions]
 """
 ENDLESS = ["--reward_funcs", "my_rewards.slow", "--reward_weights", "1", "--max_steps", "1000", "--save_on_signal"]
-ONE, TWO = ["--num_machines", "1"], ["--multi_gpu", "--num_processes", "2"]
+ONE = ["--num_machines", "1"]
+TWO = ["--multi_gpu", "--num_processes", "2"]
 
 
 @pytest.fixture
 def started(recipe, write, tmp_path):
-    """Starts the command with options of `accelerate launch`, and returns it and its training processes once they train."""
+    """Starts the command with options of `accelerate launch`; returns it and its processes once they train."""
     write("my_rewards.py", REWARD)
     found: list[psutil.Process] = []
 
@@ -43,12 +44,13 @@ def started(recipe, write, tmp_path):
             process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log, process_group=0)
         found.append(psutil.Process(process.pid))
         end = time.monotonic() + LONGEST
-        while len(pids := [int(path.name[4:]) for path in tmp_path.glob("pid-*")]) < count:
+        while len(list(tmp_path.glob("pid-*"))) < count:
             text = (tmp_path / "log.txt").read_text()[-3000:]
             assert process.poll() is None, text
             assert time.monotonic() < end, text
             time.sleep(0.1)
-        found.extend(map(psutil.Process, pids))
+        for path in tmp_path.glob("pid-*"):
+            found.append(psutil.Process(int(path.name.removeprefix("pid-"))))
         return process, found[1:]
 
     yield start

@@ -60,14 +60,68 @@ def test_a_mistake_is_one_message(text, part, tmp_path):
     assert part in problem
 
 
+@pytest.mark.parametrize(
+    ("unknown", "message"),
+    [
+        ("system_promt: Think step by step.", "`system_promt` is an unknown field. Did you mean `system_prompt`?"),
+        ("trl: {beta: 0.04}", "`trl` is an unknown field."),
+        ("reward_func: [a b, c d]", "`reward_func` is an unknown field. Did you mean `reward_funcs`"),
+        ("reward_func: -1", "`reward_func` is an unknown field. Did you mean `reward_funcs`"),
+        ("system promt: text", "`system promt` is an unknown field. Did you mean `system_prompt`"),
+        ("yes: 1", "`yes` is an unknown field."),
+        ("help: true", "`help` is an unknown field."),
+        ("config: recipe.yaml", "`config` is an unknown field."),
+    ],
+)
+@pytest.mark.parametrize("before", ["lora_target_modules: [q_proj, v_proj]", "seed: 1", "multi_gpu: true"])
+def test_an_unknown_key_is_named_whatever_its_value_and_whatever_precedes_it(before, unknown, message, tmp_path):
+    (problem,) = problems(f"{before}\n{unknown}\n", tmp_path)
+    assert problem.startswith(f"2: {message}")
+
+
+def test_all_unknown_keys_are_named_at_once_and_before_wrong_values(tmp_path):
+    text = "learning_rat: 1\nnum_generations: eight\nmax_completion_len: a b\nbta: {a: 1}\n"
+    assert [problem.partition(" is")[0] for problem in problems(text, tmp_path)] == [
+        "1: `learning_rat`",
+        "3: `max_completion_len`",
+        "4: `bta`",
+    ]
+
+
+def test_all_wrong_values_are_named_at_once(tmp_path):
+    text = (
+        "num_generations: eight\nlearning_rate: [1, 2]\nbeta: {a: 1}\nlora_target_modules: {a: b}\n"
+        "selector_args: [p_init]\nhub_strategy: off\nreward_weights: [1, b]\nnum_processes: four\nenv: 3\n"
+        "debug: [x]\n"
+    )
+    found = problems(text, tmp_path)
+    expected = [
+        "1: `--num_generations`: invalid int value: 'eight'.",
+        "2: `--learning_rate`: takes a single value, not [1, 2].",
+        "3: `--beta`: takes a single value, not {'a': 1}.",
+        "4: `--lora_target_modules`: takes a list, not {'a': 'b'}.",
+        "5: `--selector_args`: takes a mapping, not ['p_init'].",
+        "6: `--hub_strategy`: invalid choice: 'False'",
+        "7: `--reward_weights`: invalid float value: 'b'.",
+        "8: `--num_processes`: invalid int value: 'four'.",
+        "9: `env` is 3; it takes a mapping of environment variables.",
+        "10: `--debug`: invalid DebugOption value: 'x'.",
+    ]
+    assert len(found) == len(expected)
+    for problem, start in zip(found, expected, strict=True):
+        assert problem.startswith(start)
+
+
 def test_valid_recipe_and_what_becomes_of_it(tmp_path, monkeypatch):
     path = tmp_path / "recipe.yaml"
     path.write_text(
         "model_name_or_path: org/model\nreward_funcs: [exact_answer_reward, think_format_reward]\n"
         "learning_rate: 1e-6\n"  # YAML 1.1 reads this as text
-        "epsilon: 1\nlora_target_modules: all-linear\nscale_rewards: false\neval_strategy: no\nreplay: off\nreport_to: [wandb, none]\nreward_weights: [1, -5.0e-5]\n"
+        "epsilon: 1\nlora_target_modules: all-linear\nscale_rewards: false\neval_strategy: no\nreplay: off\n"
+        "report_to: [wandb, none]\nreward_weights: [1, -5.0e-5]\nliger_kernel_config: {rope: true}\n"
         "deepspeed: ds.json\ntf32: true\nuse_cpu: false\nselection: greso\nselector_args: {p_init: 0.4}\n"
         "datasets:\n  - path: a.jsonl\n    fraction: 1\n  - path: b\n    fraction: 1\n"
+        "replay_max_age:\nreplay_ratio_cap: none\n"
         "env: {ONE: 1}\nnum_processes: 4\nmulti_gpu: true\nuse_fsdp: false\naccelerate_config: fsdp2\n"
     )
     assert problems_of(path) == []
@@ -78,6 +132,8 @@ def test_valid_recipe_and_what_becomes_of_it(tmp_path, monkeypatch):
     assert arguments.training.selector_args == {"p_init": 0.4}
     assert (arguments.training.scale_rewards, arguments.training.eval_strategy) == ("none", "no")
     assert arguments.training.replay == "off"  # which YAML reads as false, like `no`
+    assert (arguments.training.replay_max_age, arguments.training.replay_ratio_cap) == (None, None)
+    assert arguments.training.liger_kernel_config == {"rope": True}
     assert arguments.model.lora_target_modules == "all-linear"
     assert arguments.training.report_to == ["wandb", "none"]
     assert [dataset.path for dataset in arguments.dataset.datasets] == ["a.jsonl", "b"]
@@ -95,11 +151,13 @@ def test_a_recipe_for_a_gpu_is_valid_without_one(tmp_path):
 
 def test_a_recipe_is_overridden_by_the_command_line_and_launch_options_are_told_from_fields(write):
     write("r.yaml", "max_steps: 3\nseed: 5\nreward_funcs: [a.b]\nnum_processes: 4\n")
-    options = ["--reward_funcs", "c.d", "e.f", "--num_machines=2", "--use_cpu", "--mixed_precision", "bf16"]
+    options = ["--reward_funcs", "c.d", "e.f", "--num_machines=2", "--use-cpu", "--mixed_precision", "bf16"]
+    options += ["--system_prompt", "--x-- is a mark", "--no_shuffle_dataset"]
     arguments, launch_args = read(["--seed", "6", "--config=r.yaml", *options], portable=True)
     assert launch_args == ["--num_processes=4", "--num_machines=2", "--mixed_precision", "bf16"]
     assert (arguments.training.max_steps, arguments.training.seed, arguments.training.use_cpu) == (3, 6, True)
     assert arguments.script.reward_funcs == ["c.d", "e.f"]
+    assert (arguments.script.system_prompt, arguments.training.shuffle_dataset) == ("--x-- is a mark", False)
 
 
 @pytest.mark.parametrize(
@@ -111,6 +169,9 @@ def test_a_recipe_is_overridden_by_the_command_line_and_launch_options_are_told_
         (["--seed", "1", "2"], "'2' stands alone"),
         (["--config=r.yaml", "--use_cpuu"], "`use_cpuu` is an unknown field"),
         (["--seed", "one"], "`--seed`: invalid int value: 'one'"),
+        (["--lora_target_modules", "a", "--system_promt=Think step by step."], "`system_promt` is an unknown field."),
+        (["--num_processes", "2", "--sed=1 2", "--bta", "x"], "`sed` is an unknown field"),
+        (["-seed", "1"], "'-seed' stands alone"),
         (["--config=r.yaml", "--use_cpu", "ja"], "`--use_cpu`: Truthy value expected: got ja"),
         (["--see", "1"], "`see` is an unknown field"),  # no abbreviations: a new field must not change what they mean
     ],

@@ -1,5 +1,7 @@
-"""The command `trl-dataeff`: `main.py` runs each sub-command, and prints a `UserError` as a sentence.
+"""
+The command `trl-dataeff`. `main.py` runs each sub-command, and prints a `UserError` as a sentence.
 
-`grpo.py` reads a recipe and the command line (`parser.py`), loads data and rewards (`data.py`), and trains here or through
-`accelerate launch`; `console.py` shows the progress. `trl_dataeff.cli.grpo` has `parse` and `train` for use from Python.
+`grpo.py` reads a recipe and the command line (`parser.py`), loads data and rewards (`data.py`), and trains here or
+through `accelerate launch`. `console.py` shows the progress. For use from Python, `trl_dataeff.cli.grpo` has
+`parse` and `train`.
 """

@@ -27,12 +27,25 @@ if TYPE_CHECKING:
     from trl_dataeff.cli.parser import DataEfficientGRPOScriptArguments
 
 #: File name endings that can be loaded, and the loader of 🤗 Datasets for each.
-LOADERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
+LOADERS = {
+    ".parquet": "parquet",
+    ".jsonl": "json",
+    ".json": "json",
+    ".csv": "csv",
+}
 #: What 🤗 Datasets raises for data that it cannot load; `StopIteration` for a .jsonl file without a line.
 LOADING_ERRORS = (OSError, ValueError, TypeError, DatasetsError, StopIteration)
 
-_OF_SOLUTION = ("accuracy_reward", "reasoning_accuracy_reward")  # TRL's, which compare with the column `solution`
-_OF_TRL = (*_OF_SOLUTION, "think_format_reward", "get_soft_overlong_punishment")
+#: Rewards of TRL that compare with the column `solution`.
+_OF_SOLUTION = (
+    "accuracy_reward",
+    "reasoning_accuracy_reward",
+)
+_OF_TRL = (
+    *_OF_SOLUTION,
+    "think_format_reward",
+    "get_soft_overlong_punishment",
+)
 #: Reward functions that can be given by name, and their paths.
 REWARDS = {
     **{name: f"trl_dataeff.rewards.{name}" for name in our_rewards.__all__},
@@ -43,27 +56,65 @@ REWARDS = {
 def load_data(
     script: DataEfficientGRPOScriptArguments, mixture: DatasetMixtureConfig, evaluates: bool
 ) -> tuple[Any, Any]:
-    """Return the training and, if the run evaluates, the evaluation dataset or `None`, in the shape that the trainer wants."""
-    names = ["train", "test"] if mixture.datasets else [script.dataset_train_split, script.dataset_test_split]
-    names = names if evaluates else names[:1]
-    given = "The dataset mixture (`datasets`)" if mixture.datasets else f"The dataset {script.dataset_name!r}"
+    """
+    Load the datasets of a run, in the shape that the trainer wants.
+
+    Args:
+        script ([`DataEfficientGRPOScriptArguments`]):
+            Names of the dataset, its splits and its columns.
+        mixture (`DatasetMixtureConfig`):
+            Datasets that are mixed. If it has any, the dataset's name and splits in `script` are ignored.
+        evaluates (`bool`):
+            Whether the run evaluates.
+
+    Returns:
+        `tuple[Any, Any]`: The training dataset and the evaluation dataset, `None` if the run does not evaluate.
+
+    Raises:
+        UserError: If a dataset or a split cannot be loaded, or a dataset has not what the run needs.
+    """
+    if mixture.datasets:
+        given = "The dataset mixture (`datasets`)"
+        names = ["train", "test"]
+    else:
+        given = f"The dataset {script.dataset_name!r}"
+        names = [script.dataset_train_split, script.dataset_test_split]
+    if not evaluates:
+        names = names[:1]
     splits = _load(script, mixture)
     for name in names:
         if name not in splits:
             raise UserError(
-                f"{given} has no split `{name}`; it has {listed(map(str, splits))}. Name them as `dataset_train_split` and "
-                "`dataset_test_split` (a mixture has `test_split_size`), or set `eval_strategy` to 'no' to train without the second."
+                f"{given} has no split `{name}`; it has {listed(map(str, splits))}. Name them as "
+                "`dataset_train_split` and `dataset_test_split` (a mixture has `test_split_size`), or set "
+                "`eval_strategy` to 'no' to train without the second."
             )
-    train, *evaluation = [prepare(splits[name], script, given) for name in names]
-    return train, evaluation[0] if evaluation else None
+    prepared = [prepare(splits[name], script, given) for name in names]
+    train = prepared[0]
+    evaluation = prepared[1] if evaluates else None
+    return train, evaluation
 
 
 def prepare(
     dataset: Dataset | IterableDataset, script: DataEfficientGRPOScriptArguments, given: str
 ) -> Dataset | IterableDataset:
     """
-    Give a dataset the columns `prompt`, `answer` and `solution` that the script arguments ask for, and check that every row has
-    a prompt. `given` is the dataset in words, for messages.
+    Give a dataset the columns `prompt`, `answer` and `solution` that the script arguments ask for.
+
+    Args:
+        dataset (`Dataset` or `IterableDataset`):
+            One split.
+        script ([`DataEfficientGRPOScriptArguments`]):
+            Which columns become `prompt`, `answer` and `solution`.
+        given (`str`):
+            The dataset in words, for messages.
+
+    Returns:
+        `Dataset` or `IterableDataset`: The dataset with these columns.
+
+    Raises:
+        UserError: If the dataset is empty or not UTF-8, lacks a column, or has rows without a prompt. Of a stream,
+            only the first row is read.
     """
     if isinstance(dataset, Dataset):
         try:
@@ -76,37 +127,65 @@ def prepare(
     _check_columns(list(first), script, given)
     if script.prompt_column or script.prompt_as_chat or script.system_prompt is not None or script.answer_column:
         dataset = dataset.map(shape_row, fn_kwargs={"script": script})
-    prompt = next(iter(dataset))["prompt"]
-    messages = prompt if isinstance(prompt, list) else []
-    is_chat = messages and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in messages)
-    if prompt is not None and not isinstance(prompt, str) and not is_chat:
-        raise UserError(
-            f"{given} has prompts such as {str(prompt)[:60]!r} ({type(prompt).__name__}). A prompt is text, or a "
-            "conversation: a list of messages with `role` and `content`."
-        )
+    _check_first_prompt(next(iter(dataset))["prompt"], given)
     if isinstance(dataset, Dataset):
         check_prompts(dataset, given)
     return dataset
 
 
 def shape_row(row: dict[str, Any], script: DataEfficientGRPOScriptArguments) -> dict[str, Any]:
-    """Return the columns of a row that `prepare` adds or replaces; the prompt is `None` or empty if the row has none."""
+    """
+    Return the columns of a row that [`prepare`] adds or replaces.
+
+    Args:
+        row (`dict[str, Any]`):
+            Row of the dataset as it was loaded.
+        script ([`DataEfficientGRPOScriptArguments`]):
+            Which columns become `prompt`, `answer` and `solution`.
+
+    Returns:
+        `dict[str, Any]`: The columns and their values. `prompt` is `None` or empty if the row has no prompt.
+    """
     prompt = row.get(script.prompt_column or "prompt")
     if script.prompt_as_chat or script.system_prompt is not None:
-        prompt = [{"role": "user", "content": prompt}] if prompt and isinstance(prompt, str) else prompt or None
+        if not prompt:
+            prompt = None
+        elif isinstance(prompt, str):
+            prompt = [{"role": "user", "content": prompt}]
     if script.system_prompt is not None and isinstance(prompt, list):
         prompt = [{"role": "system", "content": script.system_prompt}, *prompt]
-    answer = {} if script.answer_column is None else dict.fromkeys(("answer", "solution"), row[script.answer_column])
-    return {"prompt": prompt, **answer}
+    columns = {"prompt": prompt}
+    if script.answer_column is not None:
+        columns["answer"] = row[script.answer_column]
+        columns["solution"] = row[script.answer_column]
+    return columns
 
 
 def _check_columns(columns: list[str], script: DataEfficientGRPOScriptArguments, given: str) -> None:
-    for option, name in (("prompt_column", script.prompt_column or "prompt"), ("answer_column", script.answer_column)):
-        if name is not None and name not in columns:
+    needed = {"prompt_column": script.prompt_column or "prompt"}
+    if script.answer_column is not None:
+        needed["answer_column"] = script.answer_column
+    for option, name in needed.items():
+        if name not in columns:
             raise UserError(
-                f"{given} has the columns {listed(columns)}, and no column {name!r}.{closest(name, columns)} Name one of them "
-                f"as `{option}`."
+                f"{given} has the columns {listed(columns)}, and no column {name!r}.{closest(name, columns)} Name one "
+                f"of them as `{option}`."
             )
+
+
+def _check_first_prompt(prompt: Any, given: str) -> None:
+    """Raise a [`UserError`] unless a prompt is text, a conversation, or missing, which is checked for all rows."""
+    if prompt is None or isinstance(prompt, str):
+        return
+    if not isinstance(prompt, list) or not prompt or not all(_is_message(message) for message in prompt):
+        raise UserError(
+            f"{given} has prompts such as {str(prompt)[:60]!r} ({type(prompt).__name__}). A prompt is text, or a "
+            "conversation: a list of messages with `role` and `content`."
+        )
+
+
+def _is_message(message: Any) -> bool:
+    return isinstance(message, dict) and "role" in message and "content" in message
 
 
 def _load(
@@ -126,42 +205,60 @@ def _load(
 
 
 def _why_not_loaded(paths: list[str], error: Exception) -> str:
-    """The line of a file that cannot be parsed, or what the loader says."""
+    """Return why datasets cannot be loaded: the line that cannot be parsed, or what the loader says."""
     name = " + ".join(paths)
-    if bad := next(filter(None, map(_bad_line, paths)), None):
-        return f"The dataset {name!r} cannot be parsed: {bad}"
-    cause = error.__cause__ if isinstance(error, DatasetGenerationError) and error.__cause__ else error
+    for path in paths:
+        bad_line = _bad_line(path)
+        if bad_line is not None:
+            return f"The dataset {name!r} cannot be parsed: {bad_line}"
+    cause: BaseException = error
+    if isinstance(error, DatasetGenerationError) and error.__cause__ is not None:
+        cause = error.__cause__
     reason = str(cause).strip().rstrip(".!") or "it is empty"  # `StopIteration` has no text
     return f"The dataset {name!r} cannot be loaded: {type(cause).__name__}: {reason}."
 
 
 def _bad_line(path: str) -> str | None:
-    """File, line and reason of the first line that is not a JSON object, if this is a .jsonl file with one."""
+    """Return file, line and reason of the first line that is not a JSON object, if this is a .jsonl file with one."""
     file = Path(path).expanduser()
     if file.suffix != ".jsonl" or not file.is_file():
         return None
     with open(file, encoding="utf-8", errors="replace") as lines:
         for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
             try:
-                if line.strip() and not isinstance(json.loads(line), dict):
-                    return f"{path}:{number}: {line[:40]!r} is not a JSON object. Each line must be one."
+                value = json.loads(line)
             except json.JSONDecodeError as error:
                 return f"{path}:{number}: {error.msg}. Each line holds one JSON object."
+            if not isinstance(value, dict):
+                return f"{path}:{number}: {line[:40]!r} is not a JSON object. Each line must be one."
     return None
 
 
 def find_source(given: DatasetConfig) -> DatasetConfig:
-    """Say how `datasets.load_dataset` loads a Hub id, a folder or a file; with `data_files` it is as it was given."""
+    """
+    Say how `datasets.load_dataset` loads a Hub id, a folder or a file.
+
+    Args:
+        given (`DatasetConfig`):
+            A dataset as the user names it.
+
+    Returns:
+        `DatasetConfig`: The same dataset with the `path` and `data_files` that `load_dataset` takes. Unchanged if it
+            has `data_files` already, or is a Hub id.
+
+    Raises:
+        UserError: If a file or folder does not exist, or a file has an unknown ending.
+    """
     if given.data_files is not None:
         return given
     local = Path(given.path).expanduser()
     loader = LOADERS.get(local.suffix.lower())
     if local.is_dir():
-        # `save_to_disk` leaves a file state.json beside the data of each split
-        saved = {path.parent.name: path.parent for path in sorted(local.glob("*/state.json"))}
-        saved = {"train": local} if (local / "state.json").is_file() else saved
+        saved = _saved_splits(local)
         if saved:
-            files = {split: f"{glob.escape(str(path))}/data-*.arrow" for split, path in saved.items()}
+            files = {split: f"{glob.escape(str(folder))}/data-*.arrow" for split, folder in saved.items()}
             return replace(given, path="arrow", data_files=files)
         return replace(given, path=str(local))
     if local.is_file():
@@ -170,22 +267,43 @@ def find_source(given: DatasetConfig) -> DatasetConfig:
                 f"The dataset file {given.path!r} has none of the endings {listed(LOADERS)}. Convert it to one."
             )
         return replace(given, path=loader, data_files=[glob.escape(str(local))])
-    if loader is not None or given.path.startswith((".", "/", "~")):
-        siblings = [p.name for p in local.parent.iterdir()] if local.parent.is_dir() else []
-        raise UserError(
-            f"The dataset {given.path!r} does not exist (as a file or folder: {local.absolute()})."
-            f"{closest(local.name, siblings)}"
-        )
-    return given
+    is_hub_id = loader is None and not given.path.startswith((".", "/", "~"))
+    if is_hub_id:
+        return given
+    siblings = [path.name for path in local.parent.iterdir()] if local.parent.is_dir() else []
+    raise UserError(
+        f"The dataset {given.path!r} does not exist (as a file or folder: {local.absolute()})."
+        f"{closest(local.name, siblings)}"
+    )
+
+
+def _saved_splits(folder: Path) -> dict[str, Path]:
+    """Return the folders of the splits that `save_to_disk` has written, with a file `state.json` beside the data."""
+    if (folder / "state.json").is_file():
+        return {"train": folder}
+    return {state.parent.name: state.parent for state in sorted(folder.glob("*/state.json"))}
 
 
 def load_reward(name: str) -> Callable[..., Any]:
-    """Return a reward function by its name or dotted path; a name or path that leads to none is a [`UserError`]."""
-    module_name, _, function_name = REWARDS.get(name, name).rpartition(".")
+    """
+    Return a reward function.
+
+    Args:
+        name (`str`):
+            A name of [`REWARDS`], or the dotted path of a function.
+
+    Returns:
+        `Callable`: The reward function.
+
+    Raises:
+        UserError: If there is no such function, or what it needs is not installed.
+    """
+    path = REWARDS.get(name, name)
+    module_name, _, function_name = path.rpartition(".")
     if not module_name:
         raise UserError(
-            f"The reward function {name!r} is unknown.{closest(name, REWARDS)} Known are {listed(REWARDS)}; any other is "
-            "given by its dotted path, as in `my_rewards.brevity`."
+            f"The reward function {name!r} is unknown.{closest(name, REWARDS)} Known are {listed(REWARDS)}; any other "
+            "is given by its dotted path, as in `my_rewards.brevity`."
         )
     if name in ("math_verify_reward", *_OF_SOLUTION) and not is_math_verify_available():
         raise UserError(f"`{name}` needs math-verify: pip install math-verify")
@@ -198,22 +316,39 @@ def load_reward(name: str) -> Callable[..., Any]:
         ) from error
     function: Callable[..., Any] | None = getattr(module, function_name, None)
     if not callable(function):
-        raise UserError(
-            f"{wrong}: {module_name!r} has no function {function_name!r}.{closest(function_name, {*dir(module)} - {function_name})}"
-        )
+        others = [other for other in dir(module) if other != function_name]
+        raise UserError(f"{wrong}: {module_name!r} has no function {function_name!r}.{closest(function_name, others)}")
     if name == "get_soft_overlong_punishment":
         return function(max_completion_len=1280, soft_punish_cache=256)
     return function
 
 
 def check_columns(names: list[str] | None, row: dict[str, Any]) -> None:
-    """Raise a [`UserError`] if a reward function reads what this row of the dataset does not have."""
+    """
+    Check that the rewards find in the dataset what they read.
+
+    Args:
+        names (`list[str]` or `None`):
+            Reward functions by name or dotted path. What one given by its path reads is unknown, and not checked.
+        row (`dict[str, Any]`):
+            Row of the dataset.
+
+    Raises:
+        UserError: If a reward reads a column that the row lacks, or conversations where prompts are text.
+    """
     for name in names or []:
-        columns = {"solution"} if name in _OF_SOLUTION else {"answer", "solution"}
-        if (name in _OF_SOLUTION or name in our_rewards.__all__) and not row.keys() & columns:
+        if name in _OF_SOLUTION:
+            gold_columns = ["solution"]
+        elif name in our_rewards.__all__:
+            gold_columns = ["answer", "solution"]
+        else:
+            gold_columns = []
+        if gold_columns and not any(column in row for column in gold_columns):
+            either = " or ".join(f"`{column}`" for column in gold_columns)
             raise UserError(
-                f"`{name}` reads the column {' or '.join(f'`{c}`' for c in sorted(columns))}, but the dataset has {listed(row)}. "
-                "Name the column with the gold answers as `answer_column`."
+                f"`{name}` reads the column {either}, but the dataset has {listed(row)}. Name the column with the "
+                "gold answers as `answer_column`."
             )
-        if name in (*_OF_SOLUTION, "think_format_reward") and isinstance(row["prompt"], str):
+        reads_conversations = name in _OF_SOLUTION or name == "think_format_reward"
+        if reads_conversations and isinstance(row["prompt"], str):
             raise UserError(f"`{name}` reads conversations, but the prompts are plain text. Set `prompt_as_chat`.")

@@ -1,4 +1,8 @@
-"""`trl-dataeff grpo`: read a recipe, train, save; from Python: `train(parse(["--config", "recipe.yaml", "--max_steps", "20"]))`."""
+"""
+`trl-dataeff grpo`: read a recipe, train, save.
+
+From Python: `train(parse(["--config", "recipe.yaml", "--max_steps", "20"]))`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +26,20 @@ if TYPE_CHECKING:
 
 
 def run(argv: list[str]) -> int:
-    """Run the sub-command with what follows its name, here or through `accelerate launch`, and return its exit code."""
-    launched = os.environ.keys() & {"LOCAL_RANK", "ACCELERATE_MIXED_PRECISION"}  # a launcher has started this process
-    if not launched:
-        # First without looking at the machine: what is wrong with the recipe is said once, before processes are started.
+    """
+    Run the sub-command, here or through `accelerate launch`.
+
+    Args:
+        argv (`list[str]`):
+            What follows `trl-dataeff grpo`. Nothing prints the help.
+
+    Returns:
+        `int`: Exit code.
+    """
+    set_by_launchers = ("LOCAL_RANK", "ACCELERATE_MIXED_PRECISION")
+    is_launched = any(name in os.environ for name in set_by_launchers)
+    if not is_launched:
+        # First without looking at the machine: what is wrong with the recipe is said once, before processes start
         arguments, launch_args = read(argv or ["--help"], portable=True)
         check(arguments)
         if needs_launch(launch_args, arguments.training.use_cpu):
@@ -35,31 +49,56 @@ def run(argv: list[str]) -> int:
 
 
 def parse(argv: list[str]) -> GRPOArguments:
-    """Return what a command line (what follows `trl-dataeff grpo`) and its recipe say; wrong input is a [`UserError`]."""
-    return read(argv)[0]
+    """
+    Return what a command line and its recipe say.
+
+    Args:
+        argv (`list[str]`):
+            What follows `trl-dataeff grpo`.
+
+    Returns:
+        [`GRPOArguments`]: The arguments of a run.
+
+    Raises:
+        UserError: If something in them is unknown or wrong.
+    """
+    arguments, _ = read(argv)
+    return arguments
 
 
 def train(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
     """
-    Train with what `parse` returns, and save the model. With `save_on_signal`, a run that a signal stops writes a checkpoint and
-    then raises `KeyboardInterrupt` or `SystemExit(143)`.
+    Train and save the model.
+
+    Args:
+        arguments ([`GRPOArguments`]):
+            What [`parse`] returns.
+
+    Returns:
+        [`DataEfficientGRPOTrainer`]: The trainer after training.
+
+    Raises:
+        UserError: If the arguments do not fit this machine, the data or each other.
+        KeyboardInterrupt: After Ctrl-C. With `save_on_signal`, a checkpoint has been written.
+        SystemExit: With `save_on_signal`, with code 143 after SIGTERM. A checkpoint has been written.
     """
     from trl_dataeff.cli.console import show_progress
 
+    training = arguments.training
     trainer = make_trainer(arguments)
     show_progress(trainer)
     say = trainer.accelerator.print
     try:
-        trainer.train(resume_from_checkpoint=checkpoint_of(arguments.training))
+        trainer.train(resume_from_checkpoint=checkpoint_of(training))
     except (KeyboardInterrupt, SystemExit):
         if trainer.stopped_by is not None:
             trainer.accelerator.end_training()
         raise
     say("✅ Training completed.")
-    trainer.save_model(arguments.training.output_dir)
-    say(f"💾 Model saved to {arguments.training.output_dir}.")
-    say(f"📊 What the run did: trl-dataeff report {arguments.training.output_dir}")
-    if arguments.training.push_to_hub:
+    trainer.save_model(training.output_dir)
+    say(f"💾 Model saved to {training.output_dir}.")
+    say(f"📊 What the run did: trl-dataeff report {training.output_dir}")
+    if training.push_to_hub:
         trainer.push_to_hub(dataset_name=arguments.script.dataset_name)
         say(f"🤗 Model pushed to the Hub in https://huggingface.co/{trainer.hub_model_id}.")
     trainer.accelerator.end_training()  # finishes trackers and destroys the process group
@@ -67,18 +106,35 @@ def train(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
 
 
 def make_trainer(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
-    """Make the trainer: rewards, then data, then the model, so that what is quick to find wrong comes first."""
+    """
+    Make the trainer: rewards, then data, then the model, so that what is quick to find wrong comes first.
+
+    Args:
+        arguments ([`GRPOArguments`]):
+            What [`parse`] returns.
+
+    Returns:
+        [`DataEfficientGRPOTrainer`]: The trainer, ready to train.
+
+    Raises:
+        UserError: If the arguments do not fit this machine, the data or each other.
+    """
     from trl import get_peft_config, get_quantization_config
 
     from trl_dataeff.trainer import DataEfficientGRPOTrainer
 
     script, training, model, mixture = arguments
     check(arguments)
-    rewards: list[Any] = [script.reward_model_name_or_path] if script.reward_model_name_or_path else []
-    rewards += [load_reward(name) for name in script.reward_funcs or []]
+    rewards: list[Any] = []
+    if script.reward_model_name_or_path:
+        rewards.append(script.reward_model_name_or_path)
+    for name in script.reward_funcs or []:
+        rewards.append(load_reward(name))
     try:
-        train_dataset, eval_dataset = load_data(script, mixture, training.eval_strategy != "no")
-        check_columns(script.reward_funcs, next(iter(train_dataset)))
+        evaluates = training.eval_strategy != "no"
+        train_dataset, eval_dataset = load_data(script, mixture, evaluates)
+        first_row = next(iter(train_dataset))
+        check_columns(script.reward_funcs, first_row)
         assert not isinstance(training.model_init_kwargs, str)  # TrainingArguments parses JSON text
         training.model_init_kwargs = {
             "revision": model.model_revision,
@@ -101,43 +157,78 @@ def make_trainer(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
 
 
 def check(arguments: GRPOArguments) -> None:
-    """Raise a [`UserError`] for what is wrong on this machine, before data and model are loaded."""
-    from transformers.integrations.integration_utils import get_available_reporting_integrations
+    """
+    Check the arguments on this machine, before data and model are loaded.
 
+    Args:
+        arguments ([`GRPOArguments`]):
+            What [`parse`] returns.
+
+    Raises:
+        UserError: If something is wrong, with one message for each problem.
+    """
     training = arguments.training
-    found = [*problems_of(arguments), *_message_of(checkpoint_of, training)]
-    installed = get_available_reporting_integrations()
-    for name in training.report_to or []:
-        if name not in installed:
-            known = f"installed here: {', '.join(installed)}" if installed else "no tracker is installed here"
-            found.append(f"`report_to` is {name!r}; {known}. Install its package, or set `report_to` to 'none'.")
+    problems = list(problems_of(arguments))
+    problems += _message_of(checkpoint_of, training)
+    problems += _missing_trackers(training)
     model = os.path.expanduser(str(arguments.model.model_name_or_path))
     if model.startswith((".", "/")) and not os.path.isdir(model):
-        found.append(f"`model_name_or_path` is {model!r}, which is not a folder. Give one that exists, or a Hub id.")
+        problems.append(
+            f"`model_name_or_path` is {model!r}, which is not a folder. Give one that exists, or a Hub id."
+        )
     try:
         Path(str(training.output_dir)).mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=training.output_dir).close()
     except OSError as error:
-        found.append(f"`output_dir` is {training.output_dir!r}, where nothing can be saved: {error}.")
-    if found:
-        raise UserError(*found)
+        problems.append(f"`output_dir` is {training.output_dir!r}, where nothing can be saved: {error}.")
+    if problems:
+        raise UserError(*problems)
+
+
+def _missing_trackers(training: DataEfficientGRPOConfig) -> Iterator[str]:
+    from transformers.integrations.integration_utils import get_available_reporting_integrations
+
+    installed = get_available_reporting_integrations()
+    known = f"installed here: {', '.join(installed)}" if installed else "no tracker is installed here"
+    for name in training.report_to or []:
+        if name not in installed:
+            yield f"`report_to` is {name!r}; {known}. Install its package, or set `report_to` to 'none'."
 
 
 def problems_of(arguments: GRPOArguments) -> Iterator[str]:
-    """What would be wrong with these arguments on any machine, given a model and data that can be reached."""
+    """
+    Find what would be wrong on any machine, given a model and data that can be reached.
+
+    The current folder joins the folders from which Python imports, for rewards and a selector by dotted path.
+
+    Args:
+        arguments ([`GRPOArguments`]):
+            What [`parse`] returns.
+
+    Yields:
+        `str`: One message per problem.
+    """
     from trl_dataeff.validation import resolve_selector
 
     script, training, model, mixture = arguments
-    names, weights = script.reward_funcs or [], training.reward_weights
-    n = len(names) + bool(script.reward_model_name_or_path)
-    if os.getcwd() not in sys.path:  # for rewards and a selector by dotted path
+    if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    if not n:
-        yield f"No reward: set `reward_funcs` to one or more of {listed(REWARDS)}, or to the dotted path of a function."
+    names = script.reward_funcs or []
+    num_rewards = len(names)
+    if script.reward_model_name_or_path:
+        num_rewards += 1
+    if num_rewards == 0:
+        yield (
+            f"No reward: set `reward_funcs` to one or more of {listed(REWARDS)}, or to the dotted path of a function."
+        )
     for name in names:
         yield from _message_of(load_reward, name)
-    if n and weights is not None and len(weights) != n:
-        yield f"`reward_weights` has {len(weights)} numbers for {n} rewards (a reward model comes first). Give one for each."
+    weights = training.reward_weights
+    if num_rewards > 0 and weights is not None and len(weights) != num_rewards:
+        yield (
+            f"`reward_weights` has {len(weights)} numbers for {num_rewards} rewards (a reward model comes first). "
+            "Give one for each."
+        )
     if not script.dataset_name and not mixture.datasets:
         yield "No dataset: set `dataset_name` to a Hub id, a folder or a file, or give a mixture under `datasets`."
     if not model.model_name_or_path:
@@ -145,7 +236,8 @@ def problems_of(arguments: GRPOArguments) -> Iterator[str]:
     yield from _message_of(resolve_selector, training)
 
 
-def _message_of(function: Any, *args: Any) -> Iterator[str]:
+def _message_of(function: Callable[..., Any], *args: Any) -> Iterator[str]:
+    """Yield the message of the error that a function raises, if it raises one."""
     try:
         function(*args)
     except (ValueError, ImportError) as error:
@@ -153,30 +245,70 @@ def _message_of(function: Any, *args: Any) -> Iterator[str]:
 
 
 def checkpoint_of(training: DataEfficientGRPOConfig) -> str | bool | None:
-    """Return what to resume from: a checkpoint, `True` for the latest complete one (given as `true` or `last`), or `None`."""
+    """
+    Return what to resume from.
+
+    Args:
+        training ([`DataEfficientGRPOConfig`]):
+            Its field `resume_from_checkpoint` is a folder, a word (`true` or `last`, `false` or `none`), or unset.
+
+    Returns:
+        `str`, `bool` or `None`: A folder, `True` for the latest complete checkpoint in `output_dir`, or `None` for a
+            new run.
+
+    Raises:
+        UserError: If the folder does not exist.
+    """
+    words = {
+        "none": None,
+        "false": None,
+        "true": True,
+        "last": True,
+    }
     wanted = os.path.expanduser(str(training.resume_from_checkpoint))
-    words = {"none": None, "false": None, "true": True, "last": True}
-    if wanted.lower() not in words and not os.path.isdir(wanted):
+    if wanted.lower() in words:
+        return words[wanted.lower()]
+    if not os.path.isdir(wanted):
         raise UserError(
             f"The checkpoint {wanted!r} does not exist as a folder (`resume_from_checkpoint`). `last` "
             "stands for the latest complete one in `output_dir`."
         )
-    return words.get(wanted.lower(), wanted)
+    return wanted
 
 
 def needs_launch(launch_args: list[str], use_cpu: bool) -> bool:
-    """Return whether training goes through `accelerate launch`: for its options, its default configuration, or several devices."""
+    """
+    Return whether training goes through `accelerate launch`.
+
+    Args:
+        launch_args (`list[str]`):
+            Options of `accelerate launch` that were given.
+        use_cpu (`bool`):
+            Whether the run stays on the CPU.
+
+    Returns:
+        `bool`: Whether there are such options, accelerate is configured on this machine, or there are several devices.
+    """
     import torch
     from accelerate.commands.config import default_config_file
 
+    is_configured = os.path.isfile(default_config_file)
     has_devices = not use_cpu and torch.accelerator.device_count() > 1
-    return bool(launch_args) or os.path.isfile(default_config_file) or has_devices
+    return bool(launch_args) or is_configured or has_devices
 
 
 def launch(launch_args: list[str], command: list[str]) -> int:
     """
-    Run `trl-dataeff grpo` with the arguments `command` through `accelerate launch`, and return its exit code: 143, 137 or 130
-    if SIGTERM, SIGKILL or Ctrl-C ended a process, 1 if one failed. If there is one process, this one becomes it.
+    Run `trl-dataeff grpo` through `accelerate launch`. If there is to be one process, this one becomes it.
+
+    Args:
+        launch_args (`list[str]`):
+            Options of `accelerate launch`.
+        command (`list[str]`):
+            What follows `trl-dataeff grpo`.
+
+    Returns:
+        `int`: Exit code: 143, 137 or 130 if SIGTERM, SIGKILL or Ctrl-C ended a process, 1 if one failed.
     """
     from accelerate.commands import launch as launcher
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -192,14 +324,17 @@ def launch(launch_args: list[str], command: list[str]) -> int:
     except SignalException as error:  # torchrun has passed it on, and waited
         return int(128 + error.sigval)
     except ChildFailedError as error:
-        code = error.get_first_failure()[1].exitcode
-        code = 128 - code if code < 0 else code  # as a shell reports the signal that ended a process
-        return code if code in (130, 137, 143) else 1  # after Ctrl-C, SIGKILL and SIGTERM
+        _, failure = error.get_first_failure()
+        code = failure.exitcode
+        if code < 0:
+            code = 128 - code  # as a shell reports the signal that ended a process
+        is_of_signal = code in (130, 137, 143)  # Ctrl-C, SIGKILL and SIGTERM
+        return code if is_of_signal else 1
     return 0
 
 
 def _become(args: Namespace) -> None:
-    """Replace this process by the only one that `accelerate launch` would start and wait for, so that signals reach it."""
+    """Replace this process by the only one that `accelerate launch` would start, so that signals reach it."""
     from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 
     command, environment = prepare_simple_launcher_cmd_env(args)

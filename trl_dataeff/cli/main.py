@@ -1,4 +1,9 @@
-"""The command `trl-dataeff`: hands `grpo` and `recipes` to their modules, runs the others, and prints user errors without traceback."""
+"""
+The command `trl-dataeff`: hands `grpo` and `recipes` to their modules, runs the others, and prints user errors without
+a traceback.
+
+What reads the command line imports no torch, so that help, versions and recipes are printed at once.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +16,6 @@ import signal
 import sys
 import warnings
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from functools import partial
 from pathlib import Path
 
 from trl_dataeff.utils import UserError, __version__, closest
@@ -45,12 +49,25 @@ examples:
 
 def main(argv: list[str] | None = None) -> int:
     """
-    Run the command with `argv`, or the arguments of the process, and return its exit code: 0, 2 for a mistake in what was given,
-    1 for a recipe that is not valid, 130 after Ctrl-C. Raises `SystemExit` with 0 or 2 after help and for options that argparse
-    rejects, and with 143 if SIGTERM stops a run.
+    Run the command.
+
+    Args:
+        argv (`list[str]`, *optional*):
+            Words after the command's name. If unset, those of the process.
+
+    Returns:
+        `int`: Exit code: 0, 2 for a mistake in what was given, 1 for a recipe that is not valid, 130 after Ctrl-C.
+
+    Raises:
+        SystemExit: With 0 after help, with 2 for options that argparse rejects, and with 143 if SIGTERM stops a run.
     """
-    arguments = (sys.argv[1:] if argv is None else argv) or ["--help"]
-    if argv is None and hasattr(signal, "SIGPIPE") and (arguments[0] != "grpo" or "--help" in arguments):
+    is_process = argv is None
+    if argv is None:
+        argv = sys.argv[1:]
+    arguments = argv or ["--help"]
+    command = arguments[0]
+    only_prints = command != "grpo" or "--help" in arguments
+    if is_process and only_prints and hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # no traceback if the output's reader, such as `head`, ends
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -59,11 +76,7 @@ def main(argv: list[str] | None = None) -> int:
         warnings.simplefilter("ignore", FutureWarning)  # of libraries, on which a user of the command cannot act
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     try:
-        if arguments[0] in ("grpo", "recipes"):
-            return int(importlib.import_module(f"trl_dataeff.cli.{arguments[0]}").run(arguments[1:]))
-        args = _parser().parse_args(arguments)
-        args.run(args)
-        return 0
+        return _run(command, arguments)
     except UserError as error:
         if os.environ.get("RANK", "0") == "0":  # of several processes, the first one speaks
             for message in error.messages:
@@ -73,26 +86,56 @@ def main(argv: list[str] | None = None) -> int:
         return 130  # as a shell reports SIGINT
 
 
+def _run(command: str, arguments: list[str]) -> int:
+    if command in ("grpo", "recipes"):
+        module = importlib.import_module(f"trl_dataeff.cli.{command}")  # `grpo` imports torch
+        exit_code: int = module.run(arguments[1:])
+        return exit_code
+    args = _parser().parse_args(arguments)
+    args.run(args)
+    return 0
+
+
 def _parser() -> ArgumentParser:
     parser = ArgumentParser(
         "trl-dataeff", description=DESCRIPTION, epilog=START, formatter_class=RawDescriptionHelpFormatter
     )
     parser.add_argument("-V", "--version", action="version", version=f"trl-dataeff {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
-    add = partial(commands.add_parser, formatter_class=RawDescriptionHelpFormatter)
-    add("grpo", help="train a model with GRPO from a recipe")
-    add("recipes", help="list, show, copy and validate recipes")
-    add("env", help="print versions for a bug report").set_defaults(run=print_versions)
+    commands.add_parser("grpo", help="train a model with GRPO from a recipe")
+    commands.add_parser("recipes", help="list, show, copy and validate recipes")
 
-    audit = add("audit", help="show how much of a run carried no gradient", description=AUDIT, epilog=AUDIT_EXAMPLES)
+    env = commands.add_parser("env", help="print versions for a bug report")
+    env.set_defaults(run=print_versions)
+
+    audit = commands.add_parser(
+        "audit",
+        help="show how much of a run carried no gradient",
+        description=AUDIT,
+        epilog=AUDIT_EXAMPLES,
+        formatter_class=RawDescriptionHelpFormatter,
+    )
     audit.set_defaults(run=print_audit)
     audit.add_argument("path", nargs="+", metavar="PATH", help="folder or files of one run")
-    option = partial(audit.add_argument, metavar="NAME")
-    option("--prompt_column", default="prompt", help="column of the prompt (default: prompt)")
-    option("--reward_column", help="column of the total reward (default: reward; for TRL all rewards)")
-    option("--step_column", help="column of the step (default: a group's rows follow each other; for TRL step)")
+    audit.add_argument(
+        "--prompt_column", metavar="NAME", default="prompt", help="column of the prompt (default: prompt)"
+    )
+    audit.add_argument(
+        "--reward_column", metavar="NAME", help="column of the total reward (default: reward; for TRL all rewards)"
+    )
+    audit.add_argument(
+        "--step_column",
+        metavar="NAME",
+        help="column of the step (default: a group's rows follow each other; for TRL step)",
+    )
 
-    report = add("report", help="show what runs did", description=REPORT, epilog=REPORT_EXAMPLES)
+    report = commands.add_parser(
+        "report",
+        help="show what runs did",
+        description=REPORT,
+        epilog=REPORT_EXAMPLES,
+        formatter_class=RawDescriptionHelpFormatter,
+    )
     report.set_defaults(run=print_report)
     report.add_argument("runs", nargs="+", metavar="RUN", help="`output_dir` of a run")
     report.add_argument("--figure", metavar="FILE", type=Path, help=".png, .svg or .pdf to draw; needs matplotlib")
@@ -117,8 +160,15 @@ def print_audit(args: Namespace) -> None:
     effective = found.shares["effective"].iloc[-1]
     print(f"{1 - effective:.0%} of the groups carried no gradient: all of their rewards were equal.")
     known = found.shares.dropna(axis="columns")
-    percent = dict.fromkeys(("effective", "easy", "hard"), "{:.0%}".format)
-    print(f"\n{known.to_string(index=False, formatters={**percent, 'groups': '{:,.0f}'.format})}\n")
+    formatters = {
+        "groups": "{:,.0f}".format,
+        "effective": "{:.0%}".format,
+        "easy": "{:.0%}".format,
+        "hard": "{:.0%}".format,
+    }
+    print()
+    print(known.to_string(index=False, formatters=formatters))
+    print()
     if not math.isnan(found.again):
         print(f"After a group without a gradient, the next one of its prompt had none in {found.again:.0%} of cases.")
     if not math.isnan(found.after_effective):
@@ -142,25 +192,44 @@ def print_report(args: Namespace) -> None:
 
 
 def find_recipe(name: str) -> Path:
-    """Return the path of a recipe given as a file or by the name that `trl-dataeff recipes list` prints."""
+    """
+    Return the path of a recipe.
+
+    Args:
+        name (`str`):
+            Path of a file, or a name that `trl-dataeff recipes list` prints.
+
+    Returns:
+        `Path`: The file.
+
+    Raises:
+        UserError: If there is neither a file nor a recipe of this name.
+    """
     path = Path(name).expanduser()
     if path.is_file():
         return path
     shipped = shipped_recipes()
-    if recipe := shipped.get(name.removesuffix(".yaml")):
-        return recipe
+    shipped_name = name.removesuffix(".yaml")
+    if shipped_name in shipped:
+        return shipped[shipped_name]
+    siblings = [str(sibling) for sibling in path.parent.glob("*.yaml")]
     raise UserError(
-        f"The recipe {name!r} does not exist: there is no such file, and no recipe of that name comes with the package "
-        f"(`trl-dataeff recipes list`).{closest(name, [*map(str, path.parent.glob('*.yaml')), *shipped])}"
+        f"The recipe {name!r} does not exist: there is no such file, and no recipe of that name comes with the "
+        f"package (`trl-dataeff recipes list`).{closest(name, [*siblings, *shipped])}"
     )
 
 
 def shipped_recipes() -> dict[str, Path]:
-    """Return the recipes that come with the package by their names, `<model>/<task>/<method>`, in alphabetical order."""
+    """Return the recipes of the package by their names, `<model>/<task>/<method>`, in alphabetical order."""
     package = Path(__file__).resolve().parents[1]
-    shipped = package / "recipes"  # in a wheel; in a checkout they are beside the package
-    folder = shipped if shipped.is_dir() else package.parent / "recipes"
-    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.glob("*/*/*.yaml"))}
+    in_wheel = package / "recipes"
+    in_checkout = package.parent / "recipes"
+    folder = in_wheel if in_wheel.is_dir() else in_checkout
+    recipes = {}
+    for path in sorted(folder.glob("*/*/*.yaml")):
+        name = path.relative_to(folder).with_suffix("").as_posix()
+        recipes[name] = path
+    return recipes
 
 
 if __name__ == "__main__":
