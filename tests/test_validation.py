@@ -92,7 +92,7 @@ def test_a_selector_that_cannot_be_made_is_found_before_the_model_is_loaded(fiel
 def test_groups_that_processes_share_are_left_to_trl_or_rejected():
     own = config(per_device_train_batch_size=12, num_generations=4)
     assert all(holds_whole_groups(own, world_size, off) for world_size in (1, 3) for off in (True, False))
-    assert not holds_whole_groups(own, 2, off=True)
+    assert not holds_whole_groups(own, 2, is_off=True)
     with pytest.raises(UserError, match=r"\b2\b.*\b6\b.*\b4\b"):
         holds_whole_groups(own, 2, off=False)
 
