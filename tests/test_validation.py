@@ -94,7 +94,7 @@ def test_groups_that_processes_share_are_left_to_trl_or_rejected():
     assert all(holds_whole_groups(own, world_size, off) for world_size in (1, 3) for off in (True, False))
     assert not holds_whole_groups(own, 2, is_off=True)
     with pytest.raises(UserError, match=r"\b2\b.*\b6\b.*\b4\b"):
-        holds_whole_groups(own, 2, off=False)
+        holds_whole_groups(own, 2, is_off=False)
 
 
 def test_reference_rollouts_that_cannot_be_generated():
