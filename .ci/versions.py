@@ -1,12 +1,13 @@
 """
-Runs the tests that depend on TRL and Transformers with several versions of them, each in a fresh environment in `build/versions`,
-and writes the table `docs/versions.md`.
+Runs the tests that depend on TRL and Transformers with several versions of them, each in a fresh environment in
+`build/versions`, and writes the table `docs/versions.md`.
 
     python .ci/versions.py                  # all rows
     python .ci/versions.py lowest newest    # these rows, by name; the others keep their last result
     python .ci/versions.py 1.17.0           # a version of TRL, with the newest of everything else
 
-Needs Python 3.11 or newer. `TORCH` names the torch to install (see the Makefile), except in the row `lowest` if it is `lowest`.
+Needs Python 3.11 or newer. `TORCH` names the torch to install (see the Makefile), except in the row `lowest` if it is
+`lowest`.
 """
 
 from __future__ import annotations
@@ -50,9 +51,12 @@ INTRODUCTION = """\
 
 <!-- Written by `make test-versions`. -->
 
-Each row is an environment of its own, in which the tests that depend on TRL ran on a CPU. *Lowest* has the lowest versions allowed, but for torch, and *newest* the newest of everything. Tests that
-a version cannot run are left out, such as sharding with Transformers 5.3. Tools need `jmespath` with Transformers below 5.13.
-TRL 1.15.0 trains on GPUs only, because its loss needs Triton, and is not in the table. Other versions of Python are tested by the project's CI.
+Each row is an environment of its own, in which the tests that depend on TRL ran on a CPU. *Lowest* has the lowest \
+versions allowed, but for torch, and *newest* the newest of everything. Tests that
+a version cannot run are left out, such as sharding with Transformers 5.3. Tools need `jmespath` with Transformers below \
+5.13.
+TRL 1.15.0 trains on GPUs only, because its loss needs Triton, and is not in the table. Other versions of Python are \
+tested by the project's CI.
 """
 SHOWN = ["trl", "transformers", "datasets", "accelerate", "peft", "torch", "pyarrow", "safetensors", "numpy"]
 
@@ -60,7 +64,11 @@ SHOWN = ["trl", "transformers", "datasets", "accelerate", "peft", "torch", "pyar
 def lower_bounds() -> list[str]:
     """The lowest versions that `pyproject.toml` allows; of torch only if `TORCH` is `lowest`."""
     dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    return [d.replace(">=", "==") for d in dependencies if not d.startswith("torch") or TORCH == "lowest"]
+    bounds = []
+    for dependency in dependencies:
+        if TORCH == "lowest" or not dependency.startswith("torch"):
+            bounds.append(dependency.replace(">=", "=="))
+    return bounds
 
 
 def run(row: str) -> dict[str, str]:
@@ -70,18 +78,22 @@ def run(row: str) -> dict[str, str]:
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
     pins = lower_bounds() if row == "lowest" else ROWS.get(row, [f"trl=={row}"])
-    torch = [] if TORCH == "lowest" else [TORCH]
+    install = [python, "-m", "pip", "install", "--quiet"]
     # torch first: as a dependency it would come as the newest build for CUDA
-    for packages in filter(None, (torch, [*TOOLS, *pins, "--editable", str(ROOT)])):
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *packages], check=True)
+    if TORCH != "lowest":
+        subprocess.run([*install, TORCH], check=True)
+    subprocess.run([*install, *TOOLS, *pins, "--editable", str(ROOT)], check=True)
     listed = subprocess.run([python, "-m", "pip", "list", "--format", "json"], capture_output=True, check=True)
     installed = {package["name"].lower(): package["version"] for package in json.loads(listed.stdout)}
     report = folder / "report.xml"
     pytest = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "auto", "--dist", "worksteal"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     subprocess.run([*pytest, f"--junit-xml={report}", *TESTS], cwd=ROOT, env=environment, check=False)
-    result = {"python": "{}.{}".format(*sys.version_info), **{name: installed.get(name, "") for name in SHOWN}}
-    return {**result, "passed": summary(report)}
+    result = {"python": f"{sys.version_info.major}.{sys.version_info.minor}"}
+    for name in SHOWN:
+        result[name] = installed.get(name, "")
+    result["passed"] = summary(report)
+    return result
 
 
 def summary(report: Path) -> str:
@@ -89,22 +101,38 @@ def summary(report: Path) -> str:
     if not report.exists():
         return NOT_STARTED
     suite = next(ElementTree.parse(report).iter("testsuite"))
-    total, skipped, *bad = (int(suite.get(name, 0)) for name in ("tests", "skipped", "failures", "errors"))
-    return f"{total - skipped - sum(bad)} of {total - skipped}"
+    run_tests = int(suite.get("tests", 0)) - int(suite.get("skipped", 0))
+    failed = int(suite.get("failures", 0)) + int(suite.get("errors", 0))
+    return f"{run_tests - failed} of {run_tests}"
+
+
+def rows_of_table() -> dict[str, str]:
+    """The lines of the table as it is, by the name of the row."""
+    if not TABLE.exists():
+        return {}
+    _header, *lines = [line for line in TABLE.read_text().splitlines() if line.startswith("| ")]
+    return {line.split(" | ")[0].removeprefix("| "): line for line in lines}
+
+
+def all_passed(result: dict[str, str]) -> bool:
+    if result["passed"] == NOT_STARTED:
+        return False
+    passed, total = result["passed"].split(" of ")
+    return passed == total
 
 
 def main(names: list[str]) -> int:
-    lines = [line for line in TABLE.read_text().splitlines() if line.startswith("| ")][1:] if TABLE.exists() else []
-    rows = {line.split(" | ")[0].removeprefix("| "): line for line in lines}
-    passed = []
+    rows = rows_of_table()
+    exit_code = 0
     for name in names or ROWS:
         result = run(name)
         rows[name] = f"| {' | '.join([name, *result.values()])} |"
         header = f"| versions | {' | '.join(result)} |\n{'|---' * (len(result) + 1)}|"
         TABLE.write_text("\n".join([INTRODUCTION, header, *rows.values()]) + "\n")
         print(header, rows[name], sep="\n", flush=True)
-        passed.append(len(set(result["passed"].split(" of "))) == 1 and result["passed"] != NOT_STARTED)
-    return int(not all(passed))
+        if not all_passed(result):
+            exit_code = 1
+    return exit_code
 
 
 if __name__ == "__main__":

@@ -7,11 +7,12 @@ Train with rewards of your own: a right answer, and a bonus for a short one.
         --per_device_train_batch_size 16 --gradient_accumulation_steps 8 --num_generations 8 \
         --max_steps 300 --output_dir outputs/custom_reward
 
-A reward function is TRL's: it takes the completions and the columns of the dataset by name, and returns a number for each
-completion, or `None` where it has nothing to say. Two things matter to data-efficient training:
+A reward function is TRL's: it takes the completions and the columns of the dataset by name, and returns a number for
+each completion, or `None` where it has nothing to say. Two things matter to data-efficient training:
 
-- A prompt's success rate is the mean total reward of its group, scaled from `reward_range` to [0, 1]. Say what the range is
-  if you know it; unset, it is the lowest and highest total that the run has seen.
+- A prompt's success rate is the mean total reward of its group, scaled from `reward_range` to [0, 1]. Say what the
+range
+  is if you know it; unset, it is the lowest and highest total that the run has seen.
 - A bonus that differs between completions makes every group effective, even of prompts that are always answered right.
   Such groups are generated and trained on. Here, only right answers get the bonus, and only in steps of a half.
 """
@@ -22,18 +23,23 @@ from trl import ModelConfig, ScriptArguments, TrlParser, get_peft_config, get_qu
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 
 
-def right_answer(completion, answer):
-    return completion[0]["content"].rstrip(" .").split()[-1:] == answer.split()[-1:]
+def is_right(completion, answer):
+    """Whether a completion ends with the last word of the answer: in GSM8K, the number after `####`."""
+    text = completion[0]["content"].rstrip(" .")
+    return text.split()[-1:] == answer.split()[-1:]
 
 
 def accuracy(completions, answer, **kwargs):
-    return [float(right_answer(*pair)) for pair in zip(completions, answer, strict=True)]
+    return [float(is_right(completion, gold)) for completion, gold in zip(completions, answer, strict=True)]
 
 
 def brevity(completions, completion_ids, answer, **kwargs):
     """A half for a right answer in fewer than 100 tokens."""
-    rows = zip(completions, completion_ids, answer, strict=True)
-    return [0.5 * (right_answer(completion, gold) and len(ids) < 100) for completion, ids, gold in rows]
+    rewards = []
+    for completion, ids, gold in zip(completions, completion_ids, answer, strict=True):
+        is_short = len(ids) < 100
+        rewards.append(0.5 if is_short and is_right(completion, gold) else 0.0)
+    return rewards
 
 
 def make_conversation(example):

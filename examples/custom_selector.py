@@ -7,8 +7,8 @@ Train with a selector of your own: a curriculum that goes on to harder questions
         --per_device_train_batch_size 16 --gradient_accumulation_steps 8 --num_generations 8 \
         --max_steps 300 --output_dir outputs/custom_selector
 
-The levels come from the dataset: here, the number of lines of the worked solution. `docs/selectors.md` has the contract, and
-the test suite that every selector can be run through.
+The levels come from the dataset: here, the number of lines of the worked solution. `docs/selectors.md` has the
+contract, and the test suite that every selector can be run through.
 """
 
 import numpy as np
@@ -21,8 +21,8 @@ from trl_dataeff.rewards import numeric_answer_reward
 
 
 class CurriculumSelector(Selector):
-    """
-    Draws prompts from the levels that are open. A further one is opened when the running success rate reaches `goal`.
+    """Draws prompts from the levels that are open. A further one is opened when the running success rate exceeds
+    `goal`.
 
     Args:
         levels (`np.ndarray`): level of each prompt, integers `(N,)`.
@@ -30,7 +30,10 @@ class CurriculumSelector(Selector):
     """
 
     def __init__(self, levels, goal=0.7):
-        self.levels, self.goal = levels, goal
+        self.levels = levels
+        self.goal = goal
+        self.level = 0  # the highest one that is open
+        self.success = 0.0  # running mean
 
     def bind(self, context):
         super().bind(context)
@@ -38,29 +41,33 @@ class CurriculumSelector(Selector):
             raise ValueError(
                 f"There are levels of {len(self.levels)} prompts, and the dataset has {context.num_prompts}."
             )
-        # At least as many prompts are open as can be asked for: B of a batch, and half as many again in a round
-        sizes = np.cumsum(np.bincount(self.levels))
-        self.level = int(np.searchsorted(sizes, min(2 * context.batch_groups, context.num_prompts)))
+        # As many prompts are open as can be asked for at once: those of a batch, and half as many again in a round
+        needed = min(2 * context.batch_groups, context.num_prompts)
+        prompts_up_to_level = np.cumsum(np.bincount(self.levels))
+        self.level = int(np.searchsorted(prompts_up_to_level, needed))
         self.success = 0.0
 
     def propose(self, n, rng):
-        ids = np.flatnonzero(self.levels <= self.level)
-        if len(ids) < n:
-            ids = np.arange(len(self.levels))
-        return ids[torch.randperm(len(ids), generator=rng)[:n].numpy()]
+        open_ids = np.flatnonzero(self.levels <= self.level)
+        if len(open_ids) < n:
+            open_ids = np.arange(len(self.levels))
+        order = torch.randperm(len(open_ids), generator=rng).numpy()
+        return open_ids[order[:n]]
 
     def observe(self, groups):
         rates = [group.success_rate for group in groups if not np.isnan(group.success_rate)]
         if rates:
             self.success = 0.8 * self.success + 0.2 * float(np.mean(rates))
         if self.success > self.goal and self.level < self.levels.max():
-            self.level, self.success = self.level + 1, 0.0
+            self.level += 1
+            self.success = 0.0
 
     def state_dict(self):
         return {"level": np.array(self.level), "success": np.array(self.success)}
 
     def load_state_dict(self, state):
-        self.level, self.success = state["level"].item(), state["success"].item()
+        self.level = state["level"].item()
+        self.success = state["success"].item()
 
     def metrics(self):
         return {"level": self.level, "success": self.success}

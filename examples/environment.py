@@ -7,8 +7,9 @@ Train in an environment: guess a number between 1 and 100, told each time whethe
         --per_device_train_batch_size 16 --gradient_accumulation_steps 4 --num_generations 8 \
         --max_completion_length 1024 --max_steps 200 --output_dir outputs/environment
 
-`environment_factory` is TRL's. An environment prepares its own prompts, so there is nothing to select, replay or refill from:
-training is that of `GRPOTrainer`, and the logs say under `dataeff/` which share of the groups carried a gradient.
+`environment_factory` is TRL's. An environment prepares its own prompts, so there is nothing to select, replay or
+refill from: training is that of `GRPOTrainer`, and the logs say under `dataeff/` which share of the groups carried a
+gradient.
 """
 
 from datasets import Dataset
@@ -21,7 +22,9 @@ class GuessTheNumber:
     """One game. Its public methods are the model's tools; `reset` and `get_reward` are called by the trainer."""
 
     def reset(self, number: int, **kwargs) -> str:
-        self.number, self.guesses, self.found = number, 0, False
+        self.number = number
+        self.guesses = 0
+        self.found = False
         return "I am thinking of a number from 1 to 100. Use the tool to guess it in at most eight guesses."
 
     def guess(self, value: int) -> str:
@@ -35,9 +38,13 @@ class GuessTheNumber:
             Whether the number is found, larger or smaller.
         """
         self.guesses += 1
-        if value == self.number and self.guesses <= 8:
+        if value < self.number:
+            return "larger"
+        if value > self.number:
+            return "smaller"
+        if self.guesses <= 8:
             self.found = True
-        return "found" if value == self.number else "larger" if value < self.number else "smaller"
+        return "found"
 
     def get_reward(self) -> float:
         return float(self.found)

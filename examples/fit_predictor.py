@@ -31,12 +31,12 @@ from trl_dataeff.difficulty.predictor import DifficultyPredictor, Embeddings, Gr
 from trl_dataeff.tracking.groups import read_groups
 
 
-SLICE = 512
+SLICE = 512  # groups
 EPOCHS = 20
 NEIGHBOURS = 10
-FEWEST = 20  # prompts
+FEWEST_PROMPTS = 20
 
-#: Predicts the held-out groups of a task from its others: rows `(K,)`, success rates `(K,)`, rows `(n,)` -> `(n,)`.
+#: Predicts the held-out groups of a task from its others: rows `(K,)`, success rates `(K,)`, rows `(n,)` -> `(n,)`
 Predict = Callable[[np.ndarray, torch.Tensor, np.ndarray], np.ndarray]
 
 
@@ -64,22 +64,25 @@ class Quality(NamedTuple):
 
 
 def read_slices(paths: Sequence[str | Path], size: int) -> list[Slice]:
-    """
-    Read the groups of runs.
+    """Read the groups of runs.
 
     Args:
-        paths (sequence of `str` or `Path`): a `groups.parquet` for each run.
-        size (`int`): number of prompts in the dataset.
+        paths (sequence of `str` or `Path`): A `groups.parquet` for each run.
+        size (`int`): Number of prompts in the dataset.
 
     Raises:
-        PredictorError: a file cannot be read, is of another kind or of another dataset, or there are too few groups.
+        PredictorError: If a file cannot be read, is of another kind or of another dataset, or there are too few
+        groups.
     """
-    slices = [piece for path in paths for piece in _slices_of(Path(path).expanduser(), size)]
-    prompts = len(np.unique(np.concatenate([piece.prompt_ids for piece in slices]))) if slices else 0
-    if prompts < FEWEST:
+    slices: list[Slice] = []
+    for path in paths:
+        slices += _slices_of(Path(path).expanduser(), size)
+    prompts = len(_prompts_of(slices))
+    if prompts < FEWEST_PROMPTS:
+        names = ", ".join(str(path) for path in paths)
         raise PredictorError(
-            f"{', '.join(map(str, paths))}: {prompts} prompts with a known success rate. At least {FEWEST} are needed; "
-            "give the groups of longer or of more runs."
+            f"{names}: {prompts} prompts with a known success rate. At least {FEWEST_PROMPTS} are needed; give the "
+            "groups of longer or of more runs."
         )
     return slices
 
@@ -87,60 +90,88 @@ def read_slices(paths: Sequence[str | Path], size: int) -> list[Slice]:
 def fit_offline(
     kind: str, E: Embeddings, slices: Sequence[Slice], seed: int
 ) -> tuple[DifficultyPredictor, list[Quality]]:
-    """
-    Fit a predictor to all prompts but a fifth, and measure it on that fifth.
+    """Fit a predictor to all prompts but a fifth, and measure it on that fifth.
 
     Args:
         kind (`str`): `"logistic"`, which is then fitted to all groups, or `"attention"`, whose references are then the
             last slice.
-        E (`torch.Tensor` or `np.ndarray` of shape `(N, h)`): embeddings of all prompts.
-        slices (sequence of [`Slice`]): see [`read_slices`].
-        seed (`int`): of the held-out prompts and of the fit.
+        E (`torch.Tensor` or `np.ndarray` of shape `(N, h)`): Embeddings of all prompts.
+        slices (sequence of [`Slice`]): See [`read_slices`].
+        seed (`int`): Of the held-out prompts and of the fit.
 
     Returns:
-        `tuple`: the predictor, and the quality of its predictions and of two baselines: each task's mean, and the mean
+        `tuple`: The predictor, and the quality of its predictions and of two baselines: each task's mean, and the mean
         of the 10 prompts of the task whose embeddings have the highest cosine similarity.
     """
     rng = np.random.default_rng(seed)
-    prompts = np.unique(np.concatenate([piece.prompt_ids for piece in slices]))
+    prompts = rng.permutation(_prompts_of(slices))
+    held_out_prompts = prompts[: max(1, int(len(prompts) * HELD_OUT))]
     held_out = np.zeros(len(E), dtype=bool)
-    held_out[rng.permutation(prompts)[: max(1, int(len(prompts) * HELD_OUT))]] = True
+    held_out[held_out_prompts] = True
     predictor, predict, finish = FITS[kind](E, slices, held_out, rng, seed)
-    contestants: dict[str, Predict] = {
-        kind: predict,
-        "mean": lambda references, p, queries: np.full(len(queries), float(p.mean())),
-        "nearest neighbours": lambda references, p, queries: nearest_neighbours(E, references, p, queries),
-    }
-    quality = [measure(name, predict, slices, held_out) for name, predict in contestants.items()]
+
+    def predict_mean(references: np.ndarray, p: torch.Tensor, queries: np.ndarray) -> np.ndarray:
+        return np.full(len(queries), float(p.mean()))
+
+    def predict_nearest(references: np.ndarray, p: torch.Tensor, queries: np.ndarray) -> np.ndarray:
+        return nearest_neighbours(E, references, p, queries)
+
+    quality = [
+        measure(kind, predict, slices, held_out),
+        measure("mean", predict_mean, slices, held_out),
+        measure("nearest neighbours", predict_nearest, slices, held_out),
+    ]
     finish()
     return predictor, quality
 
 
 def measure(name: str, predict: Predict, slices: Sequence[Slice], held_out: np.ndarray) -> Quality:
-    """Quality of the predictions of each slice's held-out prompts, `held_out` being bool `(N,)`, from its others."""
-    predicted, observed, correlation, count = [], [], [], []
+    """Measure the predictions of each slice's held-out prompts from its others.
+
+    Args:
+        name (`str`): Names the predictor.
+        predict (`Callable`): Predicts.
+        slices (sequence of [`Slice`]): The slices. Those without held-out prompts, or without others, are left out.
+        held_out (`np.ndarray`): Which prompts are held out, bool `(N,)`.
+    """
+    predicted: list[np.ndarray] = []
+    observed: list[np.ndarray] = []
+    correlations: list[float] = []
     for piece in slices:
-        out = held_out[piece.prompt_ids]
-        if not out.any() or out.all():
+        is_held_out = held_out[piece.prompt_ids]
+        if not is_held_out.any() or is_held_out.all():
             continue
-        known = torch.from_numpy(piece.rates[~out])
-        predicted.append(predict(piece.prompt_ids[~out], known, piece.prompt_ids[out]))
-        observed.append(piece.rates[out])
-        correlation.append(pearson(predicted[-1], observed[-1]))
-        count.append(out.sum())
+        known = torch.from_numpy(piece.rates[~is_held_out])
+        rates = piece.rates[is_held_out]
+        predictions = predict(piece.prompt_ids[~is_held_out], known, piece.prompt_ids[is_held_out])
+        predicted.append(predictions)
+        observed.append(rates)
+        correlations.append(pearson(predictions, rates))
     if not predicted:
         return Quality(name, float("nan"), float("nan"))
-    defined = ~np.isnan(correlation)
-    mean = np.average(np.array(correlation)[defined], weights=np.array(count)[defined]) if defined.any() else np.nan
-    x, y = np.concatenate(predicted), np.concatenate(observed)
-    return Quality(name, float(mean), float(np.abs(x - y).mean()))
+    errors = np.abs(np.concatenate(predicted) - np.concatenate(observed))
+    correlation = float("nan")
+    is_defined = ~np.isnan(correlations)
+    if is_defined.any():
+        sizes = np.array([len(rates) for rates in observed])
+        correlation = np.average(np.array(correlations)[is_defined], weights=sizes[is_defined])
+    return Quality(name, float(correlation), float(errors.mean()))
 
 
 def nearest_neighbours(E: Embeddings, references: np.ndarray, p: torch.Tensor, queries: np.ndarray) -> np.ndarray:
     """Mean success rate of each query's 10 nearest references by cosine similarity of raw embeddings, `(n,)`."""
-    directions = torch.nn.functional.normalize(take(E, references), dim=1)
-    similarity = torch.nn.functional.normalize(take(E, queries), dim=1) @ directions.T
-    return p[similarity.topk(min(NEIGHBOURS, len(references)), dim=1).indices].mean(dim=1).numpy()
+    reference_directions = torch.nn.functional.normalize(take(E, references), dim=1)  # (K, h)
+    query_directions = torch.nn.functional.normalize(take(E, queries), dim=1)  # (n, h)
+    similarity = query_directions @ reference_directions.T  # (n, K)
+    nearest = similarity.topk(min(NEIGHBOURS, len(references)), dim=1).indices  # (n, 10)
+    return p[nearest].mean(dim=1).numpy()
+
+
+def _prompts_of(slices: Sequence[Slice]) -> np.ndarray:
+    """The different prompts of all slices."""
+    if not slices:
+        return np.zeros(0, dtype=np.int64)
+    return np.unique(np.concatenate([piece.prompt_ids for piece in slices]))
 
 
 def _fit_logistic(
@@ -166,9 +197,11 @@ def _fit_logistic(
 def _fit_all(
     predictor: LogisticDifficultyPredictor, E: Embeddings, slices: Sequence[Slice], left_out: np.ndarray
 ) -> None:
-    ids, rates = (np.concatenate(column) for column in zip(*slices, strict=True))
+    ids = np.concatenate([piece.prompt_ids for piece in slices])
+    rates = np.concatenate([piece.rates for piece in slices])
     used = ~left_out[ids]
-    predictor.fit_projected(predictor.project(take(E, ids[used])), torch.from_numpy(rates[used]))
+    projected = predictor.project(take(E, ids[used]))
+    predictor.fit_projected(projected, torch.from_numpy(rates[used]))
 
 
 def _fit_attention(
@@ -178,8 +211,11 @@ def _fit_attention(
     stopping = ~held_out & (rng.random(len(E)) < HELD_OUT)
     tasks = []
     for piece in slices:
-        rows, rates = (values[~held_out[piece.prompt_ids]] for values in piece)
-        if (~stopping[rows]).sum() > 1:
+        used = ~held_out[piece.prompt_ids]
+        rows = piece.prompt_ids[used]
+        rates = piece.rates[used]
+        fitted_to = int((~stopping[rows]).sum())
+        if fitted_to > 1:
             tasks.append(Groups(rows, rates, np.ones(len(rows), dtype=np.float32)))
     predictor = AttentionDifficultyPredictor(E.shape[1], seed=seed)
     predictor.fit_tasks(E, tasks, stopping, seed, EPOCHS)
@@ -189,7 +225,8 @@ def _fit_attention(
         return predictor.predict(take(E, queries)).numpy()
 
     def finish() -> None:
-        predictor.set_references(take(E, slices[-1].prompt_ids), torch.from_numpy(slices[-1].rates))
+        last = slices[-1]
+        predictor.set_references(take(E, last.prompt_ids), torch.from_numpy(last.rates))
 
     return Fitted(predictor, predict, finish)
 
@@ -198,20 +235,26 @@ FITS = {"logistic": _fit_logistic, "attention": _fit_attention}
 
 
 def _slices_of(path: Path, size: int) -> list[Slice]:
+    """The groups of a run with a known prompt and success rate; of each slice, the newest one of a prompt."""
     table = read_groups(path)
+    ids = table["prompt_id"].to_numpy()
     rates = table["success_rate"].to_numpy().astype(np.float32)
-    ids, step = table["prompt_id"].to_numpy(), table["step"].to_numpy()
     known = (ids >= 0) & ~np.isnan(rates)
-    ids, rates, step = ids[known], rates[known], step[known]
+    step = table["step"].to_numpy()[known]
+    ids = ids[known]
+    rates = rates[known]
     if len(ids) and ids.max() >= size:
         raise PredictorError(
             f"{path} has a group of prompt {ids.max()}, and the dataset has {size} rows: give the dataset of that run."
         )
     order = np.argsort(step, kind="stable")
-    pieces = np.array_split(order, max(1, round(len(order) / SLICE)))
-    slices = [Slice(ids[piece].astype(np.int64), rates[piece]) for piece in pieces]
-    kept = [newest(piece.prompt_ids) for piece in slices]
-    return [Slice(s.prompt_ids[k], s.rates[k]) for s, k in zip(slices, kept, strict=True) if len(k)]
+    slices = []
+    for rows in np.array_split(order, max(1, round(len(order) / SLICE))):
+        prompt_ids = ids[rows].astype(np.int64)
+        kept = newest(prompt_ids)
+        if len(kept):
+            slices.append(Slice(prompt_ids[kept], rates[rows][kept]))
+    return slices
 
 
 def main() -> None:
@@ -235,7 +278,8 @@ def main() -> None:
         dataset = load_dataset(options.dataset, options.dataset_config, split=options.split)
     dataset = dataset.select_columns(options.prompt_column).rename_columns({options.prompt_column: "prompt"})
     slices = read_slices(options.groups, len(dataset))
-    predictor, quality = fit_offline(options.kind, embed_dataset(dataset, options.embedding), slices, options.seed)
+    embeddings = embed_dataset(dataset, options.embedding)
+    predictor, quality = fit_offline(options.kind, embeddings, slices, options.seed)
     save_predictor(predictor, options.output, options.embedding)
     print("Groups of held-out prompts, a fifth of all:")
     for row in quality:

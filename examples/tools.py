@@ -7,8 +7,8 @@ Train a model to use a tool: a calculator for products that are too large to do 
         --per_device_train_batch_size 16 --gradient_accumulation_steps 4 --num_generations 8 \
         --max_completion_length 512 --max_steps 200 --output_dir outputs/tools
 
-`tools` is TRL's. Prompts are selected and groups are replayed as without tools: what a tool answered is stored with the
-completion, masked out of the loss, and a replayed group calls no tool again.
+`tools` is TRL's. Prompts are selected and groups are replayed as without tools: what a tool answered is stored with
+the completion, masked out of the loss, and a replayed group calls no tool again.
 """
 
 import random
@@ -37,10 +37,18 @@ def multiply(a: int, b: int) -> int:
 def make_dataset(n: int, seed: int = 0) -> Dataset:
     """Products of numbers of two to six digits: the short ones need no tool, the long ones do."""
     rng = random.Random(seed)
-    digits = [[rng.randint(2, 6) for _ in range(2)] for _ in range(n)]
-    pairs = [[rng.randrange(10 ** (k - 1), 10**k) for k in factors] for factors in digits]
-    prompts = [[{"role": "user", "content": f"What is {a} times {b}?"}] for a, b in pairs]
-    return Dataset.from_dict({"prompt": prompts, "answer": [str(a * b) for a, b in pairs]})
+    digits_of_factors = [(rng.randint(2, 6), rng.randint(2, 6)) for _ in range(n)]
+    rows = []
+    for digits_of_a, digits_of_b in digits_of_factors:
+        a = random_number(rng, digits_of_a)
+        b = random_number(rng, digits_of_b)
+        question = {"role": "user", "content": f"What is {a} times {b}?"}
+        rows.append({"prompt": [question], "answer": str(a * b)})
+    return Dataset.from_list(rows)
+
+
+def random_number(rng: random.Random, digits: int) -> int:
+    return rng.randrange(10 ** (digits - 1), 10**digits)
 
 
 if __name__ == "__main__":

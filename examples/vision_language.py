@@ -7,9 +7,9 @@ Train a vision-language model to count, with prompts selected by their text.
         --per_device_train_batch_size 8 --gradient_accumulation_steps 8 --num_generations 8 \
         --max_completion_length 64 --max_steps 200 --output_dir outputs/vision_language
 
-`selection="dots"` predicts a prompt's success rate from its text and from its own earlier groups; `selection="greso"` uses the
-latter alone. The image is not embedded: DOTS helps to the extent that the text of a prompt, or what the run has seen of it, says
-how hard it is. The images of replayed groups are read from the dataset again.
+`selection="dots"` predicts a prompt's success rate from its text and from its own earlier groups; `selection="greso"`
+uses the latter alone. The image is not embedded: DOTS helps to the extent that the text of a prompt, or what the run
+has seen of it, says how hard it is. The images of replayed groups are read from the dataset again.
 """
 
 import random
@@ -24,11 +24,16 @@ from trl_dataeff.rewards import numeric_answer_reward
 
 def draw_squares(count: int, side: int = 224) -> Image.Image:
     """Squares in different cells of a grid of five by five."""
-    picture, cell = Image.new("RGB", (side, side), "white"), side // 5
+    picture = Image.new("RGB", (side, side), "white")
     draw = ImageDraw.Draw(picture)
+    cell = side // 5
+    margin = cell // 4
+    width = 3 * cell // 4 - margin
     for place in random.sample(range(25), count):
-        x, y = place % 5 * cell, place // 5 * cell
-        draw.rectangle([x + cell // 4, y + cell // 4, x + 3 * cell // 4, y + 3 * cell // 4], fill="blue")
+        row, column = divmod(place, 5)
+        left = column * cell + margin
+        top = row * cell + margin
+        draw.rectangle([left, top, left + width, top + width], fill="blue")
     return picture
 
 
@@ -37,10 +42,14 @@ def make_dataset(n: int) -> Dataset:
     rows = []
     for i in range(n):
         count = random.randint(1, 12)
-        question, answer = ("How many squares are there?", count) if i % 2 else ("Is there a square? 1 or 0.", 1)
-        rows.append(
-            {"prompt": [{"role": "user", "content": question}], "image": draw_squares(count), "answer": answer}
-        )
+        if i % 2 == 0:
+            question = "Is there a square? 1 or 0."
+            answer = 1
+        else:
+            question = "How many squares are there?"
+            answer = count
+        prompt = [{"role": "user", "content": question}]
+        rows.append({"prompt": prompt, "image": draw_squares(count), "answer": answer})
     return Dataset.from_list(rows)
 
 

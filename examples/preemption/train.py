@@ -3,8 +3,8 @@ The same in a script: `resume_from_checkpoint=True`, and a checkpoint on SIGTERM
 
     while python examples/preemption/train.py --output_dir outputs/preemption ...; [ $? -eq 143 ]; do sleep 1; done
 
-The loop repeats a run that SIGTERM has stopped, and ends after Ctrl-C, a mistake, or the last step. Further arguments as in
-`examples/gsm8k.py`; `job.sh` beside this file has a loop for Slurm, which also repeats a run that was killed.
+The loop repeats a run that SIGTERM has stopped, and ends after Ctrl-C, a mistake, or the last step. Further arguments
+as in `examples/gsm8k.py`; `job.sh` beside this file has a loop for Slurm, which also repeats a run that was killed.
 """
 
 from datasets import load_dataset
@@ -26,7 +26,8 @@ if __name__ == "__main__":
         "attn_implementation": model_args.attn_implementation,
         "dtype": model_args.dtype,
     }
-    training_args.save_on_signal = True  # SIGTERM and Ctrl-C: finish the step, save, and end with code 143 or 130
+    # SIGTERM and Ctrl-C: finish the step, save, and end with code 143 or 130
+    training_args.save_on_signal = True
 
     dataset = load_dataset(script_args.dataset_name, script_args.dataset_config, split=script_args.dataset_train_split)
     trainer = DataEfficientGRPOTrainer(
@@ -37,5 +38,6 @@ if __name__ == "__main__":
         quantization_config=get_quantization_config(model_args),
         peft_config=get_peft_config(model_args),
     )
-    trainer.train(resume_from_checkpoint=True)  # the latest complete checkpoint; if there is none, from step 0
+    # From the latest complete checkpoint; if there is none, from step 0
+    trainer.train(resume_from_checkpoint=True)
     trainer.save_model(training_args.output_dir)

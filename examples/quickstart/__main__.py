@@ -23,8 +23,8 @@ TRAIN = FOLDER / "data" / "train.jsonl"
 HELD_OUT = FOLDER / "data" / "held_out.jsonl"
 
 #: glibc returns large blocks to the system at once, and then requests them again; keeping them took a sixth off the
-#: processor time of a step. Threads of OpenMP that wait in a loop take the other process's turn on a busy machine: a step took
-#: four times as long. Other systems ignore these.
+#: CPU time of a step. Threads of OpenMP that wait in a loop take the other process's turn on a busy machine: a step
+#: took four times as long. Other systems ignore these.
 ENVIRONMENT = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(2**36),
@@ -91,39 +91,46 @@ def train_and_sum_up(recipe: str, overrides: list[str], measured: bool, record: 
         remove_checkpoints(output_dir)
     sampling = {"max_completion_length": config.max_completion_length, "temperature": config.temperature}
 
-    before = _success(output_dir, None, sampling) if measured else None
+    before = _success(None, sampling) if measured else None
     _say(f"Training: {_shown(command)}")
-    began = time.monotonic()
+    start = time.monotonic()
     code = run_to_its_end([sys.executable, "-m", "trl_dataeff.cli.main", *command])
-    if code:
+    if code != 0:
         return code
-    seconds = time.monotonic() - began
-    after = _success(output_dir, output_dir, sampling) if measured else None
+    seconds = time.monotonic() - start
+    after = _success(output_dir, sampling) if measured else None
 
-    n = len(HELD_OUT.read_text(encoding="utf-8").splitlines())
     try:
         run = sum_up(read_metrics(output_dir / METRICS_FILE))
     except ValueError as error:
         print(f"quickstart: error: {error}", file=sys.stderr)
         return 1
     if record and after is not None:
-        shown = f"python -m examples.quickstart --recipe {recipe} --record"
-        Recorded(" ".join([shown, *overrides]), run.generated, after).save()
-    plain = Recorded.load() if recipe == DEFAULT and not overrides else None
+        words = ["python -m examples.quickstart --recipe", recipe, "--record", *overrides]
+        Recorded(" ".join(words), run.generated, after).save()
+    plain = None
+    if recipe == DEFAULT and not overrides:
+        plain = Recorded.load()
+    n = len(HELD_OUT.read_text(encoding="utf-8").splitlines())
     print(render(run, seconds, output_dir, before, after, n, count_kinds(output_dir), plain))
     print(next_steps(recipe))
     return 0
 
 
 def run_to_its_end(command: list[str]) -> int:
-    """
-    Run a command and return its exit code. On Ctrl-C, which the terminal sends to the command too, and on SIGTERM, which is passed
-    on, the command saves a checkpoint, and this process waits for it.
+    """Run a command and return its exit code.
+
+    On Ctrl-C, which the terminal sends to the command too, and on SIGTERM, which is passed on, the command saves a
+    checkpoint, and this process waits for it.
     """
     with subprocess.Popen(command, env={**ENVIRONMENT, **os.environ}) as process:
+
+        def pass_on(number: int, frame: Any) -> None:
+            process.send_signal(number)
+
         previous = {
             signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
-            signal.SIGTERM: signal.signal(signal.SIGTERM, lambda number, frame: process.send_signal(number)),
+            signal.SIGTERM: signal.signal(signal.SIGTERM, pass_on),
         }
         try:
             return process.wait()
@@ -140,53 +147,60 @@ def remove_checkpoints(output_dir: Path) -> None:
 
 def next_steps(recipe: str) -> str:
     """Return what to try after a run with `recipe`."""
-    methods = {DEFAULT: "the defaults", "uniform": "plain GRPO", "dynamic_sampling": "drop zero-variance groups"}
-    return "\n".join(
-        [
-            "",
-            "Next",
-            *(
-                f"  {what:34}{_python()} -m examples.quickstart --recipe {other}"
-                for other, what in methods.items()
-                if other != recipe
-            ),
-            f"  a recipe of your own              {_shown(['recipes', 'copy', f'{RECIPES}/{recipe}', 'recipe.yaml'])}",
-            f"                                    {_shown(['grpo', '--config', 'recipe.yaml'])}",
-            f"  the recipes for larger models     {_shown(['recipes', 'list'])}",
-        ]
-    )
+    methods = {
+        DEFAULT: "the defaults",
+        "uniform": "plain GRPO",
+        "dynamic_sampling": "drop zero-variance groups",
+    }
+    lines = ["", "Next"]
+    for other, words in methods.items():
+        if other != recipe:
+            lines.append(f"  {words:34}{_python()} -m examples.quickstart --recipe {other}")
+    copy = ["recipes", "copy", f"{RECIPES}/{recipe}", "recipe.yaml"]
+    lines += [
+        f"  a recipe of your own              {_shown(copy)}",
+        f"                                    {_shown(['grpo', '--config', 'recipe.yaml'])}",
+        f"  the recipes for larger models     {_shown(['recipes', 'list'])}",
+    ]
+    return "\n".join(lines)
 
 
-def _success(output_dir: Path, adapter: Path | None, sampling: dict[str, Any]) -> dict[str, float]:
+def _success(adapter: Path | None, sampling: dict[str, Any]) -> dict[str, float]:
     """Success rates on the held-out questions; those of the untrained model are kept for the next run."""
     from examples.quickstart.evaluate import measure
 
+    if adapter is not None:
+        return measure(MODEL, adapter, HELD_OUT, "Success after training", **sampling)
     kept = FOLDER / "data" / "before.json"
-    if adapter is None and kept.is_file():
+    if kept.is_file():
         saved = json.loads(kept.read_text(encoding="utf-8"))
         if saved["sampling"] == sampling:
             return saved["success"]
-    description = "Success before training" if adapter is None else "Success after training"
-    rates = measure(MODEL, adapter, HELD_OUT, description, **sampling)
-    if adapter is None:
-        kept.write_text(json.dumps({"sampling": sampling, "success": rates}), encoding="utf-8")
+    rates = measure(MODEL, None, HELD_OUT, "Success before training", **sampling)
+    kept.write_text(json.dumps({"sampling": sampling, "success": rates}), encoding="utf-8")
     return rates
 
 
 def _shown(command: list[str]) -> str:
     """The command as a user types it here."""
-    found = shutil.which("trl-dataeff")
-    beside = Path(sys.executable).parent / "trl-dataeff"
-    name = "trl-dataeff" if found or not beside.exists() else _relative(beside)
+    name = "trl-dataeff"
+    beside_python = Path(sys.executable).parent / name
+    if shutil.which(name) is None and beside_python.exists():
+        name = _relative(beside_python)
     return " ".join([name, *command])
 
 
 def _python() -> str:
-    return "python" if shutil.which("python") == sys.executable else _relative(Path(sys.executable))
+    if shutil.which("python") == sys.executable:
+        return "python"
+    return _relative(Path(sys.executable))
 
 
 def _relative(path: Path) -> str:
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+    here = Path.cwd()
+    if path.is_relative_to(here):
+        return str(path.relative_to(here))
+    return str(path)
 
 
 def _say(text: str) -> None:

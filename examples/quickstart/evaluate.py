@@ -36,24 +36,29 @@ def success_rates(
     seed: int = 0,
     description: str = "measuring",
 ) -> dict[str, float]:
-    """
-    Sample one completion of each prompt, as in training, and score it with `exact_answer_reward`.
+    """Sample one completion of each prompt, as in training, and score it with `exact_answer_reward`.
 
     Args:
-        model (`PreTrainedModel`), tokenizer: with the chat template and `padding_side="left"`.
-        rows (`list[dict]`): with the columns `prompt` (a conversation), `answer` and `task`.
-        max_completion_length (`int`): tokens of a completion.
-        temperature (`float`, *optional*, defaults to `1.0`): of the sampling.
-        seed (`int`, *optional*, defaults to `0`): of the sampling; torch's own random state is left as it was.
-        description (`str`, *optional*): stands before the progress bar.
+        model (`PreTrainedModel`): The model.
+        tokenizer: Its tokenizer, with the chat template and `padding_side="left"`.
+        rows (`list[dict]`): Questions with the columns `prompt` (a conversation), `answer` and `task`.
+        max_completion_length (`int`): Tokens of a completion.
+        temperature (`float`, *optional*, defaults to `1.0`): Of the sampling.
+        seed (`int`, *optional*, defaults to `0`): Of the sampling; torch's own random state is left as it was.
+        description (`str`, *optional*): Stands before the progress bar.
 
     Returns:
-        `dict[str, float]`: the share of right answers by task, and of all of them under `"all"`.
+        `dict[str, float]`: The share of right answers by task, and of all of them under `"all"`.
+
+    Raises:
+        ValueError: If there are no rows.
     """
     if not rows:
         raise ValueError("There are no questions to measure with; `rows` is empty.")
-    scores: dict[str, list[float]] = defaultdict(list)
-    rows = sorted(rows, key=lambda row: row["task"])  # prompts of similar length together, for little padding
+    # Prompts of similar length together, for little padding
+    rows = sorted(rows, key=lambda row: row["task"])
+    scores_by_task: dict[str, list[float]] = defaultdict(list)
+    all_scores: list[float] = []
     with torch.random.fork_rng(devices=[]), torch.no_grad(), tqdm(total=len(rows), desc=description) as bar:
         torch.manual_seed(seed)
         for start in range(0, len(rows), BATCH):
@@ -65,22 +70,32 @@ def success_rates(
                 return_dict=True,
                 padding=True,
             )
-            # (batch, prompt + completion) -> (batch, completion)
             output = model.generate(
-                **inputs, max_new_tokens=max_completion_length, do_sample=True, temperature=temperature, top_k=0
-            )[:, inputs["input_ids"].shape[1] :]
-            texts = tokenizer.batch_decode(output, skip_special_tokens=True)
-            for row, score in zip(
-                batch, exact_answer_reward(texts, answer=[row["answer"] for row in batch]), strict=True
-            ):
-                scores[row["task"]].append(score or 0.0)
+                **inputs,
+                max_new_tokens=max_completion_length,
+                do_sample=True,
+                temperature=temperature,
+                top_k=0,
+            )
+            prompt_width = inputs["input_ids"].shape[1]
+            completions = output[:, prompt_width:]  # (batch, prompt + completion) -> (batch, completion)
+            texts = tokenizer.batch_decode(completions, skip_special_tokens=True)
+            scores = exact_answer_reward(texts, answer=[row["answer"] for row in batch])
+            for row, score in zip(batch, scores, strict=True):
+                scores_by_task[row["task"]].append(score or 0.0)
+                all_scores.append(score or 0.0)
             bar.update(len(batch))
-    everything = [score for task in scores.values() for score in task]
-    return {**{task: sum(s) / len(s) for task, s in scores.items()}, "all": sum(everything) / len(everything)}
+    rates = {task: sum(scores) / len(scores) for task, scores in scores_by_task.items()}
+    rates["all"] = sum(all_scores) / len(all_scores)
+    return rates
 
 
 def measure(
-    model: str | Path, adapter: str | Path | None, questions: Path, description: str, **sampling: Any
+    model: str | Path,
+    adapter: str | Path | None,
+    questions: Path,
+    description: str,
+    **sampling: Any,
 ) -> dict[str, float]:
     """Load a model, perhaps with an adapter, and return its success rates on a file of questions."""
     rows = [json.loads(line) for line in questions.read_text(encoding="utf-8").splitlines()]

@@ -23,11 +23,12 @@ class Question(NamedTuple):
 
 
 class Task(NamedTuple):
-    """
-    A kind of question.
+    """A kind of question.
 
-    `example` is shown before each question; `share` is the kind's part of the dataset; `stream` makes questions and
-    answers without end from a seed.
+    Args:
+        example (`tuple[str, str]`): A question and its answer, shown before each question.
+        share (`float`): The kind's part of the dataset.
+        stream (`Callable`): Makes questions and answers without end from a seed.
     """
 
     example: tuple[str, str]
@@ -35,9 +36,9 @@ class Task(NamedTuple):
     stream: Callable[[int], Iterator[tuple[str, str]]]
 
 
-#: No answer is right for more than this part of a task's questions: always giving it is not worth learning.
+#: No answer is right for more than this part of a task's questions: always giving it is not worth learning
 MOST_OF_ONE_ANSWER = 0.4
-#: Questions drawn for one that is kept, before the stream is found to be too narrow.
+#: Questions drawn for one that is kept, before the stream counts as too narrow
 PATIENCE = 200
 
 
@@ -46,14 +47,17 @@ def largest(seed: int) -> Iterator[tuple[str, str]]:
     rng = random.Random(seed)
     while True:
         digits = rng.randint(1, 2)
-        numbers = rng.sample(range(10 ** (digits - 1), 10**digits), rng.randint(2, 4))
-        yield f"Largest of {' '.join(map(str, numbers))}?", str(max(numbers))
+        candidates = range(10 ** (digits - 1), 10**digits)
+        numbers = rng.sample(candidates, rng.randint(2, 4))
+        listed = " ".join(str(number) for number in numbers)
+        yield f"Largest of {listed}?", str(max(numbers))
 
 
 def letters(seed: int) -> Iterator[tuple[str, str]]:
     """How often a letter stands in a word of three to eight letters (reasoning-gym's `letter_counting`)."""
     for entry in _reasoning_gym("letter_counting", seed, min_words=1, max_words=1):
-        word, letter = entry["metadata"]["span"][0].lower(), entry["metadata"]["target_letter"]
+        word = entry["metadata"]["span"][0].lower()
+        letter = entry["metadata"]["target_letter"]
         if 3 <= len(word) <= 8 and word.isalpha():
             yield f'How many "{letter}" in "{word}"?', entry["answer"]
 
@@ -61,7 +65,8 @@ def letters(seed: int) -> Iterator[tuple[str, str]]:
 def gcd(seed: int) -> Iterator[tuple[str, str]]:
     """The greatest common divisor of two numbers up to 30 (reasoning-gym's `gcd`)."""
     for entry in _reasoning_gym("gcd", seed, min_value=2, max_value=30):
-        yield f"GCD of {' '.join(map(str, entry['metadata']['numbers']))}?", entry["answer"]
+        listed = " ".join(str(number) for number in entry["metadata"]["numbers"])
+        yield f"GCD of {listed}?", entry["answer"]
 
 
 def sums(seed: int) -> Iterator[tuple[str, str]]:
@@ -79,27 +84,29 @@ TASKS: dict[str, Task] = {
 
 
 def make_questions(train: int = 512, held_out: int = 160, seed: int = 0) -> tuple[list[Question], list[Question]]:
-    """
-    Make two sets of questions that have none in common, each with every task's share, in random order.
+    """Make two sets of questions that have none in common, each with every task's share, in random order.
 
     Args:
-        train (`int`, *optional*, defaults to `512`): questions to train on.
-        held_out (`int`, *optional*, defaults to `160`): questions to measure with.
-        seed (`int`, *optional*, defaults to `0`): the same questions for the same seed.
+        train (`int`, *optional*, defaults to `512`): Questions to train on.
+        held_out (`int`, *optional*, defaults to `160`): Questions to measure with.
+        seed (`int`, *optional*, defaults to `0`): The same questions for the same seed.
 
     Returns:
-        `tuple[list[Question], list[Question]]`: the first and the second set.
+        `tuple[list[Question], list[Question]]`: The first and the second set.
     """
-    sets: tuple[list[Question], list[Question]] = ([], [])
+    train_set: list[Question] = []
+    held_out_set: list[Question] = []
     for name, task in TASKS.items():
-        counts = [math.ceil(n * task.share) for n in (train, held_out)]
-        questions = _distinct(name, task, sum(counts), seed)
+        for_training = math.ceil(train * task.share)
+        for_measuring = math.ceil(held_out * task.share)
+        questions = _distinct(name, task, for_training + for_measuring, seed)
         random.Random(seed).shuffle(questions)
-        sets[0].extend(questions[: counts[0]])
-        sets[1].extend(questions[counts[0] :])
-    for questions in sets:
-        random.Random(seed).shuffle(questions)
-    return sets[0][:train], sets[1][:held_out]
+        train_set += questions[:for_training]
+        held_out_set += questions[for_training:]
+    random.Random(seed).shuffle(train_set)
+    random.Random(seed).shuffle(held_out_set)
+    # Shares were rounded up
+    return train_set[:train], held_out_set[:held_out]
 
 
 def conversation(question: Question) -> list[dict[str, str]]:
@@ -115,15 +122,20 @@ def conversation(question: Question) -> list[dict[str, str]]:
 
 def write_jsonl(path: Path, questions: list[Question]) -> None:
     """Write a dataset of `trl-dataeff grpo`: the columns `prompt`, `answer` and `task`."""
-    rows = [{"prompt": conversation(q), "answer": q.answer, "task": q.task} for q in questions]
+    lines = []
+    for question in questions:
+        row = {"prompt": conversation(question), "answer": question.answer, "task": question.task}
+        lines.append(json.dumps(row, ensure_ascii=False) + "\n")
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    path.write_text("".join(lines), encoding="utf-8")
 
 
 def _distinct(name: str, task: Task, n: int, seed: int) -> list[Question]:
     """`n` different questions, none of them the example, and not too many with one answer."""
     most = math.ceil(MOST_OF_ONE_ANSWER * n)
-    seen, answers = {task.example[0]}, Counter[str]()
+    example_question, _ = task.example
+    seen = {example_question}
+    answers: Counter[str] = Counter()
     questions: list[Question] = []
     for drawn, (question, answer) in enumerate(task.stream(seed)):
         if drawn > PATIENCE * n:

