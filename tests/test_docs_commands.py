@@ -1,4 +1,6 @@
-"""Every command of README, pages and examples is one that works, and every Python block of a page runs on a tiny model."""
+"""
+Every command of README, pages and examples is one that works, and every Python block of a page runs on a tiny model.
+"""
 
 import importlib
 import re
@@ -51,7 +53,9 @@ LAUNCH = re.compile(r"^ +((?:python examples/|trl-dataeff ).*)$", re.M)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, tiny_path) -> Path:
-    """A folder with what the commands name: a recipe, its data, finished runs, completions of another trainer, a reward."""
+    """
+    A folder with what the commands name: a recipe, its data, finished runs, completions of another trainer, a reward.
+    """
     folder = tmp_path_factory.mktemp("folder")
     plain_dataset(16).to_json(folder / "train.jsonl")
     (reward,) = [block for block in blocks(ROOT / "docs" / "command.md", "python") if "my_rewards.py" in block]

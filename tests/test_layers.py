@@ -1,4 +1,7 @@
-"""The package's layers and names. A module imports only from layers below its own, also in functions and for type checkers."""
+"""The package's layers and names.
+
+A module imports only from layers below its own, also in functions and for type checkers.
+"""
 
 import ast
 import graphlib

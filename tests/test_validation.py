@@ -1,4 +1,6 @@
-"""Each mistake ends in one message that says what was given and what would do, before a model is loaded if possible."""
+"""
+Each mistake ends in one message that says what was given and what would do, before a model is loaded if possible.
+"""
 
 import pytest
 from datasets import Dataset

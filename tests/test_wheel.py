@@ -1,4 +1,6 @@
-"""What is released: the wheel is complete, and its command runs in an environment that has nothing but its dependencies."""
+"""
+What is released: the wheel is complete, and its command runs in an environment that has nothing but its dependencies.
+"""
 
 import os
 import subprocess

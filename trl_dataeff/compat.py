@@ -1,6 +1,6 @@
-"""
-What this package relies on in TRL's trainer, checked when ours is imported, before any training. So TRL's version needs no
-upper bound: a release that differs is an error that names the method, and one that is merely untested is a warning.
+"""What this package relies on in TRL's trainer, checked when ours is imported, before any training. So TRL's version
+needs no upper bound: a release that differs is an error that names the method, and one that is merely untested is a
+warning.
 """
 
 from __future__ import annotations
@@ -97,11 +97,12 @@ def check(trainer_class: type) -> None:
         `ImportError`: names each difference from what this package relies on.
     """
     trl = version("trl")
+    transformers = version("transformers")
     tested = f"trl>={LOWEST_TRL},<{FIRST_UNTESTED_TRL}"
     found = "; ".join(differences(trainer_class))
     if found:
         raise ImportError(
-            f"trl_dataeff cannot extend `GRPOTrainer` of trl {trl} and transformers {version('transformers')}: {found}. "
+            f"trl_dataeff cannot extend `GRPOTrainer` of trl {trl} and transformers {transformers}: {found}. "
             f"Install the versions that it is tested with (pip install '{tested}'), or a newer trl_dataeff."
         )
     release = Version(Version(trl).base_version)
@@ -112,14 +113,17 @@ def check(trainer_class: type) -> None:
         names = ", ".join(f"`{name}`" for name in renamed)
         warnings.warn(
             f"trl {trl} does not log {names}. trl computes these metrics over the groups that are trained on, "
-            "replayed ones included, and trl_dataeff replaces them. Under other names they stay trl's. Training is not "
-            "affected.",
+            "replayed ones included, and trl_dataeff replaces them. Under other names they stay trl's. Training is "
+            "not affected.",
             stacklevel=3,
         )
 
 
 def differences(trainer_class: type) -> Iterator[str]:
-    """A phrase for each difference of a trainer class from what we rely on. What has no source is taken to be right."""
+    """A phrase for each difference of a trainer class from what we rely on.
+
+    What has no source is taken to be right.
+    """
     for name, expected in METHODS.items():
         method = getattr(trainer_class, name, None)
         if method is None:
@@ -179,7 +183,9 @@ def _sources(trainer_class: type) -> str:
 
 
 def _takes(parameters: list[inspect.Parameter], expected: list[str]) -> bool:
-    """Whether a method with these parameters can be called with the `expected` ones, and overridden by one that has them."""
+    """
+    Whether a method with these parameters can be called with the `expected` ones, and overridden by one that has them.
+    """
     names = {parameter.name for parameter in parameters}
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     required = {p.name for p in parameters if p.default is p.empty and p.kind not in variadic}
@@ -201,9 +207,8 @@ def overrides_rewards(trainer_class: type) -> bool:
 
 
 def corrects_loss(trainer_class: type, own: type) -> bool:
-    """
-    Whether the loss of a trainer passes through our `_compute_loss` and our log-probs. It does not where a subclass, or
-    Unsloth's class in the place of TRL's, overrides a method on the way without calling the next class's.
+    """Whether the loss of a trainer passes through our `_compute_loss` and our log-probs. It does not where a
+    subclass, or Unsloth's class in the place of TRL's, overrides a method on the way without calling the next class's.
 
     Args:
         trainer_class (`type`): the class of the trainer.
@@ -224,9 +229,8 @@ def corrects_loss(trainer_class: type, own: type) -> bool:
 
 
 def _leads_to(bases: Sequence[type], name: str, goal: str = "") -> bool:
-    """
-    Whether each class's method calls the next class's, up to one that calls `goal`, if it is given. By the names in its
-    code.
+    """Whether each class's method calls the next class's, up to one that calls `goal`, if it is given. By the names
+    in its code.
     """
     for base in bases:
         method = vars(base).get(name)

@@ -1,4 +1,7 @@
-"""The statistics behind the tables of the results, on made-up runs and curves; the pages that say them; and the smaller benchmarks."""
+"""
+The statistics behind the tables of the results, on made-up runs and curves; the pages that say them; and the smaller
+benchmarks.
+"""
 
 import math
 import re
@@ -82,7 +85,10 @@ def test_cells_by_hand():
 
 
 def test_the_table_of_the_pretrained_model_by_hand():
-    """Paired with plain GRPO on the pool, also at another rate or plan; with selection at the same one. Its best: 2e-3."""
+    """Paired with plain GRPO on the pool, also at another rate or plan; with selection at the same one.
+
+    Its best: 2e-3.
+    """
     ends = [end("default", 1, 0.45), end("default", 0, 0.4), end("uniform", 0, 0.3), end("uniform", 1, 0.4)]
     ends += [end("default", 0, 0.3, rollouts=512 + 40), end("selection", 0, 0.38), end("default", 0, 0.2, rate=4e-3)]
     ends += [end("default", 0, 0.9, pool="learnable"), end("uniform", 0, 0.1, rate=1e-3, rollouts=9600)]
@@ -116,7 +122,10 @@ def test_the_table_of_the_pretrained_model_by_hand():
 
 @pytest.mark.parametrize(("its", "first", "need"), [(0.1, 0.2, "0.67"), (0.1, 0.41, "at most 0.33"), (0.6, 0.2, "-")])
 def test_a_run_that_arrives_before_its_first_evaluation_needs_at_most_so_much(its, first, need):
-    """Plain GRPO ends at 0.4 after three evaluations, or has it (0.6 and 0.2) at the first; the other at the second, or first."""
+    """
+    Plain GRPO ends at 0.4 after three evaluations, or has it (0.6 and 0.2) at the first; the other at the second, or
+    first.
+    """
     base = evaluated(end("uniform", 0, 0.4), its, 0.2)
     own = evaluated(end("default", 0, 0.6) | {"cpu_s": 50.2}, first, max(first, 0.4))
     settings = settings_of(curves_of([*base, *own]))

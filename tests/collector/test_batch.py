@@ -122,9 +122,8 @@ def prompts(groups: Iterable[RolloutGroup]) -> list[int]:
 
 
 class Collected(NamedTuple):
-    """
-    A generation batch on a process: leftover groups before it, the groups that the process trains on, and the prompts of
-    their rollouts, which another process may have later.
+    """A generation batch on a process: leftover groups before it, the groups that the process trains on, and the
+    prompts of their rollouts, which another process may have later.
     """
 
     batch: GenerationBatch
@@ -214,7 +213,10 @@ class ByTheRule:
     seed=st.integers(0, 10**6),
 )
 def test_every_batch_is_made_by_the_rule(places, world_size, reserved, replays, rounds, **options):
-    """Whatever comes together: no group is lost, each has one origin and one disposition, and the order is that of generation."""
+    """
+    Whatever comes together: no group is lost, each has one origin and one disposition, and the order is that of
+    generation.
+    """
     places, reserved = places * world_size, min(reserved, places - 1) * world_size if replays else 0
     own = {"batch_groups": places, "round_sizes": rounds, "reserved": reserved, "replays": replays}
     by_rank = collected(world_size, **own, **options)

@@ -18,7 +18,10 @@ ROUNDS = st.lists(st.lists(st.tuples(st.integers(0, 9), KINDS), max_size=8), max
 
 
 def newest_if_effective(entered: list) -> list:
-    """By hand: walk backwards over all that was entered, and take each prompt's first group if it is effective; oldest first."""
+    """
+    By hand: walk backwards over all that was entered, and take each prompt's first group if it is effective; oldest
+    first.
+    """
     seen, kept = set(), []
     for group in reversed(entered):
         if group.prompt_id not in seen and group.kind == EFFECTIVE:
@@ -29,7 +32,10 @@ def newest_if_effective(entered: list) -> list:
 
 @given(rounds=ROUNDS, capacity=st.integers(1, 6), max_age=st.none() | st.integers(1, 4))
 def test_first_in_first_out_newest_per_prompt_effective_only(rounds, capacity, max_age):
-    """After each round, the newest groups of those that were there before it and of the round; age is in generation batches."""
+    """
+    After each round, the newest groups of those that were there before it and of the round; age is in generation
+    batches.
+    """
     buffer, present = ReplayBuffer(capacity, max_age), []
     for batch, visits in enumerate(rounds):
         buffer.expire(batch)

@@ -1,4 +1,7 @@
-"""Run by `torch.distributed.run`: one global batch on any number of processes; more on two. See `test_processes.py`."""
+"""Run by `torch.distributed.run`: one global batch on any number of processes; more on two.
+
+See `test_processes.py`.
+"""
 
 import json
 import os
@@ -114,7 +117,10 @@ def differing(rank: int, world_size: int) -> dict:
 
 
 def stop_one_of_two(rank: int, options: dict) -> tuple:
-    """Only process 1 receives a signal, after step 4. Where each stops; and the whole run's logs, once it has gone on."""
+    """Only process 1 receives a signal, after step 4.
+
+    Where each stops; and the whole run's logs, once it has gone on.
+    """
     options = {**options, "save_steps": 100, "save_on_signal": True}
     trainer = run(FOLDER / "stopped", train=False, **options)
     if rank == 1:

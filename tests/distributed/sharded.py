@@ -1,8 +1,8 @@
 """
 Run by `torch.distributed.run`: the runs of `same_batch.py` with weights sharded by FSDP2. See `test_processes.py`.
 
-accelerate shards on accelerators alone: on the CPU it leaves `fsdp` without effect. That one decision is replaced here; all
-else, from the wrapping of layers to the gathering of weights, is accelerate's and torch's own.
+accelerate shards on accelerators alone: on the CPU it leaves `fsdp` without effect. That one decision is replaced
+here; all else, from the wrapping of layers to the gathering of weights, is accelerate's and torch's own.
 """
 
 import json

@@ -1,4 +1,6 @@
-"""Training on several processes (gloo, on the CPU): as on one, whole or sharded by FSDP2, and as TRL with everything off."""
+"""
+Training on several processes (gloo, on the CPU): as on one, whole or sharded by FSDP2, and as TRL with everything off.
+"""
 
 import json
 import os
@@ -17,9 +19,8 @@ from tests.distributed import same_batch, sharded
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory):
-    """
-    What each of `n` processes of the script `name` reports, in `rank-{rank}.json` of the folder that is its argument. The script
-    runs once per test run, whichever worker asks first.
+    """What each of `n` processes of the script `name` reports, in `rank-{rank}.json` of the folder that is its
+    argument. The script runs once per test run, whichever worker asks first.
     """
     base = tmp_path_factory.getbasetemp()
     base = base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base  # one for all workers
@@ -84,7 +85,8 @@ def both(reports):
 @pytest.mark.parametrize("name", sharded.RUNS)
 def test_weights_are_sharded(name, both):
     for report, _ in both:
-        # With LoRA accelerate leaves the last norm and, with some versions of TRL, the head as they are: both are frozen
+        # With LoRA accelerate leaves the last norm and, with some versions of TRL, the head as they are: both are
+        # frozen
         frozen = {"base_model.model.model.norm.weight", "base_model.model.lm_head.weight"} if "lora" in name else set()
         assert set(report[name]["whole"]) <= frozen, "parameters that are no DTensor"
         assert report[name]["units"] >= 4  # two layers, the embedding, and the model

@@ -1,4 +1,6 @@
-"""Runs with `use_vllm=True`, each test on a test double, and with `make test-vllm` on a real vLLM engine on the CPU too."""
+"""
+Runs with `use_vllm=True`, each test on a test double, and with `make test-vllm` on a real vLLM engine on the CPU too.
+"""
 
 import os
 
@@ -27,9 +29,8 @@ def engine(request, monkeypatch):
 
 
 def _patch_vllm(monkeypatch):
-    """
-    vLLM on the CPU packs the weights of linear layers when it loads them, and then rejects those of TRL's sync. Here they
-    stay as they are, in float32 as the policy's.
+    """vLLM on the CPU packs the weights of linear layers when it loads them, and then rejects those of TRL's sync.
+    Here they stay as they are, in float32 as the policy's.
     """
     for name, value in SETTINGS.items():
         monkeypatch.setenv(name, value)

@@ -24,7 +24,10 @@ _AS_TRL = ("--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1")  # w
 
 @contextmanager
 def served(model: Path, log: Path):
-    """The address of a vLLM server of the model in the folder `model`, within the block. Its output goes to the file `log`."""
+    """The address of a vLLM server of the model in the folder `model`, within the block.
+
+    Its output goes to the file `log`.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -1,4 +1,6 @@
-"""With `use_vllm=True`: identical to TRL with everything off; the sampler's weights, log-probs and corrections otherwise."""
+"""
+With `use_vllm=True`: identical to TRL with everything off; the sampler's weights, log-probs and corrections otherwise.
+"""
 
 import numpy as np
 import pytest
@@ -108,9 +110,8 @@ def test_a_prompt_that_leaves_room_for_one_token(with_engine, tmp_path):
 @pytest.mark.parametrize("mode", ["token_truncate", "sequence_mask"])
 @pytest.mark.parametrize("synced", [True, False])
 def test_trls_correction_and_ours_never_both_apply_to_a_row(mode, synced, with_engine, tmp_path, monkeypatch):
-    """
-    Without the sync TRL's ratio is not 1, and a row that had both would show. With it TRL's metrics, over fresh rows, do not look
-    like a sync that does not work: the sampler of replayed rows was another policy.
+    """Without the sync TRL's ratio is not 1, and a row that had both would show. With it TRL's metrics, over fresh
+    rows, do not look like a sync that does not work: the sampler of replayed rows was another policy.
     """
     if not synced:
         monkeypatch.setattr(grpo_trainer.VLLMGeneration, "sync_weights", lambda self: None)

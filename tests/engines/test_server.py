@@ -1,6 +1,5 @@
-"""
-Training with `vllm_mode="server"` on a real vLLM server on the CPU. NCCL needs a GPU, so weights reach it through files: the
-folder that it loaded them from.
+"""Training with `vllm_mode="server"` on a real vLLM server on the CPU. NCCL needs a GPU, so weights reach it through
+files: the folder that it loaded them from.
 """
 
 import shutil
@@ -24,7 +23,9 @@ KINDS = {
 
 
 def alternating_reward(completions, trainer_state, **kwargs):
-    """Decides what carries a gradient, whatever is sampled: each group of the first batch, and every second one later."""
+    """
+    Decides what carries a gradient, whatever is sampled: each group of the first batch, and every second one later.
+    """
     return [float(i % 2 and (trainer_state.global_step == 0 or i // 4 % 2)) for i in range(len(completions))]
 
 

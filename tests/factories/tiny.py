@@ -36,7 +36,10 @@ def tiny_tokenizer(chat_template: str | None = CHAT_TEMPLATE, extra_tokens: tupl
 
 
 def tiny_model(tokenizer=None, seed: int = 0, hidden: int = 32, **fields) -> LlamaForCausalLM:
-    """A Llama of two layers and about 30,000 parameters, the same for equal seeds. `fields` go into its configuration."""
+    """A Llama of two layers and about 30,000 parameters, the same for equal seeds.
+
+    `fields` go into its configuration.
+    """
     tokenizer = tokenizer or tiny_tokenizer()
     state = torch.get_rng_state()
     torch.manual_seed(seed)
@@ -124,9 +127,9 @@ def run(
     trainer=None,
     **fields,
 ):
-    """
-    A short training run on the CPU, from the checkpoint `resume` if given. `fields` go into the config, whose own features are
-    off unless they are given; `trainer` are further arguments of the trainer, such as `train_dataset` or `model`.
+    """A short training run on the CPU, from the checkpoint `resume` if given. `fields` go into the config, whose own
+    features are off unless they are given; `trainer` are further arguments of the trainer, such as `train_dataset` or
+    `model`.
     """
     defaults = {**SMALL, "output_dir": str(output_dir), "learning_rate": 1e-2, "max_steps": 12}
     # By the name: a test may import our trainer once more

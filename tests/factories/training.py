@@ -84,8 +84,8 @@ class CountedRows(Watched):
 
 
 class Checked(Watched):
-    """
-    Computes the loss of every micro-batch with replayed rows by hand, with its gradient, and compares it with the trainer's.
+    """Computes the loss of every micro-batch with replayed rows by hand, with its gradient, and compares it with the
+    trainer's.
 
     Attributes:
         checked: number of such micro-batches.
@@ -155,7 +155,10 @@ class Checked(Watched):
 
 
 def logp_differences(trainer) -> list[float]:
-    """By generation batch, how far log-probs of sampler and training are apart at most, over fresh rows with an advantage."""
+    """
+    By generation batch, how far log-probs of sampler and training are apart at most, over fresh rows with an
+    advantage.
+    """
     largest = []
     for tensors in trainer.tensors:
         mask = tensors["completion_mask"] * tensors.get("tool_mask", 1)
@@ -173,7 +176,10 @@ def dynamic(tmp_path, trainer_class=Watched, rewards=mixed_reward, **options):
 
 
 def before_reward(trainer, step: int | None, act) -> None:
-    """Have `act()` called once, as the reward function is called after `step` steps, or without one in the first evaluation."""
+    """
+    Have `act()` called once, as the reward function is called after `step` steps, or without one in the first
+    evaluation.
+    """
     (plain,), pending = trainer.reward_funcs, [act]
 
     def reward(*args, **kwargs):

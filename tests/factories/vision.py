@@ -21,7 +21,9 @@ VISION_TEMPLATE = (
 
 
 def save_tiny_vision(path: str | Path) -> str:
-    """Save a Llava of pictures of 8 x 8 pixels, which are four tokens and one, with its processor; returns the path."""
+    """
+    Save a Llava of pictures of 8 x 8 pixels, which are four tokens and one, with its processor; returns the path.
+    """
     tokenizer = tiny_tokenizer(VISION_TEMPLATE, extra_tokens=("<image>",))
     pixels = {"height": 8, "width": 8}
     processor = LlavaProcessor(
@@ -64,9 +66,8 @@ def picture(i: int) -> Image.Image:
 
 
 def picture_dataset(where: str = "image", n: int = 24) -> Dataset:
-    """
-    Conversations `"00"` to `"23"`, each with a picture of its own: in the column `image`, in a list in the column `images`, of
-    which every third has two, or in the `message` itself.
+    """Conversations `"00"` to `"23"`, each with a picture of its own: in the column `image`, in a list in the column
+    `images`, of which every third has two, or in the `message` itself.
     """
     pictures = [[picture(i), picture(i + 40)][: 1 + (where == "images" and i % 3 == 0)] for i in range(n)]
     if where != "message":

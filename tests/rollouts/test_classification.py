@@ -68,8 +68,8 @@ def test_totals_of_tenths_compare_as_their_exact_sums(rows):
     assert (kind == EFFECTIVE) == (sum(rows[0]) != sum(rows[1]))
 
 
-#: What was cut off is not trained on. Of a single function, the third completion is at the mean; of two functions with weights
-#: 0.5 and 1, all totals are 0
+#: What was cut off is not trained on. Of a single function, the third completion is at the mean; of two functions with
+#: weights 0.5 and 1, all totals are 0
 ONE = {"rewards": [[1, 0, 0.5]] * 4, "truncated": [[1, 1, 0], [1, 0, 0], [1, 1, 1], [0, 0, 0]]}
 TWO = {"rewards": [[[2, -1], [0, 0], [0, 0]]] * 2, "truncated": [[0, 1, 1], [1, 1, 1]], "weights": (0.5, 1)}
 

@@ -175,7 +175,9 @@ def test_reasons_not_to_skip():
     other=st.none() | st.lists(st.integers(0, 4), min_size=6, max_size=6),
 )
 def test_any_micro_batches(loss_type, parts, size, accumulated, share, seed, masked, other):
-    """The losses of a step add up to what they were, every row with a gradient is there once, and processes keep step."""
+    """
+    The losses of a step add up to what they were, every row with a gradient is there once, and processes keep step.
+    """
     rng, rows = np.random.default_rng(seed), parts * size
     values = torch.from_numpy(rng.normal(size=(rows, 5)) * (rng.random(rows) < share)[:, None])  # losses of tokens
     mask = torch.from_numpy((rng.random((rows, 5)) < 0.7).astype(np.int64))

@@ -101,9 +101,8 @@ def test_the_effective_sample_size_is_that_of_all_processes():
 
 @pytest.mark.parametrize(("clip", "share"), [("proximal", 0), ("behavior", 3 / 5)])
 def test_clipped_share(clip, share):
-    """
-    Of five tokens of replayed rows; pi_theta is 1.1 times pi_old everywhere. By the behavior policy, 1.43 is above the clip with
-    a positive advantage, 0.55 below it with a negative one, and 1.43 above the cap.
+    """Of five tokens of replayed rows; pi_theta is 1.1 times pi_old everywhere. By the behavior policy, 1.43 is above
+    the clip with a positive advantage, 0.55 below it with a negative one, and 1.43 above the cap.
     """
     ratio = torch.tensor([[0.9, 1.3, 1.0], [1.3, 0.5, 9.0]])  # pi_old / pi_behavior
     inputs = micro_batch(
@@ -217,7 +216,10 @@ EVERY_LOSS = [*BY_HAND, "luspo", "sapo", "vespo"]
 @pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize("loss_type", EVERY_LOSS)
 def test_a_corrected_kl_term_is_weighed_by_the_whole_ratio(tmp_path, loss_type, level, corrected):
-    """Without advantages TRL's loss is its KL term alone. It doubles where the policy that sampled was half as likely to."""
+    """Without advantages TRL's loss is its KL term alone.
+
+    It doubles where the policy that sampled was half as likely to.
+    """
     options = {"loss_type": loss_type, "beta": 0.5, "use_bias_correction_kl": corrected}
     options |= {"steps_per_generation": 4, "gradient_accumulation_steps": 2, "importance_sampling_level": level}
     trainer = ready(tmp_path, **options)
@@ -236,7 +238,8 @@ def test_a_corrected_kl_term_is_weighed_by_the_whole_ratio(tmp_path, loss_type, 
     torch.testing.assert_close(results[1], (1 + corrected) * results[0])
 
 
-#: Of rows of two tokens: replayed ones with ratios up to 18, 1.1, 18, and a fresh one. The first and third have the mean 9
+#: Of rows of two tokens: replayed ones with ratios up to 18, 1.1, 18, and a fresh one. The first and third have the
+#: mean 9
 RATIOS = torch.tensor([[18.0, 4.5], [1.1, 1.1], [18.0, 4.5], [1.0, 1.0]])
 ADVANTAGES = torch.tensor([-1.5, -0.5, 1.5, -1.0])
 

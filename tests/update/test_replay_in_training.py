@@ -90,7 +90,10 @@ def test_advantages_and_logged_rewards_are_those_of_all_generated_groups(tmp_pat
 
 @pytest.mark.parametrize("lowest", [0.1, -np.inf])
 def test_rows_keep_their_scale_if_all_new_rewards_are_equal_or_some_are_infinite(tmp_path, lowest):
-    """The deviation is then rounding noise, such as 7e-9 for rewards of 0.1, or infinite. Values over theirs are below sqrt(n)."""
+    """The deviation is then rounding noise, such as 7e-9 for rewards of 0.1, or infinite.
+
+    Values over theirs are below sqrt(n).
+    """
 
     def reward(prompts, completion_ids, **kwargs):
         right = [float(number(p) % 4 == 0 and sum(ids) % 2 == 0) for p, ids in zip(prompts, completion_ids)]

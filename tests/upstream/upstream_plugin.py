@@ -1,6 +1,6 @@
-"""
-A pytest plugin that runs TRL's own GRPO tests with `DataEfficientGRPOTrainer` and every feature off, on small local models in
-place of the Hub's. `make test-upstream TRL_REPO=/path/to/trl` runs it twice: with TRL's class, and with ours on what passed.
+"""A pytest plugin that runs TRL's own GRPO tests with `DataEfficientGRPOTrainer` and every feature off, on small
+local models in place of the Hub's. `make test-upstream TRL_REPO=/path/to/trl` runs it twice: with TRL's class, and
+with ours on what passed.
 
 It is not imported as `tests.upstream...`: TRL's tests are a package `tests` too.
 """
@@ -58,7 +58,10 @@ class CPUConfig(trl.GRPOConfig):
 
 
 class OffTrainer(DataEfficientGRPOTrainer):
-    """`DataEfficientGRPOTrainer` with everything off, whatever config a test passes: the same training as `GRPOTrainer`'s."""
+    """
+    `DataEfficientGRPOTrainer` with everything off, whatever config a test passes: the same training as
+    `GRPOTrainer`'s.
+    """
 
     def __init__(self, *args, **kwargs):
         given = inspect.signature(DataEfficientGRPOTrainer.__init__).bind(self, *args, **kwargs)

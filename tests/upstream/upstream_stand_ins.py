@@ -1,7 +1,6 @@
-"""
-Small local models, tokenizers and datasets in place of the Hub ids that TRL's own GRPO tests use: the architecture that an id
-names, random weights, and the chat template of its family. Only for tests that write out token ids of Qwen the vocabulary has
-Qwen's size: training with a small one takes a fifth of the time.
+"""Small local models, tokenizers and datasets in place of the Hub ids that TRL's own GRPO tests use: the architecture
+that an id names, random weights, and the chat template of its family. Only for tests that write out token ids of Qwen
+the vocabulary has Qwen's size: training with a small one takes a fifth of the time.
 """
 
 from collections.abc import Callable
@@ -15,17 +14,17 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 
-# Special tokens follow the ordinary ones. The smaller number still makes an end-of-sequence token rare: one test relies
-# on a random model not to end its completions.
+# Special tokens follow the ordinary ones. The smaller number still makes an end-of-sequence token rare: one test
+# relies on a random model not to end its completions.
 FULL_VOCABULARY, SMALL_VOCABULARY = 151_643, 16_384
 # Tests make the model "generate" tool calls by token id. These ids decode as in Qwen's vocabulary; all others except
 # single bytes decode to made-up words.
 _PIECES = {
     293: " b", 314: " {", 330: ' "', 397: ">\n", 411: "out", 450: "de", 497: '",', 522: "</", 606: "name", 788: '":',
-    894: " any", 927: "sh", 944: "'t", 1318: "text", 1414: " know", 1513: " don", 2765: " won", 4913: '{"', 5212: ' {"',
-    5392: " tool", 6023: "hi", 6659: "call", 7692: "async", 9520: "step", 11248: "}}\n", 13477: "crement", 14172: "tool",
-    16252: " increment", 16370: "arguments", 17453: "Done", 22785: "_tool", 35744: "increment", 64648: "multiply",
-    93054: "_multiply", 95642: '"}}\n',
+    894: " any", 927: "sh", 944: "'t", 1318: "text", 1414: " know", 1513: " don", 2765: " won", 4913: '{"',
+    5212: ' {"', 5392: " tool", 6023: "hi", 6659: "call", 7692: "async", 9520: "step", 11248: "}}\n", 13477: "crement",
+    14172: "tool", 16252: " increment", 16370: "arguments", 17453: "Done", 22785: "_tool", 35744: "increment",
+    64648: "multiply", 93054: "_multiply", 95642: '"}}\n',
 }  # fmt: skip
 _SPECIAL = [
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>",
@@ -57,9 +56,8 @@ def _vocabulary(ordinary: int) -> dict[str, int]:
 
 
 def make_tokenizer(template: str, ordinary: int) -> PreTrainedTokenizerFast:
-    """
-    A byte-level tokenizer of `ordinary` tokens and the special ones, with the chat template `template` of the installed
-    TRL, such as `"qwen3"`.
+    """A byte-level tokenizer of `ordinary` tokens and the special ones, with the chat template `template` of the
+    installed TRL, such as `"qwen3"`.
     """
     from trl import chat_template_utils
 

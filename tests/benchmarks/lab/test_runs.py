@@ -121,7 +121,9 @@ def test_the_studies_have_each_run_once_seed_by_seed():
 
 
 def test_a_run_that_a_signal_stops_is_not_finished(start, tmp_path, monkeypatch):
-    """With `save_on_signal` the package's trainer ends a run in good order when it is told to stop; that is no result."""
+    """
+    With `save_on_signal` the package's trainer ends a run in good order when it is told to stop; that is no result.
+    """
     real = train.Evaluations.on_step_end
 
     def signalled(self, args, state, control, **kwargs):

@@ -1,4 +1,6 @@
-"""The trained start, its exact accuracy, the pools that follow from it, and the answers of its tasks by other means."""
+"""
+The trained start, its exact accuracy, the pools that follow from it, and the answers of its tasks by other means.
+"""
 
 import dataclasses
 import re
