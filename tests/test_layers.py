@@ -25,7 +25,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("difficulty", "replay", "tracking"),
     ("checkpoint", "signals"),
     ("rollouts", "rewards", "config"),
-    ("utils", "compat"),
+    ("utils", "compat", "math_verifier"),
 )
 
 
