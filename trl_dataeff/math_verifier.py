@@ -32,7 +32,6 @@ class MathVerifier:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
-        self._owner = os.getpid()
         self._lock = threading.Lock()
         atexit.register(self.close)
 
@@ -70,16 +69,15 @@ class MathVerifier:
         return score
 
     def close(self) -> None:
-        """Kill the process, if this one has started it. In a fork it is still that of the parent."""
-        if self._process is not None and self._owner == os.getpid():
+        """Kill the process, if there is one. In a fork this leaves the process of the parent alone."""
+        if self._process is not None:
             _kill(self._process)
             self._process = None
 
     def _running_process(self) -> subprocess.Popen[str]:
-        is_forked = self._owner != os.getpid()  # the process is then that of the parent, which goes on using it
-        if self._process is None or is_forked or self._process.poll() is not None:
+        # After a fork, `poll` says of the process of the parent that it has ended, too
+        if self._process is None or self._process.poll() is not None:
             self._process = _start()
-            self._owner = os.getpid()
         return self._process
 
 
