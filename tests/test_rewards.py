@@ -101,6 +101,7 @@ def test_text_of_a_completion(completion, expected):
         (r"\boxed{2\,3}", None),
         (r"\boxed{2\sqrt{3}}", None),
         (r"\boxed{(1, 2)}", None),
+        (r"\boxed{(1,\,200)}", None),  # a list, where `1,\!200` is a number
         (r"\boxed{2^{60}}", None),
         (r"\boxed{3/x}", None),
         (r"\boxed{1/2.5}", None),

@@ -53,7 +53,7 @@ _NUMBER_FIRST = re.compile(r"[^\w#]*(?:[0-9](?![0-9]*[.)]\s)|[dt]?frac\{)")
 # `\text{...}`, `\textbf{...}`, `\mathrm{...}` and the like
 _LATEX_TEXT = re.compile(r"\\(?:text|math)\w*\s*\{([^{}]*)\}")
 # A thousands separator of LaTeX: `1{,}000`, `1\,000`, `1\!000`, `1,\!000`
-_LATEX_SEPARATOR = re.compile(r"(?<=[0-9])(?:\{,\}|,?\\[,!])(?=[0-9])")
+_LATEX_SEPARATOR = re.compile(r"(?<=[0-9])(?:\{,\}|\\,|,?\\!)")
 # A space of LaTeX: `\,`, `\ ` and the like
 _LATEX_SPACE = re.compile(r"\\[,;:! ]")
 # `\frac{a}{b}` that does not follow a factor or the whole part of a mixed number
