@@ -28,7 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("difficulty", "update", "tracking"),
     ("checkpoint", "generation", "signals"),
     ("rollouts", "rewards", "config"),
-    ("utils", "compat"),
+    ("utils", "compat", "math_verifier"),
 )
 
 

@@ -16,7 +16,8 @@ Data flow of a generation batch, and the place of each part (folders side by sid
     config.py            GRPOConfig with our fields; validation.py checks them with the dataset, and says what is on
     testing.py           conformance suite for your own selectors
     utils.py             atomic files, hashes, and errors that only the user can fix; compat.py: what we rely on in TRL
-    analysis/, cli/, rewards.py
+    analysis/, cli/
+    rewards.py           functions for answers that can be checked; math_verifier.py: math-verify in its own process
 
 A module imports only from the layers below its own; `tests/test_layers.py` has their order.
 

@@ -2,18 +2,27 @@ r"""
 Reward functions for answers that can be checked, which TRL does not have. Each is 1.0 for right and 0.0 for wrong.
 
 All compare with the dataset's column `answer`, or `solution` in rows without it, and give `None` (no score) for a row
-without a gold answer. A completion is plain text, or messages, of which the last one of the assistant counts. Its answer is
-what it marks as such after its reasoning (`</think>`): the last `\boxed{...}`, else `<answer>...</answer>`, else `#### ...`.
+without a gold answer. A completion is plain text, or messages, of which the last one of the assistant counts. Its
+answer is what it marks as such after its reasoning (`</think>`): the last `\boxed{...}`, else the last
+`<answer>...</answer>`, else what follows the last `####` that begins with a number or ends the text (any other is a
+heading).
+
+The time of `exact_answer_reward` and `numeric_answer_reward` grows linearly with the length of a completion, whatever
+it holds. `math_verify_reward` has time limits.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import re
-import threading
+import time
 import unicodedata
+import warnings
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any
+
+from trl_dataeff.math_verifier import MathVerifier
 
 
 __all__ = ["exact_answer_reward", "math_verify_reward", "numeric_answer_reward"]
@@ -21,35 +30,56 @@ __all__ = ["exact_answer_reward", "math_verify_reward", "numeric_answer_reward"]
 Completions = Sequence[str | list[dict[str, Any]]]  # plain text, or the messages of conversations
 Column = Sequence[Any] | None
 
-MAX_CHARACTERS = 200  # of a number; Python refuses to read one of more than 4,300 digits
+#: Longest number that is read, in characters. Python refuses to read a number of more than 4,300 digits.
+MAX_NUMBER_CHARACTERS = 200
+#: Longest text whose Unicode characters are normalized, which takes quadratic time for a run of combining accents.
+MAX_NORMALIZED_CHARACTERS = 10_000
 
-_BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{")
-_MARKED = (
-    re.compile(r"(?si)<answer>(.*?)</answer>"),
-    re.compile(r"####(?!#)[ \t]*([^\w\n#]*(?:\d(?!\d*[.)][ \t]+\S)|(?<=\\)[dt]?frac).*|\S.*(?=\Z|\n\s*\Z))"),
+#: Time limits of `math_verify_reward`, which takes milliseconds for an ordinary completion. A batch of n completions
+#: may take `SECONDS_PER_BATCH + n * MEAN_SECONDS_PER_COMPLETION`.
+MAX_SECONDS_PER_COMPLETION = 5.0
+MEAN_SECONDS_PER_COMPLETION = 0.25
+SECONDS_PER_BATCH = 60.0
+
+# The beginning of a box, a brace, or an escaped brace (`\{`), which belongs to no pair
+_BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|\\?[{}]")
+_ANSWER_OPENS = re.compile(r"<answer>", re.IGNORECASE)
+_ANSWER_CLOSES = re.compile(r"</answer>", re.IGNORECASE)
+# Exactly four number signs, and the rest of their line
+_ANSWER_LINE = re.compile(r"(?<!#)####(?!#)[ \t]*(\S.*)")
+# A line that begins with a number or a fraction, and not with the number of a heading (`2. Conclusion`)
+_NUMBER_FIRST = re.compile(r"[^\w#]*(?:[0-9](?![0-9]*[.)]\s)|[dt]?frac\{)")
+
+# `\text{...}`, `\textbf{...}`, `\mathrm{...}` and the like
+_LATEX_TEXT = re.compile(r"\\(?:text|math)\w*\s*\{([^{}]*)\}")
+# A thousands separator of LaTeX: `1{,}000`, `1\,000`, `1\!000`, `1,\!000`
+_LATEX_SEPARATOR = re.compile(r"(?<=[0-9])(?:\{,\}|\\,|,?\\!)")
+# A space of LaTeX: `\,`, `\ ` and the like
+_LATEX_SPACE = re.compile(r"\\[,;:! ]")
+# `\frac{a}{b}` that does not follow a factor or the whole part of a mixed number
+_LATEX_FRACTION = re.compile(r"(?<![\w}])\\[dt]?frac\{(-?[0-9]+)\}\{([0-9]+)\}")
+_NUMBER = re.compile(
+    r"(?:(?<![\w.)\]}+-])(?P<sign>[-+]))?"  # a sign that is not an operator between two operands
+    r"(?:\\?[$€£] ?)?"
+    r"(?P<whole>[0-9]+ (?=[0-9]+ ?/))?"  # of a mixed number, which is not read: `1 3/4` is not 3/4
+    r"(?P<numerator>"
+    r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?"  # `1,000,000.5` or `1000000.5`
+    r"|\.[0-9]+"  # or `.5`
+    r")"
+    r"(?P<exponent>[eE][-+]?[0-9]{1,3}(?!\w))?"
+    r"(?: ?/ ?(?P<denominator>[0-9]+)(?!\.?[0-9]))?"  # a whole number: in `1/2.5` it is not 2
+    r"(?: ?\\?%)?"
 )
-_AROUND = " \t\n\r.,;:!?\"'`*$“”‘’«»()[]"  # noqa: RUF001
+# What makes a number a part of a larger expression. A slash between letters belongs to units (`km/h`)
+_EXPRESSION = re.compile(r"[\\^*_+<>|√π]|(?<![A-Za-z])/|/(?![A-Za-z])")
+_AROUND_TEXT = " \t\n\r.,;:!?\"'`*$“”‘’«»()[]"  # noqa: RUF001
 
-_SIGN = r"(?:(?<![\w.)\]}])[-+])?"  # which is not an operator between two operands
-_DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
-_FRAC = rf"(?P<fsign>{_SIGN})(?:(?P<fwhole>[0-9]+)\s*)?\\[dt]?frac\s*\{{\s*(?P<fnum>-?[0-9]+)\s*\}}\s*\{{\s*(?P<fden>[0-9]+)\s*\}}"
-_PLAIN = (
-    rf"(?P<sign>{_SIGN})(?:(?P<whole>[0-9]+)[ ]+(?=[0-9]+/[0-9]))?(?P<number>{_DIGITS})"
-    rf"(?:[eE](?P<exponent>[-+]?[0-9]{{1,3}})(?![\w]))?(?:\s*/\s*(?P<den>[0-9]+)(?![0-9/]|\.[0-9]))?"
-)
-_NUMBER = re.compile(rf"(?:{_FRAC}|{_PLAIN})(?P<percent>\s*\\?%)?")
-_UNITS = re.compile(
-    r"\^?\s*\{?\\(?:circ|degree)\b\}?|(?<=[A-Za-z])/(?=[A-Za-z])"
-    r"|\\(?:text|mathrm|textbf|mathbf|operatorname)\s*\{(?!\s*[-+.\d])[^{}]*\}(?:\s*\^\s*\{?[23]\}?)?"
-    r"|\\[,;:! ]|\\(?:left|right|(?:text|math)\w*)\b"
-)
+# The beginning of mathematics in LaTeX: `$`, `\(` or `\[`
+_LATEX_DELIMITER = re.compile(r"(?<!\\)\$|\\[(\[]")
+# A word of prose: neither a command (`\sqrt`) nor its argument (`{pmatrix}`)
+_WORD = re.compile(r"(?<![\\{])\b[^\W\d_]{3,}")
 
-
-class Number(NamedTuple):
-    """A number as it is written: its value (of `75%`: 75), and whether it is a percentage."""
-
-    value: Fraction
-    is_percent: bool = False
+_math_verifier = MathVerifier()
 
 
 def exact_answer_reward(
@@ -58,16 +88,21 @@ def exact_answer_reward(
     r"""
     Reward function that checks whether the completion is the gold answer, word for word.
 
-    Compares the marked answer, or else the whole completion after its reasoning. Case, spaces, the punctuation around it, and
-    LaTeX for text (`\text{Paris}`) do not count.
+    Compares the marked answer, or else the whole completion after its reasoning. Case, spaces, the punctuation around
+    it, and LaTeX for text (`\text{Paris}`) do not count.
 
     Args:
-        completions (`list[str]` or `list[list[dict]]`): completions, plain or conversational.
-        answer (`list`, *optional*), solution (`list`, *optional*): gold answers, and those of the rows without `answer`.
-        **kwargs: other columns and what the trainer passes; not used.
+        completions (`list[str]` or `list[list[dict]]`):
+            Completions, plain or conversational.
+        answer (`list`, *optional*):
+            Gold answers: text, or numbers.
+        solution (`list`, *optional*):
+            Gold answers of the rows that have none in `answer`.
+        **kwargs:
+            Other columns, and what the trainer passes. Not used.
 
     Returns:
-        `list[float | None]`: 1.0 or 0.0; `None` for a row without gold answer.
+        `list[float | None]`: 1.0 or 0.0 for each completion; `None` for a row without a gold answer.
 
     Raises:
         `ValueError`: the dataset has neither `answer` nor `solution`.
@@ -79,7 +114,11 @@ def exact_answer_reward(
     [1.0, 0.0, 1.0]
     ```
     """
-    return _scored(lambda text, gold: float(_normalized(text) == _normalized(gold)), completions, answer, solution)
+
+    def score(text: str, gold: str) -> float:
+        return float(_normalized(_answer(text)) == _normalized(_answer(gold)))
+
+    return _scores(score, completions, answer, solution)
 
 
 def numeric_answer_reward(
@@ -88,15 +127,46 @@ def numeric_answer_reward(
     r"""
     Reward function that checks whether the completion's number is the gold number, however it is written.
 
-    Compares the number of the marked answer, or else the last number after the reasoning. Thousands separators, decimals,
-    signs, fractions (`3/4`, `1 3/4`, `\frac{3}{4}`), powers of ten (`1e-3`), percentages, currencies and units are
-    understood. Whole numbers must be equal; others may differ by less than a thousandth of the gold number and less than
-    0.01. A percentage matches a number that is meant as a share or in percent (`75%`: 75 and 0.75).
+    Compares the number of the marked answer, or else the last number after the reasoning. Numbers are compared
+    exactly: 0.5 is 1/2, and 0.333 is not 1/3. Reads signs, decimals, thousands separators (`1,000`, `1{,}000`,
+    `1\,000`), powers of ten (`1e-3`) and fractions (`3/4`, `\frac{3}{4}`). A currency or percent sign and the words
+    around a number do not count: `75%` is 75, and not 0.75.
 
-    Arguments and errors are those of [`exact_answer_reward`]. Gold answers are numbers, text with one number, or text with
-    a marked answer, as in GSM8K; a row whose gold answer is not a number gets `None`.
+    Everything else is left to [`math_verify_reward`]: mixed numbers (`1 3/4`), roots, powers, degrees, and units with
+    exponents. A marked answer with such an expression, or with several numbers, is wrong.
+
+    Args:
+        completions (`list[str]` or `list[list[dict]]`):
+            Completions, plain or conversational.
+        answer (`list`, *optional*):
+            Gold answers: numbers, text with one number, or text with a marked answer, as in GSM8K.
+        solution (`list`, *optional*):
+            Gold answers of the rows that have none in `answer`.
+        **kwargs:
+            Other columns, and what the trainer passes. Not used.
+
+    Returns:
+        `list[float | None]`: 1.0 or 0.0 for each completion; `None` for a row whose gold answer is missing or not a
+        number.
+
+    Raises:
+        `ValueError`: the dataset has neither `answer` nor `solution`.
+
+    Example:
+
+    ```python
+    >>> numeric_answer_reward(["so $1,200.", r"\boxed{\frac{1}{2}}", "0.333"], answer=["#### 1200", 0.5, "1/3"])
+    [1.0, 1.0, 0.0]
+    ```
     """
-    return _scored(_numeric_score, completions, answer, solution)
+
+    def score(text: str, gold: str) -> float | None:
+        expected = single_number(_answer(gold))
+        if expected is None:
+            return None
+        return float(answer_number(text) == expected)
+
+    return _scores(score, completions, answer, solution)
 
 
 def math_verify_reward(
@@ -106,134 +176,217 @@ def math_verify_reward(
     Reward function that checks with math-verify whether the completion's answer equals the gold answer.
 
     Like TRL's `accuracy_reward`, and beyond it: takes plain text as well as conversations, reads `answer` as well as
-    `solution`, understands `<answer>` and `#### 42`, and accepts an answer outside of LaTeX (`so it is 34`). Of several boxes
-    the last one counts.
+    `solution`, understands `<answer>` and `#### 42`, and accepts an answer outside of LaTeX (`so it is 34`). Of
+    several boxes the last one counts.
 
-    Arguments and errors are those of [`exact_answer_reward`]. Gold answers are LaTeX with or without `$`, numbers, or text
-    with a marked answer; a row whose gold answer cannot be parsed gets `None`. Raises an `ImportError` without math-verify.
+    Ordinary completions take milliseconds. One that takes more than 5 seconds (`MAX_SECONDS_PER_COMPLETION`) counts as
+    wrong, with a warning. A batch of n completions takes at most 60 + n / 4 seconds (`SECONDS_PER_BATCH` and
+    `MEAN_SECONDS_PER_COMPLETION`); those that are not compared by then count as wrong too, with a warning. math-verify
+    runs in a process of its own, so these limits hold in every thread. On Windows a comparison cannot be stopped.
+
+    Args:
+        completions (`list[str]` or `list[list[dict]]`):
+            Completions, plain or conversational.
+        answer (`list`, *optional*):
+            Gold answers: LaTeX with or without `$`, numbers, or text with a marked answer.
+        solution (`list`, *optional*):
+            Gold answers of the rows that have none in `answer`.
+        **kwargs:
+            Other columns, and what the trainer passes. Not used.
+
+    Returns:
+        `list[float | None]`: 1.0 or 0.0 for each completion; `None` for a row whose gold answer is missing or cannot
+        be parsed.
+
+    Raises:
+        `ValueError`: the dataset has neither `answer` nor `solution`.
+        `ImportError`: math-verify is not installed.
+
+    Example:
+
+    ```python
+    >>> math_verify_reward([r"\boxed{\sqrt{12}}", "It is $x + 1$."], answer=[r"2\sqrt{3}", "x - 1"])
+    [1.0, 0.0]
+    ```
     """
-    return _scored(_math_score, completions, answer, solution)
+    if importlib.util.find_spec("math_verify") is None:
+        raise ImportError("`math_verify_reward` needs math-verify: pip install math-verify")
+    batch_seconds = SECONDS_PER_BATCH + len(completions) * MEAN_SECONDS_PER_COMPLETION
+    deadline = time.monotonic() + batch_seconds
+
+    def score(text: str, gold: str) -> float | None:
+        seconds_left = deadline - time.monotonic()
+        if seconds_left <= 0:
+            _warn(
+                f"math-verify has taken {batch_seconds:g} seconds for a batch of {len(completions)} completions. "
+                "Those that it has not compared count as wrong."
+            )
+            return 0.0
+        try:
+            seconds = min(MAX_SECONDS_PER_COMPLETION, seconds_left)
+            return _math_verifier.compare(_for_math_verify(text), _in_dollars(_answer(gold)), seconds)
+        except TimeoutError:
+            _warn(
+                f"math-verify took too long for a completion (limit: {MAX_SECONDS_PER_COMPLETION:g} seconds), or "
+                "crashed. Such completions count as wrong. This warning is shown once."
+            )
+            return 0.0
+
+    return _scores(score, completions, answer, solution)
 
 
-def _scored(
+def _warn(message: str) -> None:
+    """Show a warning; Python shows each message once."""
+    warnings.warn(message, RuntimeWarning, stacklevel=1)
+
+
+def _scores(
     score: Callable[[str, str], float | None], completions: Completions, answer: Column, solution: Column
 ) -> list[float | None]:
-    """By row, `score` of the completion's text after its reasoning and of the gold answer; `None` without a gold answer."""
+    """Return the `score` of each row's completion and gold answer without their reasoning; `None` without a gold."""
     if answer is None and solution is None:
         raise ValueError("The dataset has neither `answer` nor `solution`. Name the gold answers' column `answer`.")
-    scores = []
-    missing = [None] * len(completions)
-    for completion, *columns in zip(completions, answer or missing, solution or missing, strict=True):
-        golds = [str(value).rpartition("</think>")[2] for value in columns if value is not None and str(value).strip()]
-        scores.append(score(completion_text(completion).rpartition("</think>")[2], golds[0]) if golds else None)
+    absent = [None] * len(completions)
+    answers = absent if answer is None else answer
+    solutions = absent if solution is None else solution
+    scores: list[float | None] = []
+    for completion, gold_answer, gold_solution in zip(completions, answers, solutions, strict=True):
+        gold = gold_answer if _is_given(gold_answer) else gold_solution
+        if not _is_given(gold):
+            scores.append(None)
+            continue
+        text = completion_text(completion)
+        scores.append(score(_after_reasoning(text), _after_reasoning(str(gold))))
     return scores
 
 
+def _is_given(gold: Any) -> bool:
+    return gold is not None and str(gold).strip() != ""
+
+
 def completion_text(completion: str | list[dict[str, Any]]) -> str:
-    """The text of a completion; empty without a message of the assistant, or if it has no content (a tool call)."""
+    """Return the text of a completion: empty if the assistant's last message is missing or has none (a tool call)."""
     if isinstance(completion, str):
         return completion
-    last = next((m.get("content") or "" for m in completion[::-1] if m.get("role", "assistant") == "assistant"), "")
-    return last if isinstance(last, str) else "".join(part.get("text", "") for part in last)
+    for message in reversed(completion):
+        if message.get("role", "assistant") == "assistant":
+            content = message.get("content") or ""
+            if isinstance(content, str):
+                return content
+            return "".join(part.get("text", "") for part in content)
+    return ""
+
+
+def _after_reasoning(text: str) -> str:
+    return text.rpartition("</think>")[2]
 
 
 def marked_answer(text: str) -> str | None:
-    """The answer that a text marks as such, or `None`."""
-    for opening in reversed(list(_BOXED.finditer(text))):
-        depth = 1
-        for i in range(opening.end(), len(text)):
-            depth += {"{": 1, "}": -1}.get(text[i], 0)
-            if depth == 0:
-                return text[opening.end() : i].strip()
-    found: list[str] = next((matches for pattern in _MARKED if (matches := pattern.findall(text))), [])
-    return found[-1].strip() if found else None
+    r"""Return the answer that a text marks by `\boxed{...}`, `<answer>...</answer>` or `#### ...`, or `None`."""
+    box = _last_box(text)
+    if box is not None:
+        return box
+    for part in reversed(_ANSWER_OPENS.split(text)[1:]):
+        closing = _ANSWER_CLOSES.search(part)
+        if closing is not None:
+            return part[: closing.start()].strip()
+    end = len(text.rstrip())
+    for line in reversed(list(_ANSWER_LINE.finditer(text))):
+        if line.end() >= end or _NUMBER_FIRST.match(line[1]):
+            return line[1].strip()
+    return None
+
+
+def _last_box(text: str) -> str | None:
+    r"""Return what is in the `\boxed{...}` that opens last of those that are closed, or `None`, in one pass."""
+    contents = None
+    last_start = -1
+    open_braces: list[tuple[int, bool]] = []  # where what is in them begins, and whether they are those of a box
+    for brace in _BRACE.finditer(text):
+        if brace[0] in (r"\{", r"\}"):
+            continue
+        if brace[0] != "}":
+            is_box = brace[0] != "{"
+            open_braces.append((brace.end(), is_box))
+        elif open_braces:
+            start, is_box = open_braces.pop()
+            if is_box and start > last_start:  # not a box around the last one
+                contents = text[start : brace.start()].strip()
+                last_start = start
+    return contents
 
 
 def _answer(text: str) -> str:
-    """The answer that a text marks as such, or else all of it."""
+    """Return the answer that a text marks as such, or else all of it."""
     marked = marked_answer(text)
     return text.strip() if marked is None else marked
 
 
-def _normalized(text: str) -> str:
-    """The answer of a text in lower case, with single spaces, and without the punctuation around it."""
-    answer = re.sub(r"\\(?:text|math)\w*\s*\{([^{}]*)\}", r"\1", _answer(text))
-    folded = " ".join(unicodedata.normalize("NFKC", answer).split()).casefold()
-    return folded.strip(_AROUND) or folded  # a text of punctuation alone is an answer too
+def _normalized(answer: str) -> str:
+    """Return an answer in lower case, with single spaces, and without LaTeX for text and the punctuation around it."""
+    answer = _LATEX_TEXT.sub(r"\1", answer)
+    if len(answer) <= MAX_NORMALIZED_CHARACTERS:
+        answer = unicodedata.normalize("NFKC", answer)
+    folded = " ".join(answer.split()).casefold()
+    return folded.strip(_AROUND_TEXT) or folded  # a text of punctuation alone is an answer too
 
 
-def _math_score(text: str, gold: str) -> float | None:
-    from math_verify import parse, verify
-
-    # math-verify stops itself by SIGALRM, which only the main thread may use
-    seconds = 10 if threading.current_thread() is threading.main_thread() else None
-    expected = parse(_in_latex(_answer(gold)), parsing_timeout=seconds)
-    marked = marked_answer(text)
-    if marked is not None and _BOXED.search(text):
-        text = rf"\boxed{{{marked}}}"
-    elif marked is not None:  # in LaTeX, `60 km/h` would be a product
-        text = marked if re.match(r"[-+.,\d/]+ [a-zA-Z]", marked) else _in_latex(marked)
-    found = parse(text, parsing_timeout=seconds)
-    return float(verify(expected, found, timeout_seconds=seconds)) if expected else None
-
-
-def _in_latex(answer: str) -> str:
-    r"""Bare LaTeX (`2\sqrt{3}`) with dollar signs, with which math-verify reads it whole."""
-    prose = re.search(r"(?<!\\)\$|\\\(|\\\[|(?<![\\{])\b[^\W\d_]{3,}", _UNITS.sub(" ", answer))
-    return answer if prose else f"${answer.strip(' *')}$"
-
-
-def _numeric_score(text: str, gold: str) -> float | None:
-    expected = single_number(_answer(gold))
-    if expected is None:
-        return None
-    number = answer_number(text)
-    if number is None:
-        return 0.0
-    if number.is_percent == expected.is_percent:
-        return float(_is_close(number.value, expected.value))
-    percent, plain = (number, expected) if number.is_percent else (expected, number)
-    return float(any(_is_close(percent.value / scale, plain.value) for scale in (1, 100)))
-
-
-def _is_close(value: Fraction, gold: Fraction) -> bool:
-    both_whole = value.denominator == gold.denominator == 1
-    return value == gold or (not both_whole and abs(value - gold) < min(abs(gold) / 1000, Fraction(1, 100)))
-
-
-def answer_number(text: str) -> Number | None:
-    """The number that a text gives as its answer; `None` if it gives none."""
+def answer_number(text: str) -> Fraction | None:
+    """Return the number of the marked answer of a text, or of a text without one the last number, or `None`."""
     marked = marked_answer(text)
     if marked is not None:
         return single_number(marked)
-    matches = list(_NUMBER.finditer(_cleaned(text)))
-    return _number(matches[-1]) if matches else None
+    numbers = list(_NUMBER.finditer(_without_latex(text)))
+    return _value(numbers[-1]) if numbers else None
 
 
-def single_number(text: str) -> Number | None:
+def single_number(answer: str) -> Fraction | None:
     r"""
-    The one number of a short answer such as `$1,200$`, `x = -3` or `12 apples`. An answer with several numbers, or with
-    mathematics around its number (`2\sqrt{3}`, `3\pi`, `2^{10}`), is `None`: to read one of them would be wrong.
+    Return the one number of a short answer such as `$1,200$`, `x = -3` or `12 apples`, or `None`.
+
+    It is `None` for an answer with several numbers, or with mathematics around its number (`2\sqrt{3}`, `3\pi`,
+    `2^{10}`): to read one of them would be wrong.
     """
-    text = _UNITS.sub(" ", _cleaned(text.strip(" *_"))).rpartition("=")[2].rpartition("≈")[2]
-    matches = list(_NUMBER.finditer(text))
-    if len(matches) != 1 or re.search(r"[\\^*/_+<>|√π]", text[: matches[0].start()] + text[matches[0].end() :]):
+    right_side = _without_latex(answer.strip(" *_")).replace("≈", "=").rpartition("=")[2]
+    numbers = list(_NUMBER.finditer(right_side))
+    if len(numbers) != 1:
         return None
-    return _number(matches[0])
+    number = numbers[0]
+    around = right_side[: number.start()] + " " + right_side[number.end() :]
+    return None if _EXPRESSION.search(around) else _value(number)
 
 
-def _cleaned(text: str) -> str:
-    """`text` with one spelling of minus, of thousands separators, and no currency sign before a number."""
-    text = text.replace("−", "-").replace("–", "-").replace("{,}", ",").replace("\\!", "")  # noqa: RUF001
-    return re.sub(r"\\?[$€£]\s*(?=[-+]?[.0-9\\])", "", text)
+def _without_latex(text: str) -> str:
+    """Return a text with plain minus signs, and with plain text for LaTeX's text, separators, spaces and fractions."""
+    text = text.replace("−", "-").replace("–", "-")  # noqa: RUF001
+    text = _LATEX_TEXT.sub(r"\1", text)
+    text = _LATEX_SEPARATOR.sub(",", text)
+    text = _LATEX_SPACE.sub(" ", text)
+    return _LATEX_FRACTION.sub(r"\1/\2", text)
 
 
-def _number(match: re.Match[str]) -> Number | None:
-    part = match.groupdict()
-    denominator = part["fden"] or part["den"] or "1"
-    if len(match[0]) > MAX_CHARACTERS or int(denominator) == 0:
+def _value(number: re.Match[str]) -> Fraction | None:
+    """Return the value of a match of `_NUMBER`; `None` if it is too long to be read, mixed, or divided by zero."""
+    denominator = number["denominator"] or "1"
+    if len(number[0]) > MAX_NUMBER_CHARACTERS or number["whole"] or int(denominator) == 0:
         return None
-    power = Fraction(10) ** int(part["exponent"] or 0)
-    numerator = Fraction((part["fnum"] or part["number"]).replace(",", "")) * power
-    value = numerator / int(denominator) + int(part["fwhole"] or part["whole"] or 0)
-    return Number(-value if "-" in (part["fsign"], part["sign"]) else value, part["percent"] is not None)
+    numerator = number["numerator"].replace(",", "") + (number["exponent"] or "")
+    value = Fraction(numerator) / int(denominator)
+    return -value if number["sign"] == "-" else value
+
+
+def _for_math_verify(text: str) -> str:
+    r"""Return the marked answer of a text in a form that math-verify reads whole, or else the text."""
+    box = _last_box(text)
+    if box is not None:
+        return rf"\boxed{{{box}}}"
+    marked = marked_answer(text)
+    return text if marked is None else _in_dollars(marked)
+
+
+def _in_dollars(answer: str) -> str:
+    r"""Put bare LaTeX (`2\sqrt{3}`) between dollars, with which math-verify reads it whole; leave prose as it is."""
+    is_prose = _WORD.search(_LATEX_TEXT.sub(" ", answer))
+    if is_prose or _LATEX_DELIMITER.search(answer):
+        return answer
+    return f"${answer.strip(' *')}$"
