@@ -83,8 +83,8 @@ class Setup:
         """Make a set-up whose throughputs follow from peak rates.
 
         Generation reads all weights and the caches of all sequences for each token. An update with LoRA and gradient
-        checkpointing takes eight operations per parameter and token: TRL's pass for old log-probs (with vLLM), two passes
-        forward and the gradient of activations. Rows without a gradient skip all of them.
+        checkpointing takes eight operations per parameter and token: TRL's pass for old log-probs (with vLLM), two
+        passes forward and the gradient of activations. Rows without a gradient skip all of them.
 
         Args:
             gpu (`str`): One of `GPUS`.
