@@ -53,8 +53,8 @@ INTRODUCTION = """\
 
 Each row is an environment of its own, in which the tests that depend on TRL ran on a CPU. *Lowest* has the lowest \
 versions allowed, but for torch, and *newest* the newest of everything. Tests that
-a version cannot run are left out, such as sharding with Transformers 5.3. Tools need `jmespath` with Transformers below \
-5.13.
+a version cannot run are left out, such as sharding with Transformers 5.3. Tools need `jmespath` with Transformers \
+below 5.13.
 TRL 1.15.0 trains on GPUs only, because its loss needs Triton, and is not in the table. Other versions of Python are \
 tested by the project's CI.
 """
@@ -110,8 +110,12 @@ def rows_of_table() -> dict[str, str]:
     """The lines of the table as it is, by the name of the row."""
     if not TABLE.exists():
         return {}
-    _header, *lines = [line for line in TABLE.read_text().splitlines() if line.startswith("| ")]
-    return {line.split(" | ")[0].removeprefix("| "): line for line in lines}
+    lines = [line for line in TABLE.read_text().splitlines() if line.startswith("| ")]
+    rows = {}
+    for line in lines[1:]:  # without the header
+        name = line.split(" | ")[0].removeprefix("| ")
+        rows[name] = line
+    return rows
 
 
 def all_passed(result: dict[str, str]) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks import tables, time_model
 from benchmarks.curves import band, on_grid
 from benchmarks.lab.ratios import ACCURACY, BASELINE, Curve, ratio_table
-from benchmarks.lab.studies import CONDITIONS, committed_runs
+from benchmarks.lab.studies import CONDITIONS, runs_of_study
 from benchmarks.lab.train import RunSpec
 from benchmarks.smollm2.tables import (
     FIRST_SEED,
@@ -30,7 +30,7 @@ from benchmarks.smollm2.tables import (
     above,
     best_of_baseline,
     claims_table,
-    committed_curves,
+    committed_runs,
     effective,
     ends,
     full_table,
@@ -67,10 +67,10 @@ def runs_at_rates(*pools: str) -> list[Curve]:
     """
     The study `best` on these pools, by pool and rate, and plain GRPO's runs of other studies with the same seeds.
     """
-    best = [run for run in committed_runs("best") if run.pool in pools]
+    best = [run for run in runs_of_study("best") if run.pool in pools]
     seeds = {(run.pool, run.seed) for run in best}
     runs = list(best)
-    for run in [*committed_runs("methods"), *committed_runs("pools")]:
+    for run in [*runs_of_study("methods"), *runs_of_study("pools")]:
         if run.method == BASELINE and (run.pool, run.seed) in seeds:
             runs.append(run)
     return sorted(runs, key=lambda run: (pools.index(run.pool), run.learning_rate))
@@ -85,7 +85,7 @@ def best_table() -> str:
 
 def conditions_table() -> str:
     """Plain GRPO and the default at equal rollouts and steps, in settings in which the default might not help."""
-    runs = committed_runs("conditions")
+    runs = runs_of_study("conditions")
     rows = []
     for name, (pool, fields) in CONDITIONS.items():
         spec = RunSpec(BASELINE, 0, pool, "", **fields)
@@ -120,7 +120,7 @@ def settings(trials: bool = False) -> Settings:
     """
     The committed runs on the pretrained model, by what they share; or `trials`, by which learning rates were chosen.
     """
-    return settings_of(run for run in committed_curves() if (run.seed < FIRST_SEED) == trials)
+    return settings_of(run for run in committed_runs() if (run.seed < FIRST_SEED) == trials)
 
 
 def longest_runs() -> list[Curve]:
@@ -139,12 +139,12 @@ def longest_runs() -> list[Curve]:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "methods": lambda: ratio_table(committed_runs("methods"), rivals=("default", BASELINE), budget=12_800),
+    "methods": lambda: ratio_table(runs_of_study("methods"), rivals=("default", BASELINE), budget=12_800),
     "conditions": conditions_table,
     "best": best_table,
-    "rates": lambda: ratio_table(committed_runs("rates"), rivals=("selection",)),
-    "text": lambda: ratio_table(committed_runs("text"), budget=12_800),
-    "pools": lambda: ratio_table(committed_runs("pools"), rivals=("default", BASELINE)),
+    "rates": lambda: ratio_table(runs_of_study("rates"), rivals=("selection",)),
+    "text": lambda: ratio_table(runs_of_study("text"), budget=12_800),
+    "pools": lambda: ratio_table(runs_of_study("pools"), rivals=("default", BASELINE)),
     "time": lambda: time_model.table(time_model.TYPICAL),
     "claims": lambda: claims_table(settings()),
     "pretrained": lambda: full_table(settings()),
@@ -230,7 +230,7 @@ def write_pages_and_pictures() -> None:
     for page in PAGES:
         page.write_text(fill(page.read_text(encoding="utf-8")), encoding="utf-8")
     pictures = {
-        "readme": committed_runs("methods"),
+        "readme": runs_of_study("methods"),
         "pretrained": longest_runs(),
     }
     for name, curves in pictures.items():

@@ -26,7 +26,7 @@ import numpy as np
 from benchmarks import tables
 from benchmarks.curves import geometric_mean
 from benchmarks.lab.ratios import BASELINE, Curve, ratios
-from benchmarks.lab.studies import committed_runs
+from benchmarks.lab.studies import runs_of_study
 
 
 UTILISATION = 0.35  # of peak compute, in an update
@@ -40,22 +40,19 @@ OPERATIONS_OF_AN_UPDATE = 8  # per parameter and token, see `Setup.typical`
 
 @dataclass(frozen=True)
 class GPU:
-    """
-    Peak rates, dense bfloat16 operations and bytes of memory per second; and how many sequences are generated
-    together.
-    """
+    """A graphics card."""
 
-    flops: float
-    bandwidth: float
-    at_once: int
+    flops: float  # dense bfloat16 operations a second, at the peak
+    bandwidth: float  # bytes of memory a second, at the peak
+    at_once: int  # sequences that are generated together
 
 
 @dataclass(frozen=True)
 class Model:
-    """Parameters, and bytes of the key-value cache of a token, in bfloat16."""
+    """A language model, in bfloat16."""
 
     parameters: float
-    cache: float
+    cache: float  # bytes of the key-value cache of a token
 
 
 GPUS = {
@@ -71,24 +68,29 @@ MODELS = {
 
 @dataclass(frozen=True)
 class Setup:
-    """Tokens of a prompt and of a completion, groups of a step and completions of a group; and the throughputs of a
-    set-up, in tokens a second.
-    """
+    """A model, a card and a task."""
 
     name: str
-    prompt: int
-    completion: int
-    generation: float
-    update: float
-    groups: int = 32
-    group_size: int = 8
+    prompt: int  # tokens
+    completion: int  # tokens
+    generation: float  # tokens a second
+    update: float  # tokens a second
+    groups: int = 32  # of a step
+    group_size: int = 8  # completions
 
     @classmethod
     def typical(cls, gpu: str, model: str, completion: int, prompt: int = 150) -> Setup:
-        """Throughputs from peak rates. Generation reads all weights and the caches of all sequences for each token.
-        An update with LoRA and gradient checkpointing takes eight operations per parameter and token: TRL's pass for
-        old log-probs (with vLLM), two passes forward and the gradient of activations. Rows without a gradient skip all
-        of them.
+        """Make a set-up whose throughputs follow from peak rates.
+
+        Generation reads all weights and the caches of all sequences for each token. An update with LoRA and gradient
+        checkpointing takes eight operations per parameter and token: TRL's pass for old log-probs (with vLLM), two
+        passes forward and the gradient of activations. Rows without a gradient skip all of them.
+
+        Args:
+            gpu (`str`): One of `GPUS`.
+            model (`str`): One of `MODELS`.
+            completion (`int`): Tokens of a completion; one of `RUNNING`.
+            prompt (`int`, *optional*, defaults to `150`): Tokens of a prompt.
         """
         card = GPUS[gpu]
         size = MODELS[model]
@@ -100,9 +102,11 @@ class Setup:
         return cls(f"{model}, {gpu}, {completion:,} tokens", prompt, completion, generation, update)
 
     def seconds(self, rollouts: float, rows: float) -> float:
-        """
-        The time of a step that generates so many rollouts and trains on so many rows, as shares of a step of
-        `GRPOTrainer`.
+        """The time of a step.
+
+        Args:
+            rollouts (`float`): Rollouts that it generates, as a share of those of a step of `GRPOTrainer`.
+            rows (`float`): Rows that it trains on, as such a share.
         """
         generation = rollouts * self.completion / self.generation
         update = rows * (self.prompt + self.completion) / self.update
@@ -122,14 +126,11 @@ TYPICAL = (
 
 @dataclass(frozen=True)
 class Needs:
-    """
-    What a method needs, as shares of what `uniform` needs: steps, rollouts of a step, and rows of a step that are
-    computed.
-    """
+    """What a method needs, as shares of what `uniform` needs."""
 
     steps: float
-    rollouts: float
-    rows: float
+    rollouts: float  # of a step
+    rows: float  # of a step that go through the forward and backward pass
 
     def hours(self, setup: Setup) -> float:
         return STEPS * self.steps * setup.seconds(self.rollouts, self.rows) / 3600
@@ -175,7 +176,7 @@ def where_faster(one: Needs, other: Needs) -> str:
 
 def table(setups: Sequence[Setup]) -> str:
     """Hours of `GRPOTrainer`, and the other methods' as shares of these; and which is faster where."""
-    others = needs_of_methods(committed_runs("methods"))
+    others = needs_of_methods(runs_of_study("methods"))
     baseline = others.pop(BASELINE)
     rows = []
     for setup in setups:

@@ -21,12 +21,11 @@ from trl_dataeff.rewards import numeric_answer_reward
 
 
 class CurriculumSelector(Selector):
-    """Draws prompts from the levels that are open. A further one is opened when the running success rate exceeds
-    `goal`.
+    """Draws prompts from the open levels, and opens another one when the running success rate exceeds `goal`.
 
     Args:
-        levels (`np.ndarray`): level of each prompt, integers `(N,)`.
-        goal (`float`, *optional*, defaults to `0.7`): success rate that opens the next level.
+        levels (`np.ndarray`): Level of each prompt, integers `(N,)`.
+        goal (`float`, *optional*, defaults to `0.7`): Success rate that opens the next level.
     """
 
     def __init__(self, levels, goal=0.7):

@@ -95,8 +95,9 @@ def _start(cache: Path) -> Path:
 
 
 def _specs(methods: Iterable[str], seeds: Iterable[int], rates: Iterable[float], **shared: Any) -> list[RunSpec]:
-    """All methods of the first seed, then of the second, ...: a machine that is busier at some hours than at others
-    so touches all methods alike.
+    """The runs of all methods with the first seed, then with the second, and so on.
+
+    In this order, a machine that is busier at some hours than at others affects all methods alike.
     """
     from .pretrain import StartRecipe
     from .train import RunSpec

@@ -16,9 +16,10 @@ ZERO = 1e-6
 
 
 class CountsRollouts(GRPOTrainer):
-    """
-    Counts completions and their tokens, and trained-on effective groups. It stands between `GRPOTrainer` and the class
-    that is counted: completions that this class makes up, or generates beside its batches, are seen for what they are.
+    """Counts completions and their tokens, and trained-on effective groups.
+
+    It stands between `GRPOTrainer` and the class that is counted. So it sees what TRL generates: completions that the
+    class generates beside its batches are counted, and stored ones that it hands to TRL are not.
     """
 
     rollouts_generated = 0  # completions generated in training mode

@@ -43,8 +43,12 @@ def encode(
 
 
 class Success(NamedTuple):
-    """For N tasks: `sampled` (N,) float32, the chance of a right completion at temperature 1; `greedy` (N,) bool,
-    whether greedy decoding is right; `entropy` (N,) float32, in nats, the mean over the tokens of the right answer.
+    """How well a policy does on N tasks.
+
+    Args:
+        sampled (`torch.Tensor`): The chance of a right completion at temperature 1, (N,) float32.
+        greedy (`torch.Tensor`): Whether greedy decoding is right, (N,) bool.
+        entropy (`torch.Tensor`): The mean entropy over the tokens of the right answer, in nats, (N,) float32.
     """
 
     sampled: torch.Tensor

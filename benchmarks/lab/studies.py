@@ -140,7 +140,7 @@ def file_of(study: str, folder: Path = RESULTS) -> Path:
     return folder / f"{study}.jsonl"
 
 
-def committed_runs(study: str) -> list[Curve]:
+def runs_of_study(study: str) -> list[Curve]:
     """The committed runs of a study.
 
     Raises:

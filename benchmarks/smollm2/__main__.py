@@ -222,8 +222,14 @@ def _run_specs(specs: list[Spec], options: argparse.Namespace) -> None:
 
 
 def describe_pools(seed: int = 0) -> str:
-    """Before training: by kind and in all, the exact chance of a right completion on the questions of `mixed`,
-    `unsolvable` and `learnable`, and the score on the held-out questions of `gym`.
+    """Tables of what the model can do before training.
+
+    Args:
+        seed (`int`, *optional*, defaults to `0`): That of the questions.
+
+    Returns:
+        By kind and in all, the exact chance of a right completion on the questions of `mixed`, `unsolvable` and
+        `learnable`; and the score on the held-out questions of `gym`.
     """
     from benchmarks.smollm2.pools import POOLS, Pool
     from benchmarks.smollm2.train import load

@@ -38,16 +38,18 @@ class Pool:
     def reward(
         completions: list[str], completion_ids: list[list[int]], right: list[list[int]], **columns: Any
     ) -> list[float]:
-        """1 for the tokens of the right answer and the end of its line, else 0. Texts would not do: `<|im_end|>` is
-        decoded as nothing, so that some other completions have the right text.
+        """1 for the tokens of the right answer and the end of its line, else 0, as a reward function of TRL.
+
+        Texts would not do: `<|im_end|>` is decoded as nothing, so that some other completions have the right text.
         """
         return [float(list(ids) == answer) for ids, answer in zip(completion_ids, right, strict=True)]
 
     @staticmethod
     def quality(model, tokenizer) -> dict[str, Any]:
-        """
-        On the held-out questions: exact success rates at temperature 1, and the share that greedy decoding answers
-        right.
+        """Measure a model on the held-out questions.
+
+        Returns:
+            Exact success rates at temperature 1, and the share that greedy decoding answers right.
         """
         tasks = [Task(question.kind, 0, question.prompt, question.answer) for question in held_out()]
         return columns(tasks, success(model, tokenizer, tasks))

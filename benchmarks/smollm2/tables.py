@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -42,11 +41,9 @@ class Setting(NamedTuple):
 
     @classmethod
     def of(cls, run: Curve) -> Setting:
-        """
-        A run ends about where it reaches the rollouts of its plan; with a plan of your own, those that it generated
-        count.
-        """
+        """The setting of a run."""
         end = run.rows[-1]
+        # A run ends about where it reaches the rollouts of its plan. With another plan, those that it generated count
         generated = end["rollouts"]
         near = [rollouts for rollouts in PLANS if 0.8 * rollouts <= generated < 1.3 * rollouts]
         planned = min(near, key=lambda rollouts: abs(rollouts - generated), default=generated)
@@ -83,9 +80,9 @@ class Pair(NamedTuple):
     other: list[Curve]
 
 
-def committed_curves(path: Path = RUNS) -> list[Curve]:
-    """The finished runs of a file, by default the committed ones."""
-    return curves_of(read_rows(path))
+def committed_runs() -> list[Curve]:
+    """The committed runs on the pretrained model."""
+    return curves_of(read_rows(RUNS))
 
 
 def settings_of(runs: Iterable[Curve]) -> Settings:
@@ -108,9 +105,9 @@ def settings_of(runs: Iterable[Curve]) -> Settings:
 
 
 def rival_of(setting: Setting, settings: Settings, method: str = BASELINE) -> Setting | None:
-    """
-    The setting of `method` to compare with: the same pool and groups a step, and the same rate and plan or else the
-    next.
+    """The setting of another method to compare with, if there is one.
+
+    It has the same pool and groups a step, and the same rate and plan or else the next.
     """
     if setting.method == method:
         return None
@@ -165,12 +162,12 @@ def above(own: Sequence[Curve], other: Sequence[Curve], name: str = ACCURACY) ->
 
 
 def times(own: Sequence[Curve], other: Sequence[Curve]) -> str:
-    """CPU time of whole runs, as a share of that of the runs `other` with the same seeds, made on the same machines.
-    Of `own` themselves, or if no two are from one machine: in seconds.
+    """CPU time of whole runs.
+
+    It is a share of that of the runs `other` with the same seeds, made on the same machines. If there are none, it is
+    in seconds.
     """
-    time_of = {}
-    if own is not other:
-        time_of = {(run.seed, run.machine()): run.rows[-1][TIME] for run in other if run.machine()}
+    time_of = {(run.seed, run.machine()): run.rows[-1][TIME] for run in other if run.machine()}
     shares = []
     for run in own:
         key = (run.seed, run.machine())
@@ -182,8 +179,9 @@ def times(own: Sequence[Curve], other: Sequence[Curve]) -> str:
 
 
 def costs(own: Sequence[Curve], baseline: Sequence[Curve], x: str) -> str:
-    """
-    What runs need of `x` to plain GRPO's end, as a share of what that needed; `-` if they were evaluated too rarely.
+    """What runs need of `x` to reach plain GRPO's end, as a share of what that needed.
+
+    `-` if they were evaluated too rarely to tell.
     """
     if any(len(run.rows) < FEWEST_EVALUATIONS for run in [*own, *baseline]):
         return "-"
@@ -252,8 +250,10 @@ def mean_over_pools(settings: Settings) -> list[list[float]]:
 
 
 def rivals_table(settings: Settings) -> str:
-    """[`mean_leads`] of the default over each other method, over the pools on which both were run: with the usual
-    number of groups, at the rate and length for which there are most methods, of these at plain GRPO's best rate.
+    """[`mean_leads`] of the default over each other method, over the pools on which both were run.
+
+    Of each pool it has the runs with the usual number of groups, at the rate and length for which there are most
+    methods; of these, at plain GRPO's best rate.
     """
     best = {setting.place_in_study for setting in best_of_baseline(settings).values()}
     methods_at: dict[tuple, dict[str, list[Curve]]] = {}
@@ -282,9 +282,7 @@ def rivals_table(settings: Settings) -> str:
 
 
 def claims_table(settings: Settings) -> str:
-    """
-    Plain GRPO at its best rate, and the default at the same rate, for each length of runs: what a reader has to know.
-    """
+    """What a reader has to know: plain GRPO at its best rate and the default at the same rate, by length of runs."""
     rows = []
     for default, baseline in at_best_rate(settings):
         rows.append(
@@ -389,7 +387,7 @@ def _row_of_setting(setting: Setting, settings: Settings) -> list[str]:
         tables.mean(ends(own)),
         tables.mean(ends(own, GREEDY)),
         effective(own),
-        times(own, baseline if comparable else own),
+        times(own, baseline if comparable else []),
         tables.difference(above(own, baseline)) + mark,
         tables.difference(above(own, baseline, GREEDY)) + mark,
         tables.difference(above(own, selection)),

@@ -107,8 +107,12 @@ def load(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 
 
 def score_completions_alone() -> None:
-    """Have TRL's loss compute logits of completion tokens alone on a CPU too, as it does with Triton: elsewhere it
-    computes those of every position, which is more than half of a step here. The results are the same.
+    """Have TRL's loss compute logits of completion tokens alone on a CPU too, as it does with Triton.
+
+    Elsewhere it computes those of every position, which is more than half of a step here. The results are the same.
+
+    Raises:
+        RuntimeError: If this version of TRL chooses the positions in another way.
     """
     if not callable(getattr(trl.trainer.utils, "_use_triton", None)):
         raise RuntimeError("This version of TRL chooses the positions of its loss elsewhere; adapt this function.")
@@ -145,8 +149,9 @@ def config_options(spec: Spec, folder: str) -> dict[str, Any]:
 
 
 class EvaluationsByRollouts(Evaluations):
-    """Evaluates whenever `eval_every` further rollouts have been generated, and at the end; not at the start, which
-    is the same for all runs (`python -m benchmarks.smollm2 pools` prints it).
+    """Evaluates whenever `eval_every` further rollouts have been generated, and at the end.
+
+    Not at the start, which is the same for all runs: `python -m benchmarks.smollm2 pools` prints it.
     """
 
     def __init__(self, spec: Spec, tokenizer: Any, tally: Tally, sink: Callable[[dict], None]):

@@ -1,6 +1,5 @@
 """
-The statistics behind the tables of the results, on made-up runs and curves; the pages that say them; and the smaller
-benchmarks.
+The statistics behind the tables of the results, on made-up runs; the pages that show them; and the smaller benchmarks.
 """
 
 import math
@@ -20,33 +19,67 @@ from benchmarks.smollm2.tables import claims_table, full_table, kinds_table, rea
 
 def run(method: str, seed: int, slope: float, steps: int = 100, per_step: int = 128, pool: str = "first") -> Curve:
     """Accuracy rises by `slope` a step from 0.2."""
-    rows = [
-        {
-            "step": step, "rollouts": per_step * step, "cpu_s": 2.0 * step, "accuracy_sampled": 0.2 + slope * step,
-            "groups": 16 * (step > 0), "effective_groups": 4 * (step > 0), "machine": "here",
-        }
-        for step in range(0, steps + 1, 10)
-    ]  # fmt: skip
+    rows = []
+    for step in range(0, steps + 1, 10):
+        rows.append(
+            {
+                "step": step,
+                "rollouts": per_step * step,
+                "cpu_s": 2.0 * step,
+                "accuracy_sampled": 0.2 + slope * step,
+                "groups": 16 if step > 0 else 0,
+                "effective_groups": 4 if step > 0 else 0,
+                "machine": "here",
+            }
+        )
     return Curve(pool, 1e-4, method, seed, rows)
 
 
-def end(method: str, seed: int, success: float, rollouts: int = 1024, rate: float = 2e-3, pool: str = "mixed") -> dict:
+def end(
+    method: str,
+    seed: int,
+    success: float,
+    rollouts: int = 1024,
+    rate: float = 2e-3,
+    pool: str = "mixed",
+) -> dict:
+    """The last row of a run on the pretrained model."""
     return {
-        "method": method, "seed": seed, "pool": pool, "learning_rate": rate, "rollouts": rollouts, "step": rollouts // 64,
-        "accuracy_sampled": success, "accuracy_greedy": success + 0.01, "cpu_s": 100.4, "run": f"{method}-{seed}-{rate}-{rollouts}-{pool}",
-        "groups": 16, "effective_groups": 4, "machine": "here", "accuracy_by_kind": {"sums": 2 * success}, "entropy_held_out": success - 1,
-    }  # fmt: skip
+        "run": f"{method}-{seed}-{rate}-{rollouts}-{pool}",
+        "method": method,
+        "seed": seed,
+        "pool": pool,
+        "learning_rate": rate,
+        "rollouts": rollouts,
+        "step": rollouts // 64,
+        "cpu_s": 100.4,
+        "accuracy_sampled": success,
+        "accuracy_greedy": success + 0.01,
+        "accuracy_by_kind": {"sums": 2 * success},
+        "entropy_held_out": success - 1,
+        "groups": 16,
+        "effective_groups": 4,
+        "machine": "here",
+    }
 
 
 def evaluated(last: dict, *earlier: float) -> list[dict]:
-    """The rows of a run that was evaluated as often at equal distances, before its end."""
-    n = len(earlier) + 1
-    shares = [{**last, **{x: last[x] * i / n for x in ("rollouts", "step", "cpu_s")}} for i in range(1, n)]
-    return [*(row | {"accuracy_sampled": a} for row, a in zip(shares, earlier, strict=True)), last]
+    """The rows of a run with these earlier accuracies, evaluated at equal distances before its end."""
+    rows = []
+    evaluations = len(earlier) + 1
+    for i, accuracy in enumerate(earlier, start=1):
+        share = i / evaluations
+        row = {**last, "accuracy_sampled": accuracy}
+        for column in ("rollouts", "step", "cpu_s"):
+            row[column] = last[column] * share
+        rows.append(row)
+    return [*rows, last]
 
 
 def cells(text: str) -> list[list[str]]:
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()[2:]]
+    """The cells of a table, without its header."""
+    _header, _rule, *lines = text.splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
 def test_ratios_are_paired_by_seed_and_by_hand():
@@ -59,8 +92,14 @@ def test_ratios_are_paired_by_seed_and_by_hand():
 
 
 def test_the_ratio_table_by_hand():
-    curves = [c for seed in (0, 1) for c in (run("uniform", seed, 0.004), run("fast", seed, 0.008, per_step=64))]
-    curves += [run("slow", 0, 0.004), run("slow", 1, 0.001, steps=30)]
+    curves = [
+        run("uniform", 0, 0.004),
+        run("fast", 0, 0.008, per_step=64),
+        run("uniform", 1, 0.004),
+        run("fast", 1, 0.008, per_step=64),
+        run("slow", 0, 0.004),
+        run("slow", 1, 0.001, steps=30),
+    ]
     uniform, fast, slow = cells(ratio_table(curves))
     assert uniform[:3] == ["plain GRPO", "2", "1.00"]
     assert fast[1:6] == ["2", "0.25", "0.50", "0.50", "0.25"]
@@ -89,10 +128,19 @@ def test_the_table_of_the_pretrained_model_by_hand():
 
     Its best: 2e-3.
     """
-    ends = [end("default", 1, 0.45), end("default", 0, 0.4), end("uniform", 0, 0.3), end("uniform", 1, 0.4)]
-    ends += [end("default", 0, 0.3, rollouts=512 + 40), end("selection", 0, 0.38), end("default", 0, 0.2, rate=4e-3)]
-    ends += [end("default", 0, 0.9, pool="learnable"), end("uniform", 0, 0.1, rate=1e-3, rollouts=9600)]
-    ends += [end("default", 0, 0.7) | {"prompts": 32, "run": "32"}, end("uniform", 1, 0.38, rate=8e-3)]
+    ends = [
+        end("default", 1, 0.45),
+        end("default", 0, 0.4),
+        end("uniform", 0, 0.3),
+        end("uniform", 1, 0.4),
+        end("default", 0, 0.3, rollouts=512 + 40),
+        end("selection", 0, 0.38),
+        end("default", 0, 0.2, rate=4e-3),
+        end("default", 0, 0.9, pool="learnable"),
+        end("uniform", 0, 0.1, rate=1e-3, rollouts=9600),
+        {**end("default", 0, 0.7), "prompts": 32, "run": "32"},
+        end("uniform", 1, 0.38, rate=8e-3),
+    ]
     settings = settings_of(curves_of(ends))
     rows = cells(full_table(settings))
     assert [row[:7] + row[10:13] for row in rows] == [
@@ -116,26 +164,32 @@ def test_the_table_of_the_pretrained_model_by_hand():
     *_, mean = cells(readme_table(both))
     assert mean[1:] == ["1", "-", "-", "-", "+0.100"], "of the seed that both pools have"
     assert cells(kinds_table(settings)) == [["sums", "+0.150"], ["*entropy*", "+0.075"]]
+    same_seed = [end("default", 0, 0.4), {**end("default", 0, 0.5), "run": "other"}]
     with pytest.raises(ValueError, match="same seed"):
-        settings_of(curves_of([end("default", 0, 0.4), end("default", 0, 0.5) | {"run": "other"}]))
+        settings_of(curves_of(same_seed))
 
 
-@pytest.mark.parametrize(("its", "first", "need"), [(0.1, 0.2, "0.67"), (0.1, 0.41, "at most 0.33"), (0.6, 0.2, "-")])
-def test_a_run_that_arrives_before_its_first_evaluation_needs_at_most_so_much(its, first, need):
+@pytest.mark.parametrize(
+    ("baseline_first", "first", "need"),
+    [(0.1, 0.2, "0.67"), (0.1, 0.41, "at most 0.33"), (0.6, 0.2, "-")],
+)
+def test_a_run_that_arrives_before_its_first_evaluation_needs_at_most_so_much(baseline_first, first, need):
     """
-    Plain GRPO ends at 0.4 after three evaluations, or has it (0.6 and 0.2) at the first; the other at the second, or
-    first.
+    Plain GRPO ends at 0.4 after three evaluations, or has it at the first; the other at the second, or the first.
     """
-    base = evaluated(end("uniform", 0, 0.4), its, 0.2)
-    own = evaluated(end("default", 0, 0.6) | {"cpu_s": 50.2}, first, max(first, 0.4))
+    base = evaluated(end("uniform", 0, 0.4), baseline_first, 0.2)
+    own = evaluated({**end("default", 0, 0.6), "cpu_s": 50.2}, first, max(first, 0.4))
     settings = settings_of(curves_of([*base, *own]))
     (row,) = cells(claims_table(settings))
     assert row[-4:] == ["+0.200", "+0.200", need, "0.50"]
-    assert cells(full_table(settings))[1][-2] == need == cost(*(curves_of(rows) for rows in (own, base)), "step")
-    for machines in (("here", "another"), (None, None)):  # None: not recorded
-        rows = (row | {"machine": at} for at, run in zip(machines, (base, own), strict=True) for row in run)
+    assert cells(full_table(settings))[1][-2] == need
+    assert cost(curves_of(own), curves_of(base), "step") == need
+    # Shares are of the same machine's time. `None`: not recorded
+    for base_machine, own_machine in (("here", "another"), (None, None)):
+        rows = [{**row, "machine": base_machine} for row in base]
+        rows += [{**row, "machine": own_machine} for row in own]
         settings = settings_of(curves_of(rows))
-        assert cells(claims_table(settings))[0][-2:] == [need, "50 s"], "shares are of the same machine's time"
+        assert cells(claims_table(settings))[0][-2:] == [need, "50 s"]
         assert cells(full_table(settings))[1][-2:] == [need, "-"]
 
 
@@ -155,18 +209,20 @@ def test_the_picture_has_a_line_for_each_method(tmp_path):
 
 def test_the_time_model_by_hand():
     setup = time_model.Setup("mine", prompt=100, completion=300, generation=1e3, update=8e3, groups=4, group_size=2)
-    # 8 completions: 2.4 s of generation, 0.4 s of the update. Half of the steps, half of the rollouts, a quarter of the rows
+    # 8 completions: 2.4 s of generation, 0.4 s of the update
     assert setup.seconds(1.0, 1.0) == pytest.approx(2.4 + 0.4)
     need = time_model.Needs(steps=0.5, rollouts=0.5, rows=0.25)
     assert need.hours(setup) == pytest.approx(time_model.STEPS * 0.5 * (1.2 + 0.1) / 3600)
-    for other, at in ((0.5, 0.4, 0.5), "below 71%"), ((0.5, 1, 0.2), "above 9%"), ((0.2, 1, 0.5), "nowhere"):
-        assert time_model.where_faster(need, time_model.Needs(*other)) == at
+    assert time_model.where_faster(need, time_model.Needs(0.5, 0.4, 0.5)) == "below 71%"
+    assert time_model.where_faster(need, time_model.Needs(0.5, 1, 0.2)) == "above 9%"
+    assert time_model.where_faster(need, time_model.Needs(0.2, 1, 0.5)) == "nowhere"
 
 
 def test_what_the_time_model_takes_from_runs():
     fast = run("share", 0, 0.008, per_step=64)
     for row in fast.rows:
-        row |= {"groups_trained": 8, "effective_groups_trained": 6}
+        row["groups_trained"] = 8
+        row["effective_groups_trained"] = 6
     need = time_model.measured("share", [run("uniform", 0, 0.004), fast])
     assert (need.steps, need.rollouts, need.rows) == pytest.approx((0.5, 0.5, 0.75))
 
@@ -241,14 +297,19 @@ def test_every_table_stands_on_a_page():
     assert {found["name"] for found in proof.MARKED.finditer(pages)} == set(proof.TABLES)
 
 
-NO_RESULTS = {"8", "12", "18", "70", "95"}  # percent: what the benchmarks are like, and intervals
+#: Percentages of what the benchmarks are like, and of intervals
+NO_RESULTS = {"8", "12", "18", "70", "95"}
 
 
 @pytest.mark.parametrize("page", proof.PAGES[:2], ids=lambda page: page.name)
 def test_figures_in_the_text_are_figures_of_a_table(page):
-    prose = re.sub(r"^\|.*$|(?s:```.*?```)|`[^`]*`|https?://\S+|\]\(\S+\)", "", page.read_text(), flags=re.MULTILINE)
-    percent = set(re.findall(r"(\d+)(?: to (\d+))? %", prose))
-    quoted = {f"{int(n) / 100:.2f}" for pair in percent for n in pair if n and n not in NO_RESULTS}
+    table_or_code_or_link = r"^\|.*$|(?s:```.*?```)|`[^`]*`|https?://\S+|\]\(\S+\)"
+    prose = re.sub(table_or_code_or_link, "", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    percents = set()
+    for low, high in re.findall(r"(\d+)(?: to (\d+))? %", prose):
+        percents |= {low, high}
+    quoted = {f"{int(percent) / 100:.2f}" for percent in percents - NO_RESULTS - {""}}
     assert quoted
     quoted |= set(re.findall(r"(?<![\d.])[01]\.\d{2,3}(?![\d.]\d|\d)", prose))
-    assert quoted <= set(re.findall(r"\d\.\d+", "".join(make() for make in proof.TABLES.values())))
+    all_tables = "".join(make() for make in proof.TABLES.values())
+    assert quoted <= set(re.findall(r"\d\.\d+", all_tables))

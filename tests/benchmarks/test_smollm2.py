@@ -32,28 +32,40 @@ def test_pools_have_their_shares_and_nothing_of_what_is_measured_with(name, unso
     assert len(prompts & {q.prompt for q in training_questions(POOLS[name], 4)}) < 0.5 * len(prompts)
 
 
-ANSWERS = {"products": math.prod, "large_products": math.prod, "largest": max, "smallest": min}
-ANSWERS |= {"second": lambda numbers: numbers[1], "gcd": lambda numbers: math.gcd(*numbers)}
+#: The answer to a question on numbers
+ANSWERS = {
+    "products": math.prod,
+    "large_products": math.prod,
+    "largest": max,
+    "smallest": min,
+    "second": lambda numbers: numbers[1],
+    "gcd": lambda numbers: math.gcd(*numbers),
+}
 
 
 def test_answers_are_right():
     assert len(held_out()) == HELD_OUT_OF_A_KIND * len(LEARNABLE)
     for question in [*held_out(), *training_questions(POOLS["mixed"], 0)]:
-        asked, answer = question.prompt.splitlines()[-1], question.answer.strip()
-        numbers = [int(word.strip("?")) for word in asked.split() if word.strip("?").isdigit()]
+        asked = question.prompt.splitlines()[-1]
+        answer = question.answer.strip()
+        words = [word.strip("?") for word in asked.split()]
+        numbers = [int(word) for word in words if word.isdigit()]
+        quoted = asked.split('"')[1::2]
         if question.kind in ANSWERS:
             assert ANSWERS[question.kind](numbers) == int(answer)
         if question.kind == "letters":
-            letter, word = asked.split('"')[1::2]
+            letter, word = quoted
             assert word.count(letter) == int(answer)
         if question.kind == "backwards":
-            assert asked.split('"')[1][::-1] == answer
+            (word,) = quoted
+            assert word[::-1] == answer
 
 
 def test_the_tasks_of_reasoning_gym_are_scored_by_their_own_answers():
     gym = Gym()
-    asked, held_out = gym.training(3), {q.prompt for q in gym.held_out}
-    assert len({q.prompt for q in asked} | held_out) == len(TASKS) * (OF_A_TASK + HELD_OUT_OF_A_TASK)
+    asked = gym.training(3)
+    prompts = {q.prompt for q in [*asked, *gym.held_out]}
+    assert len(prompts) == len(TASKS) * (OF_A_TASK + HELD_OUT_OF_A_TASK), "all of them are different"
     assert all(score(f" {q.entry['answer']}\n", q) == 1 for q in asked)
     backwards = next(q for q in asked if q.kind == "spell_backward")
     assert 0 < score(f" {backwards.entry['answer'][:-1]}\n", backwards) < 1, "partial credit"
@@ -65,35 +77,52 @@ def test_the_tasks_of_reasoning_gym_are_scored_by_their_own_answers():
 def test_prompts_are_computed_once_with_the_same_results():
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=50, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2
+        vocab_size=50,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
     )
-    model, lengths = LlamaForCausalLM(config).eval(), []
-    ids = torch.randint(1, 50, (4, 9))[[0, 1, 0, 3, 1, 0]]
-    ids[:, -3:] = torch.randint(1, 50, (6, 3))
+    model = LlamaForCausalLM(config).eval()
+    # Six rows of three different prompts of 6 tokens, and completions of 3. Two prompts and a completion have padding
+    prompts = torch.randint(1, 50, (4, 9))[[0, 1, 0, 3, 1, 0], :6]
+    ids = torch.cat([prompts, torch.randint(1, 50, (6, 3))], dim=1)
     mask = torch.ones_like(ids)
     mask[[1, 4], :2] = 0
     mask[2, -1] = 0
+    computed_tokens = []
+
+    def count_tokens(layer, inputs, output):
+        rows, tokens, _ = inputs[0].shape
+        computed_tokens.append(rows * tokens)
 
     def results():
-        lengths.clear()
+        """Hidden states, gradients, generated ids, and the number of tokens that a layer computed for them."""
+        computed_tokens.clear()
         model.zero_grad()
         hidden = model.base_model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
-        (hidden[mask.bool()] ** 3).sum().backward()
-        gradients = torch.cat([p.grad.flatten() for p in model.base_model.parameters()])
+        hidden = hidden[mask.bool()]
+        (hidden**3).sum().backward()
+        gradients = torch.cat([parameter.grad.flatten() for parameter in model.base_model.parameters()])
         generated = model.generate(
-            ids[:, :6], attention_mask=mask[:, :6], max_new_tokens=4, do_sample=False, pad_token_id=0
+            ids[:, :6],
+            attention_mask=mask[:, :6],
+            max_new_tokens=4,
+            do_sample=False,
+            pad_token_id=0,
         )
-        return hidden[mask.bool()].detach(), gradients, generated, sum(lengths)
+        return hidden.detach(), gradients, generated, sum(computed_tokens)
 
-    mlp = model.base_model.layers[0].mlp
-    mlp.register_forward_hook(lambda layer, inputs, _: lengths.append(inputs[0][..., 0].numel()))
+    model.base_model.layers[0].mlp.register_forward_hook(count_tokens)
     hidden, gradients, generated, computed = results()
     share_prompts(model, own=3)
-    shared = results()
-    torch.testing.assert_close(shared[0], hidden)
-    torch.testing.assert_close(shared[1], gradients, rtol=1e-3, atol=1e-3)  # of up to 100
-    assert torch.equal(shared[2], generated)
-    assert (computed, shared[3]) == (6 * 9 + 6 * (6 + 3), 3 * 6 + 6 * 3 + 3 * 6 + 6 * 3)
+    shared_hidden, shared_gradients, shared_generated, shared_computed = results()
+    torch.testing.assert_close(shared_hidden, hidden)
+    torch.testing.assert_close(shared_gradients, gradients, rtol=1e-3, atol=1e-3)  # of up to 100
+    assert torch.equal(shared_generated, generated)
+    # The loss; then in generation the prompts, and three further tokens
+    assert computed == 6 * 9 + 6 * (6 + 3)
+    assert shared_computed == (3 * 6 + 6 * 3) + (3 * 6 + 6 * 3)
 
 
 def test_the_study_has_each_run_once_and_its_filters_choose():
@@ -107,7 +136,8 @@ def test_the_study_has_each_run_once_and_its_filters_choose():
 
 
 def test_steps_are_those_that_the_rollouts_take():
-    assert {planned(method, 0, "mixed").steps for method in ("uniform", "default", "uniform_half")} == {16}
+    for method in ("uniform", "default", "uniform_half"):
+        assert planned(method, 0, "mixed").steps == 16
     assert planned("share", 0, "mixed").steps == 32, "half of each batch is replayed"
     assert planned("default", 0, "mixed", prompts=32).steps == 4
     assert planned("dynamic", 0, "mixed").steps == 3, "a round of 8 groups and three of 12"

@@ -1,6 +1,4 @@
-"""
-A start small enough for tests: it knows little, so the bounds of easy, learnable and unsolvable are moved to fit it.
-"""
+"""A start small enough for tests: it knows little, so the bounds of easy, learnable and unsolvable are moved."""
 
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer

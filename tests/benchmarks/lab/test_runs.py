@@ -19,8 +19,17 @@ pytestmark = pytest.mark.usefixtures("tiny_bounds")
 SPEC = RunSpec("uniform", 0, "first", "tiny", steps=3, eval_every=2, prompts=4, group_size=4)
 #: One of each kind: the others differ in a setting
 EACH_KIND = (
-    "uniform", "skip", "dynamic", "greso", "selection", "fill", "share", "default", "dots_paper", "oracle",
-)  # fmt: skip
+    "uniform",
+    "skip",
+    "dynamic",
+    "greso",
+    "selection",
+    "fill",
+    "share",
+    "default",
+    "dots_paper",
+    "oracle",
+)
 TIMES = ("wall_s", "cpu_s", "selection_s", "generation_s", "training_s")
 
 
@@ -40,9 +49,13 @@ def trainer_of(method: str, start, tmp_path, model, tokenizer):
     spec = dataclasses.replace(SPEC, method=method)
     arguments = {**train.config_options(spec, str(tmp_path)), **METHODS[method].options}
     data = Dataset.from_list([{"prompt": f"S:{a}{b}=", "answer": a} for a in "abcd" for b in "xy"])
+
+    def reward(completion_ids, **columns):
+        return [float(sum(ids) % 2 == 0) for ids in completion_ids]
+
     return counting(trainer_class)(
         model=model,
-        reward_funcs=lambda completion_ids, **_: [float(sum(ids) % 2 == 0) for ids in completion_ids],
+        reward_funcs=reward,
         args=config_class(**arguments),
         train_dataset=data,
         eval_dataset=data,
@@ -59,10 +72,13 @@ def test_the_counter_is_right_by_hand(method, start, tmp_path, model, tokenizer,
 
     def counted(input_ids, **kwargs):
         output = generate(input_ids=input_ids, **kwargs)
-        for row in output[:, input_ids.shape[1] :].tolist():
-            end = row.index(tokenizer.eos_token_id) + 1 if tokenizer.eos_token_id in row else len(row)
+        prompt_width = input_ids.shape[1]
+        for completion in output[:, prompt_width:].tolist():
+            length = len(completion)
+            if tokenizer.eos_token_id in completion:
+                length = completion.index(tokenizer.eos_token_id) + 1
             by_hand[mode][0] += 1
-            by_hand[mode][1] += end
+            by_hand[mode][1] += length
         return output
 
     monkeypatch.setattr(model, "generate", counted)
@@ -127,20 +143,15 @@ def test_a_run_that_a_signal_stops_is_not_finished(start, tmp_path, monkeypatch)
     real = train.Evaluations.on_step_end
 
     def signalled(self, args, state, control, **kwargs):
-        if state.global_step == 2:
+        if self.spec.method != "uniform" and state.global_step == 2:
             os.kill(os.getpid(), signal.SIGTERM)
         return real(self, args, state, control, **kwargs)
 
     monkeypatch.setattr(train.Evaluations, "on_step_end", signalled)
-    specs = [
-        dataclasses.replace(SPEC, steps=2),
-        dataclasses.replace(SPEC, method="default,save_on_signal=true", steps=5),
-    ]
+    whole = dataclasses.replace(SPEC, steps=2)
+    stopped = dataclasses.replace(SPEC, method="default,save_on_signal=true", steps=5)
     path = tmp_path / "runs.jsonl"
-    monkeypatch.setattr(train.Evaluations, "on_step_end", real)
-    runs.run_all(specs[:1], start, path, workers=0)
-    monkeypatch.setattr(train.Evaluations, "on_step_end", signalled)
     with pytest.raises(SystemExit) as raised:
-        runs.run_all(specs, start, path, workers=0)
+        runs.run_all([whole, stopped], start, path, workers=0)
     assert raised.value.code == 143
-    assert list(read_runs(path)) == [specs[0].name]
+    assert list(read_runs(path)) == [whole.name]

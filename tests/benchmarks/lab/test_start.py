@@ -33,19 +33,24 @@ def test_exact_success_is_what_sampling_gives(model, tokenizer):
     tasks = [make_task(rng, "second", 2) for _ in range(40)]
     chance, greedy, _ = success(model, tokenizer, tasks)
     assert 0.05 < chance.mean() < 0.95  # else the comparison says little
-    prompts = tokenizer([t.prompt for t in tasks], return_tensors="pt")
+    prompts = tokenizer([task.prompt for task in tasks], return_tensors="pt")
+    answers = [task.answer for task in tasks]
+
+    def completions(**sampling):
+        ids = model.generate(**prompts, max_new_tokens=6, **sampling)
+        width = prompts["input_ids"].shape[1]
+        return tokenizer.batch_decode(ids[:, width:], skip_special_tokens=True)
+
     torch.manual_seed(0)
-    sampled = model.generate(**prompts, do_sample=True, top_k=0, max_new_tokens=6, num_return_sequences=100)
-    texts = tokenizer.batch_decode(sampled[:, prompts["input_ids"].shape[1] :], skip_special_tokens=True)
-    rewards = exact_match(texts, [t.answer for t in tasks for _ in range(100)])
+    sampled = completions(do_sample=True, top_k=0, num_return_sequences=100)
+    rewards = exact_match(sampled, np.repeat(answers, 100))
     assert np.mean(rewards) == pytest.approx(chance.mean().item(), abs=0.03)
-    decoded = model.generate(**prompts, do_sample=False, max_new_tokens=6)
-    texts = tokenizer.batch_decode(decoded[:, prompts["input_ids"].shape[1] :], skip_special_tokens=True)
-    assert exact_match(texts, [t.answer for t in tasks]) == greedy.float().tolist()
+    decoded = completions(do_sample=False)
+    assert exact_match(decoded, answers) == greedy.float().tolist()
 
 
 def test_kinds_follow_from_success():
-    cells = dict(zip("abcdef", (0.99, 0.4, 0.9, 0.005, 0.8, 0.0), strict=True))
+    cells = {"a": 0.99, "b": 0.4, "c": 0.9, "d": 0.005, "e": 0.8, "f": 0.0}
     assert pools.classify(cells) == {"easy": ["a"], "learnable": ["b"], "unsolvable": ["f"]}
 
 
@@ -55,8 +60,10 @@ def test_a_pool_has_its_shares_and_no_held_out_prompt(name, start, model, tokeni
     kinds = pools.classify(pools.cached_cell_success(start, model, tokenizer))
     data = pools.pool_dataset(pool, kinds, seed=0)
     assert len(data) == pool.size == len(set(data["prompt"]))
-    for kind, share in (("easy", pool.easy), ("learnable", pool.learnable), ("unsolvable", pool.unsolvable)):
-        assert list(data["kind"]).count(kind) / len(data) == pytest.approx(share, abs=1 / pool.size)
+    shares = {"easy": pool.easy, "learnable": pool.learnable, "unsolvable": pool.unsolvable}
+    for kind, share in shares.items():
+        count = list(data["kind"]).count(kind)
+        assert count / len(data) == pytest.approx(share, abs=1 / pool.size)
     assert not set(data["prompt"]) & {t.prompt for t in pools.held_out_tasks(kinds)}
     learnable = pools.pool_dataset(pool, kinds, seed=0, only=["learnable"])
     assert list(learnable["prompt"]) == [row["prompt"] for row in data if row["kind"] == "learnable"]
@@ -85,8 +92,10 @@ def solve(prompt: str) -> str:
     if kind == "S":
         return "".join(c for i, c in enumerate(text) if i % 2 == 0)
     if kind == "M":
-        a, b = text.split("*")
-        return str(sum(int(a) * int(digit) * 10**i for i, digit in enumerate(reversed(b))))
+        # In writing: a product for each digit of the second factor
+        first, second = text.split("*")
+        products = [int(first) * int(digit) * 10**place for place, digit in enumerate(reversed(second))]
+        return str(sum(products))
     return str(sum(map(int, text.split("+"))))
 
 

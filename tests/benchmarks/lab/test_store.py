@@ -78,7 +78,7 @@ def test_runs_that_differ_in_settings_only_are_not_averaged(tmp_path, monkeypatc
     monkeypatch.setattr(studies, "file_of", lambda study: path)
     append_run(path, rows_of_run("a", seed=1))
     append_run(path, rows_of_run("a, seed 2", seed=2))
-    assert [curve.seed for curve in studies.committed_runs("some")] == [1, 2]
+    assert [curve.seed for curve in studies.runs_of_study("some")] == [1, 2]
     append_run(path, rows_of_run("a with other defaults", seed=1))
     with pytest.raises(ValueError, match="keep one of a and a with other defaults"):
-        studies.committed_runs("some")
+        studies.runs_of_study("some")
