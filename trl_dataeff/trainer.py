@@ -147,8 +147,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         signals = StopSignals(self._processes) if config.save_on_signal else None
         self._callback.begin(self._run, signals)
         self._prompt_ids.clear()
-        # Embedding needs the policy on its device, and with FSDP2 sharded: here both happen within the Trainer's
-        # `train`
+        # Embedding needs the policy on its device, and with FSDP2 sharded; here the Trainer's `train` does both
         moves_late = config.bf16_full_eval or config.fp16_full_eval
         shards_late = self.is_fsdp_enabled and self.accelerator.is_fsdp2
         self._begins_late = (moves_late or shards_late) and not self.is_deepspeed_enabled
@@ -419,8 +418,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             self._step = 0
         else:
             self._step = state["loop"]["micro_step"]
-            # Completions of a half-used batch are in the table of the run that made it; TRL would replace it with an
-            # empty one
+            # Completions of a half-used batch are in the table of the run that made it. TRL would replace the table
+            # with an empty one. `_generate_and_score_completions` turns this on again
             self.log_completions = False
 
     def _continue_interval(self) -> None:

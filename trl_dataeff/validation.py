@@ -150,9 +150,10 @@ def check_steps(config: DataEfficientGRPOConfig, trains_apart: bool, max_rounds:
     """
     Check that an optimizer step takes whole generation batches or lies within one, where that is needed.
 
-    Args: config ([`DataEfficientGRPOConfig`]): the configuration. trains_apart (`bool`): whether other groups are
-        trained on than are generated for the batch: replayed ones, or not
-            the reference rollouts.
+    Args:
+        config ([`DataEfficientGRPOConfig`]): the configuration.
+        trains_apart (`bool`): whether other groups are trained on than are generated for the batch: replayed ones are
+            added, or reference rollouts are left out.
         max_rounds (`int`): rounds of rollouts per generation batch.
 
     Raises:

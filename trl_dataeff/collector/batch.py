@@ -13,8 +13,11 @@ class Assignment:
     """
     Which groups get the places of a generation batch.
 
-    Attributes: trained: groups to train on, leftover ones first, in the order of their generation; stored groups come
-        behind them. overflow: effective groups for which there is no place. num_replayed: places for stored groups.
+    Attributes:
+        trained: groups to train on, leftover ones first, in the order of their generation; stored groups come behind
+            them.
+        overflow: effective groups for which there is no place.
+        num_replayed: places for stored groups.
     """
 
     trained: list[RolloutGroup]
@@ -75,11 +78,16 @@ def fill_batch(
     fresh zero-variance groups keep their places, and stored groups get the reserved ones; without (`replay="fill"`),
     stored groups come before zero-variance groups.
 
-    Args: leftover (`Sequence[RolloutGroup]`): effective groups of an earlier batch, in the order of their generation.
-        fresh (`Sequence[RolloutGroup]`): generated for this batch, in the order of their generation. num_stored
-        (`int`): stored groups that could be replayed. places (`int`): B, groups trained on. reserved (`int`,
-        *optional*, defaults to `0`): places that stored groups get in any case, as far as there are so
-            many.
+    Args:
+        leftover (`Sequence[RolloutGroup]`): effective groups of an earlier batch, in the order of their generation.
+        fresh (`Sequence[RolloutGroup]`): generated for this batch, in the order of their generation.
+        num_stored (`int`): stored groups that could be replayed.
+        places (`int`): B, groups trained on.
+        reserved (`int`, *optional*, defaults to `0`): places that stored groups get in any case, as far as there are
+            so many.
+
+    Returns:
+        [`Assignment`]: fills all places once [`groups_missing`] is 0.
     """
     effective = [*leftover, *(group for group in fresh if group.effective)]
     zero_variance = [group for group in fresh if not group.effective]

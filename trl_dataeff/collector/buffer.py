@@ -34,11 +34,14 @@ class ReplayBuffer:
     prompt's older one, because the older rewards no longer say how the present policy answers. With several processes,
     each holds the same groups in the same order; a group's rollouts are held by the process that owns it.
 
-    Args: capacity (`int`): groups. max_age (`int`, *optional*): a group is removed once it is more than so many
-        generation batches old; `None`: never. rank (`int`, *optional*, defaults to `0`): number of this process.
-        world_size (`int`, *optional*, defaults to `1`): number of processes. newest_first (`bool`, *optional*,
-        defaults to `True`): whether [`sample`] gives the groups that were replayed least,
-            the newest of them first, or, as in the paper, any.
+    Args:
+        capacity (`int`): groups at most.
+        max_age (`int`, *optional*): a group is removed once it is more than so many generation batches old; `None`:
+            never.
+        rank (`int`, *optional*, defaults to `0`): number of this process.
+        world_size (`int`, *optional*, defaults to `1`): number of processes.
+        newest_first (`bool`, *optional*, defaults to `True`): whether [`sample`] gives the groups that were replayed
+            least, the newest of them first, or, as in the paper, any.
     """
 
     def __init__(
@@ -108,8 +111,9 @@ class ReplayBuffer:
             rng (`torch.Generator`): of replay. It is not used if no group is chosen.
             exclude (`Collection[int]`, *optional*): prompts whose groups are not chosen.
 
-        Returns: `list[RolloutGroup]`: different groups. With `newest_first` those that were replayed least, the newest
-            of them first, and uniformly among equals; else uniformly among all.
+        Returns:
+            `list[RolloutGroup]`: different groups. With `newest_first` those that were replayed least, the newest of
+            them first, and uniformly among equals; else uniformly among all.
         """
         excluded = set(exclude)
         candidates = [stored for prompt_id, stored in self._stored.items() if prompt_id not in excluded]

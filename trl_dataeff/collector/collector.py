@@ -60,17 +60,20 @@ class RolloutCollector:
     """
     Makes the generation batches of a trainer. A run begins with [`bind`].
 
-    Args: classifier ([`GroupClassifier`]): classifies groups by their rewards. group_size (`int`): G, completions per
-        group. batch_groups (`int`): B, groups trained on per generation batch, of all processes. reward_names
-        (`Sequence[str]`): the reward functions. selector ([`CheckedSelector`], *optional*): proposes prompts; `None`
-        where they come from TRL's dataloader (streaming). settings (`dict`, *optional*): settings on which the content
-        of a checkpoint depends, by name; JSON values. round_sizes ([`RoundSizes`], *optional*): rounds of rollouts per
-        generation batch; by default a single one. buffer ([`ReplayBuffer`], *optional*): stored groups; without it
-        nothing is replayed. reserved (`int`, *optional*, defaults to `0`): places that stored groups get, while
-        zero-variance groups keep theirs
-            (`replay="share"`); 0: stored groups take the places of zero-variance groups.
+    Args:
+        classifier ([`GroupClassifier`]): classifies groups by their rewards.
+        group_size (`int`): G, completions per group.
+        batch_groups (`int`): B, groups trained on per generation batch, of all processes.
+        reward_names (`Sequence[str]`): the reward functions.
+        selector ([`CheckedSelector`], *optional*): proposes prompts; `None` where they come from TRL's dataloader
+            (streaming).
+        settings (`dict`, *optional*): settings on which the content of a checkpoint depends, by name; JSON values.
+        round_sizes ([`RoundSizes`], *optional*): rounds of rollouts per generation batch; by default a single one.
+        buffer ([`ReplayBuffer`], *optional*): stored groups; without it nothing is replayed.
+        reserved (`int`, *optional*, defaults to `0`): places that stored groups get, while zero-variance groups keep
+            theirs (`replay="share"`); 0: stored groups take the places of zero-variance groups.
         over_batch (`bool`, *optional*, defaults to `False`): whether TRL divides advantages by the deviation over the
-        batch.
+            batch.
         generates_before_trl (`bool`, *optional*, defaults to `True`): whether groups are generated before TRL's pass
             over them. If not, a batch is trained on as its single round gave it.
         logs ([`RunLogs`], *optional*): files that the run writes; on the main process alone.
@@ -278,7 +281,7 @@ class RolloutCollector:
     def _propose(self, missing: int) -> np.ndarray:
         """
         Prompts of a round for so many places, in the order of ranks: each process generates for an equal, contiguous
-            part.
+        part.
         """
         if self.selector is None:
             return np.full(missing, -1, dtype=np.int64)

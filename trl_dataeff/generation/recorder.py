@@ -119,8 +119,10 @@ def generate_rollouts(trainer: GRPOTrainer, rows: list[dict[str, Any]]) -> list[
     """
     Generate and score rollouts outside of TRL's pass over a batch, as that pass does.
 
-    Args: trainer ([`~trl.GRPOTrainer`]): whose `_generate` and `_calculate_rewards` are called. rows (`list[dict]`):
-        rows of the dataset, G in a row for each prompt. They get the fields that a `rollout_func` returns.
+    Args:
+        trainer ([`~trl.GRPOTrainer`]): whose `_generate` and `_calculate_rewards` are called.
+        rows (`list[dict]`): rows of the dataset, G in succession for each prompt. They get the fields that a
+            `rollout_func` returns.
 
     Returns:
         `list[Rollouts]`: one per prompt.

@@ -2,7 +2,7 @@
 `RolloutGroup`: the G completions of one prompt as data.
 
 What is deliberately not here: padding and devices. A group holds compact arrays on the CPU; TRL pads what is trained
-    on.
+on.
 """
 
 from __future__ import annotations

@@ -10,17 +10,17 @@ so the objective with the clip centred on \(\pi_{old}\) (`"proximal"`) is TRL's 
 \(\rho\), whatever the loss type. The objective as printed in arXiv 2506.05316, clip(pi_theta / pi_b, 1 - eps, 1 + eps)
 (`"behavior"`), is TRL's own loss with \(\pi_b\) in the place of \(\pi_{old}\).
 
-The cap: the clip bounds \(r = \pi_\theta / \pi_b\) from above only where A > 0. With a cap c the objective is, for A <
-0, that of dual-clip PPO (Ye et al. 2020, arXiv 1912.09729): max(min(r A, clip(r) A), c A), whose gradient is 0 beyond
-c. It is TRL's own loss with \(\pi_\theta / c\), gradient included, in the place of \(\pi_{old}\)
+The cap: the clip bounds \(r = \pi_\theta / \pi_b\) from above only where A > 0. Where A < 0, the objective with a cap
+c is that of dual-clip PPO (Ye et al. 2020, arXiv 1912.09729): max(min(r A, clip(r) A), c A), whose gradient is 0
+beyond c. It is TRL's own loss with \(\pi_\theta / c\), gradient included, in the place of \(\pi_{old}\)
 ([`apply_dual_clip`]): the ratio is then the constant c, for every loss type, and only for rows that an earlier policy
 sampled. CISPO keeps its gradient, with the weight c. VESPO's weight of a sequence vanishes by itself as the ratio
 grows, and needs no cap. With the clip `"proximal"` the cap truncates \(\rho\).
 
 A log-probability that is not known is NaN, and its ratio is 1: a row that was generated for this batch is all NaN.
 
-The KL term: with `use_bias_correction_kl` TRL weighs it by \(\pi_\theta / \pi_{old}\), which has to be \(\pi_\theta /
-\pi_b\) for a rollout of an earlier policy. The clip `"behavior"` makes it so; with `"proximal"` that option is
+The KL term: with `use_bias_correction_kl` TRL weighs it by \(\pi_\theta / \pi_{old}\). For a rollout of an earlier
+policy the weight has to be \(\pi_\theta / \pi_b\). The clip `"behavior"` makes it so; with `"proximal"` that option is
 rejected.
 """
 
@@ -104,11 +104,15 @@ class LossCorrection:
     Corrects TRL's loss of a micro-batch when the loss has its log-probs ([`on_logps`]), before it reads its
     advantages.
 
-    Args: clip (`str`): `replay_clip`. cap (`float`): `replay_ratio_cap`, infinite without one. level (`str`): TRL's
-        `importance_sampling_level`. loss_type (`str`): TRL's `loss_type`. epsilon (`tuple[float, float]`): TRL's lower
-        and upper `epsilon`. processes ([`Processes`]): of the run. masks_sequences (`bool`, *optional*, defaults to
-        `False`): whether TRL's importance-sampling mask (vLLM) excludes
-            whole sequences.
+    Args:
+        clip (`str`): `replay_clip`.
+        cap (`float`): `replay_ratio_cap`, infinite without one.
+        level (`str`): TRL's `importance_sampling_level`.
+        loss_type (`str`): TRL's `loss_type`.
+        epsilon (`tuple[float, float]`): TRL's lower and upper `epsilon`.
+        processes ([`Processes`]): of the run.
+        masks_sequences (`bool`, *optional*, defaults to `False`): whether TRL's importance-sampling mask (vLLM)
+            excludes whole sequences.
         replays (`bool`, *optional*, defaults to `False`): whether groups are stored, and need log-probs; without it,
             metrics of replay are left out.
     """
@@ -201,8 +205,8 @@ class LossCorrection:
             exclude_masked(groups, batch)
         if any_stale:
             batch.update(behavior_tensors(groups, batch["completion_ids"]))
-            # A row that had no gradient when it was new has no log-probs, and gets none now, even if weights have
-            # changed
+            # A row that had no gradient when it was new has no log-probs. It gets no gradient now either, even if a
+            # callback has changed the reward weights since
             is_unknown = batch["replayed"] & batch["behavior_per_token_logps"].isnan().all(1)
             batch["advantages"][is_unknown] = 0.0
         metrics = sampling_metrics(batch, self.processes) if any_stale or rows_skipped else {}
@@ -291,9 +295,9 @@ def correct(
     """
     The correction of a micro-batch of TRL's loss, once the loss has its log-probs.
 
-    Args: inputs (`Mapping`): the micro-batch, with `advantages` (B,), `behavior_per_token_logps` (B, T), `replayed`
-        (B,), and
-            `old_per_token_logps` (B, T) where TRL has it.
+    Args:
+        inputs (`Mapping`): the micro-batch, with `advantages` (B,), `behavior_per_token_logps` (B, T), `replayed`
+            (B,), and `old_per_token_logps` (B, T) where TRL has it.
         per_token_logps (`torch.Tensor` of shape `(B, T)`): the loss's own log-probs, with gradient. Where generation
             and optimization are aligned they are those of the policy at the start of the generation batch.
         clip (`str`): `"proximal"` or `"behavior"`.
@@ -453,9 +457,15 @@ def summarize(gathered: torch.Tensor) -> dict[str, float]:
     The metrics of a micro-batch from all processes' [`ratio_statistics`]. NaN, which TRL leaves out, if there are no
     tokens.
 
-    - `replay/ess`: effective sample size of the ratios w as a share, \((\sum w)^2 / (n \sum w^2)\): 1 where all are
-      equal, 1/n where one outweighs all others;
-    - `replay/clipped_share`: whose gradient the clip removes.
+    Args:
+        gathered (`torch.Tensor`): the statistics of all processes, one after the other, `(processes * 4,)`.
+
+    Returns:
+        `dict[str, float]`:
+
+        - `replay/ess`: effective sample size of the ratios w as a share, \((\sum w)^2 / (n \sum w^2)\): 1 where all
+          are equal, 1/n where one outweighs all others;
+        - `replay/clipped_share`: share of the tokens (or sequences) whose gradient the clip removes.
     """
     by_process = gathered.reshape(-1, 4).cpu().double()  # on the CPU, because MPS has no float64
     count, total, squares, clipped = by_process.sum(0).tolist()

@@ -99,9 +99,9 @@ class LogprobRecorder:
         """
         Prepare for the rows of a generation batch. Log-probs that the batch has already are recorded at once.
 
-        Args: groups (`Sequence[GroupInBatch]`): this process's groups. Recorded are effective ones that were generated
-            for
-                this batch and have no log-probs of their sampler.
+        Args:
+            groups (`Sequence[GroupInBatch]`): this process's groups. Recorded are effective ones that were generated
+                for this batch and have no log-probs of their sampler.
             batch (`dict`): TRL's batch; gets `batch_row` (B,), int64, if its forward passes are needed. Rows whose
                 advantage is 0 may never meet the loss, and are not waited for.
 
@@ -203,10 +203,7 @@ def group_logps(group: RolloutGroup, forward: Forward, pad_token_id: int, device
 def forward_of(
     trainer: GRPOTrainer, input_ids: torch.Tensor, attention_mask: torch.Tensor, length: int
 ) -> torch.Tensor:
-    """
-    Log-probs of the last tokens, `(B, length)`, under the present policy, by TRL's forward pass over `(B, P +
-    length)`.
-    """
+    """Log-probs of the last `length` tokens of each row, `(B, length)`, under the present policy."""
     options = cast("dict[str, Any] | None", trainer.args.gradient_checkpointing_kwargs)
     with disable_gradient_checkpointing(cast("PreTrainedModel", trainer.model), options):
         outputs = trainer._get_per_token_logps_and_entropies(
@@ -267,8 +264,11 @@ def behavior_tensors(groups: Sequence[GroupInBatch], completion_ids: torch.Tenso
         groups (`Sequence[GroupInBatch]`): this process's groups.
         completion_ids (`torch.Tensor` of shape `(B, T)`): of TRL's batch.
 
-    Returns: `dict`: `replayed` (B,), bool: rows that an earlier policy sampled; `behavior_per_token_logps` (B, T),
-        float32: the log-probs under it, NaN for padding and for the other rows.
+    Returns:
+        `dict`:
+
+        - `replayed` (B,), bool: rows that an earlier policy sampled;
+        - `behavior_per_token_logps` (B, T), float32: the log-probs under it, NaN for padding and for the other rows.
 
     Raises:
         `RuntimeError`: the log-probs of a group are not known.
