@@ -137,7 +137,12 @@ class LogprobRecorder:
 
     def record(self, rows: torch.Tensor, logps: torch.Tensor) -> None:
         """
-        Enter the log-probs `(b, T)` of rows `(b,)` of the generation batch. A row counts once, at its first pass.
+        Enter log-probs. A row counts once, at its first pass.
+
+        Args:
+            rows (`torch.Tensor` of shape `(b,)`): rows of the generation batch.
+            logps (`torch.Tensor` of shape `(b, T)`): their log-probs. T may be smaller than a completion, where the
+                columns behind are not trained on; the log-probs there stay NaN, which is: not known.
         """
         for row, values in zip(rows.tolist(), logps.float().cpu().numpy(), strict=True):
             expected = self._expected.pop(row, None)
@@ -145,7 +150,10 @@ class LogprobRecorder:
                 continue
             rollouts = expected.rollouts
             length = len(rollouts.completion_tokens[expected.completion])
-            expected.seen[expected.completion] = values[:length].copy()
+            logps_of_row = np.full(length, np.nan, dtype=np.float32)
+            known = values[:length]
+            logps_of_row[: len(known)] = known
+            expected.seen[expected.completion] = logps_of_row
             if len(expected.seen) == len(rollouts):
                 rollouts.behavior_logps = [expected.seen[i] for i in range(len(rollouts))]
 
