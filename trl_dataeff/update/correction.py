@@ -39,6 +39,7 @@ from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.update.compaction import token_mask
 from trl_dataeff.update.logprobs import (
+    STALE,
     GroupInBatch,
     LogprobRecorder,
     behavior_tensors,
@@ -72,7 +73,7 @@ class MicroBatch(UserDict[str, Any]):
         values = inputs.data if isinstance(inputs, MicroBatch) else inputs
         self.refused: tuple[str, ...] = ()
         super().__init__(values)
-        if "replayed" in values or "without_old_logps" in values:
+        if STALE in values or "without_old_logps" in values:
             self.refused = REWRITTEN
 
     def __getitem__(self, key: str) -> Any:
@@ -195,7 +196,7 @@ class LossCorrection:
         Args:
             batch (`dict`): TRL's batch.
             groups (`Sequence[GroupInBatch]`): this process's groups.
-            any_stale (`bool`): whether a process has groups of an earlier policy.
+            any_stale (`bool`): whether any process has groups of an earlier policy, since collectives follow.
             rows_skipped (`bool`): whether rows skipped the pass for old log-probs.
 
         Returns:
@@ -207,7 +208,7 @@ class LossCorrection:
             batch.update(behavior_tensors(groups, batch["completion_ids"]))
             # A row that had no gradient when it was new has no log-probs. It gets no gradient now either, even if a
             # callback has changed the reward weights since
-            is_unknown = batch["replayed"] & batch["behavior_per_token_logps"].isnan().all(1)
+            is_unknown = batch[STALE] & batch["behavior_per_token_logps"].isnan().all(1)
             batch["advantages"][is_unknown] = 0.0
         metrics = sampling_metrics(batch, self.processes) if any_stale or rows_skipped else {}
         if rows_skipped and "old_per_token_logps" in batch:
@@ -247,7 +248,7 @@ class LossCorrection:
             logps (`torch.Tensor` of shape `(B, T)`, *optional*): with gradient.
 
         Returns:
-            `dict[str, float]`: metrics of the ratio, if there are replayed rows on a process.
+            `dict[str, float]`: metrics of the ratio, if there are stale rows on a process.
         """
         inputs = self._micro_batch
         if inputs is None or logps is None:  # see `check_applied`
@@ -259,13 +260,13 @@ class LossCorrection:
             values["old_per_token_logps"] = torch.where(without, logps.detach(), values["old_per_token_logps"])
         if "batch_row" in values:
             self.recorder.record(values["batch_row"], logps.detach())
-        if "replayed" not in values:
+        if STALE not in values:
             inputs.rewrite(values)
             return {}
         correction = correct(values, logps, clip=self.clip, cap=self.cap, level=self.level, loss_type=self.loss_type)
         values.update(correction.values)
         inputs.rewrite(values)
-        if not self.replays:  # rows are leftover ones: what is logged is about replay
+        if not self.replays:  # stale rows are leftover ones: what is logged is about replay
             return {}
         clipped = is_clipped(values, logps.detach(), self.epsilon, level=self.level, loss_type=self.loss_type)
         if self.loss_type != "cispo":  # whose gradient stays
@@ -296,8 +297,8 @@ def correct(
     The correction of a micro-batch of TRL's loss, once the loss has its log-probs.
 
     Args:
-        inputs (`Mapping`): the micro-batch, with `advantages` (B,), `behavior_per_token_logps` (B, T), `replayed`
-            (B,), and `old_per_token_logps` (B, T) where TRL has it.
+        inputs (`Mapping`): the micro-batch, with `advantages` (B,), `behavior_per_token_logps` (B, T), `STALE` (B,),
+            and `old_per_token_logps` (B, T) where TRL has it.
         per_token_logps (`torch.Tensor` of shape `(B, T)`): the loss's own log-probs, with gradient. Where generation
             and optimization are aligned they are those of the policy at the start of the generation batch.
         clip (`str`): `"proximal"` or `"behavior"`.
@@ -309,7 +310,7 @@ def correct(
     if loss_type == "vespo":
         level = "token"  # it sums the log ratios over the sequence itself
     mask = token_mask(inputs)
-    replayed = inputs["replayed"].unsqueeze(1)  # (B, 1)
+    stale = inputs[STALE].unsqueeze(1)  # (B, 1)
     advantages = inputs["advantages"].view(len(mask), -1)  # (B, 1); (B, T) where a subclass gives them by token
     behavior_logps = inputs["behavior_per_token_logps"]
     is_known = ~torch.isnan(behavior_logps)
@@ -323,15 +324,15 @@ def correct(
     sampling_logps = inputs.get("sampling_per_token_logps", old_logps)
     values["sampling_per_token_logps"] = torch.where(is_known, behavior_logps, sampling_logps)
     trls_ratio = inputs.get("importance_sampling_ratio")
-    if trls_ratio is not None:  # vLLM: pi_old / sampler, in the place of which replayed rows have their own
-        trls_ratio = trls_ratio.masked_fill(replayed, 1.0)
+    if trls_ratio is not None:  # vLLM: pi_old / sampler, in the place of which stale rows have their own
+        trls_ratio = trls_ratio.masked_fill(stale, 1.0)
         values["importance_sampling_ratio"] = trls_ratio
 
     capped = torch.zeros_like(ratio, dtype=torch.bool)
     if clip == "behavior":
         behavior_or_old = torch.where(is_known, behavior_logps, old_logps)
         if loss_type != "vespo":
-            may_be_capped = replayed & (advantages < 0)
+            may_be_capped = stale & (advantages < 0)
             behavior_or_old, capped = apply_dual_clip(
                 behavior_or_old, per_token_logps, mask, may_be_capped, cap=cap, level=level
             )
@@ -384,7 +385,7 @@ def apply_dual_clip(
         old_logps (`torch.Tensor` of shape `(B, T)`): log-probs by which the loss divides.
         per_token_logps (`torch.Tensor` of shape `(B, T)`): the loss's own, with gradient.
         mask (`torch.Tensor` of shape `(B, T)`): 1 for the tokens that are trained on.
-        may_be_capped (`torch.Tensor` of shape `(B, 1)` or `(B, T)`): replayed rows with a negative advantage, bool.
+        may_be_capped (`torch.Tensor` of shape `(B, 1)` or `(B, T)`): stale rows with a negative advantage, bool.
         cap (`float`): the bound of the ratio.
         level (`str`): see [`behavior_ratio`]: the cap is one of tokens, or of rows.
 
@@ -433,7 +434,7 @@ def is_clipped(
 
 def ratio_statistics(ratio: torch.Tensor, clipped: torch.Tensor, inputs: Mapping[str, Any]) -> torch.Tensor:
     """
-    Sums over the tokens (or sequences) of replayed rows.
+    Sums over the tokens (or sequences) of stale rows.
 
     Args:
         ratio (`torch.Tensor` of shape `(B, T)` or `(B, 1)`): see [`behavior_ratio`].
@@ -443,7 +444,7 @@ def ratio_statistics(ratio: torch.Tensor, clipped: torch.Tensor, inputs: Mapping
     Returns:
         `torch.Tensor` of shape `(4,)`: count, sum and sum of squares of the ratio, and number of clipped ones.
     """
-    chosen = inputs["replayed"].unsqueeze(1).expand_as(ratio)
+    chosen = inputs[STALE].unsqueeze(1).expand_as(ratio)
     if ratio.size(1) > 1:
         chosen = chosen & token_mask(inputs).bool()
     values = ratio[chosen].float()
@@ -473,14 +474,3 @@ def summarize(gathered: torch.Tensor) -> dict[str, float]:
         "replay/ess": total**2 / (count * squares) if squares else math.nan,
         "replay/clipped_share": clipped / count if count else math.nan,
     }
-
-
-def has_dropout(model: torch.nn.Module) -> bool:
-    """Whether a model has dropout in training, as a module or as the attribute of attention that calls a function."""
-    for module in model.modules():
-        if isinstance(module, torch.nn.modules.dropout._DropoutNd) and module.p > 0:
-            return True
-        attention_dropout = getattr(module, "attention_dropout", 0.0)
-        if isinstance(attention_dropout, float) and attention_dropout > 0:
-            return True
-    return False
