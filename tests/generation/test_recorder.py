@@ -1,5 +1,6 @@
 """Cutting what TRL generates into groups, and handing groups to TRL as if it had made them."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -30,6 +31,11 @@ def test_groups_with_and_without_a_tool_mask_are_handed_over_together():
     assert np.isnan(output["logprobs"][0] + output["logprobs"][1]).all()
     assert output["logprobs"][2:] == [[-1.0], [-1.0, -2.0]]
     assert PregeneratedGroups([plain], np.zeros((2, 1))).rollout_func([])["logprobs"] is None
+
+
+def test_a_group_whose_rollouts_another_process_holds_cannot_be_handed_over():
+    with pytest.raises(AssertionError, match="does not hold"):
+        PregeneratedGroups([make_group(), replace(make_group(), rollouts=None)], np.zeros((4, 1)))
 
 
 @pytest.mark.parametrize("tool_mask", [None, [[1], [1, 0], [1], [1]]])

@@ -70,7 +70,7 @@ def groups_missing(
 
 
 def _places_to_generate(places: int, reserved: int, num_stored: int) -> int:
-    """Places that are not reserved for stored groups, or that are, but for more groups than there are."""
+    """Places that are not kept for stored groups. A reserved place is kept only if there is a stored group for it."""
     return places - min(reserved, num_stored)
 
 
