@@ -43,7 +43,8 @@ from trl_dataeff.update.logprobs import compute_leftover_logps, forward_of, grou
 
 compat.check(GRPOTrainer)
 _SIGNATURE = inspect.signature(GRPOTrainer.__init__)
-_Forward: TypeAlias = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]  # as TRL returns it
+#: What TRL's `_get_per_token_logps_and_entropies` returns
+_ForwardOutputs: TypeAlias = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 
 
 class DataEfficientGRPOTrainer(GRPOTrainer):
@@ -95,7 +96,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     _tag_names = ["trl", "grpo", "trl-dataeff"]  # noqa: RUF012
 
     # What TRL's generation is to do now: record a round, return groups that exist already, or, `None`, only generate
-    _generation: RoundRecorder | PregeneratedGroups | None = None
+    _generation_mode: RoundRecorder | PregeneratedGroups | None = None
     _old_logps_rows: torch.Tensor | None = None  # rows of TRL's pass for old log-probs; `None`: all
     # `None` until `__init__` has run, so that a subclass may call TRL's methods before
     _skipper: RowSkipper | None = None
@@ -211,7 +212,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         self.log_completions = self.args.log_completions
         if not self.model.training:
             return super()._generate_and_score_completions(inputs)
-        # A callback may change these
+        # A callback may have changed settings of the loss, or the weights of reward functions
         if not can_skip_rows(self):
             self._skipper = None
         self.collector.classifier.weights = self.reward_weights.cpu().numpy()
@@ -259,11 +260,12 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         if self._knows_zero_advantages():
             group_size = cast(int, self.num_generations)
             old_logps_rows = rows_for_old_logps(rewards, self.reward_weights, group_size, self._processes)
-        with trl_state.temporarily(self, _generation=pregenerated, _old_logps_rows=old_logps_rows):
+        with trl_state.temporarily(self, _generation_mode=pregenerated, _old_logps_rows=old_logps_rows):
             tensors = super()._generate_and_score_completions(rows)
         # Before the loss, while the policy is still the one that sampled them
         compute_leftover_logps(batch.leftover_now, self._logps, padding_group=groups[0], processes=self._processes)
         tensors["advantages"] = collector.normalized_over_generated(tensors["advantages"], batch)
+        # `any_stale` is about the groups of all processes, because collectives depend on it
         corrected_metrics = cast(LossCorrection, self._correction).prepare(
             tensors, own, any_stale=bool(batch.trained_stale), rows_skipped=old_logps_rows is not None
         )
@@ -273,7 +275,9 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
 
     def _knows_zero_advantages(self) -> bool:
         """
-        Whether advantages of 0 are known before TRL computes them: rewards are added up, and no subclass changes them.
+        Whether advantages of 0 are known before TRL computes them, so that their rows can skip the pass for old
+        log-probs: rewards are added up, and no subclass changes them. Not with images, whose tensors are not by row:
+        the pass cannot be made over some rows alone.
         """
         if self._skipper is None or self._is_vlm:
             return False
@@ -291,22 +295,22 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     def _recorded(self) -> Iterator[RoundRecorder]:
         """What TRL generates within this context is recorded."""
         recorder = RoundRecorder(end_tokens={*self.eos_token_ids, self._tokenizer.pad_token_id})
-        with trl_state.temporarily(self, _generation=recorder):
+        with trl_state.temporarily(self, _generation_mode=recorder):
             yield recorder
         self._timer.add_generation(recorder.seconds)
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
-        if self._generation is None:
+        if self._generation_mode is None:
             return super()._generate(prompts)
-        return self._generation.generate(self, super()._generate, prompts)
+        return self._generation_mode.generate(self, super()._generate, prompts)
 
     def _calculate_rewards(
         self, inputs: list[dict[str, Any]], prompts: list[Any], completions: list[Any], completion_ids_list: list[Any]
     ) -> torch.Tensor:
         calculate: Callable[..., torch.Tensor] = super()._calculate_rewards
-        if self._generation is None:
+        if self._generation_mode is None:
             return calculate(inputs, prompts, completions, completion_ids_list)
-        rewards = self._generation.calculate_rewards(calculate, inputs, prompts, completions, completion_ids_list)
+        rewards = self._generation_mode.calculate_rewards(calculate, inputs, prompts, completions, completion_ids_list)
         return rewards.to(self.accelerator.device)
 
     def _rows(self, ids: np.ndarray) -> list[dict[str, Any]]:
@@ -354,8 +358,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         self._buffered_inputs = skipper.apply(batches)
         return self._buffered_inputs[i]
 
-    def _get_per_token_logps_and_entropies(self, model: torch.nn.Module, *args: Any, **kwargs: Any) -> _Forward:
-        forward: Callable[..., _Forward] = partial(super()._get_per_token_logps_and_entropies, model)
+    def _get_per_token_logps_and_entropies(self, model: torch.nn.Module, *args: Any, **kwargs: Any) -> _ForwardOutputs:
+        forward: Callable[..., _ForwardOutputs] = partial(super()._get_per_token_logps_and_entropies, model)
         if self._old_logps_rows is not None:
             return forward_of_rows(forward, self._old_logps_rows, *args, **kwargs)
         outputs = forward(*args, **kwargs)
