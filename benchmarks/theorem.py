@@ -5,9 +5,12 @@ The gradient of a group against its success rate: the theorem behind DOTS, check
 
 arXiv 2506.05316 shows that the expected squared norm of a group's gradient is proportional to p (1 - p) (1 - 1/G). A
 policy of independent softmax tokens draws completions of 12 tokens from 16; whether one is right is drawn with
-probability p, apart from the tokens. For each p and G the mean squared norm of `1/G sum_i (r_i - mean r) grad log
-pi(completion_i)` is taken over many groups and compared with the theorem, whose one constant, E|grad log pi|^2 / G, is
-known in closed form. Prints the table, and exits with 1 if a ratio is further from 1 than its sampling error allows.
+probability p, apart from the tokens. For each p and G the mean squared norm of
+
+    1/G sum_i (r_i - mean r) grad log pi(completion_i)
+
+is taken over many groups and compared with the theorem, whose one constant, E|grad log pi|^2 / G, is known in closed
+form. Prints the table, and exits with 1 if a ratio is further from 1 than its sampling error allows.
 """
 
 from __future__ import annotations

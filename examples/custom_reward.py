@@ -11,8 +11,7 @@ A reward function is TRL's: it takes the completions and the columns of the data
 each completion, or `None` where it has nothing to say. Two things matter to data-efficient training:
 
 - A prompt's success rate is the mean total reward of its group, scaled from `reward_range` to [0, 1]. Say what the
-range
-  is if you know it; unset, it is the lowest and highest total that the run has seen.
+  range is if you know it; unset, it is the lowest and highest total that the run has seen.
 - A bonus that differs between completions makes every group effective, even of prompts that are always answered right.
   Such groups are generated and trained on. Here, only right answers get the bonus, and only in steps of a half.
 """

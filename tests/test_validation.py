@@ -102,11 +102,11 @@ def test_groups_that_processes_share_are_left_to_trl_or_rejected():
 def test_reference_rollouts_that_cannot_be_generated():
     published = config(selection="dots_paper")
     assert uses_references(resolve_selector(published))
-    reason = unsupported_reason(plain_dataset(), False, tool_images=True)
+    reason = unsupported_reason(plain_dataset(), False, has_tool_images=True)
     with pytest.raises(ValueError, match="PaperDotsSelector"):
         resolve_selector(published, None, reason)
     with pytest.raises(ValueError, match=r"\b256\b.*\b257\b"):
-        resolve_selector(published, processes=257)
+        resolve_selector(published, world_size=257)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_an_optimizer_step_takes_whole_generation_batches_or_lies_in_one(accumul
     fields = {"gradient_accumulation_steps": accumulated, "steps_per_generation": steps, "num_iterations": iterations}
     own = config(**fields, per_device_train_batch_size=rows, num_generations=8)
     own.generation_batch_size *= 4  # as on four processes, each of which trains on whole groups
-    check_steps(own, replays=False, rounds=1)
+    check_steps(own, trains_on_other_groups=False, max_rounds=1)
     for replays, rounds in ((True, 1), (False, 2)):
         if works is None:
             check_steps(own, replays, rounds)
@@ -148,7 +148,7 @@ def judge(completions, anwser, **kwargs):
 def test_arguments_of_a_reward_function_are_checked_before_anything_is_generated(tmp_path, function, named):
     with pytest.raises(ValueError, match=rf"`{function.__name__}`.*{named}.*`answer`"):
         make_trainer(tmp_path, "off", rewards=function)
-    with pytest.raises(ValueError, match="'completions'"):
+    with pytest.raises(ValueError, match="two values for `completions`"):
         make_trainer(tmp_path, "off", trainer={"train_dataset": plain_dataset().map(lambda row: {"completions": "a"})})
 
 

@@ -34,7 +34,8 @@ class DataEfficientCallback(TrainerCallback):
     Attributes:
         run ([`Run`]): the run of the present call of `train`.
         signals ([`StopSignals`] or `None`): receives signals in the present call of `train`; `None` without
-        `save_on_signal`. stopped_by (`signal.Signals` or `None`): the signal that ended training early.
+            `save_on_signal`.
+        stopped_by (`signal.Signals` or `None`): the signal that ended training early.
     """
 
     def __init__(

@@ -33,7 +33,7 @@ METHODS = {
     "_load_optimizer_and_scheduler": "checkpoint",
     "train": "resume_from_checkpoint, ...",
 }
-RETURNED = 8  # values of `_generate`: see `generation.recorder.Generated`
+RETURNED = 8  # values of `_generate`: see `generation.recorder.TrlGeneration`
 #: Attributes of the trainer that TRL's and Transformers' methods set, and methods that they call
 USED = (
     "_step",

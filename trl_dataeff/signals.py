@@ -27,8 +27,7 @@ class StopSignals:
 
     - Signals for which the program has a handler of its own, or which it ignores, are left to it.
     - Processes that the program forks outlive SIGINT, which a terminal sends to them too, and end by SIGTERM, as those
-    who
-      fork them expect.
+      who fork them expect.
     - Outside of the main thread nothing is changed: Python delivers signals to that thread alone.
 
     Args:

@@ -34,7 +34,7 @@ from trl_dataeff.rollouts.group import RolloutGroup
 from trl_dataeff.selection import Selector
 from trl_dataeff.signals import StopSignals, exception_of
 from trl_dataeff.tracking.card import complete_card
-from trl_dataeff.tracking.metrics import StepTimer, record, record_selector, replace_last, without_rounds
+from trl_dataeff.tracking.metrics import StepTimer, discarding_logs_of_rounds, record, record_selector, replace_last
 from trl_dataeff.update.compaction import FACTOR as SKIP_FACTOR
 from trl_dataeff.update.compaction import RowSkipper, can_skip_rows, forward_of_rows, rows_for_old_logps
 from trl_dataeff.update.correction import LossCorrection
@@ -43,7 +43,8 @@ from trl_dataeff.update.logprobs import compute_leftover_logps, forward_of, grou
 
 compat.check(GRPOTrainer)
 _SIGNATURE = inspect.signature(GRPOTrainer.__init__)
-_Forward: TypeAlias = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]  # as TRL returns it
+#: What TRL's `_get_per_token_logps_and_entropies` returns
+_ForwardOutputs: TypeAlias = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 
 
 class DataEfficientGRPOTrainer(GRPOTrainer):
@@ -58,7 +59,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     - `_generate`, `_calculate_rewards`: record what is generated; return groups that were generated before TRL's
       method runs.
     - `_compute_loss`, `_get_per_token_logps_and_entropies`: correct the loss of earlier rollouts; skip rows without a
-      gradient.
+      gradient. TRL's loss calls the second of these for its log-probs, and only then reads the advantages and old
+      log-probs of its micro-batch. So that is where they are rewritten: within the loss, and no line of it is copied.
     - `train`: checks the checkpoint to resume from, begins a run of the collector, and handles signals and failures.
     - `_save_checkpoint`, `_load_optimizer_and_scheduler`: save and load the state of the run, with a manifest.
     - `create_model_card`: adds what happened in the run.
@@ -94,7 +96,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     _tag_names = ["trl", "grpo", "trl-dataeff"]  # noqa: RUF012
 
     # What TRL's generation is to do now: record a round, return groups that exist already, or, `None`, only generate
-    _generation: RoundRecorder | PregeneratedGroups | None = None
+    _generation_mode: RoundRecorder | PregeneratedGroups | None = None
     _old_logps_rows: torch.Tensor | None = None  # rows of TRL's pass for old log-probs; `None`: all
     # `None` until `__init__` has run, so that a subclass may call TRL's methods before
     _skipper: RowSkipper | None = None
@@ -114,7 +116,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         self._map_style = given.get("train_dataset") is not None and isinstance(self.train_dataset, Dataset)
         corrects_loss = compat.corrects_loss(type(self), DataEfficientGRPOTrainer)
         plan = plan_runs(self, selector, is_map_style=self._map_style, corrects_loss=corrects_loss)
-        self.selector = plan.selector
+        self.selector = plan.selector  # as it was given; the collector calls it as a `CheckedSelector`
         self.collector = make_collector(self, plan, processes)
         self._generates_before_trl = plan.generates_before_trl
         if plan.skips_rows:
@@ -123,7 +125,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         self._timer = StepTimer()
         self._run = Run()
         self._begins_late = False  # whether `create_scheduler` has yet to begin the run
-        self._prompt_ids: list[int] = []  # rows that are generated or trained on now
+        self._prompts_at_work: list[int] = []  # ids of the rows that `_rows` read last: a failure's note names them
         self._rows_read: dict[int, dict[str, Any]] = {}  # rows of the present generation batch
         self._loop: dict[str, Any] | None = None  # of the training loop, as a checkpoint has it
         self._callback = DataEfficientCallback(
@@ -146,9 +148,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         self._run = resolve_run(resume_from_checkpoint, config.output_dir, self._processes, config.should_save)
         signals = StopSignals(self._processes) if config.save_on_signal else None
         self._callback.begin(self._run, signals)
-        self._prompt_ids.clear()
-        # Embedding needs the policy on its device, and with FSDP2 sharded: here both happen within the Trainer's
-        # `train`
+        self._prompts_at_work.clear()
+        # Embedding needs the policy on its device, and with FSDP2 sharded; here the Trainer's `train` does both
         moves_late = config.bf16_full_eval or config.fp16_full_eval
         shards_late = self.is_fsdp_enabled and self.accelerator.is_fsdp2
         self._begins_late = (moves_late or shards_late) and not self.is_deepspeed_enabled
@@ -157,7 +158,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             "load_best_model_at_end": config.load_best_model_at_end,
             "save_total_limit": config.save_total_limit,
         }
-        notes = failure_notes(self._run, self._prompt_ids, self.collector.flush_logs)
+        notes = failure_notes(self._run, self._prompts_at_work, self.collector.flush_logs)
         with notes, signals or nullcontext(), trl_state.temporarily(config, **changed_by_callback):
             if not self._begins_late:
                 self._begin_run()
@@ -180,12 +181,12 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             num_prompts = len(dataset)
             dataset_hash = hash_same_prompts(dataset, self._processes)
         checkpoint = self._run.checkpoint
-        is_resumed = checkpoint is not None
         if checkpoint is not None:
             check_fits(Path(checkpoint), self.collector.settings, num_prompts, dataset_hash, self._processes.is_main)
         self._rows_dataset = dataset
         if self._map_style and config.remove_unused_columns:
             self._rows_dataset = self._remove_unused_columns(dataset, description="training")
+        is_resumed = checkpoint is not None
         embed = partial(embed_for, self, dataset, config.prompt_embedding, resumed=is_resumed)
         self.collector.bind(num_prompts, embed=embed, dataset_hash=dataset_hash, resumed=is_resumed)
 
@@ -207,10 +208,11 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     # Generating
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        self.log_completions = self.args.log_completions  # which a resumed run may have turned off until here
+        # `_load_optimizer_and_scheduler` turns this off for a half-used batch, of which this is the end
+        self.log_completions = self.args.log_completions
         if not self.model.training:
             return super()._generate_and_score_completions(inputs)
-        # A callback may change these
+        # A callback may have changed settings of the loss, or the weights of reward functions
         if not can_skip_rows(self):
             self._skipper = None
         self.collector.classifier.weights = self.reward_weights.cpu().numpy()
@@ -225,6 +227,9 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         make_batch = super()._generate_and_score_completions
 
         def generate_groups(ids: np.ndarray) -> GeneratedRound:
+            # One round is enough: nothing is replayed, no group is replaced, and no references are generated, because
+            # any of these makes `plan_runs` have groups generated before TRL's pass
+            assert not tensors, "a second round would replace the rows of the first"
             rows = inputs if self.collector.selector is None else self._rows(self._processes.share(ids))
             with self._recorded() as recorder:
                 tensors.update(make_batch(rows))
@@ -241,11 +246,12 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         """
         collector = self.collector
         metrics = self._metrics["train"]
-        with self._timer.selection(), without_rounds(metrics, self.state):
+        with self._timer.selection(), discarding_logs_of_rounds(metrics, self.state):
             batch = collector.collect(self._generate_round, self.state.global_step)
             own = collector.groups_of_this_process(batch)
-            groups = [group.group for group in own]
+            groups = [member.group for member in own]
             rows = self._rows(np.array([group.prompt_id for group in groups]))
+        # Of all processes, as TRL's `_calculate_rewards` returns them
         rewards = np.concatenate([group.rewards for group in batch.trained])
         pregenerated = PregeneratedGroups(groups, rewards)
         for column, values in pregenerated.logged.items():
@@ -254,10 +260,12 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         if self._knows_zero_advantages():
             group_size = cast(int, self.num_generations)
             old_logps_rows = rows_for_old_logps(rewards, self.reward_weights, group_size, self._processes)
-        with trl_state.temporarily(self, _generation=pregenerated, _old_logps_rows=old_logps_rows):
+        with trl_state.temporarily(self, _generation_mode=pregenerated, _old_logps_rows=old_logps_rows):
             tensors = super()._generate_and_score_completions(rows)
-        compute_leftover_logps(batch.leftover_now, self._logps, groups[0], self._processes)
-        tensors["advantages"] = collector.renormalize(tensors["advantages"], batch)
+        # Before the loss, while the policy is still the one that sampled them
+        compute_leftover_logps(batch.leftover_now, self._logps, padding_group=groups[0], processes=self._processes)
+        tensors["advantages"] = collector.normalized_over_generated(tensors["advantages"], batch)
+        # `any_stale` is about the groups of all processes, because collectives depend on it
         corrected_metrics = cast(LossCorrection, self._correction).prepare(
             tensors, own, any_stale=bool(batch.trained_stale), rows_skipped=old_logps_rows is not None
         )
@@ -267,7 +275,9 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
 
     def _knows_zero_advantages(self) -> bool:
         """
-        Whether advantages of 0 are known before TRL computes them: rewards are added up, and no subclass changes them.
+        Whether advantages of 0 are known before TRL computes them, so that their rows can skip the pass for old
+        log-probs: rewards are added up, and no subclass changes them. Not with images, whose tensors are not by row:
+        the pass cannot be made over some rows alone.
         """
         if self._skipper is None or self._is_vlm:
             return False
@@ -285,22 +295,22 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     def _recorded(self) -> Iterator[RoundRecorder]:
         """What TRL generates within this context is recorded."""
         recorder = RoundRecorder(end_tokens={*self.eos_token_ids, self._tokenizer.pad_token_id})
-        with trl_state.temporarily(self, _generation=recorder):
+        with trl_state.temporarily(self, _generation_mode=recorder):
             yield recorder
         self._timer.add_generation(recorder.seconds)
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
-        if self._generation is None:
+        if self._generation_mode is None:
             return super()._generate(prompts)
-        return self._generation.generate(self, super()._generate, prompts)
+        return self._generation_mode.generate(self, super()._generate, prompts)
 
     def _calculate_rewards(
         self, inputs: list[dict[str, Any]], prompts: list[Any], completions: list[Any], completion_ids_list: list[Any]
     ) -> torch.Tensor:
         calculate: Callable[..., torch.Tensor] = super()._calculate_rewards
-        if self._generation is None:
+        if self._generation_mode is None:
             return calculate(inputs, prompts, completions, completion_ids_list)
-        rewards = self._generation.calculate_rewards(calculate, inputs, prompts, completions, completion_ids_list)
+        rewards = self._generation_mode.calculate_rewards(calculate, inputs, prompts, completions, completion_ids_list)
         return rewards.to(self.accelerator.device)
 
     def _rows(self, ids: np.ndarray) -> list[dict[str, Any]]:
@@ -308,12 +318,12 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         The dataset's rows for prompts `ids`, G of each, as TRL's dataloader would deliver them. A row is read once in
         a generation batch, and each completion gets its own lists and dictionaries.
         """
-        self._prompt_ids[:] = ids.tolist()
-        missing = [i for i in self._prompt_ids if i not in self._rows_read]
+        self._prompts_at_work[:] = ids.tolist()  # in place: the notes of a failure hold this list
+        missing = [i for i in self._prompts_at_work if i not in self._rows_read]
         if missing:
             self._rows_read.update(zip(missing, self._rows_dataset.__getitems__(missing), strict=True))
         rows = []
-        for prompt_id in self._prompt_ids:
+        for prompt_id in self._prompts_at_work:
             row = self._rows_read[prompt_id]
             rows += [_copy_of(row) for _ in range(cast(int, self.num_generations))]
         return rows
@@ -348,13 +358,13 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         self._buffered_inputs = skipper.apply(batches)
         return self._buffered_inputs[i]
 
-    def _get_per_token_logps_and_entropies(self, model: torch.nn.Module, *args: Any, **kwargs: Any) -> _Forward:
-        forward: Callable[..., _Forward] = partial(super()._get_per_token_logps_and_entropies, model)
+    def _get_per_token_logps_and_entropies(self, model: torch.nn.Module, *args: Any, **kwargs: Any) -> _ForwardOutputs:
+        forward: Callable[..., _ForwardOutputs] = partial(super()._get_per_token_logps_and_entropies, model)
         if self._old_logps_rows is not None:
             return forward_of_rows(forward, self._old_logps_rows, *args, **kwargs)
         outputs = forward(*args, **kwargs)
-        # TRL's loss calls this before it reads advantages and old log-probs of its micro-batch, which are rewritten
-        # here
+        # Rewrites the micro-batch that is in the loss, see `_compute_loss` in the docstring of the class. Outside of a
+        # loss it does nothing
         if self._correction is not None:
             record(self._metrics["train"], self._correction.on_logps(outputs[0]))
         return outputs
@@ -419,8 +429,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             self._step = 0
         else:
             self._step = state["loop"]["micro_step"]
-            # Completions of a half-used batch are in the table of the run that made it; TRL would replace it with an
-            # empty one
+            # Completions of a half-used batch are in the table of the run that made it. TRL would replace the table
+            # with an empty one. `_generate_and_score_completions` turns this on again
             self.log_completions = False
 
     def _continue_interval(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
 from datasets import Dataset
 from transformers.utils import logging
 
@@ -17,7 +18,6 @@ from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.selection import Selector, UniformSelector, make_selector
 from trl_dataeff.selection.base import uses_references
 from trl_dataeff.tracking.card import selection_title
-from trl_dataeff.update.correction import has_dropout
 from trl_dataeff.utils import UserError
 
 
@@ -146,13 +146,14 @@ def check_dataset(
     check_prompts(dataset)
 
 
-def check_steps(config: DataEfficientGRPOConfig, trains_apart: bool, max_rounds: int) -> None:
+def check_steps(config: DataEfficientGRPOConfig, trains_on_other_groups: bool, max_rounds: int) -> None:
     """
     Check that an optimizer step takes whole generation batches or lies within one, where that is needed.
 
-    Args: config ([`DataEfficientGRPOConfig`]): the configuration. trains_apart (`bool`): whether other groups are
-        trained on than are generated for the batch: replayed ones, or not
-            the reference rollouts.
+    Args:
+        config ([`DataEfficientGRPOConfig`]): the configuration.
+        trains_on_other_groups (`bool`): whether other groups are trained on than are generated for the batch: replayed
+            ones are added, or reference rollouts are left out.
         max_rounds (`int`): rounds of rollouts per generation batch.
 
     Raises:
@@ -161,7 +162,7 @@ def check_steps(config: DataEfficientGRPOConfig, trains_apart: bool, max_rounds:
     accumulated = config.gradient_accumulation_steps
     passes = config.steps_per_generation * config.num_iterations
     fits = passes % accumulated == 0 or accumulated % passes == 0
-    if fits or not (trains_apart or max_rounds > 1):
+    if fits or not (trains_on_other_groups or max_rounds > 1):
         return
     rows = config.per_device_train_batch_size
     works = math.lcm(accumulated * rows, config.num_generations) // rows
@@ -177,6 +178,12 @@ def check_steps(config: DataEfficientGRPOConfig, trains_apart: bool, max_rounds:
 def holds_whole_groups(config: DataEfficientGRPOConfig, world_size: int, is_off: bool) -> bool:
     """
     Whether each process trains on whole groups.
+
+    Args:
+        config ([`DataEfficientGRPOConfig`]): the configuration.
+        world_size (`int`): number of processes.
+        is_off (`bool`): whether selection, replay and all else is off, so that the trainer does what `GRPOTrainer`
+            does.
 
     Raises:
         `UserError`: it does not, unless everything is off, where TRL allows it.
@@ -313,3 +320,14 @@ def announce(
             "`lora_dropout` to 0, or `disable_dropout=True`; `attention_dropout` needs "
             "`model_init_kwargs={'attention_dropout': 0.0}`."
         )
+
+
+def has_dropout(model: torch.nn.Module) -> bool:
+    """Whether a model has dropout in training, as a module or as the attribute of attention that calls a function."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.modules.dropout._DropoutNd) and module.p > 0:
+            return True
+        attention_dropout = getattr(module, "attention_dropout", 0.0)
+        if isinstance(attention_dropout, float) and attention_dropout > 0:
+            return True
+    return False

@@ -134,8 +134,7 @@ def find(name: str) -> Method:
 
     Raises:
         ValueError: If there is no such method, or a change is not `name=value` with a field of its config or an
-        argument of its
-            selector.
+            argument of its selector.
     """
     base, *changes = name.split(",")
     if base not in METHODS:

@@ -341,23 +341,23 @@ def test_rates_of_earlier_groups_follow_when_the_range_of_rewards_widens(most):
     most=st.sampled_from([1, 3]),
     share=st.floats(0, 1),
     margin=st.floats(1, 3),
-    multiple=st.sampled_from([1, 2, 3, 8]),
+    world_size=st.sampled_from([1, 2, 3, 8]),
     data=st.data(),
 )
-def test_a_rounds_size_keeps_its_bounds(batch_groups, most, share, margin, multiple, data):
-    batch_groups *= multiple  # a batch spreads evenly over processes
+def test_a_rounds_size_keeps_its_bounds(batch_groups, most, share, margin, world_size, data):
+    batch_groups *= world_size  # a batch spreads evenly over processes
     missing = data.draw(st.integers(1, batch_groups))
     num_prompts = batch_groups + data.draw(st.integers(0, 3 * batch_groups))
     n = RoundSizes(most, margin).size(
-        missing, batch_groups=batch_groups, zero_share=share, multiple=multiple, num_prompts=num_prompts
+        missing, batch_groups=batch_groups, zero_share=share, world_size=world_size, num_prompts=num_prompts
     )
-    assert n % multiple == 0
+    assert n % world_size == 0
     assert missing <= n <= num_prompts
     if most == 1:
-        assert n < missing + multiple
+        assert n < missing + world_size
     else:
-        assert n >= min(batch_groups / 4, num_prompts // multiple * multiple)
-        assert n < 1.5 * batch_groups + multiple
+        assert n >= min(batch_groups / 4, num_prompts // world_size * world_size)
+        assert n < 1.5 * batch_groups + world_size
 
 
 @pytest.mark.parametrize(
@@ -373,7 +373,7 @@ def test_a_rounds_size_keeps_its_bounds(batch_groups, most, share, margin, multi
 )
 def test_a_rounds_size_by_hand(missing, share, margin, expected):
     """ceil(margin * missing / (1 - share)) within [16 / 4, 1.5 * 16]; a single round has what is missing."""
-    options = {"batch_groups": 16, "zero_share": share, "multiple": 1, "num_prompts": 1000}
+    options = {"batch_groups": 16, "zero_share": share, "world_size": 1, "num_prompts": 1000}
     assert RoundSizes(2, margin).size(missing, **options) == expected
     assert RoundSizes(1, margin).size(missing, **options) == missing
 

@@ -85,8 +85,7 @@ def both(reports):
 @pytest.mark.parametrize("name", sharded.RUNS)
 def test_weights_are_sharded(name, both):
     for report, _ in both:
-        # With LoRA accelerate leaves the last norm and, with some versions of TRL, the head as they are: both are
-        # frozen
+        # With LoRA accelerate leaves the last norm as it is, and with some versions of TRL the head: both are frozen
         frozen = {"base_model.model.model.norm.weight", "base_model.model.lm_head.weight"} if "lora" in name else set()
         assert set(report[name]["whole"]) <= frozen, "parameters that are no DTensor"
         assert report[name]["units"] >= 4  # two layers, the embedding, and the model

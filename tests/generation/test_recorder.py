@@ -1,5 +1,6 @@
 """Cutting what TRL generates into groups, and handing groups to TRL as if it had made them."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -9,14 +10,14 @@ import torch
 
 from tests.factories.groups import make_group
 from trl_dataeff.generation.pregenerated import PregeneratedGroups
-from trl_dataeff.generation.recorder import Generated, RoundRecorder, split_rollouts
+from trl_dataeff.generation.recorder import RoundRecorder, TrlGeneration, split_rollouts
 from trl_dataeff.generation.trl_state import temporarily
 from trl_dataeff.rollouts.distributed import Processes
 
 
 def test_a_group_with_different_prompts_is_refused():
     with pytest.raises(ValueError, match="different `prompt_ids`"):
-        split_rollouts(Generated([[1], [2]], [[3], [4]], None, ["a", "b"], None, {}, None, []), 2, {})
+        split_rollouts(TrlGeneration([[1], [2]], [[3], [4]], None, ["a", "b"], None, {}, None, []), 2, {})
 
 
 def test_groups_with_and_without_a_tool_mask_are_handed_over_together():
@@ -32,11 +33,16 @@ def test_groups_with_and_without_a_tool_mask_are_handed_over_together():
     assert PregeneratedGroups([plain], np.zeros((2, 1))).rollout_func([])["logprobs"] is None
 
 
+def test_a_group_whose_rollouts_another_process_holds_cannot_be_handed_over():
+    with pytest.raises(AssertionError, match="does not hold"):
+        PregeneratedGroups([make_group(), replace(make_group(), rollouts=None)], np.zeros((4, 1)))
+
+
 @pytest.mark.parametrize("tool_mask", [None, [[1], [1, 0], [1], [1]]])
 def test_rollouts_are_cut_by_group_and_handed_over_as_they_were(tool_mask):
     prompts, tokens, texts = [[1], [1], [2, 3], [2, 3]], [[4], [5, 6], [7], [8]], list("abcd")
     logprobs = [[-1.0], [np.nan, -2.0], [-3.0], [-4.0]]
-    generated = Generated(prompts, tokens, tool_mask, texts, [[-1.0], [None, -2.0], [-3.0], [-4.0]], {}, None, [])
+    generated = TrlGeneration(prompts, tokens, tool_mask, texts, [[-1.0], [None, -2.0], [-3.0], [-4.0]], {}, None, [])
     rollouts = split_rollouts(generated, 2, {"whole": [9, 9, 9, 9, 1, 2, 3, 4], "partial": ["x"]})
     assert [(r.completions, r.logged) for r in rollouts] == [
         (["a", "b"], {"whole": [1, 2]}),

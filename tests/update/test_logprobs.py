@@ -75,6 +75,23 @@ def test_log_probs_that_the_batch_has_count_at_once_and_rows_without_an_advantag
     recorder.expect([], batch_of(groups))
 
 
+@pytest.mark.parametrize("columns", [WIDTH, 3, 2, 1, 0])
+def test_a_pass_over_fewer_columns_than_a_completion_has_tokens_leaves_the_others_unknown(columns):
+    """Columns that are padding or masked in all rows of a micro-batch may be cut."""
+    groups, recorder = [group_of(3, 1)], LogprobRecorder()
+    batch = batch_of(groups)
+    recorder.expect(fresh(*groups), batch)
+    logps = logps_of([0, 1])
+    recorder.record(batch["batch_row"][:1], logps[:1, :columns])
+    recorder.record(batch["batch_row"][1:], logps[1:, :columns])
+    expected = np.where(np.arange(WIDTH) < columns, logps, np.float32("nan"))
+    for row, length in enumerate((3, 1)):
+        values = groups[0].rollouts.behavior_logps[row]
+        np.testing.assert_array_equal(values, expected[row, :length], strict=True)
+    (stored,) = unpack_groups(pack_groups(groups))  # whose arrays are joined, and cut by the lengths of completions
+    np.testing.assert_equal(stored.rollouts.behavior_logps, groups[0].rollouts.behavior_logps)
+
+
 def test_a_row_that_the_loss_has_not_seen_is_an_error():
     recorder, groups = LogprobRecorder(), [group_of(1, 2)]
     batch = batch_of(groups)

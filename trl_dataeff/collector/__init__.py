@@ -1,5 +1,11 @@
 """
-One generation batch, from proposal to history: `collector.py`. `build.py` makes a collector from the configuration.
+One generation batch, from the proposal of prompts to the log.
+
+    collector.py   RolloutCollector: what happens in a generation batch, step by step
+    batch.py       which groups get its places, and what it consists of in the end
+    rounds.py      how many groups a round of rollouts generates
+    buffer.py      stored groups, for replay
+    build.py       from the configuration to the arguments of a collector
 """
 
 from trl_dataeff.collector.batch import GenerationBatch

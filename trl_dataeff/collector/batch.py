@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from trl_dataeff.rollouts.group import Disposition, Origin, RolloutGroup
+from trl_dataeff.rollouts.group import Disposition, Origin, RolloutGroup, is_stale
 
 
 @dataclass(frozen=True)
@@ -13,8 +13,11 @@ class Assignment:
     """
     Which groups get the places of a generation batch.
 
-    Attributes: trained: groups to train on, leftover ones first, in the order of their generation; stored groups come
-        behind them. overflow: effective groups for which there is no place. num_replayed: places for stored groups.
+    Attributes:
+        trained: groups to train on, leftover ones first, in the order of their generation; stored groups come behind
+            them.
+        overflow: effective groups for which there is no place.
+        num_replayed: places for stored groups.
     """
 
     trained: list[RolloutGroup]
@@ -38,6 +41,9 @@ def groups_missing(
     A single round keeps its zero-variance groups; only several rounds replace them. After the last round the batch is
     complete if stored and zero-variance groups fill it.
 
+    Once this is 0, [`fill_batch`] fills all places with the same groups: `len(trained) + num_replayed == places`. The
+    two functions count by the same rules, and change together.
+
     Args:
         leftover (`Sequence[RolloutGroup]`): effective groups of an earlier batch.
         fresh (`Sequence[RolloutGroup]`): generated for this batch so far.
@@ -45,19 +51,27 @@ def groups_missing(
         places (`int`): B, groups trained on.
         reserved (`int`): places that stored groups get in any case, as far as there are so many.
         rounds (`int`): rounds of rollouts so far.
-        max_rounds (`int`): rounds of rollouts at most, unless the batch cannot be filled without a further one.
+        max_rounds (`int`): rounds of rollouts at most, unless the batch cannot be filled without a further one: a
+            round may be small because the dataset is, and a stored group whose prompt was generated meanwhile no
+            longer counts in `num_stored`.
     """
     num_effective = len(leftover) + sum(group.effective for group in fresh)
     num_zero_variance = sum(not group.effective for group in fresh)
-    places_to_generate = places - min(reserved, num_stored)
-    if num_effective >= places_to_generate:
+    num_to_generate = _places_to_generate(places, reserved, num_stored)
+    if num_effective >= num_to_generate:
         return 0
     can_be_filled = num_effective + num_zero_variance + num_stored >= places
     if rounds >= max_rounds and can_be_filled:
         return 0
-    if max_rounds == 1:
-        return places_to_generate - num_effective - num_zero_variance
-    return places_to_generate - num_effective
+    num_taken = num_effective
+    if max_rounds == 1:  # zero-variance groups are not replaced
+        num_taken += num_zero_variance
+    return num_to_generate - num_taken
+
+
+def _places_to_generate(places: int, reserved: int, num_stored: int) -> int:
+    """Places that are not kept for stored groups. A reserved place is kept only if there is a stored group for it."""
+    return places - min(reserved, num_stored)
 
 
 def fill_batch(
@@ -75,19 +89,24 @@ def fill_batch(
     fresh zero-variance groups keep their places, and stored groups get the reserved ones; without (`replay="fill"`),
     stored groups come before zero-variance groups.
 
-    Args: leftover (`Sequence[RolloutGroup]`): effective groups of an earlier batch, in the order of their generation.
-        fresh (`Sequence[RolloutGroup]`): generated for this batch, in the order of their generation. num_stored
-        (`int`): stored groups that could be replayed. places (`int`): B, groups trained on. reserved (`int`,
-        *optional*, defaults to `0`): places that stored groups get in any case, as far as there are so
-            many.
+    Args:
+        leftover (`Sequence[RolloutGroup]`): effective groups of an earlier batch, in the order of their generation.
+        fresh (`Sequence[RolloutGroup]`): generated for this batch, in the order of their generation.
+        num_stored (`int`): stored groups that could be replayed.
+        places (`int`): B, groups trained on.
+        reserved (`int`, *optional*, defaults to `0`): places that stored groups get in any case, as far as there are
+            so many.
+
+    Returns:
+        [`Assignment`]: fills all places once [`groups_missing`] is 0.
     """
     effective = [*leftover, *(group for group in fresh if group.effective)]
     zero_variance = [group for group in fresh if not group.effective]
-    places_to_generate = places - min(reserved, num_stored)
-    chosen = effective[:places_to_generate]
-    overflow = effective[places_to_generate:]
+    num_to_generate = _places_to_generate(places, reserved, num_stored)
+    chosen = effective[:num_to_generate]
+    overflow = effective[num_to_generate:]
     if reserved:
-        chosen += zero_variance[: places_to_generate - len(chosen)]
+        chosen += zero_variance[: num_to_generate - len(chosen)]
     num_replayed = min(places - len(chosen), num_stored)
     if not reserved:
         chosen += zero_variance[: places - len(chosen) - num_replayed]
@@ -145,9 +164,17 @@ class GenerationBatch:
         return [group for group in self.trained if self.origins[group] == "replayed"]
 
     @property
+    def trains_on_all_generated(self) -> bool:
+        """
+        Whether exactly the groups that were generated for this batch are trained on, in their order: none is dropped,
+        kept for later or replayed, and none has moved to another process.
+        """
+        return self.generated == self.trained
+
+    @property
     def trained_stale(self) -> list[RolloutGroup]:
-        """Groups trained on that an earlier policy sampled: leftover or replayed ones."""
-        return [group for group in self.trained if self.origins[group] in ("leftover", "replayed")]
+        """Groups trained on that an earlier policy sampled: leftover or replayed ones, of all processes."""
+        return [group for group in self.trained if is_stale(self.origins[group])]
 
     @property
     def leftover_now(self) -> list[RolloutGroup]:

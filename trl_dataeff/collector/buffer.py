@@ -19,12 +19,12 @@ class Stored:
 
     Attributes:
         group: the group.
-        batch: number of the generation batch that it came from.
+        batch_number: number of the generation batch that it came from.
         uses: how often it was replayed.
     """
 
     group: RolloutGroup
-    batch: int
+    batch_number: int
     uses: int = 0
 
 
@@ -34,11 +34,14 @@ class ReplayBuffer:
     prompt's older one, because the older rewards no longer say how the present policy answers. With several processes,
     each holds the same groups in the same order; a group's rollouts are held by the process that owns it.
 
-    Args: capacity (`int`): groups. max_age (`int`, *optional*): a group is removed once it is more than so many
-        generation batches old; `None`: never. rank (`int`, *optional*, defaults to `0`): number of this process.
-        world_size (`int`, *optional*, defaults to `1`): number of processes. newest_first (`bool`, *optional*,
-        defaults to `True`): whether [`sample`] gives the groups that were replayed least,
-            the newest of them first, or, as in the paper, any.
+    Args:
+        capacity (`int`): groups at most.
+        max_age (`int`, *optional*): a group is removed once it is more than so many generation batches old; `None`:
+            never.
+        rank (`int`, *optional*, defaults to `0`): number of this process.
+        world_size (`int`, *optional*, defaults to `1`): number of processes.
+        newest_first (`bool`, *optional*, defaults to `True`): whether [`sample`] gives the groups that were replayed
+            least, the newest of them first, or, as in the paper, any.
     """
 
     def __init__(
@@ -65,19 +68,19 @@ class ReplayBuffer:
         """Oldest first."""
         return [stored.group for stored in self._stored.values()]
 
-    def add(self, groups: Iterable[RolloutGroup], batch: int) -> None:
+    def add(self, groups: Iterable[RolloutGroup], batch_number: int) -> None:
         """
         Enter all groups of a generation batch; those without any score are ignored.
 
         Args:
             groups (`Iterable[RolloutGroup]`): in the order of their generation.
-            batch (`int`): number of the generation batch.
+            batch_number (`int`): number of the generation batch.
         """
         for group in groups:
-            if group.scored:
+            if group.num_scored > 0:
                 self._stored.pop(group.prompt_id, None)
             if group.effective:
-                self._stored[group.prompt_id] = Stored(group, batch)
+                self._stored[group.prompt_id] = Stored(group, batch_number)
         num_excess = max(0, len(self) - self.capacity)
         for prompt_id in list(self._stored)[:num_excess]:
             del self._stored[prompt_id]
@@ -87,12 +90,16 @@ class ReplayBuffer:
         for stored in self._stored.values():
             stored.group = moved.get(stored.group, stored.group)
 
-    def expire(self, batch: int) -> None:
-        """Remove groups that are older than `max_age` at generation batch number `batch`."""
+    def expire(self, batch_number: int) -> None:
+        """Remove groups that are older than `max_age` at the generation batch with this number."""
         if self.max_age is None:
             return
-        oldest = batch - self.max_age
-        self._stored = {prompt_id: stored for prompt_id, stored in self._stored.items() if stored.batch >= oldest}
+        oldest = batch_number - self.max_age
+        kept = {}
+        for prompt_id, stored in self._stored.items():
+            if stored.batch_number >= oldest:
+                kept[prompt_id] = stored
+        self._stored = kept
 
     def available(self, exclude: Collection[int] = ()) -> int:
         """How many groups [`sample`] can give without the prompts in `exclude`."""
@@ -108,8 +115,9 @@ class ReplayBuffer:
             rng (`torch.Generator`): of replay. It is not used if no group is chosen.
             exclude (`Collection[int]`, *optional*): prompts whose groups are not chosen.
 
-        Returns: `list[RolloutGroup]`: different groups. With `newest_first` those that were replayed least, the newest
-            of them first, and uniformly among equals; else uniformly among all.
+        Returns:
+            `list[RolloutGroup]`: different groups. With `newest_first` those that were replayed least, the newest of
+            them first, and uniformly among equals; else uniformly among all.
         """
         excluded = set(exclude)
         candidates = [stored for prompt_id, stored in self._stored.items() if prompt_id not in excluded]
@@ -117,7 +125,7 @@ class ReplayBuffer:
             return []
         shuffled = [candidates[i] for i in torch.randperm(len(candidates), generator=rng).tolist()]
         if self.newest_first:
-            shuffled.sort(key=lambda stored: (stored.uses, -stored.batch))
+            shuffled.sort(key=lambda stored: (stored.uses, -stored.batch_number))
         chosen = shuffled[:n]
         for stored in chosen:
             stored.uses += 1
@@ -130,7 +138,7 @@ class ReplayBuffer:
     def state_dict(self) -> dict[str, np.ndarray]:
         """Its groups, with their rollouts, as arrays. A collective if there are several processes."""
         state = pack_distributed(self.groups, self.rank, self.world_size)
-        numbers = [(stored.batch, stored.uses) for stored in self._stored.values()]
+        numbers = [(stored.batch_number, stored.uses) for stored in self._stored.values()]
         state["numbers"] = np.array(numbers, dtype=np.int64).reshape(-1, 2)
         return state
 
@@ -139,5 +147,5 @@ class ReplayBuffer:
         groups = unpack_distributed(state, self.rank, self.world_size)
         rows = list(zip(groups, state["numbers"].tolist(), strict=True))
         self._stored = {}
-        for group, (batch, uses) in rows[-self.capacity :]:
-            self._stored[group.prompt_id] = Stored(group, batch, uses)
+        for group, (batch_number, uses) in rows[-self.capacity :]:
+            self._stored[group.prompt_id] = Stored(group, batch_number, uses)

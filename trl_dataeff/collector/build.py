@@ -43,6 +43,8 @@ class Plan:
         reserved (`int`): places of a generation batch that stored groups get in any case.
         generates_before_trl (`bool`): whether groups are generated before TRL's pass over them.
         skips_rows (`bool`): whether rows without a gradient are left out of the loss.
+        requires_scores (`bool`): whether completions without any score, from the start of training, are an error:
+            selection, several rounds and replay need scores. Without these three, all that TRL accepts is accepted.
     """
 
     selector: Selector
@@ -52,6 +54,7 @@ class Plan:
     reserved: int
     generates_before_trl: bool
     skips_rows: bool
+    requires_scores: bool
 
 
 def plan_runs(trainer: GRPOTrainer, selector: Selector | None, *, is_map_style: bool, corrects_loss: bool) -> Plan:
@@ -86,11 +89,15 @@ def plan_runs(trainer: GRPOTrainer, selector: Selector | None, *, is_map_style: 
     is_fsdp1 = trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2
     cannot_embed = is_fsdp1 or is_deepspeed_zero3_enabled()
     selector = validation.resolve_selector(config, selector, reason, cannot_embed, world_size)
-    trains_apart = replays or uses_references(selector)
-    validation.check_steps(config, trains_apart, max_rounds)
-    generates_before_trl = reason is None and (max_rounds > 1 or trains_apart or skips_rows)
-    is_off = isinstance(selector, UniformSelector) and not generates_before_trl
+    trains_on_other_groups = replays or uses_references(selector)
+    validation.check_steps(config, trains_on_other_groups, max_rounds)
+    # Also for `skips_rows`: the pass for old log-probs leaves out rows by their rewards, which TRL has only afterwards
+    needs_groups_first = max_rounds > 1 or trains_on_other_groups or skips_rows
+    generates_before_trl = reason is None and needs_groups_first
+    is_uniform = isinstance(selector, UniformSelector)
+    is_off = is_uniform and not generates_before_trl
     selects = is_map_style and validation.holds_whole_groups(config, world_size, is_off)
+    selects_by_rewards = selects and not is_uniform
 
     if dataset is not None and _trl_calls_reward_functions(trainer):
         check_reward_arguments(trainer.reward_funcs, dataset[0])
@@ -112,6 +119,7 @@ def plan_runs(trainer: GRPOTrainer, selector: Selector | None, *, is_map_style: 
         reserved=reserved,
         generates_before_trl=generates_before_trl,
         skips_rows=skips_rows,
+        requires_scores=selects_by_rewards or max_rounds > 1 or replays,
     )
 
 
@@ -142,6 +150,9 @@ def make_collector(trainer: GRPOTrainer, plan: Plan, processes: Processes) -> Ro
         aggregation=config.multi_objective_aggregation,
         masks_truncated=config.mask_truncated_completions,
     )
+    normalizes_over_batch = config.scale_rewards == "batch" or (
+        config.multi_objective_aggregation == "normalize_then_sum"
+    )
     return RolloutCollector(
         classifier=classifier,
         group_size=config.num_generations,
@@ -152,8 +163,9 @@ def make_collector(trainer: GRPOTrainer, plan: Plan, processes: Processes) -> Ro
         round_sizes=RoundSizes(plan.max_rounds, config.rollout_margin),
         buffer=buffer,
         reserved=plan.reserved,
-        over_batch=config.scale_rewards == "batch" or config.multi_objective_aggregation == "normalize_then_sum",
+        normalizes_over_batch=normalizes_over_batch,
         generates_before_trl=plan.generates_before_trl,
+        requires_scores=plan.requires_scores,
         logs=RunLogs(config.output_dir) if processes.is_main else None,
         seed=config.seed,
         processes=processes,

@@ -1,7 +1,10 @@
 """
 `RolloutCollector` asks the selector for prompts, has rounds of rollouts generated, classifies the groups, adds
-replayed ones, and updates selector, buffer and logs. It is equal on every process, because it works on gathered
-numbers only.
+replayed ones, and updates selector, buffer and logs.
+
+It decides the same on every process, because it works on gathered numbers only. Two things differ between processes:
+each holds the rollouts of its own groups alone, and the state of a selector whose proposals round may differ in the
+last bits (the main process's proposals count).
 """
 
 from __future__ import annotations
@@ -23,8 +26,7 @@ from trl_dataeff.generation.recorder import GeneratedRound
 from trl_dataeff.rollouts.checks import RewardChecks
 from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.distributed import Processes, assign, pack_distributed, redistribute, unpack_distributed
-from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD, KINDS, Origin, RolloutGroup, Rollouts
-from trl_dataeff.selection import UniformSelector
+from trl_dataeff.rollouts.group import EASY, EFFECTIVE, HARD, KINDS, UNKNOWN_PROMPT, Origin, RolloutGroup, Rollouts
 from trl_dataeff.selection.base import CheckedSelector, SelectorContext
 from trl_dataeff.tracking.groups import RunLogs
 from trl_dataeff.tracking.metrics import METRICS, group_metrics
@@ -39,7 +41,7 @@ MOST_UNSCORED = 512  # completions without any score, after which training witho
 
 
 @dataclass
-class _Generated:
+class _BatchSoFar:
     """What was generated for a batch so far: groups, reference ones first, and what is logged of each of them."""
 
     groups: list[RolloutGroup] = field(default_factory=list)
@@ -60,19 +62,26 @@ class RolloutCollector:
     """
     Makes the generation batches of a trainer. A run begins with [`bind`].
 
-    Args: classifier ([`GroupClassifier`]): classifies groups by their rewards. group_size (`int`): G, completions per
-        group. batch_groups (`int`): B, groups trained on per generation batch, of all processes. reward_names
-        (`Sequence[str]`): the reward functions. selector ([`CheckedSelector`], *optional*): proposes prompts; `None`
-        where they come from TRL's dataloader (streaming). settings (`dict`, *optional*): settings on which the content
-        of a checkpoint depends, by name; JSON values. round_sizes ([`RoundSizes`], *optional*): rounds of rollouts per
-        generation batch; by default a single one. buffer ([`ReplayBuffer`], *optional*): stored groups; without it
-        nothing is replayed. reserved (`int`, *optional*, defaults to `0`): places that stored groups get, while
-        zero-variance groups keep theirs
-            (`replay="share"`); 0: stored groups take the places of zero-variance groups.
-        over_batch (`bool`, *optional*, defaults to `False`): whether TRL divides advantages by the deviation over the
-        batch.
+    Args:
+        classifier ([`GroupClassifier`]): classifies groups by their rewards.
+        group_size (`int`): G, completions per group.
+        batch_groups (`int`): B, groups trained on per generation batch, of all processes.
+        reward_names (`Sequence[str]`): the reward functions.
+        selector ([`CheckedSelector`], *optional*): proposes prompts; `None` where they come from TRL's dataloader
+            (streaming).
+        settings (`dict`, *optional*): settings on which the content of a checkpoint depends, by name; JSON values.
+        round_sizes ([`RoundSizes`], *optional*): rounds of rollouts per generation batch; by default a single one.
+        buffer ([`ReplayBuffer`], *optional*): stored groups; without it nothing is replayed.
+        reserved (`int`, *optional*, defaults to `0`): places that stored groups get, while zero-variance groups keep
+            theirs (`replay="share"`); 0: stored groups take the places of zero-variance groups. A stored group whose
+            prompt is generated now is not replayed; if too few are left for the reserved places, there is a further
+            round, even where a single one is configured.
+        normalizes_over_batch (`bool`, *optional*, defaults to `False`): whether TRL divides advantages by the
+            deviation over the batch.
         generates_before_trl (`bool`, *optional*, defaults to `True`): whether groups are generated before TRL's pass
             over them. If not, a batch is trained on as its single round gave it.
+        requires_scores (`bool`, *optional*, defaults to `True`): whether completions without any score, from the start
+            of training, are an error.
         logs ([`RunLogs`], *optional*): files that the run writes; on the main process alone.
         seed (`int`, *optional*, defaults to `0`): of proposals and of replay.
         processes ([`Processes`], *optional*): of the run; by default a single one.
@@ -90,8 +99,9 @@ class RolloutCollector:
         round_sizes: RoundSizes = RoundSizes(),  # noqa: B008 (immutable)
         buffer: ReplayBuffer | None = None,
         reserved: int = 0,
-        over_batch: bool = False,
+        normalizes_over_batch: bool = False,
         generates_before_trl: bool = True,
+        requires_scores: bool = True,
         logs: RunLogs | None = None,
         seed: int = 0,
         processes: Processes = Processes(),  # noqa: B008 (immutable)
@@ -105,8 +115,9 @@ class RolloutCollector:
         self.round_sizes = round_sizes
         self.buffer = buffer
         self.reserved = reserved
-        self.over_batch = over_batch
+        self.normalizes_over_batch = normalizes_over_batch
         self.generates_before_trl = generates_before_trl
+        self.requires_scores = requires_scores
         self.logs = logs
         self.seed = seed
         self.processes = processes
@@ -122,24 +133,18 @@ class RolloutCollector:
         self.zero_share = ZeroVarianceShare()
         self.counters = Counter({name: 0 for name, metric in METRICS.items() if metric.is_cumulative})
         self.batches = 0  # generation batches so far
-        self.leftover: list[RolloutGroup] = []  # effective groups of the last batch, for the next one
-        self._step = -1  # the present optimizer step
+        self.leftover: list[RolloutGroup] = []  # effective groups of earlier batches, for the next one
+        self._optimizer_step = -1  # the present one
         self._prompts_in_step: set[int] = set()  # of the generation batches of that step so far
         self.reward_checks = RewardChecks(
             self.reward_names,
-            most_unscored=None if self._is_off else MOST_UNSCORED,
+            most_unscored=MOST_UNSCORED if self.requires_scores else None,
             is_main_process=self.processes.is_main,
         )
         # TRL seeds the sampler of `GRPOTrainer` in the same way
         self.rng = torch.Generator().manual_seed(self.seed)
         # Another generator: other processes may use `rng` differently, and replay must agree on all of them
         self.replay_rng = torch.Generator().manual_seed(self.seed)
-
-    @property
-    def _is_off(self) -> bool:
-        """Whether everything is off, so that whatever TRL accepts is accepted."""
-        selects = self.selector is not None and not isinstance(self.selector.selector, UniformSelector)
-        return not selects and self.round_sizes.most == 1 and self.buffer is None
 
     def bind(
         self,
@@ -186,18 +191,20 @@ class RolloutCollector:
             [`GenerationBatch`]: every process owns an equal share of `trained`.
         """
         self._begin_batch(step)
-        generated = _Generated()
-        self._generate_references(generated, generate_groups)
-        self._generate_rounds(generated, generate_groups)
+        so_far = _BatchSoFar()
+        self._generate_references(so_far, generate_groups)
+        self._generate_rounds(so_far, generate_groups)
         assignment = fill_batch(
             self.leftover,
-            self._candidates(generated),
-            self._num_stored(generated),
+            self._candidates(so_far),
+            self._num_replayable(so_far),
             places=self.batch_groups,
             reserved=self.reserved,
         )
-        replayed = self._replay(assignment.num_replayed, generated)
-        batch = self._make_batch(generated, assignment, replayed)
+        replayed = self._replay(assignment.num_replayed, so_far)
+        # `groups_missing` ends the rounds by the same rules by which `fill_batch` fills the places
+        assert len(assignment.trained) + len(replayed) == self.batch_groups, "the batch is not full"
+        batch = self._make_batch(so_far, assignment, replayed)
         self._update(batch)
         return replace(
             batch,
@@ -207,13 +214,13 @@ class RolloutCollector:
         )
 
     def _begin_batch(self, step: int) -> None:
-        if step != self._step:
-            self._step = step
+        if step != self._optimizer_step:
+            self._optimizer_step = step
             self._prompts_in_step = set()
         if self.buffer is not None:
             self.buffer.expire(self.batches)
 
-    def _generate_references(self, generated: _Generated, generate_groups: GenerateGroups) -> None:
+    def _generate_references(self, so_far: _BatchSoFar, generate_groups: GenerateGroups) -> None:
         """
         Generate groups that the selector learns from before it proposes, at most a batch per call of the generator.
         """
@@ -222,143 +229,169 @@ class RolloutCollector:
         ids = self.selector.references(self.rng)
         for start in range(0, len(ids), self.batch_groups):
             part = ids[start : start + self.batch_groups]
-            self._generate_groups(generated, part, generate_groups, is_reference=True)
-        if generated.groups:
-            self.selector.observe(generated.groups)
+            self._generate_round(so_far, part, generate_groups, is_reference=True)
+        if so_far.groups:
+            self.selector.observe(so_far.groups)
 
-    def _generate_rounds(self, generated: _Generated, generate_groups: GenerateGroups) -> None:
+    def _generate_rounds(self, so_far: _BatchSoFar, generate_groups: GenerateGroups) -> None:
         """Generate rounds of rollouts until the batch can be filled."""
         while True:
             missing = groups_missing(
                 self.leftover,
-                self._candidates(generated),
-                self._num_stored(generated),
+                self._candidates(so_far),
+                self._num_replayable(so_far),
                 places=self.batch_groups,
                 reserved=self.reserved,
-                rounds=generated.rounds,
+                rounds=so_far.rounds,
                 max_rounds=self.round_sizes.most,
             )
             if missing == 0:
                 return
-            groups = self._generate_groups(generated, self._propose(missing), generate_groups)
+            groups = self._generate_round(so_far, self._propose(missing), generate_groups)
             self.zero_share.observe(groups)
-            generated.rounds += 1
+            so_far.rounds += 1
 
-    def _generate_groups(
-        self, generated: _Generated, ids: np.ndarray, generate_groups: GenerateGroups, *, is_reference: bool = False
+    def _generate_round(
+        self, so_far: _BatchSoFar, ids: np.ndarray, generate_groups: GenerateGroups, *, is_reference: bool = False
     ) -> list[RolloutGroup]:
-        """Have completions of prompts `(n,)` generated, and enter their groups into what was generated."""
+        """Have completions of prompts `(n,)` generated, enter their groups into the batch, and return these groups."""
         n = len(ids)
-        rollouts_of_round = generate_groups(ids)
-        rewards = rollouts_of_round.rewards.reshape(n, -1, len(self.reward_names)).astype(np.float32)
+        generated = generate_groups(ids)
+        rewards = generated.rewards.reshape(n, -1, len(self.reward_names)).astype(np.float32)
         self.reward_checks.check(rewards)
-        # Each process has generated for an equal, contiguous part of the prompts
-        owners = [i * self.processes.world_size // n for i in range(n)]
-        rollouts: list[Rollouts | None] = [None] * n
-        if rollouts_of_round.rollouts:  # they are not kept within TRL's pass
-            own = [i for i in range(n) if owners[i] == self.processes.rank]
-            for i, rollouts_of_group in zip(own, rollouts_of_round.rollouts, strict=True):
-                rollouts[i] = rollouts_of_group
+        owners = self.processes.owners_of(n)
         groups = self.classifier.groups(
             ids,
             rewards,
-            rollouts_of_round.lengths.reshape(n, -1).astype(np.int32),
-            rollouts_of_round.truncated.reshape(n, -1).astype(bool),
-            step=self._step,
-            round=generated.rounds,
+            generated.lengths.reshape(n, -1).astype(np.int32),
+            generated.truncated.reshape(n, -1).astype(bool),
+            step=self._optimizer_step,
+            round=so_far.rounds,
             is_reference=is_reference,
             owners=owners,
-            rollouts=rollouts,
+            rollouts=self._by_group(generated.rollouts, owners),
         )
-        generated.groups += groups
-        generated.predicted += [np.nan] * n if self.selector is None else self.selector.predict(ids).tolist()
-        generated.seconds += [rollouts_of_round.seconds / n] * n
+        so_far.groups += groups
+        so_far.predicted += [np.nan] * n if self.selector is None else self.selector.predict(ids).tolist()
+        so_far.seconds += [generated.seconds / n] * n
         return groups
+
+    def _by_group(self, own_rollouts: Sequence[Rollouts], owners: Sequence[int]) -> list[Rollouts | None]:
+        """The rollouts of this process at the places of its groups among all groups of a round; `None` elsewhere."""
+        by_group: list[Rollouts | None] = [None] * len(owners)
+        if not own_rollouts:  # they are not kept within TRL's pass
+            return by_group
+        own = [i for i, owner in enumerate(owners) if owner == self.processes.rank]
+        for i, rollouts in zip(own, own_rollouts, strict=True):
+            by_group[i] = rollouts
+        return by_group
 
     def _propose(self, missing: int) -> np.ndarray:
         """
         Prompts of a round for so many places, in the order of ranks: each process generates for an equal, contiguous
-            part.
+        part.
         """
         if self.selector is None:
-            return np.full(missing, -1, dtype=np.int64)
+            return np.full(missing, UNKNOWN_PROMPT, dtype=np.int64)
         n = self.round_sizes.size(
             missing,
             batch_groups=self.batch_groups,
             zero_share=self.zero_share.value,
-            multiple=self.processes.world_size,
+            world_size=self.processes.world_size,
             num_prompts=self.num_prompts,
         )
         return self.selector.propose(n, self.rng)
 
-    def _candidates(self, generated: _Generated) -> list[RolloutGroup]:
+    def _candidates(self, so_far: _BatchSoFar) -> list[RolloutGroup]:
         """
         Groups generated for this batch that may take places. With a buffer, reference groups go there; without,
         effective ones take up to half of the batch, and the rest is selected.
         """
         if self.buffer is not None:
-            return generated.fresh
-        references = [group for group in generated.references if group.effective]
-        return [*references[: self.batch_groups // 2], *generated.fresh]
+            return so_far.fresh
+        references = [group for group in so_far.references if group.effective]
+        return [*references[: self.batch_groups // 2], *so_far.fresh]
 
-    def _prompts_present(self, generated: _Generated) -> set[int]:
+    def _prompts_not_replayed(self, so_far: _BatchSoFar) -> set[int]:
         """
         Prompts whose stored groups are not replayed: those of the batch, and of earlier ones of the optimizer step.
         """
-        groups = [*self.leftover, *generated.groups]
+        groups = [*self.leftover, *so_far.groups]
         return self._prompts_in_step.union(group.prompt_id for group in groups)
 
-    def _num_stored(self, generated: _Generated) -> int:
+    def _num_replayable(self, so_far: _BatchSoFar) -> int:
         """Stored groups that could be replayed."""
         if self.buffer is None:
             return 0
-        return self.buffer.available(self._prompts_present(generated))
+        return self.buffer.available(self._prompts_not_replayed(so_far))
 
-    def _replay(self, n: int, generated: _Generated) -> list[RolloutGroup]:
+    def _replay(self, n: int, so_far: _BatchSoFar) -> list[RolloutGroup]:
         if self.buffer is None:
             return []
-        return self.buffer.sample(n, self.replay_rng, self._prompts_present(generated))
+        return self.buffer.sample(n, self.replay_rng, self._prompts_not_replayed(so_far))
 
     def _make_batch(
-        self, generated: _Generated, assignment: Assignment, replayed: Sequence[RolloutGroup]
+        self, so_far: _BatchSoFar, assignment: Assignment, replayed: Sequence[RolloutGroup]
     ) -> GenerationBatch:
         """The batch, with an equal share of its groups on every process."""
-        leftover = []
-        # Without replay, and with a single round, the loss may be one that could not correct leftover groups
-        may_keep = self.buffer is not None or self.round_sizes.most > 1
-        if may_keep:
-            leftover += assignment.overflow
-        if self.buffer is not None:
-            leftover += [group for group in generated.references if group.effective]
+        kept = self._kept_for_later(so_far, assignment)
+        trained, moved = self._spread_over_processes([*assignment.trained, *replayed])
+        origins = self._origins(so_far, replayed)
+        return GenerationBatch(
+            generated=[moved.get(group, group) for group in so_far.groups],
+            predicted=so_far.predicted,
+            seconds=so_far.seconds,
+            rounds=so_far.rounds,
+            trained=trained,
+            leftover=kept,
+            origins={moved.get(group, group): origin for group, origin in origins.items()},
+        )
 
-        trained = [*assignment.trained, *replayed]
-        moved = {group: group for group in trained}
-        if self.generates_before_trl:
-            owners = [group.owner for group in trained]
-            effective = [group.effective for group in trained]
-            destinations = assign(owners, self.processes.world_size, effective)
-            moved = dict(zip(trained, redistribute(trained, destinations, self.processes.rank), strict=True))
-            in_order_of_ranks = np.argsort(destinations, kind="stable")
-            trained = [trained[i] for i in in_order_of_ranks]
+    def _kept_for_later(self, so_far: _BatchSoFar, assignment: Assignment) -> list[RolloutGroup]:
+        """The effective groups that this batch leaves for later ones."""
+        # A loss that cannot correct groups of an earlier policy excludes both replay and several rounds
+        # (`corrects_loss` in `plan_runs`), and must not get any such group
+        may_keep = self.buffer is not None or self.round_sizes.most > 1
+        kept = []
+        if may_keep:
+            kept += assignment.overflow
+        if self.buffer is not None:
+            kept += [group for group in so_far.references if group.effective]
+        return kept
+
+    def _spread_over_processes(
+        self, trained: list[RolloutGroup]
+    ) -> tuple[list[RolloutGroup], dict[RolloutGroup, RolloutGroup]]:
+        """
+        Give every process an equal share of the groups to train on. A collective if some move.
+
+        Args:
+            trained (`list[RolloutGroup]`): the groups to train on.
+
+        Returns:
+            `tuple`: the groups to train on, in the order of ranks; and, by each group as it was before, the group as
+            it is now, since a group that moves becomes a new object.
+        """
+        if not self.generates_before_trl:
+            return trained, {}
+        owners = [group.owner for group in trained]
+        effective = [group.effective for group in trained]
+        destinations = assign(owners, self.processes.world_size, effective)
+        trained_now = redistribute(trained, destinations, self.processes.rank)
+        moved = dict(zip(trained, trained_now, strict=True))
         if self.buffer is not None:
             self.buffer.replace(moved)
+        in_order_of_ranks = np.argsort(destinations, kind="stable")
+        return [trained_now[i] for i in in_order_of_ranks], moved
 
+    def _origins(self, so_far: _BatchSoFar, replayed: Sequence[RolloutGroup]) -> dict[RolloutGroup, Origin]:
+        """Where each group of the batch comes from: a group is generated now, or left over earlier, or replayed."""
         origins: dict[RolloutGroup, Origin] = {}
-        for group in generated.groups:
-            origins[moved.get(group, group)] = "reference" if group.is_reference else "fresh"
-        for group in self.leftover:
-            origins[moved.get(group, group)] = "leftover"
-        for group in replayed:
-            origins[moved[group]] = "replayed"
-        return GenerationBatch(
-            generated=[moved.get(group, group) for group in generated.groups],
-            predicted=generated.predicted,
-            seconds=generated.seconds,
-            rounds=generated.rounds,
-            trained=[moved[group] for group in trained],
-            leftover=leftover,
-            origins=origins,
-        )
+        for group in so_far.groups:
+            origins[group] = "reference" if group.is_reference else "fresh"
+        origins.update(dict.fromkeys(self.leftover, "leftover"))
+        origins.update(dict.fromkeys(replayed, "replayed"))
+        return origins
 
     # After a generation batch
 
@@ -366,9 +399,12 @@ class RolloutCollector:
         """Keep what may be used again, count, write the table, and let the selector learn."""
         if self.buffer is None:
             self.leftover = batch.leftover
-        else:  # also those that were left over before replay was switched on
+        else:
+            # A run that resumes with replay may have leftover groups of before. They are older than what was generated
+            generated = set(batch.generated)
+            leftover_before = [group for group in batch.leftover if group not in generated]
+            self.buffer.add([*leftover_before, *batch.generated], self.batches)
             self.leftover = []
-            self.buffer.add([*batch.leftover, *batch.generated], self.batches)
         self.batches += 1
         self._prompts_in_step.update(group.prompt_id for group in [*batch.generated, *batch.trained])
         self.counters.update(
@@ -393,7 +429,7 @@ class RolloutCollector:
             self.selector.observe([group for group in batch.generated if not group.is_reference])
 
     def _metrics(self, batch: GenerationBatch, step: int) -> dict[str, float]:
-        """What the batch adds to the logs, by the names in `METRICS`: nothing about what cannot happen in this run."""
+        """What the batch adds to the logs, by the names in `METRICS`; nothing about what is off in this run."""
         metrics: dict[str, float] = {**self.counters}
         if batch.generated:
             counts = np.bincount([group.kind for group in batch.generated], minlength=len(KINDS))
@@ -415,10 +451,11 @@ class RolloutCollector:
 
     def _trl_metrics(self, batch: GenerationBatch) -> dict[str, float]:
         """TRL's metrics of rewards and lengths of all generated groups; empty if TRL has logged them of these."""
-        if not batch.generated or batch.generated == batch.trained:
+        if not batch.generated or batch.trains_on_all_generated:
             return {}
         metrics = group_metrics(batch.generated, self.reward_names, self.classifier.weights)
-        if self.over_batch:  # TRL divides advantages by the deviation over the batch, and logs whether that is 0
+        if self.normalizes_over_batch:
+            # TRL divides advantages by the deviation over the batch, and logs whether that is 0
             deviation = deviation_over_batch(batch.generated, self.classifier)
             metrics["frac_reward_zero_std"] = float(np.isclose(deviation, 0))
         return metrics
@@ -431,11 +468,19 @@ class RolloutCollector:
         """The groups that this process trains on, and their rows of its batch."""
         return groups_in_batch(self.own(batch.trained), batch.origins)
 
-    def renormalize(self, advantages: torch.Tensor, batch: GenerationBatch) -> torch.Tensor:
+    def normalized_over_generated(self, advantages: torch.Tensor, batch: GenerationBatch) -> torch.Tensor:
         """
-        TRL's advantages `(rows,)`; of fresh groups, over all groups generated now where TRL normalises over the batch.
+        TRL's advantages of this process's rows. Where TRL normalises over the batch, those of fresh groups are
+        normalised over all groups generated now, see [`renormalize`].
+
+        Args:
+            advantages (`torch.Tensor` of shape `(rows,)`): TRL's.
+            batch ([`GenerationBatch`]): the batch that they belong to.
+
+        Returns:
+            `torch.Tensor` of shape `(rows,)`.
         """
-        if not self.over_batch or batch.generated == batch.trained:
+        if not self.normalizes_over_batch or batch.trains_on_all_generated:
             return advantages
         return renormalize(
             advantages,
@@ -534,6 +579,6 @@ class RolloutCollector:
 
     def own_state(self) -> set[str]:
         """Parts of the state that may differ between processes: those of a selector whose proposals round."""
-        if self.selector is None or self.selector.selector.exact:
+        if self.selector is None or self.selector.exact:
             return set()
         return {"selector", "selection_rng"}

@@ -65,7 +65,7 @@ class RoundSizes:
     most: int = 1
     margin: float = 1.0
 
-    def size(self, missing: int, *, batch_groups: int, zero_share: float, multiple: int, num_prompts: int) -> int:
+    def size(self, missing: int, *, batch_groups: int, zero_share: float, world_size: int, num_prompts: int) -> int:
         """
         Groups to generate in a round.
 
@@ -73,7 +73,7 @@ class RoundSizes:
             missing (`int`): places that are empty, 1 to `batch_groups`.
             batch_groups (`int`): B, groups trained on.
             zero_share (`float`): expected share of zero-variance groups, in [0, 1]; at 1 the upper bound is taken.
-            multiple (`int`): number of processes, of which the size is a multiple.
+            world_size (`int`): number of processes, of which the size is a multiple.
             num_prompts (`int`): N, prompts of the dataset, which bound it.
         """
         size = missing
@@ -84,6 +84,6 @@ class RoundSizes:
             if zero_share < 1:
                 wanted = math.ceil(self.margin * missing / (1 - zero_share))
             size = min(max(wanted, missing, smallest), largest)
-        rounded_up = math.ceil(size / multiple) * multiple
-        most_prompts = num_prompts // multiple * multiple
+        rounded_up = math.ceil(size / world_size) * world_size
+        most_prompts = num_prompts // world_size * world_size
         return min(rounded_up, most_prompts)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from trl import GRPOTrainer
 
-from trl_dataeff.generation.recorder import Generated
+from trl_dataeff.generation.recorder import TrlGeneration
 from trl_dataeff.generation.trl_state import temporarily
 from trl_dataeff.rollouts.group import RolloutGroup
 
@@ -24,13 +24,20 @@ class PregeneratedGroups:
     """
 
     def __init__(self, groups: Sequence[RolloutGroup], rewards: np.ndarray):
-        self.rollouts = [group.rollouts for group in groups if group.rollouts is not None]
+        self.rollouts = [group.held_rollouts for group in groups]
         self.rewards = rewards
 
     def generate(
-        self, trainer: GRPOTrainer, generate: Callable[[list[Any]], tuple[Any, ...]], prompts: list[Any]
-    ) -> Generated:
-        """TRL's own `generate` on these completions: they enter through its `rollout_func` slot."""
+        self, trainer: GRPOTrainer, trls_generate: Callable[[list[Any]], tuple[Any, ...]], prompts: list[Any]
+    ) -> TrlGeneration:
+        """
+        Let TRL's `_generate` return these completions: they enter through its `rollout_func` slot.
+
+        Args:
+            trainer ([`~trl.GRPOTrainer`]): whose method it is.
+            trls_generate (`Callable`): TRL's `_generate`.
+            prompts (`list`): prompts of this process's rows, of which only the images are read.
+        """
         # Nothing is generated: no tool is called, and vLLM needs no new weights
         state: dict[str, Any] = {"rollout_func": self.rollout_func, "tools": []}
         if trainer.use_vllm:
@@ -39,10 +46,11 @@ class PregeneratedGroups:
         # The prompts are tokenized already. As plain text they need no parsing of messages
         placeholders = [""] * len(completions)
         with temporarily(trainer, **state):
-            generated = Generated(*generate(placeholders))
+            generated = TrlGeneration(*trls_generate(placeholders))
+        # For prompts of plain text TRL returns completions as text, and no images: the stored ones may be messages
         return generated._replace(completions=completions, images=images_of(prompts))
 
-    def calculate_rewards(self, calculate_rewards: Callable[..., torch.Tensor], *args: Any) -> torch.Tensor:
+    def calculate_rewards(self, trls_calculate: Callable[..., torch.Tensor], *args: Any) -> torch.Tensor:
         """The rewards of all processes' completions, `(all completions, F)`, which are known: nothing is called."""
         return torch.from_numpy(self.rewards)
 

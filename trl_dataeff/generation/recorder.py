@@ -18,7 +18,7 @@ from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.rollouts.group import Rollouts
 
 
-class Generated(NamedTuple):
+class TrlGeneration(NamedTuple):
     """What TRL's `_generate` returns, in its order (`compat.RETURNED` has their number). One entry per completion."""
 
     prompt_ids: list[list[int]]
@@ -67,11 +67,21 @@ class RoundRecorder:
         self.seconds = 0.0
 
     def generate(
-        self, trainer: GRPOTrainer, generate: Callable[[list[Any]], tuple[Any, ...]], prompts: list[Any]
-    ) -> Generated:
-        """What TRL's `generate` returns for these prompts."""
+        self, trainer: GRPOTrainer, trls_generate: Callable[[list[Any]], tuple[Any, ...]], prompts: list[Any]
+    ) -> TrlGeneration:
+        """
+        Let TRL generate completions of these prompts, and record their lengths.
+
+        Args:
+            trainer ([`~trl.GRPOTrainer`]): not used here; a [`PregeneratedGroups`] in this place needs it.
+            trls_generate (`Callable`): TRL's `_generate`.
+            prompts (`list`): one per completion.
+
+        Returns:
+            [`TrlGeneration`]: what TRL returned.
+        """
         started = time.perf_counter()
-        generated = Generated(*generate(prompts))
+        generated = TrlGeneration(*trls_generate(prompts))
         if generated.tool_mask is None:
             self.lengths = [len(ids) for ids in generated.completion_ids]
         else:
@@ -80,11 +90,20 @@ class RoundRecorder:
         self.seconds += time.perf_counter() - started
         return generated
 
-    def calculate_rewards(self, calculate_rewards: Callable[..., torch.Tensor], *args: Any) -> torch.Tensor:
-        """What TRL's `calculate_rewards` returns for these arguments: `(all completions, F)`."""
+    def calculate_rewards(self, trls_calculate: Callable[..., torch.Tensor], *args: Any) -> torch.Tensor:
+        """
+        Let TRL calculate rewards, and record them.
+
+        Args:
+            trls_calculate (`Callable`): TRL's `_calculate_rewards`.
+            *args: its arguments.
+
+        Returns:
+            `torch.Tensor` of shape `(all completions, F)`: what TRL returned.
+        """
         started = time.perf_counter()
         try:
-            self.rewards = calculate_rewards(*args)
+            self.rewards = trls_calculate(*args)
         except (TypeError, ValueError) as error:
             error.add_note("A reward function must return a list with a number or None for each completion.")
             raise
@@ -102,7 +121,10 @@ class RoundRecorder:
         Raises:
             `RuntimeError`: TRL's methods were not called.
         """
-        if self.rewards is None or (rollouts and not self.lengths):
+        # Within TRL's pass, where no rollouts are kept, a subclass may generate without `super()`, as it may in
+        # `GRPOTrainer`. Its rollouts and tokens then count as 0 in the metrics
+        misses_lengths = bool(rollouts) and not self.lengths
+        if self.rewards is None or misses_lengths:
             raise RuntimeError("A subclass has to call `super()` in its `_generate` and in its `_calculate_rewards`.")
         own = torch.tensor([self.lengths, self.truncated], device=processes.device).T.contiguous()
         lengths, truncated = processes.gather(own).cpu().numpy().T
@@ -119,8 +141,10 @@ def generate_rollouts(trainer: GRPOTrainer, rows: list[dict[str, Any]]) -> list[
     """
     Generate and score rollouts outside of TRL's pass over a batch, as that pass does.
 
-    Args: trainer ([`~trl.GRPOTrainer`]): whose `_generate` and `_calculate_rewards` are called. rows (`list[dict]`):
-        rows of the dataset, G in a row for each prompt. They get the fields that a `rollout_func` returns.
+    Args:
+        trainer ([`~trl.GRPOTrainer`]): whose `_generate` and `_calculate_rewards` are called.
+        rows (`list[dict]`): rows of the dataset, G in succession for each prompt. They get the fields that a
+            `rollout_func` returns.
 
     Returns:
         `list[Rollouts]`: one per prompt.
@@ -128,10 +152,13 @@ def generate_rollouts(trainer: GRPOTrainer, rows: list[dict[str, Any]]) -> list[
     prompts = prompts_with_images(rows)
     if trainer.tools:
         _offer_tools(trainer, len(rows))
-    generated = Generated(*trainer._generate(prompts))
+    generated = TrlGeneration(*trainer._generate(prompts))
     corrects_sampler = trainer.use_vllm and trainer.vllm_importance_sampling_correction
-    if not corrects_sampler and trainer.off_policy_mask_threshold is None:
-        generated = generated._replace(logprobs=None)  # TRL's loss takes the policy as the sampler, too
+    masks_off_policy = trainer.off_policy_mask_threshold is not None
+    if not (corrects_sampler or masks_off_policy):
+        # Only these two options make TRL's loss read the sampler's log-probs. Without them its ratio divides by the
+        # policy's own log-probs, and so does the correction of rollouts that are used again
+        generated = generated._replace(logprobs=None)
     _add_fields(rows, generated.extra_fields)
     # A reward function may change the ids that it gets, but not those that are trained on
     completion_ids = copy.deepcopy(generated.completion_ids)
@@ -164,12 +191,12 @@ def _add_fields(rows: list[dict[str, Any]], extra_fields: dict[str, Any]) -> Non
             row[name] = value
 
 
-def split_rollouts(generated: Generated, group_size: int, logged: dict[str, list[Any]]) -> list[Rollouts]:
+def split_rollouts(generated: TrlGeneration, group_size: int, logged: dict[str, list[Any]]) -> list[Rollouts]:
     """
     Cut what TRL's `_generate` returned into groups.
 
     Args:
-        generated ([`Generated`]): `group_size` completions in a row for each prompt.
+        generated ([`TrlGeneration`]): `group_size` completions in a row for each prompt.
         group_size (`int`): G, completions per group.
         logged (`dict[str, list]`): columns that reward functions logged.
 
@@ -185,7 +212,7 @@ def split_rollouts(generated: Generated, group_size: int, logged: dict[str, list
     return [_rollouts_of(generated, slice(start, start + group_size), columns) for start in range(0, n, group_size)]
 
 
-def _rollouts_of(generated: Generated, rows: slice, columns: dict[str, list[Any]]) -> Rollouts:
+def _rollouts_of(generated: TrlGeneration, rows: slice, columns: dict[str, list[Any]]) -> Rollouts:
     """Those completions of one group."""
     prompts = [list(ids) for ids in generated.prompt_ids[rows]]
     if any(prompt != prompts[0] for prompt in prompts):

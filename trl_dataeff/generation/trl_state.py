@@ -21,11 +21,13 @@ from trl_dataeff.rollouts.distributed import Processes, all_gather
 def temporarily(obj: Any, **attributes: Any) -> Iterator[None]:
     """Sets attributes of an object within this context."""
     former = {name: getattr(obj, name) for name in attributes}
-    obj.__dict__.update(attributes)
+    for name, value in attributes.items():
+        setattr(obj, name, value)
     try:
         yield
     finally:
-        obj.__dict__.update(former)
+        for name, value in former.items():
+            setattr(obj, name, value)
 
 
 def has_tool_images(trainer: GRPOTrainer) -> bool:

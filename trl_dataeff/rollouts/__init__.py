@@ -1,1 +1,1 @@
-"""What a rollout is: groups of completions as data, how they are classified, and how they pass through TRL."""
+"""What a rollout is: groups of completions as data, how rewards classify them, and how processes exchange them."""

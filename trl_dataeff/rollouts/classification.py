@@ -34,8 +34,10 @@ def all_equal(values: np.ndarray, tolerance: np.ndarray | float = 0.0) -> NDArra
     """
     Whether the values of each row that are not NaN are all equal.
 
-    Args: values (`np.ndarray` of shape `(n, G)`). tolerance (`np.ndarray` of shape `(n,)` or `float`, *optional*,
-        defaults to `0.0`): spread that counts as equal.
+    Args:
+        values (`np.ndarray` of shape `(n, G)`): NaN where there is none.
+        tolerance (`np.ndarray` of shape `(n,)` or `float`, *optional*, defaults to `0.0`): spread that counts as
+            equal.
 
     Returns:
         `np.ndarray` of shape `(n,)`, bool: true also for rows with fewer than two values.
@@ -50,8 +52,8 @@ def all_equal(values: np.ndarray, tolerance: np.ndarray | float = 0.0) -> NDArra
 
 def is_zero_variance(rewards: np.ndarray, weights: np.ndarray, aggregation: str = "sum_then_normalize") -> np.ndarray:
     """
-    Whether groups carry no gradient: all scorable rewards are equal, or one is infinite, where TRL sets advantages to
-        0.
+    Whether groups carry no gradient: all scorable rewards are equal, or one is infinite, so that TRL sets the
+    advantages to 0.
 
     Totals of several functions are compared up to the rounding of their sum (four units in the last place of float32),
     totals of one exactly. Under TRL's `multi_objective_aggregation="normalize_then_sum"`, which normalises each

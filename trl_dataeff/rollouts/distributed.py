@@ -1,4 +1,7 @@
-"""Every process trains on whole groups: which process gets which group, and sending the groups that move."""
+"""
+The processes of a run: which of them generates for which prompts, and trains on which groups; sending the groups that
+move, and packing all of them for a checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -59,16 +62,25 @@ class Processes:
         return self.rank == 0
 
     def share(self, ids: np.ndarray) -> np.ndarray:
-        """The part of a round's prompts that this process generates for, of n ids divisible by `world_size`."""
+        """
+        The prompts of a round for which this process generates: an equal, contiguous part (see [`owners_of`]).
+
+        Args:
+            ids (`np.ndarray` of shape `(n,)`): prompts of the round; n is a multiple of `world_size`.
+        """
         count = len(ids) // self.world_size
         start = self.rank * count
         return ids[start : start + count]
 
+    def owners_of(self, n: int) -> list[int]:
+        """The process that generates for each of the n prompts of a round, as [`share`] gives them out."""
+        return [i * self.world_size // n for i in range(n)]
+
 
 def assign(owners: Sequence[int], world_size: int, effective: Sequence[bool]) -> np.ndarray:
     """
-    Decide which process is to have each of n groups. Each process gets as many groups, and as many effective ones up
-    to one. Few move: a process keeps its own groups, in their order, up to its share.
+    Decide which process is to have each of n groups. Each process gets equally many groups; their numbers of effective
+    groups differ by one at most. Few groups move: a process keeps its own groups, in their order, up to its share.
 
     Args:
         owners (`Sequence[int]` of length n): the process that has each group now.

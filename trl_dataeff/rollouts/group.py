@@ -2,7 +2,7 @@
 `RolloutGroup`: the G completions of one prompt as data.
 
 What is deliberately not here: padding and devices. A group holds compact arrays on the CPU; TRL pads what is trained
-    on.
+on.
 """
 
 from __future__ import annotations
@@ -25,8 +25,15 @@ HARD = 2
 #: Where a group of a generation batch comes from: generated for this batch, generated for an earlier one and not
 #: trained on yet, drawn from the replay buffer, or generated to fit predictions.
 Origin: TypeAlias = Literal["fresh", "leftover", "replayed", "reference"]
+#: Prompt of a group whose row in the dataset is not known, as of a stream
+UNKNOWN_PROMPT = -1
 #: What becomes of it: trained on, kept for a later batch, or dropped.
 Disposition: TypeAlias = Literal["trained", "leftover", "dropped"]
+
+
+def is_stale(origin: Origin) -> bool:
+    """Whether an earlier policy sampled a group: it is left over from an earlier generation batch, or replayed."""
+    return origin in ("leftover", "replayed")
 
 
 @dataclass
@@ -72,7 +79,7 @@ class RolloutGroup:
     of it are facts of each generation batch that it takes part in (see [`GenerationBatch`]).
 
     Attributes:
-        prompt_id: row index of the prompt in the training dataset; -1 if it is not known (streaming).
+        prompt_id: row index of the prompt in the training dataset; `UNKNOWN_PROMPT` (-1) for a stream.
         step: optimizer step at which it was rolled out.
         round: round of its generation batch, from 0.
         rewards: float32 of shape `(G, F)`, one column per reward function.
@@ -115,9 +122,15 @@ class RolloutGroup:
         return len(self.lengths)
 
     @property
-    def scored(self) -> int:
+    def num_scored(self) -> int:
         """Completions to which a reward function gave a score."""
         return int((~np.isnan(self.totals)).sum())
+
+    @property
+    def held_rollouts(self) -> Rollouts:
+        """Its completions, on the process that holds them."""
+        assert self.rollouts is not None, "this process does not hold the group"
+        return self.rollouts
 
 
 # Packing, for checkpoints
@@ -134,6 +147,7 @@ _ARRAYS: tuple[tuple[str, DTypeLike], ...] = (
     ("lengths", np.int32),
     ("truncated", np.bool_),
 )
+# Not `is_reference`, which is read only in the generation batch for which a group was generated
 _SCALARS = ("prompt_id", "step", "round", "success_rate", "kind", "owner")
 
 

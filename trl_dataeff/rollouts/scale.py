@@ -76,7 +76,11 @@ class RewardScale:
         """
         How success rates change from an earlier range to this one.
 
-        Returns: `(a, b)`: a success rate r under `earlier` is `a * r + b` under this range, or its nearer end where a
+        Args:
+            earlier ([`RewardScale`]): the scale under which the success rates were computed.
+
+        Returns:
+            `(a, b)`: a success rate r under `earlier` is `a * r + b` under this range, or its nearer end where a
             resumed run gives a narrower one. `None` if there is nothing to map: the range is the same, or `earlier`
             had seen nothing.
         """

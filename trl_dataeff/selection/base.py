@@ -154,8 +154,8 @@ class Selector(ABC):
 
     def observe(self, groups: Sequence[RolloutGroup]) -> None:
         """
-        Learn from all groups generated for a batch, at its end; with references, also before it, from groups whose
-        `origin` is `"reference"`.
+        Learn from all groups generated for a batch, at its end; with references, also before it, from the groups of
+        these, whose `is_reference` is true.
 
         Args:
             groups (`Sequence[RolloutGroup]`): in the order of their generation, dropped ones included; none if nothing
@@ -323,6 +323,11 @@ class CheckedSelector:
         self.processes = processes
         self.name = type(selector).__name__
 
+    @property
+    def exact(self) -> bool:
+        """Whether proposals are equal on all processes, see [`Selector`]."""
+        return self.selector.exact
+
     def bind(self, context: SelectorContext) -> None:
         """Start a run. State that cannot be saved is an error now, not at the first checkpoint."""
         self.selector.context = context
@@ -423,7 +428,7 @@ class CheckedSelector:
 
     def _same_everywhere(self, ids: np.ndarray) -> np.ndarray:
         """The main process's ids, unless all processes have computed the same ones."""
-        if self.processes.world_size == 1 or self.selector.exact:
+        if self.processes.world_size == 1 or self.exact:
             return ids
         return broadcast_from_main(ids)
 

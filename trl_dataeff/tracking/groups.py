@@ -106,7 +106,7 @@ class GroupLog:
             dispositions (`Sequence[str]`): what becomes of each.
         """
         for i, group in enumerate(groups):
-            reward = float(np.nanmean(group.totals)) if group.scored else math.nan
+            reward = float(np.nanmean(group.totals)) if group.num_scored > 0 else math.nan
             row = {
                 "step": group.step,
                 "prompt_id": group.prompt_id,

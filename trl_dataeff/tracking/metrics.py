@@ -129,7 +129,7 @@ def replace_last(store: dict[str, list[float]], values: dict[str, float]) -> Non
 
 
 @contextmanager
-def without_rounds(store: dict[str, list[float]], state: TrainerState) -> Iterator[None]:
+def discarding_logs_of_rounds(store: dict[str, list[float]], state: TrainerState) -> Iterator[None]:
     """
     Within this context, discard what TRL logs of completions. TRL logs those that are trained on once more, in its own
     pass over the generation batch.

@@ -10,17 +10,17 @@ so the objective with the clip centred on \(\pi_{old}\) (`"proximal"`) is TRL's 
 \(\rho\), whatever the loss type. The objective as printed in arXiv 2506.05316, clip(pi_theta / pi_b, 1 - eps, 1 + eps)
 (`"behavior"`), is TRL's own loss with \(\pi_b\) in the place of \(\pi_{old}\).
 
-The cap: the clip bounds \(r = \pi_\theta / \pi_b\) from above only where A > 0. With a cap c the objective is, for A <
-0, that of dual-clip PPO (Ye et al. 2020, arXiv 1912.09729): max(min(r A, clip(r) A), c A), whose gradient is 0 beyond
-c. It is TRL's own loss with \(\pi_\theta / c\), gradient included, in the place of \(\pi_{old}\)
+The cap: the clip bounds \(r = \pi_\theta / \pi_b\) from above only where A > 0. Where A < 0, the objective with a cap
+c is that of dual-clip PPO (Ye et al. 2020, arXiv 1912.09729): max(min(r A, clip(r) A), c A), whose gradient is 0
+beyond c. It is TRL's own loss with \(\pi_\theta / c\), gradient included, in the place of \(\pi_{old}\)
 ([`apply_dual_clip`]): the ratio is then the constant c, for every loss type, and only for rows that an earlier policy
 sampled. CISPO keeps its gradient, with the weight c. VESPO's weight of a sequence vanishes by itself as the ratio
 grows, and needs no cap. With the clip `"proximal"` the cap truncates \(\rho\).
 
 A log-probability that is not known is NaN, and its ratio is 1: a row that was generated for this batch is all NaN.
 
-The KL term: with `use_bias_correction_kl` TRL weighs it by \(\pi_\theta / \pi_{old}\), which has to be \(\pi_\theta /
-\pi_b\) for a rollout of an earlier policy. The clip `"behavior"` makes it so; with `"proximal"` that option is
+The KL term: with `use_bias_correction_kl` TRL weighs it by \(\pi_\theta / \pi_{old}\). For a rollout of an earlier
+policy the weight has to be \(\pi_\theta / \pi_b\). The clip `"behavior"` makes it so; with `"proximal"` that option is
 rejected.
 """
 
@@ -39,6 +39,7 @@ from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.update.compaction import token_mask
 from trl_dataeff.update.logprobs import (
+    STALE,
     GroupInBatch,
     LogprobRecorder,
     behavior_tensors,
@@ -72,7 +73,7 @@ class MicroBatch(UserDict[str, Any]):
         values = inputs.data if isinstance(inputs, MicroBatch) else inputs
         self.refused: tuple[str, ...] = ()
         super().__init__(values)
-        if "replayed" in values or "without_old_logps" in values:
+        if STALE in values or "without_old_logps" in values:
             self.refused = REWRITTEN
 
     def __getitem__(self, key: str) -> Any:
@@ -104,11 +105,15 @@ class LossCorrection:
     Corrects TRL's loss of a micro-batch when the loss has its log-probs ([`on_logps`]), before it reads its
     advantages.
 
-    Args: clip (`str`): `replay_clip`. cap (`float`): `replay_ratio_cap`, infinite without one. level (`str`): TRL's
-        `importance_sampling_level`. loss_type (`str`): TRL's `loss_type`. epsilon (`tuple[float, float]`): TRL's lower
-        and upper `epsilon`. processes ([`Processes`]): of the run. masks_sequences (`bool`, *optional*, defaults to
-        `False`): whether TRL's importance-sampling mask (vLLM) excludes
-            whole sequences.
+    Args:
+        clip (`str`): `replay_clip`.
+        cap (`float`): `replay_ratio_cap`, infinite without one.
+        level (`str`): TRL's `importance_sampling_level`.
+        loss_type (`str`): TRL's `loss_type`.
+        epsilon (`tuple[float, float]`): TRL's lower and upper `epsilon`.
+        processes ([`Processes`]): of the run.
+        masks_sequences (`bool`, *optional*, defaults to `False`): whether TRL's importance-sampling mask (vLLM)
+            excludes whole sequences.
         replays (`bool`, *optional*, defaults to `False`): whether groups are stored, and need log-probs; without it,
             metrics of replay are left out.
     """
@@ -191,7 +196,7 @@ class LossCorrection:
         Args:
             batch (`dict`): TRL's batch.
             groups (`Sequence[GroupInBatch]`): this process's groups.
-            any_stale (`bool`): whether a process has groups of an earlier policy.
+            any_stale (`bool`): whether any process has groups of an earlier policy, since collectives follow.
             rows_skipped (`bool`): whether rows skipped the pass for old log-probs.
 
         Returns:
@@ -201,9 +206,9 @@ class LossCorrection:
             exclude_masked(groups, batch)
         if any_stale:
             batch.update(behavior_tensors(groups, batch["completion_ids"]))
-            # A row that had no gradient when it was new has no log-probs, and gets none now, even if weights have
-            # changed
-            is_unknown = batch["replayed"] & batch["behavior_per_token_logps"].isnan().all(1)
+            # A row that had no gradient when it was new has no log-probs. It gets no gradient now either, even if a
+            # callback has changed the reward weights since
+            is_unknown = batch[STALE] & batch["behavior_per_token_logps"].isnan().all(1)
             batch["advantages"][is_unknown] = 0.0
         metrics = sampling_metrics(batch, self.processes) if any_stale or rows_skipped else {}
         if rows_skipped and "old_per_token_logps" in batch:
@@ -243,7 +248,7 @@ class LossCorrection:
             logps (`torch.Tensor` of shape `(B, T)`, *optional*): with gradient.
 
         Returns:
-            `dict[str, float]`: metrics of the ratio, if there are replayed rows on a process.
+            `dict[str, float]`: metrics of the ratio, if there are stale rows on a process.
         """
         inputs = self._micro_batch
         if inputs is None or logps is None:  # see `check_applied`
@@ -255,13 +260,13 @@ class LossCorrection:
             values["old_per_token_logps"] = torch.where(without, logps.detach(), values["old_per_token_logps"])
         if "batch_row" in values:
             self.recorder.record(values["batch_row"], logps.detach())
-        if "replayed" not in values:
+        if STALE not in values:
             inputs.rewrite(values)
             return {}
         correction = correct(values, logps, clip=self.clip, cap=self.cap, level=self.level, loss_type=self.loss_type)
         values.update(correction.values)
         inputs.rewrite(values)
-        if not self.replays:  # rows are leftover ones: what is logged is about replay
+        if not self.replays:  # stale rows are leftover ones: what is logged is about replay
             return {}
         clipped = is_clipped(values, logps.detach(), self.epsilon, level=self.level, loss_type=self.loss_type)
         if self.loss_type != "cispo":  # whose gradient stays
@@ -291,9 +296,9 @@ def correct(
     """
     The correction of a micro-batch of TRL's loss, once the loss has its log-probs.
 
-    Args: inputs (`Mapping`): the micro-batch, with `advantages` (B,), `behavior_per_token_logps` (B, T), `replayed`
-        (B,), and
-            `old_per_token_logps` (B, T) where TRL has it.
+    Args:
+        inputs (`Mapping`): the micro-batch, with `advantages` (B,), `behavior_per_token_logps` (B, T), `STALE` (B,),
+            and `old_per_token_logps` (B, T) where TRL has it.
         per_token_logps (`torch.Tensor` of shape `(B, T)`): the loss's own log-probs, with gradient. Where generation
             and optimization are aligned they are those of the policy at the start of the generation batch.
         clip (`str`): `"proximal"` or `"behavior"`.
@@ -305,7 +310,7 @@ def correct(
     if loss_type == "vespo":
         level = "token"  # it sums the log ratios over the sequence itself
     mask = token_mask(inputs)
-    replayed = inputs["replayed"].unsqueeze(1)  # (B, 1)
+    stale = inputs[STALE].unsqueeze(1)  # (B, 1)
     advantages = inputs["advantages"].view(len(mask), -1)  # (B, 1); (B, T) where a subclass gives them by token
     behavior_logps = inputs["behavior_per_token_logps"]
     is_known = ~torch.isnan(behavior_logps)
@@ -319,15 +324,15 @@ def correct(
     sampling_logps = inputs.get("sampling_per_token_logps", old_logps)
     values["sampling_per_token_logps"] = torch.where(is_known, behavior_logps, sampling_logps)
     trls_ratio = inputs.get("importance_sampling_ratio")
-    if trls_ratio is not None:  # vLLM: pi_old / sampler, in the place of which replayed rows have their own
-        trls_ratio = trls_ratio.masked_fill(replayed, 1.0)
+    if trls_ratio is not None:  # vLLM: pi_old / sampler, in the place of which stale rows have their own
+        trls_ratio = trls_ratio.masked_fill(stale, 1.0)
         values["importance_sampling_ratio"] = trls_ratio
 
     capped = torch.zeros_like(ratio, dtype=torch.bool)
     if clip == "behavior":
         behavior_or_old = torch.where(is_known, behavior_logps, old_logps)
         if loss_type != "vespo":
-            may_be_capped = replayed & (advantages < 0)
+            may_be_capped = stale & (advantages < 0)
             behavior_or_old, capped = apply_dual_clip(
                 behavior_or_old, per_token_logps, mask, may_be_capped, cap=cap, level=level
             )
@@ -380,7 +385,7 @@ def apply_dual_clip(
         old_logps (`torch.Tensor` of shape `(B, T)`): log-probs by which the loss divides.
         per_token_logps (`torch.Tensor` of shape `(B, T)`): the loss's own, with gradient.
         mask (`torch.Tensor` of shape `(B, T)`): 1 for the tokens that are trained on.
-        may_be_capped (`torch.Tensor` of shape `(B, 1)` or `(B, T)`): replayed rows with a negative advantage, bool.
+        may_be_capped (`torch.Tensor` of shape `(B, 1)` or `(B, T)`): stale rows with a negative advantage, bool.
         cap (`float`): the bound of the ratio.
         level (`str`): see [`behavior_ratio`]: the cap is one of tokens, or of rows.
 
@@ -429,7 +434,7 @@ def is_clipped(
 
 def ratio_statistics(ratio: torch.Tensor, clipped: torch.Tensor, inputs: Mapping[str, Any]) -> torch.Tensor:
     """
-    Sums over the tokens (or sequences) of replayed rows.
+    Sums over the tokens (or sequences) of stale rows.
 
     Args:
         ratio (`torch.Tensor` of shape `(B, T)` or `(B, 1)`): see [`behavior_ratio`].
@@ -439,7 +444,7 @@ def ratio_statistics(ratio: torch.Tensor, clipped: torch.Tensor, inputs: Mapping
     Returns:
         `torch.Tensor` of shape `(4,)`: count, sum and sum of squares of the ratio, and number of clipped ones.
     """
-    chosen = inputs["replayed"].unsqueeze(1).expand_as(ratio)
+    chosen = inputs[STALE].unsqueeze(1).expand_as(ratio)
     if ratio.size(1) > 1:
         chosen = chosen & token_mask(inputs).bool()
     values = ratio[chosen].float()
@@ -453,9 +458,15 @@ def summarize(gathered: torch.Tensor) -> dict[str, float]:
     The metrics of a micro-batch from all processes' [`ratio_statistics`]. NaN, which TRL leaves out, if there are no
     tokens.
 
-    - `replay/ess`: effective sample size of the ratios w as a share, \((\sum w)^2 / (n \sum w^2)\): 1 where all are
-      equal, 1/n where one outweighs all others;
-    - `replay/clipped_share`: whose gradient the clip removes.
+    Args:
+        gathered (`torch.Tensor`): the statistics of all processes, one after the other, `(processes * 4,)`.
+
+    Returns:
+        `dict[str, float]`:
+
+        - `replay/ess`: effective sample size of the ratios w as a share, \((\sum w)^2 / (n \sum w^2)\): 1 where all
+          are equal, 1/n where one outweighs all others;
+        - `replay/clipped_share`: share of the tokens (or sequences) whose gradient the clip removes.
     """
     by_process = gathered.reshape(-1, 4).cpu().double()  # on the CPU, because MPS has no float64
     count, total, squares, clipped = by_process.sum(0).tolist()
@@ -463,14 +474,3 @@ def summarize(gathered: torch.Tensor) -> dict[str, float]:
         "replay/ess": total**2 / (count * squares) if squares else math.nan,
         "replay/clipped_share": clipped / count if count else math.nan,
     }
-
-
-def has_dropout(model: torch.nn.Module) -> bool:
-    """Whether a model has dropout in training, as a module or as the attribute of attention that calls a function."""
-    for module in model.modules():
-        if isinstance(module, torch.nn.modules.dropout._DropoutNd) and module.p > 0:
-            return True
-        attention_dropout = getattr(module, "attention_dropout", 0.0)
-        if isinstance(attention_dropout, float) and attention_dropout > 0:
-            return True
-    return False

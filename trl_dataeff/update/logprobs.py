@@ -28,12 +28,15 @@ from trl.trainer.utils import nanmax, nanmin, pad
 from trl_dataeff.generation.pregenerated import PregeneratedGroups
 from trl_dataeff.generation.trl_state import temporarily
 from trl_dataeff.rollouts.distributed import Processes
-from trl_dataeff.rollouts.group import Origin, RolloutGroup, Rollouts
+from trl_dataeff.rollouts.group import Origin, RolloutGroup, Rollouts, is_stale
 from trl_dataeff.update.compaction import has_gradient, token_mask
 
 
 #: `(input_ids (B, P + T), attention_mask (B, P + T), T) -> log-probs (B, T)`, without gradient
-Forward: TypeAlias = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
+ForwardPass: TypeAlias = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
+#: Key in TRL's batch, bool `(B,)`: rows that an earlier policy sampled, of replayed and of leftover groups (see
+#: `is_stale`). Checkpoints hold half-used batches by their keys: with another value they could not be resumed
+STALE = "replayed"
 ADVICE = "Let each micro-batch pass through `_compute_loss`; else, or if you change advantages, set `replay='off'`."
 
 
@@ -57,13 +60,12 @@ class GroupInBatch:
 
     @property
     def rollouts(self) -> Rollouts:
-        assert self.group.rollouts is not None, "this process does not hold the group"
-        return self.group.rollouts
+        return self.group.held_rollouts
 
     @property
     def is_stale(self) -> bool:
         """Whether an earlier policy sampled it."""
-        return self.origin in ("leftover", "replayed")
+        return is_stale(self.origin)
 
 
 def groups_in_batch(groups: Sequence[RolloutGroup], origins: Mapping[RolloutGroup, Origin]) -> list[GroupInBatch]:
@@ -89,6 +91,12 @@ class _ExpectedRow:
     seen: dict[int, np.ndarray]  # log-probs `(T_i,)` by completion
 
 
+def _enter_if_complete(rollouts: Rollouts, seen: Mapping[int, np.ndarray]) -> None:
+    """Give a group its log-probs, once those of all its completions are there."""
+    if len(seen) == len(rollouts):
+        rollouts.behavior_logps = [seen[i] for i in range(len(rollouts))]
+
+
 class LogprobRecorder:
     """Gives this process's groups their log-probs, collected row by row from the forward passes of the loss."""
 
@@ -99,9 +107,9 @@ class LogprobRecorder:
         """
         Prepare for the rows of a generation batch. Log-probs that the batch has already are recorded at once.
 
-        Args: groups (`Sequence[GroupInBatch]`): this process's groups. Recorded are effective ones that were generated
-            for
-                this batch and have no log-probs of their sampler.
+        Args:
+            groups (`Sequence[GroupInBatch]`): this process's groups. Recorded are effective ones that were generated
+                for this batch and have no log-probs of their sampler.
             batch (`dict`): TRL's batch; gets `batch_row` (B,), int64, if its forward passes are needed. Rows whose
                 advantage is 0 may never meet the loss, and are not waited for.
 
@@ -132,12 +140,16 @@ class LogprobRecorder:
             else:
                 # A row without a gradient now has none when it is replayed, and its log-probs do not count
                 seen[i] = np.full(len(rollouts.completion_tokens[i]), np.nan, dtype=np.float32)
-        if len(seen) == len(rollouts):  # as where two reward functions cancel out
-            rollouts.behavior_logps = list(seen.values())
+        _enter_if_complete(rollouts, seen)  # without any gradient, as where two reward functions cancel out
 
     def record(self, rows: torch.Tensor, logps: torch.Tensor) -> None:
         """
-        Enter the log-probs `(b, T)` of rows `(b,)` of the generation batch. A row counts once, at its first pass.
+        Enter log-probs. A row counts once, at its first pass.
+
+        Args:
+            rows (`torch.Tensor` of shape `(b,)`): rows of the generation batch.
+            logps (`torch.Tensor` of shape `(b, T)`): their log-probs. T may be smaller than a completion, where the
+                columns behind are not trained on; the log-probs there stay NaN, which is: not known.
         """
         for row, values in zip(rows.tolist(), logps.float().cpu().numpy(), strict=True):
             expected = self._expected.pop(row, None)
@@ -145,9 +157,11 @@ class LogprobRecorder:
                 continue
             rollouts = expected.rollouts
             length = len(rollouts.completion_tokens[expected.completion])
-            expected.seen[expected.completion] = values[:length].copy()
-            if len(expected.seen) == len(rollouts):
-                rollouts.behavior_logps = [expected.seen[i] for i in range(len(rollouts))]
+            logps_of_row = np.full(length, np.nan, dtype=np.float32)
+            known = values[:length]
+            logps_of_row[: len(known)] = known
+            expected.seen[expected.completion] = logps_of_row
+            _enter_if_complete(rollouts, expected.seen)
 
 
 # Forward passes for leftover groups
@@ -174,21 +188,34 @@ def compute_leftover_logps(
     """
     if not groups:
         return
-    if padding_group.rollouts is not None and padding_group.rollouts.sampling_logps is not None:
+    # In a run all groups have the sampler's log-probs, or none: with this one, every process decides the same
+    sampler_gave_logps = padding_group.held_rollouts.sampling_logps is not None
+    if sampler_gave_logps:
         return
     counts = [sum(group.owner == rank for group in groups) for rank in range(processes.world_size)]
     own = [group for group in groups if group.owner == processes.rank]
     for group in own:
-        assert group.rollouts is not None
-        group.rollouts.behavior_logps = logps_of(group)
+        group.held_rollouts.behavior_logps = logps_of(group)
     for _ in range(max(counts) - len(own)):
         logps_of(padding_group)
 
 
-def group_logps(group: RolloutGroup, forward: Forward, pad_token_id: int, device: torch.device) -> list[np.ndarray]:
-    """Log-probs of a group's completion tokens, one array of shape `(T_i,)` per completion, by TRL's forward pass."""
-    rollouts = group.rollouts
-    assert rollouts is not None
+def group_logps(
+    group: RolloutGroup, forward: ForwardPass, pad_token_id: int, device: torch.device
+) -> list[np.ndarray]:
+    """
+    Log-probs of a group's completion tokens.
+
+    Args:
+        group ([`RolloutGroup`]): a group that this process holds.
+        forward (`Callable`): TRL's forward pass, such as [`forward_of`] of a trainer.
+        pad_token_id (`int`): the token that completions are padded with.
+        device (`torch.device`): of the model.
+
+    Returns:
+        `list[np.ndarray]`: of shape `(T_i,)`, one per completion.
+    """
+    rollouts = group.held_rollouts
     completions = [torch.from_numpy(tokens).long() for tokens in rollouts.completion_tokens]
     completion_ids = pad(completions, padding_value=pad_token_id, padding_side="right")  # (G, T)
     completion_mask = pad([torch.ones_like(tokens) for tokens in completions], padding_value=0, padding_side="right")
@@ -203,10 +230,7 @@ def group_logps(group: RolloutGroup, forward: Forward, pad_token_id: int, device
 def forward_of(
     trainer: GRPOTrainer, input_ids: torch.Tensor, attention_mask: torch.Tensor, length: int
 ) -> torch.Tensor:
-    """
-    Log-probs of the last tokens, `(B, length)`, under the present policy, by TRL's forward pass over `(B, P +
-    length)`.
-    """
+    """Log-probs of the last `length` tokens of each row, `(B, length)`, under the present policy."""
     options = cast("dict[str, Any] | None", trainer.args.gradient_checkpointing_kwargs)
     with disable_gradient_checkpointing(cast("PreTrainedModel", trainer.model), options):
         outputs = trainer._get_per_token_logps_and_entropies(
@@ -232,13 +256,14 @@ def logps_of_trls_pass(
     Returns:
         `list[np.ndarray]`: of shape `(T_i,)` each.
     """
-    assert group.rollouts is not None
+    # Any will do: of TRL's batch only the log-probs are used
     rewards = np.zeros((world_size * len(group.rewards), group.rewards.shape[1]), dtype=np.float32)
     state: dict[str, Any] = {
-        "_generation": PregeneratedGroups([group], rewards),
-        # TRL computes old log-probs if a generation batch serves more than one optimizer step
+        "_generation_mode": PregeneratedGroups([group], rewards),
+        # TRL computes old log-probs if `steps_per_generation * num_iterations` does not divide
+        # `gradient_accumulation_steps`: a number above that never does
         "num_iterations": trainer.args.gradient_accumulation_steps + 1,
-        "beta": 0.0,
+        "beta": 0.0,  # no pass of a reference model
         "_metrics": {"train": defaultdict(list)},
         "_logs": copy.deepcopy(trainer._logs),
     }
@@ -247,7 +272,7 @@ def logps_of_trls_pass(
         batch = make_batch()
     trainer.state.num_input_tokens_seen = tokens_seen
     logps = batch["old_per_token_logps"].float().cpu().numpy()
-    return _cut_to_lengths(logps, group.rollouts)
+    return _cut_to_lengths(logps, group.held_rollouts)
 
 
 def _cut_to_lengths(logps: np.ndarray, rollouts: Rollouts) -> list[np.ndarray]:
@@ -267,14 +292,17 @@ def behavior_tensors(groups: Sequence[GroupInBatch], completion_ids: torch.Tenso
         groups (`Sequence[GroupInBatch]`): this process's groups.
         completion_ids (`torch.Tensor` of shape `(B, T)`): of TRL's batch.
 
-    Returns: `dict`: `replayed` (B,), bool: rows that an earlier policy sampled; `behavior_per_token_logps` (B, T),
-        float32: the log-probs under it, NaN for padding and for the other rows.
+    Returns:
+        `dict`:
+
+        - `STALE` (B,), bool: rows that an earlier policy sampled;
+        - `behavior_per_token_logps` (B, T), float32: the log-probs under it, NaN for padding and for the other rows.
 
     Raises:
         `RuntimeError`: the log-probs of a group are not known.
     """
     logps = np.full(completion_ids.shape, np.nan, dtype=np.float32)
-    replayed = np.zeros(len(logps), dtype=bool)
+    stale = np.zeros(len(logps), dtype=bool)
     for group in groups:
         if not group.is_stale:
             continue
@@ -285,10 +313,10 @@ def behavior_tensors(groups: Sequence[GroupInBatch], completion_ids: torch.Tenso
             )
         for row, values in zip(group.rows, known, strict=True):
             logps[row, : len(values)] = values
-        replayed[group.rows] = True
+        stale[group.rows] = True
     device = completion_ids.device
     return {
-        "replayed": torch.from_numpy(replayed).to(device),
+        STALE: torch.from_numpy(stale).to(device),
         "behavior_per_token_logps": torch.from_numpy(logps).to(device),
     }
 
@@ -335,8 +363,8 @@ def sampling_metrics(batch: dict[str, Any], processes: Processes) -> dict[str, f
     old_logps = batch["old_per_token_logps"]
     ratio = batch["importance_sampling_ratio"]  # (B, T), or (B, 1) for sequences
     fresh = ~old_logps.isnan().all(1, keepdim=True)  # (B, 1)
-    if "replayed" in batch:
-        fresh = fresh & ~batch["replayed"].unsqueeze(1)
+    if STALE in batch:
+        fresh = fresh & ~batch[STALE].unsqueeze(1)
     fresh_tokens = token_mask(batch).bool() & fresh  # (B, T)
     difference = (old_logps - batch["sampling_per_token_logps"]).abs()[fresh_tokens]
     ratio = ratio[fresh] if ratio.size(1) == 1 else ratio[fresh_tokens]

@@ -171,7 +171,7 @@ class DotsSelector(PredictingSelector):
         self._proposed = np.empty(0, dtype=np.int64)
         ids = np.array([group.prompt_id for group in groups], dtype=np.int64)
         rates = self.context.success_rates(groups)
-        num_scored = np.array([group.scored for group in groups], dtype=np.float32)
+        num_scored = np.array([group.num_scored for group in groups], dtype=np.float32)
         is_effective = np.array([group.effective for group in groups], dtype=np.float32)
         has_no_score = np.isnan(rates)
         is_effective[has_no_score] = np.nan
