@@ -28,7 +28,7 @@ from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 
 
 LIMIT = 1.01
-OFF = {"selection": "uniform", "replay": "off", "skip_zero_advantage": False}
+OFF = {"selection": "uniform", "replay": "off", "compact_update": False}
 WARM_UP = 2
 
 Name = TypeVar("Name")

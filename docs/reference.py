@@ -25,7 +25,7 @@ DOCS = Path(__file__).parent
 SECTIONS = {
     "selection": "Which prompts are rolled out",
     "replay": "Rollout replay",
-    "skip_zero_advantage": "The update",
+    "compact_update": "The update",
     "save_on_signal": "How a run ends",
 }
 MARKED = re.compile(r"(?s)<!-- (recipes|metrics) -->\n.*?<!-- end -->")

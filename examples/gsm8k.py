@@ -10,7 +10,7 @@ Fine-tune a language model on GSM8K with LoRA, on one GPU. Only the imports diff
         --output_dir outputs/gsm8k
 
 With vLLM, add `--use_vllm --vllm_mode colocate`. To compare with plain GRPO, add `--selection uniform --replay off
---skip_zero_advantage false` and another `--output_dir`, then run `trl-dataeff report` on both folders.
+--compact_update false` and another `--output_dir`, then run `trl-dataeff report` on both folders.
 """
 
 from datasets import load_dataset

@@ -28,7 +28,7 @@ WRONG = {
     "replay_order": ["oldest", None],
     "replay_clip": ["none", None],
     "replay_ratio_cap": [0.5, 0, NAN],
-    "skip_zero_advantage": ["yes", 1, None],
+    "compact_update": ["yes", 1, None],
     "save_on_signal": ["yes", 1, None],
 }
 INHERITED = {field.name for field in dataclasses.fields(GRPOConfig)}

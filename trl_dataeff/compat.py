@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from types import CodeType, FunctionType
 
+import trl.trainer.utils
 from packaging.version import Version
 
 
@@ -96,23 +97,26 @@ def check(trainer_class: type) -> None:
     Raises:
         `ImportError`: names each difference from what this package relies on.
     """
-    trl = version("trl")
-    transformers = version("transformers")
+    trl_version = version("trl")
+    transformers_version = version("transformers")
     tested = f"trl>={LOWEST_TRL},<{FIRST_UNTESTED_TRL}"
     found = "; ".join(differences(trainer_class))
     if found:
         raise ImportError(
-            f"trl_dataeff cannot extend `GRPOTrainer` of trl {trl} and transformers {transformers}: {found}. "
+            f"trl_dataeff cannot extend `GRPOTrainer` of trl {trl_version} and transformers "
+            f"{transformers_version}: {found}. "
             f"Install the versions that it is tested with (pip install '{tested}'), or a newer trl_dataeff."
         )
-    release = Version(Version(trl).base_version)
+    release = Version(Version(trl_version).base_version)
     if not Version(LOWEST_TRL) <= release < Version(FIRST_UNTESTED_TRL):
-        warnings.warn(f"trl_dataeff is tested with {tested}, not with trl {trl}, whose methods match.", stacklevel=3)
+        warnings.warn(
+            f"trl_dataeff is tested with {tested}, not with trl {trl_version}, whose methods match.", stacklevel=3
+        )
     renamed = unlogged_metrics(trainer_class)
     if renamed:
         names = ", ".join(f"`{name}`" for name in renamed)
         warnings.warn(
-            f"trl {trl} does not log {names}. trl computes these metrics over the groups that are trained on, "
+            f"trl {trl_version} does not log {names}. trl computes these metrics over the groups that are trained on, "
             "replayed ones included, and trl_dataeff replaces them. Under other names they stay trl's. Training is "
             "not affected.",
             stacklevel=3,
@@ -204,6 +208,11 @@ def overrides_rewards(trainer_class: type) -> bool:
     method: FunctionType = trainer_class._calculate_rewards  # type: ignore[attr-defined]
     package = method.__module__.partition(".")[0]
     return package not in ("trl", "trl_dataeff")
+
+
+def has_fused_head() -> bool:
+    """Whether TRL's loss takes log-probs from the fused head that it adds to a model: from TRL 1.15 on."""
+    return hasattr(trl.trainer.utils, "add_fused_lm_head")
 
 
 def corrects_loss(trainer_class: type, own: type) -> bool:

@@ -24,7 +24,7 @@ class DataEfficientGRPOConfig(GRPOConfig):
     rolled out, rollout replay, the update, and how a run ends. Each field has its help in its `metadata`. The command
     line and the documentation's page on the configuration show it.
 
-    With `selection="uniform"`, `replay="off"` and `skip_zero_advantage=False`, training is that of
+    With `selection="uniform"`, `replay="off"` and `compact_update=False`, training is that of
     [`~trl.GRPOTrainer`], to the last bit.
 
     In the help, B is the number of groups trained on per generation batch
@@ -149,15 +149,13 @@ class DataEfficientGRPOConfig(GRPOConfig):
     )
 
     # Parameters that control the update
-    skip_zero_advantage: bool = field(
+    compact_update: bool = field(
         default=True,
         metadata={
-            "help": "Leave rows whose advantage is exactly 0 out of the forward and backward pass. Only rounding "
-            "changes. No row is left out where that would not be exact (`beta > 0`, an entropy bonus, a router loss, "
-            "`top_entropy_quantile < 1`), nor with images. Each micro-batch keeps at least one row (with "
-            '`loss_type="bnpo"`, of its own): with `per_device_train_batch_size=1`, the loss skips none. TRL\'s pass '
-            'for old log-probs keeps all rows with `multi_objective_aggregation="normalize_then_sum"`, of streams, of '
-            "environments and of vision-language models."
+            "help": "Leave out of the update what cannot change the gradient: rows whose advantage is 0, padding, and "
+            "all but one computation of a prompt in a micro-batch. The weights are TRL's but for rounding. What is not "
+            "exact with a loss or a model is off by itself; the first update computes a micro-batch both ways, and "
+            "warns of what differs. `gradient_checkpointing=True`, TRL's default, excludes shared prompts."
         },
     )
 
@@ -210,7 +208,7 @@ def check_fields(config: DataEfficientGRPOConfig) -> None:
     check_choice("replay_clip", config.replay_clip, ("proximal", "behavior"))
     check_number("replay_ratio_cap", config.replay_ratio_cap, "[1, inf]", none=True)
 
-    check_choice("skip_zero_advantage", config.skip_zero_advantage, (True, False))
+    check_choice("compact_update", config.compact_update, (True, False))
     check_choice("save_on_signal", config.save_on_signal, (True, False))
     if config.save_on_signal and config.enable_jit_checkpoint:
         raise ValueError(

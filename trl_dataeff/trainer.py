@@ -5,13 +5,14 @@ from __future__ import annotations
 import inspect
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
+from accelerate.utils import is_peft_model
 from datasets import Dataset
 from torch.utils._pytree import tree_map
 from transformers import PreTrainedModel
@@ -35,10 +36,27 @@ from trl_dataeff.selection import Selector
 from trl_dataeff.signals import StopSignals, exception_of
 from trl_dataeff.tracking.card import complete_card
 from trl_dataeff.tracking.metrics import StepTimer, discarding_logs_of_rounds, record, record_selector, replace_last
-from trl_dataeff.update.compaction import FACTOR as SKIP_FACTOR
-from trl_dataeff.update.compaction import RowSkipper, can_skip_rows, forward_of_rows, rows_for_old_logps
+from trl_dataeff.update.compaction import (
+    FACTOR,
+    FIRST_ROWS,
+    PROMPT_OF_ROW,
+    Parts,
+    UpdateCompactor,
+    exact_parts,
+    rows_for_old_logps,
+    shared_prompts_of,
+    tolerance_of,
+)
 from trl_dataeff.update.correction import LossCorrection
-from trl_dataeff.update.logprobs import compute_leftover_logps, forward_of, group_logps, logps_of_trls_pass
+from trl_dataeff.update.logprobs import (
+    compute_leftover_logps,
+    evaluating,
+    forward_of,
+    group_logps,
+    logps_of_trls_pass,
+)
+from trl_dataeff.update.padding import forward_by_length
+from trl_dataeff.update.prompts import completions_alone
 
 
 compat.check(GRPOTrainer)
@@ -58,8 +76,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
       trained on.
     - `_generate`, `_calculate_rewards`: record what is generated; return groups that were generated before TRL's
       method runs.
-    - `_compute_loss`, `_get_per_token_logps_and_entropies`: correct the loss of earlier rollouts; skip rows without a
-      gradient. TRL's loss calls the second of these for its log-probs, and only then reads the advantages and old
+    - `_compute_loss`, `_get_per_token_logps_and_entropies`: correct the loss of earlier rollouts; compute only what has
+      a gradient. TRL's loss calls the second of these for its log-probs, and only then reads the advantages and old
       log-probs of its micro-batch. So that is where they are rewritten: within the loss, and no line of it is copied.
     - `train`: checks the checkpoint to resume from, begins a run of the collector, and handles signals and failures.
     - `_save_checkpoint`, `_load_optimizer_and_scheduler`: save and load the state of the run, with a manifest.
@@ -98,8 +116,9 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     # What TRL's generation is to do now: record a round, return groups that exist already, or, `None`, only generate
     _generation_mode: RoundRecorder | PregeneratedGroups | None = None
     _old_logps_rows: torch.Tensor | None = None  # rows of TRL's pass for old log-probs; `None`: all
+    _compacts_pass: bool = False  # while TRL's pass over a batch runs, without images
     # `None` until `__init__` has run, so that a subclass may call TRL's methods before
-    _skipper: RowSkipper | None = None
+    _compactor: UpdateCompactor | None = None
     _correction: LossCorrection | None = None
 
     def __init__(self, *args: Any, selector: Selector | None = None, **kwargs: Any):
@@ -119,8 +138,17 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         self.selector = plan.selector  # as it was given; the collector calls it as a `CheckedSelector`
         self.collector = make_collector(self, plan, processes)
         self._generates_before_trl = plan.generates_before_trl
-        if plan.skips_rows:
-            self._skipper = RowSkipper(self.loss_type, config.gradient_accumulation_steps, processes)
+        if plan.compacts:
+            policy = self._policy(self.model)
+            self._compactor = UpdateCompactor(
+                exact_parts(self, policy, has_dropout=validation.has_dropout(policy)),
+                loss_type=self.loss_type,
+                accumulated=config.gradient_accumulation_steps,
+                processes=processes,
+                multiple=cast(int | None, self.pad_to_multiple_of),
+                tolerance=tolerance_of(self, policy),
+                model_name=type(policy).__name__,
+            )
         self._correction = LossCorrection.of(self, config, processes, replays=plan.replays, max_rounds=plan.max_rounds)
         self._timer = StepTimer()
         self._run = Run()
@@ -212,9 +240,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         self.log_completions = self.args.log_completions
         if not self.model.training:
             return super()._generate_and_score_completions(inputs)
-        # A callback may have changed settings of the loss, or the weights of reward functions
-        if not can_skip_rows(self):
-            self._skipper = None
+        # A callback may have changed the weights of reward functions
         self.collector.classifier.weights = self.reward_weights.cpu().numpy()
         self._rows_read.clear()
         if self._generates_before_trl:
@@ -260,10 +286,14 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         if self._knows_zero_advantages():
             group_size = cast(int, self.num_generations)
             old_logps_rows = rows_for_old_logps(rewards, self.reward_weights, group_size, self._processes)
-        with trl_state.temporarily(self, _generation_mode=pregenerated, _old_logps_rows=old_logps_rows):
+        # A vision-language model's images are not by row
+        compacts = {"_compacts_pass": not self._is_vlm}
+        mode = {"_generation_mode": pregenerated, "_old_logps_rows": old_logps_rows, **compacts}
+        with trl_state.temporarily(self, **mode):
             tensors = super()._generate_and_score_completions(rows)
         # Before the loss, while the policy is still the one that sampled them
-        compute_leftover_logps(batch.leftover_now, self._logps, padding_group=groups[0], processes=self._processes)
+        with trl_state.temporarily(self, **compacts):
+            compute_leftover_logps(batch.leftover_now, self._logps, padding_group=groups[0], processes=self._processes)
         tensors["advantages"] = collector.normalized_over_generated(tensors["advantages"], batch)
         # `any_stale` is about the groups of all processes, because collectives depend on it
         corrected_metrics = cast(LossCorrection, self._correction).prepare(
@@ -279,7 +309,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         log-probs: rewards are added up, and no subclass changes them. Not with images, whose tensors are not by row:
         the pass cannot be made over some rows alone.
         """
-        if self._skipper is None or self._is_vlm:
+        if self._compactor is None or not self._exact_parts().zero_rows or self._is_vlm:
             return False
         adds_rewards = self.args.multi_objective_aggregation == "sum_then_normalize"
         return adds_rewards and not compat.overrides_rewards(type(self))
@@ -333,41 +363,114 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
         if self._correction is None:
             return super()._compute_loss(model, inputs)
-        if self._skipper is not None and self.model.training:
-            inputs = self._without_zero_rows(self._skipper, inputs)
-        factor = inputs.get(SKIP_FACTOR)
-        with self._correction.micro_batch(inputs) as micro_batch:
+        if self._compactor is not None and self.model.training:
+            inputs = self._compacted(self._compactor, model, inputs)
+        factor = inputs.get(FACTOR)
+        with self._correction.micro_batch(inputs) as micro_batch, self._compact_forward(model, inputs):
             # Below TRL 1.16, Liger makes the loss call this method again, within
-            micro_batch.pop(SKIP_FACTOR, None)
+            for key in (FACTOR, FIRST_ROWS, PROMPT_OF_ROW):
+                micro_batch.pop(key, None)
             loss: torch.Tensor = super()._compute_loss(model, micro_batch)
         return loss if factor is None else loss * factor
 
-    def _without_zero_rows(self, skipper: RowSkipper, inputs: dict[str, Any]) -> dict[str, Any]:
+    def _compacted(self, compactor: UpdateCompactor, model: torch.nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
+        """The micro-batch without what does not change the gradient. All micro-batches of a generation batch are
+        compacted as its first one enters the loss; later ones, and those of a checkpoint, are so already.
         """
-        The micro-batch without rows that have no gradient: a generation batch loses them as its first one enters the
-        loss.
-        """
-        batches = cast(list[dict[str, Any]], self._buffered_inputs)
-        i = self._step % self.args.steps_per_generation
-        if inputs is not batches[i]:
-            return inputs  # a subclass has changed it
-        if SKIP_FACTOR in inputs:
-            return inputs
-        if i > 0:
-            return inputs  # a subclass has changed the first one, so that nothing was left out
-        self._buffered_inputs = skipper.apply(batches)
-        return self._buffered_inputs[i]
+        is_first = self._buffered_inputs is not None and inputs is self._buffered_inputs[0]
+        if not is_first or FACTOR in inputs:
+            return inputs  # also where a subclass has changed the first one
+        compacted = compactor.compact(
+            cast(list[dict[str, Any]], self._buffered_inputs),
+            self._exact_parts(),
+            partial(self._logps_of_micro_batch, model),
+        )
+        self._buffered_inputs = compacted.batches
+        metrics = {
+            "update/tokens": compacted.tokens,
+            "update/tokens_saved": 1 - compacted.tokens / compacted.tokens_of_trl,
+        }
+        record(self._metrics["train"], metrics)
+        return compacted.batches[0]
+
+    def _exact_parts(self) -> Parts:
+        """What the update may leave out now: a callback may change the loss."""
+        policy = self._policy(self.model)
+        return exact_parts(self, policy, has_dropout=validation.has_dropout(policy))
+
+    def _policy(self, model: torch.nn.Module) -> torch.nn.Module:
+        """A model without the wrapping of accelerate and PEFT."""
+        unwrapped: torch.nn.Module = self.accelerator.unwrap_model(model)
+        return cast(Any, unwrapped).get_base_model() if is_peft_model(unwrapped) else unwrapped
+
+    def _compact_forward(self, model: torch.nn.Module, inputs: dict[str, Any]) -> AbstractContextManager[None]:
+        """Within this context, the forward pass over a compacted micro-batch computes completions alone."""
+        if FACTOR not in inputs or self._compactor is None or not self._compactor.parts.prompt_scores:
+            return nullcontext()
+        width = inputs["completion_ids"].size(1)
+        return completions_alone(cast(PreTrainedModel, self._policy(model)), width, shared_prompts_of(inputs))
+
+    def _logps_of_micro_batch(
+        self, model: torch.nn.Module, inputs: dict[str, Any], scores_completions: bool
+    ) -> torch.Tensor:
+        """Log-probs `(rows, T)` of a micro-batch under the policy, without gradient and dropout."""
+        input_ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+        attention_mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+        width = inputs["completion_ids"].size(1)
+        forward: AbstractContextManager[None] = nullcontext()
+        if scores_completions:
+            policy = cast(PreTrainedModel, self._policy(model))
+            forward = completions_alone(policy, width, shared_prompts_of(inputs))
+        with torch.no_grad(), evaluating(model), forward:
+            logps: torch.Tensor = super()._get_per_token_logps_and_entropies(model, input_ids, attention_mask, width)[
+                0
+            ]
+        return logps
 
     def _get_per_token_logps_and_entropies(self, model: torch.nn.Module, *args: Any, **kwargs: Any) -> _ForwardOutputs:
         forward: Callable[..., _ForwardOutputs] = partial(super()._get_per_token_logps_and_entropies, model)
-        if self._old_logps_rows is not None:
-            return forward_of_rows(forward, self._old_logps_rows, *args, **kwargs)
+        if self._compactor is not None and self._compacts_pass and not torch.is_grad_enabled():
+            return self._forward_by_length(forward, self._compactor, model, *args, **kwargs)
         outputs = forward(*args, **kwargs)
         # Rewrites the micro-batch that is in the loss, see `_compute_loss` in the docstring of the class. Outside of a
         # loss it does nothing
         if self._correction is not None:
             record(self._metrics["train"], self._correction.on_logps(outputs[0]))
         return outputs
+
+    def _forward_by_length(
+        self,
+        forward: Callable[..., _ForwardOutputs],
+        compactor: UpdateCompactor,
+        model: torch.nn.Module,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        logits_to_keep: int,
+        batch_size: int | None = None,
+        **kwargs: Any,
+    ) -> _ForwardOutputs:
+        """
+        TRL's forward pass without gradient, over chunks of rows of similar length, if what is left out was checked.
+        """
+        parts = compactor.checked_parts
+
+        def forward_of_chunk(ids: torch.Tensor, mask: torch.Tensor, width: int, **options: Any) -> _ForwardOutputs:
+            if not parts.prompt_scores:
+                return forward(ids, mask, width, **options)
+            with completions_alone(cast(PreTrainedModel, self._policy(model)), width):
+                return forward(ids, mask, width, **options)
+
+        return forward_by_length(
+            forward_of_chunk,
+            input_ids,
+            attention_mask,
+            logits_to_keep,
+            batch_size=batch_size or len(input_ids),
+            rows=self._old_logps_rows,
+            cuts_left=parts.left_padding,
+            cuts_right=parts.right_padding,
+            **kwargs,
+        )
 
     def _logps(self, group: RolloutGroup) -> list[np.ndarray]:
         """Log-probs of a group's completions under the present policy, `(T_i,)` each."""
@@ -397,6 +500,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         state: dict[str, Any] = {}
         if is_resumable:
             state = {"collector": collector.state_dict(), "loop": trl_state.loop_state(self), **collector.about()}
+            state["update"] = None if self._compactor is None else self._compactor.state_dict()
             check_agreement(state["collector"], self._processes, collector.own_state())
         writing = complete_checkpoint(self._run, checkpoint, step, is_resumable, config.should_save, self._processes)
         with writing, trl_state.temporarily(config, save_total_limit=None, push_to_hub=False):
@@ -422,6 +526,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             return
         state, unused_batch = load_run(Path(checkpoint), self._processes)
         self.collector.load_state_dict(state["collector"])
+        if self._compactor is not None and state["update"] is not None:
+            self._compactor.load_state_dict(state["update"])
         self._loop = state["loop"]
         self._buffered_inputs = unused_batch
         if unused_batch is None:

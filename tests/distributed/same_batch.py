@@ -38,7 +38,7 @@ FOLDER = Path(sys.argv[1]) if __name__ == "__main__" else Path()
 ROWS, GROUP = 24, 2  # of a generation batch: 12 groups, for 1, 2 or 3 processes
 STEPS = 4
 DYNAMIC = {"max_rollout_rounds": 2}
-SKIP = {"skip_zero_advantage": True}
+SKIP = {"compact_update": True}
 LORA = {"trainer": {"peft_config": LoraConfig(r=4, target_modules=["q_proj"], lora_dropout=0.0)}}
 RUNS = {
     "uniform": {"loss_type": "grpo"},

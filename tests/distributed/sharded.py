@@ -60,7 +60,7 @@ def weights(trainer) -> float:
 
 def resumed(name: str, world_size: int) -> dict:
     """Two steps, a checkpoint and two further ones; and the latter from the checkpoint."""
-    options = {"replay": "share", "skip_zero_advantage": True, "fsdp": True, "save_strategy": "steps", "save_steps": 2}
+    options = {"replay": "share", "compact_update": True, "fsdp": True, "save_strategy": "steps", "save_steps": 2}
     options |= {"optim": "adamw_torch", "learning_rate": 1e-2}  # without a state, as that of SGD, torch loads none
     options["trainer"] = {**WHOLE[name].get("trainer", {}), "rollout_func": None}
     whole = make(name, world_size, Sharded, output_dir=str(FOLDER / "whole" / name), train=True, **options)

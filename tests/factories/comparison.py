@@ -8,7 +8,7 @@ import pandas as pd
 import torch
 
 
-OFF = {"selection": "uniform", "replay": "off", "skip_zero_advantage": False}
+OFF = {"selection": "uniform", "replay": "off", "compact_update": False}
 
 
 def is_time(name: str) -> bool:

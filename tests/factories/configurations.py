@@ -9,7 +9,7 @@ from trl_dataeff import DataEfficientGRPOTrainer
 
 STEPS = 12
 DYNAMIC = {"max_rollout_rounds": 4}
-FILL = {"replay": "fill", "skip_zero_advantage": True}
+FILL = {"replay": "fill", "compact_update": True}
 SHARE = {"replay": "share", "rewards": even_length_reward}
 # 7 prompts, one a step: the second epoch begins at step 7
 SHORT_EPOCH = {"trainer": {"train_dataset": plain_dataset(7)}}
@@ -22,7 +22,7 @@ CONFIGURATIONS: dict[str, dict] = {
     "dynamic, a short epoch": {**DYNAMIC, **SHORT_EPOCH},
     "greso": {"selection": "greso", "steps_per_generation": 2},
     "greso, dynamic": {**DYNAMIC, "selection": "greso"},
-    "skip, batches of 4 steps": {"skip_zero_advantage": True, "steps_per_generation": 4},
+    "skip, batches of 4 steps": {"compact_update": True, "steps_per_generation": 4},
     "fill": FILL,
     "fill, batches of 2 steps": {**FILL, "steps_per_generation": 2},
     "fill, accumulation": {

@@ -136,7 +136,7 @@ def run(
     ours = DataEfficientGRPOTrainer.__name__ in [parent.__name__ for parent in trainer_class.__mro__]
     config_class = DataEfficientGRPOConfig if ours else GRPOConfig
     if ours:
-        defaults |= {"selection": "uniform", "replay": "off", "skip_zero_advantage": False}
+        defaults |= {"selection": "uniform", "replay": "off", "compact_update": False}
     arguments = {"train_dataset": plain_dataset(), **(trainer or {})}
     tokenizer = arguments.setdefault("processing_class", tiny_tokenizer())
     if "model" not in arguments:

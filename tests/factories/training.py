@@ -66,21 +66,40 @@ class Watched(DataEfficientGRPOTrainer):
 
 class CountedRows(Watched):
     """
-    Counts the rows of each of the model's forward passes but those that generate.
+    Counts what the model's forward passes compute, but for those that generate.
 
     Attributes:
-        in_loss: of passes of the loss.
-        old_logps_rows: of passes for old log-probs.
+        in_loss: rows of each pass of the loss.
+        old_logps_rows: rows of each pass for old log-probs.
+        tokens_in_loss: tokens, padding included, that each pass of the loss computes.
     """
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.in_loss, self.old_logps_rows = [], []
+        self.in_loss, self.old_logps_rows, self.tokens_in_loss = [], [], []
+        self.is_in_loss = False
         self.model.register_forward_pre_hook(self._count, with_kwargs=True)
+        self.model.get_input_embeddings().register_forward_pre_hook(self._count_tokens)
+
+    def _compute_loss(self, model, inputs):
+        self.is_in_loss = True
+        loss = super()._compute_loss(model, inputs)
+        self.is_in_loss = False
+        return loss
 
     def _count(self, module, args, kwargs):
-        if "labels" in kwargs or kwargs.get("use_cache") is False:  # the latter below TRL 1.15
-            (self.in_loss if torch.is_grad_enabled() else self.old_logps_rows).append(len(kwargs["input_ids"]))
+        is_for_logps = "labels" in kwargs or kwargs.get("use_cache") is False  # the latter below TRL 1.15
+        if not is_for_logps:
+            return
+        if torch.is_grad_enabled():
+            self.in_loss.append(len(kwargs["input_ids"]))
+            self.tokens_in_loss.append(0)
+        elif not self.is_in_loss:  # there, a micro-batch is computed both ways
+            self.old_logps_rows.append(len(kwargs["input_ids"]))
+
+    def _count_tokens(self, module, args):
+        if torch.is_grad_enabled() and self.is_in_loss:
+            self.tokens_in_loss[-1] += args[0].numel()
 
 
 class Checked(Watched):

@@ -18,7 +18,7 @@ COMPARED_METRICS = ("loss", "grad_norm", "entropy", "learning_rate")
 OFF = {
     "selection": "uniform",
     "replay": "off",
-    "skip_zero_advantage": False,
+    "compact_update": False,
 }
 PUBLISHED_DOTS = {
     "selection": "dots_paper",
@@ -27,13 +27,13 @@ PUBLISHED_DOTS = {
     "replay_order": "random",
     "replay_max_age": None,
     "replay_ratio_cap": None,
-    "skip_zero_advantage": False,
+    "compact_update": False,
 }
 DYNAMIC_SAMPLING = {
     "selection": "greso",
     "max_rollout_rounds": 4,
     "replay": "off",
-    "skip_zero_advantage": False,
+    "compact_update": False,
 }
 ACCUMULATION = {
     "gradient_accumulation_steps": 2,
@@ -49,12 +49,14 @@ CASES: dict[str, dict[str, Any]] = {
     "accumulation": ACCUMULATION,
     "graded rewards": {"graded": True, "reward_range": [0.0, 1.0]},
     "one group a batch": {"per_device_train_batch_size": 4},
-    "selection alone": {"replay": "off", "skip_zero_advantage": False},
+    "the defaults with TRL's update": {"compact_update": False},
+    "accumulation with TRL's update": {**ACCUMULATION, "compact_update": False},
+    "selection alone": {"replay": "off", "compact_update": False},
     "selection and skipped rows": {"replay": "off"},
     "skipped rows alone": {"selection": "uniform", "replay": "off"},
     "replay alone": {"selection": "uniform", "scale_rewards": "batch"},
     "proximal clip": {"replay_clip": "proximal"},
-    "greso": {"selection": "greso", "replay": "off", "skip_zero_advantage": False},
+    "greso": {"selection": "greso", "replay": "off", "compact_update": False},
     "dynamic sampling": {**DYNAMIC_SAMPLING, "rollout_margin": 1.25},
     "dynamic sampling and replay": {"max_rollout_rounds": 4},
     "published DOTS": PUBLISHED_DOTS,
@@ -137,6 +139,8 @@ def build_trainer(output: Path, graded: bool, seen: list[list[str]], **fields: A
         "disable_tqdm": True,
     }
     settings.update(fields)
+    if "compact_update" in settings and not hasattr(DataEfficientGRPOConfig, "compact_update"):
+        settings["skip_zero_advantage"] = settings.pop("compact_update")  # its name in earlier commits
     tokenizer = character_tokenizer()
     return DataEfficientGRPOTrainer(
         small_model(tokenizer),

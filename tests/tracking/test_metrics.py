@@ -24,11 +24,12 @@ SELECTOR_METRICS = {"prompts_skipped", "p_easy", "p_hard", "predictor/pearson"}
 BATCH = {"per_device_train_batch_size": 16, "rewards": even_length_reward}
 REPLAY = {name for name in METRICS if name.startswith("replay/")} | {"rollouts_replayed"}
 #: Settings, and metrics that they do not have
+UPDATE = {name for name in METRICS if name.startswith("update/")}
 SETTINGS = {
-    "everything": ({**BATCH, "replay": "share", **DYNAMIC, "selection": "dots"}, set()),
+    "everything": ({**BATCH, "replay": "share", **DYNAMIC, "selection": "dots", "compact_update": True}, set()),
     "defaults": ({**BATCH, **FILL, "selection": "auto"}, {"rounds"}),
-    "greso": ({"selection": "greso", **DYNAMIC}, REPLAY),
-    "off": ({}, {"rounds", *REPLAY}),
+    "greso": ({"selection": "greso", **DYNAMIC}, REPLAY | UPDATE),
+    "off": ({}, {"rounds", *REPLAY, *UPDATE}),
 }
 
 

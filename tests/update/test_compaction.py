@@ -1,4 +1,4 @@
-"""Rows without a gradient skip the pass: training is TRL's, with fewer rows in it."""
+"""The update computes what has a gradient, and that once: training is TRL's, with fewer rows and tokens in it."""
 
 from types import SimpleNamespace
 
@@ -11,7 +11,7 @@ from peft import LoraConfig
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from trl import GRPOTrainer
 
-from tests.factories.comparison import OFF, all_finite, assert_identical
+from tests.factories.comparison import OFF, all_finite
 from tests.factories.configurations import DYNAMIC, SHARE
 from tests.factories.tiny import chat_dataset, logged, plain_dataset, run, tiny_tokenizer
 from tests.factories.tools import scripted_tool_calls, tool_arguments
@@ -19,13 +19,18 @@ from tests.factories.training import CountedRows, Watched, partly_learnable_rewa
 from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.update.compaction import (
     FACTOR,
+    FIRST_ROWS,
     OVER_BATCH,
     OVER_ROWS,
     OVER_TOKENS,
-    RowSkipper,
+    PROMPT_OF_ROW,
+    Parts,
+    UpdateCompactor,
     can_skip_rows,
+    deal_rows,
     zero_advantage,
 )
+from trl_dataeff.update.padding import RowLengths
 
 
 NAN = float("nan")
@@ -40,7 +45,7 @@ def both(folder, wrap=lambda trainer_class: trainer_class, **options):
     defaults |= {"optim": "sgd", "learning_rate": 0.5}  # Adam would hide a factor on the gradient
     options = {**defaults, **options}
     plain = run(folder / "a", wrap(GRPOTrainer), **options)
-    return plain, run(folder / "b", wrap(CountedRows), **options, skip_zero_advantage=True)
+    return plain, run(folder / "b", wrap(CountedRows), **options, compact_update=True)
 
 
 def assert_same_weights(plain, ours, tolerance: float = 2e-6) -> None:
@@ -131,7 +136,7 @@ def test_with_tools(tmp_path):
 @pytest.mark.parametrize("loss_type", ["dapo", "bnpo"])
 def test_rows_of_the_passes(tmp_path, loss_type, replay):
     """In the loss and before it. A row is skipped for its advantage, also in a group that has a gradient."""
-    options = {"loss_type": loss_type, "replay": replay, "skip_zero_advantage": True, **ACCUMULATED, "max_steps": 6}
+    options = {"loss_type": loss_type, "replay": replay, "compact_update": True, **ACCUMULATED, "max_steps": 6}
     trainer = run(tmp_path, CountedRows, rewards=partly_learnable_reward, num_iterations=2, **options)
     active = [tensors["advantages"] != 0 for tensors in trainer.tensors]
     assert any(0 < rows.sum() < 4 for batch in active for rows in batch.view(-1, 4)), "whole groups alone are skipped"
@@ -152,7 +157,7 @@ def test_rows_of_the_passes(tmp_path, loss_type, replay):
 )
 def test_nothing_is_skipped_where_a_row_without_an_advantage_counts(tmp_path, fields):
     plain, ours = both(tmp_path, **ACCUMULATED, **fields)
-    assert_identical(plain, ours)
+    assert_same_weights(plain, ours)
     assert set(ours.in_loss) == {4}
 
 
@@ -164,6 +169,58 @@ def test_reasons_not_to_skip():
         assert not can_skip_rows(SimpleNamespace(**{"loss_type": "dapo", **exact, name: value}))
 
 
+PARTS = Parts(
+    zero_rows=True, exchange=True, left_padding=True, right_padding=True, shared_prompts=True, prompt_scores=True
+)
+NUM_TOKENS = 3  # numbers of tokens that prompts are made of, so that some are equal
+
+
+def batch_of_rows(rng: np.random.Generator, rows: int, share: float, masked: bool) -> dict[str, torch.Tensor]:
+    """TRL's batch of rows with random lengths, and the `loss` of each token; a `share` of the rows has a gradient."""
+    prompt_lengths = rng.integers(1, 5, rows)
+    completion_lengths = rng.integers(0, 6, rows)  # 0: a truncated completion that is masked
+    prompt_mask = torch.from_numpy(np.arange(4, 0, -1) <= prompt_lengths[:, None]).long()
+    completion_mask = torch.from_numpy(np.arange(5) < completion_lengths[:, None]).long()
+    has_gradient = torch.from_numpy(rng.random(rows) < share)
+    loss = torch.from_numpy(rng.normal(size=(rows, 5))) * completion_mask * has_gradient[:, None]
+    batch = {
+        "row": torch.arange(rows),
+        "prompt_ids": torch.from_numpy(rng.integers(1, 1 + NUM_TOKENS, (rows, 4))) * prompt_mask,
+        "prompt_mask": prompt_mask,
+        "completion_ids": torch.from_numpy(rng.integers(1, 9, (rows, 5))),
+        "completion_mask": completion_mask,
+        "advantages": has_gradient.double() * torch.from_numpy(rng.normal(size=rows)),
+        "loss": loss,
+        "by_row": torch.arange(rows)[:, None],
+        "num_items_in_batch": torch.tensor(7),
+        "none": None,
+    }
+    if masked:
+        batch["tool_mask"] = torch.from_numpy(rng.integers(0, 2, (rows, 5)))
+    return batch
+
+
+def loss_of(batch: dict, loss_type: str) -> float:
+    """TRL's loss of a micro-batch: a mean over its rows or tokens, or over `num_items_in_batch`."""
+    used = batch["completion_mask"] * batch.get("tool_mask", 1)
+    each = (batch["loss"] * used).sum(1)
+    if loss_type in OVER_BATCH:
+        value = each.sum() / batch["num_items_in_batch"]
+    elif loss_type in OVER_TOKENS:
+        value = each.sum() / used.sum().clamp(min=1)
+    elif loss_type in ("grpo", "sapo"):
+        value = (each / used.sum(1).clamp(min=1)).mean()
+    else:
+        value = each.mean()
+    return float(value * batch.get(FACTOR, 1))
+
+
+def tokens_of(batch: dict) -> int:
+    """Tokens that a pass computes."""
+    num_prompts = len(batch[FIRST_ROWS]) if FIRST_ROWS in batch else len(batch["prompt_ids"])
+    return num_prompts * batch["prompt_ids"].size(1) + batch["completion_ids"].numel()
+
+
 @given(
     loss_type=st.sampled_from(LOSSES),
     parts=st.integers(1, 6),
@@ -172,65 +229,119 @@ def test_reasons_not_to_skip():
     share=st.sampled_from([0, 0.2, 0.7, 1]),
     seed=st.integers(0, 10**6),
     masked=st.booleans(),
+    kept=st.sampled_from([[], ["zero_rows"], ["exchange"], ["left_padding"], ["right_padding"], ["shared_prompts"]]),
     other=st.none() | st.lists(st.integers(0, 4), min_size=6, max_size=6),
 )
-def test_any_micro_batches(loss_type, parts, size, accumulated, share, seed, masked, other):
+def test_any_micro_batches(loss_type, parts, size, accumulated, share, seed, masked, kept, other):
     """
-    The losses of a step add up to what they were, every row with a gradient is there once, and processes keep step.
+    The losses of a step add up to what they were, every row with a gradient is there once, what is cut is padding, and
+    processes keep step.
     """
-    rng, rows = np.random.default_rng(seed), parts * size
-    values = torch.from_numpy(rng.normal(size=(rows, 5)) * (rng.random(rows) < share)[:, None])  # losses of tokens
-    mask = torch.from_numpy((rng.random((rows, 5)) < 0.7).astype(np.int64))
+    joined = batch_of_rows(np.random.default_rng(seed), parts * size, share, masked)
+    is_by_row = {key: isinstance(value, torch.Tensor) and value.dim() > 0 for key, value in joined.items()}
     batches = [
-        {
-            "row": torch.arange(rows)[i : i + size],
-            "advantages": values[i : i + size].sum(1),
-            "completion_mask": mask[i : i + size],
-            **({"tool_mask": mask.flip(1)[i : i + size]} if masked else {}),
-            "num_items_in_batch": torch.tensor(7),
-            "none": None,
-        }
-        for i in range(0, rows, size)
+        {key: value[i : i + size] if is_by_row[key] else value for key, value in joined.items()}
+        for i in range(0, parts * size, size)
     ]
-
-    def loss(batch) -> float:
-        used = batch["completion_mask"] * batch.get("tool_mask", 1)
-        each = (values[batch["row"]] * used).sum(1)
-        if loss_type in OVER_BATCH:
-            value = each.sum()
-        elif loss_type in OVER_TOKENS:
-            value = each.sum() / used.sum().clamp(min=1)
-        else:
-            value = (each / used.sum(1).clamp(min=1) if loss_type in ("grpo", "sapo") else each).mean()
-        return float(value * batch.get(FACTOR, 1))
-
-    peak = [min(n, size) for n in other[:parts]] if other else [0] * parts
-    gather = (lambda own: torch.cat([own, torch.tensor(peak)])) if other else (lambda own: own)
-    kept = RowSkipper(loss_type, accumulated, Processes(0, 1 + bool(other), gather=gather)).apply(batches)
-    assert all(FACTOR not in batch for batch in batches), "TRL's own are not changed"
-    assert all(batch["num_items_in_batch"] == 7 and batch["none"] is None for batch in kept)
+    allowed = PARTS.without([*kept, *(["exchange"] if loss_type in OVER_TOKENS else [])])
     width = min(accumulated, parts)  # of an optimizer step, within which rows are exchanged
-    if parts % width or accumulated % width:
+    if parts % width or accumulated % width or not allowed.exchange:
         width = 1
+    peak = [min(n, size) for n in other[:parts]] if other else [0] * parts
+    peak = [sum(peak[i : i + width]) for i in range(0, parts, width)]
+
+    def gather(own):
+        """With what another process has: rows of each step, or tokens."""
+        if other is None:
+            return own
+        return torch.cat([own, torch.tensor(peak) if own.dim() == 1 else own])
+
+    compactor = UpdateCompactor(allowed, loss_type, accumulated, Processes(0, 1 + bool(other), gather=gather))
+    compacted = compactor.compact(batches)
+    assert all(FACTOR not in batch for batch in batches), "TRL's own are not changed"
+    found = compacted.batches
+    assert len(found) == parts
     for start in range(0, parts, width):
         own = slice(start, start + width)
-        seen = torch.cat([batch["row"] for batch in kept[own]]).tolist()
+        seen = torch.cat([batch["row"] for batch in found[own]]).tolist()
         all_rows = torch.cat([batch["row"] for batch in batches[own]]).tolist()
-        active = [row for row in all_rows if values[row].sum() != 0]
+        needed = [row for row in all_rows if joined["advantages"][row] != 0 or not allowed.zero_rows]
         assert len(set(seen)) == len(seen)
-        assert set(active) <= set(seen) <= set(all_rows)
-        assert sum(map(loss, kept[own])) == pytest.approx(sum(map(loss, batches[own])), abs=1e-5)
-    for batch, n in zip(kept, peak, strict=True):
-        active = int((batch["advantages"] != 0).sum())
-        assert len(batch["row"]) == max(active, n, 1)
+        assert set(needed) <= set(seen) <= set(all_rows)
+        assert len(seen) == max(len(needed), peak[start // width], width)
+        sizes = [len(batch["row"]) for batch in found[own]]
+        assert max(sizes) - min(sizes) <= 1
+        before, after = ([loss_of(batch, loss_type) for batch in each[own]] for each in (batches, found))
+        assert sum(after) == pytest.approx(sum(before), abs=1e-5)
+    for batch in found:
+        rows = batch["row"]
+        assert batch["num_items_in_batch"] == 7
+        assert batch["none"] is None
+        for key, value in joined.items():
+            if not is_by_row[key]:
+                continue
+            left = key in ("prompt_ids", "prompt_mask")
+            columns = batch[key].size(-1) if value.dim() > 1 else 0
+            expected = value[rows]
+            if value.dim() > 1:
+                expected = expected[:, -columns:] if left else expected[:, :columns]
+            assert torch.equal(batch[key], expected), key
+        assert batch["prompt_mask"].sum() == joined["prompt_mask"][rows].sum(), "tokens of prompts were cut"
+        assert batch["completion_mask"].sum() == joined["completion_mask"][rows].sum(), "tokens were cut"
+        assert not allowed.left_padding or batch["prompt_mask"][:, 0].any()
+        assert not allowed.right_padding or batch["completion_mask"][:, -1].any() or columns_of(batch) == 1
+        if FIRST_ROWS in batch:
+            prompts = torch.cat([batch["prompt_ids"], batch["prompt_mask"]], 1)
+            assert torch.equal(prompts[batch[FIRST_ROWS]][batch[PROMPT_OF_ROW]], prompts)
+    processes = 1 if other is None else 2
+    assert compacted.tokens == processes * sum(tokens_of(batch) for batch in found)
+    assert compacted.tokens_of_trl == processes * parts * size * 9
+
+
+def columns_of(batch: dict) -> int:
+    return batch["completion_ids"].size(1)
+
+
+def test_rows_are_dealt_so_that_few_tokens_are_computed():
+    """By hand: four rows of two prompts, in micro-batches of two."""
+    lengths = RowLengths([9, 1, 9, 1], [1, 9, 9, 1], [0, 1, 0, 1], prompt_width=9, completion_width=9)
+    apart = PARTS.without(["shared_prompts"])
+    deals = deal_rows(range(4), [2, 2], lengths, apart)
+    # By length: rows 2 and 0 (2 * (9 + 9)), 1 and 3 (2 * (1 + 9)). By completion: 2 and 1, 0 and 3: 2 * 18 + 2 * 10
+    assert [(deal.rows, deal.tokens) for deal in deals] == [([2, 0], 36), ([1, 3], 20)]
+    shared = deal_rows(range(4), [2, 2], lengths, PARTS)
+    assert [(deal.rows, deal.shares, deal.tokens) for deal in shared] == [([2, 0], True, 27), ([1, 3], True, 19)]
+    alone = deal_rows(range(4), [2, 2], lengths, apart.without(["left_padding", "right_padding"]))
+    assert sum(deal.tokens for deal in alone) == 4 * 18
+
+
+def test_widths_are_multiples_of_what_trl_pads_to():
+    lengths = RowLengths([3, 9], [5, 2], [0, 1], prompt_width=16, completion_width=8)
+    (deal,) = deal_rows(range(2), [2], lengths, PARTS, multiple=8)
+    assert (deal.prompt_width, deal.completion_width) == (16, 8)
 
 
 def test_lists_such_as_images_keep_all_rows_here_and_on_the_processes_that_wait_for_this_one():
     gathered = []
-    processes = Processes(0, 2, gather=lambda own: gathered.append(own) or torch.cat([own, torch.ones_like(own)]))
-    batches = [{"advantages": torch.tensor(values), "num_images": [1, 1]} for values in ([0.0, 0.0], [0.0, 1.0])]
-    kept = [(b["advantages"].tolist(), b[FACTOR].item()) for b in RowSkipper("dapo", 2, processes).apply(batches)]
-    assert (gathered[0].tolist(), kept) == ([2, 2], [([0, 0], 1), ([0, 1], 1)])
+
+    def gather(own):
+        gathered.append(own)
+        return torch.cat([own, own])
+
+    joined = batch_of_rows(np.random.default_rng(0), 4, 0.5, False)
+    batches = [
+        {
+            key: value[i : i + 2] if isinstance(value, torch.Tensor) and value.dim() else value
+            for key, value in joined.items()
+        }
+        | {"num_images": [1, 1]}
+        for i in (0, 2)
+    ]
+    found = UpdateCompactor(PARTS, "dapo", 2, Processes(0, 2, gather=gather)).compact(batches).batches
+    assert gathered[0].tolist() == [2, 2]
+    for before, after in zip(batches, found, strict=True):
+        assert after[FACTOR] == 1
+        assert all(after[key] is value for key, value in before.items())
 
 
 @pytest.mark.parametrize(
@@ -266,8 +377,8 @@ def test_mixture_of_experts(tmp_path):
         return run(tmp_path / folder, trainer_class, trainer=trainer, **{"max_steps": 6, **options})
 
     reference = train("a", GRPOTrainer)
-    ours = train("b", CountedRows, **{**OFF, "skip_zero_advantage": True})
-    assert_identical(reference, ours)
+    ours = train("b", CountedRows, **{**OFF, "compact_update": True})
+    assert_same_weights(reference, ours)
     assert set(ours.in_loss) == {8}, "the loss of the router counts every row"
     assert all(value > 0 for (value,) in logged(ours, "aux_loss"))
     replaying = train("c", Watched, **SHARE, **DYNAMIC, per_device_train_batch_size=16)

@@ -166,7 +166,7 @@ def test_replay_makes_no_forward_pass_that_trl_does_not_make(tmp_path, name):
     """Where no row is skipped: with replay, fewer rows have no gradient."""
     rows = []
     for replay in ("off", "fill"):
-        options = {**ALIGNMENT[name], "replay": replay, "skip_zero_advantage": False}
+        options = {**ALIGNMENT[name], "replay": replay, "compact_update": False}
         trainer = replaying(tmp_path / replay, CountedRows, **options)
         rows.append((trainer.in_loss, trainer.old_logps_rows))
     assert rows[0] == rows[1]

@@ -31,7 +31,7 @@ def test_train(tmp_path, model, passes_with):
     trainer.train()
     if ours := type(trainer).__mro__[1].__name__ == "DataEfficientGRPOTrainer":
         args = trainer.args
-        assert (args.selection, args.replay, args.skip_zero_advantage) == ("uniform", "off", False)
+        assert (args.selection, args.replay, args.compact_update) == ("uniform", "off", False)
     assert passes_with in ("both", "dataeff" if ours else "trl")
 """
 

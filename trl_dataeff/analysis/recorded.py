@@ -179,6 +179,7 @@ def facts(run: RecordedRun) -> dict[str, str]:
         "rollouts generated": _formatted(last.get("rollouts"), ",.0f"),
         "rollouts replayed": _formatted(last.get(f"{PREFIX}rollouts_replayed"), ",.0f"),
         "effective groups": _formatted(_mean_effective_share(run), ".0%"),
+        "tokens of the update, of TRL's": _formatted(_share_computed(run), ".0%"),
         "hours": _formatted(_hours(run), ".2f"),
         "reward in training, first and last": _ends(run, "reward"),
         "held-out reward, first and last": _ends(run, run.held_out),
@@ -193,6 +194,12 @@ def _formatted(value: float | None, form: str) -> str:
 def _mean_effective_share(run: RecordedRun) -> float | None:
     _, shares = run.effective_share()
     return float(shares.mean()) if len(shares) > 0 else None
+
+
+def _share_computed(run: RecordedRun) -> float | None:
+    """Tokens that the update computed, as a share of those that TRL's would; `None` if none were left out."""
+    _, saved = run.series(f"{PREFIX}update/tokens_saved")
+    return float(1 - saved.mean()) if len(saved) > 0 else None
 
 
 def _hours(run: RecordedRun) -> float | None:

@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 from tqdm.auto import tqdm
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainerState
 
-from trl_dataeff.tracking.metrics import PREFIX
+from trl_dataeff.tracking.metrics import END, PREFIX
 from trl_dataeff.utils import is_number
 
 
 REPEAT_HEADER = 20  # rows
+TOKENS_SAVED = PREFIX + "update/tokens_saved"
 
 
 class Column(NamedTuple):
@@ -63,6 +64,7 @@ class TableCallback(TrainerCallback):
     def __init__(self) -> None:
         self._shown: list[str] = []  # metrics of the columns so far
         self._rows = 0  # since the last header
+        self._tokens_saved: list[float] = []  # of the update, by log
 
     def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if state.is_world_process_zero and logs:
@@ -80,14 +82,20 @@ class TableCallback(TrainerCallback):
                 State of the run.
 
         Returns:
-            `list[str]`: One line, and before a row the header where it is due.
+            `list[str]`: One line, before a row the header where it is due, and at the end what the update saved.
         """
         if "loss" in logs:
+            if TOKENS_SAVED in logs:
+                self._tokens_saved.append(logs[TOKENS_SAVED])
             return self._row(logs, state)
         summarized = [name for name in logs if any(fnmatch(name, pattern) for pattern in SUMMARIES)]
         shown = summarized or logs  # a callback's own log is shown whole
         pairs = [f"{name} {_cell(logs[name], '.4g')}" for name in shown]
-        return [f"step {state.global_step}: {', '.join(pairs)}"]
+        lines = [f"step {state.global_step}: {', '.join(pairs)}"]
+        if END in logs and self._tokens_saved:
+            computed = 1 - sum(self._tokens_saved) / len(self._tokens_saved)
+            lines.append(f"The update computed {computed:.0%} of the tokens that TRL's would (`compact_update`).")
+        return lines
 
     def _row(self, logs: Mapping[str, Any], state: TrainerState) -> list[str]:
         shown = [name for name in COLUMNS if name in self._shown or name in logs]

@@ -42,7 +42,7 @@ class Plan:
         replays (`bool`): whether groups are stored and replayed.
         reserved (`int`): places of a generation batch that stored groups get in any case.
         generates_before_trl (`bool`): whether groups are generated before TRL's pass over them.
-        skips_rows (`bool`): whether rows without a gradient are left out of the loss.
+        compacts (`bool`): whether the update leaves out what does not change the gradient.
         requires_scores (`bool`): whether completions without any score, from the start of training, are an error:
             selection, several rounds and replay need scores. Without these three, all that TRL accepts is accepted.
     """
@@ -53,7 +53,7 @@ class Plan:
     replays: bool
     reserved: int
     generates_before_trl: bool
-    skips_rows: bool
+    compacts: bool
     requires_scores: bool
 
 
@@ -84,7 +84,8 @@ def plan_runs(trainer: GRPOTrainer, selector: Selector | None, *, is_map_style: 
     max_rounds = config.max_rollout_rounds if reuses else 1
     replays = reuses and validation.replays(config, world_size)
     reserved = validation.reserved_places(config, world_size) if reuses else 0
-    skips_rows = config.skip_zero_advantage and corrects_loss and can_skip_rows(trainer)
+    compacts = config.compact_update and corrects_loss
+    skips_rows = compacts and can_skip_rows(trainer)
 
     is_fsdp1 = trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2
     cannot_embed = is_fsdp1 or is_deepspeed_zero3_enabled()
@@ -118,7 +119,7 @@ def plan_runs(trainer: GRPOTrainer, selector: Selector | None, *, is_map_style: 
         replays=replays,
         reserved=reserved,
         generates_before_trl=generates_before_trl,
-        skips_rows=skips_rows,
+        compacts=compacts,
         requires_scores=selects_by_rewards or max_rounds > 1 or replays,
     )
 

@@ -12,5 +12,7 @@ in a checkpoint too. B are rows, T tokens of a completion:
 - `batch_row` (B,), int64: the row in this process's batch, as micro-batches hold rows in any order.
   Written by `LogprobRecorder.expect` if log-probs are to be recorded from the loss; read by `LossCorrection.on_logps`.
 - `compaction.FACTOR`: factor on the loss of a micro-batch without some of its rows.
-  Written when the first micro-batch enters the loss; read by the trainer's `_compute_loss`.
+  `compaction.FIRST_ROWS` (m,) and `PROMPT_OF_ROW` (B,), int64: which rows share one of m prompts.
+  Written by `UpdateCompactor` as the first micro-batch of a generation batch enters the loss; read by the trainer's
+  `_compute_loss`.
 """

@@ -1,36 +1,126 @@
-"""
-Rows whose advantage is exactly 0 skip the forward and backward pass of TRL's micro-batches: they have the loss 0 and
-no gradient, so that this changes rounding alone, once the loss is divided by the rows or tokens of the whole
-micro-batch.
+"""The update computes what has a gradient, and that once: rows whose advantage is exactly 0, padding, and further
+rows of a prompt's computation are left out of the forward and backward pass of TRL's micro-batches. This changes
+rounding alone, once the loss is divided by the rows or tokens of the whole micro-batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
+from transformers.utils import logging
 from trl import GRPOTrainer
 
+from trl_dataeff.compat import has_fused_head
 from trl_dataeff.rollouts.distributed import Processes
+from trl_dataeff.update.padding import RowLengths, rounded_up, rows_of
+from trl_dataeff.update.prompts import SharedPrompts, can_share_prompts
 
 
+logger = logging.get_logger(__name__)
 #: TRL's loss types, by what they average over: the rows or the tokens of a micro-batch, or `num_items_in_batch`
 OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
 OVER_TOKENS = ("bnpo",)
 OVER_BATCH = ("cispo", "dapo", "vespo")
-FACTOR = "skip_factor"  # key of a micro-batch: factor on its loss
+# Keys of a micro-batch
+FACTOR = "skip_factor"  # factor on its loss
+FIRST_ROWS = "shared_first_rows"  # see `SharedPrompts`
+PROMPT_OF_ROW = "shared_prompt_of_row"
+
+
+# What is exact
+
+
+@dataclass(frozen=True)
+class Parts:
+    """
+    What the update may leave out, because it does not change the gradient.
+
+    Attributes:
+        zero_rows: rows whose advantage is 0.
+        exchange: whether rows may change their micro-batch within an optimizer step.
+        left_padding: padding of prompts.
+        right_padding: padding of completions.
+        shared_prompts: all but one computation of a prompt in a micro-batch.
+        prompt_scores: scores of prompt tokens by the model's head, which the loss does not use.
+    """
+
+    zero_rows: bool
+    exchange: bool
+    left_padding: bool
+    right_padding: bool
+    shared_prompts: bool
+    prompt_scores: bool
+
+    def without(self, names: Sequence[str]) -> Parts:
+        """The parts but these."""
+        return replace(self, **dict.fromkeys(names, False))
+
+    def __and__(self, other: Parts) -> Parts:
+        values = {field.name: getattr(self, field.name) and getattr(other, field.name) for field in fields(self)}
+        return Parts(**values)
+
+
+def exact_parts(trainer: GRPOTrainer, model: torch.nn.Module, *, has_dropout: bool) -> Parts:
+    """What the update may leave out in a trainer's loss, by what is known of the loss and the model. Whether the
+    model computes the same is checked as well, at the first update (see [`UpdateCompactor`]).
+
+    Args:
+        trainer ([`~trl.GRPOTrainer`]): whose loss it is.
+        model (`torch.nn.Module`): the policy, without PEFT's or accelerate's wrapping.
+        has_dropout (`bool`): whether the policy has dropout.
+    """
+    parallelism = getattr(trainer.accelerator, "parallelism_config", None)
+    splits_sequences = parallelism is not None and (parallelism.cp_enabled or parallelism.sp_enabled)
+    # New shapes recompile a compiled model; sequences that are split over processes have equal widths on all of them
+    cuts_columns = not (trainer.args.torch_compile or splits_sequences or trainer._is_vlm)
+    # Sharded models need equally many passes of each layer on every process
+    is_sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
+    scores_completions = isinstance(model, PreTrainedModel) and has_fused_head() and cuts_columns and not is_sharded
+    # Gradient checkpointing excludes the cache, and the loss of a router counts the tokens of a single pass
+    excludes_sharing = has_dropout or trainer.args.gradient_checkpointing or trainer.aux_loss_enabled
+    return Parts(
+        zero_rows=can_skip_rows(trainer),
+        exchange=can_exchange_rows(trainer),
+        left_padding=cuts_columns,
+        right_padding=cuts_columns,
+        shared_prompts=scores_completions and not excludes_sharing and can_share_prompts(model),
+        prompt_scores=scores_completions,
+    )
+
+
+def tolerance_of(trainer: GRPOTrainer, model: torch.nn.Module) -> float:
+    """Mean difference of log-probs that rounding explains, by the type in which a trainer's policy is computed."""
+    dtype = next(model.parameters()).dtype
+    if trainer.args.bf16 or dtype == torch.bfloat16:
+        return 0.05
+    if trainer.args.fp16 or dtype == torch.float16:
+        return 0.01
+    return 1e-4
 
 
 def can_skip_rows(trainer: GRPOTrainer) -> bool:
     """Whether rows with an advantage of 0 have no gradient in a trainer's loss, so that skipping them is exact."""
-    known_loss = trainer.loss_type in OVER_ROWS + OVER_TOKENS + OVER_BATCH
     has_kl_term = trainer.beta != 0.0
+    return _averages_as_known(trainer) and not has_kl_term
+
+
+def can_exchange_rows(trainer: GRPOTrainer) -> bool:
+    """Whether the gradient of an optimizer step does not depend on which rows share a micro-batch."""
+    return _averages_as_known(trainer) and trainer.loss_type not in OVER_TOKENS
+
+
+def _averages_as_known(trainer: GRPOTrainer) -> bool:
+    """Whether a trainer's loss is a mean of losses of rows or tokens, without terms of another kind."""
+    known_loss = trainer.loss_type in OVER_ROWS + OVER_TOKENS + OVER_BATCH
     router_counts_rows = trainer.aux_loss_enabled  # of a mixture of experts
     selects_tokens = trainer.top_entropy_quantile != 1.0
-    other_terms = has_kl_term or trainer._entropy_bonus_enabled or router_counts_rows or selects_tokens
-    return known_loss and not other_terms
+    return known_loss and not (trainer._entropy_bonus_enabled or router_counts_rows or selects_tokens)
 
 
 def has_gradient(batch: Mapping[str, Any]) -> torch.Tensor:
@@ -45,96 +135,366 @@ def token_mask(batch: Mapping[str, Any]) -> torch.Tensor:
     return mask * batch["tool_mask"] if "tool_mask" in batch else mask
 
 
-# The loss
+# Dealing rows
 
 
-class RowSkipper:
+@dataclass(frozen=True)
+class Deal:
     """
-    Leaves rows without a gradient out of the micro-batches of a generation batch. Every process trains on the same
-    number of rows in a micro-batch, at least one, because TRL gathers values by row.
+    Rows for a micro-batch.
 
-    Rows are exchanged among the micro-batches of an optimizer step, so that as many as possible have a single row; not
-    for the `loss_type` `"bnpo"`, whose loss depends on which rows share a micro-batch.
+    Attributes:
+        rows: which rows of the joined micro-batches, in their order.
+        prompt_width: columns of the prompts.
+        completion_width: columns of the completions.
+        shares: whether prompts that are equal are computed once.
+        tokens: tokens that the forward pass computes.
+    """
+
+    rows: list[int]
+    prompt_width: int
+    completion_width: int
+    shares: bool
+    tokens: int
+
+
+def deal_rows(
+    rows: Sequence[int], sizes: Sequence[int], lengths: RowLengths, parts: Parts, multiple: int | None = None
+) -> list[Deal]:
+    """
+    Deal rows to the micro-batches of an optimizer step so that few tokens are computed.
+
+    Three orders are considered: by length, by length of the completion, and, where prompts are shared, by prompt and
+    within it by length. In each the longest come first, so that memory is at its peak at the start. The one in which
+    fewest tokens are computed is taken.
 
     Args:
+        rows (`Sequence[int]`): rows of the joined micro-batches, as many as `sizes` adds up to.
+        sizes (`Sequence[int]`): rows of each micro-batch.
+        lengths ([`RowLengths`]): of all rows.
+        parts ([`Parts`]): what may be left out. Without `exchange` the rows keep their order.
+        multiple (`int`, *optional*): TRL's `pad_to_multiple_of`, a multiple of which each width is.
+    """
+    orders = [list(rows)]
+    if parts.exchange:
+        by_length = sorted(rows, key=lambda row: -lengths.prompt[row] - lengths.completion[row])
+        by_completion = sorted(rows, key=lambda row: (-lengths.completion[row], -lengths.prompt[row]))
+        orders = [by_length, by_completion]
+    if parts.exchange and parts.shared_prompts:
+        longest_of_prompt: dict[int, int] = {}
+        for row in rows:
+            number = lengths.prompt_number[row]
+            longest_of_prompt[number] = max(longest_of_prompt.get(number, 0), lengths.completion[row])
+
+        def by_prompt(row: int) -> tuple[int, int, int]:
+            number = lengths.prompt_number[row]
+            return (-lengths.prompt[row] - longest_of_prompt[number], number, -lengths.completion[row])
+
+        orders.append(sorted(rows, key=by_prompt))
+    ends = list(accumulate(sizes))
+    candidates = []
+    for order in orders:
+        chunks = [order[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+        candidates.append([deal_of(chunk, lengths, parts, multiple) for chunk in chunks])
+    return min(candidates, key=lambda deals: sum(deal.tokens for deal in deals))
+
+
+def deal_of(rows: list[int], lengths: RowLengths, parts: Parts, multiple: int | None = None) -> Deal:
+    """Rows of a micro-batch with its widths, and the tokens that they cost.
+
+    The arguments are those of [`deal_rows`].
+    """
+    prompt_width = lengths.prompt_width
+    if parts.left_padding:
+        prompt_width = rounded_up(max(lengths.prompt[row] for row in rows), multiple, prompt_width)
+    completion_width = lengths.completion_width
+    if parts.right_padding:
+        completion_width = rounded_up(max(lengths.completion[row] for row in rows), multiple, completion_width)
+    num_prompts = len({lengths.prompt_number[row] for row in rows})
+    shares = parts.shared_prompts and num_prompts < len(rows)
+    prompts_computed = num_prompts if shares else len(rows)
+    tokens = prompts_computed * prompt_width + len(rows) * completion_width
+    return Deal(rows, prompt_width, completion_width, shares, tokens)
+
+
+def even_sizes(total: int, parts: int) -> list[int]:
+    """`parts` sizes that add up to `total` and differ by at most 1, the larger ones first."""
+    quotient, remainder = divmod(total, parts)
+    return [quotient + 1] * remainder + [quotient] * (parts - remainder)
+
+
+# Micro-batches
+
+
+@dataclass(frozen=True)
+class Compacted:
+    """
+    The micro-batches of a generation batch as the update computes them.
+
+    Attributes:
+        batches: with the factor on the loss of each under `FACTOR`, and its [`SharedPrompts`] under `FIRST_ROWS` and
+            `PROMPT_OF_ROW` where prompts are shared.
+        tokens: tokens that a pass over them computes, of all processes.
+        tokens_of_trl: tokens that TRL's pass would compute.
+    """
+
+    batches: list[dict[str, Any]]
+    tokens: int
+    tokens_of_trl: int
+
+
+class UpdateCompactor:
+    """Leaves out of the micro-batches of a generation batch what does not change the gradient. Every process trains
+    on the same number of rows in a micro-batch, at least one, because TRL gathers values by row; their widths may
+    differ.
+
+    Whether a model's log-probs depend on padding, or on whether a prompt is computed with its completions, is checked
+    at the first update in which it matters: one micro-batch is computed both ways, without gradient. What changes them
+    by more than rounding explains is switched off, with a warning.
+
+    Args:
+        parts ([`Parts`]): what may be left out.
         loss_type (`str`): TRL's loss type.
         accumulated (`int`): micro-batches of an optimizer step.
         processes ([`Processes`]): of the run.
+        multiple (`int`, *optional*): TRL's `pad_to_multiple_of`.
+        tolerance (`float`, *optional*, defaults to `1e-4`): mean difference of log-probs that rounding explains.
+        model_name (`str`, *optional*): the model's class, for the warning.
     """
 
-    def __init__(self, loss_type: str, accumulated: int, processes: Processes):
+    def __init__(
+        self,
+        parts: Parts,
+        loss_type: str,
+        accumulated: int,
+        processes: Processes,
+        *,
+        multiple: int | None = None,
+        tolerance: float = 1e-4,
+        model_name: str = "the model",
+    ):
+        self.parts = parts
         self.loss_type = loss_type
         self.accumulated = accumulated
         self.processes = processes
+        self.multiple = multiple
+        self.tolerance = tolerance
+        self.model_name = model_name
+        self._unchecked = {"left_padding", "right_padding", "shared_prompts", "prompt_scores"}
 
-    def apply(self, batches: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    def compact(
+        self,
+        batches: Sequence[dict[str, Any]],
+        parts: Parts | None = None,
+        logps_of: Callable[[dict[str, Any], bool], torch.Tensor] | None = None,
+    ) -> Compacted:
         """
-        Leave out rows. A collective if there are several processes.
+        The micro-batches without what may be left out. A collective if there are several processes.
 
-        Args: batches (`Sequence[dict]`): the micro-batches of a generation batch. If those of one process hold a list,
-            as
-                with images, all processes keep all of their rows.
-
-        Returns:
-            `list[dict]`: micro-batches with fewer rows, each with the factor on its loss under `skip_factor`.
+        Args:
+            batches (`Sequence[dict]`): the micro-batches of a generation batch. If those of one process hold a list,
+                as with images, all processes keep all of their rows, and nothing is cut.
+            parts ([`Parts`], *optional*): what may be left out in this batch; by default all that the run may.
+            logps_of (`Callable`, *optional*): log-probs `(rows, T)` of a micro-batch by the policy, without gradient,
+                with or without scores of prompt tokens. Without it nothing is checked.
         """
+        allowed = self.parts if parts is None else self.parts & parts
         holds_list = any(isinstance(value, list) for value in batches[0].values())
-        if holds_list or self.loss_type in OVER_TOKENS:
-            exchanged = list(batches)
+        if holds_list or "token_type_ids" in batches[0] or "mm_token_type_ids" in batches[0]:
+            allowed = Parts(*[False] * len(fields(Parts)))
+        joined = batches[0] if holds_list else join(batches)
+        lengths = None if holds_list else RowLengths.of(joined)
+        deals = self._deal(batches, joined, lengths, allowed)
+        if logps_of is not None and self._unchecked:
+            failed = self._check(joined, lengths, deals, allowed, logps_of)
+            if failed:
+                allowed = allowed.without(failed)
+                deals = self._deal(batches, joined, lengths, allowed)
+        if lengths is None:
+            result = [{**batch, FACTOR: torch.ones(())} for batch in batches]
         else:
-            exchanged = self._exchange_rows(batches)
-        counts = torch.stack([(has_gradient(batch) | holds_list).sum() for batch in exchanged])
-        most = self.processes.gather(counts).view(-1, len(exchanged)).amax(0)
-        sizes = most.clamp(min=1).tolist()
-        return [self._with_rows(batch, size) for batch, size in zip(exchanged, sizes, strict=True)]
+            result = [self._micro_batch(joined, lengths, deal, len(batches)) for deal in deals]
+        widths = batches[0]["prompt_ids"].size(1) + batches[0]["completion_ids"].size(1)
+        tokens_of_trl = sum(len(batch["advantages"]) for batch in batches) * widths
+        tokens = tokens_of_trl if lengths is None else sum(deal.tokens for deal in deals)
+        counted = torch.tensor([[tokens, tokens_of_trl]], device=self.processes.device)
+        tokens, tokens_of_trl = self.processes.gather(counted).sum(0).tolist()
+        return Compacted(result, tokens, tokens_of_trl)
 
-    def _exchange_rows(self, batches: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The micro-batches with the rows that have a gradient first, among those of each optimizer step."""
-        length = min(self.accumulated, len(batches))
-        # A generation batch lies within one optimizer step, or holds whole ones; else none are exchanged
-        if len(batches) % length != 0 or self.accumulated % length != 0:
-            return list(batches)
-        result: list[dict[str, Any]] = []
-        for start in range(0, len(batches), length):
-            result += gradient_first(batches[start : start + length])
-        return result
+    def state_dict(self) -> dict[str, list[str]]:
+        """What is not checked yet, and what was switched off, for JSON: a run that is resumed computes the same."""
+        switched_off = [field.name for field in fields(Parts) if not getattr(self.parts, field.name)]
+        return {"unchecked": sorted(self._unchecked), "switched_off": switched_off}
 
-    def _with_rows(self, batch: dict[str, Any], size: int) -> dict[str, Any]:
-        """The micro-batch with so many rows: those with a gradient and, if there are fewer, others."""
-        device = batch["advantages"].device
-        num_rows = len(batch["advantages"])
-        if size == num_rows:
-            return {**batch, FACTOR: torch.ones(())}
-        gradient_first_order = torch.argsort(~has_gradient(batch), stable=True)
-        rows = torch.sort(gradient_first_order[:size]).values
-        result = rows_of(batch, rows)
+    def load_state_dict(self, state: dict[str, list[str]]) -> None:
+        """Restore what [`state_dict`] returned."""
+        self._unchecked = set(state["unchecked"])
+        self.parts = self.parts.without(state["switched_off"])
+
+    @property
+    def checked_parts(self) -> Parts:
+        """What may be left out, and was checked by computing a micro-batch both ways."""
+        return self.parts.without(sorted(self._unchecked))
+
+    def _deal(
+        self, batches: Sequence[dict[str, Any]], joined: dict[str, Any], lengths: RowLengths | None, parts: Parts
+    ) -> list[Deal]:
+        """What each micro-batch is made of. A collective."""
+        num_batches = len(batches)
+        rows_per_batch = len(batches[0]["advantages"])
+        # A generation batch lies within one optimizer step, or holds whole ones; else no rows are exchanged
+        length = min(self.accumulated, num_batches)
+        holds_steps = num_batches % length == 0 and self.accumulated % length == 0
+        if not (parts.exchange and holds_steps):
+            length = 1
+            parts = parts.without(["exchange"])
+        if lengths is None:
+            needed = torch.ones(num_batches * rows_per_batch, dtype=torch.bool)
+        elif parts.zero_rows:
+            needed = has_gradient(joined).cpu()
+        else:
+            needed = torch.ones(len(joined["advantages"]), dtype=torch.bool)
+        needed_by_segment = needed.view(-1, length * rows_per_batch)  # a segment: micro-batches that exchange rows
+        counts = needed_by_segment.sum(1).to(self.processes.device)
+        most = self.processes.gather(counts).view(-1, len(counts)).amax(0).clamp(min=length).tolist()
+        if lengths is None:
+            return []
+        deals = []
+        for segment, (is_needed, total) in enumerate(zip(needed_by_segment, most, strict=True)):
+            start = segment * length * rows_per_batch
+            rows = [start + row for row in torch.argsort(~is_needed, stable=True).tolist()]
+            num_needed = int(is_needed.sum())
+            # Other processes may need more rows: the shortest of those without a gradient complete them
+            others = sorted(rows[num_needed:], key=lambda row: lengths.prompt[row] + lengths.completion[row])
+            chosen = sorted([*rows[:num_needed], *others[: total - num_needed]])
+            deals += deal_rows(chosen, even_sizes(total, length), lengths, parts, self.multiple)
+        return deals
+
+    def _micro_batch(
+        self, joined: dict[str, Any], lengths: RowLengths, deal: Deal, num_batches: int
+    ) -> dict[str, Any]:
+        """A micro-batch as it was dealt, with the factor on its loss."""
+        device = joined["advantages"].device
+        result = rows_of(
+            joined,
+            torch.tensor(deal.rows, device=device),
+            prompt_width=deal.prompt_width,
+            completion_width=deal.completion_width,
+        )
+        if deal.shares:
+            result.update(_shared_keys(deal, lengths, device))
+        rows_per_batch = len(joined["advantages"]) // num_batches
         if self.loss_type in OVER_TOKENS:
-            all_tokens = token_mask(batch).sum().clamp(min=1)
-            result[FACTOR] = token_mask(result).sum() / all_tokens
+            # Rows keep their micro-batch
+            start = min(deal.rows) // rows_per_batch * rows_per_batch
+            tokens_of_batch = token_mask(joined)[start : start + rows_per_batch].sum().clamp(min=1)
+            result[FACTOR] = token_mask(result).sum() / tokens_of_batch
         elif self.loss_type in OVER_ROWS:
-            result[FACTOR] = torch.tensor(size / num_rows, device=device)
+            result[FACTOR] = torch.tensor(len(deal.rows) / rows_per_batch, device=device)
         else:
             result[FACTOR] = torch.tensor(1.0, device=device)
         return result
 
+    def _check(
+        self,
+        joined: dict[str, Any],
+        lengths: RowLengths | None,
+        deals: Sequence[Deal],
+        parts: Parts,
+        logps_of: Callable[[dict[str, Any], bool], torch.Tensor],
+    ) -> list[str]:
+        """
+        Compute a micro-batch both ways, and switch off what changes its log-probs. A collective.
 
-def gradient_first(batches: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same rows in micro-batches of the same size, those with a gradient first, else in their order."""
-    size = len(batches[0]["advantages"])
+        Returns:
+            `list[str]`: the parts that are switched off.
+        """
+        names = sorted(self._unchecked)
+        matters = torch.tensor([_matters(name, deals, lengths, parts) for name in names], device=self.processes.device)
+        on_any = self.processes.gather(matters.unsqueeze(0)).any(0).tolist()
+        checked = [name for name, is_on in zip(names, on_any, strict=True) if is_on]
+        if not checked or lengths is None:
+            return []
+        deal = max(
+            deals, key=lambda deal: len(deal.rows) * (lengths.prompt_width + lengths.completion_width) - deal.tokens
+        )
+        rows = torch.tensor(deal.rows, device=joined["advantages"].device)
+        whole = rows_of(joined, rows)
+        expected = logps_of(whole, False)
+        is_token = whole["completion_mask"] != 0
+        differences = []
+        for name in checked:
+            changed = whole
+            if name == "left_padding":
+                changed = rows_of(joined, rows, prompt_width=deal.prompt_width)
+            elif name == "right_padding":
+                changed = rows_of(joined, rows, completion_width=deal.completion_width)
+            elif name == "shared_prompts" and deal.shares:
+                changed = {**whole, **_shared_keys(deal, lengths, rows.device)}
+            scores_completions = name in ("shared_prompts", "prompt_scores") and parts.prompt_scores
+            found = logps_of(changed, scores_completions)
+            width = found.size(1)
+            errors = (found - expected[:, :width]).abs()[is_token[:, :width]]
+            mean_error = errors.float().mean() if errors.numel() else found.new_zeros((), dtype=torch.float32)
+            differences.append(mean_error.nan_to_num(nan=torch.inf))
+        own = torch.stack(differences).unsqueeze(0)
+        largest = self.processes.gather(own).amax(0).tolist()
+        self._unchecked -= set(checked)
+        failed = []
+        for name, difference in zip(checked, largest, strict=True):
+            if difference > self.tolerance:
+                failed.append(name)
+                if self.processes.is_main:
+                    logger.warning(
+                        f"`compact_update`: {_WORDS[name]} is switched off, because it changes the log-probs of "
+                        f"{self.model_name} by {difference:.2g} in the mean, more than rounding explains. Training is "
+                        "exact."
+                    )
+        self.parts = self.parts.without(failed)
+        return failed
+
+
+_WORDS = {
+    "left_padding": "leaving out padding of prompts",
+    "right_padding": "leaving out padding of completions",
+    "shared_prompts": "computing the prompt of a group once",
+    "prompt_scores": "scoring completion tokens alone",
+}
+
+
+def _matters(name: str, deals: Sequence[Deal], lengths: RowLengths | None, parts: Parts) -> bool:
+    """Whether a part changes what is computed of these micro-batches."""
+    if lengths is None:
+        return False
+    if name == "left_padding":
+        return any(deal.prompt_width < lengths.prompt_width for deal in deals)
+    if name == "right_padding":
+        return any(deal.completion_width < lengths.completion_width for deal in deals)
+    if name == "shared_prompts":
+        return any(deal.shares for deal in deals)
+    return parts.prompt_scores
+
+
+def _shared_keys(deal: Deal, lengths: RowLengths, device: torch.device) -> dict[str, torch.Tensor]:
+    shared = SharedPrompts.of([lengths.prompt_number[row] for row in deal.rows], device)
+    assert shared is not None
+    return {FIRST_ROWS: shared.first_rows, PROMPT_OF_ROW: shared.prompt_of_row}
+
+
+def shared_prompts_of(batch: Mapping[str, Any]) -> SharedPrompts | None:
+    """Those of a micro-batch, if its prompts are shared."""
+    if FIRST_ROWS not in batch:
+        return None
+    return SharedPrompts(batch[FIRST_ROWS], batch[PROMPT_OF_ROW])
+
+
+def join(batches: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The rows of micro-batches in one."""
     joined = {}
     for key, value in batches[0].items():
-        joined[key] = torch.cat([batch[key] for batch in batches]) if _is_by_row(value) else value
-    order = torch.argsort(~has_gradient(joined), stable=True)
-    return [rows_of(joined, rows) for rows in order.split(size)]
-
-
-def rows_of(batch: dict[str, Any], rows: torch.Tensor) -> dict[str, Any]:
-    """These rows of a micro-batch; what is not by row stays."""
-    return {key: value[rows] if _is_by_row(value) else value for key, value in batch.items()}
-
-
-def _is_by_row(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.dim() > 0
+        is_by_row = isinstance(value, torch.Tensor) and value.dim() > 0
+        joined[key] = torch.cat([batch[key] for batch in batches]) if is_by_row else value
+    return joined
 
 
 # The pass for old log-probs
@@ -182,28 +542,3 @@ def zero_advantage(rewards: torch.Tensor, weights: torch.Tensor, group_size: int
     means = totals.view(-1, group_size).nanmean(dim=1).repeat_interleave(group_size)
     has_advantage = (totals - means).abs() > 0  # false for NaN
     return ~has_advantage
-
-
-def forward_of_rows(
-    forward: Callable[..., tuple[Any, ...]],
-    rows: torch.Tensor,
-    input_ids: torch.Tensor,
-    attention_mask: torch.Tensor,
-    *args: Any,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, Any, Any]:
-    """
-    TRL's forward pass over some rows alone.
-
-    Args:
-        forward (`Callable`): TRL's `_get_per_token_logps_and_entropies` of a model.
-        rows (`torch.Tensor` of shape `(rows,)`): which rows.
-        input_ids, attention_mask (`torch.Tensor` of shape `(B, P + T)`): of all rows.
-        *args, **kwargs: further arguments of `forward`.
-
-    Returns:
-        What `forward` returns, with log-probs `(B, T)` that are NaN for the other rows.
-    """
-    logps, *others = forward(input_ids[rows], attention_mask[rows], *args, **kwargs)
-    every = logps.new_full((len(input_ids), logps.size(1)), torch.nan)
-    return every.index_copy(0, rows, logps), *others

@@ -91,7 +91,7 @@ class MicroBatch(UserDict[str, Any]):
                 "trained on without their correction. If a subclass overrides the loss, let it call "
                 "`super()._compute_loss` first. If TRL's own loss does this, install a version of TRL that this "
                 "package is tested with, or set `replay='off'`, `max_rollout_rounds=1` and "
-                "`skip_zero_advantage=False`."
+                "`compact_update=False`."
             )
 
     def rewrite(self, values: Mapping[str, Any]) -> None:

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
@@ -238,6 +239,18 @@ def forward_of(
         )
     logps: torch.Tensor = outputs[0]
     return logps
+
+
+@contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """Within this context, a model has no dropout; afterwards each of its modules is as it was."""
+    was_training = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in was_training.items():
+            module.training = training
 
 
 def logps_of_trls_pass(

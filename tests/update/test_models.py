@@ -1,0 +1,109 @@
+"""The compact update with models of several kinds: as TRL's, or what is not exact is off, with a warning."""
+
+import copy
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import (
+    AutoModelForCausalLM,
+    FalconH1Config,
+    Gemma3TextConfig,
+    GPT2Config,
+    LlamaConfig,
+    MambaConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
+from trl import GRPOTrainer
+
+from tests.factories.comparison import messages
+from tests.factories.tiny import logged, run, tiny_tokenizer
+from tests.factories.training import CountedRows
+from tests.update.test_compaction import assert_same_weights
+
+
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.2,
+}
+GPT2_SIZES = {"n_embd": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.2, "n_positions": 256}
+NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+MAMBA = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_n_groups": 1, "mamba_d_state": 8}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+LAYERS = ["sliding_attention", "full_attention"]
+#: Configurations, and what is switched off
+MODELS = {
+    "llama": (LlamaConfig, SIZES, ()),
+    "qwen2": (Qwen2Config, SIZES, ()),
+    "qwen3": (Qwen3Config, {**SIZES, "head_dim": 8}, ()),
+    "mistral, window of 6": (MistralConfig, {**SIZES, "sliding_window": 6}, ()),
+    "gemma3": (Gemma3TextConfig, {**SIZES, "head_dim": 8, "sliding_window": 6, "layer_types": LAYERS}, ()),
+    "experts": (Qwen3MoeConfig, {**SIZES, **EXPERTS, "head_dim": 8}, ()),
+    "gpt2": (GPT2Config, {**GPT2_SIZES, **NO_DROPOUT}, ("padding of prompts",)),
+    "gpt2 with dropout": (GPT2Config, {**GPT2_SIZES, **dict.fromkeys(NO_DROPOUT, 1e-9)}, ("padding of prompts",)),
+    "mamba": (MambaConfig, {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}, None),
+    "falcon-h1": (FalconH1Config, {**SIZES, **MAMBA}, None),
+}
+
+
+def prompts_of_many_lengths(n: int = 24) -> Dataset:
+    return Dataset.from_dict({"prompt": [f"{i:02d}:" + "1+" * (i % 7) + "2=" for i in range(n)]})
+
+
+def reward(prompts, completion_ids, **kwargs):
+    """A third of the prompts have zero variance."""
+    return [float(sum(ids) % 2) if int(p[:2]) % 3 else 1.0 for p, ids in zip(prompts, completion_ids)]
+
+
+def model_of(name: str):
+    config_class, fields, _ = MODELS[name]
+    tokenizer = tiny_tokenizer()
+    ends = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config_class(vocab_size=len(tokenizer), **fields, **ends))
+
+
+def train(folder, trainer_class, model, **options):
+    trainer = {"model": copy.deepcopy(model), "train_dataset": prompts_of_many_lengths()}
+    batches = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4, "max_completion_length": 24}
+    optimizer = {"optim": "sgd", "learning_rate": 0.1, "max_steps": 3, "num_generations": 8}
+    return run(folder, trainer_class, rewards=reward, trainer=trainer, **{**batches, **optimizer, **options})
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_weights_are_those_of_trl(name, tmp_path, caplog_transformers):
+    model = model_of(name)
+    # Dropout draws random numbers for each row, so that later samples differ
+    steps = {"max_steps": 1} if "dropout" in name else {}
+    plain = train(tmp_path / "a", GRPOTrainer, model, **steps)
+    assert not messages(caplog_transformers, "compact_update")
+    ours = train(tmp_path / "b", CountedRows, model, compact_update=True, **steps)
+    assert_same_weights(plain, ours, tolerance=2e-5)
+    switched_off = MODELS[name][2]
+    warnings = messages(caplog_transformers, "compact_update")
+    if switched_off is None:  # a state-space model: what is switched off depends on its kernels
+        assert all("padding" in text for text in warnings)
+    else:
+        assert len(warnings) == len(switched_off)
+        assert all(part in text for part, text in zip(switched_off, warnings, strict=True))
+    tokens, saved = zip(*logged(ours, "dataeff/update/tokens", "dataeff/update/tokens_saved"))
+    assert sum(ours.tokens_in_loss) == sum(tokens)
+    widths = [t["prompt_ids"].size(1) + t["completion_ids"].size(1) for t in ours.tensors]
+    assert [32 * width * (1 - share) for width, share in zip(widths, saved)] == pytest.approx(tokens)
+    assert (max(saved) > 0.4) == (name != "experts"), "the loss of the router counts every row"
+
+
+def test_gradient_checkpointing_excludes_shared_prompts_alone(tmp_path):
+    model = model_of("llama")
+    plain = train(tmp_path / "a", GRPOTrainer, model, gradient_checkpointing=True)
+    ours = train(tmp_path / "b", CountedRows, model, compact_update=True, gradient_checkpointing=True)
+    without = train(tmp_path / "c", CountedRows, model, compact_update=True)
+    assert_same_weights(plain, ours)
+    assert sum(without.tokens_in_loss) < sum(ours.tokens_in_loss) < 0.8 * 3 * 32 * (16 + 24)
