@@ -153,9 +153,9 @@ class DataEfficientGRPOConfig(GRPOConfig):
         default=True,
         metadata={
             "help": "Leave out of the update what cannot change the gradient: rows whose advantage is 0, padding, and "
-            "all but one computation of a prompt in a micro-batch. The weights are TRL's but for rounding. What is not "
-            "exact with a loss or a model is off by itself; the first update computes a micro-batch both ways, and "
-            "warns of what differs. `gradient_checkpointing=True`, TRL's default, excludes shared prompts."
+            "all but one computation of a prompt in a micro-batch. The weights are TRL's but for rounding. What is "
+            "not exact with a loss or a model is off by itself; the first update computes a micro-batch both ways, "
+            "and warns of what differs. `gradient_checkpointing=True`, TRL's default, excludes shared prompts."
         },
     )
 

@@ -76,7 +76,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
       trained on.
     - `_generate`, `_calculate_rewards`: record what is generated; return groups that were generated before TRL's
       method runs.
-    - `_compute_loss`, `_get_per_token_logps_and_entropies`: correct the loss of earlier rollouts; compute only what has
+    - `_compute_loss`, `_get_per_token_logps_and_entropies`: correct the loss of earlier rollouts; compute only what
+    has
       a gradient. TRL's loss calls the second of these for its log-probs, and only then reads the advantages and old
       log-probs of its micro-batch. So that is where they are rewritten: within the loss, and no line of it is copied.
     - `train`: checks the checkpoint to resume from, begins a run of the collector, and handles signals and failures.
