@@ -142,7 +142,6 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         if plan.compacts:
             policy = self._policy(self.model)
             self._compactor = UpdateCompactor(
-                exact_parts(self, policy, has_dropout=validation.has_dropout(policy)),
                 loss_type=self.loss_type,
                 accumulated=config.gradient_accumulation_steps,
                 processes=processes,
@@ -151,6 +150,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
                 model_name=type(policy).__name__,
             )
         self._correction = LossCorrection.of(self, config, processes, replays=plan.replays, max_rounds=plan.max_rounds)
+        self._advised_on_checkpointing = False
         self._timer = StepTimer()
         self._run = Run()
         self._begins_late = False  # whether `create_scheduler` has yet to begin the run
@@ -381,11 +381,11 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         is_first = self._buffered_inputs is not None and inputs is self._buffered_inputs[0]
         if not is_first or FACTOR in inputs:
             return inputs  # also where a subclass has changed the first one
-        compacted = compactor.compact(
-            cast(list[dict[str, Any]], self._buffered_inputs),
-            self._exact_parts(),
-            partial(self._logps_of_micro_batch, model),
-        )
+        batches = cast(list[dict[str, Any]], self._buffered_inputs)
+        compacted = compactor.compact(batches, self._exact_parts(), partial(self._logps_of_micro_batch, model))
+        if self.args.gradient_checkpointing and not self._advised_on_checkpointing:
+            parts = self._exact_parts(gradient_checkpointing=False)
+            self._advised_on_checkpointing = compactor.advise_on_checkpointing(batches, parts, compacted)
         self._buffered_inputs = compacted.batches
         metrics = {
             "update/tokens": compacted.tokens,
@@ -394,10 +394,16 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         record(self._metrics["train"], metrics)
         return compacted.batches[0]
 
-    def _exact_parts(self) -> Parts:
-        """What the update may leave out now: a callback may change the loss."""
+    def _exact_parts(self, gradient_checkpointing: bool | None = None) -> Parts:
+        """What the update may leave out now: a callback may change the loss.
+
+        By default with checkpointing as it is.
+        """
         policy = self._policy(self.model)
-        return exact_parts(self, policy, has_dropout=validation.has_dropout(policy))
+        if gradient_checkpointing is None:
+            gradient_checkpointing = self.args.gradient_checkpointing
+        has_dropout = validation.has_dropout(policy)
+        return exact_parts(self, policy, has_dropout=has_dropout, gradient_checkpointing=gradient_checkpointing)
 
     def _policy(self, model: torch.nn.Module) -> torch.nn.Module:
         """A model without the wrapping of accelerate and PEFT."""
@@ -406,7 +412,9 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
 
     def _compact_forward(self, model: torch.nn.Module, inputs: dict[str, Any]) -> AbstractContextManager[None]:
         """Within this context, the forward pass over a compacted micro-batch computes completions alone."""
-        if FACTOR not in inputs or self._compactor is None or not self._compactor.parts.prompt_scores:
+        if FACTOR not in inputs or self._compactor is None:
+            return nullcontext()
+        if not (self._compactor.kept & self._exact_parts()).prompt_scores:
             return nullcontext()
         width = inputs["completion_ids"].size(1)
         return completions_alone(cast(PreTrainedModel, self._policy(model)), width, shared_prompts_of(inputs))
@@ -453,7 +461,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         """
         TRL's forward pass without gradient, over chunks of rows of similar length, if what is left out was checked.
         """
-        parts = compactor.checked_parts
+        parts = compactor.checked(self._exact_parts())
 
         def forward_of_chunk(ids: torch.Tensor, mask: torch.Tensor, width: int, **options: Any) -> _ForwardOutputs:
             if not parts.prompt_scores:

@@ -256,8 +256,8 @@ def test_any_micro_batches(loss_type, parts, size, accumulated, share, seed, mas
             return own
         return torch.cat([own, torch.tensor(peak) if own.dim() == 1 else own])
 
-    compactor = UpdateCompactor(allowed, loss_type, accumulated, Processes(0, 1 + bool(other), gather=gather))
-    compacted = compactor.compact(batches)
+    compactor = UpdateCompactor(loss_type, accumulated, Processes(0, 1 + bool(other), gather=gather))
+    compacted = compactor.compact(batches, allowed)
     assert all(FACTOR not in batch for batch in batches), "TRL's own are not changed"
     found = compacted.batches
     assert len(found) == parts
@@ -337,7 +337,7 @@ def test_lists_such_as_images_keep_all_rows_here_and_on_the_processes_that_wait_
         | {"num_images": [1, 1]}
         for i in (0, 2)
     ]
-    found = UpdateCompactor(PARTS, "dapo", 2, Processes(0, 2, gather=gather)).compact(batches).batches
+    found = UpdateCompactor("dapo", 2, Processes(0, 2, gather=gather)).compact(batches, PARTS).batches
     assert gathered[0].tolist() == [2, 2]
     for before, after in zip(batches, found, strict=True):
         assert after[FACTOR] == 1

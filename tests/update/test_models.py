@@ -1,6 +1,7 @@
 """The compact update with models of several kinds: as TRL's, or what is not exact is off, with a warning."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -107,3 +108,18 @@ def test_gradient_checkpointing_excludes_shared_prompts_alone(tmp_path):
     without = train(tmp_path / "c", CountedRows, model, compact_update=True)
     assert_same_weights(plain, ours)
     assert sum(without.tokens_in_loss) < sum(ours.tokens_in_loss) < 0.8 * 3 * 32 * (16 + 24)
+
+
+@pytest.mark.parametrize("length", [1, 60])
+def test_what_checkpointing_costs_is_said_once_where_prompts_are_long(length, tmp_path, caplog_transformers):
+    dataset = Dataset.from_dict({"prompt": [f"{i:02d}:" + "1+" * length for i in range(24)]})
+    trainer = {"model": model_of("llama"), "train_dataset": dataset}
+    options = {"num_generations": 8, "gradient_checkpointing": True, "max_steps": 3, "compact_update": True}
+    ours = run(tmp_path, CountedRows, rewards=reward, trainer=trainer, max_completion_length=64, **options)
+    said = messages(caplog_transformers, "gradient_checkpointing=False")
+    assert len(said) == (length > 1)
+    if said:
+        (share,) = map(int, re.findall(r"(\d+)%", said[0]))
+        # The first micro-batch with a group that has a gradient: all but one of its prompts would be saved
+        rows, tokens = next(pair for pair in zip(ours.in_loss, ours.tokens_in_loss) if pair[0] > 1)
+        assert share == round(100 * (rows - 1) * (3 + 2 * length) / tokens)

@@ -27,6 +27,7 @@ logger = logging.get_logger(__name__)
 OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
 OVER_TOKENS = ("bnpo",)
 OVER_BATCH = ("cispo", "dapo", "vespo")
+WORTH_MENTIONING = 0.1  # share of the update's tokens
 # Keys of a micro-batch
 FACTOR = "skip_factor"  # factor on its loss
 FIRST_ROWS = "shared_first_rows"  # see `SharedPrompts`
@@ -66,7 +67,9 @@ class Parts:
         return Parts(**values)
 
 
-def exact_parts(trainer: GRPOTrainer, model: torch.nn.Module, *, has_dropout: bool) -> Parts:
+def exact_parts(
+    trainer: GRPOTrainer, model: torch.nn.Module, *, has_dropout: bool, gradient_checkpointing: bool
+) -> Parts:
     """What the update may leave out in a trainer's loss, by what is known of the loss and the model. Whether the
     model computes the same is checked as well, at the first update (see [`UpdateCompactor`]).
 
@@ -74,6 +77,7 @@ def exact_parts(trainer: GRPOTrainer, model: torch.nn.Module, *, has_dropout: bo
         trainer ([`~trl.GRPOTrainer`]): whose loss it is.
         model (`torch.nn.Module`): the policy, without PEFT's or accelerate's wrapping.
         has_dropout (`bool`): whether the policy has dropout.
+        gradient_checkpointing (`bool`): whether its layers are computed again in the backward pass.
     """
     parallelism = getattr(trainer.accelerator, "parallelism_config", None)
     splits_sequences = parallelism is not None and (parallelism.cp_enabled or parallelism.sp_enabled)
@@ -83,7 +87,7 @@ def exact_parts(trainer: GRPOTrainer, model: torch.nn.Module, *, has_dropout: bo
     is_sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
     scores_completions = isinstance(model, PreTrainedModel) and has_fused_head() and cuts_columns and not is_sharded
     # Gradient checkpointing excludes the cache, and the loss of a router counts the tokens of a single pass
-    excludes_sharing = has_dropout or trainer.args.gradient_checkpointing or trainer.aux_loss_enabled
+    excludes_sharing = has_dropout or gradient_checkpointing or trainer.aux_loss_enabled
     return Parts(
         zero_rows=can_skip_rows(trainer),
         exchange=can_exchange_rows(trainer),
@@ -253,7 +257,6 @@ class UpdateCompactor:
     by more than rounding explains is switched off, with a warning.
 
     Args:
-        parts ([`Parts`]): what may be left out.
         loss_type (`str`): TRL's loss type.
         accumulated (`int`): micro-batches of an optimizer step.
         processes ([`Processes`]): of the run.
@@ -264,7 +267,6 @@ class UpdateCompactor:
 
     def __init__(
         self,
-        parts: Parts,
         loss_type: str,
         accumulated: int,
         processes: Processes,
@@ -273,7 +275,7 @@ class UpdateCompactor:
         tolerance: float = 1e-4,
         model_name: str = "the model",
     ):
-        self.parts = parts
+        self.kept = Parts(*[True] * len(fields(Parts)))  # but for what a check has switched off
         self.loss_type = loss_type
         self.accumulated = accumulated
         self.processes = processes
@@ -285,7 +287,7 @@ class UpdateCompactor:
     def compact(
         self,
         batches: Sequence[dict[str, Any]],
-        parts: Parts | None = None,
+        parts: Parts,
         logps_of: Callable[[dict[str, Any], bool], torch.Tensor] | None = None,
     ) -> Compacted:
         """
@@ -294,11 +296,11 @@ class UpdateCompactor:
         Args:
             batches (`Sequence[dict]`): the micro-batches of a generation batch. If those of one process hold a list,
                 as with images, all processes keep all of their rows, and nothing is cut.
-            parts ([`Parts`], *optional*): what may be left out in this batch; by default all that the run may.
+            parts ([`Parts`]): what may be left out.
             logps_of (`Callable`, *optional*): log-probs `(rows, T)` of a micro-batch by the policy, without gradient,
                 with or without scores of prompt tokens. Without it nothing is checked.
         """
-        allowed = self.parts if parts is None else self.parts & parts
+        allowed = self.kept & parts
         holds_list = any(isinstance(value, list) for value in batches[0].values())
         if holds_list or "token_type_ids" in batches[0] or "mm_token_type_ids" in batches[0]:
             allowed = Parts(*[False] * len(fields(Parts)))
@@ -323,18 +325,43 @@ class UpdateCompactor:
 
     def state_dict(self) -> dict[str, list[str]]:
         """What is not checked yet, and what was switched off, for JSON: a run that is resumed computes the same."""
-        switched_off = [field.name for field in fields(Parts) if not getattr(self.parts, field.name)]
+        switched_off = [field.name for field in fields(Parts) if not getattr(self.kept, field.name)]
         return {"unchecked": sorted(self._unchecked), "switched_off": switched_off}
 
     def load_state_dict(self, state: dict[str, list[str]]) -> None:
         """Restore what [`state_dict`] returned."""
         self._unchecked = set(state["unchecked"])
-        self.parts = self.parts.without(state["switched_off"])
+        self.kept = self.kept.without(state["switched_off"])
 
-    @property
-    def checked_parts(self) -> Parts:
-        """What may be left out, and was checked by computing a micro-batch both ways."""
-        return self.parts.without(sorted(self._unchecked))
+    def checked(self, parts: Parts) -> Parts:
+        """Of these parts those that were checked by computing a micro-batch both ways."""
+        return (self.kept & parts).without(sorted(self._unchecked))
+
+    def advise_on_checkpointing(self, batches: Sequence[dict[str, Any]], parts: Parts, compacted: Compacted) -> bool:
+        """
+        Say how much more would be left out without gradient checkpointing, if that is much. A collective.
+
+        Args:
+            batches (`Sequence[dict]`): TRL's micro-batches of a generation batch.
+            parts ([`Parts`]): what could be left out then.
+            compacted ([`Compacted`]): what is computed of these micro-batches with it.
+
+        Returns:
+            `bool`: whether these micro-batches tell. They do not where no rows with a gradient have the same prompt.
+        """
+        if not parts.shared_prompts:
+            return True
+        joined = join(batches)
+        deals = self._deal(batches, joined, RowLengths.of(joined), self.kept & parts)
+        own = torch.tensor([sum(deal.tokens for deal in deals)], device=self.processes.device)
+        tokens = int(self.processes.gather(own).sum())
+        share = 1 - tokens / compacted.tokens
+        if share >= WORTH_MENTIONING and self.processes.is_main:
+            logger.warning(
+                f"`gradient_checkpointing=False` would save a further {share:.0%} of the update's tokens: the prompt "
+                "of a group could be computed once. It needs more memory for activations."
+            )
+        return tokens < compacted.tokens
 
     def _deal(
         self, batches: Sequence[dict[str, Any]], joined: dict[str, Any], lengths: RowLengths | None, parts: Parts
@@ -450,7 +477,7 @@ class UpdateCompactor:
                         f"{self.model_name} by {difference:.2g} in the mean, more than rounding explains. Training is "
                         "exact."
                     )
-        self.parts = self.parts.without(failed)
+        self.kept = self.kept.without(failed)
         return failed
 
 
