@@ -36,6 +36,7 @@ from trl_dataeff.selection import Selector
 from trl_dataeff.signals import StopSignals, exception_of
 from trl_dataeff.tracking.card import complete_card
 from trl_dataeff.tracking.metrics import StepTimer, discarding_logs_of_rounds, record, record_selector, replace_last
+from trl_dataeff.update import sampler
 from trl_dataeff.update.compaction import (
     FACTOR,
     FIRST_ROWS,
@@ -118,6 +119,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     _generation_mode: RoundRecorder | PregeneratedGroups | None = None
     _old_logps_rows: torch.Tensor | None = None  # rows of TRL's pass for old log-probs; `None`: all
     _compacts_pass: bool = False  # while TRL's pass over a batch runs, without images
+    _leaves_out_next_pass: bool = False  # the next pass without gradient, for old log-probs, is left out
     # `None` until `__init__` has run, so that a subclass may call TRL's methods before
     _compactor: UpdateCompactor | None = None
     _correction: LossCorrection | None = None
@@ -284,14 +286,19 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         for column, values in pregenerated.logged.items():
             self._log_completion_extra(column, values)
         old_logps_rows = None
-        if self._knows_zero_advantages():
+        leaves_out_pass = self._leaves_out_pass_for_old_logps()
+        if self._knows_zero_advantages() and not leaves_out_pass:
             group_size = cast(int, self.num_generations)
             old_logps_rows = rows_for_old_logps(rewards, self.reward_weights, group_size, self._processes)
         # A vision-language model's images are not by row
         compacts = {"_compacts_pass": not self._is_vlm}
         mode = {"_generation_mode": pregenerated, "_old_logps_rows": old_logps_rows, **compacts}
-        with trl_state.temporarily(self, **mode):
+        with trl_state.temporarily(self, **mode, _leaves_out_next_pass=leaves_out_pass):
             tensors = super()._generate_and_score_completions(rows)
+        if leaves_out_pass:
+            del tensors["old_per_token_logps"], tensors["importance_sampling_ratio"]
+            for name in sampler.METRICS:
+                metrics[name].pop()
         # Before the loss, while the policy is still the one that sampled them
         with trl_state.temporarily(self, **compacts):
             compute_leftover_logps(batch.leftover_now, self._logps, padding_group=groups[0], processes=self._processes)
@@ -303,6 +310,13 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         replace_last(metrics, corrected_metrics)
         self._log_batch(batch)
         return tensors
+
+    def _leaves_out_pass_for_old_logps(self) -> bool:
+        """Whether TRL makes a pass for old log-probs for vLLM's sake alone, which the loss computes as well."""
+        if self._compactor is None or self._is_vlm:
+            return False
+        corrects_sampler = self.use_vllm and self.vllm_importance_sampling_correction
+        return corrects_sampler and sampler.is_aligned(self)
 
     def _knows_zero_advantages(self) -> bool:
         """
@@ -438,13 +452,20 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
 
     def _get_per_token_logps_and_entropies(self, model: torch.nn.Module, *args: Any, **kwargs: Any) -> _ForwardOutputs:
         forward: Callable[..., _ForwardOutputs] = partial(super()._get_per_token_logps_and_entropies, model)
+        if self._leaves_out_next_pass:
+            self._leaves_out_next_pass = False
+            return torch.zeros(args[0].size(0), args[2], device=args[0].device), None, None
         if self._compactor is not None and self._compacts_pass and not torch.is_grad_enabled():
             return self._forward_by_length(forward, self._compactor, model, *args, **kwargs)
         outputs = forward(*args, **kwargs)
         # Rewrites the micro-batch that is in the loss, see `_compute_loss` in the docstring of the class. Outside of a
         # loss it does nothing
         if self._correction is not None:
-            record(self._metrics["train"], self._correction.on_logps(outputs[0]))
+            metrics = self._correction.on_logps(outputs[0])
+            for name in sampler.METRICS:
+                if name in metrics:
+                    self._metrics["train"][name].append(metrics.pop(name))
+            record(self._metrics["train"], metrics)
         return outputs
 
     def _forward_by_length(

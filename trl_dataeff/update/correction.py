@@ -40,12 +40,14 @@ from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.update.compaction import token_mask
 from trl_dataeff.update.logprobs import (
     STALE,
+    ExclusionRecorder,
     GroupInBatch,
     LogprobRecorder,
     behavior_tensors,
     exclude_masked,
     sampling_metrics,
 )
+from trl_dataeff.update.sampler import SamplerRatio
 
 
 #: Values of a micro-batch that the correction rewrites, once the loss has its log-probs
@@ -66,14 +68,15 @@ class MicroBatch(UserDict[str, Any]):
 
     Args:
         inputs (`Mapping`): the micro-batch.
+        is_rewritten (`bool`): whether values are about to be rewritten.
     """
 
-    def __init__(self, inputs: Mapping[str, Any]):
+    def __init__(self, inputs: Mapping[str, Any], is_rewritten: bool):
         # The loss may call itself with the micro-batch that it got, which has to be copied while values are refused
         values = inputs.data if isinstance(inputs, MicroBatch) else inputs
         self.refused: tuple[str, ...] = ()
         super().__init__(values)
-        if STALE in values or "without_old_logps" in values:
+        if is_rewritten:
             self.refused = REWRITTEN
 
     def __getitem__(self, key: str) -> Any:
@@ -112,8 +115,7 @@ class LossCorrection:
         loss_type (`str`): TRL's `loss_type`.
         epsilon (`tuple[float, float]`): TRL's lower and upper `epsilon`.
         processes ([`Processes`]): of the run.
-        masks_sequences (`bool`, *optional*, defaults to `False`): whether TRL's importance-sampling mask (vLLM)
-            excludes whole sequences.
+        sampler_ratio ([`SamplerRatio`], *optional*): TRL's importance-sampling ratio, with vLLM.
         replays (`bool`, *optional*, defaults to `False`): whether groups are stored, and need log-probs; without it,
             metrics of replay are left out.
     """
@@ -127,7 +129,7 @@ class LossCorrection:
         loss_type: str,
         epsilon: tuple[float, float],
         processes: Processes,
-        masks_sequences: bool = False,
+        sampler_ratio: SamplerRatio | None = None,
         replays: bool = False,
     ):
         self.clip = clip
@@ -136,7 +138,7 @@ class LossCorrection:
         self.loss_type = loss_type
         self.epsilon = epsilon
         self.processes = processes
-        self.masks_sequences = masks_sequences
+        self.sampler_ratio = sampler_ratio
         self.replays = replays
         self._micro_batch: MicroBatch | None = None  # that is in the loss
         self.begin()
@@ -178,13 +180,14 @@ class LossCorrection:
             loss_type=trainer.loss_type,
             epsilon=(trainer.epsilon_low, trainer.epsilon_high),
             processes=processes,
-            masks_sequences=config.vllm_importance_sampling_mode == "sequence_mask",
+            sampler_ratio=SamplerRatio.of(trainer),
             replays=replays,
         )
 
     def begin(self) -> None:
         """Begin a run: rows of an earlier one that was interrupted are not waited for."""
         self.recorder = LogprobRecorder()
+        self.exclusions = ExclusionRecorder()
         self._awaits_logps = False  # whether the loss has yet to pass its log-probs of the generation batch
 
     def prepare(
@@ -202,8 +205,10 @@ class LossCorrection:
         Returns:
             `dict[str, float]`: metrics that replace TRL's over all rows.
         """
-        if self.masks_sequences:
+        if self.sampler_ratio is not None and self.sampler_ratio.masks_sequences:
             exclude_masked(groups, batch)
+            if self._ratio_is_due(batch) and self.replays:
+                self.exclusions.expect(groups, batch)
         if any_stale:
             batch.update(behavior_tensors(groups, batch["completion_ids"]))
             # A row that had no gradient when it was new has no log-probs. It gets no gradient now either, even if a
@@ -218,8 +223,12 @@ class LossCorrection:
             batch["old_per_token_logps"] = old_logps.nan_to_num(nan=0.0)
         if self.replays:
             self.recorder.expect(groups, batch)
-        self._awaits_logps = any_stale or "batch_row" in batch
+        self._awaits_logps = any_stale or "batch_row" in batch or self._ratio_is_due(batch)
         return metrics
+
+    def _ratio_is_due(self, batch: Mapping[str, Any]) -> bool:
+        """Whether the loss has to compute TRL's importance-sampling ratio, because TRL's pass was left out."""
+        return self.sampler_ratio is not None and "importance_sampling_ratio" not in batch
 
     def check_applied(self) -> None:
         """Raise a `RuntimeError` before an optimizer step whose loss has not passed its log-probs to [`on_logps`]."""
@@ -234,7 +243,9 @@ class LossCorrection:
     @contextmanager
     def micro_batch(self, inputs: Mapping[str, Any]) -> Iterator[MicroBatch]:
         """Within this context, the loss gets the copy of `inputs` that this yields."""
-        self._micro_batch = MicroBatch(inputs)
+        values = inputs.data if isinstance(inputs, MicroBatch) else inputs
+        is_stale = STALE in values or "without_old_logps" in values
+        self._micro_batch = MicroBatch(inputs, is_rewritten=is_stale or self._ratio_is_due(values))
         try:
             yield self._micro_batch
         finally:
@@ -248,7 +259,8 @@ class LossCorrection:
             logps (`torch.Tensor` of shape `(B, T)`, *optional*): with gradient.
 
         Returns:
-            `dict[str, float]`: metrics of the ratio, if there are stale rows on a process.
+            `dict[str, float]`: metrics of the ratio, if there are stale rows on a process; and TRL's `sampling/*`, if
+            its pass was left out.
         """
         inputs = self._micro_batch
         if inputs is None or logps is None:  # see `check_applied`
@@ -260,19 +272,26 @@ class LossCorrection:
             values["old_per_token_logps"] = torch.where(without, logps.detach(), values["old_per_token_logps"])
         if "batch_row" in values:
             self.recorder.record(values["batch_row"], logps.detach())
+        metrics = {}
+        if self.sampler_ratio is not None and self._ratio_is_due(values):
+            ratio = self.sampler_ratio(logps.detach(), values["sampling_per_token_logps"], token_mask(values))
+            values["importance_sampling_ratio"] = ratio
+            if self.sampler_ratio.masks_sequences and "batch_row" in values:
+                self.exclusions.record(values["batch_row"], ratio == 0)
+            metrics = sampling_metrics({**values, "old_per_token_logps": logps.detach()}, self.processes)
         if STALE not in values:
             inputs.rewrite(values)
-            return {}
+            return metrics
         correction = correct(values, logps, clip=self.clip, cap=self.cap, level=self.level, loss_type=self.loss_type)
         values.update(correction.values)
         inputs.rewrite(values)
         if not self.replays:  # stale rows are leftover ones: what is logged is about replay
-            return {}
+            return metrics
         clipped = is_clipped(values, logps.detach(), self.epsilon, level=self.level, loss_type=self.loss_type)
         if self.loss_type != "cispo":  # whose gradient stays
             clipped = clipped | correction.capped
         statistics = ratio_statistics(correction.ratio, clipped, values)
-        return summarize(self.processes.gather(statistics))
+        return metrics | summarize(self.processes.gather(statistics))
 
 
 class Correction(NamedTuple):

@@ -345,18 +345,48 @@ def exclude_masked(groups: Sequence[GroupInBatch], batch: dict[str, Any]) -> Non
         batch (`dict`): TRL's batch, with `importance_sampling_ratio` (B, 1), 0 where the mask excludes a sequence; its
             `advantages` (B,) are replaced.
     """
-    if "importance_sampling_ratio" not in batch:
-        return
-    is_masked = (batch["importance_sampling_ratio"] == 0).flatten().tolist()
-    excluded = torch.zeros(len(is_masked), dtype=torch.bool)
+    ratio = batch.get("importance_sampling_ratio")  # absent where the loss computes it, see `ExclusionRecorder`
+    advantages = batch["advantages"]
+    excluded = torch.zeros(len(advantages), dtype=torch.bool)
     for group in groups:
         rollouts = group.rollouts
-        if not group.is_stale:
-            rollouts.excluded = [is_masked[row] for row in group.rows]
-        elif rollouts.excluded is not None:
-            excluded[group.rows] = torch.tensor(rollouts.excluded)
-    advantages = batch["advantages"]
+        if group.is_stale:
+            if rollouts.excluded is not None:
+                excluded[group.rows] = torch.tensor(rollouts.excluded)
+        elif ratio is not None:
+            rollouts.excluded = (ratio[group.rows] == 0).flatten().tolist()
     batch["advantages"] = advantages.masked_fill(excluded.to(advantages.device), 0.0)
+
+
+class ExclusionRecorder:
+    """Notes which sequences TRL's importance-sampling mask (vLLM) excludes, where the loss computes the ratio."""
+
+    def __init__(self) -> None:
+        self._expected: dict[int, tuple[Rollouts, int]] = {}  # by row: its rollouts, and which of them
+
+    def expect(self, groups: Sequence[GroupInBatch], batch: dict[str, Any]) -> None:
+        """
+        Prepare for the rows of a generation batch. Those that never meet the loss are not excluded.
+
+        Args:
+            groups (`Sequence[GroupInBatch]`): this process's groups; fresh ones get `excluded`.
+            batch (`dict`): TRL's batch; gets `batch_row` (B,), int64.
+        """
+        self._expected = {}
+        for group in groups:
+            if not group.is_stale:
+                group.rollouts.excluded = [False] * len(group.rows)
+                for completion, row in enumerate(group.rows):
+                    self._expected[row] = (group.rollouts, completion)
+        batch["batch_row"] = torch.arange(len(batch["advantages"]), device=batch["advantages"].device)
+
+    def record(self, rows: torch.Tensor, is_masked: torch.Tensor) -> None:
+        """Enter whether the mask excludes rows `(b,)` of the generation batch, bool `(b, 1)`."""
+        for row, masked in zip(rows.tolist(), is_masked.flatten().tolist(), strict=True):
+            if row in self._expected:
+                rollouts, completion = self._expected.pop(row)
+                assert rollouts.excluded is not None
+                rollouts.excluded[completion] = masked
 
 
 def sampling_metrics(batch: dict[str, Any], processes: Processes) -> dict[str, float]:
