@@ -35,12 +35,22 @@ from trl_dataeff.rollouts.group import RolloutGroup
 from trl_dataeff.selection import Selector
 from trl_dataeff.signals import StopSignals, exception_of
 from trl_dataeff.tracking.card import complete_card
-from trl_dataeff.tracking.metrics import StepTimer, discarding_logs_of_rounds, record, record_selector, replace_last
+from trl_dataeff.tracking.metrics import (
+    StepTimer,
+    discarding_logs_of_rounds,
+    record,
+    record_selector,
+    replace_last,
+    scale_last,
+)
 from trl_dataeff.update import sampler
 from trl_dataeff.update.compaction import (
     FACTOR,
     FIRST_ROWS,
     PROMPT_OF_ROW,
+    TOKEN_MEANS,
+    TOKEN_MEANS_OF_RATIOS,
+    WEIGHT,
     Parts,
     UpdateCompactor,
     exact_parts,
@@ -383,10 +393,16 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         factor = inputs.get(FACTOR)
         with self._correction.micro_batch(inputs) as micro_batch, self._compact_forward(model, inputs):
             # Below TRL 1.16, Liger makes the loss call this method again, within
-            for key in (FACTOR, FIRST_ROWS, PROMPT_OF_ROW):
+            for key in (FACTOR, FIRST_ROWS, PROMPT_OF_ROW, WEIGHT):
                 micro_batch.pop(key, None)
             loss: torch.Tensor = super()._compute_loss(model, micro_batch)
-        return loss if factor is None else loss * factor
+        if factor is None:
+            return loss
+        names = [*TOKEN_MEANS]
+        if self.importance_sampling_level == "token":
+            names += TOKEN_MEANS_OF_RATIOS
+        scale_last(self._metrics["train"], names, float(inputs[WEIGHT]))
+        return loss * factor
 
     def _compacted(self, compactor: UpdateCompactor, model: torch.nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
         """The micro-batch without what does not change the gradient. All micro-batches of a generation batch are

@@ -3,9 +3,11 @@
 import copy
 import re
 
+import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from peft import LoraConfig
 from transformers import (
     AutoModelForCausalLM,
     FalconH1Config,
@@ -123,3 +125,26 @@ def test_what_checkpointing_costs_is_said_once_where_prompts_are_long(length, tm
         # The first micro-batch with a group that has a gradient: all but one of its prompts would be saved
         rows, tokens = next(pair for pair in zip(ours.in_loss, ours.tokens_in_loss) if pair[0] > 1)
         assert share == round(100 * (rows - 1) * (3 + 2 * length) / tokens)
+
+
+def test_metrics_of_the_loss_are_means_over_tokens_however_rows_are_dealt(tmp_path):
+    """As TRL's are if an optimizer step is a single micro-batch."""
+    lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
+    trainer = {"model": model_of("llama"), "train_dataset": prompts_of_many_lengths(), "peft_config": lora}
+
+    def every_group_has_a_gradient(completion_ids, **kwargs):
+        return [float(i % 8) for i in range(len(completion_ids))]
+
+    def metrics(folder, trainer_class, rows, **options):
+        batches = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": 32 // rows}
+        fields = {"num_generations": 8, "max_completion_length": 24, "beta": 0.1, "max_steps": 3, "num_iterations": 2}
+        arguments = {**trainer, "model": copy.deepcopy(trainer["model"])}
+        options = {**batches, **fields, "learning_rate": 3e-2, **options}
+        instance = run(folder, trainer_class, rewards=every_group_has_a_gradient, trainer=arguments, **options)
+        return np.array(logged(instance, "entropy", "kl", "clip_ratio/region_mean", "loss"))
+
+    whole = metrics(tmp_path / "a", GRPOTrainer, 32)
+    ours = metrics(tmp_path / "b", CountedRows, 8, compact_update=True)
+    assert (whole[:, [0, 3]] != 0).all()
+    assert (whole[:, [1, 2]] != 0).any(axis=0).all()
+    np.testing.assert_allclose(ours, whole, rtol=2e-4, atol=1e-6)

@@ -194,6 +194,13 @@ def _length_metrics(lengths: np.ndarray, truncated: np.ndarray) -> dict[str, flo
     }
 
 
+def scale_last(store: dict[str, list[float]], names: Sequence[str], factor: float) -> None:
+    """Multiply the values that TRL entered last under these names by a factor. What it does not log is left absent."""
+    for name in names:
+        if store.get(name):
+            store[name][-1] *= factor
+
+
 class StepTimer:
     """Splits the time of a step into selection, generation (with scoring), and the rest, which is training."""
 

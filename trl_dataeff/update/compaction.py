@@ -32,6 +32,16 @@ WORTH_MENTIONING = 0.1  # share of the update's tokens
 FACTOR = "skip_factor"  # factor on its loss
 FIRST_ROWS = "shared_first_rows"  # see `SharedPrompts`
 PROMPT_OF_ROW = "shared_prompt_of_row"
+WEIGHT = "metric_weight"  # of its means over tokens, among the micro-batches of an optimizer step
+#: TRL's metrics of the loss that are means over the tokens of a micro-batch
+TOKEN_MEANS = ("entropy", "kl")
+#: and those that are so for `importance_sampling_level="token"`
+TOKEN_MEANS_OF_RATIOS = (
+    "clip_ratio/low_mean",
+    "clip_ratio/high_mean",
+    "clip_ratio/region_mean",
+    "cispo_clip_ratio",
+)
 
 
 # What is exact
@@ -236,8 +246,8 @@ class Compacted:
     The micro-batches of a generation batch as the update computes them.
 
     Attributes:
-        batches: with the factor on the loss of each under `FACTOR`, and its [`SharedPrompts`] under `FIRST_ROWS` and
-            `PROMPT_OF_ROW` where prompts are shared.
+        batches: with the factor on the loss of each under `FACTOR`, the weight of its metrics under `WEIGHT`, and its
+            [`SharedPrompts`] under `FIRST_ROWS` and `PROMPT_OF_ROW` where prompts are shared.
         tokens: tokens that a pass over them computes, of all processes.
         tokens_of_trl: tokens that TRL's pass would compute.
     """
@@ -319,9 +329,26 @@ class UpdateCompactor:
         widths = batches[0]["prompt_ids"].size(1) + batches[0]["completion_ids"].size(1)
         tokens_of_trl = sum(len(batch["advantages"]) for batch in batches) * widths
         tokens = tokens_of_trl if lengths is None else sum(deal.tokens for deal in deals)
-        counted = torch.tensor([[tokens, tokens_of_trl]], device=self.processes.device)
-        tokens, tokens_of_trl = self.processes.gather(counted).sum(0).tolist()
+        trained_tokens = [int(token_mask(batch).sum()) for batch in result]
+        counted = torch.tensor([[tokens, tokens_of_trl, *trained_tokens]], device=self.processes.device)
+        tokens, tokens_of_trl, *trained_tokens = self.processes.gather(counted).sum(0).tolist()
+        for batch, weight in zip(result, self._weights(trained_tokens), strict=True):
+            batch[WEIGHT] = torch.tensor(weight)
         return Compacted(result, tokens, tokens_of_trl)
+
+    def _weights(self, trained_tokens: Sequence[int]) -> list[float]:
+        """
+        Weights of micro-batches whose tokens, of all processes, are so many. TRL logs the mean over micro-batches of
+        their means over tokens: with these weights, it is the mean over the tokens of an optimizer step, however rows
+        were dealt.
+        """
+        length = min(self.accumulated, len(trained_tokens))
+        weights = []
+        for start in range(0, len(trained_tokens), length):
+            of_step = trained_tokens[start : start + length]
+            mean = sum(of_step) / len(of_step)
+            weights += [tokens / mean if mean else 1.0 for tokens in of_step]
+        return weights
 
     def state_dict(self) -> dict[str, list[str]]:
         """What is not checked yet, and what was switched off, for JSON: a run that is resumed computes the same."""
