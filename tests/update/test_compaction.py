@@ -1,5 +1,6 @@
 """The update computes what has a gradient, and that once: training is TRL's, with fewer rows and tokens in it."""
 
+import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +12,7 @@ from peft import LoraConfig
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from trl import GRPOTrainer
 
-from tests.factories.comparison import OFF, all_finite
+from tests.factories.comparison import OFF, all_finite, messages
 from tests.factories.configurations import DYNAMIC, SHARE
 from tests.factories.tiny import chat_dataset, logged, plain_dataset, run, tiny_tokenizer
 from tests.factories.tools import scripted_tool_calls, tool_arguments
@@ -319,6 +320,58 @@ def test_widths_are_multiples_of_what_trl_pads_to():
     lengths = RowLengths([3, 9], [5, 2], [0, 1], prompt_width=16, completion_width=8)
     (deal,) = deal_rows(range(2), [2], lengths, PARTS, multiple=8)
     assert (deal.prompt_width, deal.completion_width) == (16, 8)
+
+
+class Model:
+    """A model whose log-probs depend on `what` of a micro-batch. Notes the micro-batches that it is asked about."""
+
+    def __init__(self, what: str):
+        self.what, self.asked = what, []
+
+    def logps_of(self, batch: dict, scores_completions: bool) -> torch.Tensor:
+        self.asked.append(batch)
+        logps = batch["completion_ids"].double()
+        if self.what == "left_padding":  # as with learned positions
+            return logps + batch["prompt_ids"].size(1)
+        if self.what == "right_padding":
+            return logps + batch["completion_ids"].size(1)
+        if self.what == "shared_prompts":
+            return logps + (FIRST_ROWS in batch)
+        if self.what == "prompt_scores":
+            return logps + (scores_completions and FIRST_ROWS not in batch)
+        return logps + 1e-6 * torch.rand(logps.shape)
+
+
+@pytest.mark.parametrize("what", ["left_padding", "right_padding", "shared_prompts", "prompt_scores", "nothing"])
+def test_a_part_that_changes_log_probs_is_switched_off_when_it_matters(what, caplog_transformers):
+    """Also where it matters in one micro-batch alone. Each part is checked once."""
+    rng = np.random.default_rng(1)
+    model = Model(what)
+    compactor = UpdateCompactor("dapo", 4, Processes(), model_name="Tiny")
+    for _ in range(6):
+        joined = batch_of_rows(rng, 12, 0.7, False)
+        batches = [
+            {
+                key: value[i : i + 3] if isinstance(value, torch.Tensor) and value.dim() else value
+                for key, value in joined.items()
+            }
+            for i in range(0, 12, 3)
+        ]
+        compacted = compactor.compact(batches, PARTS, model.logps_of)
+        widths = {(batch["prompt_ids"].size(1), batch["completion_ids"].size(1)) for batch in compacted.batches}
+        if what == "left_padding":
+            assert {prompt for prompt, _ in widths} == {4}
+        if what == "right_padding":
+            assert {completion for _, completion in widths} == {5}
+        if what == "shared_prompts":
+            assert not any(FIRST_ROWS in batch for batch in compacted.batches)
+    assert len(model.asked) == 2 * 4, "each part is checked once"
+    warnings = messages(caplog_transformers, "of Tiny by")
+    assert len(warnings) == (what != "nothing")
+    assert compactor.checked(PARTS) == (PARTS if what == "nothing" else PARTS.without([what]))
+    resumed = UpdateCompactor("dapo", 4, Processes())
+    resumed.load_state_dict(json.loads(json.dumps(compactor.state_dict())))
+    assert resumed.checked(PARTS) == compactor.checked(PARTS)
 
 
 def test_lists_such_as_images_keep_all_rows_here_and_on_the_processes_that_wait_for_this_one():

@@ -469,15 +469,11 @@ class UpdateCompactor:
         checked = [name for name, is_on in zip(names, on_any, strict=True) if is_on]
         if not checked or lengths is None:
             return []
-        deal = max(
-            deals, key=lambda deal: len(deal.rows) * (lengths.prompt_width + lengths.completion_width) - deal.tokens
-        )
-        rows = torch.tensor(deal.rows, device=joined["advantages"].device)
-        whole = rows_of(joined, rows)
-        expected = logps_of(whole, False)
-        is_token = whole["completion_mask"] != 0
         differences = []
         for name in checked:
+            deal = _deal_to_check(name, deals)
+            rows = torch.tensor(deal.rows, device=joined["advantages"].device)
+            whole = rows_of(joined, rows)
             changed = whole
             if name == "left_padding":
                 changed = rows_of(joined, rows, prompt_width=deal.prompt_width)
@@ -486,9 +482,11 @@ class UpdateCompactor:
             elif name == "shared_prompts" and deal.shares:
                 changed = {**whole, **_shared_keys(deal, lengths, rows.device)}
             scores_completions = name in ("shared_prompts", "prompt_scores") and parts.prompt_scores
+            expected = logps_of(whole, False)
             found = logps_of(changed, scores_completions)
             width = found.size(1)
-            errors = (found - expected[:, :width]).abs()[is_token[:, :width]]
+            is_token = whole["completion_mask"][:, :width] != 0
+            errors = (found - expected[:, :width]).abs()[is_token]
             mean_error = errors.float().mean() if errors.numel() else found.new_zeros((), dtype=torch.float32)
             differences.append(mean_error.nan_to_num(nan=torch.inf))
         own = torch.stack(differences).unsqueeze(0)
@@ -527,6 +525,17 @@ def _matters(name: str, deals: Sequence[Deal], lengths: RowLengths | None, parts
     if name == "shared_prompts":
         return any(deal.shares for deal in deals)
     return parts.prompt_scores
+
+
+def _deal_to_check(name: str, deals: Sequence[Deal]) -> Deal:
+    """The micro-batch in which a part leaves out most."""
+    if name == "left_padding":
+        return min(deals, key=lambda deal: deal.prompt_width)
+    if name == "right_padding":
+        return min(deals, key=lambda deal: deal.completion_width)
+    if name == "shared_prompts":
+        return max(deals, key=lambda deal: deal.shares * len(deal.rows))
+    return deals[0]
 
 
 def _shared_keys(deal: Deal, lengths: RowLengths, device: torch.device) -> dict[str, torch.Tensor]:
