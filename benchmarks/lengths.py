@@ -13,12 +13,13 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 
 from benchmarks.provenance import provenance
 from benchmarks.smollm2.prefix import share_prompts
@@ -72,28 +73,31 @@ def prompts_of(tokenizer: Any, count: int) -> list[list[int]]:
 
 @torch.no_grad()
 def extend(model: Any, tokenizer: Any, completions: list[Completion], limit: int) -> None:
-    """Generate until each completion has ended or has `limit` tokens. They are changed in place.
+    """
+    Generate until each completion has ended or has `limit` tokens. Each next token depends on the tokens before it
+    alone, so that it does not matter how often a completion was interrupted.
 
-    Sampling has no memory but the tokens, so that a completion which goes on from its tokens is distributed as one
-    that was never interrupted.
+    Args:
+        model: The model.
+        tokenizer: Its tokenizer.
+        completions (`list[Completion]`): Have equally many tokens so far. They are changed in place.
+        limit (`int`): Most tokens of a completion.
     """
     inputs = tokenizer.pad(
         {"input_ids": [completion.ids for completion in completions]},
         padding_side="left",
         return_tensors="pt",
     )
-    generated_before = min(completion.length for completion in completions)
     sequences = model.generate(
         **inputs,
         do_sample=True,
         temperature=1.0,
         top_k=0,
         top_p=1.0,
-        max_new_tokens=limit - generated_before,
+        max_new_tokens=limit - completions[0].length,
     )
     new_tokens = sequences[:, inputs["input_ids"].shape[1] :].tolist()
     for completion, ids in zip(completions, new_tokens, strict=True):
-        ids = ids[: limit - completion.length]
         if tokenizer.eos_token_id in ids:
             ids = ids[: ids.index(tokenizer.eos_token_id) + 1]
             completion.ended = True
@@ -101,9 +105,16 @@ def extend(model: Any, tokenizer: Any, completions: list[Completion], limit: int
 
 
 def complete(
-    model: Any, tokenizer: Any, prompts: list[list[int]], group_size: int, cap: int = CAP
+    model: Any, tokenizer: Any, prompts: list[list[int]], group_size: int, stages: Sequence[int] = STAGES
 ) -> list[list[Completion]]:
-    """Generate `group_size` completions of each prompt, of at most `cap` tokens.
+    """Generate completions.
+
+    Args:
+        model: The model.
+        tokenizer: Its tokenizer.
+        prompts (`list[list[int]]`): Token ids of each prompt.
+        group_size (`int`): Completions of each prompt.
+        stages (`Sequence[int]`, *optional*): See `STAGES`. The last one is the most tokens of a completion.
 
     Returns:
         The completions of each prompt.
@@ -111,8 +122,7 @@ def complete(
     groups = []
     for prompt, ids in enumerate(prompts):
         groups.append([Completion(prompt, list(ids), len(ids)) for _ in range(group_size)])
-    for stage in STAGES:
-        limit = min(stage, cap)
+    for limit in stages:
         going_on = []
         for group in groups:
             going_on += [row for row in group if not row.ended and row.length < limit]
@@ -157,8 +167,15 @@ def summary(groups: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def record(path: Path, prompts: int, group_size: int) -> None:
-    """Append the lengths of what is missing in a file."""
+    """Append the lengths of what is missing in a file.
+
+    Args:
+        path (`Path`): The file.
+        prompts (`int`): How many there are to be.
+        group_size (`int`): Completions of each.
+    """
     torch.set_num_threads(1)
+    transformers.logging.disable_progress_bar()
     model, tokenizer = load(WEIGHTS, END_OF_TURN)
     # A prompt once for its group when generation starts
     share_prompts(model, own=1)

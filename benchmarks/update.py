@@ -13,7 +13,8 @@ model's size and on lengths, and weights may be random.
 On a CPU the model is SmolLM2-135M with LoRA, in float32, with CPU time of one thread. It has a part of its layers, and
 the same part of its vocabulary, so that layers and logits take the same shares of the time as in the whole model, and
 both updates the same part of its time. `--layers 30` measures the whole one. On a GPU the models are those of
-Qwen2.5-0.5B and 1.5B with LoRA, in bfloat16, with elapsed time and peak memory.
+Qwen2.5-0.5B and 1.5B with LoRA, in bfloat16, with elapsed time and the peak memory of the update, beyond what was
+allocated before it. Nothing is downloaded.
 
 Prints a Markdown table. Each row is appended to `benchmarks/results/update/<device>.jsonl`.
 """
@@ -23,7 +24,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
+import gc
 import json
+import os
 import platform
 import statistics
 import tempfile
@@ -35,6 +38,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 import trl.trainer.utils
 from datasets import Dataset
 from peft import LoraConfig
@@ -63,6 +67,9 @@ PROMPTS = 48  # in the dataset: more than the generation batches of a turn
 SEED = 0
 #: Lengths of an unmeasured update are this part of the others
 WARM_UP_PART = 1 / 16
+#: A row is repeated so often even if it takes long
+FEWEST = 2
+LONG_ENOUGH = 60.0  # seconds
 
 
 # What is measured
@@ -110,8 +117,16 @@ ROWS = (
     Row("prompts of 1,500, half effective", prompt=1500, one_in=2),
     Row("logits of every position", every_position=True),
 )
-#: On a GPU TRL never computes logits of every position
-CUDA_ROWS = ROWS[:-1]
+CUDA_ROWS = (
+    "all effective",
+    "half effective",
+    "prompts of 1,500",
+    "half replayed",
+    "checkpointing",
+    "checkpointing, half effective",
+    "checkpointing, prompts of 1,500",
+    "checkpointing, half replayed",
+)
 
 
 @dataclass(frozen=True)
@@ -388,22 +403,35 @@ def measure(
         size ([`Size`]): The model.
         groups (`Sequence[dict]`): The recorded lengths.
         device (`str`): `cpu` or `cuda`.
-        repetitions (`int`): Updates of each way, of other lengths each.
+        repetitions (`int`): Most updates of each way, of other lengths each. There are fewer, but at least `FEWEST`,
+            if they take long.
 
     Returns:
         The updates of each name in `WAYS`.
     """
-    # The first updates on a GPU allocate its memory
-    unmeasured = 1 if device == "cuda" else 0
     updates: dict[str, list[Update]] = {name: [] for name in WAYS}
+    seconds = 0.0
     with tempfile.TemporaryDirectory() as folder, logits_of_completions_alone(not row.every_position):
         sides = {name: Side(way, row, size, groups, device, folder) for name, way in WAYS.items()}
-        for turn in range(unmeasured + repetitions):
+        if device == "cuda":
+            # The first updates allocate memory and compile kernels
+            for side in sides.values():
+                side.update(turn=0)
+        for turn in range(repetitions):
+            if turn >= FEWEST and seconds > LONG_ENOUGH:
+                break
             for name, side in sides.items():
                 update = side.update(turn)
-                if turn >= unmeasured:
-                    updates[name].append(update)
+                updates[name].append(update)
+                seconds += update.seconds
     return updates
+
+
+def free_memory() -> None:
+    """Free that of a row's trainers, which hold one another."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 @contextlib.contextmanager
@@ -521,8 +549,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--quick", action="store_true", help="tiny model and lengths; nothing is recorded")
     parser.add_argument("--rows", nargs="+", metavar="NAME", help="only these rows, by their names")
-    parser.add_argument("--layers", type=int, default=6, help="of the CPU's model (default: %(default)s of 30)")
-    parser.add_argument("--repetitions", type=int, default=3, help="updates of each way (default: %(default)s)")
+    parser.add_argument("--layers", type=int, default=2, help="of the CPU's model (default: %(default)s of 30)")
+    parser.add_argument("--repetitions", type=int, default=5, help="updates of each way, fewer if they take long")
     parser.add_argument("--recorded", action="store_true", help="measure nothing; print what is recorded")
     arguments = parser.parse_args()
     unknown = sorted(set(arguments.rows or ()) - {row.name for row in ROWS})
@@ -539,10 +567,14 @@ def main() -> None:
         return
 
     torch.set_num_threads(1)
+    os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"  # on `rollout_func`
+    transformers.logging.set_verbosity_error()
     on_cuda = arguments.device == "cuda"
     sizes = cuda_sizes() if on_cuda else [smollm2(arguments.layers)]
-    rows = CUDA_ROWS if on_cuda else ROWS
-    rows = [row for row in rows if arguments.rows is None or row.name in arguments.rows]
+    names = arguments.rows
+    if names is None and on_cuda:
+        names = CUDA_ROWS
+    rows = [row for row in ROWS if names is None or row.name in names]
     groups = read_lengths()[1]
     if arguments.quick:
         sizes = [smollm2(2, hidden_size=72, intermediate_size=192)]
@@ -550,7 +582,13 @@ def main() -> None:
     results = []
     for size in sizes:
         for row in rows:
-            updates = measure(row, size, groups, arguments.device, arguments.repetitions)
+            try:
+                updates = measure(row, size, groups, arguments.device, arguments.repetitions)
+            except torch.cuda.OutOfMemoryError:
+                print(f"\n{size.name}, {row.name}: out of memory", flush=True)
+                continue
+            finally:
+                free_memory()
             result = result_of(row, size, arguments.device, updates)
             results.append(result)
             if not arguments.quick:
