@@ -38,9 +38,9 @@ CAP = 1024
 CAPS = (256, 512, 1024)
 PROMPTS_AT_ONCE = 25
 ROWS_AT_ONCE = 50
-# A row that ends leaves its batch at the next of these numbers of tokens. What goes on is computed again there: the
-# fewer stages, the less of that, and the longer a finished row is carried along
-STAGES = (160, 320, CAP)
+# A completion that has ended leaves its batch at the next of these numbers of tokens; there the others' tokens are
+# computed again, which costs less than to carry ended ones along
+STAGES = (*range(96, CAP, 96), CAP)
 
 
 @dataclass
@@ -177,6 +177,8 @@ def record(path: Path, prompts: int, group_size: int) -> None:
     torch.set_num_threads(1)
     transformers.logging.disable_progress_bar()
     model, tokenizer = load(WEIGHTS, END_OF_TURN)
+    # As inference engines compute; the weights come from 4 bits
+    model.to(torch.bfloat16)
     # A prompt once for its group when generation starts
     share_prompts(model, own=1)
     settings = {
@@ -184,6 +186,7 @@ def record(path: Path, prompts: int, group_size: int) -> None:
         "model": "SmolLM2-135M-Instruct",
         "seed": SEED,
         "temperature": 1.0,
+        "dtype": "bfloat16",
         "cap": CAP,
         "group_size": group_size,
         **provenance(),

@@ -440,8 +440,10 @@ def logits_of_completions_alone(alone: bool) -> Iterator[None]:
     before = trl.trainer.utils._use_triton
     if alone:
         score_completions_alone()
-    yield
-    trl.trainer.utils._use_triton = before
+    try:
+        yield
+    finally:
+        trl.trainer.utils._use_triton = before
 
 
 def result_of(row: Row, size: Size, device: str, updates: dict[str, list[Update]]) -> dict[str, Any]:
@@ -468,8 +470,15 @@ def device_name(device: str) -> str:
 # The table
 
 
+def time_ratio(result: dict[str, Any]) -> str:
+    """The median of the ratios of our update's time to TRL's, by repetition, with the least and the largest."""
+    pairs = zip(result[COMPACT]["seconds"], result[TRL]["seconds"], strict=True)
+    ratios = [ours / theirs for ours, theirs in pairs]
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
+
+
 def table(results: Sequence[dict[str, Any]]) -> str:
-    """Results as Markdown. A ratio is the median of those of the updates, with the least and the largest."""
+    """Results as Markdown. Tokens are those of the mean update, seconds those of the median one."""
     shows_memory = any(result[TRL]["peak_bytes"] for result in results)
     header = [
         "update",
@@ -501,9 +510,7 @@ def table(results: Sequence[dict[str, Any]]) -> str:
 def _cells(result: dict[str, Any]) -> list[str]:
     trl_tokens = sum(result[TRL]["tokens"])
     compact_tokens = sum(result[COMPACT]["tokens"])
-    trl_seconds = result[TRL]["seconds"]
-    compact_seconds = result[COMPACT]["seconds"]
-    ratios = [ours / theirs for ours, theirs in zip(compact_seconds, trl_seconds, strict=True)]
+    repetitions = len(result[TRL]["tokens"])
     return [
         result["name"],
         f"{result['prompt']:,}" if result["prompt"] else "as recorded",
@@ -512,12 +519,12 @@ def _cells(result: dict[str, Any]) -> list[str]:
         "yes" if result["checkpointing"] else "no",
         "yes" if result["replay"] else "no",
         f"{result['cap']:,}",
-        f"{trl_tokens / len(ratios):,.0f}",
-        f"{compact_tokens / len(ratios):,.0f}",
+        f"{trl_tokens / repetitions:,.0f}",
+        f"{compact_tokens / repetitions:,.0f}",
         f"{compact_tokens / trl_tokens:.3f}",
-        f"{statistics.median(trl_seconds):.2f}",
-        f"{statistics.median(compact_seconds):.2f}",
-        f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})",
+        f"{statistics.median(result[TRL]['seconds']):.2f}",
+        f"{statistics.median(result[COMPACT]['seconds']):.2f}",
+        time_ratio(result),
         f"{result['at_most']:.2f}",
     ]
 
@@ -594,7 +601,7 @@ def main() -> None:
             if not arguments.quick:
                 with path.open("a") as file:
                     file.write(json.dumps(result) + "\n")
-            print_tables([result])
+            print(f"{size.name}, {row.name}: {time_ratio(result)}", flush=True)
     print_tables(results)
 
 
