@@ -90,14 +90,22 @@ def planned(
     )
 
 
-def load(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model and its tokenizer, for which a completion ends with its line. The weights are converted once."""
+def load(folder: Path, end: str = END_OF_LINE) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load the model, of which the weights are converted once.
+
+    Args:
+        folder (`Path`): Where the converted weights are or come to be.
+        end (`str`, *optional*, defaults to `END_OF_LINE`): The token that ends a completion.
+
+    Returns:
+        The model and its tokenizer.
+    """
     weights = folder / "SmolLM2-135M-Instruct"
     if not weights.exists():
         convert(find_gguf(), weights)
     tokenizer = AutoTokenizer.from_pretrained(weights)
     tokenizer.pad_token = tokenizer.eos_token
-    tokenizer.eos_token = END_OF_LINE
+    tokenizer.eos_token = end
     model = AutoModelForCausalLM.from_pretrained(weights, dtype=torch.float32)
     # A slice of hidden states is not contiguous, and a CPU's matrix product then copies the vocabulary for every row
     model.lm_head.register_forward_pre_hook(lambda module, inputs: (inputs[0].contiguous(),))
