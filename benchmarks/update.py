@@ -56,7 +56,7 @@ from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 RESULTS = Path(__file__).resolve().parent / "results" / "update"
 
 #: The field that chooses the update
-FIELD = "skip_zero_advantage"
+FIELD = "compact_update"
 TRL = "trl_update"
 COMPACT = "compact_update"
 WAYS = {TRL: False, COMPACT: True}  # its values
