@@ -77,8 +77,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     - `_generate`, `_calculate_rewards`: record what is generated; return groups that were generated before TRL's
       method runs.
     - `_compute_loss`, `_get_per_token_logps_and_entropies`: correct the loss of earlier rollouts; compute only what
-    has
-      a gradient. TRL's loss calls the second of these for its log-probs, and only then reads the advantages and old
+      has a gradient. TRL's loss calls the second of these for its log-probs, and only then reads advantages and old
       log-probs of its micro-batch. So that is where they are rewritten: within the loss, and no line of it is copied.
     - `train`: checks the checkpoint to resume from, begins a run of the collector, and handles signals and failures.
     - `_save_checkpoint`, `_load_optimizer_and_scheduler`: save and load the state of the run, with a manifest.
@@ -365,7 +364,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         if self._correction is None:
             return super()._compute_loss(model, inputs)
         if self._compactor is not None and self.model.training:
-            inputs = self._compacted(self._compactor, model, inputs)
+            inputs = self._compacted(self._compactor, inputs)
         factor = inputs.get(FACTOR)
         with self._correction.micro_batch(inputs) as micro_batch, self._compact_forward(model, inputs):
             # Below TRL 1.16, Liger makes the loss call this method again, within
@@ -374,7 +373,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             loss: torch.Tensor = super()._compute_loss(model, micro_batch)
         return loss if factor is None else loss * factor
 
-    def _compacted(self, compactor: UpdateCompactor, model: torch.nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
+    def _compacted(self, compactor: UpdateCompactor, inputs: dict[str, Any]) -> dict[str, Any]:
         """The micro-batch without what does not change the gradient. All micro-batches of a generation batch are
         compacted as its first one enters the loss; later ones, and those of a checkpoint, are so already.
         """
@@ -384,7 +383,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         compacted = compactor.compact(
             cast(list[dict[str, Any]], self._buffered_inputs),
             self._exact_parts(),
-            partial(self._logps_of_micro_batch, model),
+            self._logps_of_micro_batch,
         )
         self._buffered_inputs = compacted.batches
         metrics = {
@@ -411,26 +410,26 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         width = inputs["completion_ids"].size(1)
         return completions_alone(cast(PreTrainedModel, self._policy(model)), width, shared_prompts_of(inputs))
 
-    def _logps_of_micro_batch(
-        self, model: torch.nn.Module, inputs: dict[str, Any], scores_completions: bool
-    ) -> torch.Tensor:
+    def _logps_of_micro_batch(self, inputs: dict[str, Any], scores_completions: bool) -> torch.Tensor:
         """Log-probs `(rows, T)` of a micro-batch under the policy, without gradient and dropout."""
         input_ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
         attention_mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
         width = inputs["completion_ids"].size(1)
         forward: AbstractContextManager[None] = nullcontext()
         if scores_completions:
-            policy = cast(PreTrainedModel, self._policy(model))
+            policy = cast(PreTrainedModel, self._policy(self.model))
             forward = completions_alone(policy, width, shared_prompts_of(inputs))
-        with torch.no_grad(), evaluating(model), forward:
-            logps: torch.Tensor = super()._get_per_token_logps_and_entropies(model, input_ids, attention_mask, width)[
-                0
-            ]
+        with torch.no_grad(), evaluating(self.model), forward:
+            outputs = super()._get_per_token_logps_and_entropies(self.model, input_ids, attention_mask, width)
+        logps: torch.Tensor = outputs[0]
         return logps
 
     def _get_per_token_logps_and_entropies(self, model: torch.nn.Module, *args: Any, **kwargs: Any) -> _ForwardOutputs:
         forward: Callable[..., _ForwardOutputs] = partial(super()._get_per_token_logps_and_entropies, model)
-        if self._compactor is not None and self._compacts_pass and not torch.is_grad_enabled():
+        # A subclass may have use for more than log-probs
+        wants_logps_alone = not (kwargs.get("compute_entropy") or kwargs.get("compute_aux_loss"))
+        is_pass = self._compacts_pass and wants_logps_alone and not torch.is_grad_enabled()
+        if self._compactor is not None and is_pass:
             return self._forward_by_length(forward, self._compactor, model, *args, **kwargs)
         outputs = forward(*args, **kwargs)
         # Rewrites the micro-batch that is in the loss, see `_compute_loss` in the docstring of the class. Outside of a
@@ -470,6 +469,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             rows=self._old_logps_rows,
             cuts_left=parts.left_padding,
             cuts_right=parts.right_padding,
+            multiple=compactor.multiple,
             **kwargs,
         )
 
@@ -527,8 +527,9 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             return
         state, unused_batch = load_run(Path(checkpoint), self._processes)
         self.collector.load_state_dict(state["collector"])
-        if self._compactor is not None and state["update"] is not None:
-            self._compactor.load_state_dict(state["update"])
+        checks = state.get("update")  # a checkpoint of an earlier version has none
+        if self._compactor is not None and checks is not None:
+            self._compactor.load_state_dict(checks)
         self._loop = state["loop"]
         self._buffered_inputs = unused_batch
         if unused_batch is None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from peft import LoraConfig
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from trl import GRPOTrainer
+from trl.trainer.utils import pad
 
 from tests.factories.comparison import OFF, all_finite
 from tests.factories.configurations import DYNAMIC, SHARE
@@ -30,7 +31,7 @@ from trl_dataeff.update.compaction import (
     deal_rows,
     zero_advantage,
 )
-from trl_dataeff.update.padding import RowLengths
+from trl_dataeff.update.padding import RowLengths, forward_by_length
 
 
 NAN = float("nan")
@@ -104,6 +105,19 @@ class Copies:
         return super()._compute_loss(model, inputs if self._step % 4 else dict(inputs))
 
 
+class Entropic:
+    """A part of the reward is the entropy of the completion, from TRL's forward pass."""
+
+    def _calculate_rewards(self, inputs, prompts, completions, ids):
+        rewards = super()._calculate_rewards(inputs, prompts, completions, ids)
+        tokens = pad([torch.tensor([1, *row]) for row in ids], 0, "right")
+        with torch.no_grad():
+            outputs = self._get_per_token_logps_and_entropies(
+                self.model, tokens, torch.ones_like(tokens), tokens.size(1) - 1, batch_size=4, compute_entropy=True
+            )
+        return rewards + 0.1 * outputs[1].mean(1, keepdim=True)
+
+
 class Shaped:
     """Rewards are those of the functions, which get the length too, less a share of it."""
 
@@ -113,7 +127,7 @@ class Shaped:
         return rewards - 0.01 * rewards.new_tensor([[len(i)] for i in ids])
 
 
-@pytest.mark.parametrize("mixin", [LateKl, Copies, Shaped])
+@pytest.mark.parametrize("mixin", [LateKl, Copies, Entropic, Shaped])
 def test_what_a_subclass_changes(tmp_path, mixin):
     options = {"rewards": lambda length, **row: partly_learnable_reward(**row)} if mixin is Shaped else {}
     options |= {"num_iterations": 2, "max_steps": 6, **SETTINGS["lora"]}
@@ -319,6 +333,80 @@ def test_widths_are_multiples_of_what_trl_pads_to():
     lengths = RowLengths([3, 9], [5, 2], [0, 1], prompt_width=16, completion_width=8)
     (deal,) = deal_rows(range(2), [2], lengths, PARTS, multiple=8)
     assert (deal.prompt_width, deal.completion_width) == (16, 8)
+
+
+def test_widths_of_passes_are_multiples_of_what_trl_pads_to():
+    mask = torch.ones(2, 16 + 8, dtype=torch.int64)
+    mask[:, :12] = 0  # prompts of 4 tokens
+    mask[:, 19:] = 0  # completions of 3
+    widths = []
+
+    def forward(ids, mask, kept):
+        widths.append((ids.size(1) - kept, kept))
+        return torch.ones(len(ids), kept), None, None
+
+    options = {"batch_size": 2, "rows": None, "cuts_left": True, "cuts_right": True, "multiple": 8}
+    logps, _, _ = forward_by_length(forward, mask, mask, 8, **options)
+    assert widths == [(8, 8)]
+    assert logps.shape == (2, 8)
+
+
+def test_prompts_that_differ_in_a_first_token_of_number_0_are_not_equal():
+    mask = torch.tensor([[0, 1, 1], [0, 0, 1], [0, 0, 1]])
+    ids = torch.tensor([[9, 0, 5], [9, 9, 5], [9, 0, 5]])
+    batch = {"prompt_ids": ids, "prompt_mask": mask, "completion_mask": torch.ones(3, 2, dtype=torch.int64)}
+    assert RowLengths.of(batch).prompt_number == [0, 1, 1]
+
+
+def micro_batches(prompt_lengths, completion_lengths, prompts, size=2) -> list[dict[str, torch.Tensor]]:
+    """TRL's micro-batches of rows that all have a gradient."""
+    prompt_widths = torch.arange(8, 0, -1)
+    prompt_mask = (prompt_widths <= torch.tensor(prompt_lengths)[:, None]).long()
+    completion_mask = (torch.arange(32) < torch.tensor(completion_lengths)[:, None]).long()
+    joined = {
+        "prompt_ids": torch.tensor(prompts)[:, None] * prompt_mask,
+        "prompt_mask": prompt_mask,
+        "completion_ids": torch.ones_like(completion_mask),
+        "completion_mask": completion_mask,
+        "advantages": torch.ones(len(prompts)),
+    }
+    return [{key: value[i : i + size] for key, value in joined.items()} for i in range(0, len(prompts), size)]
+
+
+def logps_by_width(batch, scores_completions):
+    """Those of a model whose log-probs depend on the padding of prompts, and on whether prompts are shared."""
+    value = batch["prompt_ids"].size(1) + 100.0 * (FIRST_ROWS in batch)
+    return torch.full(batch["completion_ids"].shape, value)
+
+
+@pytest.mark.parametrize(
+    ("part", "batches"),
+    [
+        # The micro-batch with the longest prompt saves most, by its completions
+        ("left_padding", micro_batches([8, 8, 2, 2], [1, 1, 31, 32], [1, 2, 3, 4])),
+        # One whose prompts are all different saves more than the one that shares its prompt
+        ("shared_prompts", micro_batches([8, 8, 1, 1], [32, 32, 1, 1], [1, 1, 2, 3])),
+        # One whose completions are all masked saves most
+        ("left_padding", micro_batches([8, 8, 7, 7, 1, 1], [32, 9, 8, 7, 0, 0], [1, 2, 3, 4, 5, 6])),
+    ],
+)
+def test_each_part_is_checked_where_it_changes_what_is_computed(part, batches):
+    others = {"left_padding", "shared_prompts"} - {part}
+    parts = PARTS.without(["exchange", *others])
+    compactor = UpdateCompactor(parts, "dapo", 1, Processes())
+    compacted = compactor.compact(batches, None, logps_by_width)
+    assert not getattr(compactor.parts, part)
+    assert all(batch["prompt_ids"].size(1) == 8 for batch in compacted.batches)
+    assert not any(FIRST_ROWS in batch for batch in compacted.batches)
+
+
+def test_nothing_counts_as_checked_where_all_completions_are_masked():
+    compactor = UpdateCompactor(PARTS.without(["exchange"]), "bnpo", 1, Processes())
+    compactor.compact(micro_batches([8, 8, 2, 2], [0, 0, 0, 0], [1, 1, 2, 3]), None, logps_by_width)
+    assert len(compactor.state_dict()["unchecked"]) == 4
+    compactor.compact(micro_batches([8, 8, 2, 2], [9, 9, 9, 9], [1, 1, 2, 3]), None, logps_by_width)
+    assert not compactor.parts.left_padding
+    assert not compactor.parts.shared_prompts
 
 
 def test_lists_such_as_images_keep_all_rows_here_and_on_the_processes_that_wait_for_this_one():
