@@ -76,8 +76,9 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
       trained on.
     - `_generate`, `_calculate_rewards`: record what is generated; return groups that were generated before TRL's
       method runs.
-    - `_compute_loss`, `_get_per_token_logps_and_entropies`: correct the loss of earlier rollouts; compute only what
-      has a gradient. TRL's loss calls the second of these for its log-probs, and only then reads advantages and old
+    - `_prepare_inputs`: leaves out of the micro-batches what has no gradient.
+    - `_compute_loss`, `_get_per_token_logps_and_entropies`: correct the loss of earlier rollouts; compute completions
+      alone. TRL's loss calls the second of these for its log-probs, and only then reads the advantages and old
       log-probs of its micro-batch. So that is where they are rewritten: within the loss, and no line of it is copied.
     - `train`: checks the checkpoint to resume from, begins a run of the collector, and handles signals and failures.
     - `_save_checkpoint`, `_load_optimizer_and_scheduler`: save and load the state of the run, with a manifest.
@@ -360,11 +361,15 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
 
     # The loss
 
+    def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
+        inputs: dict[str, Any] = super()._prepare_inputs(generation_batch)
+        if self._compactor is None or not self.model.training:
+            return inputs
+        return self._compacted(self._compactor, inputs)
+
     def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
         if self._correction is None:
             return super()._compute_loss(model, inputs)
-        if self._compactor is not None and self.model.training:
-            inputs = self._compacted(self._compactor, inputs)
         factor = inputs.get(FACTOR)
         with self._correction.micro_batch(inputs) as micro_batch, self._compact_forward(model, inputs):
             # Below TRL 1.16, Liger makes the loss call this method again, within
@@ -375,11 +380,12 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
 
     def _compacted(self, compactor: UpdateCompactor, inputs: dict[str, Any]) -> dict[str, Any]:
         """The micro-batch without what does not change the gradient. All micro-batches of a generation batch are
-        compacted as its first one enters the loss; later ones, and those of a checkpoint, are so already.
+        compacted before the first of them is given out, so that a subclass which changes a micro-batch in its loss
+        meets each row once; later ones, and those of a checkpoint, are so already.
         """
         is_first = self._buffered_inputs is not None and inputs is self._buffered_inputs[0]
         if not is_first or FACTOR in inputs:
-            return inputs  # also where a subclass has changed the first one
+            return inputs
         compacted = compactor.compact(
             cast(list[dict[str, Any]], self._buffered_inputs),
             self._exact_parts(),

@@ -105,6 +105,14 @@ class Copies:
         return super()._compute_loss(model, inputs if self._step % 4 else dict(inputs))
 
 
+class Scaled:
+    """Advantages are doubled within the loss, in place."""
+
+    def _compute_loss(self, model, inputs):
+        inputs["advantages"] = inputs["advantages"] * 2
+        return super()._compute_loss(model, inputs)
+
+
 class Entropic:
     """A part of the reward is the entropy of the completion, from TRL's forward pass."""
 
@@ -127,10 +135,11 @@ class Shaped:
         return rewards - 0.01 * rewards.new_tensor([[len(i)] for i in ids])
 
 
-@pytest.mark.parametrize("mixin", [LateKl, Copies, Entropic, Shaped])
+@pytest.mark.parametrize("mixin", [LateKl, Copies, Scaled, Entropic, Shaped])
 def test_what_a_subclass_changes(tmp_path, mixin):
     options = {"rewards": lambda length, **row: partly_learnable_reward(**row)} if mixin is Shaped else {}
-    options |= {"num_iterations": 2, "max_steps": 6, **SETTINGS["lora"]}
+    iterations = 1 if mixin is Scaled else 2  # in place: a second pass would double them again
+    options |= {"num_iterations": iterations, "max_steps": 6, **SETTINGS["lora"]}
     plain, ours = both(tmp_path, lambda base: type("Own", (mixin, base), {}), **options)
     assert_same_weights(plain, ours)
 
