@@ -14,7 +14,7 @@ from trl.trainer.utils import pad
 
 from tests.factories.comparison import OFF, all_finite
 from tests.factories.configurations import DYNAMIC, SHARE
-from tests.factories.tiny import chat_dataset, logged, plain_dataset, run, tiny_tokenizer
+from tests.factories.tiny import chat_dataset, logged, plain_dataset, run, tiny_model, tiny_tokenizer
 from tests.factories.tools import scripted_tool_calls, tool_arguments
 from tests.factories.training import CountedRows, Watched, partly_learnable_reward
 from trl_dataeff.rollouts.distributed import Processes
@@ -32,6 +32,7 @@ from trl_dataeff.update.compaction import (
     zero_advantage,
 )
 from trl_dataeff.update.padding import RowLengths, forward_by_length
+from trl_dataeff.update.prompts import completions_alone
 
 
 NAN = float("nan")
@@ -416,6 +417,36 @@ def test_nothing_counts_as_checked_where_all_completions_are_masked():
     compactor.compact(micro_batches([8, 8, 2, 2], [9, 9, 9, 9], [1, 1, 2, 3]), None, logps_by_width)
     assert not compactor.parts.left_padding
     assert not compactor.parts.shared_prompts
+
+
+def test_what_was_checked_and_switched_off_survives_a_checkpoint():
+    checked = UpdateCompactor(PARTS.without(["exchange"]), "bnpo", 1, Processes())
+    checked.compact(micro_batches([8, 8, 2, 2], [9, 9, 9, 9], [1, 1, 2, 3]), None, logps_by_width)
+    resumed = UpdateCompactor(PARTS, "bnpo", 1, Processes())
+    resumed.load_state_dict(checked.state_dict())
+    assert resumed.parts == checked.parts != PARTS
+    assert resumed.checked_parts == checked.checked_parts
+
+
+def fail_within_completions_alone(model):
+    with completions_alone(model, 4):
+        assert "forward" in vars(model.base_model)
+        raise KeyError
+
+
+def test_a_model_is_as_it_was_after_a_failure_in_the_loss():
+    model = tiny_model()
+    with pytest.raises(KeyError):
+        fail_within_completions_alone(model)
+    assert "forward" not in vars(model)
+    assert "forward" not in vars(model.base_model)
+
+
+def test_micro_batches_keep_to_what_trl_pads_to(tmp_path):
+    options = {"pad_to_multiple_of": 8, "max_completion_length": 24, "steps_per_generation": 4}
+    trainer = run(tmp_path, CountedRows, rewards=partly_learnable_reward, compact_update=True, max_steps=1, **options)
+    assert all(batch["prompt_ids"].size(1) % 8 == 0 for batch in trainer._buffered_inputs)
+    assert all(batch["completion_ids"].size(1) % 8 == 0 for batch in trainer._buffered_inputs)
 
 
 def test_lists_such_as_images_keep_all_rows_here_and_on_the_processes_that_wait_for_this_one():
