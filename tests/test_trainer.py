@@ -69,9 +69,9 @@ def overridden() -> set[str]:
     return {name for name in methods if hasattr(GRPOTrainer, name)} - {"__init__"}
 
 
-def test_it_is_the_only_subclass_and_overrides_at_most_eleven_methods_which_are_listed():
+def test_it_is_the_only_subclass_and_overrides_at_most_twelve_methods_which_are_listed():
     assert DataEfficientGRPOTrainer.__mro__[:2] == (DataEfficientGRPOTrainer, GRPOTrainer)
-    assert len(overridden()) <= 11
+    assert len(overridden()) <= 12
     text = inspect.getdoc(DataEfficientGRPOTrainer).split("Overridden methods, and why:")[1].split("Args:")[0]
     listed = {name for line in re.findall(r"^- (.*?):", text, re.MULTILINE) for name in re.findall(r"`(\w+)`", line)}
     assert listed == overridden()

@@ -27,6 +27,7 @@ METHODS = {
     "_generate_and_score_completions": "inputs",
     "_generate": "prompts",
     "_calculate_rewards": "inputs, prompts, completions, completion_ids_list",
+    "_prepare_inputs": "generation_batch",
     "_compute_loss": "model, inputs",
     "_get_per_token_logps_and_entropies": "model, input_ids, attention_mask, logits_to_keep, batch_size, ...",
     "_log_completion_extra": "column, values, ...",

@@ -57,6 +57,7 @@ from trl_dataeff.update.compaction import (
     rows_for_old_logps,
     shared_prompts_of,
     tolerance_of,
+    uses_checkpointing,
 )
 from trl_dataeff.update.correction import LossCorrection
 from trl_dataeff.update.logprobs import (
@@ -87,9 +88,9 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
       trained on.
     - `_generate`, `_calculate_rewards`: record what is generated; return groups that were generated before TRL's
       method runs.
-    - `_compute_loss`, `_get_per_token_logps_and_entropies`: correct the loss of earlier rollouts; compute only what
-    has
-      a gradient. TRL's loss calls the second of these for its log-probs, and only then reads the advantages and old
+    - `_prepare_inputs`: leaves out of the micro-batches what has no gradient.
+    - `_compute_loss`, `_get_per_token_logps_and_entropies`: correct the loss of earlier rollouts; compute completions
+      alone. TRL's loss calls the second of these for its log-probs, and only then reads the advantages and old
       log-probs of its micro-batch. So that is where they are rewritten: within the loss, and no line of it is copied.
     - `train`: checks the checkpoint to resume from, begins a run of the collector, and handles signals and failures.
     - `_save_checkpoint`, `_load_optimizer_and_scheduler`: save and load the state of the run, with a manifest.
@@ -270,7 +271,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             # any of these makes `plan_runs` have groups generated before TRL's pass
             assert not tensors, "a second round would replace the rows of the first"
             rows = inputs if self.collector.selector is None else self._rows(self._processes.share(ids))
-            with self._recorded() as recorder:
+            with self._recorded() as recorder, trl_state.temporarily(self, _compacts_pass=not self._is_vlm):
                 tensors.update(make_batch(rows))
             return recorder.complete(self._processes)
 
@@ -385,11 +386,15 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
 
     # The loss
 
+    def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
+        inputs: dict[str, Any] = super()._prepare_inputs(generation_batch)
+        if self._compactor is None or not self.model.training:
+            return inputs
+        return self._compacted(self._compactor, inputs)
+
     def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
         if self._correction is None:
             return super()._compute_loss(model, inputs)
-        if self._compactor is not None and self.model.training:
-            inputs = self._compacted(self._compactor, model, inputs)
         factor = inputs.get(FACTOR)
         with self._correction.micro_batch(inputs) as micro_batch, self._compact_forward(model, inputs):
             # Below TRL 1.16, Liger makes the loss call this method again, within
@@ -404,15 +409,16 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         scale_last(self._metrics["train"], names, float(inputs[WEIGHT]))
         return loss * factor
 
-    def _compacted(self, compactor: UpdateCompactor, model: torch.nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
+    def _compacted(self, compactor: UpdateCompactor, inputs: dict[str, Any]) -> dict[str, Any]:
         """The micro-batch without what does not change the gradient. All micro-batches of a generation batch are
-        compacted as its first one enters the loss; later ones, and those of a checkpoint, are so already.
+        compacted before the first of them is given out, so that a subclass which changes a micro-batch in its loss
+        meets each row once; later ones, and those of a checkpoint, are so already.
         """
         is_first = self._buffered_inputs is not None and inputs is self._buffered_inputs[0]
         if not is_first or FACTOR in inputs:
-            return inputs  # also where a subclass has changed the first one
+            return inputs
         batches = cast(list[dict[str, Any]], self._buffered_inputs)
-        compacted = compactor.compact(batches, self._exact_parts(), partial(self._logps_of_micro_batch, model))
+        compacted = compactor.compact(batches, self._exact_parts(), self._logps_of_micro_batch)
         if self.args.gradient_checkpointing and not self._advised_on_checkpointing:
             parts = self._exact_parts(gradient_checkpointing=False)
             self._advised_on_checkpointing = compactor.advise_on_checkpointing(batches, parts, compacted)
@@ -431,7 +437,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         """
         policy = self._policy(self.model)
         if gradient_checkpointing is None:
-            gradient_checkpointing = self.args.gradient_checkpointing
+            gradient_checkpointing = uses_checkpointing(self, policy)
         has_dropout = validation.has_dropout(policy)
         return exact_parts(self, policy, has_dropout=has_dropout, gradient_checkpointing=gradient_checkpointing)
 
@@ -449,21 +455,18 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         width = inputs["completion_ids"].size(1)
         return completions_alone(cast(PreTrainedModel, self._policy(model)), width, shared_prompts_of(inputs))
 
-    def _logps_of_micro_batch(
-        self, model: torch.nn.Module, inputs: dict[str, Any], scores_completions: bool
-    ) -> torch.Tensor:
+    def _logps_of_micro_batch(self, inputs: dict[str, Any], scores_completions: bool) -> torch.Tensor:
         """Log-probs `(rows, T)` of a micro-batch under the policy, without gradient and dropout."""
         input_ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
         attention_mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
         width = inputs["completion_ids"].size(1)
         forward: AbstractContextManager[None] = nullcontext()
         if scores_completions:
-            policy = cast(PreTrainedModel, self._policy(model))
+            policy = cast(PreTrainedModel, self._policy(self.model))
             forward = completions_alone(policy, width, shared_prompts_of(inputs))
-        with torch.no_grad(), evaluating(model), forward:
-            logps: torch.Tensor = super()._get_per_token_logps_and_entropies(model, input_ids, attention_mask, width)[
-                0
-            ]
+        with torch.no_grad(), evaluating(self.model), forward:
+            outputs = super()._get_per_token_logps_and_entropies(self.model, input_ids, attention_mask, width)
+        logps: torch.Tensor = outputs[0]
         return logps
 
     def _get_per_token_logps_and_entropies(self, model: torch.nn.Module, *args: Any, **kwargs: Any) -> _ForwardOutputs:
@@ -471,7 +474,10 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         if self._leaves_out_next_pass:
             self._leaves_out_next_pass = False
             return torch.zeros(args[0].size(0), args[2], device=args[0].device), None, None
-        if self._compactor is not None and self._compacts_pass and not torch.is_grad_enabled():
+        # A subclass may have use for more than log-probs
+        wants_logps_alone = not (kwargs.get("compute_entropy") or kwargs.get("compute_aux_loss"))
+        is_pass = self._compacts_pass and wants_logps_alone and not torch.is_grad_enabled()
+        if self._compactor is not None and is_pass:
             return self._forward_by_length(forward, self._compactor, model, *args, **kwargs)
         outputs = forward(*args, **kwargs)
         # Rewrites the micro-batch that is in the loss, see `_compute_loss` in the docstring of the class. Outside of a
@@ -515,6 +521,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             rows=self._old_logps_rows,
             cuts_left=parts.left_padding,
             cuts_right=parts.right_padding,
+            multiple=compactor.multiple,
             **kwargs,
         )
 
@@ -572,8 +579,9 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             return
         state, unused_batch = load_run(Path(checkpoint), self._processes)
         self.collector.load_state_dict(state["collector"])
-        if self._compactor is not None and state["update"] is not None:
-            self._compactor.load_state_dict(state["update"])
+        checks = state.get("update")  # a checkpoint of an earlier version has none
+        if self._compactor is not None and checks is not None:
+            self._compactor.load_state_dict(checks)
         self._loop = state["loop"]
         self._buffered_inputs = unused_batch
         if unused_batch is None:

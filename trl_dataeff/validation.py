@@ -323,11 +323,11 @@ def announce(
 
 
 def has_dropout(model: torch.nn.Module) -> bool:
-    """Whether a model has dropout in training, as a module or as the attribute of attention that calls a function."""
+    """Whether a model has dropout in training, as a module or as the attribute of one that calls a function."""
     for module in model.modules():
         if isinstance(module, torch.nn.modules.dropout._DropoutNd) and module.p > 0:
             return True
-        attention_dropout = getattr(module, "attention_dropout", 0.0)
-        if isinstance(attention_dropout, float) and attention_dropout > 0:
-            return True
+        for name, value in vars(module).items():
+            if "dropout" in name and isinstance(value, float) and value > 0:
+                return True
     return False

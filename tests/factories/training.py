@@ -77,7 +77,7 @@ class CountedRows(Watched):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.in_loss, self.old_logps_rows, self.tokens_in_loss = [], [], []
-        self.is_in_loss = False
+        self.is_in_loss = self.is_checking = False
         self.model.register_forward_pre_hook(self._count, with_kwargs=True)
         self.model.get_input_embeddings().register_forward_pre_hook(self._count_tokens)
 
@@ -87,6 +87,12 @@ class CountedRows(Watched):
         self.is_in_loss = False
         return loss
 
+    def _logps_of_micro_batch(self, *args):
+        self.is_checking = True  # a micro-batch is computed both ways
+        logps = super()._logps_of_micro_batch(*args)
+        self.is_checking = False
+        return logps
+
     def _count(self, module, args, kwargs):
         is_for_logps = "labels" in kwargs or kwargs.get("use_cache") is False  # the latter below TRL 1.15
         if not is_for_logps:
@@ -94,7 +100,7 @@ class CountedRows(Watched):
         if torch.is_grad_enabled():
             self.in_loss.append(len(kwargs["input_ids"]))
             self.tokens_in_loss.append(0)
-        elif not self.is_in_loss:  # there, a micro-batch is computed both ways
+        elif not self.is_checking:
             self.old_logps_rows.append(len(kwargs["input_ids"]))
 
     def _count_tokens(self, module, args):

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from peft import LoraConfig
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from trl import GRPOTrainer
+from trl.trainer.utils import pad
 
 from tests.factories.comparison import OFF, all_finite, messages
 from tests.factories.configurations import DYNAMIC, SHARE
-from tests.factories.tiny import chat_dataset, logged, plain_dataset, run, tiny_tokenizer
+from tests.factories.tiny import chat_dataset, logged, plain_dataset, run, tiny_model, tiny_tokenizer
 from tests.factories.tools import scripted_tool_calls, tool_arguments
 from tests.factories.training import CountedRows, Watched, partly_learnable_reward
 from trl_dataeff.rollouts.distributed import Processes
@@ -31,7 +32,8 @@ from trl_dataeff.update.compaction import (
     deal_rows,
     zero_advantage,
 )
-from trl_dataeff.update.padding import RowLengths
+from trl_dataeff.update.padding import RowLengths, forward_by_length
+from trl_dataeff.update.prompts import completions_alone
 
 
 NAN = float("nan")
@@ -105,6 +107,27 @@ class Copies:
         return super()._compute_loss(model, inputs if self._step % 4 else dict(inputs))
 
 
+class Scaled:
+    """Advantages are doubled within the loss, in place."""
+
+    def _compute_loss(self, model, inputs):
+        inputs["advantages"] = inputs["advantages"] * 2
+        return super()._compute_loss(model, inputs)
+
+
+class Entropic:
+    """A part of the reward is the entropy of the completion, from TRL's forward pass."""
+
+    def _calculate_rewards(self, inputs, prompts, completions, ids):
+        rewards = super()._calculate_rewards(inputs, prompts, completions, ids)
+        tokens = pad([torch.tensor([1, *row]) for row in ids], 0, "right")
+        with torch.no_grad():
+            outputs = self._get_per_token_logps_and_entropies(
+                self.model, tokens, torch.ones_like(tokens), tokens.size(1) - 1, batch_size=4, compute_entropy=True
+            )
+        return rewards + 0.1 * outputs[1].mean(1, keepdim=True)
+
+
 class Shaped:
     """Rewards are those of the functions, which get the length too, less a share of it."""
 
@@ -114,10 +137,11 @@ class Shaped:
         return rewards - 0.01 * rewards.new_tensor([[len(i)] for i in ids])
 
 
-@pytest.mark.parametrize("mixin", [LateKl, Copies, Shaped])
+@pytest.mark.parametrize("mixin", [LateKl, Copies, Scaled, Entropic, Shaped])
 def test_what_a_subclass_changes(tmp_path, mixin):
     options = {"rewards": lambda length, **row: partly_learnable_reward(**row)} if mixin is Shaped else {}
-    options |= {"num_iterations": 2, "max_steps": 6, **SETTINGS["lora"]}
+    iterations = 1 if mixin is Scaled else 2  # in place: a second pass would double them again
+    options |= {"num_iterations": iterations, "max_steps": 6, **SETTINGS["lora"]}
     plain, ours = both(tmp_path, lambda base: type("Own", (mixin, base), {}), **options)
     assert_same_weights(plain, ours)
 
@@ -311,7 +335,7 @@ def test_rows_are_dealt_so_that_few_tokens_are_computed():
     # By length: rows 2 and 0 (2 * (9 + 9)), 1 and 3 (2 * (1 + 9)). By completion: 2 and 1, 0 and 3: 2 * 18 + 2 * 10
     assert [(deal.rows, deal.tokens) for deal in deals] == [([2, 0], 36), ([1, 3], 20)]
     shared = deal_rows(range(4), [2, 2], lengths, PARTS)
-    assert [(deal.rows, deal.shares, deal.tokens) for deal in shared] == [([2, 0], True, 27), ([1, 3], True, 19)]
+    assert [(deal.rows, deal.shares, deal.tokens) for deal in shared] == [([2, 0], True, 27), ([1, 3], False, 20)]
     alone = deal_rows(range(4), [2, 2], lengths, apart.without(["left_padding", "right_padding"]))
     assert sum(deal.tokens for deal in alone) == 4 * 18
 
@@ -372,6 +396,112 @@ def test_a_part_that_changes_log_probs_is_switched_off_when_it_matters(what, cap
     resumed = UpdateCompactor("dapo", 4, Processes())
     resumed.load_state_dict(json.loads(json.dumps(compactor.state_dict())))
     assert resumed.checked(PARTS) == compactor.checked(PARTS)
+
+
+def test_widths_of_passes_are_multiples_of_what_trl_pads_to():
+    mask = torch.ones(2, 16 + 8, dtype=torch.int64)
+    mask[:, :12] = 0  # prompts of 4 tokens
+    mask[:, 19:] = 0  # completions of 3
+    widths = []
+
+    def forward(ids, mask, kept):
+        widths.append((ids.size(1) - kept, kept))
+        return torch.ones(len(ids), kept), None, None
+
+    options = {"batch_size": 2, "rows": None, "cuts_left": True, "cuts_right": True, "multiple": 8}
+    logps, _, _ = forward_by_length(forward, mask, mask, 8, **options)
+    assert widths == [(8, 8)]
+    assert logps.shape == (2, 8)
+
+
+def test_prompts_that_differ_in_a_first_token_of_number_0_are_not_equal():
+    mask = torch.tensor([[0, 1, 1], [0, 0, 1], [0, 0, 1]])
+    ids = torch.tensor([[9, 0, 5], [9, 9, 5], [9, 0, 5]])
+    batch = {"prompt_ids": ids, "prompt_mask": mask, "completion_mask": torch.ones(3, 2, dtype=torch.int64)}
+    assert RowLengths.of(batch).prompt_number == [0, 1, 1]
+
+
+def micro_batches(prompt_lengths, completion_lengths, prompts, size=2) -> list[dict[str, torch.Tensor]]:
+    """TRL's micro-batches of rows that all have a gradient."""
+    prompt_widths = torch.arange(8, 0, -1)
+    prompt_mask = (prompt_widths <= torch.tensor(prompt_lengths)[:, None]).long()
+    completion_mask = (torch.arange(32) < torch.tensor(completion_lengths)[:, None]).long()
+    joined = {
+        "prompt_ids": torch.tensor(prompts)[:, None] * prompt_mask,
+        "prompt_mask": prompt_mask,
+        "completion_ids": torch.ones_like(completion_mask),
+        "completion_mask": completion_mask,
+        "advantages": torch.ones(len(prompts)),
+    }
+    return [{key: value[i : i + size] for key, value in joined.items()} for i in range(0, len(prompts), size)]
+
+
+IN_ORDER = PARTS.without(["exchange"])
+
+
+def logps_by_width(batch, scores_completions):
+    """Those of a model whose log-probs depend on the padding of prompts, and on whether prompts are shared."""
+    value = batch["prompt_ids"].size(1) + 100.0 * (FIRST_ROWS in batch)
+    return torch.full(batch["completion_ids"].shape, value)
+
+
+@pytest.mark.parametrize(
+    ("part", "batches"),
+    [
+        # The micro-batch with the longest prompt saves most, by its completions
+        ("left_padding", micro_batches([8, 8, 2, 2], [1, 1, 31, 32], [1, 2, 3, 4])),
+        # One whose prompts are all different saves more than the one that shares its prompt
+        ("shared_prompts", micro_batches([8, 8, 1, 1], [32, 32, 1, 1], [1, 1, 2, 3])),
+        # One whose completions are all masked saves most
+        ("left_padding", micro_batches([8, 8, 7, 7, 1, 1], [32, 9, 8, 7, 0, 0], [1, 2, 3, 4, 5, 6])),
+    ],
+)
+def test_each_part_is_checked_where_it_changes_what_is_computed(part, batches):
+    others = {"left_padding", "shared_prompts"} - {part}
+    compactor = UpdateCompactor("dapo", 1, Processes())
+    compacted = compactor.compact(batches, PARTS.without(["exchange", *others]), logps_by_width)
+    assert not getattr(compactor.kept, part)
+    assert all(batch["prompt_ids"].size(1) == 8 for batch in compacted.batches)
+    assert not any(FIRST_ROWS in batch for batch in compacted.batches)
+
+
+def test_nothing_counts_as_checked_where_all_completions_are_masked():
+    compactor = UpdateCompactor("bnpo", 1, Processes())
+    compactor.compact(micro_batches([8, 8, 2, 2], [0, 0, 0, 0], [1, 1, 2, 3]), IN_ORDER, logps_by_width)
+    assert len(compactor.state_dict()["unchecked"]) == 4
+    compactor.compact(micro_batches([8, 8, 2, 2], [9, 9, 9, 9], [1, 1, 2, 3]), IN_ORDER, logps_by_width)
+    assert not compactor.kept.left_padding
+    assert not compactor.kept.shared_prompts
+
+
+def test_what_was_checked_and_switched_off_survives_a_checkpoint():
+    checked = UpdateCompactor("bnpo", 1, Processes())
+    checked.compact(micro_batches([8, 8, 2, 2], [9, 9, 9, 9], [1, 1, 2, 3]), IN_ORDER, logps_by_width)
+    resumed = UpdateCompactor("bnpo", 1, Processes())
+    resumed.load_state_dict(json.loads(json.dumps(checked.state_dict())))
+    assert resumed.kept == checked.kept != PARTS
+    assert resumed.checked(PARTS) == checked.checked(PARTS)
+
+
+def fail_within_completions_alone(model):
+    with completions_alone(model, 4):
+        assert "forward" in vars(model.base_model)
+        raise KeyError
+
+
+def test_a_model_is_as_it_was_after_a_failure_in_the_loss():
+    model = tiny_model()
+    with pytest.raises(KeyError):
+        fail_within_completions_alone(model)
+    assert "forward" not in vars(model)
+    assert "forward" not in vars(model.base_model)
+
+
+def test_micro_batches_keep_to_what_trl_pads_to(tmp_path):
+    options = {"pad_to_multiple_of": 8, "max_completion_length": 24, "steps_per_generation": 4}
+    trainer = run(tmp_path, CountedRows, rewards=partly_learnable_reward, compact_update=True, max_steps=1, **options)
+    assert all(batch["prompt_ids"].size(1) % 8 == 0 for batch in trainer._buffered_inputs)
+    assert all(batch["completion_ids"].size(1) % 8 == 0 for batch in trainer._buffered_inputs)
 
 
 def test_lists_such_as_images_keep_all_rows_here_and_on_the_processes_that_wait_for_this_one():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from peft import LoraConfig
+from peft import LoraConfig, PromptTuningConfig
 from transformers import (
     AutoModelForCausalLM,
     FalconH1Config,
@@ -16,6 +16,7 @@ from transformers import (
     LlamaConfig,
     MambaConfig,
     MistralConfig,
+    Phi3Config,
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
@@ -73,8 +74,8 @@ def model_of(name: str):
     return AutoModelForCausalLM.from_config(config_class(vocab_size=len(tokenizer), **fields, **ends))
 
 
-def train(folder, trainer_class, model, **options):
-    trainer = {"model": copy.deepcopy(model), "train_dataset": prompts_of_many_lengths()}
+def train(folder, trainer_class, model, peft_config=None, **options):
+    trainer = {"model": copy.deepcopy(model), "train_dataset": prompts_of_many_lengths(), "peft_config": peft_config}
     batches = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4, "max_completion_length": 24}
     optimizer = {"optim": "sgd", "learning_rate": 0.1, "max_steps": 3, "num_generations": 8}
     return run(folder, trainer_class, rewards=reward, trainer=trainer, **{**batches, **optimizer, **options})
@@ -148,3 +149,55 @@ def test_metrics_of_the_loss_are_means_over_tokens_however_rows_are_dealt(tmp_pa
     assert (whole[:, [0, 3]] != 0).all()
     assert (whole[:, [1, 2]] != 0).any(axis=0).all()
     np.testing.assert_allclose(ours, whole, rtol=2e-4, atol=1e-6)
+
+
+def test_a_models_own_gradient_checkpointing_excludes_shared_prompts(tmp_path):
+    model = model_of("llama")
+    model.gradient_checkpointing_enable()
+    plain = train(tmp_path / "a", GRPOTrainer, model)
+    ours = train(tmp_path / "b", CountedRows, model, compact_update=True)
+    assert_same_weights(plain, ours)
+
+
+FACTORS = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "original_max_position_embeddings": 16}
+DYNAMIC_ROPE = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+LONG_ROPE = {"rope_type": "longrope", "rope_theta": 1e4, **FACTORS}
+ROPES = {
+    "dynamic": (LlamaConfig, {"max_position_embeddings": 16, "rope_parameters": DYNAMIC_ROPE}),
+    "longrope": (
+        Phi3Config,
+        {"max_position_embeddings": 32, "original_max_position_embeddings": 16, "rope_parameters": LONG_ROPE},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ROPES)
+def test_positions_that_depend_on_the_width_exclude_cutting(tmp_path, name):
+    config_class, fields = ROPES[name]
+    tokenizer = tiny_tokenizer()
+    ends = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config_class(vocab_size=len(tokenizer), **SIZES, **fields, **ends))
+    plain = train(tmp_path / "a", GRPOTrainer, model)
+    ours = train(tmp_path / "b", CountedRows, model, compact_update=True)
+    assert_same_weights(plain, ours)
+    assert max(logged(ours, "dataeff/update/tokens_saved"))[0] > 0.3, "rows without a gradient are left out"
+
+
+ADAPTERS = {
+    "prompt tuning": PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4),
+    "activated lora": LoraConfig(
+        task_type="CAUSAL_LM",
+        r=4,
+        target_modules=["q_proj"],
+        alora_invocation_tokens=tiny_tokenizer()(":")["input_ids"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_adapters_that_work_on_whole_rows(tmp_path, name):
+    model = model_of("llama")
+    plain = train(tmp_path / "a", GRPOTrainer, model, peft_config=copy.deepcopy(ADAPTERS[name]))
+    ours = train(tmp_path / "b", CountedRows, model, peft_config=ADAPTERS[name], compact_update=True)
+    assert_same_weights(plain, ours)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import is_peft_model
 from transformers import PreTrainedModel
 from transformers.utils import logging
 from trl import GRPOTrainer
@@ -28,6 +29,7 @@ OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
 OVER_TOKENS = ("bnpo",)
 OVER_BATCH = ("cispo", "dapo", "vespo")
 MOST_PROMPTS_IN_A_BLOCK = 8
+WORTH_SHARING = 0.1  # share of a micro-batch's tokens
 WORTH_MENTIONING = 0.1  # share of the update's tokens
 # Keys of a micro-batch
 FACTOR = "skip_factor"  # factor on its loss
@@ -93,20 +95,59 @@ def exact_parts(
     parallelism = getattr(trainer.accelerator, "parallelism_config", None)
     splits_sequences = parallelism is not None and (parallelism.cp_enabled or parallelism.sp_enabled)
     # New shapes recompile a compiled model; sequences that are split over processes have equal widths on all of them
-    cuts_columns = not (trainer.args.torch_compile or splits_sequences or trainer._is_vlm)
+    keeps_widths = trainer.args.torch_compile or splits_sequences or trainer._is_vlm
+    cuts_columns = not (keeps_widths or positions_depend_on_width(model))
     # Sharded models need equally many passes of each layer on every process
     is_sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
-    scores_completions = isinstance(model, PreTrainedModel) and has_fused_head() and cuts_columns and not is_sharded
-    # Gradient checkpointing excludes the cache, and the loss of a router counts the tokens of a single pass
-    excludes_sharing = has_dropout or gradient_checkpointing or trainer.aux_loss_enabled
+    is_known = isinstance(model, PreTrainedModel) and has_fused_head()
+    scores_completions = is_known and not (keeps_widths or is_sharded)
+    # Gradient checkpointing excludes the cache. The check would not see that, because it computes without gradient.
+    # The loss of a router counts the tokens of a single pass
+    excludes_sharing = has_dropout or gradient_checkpointing or trainer.aux_loss_enabled or _adapts_whole_rows(trainer)
     return Parts(
         zero_rows=can_skip_rows(trainer),
         exchange=can_exchange_rows(trainer),
         left_padding=cuts_columns,
         right_padding=cuts_columns,
-        shared_prompts=scores_completions and not excludes_sharing and can_share_prompts(model),
+        shared_prompts=scores_completions and cuts_columns and not excludes_sharing and can_share_prompts(model),
         prompt_scores=scores_completions,
     )
+
+
+def positions_depend_on_width(model: torch.nn.Module) -> bool:
+    """
+    Whether the frequencies of a model's rotary positions depend on the width of what it computes: those of
+    Transformers' `"dynamic"` and `"longrope"` do, beyond the length of its pretraining. The check may miss it, as
+    the first batches may be short.
+    """
+    for module in model.modules():
+        rope_types = getattr(module, "rope_type", None)
+        if isinstance(rope_types, str):
+            rope_types = {"": rope_types}
+        if not isinstance(rope_types, Mapping):  # by type of layer
+            continue
+        if any("dynamic" in rope_type or rope_type == "longrope" for rope_type in rope_types.values()):
+            return True
+    return False
+
+
+def _adapts_whole_rows(trainer: GRPOTrainer) -> bool:
+    """Whether an adapter of PEFT works on whole rows: on learned tokens before each prompt, which the model gets as
+    embeddings or as a cache, or from a place in the row on (activated LoRA).
+    """
+    policy = trainer.accelerator.unwrap_model(trainer.model)
+    if not is_peft_model(policy):
+        return False
+    for config in policy.peft_config.values():
+        if config.is_prompt_learning or getattr(config, "alora_invocation_tokens", None):
+            return True
+    return False
+
+
+def uses_checkpointing(trainer: GRPOTrainer, model: torch.nn.Module) -> bool:
+    """Whether layers are computed again in the backward pass, by a trainer's option or by the model's own."""
+    of_model = any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
+    return trainer.args.gradient_checkpointing or of_model
 
 
 def tolerance_of(trainer: GRPOTrainer, model: torch.nn.Module) -> float:
@@ -237,9 +278,12 @@ def deal_of(rows: list[int], lengths: RowLengths, parts: Parts, multiple: int | 
     if parts.right_padding:
         completion_width = rounded_up(max(lengths.completion[row] for row in rows), multiple, completion_width)
     num_prompts = len({lengths.prompt_number[row] for row in rows})
-    shares = parts.shared_prompts and num_prompts < len(rows)
-    prompts_computed = num_prompts if shares else len(rows)
-    tokens = prompts_computed * prompt_width + len(rows) * completion_width
+    tokens = len(rows) * (prompt_width + completion_width)
+    tokens_saved = (len(rows) - num_prompts) * prompt_width
+    # Two passes over fewer tokens each take longer than one if they save little
+    shares = parts.shared_prompts and tokens_saved >= WORTH_SHARING * tokens
+    if shares:
+        tokens -= tokens_saved
     return Deal(rows, prompt_width, completion_width, shares, tokens)
 
 
@@ -470,7 +514,7 @@ class UpdateCompactor:
         logps_of: Callable[[dict[str, Any], bool], torch.Tensor],
     ) -> list[str]:
         """
-        Compute a micro-batch both ways, and switch off what changes its log-probs. A collective.
+        Compute a micro-batch both ways for each part, and switch off what changes its log-probs. A collective.
 
         Returns:
             `list[str]`: the parts that are switched off.
@@ -482,10 +526,13 @@ class UpdateCompactor:
         if not checked or lengths is None:
             return []
         differences = []
+        compares = []  # 1 where a part changes what is computed of a token, else 0
         for name in checked:
-            deal = _deal_to_check(name, deals)
+            deal = max(deals, key=lambda deal: _evidence(name, deal, lengths))
             rows = torch.tensor(deal.rows, device=joined["advantages"].device)
             whole = rows_of(joined, rows)
+            # Also where it is computed for another part: processes make equally many passes
+            expected = logps_of(whole, False)
             changed = whole
             if name == "left_padding":
                 changed = rows_of(joined, rows, prompt_width=deal.prompt_width)
@@ -494,18 +541,21 @@ class UpdateCompactor:
             elif name == "shared_prompts" and deal.shares:
                 changed = {**whole, **_shared_keys(deal, lengths, rows.device)}
             scores_completions = name in ("shared_prompts", "prompt_scores") and parts.prompt_scores
-            expected = logps_of(whole, False)
             found = logps_of(changed, scores_completions)
             width = found.size(1)
             is_token = whole["completion_mask"][:, :width] != 0
             errors = (found - expected[:, :width]).abs()[is_token]
             mean_error = errors.float().mean() if errors.numel() else found.new_zeros((), dtype=torch.float32)
             differences.append(mean_error.nan_to_num(nan=torch.inf))
+            compares.append(float(_evidence(name, deal, lengths) > 0))
         own = torch.stack(differences).unsqueeze(0)
         largest = self.processes.gather(own).amax(0).tolist()
-        self._unchecked -= set(checked)
+        has_evidence = self.processes.gather(torch.tensor([compares], device=own.device)).amax(0).tolist()
         failed = []
-        for name, difference in zip(checked, largest, strict=True):
+        for name, difference, is_checked in zip(checked, largest, has_evidence, strict=True):
+            # Where all completions are masked, there is neither a gradient nor something to compare
+            if is_checked:
+                self._unchecked.remove(name)
             if difference > self.tolerance:
                 failed.append(name)
                 if self.processes.is_main:
@@ -539,15 +589,16 @@ def _matters(name: str, deals: Sequence[Deal], lengths: RowLengths | None, parts
     return parts.prompt_scores
 
 
-def _deal_to_check(name: str, deals: Sequence[Deal]) -> Deal:
-    """The micro-batch in which a part leaves out most."""
+def _evidence(name: str, deal: Deal, lengths: RowLengths) -> int:
+    """How much a part leaves out of a micro-batch, times the tokens whose log-probs would show a difference."""
+    tokens = sum(lengths.completion[row] for row in deal.rows)
     if name == "left_padding":
-        return min(deals, key=lambda deal: deal.prompt_width)
+        return (lengths.prompt_width - deal.prompt_width) * tokens
     if name == "right_padding":
-        return min(deals, key=lambda deal: deal.completion_width)
+        return (lengths.completion_width - deal.completion_width) * tokens
     if name == "shared_prompts":
-        return max(deals, key=lambda deal: deal.shares * len(deal.rows))
-    return deals[0]
+        return tokens if deal.shares else 0
+    return tokens
 
 
 def _shared_keys(deal: Deal, lengths: RowLengths, device: torch.device) -> dict[str, torch.Tensor]:

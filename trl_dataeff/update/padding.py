@@ -39,9 +39,11 @@ class RowLengths:
         """Those of TRL's batch: prompts are padded on the left, completions on the right."""
         prompt_mask = batch["prompt_mask"].cpu()
         completion_mask = batch["completion_mask"].cpu()
-        prompt_ids = (batch["prompt_ids"].cpu() * prompt_mask).numpy()
+        prompt_ids = batch["prompt_ids"].cpu() * prompt_mask
+        # Also the mask, because a prompt may begin with the token 0
+        prompts = torch.cat([prompt_ids, prompt_mask], dim=1).numpy()
         numbers: dict[bytes, int] = {}
-        prompt_number = [numbers.setdefault(row.tobytes(), len(numbers)) for row in prompt_ids]
+        prompt_number = [numbers.setdefault(row.tobytes(), len(numbers)) for row in prompts]
         return cls(
             prompt=_width_to_the_first(prompt_mask).tolist(),
             completion=_width_to_the_first(completion_mask.flip(1)).tolist(),
@@ -110,6 +112,7 @@ def forward_by_length(
     rows: torch.Tensor | None,
     cuts_left: bool,
     cuts_right: bool,
+    multiple: int | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None, None]:
     """Log-probs of a batch by TRL's forward pass without gradient, over chunks of rows of similar length at their own
@@ -124,6 +127,7 @@ def forward_by_length(
         rows (`torch.Tensor`, *optional*): rows that are computed; `None`: all.
         cuts_left (`bool`): whether padding of prompts is cut.
         cuts_right (`bool`): whether padding of completions is cut.
+        multiple (`int`, *optional*): TRL's `pad_to_multiple_of`, a multiple of which each width is.
         **kwargs: further arguments of `forward`.
 
     Returns:
@@ -138,8 +142,12 @@ def forward_by_length(
     order = torch.argsort(prompt_lengths + completion_lengths, descending=True, stable=True)
     result: torch.Tensor | None = None
     for chunk in order.split(batch_size):
-        first = prompt_width - max(int(prompt_lengths[chunk].max()), 1) if cuts_left else 0
-        kept = max(int(completion_lengths[chunk].max()), 1) if cuts_right else logits_to_keep
+        first = 0
+        if cuts_left:
+            first = prompt_width - rounded_up(int(prompt_lengths[chunk].max()), multiple, prompt_width)
+        kept = logits_to_keep
+        if cuts_right:
+            kept = rounded_up(int(completion_lengths[chunk].max()), multiple, logits_to_keep)
         columns = slice(first, prompt_width + kept)
         chunk_rows = rows[chunk.to(rows.device)]
         logps = forward(input_ids[chunk_rows, columns], attention_mask[chunk_rows, columns], kept, **kwargs)[0]
