@@ -82,7 +82,7 @@ class Gym:
         self.asked = self.training(seed)
         rows = []
         for place, question in enumerate(self.asked):
-            prompt = self.text_of(question.prompt, tokenizer)
+            prompt = self.text_of(question, tokenizer)
             rows.append({"prompt": prompt, "kind": question.kind, "place": place})
         return rows
 
@@ -91,12 +91,12 @@ class Gym:
         return [self.score(text, self.asked[i]) for text, i in zip(completions, place, strict=True)]
 
     def prompt_of(self, kind: str, entry: dict[str, Any]) -> str:
-        """What is asked for an entry of the library."""
+        """The prompt for an entry of the library."""
         return f"{example(kind)}\n\n{question(entry)}"
 
-    def text_of(self, prompt: str, tokenizer) -> str:
-        """What the model continues for a prompt."""
-        return prompt
+    def text_of(self, asked: Asked, tokenizer) -> str:
+        """The text that the model continues."""
+        return asked.prompt
 
     def score(self, completion: str, asked: Asked) -> float:
         """In [0, 1]."""
@@ -130,13 +130,13 @@ class Gym:
             rows = []
             for i in by_length[start : start + questions_at_once]:
                 rows += [i] * samples
-            texts = self._completions(model, tokenizer, [self.held_out[i].prompt for i in rows], **sampling)
+            texts = self._completions(model, tokenizer, [self.held_out[i] for i in rows], **sampling)
             for i, text in zip(rows, texts, strict=True):
                 scores[i] += self.score(text, self.held_out[i]) / samples
         return scores
 
-    def _completions(self, model, tokenizer, prompts: list[str], **sampling: Any) -> list[str]:
-        texts = [self.text_of(prompt, tokenizer) for prompt in prompts]
+    def _completions(self, model, tokenizer, questions: list[Asked], **sampling: Any) -> list[str]:
+        texts = [self.text_of(asked, tokenizer) for asked in questions]
         inputs = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left").to(model.device)
         ids = model.generate(**inputs, max_new_tokens=self.max_completion, **sampling)
         prompt_width = inputs["input_ids"].shape[1]

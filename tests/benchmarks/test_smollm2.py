@@ -6,11 +6,12 @@ import pytest
 
 from benchmarks.lab.store import read_runs
 from benchmarks.smollm2 import RUNS
-from benchmarks.smollm2.__main__ import parser, study_specs
+from benchmarks.smollm2.__main__ import chosen_specs, parser, study_specs
 from benchmarks.smollm2.gym import HELD_OUT_OF_A_TASK, OF_A_TASK, TASKS, Gym, score
 from benchmarks.smollm2.pools import HELD_OUT_OF_A_KIND, POOLS, held_out, training_questions
 from benchmarks.smollm2.questions import LEARNABLE, UNSOLVABLE
-from benchmarks.smollm2.train import planned
+from benchmarks.smollm2.train import config_options, planned
+from benchmarks.smollm2.worked import EXAMPLES, Worked, last_number
 
 
 pytest.importorskip("reasoning_gym")
@@ -71,6 +72,49 @@ def test_the_tasks_of_reasoning_gym_are_scored_by_their_own_answers():
     assert gym.reward(texts, list(range(len(asked)))) == [1] * len(asked)
 
 
+class ChatTokenizer:
+    """Stand-in for a tokenizer with a chat template."""
+
+    def apply_chat_template(self, conversation, tokenize, add_generation_prompt):
+        assert not tokenize
+        assert add_generation_prompt
+        return "".join(f"<{message['role']}>{message['content']}" for message in conversation) + "<assistant>"
+
+
+def test_a_worked_solution_is_right_if_its_last_number_is():
+    pool = Worked()
+    assert pool.tasks.keys() == EXAMPLES.keys()
+    rows = pool.rows(3, ChatTokenizer())
+    prompts = {row["prompt"] for row in rows}
+    assert len(prompts) == len(rows) == len(pool.tasks) * pool.of_a_task
+    assert not {q.prompt for q in pool.asked} & {q.prompt for q in pool.held_out}
+    first = rows[0]
+    example = EXAMPLES[first["kind"]]
+    asked = pool.asked[0].prompt
+    assert first["prompt"] == (f"<user>{example.question}<assistant>{example.solution}<user>{asked}<assistant>")
+    places = [row["place"] for row in rows]
+    answers = [q.entry["answer"] for q in pool.asked]
+    assert pool.reward([f"1 + 1 = 2.\nAnswer: {answer}." for answer in answers], places) == [1] * len(rows)
+    assert pool.reward([f"Answer: {answer}\n{answer}1" for answer in answers], places) == [0] * len(rows)
+    assert pool.reward(["I do not know."], [0]) == [0]
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("It is $1,234.50.", 1234.5),
+        ("12 - 15 = -3", -3),
+        ("12-5", 5),
+        ("x = 5.", 5),
+        ("1, 2, 3", 3),
+        ("", None),
+        ("none", None),
+    ],
+)
+def test_the_last_number_of_a_text(text, number):
+    assert last_number(text) == number
+
+
 #: Methods of committed runs under their present names: the update left out less
 RENAMED = {"skip": "compact"}
 
@@ -93,6 +137,21 @@ def test_the_study_has_each_run_once_and_its_filters_choose():
     assert parser().parse_args(["run"]).runs != RUNS, "runs of your own would enter the tables"
     chosen = parser().parse_args(["study", "--pools", "mixed", "--seeds", "31", "--rollouts", "4800"])
     assert [(s.method, s.max_rollouts, s.steps) for s in study_specs(chosen)] == [("default", 4800, 75)]
+
+
+def test_a_number_of_steps_takes_the_place_of_a_number_of_rollouts():
+    options = parser().parse_args(["run", "--pool", "worked", "--method", "compact", "--steps", "3"])
+    (spec,) = chosen_specs(options)
+    assert (spec.pool, spec.method, spec.steps, spec.max_rollouts) == ("worked", "compact", 3, None)
+
+
+def test_micro_batches_add_up_to_a_step(tmp_path):
+    for pool, micro_batch in (("mixed", 64), ("worked", 8)):
+        options = config_options(planned("uniform", 0, pool), str(tmp_path))
+        assert options["per_device_train_batch_size"] == micro_batch
+        assert micro_batch * options["gradient_accumulation_steps"] == 64
+    assert planned("uniform", 0, "worked").steps == 16
+    assert planned("uniform,per_device_train_batch_size=16", 0, "worked").steps == 8, "twice the batch"
 
 
 def test_steps_are_those_that_the_rollouts_take():
