@@ -147,6 +147,7 @@ def parser() -> argparse.ArgumentParser:
         "--methods", nargs="+", default=STEP_METHODS, help="the first one is what others are compared to"
     )
     step.add_argument("--pools", nargs="+", default=["mixed", "worked"])
+    step.add_argument("--prompts", type=int, default=8, help="groups a step (default: 8)")
     step.add_argument("--steps", type=int, default=3, help="measured steps of a run (default: 3)")
     step.add_argument("--warm-up", type=int, default=1, help="steps of a run before these (default: 1)")
     step.add_argument("--turns", type=int, default=3, help="runs of each method, which take turns (default: 3)")
@@ -249,6 +250,7 @@ def _measure_steps(options: argparse.Namespace) -> None:
         rows = measure_pool(
             pool,
             options.methods,
+            prompts=options.prompts,
             steps=options.steps,
             warm_up=options.warm_up,
             turns=options.turns,

@@ -132,13 +132,22 @@ def measure_run(spec: Spec, warm_up: int, weights: Path, folder: str) -> Steps:
 
 
 def measure_pool(
-    pool: str, methods: Sequence[str], *, steps: int, warm_up: int, turns: int, learning_rate: float, weights: Path
+    pool: str,
+    methods: Sequence[str],
+    *,
+    prompts: int,
+    steps: int,
+    warm_up: int,
+    turns: int,
+    learning_rate: float,
+    weights: Path,
 ) -> list[dict[str, Any]]:
     """Measure the steps of methods on a pool.
 
     Args:
         pool (`str`): One of `POOLS`.
         methods (`Sequence[str]`): See [`find`]. The first one is what the others are compared with.
+        prompts (`int`): Groups a step.
         steps (`int`): Measured steps of a run.
         warm_up (`int`): Steps of a run before these.
         turns (`int`): Runs of each method. Each turn has its own seed.
@@ -154,12 +163,18 @@ def measure_pool(
     def run(method: str, folder: str) -> list[Steps]:
         seed = FIRST_SEED + runs_so_far[method]
         runs_so_far[method] += 1
-        spec = planned(method, seed, pool, learning_rate)
+        spec = planned(method, seed, pool, learning_rate, prompts=prompts)
         spec = replace(spec, steps=warm_up + steps, max_rollouts=None, schedule="constant")
         return [measure_run(spec, warm_up, weights, folder)]
 
     measured = in_turns(methods, turns, run)
-    settings = {"pool": pool, "steps": steps, "warm_up": warm_up, "learning_rate": learning_rate}
+    settings = {
+        "pool": pool,
+        "prompts": prompts,
+        "steps": steps,
+        "warm_up": warm_up,
+        "learning_rate": learning_rate,
+    }
     baseline = measured[methods[0]]
     return [row_of(method, settings, own, baseline) for method, own in measured.items()]
 
@@ -169,7 +184,7 @@ def row_of(method: str, settings: dict[str, Any], own: Sequence[Steps], baseline
 
     Args:
         method (`str`): See [`find`].
-        settings (`dict`): What all methods share: `pool`, `steps`, `warm_up` and `learning_rate`.
+        settings (`dict`): What all methods share: `pool`, `prompts`, `steps`, `warm_up` and `learning_rate`.
         own (`Sequence[Steps]`): Those of the method, by turn.
         baseline (`Sequence[Steps]`): Those of plain GRPO, by turn.
 

@@ -72,7 +72,7 @@ def steps_of(seconds):
 
 
 def test_ratios_are_those_of_the_same_turn(tmp_path):
-    settings = {"pool": "mixed", "steps": 1, "warm_up": 1, "learning_rate": 1e-3}
+    settings = {"pool": "mixed", "prompts": 1, "steps": 1, "warm_up": 1, "learning_rate": 1e-3}
     baseline = [steps_of(10.0), steps_of(20.0), steps_of(40.0)]
     own = [steps_of(5.0), steps_of(15.0), steps_of(40.0)]
     row = row_of("default", settings, own, baseline)
@@ -92,12 +92,20 @@ def test_methods_take_turns_with_the_same_seeds(monkeypatch, tmp_path):
 
     def measure_run(spec, warm_up, weights, folder):
         measured.append((spec.method, spec.seed))
-        assert (spec.steps, spec.max_rollouts, spec.schedule, warm_up) == (4, None, "constant", 1)
+        assert (spec.prompts, spec.steps, spec.max_rollouts) == (4, 4, None)
+        assert (spec.schedule, warm_up) == ("constant", 1)
         return steps_of(10.0)
 
     monkeypatch.setattr(step, "measure_run", measure_run)
     rows = measure_pool(
-        "mixed", ["uniform", "compact"], steps=3, warm_up=1, turns=2, learning_rate=1e-3, weights=tmp_path
+        "mixed",
+        ["uniform", "compact"],
+        prompts=4,
+        steps=3,
+        warm_up=1,
+        turns=2,
+        learning_rate=1e-3,
+        weights=tmp_path,
     )
     assert measured == [("uniform", 100), ("compact", 100), ("compact", 101), ("uniform", 101)]
     assert [row["method"] for row in rows] == ["uniform", "compact"]
