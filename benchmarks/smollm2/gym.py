@@ -58,7 +58,8 @@ class Gym:
     tasks: ClassVar[dict[str, dict[str, Any]]] = {kind: {} for kind in TASKS}  # names, and settings of the library
     of_a_task = OF_A_TASK
     held_out_of_a_task = HELD_OUT_OF_A_TASK
-    samples = 4  # of each held-out question, at temperature 1
+    samples = 4  # of each held-out question
+    temperature = 1.0
     max_completion = 8  # tokens
     end = END_OF_LINE  # the token that ends a completion
     micro_batch: int | None = None  # rows; None: those of a step
@@ -105,11 +106,12 @@ class Gym:
     @torch.no_grad()
     def quality(self, model, tokenizer) -> dict[str, Any]:
         """
-        Mean score on the held-out questions: of samples at temperature 1, which are drawn alike each time, and greedy.
+        Mean score on the held-out questions: of samples, which are drawn alike each time, and greedy.
         """
+        sampling = {"do_sample": True, "temperature": self.temperature, "top_k": 0, "top_p": 1.0}
         with torch.random.fork_rng():
             torch.manual_seed(HELD_OUT_SEED)
-            sampled = self._scores(model, tokenizer, self.samples, do_sample=True, temperature=1.0, top_k=0, top_p=1.0)
+            sampled = self._scores(model, tokenizer, self.samples, **sampling)
         greedy = self._scores(model, tokenizer, 1, do_sample=False)
         by_kind: dict[str, list[float]] = {kind: [] for kind in self.tasks}
         for question, value in zip(self.held_out, sampled, strict=True):

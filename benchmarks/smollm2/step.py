@@ -158,6 +158,16 @@ def measure_pool(
         A row for each method, see [`row_of`].
     """
     torch.set_num_threads(1)
+    settings = {
+        "pool": pool,
+        "prompts": prompts,
+        "steps": steps,
+        "warm_up": warm_up,
+        "learning_rate": learning_rate,
+        "machine": machine(),
+        # Before the runs, so that it is the commit of the imported code
+        **provenance(),
+    }
     runs_so_far = dict.fromkeys(methods, 0)
 
     def run(method: str, folder: str) -> list[Steps]:
@@ -168,13 +178,6 @@ def measure_pool(
         return [measure_run(spec, warm_up, weights, folder)]
 
     measured = in_turns(methods, turns, run)
-    settings = {
-        "pool": pool,
-        "prompts": prompts,
-        "steps": steps,
-        "warm_up": warm_up,
-        "learning_rate": learning_rate,
-    }
     baseline = measured[methods[0]]
     return [row_of(method, settings, own, baseline) for method, own in measured.items()]
 
@@ -184,13 +187,13 @@ def row_of(method: str, settings: dict[str, Any], own: Sequence[Steps], baseline
 
     Args:
         method (`str`): See [`find`].
-        settings (`dict`): What all methods share: `pool`, `prompts`, `steps`, `warm_up` and `learning_rate`.
+        settings (`dict`): What all methods share: `pool`, `steps` and others.
         own (`Sequence[Steps]`): Those of the method, by turn.
         baseline (`Sequence[Steps]`): Those of plain GRPO, by turn.
 
     Returns:
         The settings; the median `ratio` of the method's CPU time to plain GRPO's in the same turn, with the least and
-        the largest; each field of [`Steps`] by turn; and what code and machine made them.
+        the largest; and each field of [`Steps`] by turn.
     """
     ratios = [steps.seconds / plain.seconds for steps, plain in zip(own, baseline, strict=True)]
     row: dict[str, Any] = {
@@ -202,7 +205,7 @@ def row_of(method: str, settings: dict[str, Any], own: Sequence[Steps], baseline
     }
     for name in Steps.__dataclass_fields__:
         row[name] = [round(getattr(steps, name), 3) for steps in own]
-    return {**row, "machine": machine(), **provenance()}
+    return row
 
 
 def append_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:

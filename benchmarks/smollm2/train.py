@@ -135,7 +135,7 @@ def config_options(spec: Spec, folder: str) -> dict[str, Any]:
         "gradient_accumulation_steps": spec.prompts * spec.group_size // micro_batch,
         "num_generations": spec.group_size,
         "max_completion_length": POOLS[spec.pool].max_completion,
-        "temperature": 1.0,
+        "temperature": POOLS[spec.pool].temperature,
         "beta": 0.0,
         "bf16": False,  # few CPUs compute in it: without, a run is the same, and as fast, on all of them
         "use_cpu": not torch.cuda.is_available(),

@@ -27,8 +27,8 @@ class Example(NamedTuple):
 
 EXAMPLES = {
     "chain_sum": Example(
-        "State the final answer to the following arithmetic problem: 12 + 7 - 4 =",
-        "We go from left to right.\nFirst, 12 + 7 = 19.\nThen, 19 - 4 = 15.\nAnswer: 15",
+        "State the final answer to the following arithmetic problem: 8 + 7 - 4 + 9 =",
+        "We go from left to right.\nFirst, 8 + 7 = 15.\nThen, 15 - 4 = 11.\nThen, 11 + 9 = 20.\nAnswer: 20",
     ),
     "gsm_symbolic": Example(
         "Sophia sliced an apple into 33 pieces. She ate 3 slice, her cousin ate 5 more than her, and her friend ate "
@@ -57,15 +57,16 @@ class Worked(Gym):
     """Questions with worked solutions of up to 256 tokens."""
 
     tasks: ClassVar[dict[str, dict[str, Any]]] = {
-        "chain_sum": {"max_terms": 4, "max_digits": 2},
+        "chain_sum": {"max_terms": 8, "max_digits": 1},
         "gsm_symbolic": {},
-        "leg_counting": {"min_animals": 1, "max_animals": 3, "max_instances": 5},
+        "leg_counting": {"min_animals": 1, "max_animals": 3, "max_instances": 4},
         "products": {"max_digits": 2},
-        "simple_equations": {"max_terms": 3, "max_value": 20},
+        "simple_equations": {"max_terms": 3, "max_value": 10},
     }
     of_a_task = 64
     held_out_of_a_task = 10
     samples = 2
+    temperature = 0.6  # at 1, the model hardly ever gets through a solution
     max_completion = 256
     end = END_OF_TURN
     micro_batch = 8  # 64 rows of this length need more memory than most machines have
