@@ -37,11 +37,6 @@ EXAMPLES = {
         "Her cousin ate 3 + 5 = 8 slices.\nHer friend ate 8 + 10 = 18 slices.\n"
         "They ate a total of 3 + 8 + 18 = 29 slices.\nAnswer: 29",
     ),
-    "leg_counting": Example(
-        "Your task is to count how many legs there are in total when given a list of animals.\n\n"
-        "Now, how many legs are there in total if you have 3 dogs, 2 ducks?",
-        "3 dogs have 3 * 4 = 12 legs.\n2 ducks have 2 * 2 = 4 legs.\nTogether there are 12 + 4 = 16 legs.\nAnswer: 16",
-    ),
     "products": Example(
         "Solve the following multiplication: 23 * 14. Give only the result as your final answer.",
         "23 * 14 = 23 * 10 + 23 * 4.\n23 * 10 = 230.\n23 * 4 = 92.\n230 + 92 = 322.\nAnswer: 322",
@@ -54,17 +49,19 @@ EXAMPLES = {
 
 
 class Worked(Gym):
-    """Questions with worked solutions of up to 256 tokens."""
+    """
+    Questions with worked solutions of up to 256 tokens: some that the model solves at times, and `gsm_symbolic`, whose
+    solutions are longest and hardly ever right.
+    """
 
     tasks: ClassVar[dict[str, dict[str, Any]]] = {
-        "chain_sum": {"max_terms": 8, "max_digits": 1},
+        "chain_sum": {"max_terms": 5, "max_digits": 1},
         "gsm_symbolic": {},
-        "leg_counting": {"min_animals": 1, "max_animals": 3, "max_instances": 4},
         "products": {"max_digits": 2},
         "simple_equations": {"max_terms": 3, "max_value": 10},
     }
-    of_a_task = 64
-    held_out_of_a_task = 10
+    of_a_task = 96
+    held_out_of_a_task = 12
     samples = 2
     temperature = 0.6  # at 1, the model hardly ever gets through a solution
     max_completion = 256
