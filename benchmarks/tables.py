@@ -17,6 +17,8 @@ TITLES = {
     "uniform_twice": "plain GRPO, twice the batch",
     "uniform,per_device_train_batch_size=32": "plain GRPO, half the batch",
     "uniform,per_device_train_batch_size=128": "plain GRPO, twice the batch",
+    "compact": "plain GRPO, compact update",
+    # A former method, in committed runs and in the model of time: of the compact update, it had this part alone
     "skip": "plain GRPO, zero rows skipped",
     "default": "default",
     "selection": "selection alone",

@@ -78,9 +78,7 @@ def _ours(what: str, **options: Any) -> Method:
 
 
 METHODS = {
-    "default": _ours(
-        "the package as it comes: DOTS selection, replay fills the batch, rows without a gradient are skipped"
-    ),
+    "default": _ours("the package as it comes: DOTS selection, replay fills the batch, and the update is compact"),
     "uniform": Method("GRPOTrainer: shuffled passes over the whole pool"),
     "uniform_half": Method(
         "GRPOTrainer with half the batch, so twice the optimizer steps from as many rollouts",
@@ -90,7 +88,12 @@ METHODS = {
         "GRPOTrainer with twice the batch, so half of the optimizer steps from as many rollouts",
         options={"per_device_train_batch_size": 256},
     ),
-    "skip": _ours("GRPOTrainer, whose rows without a gradient are skipped", selection="uniform", replay="off"),
+    "compact": _ours(
+        "GRPOTrainer, whose update computes only what has a gradient, and that once",
+        selection="uniform",
+        replay="off",
+        compact_update=True,
+    ),
     "selection": _ours("DOTS selection alone", replay="off"),
     "shuffled": _ours(
         "the package as it comes, with the embedding of another prompt for each",

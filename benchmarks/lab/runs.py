@@ -77,7 +77,7 @@ def _results(jobs: Sequence[Job], workers: int) -> Iterator[list[dict]]:
 
 def _run_one(job: Job) -> list[dict]:
     """The rows of a run, each with the code that produced it."""
-    _silence_transformers()
+    silence_transformers()
     spec, start, train = job
     origin = provenance()
     started = time.monotonic()
@@ -104,7 +104,7 @@ def _print_progress(spec: RunSpec, row: dict, started: float) -> None:
     )
 
 
-def _silence_transformers() -> None:
+def silence_transformers() -> None:
     """No bar for the loading of a tiny model, nothing on how transformers renames its own arguments."""
     from transformers.utils import logging
 

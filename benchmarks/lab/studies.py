@@ -49,7 +49,7 @@ def all_methods(steps: int, short: int) -> dict[str, Fields]:
         "fill": {"steps": short},
         "share": {"steps": 100},  # generates half as many rollouts a step
         "oracle": {"steps": short},
-        "skip": {"steps": steps},
+        "compact": {"steps": steps},
         "uniform_half": {"steps": 2 * steps, "eval_every": 10},
         "uniform_twice": {"steps": steps // 2},
         "dynamic": {"steps": 40, "max_rollouts": rollouts},

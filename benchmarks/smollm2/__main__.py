@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from benchmarks.smollm2 import RUNS
+from benchmarks.smollm2 import RUNS, STEPS
 
 
 if TYPE_CHECKING:  # the commands import the numerical libraries when they run
@@ -29,13 +30,14 @@ PLAIN = ("uniform",)
 DEFAULT = ("default",)
 DYNAMIC = ("dynamic",)
 BOTH = ("uniform", "default")
+STEP_METHODS = ("uniform", "compact", "selection", "default")  # whose steps are compared
 DOTS = "dots_paper,reference_size=4,replay_capacity=8"  # half a batch of references, a buffer of one batch
 #: Half and twice the batch of the others
 BATCHES = (
     "uniform,per_device_train_batch_size=32",
     "uniform,per_device_train_batch_size=128",
 )
-OTHERS = ("skip", "fill", "dynamic", "greso", DOTS, *BATCHES)
+OTHERS = ("compact", "fill", "dynamic", "greso", DOTS, *BATCHES)
 
 
 class Part(NamedTuple):
@@ -130,14 +132,27 @@ def parser() -> argparse.ArgumentParser:
 
     run = commands.add_parser("run", help="runs of your own choice")
     run.add_argument("--methods", nargs="+", default=["uniform", "default"], help="`default,replay=off` sets a field")
-    run.add_argument("--pools", nargs="+", default=["mixed"], help="mixed, unsolvable, learnable, gym")
+    run.add_argument("--pools", nargs="+", default=["mixed"], help="mixed, unsolvable, learnable, gym, worked")
     run.add_argument("--seeds", nargs="+", type=int, default=[100])
     run.add_argument("--learning-rate", type=float, default=2e-3)
     run.add_argument("--rollouts", type=int, default=1024, help="end with the step that reaches them (default: 1024)")
+    run.add_argument("--steps", type=int, help="as many, instead of `--rollouts`")
     run.add_argument("--prompts", type=int, default=8, help="groups a step (default: 8)")
     _add_common_arguments(run, ROOT / "runs" / "smollm2.jsonl")
 
     commands.add_parser("pools", help="initial success rates of the pools, by exact probability of the answers")
+
+    step = commands.add_parser("step", help="CPU time of whole training steps, as a share of plain GRPO's")
+    step.add_argument(
+        "--methods", nargs="+", default=STEP_METHODS, help="the first one is what others are compared to"
+    )
+    step.add_argument("--pools", nargs="+", default=["mixed", "worked"])
+    step.add_argument("--prompts", type=int, default=8, help="groups a step (default: 8)")
+    step.add_argument("--steps", type=int, default=3, help="measured steps of a run (default: 3)")
+    step.add_argument("--warm-up", type=int, default=1, help="steps of a run before these (default: 1)")
+    step.add_argument("--turns", type=int, default=3, help="runs of each method, which take turns (default: 3)")
+    step.add_argument("--learning-rate", type=float, default=1e-3)
+    step.add_argument("--file", type=Path, default=STEPS, help="where rows are appended")
     return top
 
 
@@ -160,6 +175,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _run_specs(study_specs(options), options)
     elif options.command == "run":
         _run_specs(chosen_specs(options), options)
+    elif options.command == "step":
+        _measure_steps(options)
     else:
         print(describe_pools())
 
@@ -201,6 +218,8 @@ def chosen_specs(options: argparse.Namespace) -> list[Spec]:
         for seed in options.seeds:
             for method in options.methods:
                 spec = planned(method, seed, pool, options.learning_rate, options.rollouts, options.prompts)
+                if options.steps is not None:
+                    spec = replace(spec, steps=options.steps, max_rollouts=None)
                 specs.append(spec)
     return specs
 
@@ -221,6 +240,28 @@ def _run_specs(specs: list[Spec], options: argparse.Namespace) -> None:
             print(f"\n{full_table(settings_of(own))}")
 
 
+def _measure_steps(options: argparse.Namespace) -> None:
+    from benchmarks.lab.runs import silence_transformers
+    from benchmarks.smollm2.step import append_rows, measure_pool, table
+
+    silence_transformers()
+    measured = []
+    for pool in options.pools:
+        rows = measure_pool(
+            pool,
+            options.methods,
+            prompts=options.prompts,
+            steps=options.steps,
+            warm_up=options.warm_up,
+            turns=options.turns,
+            learning_rate=options.learning_rate,
+            weights=WEIGHTS,
+        )
+        append_rows(options.file, rows)
+        measured += rows
+    print(table(measured))
+
+
 def describe_pools(seed: int = 0) -> str:
     """Tables of what the model can do before training.
 
@@ -229,24 +270,31 @@ def describe_pools(seed: int = 0) -> str:
 
     Returns:
         By kind and in all, the exact chance of a right completion on the questions of `mixed`, `unsolvable` and
-        `learnable`; and the score on the held-out questions of `gym`.
+        `learnable`; and the score on the held-out questions of `gym` and `worked`.
     """
     from benchmarks.smollm2.pools import POOLS, Pool
     from benchmarks.smollm2.train import load
     from benchmarks.tables import markdown
 
-    model, tokenizer = load(WEIGHTS)
-    model.eval()
     rows = []
+    scores = []
     for name, pool in POOLS.items():
+        model, tokenizer = load(WEIGHTS, pool.end)
+        model.eval()
         if isinstance(pool, Pool):
             rows += _rows_of_pool(name, pool, seed, model, tokenizer)
+        else:
+            scores += _scores_of_pool(name, pool, model, tokenizer)
     header = ["pool", "kind", "questions", "mean", "10 %", "50 %", "90 %", "effective groups of 8"]
-    gym = POOLS["gym"].quality(model, tokenizer)
-    scores = [[kind, f"{score:.3f}"] for kind, score in gym["accuracy_by_kind"].items()]
-    scores.append(["all", f"{gym['accuracy_sampled']:.3f}"])
-    scores.append(["all, greedy", f"{gym['accuracy_greedy']:.3f}"])
-    return f"{markdown(header, rows)}\n\n{markdown(['gym', 'score'], scores)}"
+    return f"{markdown(header, rows)}\n\n{markdown(['pool', 'kind', 'score'], scores)}"
+
+
+def _scores_of_pool(name: str, pool, model, tokenizer) -> list[list[str]]:
+    measured = pool.quality(model, tokenizer)
+    rows = [[name, kind, f"{score:.3f}"] for kind, score in measured["accuracy_by_kind"].items()]
+    rows.append([name, "all", f"{measured['accuracy_sampled']:.3f}"])
+    rows.append([name, "all, greedy", f"{measured['accuracy_greedy']:.3f}"])
+    return rows
 
 
 def _rows_of_pool(name: str, pool, seed: int, model, tokenizer) -> list[list[str]]:

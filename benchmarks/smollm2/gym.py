@@ -15,11 +15,11 @@ from __future__ import annotations
 import importlib
 import random
 from functools import cache, cached_property
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from benchmarks.smollm2.questions import reasoning_gym
+from benchmarks.smollm2.questions import END_OF_LINE, reasoning_gym
 
 
 TASKS = (
@@ -39,7 +39,6 @@ TASKS = (
 OF_A_TASK = 32
 HELD_OUT_OF_A_TASK = 10
 HELD_OUT_SEED = 10_000
-SAMPLES = 4  # of each held-out question, at temperature 1
 ROWS = 160  # generated at a time
 
 
@@ -53,22 +52,29 @@ class Asked(NamedTuple):
 
 class Gym:
     """
-    The questions of `TASKS`: `OF_A_TASK` of each to train on for a seed, and held-out ones, the same for all seeds.
+    Questions of tasks: `of_a_task` of each to train on for a seed, and held-out ones, the same for all seeds.
     """
 
+    tasks: ClassVar[dict[str, dict[str, Any]]] = {kind: {} for kind in TASKS}  # names, and settings of the library
+    of_a_task = OF_A_TASK
+    held_out_of_a_task = HELD_OUT_OF_A_TASK
+    samples = 4  # of each held-out question
+    temperature = 1.0
     max_completion = 8  # tokens
+    end = END_OF_LINE  # the token that ends a completion
+    micro_batch: int | None = None  # rows; None: those of a step
 
     def __init__(self) -> None:
         self.asked: list[Asked] = []  # what is trained on, once `rows` has been called
 
     @cached_property
     def held_out(self) -> list[Asked]:
-        return self._questions(HELD_OUT_SEED, HELD_OUT_OF_A_TASK, without=set())
+        return self._questions(HELD_OUT_SEED, self.held_out_of_a_task, without=set())
 
     def training(self, seed: int) -> list[Asked]:
         """In random order, none of them held out."""
         held_out_prompts = {question.prompt for question in self.held_out}
-        asked = self._questions(seed, OF_A_TASK, held_out_prompts)
+        asked = self._questions(seed, self.of_a_task, held_out_prompts)
         random.Random(seed).shuffle(asked)
         return asked
 
@@ -77,23 +83,37 @@ class Gym:
         self.asked = self.training(seed)
         rows = []
         for place, question in enumerate(self.asked):
-            rows.append({"prompt": question.prompt, "kind": question.kind, "place": place})
+            prompt = self.text_of(question, tokenizer)
+            rows.append({"prompt": prompt, "kind": question.kind, "place": place})
         return rows
 
     def reward(self, completions: list[str], place: list[int], **columns: Any) -> list[float]:
-        """[`score`] of each completion, as a reward function of TRL."""
-        return [score(text, self.asked[i]) for text, i in zip(completions, place, strict=True)]
+        """The score of each completion, as a reward function of TRL."""
+        return [self.score(text, self.asked[i]) for text, i in zip(completions, place, strict=True)]
+
+    def prompt_of(self, kind: str, entry: dict[str, Any]) -> str:
+        """The prompt for an entry of the library."""
+        return f"{example(kind)}\n\n{question(entry)}"
+
+    def text_of(self, asked: Asked, tokenizer) -> str:
+        """The text that the model continues."""
+        return asked.prompt
+
+    def score(self, completion: str, asked: Asked) -> float:
+        """In [0, 1]."""
+        return score(completion, asked)
 
     @torch.no_grad()
     def quality(self, model, tokenizer) -> dict[str, Any]:
         """
-        Mean score on the held-out questions: of samples at temperature 1, which are drawn alike each time, and greedy.
+        Mean score on the held-out questions: of samples, which are drawn alike each time, and greedy.
         """
+        sampling = {"do_sample": True, "temperature": self.temperature, "top_k": 0, "top_p": 1.0}
         with torch.random.fork_rng():
             torch.manual_seed(HELD_OUT_SEED)
-            sampled = self._scores(model, tokenizer, SAMPLES, do_sample=True, temperature=1.0, top_k=0, top_p=1.0)
+            sampled = self._scores(model, tokenizer, self.samples, **sampling)
         greedy = self._scores(model, tokenizer, 1, do_sample=False)
-        by_kind: dict[str, list[float]] = {kind: [] for kind in TASKS}
+        by_kind: dict[str, list[float]] = {kind: [] for kind in self.tasks}
         for question, value in zip(self.held_out, sampled, strict=True):
             by_kind[question.kind].append(value)
         return {
@@ -112,13 +132,14 @@ class Gym:
             rows = []
             for i in by_length[start : start + questions_at_once]:
                 rows += [i] * samples
-            texts = self._completions(model, tokenizer, [self.held_out[i].prompt for i in rows], **sampling)
+            texts = self._completions(model, tokenizer, [self.held_out[i] for i in rows], **sampling)
             for i, text in zip(rows, texts, strict=True):
-                scores[i] += score(text, self.held_out[i]) / samples
+                scores[i] += self.score(text, self.held_out[i]) / samples
         return scores
 
-    def _completions(self, model, tokenizer, prompts: list[str], **sampling: Any) -> list[str]:
-        inputs = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left").to(model.device)
+    def _completions(self, model, tokenizer, questions: list[Asked], **sampling: Any) -> list[str]:
+        texts = [self.text_of(asked, tokenizer) for asked in questions]
+        inputs = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left").to(model.device)
         ids = model.generate(**inputs, max_new_tokens=self.max_completion, **sampling)
         prompt_width = inputs["input_ids"].shape[1]
         return tokenizer.batch_decode(ids[:, prompt_width:], skip_special_tokens=True)
@@ -127,12 +148,12 @@ class Gym:
         """So many different questions of each task, none of them with a prompt in `without`."""
         asked: list[Asked] = []
         seen = set(without)
-        for kind in TASKS:
+        for kind, options in self.tasks.items():
             own: list[Asked] = []
-            entries = reasoning_gym(kind, 1_000_000 * (seed + 1))  # neighbouring seeds share questions
+            entries = reasoning_gym(kind, 1_000_000 * (seed + 1), **options)  # neighbouring seeds share questions
             while len(own) < of_a_task:
                 entry = next(entries)
-                prompt = f"{example(kind)}\n\n{question(entry)}"
+                prompt = self.prompt_of(kind, entry)
                 if prompt not in seen:
                     seen.add(prompt)
                     own.append(Asked(prompt, kind, entry))

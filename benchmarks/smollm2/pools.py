@@ -1,4 +1,7 @@
-"""The pools: three of short questions, by how much of them the model can learn, and one of reasoning-gym's tasks."""
+"""
+The pools: three of short questions, by how much of them the model can learn, and two of reasoning-gym's tasks, with
+short answers and with worked solutions.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ from benchmarks.lab.evaluate import success
 from benchmarks.lab.tasks import Task
 from benchmarks.lab.train import columns
 from benchmarks.smollm2.gym import Gym
-from benchmarks.smollm2.questions import LEARNABLE, UNSOLVABLE, Question, questions
+from benchmarks.smollm2.questions import END_OF_LINE, LEARNABLE, UNSOLVABLE, Question, questions
+from benchmarks.smollm2.worked import Worked
 
 
 HELD_OUT_OF_A_KIND = 20
@@ -25,6 +29,9 @@ class Pool:
     learnable: tuple[str, ...] = tuple(LEARNABLE)
     size: int = 384
     max_completion: ClassVar[int] = 5  # tokens
+    end: ClassVar[str] = END_OF_LINE  # the token that ends a completion
+    micro_batch: ClassVar[int | None] = None  # rows; None: those of a step
+    temperature: ClassVar[float] = 1.0
 
     def rows(self, seed: int, tokenizer) -> list[dict[str, Any]]:
         """The dataset to train on."""
@@ -68,6 +75,7 @@ POOLS: dict[str, Pool | Gym] = {
     "unsolvable": Pool(unsolvable=0.7),
     "learnable": Pool(unsolvable=0.0),
     "gym": Gym(),
+    "worked": Worked(),
 }
 
 

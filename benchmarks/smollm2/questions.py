@@ -21,6 +21,8 @@ from examples.quickstart import tasks
 
 Stream = Callable[[int], Iterator[tuple[str, str]]]
 
+END_OF_LINE = "Ċ"  # the tokenizer's name for "\n"
+
 
 class Kind(NamedTuple):
     """A kind of question: the two examples shown before each, and a stream of questions and answers from a seed."""

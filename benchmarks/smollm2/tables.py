@@ -20,8 +20,9 @@ POOLS = {  # in the order of the tables
     "gym": "reasoning-gym",
     "unsolvable": "70 % unsolvable",
     "learnable": "all learnable",
+    "worked": "worked solutions",
 }
-METHODS = (BASELINE, "skip", "selection", "default")  # in this order, and before all others
+METHODS = (BASELINE, "skip", "compact", "selection", "default")  # in this order, and before all others
 PLANS = (512, 1024, 1664, 2400, 4800, 6720, 9600)  # rollouts
 FIRST_SEED = 31  # of the tables; settings were chosen on lower ones
 GROUPS = 8  # a step, unless a run says otherwise
@@ -423,8 +424,8 @@ def kinds_table(settings: Settings) -> str:
     """
     By how much the default ends above plain GRPO at its best rate: for each kind of question, and in entropy (nats).
     """
-    # The tasks of `gym` are others
-    pairs = [pair for pair in at_best_rate(settings) if pair.default[0].pool != "gym"]
+    # The tasks of the other pools are others
+    pairs = [pair for pair in at_best_rate(settings) if pair.default[0].pool not in ("gym", "worked")]
     if not pairs:
         return tables.markdown(["questions"], [])
     any_end = pairs[0].default[0].rows[-1]

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import trl.trainer.utils
 from datasets import Dataset
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
@@ -21,12 +20,14 @@ from benchmarks.lab.methods import find
 from benchmarks.lab.rewards import Tally
 from benchmarks.lab.train import Evaluations, train_counted
 from benchmarks.smollm2.pools import POOLS
-from benchmarks.smollm2.prefix import share_prompts
+from benchmarks.smollm2.questions import END_OF_LINE
 from examples.quickstart.weights import convert, find_gguf
 from trl_dataeff.collector.rounds import LARGEST
 
 
-END_OF_LINE = "Ċ"  # the tokenizer's name for "\n"
+#: Part of the name of a run: runs of different harnesses are not comparable. That of the first one computed equal
+#: prompts of a batch once, for every method
+HARNESS = 2
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Spec:
     pool: str
     learning_rate: float
     steps: int
-    max_rollouts: int  # or `steps`, whichever comes first
+    max_rollouts: int | None  # or `steps`, whichever comes first
     prompts: int = 8  # groups a step
     group_size: int = 8
     eval_every: int = 1024  # rollouts; and at the end
@@ -48,7 +49,7 @@ class Spec:
     @property
     def name(self) -> str:
         """Names the run, and has a hash of everything that decides it, the package's defaults included."""
-        recipe = [asdict(self), find(self.method).settings()]
+        recipe = [asdict(self), find(self.method).settings(), HARNESS]
         text = json.dumps(recipe, sort_keys=True, default=str)
         key = hashlib.sha256(text.encode()).hexdigest()[:8]
         method = self.method.replace(",", "+").replace("/", "_")[:80]
@@ -74,7 +75,10 @@ def planned(
     """
     spec = Spec(method, seed, pool, learning_rate, steps=0, max_rollouts=rollouts, prompts=prompts)
     settings = find(method).settings()
-    rollouts_of_step = settings.get("per_device_train_batch_size", prompts * spec.group_size)
+    rollouts_of_step = prompts * spec.group_size
+    if "per_device_train_batch_size" in settings:
+        accumulated = rollouts_of_step // micro_batch_of(spec)
+        rollouts_of_step = settings["per_device_train_batch_size"] * accumulated
     if settings.get("replay") == "share":
         rollouts_of_step *= 1 - settings["replay_fraction"]
     further_rounds = settings.get("max_rollout_rounds", 1) - 1
@@ -88,6 +92,11 @@ def planned(
         steps=math.ceil(rollouts / rollouts_of_step),
         eval_every=max(spec.eval_every, rollouts // 5),
     )
+
+
+def micro_batch_of(spec: Spec) -> int:
+    """Rows of a micro-batch: those of a step, unless they are too long for that."""
+    return POOLS[spec.pool].micro_batch or spec.prompts * spec.group_size
 
 
 def load(folder: Path, end: str = END_OF_LINE) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -107,32 +116,14 @@ def load(folder: Path, end: str = END_OF_LINE) -> tuple[PreTrainedModel, PreTrai
     tokenizer.pad_token = tokenizer.eos_token
     tokenizer.eos_token = end
     model = AutoModelForCausalLM.from_pretrained(weights, dtype=torch.float32)
-    # A slice of hidden states is not contiguous, and a CPU's matrix product then copies the vocabulary for every row
-    model.lm_head.register_forward_pre_hook(lambda module, inputs: (inputs[0].contiguous(),))
     model.config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     return model, tokenizer
 
 
-def score_completions_alone() -> None:
-    """Have TRL's loss compute logits of completion tokens alone on a CPU too, as it does with Triton.
-
-    Elsewhere it computes those of every position, which is more than half of a step here. The results are the same.
-
-    Raises:
-        RuntimeError: If this version of TRL chooses the positions in another way.
-    """
-    if not callable(getattr(trl.trainer.utils, "_use_triton", None)):
-        raise RuntimeError("This version of TRL chooses the positions of its loss elsewhere; adapt this function.")
-
-    def use_triton(device: Any) -> bool:
-        return True
-
-    trl.trainer.utils._use_triton = use_triton
-
-
 def config_options(spec: Spec, folder: str) -> dict[str, Any]:
     """Arguments of the config that all methods share."""
+    micro_batch = micro_batch_of(spec)
     return {
         "output_dir": folder,
         "seed": spec.seed,
@@ -140,10 +131,11 @@ def config_options(spec: Spec, folder: str) -> dict[str, Any]:
         "learning_rate": spec.learning_rate,
         "lr_scheduler_type": spec.schedule,
         "max_grad_norm": 0.5,
-        "per_device_train_batch_size": spec.prompts * spec.group_size,
+        "per_device_train_batch_size": micro_batch,
+        "gradient_accumulation_steps": spec.prompts * spec.group_size // micro_batch,
         "num_generations": spec.group_size,
         "max_completion_length": POOLS[spec.pool].max_completion,
-        "temperature": 1.0,
+        "temperature": POOLS[spec.pool].temperature,
         "beta": 0.0,
         "bf16": False,  # few CPUs compute in it: without, a run is the same, and as fast, on all of them
         "use_cpu": not torch.cuda.is_available(),
@@ -180,6 +172,29 @@ class EvaluationsByRollouts(Evaluations):
             super()._evaluate(step)
 
 
+def trainer_arguments(
+    spec: Spec, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: str
+) -> dict[str, Any]:
+    """What the trainer of a spec's method is made of, apart from its reward and its callbacks.
+
+    Args:
+        spec (`Spec`): The run.
+        model (`PreTrainedModel`): See [`load`].
+        tokenizer (`PreTrainedTokenizerBase`): See [`load`].
+        folder (`str`): The trainer's output folder.
+    """
+    method = find(spec.method)
+    _, config_class = method.classes()
+    return {
+        "model": model,
+        "args": config_class(**{**config_options(spec, folder), **method.options}),
+        "train_dataset": Dataset.from_list(POOLS[spec.pool].rows(spec.seed, tokenizer)),
+        "processing_class": tokenizer,
+        # The upper 10 of 30 layers, as in the quickstart's recipe: the backward pass is confined to them
+        "peft_config": LoraConfig(r=16, lora_alpha=32, target_modules=r".*\.layers\.2\d\..*_proj"),
+    }
+
+
 def run(spec: Spec, weights: Path, sink: Callable[[dict], None]) -> None:
     """Train a spec.
 
@@ -189,24 +204,11 @@ def run(spec: Spec, weights: Path, sink: Callable[[dict], None]) -> None:
         sink (`Callable`): Receives a row per evaluation.
     """
     torch.set_num_threads(1)
-    score_completions_alone()
-    model, tokenizer = load(weights)
-    method = find(spec.method)
     pool = POOLS[spec.pool]
-    # The last token of a prompt too: its output is in the loss
-    share_prompts(model, own=pool.max_completion + 1)
+    model, tokenizer = load(weights, pool.end)
+    trainer_class, _ = find(spec.method).classes()
     tally = Tally(pool.reward, spec.group_size)
-    trainer_class, config_class = method.classes()
     evaluations = EvaluationsByRollouts(spec, tokenizer, tally, sink)
     with tempfile.TemporaryDirectory() as folder:
-        train_counted(
-            trainer_class,
-            evaluations,
-            model=model,
-            reward_funcs=tally,
-            args=config_class(**{**config_options(spec, folder), **method.options}),
-            train_dataset=Dataset.from_list(pool.rows(spec.seed, tokenizer)),
-            processing_class=tokenizer,
-            # The upper 10 of 30 layers, as in the quickstart's recipe: the backward pass is confined to them
-            peft_config=LoraConfig(r=16, lora_alpha=32, target_modules=r".*\.layers\.2\d\..*_proj"),
-        )
+        arguments = trainer_arguments(spec, model, tokenizer, folder)
+        train_counted(trainer_class, evaluations, reward_funcs=tally, **arguments)

@@ -20,7 +20,7 @@ SPEC = RunSpec("uniform", 0, "first", "tiny", steps=3, eval_every=2, prompts=4, 
 #: One of each kind: the others differ in a setting
 EACH_KIND = (
     "uniform",
-    "skip",
+    "compact",
     "dynamic",
     "greso",
     "selection",
