@@ -22,7 +22,6 @@ import torch
 import transformers
 
 from benchmarks.provenance import provenance
-from benchmarks.smollm2.prefix import share_prompts
 from benchmarks.smollm2.questions import reasoning_gym
 from benchmarks.smollm2.train import load
 
@@ -179,8 +178,6 @@ def record(path: Path, prompts: int, group_size: int) -> None:
     model, tokenizer = load(WEIGHTS, END_OF_TURN)
     # As inference engines compute; the weights come from 4 bits
     model.to(torch.bfloat16)
-    # A prompt once for its group when generation starts
-    share_prompts(model, own=1)
     settings = {
         "task": TASK,
         "model": "SmolLM2-135M-Instruct",
