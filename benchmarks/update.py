@@ -429,10 +429,9 @@ def measure(
     seconds = 0.0
     with tempfile.TemporaryDirectory() as folder, logits_of_completions_alone(not row.every_position):
         sides = {name: Side(way, row, size, groups, device, folder) for name, way in WAYS.items()}
-        if device == "cuda":
-            # The first updates allocate memory and compile kernels
-            for side in sides.values():
-                side.update(turn=0)
+        # The first updates compute a micro-batch both ways; on a GPU they allocate memory and compile kernels
+        for side in sides.values():
+            side.update(turn=0)
         for turn in range(repetitions):
             if turn >= FEWEST and seconds > LONG_ENOUGH:
                 break
