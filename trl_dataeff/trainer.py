@@ -164,6 +164,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             )
         self._correction = LossCorrection.of(self, config, processes, replays=plan.replays, max_rounds=plan.max_rounds)
         self._advised_on_checkpointing = False
+        self._can_score_completions: bool | None = None  # of the model, which does not change in a run
         self._timer = StepTimer()
         self._run = Run()
         self._begins_late = False  # whether `create_scheduler` has yet to begin the run
@@ -450,7 +451,9 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         """Within this context, the forward pass over a compacted micro-batch computes completions alone."""
         if FACTOR not in inputs or self._compactor is None:
             return nullcontext()
-        if not (self._compactor.kept & self._exact_parts()).prompt_scores:
+        if self._can_score_completions is None:
+            self._can_score_completions = self._exact_parts().prompt_scores
+        if not (self._can_score_completions and self._compactor.kept.prompt_scores):
             return nullcontext()
         width = inputs["completion_ids"].size(1)
         return completions_alone(cast(PreTrainedModel, self._policy(model)), width, shared_prompts_of(inputs))
