@@ -263,7 +263,9 @@ class Update:
     seconds: float
     tokens: int
     peak_bytes: int
-    """Most memory beyond what was allocated before it; 0 on a CPU."""
+    """On a GPU the most memory beyond what was allocated before it; on a CPU the largest sum of what a micro-batch's
+    forward pass keeps for its backward pass, of the first update.
+    """
 
 
 class Meter:
@@ -313,15 +315,40 @@ class Meter:
         return time.perf_counter()
 
 
+class KeptBytes:
+    """Sums up what the forward pass keeps for the backward pass, without the model's weights."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._storages: set[int] = set()
+
+    def keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if not tensor.is_leaf and storage.data_ptr() not in self._storages:
+            self._storages.add(storage.data_ptr())
+            self.total += storage.nbytes()
+        return tensor
+
+    @staticmethod
+    def give_back(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+
 class MeasuredTrainer(DataEfficientGRPOTrainer):
     """Has a meter that measures each generation batch's micro-batches, once the batch is made."""
 
     meter: Meter
+    measures_memory = False  # on a CPU, which takes time
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        kept = KeptBytes()
+        hooks = torch.autograd.graph.saved_tensors_hooks(kept.keep, kept.give_back)
         self.meter.start()
-        loss = super().training_step(*args, **kwargs)
+        with hooks if self.measures_memory else contextlib.nullcontext():
+            loss = super().training_step(*args, **kwargs)
         self.meter.stop()
+        if self.measures_memory:
+            self.meter.peak_bytes = max(self.meter.peak_bytes, kept.total)
         return loss
 
     def _generate_and_score_completions(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -430,13 +457,18 @@ def measure(
     with tempfile.TemporaryDirectory() as folder, logits_of_completions_alone(not row.every_position):
         sides = {name: Side(way, row, size, groups, device, folder) for name, way in WAYS.items()}
         # The first updates compute a micro-batch both ways; on a GPU they allocate memory and compile kernels
-        for side in sides.values():
-            side.update(turn=0)
+        kept_bytes = {}
+        for name, side in sides.items():
+            side.trainer.measures_memory = device == "cpu"
+            kept_bytes[name] = side.update(turn=0).peak_bytes
+            side.trainer.measures_memory = False
         for turn in range(repetitions):
             if turn >= FEWEST and seconds > LONG_ENOUGH:
                 break
             for name, side in sides.items():
                 update = side.update(turn)
+                if device == "cpu":
+                    update = replace(update, peak_bytes=kept_bytes[name])
                 updates[name].append(update)
                 seconds += update.seconds
     return updates
