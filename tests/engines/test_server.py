@@ -11,7 +11,7 @@ from trl.generation.vllm_client import VLLMClient
 
 from tests.engines.server import served
 from tests.factories.configurations import FILL
-from tests.factories.tiny import run, tiny_tokenizer
+from tests.factories.tiny import logged, run, tiny_tokenizer
 from tests.factories.training import Watched, logp_differences
 
 
@@ -63,6 +63,8 @@ def train(server, model_folder, tmp_path, monkeypatch):
             **{"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": url},
             **{"selection": "auto", **FILL, "per_device_train_batch_size": 32, "max_steps": 2},
             **{"rewards": alternating_reward, "model_init_kwargs": {"dtype": "float32"}},
+            # The compact update leaves out TRL's pass for the log-probs that are compared here with the sampler's
+            "compact_update": False,
         }
         instance = run(tmp_path, Watched, trainer=arguments, **{**options, **fields})
         assert len(syncs) == 2
@@ -84,3 +86,12 @@ def test_without_the_reload_they_do_not(train):
     before, after = logp_differences(train(reloads=1))
     assert before < 1e-3
     assert after > 1e-2
+
+
+def test_compact_update_has_the_samplers_log_probs(train):
+    trainer = train(compact_update=True)
+    assert trainer.state.log_history[0]["grad_norm"] > 0
+    assert trainer.batches[1].replayed
+    assert all("old_per_token_logps" not in tensors for tensors in trainer.tensors)
+    (difference,) = logged(trainer, "sampling/sampling_logp_difference/max")[0]
+    assert 0 < difference < 1e-3
