@@ -1,6 +1,5 @@
 """What is checked of TRL when the trainer is imported, and trainers whose loss does not pass through ours."""
 
-import importlib.util
 import inspect
 import re
 import sys
@@ -14,18 +13,10 @@ from trl import GRPOTrainer
 import trl_dataeff.trainer
 from tests.factories.comparison import all_finite, messages
 from tests.factories.configurations import SHARE
+from tests.factories.other_trl import load
 from tests.factories.tiny import logged, run
 from tests.factories.training import partly_learnable_reward
 from trl_dataeff import DataEfficientGRPOTrainer, compat
-
-
-def load(monkeypatch, name: str, source: str, path):
-    path.write_text(source)
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, name, module)
-    spec.loader.exec_module(module)
-    return module
 
 
 # What is checked of TRL

@@ -432,9 +432,12 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         return compacted.batches[0]
 
     def _exact_parts(self, gradient_checkpointing: bool | None = None) -> Parts:
-        """What the update may leave out now: a callback may change the loss.
+        """
+        What the update may leave out now; a callback may change the loss.
 
-        By default with checkpointing as it is.
+        Args:
+            gradient_checkpointing (`bool`, *optional*): whether layers are computed again in the backward pass. By
+                default, what holds for the trainer now.
         """
         policy = self._policy(self.model)
         if gradient_checkpointing is None:

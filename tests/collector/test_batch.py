@@ -138,7 +138,8 @@ def collected(world_size: int, *, seed, effective, references, replays, max_age,
     def work(processes):
         buffer = ReplayBuffer(99, max_age, rank=processes.rank, world_size=world_size) if replays else None
         run = collector(N, selector=AtRandom(references), buffer=buffer, processes=processes, seed=seed, **options)
-        generate_groups, batches = rounds_at_random(seed, effective, processes), []
+        generate_groups = rounds_at_random(seed, effective, processes)
+        batches = []
         for number in range(BATCHES):
             before = list(run.leftover)
             batch = run.collect(generate_groups, 64 * (number // per_step))  # ages are in generation batches
@@ -274,7 +275,8 @@ def test_the_places_of_a_batch_by_enumeration():
         for num_fresh, num_stored, reserved in itertools.product(range(4), range(3), range(places)):
             for kinds in itertools.product([EFFECTIVE, HARD], repeat=num_fresh):
                 groups = [visit(i, kind) for i, kind in enumerate([*[EFFECTIVE] * leftover, *kinds])]
-                before, fresh = groups[:leftover], groups[leftover:]
+                before = groups[:leftover]
+                fresh = groups[leftover:]
                 found = fill_batch(before, fresh, num_stored, places=places, reserved=reserved)
                 trained, overflow, replayed = by_hand(groups, leftover, num_stored, places, reserved)
                 assert [groups.index(group) for group in found.trained] == trained

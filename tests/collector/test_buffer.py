@@ -107,7 +107,8 @@ def test_a_restored_buffer_goes_on_as_before(tmp_path):
 
 
 def test_groups_that_moved_to_another_process_take_the_place_of_what_they_were():
-    buffer, uses = ReplayBuffer(3), generator(0)
+    buffer = ReplayBuffer(3)
+    uses = generator(0)
     groups = [make_group(prompt_id=i, owner=0) for i in range(3)]
     buffer.add(groups, 4)
     moved = replace(groups[1], owner=1, rollouts=None)

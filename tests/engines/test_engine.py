@@ -174,7 +174,8 @@ def test_the_ratio_that_the_loss_computes_is_trls(mode, with_engine, tmp_path, m
     assert_same_weights(plain, ours, 1e-5)
     names = [f"sampling/importance_sampling_ratio/{statistic}" for statistic in ("min", "mean", "max")]
     names.append("sampling/sampling_logp_difference/max")
-    expected, found = np.array(logged(plain, *names)), np.array(logged(ours, *names))
+    expected = np.array(logged(plain, *names))
+    found = np.array(logged(ours, *names))
     assert (np.abs(expected[:, :3] - 1) > 0.1).any()
     # Ours is over the rows that the update computes: those of groups with a gradient
     whole = [all(group.effective for group in batch.generated) for batch in ours.batches]

@@ -16,17 +16,17 @@ def changed_trl(monkeypatch: pytest.MonkeyPatch, folder: Path, old: str, new: st
     """TRL's trainer with a replacement in the source of its module, which is written to `folder`."""
     source = inspect.getsource(sys.modules[GRPOTrainer.__module__])
     assert old in source
-    return _load(monkeypatch, "trl.trainer.changed", source.replace(old, new), folder / "changed.py").GRPOTrainer
+    return load(monkeypatch, "trl.trainer.changed", source.replace(old, new), folder / "changed.py").GRPOTrainer
 
 
 def ours_on(monkeypatch: pytest.MonkeyPatch, folder: Path, base: type[GRPOTrainer]) -> type[GRPOTrainer]:
     """Our trainer as it is when `base` stands in the place of TRL's while it is imported, from a file in `folder`."""
     monkeypatch.setattr(trl, "GRPOTrainer", base)
     source = inspect.getsource(trl_dataeff.trainer)
-    return _load(monkeypatch, "trl_dataeff.on_changed", source, folder / "ours.py").DataEfficientGRPOTrainer
+    return load(monkeypatch, "trl_dataeff.on_changed", source, folder / "ours.py").DataEfficientGRPOTrainer
 
 
-def _load(monkeypatch: pytest.MonkeyPatch, name: str, source: str, path: Path):
+def load(monkeypatch: pytest.MonkeyPatch, name: str, source: str, path: Path):
     path.write_text(source)
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)

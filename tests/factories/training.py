@@ -76,7 +76,9 @@ class CountedRows(Watched):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.in_loss, self.old_logps_rows, self.tokens_in_loss = [], [], []
+        self.in_loss = []
+        self.old_logps_rows = []
+        self.tokens_in_loss = []
         self.is_in_loss = self.is_checking = False
         self.model.register_forward_pre_hook(self._count, with_kwargs=True)
         self.model.get_input_embeddings().register_forward_pre_hook(self._count_tokens)

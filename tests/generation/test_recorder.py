@@ -40,7 +40,9 @@ def test_a_group_whose_rollouts_another_process_holds_cannot_be_handed_over():
 
 @pytest.mark.parametrize("tool_mask", [None, [[1], [1, 0], [1], [1]]])
 def test_rollouts_are_cut_by_group_and_handed_over_as_they_were(tool_mask):
-    prompts, tokens, texts = [[1], [1], [2, 3], [2, 3]], [[4], [5, 6], [7], [8]], list("abcd")
+    prompts = [[1], [1], [2, 3], [2, 3]]
+    tokens = [[4], [5, 6], [7], [8]]
+    texts = list("abcd")
     logprobs = [[-1.0], [np.nan, -2.0], [-3.0], [-4.0]]
     generated = TrlGeneration(prompts, tokens, tool_mask, texts, [[-1.0], [None, -2.0], [-3.0], [-4.0]], {}, None, [])
     rollouts = split_rollouts(generated, 2, {"whole": [9, 9, 9, 9, 1, 2, 3, 4], "partial": ["x"]})

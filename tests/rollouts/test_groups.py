@@ -29,7 +29,8 @@ def test_groups_survive_packing():
     )
     groups = [make_group(), rich]
     for before, after in zip(groups, unpack_groups(pack_groups(groups)), strict=True):
-        expected, unpacked = asdict(before), asdict(after)
+        expected = asdict(before)
+        unpacked = asdict(after)
         if before is rich:
             expected["rollouts"]["logged"] = {"a": [0.5, 2], "b": [[1, 2], "x"]}
         np.testing.assert_equal(unpacked, expected)

@@ -350,7 +350,8 @@ class Model:
     """A model whose log-probs depend on `what` of a micro-batch. Notes the micro-batches that it is asked about."""
 
     def __init__(self, what: str):
-        self.what, self.asked = what, []
+        self.what = what
+        self.asked = []
 
     def logps_of(self, batch: dict, scores_completions: bool) -> torch.Tensor:
         self.asked.append(batch)

@@ -47,7 +47,8 @@ def batch_of(groups: list[RolloutGroup], **tensors: torch.Tensor) -> dict:
 
 
 def test_effective_groups_of_this_batch_are_recorded_also_those_of_references():
-    groups, recorder = [group_of(1, kind=HARD), group_of(1, is_reference=True)], LogprobRecorder()
+    groups = [group_of(1, kind=HARD), group_of(1, is_reference=True)]
+    recorder = LogprobRecorder()
     batch = batch_of(groups)
     recorder.expect(groups_in_batch(groups, {groups[0]: "fresh", groups[1]: "reference"}), batch)
     recorder.record(batch["batch_row"], logps_of([0, 1]))
@@ -78,7 +79,8 @@ def test_log_probs_that_the_batch_has_count_at_once_and_rows_without_an_advantag
 @pytest.mark.parametrize("columns", [WIDTH, 3, 2, 1, 0])
 def test_a_pass_over_fewer_columns_than_a_completion_has_tokens_leaves_the_others_unknown(columns):
     """Columns that are padding or masked in all rows of a micro-batch may be cut."""
-    groups, recorder = [group_of(3, 1)], LogprobRecorder()
+    groups = [group_of(3, 1)]
+    recorder = LogprobRecorder()
     batch = batch_of(groups)
     recorder.expect(fresh(*groups), batch)
     logps = logps_of([0, 1])

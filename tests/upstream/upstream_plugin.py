@@ -66,7 +66,9 @@ class OffTrainer(DataEfficientGRPOTrainer):
     def __init__(self, *args, **kwargs):
         given = inspect.signature(DataEfficientGRPOTrainer.__init__).bind(self, *args, **kwargs)
         given.arguments["args"] = args = own_copy(given.arguments.get("args") or CPUConfig())
-        args.selection, args.replay, args.compact_update = "uniform", "off", False
+        args.selection = "uniform"
+        args.replay = "off"
+        args.compact_update = False
         super().__init__(*given.args[1:], **given.kwargs)
 
 

@@ -549,8 +549,8 @@ class RolloutCollector:
         self.reward_checks.load_state_dict(state["reward_checks"])
         self.zero_share.load_state_dict(state["zero_variance_share"])
         if self.generates_before_trl:  # leftover groups have no place within TRL's pass
-            rank, world_size = self.processes.rank, self.processes.world_size
-            self.leftover = unpack_distributed(state["leftover_groups"], rank, world_size)
+            packed = state["leftover_groups"]
+            self.leftover = unpack_distributed(packed, self.processes.rank, self.processes.world_size)
         self.replay_rng.set_state(torch.from_numpy(state["replay_rng"]))
         self.rng.set_state(torch.from_numpy(state["selection_rng"]))
         if self.buffer is not None and "replay_buffer" in state:

@@ -77,7 +77,9 @@ METRICS: dict[str, Metric] = {
         "(sum w)^2 / (n sum w^2). It is 1 if all are equal.",
     ),
     "replay/clipped_share": Metric("share", "Replayed tokens without a gradient, because of the clip or the cap."),
-    "update/tokens": Metric("tokens per generation batch", "That a pass of the update computes, of all processes."),
+    "update/tokens": Metric(
+        "tokens per generation batch", "Tokens of one pass of the update, with padding, over all processes."
+    ),
     "update/tokens_saved": Metric("share", "Of the tokens that TRL's update would compute, those that are left out."),
     "time/selection_s": Metric("seconds per step", "Selecting prompts and groups (and log-probs, if all is off)."),
     "time/generation_s": Metric("seconds per step", "Generating and scoring rollouts, on the main process."),

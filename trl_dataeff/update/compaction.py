@@ -38,7 +38,7 @@ PROMPT_OF_ROW = "shared_prompt_of_row"
 WEIGHT = "metric_weight"  # of its means over tokens, among the micro-batches of an optimizer step
 #: TRL's metrics of the loss that are means over the tokens of a micro-batch
 TOKEN_MEANS = ("entropy", "kl")
-#: and those that are so for `importance_sampling_level="token"`
+#: TRL's metrics that are means over tokens with `importance_sampling_level="token"` only
 TOKEN_MEANS_OF_RATIOS = (
     "clip_ratio/low_mean",
     "clip_ratio/high_mean",
@@ -394,9 +394,9 @@ class UpdateCompactor:
 
     def _weights(self, trained_tokens: Sequence[int]) -> list[float]:
         """
-        Weights of micro-batches whose tokens, of all processes, are so many. TRL logs the mean over micro-batches of
-        their means over tokens: with these weights, it is the mean over the tokens of an optimizer step, however rows
-        were dealt.
+        Weights of the metrics of micro-batches, by the tokens of each that all processes train on. TRL logs the plain
+        mean of the micro-batches' means over tokens. With these weights it is the mean over all tokens of an
+        optimizer step, whichever micro-batch a row is in.
         """
         length = min(self.accumulated, len(trained_tokens))
         weights = []
@@ -417,7 +417,7 @@ class UpdateCompactor:
         self.kept = self.kept.without(state["switched_off"])
 
     def checked(self, parts: Parts) -> Parts:
-        """Of these parts those that were checked by computing a micro-batch both ways."""
+        """The parts of `parts` that passed the check, which computes a micro-batch both ways."""
         return (self.kept & parts).without(sorted(self._unchecked))
 
     def advise_on_checkpointing(self, batches: Sequence[dict[str, Any]], parts: Parts, compacted: Compacted) -> bool:
@@ -449,7 +449,7 @@ class UpdateCompactor:
     def _deal(
         self, batches: Sequence[dict[str, Any]], joined: dict[str, Any], lengths: RowLengths | None, parts: Parts
     ) -> list[Deal]:
-        """What each micro-batch is made of. A collective."""
+        """The rows and the width of each micro-batch. A collective."""
         num_batches = len(batches)
         rows_per_batch = len(batches[0]["advantages"])
         # A generation batch lies within one optimizer step, or holds whole ones; else no rows are exchanged
@@ -608,14 +608,14 @@ def _shared_keys(deal: Deal, lengths: RowLengths, device: torch.device) -> dict[
 
 
 def shared_prompts_of(batch: Mapping[str, Any]) -> SharedPrompts | None:
-    """Those of a micro-batch, if its prompts are shared."""
+    """The shared prompts of a micro-batch; `None` if it shares none."""
     if FIRST_ROWS not in batch:
         return None
     return SharedPrompts(batch[FIRST_ROWS], batch[PROMPT_OF_ROW])
 
 
 def join(batches: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The rows of micro-batches in one."""
+    """Micro-batches joined along their rows."""
     joined = {}
     for key, value in batches[0].items():
         is_by_row = isinstance(value, torch.Tensor) and value.dim() > 0

@@ -36,7 +36,7 @@ class RowLengths:
 
     @classmethod
     def of(cls, batch: Mapping[str, Any]) -> RowLengths:
-        """Those of TRL's batch: prompts are padded on the left, completions on the right."""
+        """The lengths in a batch of TRL: prompts are padded on the left, completions on the right."""
         prompt_mask = batch["prompt_mask"].cpu()
         completion_mask = batch["completion_mask"].cpu()
         prompt_ids = batch["prompt_ids"].cpu() * prompt_mask

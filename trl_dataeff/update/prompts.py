@@ -30,7 +30,7 @@ class SharedPrompts:
 
     @classmethod
     def of(cls, prompt_numbers: list[int], device: torch.device) -> SharedPrompts | None:
-        """Those of rows with these numbers of their prompts; `None` if all prompts are different."""
+        """The shared prompts of rows whose prompts have these numbers; `None` if all prompts differ."""
         first_rows: list[int] = []
         place: dict[int, int] = {}
         for row, number in enumerate(prompt_numbers):

@@ -49,7 +49,7 @@ class SamplerRatio:
 
     @classmethod
     def of(cls, trainer: GRPOTrainer) -> SamplerRatio | None:
-        """That of a trainer; `None` where TRL does not correct for the sampler."""
+        """The ratio of a trainer's loss; `None` where TRL does not correct for the sampler."""
         if not (trainer.use_vllm and trainer.vllm_importance_sampling_correction):
             return None
         return cls(
@@ -60,7 +60,7 @@ class SamplerRatio:
 
     @property
     def masks_sequences(self) -> bool:
-        """Whether it excludes whole sequences."""
+        """Whether the ratio excludes whole sequences from the loss."""
         return self.mode == "sequence_mask"
 
     def __call__(self, old_logps: torch.Tensor, sampling_logps: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
