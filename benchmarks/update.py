@@ -31,6 +31,7 @@ import platform
 import statistics
 import tempfile
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -42,6 +43,8 @@ import transformers
 import trl.trainer.utils
 from datasets import Dataset
 from peft import LoraConfig
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PrinterCallback, Qwen2Config
 
 from benchmarks.lab.model import make_tokenizer
@@ -263,9 +266,7 @@ class Update:
     seconds: float
     tokens: int
     peak_bytes: int
-    """On a GPU the most memory beyond what was allocated before it; on a CPU the largest sum of what a micro-batch's
-    forward pass keeps for its backward pass, of the first update.
-    """
+    """The most memory beyond what was allocated before it; on a CPU of the first update, as [`LiveBytes`] sees it."""
 
 
 class Meter:
@@ -315,23 +316,45 @@ class Meter:
         return time.perf_counter()
 
 
-class KeptBytes:
-    """Sums up what the forward pass keeps for the backward pass, without the model's weights."""
+class LiveBytes(TorchDispatchMode):
+    """The memory of the tensors that operations make within this context, and the largest sum of those that are alive
+    at a time. Memory that an operation uses within itself is not seen.
+
+    Attributes:
+        peak (`int`): that sum, in bytes.
+    """
 
     def __init__(self) -> None:
-        self.total = 0
-        self._storages: set[int] = set()
+        super().__init__()
+        self.peak = 0
+        self._now = 0
+        self._alive: set[int] = set()
 
-    def keep(self, tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if not tensor.is_leaf and storage.data_ptr() not in self._storages:
-            self._storages.add(storage.data_ptr())
-            self.total += storage.nbytes()
-        return tensor
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {_storage_of(tensor)._cdata for tensor in _tensors_in((args, kwargs))}
+        outputs = func(*args, **(kwargs or {}))
+        for tensor in _tensors_in(outputs):
+            storage = _storage_of(tensor)
+            # A view, or a tensor that is changed in place
+            if storage._cdata in self._alive or storage._cdata in given:
+                continue
+            self._alive.add(storage._cdata)
+            self._now += storage.nbytes()
+            self.peak = max(self.peak, self._now)
+            weakref.finalize(storage, self._free, storage._cdata, storage.nbytes())
+        return outputs
 
-    @staticmethod
-    def give_back(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor
+    def _free(self, address: int, size: int) -> None:
+        self._alive.remove(address)
+        self._now -= size
+
+
+def _tensors_in(values: Any) -> list[torch.Tensor]:
+    return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
+
+
+def _storage_of(tensor: torch.Tensor) -> Any:
+    return tensor.untyped_storage()
 
 
 class MeasuredTrainer(DataEfficientGRPOTrainer):
@@ -341,14 +364,13 @@ class MeasuredTrainer(DataEfficientGRPOTrainer):
     measures_memory = False  # on a CPU, which takes time
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        kept = KeptBytes()
-        hooks = torch.autograd.graph.saved_tensors_hooks(kept.keep, kept.give_back)
+        live = LiveBytes()
         self.meter.start()
-        with hooks if self.measures_memory else contextlib.nullcontext():
+        with live if self.measures_memory else contextlib.nullcontext():
             loss = super().training_step(*args, **kwargs)
         self.meter.stop()
         if self.measures_memory:
-            self.meter.peak_bytes = max(self.meter.peak_bytes, kept.total)
+            self.meter.peak_bytes = max(self.meter.peak_bytes, live.peak)
         return loss
 
     def _generate_and_score_completions(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -457,10 +479,10 @@ def measure(
     with tempfile.TemporaryDirectory() as folder, logits_of_completions_alone(not row.every_position):
         sides = {name: Side(way, row, size, groups, device, folder) for name, way in WAYS.items()}
         # The first updates compute a micro-batch both ways; on a GPU they allocate memory and compile kernels
-        kept_bytes = {}
+        peak_bytes = {}
         for name, side in sides.items():
             side.trainer.measures_memory = device == "cpu"
-            kept_bytes[name] = side.update(turn=0).peak_bytes
+            peak_bytes[name] = side.update(turn=0).peak_bytes
             side.trainer.measures_memory = False
         for turn in range(repetitions):
             if turn >= FEWEST and seconds > LONG_ENOUGH:
@@ -468,7 +490,7 @@ def measure(
             for name, side in sides.items():
                 update = side.update(turn)
                 if device == "cpu":
-                    update = replace(update, peak_bytes=kept_bytes[name])
+                    update = replace(update, peak_bytes=peak_bytes[name])
                 updates[name].append(update)
                 seconds += update.seconds
     return updates

@@ -51,7 +51,6 @@ from trl_dataeff.update.compaction import (
     TOKEN_MEANS,
     TOKEN_MEANS_OF_RATIOS,
     WEIGHT,
-    Parts,
     UpdateCompactor,
     exact_parts,
     rows_for_old_logps,
@@ -68,6 +67,7 @@ from trl_dataeff.update.logprobs import (
     logps_of_trls_pass,
 )
 from trl_dataeff.update.padding import forward_by_length
+from trl_dataeff.update.parts import Parts
 from trl_dataeff.update.prompts import completions_alone
 
 

@@ -26,13 +26,12 @@ from trl_dataeff.update.compaction import (
     OVER_ROWS,
     OVER_TOKENS,
     PROMPT_OF_ROW,
-    Parts,
     UpdateCompactor,
     can_skip_rows,
-    deal_rows,
     zero_advantage,
 )
 from trl_dataeff.update.padding import RowLengths, forward_by_length
+from trl_dataeff.update.parts import Parts
 from trl_dataeff.update.prompts import completions_alone
 
 
@@ -325,25 +324,6 @@ def test_any_micro_batches(loss_type, parts, size, accumulated, share, seed, mas
 
 def columns_of(batch: dict) -> int:
     return batch["completion_ids"].size(1)
-
-
-def test_rows_are_dealt_so_that_few_tokens_are_computed():
-    """By hand: four rows of two prompts, in micro-batches of two."""
-    lengths = RowLengths([9, 1, 9, 1], [1, 9, 9, 1], [0, 1, 0, 1], prompt_width=9, completion_width=9)
-    apart = PARTS.without(["shared_prompts"])
-    deals = deal_rows(range(4), [2, 2], lengths, apart)
-    # By length: rows 2 and 0 (2 * (9 + 9)), 1 and 3 (2 * (1 + 9)). By completion: 2 and 1, 0 and 3: 2 * 18 + 2 * 10
-    assert [(deal.rows, deal.tokens) for deal in deals] == [([2, 0], 36), ([1, 3], 20)]
-    shared = deal_rows(range(4), [2, 2], lengths, PARTS)
-    assert [(deal.rows, deal.shares, deal.tokens) for deal in shared] == [([2, 0], True, 27), ([1, 3], False, 20)]
-    alone = deal_rows(range(4), [2, 2], lengths, apart.without(["left_padding", "right_padding"]))
-    assert sum(deal.tokens for deal in alone) == 4 * 18
-
-
-def test_widths_are_multiples_of_what_trl_pads_to():
-    lengths = RowLengths([3, 9], [5, 2], [0, 1], prompt_width=16, completion_width=8)
-    (deal,) = deal_rows(range(2), [2], lengths, PARTS, multiple=8)
-    assert (deal.prompt_width, deal.completion_width) == (16, 8)
 
 
 class Model:

@@ -6,8 +6,7 @@ rounding alone, once the loss is divided by the rows or tokens of the whole micr
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from itertools import accumulate
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,9 @@ from trl import GRPOTrainer
 
 from trl_dataeff.compat import has_fused_head
 from trl_dataeff.rollouts.distributed import Processes
-from trl_dataeff.update.padding import RowLengths, rounded_up, rows_of
+from trl_dataeff.update.dealing import Deal, Limits, deal_rows
+from trl_dataeff.update.padding import RowLengths, rows_of
+from trl_dataeff.update.parts import Parts
 from trl_dataeff.update.prompts import SharedPrompts, can_share_prompts
 
 
@@ -28,8 +29,6 @@ logger = logging.get_logger(__name__)
 OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
 OVER_TOKENS = ("bnpo",)
 OVER_BATCH = ("cispo", "dapo", "vespo")
-MOST_PROMPTS_IN_A_BLOCK = 8
-WORTH_SHARING = 0.1  # share of a micro-batch's tokens
 WORTH_MENTIONING = 0.1  # share of the update's tokens
 # Keys of a micro-batch
 FACTOR = "skip_factor"  # factor on its loss
@@ -48,36 +47,6 @@ TOKEN_MEANS_OF_RATIOS = (
 
 
 # What is exact
-
-
-@dataclass(frozen=True)
-class Parts:
-    """
-    What the update may leave out, because it does not change the gradient.
-
-    Attributes:
-        zero_rows: rows whose advantage is 0.
-        exchange: whether rows may change their micro-batch within an optimizer step.
-        left_padding: padding of prompts.
-        right_padding: padding of completions.
-        shared_prompts: all but one computation of a prompt in a micro-batch.
-        prompt_scores: scores of prompt tokens by the model's head, which the loss does not use.
-    """
-
-    zero_rows: bool
-    exchange: bool
-    left_padding: bool
-    right_padding: bool
-    shared_prompts: bool
-    prompt_scores: bool
-
-    def without(self, names: Sequence[str]) -> Parts:
-        """The parts but these."""
-        return replace(self, **dict.fromkeys(names, False))
-
-    def __and__(self, other: Parts) -> Parts:
-        values = {field.name: getattr(self, field.name) and getattr(other, field.name) for field in fields(self)}
-        return Parts(**values)
 
 
 def exact_parts(
@@ -191,108 +160,6 @@ def token_mask(batch: Mapping[str, Any]) -> torch.Tensor:
     return mask * batch["tool_mask"] if "tool_mask" in batch else mask
 
 
-# Dealing rows
-
-
-@dataclass(frozen=True)
-class Deal:
-    """
-    Rows for a micro-batch.
-
-    Attributes:
-        rows: which rows of the joined micro-batches, in their order.
-        prompt_width: columns of the prompts.
-        completion_width: columns of the completions.
-        shares: whether prompts that are equal are computed once.
-        tokens: tokens that the forward pass computes.
-    """
-
-    rows: list[int]
-    prompt_width: int
-    completion_width: int
-    shares: bool
-    tokens: int
-
-
-def deal_rows(
-    rows: Sequence[int], sizes: Sequence[int], lengths: RowLengths, parts: Parts, multiple: int | None = None
-) -> list[Deal]:
-    """
-    Deal rows to the micro-batches of an optimizer step so that few tokens are computed.
-
-    Several orders are considered: by length; by length of the completion; and, where prompts are shared, by length of
-    the completion within blocks of 1 to 8 prompts. In each the longest come first, so that memory is at its peak at
-    the start. The one in which fewest tokens are computed is taken.
-
-    Args:
-        rows (`Sequence[int]`): rows of the joined micro-batches, as many as `sizes` adds up to.
-        sizes (`Sequence[int]`): rows of each micro-batch.
-        lengths ([`RowLengths`]): of all rows.
-        parts ([`Parts`]): what may be left out. Without `exchange` the rows keep their order.
-        multiple (`int`, *optional*): TRL's `pad_to_multiple_of`, a multiple of which each width is.
-    """
-    orders = [list(rows)]
-    if parts.exchange:
-        by_length = sorted(rows, key=lambda row: -lengths.prompt[row] - lengths.completion[row])
-        by_completion = sorted(rows, key=lambda row: (-lengths.completion[row], -lengths.prompt[row]))
-        orders = [by_length, by_completion]
-    if parts.exchange and parts.shared_prompts:
-        orders += _orders_by_prompt(rows, lengths)
-    ends = list(accumulate(sizes))
-    candidates = []
-    for order in orders:
-        chunks = [order[end - size : end] for size, end in zip(sizes, ends, strict=True)]
-        candidates.append([deal_of(chunk, lengths, parts, multiple) for chunk in chunks])
-    return min(candidates, key=lambda deals: sum(deal.tokens for deal in deals))
-
-
-def _orders_by_prompt(rows: Sequence[int], lengths: RowLengths) -> list[list[int]]:
-    """Rows by the length of their completion within blocks of prompts, for blocks of several sizes."""
-    rows_of_prompt: dict[int, list[int]] = {}
-    for row in rows:
-        rows_of_prompt.setdefault(lengths.prompt_number[row], []).append(row)
-
-    def longest(rows_with_prompt: list[int]) -> int:
-        return max(lengths.prompt[row] + lengths.completion[row] for row in rows_with_prompt)
-
-    longest_first = sorted(rows_of_prompt.values(), key=longest, reverse=True)
-    orders = []
-    for size in range(1, min(len(longest_first), MOST_PROMPTS_IN_A_BLOCK) + 1):
-        order: list[int] = []
-        for start in range(0, len(longest_first), size):
-            block = [row for rows_with_prompt in longest_first[start : start + size] for row in rows_with_prompt]
-            order += sorted(block, key=lambda row: -lengths.completion[row])
-        orders.append(order)
-    return orders
-
-
-def deal_of(rows: list[int], lengths: RowLengths, parts: Parts, multiple: int | None = None) -> Deal:
-    """Rows of a micro-batch with its widths, and the tokens that they cost.
-
-    The arguments are those of [`deal_rows`].
-    """
-    prompt_width = lengths.prompt_width
-    if parts.left_padding:
-        prompt_width = rounded_up(max(lengths.prompt[row] for row in rows), multiple, prompt_width)
-    completion_width = lengths.completion_width
-    if parts.right_padding:
-        completion_width = rounded_up(max(lengths.completion[row] for row in rows), multiple, completion_width)
-    num_prompts = len({lengths.prompt_number[row] for row in rows})
-    tokens = len(rows) * (prompt_width + completion_width)
-    tokens_saved = (len(rows) - num_prompts) * prompt_width
-    # Two passes over fewer tokens each take longer than one if they save little
-    shares = parts.shared_prompts and tokens_saved >= WORTH_SHARING * tokens
-    if shares:
-        tokens -= tokens_saved
-    return Deal(rows, prompt_width, completion_width, shares, tokens)
-
-
-def even_sizes(total: int, parts: int) -> list[int]:
-    """`parts` sizes that add up to `total` and differ by at most 1, the larger ones first."""
-    quotient, remainder = divmod(total, parts)
-    return [quotient + 1] * remainder + [quotient] * (parts - remainder)
-
-
 # Micro-batches
 
 
@@ -314,9 +181,9 @@ class Compacted:
 
 
 class UpdateCompactor:
-    """Leaves out of the micro-batches of a generation batch what does not change the gradient. Every process trains
-    on the same number of rows in a micro-batch, at least one, because TRL gathers values by row; their widths may
-    differ.
+    """Leaves out of the micro-batches of a generation batch what does not change the gradient. Each micro-batch has at
+    least one row. On several processes it has the same number of rows on each, because TRL gathers values by row;
+    their widths may differ.
 
     Whether a model's log-probs depend on padding, or on whether a prompt is computed with its completions, is checked
     at the first update in which it matters: one micro-batch is computed both ways, without gradient. What changes them
@@ -477,7 +344,11 @@ class UpdateCompactor:
             # Other processes may need more rows: the shortest of those without a gradient complete them
             others = sorted(rows[num_needed:], key=lambda row: lengths.prompt[row] + lengths.completion[row])
             chosen = sorted([*rows[:num_needed], *others[: total - num_needed]])
-            deals += deal_rows(chosen, even_sizes(total, length), lengths, parts, self.multiple)
+            limits = None
+            if self.processes.world_size == 1:
+                starts = range(start, start + length * rows_per_batch, rows_per_batch)
+                limits = Limits.of_trl(lengths, [range(first, first + rows_per_batch) for first in starts])
+            deals += deal_rows(chosen, length, lengths, parts, multiple=self.multiple, limits=limits)
         return deals
 
     def _micro_batch(
