@@ -399,3 +399,36 @@ def test_with_everything_off_processes_may_share_a_group():
     batch = run.collect(lambda ids: GeneratedRound(np.array([[0.0], [1], [1], [0]]), np.ones(4), np.zeros(4)), 0)
     assert prompts(batch.trained) == [-1]
     assert batch.trained[0].success_rate == 0.5
+
+
+class TheSame(Selector):
+    """Proposes the first prompts, over and over."""
+
+    exact = True
+
+    def propose(self, n, rng):
+        return np.arange(n)
+
+
+@pytest.mark.parametrize(
+    ("num_prompts", "taken", "others"),
+    [(9, {0, 1}, {2, 3, 4, 5, 6, 7, 8}), (6, {0, 2}, {1, 3, 4, 5}), (5, {1, 2, 4}, {0, 3}), (4, {0, 1, 2, 3}, set())],
+)
+def test_a_prompt_of_the_batch_is_proposed_again_only_if_no_other_is_free(num_prompts, taken, others):
+    run = collector(num_prompts, selector=TheSame())
+    proposed = run.selector.propose(4, run.rng, taken)
+    assert len(set(proposed.tolist())) == 4
+    free_proposed = others.intersection(proposed.tolist())
+    assert len(free_proposed) == min(4, len(others))
+
+
+def test_a_leftover_group_and_a_fresh_one_have_different_prompts():
+    """Three of four groups are effective in the first batch of two, and one is left over."""
+    run = collector(selector=TheSame(), round_sizes=RoundSizes(most=2, margin=2.0))
+    one = [1.0, 0.0, 0.0, 0.0]
+    first = run.collect(rounds(dict.fromkeys(range(40), one)), 0)
+    leftover = prompts(first.leftover)
+    assert leftover
+    second = run.collect(rounds(dict.fromkeys(range(40), one)), 1)
+    assert not {*leftover}.intersection(prompts(second.generated))
+    assert len({*prompts(second.trained)}) == 2

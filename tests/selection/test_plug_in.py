@@ -28,7 +28,10 @@ MODES = {
 
 @pytest.mark.parametrize("mode", MODES)
 def test_its_contract_is_kept(tmp_path, mode):
-    """Bound once and before anything else; what it proposes is generated; it observes every batch, once and whole."""
+    """
+    Bound once and before anything else; what it proposes is generated, but for prompts that the batch has already; it
+    observes every batch, once and whole.
+    """
     selector = LeastSolved()
     rolled_out = []
     rewards_of_mode = MODES[mode].get("rewards", mixed_reward)
@@ -50,9 +53,13 @@ def test_its_contract_is_kept(tmp_path, mode):
     generated = [batch.generated for batch in trainer.batches]
     assert [list(map(id, groups)) for groups in observed] == [list(map(id, groups)) for groups in generated]
     proposed = np.concatenate([ids for (ids,) in selector.called("propose")])
-    assert proposed.tolist() == [group.prompt_id for groups in generated for group in groups] == rolled_out
+    assert [group.prompt_id for groups in generated for group in groups] == rolled_out
+    not_yet_rolled_out = iter(proposed.tolist())
+    assert all(prompt in not_yet_rolled_out for prompt in rolled_out), "in the order in which they were proposed"
+    if mode in ("single pass", "replay"):
+        assert proposed.tolist() == rolled_out
     assert all(len(group.rewards) == 4 for groups in generated for group in groups)
-    assert trainer.generated == 4 * len(proposed)
+    assert trainer.generated == 4 * len(rolled_out)
     if mode in ("dynamic sampling", "all"):
         assert max(batch.rounds for batch in trainer.batches) > 1
         assert any(batch.dropped for batch in trainer.batches)

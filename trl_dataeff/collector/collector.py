@@ -247,7 +247,7 @@ class RolloutCollector:
             )
             if missing == 0:
                 return
-            groups = self._generate_round(so_far, self._propose(missing), generate_groups)
+            groups = self._generate_round(so_far, self._propose(missing, so_far), generate_groups)
             self.zero_share.observe(groups)
             so_far.rounds += 1
 
@@ -286,10 +286,10 @@ class RolloutCollector:
             by_group[i] = rollouts
         return by_group
 
-    def _propose(self, missing: int) -> np.ndarray:
+    def _propose(self, missing: int, so_far: _BatchSoFar) -> np.ndarray:
         """
         Prompts of a round for so many places, in the order of ranks: each process generates for an equal, contiguous
-        part.
+        part. A batch has two groups of a prompt only if too few other prompts are there.
         """
         if self.selector is None:
             return np.full(missing, UNKNOWN_PROMPT, dtype=np.int64)
@@ -300,7 +300,8 @@ class RolloutCollector:
             world_size=self.processes.world_size,
             num_prompts=self.num_prompts,
         )
-        return self.selector.propose(n, self.rng)
+        in_batch = {group.prompt_id for group in [*self.leftover, *self._candidates(so_far)]}
+        return self.selector.propose(n, self.rng, in_batch)
 
     def _candidates(self, so_far: _BatchSoFar) -> list[RolloutGroup]:
         """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, TypeVar
@@ -116,7 +116,8 @@ class Selector(ABC):
     @abstractmethod
     def propose(self, n: int, rng: torch.Generator) -> np.ndarray:
         """
-        Propose prompts. Called one or more times per generation batch.
+        Propose prompts. Called one or more times per generation batch. A prompt that the batch has already, in a
+        leftover group or from an earlier call, is not rolled out again: the selector is asked for others.
 
         Args:
             n (`int`): number of prompts, at most `context.num_prompts`.
@@ -189,6 +190,7 @@ class Selector(ABC):
         return {}
 
 
+FURTHER_PROPOSALS = 2  # of as many prompts as are missing
 _SELECTORS: dict[str, type[Selector]] = {}
 
 
@@ -334,16 +336,45 @@ class CheckedSelector:
         self.selector.bind(context)
         self.state_dict()
 
-    def propose(self, n: int, rng: torch.Generator) -> np.ndarray:
+    def propose(self, n: int, rng: torch.Generator, taken: Collection[int] = ()) -> np.ndarray:
         """
-        Propose prompts, see [`Selector.propose`].
+        Propose prompts, see [`Selector.propose`]. Where the generation batch has one of them already, the selector is
+        asked for others.
+
+        Args:
+            n (`int`): prompts to propose.
+            rng (`torch.Generator`): source of randomness.
+            taken (`Collection[int]`, *optional*): prompts that the generation batch has. They are proposed again only
+                if too few others are there.
 
         Returns:
             `np.ndarray` of shape `(n,)`: int64 prompt ids, the same on every process.
 
         Raises:
-            ValueError: they are not n distinct rows of the dataset.
+            ValueError: the selector's are not distinct rows of the dataset.
         """
+        in_batch = list(taken)
+        first = self._proposal(n, rng)
+        chosen = first[~np.isin(first, in_batch)]
+        for _ in range(FURTHER_PROPOSALS):
+            if len(chosen) == n:
+                return chosen
+            proposal = self._proposal(n - len(chosen), rng)
+            is_free = ~np.isin(proposal, [*in_batch, *chosen])
+            chosen = np.concatenate([chosen, proposal[is_free]])
+        if len(chosen) < n:
+            # Proposed prompts are distinct, so that enough of so many are free
+            enough = min(n + len(in_batch), self.selector.context.num_prompts)
+            proposal = self._proposal(enough, rng)
+            free = proposal[~np.isin(proposal, [*in_batch, *chosen])]
+            chosen = np.concatenate([chosen, free[: n - len(chosen)]])
+        if len(chosen) < n:
+            # The batch has all other prompts
+            repeated = first[~np.isin(first, chosen)]
+            chosen = np.concatenate([chosen, repeated[: n - len(chosen)]])
+        return chosen
+
+    def _proposal(self, n: int, rng: torch.Generator) -> np.ndarray:
         ids = self._same_everywhere(self.selector.propose(n, rng))
         return self._checked_ids(ids, n, f"propose({n})")
 
