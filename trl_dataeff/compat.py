@@ -204,11 +204,20 @@ def _takes(parameters: list[inspect.Parameter], expected: list[str]) -> bool:
 # Subclasses
 
 
+#: Methods by which a subclass decides which rows TRL trains on, or changes them, before TRL generates
+ROW_METHODS = ("_prepare_inputs", "_get_train_sampler", "get_train_dataloader")
+
+
+def overrides(trainer_class: type, name: str) -> bool:
+    """Whether a subclass has a method of its own in the place of TRL's, the Trainer's or ours."""
+    method: FunctionType = getattr(trainer_class, name)
+    package = method.__module__.partition(".")[0]
+    return package not in ("transformers", "trl", "trl_dataeff")
+
+
 def overrides_rewards(trainer_class: type) -> bool:
     """Whether a subclass has a `_calculate_rewards` of its own."""
-    method: FunctionType = trainer_class._calculate_rewards  # type: ignore[attr-defined]
-    package = method.__module__.partition(".")[0]
-    return package not in ("trl", "trl_dataeff")
+    return overrides(trainer_class, "_calculate_rewards")
 
 
 def has_fused_head() -> bool:

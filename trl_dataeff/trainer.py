@@ -6,6 +6,7 @@ import inspect
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, cast
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from accelerate.utils import is_peft_model
 from datasets import Dataset
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_map
 from transformers import PreTrainedModel
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 from trl import GRPOTrainer
@@ -85,7 +86,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     Overridden methods, and why:
 
     - `_generate_and_score_completions`: in training, rows come from the collector; TRL's method runs once, on what is
-      trained on.
+      trained on. Afterwards the list of rows that came in holds those, for subclasses that read it after `super()`.
+      Without selection, replay and several rounds, rows that a subclass has changed are trained on as they are.
     - `_generate`, `_calculate_rewards`: record what is generated; return groups that were generated before TRL's
       method runs.
     - `_prepare_inputs`: leaves out of the micro-batches what has no gradient.
@@ -152,6 +154,11 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         self.selector = plan.selector  # as it was given; the collector calls it as a `CheckedSelector`
         self.collector = make_collector(self, plan, processes)
         self._generates_before_trl = plan.generates_before_trl
+        self._can_take_trls_rows = plan.can_take_trls_rows
+        self._takes_trls_rows = False  # in this run
+        self._trls_collator = self.data_collator
+        self._warned_of_rows = False
+        self._rows_of_dataloader: list[dict[str, Any]] = []  # of a subclass that may change them
         if plan.compacts:
             policy = self._policy(self.model)
             self._compactor = UpdateCompactor(
@@ -226,6 +233,12 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         checkpoint = self._run.checkpoint
         if checkpoint is not None:
             check_fits(Path(checkpoint), self.collector.settings, num_prompts, dataset_hash, self._processes.is_main)
+        row_hooks = [name for name in compat.ROW_METHODS if compat.overrides(type(self), name)]
+        if self.data_collator is not self._trls_collator:
+            row_hooks.append("data_collator")
+        self._takes_trls_rows = self._can_take_trls_rows and bool(row_hooks)
+        if self.collector.selector is not None and not self._can_take_trls_rows:
+            validation.warn_of_unused_rows(row_hooks, self._processes)
         self._rows_dataset = dataset
         if self._map_style and config.remove_unused_columns:
             self._rows_dataset = self._remove_unused_columns(dataset, description="training")
@@ -258,12 +271,46 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         # A callback may have changed the weights of reward functions
         self.collector.classifier.weights = self.reward_weights.cpu().numpy()
         self._rows_read.clear()
+        if self._takes_trls_rows or self._changed_by_subclass(inputs):
+            return self._train_on_trls_rows(inputs)
         if self._generates_before_trl:
-            return self._train_on_pregenerated()
+            return self._train_on_pregenerated(inputs)
         return self._generate_within_trls_pass(inputs)
 
-    def _generate_within_trls_pass(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """All groups of a generation batch are generated within TRL's pass, and trained on."""
+    def _changed_by_subclass(self, inputs: list[dict[str, Any]]) -> bool:
+        """
+        Whether rows are to be trained on as they came in, because a subclass has changed them before this method. A
+        collective if a subclass has a method of this name.
+        """
+        if self.collector.selector is None or not compat.overrides(type(self), "_generate_and_score_completions"):
+            return False
+        values, structure = tree_flatten(inputs)
+        values_before, structure_before = tree_flatten(self._rows_of_dataloader)
+        is_changed = structure != structure_before
+        is_changed |= any(value is not before for value, before in zip(values, values_before, strict=False))
+        if self._can_take_trls_rows:
+            changed = torch.tensor([is_changed], device=self._processes.device)
+            return bool(self._processes.gather(changed).any())
+        if is_changed and not self._warned_of_rows:
+            self._warned_of_rows = True
+            validation.warn_of_unused_rows(["_generate_and_score_completions"], self._processes)
+        return False
+
+    def _train_on_trls_rows(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        """Train on rows that TRL's dataloader, or a subclass, has chosen or changed. Their prompts are not known."""
+        with trl_state.temporarily(self.collector, generates_before_trl=False):
+            return self._generate_within_trls_pass(rows, takes_rows=True)
+
+    def _generate_within_trls_pass(self, inputs: list[dict[str, Any]], takes_rows: bool = False) -> dict[str, Any]:
+        """
+        All groups of a generation batch are generated within TRL's pass, and trained on.
+
+        Args:
+            inputs (`list[dict]`): rows of TRL's dataloader, which become those that are trained on.
+            takes_rows (`bool`, *optional*, defaults to `False`): whether they are trained on as they are, in the place
+                of the selector's prompts.
+        """
+        takes_rows = takes_rows or self.collector.selector is None
         tensors: dict[str, Any] = {}
         make_batch = super()._generate_and_score_completions
 
@@ -271,19 +318,24 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             # One round is enough: nothing is replayed, no group is replaced, and no references are generated, because
             # any of these makes `plan_runs` have groups generated before TRL's pass
             assert not tensors, "a second round would replace the rows of the first"
-            rows = inputs if self.collector.selector is None else self._rows(self._processes.share(ids))
+            if not takes_rows:
+                inputs[:] = self._rows(self._processes.share(ids))
             with self._recorded() as recorder, trl_state.temporarily(self, _compacts_pass=not self._is_vlm):
-                tensors.update(make_batch(rows))
-            return recorder.complete(self._processes)
+                tensors.update(make_batch(inputs))
+            return replace(recorder.complete(self._processes), is_as_proposed=not takes_rows)
 
         with self._timer.selection():
             batch = self.collector.collect(generate_groups, self.state.global_step)
             self._log_batch(batch)
         return tensors
 
-    def _train_on_pregenerated(self) -> dict[str, Any]:
+    def _train_on_pregenerated(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """
         Groups are generated first; those to train on then pass through TRL's method as if they were generated there.
+
+        Args:
+            inputs (`list[dict]`): rows of TRL's dataloader. They become those that are trained on, which a subclass
+                may read after `super()`.
         """
         collector = self.collector
         metrics = self._metrics["train"]
@@ -291,7 +343,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             batch = collector.collect(self._generate_round, self.state.global_step)
             own = collector.groups_of_this_process(batch)
             groups = [member.group for member in own]
-            rows = self._rows(np.array([group.prompt_id for group in groups]))
+            inputs[:] = self._rows(np.array([group.prompt_id for group in groups]))
         # Of all processes, as TRL's `_calculate_rewards` returns them
         rewards = np.concatenate([group.rewards for group in batch.trained])
         pregenerated = PregeneratedGroups(groups, rewards)
@@ -306,7 +358,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         compacts = {"_compacts_pass": not self._is_vlm}
         mode = {"_generation_mode": pregenerated, "_old_logps_rows": old_logps_rows, **compacts}
         with trl_state.temporarily(self, **mode, _leaves_out_next_pass=leaves_out_pass):
-            tensors = super()._generate_and_score_completions(rows)
+            tensors = super()._generate_and_score_completions(inputs)
         if leaves_out_pass:
             del tensors["old_per_token_logps"], tensors["importance_sampling_ratio"]
             for name in sampler.METRICS:
@@ -346,6 +398,9 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         rows = self._rows(self._processes.share(ids))
         with self._recorded() as recorder:
             rollouts = generate_rollouts(self, rows)
+        # TRL's pass comes afterwards, and reads whether the policy trains. A reward function or a `rollout_func` that
+        # asks the policy may have left it in evaluation mode
+        self.model.train()
         return recorder.complete(self._processes, rollouts)
 
     @contextmanager
@@ -388,9 +443,13 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     # The loss
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
+        is_training = self.model.training
+        if is_training and compat.overrides(type(self), "_generate_and_score_completions"):
+            self._rows_of_dataloader = [_copy_of(row) for row in generation_batch]
         inputs: dict[str, Any] = super()._prepare_inputs(generation_batch)
-        if self._compactor is None or not self.model.training:
+        if self._compactor is None or not is_training:
             return inputs
+        self.model.train()  # a reward function that asks the policy may have left it in evaluation mode
         return self._compacted(self._compactor, inputs)
 
     def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:

@@ -6,6 +6,7 @@ on.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -271,6 +272,23 @@ def warn_of_unsupported_reuse(
     else:
         why = f"With {reason}, "
     logger.warning(f"{why}each batch is one round of rollouts without replay.")
+
+
+def warn_of_unused_rows(names: Sequence[str], processes: Processes) -> None:
+    """
+    Warn, on the main process, that rows are not trained on as a subclass or a script has them.
+
+    Args:
+        names (`Sequence[str]`): what decides or changes the rows in `GRPOTrainer`.
+        processes ([`Processes`]): of the run.
+    """
+    if names and processes.is_main:
+        listed = ", ".join(f"`{name}`" for name in names)
+        logger.warning(
+            f"The rows of {listed} are not trained on: selection and replay read the prompts that they choose from "
+            "`train_dataset`. Change the dataset instead (`train_dataset.map(...)`), or set `selection='uniform'`, "
+            "`replay='off'` and `max_rollout_rounds=1`, which train on the rows that `GRPOTrainer` trains on."
+        )
 
 
 def announce(

@@ -42,6 +42,8 @@ class Plan:
         replays (`bool`): whether groups are stored and replayed.
         reserved (`int`): places of a generation batch that stored groups get in any case.
         generates_before_trl (`bool`): whether groups are generated before TRL's pass over them.
+        can_take_trls_rows (`bool`): whether the rows of TRL's dataloader may be trained on, as a subclass has changed
+            them: no prompts are selected, no group is replaced, and none is trained on again.
         compacts (`bool`): whether the update leaves out what does not change the gradient.
         requires_scores (`bool`): whether completions without any score, from the start of training, are an error:
             selection, several rounds and replay need scores. Without these three, all that TRL accepts is accepted.
@@ -53,6 +55,7 @@ class Plan:
     replays: bool
     reserved: int
     generates_before_trl: bool
+    can_take_trls_rows: bool
     compacts: bool
     requires_scores: bool
 
@@ -119,6 +122,7 @@ def plan_runs(trainer: GRPOTrainer, selector: Selector | None, *, is_map_style: 
         replays=replays,
         reserved=reserved,
         generates_before_trl=generates_before_trl,
+        can_take_trls_rows=is_uniform and max_rounds == 1 and not trains_on_other_groups,
         compacts=compacts,
         requires_scores=selects_by_rewards or max_rounds > 1 or replays,
     )

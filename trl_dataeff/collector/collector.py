@@ -261,7 +261,7 @@ class RolloutCollector:
         self.reward_checks.check(rewards)
         owners = self.processes.owners_of(n)
         groups = self.classifier.groups(
-            ids,
+            ids if generated.is_as_proposed else np.full(n, UNKNOWN_PROMPT, dtype=np.int64),
             rewards,
             generated.lengths.reshape(n, -1).astype(np.int32),
             generated.truncated.reshape(n, -1).astype(bool),

@@ -42,6 +42,7 @@ class GeneratedRound:
         truncated: whether each completion was cut off, bool of shape `(n * G,)`.
         seconds: that generation and scoring took, on this process.
         rollouts: those that this process holds, one per prompt; empty if they are not kept.
+        is_as_proposed: whether the prompts are those that were proposed; if not, they are not known.
     """
 
     rewards: np.ndarray
@@ -49,6 +50,7 @@ class GeneratedRound:
     truncated: np.ndarray
     seconds: float = 0.0
     rollouts: Sequence[Rollouts] = ()
+    is_as_proposed: bool = True
 
 
 class RoundRecorder:

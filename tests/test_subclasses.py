@@ -1,0 +1,253 @@
+"""
+What public subclasses of `GRPOTrainer` override, on ours: with everything off it does what it does in TRL, and with
+selection it sees the rows that are trained on, or the run says at its start what it cannot honour.
+"""
+
+import pytest
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+from trl import GRPOTrainer
+
+from tests.factories.comparison import OFF, all_finite, assert_identical, messages
+from tests.factories.tiny import even_length_reward, run
+from tests.factories.training import partly_learnable_reward
+from trl_dataeff import DataEfficientGRPOTrainer
+
+
+class GoldAnswers:
+    """Reads the rows after TRL has scored them, for advantages of its own."""
+
+    def _generate_and_score_completions(self, inputs):
+        output = super()._generate_and_score_completions(inputs)
+        if self.model.training:
+            scale = torch.tensor([1.0 + int(row["answer"]) / 10 for row in inputs])
+            output["advantages"] = output["advantages"] * scale
+        return output
+
+
+class ChangedBefore:
+    """Changes rows before TRL generates, within the list that it got."""
+
+    def _generate_and_score_completions(self, inputs):
+        for row in inputs:
+            row["prompt"] = row["prompt"].replace("+", " plus ")
+        return super()._generate_and_score_completions(inputs)
+
+
+class OtherListBefore:
+    """Gives TRL another list of rows."""
+
+    def _generate_and_score_completions(self, inputs):
+        rows = [{**row, "prompt": "Q" + row["prompt"]} for row in inputs]
+        return super()._generate_and_score_completions(rows)
+
+
+class ChangedInPrepareInputs:
+    def _prepare_inputs(self, generation_batch):
+        rows = [{**row, "prompt": row["prompt"] + "?"} for row in generation_batch]
+        return super()._prepare_inputs(rows)
+
+
+class OwnSampler:
+    """Takes prompts from the last to the first."""
+
+    def _get_train_sampler(self, dataset=None):
+        sampler = super()._get_train_sampler(dataset)
+        size = len(self.train_dataset)
+        return [size - 1 - index for index in sampler]
+
+
+class OwnDataloader:
+    def get_train_dataloader(self):
+        self.train_dataset = self.train_dataset.select(range(len(self.train_dataset) - 1, -1, -1))
+        return super().get_train_dataloader()
+
+
+class ShapedRewards:
+    def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
+        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        bonus = torch.tensor([int(row["answer"]) / 4 for row in inputs])
+        return rewards * 2 + bonus[:, None]
+
+
+class CountedGeneration:
+    generated = 0
+
+    def _generate(self, prompts):
+        self.generated += len(prompts)
+        return super()._generate(prompts)
+
+
+class ScaledLoss:
+    def _compute_loss(self, model, inputs):
+        return super()._compute_loss(model, inputs) * 0.5
+
+
+class WatchedLoss:
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        self._metrics["train"]["loss_of_ours"].append(loss.item())
+        return loss
+
+
+class OwnLog:
+    def log(self, logs, *args, **kwargs):
+        logs["squared_step"] = self.state.global_step**2
+        super().log(logs, *args, **kwargs)
+
+
+class OwnScheduler:
+    def create_scheduler(self, num_training_steps, optimizer=None):
+        self.lr_scheduler = LambdaLR(optimizer or self.optimizer, lambda step: 0.9**step)
+        self._created_lr_scheduler = True
+        return self.lr_scheduler
+
+
+PATTERNS = (
+    GoldAnswers,
+    ChangedBefore,
+    OtherListBefore,
+    ChangedInPrepareInputs,
+    OwnSampler,
+    OwnDataloader,
+    ShapedRewards,
+    CountedGeneration,
+    ScaledLoss,
+    WatchedLoss,
+    OwnLog,
+    OwnScheduler,
+)
+OPTIONS = {"rewards": partly_learnable_reward, "max_steps": 6, "per_device_train_batch_size": 16}
+
+
+def named(prefix: str, pattern: type, trainer_class: type) -> type:
+    return type(f"{prefix}{pattern.__name__}", (pattern, trainer_class), {})
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_subclass_does_what_it_does_in_trl_with_everything_off(pattern, tmp_path):
+    reference = run(tmp_path / "a", named("Trl", pattern, GRPOTrainer), **OPTIONS)
+    ours = run(tmp_path / "b", named("Our", pattern, DataEfficientGRPOTrainer), **OPTIONS, **OFF)
+    assert_identical(reference, ours, least=80)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_subclass_does_what_it_does_in_trl_with_the_compact_update_alone(pattern, tmp_path):
+    options = {**OPTIONS, "optim": "sgd", "learning_rate": 0.1}
+    reference = run(tmp_path / "a", named("Trl", pattern, GRPOTrainer), **options)
+    ours = run(
+        tmp_path / "b", named("Our", pattern, DataEfficientGRPOTrainer), **{**options, **OFF, "compact_update": True}
+    )
+    for (name, a), (_, b) in zip(reference.model.named_parameters(), ours.model.named_parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_rows_of_a_data_collator_that_is_set_afterwards_are_those_of_trl_with_everything_off(tmp_path):
+    def collate(rows):
+        return [{**row, "prompt": row["prompt"] + "!"} for row in rows]
+
+    trainers = []
+    for name, trainer_class, options in (("a", GRPOTrainer, {}), ("b", DataEfficientGRPOTrainer, OFF)):
+        trainer = run(tmp_path / name, trainer_class, train=False, **OPTIONS, **options)
+        trainer.data_collator = collate
+        trainer.train()
+        trainers.append(trainer)
+    assert_identical(*trainers, least=80)
+
+
+class ReadsRows:
+    """Notes the rows that it finds after TRL's method, and the prompts that are trained on."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.rows = []
+        self.prompts = []
+
+    def _generate_and_score_completions(self, inputs):
+        output = super()._generate_and_score_completions(inputs)
+        if self.model.training:
+            self.rows.append([row["prompt"] for row in inputs])
+            prompts = [ids[mask.bool()] for ids, mask in zip(output["prompt_ids"], output["prompt_mask"])]
+            self.prompts.append(["".join(self.processing_class.batch_decode(ids)) for ids in prompts])
+        return output
+
+
+SETTINGS = {
+    "selection and fill": {"selection": "dots", "replay": "fill"},
+    "share": {"selection": "dots", "replay": "share"},
+    "several rounds": {"selection": "greso", "max_rollout_rounds": 3, "rollout_margin": 2.0},
+    "selection alone": {"selection": "dots", "compact_update": False},
+    "compact update": {"compact_update": True},
+    "off": {},
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_rows_after_super_are_those_that_are_trained_on(name, tmp_path):
+    options = {**OPTIONS, "rewards": even_length_reward, **OFF, **SETTINGS[name]}
+    trainer = run(tmp_path, named("Our", ReadsRows, DataEfficientGRPOTrainer), **options)
+    assert len(trainer.rows) == 6
+    assert trainer.rows == trainer.prompts
+
+
+@pytest.mark.parametrize(
+    "pattern", [ChangedBefore, OtherListBefore, ChangedInPrepareInputs, OwnSampler, OwnDataloader]
+)
+def test_rows_that_selection_does_not_use_are_named_once(pattern, tmp_path, caplog_transformers):
+    options = {**OPTIONS, "selection": "dots", "replay": "fill", "max_steps": 3}
+    trainer = run(tmp_path, named("Our", pattern, DataEfficientGRPOTrainer), **options)
+    (found,) = messages(caplog_transformers, "are not trained on")
+    method = next(name for name in vars(pattern) if name.strip("_")[:3] in ("gen", "pre", "get"))
+    assert f"`{method}`" in found
+    assert all_finite(trainer)
+
+
+def test_a_subclass_that_changes_no_rows_is_not_warned(tmp_path, caplog_transformers):
+    run(tmp_path, named("Our", GoldAnswers, DataEfficientGRPOTrainer), **OPTIONS, selection="dots", replay="fill")
+    assert not messages(caplog_transformers, "are not trained on")
+
+
+@pytest.mark.parametrize("settings", [{"selection": "dots", "replay": "fill"}, {"compact_update": True}, {}])
+@pytest.mark.parametrize("asks", ["the reward function", "the rollout_func"])
+def test_a_policy_that_is_left_in_evaluation_mode_is_trained_as_in_trl(settings, asks, tmp_path):
+    """Advantages are those of groups of four, though groups of evaluation have two."""
+    trainers = []
+
+    def reward(completion_ids, **kwargs):
+        if asks == "the reward function":
+            trainers[-1].model.eval()
+        return even_length_reward(completion_ids)
+
+    class Noted(DataEfficientGRPOTrainer):
+        def _generate_single_turn(self, *args, **kwargs):
+            generated = super()._generate_single_turn(*args, **kwargs)
+            if asks == "the rollout_func":
+                self.model.eval()
+            return generated
+
+        def _generate_and_score_completions(self, inputs):
+            output = super()._generate_and_score_completions(inputs)
+            self.advantages.append(output["advantages"].clone())
+            return output
+
+    trainer = run(
+        tmp_path,
+        Noted,
+        **{
+            **OPTIONS,
+            "rewards": reward,
+            "num_generations_eval": 2,
+            "per_device_eval_batch_size": 4,
+            **OFF,
+            **settings,
+        },
+        train=False,
+    )
+    trainer.advantages = []
+    trainers.append(trainer)
+    trainer.train()
+    sums = torch.stack(trainer.advantages).view(-1, 4).sum(dim=1)
+    pairs = torch.stack(trainer.advantages).view(-1, 2).sum(dim=1)
+    torch.testing.assert_close(sums, torch.zeros_like(sums), rtol=0, atol=1e-4)
+    assert pairs.abs().max() > 0.1
+    assert all(log["reward"] > 0 for log in trainer.state.log_history if "reward" in log)
