@@ -56,6 +56,14 @@ def classify(rewards, truncated=None, weights=(1.0,), **options):
         ([[0.7, 0.8, 0.1], [0.7, 0.9, 0.0]], {"weights": (1, 1, 1), "reward_range": (0, 2)}, HARD),
         ([[0.7, 0.8, 0.1], [0.7, 0.9, 0.001]], {"weights": (1, 1, 1), "reward_range": (0, 2)}, EFFECTIVE),
         ([math.inf, 0.0], {}, HARD),  # TRL sets the advantages of such a group to 0
+        ([[1, math.inf], [0, 0]], {"weights": (1, 0)}, EFFECTIVE),  # 0 x inf is NaN, which TRL leaves out of the sum
+        ([[1, -math.inf], [1, 0]], {"weights": (1, 0)}, EASY),
+        ([[NAN, math.inf], [NAN, math.inf]], {"weights": (1, 0), "reward_range": (-1, 1)}, HARD),  # each total is 0
+        (
+            [[1, math.inf], [0, 0]],
+            {"weights": (1, 0), "aggregation": "normalize_then_sum"},
+            EFFECTIVE,
+        ),
     ],
 )
 def test_kinds(rewards, options, kind):
@@ -204,3 +212,21 @@ def test_the_warning_counts_from_the_start_of_the_run(caplog_transformers):
     after.load_state_dict(before.state_dict())
     after.check_gradient(effective=False, progress=0.5)
     assert len(messages(caplog_transformers, "gradient")) == 1
+
+
+def test_a_function_that_is_only_logged_may_be_infinite(tmp_path, caplog_transformers):
+    """With weight 0 it changes neither which groups are effective nor how many rollouts are generated."""
+
+    def surprise_reward(completions, **kwargs):
+        return [math.inf if i % 2 else 0.0 for i in range(len(completions))]
+
+    options = {"selection": "dots", "max_rollout_rounds": 3, "max_steps": 4}
+    weighted = {"rewards": [even_length_reward, surprise_reward], "reward_weights": [1.0, 0.0]}
+    alone = run(tmp_path / "a", **options)
+    both = run(tmp_path / "b", **options, **weighted)
+    assert both.collector.counters == alone.collector.counters
+    assert [log["grad_norm"] for log in both.state.log_history[:4]] == [
+        log["grad_norm"] for log in alone.state.log_history[:4]
+    ]
+    assert not messages(caplog_transformers, "infinite")
+    assert not messages(caplog_transformers, "has carried a gradient")

@@ -258,7 +258,7 @@ class RolloutCollector:
         n = len(ids)
         generated = generate_groups(ids)
         rewards = generated.rewards.reshape(n, -1, len(self.reward_names)).astype(np.float32)
-        self.reward_checks.check(rewards)
+        self.reward_checks.check(rewards, self.classifier.weights)
         owners = self.processes.owners_of(n)
         groups = self.classifier.groups(
             ids if generated.is_as_proposed else np.full(n, UNKNOWN_PROMPT, dtype=np.int64),

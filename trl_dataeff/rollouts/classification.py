@@ -18,15 +18,17 @@ def total_rewards(rewards: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
     Args:
         rewards (`np.ndarray` of shape `(..., F)`): NaN where a function gave no score, which is left out of the sum.
+            So is an infinite reward with weight 0.
         weights (`np.ndarray` of shape `(F,)`): weights of the functions.
 
     Returns:
         `np.ndarray` of shape `(...)`, float32: NaN for a completion that no function scored.
     """
     rewards = np.asarray(rewards, dtype=np.float64)
-    unscored = np.isnan(rewards)
-    totals = np.where(unscored, 0.0, rewards) @ np.asarray(weights, dtype=np.float64)
-    totals[unscored.all(axis=-1)] = np.nan
+    with np.errstate(invalid="ignore"):  # 0 times infinity
+        weighted = rewards * np.asarray(weights, dtype=np.float64)
+    totals: np.ndarray = np.where(np.isnan(weighted), 0.0, weighted).sum(axis=-1)
+    totals[np.isnan(rewards).all(axis=-1)] = np.nan
     return totals.astype(np.float32)
 
 
