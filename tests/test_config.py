@@ -7,7 +7,7 @@ import pytest
 from trl import GRPOConfig, TrlParser
 
 from trl_dataeff import DataEfficientGRPOConfig
-from trl_dataeff.config import own_copy
+from trl_dataeff.config import with_own_fields
 
 
 BASE = {"use_cpu": True, "bf16": False, "report_to": "none", "per_device_train_batch_size": 8, "num_generations": 8}
@@ -90,12 +90,18 @@ class Special(GRPOConfig):
 
 
 def test_a_plain_config_becomes_ours_and_values_under_our_names_are_kept_and_checked():
-    assert type(own_copy(GRPOConfig("out", **BASE))) is DataEfficientGRPOConfig
+    assert type(with_own_fields(GRPOConfig("out", **BASE))) is DataEfficientGRPOConfig
     given = Special("out", **BASE, special=5)
     given.replay_fraction = 0.25
-    own = own_copy(given)
+    own = with_own_fields(given)
     assert (own.special, own.doubled, own.replay_fraction) == (5, 10, 0.25)
     assert {name: getattr(own, name) for name in DEFAULTS} == DEFAULTS | {"replay_fraction": 0.25}
     given.replay_ratio_cap = 0.5
     with pytest.raises(ValueError, match="`replay_ratio_cap`"):
-        own_copy(given)
+        with_own_fields(given)
+
+
+def test_our_own_configuration_is_kept_as_the_object_that_it_is():
+    """As TRL keeps it: a script may change it after the trainer was made."""
+    own = DataEfficientGRPOConfig("out", **BASE)
+    assert with_own_fields(own) is own

@@ -10,9 +10,10 @@ import torch
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from tests.factories.comparison import groups_since
+from tests.factories.comparison import assert_same_end, groups_since
 from tests.factories.configurations import DYNAMIC, FILL, make_trainer, train_briefly
-from tests.factories.tiny import SMALL, even_length_reward, plain_dataset, tiny_model, tiny_tokenizer
+from tests.factories.tiny import SMALL, even_length_reward, plain_dataset, run, tiny_model, tiny_tokenizer
+from tests.factories.training import partly_learnable_reward
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 
 
@@ -192,3 +193,122 @@ def test_an_instance_whose_init_did_not_run_generates_and_scores_as_grpo_trainer
     for name, (returned, *arguments) in passed.items():
         monkeypatch.setattr(GRPOTrainer, name, lambda self, *args, result=returned, **kwargs: (result, args))
         assert getattr(trainer, name)(*arguments) == (returned, tuple(arguments))
+
+
+class Changes(TrainerCallback):
+    """Sets attributes of the trainer after the second step."""
+
+    def __init__(self, **attributes):
+        self.attributes = attributes
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 2:
+            for name, value in self.attributes.items():
+                setattr(self.trainer, name, value)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"loss_type": "dr_grpo"},
+        {"loss_type": "dapo"},
+        {"scale_rewards": "none"},
+        {"scale_rewards": "batch"},
+        {"importance_sampling_level": "sequence"},
+        {"mask_truncated_completions": True},
+        {"epsilon_high": 0.4},
+        {"beta": 0.0},
+    ],
+)
+@pytest.mark.parametrize("compact_update", [True, False])
+def test_attributes_of_the_loss_that_change_during_a_run_have_trls_effect(tmp_path, changed, compact_update):
+    """Plain SGD, since Adam would hide a factor on the gradient."""
+    options = {"rewards": partly_learnable_reward, "max_steps": 5, "optim": "sgd", "learning_rate": 0.1}
+    options |= {"loss_type": "grpo", "num_iterations": 2}
+    trainers = []
+    for name, trainer_class in (("a", GRPOTrainer), ("b", DataEfficientGRPOTrainer)):
+        own = {"compact_update": compact_update} if name == "b" else {}
+        trainer = run(tmp_path / name, trainer_class, train=False, **options, **own)
+        callback = Changes(**changed)
+        callback.trainer = trainer
+        trainer.add_callback(callback)
+        trainer.train()
+        trainers.append(trainer)
+    plain, ours = trainers
+    for (name, a), (_, b) in zip(plain.model.named_parameters(), ours.model.named_parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=2e-6, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("settings", [{}, {"selection": "dots", "replay": "fill", "compact_update": True}])
+def test_a_callback_switches_the_table_of_completions(tmp_path, settings, monkeypatch):
+    trainer = run(tmp_path, train=False, max_steps=4, log_completions=True, **settings)
+    callback = Changes(log_completions=False)
+    callback.trainer = trainer
+    trainer.add_callback(callback)
+    trainer.train()
+    assert not trainer.log_completions
+    tables = sorted(path.name for path in (tmp_path / "completions").iterdir())
+    assert len(tables) == 2
+
+
+def test_a_configuration_that_changes_after_the_trainer_was_made_has_trls_effect(tmp_path):
+    trainer = run(tmp_path, train=False, selection="dots", replay="fill", max_steps=4)
+    trainer.args.max_steps = 2
+    trainer.args.log_completions = True  # TRL has read it, and made no folder for the table
+    trainer.train()
+    assert trainer.state.global_step == 2
+
+
+class OwnNames(DataEfficientGRPOTrainer):
+    """Has attributes whose names a trainer might use for itself."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._run = "of a tracker"
+        self._timer = 3.0
+        self._rows = []
+        self._callback = None
+        self._processes = 1
+        self._correction = "mine"
+
+    def _log(self, *args):
+        raise AssertionError("this is the subclass's own")
+
+    def _logps(self):
+        raise AssertionError("this is the subclass's own")
+
+    def _log_batch(self):
+        raise AssertionError("this is the subclass's own")
+
+
+def test_a_subclass_may_use_its_own_private_names(tmp_path):
+    options = {"selection": "dots", "replay": "share", "max_steps": 4}
+    plain = run(tmp_path / "a", **options)
+    own = run(tmp_path / "b", OwnNames, **options)
+    assert_same_end(plain, own)
+
+
+def test_private_names_of_ours_have_a_prefix():
+    """TRL's and the Trainer's own names are overridden; all else of ours is out of a subclass's way."""
+    own = [name for name in vars(DataEfficientGRPOTrainer) if not hasattr(GRPOTrainer, name)]
+    assert {name for name in own if name.startswith("_")} == {
+        name for name in own if name.startswith("_dataeff_") or name.startswith("__")
+    }
+
+
+@pytest.mark.parametrize("resumes", [False, True])
+def test_a_run_that_begins_late_does_so_without_the_schedulers_method(tmp_path, resumes):
+    class OwnScheduler(DataEfficientGRPOTrainer):
+        def create_scheduler(self, num_training_steps, optimizer=None):
+            self.lr_scheduler = torch.optim.lr_scheduler.ConstantLR(self.optimizer)
+            self._created_lr_scheduler = True
+            return self.lr_scheduler
+
+    options = {"bf16_full_eval": True, "selection": "dots", "replay": "fill", "save_strategy": "steps"}
+    whole = run(tmp_path / "a", OwnScheduler, **options, max_steps=6, save_steps=3)
+    assert whole.state.global_step == 6
+    if resumes:
+        resumed = run(
+            tmp_path / "b", OwnScheduler, **options, max_steps=6, save_steps=3, resume=str(tmp_path / "a/checkpoint-3")
+        )
+        assert_same_end(whole, resumed)

@@ -230,19 +230,20 @@ def _check_reward_range(reward_range: Any) -> None:
         raise ValueError(takes)
 
 
-def own_copy(args: Any, model: Any = None) -> DataEfficientGRPOConfig:
+def with_own_fields(args: Any, model: Any = None) -> DataEfficientGRPOConfig:
     """
-    Return a copy of a configuration that has the fields of this package.
+    Return a configuration that has the fields of this package.
 
     Args:
         args ([`DataEfficientGRPOConfig`], [`~trl.GRPOConfig`] or `None`):
-            Configuration to copy. A plain `GRPOConfig` becomes a [`DataEfficientGRPOConfig`]; a subclass keeps its
-            class. Fields of this package that it lacks get their defaults.
+            Configuration. A [`DataEfficientGRPOConfig`] is returned as it is; another one is copied. A plain
+            `GRPOConfig` becomes a [`DataEfficientGRPOConfig`]; a subclass keeps its class. Fields of this package that
+            it lacks get their defaults.
         model (`str` or [`~transformers.PreTrainedModel`], *optional*):
             Model that names the output folder if `args` is `None`, as in TRL.
 
     Returns:
-        [`DataEfficientGRPOConfig`]: The copy, or the default configuration if `args` is `None`.
+        [`DataEfficientGRPOConfig`]: The configuration, or the default one if `args` is `None`.
 
     Raises:
         TypeError: If `args` is not a configuration of GRPO.
@@ -254,6 +255,9 @@ def own_copy(args: Any, model: Any = None) -> DataEfficientGRPOConfig:
         return DataEfficientGRPOConfig(f"{model_name}-GRPO")
     if not isinstance(args, GRPOConfig):
         raise TypeError(f"`args` must be a DataEfficientGRPOConfig or a GRPOConfig, got {type(args).__name__}.")
+    if isinstance(args, DataEfficientGRPOConfig):
+        check_fields(args)
+        return args
     # Not constructed from the values of `args`: `GRPOConfig.__post_init__` derives fields from one another, and cannot
     # run twice
     config: Any = copy.copy(args)

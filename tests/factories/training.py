@@ -89,9 +89,9 @@ class CountedRows(Watched):
         self.is_in_loss = False
         return loss
 
-    def _logps_of_micro_batch(self, *args):
+    def _dataeff_logps_of_micro_batch(self, *args):
         self.is_checking = True  # a micro-batch is computed both ways
-        logps = super()._logps_of_micro_batch(*args)
+        logps = super()._dataeff_logps_of_micro_batch(*args)
         self.is_checking = False
         return logps
 

@@ -88,7 +88,8 @@ def test_metrics_of_groups_by_hand():
         make_group(rewards=np.float32([[0, np.nan], [np.nan, np.nan]])),
     ]
     values = group_metrics(groups, ["first", "second"], np.float32([1, 0.5]))
-    assert values == pytest.approx(
+    assert all(len(of_name) == 1 for of_name in values.values())
+    assert {name: value for name, (value,) in values.items()} == pytest.approx(
         {
             "reward": 2 / 3,  # of 1, 1 and 0; the last completion has no score
             "reward_std": 3**-0.5,
@@ -106,6 +107,26 @@ def test_metrics_of_groups_by_hand():
             "completions/max_terminated_length": 1,
         }
     )
+
+
+def test_functions_of_one_name_share_a_metric_of_what_is_generated(tmp_path):
+    """TRL logs the mean over both functions, and so do we, also where something is replayed."""
+
+    def reward(scale):
+        return lambda completion_ids, **kwargs: [scale * (sum(ids) % 2) for ids in completion_ids]
+
+    options = {
+        **BATCH,
+        "selection": "uniform",
+        "replay": "share",
+        "max_steps": 6,
+        "rewards": [reward(1.0), reward(8.0)],
+    }
+    trainer = run(tmp_path, **options)
+    logs = [log for log in trainer.state.log_history if "reward" in log]
+    assert logs[-1]["dataeff/rollouts_replayed"] > 0
+    for log in logs:
+        assert log["rewards/<lambda>/mean"] == pytest.approx(log["reward"] / 2)
 
 
 def test_the_metrics_of_trl_that_are_replaced_are_listed_and_logged():

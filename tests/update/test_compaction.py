@@ -280,8 +280,8 @@ def test_any_micro_batches(loss_type, parts, size, accumulated, share, seed, mas
             return own
         return torch.cat([own, torch.tensor(peak) if own.dim() == 1 else own])
 
-    compactor = UpdateCompactor(loss_type, accumulated, Processes(0, 1 + bool(other), gather=gather))
-    compacted = compactor.compact(batches, allowed)
+    compactor = UpdateCompactor(accumulated, Processes(0, 1 + bool(other), gather=gather))
+    compacted = compactor.compact(batches, allowed, loss_type)
     assert all(FACTOR not in batch for batch in batches), "TRL's own are not changed"
     found = compacted.batches
     assert len(found) == parts
@@ -352,7 +352,7 @@ def test_a_part_that_changes_log_probs_is_switched_off_when_it_matters(what, cap
     """Also where it matters in one micro-batch alone. Each part is checked once."""
     rng = np.random.default_rng(1)
     model = Model(what)
-    compactor = UpdateCompactor("dapo", 4, Processes(), model_name="Tiny")
+    compactor = UpdateCompactor(4, Processes(), model_name="Tiny")
     for _ in range(6):
         joined = batch_of_rows(rng, 12, 0.7, False)
         batches = [
@@ -362,7 +362,7 @@ def test_a_part_that_changes_log_probs_is_switched_off_when_it_matters(what, cap
             }
             for i in range(0, 12, 3)
         ]
-        compacted = compactor.compact(batches, PARTS, model.logps_of)
+        compacted = compactor.compact(batches, PARTS, "dapo", model.logps_of)
         widths = {(batch["prompt_ids"].size(1), batch["completion_ids"].size(1)) for batch in compacted.batches}
         if what == "left_padding":
             assert {prompt for prompt, _ in widths} == {4}
@@ -374,7 +374,7 @@ def test_a_part_that_changes_log_probs_is_switched_off_when_it_matters(what, cap
     warnings = messages(caplog_transformers, "of Tiny by")
     assert len(warnings) == (what != "nothing")
     assert compactor.checked(PARTS) == (PARTS if what == "nothing" else PARTS.without([what]))
-    resumed = UpdateCompactor("dapo", 4, Processes())
+    resumed = UpdateCompactor(4, Processes())
     resumed.load_state_dict(json.loads(json.dumps(compactor.state_dict())))
     assert resumed.checked(PARTS) == compactor.checked(PARTS)
 
@@ -439,26 +439,26 @@ def logps_by_width(batch, scores_completions):
 )
 def test_each_part_is_checked_where_it_changes_what_is_computed(part, batches):
     others = {"left_padding", "shared_prompts"} - {part}
-    compactor = UpdateCompactor("dapo", 1, Processes())
-    compacted = compactor.compact(batches, PARTS.without(["exchange", *others]), logps_by_width)
+    compactor = UpdateCompactor(1, Processes())
+    compacted = compactor.compact(batches, PARTS.without(["exchange", *others]), "dapo", logps_by_width)
     assert not getattr(compactor.kept, part)
     assert all(batch["prompt_ids"].size(1) == 8 for batch in compacted.batches)
     assert not any(FIRST_ROWS in batch for batch in compacted.batches)
 
 
 def test_nothing_counts_as_checked_where_all_completions_are_masked():
-    compactor = UpdateCompactor("bnpo", 1, Processes())
-    compactor.compact(micro_batches([8, 8, 2, 2], [0, 0, 0, 0], [1, 1, 2, 3]), IN_ORDER, logps_by_width)
+    compactor = UpdateCompactor(1, Processes())
+    compactor.compact(micro_batches([8, 8, 2, 2], [0, 0, 0, 0], [1, 1, 2, 3]), IN_ORDER, "bnpo", logps_by_width)
     assert len(compactor.state_dict()["unchecked"]) == 4
-    compactor.compact(micro_batches([8, 8, 2, 2], [9, 9, 9, 9], [1, 1, 2, 3]), IN_ORDER, logps_by_width)
+    compactor.compact(micro_batches([8, 8, 2, 2], [9, 9, 9, 9], [1, 1, 2, 3]), IN_ORDER, "bnpo", logps_by_width)
     assert not compactor.kept.left_padding
     assert not compactor.kept.shared_prompts
 
 
 def test_what_was_checked_and_switched_off_survives_a_checkpoint():
-    checked = UpdateCompactor("bnpo", 1, Processes())
-    checked.compact(micro_batches([8, 8, 2, 2], [9, 9, 9, 9], [1, 1, 2, 3]), IN_ORDER, logps_by_width)
-    resumed = UpdateCompactor("bnpo", 1, Processes())
+    checked = UpdateCompactor(1, Processes())
+    checked.compact(micro_batches([8, 8, 2, 2], [9, 9, 9, 9], [1, 1, 2, 3]), IN_ORDER, "bnpo", logps_by_width)
+    resumed = UpdateCompactor(1, Processes())
     resumed.load_state_dict(json.loads(json.dumps(checked.state_dict())))
     assert resumed.kept == checked.kept != PARTS
     assert resumed.checked(PARTS) == checked.checked(PARTS)
@@ -501,7 +501,7 @@ def test_lists_such_as_images_keep_all_rows_here_and_on_the_processes_that_wait_
         | {"num_images": [1, 1]}
         for i in (0, 2)
     ]
-    found = UpdateCompactor("dapo", 2, Processes(0, 2, gather=gather)).compact(batches, PARTS).batches
+    found = UpdateCompactor(2, Processes(0, 2, gather=gather)).compact(batches, PARTS, "dapo").batches
     assert gathered[0].tolist() == [2, 2]
     for before, after in zip(batches, found, strict=True):
         assert after[FACTOR] == 1

@@ -10,7 +10,7 @@ from tests.factories.configurations import SHARE
 from tests.factories.groups import make_group
 from tests.factories.training import Checked, Watched, dynamic
 from trl_dataeff.rollouts.distributed import Processes
-from trl_dataeff.update.correction import LossCorrection, behavior_ratio, correct
+from trl_dataeff.update.correction import LossCorrection, LossOptions, behavior_ratio, correct
 from trl_dataeff.update.logprobs import behavior_tensors, groups_in_batch
 
 
@@ -68,8 +68,12 @@ def test_a_log_prob_that_is_not_known_has_ratio_one():
         behavior_tensors(groups_in_batch([unknown], {unknown: "leftover"}), torch.zeros(2, 2))
 
 
+OPTIONS = LossOptions(CORRECTION["loss_type"], CORRECTION["level"], epsilon=(0.2, 0.2))
+
+
 def correction(**options) -> LossCorrection:
-    return LossCorrection(**{**CORRECTION, "epsilon": (0.2, 0.2), "processes": Processes(), **options})
+    defaults = {"clip": CORRECTION["clip"], "cap": CORRECTION["cap"], "processes": Processes()}
+    return LossCorrection(**{**defaults, **options})
 
 
 def test_the_loss_gets_a_copy_that_is_corrected_once_it_has_its_log_probs():
@@ -77,7 +81,7 @@ def test_the_loss_gets_a_copy_that_is_corrected_once_it_has_its_log_probs():
     loss, inputs = correction(cap=1.2), micro_batch(old_per_token_logps=old)
     loss.prepare(inputs, [], any_stale=False, rows_skipped=True)
     before = dict(inputs)
-    with loss.micro_batch(inputs) as own:
+    with loss.micro_batch(inputs, OPTIONS) as own:
         loss.on_logps(PRESENT.clone().requires_grad_())
     assert inputs == before, "TRL uses its own again"
     torch.testing.assert_close(own["advantages"][0], 2 * torch.tensor([-0.5, 0.5, 0.0]).exp().clamp(max=1.2))
@@ -89,13 +93,13 @@ def test_the_loss_gets_a_copy_that_is_corrected_once_it_has_its_log_probs():
 def test_the_effective_sample_size_is_that_of_all_processes():
     other = torch.tensor([2.0, 5.0, 17.0, 1.0])  # tokens, sums of the ratio and of its square, clipped tokens
     loss = correction(processes=Processes(0, 2, gather=lambda own: torch.cat([own, other])), replays=True)
-    with loss.micro_batch(micro_batch()):
+    with loss.micro_batch(micro_batch(), OPTIONS):
         metrics = loss.on_logps(PRESENT)
     own = torch.tensor([-0.5, 0.5]).exp()
     assert metrics["replay/ess"] == pytest.approx((own.sum().item() + 5) ** 2 / 4 / ((own**2).sum().item() + 17))
     assert metrics["replay/clipped_share"] == 1 / 4
     loss = correction(replays=True)
-    with loss.micro_batch(micro_batch(replayed=torch.tensor([False, False]))):
+    with loss.micro_batch(micro_batch(replayed=torch.tensor([False, False])), OPTIONS):
         assert np.isnan(list(loss.on_logps(PRESENT).values())).all(), "without replayed tokens"
 
 
@@ -112,7 +116,7 @@ def test_clipped_share(clip, share):
         replayed=torch.tensor([True, True]),
     )
     loss = correction(clip=clip, cap=1.2, replays=True)
-    with loss.micro_batch(inputs):
+    with loss.micro_batch(inputs, OPTIONS):
         assert loss.on_logps(PRESENT + np.log(1.1))["replay/clipped_share"] == pytest.approx(share)
 
 
@@ -150,7 +154,7 @@ def reading_before(key: str, read=lambda inputs, key: inputs[key]) -> type[Watch
     class ReadsEarly(Watched):
         def _get_per_token_logps_and_entropies(self, *args, **kwargs):
             if torch.is_grad_enabled():  # in the loss
-                read(self._correction._micro_batch, key)
+                read(self._dataeff_correction._micro_batch, key)
             return super()._get_per_token_logps_and_entropies(*args, **kwargs)
 
     return ReadsEarly

@@ -29,7 +29,7 @@ from transformers.models.auto.auto_factory import _BaseAutoModelClass
 from upstream_stand_ins import FULL_VOCABULARY, SMALL_VOCABULARY, NoStandInError, StandIns, load_dataset
 
 from trl_dataeff import DataEfficientGRPOTrainer
-from trl_dataeff.config import own_copy
+from trl_dataeff.config import with_own_fields
 
 
 _CPU = not torch.cuda.is_available()
@@ -65,7 +65,7 @@ class OffTrainer(DataEfficientGRPOTrainer):
 
     def __init__(self, *args, **kwargs):
         given = inspect.signature(DataEfficientGRPOTrainer.__init__).bind(self, *args, **kwargs)
-        given.arguments["args"] = args = own_copy(given.arguments.get("args") or CPUConfig())
+        given.arguments["args"] = args = with_own_fields(given.arguments.get("args") or CPUConfig())
         args.selection = "uniform"
         args.replay = "off"
         args.compact_update = False

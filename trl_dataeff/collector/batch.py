@@ -130,7 +130,8 @@ class GenerationBatch:
         origins: where each group comes from: those of `generated` and of `trained`.
         metrics: numbers to log, by their names in `trl_dataeff.tracking.metrics.METRICS`.
         selector_metrics: numbers of the selector, by its own names.
-        trl_metrics: TRL's metrics of rewards and lengths of the groups generated, if it has logged them of others.
+        trl_metrics: TRL's metrics of rewards and lengths of the groups generated, if it has logged them of others; a
+            list of values for each, see [`group_metrics`].
     """
 
     generated: list[RolloutGroup]
@@ -142,7 +143,7 @@ class GenerationBatch:
     origins: Mapping[RolloutGroup, Origin]
     metrics: dict[str, float] = field(default_factory=dict)
     selector_metrics: dict[str, float] = field(default_factory=dict)
-    trl_metrics: dict[str, float] = field(default_factory=dict)
+    trl_metrics: dict[str, list[float]] = field(default_factory=dict)
 
     @property
     def dispositions(self) -> dict[RolloutGroup, Disposition]:

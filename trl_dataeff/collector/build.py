@@ -155,9 +155,6 @@ def make_collector(trainer: GRPOTrainer, plan: Plan, processes: Processes) -> Ro
         aggregation=config.multi_objective_aggregation,
         masks_truncated=config.mask_truncated_completions,
     )
-    normalizes_over_batch = config.scale_rewards == "batch" or (
-        config.multi_objective_aggregation == "normalize_then_sum"
-    )
     return RolloutCollector(
         classifier=classifier,
         group_size=config.num_generations,
@@ -168,7 +165,6 @@ def make_collector(trainer: GRPOTrainer, plan: Plan, processes: Processes) -> Ro
         round_sizes=RoundSizes(plan.max_rounds, config.rollout_margin),
         buffer=buffer,
         reserved=plan.reserved,
-        normalizes_over_batch=normalizes_over_batch,
         generates_before_trl=plan.generates_before_trl,
         requires_scores=plan.requires_scores,
         logs=RunLogs(config.output_dir) if processes.is_main else None,

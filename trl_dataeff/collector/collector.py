@@ -76,8 +76,6 @@ class RolloutCollector:
             theirs (`replay="share"`); 0: stored groups take the places of zero-variance groups. A stored group whose
             prompt is generated now is not replayed; if too few are left for the reserved places, there is a further
             round, even where a single one is configured.
-        normalizes_over_batch (`bool`, *optional*, defaults to `False`): whether TRL divides advantages by the
-            deviation over the batch.
         generates_before_trl (`bool`, *optional*, defaults to `True`): whether groups are generated before TRL's pass
             over them. If not, a batch is trained on as its single round gave it.
         requires_scores (`bool`, *optional*, defaults to `True`): whether completions without any score, from the start
@@ -99,7 +97,6 @@ class RolloutCollector:
         round_sizes: RoundSizes = RoundSizes(),  # noqa: B008 (immutable)
         buffer: ReplayBuffer | None = None,
         reserved: int = 0,
-        normalizes_over_batch: bool = False,
         generates_before_trl: bool = True,
         requires_scores: bool = True,
         logs: RunLogs | None = None,
@@ -115,7 +112,7 @@ class RolloutCollector:
         self.round_sizes = round_sizes
         self.buffer = buffer
         self.reserved = reserved
-        self.normalizes_over_batch = normalizes_over_batch
+        self.normalizes_over_batch = False  # whether TRL divides advantages by the deviation over the batch
         self.generates_before_trl = generates_before_trl
         self.requires_scores = requires_scores
         self.logs = logs
@@ -171,6 +168,23 @@ class RolloutCollector:
             resumed=resumed,
         )
         self.selector.bind(context)
+
+    def read_options(
+        self, *, weights: np.ndarray, scale_rewards: str, aggregation: str, masks_truncated: bool
+    ) -> None:
+        """
+        Take over what decides rewards and advantages in TRL's next pass.
+
+        Args:
+            weights (`np.ndarray` of shape `(F,)`): weights of the reward functions.
+            scale_rewards (`str`): TRL's option of that name.
+            aggregation (`str`): TRL's `multi_objective_aggregation`.
+            masks_truncated (`bool`): TRL's `mask_truncated_completions`.
+        """
+        self.classifier.weights = weights
+        self.classifier.aggregation = aggregation
+        self.classifier.masks_truncated = masks_truncated
+        self.normalizes_over_batch = scale_rewards == "batch" or aggregation == "normalize_then_sum"
 
     # A generation batch
 
@@ -450,7 +464,7 @@ class RolloutCollector:
             metrics["replay/age_mean"] = float(np.mean(ages))
         return metrics
 
-    def _trl_metrics(self, batch: GenerationBatch) -> dict[str, float]:
+    def _trl_metrics(self, batch: GenerationBatch) -> dict[str, list[float]]:
         """TRL's metrics of rewards and lengths of all generated groups; empty if TRL has logged them of these."""
         if not batch.generated or batch.trains_on_all_generated:
             return {}
@@ -458,7 +472,7 @@ class RolloutCollector:
         if self.normalizes_over_batch:
             # TRL divides advantages by the deviation over the batch, and logs whether that is 0
             deviation = deviation_over_batch(batch.generated, self.classifier)
-            metrics["frac_reward_zero_std"] = float(np.isclose(deviation, 0))
+            metrics["frac_reward_zero_std"] = [float(np.isclose(deviation, 0))]
         return metrics
 
     def own(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:

@@ -117,19 +117,19 @@ def record_selector(store: dict[str, list[float]], values: dict[str, float]) -> 
             store[SELECTOR_PREFIX + name] = [float(value)]
 
 
-def replace_last(store: dict[str, list[float]], values: dict[str, float]) -> None:
+def replace_last(store: dict[str, list[float]], values: Mapping[str, Sequence[float]]) -> None:
     """
     Replace the values that TRL entered last. A metric that TRL does not log stays absent.
 
     Args:
         store (`dict`): TRL's lists of values, by metric.
-        values (`dict`): the new values, by TRL's names. `trl_dataeff.compat` lists these names and warns of missing
-            ones.
+        values (`Mapping`): by TRL's names the new values, as many as TRL has entered. `trl_dataeff.compat` lists these
+            names and warns of missing ones.
     """
-    for name, value in values.items():
+    for name, new in values.items():
         entered = store.get(name)
         if entered:
-            entered[-1] = value
+            entered[-len(new) :] = new
 
 
 @contextmanager
@@ -151,33 +151,38 @@ def discarding_logs_of_rounds(store: dict[str, list[float]], state: TrainerState
     state.num_input_tokens_seen = tokens_before
 
 
-def group_metrics(groups: Sequence[RolloutGroup], names: Sequence[str], weights: np.ndarray) -> dict[str, float]:
+def group_metrics(groups: Sequence[RolloutGroup], names: Sequence[str], weights: np.ndarray) -> dict[str, list[float]]:
     """
     TRL's metrics of rewards and lengths, over these groups only.
 
     Args:
         groups (`Sequence[RolloutGroup]`): at least one group.
-        names (`Sequence[str]`): names of the F reward functions.
+        names (`Sequence[str]`): names of the F reward functions, which may be equal, as those of lambdas are.
         weights (`np.ndarray` of shape `(F,)`): weights of the reward functions.
 
     Returns:
-        `dict[str, float]`: values by TRL's names.
+        `dict[str, list[float]]`: values by TRL's names, in the order in which TRL enters them: one for each reward
+        function of a name, and one of all else.
     """
     rewards = np.concatenate([group.rewards for group in groups])  # (all completions, F)
     totals = torch.from_numpy(total_rewards(rewards, weights))  # (all completions,)
     totals_by_group = totals.split([group.size for group in groups])
     deviations = [nanstd(totals_of_group).item() for totals_of_group in totals_by_group]
-    metrics = {
+    metrics: dict[str, list[float]] = {}
+    for name, column in zip(names, torch.from_numpy(rewards).T, strict=True):
+        metrics.setdefault(f"rewards/{name}/mean", []).append(column.nanmean().item())
+        metrics.setdefault(f"rewards/{name}/std", []).append(nanstd(column).item())
+    lengths = np.concatenate([group.lengths for group in groups])
+    truncated = np.concatenate([group.truncated for group in groups])
+    of_all = {
         "reward": totals.nanmean().item(),
         "reward_std": nanstd(totals).item(),
         "frac_reward_zero_std": float(np.isclose(deviations, 0).mean()),
+        **_length_metrics(lengths, truncated),
     }
-    for name, column in zip(names, torch.from_numpy(rewards).T, strict=True):
-        metrics[f"rewards/{name}/mean"] = column.nanmean().item()
-        metrics[f"rewards/{name}/std"] = nanstd(column).item()
-    lengths = np.concatenate([group.lengths for group in groups])
-    truncated = np.concatenate([group.truncated for group in groups])
-    return metrics | _length_metrics(lengths, truncated)
+    for name, value in of_all.items():
+        metrics[name] = [value]
+    return metrics
 
 
 def _length_metrics(lengths: np.ndarray, truncated: np.ndarray) -> dict[str, float]:

@@ -190,7 +190,6 @@ class UpdateCompactor:
     by more than rounding explains is switched off, with a warning.
 
     Args:
-        loss_type (`str`): TRL's loss type.
         accumulated (`int`): micro-batches of an optimizer step.
         processes ([`Processes`]): of the run.
         multiple (`int`, *optional*): TRL's `pad_to_multiple_of`.
@@ -200,7 +199,6 @@ class UpdateCompactor:
 
     def __init__(
         self,
-        loss_type: str,
         accumulated: int,
         processes: Processes,
         *,
@@ -209,7 +207,6 @@ class UpdateCompactor:
         model_name: str = "the model",
     ):
         self.kept = Parts(*[True] * len(fields(Parts)))  # but for what a check has switched off
-        self.loss_type = loss_type
         self.accumulated = accumulated
         self.processes = processes
         self.multiple = multiple
@@ -221,6 +218,7 @@ class UpdateCompactor:
         self,
         batches: Sequence[dict[str, Any]],
         parts: Parts,
+        loss_type: str,
         logps_of: Callable[[dict[str, Any], bool], torch.Tensor] | None = None,
     ) -> Compacted:
         """
@@ -230,6 +228,7 @@ class UpdateCompactor:
             batches (`Sequence[dict]`): the micro-batches of a generation batch. If those of one process hold a list,
                 as with images, all processes keep all of their rows, and nothing is cut.
             parts ([`Parts`]): what may be left out.
+            loss_type (`str`): TRL's loss type.
             logps_of (`Callable`, *optional*): log-probs `(rows, T)` of a micro-batch by the policy, without gradient,
                 with or without scores of prompt tokens. Without it nothing is checked.
         """
@@ -248,7 +247,7 @@ class UpdateCompactor:
         if lengths is None:
             result = [{**batch, FACTOR: torch.ones(())} for batch in batches]
         else:
-            result = [self._micro_batch(joined, lengths, deal, len(batches)) for deal in deals]
+            result = [self._micro_batch(joined, lengths, deal, len(batches), loss_type) for deal in deals]
         widths = batches[0]["prompt_ids"].size(1) + batches[0]["completion_ids"].size(1)
         tokens_of_trl = sum(len(batch["advantages"]) for batch in batches) * widths
         tokens = tokens_of_trl if lengths is None else sum(deal.tokens for deal in deals)
@@ -352,7 +351,7 @@ class UpdateCompactor:
         return deals
 
     def _micro_batch(
-        self, joined: dict[str, Any], lengths: RowLengths, deal: Deal, num_batches: int
+        self, joined: dict[str, Any], lengths: RowLengths, deal: Deal, num_batches: int, loss_type: str
     ) -> dict[str, Any]:
         """A micro-batch as it was dealt, with the factor on its loss."""
         device = joined["advantages"].device
@@ -365,12 +364,12 @@ class UpdateCompactor:
         if deal.shares:
             result.update(_shared_keys(deal, lengths, device))
         rows_per_batch = len(joined["advantages"]) // num_batches
-        if self.loss_type in OVER_TOKENS:
+        if loss_type in OVER_TOKENS:
             # Rows keep their micro-batch
             start = min(deal.rows) // rows_per_batch * rows_per_batch
             tokens_of_batch = token_mask(joined)[start : start + rows_per_batch].sum().clamp(min=1)
             result[FACTOR] = token_mask(result).sum() / tokens_of_batch
-        elif self.loss_type in OVER_ROWS:
+        elif loss_type in OVER_ROWS:
             result[FACTOR] = torch.tensor(len(deal.rows) / rows_per_batch, device=device)
         else:
             result[FACTOR] = torch.tensor(1.0, device=device)

@@ -103,6 +103,26 @@ class MicroBatch(UserDict[str, Any]):
         self.update(values)
 
 
+class LossOptions(NamedTuple):
+    """
+    TRL's options on which the correction of a loss depends.
+
+    Attributes:
+        loss_type: TRL's `loss_type`.
+        level: TRL's `importance_sampling_level`.
+        epsilon: TRL's lower and upper `epsilon`.
+    """
+
+    loss_type: str
+    level: str
+    epsilon: tuple[float, float]
+
+    @classmethod
+    def of(cls, trainer: GRPOTrainer) -> LossOptions:
+        """Those of a trainer now; a callback may change them."""
+        return cls(trainer.loss_type, trainer.importance_sampling_level, (trainer.epsilon_low, trainer.epsilon_high))
+
+
 class LossCorrection:
     """
     Corrects TRL's loss of a micro-batch when the loss has its log-probs ([`on_logps`]), before it reads its
@@ -111,9 +131,6 @@ class LossCorrection:
     Args:
         clip (`str`): `replay_clip`.
         cap (`float`): `replay_ratio_cap`, infinite without one.
-        level (`str`): TRL's `importance_sampling_level`.
-        loss_type (`str`): TRL's `loss_type`.
-        epsilon (`tuple[float, float]`): TRL's lower and upper `epsilon`.
         processes ([`Processes`]): of the run.
         sampler_ratio ([`SamplerRatio`], *optional*): TRL's importance-sampling ratio, with vLLM.
         replays (`bool`, *optional*, defaults to `False`): whether groups are stored, and need log-probs; without it,
@@ -125,22 +142,17 @@ class LossCorrection:
         *,
         clip: str,
         cap: float,
-        level: str,
-        loss_type: str,
-        epsilon: tuple[float, float],
         processes: Processes,
         sampler_ratio: SamplerRatio | None = None,
         replays: bool = False,
     ):
         self.clip = clip
         self.cap = cap
-        self.level = level
-        self.loss_type = loss_type
-        self.epsilon = epsilon
         self.processes = processes
         self.sampler_ratio = sampler_ratio
         self.replays = replays
         self._micro_batch: MicroBatch | None = None  # that is in the loss
+        self._options: LossOptions | None = None  # of that loss
         self.begin()
 
     @classmethod
@@ -176,9 +188,6 @@ class LossCorrection:
         return cls(
             clip=config.replay_clip,
             cap=math.inf if config.replay_ratio_cap is None else config.replay_ratio_cap,
-            level=trainer.importance_sampling_level,
-            loss_type=trainer.loss_type,
-            epsilon=(trainer.epsilon_low, trainer.epsilon_high),
             processes=processes,
             sampler_ratio=SamplerRatio.of(trainer),
             replays=replays,
@@ -241,15 +250,17 @@ class LossCorrection:
             )
 
     @contextmanager
-    def micro_batch(self, inputs: Mapping[str, Any]) -> Iterator[MicroBatch]:
-        """Within this context, the loss gets the copy of `inputs` that this yields."""
+    def micro_batch(self, inputs: Mapping[str, Any], options: LossOptions) -> Iterator[MicroBatch]:
+        """Within this context, the loss, which has these options, gets the copy of `inputs` that this yields."""
         values = inputs.data if isinstance(inputs, MicroBatch) else inputs
         is_stale = STALE in values or "without_old_logps" in values
         self._micro_batch = MicroBatch(inputs, is_rewritten=is_stale or self._ratio_is_due(values))
+        self._options = options
         try:
             yield self._micro_batch
         finally:
             self._micro_batch = None
+            self._options = None
 
     def on_logps(self, logps: torch.Tensor | None) -> dict[str, float]:
         """
@@ -263,7 +274,8 @@ class LossCorrection:
             its pass was left out.
         """
         inputs = self._micro_batch
-        if inputs is None or logps is None:  # see `check_applied`
+        options = self._options
+        if inputs is None or options is None or logps is None:  # see `check_applied`
             return {}
         self._awaits_logps = False
         values = dict(inputs.data)
@@ -282,13 +294,15 @@ class LossCorrection:
         if STALE not in values:
             inputs.rewrite(values)
             return metrics
-        correction = correct(values, logps, clip=self.clip, cap=self.cap, level=self.level, loss_type=self.loss_type)
+        correction = correct(
+            values, logps, clip=self.clip, cap=self.cap, level=options.level, loss_type=options.loss_type
+        )
         values.update(correction.values)
         inputs.rewrite(values)
         if not self.replays:  # stale rows are leftover ones: what is logged is about replay
             return metrics
-        clipped = is_clipped(values, logps.detach(), self.epsilon, level=self.level, loss_type=self.loss_type)
-        if self.loss_type != "cispo":  # whose gradient stays
+        clipped = is_clipped(values, logps.detach(), options.epsilon, level=options.level, loss_type=options.loss_type)
+        if options.loss_type != "cispo":  # whose gradient stays
             clipped = clipped | correction.capped
         statistics = ratio_statistics(correction.ratio, clipped, values)
         return metrics | summarize(self.processes.gather(statistics))

@@ -272,7 +272,7 @@ def logps_of_trls_pass(
     # Any will do: of TRL's batch only the log-probs are used
     rewards = np.zeros((world_size * len(group.rewards), group.rewards.shape[1]), dtype=np.float32)
     state: dict[str, Any] = {
-        "_generation_mode": PregeneratedGroups([group], rewards),
+        "_dataeff_generation_mode": PregeneratedGroups([group], rewards),
         # TRL computes old log-probs if `steps_per_generation * num_iterations` does not divide
         # `gradient_accumulation_steps`: a number above that never does
         "num_iterations": trainer.args.gradient_accumulation_steps + 1,
