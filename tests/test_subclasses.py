@@ -8,10 +8,11 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 from trl import GRPOTrainer
 
-from tests.factories.comparison import OFF, all_finite, assert_identical, messages
+from tests.factories.comparison import OFF, all_finite, assert_identical, history, messages
+from tests.factories.configurations import FILL
 from tests.factories.tiny import even_length_reward, run
-from tests.factories.training import partly_learnable_reward
-from trl_dataeff import DataEfficientGRPOTrainer
+from tests.factories.training import mixed_reward, partly_learnable_reward
+from trl_dataeff import DataEfficientGRPOTrainer, compat
 
 
 class GoldAnswers:
@@ -251,3 +252,103 @@ def test_a_policy_that_is_left_in_evaluation_mode_is_trained_as_in_trl(settings,
     torch.testing.assert_close(sums, torch.zeros_like(sums), rtol=0, atol=1e-4)
     assert pairs.abs().max() > 0.1
     assert all(log["reward"] > 0 for log in trainer.state.log_history if "reward" in log)
+
+
+class ReplacesGeneration:
+    """A copy of TRL's method, which does not call ours."""
+
+    def _generate_and_score_completions(self, inputs):
+        return vars(GRPOTrainer)["_generate_and_" + "score_completions"](self, inputs)
+
+
+def test_a_copy_of_trls_method_is_told_that_nothing_is_selected(tmp_path, caplog_transformers):
+    options = {"rewards": partly_learnable_reward, "max_steps": 4}
+    reference = run(tmp_path / "a", GRPOTrainer, **options)
+    ours = run(
+        tmp_path / "b",
+        named("Our", ReplacesGeneration, DataEfficientGRPOTrainer),
+        selection="auto",
+        replay="fill",
+        **options,
+    )
+    assert history(reference.state.log_history) == history(
+        [{k: v for k, v in log.items() if not k.startswith("dataeff/")} for log in ours.state.log_history]
+    )
+    assert len(messages(caplog_transformers, "does not call `super()`")) == 1
+    with pytest.raises(ValueError, match="DotsSelector cannot select prompts, because"):
+        run(tmp_path / "c", named("Our", ReplacesGeneration, DataEfficientGRPOTrainer), selection="dots", **options)
+
+
+class Methods:
+    """Each is called `_prepare_inputs` in its turn. Those whose names begin with `late` use rows afterwards only."""
+
+    def late_nothing(self, rows):
+        return super()._prepare_inputs(rows)
+
+    def late_by_keyword(self, rows):
+        batch = super()._prepare_inputs(generation_batch=rows)
+        return batch, len(rows)
+
+    def late_own_generation(self, rows):
+        return self._generate_and_score_completions(rows)
+
+    def late_without_name(self, *rows):
+        return super()._prepare_inputs(*rows)
+
+    late_lambda = lambda self, rows: [rows, super()._prepare_inputs(rows)]  # noqa: E731
+
+    def early_read(self, rows):
+        gold = [row["answer"] for row in rows]
+        return super()._prepare_inputs(rows), gold
+
+    def early_in_the_call(self, rows):
+        return super()._prepare_inputs([{**row} for row in rows])
+
+    def early_under_another_name(self, rows):
+        others = rows
+        return super()._prepare_inputs(others)
+
+    def early_after_evaluation(self, rows):
+        if not self.model.training:
+            return super()._prepare_inputs(rows)
+        text = """
+Begins further left.
+"""
+        rows[0]["prompt"] = text
+        return super()._prepare_inputs(rows)
+
+    def early_without_call(self, rows):
+        return {"prompt_ids": rows}
+
+
+@pytest.mark.parametrize("name", [name for name in vars(Methods) if not name.startswith("__")])
+def test_methods_that_use_rows_before_they_pass_them_on_are_found(name):
+    trainer_class = type("Own", (DataEfficientGRPOTrainer,), {"_prepare_inputs": vars(Methods)[name]})
+    found = compat.row_hooks(trainer_class, DataEfficientGRPOTrainer)
+    assert found == (["_prepare_inputs"] if name.startswith("early") else [])
+
+
+def test_rows_hold_what_a_rollout_func_returned_for_their_completions(tmp_path):
+    class ComparesFields(DataEfficientGRPOTrainer):
+        def _generate_and_score_completions(self, inputs):
+            batch = super()._generate_and_score_completions(inputs)
+            if self.model.training:
+                sums = (batch["completion_ids"] * batch["completion_mask"]).sum(1)
+                assert [row["total"] for row in inputs] == sums.tolist()
+            return batch
+
+    def rollout_func(prompts, trainer):
+        completions = torch.randint(6, 60, (len(prompts), 5)).tolist()
+        prompt_ids = [trainer.processing_class(prompt)["input_ids"] for prompt in prompts]
+        totals = [sum(completion) for completion in completions]
+        return {"prompt_ids": prompt_ids, "completion_ids": completions, "logprobs": None, "total": totals}
+
+    options = {
+        "selection": "dots",
+        "rewards": mixed_reward,
+        **FILL,
+        "trainer": {"rollout_func": rollout_func},
+        "max_steps": 8,
+    }
+    trainer = run(tmp_path, ComparesFields, **options)
+    assert trainer.collector.counters["rollouts_replayed"]

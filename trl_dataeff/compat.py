@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from types import CodeType, FunctionType
+from typing import cast
 
 import trl.trainer.utils
 from packaging.version import Version
@@ -211,8 +212,8 @@ def _takes(parameters: list[inspect.Parameter], expected: list[str]) -> bool:
 # Subclasses
 
 
-#: Methods by which a subclass decides which rows TRL trains on, or changes them, before TRL generates
-ROW_METHODS = ("_prepare_inputs", "_get_train_sampler", "get_train_dataloader")
+#: Methods that decide which rows TRL's dataloader gives, and in which order
+ORDER_METHODS = ("get_train_dataloader", "_get_train_sampler")
 
 
 def overrides(trainer_class: type, name: str) -> bool:
@@ -225,6 +226,81 @@ def overrides(trainer_class: type, name: str) -> bool:
 def overrides_rewards(trainer_class: type) -> bool:
     """Whether a subclass has a `_calculate_rewards` of its own."""
     return overrides(trainer_class, "_calculate_rewards")
+
+
+def replaces_generation(trainer_class: type, own: type) -> bool:
+    """
+    Whether a subclass's `_generate_and_score_completions` does not call the next class's, so that no batch is made by
+    ours.
+
+    Args:
+        trainer_class (`type`): the class of the trainer.
+        own (`type`): our class, from which it derives.
+    """
+    return not _leads_to(_above(trainer_class, own), "_generate_and_score_completions")
+
+
+def row_hooks(trainer_class: type, own: type) -> list[str]:
+    """
+    The methods of a subclass that decide which rows TRL's dataloader gives, or that use these rows before TRL
+    generates.
+
+    Args:
+        trainer_class (`type`): the class of the trainer.
+        own (`type`): our class, from which it derives.
+
+    Returns:
+        `list[str]`: their names. A method without source is taken to pass its rows on as they are.
+    """
+    hooks = [name for name in ORDER_METHODS if overrides(trainer_class, name)]
+    for base in _above(trainer_class, own):
+        method = vars(base).get("_prepare_inputs")
+        if method is not None and _uses_before_passing_on(
+            method, ("_prepare_inputs", "_generate_and_score_completions")
+        ):
+            hooks.append("_prepare_inputs")
+    return hooks
+
+
+def _uses_before_passing_on(method: FunctionType, next_methods: Sequence[str]) -> bool:
+    """
+    Whether a method uses its first argument before its last call of the next methods, or passes on something else.
+
+    Args:
+        method (`FunctionType`): the method.
+        next_methods (`Sequence[str]`): names of the methods to which the argument is to be passed on.
+    """
+    method = inspect.unwrap(method)
+    if getattr(method, "__name__", "") == "<lambda>":  # whose source may be a part of a statement
+        return False
+    try:
+        source = inspect.getsource(method)
+    except (OSError, TypeError):
+        return False
+    if source[0].isspace():
+        source = "if True:\n" + source  # not dedented: a text of several lines may begin further left
+    function = next(node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef))
+    if len(function.args.args) < 2:
+        return False  # `*args`
+    argument = function.args.args[1].arg
+    passed_on: list[ast.expr] = []
+    ends_of_calls = []
+    for node in ast.walk(function):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in next_methods:
+            passed_on += [*node.args, *(keyword.value for keyword in node.keywords)]
+            ends_of_calls.append((cast(int, node.end_lineno), cast(int, node.end_col_offset)))
+    for node in ast.walk(function):
+        if isinstance(node, ast.Name) and node.id == argument and node not in passed_on:
+            place = (node.lineno, node.col_offset)
+            if not ends_of_calls or place < max(ends_of_calls):
+                return True
+    return False
+
+
+def _above(trainer_class: type, own: type) -> Sequence[type]:
+    """The classes whose methods are called before those of our class."""
+    bases = trainer_class.__mro__
+    return bases[: bases.index(own)]
 
 
 def has_fused_head() -> bool:
@@ -241,9 +317,8 @@ def corrects_loss(trainer_class: type, own: type) -> bool:
         own (`type`): our class, from which it derives.
     """
     bases = trainer_class.__mro__
-    position = bases.index(own)
-    above = bases[:position]
-    below = bases[position + 1 :]
+    above = _above(trainer_class, own)
+    below = bases[len(above) + 1 :]
     loss = "_compute_loss"
     logps = "_get_per_token_logps_and_entropies"
     return (

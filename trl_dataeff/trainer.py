@@ -149,7 +149,13 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         self._dataeff_processes = processes
         self._dataeff_map_style = given.get("train_dataset") is not None and isinstance(self.train_dataset, Dataset)
         corrects_loss = compat.corrects_loss(type(self), DataEfficientGRPOTrainer)
-        plan = plan_runs(self, selector, is_map_style=self._dataeff_map_style, corrects_loss=corrects_loss)
+        plan = plan_runs(
+            self,
+            selector,
+            is_map_style=self._dataeff_map_style,
+            corrects_loss=corrects_loss,
+            replaces_generation=compat.replaces_generation(type(self), DataEfficientGRPOTrainer),
+        )
         self.selector = plan.selector  # as it was given; the collector calls it as a `CheckedSelector`
         self.collector = make_collector(self, plan, processes)
         self._dataeff_generates_before_trl = plan.generates_before_trl
@@ -239,7 +245,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             check_fits(
                 Path(checkpoint), self.collector.settings, num_prompts, dataset_hash, self._dataeff_processes.is_main
             )
-        row_hooks = [name for name in compat.ROW_METHODS if compat.overrides(type(self), name)]
+        row_hooks = compat.row_hooks(type(self), DataEfficientGRPOTrainer)
         if self.data_collator is not self._dataeff_trls_collator:
             row_hooks.append("data_collator")
         self._dataeff_takes_trls_rows = self._dataeff_can_take_trls_rows and bool(row_hooks)

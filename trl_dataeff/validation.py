@@ -14,7 +14,7 @@ from datasets import Dataset
 from transformers.utils import logging
 
 from trl_dataeff.config import AUTO_SELECTION, DataEfficientGRPOConfig
-from trl_dataeff.rollouts.checks import check_prompts
+from trl_dataeff.rollouts.checks import check_prompts, first_row
 from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.selection import Selector, UniformSelector, make_selector
 from trl_dataeff.selection.base import uses_references
@@ -92,11 +92,15 @@ def _named_selector(args: DataEfficientGRPOConfig, reason: str | None, cannot_em
 # What is not possible
 
 
-def unsupported_reason(dataset: Any, has_environments: bool, has_tool_images: bool) -> str | None:
+def unsupported_reason(
+    dataset: Any, has_environments: bool, has_tool_images: bool, replaces_generation: bool = False
+) -> str | None:
     """
     Why rounds cannot be generated, and replayed, outside of TRL's pass over a batch; `None` if they can. TRL prepares
     environments in that pass, and neither the images of tools nor the rows of a stream can be read again.
     """
+    if replaces_generation:
+        return "a `_generate_and_score_completions` that does not call `super()`"
     if has_environments:
         return "prompts that are prepared by an environment"
     if not isinstance(dataset, Dataset):
@@ -139,7 +143,7 @@ def check_dataset(
         )
     if environment_factory is not None:
         return
-    if "prompt" not in dataset[0]:  # a transform may make it
+    if "prompt" not in first_row(dataset):  # a transform may make it
         raise UserError(
             f"`train_dataset` has no column `prompt`; its columns are {dataset.column_names}. Rename the column that "
             "holds the prompts: `dataset.rename_column('question', 'prompt')`."
@@ -286,8 +290,9 @@ def warn_of_unused_rows(names: Sequence[str], processes: Processes) -> None:
         listed = ", ".join(f"`{name}`" for name in names)
         logger.warning(
             f"The rows of {listed} are not trained on: selection and replay read the prompts that they choose from "
-            "`train_dataset`. Change the dataset instead (`train_dataset.map(...)`), or set `selection='uniform'`, "
-            "`replay='off'` and `max_rollout_rounds=1`, which train on the rows that `GRPOTrainer` trains on."
+            "`train_dataset`. Change the dataset instead (`train_dataset.map(...)`), and read rows after the call of "
+            "`super()`. Or set `selection='uniform'`, `replay='off'` and `max_rollout_rounds=1`, which train on the "
+            "rows that `GRPOTrainer` trains on."
         )
 
 

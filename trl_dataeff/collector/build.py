@@ -20,14 +20,14 @@ from trl_dataeff.compat import overrides_rewards
 from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.difficulty import PREDICTORS
 from trl_dataeff.generation.trl_state import has_tool_images
-from trl_dataeff.rollouts.checks import check_reward_arguments
+from trl_dataeff.rollouts.checks import check_reward_arguments, first_row
 from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.distributed import Processes, all_gather
 from trl_dataeff.selection import Selector, UniformSelector
 from trl_dataeff.selection.base import CheckedSelector, uses_references
 from trl_dataeff.tracking.groups import RunLogs
 from trl_dataeff.update.compaction import can_skip_rows
-from trl_dataeff.utils import hash_prompts
+from trl_dataeff.utils import UserError, hash_prompts
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,14 @@ class Plan:
     requires_scores: bool
 
 
-def plan_runs(trainer: GRPOTrainer, selector: Selector | None, *, is_map_style: bool, corrects_loss: bool) -> Plan:
+def plan_runs(
+    trainer: GRPOTrainer,
+    selector: Selector | None,
+    *,
+    is_map_style: bool,
+    corrects_loss: bool,
+    replaces_generation: bool,
+) -> Plan:
     """
     Decide what a trainer does in its runs, once TRL's `__init__` has run, and log it. What it cannot do is off, with a
     warning.
@@ -70,6 +77,7 @@ def plan_runs(trainer: GRPOTrainer, selector: Selector | None, *, is_map_style: 
         selector ([`Selector`], *optional*): that was given to the trainer.
         is_map_style (`bool`): whether the prompts come from a map-style dataset that was given.
         corrects_loss (`bool`): see [`corrects_loss`].
+        replaces_generation (`bool`): see [`replaces_generation`].
 
     Raises:
         `ValueError` or `TypeError`: the configuration, the selector, the dataset or a reward function does not fit.
@@ -79,7 +87,7 @@ def plan_runs(trainer: GRPOTrainer, selector: Selector | None, *, is_map_style: 
     world_size = processes.world_size
     dataset = trainer.train_dataset if isinstance(trainer.train_dataset, Dataset) else None
     has_environments = trainer.environment_factories is not None
-    reason = validation.unsupported_reason(dataset, has_environments, has_tool_images(trainer))
+    reason = validation.unsupported_reason(dataset, has_environments, has_tool_images(trainer), replaces_generation)
 
     validation.warn_of_ignored_options(config, processes)
     validation.warn_of_unsupported_reuse(config, reason, corrects_loss, processes)
@@ -99,12 +107,18 @@ def plan_runs(trainer: GRPOTrainer, selector: Selector | None, *, is_map_style: 
     needs_groups_first = max_rounds > 1 or trains_on_other_groups or skips_rows
     generates_before_trl = reason is None and needs_groups_first
     is_uniform = isinstance(selector, UniformSelector)
+    if replaces_generation and not is_uniform:
+        raise UserError(
+            f"{type(selector).__name__} cannot select prompts, because {type(trainer).__name__} has a "
+            "`_generate_and_score_completions` that does not call `super()`. Let it call it, or set "
+            "`selection='uniform'`."
+        )
     is_off = is_uniform and not generates_before_trl
     selects = is_map_style and validation.holds_whole_groups(config, world_size, is_off)
     selects_by_rewards = selects and not is_uniform
 
     if dataset is not None and _trl_calls_reward_functions(trainer):
-        check_reward_arguments(trainer.reward_funcs, dataset[0])
+        check_reward_arguments(trainer.reward_funcs, first_row(dataset))
     validation.announce(
         config,
         selector,

@@ -48,7 +48,9 @@ class PregeneratedGroups:
         with temporarily(trainer, **state):
             generated = TrlGeneration(*trls_generate(placeholders))
         # For prompts of plain text TRL returns completions as text, and no images: the stored ones may be messages
-        return generated._replace(completions=completions, images=images_of(prompts))
+        return generated._replace(
+            completions=completions, images=images_of(prompts), extra_fields=self._columns("extra_fields")
+        )
 
     def calculate_rewards(self, trls_calculate: Callable[..., torch.Tensor], *args: Any) -> torch.Tensor:
         """The rewards of all processes' completions, `(all completions, F)`, which are known: nothing is called."""
@@ -94,12 +96,18 @@ class PregeneratedGroups:
         """
         The columns that reward functions logged, one entry per completion; `None` where a group lacks the column.
         """
-        names = dict.fromkeys(name for rollouts in self.rollouts for name in rollouts.logged)
+        return self._columns("logged")
+
+    def _columns(self, field: str) -> dict[str, list[Any]]:
+        """
+        The columns of one field, one entry per completion; `None` where a group lacks the column.
+        """
+        of_groups: list[dict[str, list[Any]]] = [getattr(rollouts, field) for rollouts in self.rollouts]
         columns: dict[str, list[Any]] = {}
-        for name in names:
+        for name in dict.fromkeys(name for own in of_groups for name in own):
             values: list[Any] = []
-            for rollouts in self.rollouts:
-                values += rollouts.logged.get(name, [None] * len(rollouts))
+            for rollouts, own in zip(self.rollouts, of_groups, strict=True):
+                values += own.get(name, [None] * len(rollouts))
             columns[name] = values
         return columns
 

@@ -161,12 +161,16 @@ def generate_rollouts(trainer: GRPOTrainer, rows: list[dict[str, Any]]) -> list[
         # Only these two options make TRL's loss read the sampler's log-probs. Without them its ratio divides by the
         # policy's own log-probs, and so does the correction of rollouts that are used again
         generated = generated._replace(logprobs=None)
-    _add_fields(rows, generated.extra_fields)
+    extra_fields = {name: _by_row(values, len(rows)) for name, values in generated.extra_fields.items()}
+    for i, row in enumerate(rows):
+        row.update({name: values[i] for name, values in extra_fields.items() if i < len(values)})
     # A reward function may change the ids that it gets, but not those that are trained on
     completion_ids = copy.deepcopy(generated.completion_ids)
     trainer._calculate_rewards(rows, prompts, generated.completions, completion_ids)
     logged = dict(trainer._pending_extra_logs)
     trainer._pending_extra_logs.clear()
+    by_completion = {name: values for name, values in extra_fields.items() if len(values) >= len(rows)}
+    generated = generated._replace(extra_fields=by_completion)
     return split_rollouts(generated, cast(int, trainer.num_generations), logged)
 
 
@@ -183,14 +187,9 @@ def _offer_tools(trainer: GRPOTrainer, num_rows: int) -> None:
     trainer._async_tool_dicts = [asynchronous] * num_rows
 
 
-def _add_fields(rows: list[dict[str, Any]], extra_fields: dict[str, Any]) -> None:
-    """
-    Enter what a `rollout_func` returned beside completions into the rows: a list is by row, anything else is for all.
-    """
-    for name, values in extra_fields.items():
-        by_row = values if isinstance(values, list) else [values] * len(rows)
-        for row, value in zip(rows, by_row, strict=False):
-            row[name] = value
+def _by_row(values: Any, num_rows: int) -> list[Any]:
+    """A field that a `rollout_func` returned beside completions: a list is by row, anything else is for all rows."""
+    return values if isinstance(values, list) else [values] * num_rows
 
 
 def split_rollouts(generated: TrlGeneration, group_size: int, logged: dict[str, list[Any]]) -> list[Rollouts]:
@@ -235,6 +234,7 @@ def _rollouts_of(generated: TrlGeneration, rows: slice, columns: dict[str, list[
         tool_masks=tool_masks,
         sampling_logps=sampling_logps,
         logged={name: values[rows] for name, values in columns.items()},
+        extra_fields={name: values[rows] for name, values in generated.extra_fields.items()},
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,6 +32,20 @@ ADVICE = (
 
 
 # Prompts
+
+
+def first_row(dataset: Dataset) -> dict[str, Any]:
+    """
+    The first row of a dataset, with the columns that a transform makes. A transform that draws at random leaves the
+    random states of Python, NumPy and torch as they were, so that a run reads the rows that it reads without this.
+    """
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()  # noqa: NPY002
+    with torch.random.fork_rng(devices=()):
+        row: dict[str, Any] = dataset[0]
+    random.setstate(python_state)
+    np.random.set_state(numpy_state)  # noqa: NPY002
+    return row
 
 
 def check_prompts(dataset: Dataset, given: str = "`train_dataset`") -> None:

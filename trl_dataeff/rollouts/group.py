@@ -54,6 +54,8 @@ class Rollouts:
         excluded: whether TRL's importance-sampling mask (vLLM) excluded each completion from the loss; `None` without
         it.
         logged: columns that reward functions logged for the completions table.
+        extra_fields: columns that a `rollout_func` returned beside the completions. From a checkpoint they come as
+            JSON gives them back.
     """
 
     prompt_tokens: np.ndarray
@@ -64,6 +66,7 @@ class Rollouts:
     behavior_logps: list[np.ndarray] | None = None
     excluded: list[bool] | None = None
     logged: dict[str, list[Any]] = field(default_factory=dict)
+    extra_fields: dict[str, list[Any]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.completion_tokens)
@@ -169,6 +172,7 @@ def pack_groups(groups: Sequence[RolloutGroup]) -> dict[str, np.ndarray]:
         entry: dict[str, Any] = {name: getattr(group, name) for name in _SCALARS}
         entry["completions"] = rollouts.completions
         entry["logged"] = rollouts.logged
+        entry["extra_fields"] = rollouts.extra_fields
         entry["excluded"] = rollouts.excluded
         entry["ends"] = np.cumsum(lengths)[:-1].tolist()
         meta.append(entry)
@@ -199,6 +203,7 @@ def unpack_groups(arrays: dict[str, np.ndarray]) -> list[RolloutGroup]:
             prompt_tokens=arrays[f"{i}.prompt_tokens"],
             completions=entry["completions"],
             logged=entry["logged"],
+            extra_fields=entry.get("extra_fields", {}),  # a checkpoint of an earlier version has none
             excluded=entry["excluded"],
             **lists,
         )
