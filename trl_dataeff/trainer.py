@@ -277,6 +277,16 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     def stopped_by(self) -> signal.Signals | None:
         return self._dataeff_callback.stopped_by
 
+    def clear_replay_buffer(self) -> None:
+        """
+        Drop all stored groups, and effective groups that are left over from earlier batches.
+
+        Stored groups keep the rewards that they got. Call this, on every process, when the reward has changed in a way
+        that the trainer cannot see: a reward function that depends on the step, or that was edited before a resume. If
+        `reward_funcs` holds other objects, the trainer drops the groups itself.
+        """
+        self.collector.drop_rollouts()
+
     # Generating
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -296,7 +306,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     def _dataeff_read_options(self) -> None:
         """Read what decides rewards and advantages in TRL's pass. A callback may have changed it."""
         self.collector.read_options(
-            weights=self.reward_weights.cpu().numpy(),
+            self.reward_funcs,
+            weights=self.reward_weights.float().cpu().numpy(),
             scale_rewards=self.scale_rewards,
             aggregation=self.multi_objective_aggregation,
             masks_truncated=self.mask_truncated_completions,

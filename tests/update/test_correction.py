@@ -127,7 +127,7 @@ BY_HAND = ["grpo", "dapo", "dr_grpo", "bnpo", "cispo"]
 RUNS = {
     "replayed, aligned": {**REPLAY, "steps_per_generation": 1},
     "replayed, misaligned": {**REPLAY, "steps_per_generation": 2},
-    "leftover, aligned": {"rollout_margin": 2.0, "steps_per_generation": 1, "max_steps": 8},
+    "leftover, aligned": {"rollout_margin": 2.0, "steps_per_generation": 1, "max_steps": 24},
     "leftover, misaligned": {"rollout_margin": 2.0, "steps_per_generation": 2},
 }
 LOSSES = {

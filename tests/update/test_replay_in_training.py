@@ -7,7 +7,10 @@ import pandas as pd
 import pytest
 import torch
 from peft import LoraConfig
+from transformers import TrainerCallback
+from transformers.utils import logging
 
+from tests.factories.comparison import messages
 from tests.factories.configurations import DYNAMIC, FILL, SHARE
 from tests.factories.tiny import chat_dataset, even_length_reward, logged, run, tiny_model
 from tests.factories.tools import add, scripted_tool_calls, tool_arguments
@@ -28,6 +31,65 @@ def seen_by(reward, calls: list):
         return calls[-1]
 
     return noted
+
+
+class ChangesReward(TrainerCallback):
+    """Does `act(trainer)` at the beginning of step `at`."""
+
+    def __init__(self, at: int, act):
+        self.at = at
+        self.act = act
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == self.at:
+            self.had_stored = self.trainer.collector.holds_rollouts
+            self.act(self.trainer)
+
+
+def no_reward(completions, **kwargs):
+    return [0.0] * len(completions)
+
+
+def until_step_6(completion_ids, trainer_state, **kwargs):
+    return even_length_reward(completion_ids) if trainer_state.global_step < 6 else no_reward(completion_ids)
+
+
+def exchange_function(trainer):
+    trainer.reward_funcs[0] = no_reward
+
+
+def exchange_functions(trainer):
+    trainer.reward_funcs = [no_reward, no_reward]
+
+
+def exchange_weights(trainer):
+    trainer.reward_weights = torch.tensor([0.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("reward", "act"),
+    [
+        (even_length_reward, exchange_function),
+        (even_length_reward, exchange_functions),
+        (even_length_reward, exchange_weights),
+        (until_step_6, Watched.clear_replay_buffer),
+    ],
+)
+@pytest.mark.parametrize("fields", [{}, {**DYNAMIC, "replay": "off", "rollout_margin": 3.0}], ids=["fill", "leftover"])
+def test_no_step_trains_on_a_former_reward(tmp_path, caplog_transformers, reward, act, fields):
+    """From step 6 on, every reward is 0, so no step has a gradient."""
+    logging.warning_once.cache_clear()
+    callback = ChangesReward(6, act)
+    options = {"rewards": [reward, no_reward], "reward_weights": [1.0, 0.0], "trainer": {"callbacks": [callback]}}
+    trainer = replaying(tmp_path, **options, **fields, max_steps=12, train=False)
+    callback.trainer = trainer
+    trainer.train()
+    norms = [norm for _, norm in logged(trainer, "step", "grad_norm") if norm is not None]
+    assert all(norms[:6])
+    assert norms[6:] == [0.0] * 6
+    assert callback.had_stored
+    is_seen = act in (exchange_function, exchange_functions)
+    assert len(messages(caplog_transformers, "Stored rollouts were dropped")) == is_seen
 
 
 def test_a_share_of_the_batch_is_not_generated_once_the_buffer_can_give_it(tmp_path):

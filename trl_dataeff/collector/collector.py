@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from transformers.utils import logging
 
 from trl_dataeff.checkpoint.state import CheckpointError
 from trl_dataeff.collector.batch import Assignment, GenerationBatch, fill_batch, groups_missing
@@ -35,6 +36,7 @@ from trl_dataeff.update.logprobs import GroupInBatch, groups_in_batch
 from trl_dataeff.utils import __version__
 
 
+logger = logging.get_logger(__name__)
 #: Generates and scores G completions of prompts `(n,)`
 GenerateGroups: TypeAlias = Callable[[np.ndarray], GeneratedRound]
 MOST_UNSCORED = 512  # completions without any score, after which training without one is an error
@@ -131,6 +133,7 @@ class RolloutCollector:
         self.counters = Counter({name: 0 for name, metric in METRICS.items() if metric.is_cumulative})
         self.batches = 0  # generation batches so far
         self.leftover: list[RolloutGroup] = []  # effective groups of earlier batches, for the next one
+        self._reward_funcs: list[Any] | None = None  # of the last batch; `None` before the first one
         self._optimizer_step = -1  # the present one
         self._prompts_in_step: set[int] = set()  # of the generation batches of that step so far
         self.reward_checks = RewardChecks(
@@ -170,21 +173,49 @@ class RolloutCollector:
         self.selector.bind(context)
 
     def read_options(
-        self, *, weights: np.ndarray, scale_rewards: str, aggregation: str, masks_truncated: bool
+        self,
+        functions: Sequence[Any],
+        *,
+        weights: np.ndarray,
+        scale_rewards: str,
+        aggregation: str,
+        masks_truncated: bool,
     ) -> None:
         """
-        Take over what decides rewards and advantages in TRL's next pass.
+        Take over what decides rewards and advantages in TRL's next pass. Rollouts of other reward functions are
+        dropped. Weights may change: totals are formed from the rewards of each function when a group is trained on.
 
         Args:
-            weights (`np.ndarray` of shape `(F,)`): weights of the reward functions.
+            functions (`Sequence`): the reward functions. Another object is another reward.
+            weights (`np.ndarray` of shape `(F,)`): their weights.
             scale_rewards (`str`): TRL's option of that name.
             aggregation (`str`): TRL's `multi_objective_aggregation`.
             masks_truncated (`bool`): TRL's `mask_truncated_completions`.
         """
+        known = self._reward_funcs
+        self._reward_funcs = list(functions)
+        if known is not None and not _are_same(known, functions) and self.holds_rollouts:
+            self.drop_rollouts()
+            if self.processes.is_main:
+                logger.warning_once(
+                    "Stored rollouts were dropped, because the reward functions have changed. If they change with "
+                    "every batch, nothing is replayed."
+                )
         self.classifier.weights = weights
         self.classifier.aggregation = aggregation
         self.classifier.masks_truncated = masks_truncated
         self.normalizes_over_batch = scale_rewards == "batch" or aggregation == "normalize_then_sum"
+
+    @property
+    def holds_rollouts(self) -> bool:
+        """Whether there are groups of earlier batches, which later ones may train on."""
+        return bool(self.leftover) or (self.buffer is not None and len(self.buffer) > 0)
+
+    def drop_rollouts(self) -> None:
+        """Drop the groups of earlier batches."""
+        self.leftover = []
+        if self.buffer is not None:
+            self.buffer.clear()
 
     # A generation batch
 
@@ -585,11 +616,10 @@ class RolloutCollector:
 
     def about(self) -> dict[str, Any]:
         """What a checkpoint says of its run, to be compared with the run that resumes from it. JSON values."""
-        holds_stored = self.buffer is not None and len(self.buffer) > 0
         return {
             "settings": self.settings,
             "dataset": {"size": self.num_prompts, "hash": self.dataset_hash},
-            "holds_rollouts": bool(self.leftover) or holds_stored,
+            "holds_rollouts": self.holds_rollouts,
         }
 
     def own_state(self) -> set[str]:
@@ -597,3 +627,8 @@ class RolloutCollector:
         if self.selector is None or self.selector.exact:
             return set()
         return {"selector", "selection_rng"}
+
+
+def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether two sequences hold the same objects."""
+    return len(some) == len(others) and all(one is other for one, other in zip(some, others, strict=True))
