@@ -62,7 +62,7 @@ class StopSignals:
     def agreed(self) -> signal.Signals | None:
         """The signal that a process has received, the same on all processes, or `None`. A collective."""
         own = 0 if self.received is None else int(self.received)
-        numbers = self._processes.gather(torch.tensor([own], device=self._processes.device))
+        numbers = self._processes.gather(torch.tensor([own], dtype=torch.int64, device=self._processes.device))
         number = int(numbers.max())
         return signal.Signals(number) if number else None
 

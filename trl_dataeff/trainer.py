@@ -589,7 +589,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         forward: Callable[..., _ForwardOutputs] = partial(super()._get_per_token_logps_and_entropies, model)
         if self._dataeff_leaves_out_next_pass:
             self._dataeff_leaves_out_next_pass = False
-            return torch.zeros(args[0].size(0), args[2], device=args[0].device), None, None
+            return torch.zeros(args[0].size(0), args[2], dtype=torch.float32, device=args[0].device), None, None
         # A subclass may have use for more than log-probs
         wants_logps_alone = not (kwargs.get("compute_entropy") or kwargs.get("compute_aux_loss"))
         is_pass = self._dataeff_compacts_pass and wants_logps_alone and not torch.is_grad_enabled()

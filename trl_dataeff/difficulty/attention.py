@@ -46,9 +46,9 @@ class References(NamedTuple):
         weight (`torch.Tensor` of shape `(K,)`): float32, weights > 0.
     """
 
-    z: torch.Tensor = torch.empty(0, 0)
-    p: torch.Tensor = torch.empty(0)
-    weight: torch.Tensor = torch.empty(0)
+    z: torch.Tensor = torch.empty(0, 0, dtype=torch.float32)
+    p: torch.Tensor = torch.empty(0, dtype=torch.float32)
+    weight: torch.Tensor = torch.empty(0, dtype=torch.float32)
 
 
 class TrainingBatch(NamedTuple):
@@ -333,24 +333,24 @@ class Regressor(nn.Module):
         reference_tower = _tower(embedding_width, width, dropout)
         reference_tower.load_state_dict(query_tower.state_dict())
         self.sim_head = nn.ModuleDict({"query_proj": query_tower, "ref_proj": reference_tower})
-        last = nn.Linear(10, 2)
-        self.mlp = nn.Sequential(nn.Linear(2, 10), nn.ReLU(), last)
+        last = nn.Linear(10, 2, dtype=torch.float32)
+        self.mlp = nn.Sequential(nn.Linear(2, 10, dtype=torch.float32), nn.ReLU(), last)
         nn.init.zeros_(last.weight)
         with torch.no_grad():  # temperature softplus(log(e - 1)) = 1, bias tanh(0) = 0
-            last.bias.copy_(torch.tensor([math.log(math.e - 1), 0.0]))
+            last.bias.copy_(torch.tensor([math.log(math.e - 1), 0.0], dtype=torch.float32))
 
 
 def _tower(embedding_width: int, width: int, dropout: float) -> nn.Sequential:
     return nn.Sequential(
-        nn.LayerNorm(embedding_width),
-        nn.Linear(embedding_width, width),
+        nn.LayerNorm(embedding_width, dtype=torch.float32),
+        nn.Linear(embedding_width, width, dtype=torch.float32),
         nn.GELU(),
         nn.Dropout(dropout),
-        nn.Linear(width, width),
+        nn.Linear(width, width, dtype=torch.float32),
         nn.GELU(),
         nn.Dropout(dropout),
-        nn.Linear(width, width),
-        nn.LayerNorm(width),
+        nn.Linear(width, width, dtype=torch.float32),
+        nn.LayerNorm(width, dtype=torch.float32),
     )
 
 

@@ -48,11 +48,11 @@ class LogisticDifficultyPredictor(DifficultyPredictor):
         check_number("l2", l2, "(0, inf)")
         self.components = components
         self.l2 = l2
-        self.mean = torch.zeros(0)
-        self.basis = torch.zeros(0, 0)
-        self.coefficients = torch.zeros(0)
-        self.intercept = torch.zeros(1)
-        self.prior = torch.zeros(0)
+        self.mean = torch.zeros(0, dtype=torch.float32)
+        self.basis = torch.zeros(0, 0, dtype=torch.float32)
+        self.coefficients = torch.zeros(0, dtype=torch.float32)
+        self.intercept = torch.zeros(1, dtype=torch.float32)
+        self.prior = torch.zeros(0, dtype=torch.float32)
 
     @property
     def fitted(self) -> bool:
@@ -88,8 +88,8 @@ class LogisticDifficultyPredictor(DifficultyPredictor):
         basis = scale[:, None] * torch.where(is_kept, half_whitened, 0.0)  # (h, d)
         self.mean = mean.float()
         self.basis = _with_settled_signs(basis).float().contiguous()
-        self.coefficients = torch.zeros(0)
-        self.prior = torch.zeros(0)
+        self.coefficients = torch.zeros(0, dtype=torch.float32)
+        self.prior = torch.zeros(0, dtype=torch.float32)
 
     def anchor(self) -> None:
         """Regularise later fits towards the present coefficients instead of 0, to keep what was learned before."""
@@ -114,7 +114,7 @@ class LogisticDifficultyPredictor(DifficultyPredictor):
         """
         rates, weights = check_labels(Z, 0, p, weight)
         used = weights > 0
-        ones = torch.ones(int(used.sum()), 1)
+        ones = torch.ones(int(used.sum()), 1, dtype=torch.float32)
         X = torch.cat([Z[used], ones], dim=1).double()  # (n, d + 1); the intercept is the last coefficient
         prior = torch.zeros(X.shape[1], dtype=torch.float64)
         if len(self.prior):
@@ -159,8 +159,9 @@ class LogisticDifficultyPredictor(DifficultyPredictor):
         self.mean = tensors["mean"]
         self.basis = tensors["basis"]
         self.intercept = tensors["intercept"]
-        self.coefficients = tensors.get("coefficients", torch.zeros(0))
-        self.prior = tensors.get("prior", torch.zeros(0))
+        none = torch.zeros(0, dtype=torch.float32)
+        self.coefficients = tensors.get("coefficients", none)
+        self.prior = tensors.get("prior", none)
 
 
 def _moments(E: Embeddings, ids: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
@@ -206,7 +207,7 @@ def _fit_by_newton(
     if not len(p):
         return theta
     mean = float((weight * p).sum() / weight.sum())
-    theta[-1] = torch.logit(torch.tensor(mean).clamp(CLAMP, 1 - CLAMP).double())
+    theta[-1] = torch.logit(torch.tensor(mean, dtype=torch.float32).clamp(CLAMP, 1 - CLAMP).double())
     all_equal = bool((p == p[0]).all())
     if all_equal and float(p[0]) in (0.0, 1.0):
         return theta

@@ -128,7 +128,7 @@ class RoundRecorder:
         misses_lengths = bool(rollouts) and not self.lengths
         if self.rewards is None or misses_lengths:
             raise RuntimeError("A subclass has to call `super()` in its `_generate` and in its `_calculate_rewards`.")
-        own = torch.tensor([self.lengths, self.truncated], device=processes.device).T.contiguous()
+        own = torch.tensor([self.lengths, self.truncated], dtype=torch.int64, device=processes.device).T.contiguous()
         lengths, truncated = processes.gather(own).cpu().numpy().T
         return GeneratedRound(
             rewards=self.rewards.float().cpu().numpy(),

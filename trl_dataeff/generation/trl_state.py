@@ -77,7 +77,7 @@ def continue_interval(trainer: GRPOTrainer, loop: dict[str, Any], processes: Pro
     mean = sum(losses) / len(losses)
     same_processes = len(losses) == processes.world_size
     own = losses[processes.rank] if same_processes else mean
-    trainer._tr_loss = torch.tensor(own, device=trainer.args.device)
+    trainer._tr_loss = torch.full_like(trainer._tr_loss, own)
     trainer._total_loss_scalar = -mean  # `train_loss` is about the steps of this call of `train` alone
     trainer._globalstep_last_logged = loop["last_logged"]
     trainer._metrics["train"].update(loop["metrics"])

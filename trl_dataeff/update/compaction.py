@@ -245,17 +245,18 @@ class UpdateCompactor:
                 allowed = allowed.without(failed)
                 deals = self._deal(batches, joined, lengths, allowed)
         if lengths is None:
-            result = [{**batch, FACTOR: torch.ones(())} for batch in batches]
+            result = [{**batch, FACTOR: torch.ones((), dtype=torch.float32)} for batch in batches]
         else:
             result = [self._micro_batch(joined, lengths, deal, len(batches), loss_type) for deal in deals]
         widths = batches[0]["prompt_ids"].size(1) + batches[0]["completion_ids"].size(1)
         tokens_of_trl = sum(len(batch["advantages"]) for batch in batches) * widths
         tokens = tokens_of_trl if lengths is None else sum(deal.tokens for deal in deals)
         trained_tokens = [int(token_mask(batch).sum()) for batch in result]
-        counted = torch.tensor([[tokens, tokens_of_trl, *trained_tokens]], device=self.processes.device)
+        own = [tokens, tokens_of_trl, *trained_tokens]
+        counted = torch.tensor([own], dtype=torch.int64, device=self.processes.device)
         tokens, tokens_of_trl, *trained_tokens = self.processes.gather(counted).sum(0).tolist()
         for batch, weight in zip(result, self._weights(trained_tokens), strict=True):
-            batch[WEIGHT] = torch.tensor(weight)
+            batch[WEIGHT] = torch.tensor(weight, dtype=torch.float32)
         return Compacted(result, tokens, tokens_of_trl)
 
     def _weights(self, trained_tokens: Sequence[int]) -> list[float]:
@@ -302,8 +303,9 @@ class UpdateCompactor:
             return True
         joined = join(batches)
         deals = self._deal(batches, joined, RowLengths.of(joined), self.kept & parts)
-        own = torch.tensor([sum(deal.tokens for deal in deals)], device=self.processes.device)
-        tokens = int(self.processes.gather(own).sum())
+        own = sum(deal.tokens for deal in deals)
+        counted = torch.tensor([own], dtype=torch.int64, device=self.processes.device)
+        tokens = int(self.processes.gather(counted).sum())
         share = 1 - tokens / compacted.tokens
         if share >= WORTH_MENTIONING and self.processes.is_main:
             logger.warning(
@@ -357,7 +359,7 @@ class UpdateCompactor:
         device = joined["advantages"].device
         result = rows_of(
             joined,
-            torch.tensor(deal.rows, device=device),
+            torch.tensor(deal.rows, dtype=torch.int64, device=device),
             prompt_width=deal.prompt_width,
             completion_width=deal.completion_width,
         )
@@ -368,11 +370,11 @@ class UpdateCompactor:
             # Rows keep their micro-batch
             start = min(deal.rows) // rows_per_batch * rows_per_batch
             tokens_of_batch = token_mask(joined)[start : start + rows_per_batch].sum().clamp(min=1)
-            result[FACTOR] = token_mask(result).sum() / tokens_of_batch
+            result[FACTOR] = token_mask(result).sum().float() / tokens_of_batch
         elif loss_type in OVER_ROWS:
-            result[FACTOR] = torch.tensor(len(deal.rows) / rows_per_batch, device=device)
+            result[FACTOR] = torch.tensor(len(deal.rows) / rows_per_batch, dtype=torch.float32, device=device)
         else:
-            result[FACTOR] = torch.tensor(1.0, device=device)
+            result[FACTOR] = torch.tensor(1.0, dtype=torch.float32, device=device)
         return result
 
     def _check(
@@ -390,7 +392,8 @@ class UpdateCompactor:
             `list[str]`: the parts that are switched off.
         """
         names = sorted(self._unchecked)
-        matters = torch.tensor([_matters(name, deals, lengths, parts) for name in names], device=self.processes.device)
+        own_matters = [_matters(name, deals, lengths, parts) for name in names]
+        matters = torch.tensor(own_matters, dtype=torch.bool, device=self.processes.device)
         on_any = self.processes.gather(matters.unsqueeze(0)).any(0).tolist()
         checked = [name for name, is_on in zip(names, on_any, strict=True) if is_on]
         if not checked or lengths is None:
@@ -399,7 +402,7 @@ class UpdateCompactor:
         compares = []  # 1 where a part changes what is computed of a token, else 0
         for name in checked:
             deal = max(deals, key=lambda deal: _evidence(name, deal, lengths))
-            rows = torch.tensor(deal.rows, device=joined["advantages"].device)
+            rows = torch.tensor(deal.rows, dtype=torch.int64, device=joined["advantages"].device)
             whole = rows_of(joined, rows)
             # Also where it is computed for another part: processes make equally many passes
             expected = logps_of(whole, False)
@@ -420,7 +423,8 @@ class UpdateCompactor:
             compares.append(float(_evidence(name, deal, lengths) > 0))
         own = torch.stack(differences).unsqueeze(0)
         largest = self.processes.gather(own).amax(0).tolist()
-        has_evidence = self.processes.gather(torch.tensor([compares], device=own.device)).amax(0).tolist()
+        evidence = torch.tensor([compares], dtype=torch.float32, device=own.device)
+        has_evidence = self.processes.gather(evidence).amax(0).tolist()
         failed = []
         for name, difference, is_checked in zip(checked, largest, has_evidence, strict=True):
             # Where all completions are masked, there is neither a gradient nor something to compare

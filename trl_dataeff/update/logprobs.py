@@ -352,7 +352,7 @@ def exclude_masked(groups: Sequence[GroupInBatch], batch: dict[str, Any]) -> Non
         rollouts = group.rollouts
         if group.is_stale:
             if rollouts.excluded is not None:
-                excluded[group.rows] = torch.tensor(rollouts.excluded)
+                excluded[group.rows] = torch.tensor(rollouts.excluded, dtype=torch.bool)
         elif ratio is not None:
             rollouts.excluded = (ratio[group.rows] == 0).flatten().tolist()
     batch["advantages"] = advantages.masked_fill(excluded.to(advantages.device), 0.0)

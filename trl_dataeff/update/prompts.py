@@ -40,7 +40,10 @@ class SharedPrompts:
         if len(first_rows) == len(prompt_numbers):
             return None
         prompt_of_row = [place[number] for number in prompt_numbers]
-        return cls(torch.tensor(first_rows, device=device), torch.tensor(prompt_of_row, device=device))
+        return cls(
+            first_rows=torch.tensor(first_rows, dtype=torch.int64, device=device),
+            prompt_of_row=torch.tensor(prompt_of_row, dtype=torch.int64, device=device),
+        )
 
 
 def can_share_prompts(model: torch.nn.Module) -> bool:

@@ -141,7 +141,7 @@ class DotsSelector(PredictingSelector):
             # P is not linear in p: take the mean of the experts' P, and not the P of their mean p
             chances = weights @ chance_effective(rates, self.context.group_size)  # (K,) x (K, N) -> (N,)
         # A group without a score has no gradient either, and says nothing about the success rate
-        chances = chances * 0.5 ** torch.from_numpy(self._unscored)
+        chances = chances * 0.5 ** torch.from_numpy(self._unscored).double()
         return chances.clamp(LOWEST_CHANCE, HIGHEST_CHANCE)
 
     def predict(self, prompt_ids: np.ndarray) -> np.ndarray:
