@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import random
 
 import numpy as np
 import pandas as pd
@@ -52,6 +54,57 @@ def test_by_hand(tmp_path, ending):
     assert (by_order["groups"], by_order["effective"]) == (8, 2 / 8)
 
 
+def write(path, rows: list[dict]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def completions(prompts: str, rewards: list[int], **columns) -> list[dict]:
+    """Rows of the default columns: a prompt is a letter."""
+    rows = [{"prompt": prompt, "reward": reward} for prompt, reward in zip(prompts, rewards, strict=True)]
+    return [row | {name: values[i] for name, values in columns.items()} for i, row in enumerate(rows)]
+
+
+def test_rows_of_a_prompt_that_do_not_stand_together_are_one_group(tmp_path):
+    path = write(tmp_path / "rows.jsonl", completions("aabbbbaa", [0, 0, 1, 1, 1, 1, 1, 1]))
+    found = audit([path])
+    assert found.shares.iloc[-1][["groups", "effective", "easy"]].tolist() == [2, 1 / 2, 1 / 2]
+    assert "(up to 4)" in found.notes[0]
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_the_order_of_rows_in_a_step_does_not_count(tmp_path, steps):
+    generator = random.Random(0)
+    rewards = {
+        (step, prompt): [generator.randint(0, 1) for _ in range(3)] for step in range(steps) for prompt in "abcde"
+    }
+    rows = [
+        {"prompt": prompt, "reward": reward, "step": step}
+        for (step, prompt), scores in rewards.items()
+        for reward in scores
+    ]
+    generator.shuffle(rows)
+    if steps == 1:
+        rows = [{name: row[name] for name in ("prompt", "reward")} for row in rows]
+    found = overall([write(tmp_path / "rows.jsonl", rows)])
+    share = np.mean([len(set(scores)) > 1 for scores in rewards.values()])
+    assert found[["groups", "effective"]].tolist() == [5 * steps, pytest.approx(share)]
+
+
+def test_processes_with_a_file_each_share_the_groups_of_a_step(tmp_path):
+    files = [write(tmp_path / f"{rank}.jsonl", completions("ab", [rank, 1], step=[7, 7])) for rank in range(2)]
+    assert overall(files)[["steps", "groups", "effective"]].tolist() == ["7-7", 2, 1 / 2]
+
+
+def test_completions_in_no_group_are_counted(tmp_path, capsys):
+    rows = completions("aabba", [0, 1, 1, 1, 1], step=[1, 1, 1, 1, 2])
+    rows += [{"prompt": None, "reward": 1, "step": 2}] * 2 + [{"prompt": "b", "reward": 1, "step": None}]
+    path = write(tmp_path / "rows.jsonl", rows)
+    assert overall([path])["groups"] == 2
+    assert main(["audit", path]) == 0
+    assert "4 of 8 completions are in no group" in capsys.readouterr().out
+
+
 def test_without_a_success_every_group_is_hard(tmp_path):
     path = tmp_path / "rollouts.parquet"
     pd.DataFrame(table((1, "a", [0, 0]), (1, "b", [None, 0]))).to_parquet(path)
@@ -98,6 +151,10 @@ def test_of_a_run_of_trl_without_completions_its_logs_have_the_share(tmp_path, c
     printed = capsys.readouterr().out
     assert f"{np.mean(zero):.0%} of the groups carried no gradient" in printed
     assert "log_completions=True" in printed
+    alone = tmp_path / "trainer_state (1).json"
+    (tmp_path / "checkpoint-8" / "trainer_state.json").rename(alone)
+    assert overall([alone]).equals(found)
+    assert main(["report", str(alone)]) == 0
 
 
 def test_of_our_own_run(tmp_path):
@@ -118,7 +175,17 @@ def test_of_our_own_run(tmp_path):
         (["rows.jsonl", "--prompt_column", "qestion"], "Did you mean `question`"),
         (["rows.jsonl", "--prompt_column", "question"], "no column 'reward' for the reward"),
         (["single.jsonl", "--prompt_column", "question", "--reward_column", "question"], "non-numeric"),
-        (["single.jsonl", "--prompt_column", "question", "--reward_column", "score"], "no groups. Name the step"),
+        (
+            ["single.jsonl", "--prompt_column", "question", "--reward_column", "score"],
+            "All 4 prompts (column 'question')",
+        ),
+        (["sorted.jsonl", "--step_column", "place"], "no groups. Name the step"),
+        (["torn.jsonl"], "The groups cannot be told"),
+        (["without.jsonl"], "No row has a prompt"),
+        (["lines"], "It has 2 .jsonl files: if they hold completions, give lines/*.jsonl"),
+        (["trainer_state.json", "rows.jsonl"], "describes one run"),
+        (["huge.jsonl"], "huge.jsonl: larger than the memory"),
+        (["escapes.jsonl"], r"The columns are \x1b[2Jprompt, \u202escore"),
         (["text.jsonl"], "cannot be read"),
         (["nothing.jsonl"], "cannot be read"),
         (["."], "has no logs of a run"),
@@ -131,5 +198,25 @@ def test_what_cannot_be_read_is_one_sentence(tmp_path, monkeypatch, capsys, argu
     single = table(*((s, f"p{s}", [1]) for s in range(4)))
     (tmp_path / "single.jsonl").write_text("\n".join(json.dumps(row) for row in single))
     (tmp_path / "text.jsonl").write_text("not json")
+    write(tmp_path / "sorted.jsonl", completions("aabb", [0] * 4, place=[1, 2, 3, 4]))
+    write(tmp_path / "torn.jsonl", completions("aabbbba", [0] * 7))
+    write(tmp_path / "without.jsonl", [{"prompt": None, "reward": 0}])
+    write(tmp_path / "escapes.jsonl", [{"\x1b[2Jprompt": "a", "\u202escore": 0}])
+    write(tmp_path / "trainer_state.json", [{"log_history": []}])
+    (tmp_path / "lines").mkdir()
+    for i in range(2):
+        write(tmp_path / "lines" / f"{i}.jsonl", ROWS)
+    (tmp_path / "huge.jsonl").touch()
+    os.truncate(tmp_path / "huge.jsonl", 2**43)  # takes no room on the disk
     assert main(["audit", *arguments]) == 2
     assert says in capsys.readouterr().err
+
+
+def test_rows_that_do_not_fit_into_memory_are_one_sentence(tmp_path, monkeypatch, capsys):
+    def read_json(*args, **kwargs):
+        raise MemoryError
+
+    path = write(tmp_path / "rows.jsonl", completions("aa", [0, 1]))
+    monkeypatch.setattr(pd, "read_json", read_json)
+    assert main(["audit", path]) == 2
+    assert f"{path}: larger than the memory" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from trl_dataeff.analysis.recorded import read_run
+from trl_dataeff.analysis.recorded import is_state_file, read_run
 from trl_dataeff.rollouts.group import KINDS
 from trl_dataeff.tracking.groups import GROUPS_FILE, read_groups
 from trl_dataeff.utils import UserError, closest
@@ -38,12 +39,14 @@ class Audit(NamedTuple):
             reward of the run. Columns are NaN where the files do not tell.
         again (`float`): P(zero variance | the prompt's group before had zero variance); NaN if no prompt came twice.
         after_effective (`float`): P(zero variance | the prompt's group before was effective); likewise.
+        notes (`tuple[str, ...]`): how completions were grouped where that was not given, and how many are in no group.
     """
 
     source: str
     shares: pd.DataFrame
     again: float
     after_effective: float
+    notes: tuple[str, ...] = ()
 
 
 # Prompts of token ids are compared as text, which must not be abbreviated
@@ -59,32 +62,43 @@ def audit(
         prompt (`str`, *optional*, defaults to `"prompt"`): column of the prompts.
         reward (`str`, *optional*): column of the rewards; by default, `"reward"` or, in TRL's tables, the total of all
             rewards.
-        step (`str`, *optional*): column of the steps. By default, `"step"` in TRL's tables; in other files, the
-            completions of a group follow each other.
+        step (`str`, *optional*): column of the steps; by default, `"step"` if there is one. Files without steps are
+            grouped as [`_parts_without_steps`] says.
 
     Returns:
         [`Audit`]: shares of groups.
 
     Raises:
-        [`UserError`]: there is nothing to read, or a column is missing.
+        [`UserError`]: there is nothing to read, it does not fit into memory, a column is missing, or the groups
+            cannot be told.
     """
     files = [Path(path).expanduser() for path in paths]
-    if len(files) > 1 and any(file.is_dir() for file in files):
+    try:
+        return _audit_files(files, prompt, reward, step)
+    except MemoryError as error:
+        raise _too_large(files) from error
+
+
+def _audit_files(files: Sequence[Path], prompt: str, reward: str | None, step: str | None) -> Audit:
+    """See [`audit`]."""
+    if len(files) > 1 and any(file.is_dir() or is_state_file(file) for file in files):
         raise UserError("`audit` describes one run: give a single `output_dir`, or files of one run.")
     folder = files[0]
+    if is_state_file(folder):
+        return _audit_logs(folder)
     if folder.absolute().match(GROUPS_FILE):
         folder = folder.absolute().parent.parent
     if not folder.is_dir():
-        groups = groups_of(_read_completions(files), prompt, reward or "reward", step)
-        return _audit_groups(groups, ", ".join(str(file) for file in files))
+        groups, notes = groups_of(_read_completions(files), prompt, reward or "reward", step)
+        return _audit_groups(groups, ", ".join(str(file) for file in files), notes)
     if (folder / GROUPS_FILE).exists():
         groups = read_groups(folder / GROUPS_FILE).to_pandas()
         groups["step"] += 1  # ours are the steps done before the batch; TRL's tables have the step that it is for
         return _audit_groups(groups, str(folder / GROUPS_FILE))
     tables = sorted(folder.glob(COMPLETIONS))
     if tables:
-        groups = groups_of(_read_completions(tables), prompt, reward, step or "step")
-        return _audit_groups(groups, f"{len(tables)} tables in {folder / 'completions'}")
+        groups, notes = groups_of(_read_completions(tables), prompt, reward, step or "step")
+        return _audit_groups(groups, f"{len(tables)} tables in {folder / 'completions'}", notes)
     return _audit_logs(folder)
 
 
@@ -93,9 +107,12 @@ def audit(
 
 def _read_completions(files: Sequence[Path]) -> pd.DataFrame:
     """
-    Read files with one completion a row into one table. TRL writes a generation batch again at each of its optimizer
-    steps: such a table is left out if it repeats the one before.
+    Read files with one completion a row into one table, whose index has the number of the file and that of the row.
+    TRL writes a generation batch again at each of its optimizer steps: such a table is left out if it repeats the one
+    before.
     """
+    if sum(file.stat().st_size for file in files if file.is_file()) > _memory():
+        raise _too_large(files)
     tables = []
     content_before = None
     for file in files:
@@ -105,14 +122,31 @@ def _read_completions(files: Sequence[Path]) -> pd.DataFrame:
         if not is_repeated:
             tables.append(table)
         content_before = content
-    return pd.concat(tables, ignore_index=True)
+    return pd.concat(tables, keys=range(len(tables)))
+
+
+def _memory() -> float:
+    """The memory of this machine in bytes; infinite where the system does not tell."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # as on Windows
+        return math.inf
+
+
+def _too_large(files: Sequence[Path]) -> UserError:
+    names = ", ".join(str(file) for file in files)
+    return UserError(
+        f"{names}: larger than the memory. Give files of a part of the run, or Parquet files with the columns of "
+        "prompt, reward and step alone."
+    )
 
 
 def _read_table(file: Path) -> pd.DataFrame:
     try:
         if file.suffix.lower() == ".parquet":
             return pd.read_parquet(file)
-        is_array = file.read_bytes().lstrip().startswith(b"[")
+        with open(file, "rb") as opened:
+            is_array = opened.read(1024).lstrip().startswith(b"[")
         return pd.read_json(file, lines=not is_array, dtype=False)
     except (OSError, ValueError) as error:
         raise UserError(
@@ -128,20 +162,23 @@ def _content_of_trl(table: pd.DataFrame) -> str | None:
     return repr(table.drop(columns="step", errors="ignore").values.tolist())
 
 
-def groups_of(rows: pd.DataFrame, prompt: str, reward: str | None, step: str | None) -> pd.DataFrame:
+def groups_of(
+    rows: pd.DataFrame, prompt: str, reward: str | None, step: str | None
+) -> tuple[pd.DataFrame, tuple[str, ...]]:
     """
-    Find the groups in a table of completions.
+    Find the groups in a table of completions: those of a prompt in a step, wherever they stand.
 
     Args:
-        rows (`pd.DataFrame`): a completion a row.
+        rows (`pd.DataFrame`): a completion a row. The first level of its index is the number of the file.
         prompt (`str`): column of the prompts.
         reward (`str` or `None`): column of the rewards; `None` for a table of TRL, in which every other numeric column
             is a reward.
-        step (`str` or `None`): column of the steps; `None` if the completions of a group follow each other.
+        step (`str` or `None`): column of the steps; `None` for `"step"`, or without such a column for the parts that
+            [`_parts_without_steps`] finds.
 
     Returns:
-        `pd.DataFrame`: a row for each group of several completions, with `step`, `prompt_id` (the prompt as text) and
-        `kind`.
+        `tuple[pd.DataFrame, tuple[str, ...]]`: a row for each group of several completions, with `step`, `prompt_id`
+        (the prompt as text) and `kind`; and what is to be said of them.
 
     Raises:
         [`UserError`]: a column is missing or non-numeric, or there are no groups.
@@ -149,14 +186,19 @@ def groups_of(rows: pd.DataFrame, prompt: str, reward: str | None, step: str | N
     rewards = [reward] if reward else _reward_columns(rows)
     _check_column(rows, "prompt", prompt)
     _check_column(rows, "reward", rewards[0] if rewards else "reward")
+    if step is None and "step" in rows:
+        step = "step"
     if step is not None:
         _check_column(rows, "step", step)
+    num_rows = len(rows)
+    notes = []
+    rows = rows[rows[prompt].notna()]
     try:
         prompts = rows[prompt].astype(str)
         totals = rows[rewards].astype(float).sum(axis=1, min_count=1)
         if step is None:
-            is_next_prompt = prompts != prompts.shift()
-            steps = is_next_prompt.cumsum()
+            steps, how_grouped = _parts_without_steps(prompts)
+            notes.append(how_grouped)
         else:
             steps = rows[step].astype(float)
     except (TypeError, ValueError) as error:
@@ -173,11 +215,69 @@ def groups_of(rows: pd.DataFrame, prompt: str, reward: str | None, step: str | N
     )
     groups = groups[groups["size"] > 1]
     if groups.empty:
-        raise UserError(
-            "No prompt has several completions in a step, so there are no groups. Name the step: --step_column."
+        raise _no_groups(prompts, prompt)
+    num_left_out = num_rows - groups["size"].sum()
+    if num_left_out > 0:
+        notes.append(
+            f"{num_left_out:,} of {num_rows:,} completions are in no group: they are the only one of their prompt in "
+            "a step, or have no prompt or step."
         )
     kinds = _kinds(groups, highest=totals.max(), lowest=totals.min())
-    return groups[["step", "prompt_id"]].assign(kind=kinds)
+    return groups[["step", "prompt_id"]].assign(kind=kinds), tuple(notes)
+
+
+def _parts_without_steps(prompts: pd.Series) -> tuple[pd.Series, str]:
+    """
+    Divide completions without steps into parts, in each of which those of a prompt are a group.
+
+    Rows of a prompt that follow each other are a part if all such runs are equally long: a prompt that comes back then
+    has another group. Otherwise a file is a part, if every prompt has equally many rows in it, or none comes back.
+
+    Args:
+        prompts (`pd.Series` of n rows): the prompts as text. The first level of the index is the number of the file.
+
+    Returns:
+        `tuple[pd.Series, str]`: the number of each row's part, and a sentence that says how the groups were found.
+
+    Raises:
+        [`UserError`]: prompts come back after runs of different lengths, so that the groups cannot be told.
+    """
+    files = pd.Series(prompts.index.get_level_values(0), index=prompts.index) + 1
+    begins_run = (prompts != prompts.shift()) | (files != files.shift())
+    runs = begins_run.cumsum()
+    run_sizes = runs.value_counts()
+    prompt_sizes = prompts.groupby([files, prompts]).size()
+    shortest_run = run_sizes.min()
+    longest_run = run_sizes.max()
+    if shortest_run == longest_run > 1:
+        return runs, (
+            f"Without a column of steps, {shortest_run} completions of a prompt that follow each other are a group. "
+            "If groups are larger, name the step: --step_column."
+        )
+    comes_back = len(prompt_sizes) < len(run_sizes)
+    if comes_back and prompt_sizes.nunique() > 1:
+        raise UserError(
+            f"The groups cannot be told: there is no column of steps, and prompts come back after {shortest_run} to "
+            f"{longest_run} rows. Name the step: --step_column, or give a file for each step."
+        )
+    return files, (
+        f"Without a column of steps, all completions of a prompt in a file (up to {prompt_sizes.max()}) are a group. "
+        "If a file has several steps, name the step: --step_column."
+    )
+
+
+def _no_groups(prompts: pd.Series, column: str) -> UserError:
+    """Return the error for completions without groups."""
+    if prompts.empty:
+        return UserError(f"No row has a prompt (column {column!r}). Name the column: --prompt_column.")
+    if prompts.is_unique:
+        return UserError(
+            f"All {len(prompts):,} prompts (column {column!r}) are different, so there are no groups: completions of "
+            "one prompt need equal texts. Name the column that holds the prompt alone: --prompt_column."
+        )
+    return UserError(
+        "No prompt has several completions in a step, so there are no groups. Name the step: --step_column."
+    )
 
 
 def _reward_columns(rows: pd.DataFrame) -> list[str]:
@@ -220,27 +320,45 @@ def _kinds(groups: pd.DataFrame, highest: float, lowest: float) -> np.ndarray:
 # Shares
 
 
-def _audit_groups(groups: pd.DataFrame, source: str) -> Audit:
+def _audit_groups(groups: pd.DataFrame, source: str, notes: tuple[str, ...] = ()) -> Audit:
     """The audit of a table with a group a row: `step`, `prompt_id` and `kind`."""
     is_kind = {kind: groups["kind"] == kind for kind in KINDS}
-    return _summarize(groups.assign(**is_kind), source)
+    return _summarize(groups.assign(**is_kind), source, notes)
 
 
-def _audit_logs(folder: Path) -> Audit:
-    """The audit of a TRL run without logged completions, whose logs have the share of zero-variance groups."""
-    steps, zero_variance = read_run(folder).series("frac_reward_zero_std")
+def _audit_logs(path: Path) -> Audit:
+    """
+    The audit of a TRL run without logged completions, whose logs have the share of zero-variance groups.
+
+    Args:
+        path (`Path`): its `output_dir`, or a `trainer_state.json`.
+    """
+    try:
+        run = read_run(path)
+    except UserError as error:
+        raise UserError(f"{error}{_hint_of_tables(path)}") from error
+    steps, zero_variance = run.series("frac_reward_zero_std")
     if len(steps) == 0:
         raise UserError(
-            f"{folder} has neither completions nor logs of `frac_reward_zero_std`. Train with `log_completions=True`."
+            f"{path} has neither completions nor logs of `frac_reward_zero_std`. Train with `log_completions=True`."
         )
     logs = pd.DataFrame({"step": steps, "effective": 1 - zero_variance})
     logs = logs.assign(prompt_id=math.nan, easy=math.nan, hard=math.nan)
     # With other scales TRL's share is one of batches
-    source = f"the logs in {folder}, which count groups with `scale_rewards='group'` alone"
+    source = f"the logs in {path}, which count groups with `scale_rewards='group'` alone"
     return _summarize(logs, source)
 
 
-def _summarize(table: pd.DataFrame, source: str) -> Audit:
+def _hint_of_tables(folder: Path) -> str:
+    """Say how to audit a folder of files with completions; empty if it has none."""
+    for ending in ("jsonl", "parquet"):
+        num_files = len(list(folder.glob(f"*.{ending}")))
+        if num_files > 0:
+            return f" It has {num_files} .{ending} files: if they hold completions, give {folder}/*.{ending}."
+    return ""
+
+
+def _summarize(table: pd.DataFrame, source: str, notes: tuple[str, ...] = ()) -> Audit:
     """
     Compute the shares of a run.
 
@@ -248,6 +366,7 @@ def _summarize(table: pd.DataFrame, source: str) -> Audit:
         table (`pd.DataFrame`): `step`, `prompt_id` and a share of each kind in each row, which stands for a group or
             for all groups of a log. The `prompt_id` is -1 or NaN where it is not known.
         source (`str`): what was read.
+        notes (`tuple[str, ...]`, *optional*): see [`Audit`].
 
     Returns:
         [`Audit`]: shares of groups.
@@ -258,7 +377,7 @@ def _summarize(table: pd.DataFrame, source: str) -> Audit:
     parts = [table[table["step"].isin(period)] for period in periods]
     shares = pd.DataFrame([_shares_of(part) for part in [*parts, table]])
     again, after_effective = _probabilities_of_zero_variance(table)
-    return Audit(source, shares, again, after_effective)
+    return Audit(source, shares, again, after_effective, notes)
 
 
 def _shares_of(part: pd.DataFrame) -> dict[str, float | str]:

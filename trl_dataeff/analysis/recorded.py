@@ -93,7 +93,7 @@ def read_run(path: str | Path, rollouts_per_step: int | None = None) -> Recorded
     Read what a run has left.
 
     Args:
-        path (`str` or `Path`): its `output_dir`, or a checkpoint of plain TRL.
+        path (`str` or `Path`): its `output_dir`; of plain TRL also a checkpoint, or its `trainer_state.json`.
         rollouts_per_step (`int`, *optional*): completions of a step of plain TRL, which does not log them.
 
     Returns:
@@ -103,8 +103,8 @@ def read_run(path: str | Path, rollouts_per_step: int | None = None) -> Recorded
         [`UserError`]: nothing of a run is there, or a file is corrupt.
     """
     folder = Path(path).expanduser()
-    if not folder.is_dir():
-        raise UserError(f"{path} is not a folder. Give the `output_dir` of a run.")
+    if not folder.is_dir() and not is_state_file(folder):
+        raise UserError(f"{path} is not a folder. Give the `output_dir` of a run, or its `{STATE_FILE}`.")
     run_file = folder / RUN_FILE
     about = _read_json(run_file) if run_file.exists() else {}
     is_ours = (folder / METRICS_FILE).exists()
@@ -127,10 +127,22 @@ def _numbers(line: dict[str, Any]) -> dict[str, float]:
     return {name: value for name, value in line.items() if is_number(value)}
 
 
-def _log_history(folder: Path) -> list[dict[str, Any]]:
-    """The logs in the Trainer's state, in a folder or in its latest checkpoint that has some; empty without any."""
-    saved = sorted(folder.glob(f"checkpoint-*/{STATE_FILE}"), key=_checkpoint_order, reverse=True)
-    for path in [folder / STATE_FILE, *saved]:
+def is_state_file(path: Path) -> bool:
+    """Whether a path is a `trainer_state.json`, or a copy of one such as `trainer_state (1).json`."""
+    return path.is_file() and path.match(STATE_FILE.replace(".", "*."))
+
+
+def _log_history(run: Path) -> list[dict[str, Any]]:
+    """
+    The logs in the Trainer's state; empty without any.
+
+    Args:
+        run (`Path`): a file of that state, or a folder which has one, itself or in a checkpoint; the latest checkpoint
+            that has logs counts.
+    """
+    saved = sorted(run.glob(f"checkpoint-*/{STATE_FILE}"), key=_checkpoint_order, reverse=True)
+    candidates = [run] if run.is_file() else [run / STATE_FILE, *saved]
+    for path in candidates:
         if not path.exists():
             continue
         history = _read_json(path).get("log_history") or []

@@ -80,10 +80,23 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         if os.environ.get("RANK", "0") == "0":  # of several processes, the first one speaks
             for message in error.messages:
-                print(f"trl-dataeff: error: {message}", file=sys.stderr)
+                print(f"trl-dataeff: error: {_printable(message)}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130  # as a shell reports SIGINT
+
+
+def _printable(text: str) -> str:
+    """
+    Return a text in which what a terminal would obey or hide is written as an escape sequence.
+
+    Names of files and columns, and other words of files, are printed, and may hold such characters.
+    """
+    characters = []
+    for character in text:
+        is_shown = character.isprintable() or character == "\n"
+        characters.append(character if is_shown else ascii(character)[1:-1])
+    return "".join(characters)
 
 
 def _run(command: str, arguments: list[str]) -> int:
@@ -126,7 +139,7 @@ def _parser() -> ArgumentParser:
     audit.add_argument(
         "--step_column",
         metavar="NAME",
-        help="column of the step (default: a group's rows follow each other; for TRL step)",
+        help="column of the step (default: step; without one, how groups were found is said)",
     )
 
     report = commands.add_parser(
@@ -156,7 +169,9 @@ def print_audit(args: Namespace) -> None:
     from trl_dataeff.analysis.audit import audit
 
     found = audit(args.path, args.prompt_column, args.reward_column, args.step_column)
-    print(f"Read: {found.source}")
+    print(f"Read: {_printable(found.source)}")
+    for note in found.notes:
+        print(note)
     effective = found.shares["effective"].iloc[-1]
     print(f"{1 - effective:.0%} of the groups carried no gradient: all of their rewards were equal.")
     known = found.shares.dropna(axis="columns")
@@ -185,7 +200,7 @@ def print_report(args: Namespace) -> None:
     from trl_dataeff.analysis.recorded import read_run, summary
 
     runs = [read_run(path, args.rollouts_per_step) for path in args.runs]
-    print(summary(runs))
+    print(_printable(summary(runs)))
     if args.figure is not None:
         save_figure(runs, args.figure)
         print(f"Figure: {args.figure}")
