@@ -23,6 +23,7 @@ from trl import GRPOTrainer
 import trl_dataeff.compat as compat
 import trl_dataeff.validation as validation
 from trl_dataeff.callback import DataEfficientCallback
+from trl_dataeff.checkpoint.folder import own_folder
 from trl_dataeff.checkpoint.resume import Run, complete_checkpoint, failure_notes, remove_older, resolve_run
 from trl_dataeff.checkpoint.state import check_agreement, check_fits, load_run, save_run
 from trl_dataeff.collector import GenerationBatch, hash_same_prompts, make_collector, plan_runs
@@ -202,6 +203,13 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     # A run
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
+        with own_folder(self.args.output_dir, self._dataeff_processes):
+            output = self._dataeff_train(resume_from_checkpoint, *args, **kwargs)
+        if self.stopped_by is not None:
+            raise exception_of(self.stopped_by)
+        return output
+
+    def _dataeff_train(self, resume_from_checkpoint: str | bool | None, *args: Any, **kwargs: Any) -> TrainOutput:
         config = self.args
         self._dataeff_run = resolve_run(
             resume_from_checkpoint, config.output_dir, self._dataeff_processes, config.should_save
@@ -222,10 +230,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         with notes, signals or nullcontext(), trl_state.temporarily(config, **changed_by_callback):
             if not self._dataeff_begins_late:
                 self._dataeff_begin_run()
-            output = super().train(self._dataeff_run.checkpoint, *args, **kwargs)
-        if self.stopped_by is not None:
-            raise exception_of(self.stopped_by)
-        return output
+            return super().train(self._dataeff_run.checkpoint, *args, **kwargs)
 
     def _dataeff_begin_run(self) -> None:
         """State of a run. A second call of `train` starts again, with the dataset that is there then."""

@@ -6,6 +6,7 @@ import difflib
 import json
 import math
 import os
+import re
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -126,6 +127,9 @@ def check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
 
 # Atomic files
 
+#: Names of temporary files
+TEMPORARY = re.compile(r"\..+\.[0-9a-f]{12}\.tmp(\.\w+)?")
+
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """
@@ -137,7 +141,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # Process ids are not unique where nodes share a folder; `np.save` keeps no other suffix than that of `path`
-    temporary = path.with_name(f".{path.stem}.{uuid.uuid4().hex[:12]}.tmp{path.suffix}")
+    temporary = path.with_name(f".{path.stem}.{uuid.uuid4().hex[:12]}.tmp{path.suffix}")  # as TEMPORARY
     try:
         write(temporary)
         with open(temporary, "r+b") as file:  # Windows syncs only what can be written
@@ -146,6 +150,18 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+def remove_temporary_files(folder: Path) -> None:
+    """
+    Remove what [`write_atomically`] has left in a folder, in processes that were killed. No process may be writing
+    there now.
+    """
+    if not folder.is_dir():
+        return
+    for path in folder.iterdir():
+        if TEMPORARY.fullmatch(path.name):
+            path.unlink(missing_ok=True)
 
 
 def sync_folder(path: Path) -> None:

@@ -1,6 +1,7 @@
 """Which checkpoints are complete, which one is resumed, and that there always is one."""
 
 import errno
+import json
 import re
 import resource
 import shutil
@@ -11,6 +12,7 @@ from unittest.mock import Mock
 import pandas as pd
 import pytest
 import torch
+from transformers import TrainerCallback
 
 from tests.factories.comparison import checkpoint_names, groups_since, history, messages
 from tests.factories.configurations import make_trainer, train
@@ -18,11 +20,13 @@ from tests.factories.tiny import plain_dataset
 from tests.factories.training import before_reward
 from trl_dataeff import DataEfficientGRPOTrainer
 from trl_dataeff import trainer as trainer_module
+from trl_dataeff.checkpoint import manifest as manifest_module
 from trl_dataeff.checkpoint import resume
 from trl_dataeff.checkpoint.manifest import MANIFEST, check_checkpoint, is_complete
 from trl_dataeff.checkpoint.resume import Run, checkpoints, failure_notes, remove_older, resolve_run
 from trl_dataeff.checkpoint.state import CheckpointError
 from trl_dataeff.rollouts.distributed import Processes
+from trl_dataeff.utils import UserError, hash_json, write_atomically
 
 
 class Killed(BaseException):
@@ -112,11 +116,11 @@ def test_a_checkpoint_that_may_be_of_use_is_never_replaced_by_a_new_start(tmp_pa
     checkpoint = tmp_path / "checkpoint-1"
     if kind == "corrupt":
         train(tmp_path, max_steps=1)
-        (checkpoint / "optimizer.pt").unlink()
+        (checkpoint / "model.safetensors").unlink()
     else:
         checkpoint.mkdir()
         (checkpoint / "trainer_state.json").write_text("{}")
-    named = {"corrupt": "optimizer.pt", "of another trainer": "DataEfficientGRPOTrainer"}[kind]
+    named = {"corrupt": "model.safetensors", "of another trainer": "DataEfficientGRPOTrainer"}[kind]
     with pytest.raises(CheckpointError, match=rf"{tmp_path}.*\n- .*checkpoint-1.*{named}"):
         train(tmp_path, resume=True)
     assert checkpoint.is_dir()
@@ -203,7 +207,151 @@ def test_a_later_corrupt_one_does_not_cost_the_one_just_written(tmp_path):
     check_checkpoint(tmp_path / "checkpoint-3")
 
 
+def test_the_clock_does_not_decide_which_one_is_latest(tmp_path, monkeypatch):
+    """It is set back by an hour after the second checkpoint."""
+    now = manifest_module.time.time
+
+    def clock() -> float:
+        return now() - 3600 * ((tmp_path / "checkpoint-2").exists() and is_complete(tmp_path / "checkpoint-2"))
+
+    monkeypatch.setattr(manifest_module.time, "time", clock)
+    train(tmp_path, max_steps=7, save_total_limit=2)
+    assert checkpoint_names(tmp_path) == {"checkpoint-6", "checkpoint-7"}
+    assert resolve_run(True, tmp_path).checkpoint == str(tmp_path / "checkpoint-7")
+
+
+def test_checkpoints_of_a_version_without_numbers_are_older_and_ordered_by_time(tmp_path):
+    train(tmp_path, max_steps=3)
+    for step, written in ((3, 100.0), (2, 200.0)):
+        path = tmp_path / f"checkpoint-{step}" / MANIFEST
+        content = json.loads(path.read_text())
+        del content["order"], content["hash"]
+        content["written"] = written
+        path.write_text(json.dumps({**content, "hash": hash_json(content)}))
+    assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
+
+
+@pytest.mark.parametrize("how", ["a limit", "the same step"])
+def test_removing_a_link_leaves_the_run_that_it_points_to(tmp_path, how):
+    train(tmp_path / "a", max_steps=2)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "checkpoint-2").symlink_to(tmp_path / "a" / "checkpoint-2", target_is_directory=True)
+    options = {"save_total_limit": 1} if how == "a limit" else {}
+    train(tmp_path / "b", max_steps=3 if how == "a limit" else 2, resume=False, **options)
+    check_checkpoint(tmp_path / "a" / "checkpoint-2")
+    if how == "a limit":
+        assert checkpoint_names(tmp_path / "b") == {"checkpoint-3"}
+    assert resolve_run(True, tmp_path / "a").checkpoint == str(tmp_path / "a" / "checkpoint-2")
+
+
+class Edits(TrainerCallback):
+    """Changes a file of each checkpoint when it is saved."""
+
+    def __init__(self, name: str, edit):
+        self.name = name
+        self.edit = edit
+
+    def on_save(self, args, state, control, **kwargs):
+        self.edit(Path(args.output_dir, f"checkpoint-{state.global_step}", self.name))
+
+
+def append_space(path: Path) -> None:
+    path.write_text(path.read_text() + " ")
+
+
+@pytest.mark.parametrize(
+    ("name", "edit"),
+    [
+        ("generation_config.json", append_space),
+        ("tokenizer_config.json", append_space),
+        ("config.json", append_space),
+        ("tokenizer.json", Path.unlink),
+        ("training_args.bin", Path.unlink),
+        ("optimizer.pt", Path.unlink),
+    ],
+)
+def test_a_callback_may_change_what_does_not_decide_the_run(tmp_path, caplog_transformers, name, edit):
+    trainer = make_trainer(tmp_path, "dynamic", max_steps=4)
+    trainer.add_callback(Edits(name, edit))
+    trainer.train()
+    resumed = train(tmp_path, max_steps=6, resume=True)
+    assert resumed.state.global_step == 6
+    assert len(messages(caplog_transformers, name)) >= 1
+    assert resolve_run(str(tmp_path / "checkpoint-3"), tmp_path).checkpoint
+
+
+@pytest.mark.parametrize("name", ["trainer_state.json", "model.safetensors", "scheduler.pt", "rng_state.pth"])
+def test_one_flipped_bit_of_what_decides_the_run_costs_one_checkpoint(tmp_path, name):
+    train(tmp_path, max_steps=3)
+    path = tmp_path / "checkpoint-3" / name
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    assert resolve_run(True, tmp_path).checkpoint == str(tmp_path / "checkpoint-2")
+    with pytest.raises(CheckpointError, match=re.escape(name)):
+        resolve_run(str(tmp_path / "checkpoint-3"), tmp_path)
+
+
+# A folder has one run at a time
+
+
+def test_a_second_run_in_a_folder_is_an_error_until_the_first_has_ended(tmp_path):
+    trainer = make_trainer(tmp_path, "dynamic", max_steps=2)
+    second = make_trainer(tmp_path, "dynamic", max_steps=2)
+    refused = []
+
+    def start_another():
+        with pytest.raises(UserError, match=re.escape(str(tmp_path))) as raised:
+            second.train()
+        refused.append(raised)
+
+    before_reward(trainer, 1, start_another)
+    trainer.train()
+    assert len(refused) == 1
+    second.train()
+
+
+def test_what_a_killed_process_left_half_written_is_removed_at_the_start(tmp_path):
+    def killed(path: Path) -> None:
+        path.write_bytes(b"half")
+        raise Killed
+
+    left = []
+    for name in ("dataeff/groups.parquet", "_dataeff/embeddings-0.npy"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Path, "unlink", lambda path, missing_ok=False: left.append(path))
+            with pytest.raises(Killed):
+                write_atomically(tmp_path / name, killed)
+    assert len(left) == 2
+    assert all(path.exists() for path in left)
+    (tmp_path / "dataeff" / "notes.tmp").write_text("a user's own")
+    train(tmp_path, max_steps=1)
+    assert not any(path.exists() for path in left)
+    assert (tmp_path / "dataeff" / "notes.tmp").exists()
+
+
 # Checkpoints that cannot be written
+
+
+def test_a_process_that_has_ended_is_named_and_room_is_not_asked_for(tmp_path):
+    processes = Mock(spec=Processes, world_size=2, wait=Mock(side_effect=RuntimeError("Connection closed by peer")))
+    context = resume.complete_checkpoint(Run(), tmp_path / "checkpoint-1", 1, True, True, processes)
+    with pytest.raises(CheckpointError, match="another process") as raised, context:
+        pass
+    assert "room" not in str(raised.value)
+    assert not (tmp_path / "checkpoint-1").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "asks"),
+    [(OSError(errno.ENOSPC, "No space left on device"), True), (PermissionError(errno.EACCES, "denied"), False)],
+)
+def test_room_is_asked_for_where_there_is_none(tmp_path, error, asks):
+    context = resume.complete_checkpoint(Run(), tmp_path / "checkpoint-1", 1, True, True, Processes())
+    with pytest.raises(CheckpointError) as raised, context:
+        raise error
+    assert ("Make room" in str(raised.value)) == asks
+
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 

@@ -99,7 +99,7 @@ def test_settings_that_the_state_depends_on_are_compared(tmp_path, before, after
     ("missing", "options"),
     [
         ("checkpoint-3", {}),
-        ("checkpoint-3/optimizer.pt", {}),
+        ("checkpoint-3/trainer_state.json", {}),
         (None, {"trainer": {"train_dataset": plain_dataset(23)}}),
         (None, {"selection": "greso", "selector_args": {}}),
         (None, ATTENTION),

@@ -1,5 +1,5 @@
 """
-The manifest of a checkpoint, `dataeff/manifest.json`. It lists every file with its size, and those of this package
+The manifest of a checkpoint, `dataeff/manifest.json`. It lists every file with its size, and those that are not large
 with a hash. It is written last: a checkpoint with a manifest is complete.
 """
 
@@ -9,18 +9,28 @@ import hashlib
 import json
 import os
 import time
+from fnmatch import fnmatch
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import xxhash
+from transformers.utils import logging
 
 from trl_dataeff.checkpoint.state import FOLDER, CheckpointError
 from trl_dataeff.utils import FORMAT, __version__, hash_json, sync_folder, write_atomically
 
 
+logger = logging.get_logger(__name__)
 MANIFEST = f"{FOLDER}/manifest.json"
 PACKAGES = ("torch", "transformers", "trl")
+HASHED = 2**26  # bytes; a larger file is compared by its size
+#: Files of the Trainer without which it resumes: what they hold then begins anew
+OPTIONAL = ("optimizer.pt", "optimizer.bin", "scheduler.pt", "scaler.pt", "rng_state*.pth")
+#: Files that decide how a run continues. All others, such as the tokenizer's, are not read when it resumes
+DECISIVE = (*OPTIONAL, "trainer_state.json", "*.safetensors", "pytorch_model*.bin", "adapter_model.bin", "*.distcp")
+#: Beginnings of the names of folders in which DeepSpeed and FSDP keep shards
+_SHARDS = ("global_step", "pytorch_model_fsdp", "optimizer_")
 _EARLIER = "Resume from an earlier checkpoint, such as out/checkpoint-100."
 
 
@@ -34,22 +44,27 @@ def write_manifest(checkpoint: Path, *, step: int, processes: int, resumable: bo
         processes (`int`): number of processes of the run.
         resumable (`bool`): whether it holds more than the model.
     """
+    others = [path for path in checkpoint.parent.glob("checkpoint-*") if path != checkpoint]
     paths = sorted(checkpoint.rglob("*"))
     files = [path for path in paths if path.is_file()]
     folders = [path for path in paths if path.is_dir()]
     _sync(files, [checkpoint, *folders])
     sizes = {path.relative_to(checkpoint).as_posix(): path.stat().st_size for path in files}
-    own_files = [path for path in files if path.parent == checkpoint / FOLDER]
+    hashes = {}
+    for path in files:
+        if path.parent == checkpoint / FOLDER or path.stat().st_size <= HASHED:
+            hashes[path.relative_to(checkpoint).as_posix()] = _hash(path)
     content = {
         "format": FORMAT,
         "trl_dataeff": __version__,
         "versions": {name: version(name) for name in PACKAGES},
         "written": time.time(),
+        "order": 1 + max((completion_order(path)[0] for path in others), default=0),
         "step": step,
         "processes": processes,
         "resumable": resumable,
         "sizes": sizes,
-        "hashes": {f"{FOLDER}/{path.name}": _hash(path) for path in own_files},
+        "hashes": hashes,
     }
     text = json.dumps(content | {"hash": hash_json(content)}, indent=2)
     write_atomically(checkpoint / MANIFEST, lambda temporary: temporary.write_text(text))
@@ -70,20 +85,28 @@ def is_complete(checkpoint: Path) -> bool:
     return (checkpoint / MANIFEST).is_file()
 
 
-def written_at(checkpoint: Path) -> float:
-    """When a checkpoint was completed, in seconds since 1970; 0 if its manifest is missing or cannot be read."""
-    try:
-        return float(_read(checkpoint)["written"])
-    except CheckpointError:
-        return 0.0
-
-
-def check_checkpoint(checkpoint: Path) -> dict[str, Any]:
+def completion_order(checkpoint: Path) -> tuple[int, float]:
     """
-    Compare a checkpoint with its manifest: the sizes of all files, and the content of those of this package.
+    When a checkpoint was completed, among those of its folder: its number, which only grows, whereas the clock may be
+    set back; and the time in seconds since 1970, for checkpoints of an earlier version, which have no number. Both are
+    0 if the manifest is missing or cannot be read.
+    """
+    try:
+        manifest = _read(checkpoint)
+    except CheckpointError:
+        return 0, 0.0
+    return int(manifest.get("order", 0)), float(manifest["written"])
+
+
+def check_checkpoint(checkpoint: Path, *, needs_all: bool = True) -> dict[str, Any]:
+    """
+    Compare a checkpoint with its manifest. Of files that do not decide how a run continues, a difference is a warning:
+    a callback may have changed them when the checkpoint was saved.
 
     Args:
         checkpoint (`Path`): its folder.
+        needs_all (`bool`, *optional*, defaults to `True`): whether it must have the files without which the Trainer
+            resumes, such as `optimizer.pt`. If not, a missing one is a warning.
 
     Returns:
         `dict`: the manifest.
@@ -92,8 +115,16 @@ def check_checkpoint(checkpoint: Path) -> dict[str, Any]:
         [`CheckpointError`]: it is incomplete, corrupt, or holds the model alone.
     """
     manifest = _read(checkpoint)
+    changed = []
     for name, size in manifest["sizes"].items():
-        _check_file(checkpoint, name, size, manifest["hashes"].get(name))
+        problem = _difference(checkpoint, name, size, manifest["hashes"].get(name))
+        if problem is None:
+            continue
+        if _decides(name) and (needs_all or not _is_left_out(checkpoint, name)):
+            raise CheckpointError(f"{checkpoint} is corrupt: {problem}. {_EARLIER}")
+        changed.append(problem)
+    if changed:
+        logger.warning(f"{checkpoint} was changed after it was written: {'; '.join(changed)}. The run continues.")
     if not manifest["resumable"]:
         raise CheckpointError(
             f"{checkpoint} was written with `save_only_model=True`, so no run can resume from it. Start a new run "
@@ -102,20 +133,32 @@ def check_checkpoint(checkpoint: Path) -> dict[str, Any]:
     return manifest
 
 
-def _check_file(checkpoint: Path, name: str, size: int, digest: str | None) -> None:
-    """Raise a `CheckpointError` unless a file has this size in bytes and, if `digest` is given, this hash."""
+def _decides(name: str) -> bool:
+    """Whether a file of a checkpoint, by its path within it, decides how a run continues."""
+    folder, _, file = name.rpartition("/")
+    if folder == FOLDER or folder.startswith(_SHARDS):
+        return True
+    return any(fnmatch(file, pattern) for pattern in DECISIVE)
+
+
+def _is_left_out(checkpoint: Path, name: str) -> bool:
+    """Whether a file without which the Trainer resumes was removed."""
+    is_optional = any(fnmatch(name, pattern) for pattern in OPTIONAL)
+    return is_optional and not os.path.lexists(checkpoint / name)
+
+
+def _difference(checkpoint: Path, name: str, size: int, digest: str | None) -> str | None:
+    """How a file differs from its size in bytes and, if `digest` is given, its hash; `None` if it does not."""
     path = checkpoint / name
     try:
         present_size = path.stat().st_size
-        present_digest = None if digest is None else _hash(path)
+        if present_size != size:
+            return f"{name} has {present_size} bytes instead of {size}"
+        if digest is not None and _hash(path) != digest:
+            return f"{name} is not what was written"
     except OSError as error:
-        raise CheckpointError(f"{checkpoint} is corrupt: {name} cannot be read ({error}). {_EARLIER}") from error
-    if present_size != size:
-        raise CheckpointError(
-            f"{checkpoint} is corrupt: {name} has {present_size} bytes instead of {size}. {_EARLIER}"
-        )
-    if present_digest != digest:
-        raise CheckpointError(f"{checkpoint} is corrupt: {name} is not what was written. {_EARLIER}")
+        return f"{name} cannot be read ({error})"
+    return None
 
 
 def _hash(path: Path) -> str:

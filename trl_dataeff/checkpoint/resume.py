@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -16,7 +17,7 @@ import torch
 from safetensors import SafetensorError
 from transformers.utils import logging
 
-from trl_dataeff.checkpoint.manifest import MANIFEST, check_checkpoint, is_complete, write_manifest, written_at
+from trl_dataeff.checkpoint.manifest import MANIFEST, check_checkpoint, completion_order, is_complete, write_manifest
 from trl_dataeff.checkpoint.state import FOLDER, CheckpointError
 from trl_dataeff.rollouts.distributed import Processes, all_gather
 
@@ -24,6 +25,7 @@ from trl_dataeff.rollouts.distributed import Processes, all_gather
 logger = logging.get_logger(__name__)
 #: What `torch.save` and safetensors raise on a full disk
 _WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)
+LITTLE_SPACE = 2**20  # bytes
 #: Most prompts that a note of a failure names
 _NOTED_PROMPTS = 16
 
@@ -96,13 +98,18 @@ def resolve_run(
             )
         return Run()
     rejected: list[str] = []
-    for candidate in present if wanted is True else [Path(wanted)]:
-        manifest, problem = _check_on_every_process(candidate, checks)
+    # Of several, one with all of its files; else one without those that the Trainer can do without
+    candidates = [(Path(path), False) for path in (present if wanted is True else [wanted])]
+    if wanted is True:
+        candidates = [(path, True) for path in present] + candidates
+    for candidate, needs_all in candidates:
+        manifest, problem = _check_on_every_process(candidate, checks, needs_all)
         if problem is None:
             if processes.is_main and manifest is not None:
                 _report_resumption(candidate, manifest, rejected, processes.world_size)
             return Run(str(candidate))
-        rejected.append(problem)
+        if problem not in rejected:
+            rejected.append(problem)
     if wanted is not True:
         raise CheckpointError(rejected[0])
     _check_nothing_is_lost(folder, present, rejected)
@@ -116,13 +123,16 @@ def _names(paths: Iterable[Path]) -> str:
     return ", ".join(path.name for path in paths)
 
 
-def _check_on_every_process(checkpoint: Path, checks: bool) -> tuple[dict[str, Any] | None, str | None]:
+def _check_on_every_process(
+    checkpoint: Path, checks: bool, needs_all: bool
+) -> tuple[dict[str, Any] | None, str | None]:
     """
     Check a checkpoint on the processes that are to read it. A collective.
 
     Args:
         checkpoint (`Path`): its folder.
         checks (`bool`): whether this process reads it.
+        needs_all (`bool`): see [`check_checkpoint`].
 
     Returns:
         `tuple`: the manifest, or `None` if this process has not read it; and what the first process that cannot resume
@@ -132,7 +142,7 @@ def _check_on_every_process(checkpoint: Path, checks: bool) -> tuple[dict[str, A
     own_problem = None
     if checks:
         try:
-            manifest = check_checkpoint(checkpoint)
+            manifest = check_checkpoint(checkpoint, needs_all=needs_all)
         except CheckpointError as error:
             own_problem = str(error)
     problems = [problem for problem in all_gather(own_problem) if problem is not None]
@@ -199,10 +209,10 @@ def checkpoints(output_dir: str | os.PathLike[str]) -> list[Path]:
     return sorted(found, key=_completion_order, reverse=True)
 
 
-def _completion_order(checkpoint: Path) -> tuple[float, int]:
-    """Sort key of a checkpoint: when it was completed, which is 0 for an incomplete one, and then its step."""
+def _completion_order(checkpoint: Path) -> tuple[int, float, int]:
+    """Sort key of a checkpoint: when it was completed, an incomplete one first, and then its step."""
     step = int(checkpoint.name.split("-")[1])
-    return written_at(checkpoint), step
+    return *completion_order(checkpoint), step
 
 
 # What a call of `train` that fails says
@@ -259,24 +269,49 @@ def complete_checkpoint(
         if writes:
             _remove(checkpoint)
             (checkpoint / FOLDER).mkdir(parents=True)  # tells it from one that another trainer wrote
-        processes.wait()
+        _wait_for_others(processes, checkpoint, run)
         yield
-        processes.wait()
+        _wait_for_others(processes, checkpoint, run)
         if writes:
             write_manifest(checkpoint, step=step, processes=processes.world_size, resumable=resumable)
+    except CheckpointError:
+        if writes:
+            _remove(checkpoint)
+        raise
     except _WRITE_ERRORS as error:
         if isinstance(error, torch.OutOfMemoryError):  # a `RuntimeError` that has nothing to do with the disk
             raise
+        is_full = _is_disk_full(error, checkpoint.parent)
         if writes:
             _remove(checkpoint)
+        advice = "Make room" if is_full else "Fix the cause"
         how = run.how_to_resume("Then resume") or "Then start the run again."
         raise CheckpointError(
             f"The checkpoint {checkpoint} could not be written ({type(error).__name__}: {error}), and its files were "
-            f"removed. Make room. {how}"
+            f"removed. {advice}. {how}"
         ) from error
     processes.wait()
     if resumable:
         run.checkpoint = str(checkpoint)
+
+
+def _wait_for_others(processes: Processes, checkpoint: Path, run: Run) -> None:
+    """Wait until every process is here. Raises a `CheckpointError` if one has ended."""
+    try:
+        processes.wait()
+    except RuntimeError as error:
+        how = run.how_to_resume("Then resume") or "Then start the run again."
+        raise CheckpointError(
+            f"The checkpoint {checkpoint} could not be completed, because another process of the run has ended or "
+            f"hangs ({error}). Look for the cause in its output. {how}"
+        ) from error
+
+
+def _is_disk_full(error: Exception, folder: Path) -> bool:
+    """Whether an error comes from a full disk. What `torch.save` and safetensors raise does not always say so."""
+    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error):
+        return True
+    return shutil.disk_usage(folder).free < LITTLE_SPACE
 
 
 def remove_older(checkpoint: Path, limit: int | None, keep: Iterable[str | os.PathLike[str] | None]) -> None:
@@ -301,7 +336,15 @@ def remove_older(checkpoint: Path, limit: int | None, keep: Iterable[str | os.Pa
 
 
 def _remove(checkpoint: Path) -> None:
-    """Delete a checkpoint, its manifest first: if this is interrupted, it is incomplete."""
+    """
+    Delete a checkpoint, its manifest first: if this is interrupted, it is incomplete. Of one that is a symbolic link,
+    the link is removed, and what it points to stays.
+    """
+    if checkpoint.is_symlink():
+        checkpoint.unlink()
+        return
+    if (checkpoint / FOLDER).is_symlink():
+        (checkpoint / FOLDER).unlink()
     with suppress(OSError):
         (checkpoint / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(checkpoint, ignore_errors=True)
