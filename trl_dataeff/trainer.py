@@ -26,7 +26,7 @@ from trl_dataeff.callback import DataEfficientCallback
 from trl_dataeff.checkpoint.folder import own_folder
 from trl_dataeff.checkpoint.resume import Run, complete_checkpoint, failure_notes, remove_older, resolve_run
 from trl_dataeff.checkpoint.state import check_agreement, check_fits, load_run, save_run
-from trl_dataeff.collector import GenerationBatch, hash_same_prompts, make_collector, plan_runs
+from trl_dataeff.collector import GenerationBatch, check_same_settings, hash_same_prompts, make_collector, plan_runs
 from trl_dataeff.config import DataEfficientGRPOConfig, with_own_fields
 from trl_dataeff.difficulty.embedding import embed_for
 from trl_dataeff.generation import trl_state
@@ -211,6 +211,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
 
     def _dataeff_train(self, resume_from_checkpoint: str | bool | None, *args: Any, **kwargs: Any) -> TrainOutput:
         config = self.args
+        check_same_settings(self, self.selector, resume_from_checkpoint, self._dataeff_processes)
         self._dataeff_run = resolve_run(
             resume_from_checkpoint, config.output_dir, self._dataeff_processes, config.should_save
         )

@@ -101,9 +101,22 @@ def failure(call, *errors) -> str:
 
 
 def differing(rank: int, world_size: int) -> dict:
-    """What is said if processes disagree: on the dataset, and on the selection state when a checkpoint is saved."""
+    """
+    What is said if processes disagree: on the dataset, on settings, and on the selection state when a checkpoint is
+    saved.
+    """
     other = {"trainer": {"train_dataset": plain_dataset(36).select(range(rank, 36))}}
     report = {"dataset": failure(lambda: make("uniform", world_size, train=True, **other), ValueError)}
+    by_rank = {
+        "replay": {"replay": ["fill", "off"][rank]},
+        "max_rollout_rounds": {"max_rollout_rounds": 1 + rank},
+        "save_steps": {"save_strategy": "steps", "save_steps": 1 + rank},
+        "selection": {"selection": ["greso", "uniform"][rank]},
+        "resume_from_checkpoint": {"resume": [None, True][rank]},
+    }
+    for name, options in by_rank.items():
+        options["output_dir"] = str(FOLDER / "differing")
+        report[name] = failure(partial(make, "uniform", world_size, train=True, **options), ValueError)
 
     class Tampering(TrainerCallback):
         def on_step_end(self, *args, **kwargs):

@@ -66,6 +66,23 @@ def test_processes_with_other_prompts_are_rejected_at_the_start(reports):
         assert "36, 35" in report["differing"]["dataset"]
 
 
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("replay", ['"fill"', '"off"']),
+        ("max_rollout_rounds", ["1", "2"]),
+        ("save_steps", ["1", "2"]),
+        ("selection", ['"greso"', '"uniform"']),
+        ("resume_from_checkpoint", ["false", "true"]),
+    ],
+)
+def test_processes_with_other_settings_are_rejected_at_the_start(reports, name, values):
+    """Without a check, they would wait for each other."""
+    first, second = values
+    for report in reports("same_batch", 2):
+        assert f"`{name}` is {first} on process 0 and {second} on process 1" in report["differing"][name]
+
+
 def test_a_disagreement_is_named_when_a_checkpoint_is_saved(reports):
     for report in reports("same_batch", 2):
         assert "counters (of 1)" in report["differing"]["state"]

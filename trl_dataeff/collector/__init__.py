@@ -9,13 +9,14 @@ One generation batch, from the proposal of prompts to the log.
 """
 
 from trl_dataeff.collector.batch import GenerationBatch
-from trl_dataeff.collector.build import hash_same_prompts, make_collector, plan_runs
+from trl_dataeff.collector.build import check_same_settings, hash_same_prompts, make_collector, plan_runs
 from trl_dataeff.collector.collector import RolloutCollector
 
 
 __all__ = [
     "GenerationBatch",
     "RolloutCollector",
+    "check_same_settings",
     "hash_same_prompts",
     "make_collector",
     "plan_runs",

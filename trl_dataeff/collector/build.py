@@ -4,13 +4,14 @@ From the configuration to what a trainer does and to its collector: the one plac
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, cast
 
 from datasets import Dataset
 from transformers.integrations import is_deepspeed_zero3_enabled
-from trl import GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer
 
 import trl_dataeff.validation as validation
 from trl_dataeff.collector.buffer import ReplayBuffer
@@ -28,6 +29,47 @@ from trl_dataeff.selection.base import CheckedSelector, uses_references
 from trl_dataeff.tracking.groups import RunLogs
 from trl_dataeff.update.compaction import can_skip_rows
 from trl_dataeff.utils import UserError, hash_prompts
+
+
+#: Fields of `GRPOConfig` by which processes decide what is generated, trained on and waited for. Others may differ
+#: between processes: names of folders and runs, trackers, progress bars
+FIELDS_OF_ALL_PROCESSES = (
+    "seed",
+    "max_steps",
+    "num_train_epochs",
+    "learning_rate",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "generation_batch_size",
+    "steps_per_generation",
+    "num_iterations",
+    "num_generations",
+    "num_generations_eval",
+    "max_completion_length",
+    "shuffle_dataset",
+    "remove_unused_columns",
+    "beta",
+    "loss_type",
+    "importance_sampling_level",
+    "multi_objective_aggregation",
+    "scale_rewards",
+    "mask_truncated_completions",
+    "off_policy_mask_threshold",
+    "top_entropy_quantile",
+    "use_vllm",
+    "vllm_mode",
+    "vllm_importance_sampling_correction",
+    "gradient_checkpointing",
+    "bf16",
+    "fp16",
+    "logging_strategy",
+    "logging_steps",
+    "eval_strategy",
+    "eval_steps",
+    "save_strategy",
+    "save_steps",
+    "save_only_model",
+)
 
 
 @dataclass(frozen=True)
@@ -185,6 +227,50 @@ def make_collector(trainer: GRPOTrainer, plan: Plan, processes: Processes) -> Ro
         seed=config.seed,
         processes=processes,
     )
+
+
+def check_same_settings(
+    trainer: GRPOTrainer, selector: Selector, resume_from_checkpoint: Any, processes: Processes
+) -> None:
+    """
+    Check that the settings on which processes have to agree are the same on each: with others, they would wait for
+    each other without end. A collective if there are several.
+
+    Args:
+        trainer ([`~trl.GRPOTrainer`]): whose `args` are a [`DataEfficientGRPOConfig`].
+        selector ([`Selector`]): of the run.
+        resume_from_checkpoint: the argument of `train`.
+        processes ([`Processes`]): of the run.
+
+    Raises:
+        `ValueError`: names each setting that differs, with its values.
+    """
+    if processes.world_size == 1:
+        return
+    of_trl = {config_field.name for config_field in fields(GRPOConfig)}
+    own = [config_field.name for config_field in fields(DataEfficientGRPOConfig) if config_field.name not in of_trl]
+    values: dict[str, Any] = {name: getattr(trainer.args, name) for name in (*own, *FIELDS_OF_ALL_PROCESSES)}
+    values["selector"] = type(selector).__name__
+    values["reward functions"] = trainer.reward_func_names
+    values["reward_weights"] = trainer.reward_weights.tolist()
+    values["train_dataset"] = type(trainer.train_dataset).__name__
+    # The path may differ: nodes need not share their folders
+    is_path = not isinstance(resume_from_checkpoint, (bool, type(None)))
+    values["resume_from_checkpoint"] = "a path" if is_path else bool(resume_from_checkpoint)
+    # An object that JSON does not know prints its address, which differs
+    texts = {name: json.dumps(value, default=lambda other: type(other).__name__) for name, value in values.items()}
+    first, *others = all_gather(texts)
+    differences = []
+    for name, expected in first.items():
+        for rank, found in enumerate(others, start=1):
+            if found[name] != expected:
+                differences.append(f"`{name}` is {expected} on process 0 and {found[name]} on process {rank}")
+                break
+    if differences:
+        raise ValueError(
+            f"Settings differ between processes: {'; '.join(differences)}. Give all processes the same configuration: "
+            "it must not depend on the rank."
+        )
 
 
 def hash_same_prompts(dataset: Dataset, processes: Processes) -> str:
