@@ -14,7 +14,7 @@ from datasets import Dataset
 from transformers.utils import logging
 
 from trl_dataeff.config import AUTO_SELECTION, DataEfficientGRPOConfig
-from trl_dataeff.rollouts.checks import check_prompts, first_row
+from trl_dataeff.rollouts.checks import check_images, check_prompts, first_row
 from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.selection import Selector, UniformSelector, make_selector
 from trl_dataeff.selection.base import uses_references
@@ -143,11 +143,13 @@ def check_dataset(
         )
     if environment_factory is not None:
         return
-    if "prompt" not in first_row(dataset):  # a transform may make it
+    row = first_row(dataset)
+    if "prompt" not in row:  # a transform may make it
         raise UserError(
             f"`train_dataset` has no column `prompt`; its columns are {dataset.column_names}. Rename the column that "
             "holds the prompts: `dataset.rename_column('question', 'prompt')`."
         )
+    check_images([first_row])
     check_prompts(dataset)
 
 

@@ -11,9 +11,10 @@ from tests.factories.comparison import OFF, all_finite, assert_identical
 from tests.factories.tiny import logged, run
 from tests.factories.training import Watched, mixed_reward, number
 from tests.factories.vision import picture, picture_dataset, save_tiny_vision
-from trl_dataeff import DataEfficientGRPOTrainer
+from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 from trl_dataeff.generation.pregenerated import images_of
 from trl_dataeff.generation.recorder import prompts_with_images
+from trl_dataeff.utils import UserError
 
 
 WHERE = ("image", "images", "message")
@@ -111,6 +112,27 @@ def test_images_of_prompts():
     assert images_of(prompts_with_images([{"prompt": chat, "images": [first, second]}])) == [[first, second]]
     array = np.asarray(first)  # as `with_format("numpy")` gives it
     assert images_of(prompts_with_images([{"prompt": chat, "image": array}])) == [[array]]
-    for rows in ([{"prompt": chat, "images": []}], [{"prompt": chat}], [{"prompt": "00", "image": first}], []):
+    for rows in ([{"prompt": chat, "images": []}], [{"prompt": chat}], [{"prompt": "00", "images": []}], []):
         assert prompts_with_images(rows) == [row["prompt"] for row in rows]
         assert images_of([row["prompt"] for row in rows]) is None
+
+
+WITH_IMAGES = [{"image": None}, {"images": None}, {"images": ["a picture"]}, {"image": "a picture"}]
+
+
+def test_images_beside_plain_text_are_refused_where_trl_refuses_them(tmp_path):
+    trl = run(tmp_path, GRPOTrainer, train=False)
+    for images in WITH_IMAGES:
+        rows = [{"prompt": "00", **images}] * 4
+        for generate in (trl._generate_and_score_completions, prompts_with_images):
+            with pytest.raises(ValueError, match="conversation"):
+                generate(rows)
+
+
+def test_images_beside_plain_text_are_refused_before_the_model_is_loaded():
+    dataset = picture_dataset()
+    texts = [f"{i:02d}" for i in range(len(dataset))]
+    dataset = dataset.remove_columns("prompt").add_column("prompt", texts)
+    args = DataEfficientGRPOConfig("out", use_cpu=True, bf16=False)
+    with pytest.raises(UserError, match=r"`image`.*conversation"):
+        DataEfficientGRPOTrainer("no/such-model", reward, args, dataset)

@@ -14,6 +14,7 @@ import torch
 from trl import GRPOTrainer
 from trl.data_utils import is_conversational, prepare_multimodal_messages
 
+from trl_dataeff.rollouts.checks import check_images
 from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.rollouts.group import Rollouts
 
@@ -247,9 +248,15 @@ def prompts_with_images(rows: Sequence[dict[str, Any]]) -> list[Any]:
     """
     The prompts of a dataset's rows, with the images of the columns `image` or `images` in the messages of
     conversations.
+
+    Raises:
+        `UserError`: there are images, and prompts are plain text.
     """
     prompts = [row["prompt"] for row in rows]
-    if not rows or not is_conversational(rows[0]):
+    if not rows:
+        return prompts
+    check_images(rows)
+    if not is_conversational(rows[0]):
         return prompts
     if "images" in rows[0]:
         images = [row["images"] for row in rows]

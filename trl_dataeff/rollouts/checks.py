@@ -14,6 +14,7 @@ import torch
 from datasets import Dataset
 from numpy.typing import NDArray
 from transformers.utils import logging
+from trl.data_utils import is_conversational
 
 from trl_dataeff.utils import UserError, listed
 
@@ -79,6 +80,30 @@ def check_prompts(dataset: Dataset, given: str = "`train_dataset`") -> None:
     raise UserError(
         f'{given} has {len(rows)} rows without a prompt (None, "", or a conversation whose last message is empty): '
         f"{shown}. Remove them: `dataset.filter(lambda row: {condition})`."
+    )
+
+
+def check_images(rows: Sequence[Mapping[str, Any]]) -> None:
+    """
+    Reject images beside prompts of plain text: TRL puts them into the messages of a conversation.
+
+    Args:
+        rows (`Sequence[Mapping]`): rows of a dataset whose prompts are all of one kind.
+
+    Raises:
+        `UserError`: names the column of the images.
+    """
+    columns = [name for name in ("images", "image") if name in rows[0]]
+    if not columns or is_conversational(rows[0]):
+        return
+    column = columns[0]
+    # As in TRL, whose batch has no images only if each list of them is empty
+    if column == "images" and all(row["images"] is not None and len(row["images"]) == 0 for row in rows):
+        return
+    raise UserError(
+        f"The dataset has images (column `{column}`) beside prompts of plain text, such as {rows[0]['prompt']!r:.80}. "
+        "TRL puts images into conversations: give each prompt as messages, `[{'role': 'user', 'content': ...}]`, "
+        f"without applying the chat template, or remove the images: `dataset.remove_columns('{column}')`."
     )
 
 
