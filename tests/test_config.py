@@ -63,6 +63,16 @@ def test_a_wrong_value_is_named_with_what_was_given(name, value):
         DataEfficientGRPOConfig("out", **BASE, **{name: value})
 
 
+def test_all_wrong_values_are_named_at_once():
+    with pytest.raises(ValueError, match="`max_rollout_rounds`") as refused:
+        DataEfficientGRPOConfig("out", **BASE, max_rollout_rounds=0, replay="fil", reward_range=[1, 0])
+    assert [name in str(refused.value) for name in ("`replay`", "`reward_range`", "`replay_clip`")] == [
+        True,
+        True,
+        False,
+    ]
+
+
 def test_values_on_the_bounds_are_taken():
     bounds = {"replay_max_age": None, "replay_ratio_cap": None, "rollout_margin": 2, "reward_range": (0, 1)}
     config = DataEfficientGRPOConfig("out", **BASE, **bounds)

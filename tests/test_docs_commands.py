@@ -80,7 +80,7 @@ def here(folder, monkeypatch):
 
 def check_grpo(arguments: list[str]) -> None:
     """Whether the command would start on a suitable machine, and without a warning about dropout."""
-    made, _ = read(arguments, portable=True)
+    made = read(arguments, portable=True).arguments
     assert list(grpo.problems_of(made)) == []
     assert not made.model.use_peft or made.model.lora_dropout == 0
 

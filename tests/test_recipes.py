@@ -54,7 +54,7 @@ def stub(task: str, path: Path) -> str:
 def test_recipe_is_valid_and_named_by_model_task_and_method(path):
     text = path.read_text()
     for added in ("", *ADDED.findall(text)):  # on the command line, as the head of the file says
-        arguments, _ = read(["--config", str(path), *added.split()], portable=True)
+        arguments = read(["--config", str(path), *added.split()], portable=True).arguments
         assert list(problems_of(arguments)) == []
     assert 20 < len(description_of(path)) < 100
     model, _, _ = path.relative_to(ROOT).with_suffix("").parts

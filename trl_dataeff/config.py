@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from trl import GRPOConfig
 from trl.trainer.utils import get_config_model_id
 
-from trl_dataeff.utils import check_choice, check_number
+from trl_dataeff.utils import UserError, choice_problem, number_problem
 
 
 AUTO_SELECTION = "dots"  # what "auto" stands for where prompts can be chosen and embedded
@@ -184,50 +185,67 @@ def check_fields(config: DataEfficientGRPOConfig) -> None:
             Configuration whose fields are checked.
 
     Raises:
-        ValueError: If a value is wrong. The message names the field, its value, and what it takes.
+        UserError: If values are wrong, with one message for each. It names the field, its value, and what it takes.
+    """
+    problems = list(problems_of_fields(config))
+    if problems:
+        raise UserError(*problems)
+
+
+def problems_of_fields(config: Any) -> Iterator[str]:
+    """
+    Find wrong values of the fields of this package.
+
+    Args:
+        config ([`DataEfficientGRPOConfig`]):
+            Configuration, or another object with its fields as attributes.
+
+    Yields:
+        `str`: One message per problem.
     """
     for name in ("selection", "prompt_embedding"):
         value = getattr(config, name)
         if not isinstance(value, str) or value == "":
-            raise ValueError(f"`{name}` is {value!r}; it takes a name or a path.")
+            yield f"`{name}` is {value!r}; it takes a name or a path."
     if not isinstance(config.selector_args, (dict, type(None))):
-        raise ValueError(
+        yield (
             f"`selector_args` is {config.selector_args!r}; it takes a mapping of keyword arguments (on the command "
             "line as JSON: '{\"threshold\": 0.5}'; '{}' is none)."
         )
-    if config.reward_range is not None:
-        _check_reward_range(config.reward_range)
-    check_number("max_rollout_rounds", config.max_rollout_rounds, "[1, inf)", integer=True)
-    check_number("rollout_margin", config.rollout_margin, "[1, inf)")
-
-    check_choice("replay", config.replay, ("fill", "share", "off"))
-    check_number("replay_fraction", config.replay_fraction, "(0, 1)")
-    check_number("replay_capacity", config.replay_capacity, "[1, inf)", integer=True)
-    check_number("replay_max_age", config.replay_max_age, "[1, inf)", integer=True, none=True)
-    check_choice("replay_order", config.replay_order, ("newest", "random"))
-    check_choice("replay_clip", config.replay_clip, ("proximal", "behavior"))
-    check_number("replay_ratio_cap", config.replay_ratio_cap, "[1, inf]", none=True)
-
-    check_choice("compact_update", config.compact_update, (True, False))
-    check_choice("save_on_signal", config.save_on_signal, (True, False))
+    problems = [
+        _reward_range_problem(config.reward_range),
+        number_problem("max_rollout_rounds", config.max_rollout_rounds, "[1, inf)", integer=True),
+        number_problem("rollout_margin", config.rollout_margin, "[1, inf)"),
+        choice_problem("replay", config.replay, ("fill", "share", "off")),
+        number_problem("replay_fraction", config.replay_fraction, "(0, 1)"),
+        number_problem("replay_capacity", config.replay_capacity, "[1, inf)", integer=True),
+        number_problem("replay_max_age", config.replay_max_age, "[1, inf)", integer=True, none=True),
+        choice_problem("replay_order", config.replay_order, ("newest", "random")),
+        choice_problem("replay_clip", config.replay_clip, ("proximal", "behavior")),
+        number_problem("replay_ratio_cap", config.replay_ratio_cap, "[1, inf]", none=True),
+        choice_problem("compact_update", config.compact_update, (True, False)),
+        choice_problem("save_on_signal", config.save_on_signal, (True, False)),
+    ]
+    yield from filter(None, problems)
     if config.save_on_signal and config.enable_jit_checkpoint:
-        raise ValueError(
+        yield (
             "`save_on_signal` and `enable_jit_checkpoint` both handle SIGTERM. Set one of them to False: "
             "`save_on_signal` saves after the present step, with the selection state."
         )
 
 
-def _check_reward_range(reward_range: Any) -> None:
+def _reward_range_problem(reward_range: Any) -> str | None:
+    if reward_range is None:
+        return None
     takes = f"`reward_range` is {reward_range!r}; it takes two numbers (low, high), low < high, or `None`."
-    if not isinstance(reward_range, (list, tuple)):
-        raise ValueError(takes)
+    if not isinstance(reward_range, (list, tuple)) or len(reward_range) != 2:
+        return takes
     for bound in reward_range:
-        check_number("reward_range", bound, "(-inf, inf)")
-    if len(reward_range) != 2:
-        raise ValueError(takes)
+        problem = number_problem("reward_range", bound, "(-inf, inf)")
+        if problem is not None:
+            return problem
     low, high = reward_range
-    if low >= high:
-        raise ValueError(takes)
+    return takes if low >= high else None
 
 
 def with_own_fields(args: Any, model: Any = None) -> DataEfficientGRPOConfig:

@@ -92,8 +92,15 @@ def check_number(name: str, value: Any, interval: str, *, integer: bool = False,
     Raises:
         `ValueError`: it is something else; the message says what the argument takes.
     """
+    problem = number_problem(name, value, interval, integer=integer, none=none)
+    if problem is not None:
+        raise ValueError(problem)
+
+
+def number_problem(name: str, value: Any, interval: str, *, integer: bool = False, none: bool = False) -> str | None:
+    """The message with which [`check_number`] refuses a value; `None` if it accepts it."""
     if none and value is None:
-        return
+        return None
     low, high = (float(bound) for bound in interval[1:-1].split(","))
     numbers = int if integer else (int, float)
     is_valid = isinstance(value, numbers) and not isinstance(value, bool) and low <= value <= high
@@ -101,13 +108,14 @@ def check_number(name: str, value: Any, interval: str, *, integer: bool = False,
         is_valid = value != low
     if is_valid and interval.endswith(")"):
         is_valid = value != high
-    if not is_valid:
-        kind = "an integer" if integer else "a number"
-        or_none = " or None" if none else ""
-        raise ValueError(f"`{name}` is {value!r}; it takes {kind} in {interval}{or_none}.")
+    if is_valid:
+        return None
+    kind = "an integer" if integer else "a number"
+    or_none = " or None" if none else ""
+    return f"`{name}` is {value!r}; it takes {kind} in {interval}{or_none}."
 
 
-def check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
+def choice_problem(name: str, value: Any, choices: Sequence[Any]) -> str | None:
     """
     Check that an argument is one of some values; 1 is not `True`.
 
@@ -116,13 +124,14 @@ def check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
         value (`Any`): its value.
         choices (`Sequence`): the values that it may have.
 
-    Raises:
-        `ValueError`: it is something else; the message says what the argument takes.
+    Returns:
+        `str` or `None`: what the argument takes, if it has another value.
     """
     allowed = [repr(choice) for choice in choices]
-    if repr(value) not in allowed:
-        hint = closest(str(value), [str(choice) for choice in choices])
-        raise ValueError(f"`{name}` is {value!r}; it takes {' or '.join(allowed)}.{hint}")
+    if repr(value) in allowed:
+        return None
+    hint = closest(str(value), [str(choice) for choice in choices])
+    return f"`{name}` is {value!r}; it takes {' or '.join(allowed)}.{hint}"
 
 
 # Atomic files

@@ -1,15 +1,21 @@
 """A recipe is read strictly: a mistake is said with file, line, what was given and what would do."""
 
 import os
+import re
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from trl import GRPOTrainer
 
+from tests.factories.tiny import run
 from trl_dataeff.cli.grpo import checkpoint_of
 from trl_dataeff.cli.main import main
-from trl_dataeff.cli.parser import read
-from trl_dataeff.cli.recipes import problems_of
+from trl_dataeff.cli.parser import grpo_parser, read
+from trl_dataeff.cli.recipes import validate
+from trl_dataeff.cli.trl_fields import REMOVED, RENAMED
+from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.utils import UserError
 
 
@@ -25,7 +31,7 @@ def complete(text: str) -> str:
 def problems(text: str, tmp_path: Path) -> list[str]:
     path = tmp_path / "recipe.yaml"
     path.write_text(complete(text) if text[:1].isalpha() and ":" in text else text, encoding="latin-1")
-    return [problem.removeprefix(f"{path}:") for problem in problems_of(path)]
+    return [problem.removeprefix(f"{path}:") for problem in validate(path).problems]
 
 
 @pytest.mark.parametrize(
@@ -79,13 +85,102 @@ def test_an_unknown_key_is_named_whatever_its_value_and_whatever_precedes_it(bef
     assert problem.startswith(f"2: {message}")
 
 
-def test_all_unknown_keys_are_named_at_once_and_before_wrong_values(tmp_path):
-    text = "learning_rat: 1\nnum_generations: eight\nmax_completion_len: a b\nbta: {a: 1}\n"
-    assert [problem.partition(" is")[0] for problem in problems(text, tmp_path)] == [
-        "1: `learning_rat`",
-        "3: `max_completion_len`",
-        "4: `bta`",
-    ]
+def test_all_problems_of_a_file_are_named_at_once(tmp_path):
+    text = (
+        "learning_rat: 1\nnum_generations: eight\nseed: 1\nseed: 2\ntemperature: 0\nloss_type: nonsense\n"
+        "max_rollout_rounds: 0\nselection: grso\nreward_funcs: [exact_awnser_reward]\nfp16: true\nbf16: true\n"
+        "datasets: [{path: a, type: chat}]\n"
+    )
+    *located, reward = problems(text, tmp_path)
+    assert [problem.partition(":")[0] for problem in located] == ["1", "2", "4", "5", "6", "7", "8", "10", "12"]
+    assert "'exact_awnser_reward' is unknown" in reward
+
+
+def test_what_follows_from_a_problem_is_not_named(tmp_path):
+    """A misspelled group size leaves the default, which does not divide the batch; no data is no second mistake."""
+    text = "num_generation: 4\nper_device_train_batch_size: 4\ndataset_nam: org/data\nreward_func: a.b\n"
+    path = tmp_path / "recipe.yaml"
+    path.write_text(f"{text}model_name_or_path: org/model\n")
+    assert [problem.removeprefix(f"{path}:")[0] for problem in validate(path).problems] == ["1", "3", "4"]
+
+
+#: Values that end in an error of torch, generation, PEFT or the loss, and values at their bounds that do not
+REFUSED = {
+    "learning_rate": ([-0.01], [0.0]),
+    "adam_beta1": ([1.0, -0.1], [0.0]),
+    "adam_beta2": ([1.0], [0.0]),
+    "adam_epsilon": ([-1e-8], [1e-30]),
+    "temperature": ([0.0, -1.0], [1e-3]),
+    "top_p": ([-0.1], [0.0, 1.0]),
+    "top_k": ([-1], [0]),
+    "min_p": ([-0.1, 1.5], [0.0, 1.0]),
+    "repetition_penalty": ([0.0], [0.1]),
+    "top_entropy_quantile": ([-0.5], [0.0, 1.0]),
+    "num_generations": ([0], [2]),
+    "max_completion_length": ([0], [1]),
+    "per_device_train_batch_size": ([0, -8], [16]),
+    "gradient_accumulation_steps": ([0], [2]),
+    "steps_per_generation": ([0], [2]),
+    "generation_batch_size": ([0], [8]),
+    "num_iterations": ([-1], [1]),
+    "seed": ([-1, 2**32], [0, 2**32 - 1]),
+    "dataloader_num_workers": ([-1], [0]),
+    "loss_type": (["nonsense"], ["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"]),
+    "importance_sampling_level": (["tokens"], ["token", "sequence"]),
+    "scale_rewards": (["std"], ["group", "batch", "none", True, False]),
+    "multi_objective_aggregation": (["sum"], ["sum_then_normalize", "normalize_then_sum"]),
+}
+
+
+def _is_refused_by_trl(tmp_path, name, value) -> bool:
+    try:
+        run(tmp_path, GRPOTrainer, **{"max_steps": 1, name: value})
+    except (ValueError, RuntimeError, ZeroDivisionError):
+        return True
+    return False
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_value_is_refused_exactly_if_trl_refuses_it(name, tmp_path):
+    wrong, right = REFUSED[name]
+    for value in wrong:
+        (problem,) = problems(f"{name}: {value}", tmp_path)
+        assert problem.startswith(f"1: `{name}` is {value!r}; it takes ")
+        assert _is_refused_by_trl(tmp_path, name, value)
+    for value in right:
+        assert problems(f"{name}: {value}", tmp_path) == []
+        assert not _is_refused_by_trl(tmp_path, name, value)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("max_steps: -5", "1: `max_steps` is -5; it takes an integer in [-1, inf)"),
+        ("use_peft: true\nlora_r: 0", "2: `lora_r` is 0; it takes an integer in [1, inf)"),
+        ("use_peft: true\nlora_dropout: 1.5", "2: `lora_dropout` is 1.5"),
+        ("use_vllm: true\nvllm_mode: remote", "2: `vllm_mode` is 'remote'; it takes 'colocate' or 'server'"),
+        ("lora_r: 0", None),
+        ("vllm_mode: remote", None),
+        ("use_vllm: true\ntop_k: -1", None),
+    ],
+)
+def test_a_value_is_refused_where_it_has_an_effect(text, says, tmp_path):
+    found = problems(text, tmp_path)
+    if says is None:
+        assert found == []
+    else:
+        (problem,) = found
+        assert problem.startswith(says)
+
+
+@pytest.mark.parametrize("command", [["recipes", "validate"], ["grpo", "--use_cpu=true", "--bf16=false", "--config"]])
+def test_values_are_refused_by_both_commands_and_on_the_command_line(command, write, monkeypatch, capsys):
+    monkeypatch.setattr(GRPOTrainer, "__init__", lambda *args, **kwargs: pytest.fail("a trainer is made"))
+    write("r.yaml", complete("learning_rate: -1\ntemperature: 0\nreward_weights: [1, 2]\n"))
+    assert main([*command, "r.yaml"]) in (1, 2)
+    assert [line.split(":")[3] for line in capsys.readouterr().err.splitlines()] == ["1", "2", "3"]
+    assert main(["grpo", "--config", "r.yaml", "--learning_rate=-2"]) == 2
+    assert "error: `learning_rate` is -2.0" in capsys.readouterr().err
 
 
 def test_all_wrong_values_are_named_at_once(tmp_path):
@@ -124,9 +219,9 @@ def test_valid_recipe_and_what_becomes_of_it(tmp_path, monkeypatch):
         "replay_max_age:\nreplay_ratio_cap: none\n"
         "env: {ONE: 1}\nnum_processes: 4\nmulti_gpu: true\nuse_fsdp: false\naccelerate_config: fsdp2\n"
     )
-    assert problems_of(path) == []
+    assert validate(path) == ([], [])
     monkeypatch.setenv("ONE", "before")
-    arguments, launch_args = read(["--config", str(path)], portable=True)
+    arguments, launch_args, _ = read(["--config", str(path)], portable=True)
     assert arguments.training.learning_rate == 1e-6
     assert arguments.training.reward_weights == [1, -5e-5]
     assert arguments.training.selector_args == {"p_init": 0.4}
@@ -153,7 +248,7 @@ def test_a_recipe_is_overridden_by_the_command_line_and_launch_options_are_told_
     write("r.yaml", "max_steps: 3\nseed: 5\nreward_funcs: [a.b]\nnum_processes: 4\n")
     options = ["--reward_funcs", "c.d", "e.f", "--num_machines=2", "--use-cpu", "--mixed_precision", "bf16"]
     options += ["--system_prompt", "--x-- is a mark", "--no_shuffle_dataset"]
-    arguments, launch_args = read(["--seed", "6", "--config=r.yaml", *options], portable=True)
+    arguments, launch_args, _ = read(["--seed", "6", "--config=r.yaml", *options], portable=True)
     assert launch_args == ["--num_processes=4", "--num_machines=2", "--mixed_precision", "bf16"]
     assert (arguments.training.max_steps, arguments.training.seed, arguments.training.use_cpu) == (3, 6, True)
     assert arguments.script.reward_funcs == ["c.d", "e.f"]
@@ -187,7 +282,7 @@ def test_wrong_command_lines(args, part, write):
 def test_a_checkpoint_in_the_home_directory(tmp_path, monkeypatch):
     (tmp_path / "checkpoint-4").mkdir()
     monkeypatch.setenv("HOME", str(tmp_path))
-    arguments, _ = read(["--resume_from_checkpoint", "~/checkpoint-4"], portable=True)
+    arguments = read(["--resume_from_checkpoint", "~/checkpoint-4"], portable=True).arguments
     assert checkpoint_of(arguments.training) == str(tmp_path / "checkpoint-4")
 
 
@@ -205,7 +300,7 @@ def test_each_problem_of_several_recipes_names_its_file(write, capsys):
     write("b.yaml", complete("model_name_or_path:\n"))
     write("c.yaml", complete("seed: 1\n"))
     assert main(["recipes", "validate", "a.yaml", "b.yaml", "c.yaml"]) == 1
-    assert [line.split(": ")[2] for line in capsys.readouterr().err.splitlines()] == ["a.yaml", "b.yaml"]
+    assert [line.split(": ")[2] for line in capsys.readouterr().err.splitlines()] == ["a.yaml:1", "b.yaml:1"]
 
 
 def test_grpo_says_the_same_about_a_bad_recipe_as_validate(write, capsys):
@@ -231,3 +326,144 @@ def test_a_launched_process_makes_no_process_group_before_it_trains(tmp_path, mo
         monkeypatch.setenv(name, "2" if name == "WORLD_SIZE" else "0")
     monkeypatch.setattr("torch.distributed.init_process_group", lambda *args, **kwargs: pytest.fail("one was made"))
     assert problems("seed: 1", tmp_path) == []
+
+
+def aliases_of_aliases(levels: int = 30) -> str:
+    """A list of lists of ... that has 9 ** levels values, in a few lines."""
+    lines = ["a0: &a0 [x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, levels)]
+    lines.append(f"report_to: *a{levels - 1}")
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (aliases_of_aliases(), "more than 10,000 values, with aliases (`*name`) written out"),
+        ("selector_args: &a {a: *a}", "more than 10,000 values"),
+        ("seed: " + "[" * 5000, "is nested too deeply"),
+        ("\n".join(["a0: &a0 [x]", *(f"a{i}: &a{i} [*a{i - 1}]" for i in range(1, 3000))]), "more than 10,000 values"),
+        ("seed: " + "7" * 5000, "1: `seed` has a value that cannot be read: Exceeds the limit"),
+        ("seed: 0x" + "7" * 5000, "1: `seed` has a value that cannot be read: Exceeds the limit"),
+        ("selector_args: {p_init: " + "7" * 5000 + "}", "1: `selector_args` has a value that cannot be read"),
+        ("output_dir: 2024-13-45", "1: `output_dir` has a value that cannot be read: month must be in 1..12"),
+        (
+            "selector_args: {[a]: 1}",
+            "1: `selector_args` has a value that cannot be read: while constructing a mapping",
+        ),
+        ("selector_args: '" + '{"a": ' * 5000 + "'", "A value is nested too deeply"),
+        ("env: {A=B: 1}", "1: `env` has 'A=B': 1, which cannot be set (illegal environment variable name)"),
+        ('env: {A: "\\0"}', "1: `env` has 'A': '\\x00', which cannot be set (embedded null byte)"),
+        ("# " + "x" * 200_000, "a recipe has at most 200,000"),
+        (
+            "max_steps: [" + ", ".join(["1"] * 5000) + "]",
+            "1: `--max_steps`: takes a single value, not [1, 1, 1, 1, 1, 1, ...]",
+        ),
+    ],
+    ids=lambda text: text[:20],
+)
+def test_a_recipe_that_would_take_very_long_or_cannot_be_read_is_refused_at_once(text, says, tmp_path):
+    started = time.monotonic()
+    (problem,) = problems(text, tmp_path)
+    assert says in problem
+    assert time.monotonic() - started < 20
+
+
+def test_a_null_character_in_a_path_is_a_message(write, capsys):
+    write("r.yaml", complete('use_cpu: true\nbf16: false\noutput_dir: "a\\0b"\n'))
+    assert main(["grpo", "--config", "r.yaml"]) == 2
+    assert "where nothing can be saved: embedded null byte" in capsys.readouterr().err
+
+
+OFF = "selection: uniform\nreplay: off\ncompact_update: false\n"
+HALF_GROUPS = f"{OFF}num_generations: 4\nper_device_train_batch_size: 2\ngradient_accumulation_steps: 1\n"
+
+
+@pytest.mark.parametrize(
+    ("more", "options", "batch"),
+    [
+        ("", ["--num_processes", "2"], 4),
+        ("", ["--num-processes=4"], 8),
+        ("num_processes: 2\n", [], 4),
+        ("num_processes: 2\n", ["--num_processes", "6"], 12),
+        ("accelerate_config: zero2\n", [], 16),  # which has eight processes
+        ("accelerate_config: zero2\n", ["--num_processes", "2"], 4),
+    ],
+)
+def test_the_batch_is_that_of_the_processes_that_will_be_started(more, options, batch, write, monkeypatch):
+    launched = []
+    monkeypatch.setattr("accelerate.commands.launch.launch_command", launched.append)
+    monkeypatch.setattr("trl_dataeff.cli.grpo.checkpoint_of", lambda training: None)
+    write("r.yaml", complete(f"{HALF_GROUPS}{more}use_cpu: true\nbf16: false\noutput_dir: out\nreport_to: none\n"))
+    assert main(["grpo", "--config", "r.yaml", *options]) == 0
+    assert len(launched) == 1
+    training = read(["--config", "r.yaml", *options], portable=True).arguments.training
+    assert (training.generation_batch_size, type(training)) == (batch, DataEfficientGRPOConfig)
+    if not options:
+        assert main(["recipes", "validate", "r.yaml"]) == 0
+
+
+def test_a_batch_that_no_number_of_processes_was_given_for_is_that_of_one(write, capsys):
+    write("r.yaml", complete(HALF_GROUPS))
+    assert main(["recipes", "validate", "r.yaml"]) == 1
+    assert "(2) must be divisible by num_generations (4)" in capsys.readouterr().err
+    write("r.yaml", complete(f"{HALF_GROUPS}num_processes: 3\n"))
+    assert main(["recipes", "validate", "r.yaml"]) == 1
+    assert "(6) must be divisible by num_generations (4)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("max_prompt_length", "It was removed in TRL 0.28. Leave prompts that are too long out of the dataset."),
+        ("torch_dtype", "It was renamed to `dtype` in TRL 0.27."),
+        ("vllm_guided_decoding_regex", "It was renamed to `vllm_structured_outputs_regex` in TRL 0.28."),
+        ("warmup_ratio", "It was removed in Transformers 5. Set `warmup_steps`"),
+    ],
+)
+def test_a_key_of_an_older_trl_is_told_what_became_of_it(name, says, tmp_path):
+    (problem,) = problems(f"{name}: 1", tmp_path)
+    assert problem.startswith(f"1: `{name}` is an unknown field. {says}")
+    with pytest.raises(UserError, match=says.replace(".", r"\.")):
+        read([f"--{name}=1"], portable=True)
+
+
+def test_former_names_are_unknown_and_present_ones_are_known():
+    parser = grpo_parser()
+    known = {action.dest for action in parser._actions}
+    assert known.isdisjoint([*RENAMED, *REMOVED])
+    advised = [name for _, advice in REMOVED.values() for name in re.findall(r"`(\w+)", advice)]
+    assert known.issuperset([*(present for present, _ in RENAMED.values()), *set(advised) - {"env"}])
+
+
+def test_a_key_twice_with_one_value_is_a_warning(write, capsys):
+    text = "seed: 1\nselection: greso\nselector_args: {p_init: 0.4, p_init: 0.4}\nseed: 1\n"
+    write("r.yaml", complete(text))
+    assert main(["recipes", "validate", "r.yaml"]) == 0
+    warned = capsys.readouterr().err.splitlines()
+    assert warned == [
+        "trl-dataeff: warning: r.yaml:3: `p_init` is given twice, here and on line 3, with one value.",
+        "trl-dataeff: warning: r.yaml:4: `seed` is given twice, here and on line 1, with one value.",
+    ]
+    write("r.yaml", complete("selection: greso\nselector_args:\n  p_init: 0.4\n  p_init: 0.5\n"))
+    assert main(["recipes", "validate", "r.yaml"]) == 1
+    assert "r.yaml:4: `p_init` is given twice, here and on line 3." in capsys.readouterr().err
+
+
+def test_keys_of_a_mixture_name_their_lines(tmp_path):
+    text = "datasets:\n  - path: a\n    type: chat\n  - pth: b\n  - name: c\n"
+    found = problems(text, tmp_path)
+    assert [problem.partition(".")[0] for problem in found] == [
+        "1: `datasets` has an entry without `path` (number 3)",
+        "3: `type` is an unknown key of `datasets`",
+        "4: `pth` is an unknown key of `datasets`",
+    ]
+    assert "Did you mean `path`?" in found[2]
+
+
+def test_a_configuration_of_accelerate_is_not_taken_for_a_recipe(tmp_path):
+    from trl.cli.accelerate_config import resolve_accelerate_config_argument
+
+    _, path = resolve_accelerate_config_argument(["--accelerate_config", "fsdp2"])
+    (problem,) = validate(Path(path)).problems
+    assert f"`--accelerate_config {path}`" in problem

@@ -7,24 +7,22 @@ import importlib
 import json
 import os
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict, load_dataset
 from datasets.exceptions import DatasetGenerationError, DatasetsError
 from trl import DatasetMixtureConfig, get_dataset
 from trl.import_utils import is_math_verify_available
+from trl.scripts.grpo import GRPOScriptArguments
 from trl.scripts.utils import DatasetConfig
 
 import trl_dataeff.rewards as our_rewards
 from trl_dataeff.rollouts.checks import check_prompts
 from trl_dataeff.utils import UserError, closest, listed
 
-
-if TYPE_CHECKING:
-    from trl_dataeff.cli.parser import DataEfficientGRPOScriptArguments
 
 #: File name endings that can be loaded, and the loader of 🤗 Datasets for each.
 LOADERS = {
@@ -51,6 +49,28 @@ REWARDS = {
     **{name: f"trl_dataeff.rewards.{name}" for name in our_rewards.__all__},
     **{name: f"trl.rewards.{name}" for name in _OF_TRL},
 }
+
+
+@dataclass
+class DataEfficientGRPOScriptArguments(GRPOScriptArguments):
+    """Script arguments of `trl-dataeff grpo`: every argument of TRL's GRPO script, and those below."""
+
+    prompt_column: str | None = field(
+        default=None, metadata={"help": "Column that becomes `prompt`, e.g. `question` of GSM8K."}
+    )
+    prompt_as_chat: bool = field(
+        default=False,
+        metadata={
+            "help": "Turn a text prompt into the user's message of a conversation, so that the model's chat template "
+            "is applied; use it for instruct models."
+        },
+    )
+    system_prompt: str | None = field(
+        default=None, metadata={"help": "System message before every prompt; implies `prompt_as_chat`."}
+    )
+    answer_column: str | None = field(
+        default=None, metadata={"help": "Column that is passed to reward functions as `answer` and as `solution`."}
+    )
 
 
 def load_data(

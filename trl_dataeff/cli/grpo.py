@@ -11,14 +11,15 @@ import subprocess
 import sys
 import tempfile
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trl_dataeff.cli.data import REWARDS, check_columns, load_data, load_reward
-from trl_dataeff.cli.parser import GRPOArguments, launch_parser, read
+from trl_dataeff.cli.checks import message_of, problems_of_values
+from trl_dataeff.cli.data import check_columns, load_data, load_reward
+from trl_dataeff.cli.parser import GRPOArguments, Recipe, launch_parser, read
 from trl_dataeff.config import DataEfficientGRPOConfig
-from trl_dataeff.utils import UserError, listed
+from trl_dataeff.utils import UserError
 
 
 if TYPE_CHECKING:
@@ -40,10 +41,12 @@ def run(argv: list[str]) -> int:
     is_launched = any(name in os.environ for name in set_by_launchers)
     if not is_launched:
         # First without looking at the machine: what is wrong with the recipe is said once, before processes start
-        arguments, launch_args = read(argv or ["--help"], portable=True)
-        check(arguments)
-        if needs_launch(launch_args, arguments.training.use_cpu):
-            return launch(launch_args, argv)
+        command = read(argv or ["--help"], portable=True)
+        for warning in command.recipe.warnings:
+            print(f"trl-dataeff: warning: {warning}", file=sys.stderr)
+        check(command.arguments, command.recipe)
+        if needs_launch(command.launch_options, command.arguments.training.use_cpu):
+            return launch(command.launch_options, argv)
     train(parse(argv))
     return 0
 
@@ -62,8 +65,7 @@ def parse(argv: list[str]) -> GRPOArguments:
     Raises:
         UserError: If something in them is unknown or wrong.
     """
-    arguments, _ = read(argv)
-    return arguments
+    return read(argv).arguments
 
 
 def train(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
@@ -156,20 +158,22 @@ def make_trainer(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
         raise UserError(str(error)) from error
 
 
-def check(arguments: GRPOArguments) -> None:
+def check(arguments: GRPOArguments, recipe: Recipe | None = None) -> None:
     """
     Check the arguments on this machine, before data and model are loaded.
 
     Args:
         arguments ([`GRPOArguments`]):
             What [`parse`] returns.
+        recipe ([`Recipe`], *optional*):
+            The recipe that they come from, whose lines messages name.
 
     Raises:
         UserError: If something is wrong, with one message for each problem.
     """
     training = arguments.training
     problems = list(problems_of(arguments))
-    problems += _message_of(checkpoint_of, training)
+    problems += message_of(checkpoint_of, training)
     problems += _missing_trackers(training)
     model = os.path.expanduser(str(arguments.model.model_name_or_path))
     if model.startswith((".", "/")) and not os.path.isdir(model):
@@ -179,8 +183,10 @@ def check(arguments: GRPOArguments) -> None:
     try:
         Path(str(training.output_dir)).mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=training.output_dir).close()
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a null character
         problems.append(f"`output_dir` is {training.output_dir!r}, where nothing can be saved: {error}.")
+    if recipe is not None:
+        problems = [recipe.located(problem) for problem in problems]
     if problems:
         raise UserError(*problems)
 
@@ -199,8 +205,6 @@ def problems_of(arguments: GRPOArguments) -> Iterator[str]:
     """
     Find what would be wrong on any machine, given a model and data that can be reached.
 
-    The current folder joins the folders from which Python imports, for rewards and a selector by dotted path.
-
     Args:
         arguments ([`GRPOArguments`]):
             What [`parse`] returns.
@@ -208,40 +212,10 @@ def problems_of(arguments: GRPOArguments) -> Iterator[str]:
     Yields:
         `str`: One message per problem.
     """
-    from trl_dataeff.validation import resolve_selector
-
-    script, training, model, mixture = arguments
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    names = script.reward_funcs or []
-    num_rewards = len(names)
-    if script.reward_model_name_or_path:
-        num_rewards += 1
-    if num_rewards == 0:
-        yield (
-            f"No reward: set `reward_funcs` to one or more of {listed(REWARDS)}, or to the dotted path of a function."
-        )
-    for name in names:
-        yield from _message_of(load_reward, name)
-    weights = training.reward_weights
-    if num_rewards > 0 and weights is not None and len(weights) != num_rewards:
-        yield (
-            f"`reward_weights` has {len(weights)} numbers for {num_rewards} rewards (a reward model comes first). "
-            "Give one for each."
-        )
-    if not script.dataset_name and not mixture.datasets:
-        yield "No dataset: set `dataset_name` to a Hub id, a folder or a file, or give a mixture under `datasets`."
-    if not model.model_name_or_path:
-        yield "No model: set `model_name_or_path` to a Hub id or a local folder."
-    yield from _message_of(resolve_selector, training)
-
-
-def _message_of(function: Callable[..., Any], *args: Any) -> Iterator[str]:
-    """Yield the message of the error that a function raises, if it raises one."""
-    try:
-        function(*args)
-    except (ValueError, ImportError) as error:
-        yield str(error)
+    values: dict[str, Any] = {}
+    for part in arguments:
+        values |= vars(part)
+    yield from problems_of_values(values)
 
 
 def checkpoint_of(training: DataEfficientGRPOConfig) -> str | bool | None:

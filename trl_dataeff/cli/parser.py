@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
+import reprlib
 import warnings
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import UnionType
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
@@ -18,33 +21,14 @@ from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 import yaml
 from accelerate.utils import patch_environment
 from trl import DatasetMixtureConfig, ModelConfig, TrlParser
-from trl.scripts.grpo import GRPOScriptArguments
+from trl.scripts.utils import DatasetConfig
 
+from trl_dataeff.cli.checks import problems_of_values
+from trl_dataeff.cli.data import DataEfficientGRPOScriptArguments
 from trl_dataeff.cli.main import find_recipe
-from trl_dataeff.config import DataEfficientGRPOConfig
-from trl_dataeff.utils import UserError, closest
-
-
-@dataclass
-class DataEfficientGRPOScriptArguments(GRPOScriptArguments):
-    """Script arguments of `trl-dataeff grpo`: every argument of TRL's GRPO script, and those below."""
-
-    prompt_column: str | None = field(
-        default=None, metadata={"help": "Column that becomes `prompt`, e.g. `question` of GSM8K."}
-    )
-    prompt_as_chat: bool = field(
-        default=False,
-        metadata={
-            "help": "Turn a text prompt into the user's message of a conversation, so that the model's chat template "
-            "is applied; use it for instruct models."
-        },
-    )
-    system_prompt: str | None = field(
-        default=None, metadata={"help": "System message before every prompt; implies `prompt_as_chat`."}
-    )
-    answer_column: str | None = field(
-        default=None, metadata={"help": "Column that is passed to reward functions as `answer` and as `solution`."}
-    )
+from trl_dataeff.cli.trl_fields import refused_values, what_became_of
+from trl_dataeff.config import DataEfficientGRPOConfig, problems_of_fields
+from trl_dataeff.utils import UserError, closest, listed
 
 
 TYPES: list[Any] = [
@@ -77,6 +61,9 @@ MACHINE: dict[str, Any] = {
     "deepspeed": None,
     "ddp_backend": None,
 }
+#: Bytes of a recipe, and values in it with aliases written out: more would take long to read
+LARGEST_RECIPE = 200_000
+MOST_VALUES = 10_000
 _SCRIPT = "<script>"  # stands for the script that `accelerate launch` expects behind its options
 _OPTION = re.compile(r"--([\w-]+)(=.*)?", re.DOTALL)  # `--name` or `--name=value`
 
@@ -134,11 +121,22 @@ def _config_file(name: str) -> str:
 
 @dataclass
 class Recipe:
-    """Value and line of every key of a recipe."""
+    """
+    What a recipe says.
+
+    Attributes:
+        path (`Path` or `None`): its file; `None` without a recipe.
+        values (`dict`): value of every key.
+        lines (`dict[str, int]`): line of every key.
+        problems (`list[str]`): what cannot be read in it.
+        warnings (`list[str]`): what may be a mistake, and is read.
+    """
 
     path: Path | None = None
     values: dict[str, Any] = field(default_factory=dict)
     lines: dict[str, int] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
     def at(self, name: str) -> str:
         """File and line of a key, as the beginning of a message; empty if the recipe does not give it."""
@@ -146,12 +144,29 @@ class Recipe:
             return ""
         return f"{self.path}:{self.lines[name]}: "
 
-    def located(self, message: str, overridden: set[str]) -> str:
-        """The message, with file and line of the first field in it that the recipe gives, unless it is overridden."""
-        for word in re.findall(r"\w+", message):
-            if word in self.lines and word not in overridden:
+    def located(self, message: str) -> str:
+        """The message, with file and line of the first field in it that the recipe gives."""
+        if self.path is not None and message.startswith(f"{self.path}:"):
+            return message
+        for word in _words(message):
+            if word in self.lines:
                 return self.at(word) + message
         return message
+
+    def line_of(self, message: str) -> float:
+        """The line that a message begins with; infinite for one without a line, so that it is sorted to the end."""
+        _, _, rest = message.partition(f"{self.path}:")
+        number, _, _ = rest.partition(":")
+        return int(number) if number.isdecimal() else math.inf
+
+    def without(self, names: set[str]) -> Recipe:
+        """The recipe without the lines of some keys, which the command line overrides."""
+        lines = {name: line for name, line in self.lines.items() if name not in names}
+        return replace(self, lines=lines)
+
+
+def _words(message: str) -> list[str]:
+    return re.findall(r"\w+", message)
 
 
 def read_recipe(path: Path) -> Recipe:
@@ -166,31 +181,152 @@ def read_recipe(path: Path) -> Recipe:
         [`Recipe`]: What the file says. Its keys and values are not checked.
 
     Raises:
-        UserError: If the file cannot be read, is not a YAML mapping, or gives a key twice.
+        UserError: If the file cannot be read or is not a YAML mapping, or is one that would take very long to read.
     """
     recipe = Recipe(path)
+    loader, root = _parse_yaml(path)
+    for key_node, value_node in root.value:
+        name = str(key_node.value)
+        line = key_node.start_mark.line + 1
+        try:
+            value = loader.construct_object(value_node, deep=True)
+            repr(value)  # fails for an integer with too many digits, which hexadecimal notation gets past `int`
+            repeated = list(_repeated_keys(loader, value_node))
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            reason = " ".join(str(error).split())
+            recipe.problems.append(f"{path}:{line}: `{name}` has a value that cannot be read: {reason}.")
+            recipe.lines[name] = line
+            continue
+        if name in recipe.values:
+            repeated.append((name, line, recipe.lines[name], recipe.values[name] == value))
+        for key, second, first, is_same in repeated:
+            message = f"{path}:{second}: `{key}` is given twice, here and on line {first}"
+            if is_same:
+                recipe.warnings.append(f"{message}, with one value.")
+            else:
+                recipe.problems.append(f"{message}.")
+        recipe.values[name] = value
+        recipe.lines[name] = line
+        recipe.lines |= _lines_of_items(name, value_node)
+    return recipe
+
+
+def _parse_yaml(path: Path) -> tuple[yaml.SafeLoader, yaml.MappingNode]:
+    """
+    Return the nodes of a YAML file, and the loader that makes values of them.
+
+    Args:
+        path (`Path`):
+            The file.
+
+    Returns:
+        `tuple[SafeLoader, MappingNode]`: The loader, and the node of the whole file.
+
+    Raises:
+        UserError: If the file is not a YAML mapping, or is too large, with aliases written out.
+    """
     try:
+        size = path.stat().st_size
+        if size > LARGEST_RECIPE:
+            raise UserError(f"{path} has {size:,} bytes; a recipe has at most {LARGEST_RECIPE:,}.")
         with open(path, encoding="utf-8") as file:
             loader = yaml.SafeLoader(file)
-            node = loader.get_single_node()
-            if not isinstance(node, yaml.MappingNode):
-                raise UserError(f"{path}: not a recipe: it must have one `key: value` a line.")
-            for key_node, value_node in node.value:
-                name = str(key_node.value)
-                line = key_node.start_mark.line + 1
-                if name in recipe.lines:
-                    raise UserError(f"{path}:{line}: `{name}` is given twice, here and on line {recipe.lines[name]}.")
-                recipe.lines[name] = line
-                recipe.values[name] = loader.construct_object(value_node, deep=True)
+            root = loader.get_single_node()
+        if root is not None and _num_values(root, {}) > MOST_VALUES:
+            raise UserError(f"{path} has more than {MOST_VALUES:,} values, with aliases (`*name`) written out.")
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise UserError(
             f"{path} cannot be read as YAML in UTF-8: {reason}. A recipe has one `key: value` a line."
         ) from error
-    return recipe
+    except RecursionError as error:
+        raise UserError(f"{path} is nested too deeply. A recipe has one `key: value` a line.") from error
+    if not isinstance(root, yaml.MappingNode):
+        raise UserError(f"{path}: not a recipe: it must have one `key: value` a line.")
+    return loader, root
 
 
-def read(argv: list[str], portable: bool = False) -> tuple[GRPOArguments, list[str]]:
+def _num_values(node: yaml.Node, known: dict[yaml.Node, float]) -> float:
+    """
+    Count the values of a YAML node, with aliases written out: they can stand for more than memory holds.
+
+    Args:
+        node (`Node`):
+            Scalar, sequence or mapping.
+        known (`dict`):
+            Numbers of the nodes that were counted before. This node is entered.
+
+    Returns:
+        `float`: The number; infinite for a node that contains itself.
+    """
+    if node not in known:
+        known[node] = math.inf
+        known[node] = 1 + sum(_num_values(child, known) for child in _children(node))
+    return known[node]
+
+
+def _children(node: yaml.Node) -> list[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return [child for pair in node.value for child in pair]
+    if isinstance(node, yaml.SequenceNode):
+        return node.value
+    return []
+
+
+def _repeated_keys(loader: yaml.SafeLoader, node: yaml.Node) -> Iterator[tuple[str, int, int, bool]]:
+    """
+    Find keys that are given twice within a value, of which YAML keeps the last.
+
+    Args:
+        loader (`SafeLoader`):
+            Makes values of nodes.
+        node (`Node`):
+            The value.
+
+    Yields:
+        `tuple[str, int, int, bool]`: The key, its second and its first line, and whether the values are equal.
+    """
+    if isinstance(node, yaml.MappingNode):
+        seen: dict[str, tuple[int, Any]] = {}
+        for key_node, value_node in node.value:
+            key = str(key_node.value)
+            line = key_node.start_mark.line + 1
+            value = loader.construct_object(value_node, deep=True)
+            if key in seen:
+                first, first_value = seen[key]
+                yield key, line, first, first_value == value
+            seen[key] = (line, value)
+    for child in _children(node):
+        yield from _repeated_keys(loader, child)
+
+
+def _lines_of_items(name: str, node: yaml.Node) -> dict[str, int]:
+    """Return the lines of the keys in a list of mappings, such as `datasets`, by names such as `datasets[0].path`."""
+    lines = {}
+    items = node.value if isinstance(node, yaml.SequenceNode) else []
+    for index, item in enumerate(items):
+        if isinstance(item, yaml.MappingNode):
+            for key_node, _ in item.value:
+                lines[f"{name}[{index}].{key_node.value}"] = key_node.start_mark.line + 1
+    return lines
+
+
+class Command(NamedTuple):
+    """
+    What a command line and its recipe say.
+
+    Attributes:
+        arguments ([`GRPOArguments`]): of training.
+        launch_options (`list[str]`): options of `accelerate launch`.
+        recipe ([`Recipe`]): the recipe, without the lines that the command line overrides.
+    """
+
+    arguments: GRPOArguments
+    launch_options: list[str]
+    recipe: Recipe
+
+
+def read(argv: list[str], portable: bool = False) -> Command:
     """
     Read a command line and the recipe that it names.
 
@@ -198,24 +334,61 @@ def read(argv: list[str], portable: bool = False) -> tuple[GRPOArguments, list[s
         argv (`list[str]`):
             What follows `trl-dataeff grpo`.
         portable (`bool`, *optional*, defaults to `False`):
-            Whether a recipe for another machine can be read: one for a GPU on a laptop.
+            Whether a recipe for another machine can be read, one for a GPU on a laptop; and whether as many processes
+            count as will be started.
 
     Returns:
-        `tuple[GRPOArguments, list[str]]`: The arguments, and the options of `accelerate launch`.
+        [`Command`]: The arguments, and the options of `accelerate launch`.
 
     Raises:
         UserError: If something is unknown or wrong, with one message for each problem.
     """
+    parsed = _parse_command(argv)
+    recipe = parsed.recipe
+    values = vars(parsed.fields)
+    problems = [*recipe.problems, *map(recipe.located, _refused(parsed.fields))]
+    consequences: list[str] = []  # of these problems, or problems of their own
+    try:
+        num_processes = _num_processes(parsed.launch, parsed.fields.use_cpu) if portable else None
+        arguments = _arguments(values, num_processes)
+        if not problems:
+            return Command(arguments, parsed.launch_options, recipe)
+    except UserError as error:
+        consequences += error.messages
+    except json.JSONDecodeError as error:
+        consequences.append(f"{error.doc!r} is not JSON: {error}.")
+    except RecursionError:
+        consequences.append("A value is nested too deeply.")
+    except ZeroDivisionError:  # of TRL, with a batch of 0 or `num_generations=0`, which is among the problems
+        assert problems
+    except (ValueError, TypeError, ImportError, OSError, yaml.YAMLError) as error:
+        consequences.append(str(error))
+    consequences += problems_of_values(values)
+    fields_with_problems = set(_field_types()).intersection(_words(" ".join(problems)))
+    independent = [message for message in consequences if fields_with_problems.isdisjoint(_words(message))]
+    raise UserError(*sorted([*problems, *map(recipe.located, independent)], key=recipe.line_of))
+
+
+class _Parsed(NamedTuple):
+    """Fields and options of `accelerate launch` as they were given, and the recipe without what is overridden."""
+
+    fields: argparse.Namespace
+    launch: argparse.Namespace
+    launch_options: list[str]
+    recipe: Recipe
+
+
+def _parse_command(argv: list[str]) -> _Parsed:
+    """Parse a command line and its recipe. Raises a [`UserError`] for a command line that cannot be parsed."""
     parser = grpo_parser()
     launcher = launch_parser()
     recipe = Recipe()
     given = _options_of(argv)
-    overridden = {name.replace("-", "_") for name in given}
     try:
         config = parser.parse_known_args(argv)[0].config
         unknown = [name for name in given if not _has_option(parser, name) and not _has_option(launcher, name)]
         if unknown:
-            raise _unknown_fields(unknown, recipe, launcher)  # before a list takes them for values
+            raise UserError(*_unknown_fields(unknown, recipe, launcher))  # before a list takes them for values
         launch_options: list[str] = []
         if config is not None:
             recipe = read_recipe(find_recipe(config))
@@ -230,13 +403,40 @@ def read(argv: list[str], portable: bool = False) -> tuple[GRPOArguments, list[s
     first = values_without_option[0]
     if first != _SCRIPT:
         raise UserError(f"{first!r} stands alone: every value follows its option, as in `--config recipe.yaml`.")
-    try:
-        return _arguments(parser, vars(namespace), portable), launch_options
-    except json.JSONDecodeError as error:
-        reason = f"{error.doc!r} is not JSON: {error}."
-        raise UserError(recipe.located(reason, overridden)) from error
-    except (ValueError, TypeError, ImportError, OSError) as error:
-        raise UserError(recipe.located(str(error), overridden)) from error
+    overridden = {name.replace("-", "_") for name in given}
+    return _Parsed(namespace, launch, launch_options, recipe.without(overridden))
+
+
+def _refused(values: argparse.Namespace) -> Iterator[str]:
+    """Find values that are wrong by themselves: of TRL's fields and of those of this package."""
+    yield from refused_values(vars(values))
+    own = argparse.Namespace(**vars(values))
+    if isinstance(own.selector_args, str):
+        own.selector_args = None  # JSON text, which becomes a mapping later
+    yield from problems_of_fields(own)
+
+
+def _num_processes(launch: argparse.Namespace, use_cpu: bool) -> int:
+    """
+    Return how many processes will train.
+
+    Args:
+        launch (`Namespace`):
+            Options of `accelerate launch`.
+        use_cpu (`bool`):
+            Whether the run stays on the CPU.
+
+    Returns:
+        `int`: The number that is given as an option or in the configuration of accelerate, else that of devices here.
+    """
+    import torch
+    from accelerate.commands.config.config_args import default_config_file, load_config_from_file
+
+    if launch.num_processes is not None:
+        return int(launch.num_processes)
+    if launch.config_file is not None or os.path.isfile(default_config_file):
+        return max(1, load_config_from_file(launch.config_file).num_processes)
+    return 1 if use_cpu else max(1, torch.accelerator.device_count())
 
 
 def _options_of(argv: list[str]) -> list[str]:
@@ -260,12 +460,15 @@ def _has_option(parser: argparse.ArgumentParser, name: str) -> bool:
     return token not in unknown
 
 
-def _unknown_fields(names: list[str], recipe: Recipe, launcher: argparse.ArgumentParser) -> UserError:
-    """Return the error for unknown fields, with the names that come closest to them."""
+def _unknown_fields(names: list[str], recipe: Recipe, launcher: argparse.ArgumentParser) -> list[str]:
+    """Return a message for each unknown field, with what became of it, or the names that come closest."""
     launch_options = vars(launcher.parse_args([_SCRIPT]))
     known = [*_field_types(), *launch_options, "accelerate_config", "env"]
-    messages = [f"{recipe.at(name)}`{name}` is an unknown field.{closest(name, known)}" for name in names]
-    return UserError(*messages)
+    messages = []
+    for name in names:
+        advice = what_became_of(name) or closest(name, known)
+        messages.append(f"{recipe.at(name)}`{name}` is an unknown field.{advice}")
+    return messages
 
 
 def _wrong_value(option: str, error: argparse.ArgumentError) -> str:
@@ -273,16 +476,40 @@ def _wrong_value(option: str, error: argparse.ArgumentError) -> str:
     return f"`{option}`: {error.message.rstrip('.')}."
 
 
-def _arguments(parser: TrlParser, values: dict[str, Any], portable: bool) -> GRPOArguments:
-    if not portable:
-        return GRPOArguments(*parser.parse_dict(values, allow_extra_keys=True))
+def _arguments(values: dict[str, Any], num_processes: int | None) -> GRPOArguments:
+    """
+    Make the arguments of a run.
+
+    Args:
+        values (`dict[str, Any]`):
+            All fields and their values.
+        num_processes (`int` or `None`):
+            Processes that count, where the machine is not to be looked at; `None`: those that are there.
+
+    Returns:
+        [`GRPOArguments`]: The arguments.
+    """
+    if num_processes is None:
+        return GRPOArguments(*(_make(arguments_type, values) for arguments_type in TYPES))
+
+    class Launched(DataEfficientGRPOConfig):
+        world_size = num_processes
+
+    script_type, _, model_type, dataset_type = TYPES
     # Training reads everything once more, with its warnings. Where the environment names a rank, accelerate would make
     # the process group already here, for CPUs
     with warnings.catch_warnings(action="ignore"), patch_environment(LOCAL_RANK=-1, PMI_SIZE=1):
-        arguments = _arguments(parser, values | MACHINE, portable=False)
+        training = _make(Launched, values | MACHINE)
+    training.__class__ = DataEfficientGRPOConfig
     for name in MACHINE:
-        setattr(arguments.training, name, values[name])
-    return arguments
+        setattr(training, name, values[name])
+    return GRPOArguments(_make(script_type, values), training, _make(model_type, values), _make(dataset_type, values))
+
+
+def _make(arguments_type: Any, values: dict[str, Any]) -> Any:
+    """Make a dataclass of those values that are its fields."""
+    names = [argument.name for argument in fields(arguments_type) if argument.init]
+    return arguments_type(**{name: values[name] for name in names})
 
 
 def apply_recipe(recipe: Recipe, parser: TrlParser, launcher: argparse.ArgumentParser) -> list[str]:
@@ -291,7 +518,8 @@ def apply_recipe(recipe: Recipe, parser: TrlParser, launcher: argparse.ArgumentP
 
     Args:
         recipe ([`Recipe`]):
-            Keys and values, as YAML reads them.
+            Keys and values, as YAML reads them. Its problems get one for each key that is unknown, and for each value
+            that is wrong.
         parser (`TrlParser`):
             Parser of the fields. Its defaults are replaced.
         launcher (`ArgumentParser`):
@@ -301,37 +529,58 @@ def apply_recipe(recipe: Recipe, parser: TrlParser, launcher: argparse.ArgumentP
         `list[str]`: The options of `accelerate launch` that the recipe gives.
 
     Raises:
-        UserError: If keys are unknown, with one message for each; otherwise if values are wrong, with one for each.
+        UserError: If the file is a configuration of accelerate.
     """
+    if "compute_environment" in recipe.values:
+        raise UserError(
+            f"{recipe.path} is a configuration of accelerate, not a recipe. Give it as "
+            f"`--accelerate_config {recipe.path}`, beside `--config RECIPE`."
+        )
     types = _field_types()
-    unknown = [name for name in recipe.values if name not in types and not _is_launch_key(launcher, name)]
-    if unknown:
-        raise _unknown_fields(unknown, recipe, launcher)
     defaults: dict[str, Any] = {}
     launch_options: list[str] = []
     problems: list[str] = []
     for name, value in recipe.values.items():
         try:
-            if name in types:
+            if name == "datasets" and isinstance(value, list):
+                found = list(_problems_of_datasets(recipe, value))
+                problems += found
+                if not found:
+                    defaults[name] = _field_value(parser, name, types[name], value)
+            elif name in types:
                 defaults[name] = _field_value(parser, name, types[name], value)
             elif name == "env":
                 _set_environment(value)
-            else:
+            elif _is_launch_key(launcher, name):
                 launch_options += _launch_option(launcher, name, value)
+            else:
+                problems += _unknown_fields([name], recipe, launcher)
         except argparse.ArgumentError as error:
             problems.append(recipe.at(name) + _wrong_value(f"--{name}", error))
         except UserError as error:
             problems.append(recipe.at(name) + str(error))
-    if problems:
-        raise UserError(*problems)
+    recipe.problems += problems
     parser.set_defaults_with_config(**defaults)
     return launch_options
 
 
+def _problems_of_datasets(recipe: Recipe, entries: list[Any]) -> Iterator[str]:
+    """Find unknown and missing keys in the entries of a mixture (`datasets`)."""
+    known = [argument.name for argument in fields(DatasetConfig)]
+    for index, entry in enumerate(entries):
+        if not isinstance(entry, dict):
+            continue
+        unknown = [key for key in entry if key not in known]
+        for key in unknown:
+            at = recipe.at(f"datasets[{index}].{key}")
+            hint = closest(str(key), known)
+            yield f"{at}`{key}` is an unknown key of `datasets`.{hint} Known are {listed(known)}."
+        if "path" not in entry and not unknown:
+            yield f"{recipe.at('datasets')}`datasets` has an entry without `path` (number {index + 1})."
+
+
 def _is_launch_key(launcher: argparse.ArgumentParser, name: str) -> bool:
-    """Return whether a key of a recipe is `env` or an option of `accelerate launch`."""
-    if name == "env":
-        return True
+    """Return whether a key of a recipe is an option of `accelerate launch`."""
     return name.isidentifier() and name != "help" and _has_option(launcher, name)
 
 
@@ -386,7 +635,7 @@ def _structured_value(parser: TrlParser, name: str, types: set[Any], value: dict
             wanted = "a mapping"
         elif list in types:
             wanted = "a list"
-        raise argparse.ArgumentError(None, f"takes {wanted}, not {value!r}")
+        raise argparse.ArgumentError(None, f"takes {wanted}, not {reprlib.repr(value)}")
     if isinstance(value, dict):
         return value
     items: list[Any] = []
@@ -429,7 +678,10 @@ def _set_environment(variables: Any) -> None:
     if not isinstance(variables, dict):
         raise UserError(f"`env` is {variables!r}; it takes a mapping of environment variables.")
     for name, value in variables.items():
-        os.environ[str(name)] = str(value)
+        try:
+            os.environ[str(name)] = str(value)
+        except (ValueError, OSError) as error:  # an empty name, "=" in a name, or a null character
+            raise UserError(f"`env` has {name!r}: {value!r}, which cannot be set ({error}).") from error
 
 
 def _launch_option(launcher: argparse.ArgumentParser, name: str, value: Any) -> list[str]:

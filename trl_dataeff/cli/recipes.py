@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import sys
 import textwrap
 from pathlib import Path
+from typing import NamedTuple
 
 from trl_dataeff.cli.main import find_recipe, shipped_recipes
 from trl_dataeff.utils import UserError
@@ -18,9 +20,22 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def problems_of(path: Path) -> list[str]:
+class Findings(NamedTuple):
     """
-    Return what is wrong with a recipe on any machine.
+    What was found in a recipe.
+
+    Attributes:
+        problems (`list[str]`): what is wrong on any machine.
+        warnings (`list[str]`): what may be a mistake; only of a recipe without problems.
+    """
+
+    problems: list[str]
+    warnings: list[str]
+
+
+def validate(path: Path) -> Findings:
+    """
+    Check a recipe.
 
     Reward functions are imported. No model and no data are loaded.
 
@@ -29,16 +44,18 @@ def problems_of(path: Path) -> list[str]:
             File of the recipe.
 
     Returns:
-        `list[str]`: One message per problem.
+        [`Findings`]: One message for each problem, or for each warning.
     """
     from trl_dataeff.cli import grpo
     from trl_dataeff.cli.parser import read
 
     try:
-        arguments, _ = read(["--config", str(path)], portable=True)
-        return list(grpo.problems_of(arguments))
+        command = read(["--config", str(path)], portable=True)
     except UserError as error:
-        return list(error.messages)
+        return Findings(list(error.messages), [])
+    recipe = command.recipe
+    problems = [recipe.located(problem) for problem in grpo.problems_of(command.arguments)]
+    return Findings(problems, recipe.warnings)
 
 
 def description_of(path: Path) -> str:
@@ -126,7 +143,10 @@ def _validate(args: argparse.Namespace) -> None:
     paths = [find_recipe(name) for name in args.paths]
     problems = []
     for path in paths:
-        for problem in problems_of(path):
+        found = validate(path)
+        for warning in found.warnings:
+            print(f"trl-dataeff: warning: {warning}", file=sys.stderr)
+        for problem in found.problems:
             names_file = problem.startswith(f"{path}:")
             problems.append(problem if names_file else f"{path}: {problem}")
     if problems:

@@ -1,0 +1,60 @@
+"""What is wrong with the values of a run on any machine, before data and model are loaded."""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from trl_dataeff.cli.data import REWARDS, load_reward
+from trl_dataeff.utils import listed
+from trl_dataeff.validation import resolve_selector
+
+
+def problems_of_values(values: Mapping[str, Any]) -> Iterator[str]:
+    """
+    Find what would be wrong on any machine, given a model and data that can be reached.
+
+    The current folder joins the folders from which Python imports, for rewards and a selector by dotted path.
+
+    Args:
+        values (`Mapping[str, Any]`):
+            All fields and their values.
+
+    Yields:
+        `str`: One message per problem.
+    """
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    names = values["reward_funcs"] or []
+    num_rewards = len(names)
+    if values["reward_model_name_or_path"]:
+        num_rewards += 1
+    if num_rewards == 0:
+        yield (
+            f"No reward: set `reward_funcs` to one or more of {listed(REWARDS)}, or to the dotted path of a function."
+        )
+    for name in names:
+        yield from message_of(load_reward, name)
+    weights = values["reward_weights"]
+    if num_rewards > 0 and weights is not None and len(weights) != num_rewards:
+        yield (
+            f"`reward_weights` has {len(weights)} numbers for {num_rewards} rewards (a reward model comes first). "
+            "Give one for each."
+        )
+    if not values["dataset_name"] and not values["datasets"]:
+        yield "No dataset: set `dataset_name` to a Hub id, a folder or a file, or give a mixture under `datasets`."
+    if not values["model_name_or_path"]:
+        yield "No model: set `model_name_or_path` to a Hub id or a local folder."
+    if not isinstance(values["selector_args"], str):  # JSON text of a command line that has other problems
+        yield from message_of(resolve_selector, Namespace(**values))
+
+
+def message_of(function: Callable[..., Any], *args: Any) -> Iterator[str]:
+    """Yield the message of the error that a function raises, if it raises one."""
+    try:
+        function(*args)
+    except (ValueError, ImportError) as error:
+        yield str(error)

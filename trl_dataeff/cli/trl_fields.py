@@ -1,0 +1,170 @@
+"""What is known of fields of TRL and Transformers: values that end in an error after loading, and former names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from trl import GRPOConfig
+
+from trl_dataeff.utils import choice_problem, number_problem
+
+
+# Values. TRL and Transformers check some fields themselves when a configuration is made. The tables have those that
+# people set and that are found wrong only later, by torch, generation, PEFT or the loss.
+
+#: Intervals of integers
+_INTEGERS = {
+    "num_generations": "[1, inf)",  # 1 is refused by TRL's configuration
+    "max_completion_length": "[1, inf)",
+    "per_device_train_batch_size": "[1, inf)",
+    "gradient_accumulation_steps": "[1, inf)",
+    "steps_per_generation": "[1, inf)",
+    "generation_batch_size": "[1, inf)",
+    "num_iterations": "[1, inf)",  # with 0 a run ends without a step
+    "max_steps": "[-1, inf)",  # -1 stands for `num_train_epochs`; less does too, which nobody means
+    "seed": "[0, 4294967295]",
+    "dataloader_num_workers": "[0, inf)",
+}
+#: Intervals of numbers
+_NUMBERS = {
+    "learning_rate": "[0, inf)",
+    "adam_beta1": "[0, 1)",
+    "adam_beta2": "[0, 1)",
+    "adam_epsilon": "[0, inf)",
+    "temperature": "(0, inf)",
+    "top_p": "[0, 1]",
+    "min_p": "[0, 1]",
+    "repetition_penalty": "(0, inf)",
+    "top_entropy_quantile": "[0, 1]",
+}
+#: The same for fields that have an effect only with `use_peft`
+_INTEGERS_OF_PEFT = {"lora_r": "[1, inf)"}
+_NUMBERS_OF_PEFT = {"lora_dropout": "[0, 1]"}
+#: The same for fields that vLLM takes otherwise
+_INTEGERS_WITHOUT_VLLM = {"top_k": "[0, inf)"}
+#: Words that a field takes. A newer TRL may take more, which it names in its help
+_CHOICES = {
+    "loss_type": ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"),
+    "importance_sampling_level": ("token", "sequence"),
+    "scale_rewards": ("group", "batch", "none"),
+    "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
+}
+_CHOICES_OF_VLLM = {
+    "vllm_mode": ("colocate", "server"),
+    "vllm_importance_sampling_mode": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
+}
+
+
+def refused_values(values: Mapping[str, Any]) -> Iterator[str]:
+    """
+    Find values that TRL, PEFT, Transformers or torch refuse after the model is loaded.
+
+    Args:
+        values (`Mapping[str, Any]`):
+            All fields and their values. `None` stands for what is not set.
+
+    Yields:
+        `str`: One message per problem.
+    """
+    integers = dict(_INTEGERS)
+    numbers = dict(_NUMBERS)
+    choices = dict(_CHOICES)
+    if values["use_peft"]:
+        integers |= _INTEGERS_OF_PEFT
+        numbers |= _NUMBERS_OF_PEFT
+    if values["use_vllm"]:
+        choices |= _CHOICES_OF_VLLM
+    else:
+        integers |= _INTEGERS_WITHOUT_VLLM
+    problems = []
+    for name, value in values.items():
+        if value is None:
+            continue
+        if name in integers:
+            problems.append(number_problem(name, value, integers[name], integer=True))
+        elif name in numbers:
+            problems.append(number_problem(name, value, numbers[name]))
+        elif name in choices and not _is_in_help(name, value):
+            problems.append(choice_problem(name, value, choices[name]))
+    yield from filter(None, problems)
+
+
+def _is_in_help(name: str, value: Any) -> bool:
+    """Return whether TRL's help of a field names a word, in quotes, or `True` or `False`."""
+    help_text = GRPOConfig.__dataclass_fields__[name].metadata["help"]
+    return f"'{value}'" in help_text or (isinstance(value, bool) and f"`{value}`" in help_text)
+
+
+# Former names, from the deprecations in TRL's history and the migration guide of Transformers 5
+
+#: Present name, and the release that knows the former one no more
+RENAMED = {
+    "vllm_max_model_len": ("vllm_max_model_length", "TRL 0.18"),
+    "wandb_log_unique_prompts": ("log_unique_prompts", "TRL 0.27"),
+    "torch_dtype": ("dtype", "TRL 0.27"),
+    "use_liger_loss": ("use_liger_kernel", "TRL 0.28"),
+    "vllm_guided_decoding_regex": ("vllm_structured_outputs_regex", "TRL 0.28"),
+    "evaluation_strategy": ("eval_strategy", "Transformers 4.46"),
+    "no_cuda": ("use_cpu", "Transformers 5"),
+    "include_tokens_per_second": ("include_num_input_tokens_seen", "Transformers 5"),
+    "include_inputs_for_metrics": ("include_for_metrics", "Transformers 5"),
+    "per_gpu_train_batch_size": ("per_device_train_batch_size", "Transformers 5"),
+    "per_gpu_eval_batch_size": ("per_device_eval_batch_size", "Transformers 5"),
+    "push_to_hub_token": ("hub_token", "Transformers 5"),
+    "push_to_hub_model_id": ("hub_model_id", "Transformers 5"),
+    "push_to_hub_organization": ("hub_model_id", "Transformers 5"),
+    "tpu_metrics_debug": ("debug", "Transformers 5"),
+}
+#: The release that knows a field no more, and what to do instead
+REMOVED = {
+    "max_prompt_length": ("TRL 0.28", "Leave prompts that are too long out of the dataset."),
+    "token_entropy_percentile_threshold": ("TRL 0.20", "Set `top_entropy_quantile` to 1 minus its value."),
+    "vllm_device": ("TRL 0.18", "vLLM shares the GPU of the training (`vllm_mode: colocate`), or is a server."),
+    "vllm_dtype": ("TRL 0.18", "It is an option of the vLLM server."),
+    "vllm_enable_prefix_caching": ("TRL 0.18", "It is an option of the vLLM server."),
+    "gradient_checkpointing_use_reentrant": (
+        "TRL 0.27",
+        "Set `gradient_checkpointing_kwargs` to {use_reentrant: true} or {use_reentrant: false}.",
+    ),
+    "warmup_ratio": ("Transformers 5", "Set `warmup_steps`, which takes a share of the steps too, such as 0.1."),
+    "overwrite_output_dir": ("Transformers 5", "Leave it out; `resume_from_checkpoint` continues a run."),
+    "logging_dir": ("Transformers 5", "Set the environment variable TENSORBOARD_LOGGING_DIR (key `env`)."),
+    "save_safetensors": ("Transformers 5", "Leave it out: models are always saved so."),
+    "group_by_length": ("Transformers 5", "Leave it out: it has no effect on GRPO, which orders prompts itself."),
+    "use_mps_device": ("Transformers 5", "Leave it out: the device is found by itself."),
+    "fp16_backend": ("Transformers 5", "Leave it out."),
+    "half_precision_backend": ("Transformers 5", "Leave it out."),
+    "fp16_opt_level": ("Transformers 5", "Leave it out."),
+    "past_index": ("Transformers 5", "Leave it out."),
+    "mp_parameters": ("Transformers 5", "Leave it out."),
+    "use_legacy_prediction_loop": ("Transformers 5", "Leave it out."),
+    "jit_mode_eval": ("Transformers 5", "Set `torch_compile`."),
+    "adafactor": ("Transformers 5", "Set `optim` to 'adafactor'."),
+    "fsdp_min_num_params": ("Transformers 5", "Set it in `fsdp_config`."),
+    "fsdp_transformer_layer_cls_to_wrap": ("Transformers 5", "Set it in `fsdp_config`."),
+    "dispatch_batches": ("Transformers 5", "Set it in `accelerator_config`."),
+    "split_batches": ("Transformers 5", "Set it in `accelerator_config`."),
+    "tpu_num_cores": ("Transformers 5", "Set the environment variable TPU_NUM_CORES (key `env`)."),
+    "ray_scope": ("Transformers 5", "Set the environment variable RAY_SCOPE (key `env`)."),
+}
+
+
+def what_became_of(name: str) -> str:
+    """
+    Say what became of a field of an older TRL or Transformers.
+
+    Args:
+        name (`str`):
+            An unknown field.
+
+    Returns:
+        `str`: A sentence with the present name or another way, or an empty string if the field was never one.
+    """
+    if name in RENAMED:
+        present, release = RENAMED[name]
+        return f" It was renamed to `{present}` in {release}."
+    if name in REMOVED:
+        release, advice = REMOVED[name]
+        return f" It was removed in {release}. {advice}"
+    return ""
