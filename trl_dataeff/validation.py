@@ -149,7 +149,7 @@ def check_dataset(
             f"`train_dataset` has no column `prompt`; its columns are {dataset.column_names}. Rename the column that "
             "holds the prompts: `dataset.rename_column('question', 'prompt')`."
         )
-    check_images([first_row])
+    check_images([row])
     check_prompts(dataset)
 
 

@@ -83,12 +83,12 @@ def check_prompts(dataset: Dataset, given: str = "`train_dataset`") -> None:
     )
 
 
-def check_images(rows: Sequence[Mapping[str, Any]]) -> None:
+def check_images(rows: Sequence[dict[str, Any]]) -> None:
     """
     Reject images beside prompts of plain text: TRL puts them into the messages of a conversation.
 
     Args:
-        rows (`Sequence[Mapping]`): rows of a dataset whose prompts are all of one kind.
+        rows (`Sequence[dict]`): rows of a dataset whose prompts are all of one kind.
 
     Raises:
         `UserError`: names the column of the images.
