@@ -8,7 +8,7 @@ from peft import LoraConfig
 
 from tests.factories.comparison import messages
 from tests.factories.configurations import DYNAMIC, FILL, make_trainer, train_briefly
-from tests.factories.tiny import even_length_reward, plain_dataset, run
+from tests.factories.tiny import CHAT_TEMPLATE, chat_dataset, even_length_reward, plain_dataset, run, tiny_tokenizer
 from tests.factories.training import Watched
 from trl_dataeff import DataEfficientGRPOConfig, DataEfficientGRPOTrainer
 from trl_dataeff.selection import DotsSelector, GresoSelector, UniformSelector
@@ -177,8 +177,8 @@ def with_dropout(p):
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({**FILL, "selection": "dots"}, ["DOTS"]),
-        ({"selection": "dots", "shuffle_dataset": False}, ["DOTS", "`selection='uniform'`"]),
+        ({**FILL, "selection": "dots", "per_device_train_batch_size": 32}, ["DOTS"]),
+        ({"selection": "dots", "shuffle_dataset": False}, ["DOTS", "`selection='uniform'`", "2 groups"]),
         ({**FILL, **DYNAMIC}, ["4 rounds"]),
         ({"replay": "share"}, ["1 places"]),
         ({"replay": "share", "replay_fraction": 0.1}, ["`replay_fraction=0.1`"]),
@@ -192,7 +192,8 @@ def with_dropout(p):
     ],
 )
 def test_what_is_on_and_what_has_no_effect(tmp_path, caplog_transformers, fields, said):
-    make_trainer(tmp_path, "off", **fields)
+    arguments = {"train_dataset": chat_dataset(), **fields.get("trainer", {})}
+    make_trainer(tmp_path, "off", **{**fields, "trainer": arguments})
     shown = messages(caplog_transformers)
     assert len(shown) == len(said)
     assert all(named in text for text, named in zip(shown, said))
@@ -216,3 +217,39 @@ def test_places_of_a_share_by_hand(fraction, places, processes, expected):
     fields = {"per_device_train_batch_size": 2 * places, "num_generations": 2, "replay_fraction": fraction}
     assert reserved_places(config(**fields, replay="share"), processes) == expected
     assert reserved_places(config(**fields, replay="fill"), processes) == 0
+
+
+@pytest.mark.parametrize(("rows", "said"), [(8, "2 groups"), (4, "1 group"), (32, None)])
+def test_batches_of_few_groups_are_said_where_prompts_are_selected(tmp_path, caplog_transformers, rows, said):
+    run(tmp_path, train=False, selection="greso", per_device_train_batch_size=rows)
+    found = messages(caplog_transformers, "little choice")
+    assert len(found) == (said is not None)
+    assert said is None or found[0].startswith(f"{said} a batch")
+    caplog_transformers.clear()
+    run(tmp_path, train=False, per_device_train_batch_size=rows)
+    assert not messages(caplog_transformers, "little choice"), "nothing is selected"
+
+
+@pytest.mark.parametrize(
+    ("level", "replay", "is_said"), [("sequence", "fill", True), ("sequence", "off", False), ("token", "fill", False)]
+)
+def test_replay_with_ratios_of_sequences_is_advised_against(tmp_path, caplog_transformers, level, replay, is_said):
+    run(tmp_path, train=False, importance_sampling_level=level, replay=replay)
+    assert bool(messages(caplog_transformers, "set `replay='off'`")) == is_said
+
+
+@pytest.mark.parametrize(
+    ("template", "dataset", "is_said"),
+    [
+        (CHAT_TEMPLATE, plain_dataset(), True),
+        (None, plain_dataset(), False),
+        (CHAT_TEMPLATE, chat_dataset(), False),
+        (CHAT_TEMPLATE, Dataset.from_dict({"prompt": ["<|user|>1+1<eos><|assistant|>"] * 9}), False),
+    ],
+)
+def test_plain_prompts_for_a_model_with_a_chat_template_are_said(
+    tmp_path, caplog_transformers, template, dataset, is_said
+):
+    tokenizer = tiny_tokenizer(chat_template=template)
+    run(tmp_path, train=False, trainer={"train_dataset": dataset, "processing_class": tokenizer})
+    assert bool(messages(caplog_transformers, "chat template")) == is_said

@@ -6,7 +6,7 @@ on.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -295,6 +295,66 @@ def warn_of_unused_rows(names: Sequence[str], processes: Processes) -> None:
             "`train_dataset`. Change the dataset instead (`train_dataset.map(...)`), and read rows after the call of "
             "`super()`. Or set `selection='uniform'`, `replay='off'` and `max_rollout_rounds=1`, which train on the "
             "rows that `GRPOTrainer` trains on."
+        )
+
+
+#: Groups of a batch below which a selector has little to choose
+FEW_GROUPS = 8
+
+
+def warn_of_small_batches(config: DataEfficientGRPOConfig, processes: Processes) -> None:
+    """
+    Warn, on the main process, that a batch has few groups.
+
+    Args:
+        config ([`DataEfficientGRPOConfig`]): the configuration of a run that selects prompts.
+        processes ([`Processes`]): of the run.
+    """
+    batch_groups = config.generation_batch_size // config.num_generations
+    if batch_groups >= FEW_GROUPS or not processes.is_main:
+        return
+    groups = "1 group" if batch_groups == 1 else f"{batch_groups} groups"
+    logger.warning(
+        f"{groups} a batch: selection has little choice below {FEW_GROUPS}. Raise `gradient_accumulation_steps`, or "
+        "`per_device_train_batch_size`."
+    )
+
+
+def warn_of_replayed_sequences(level: str, processes: Processes) -> None:
+    """
+    Warn, on the main process, of replay in a loss whose ratio is by sequence.
+
+    Args:
+        level (`str`): TRL's `importance_sampling_level`, in a run that replays groups.
+        processes ([`Processes`]): of the run.
+    """
+    if level == "sequence" and processes.is_main:
+        logger.warning(
+            "With `importance_sampling_level='sequence'` and a clip as narrow as GSPO's (3e-4), most replayed "
+            "sequences have no gradient: set `replay='off'`."
+        )
+
+
+def warn_of_raw_prompts(tokenizer: Any, row: Mapping[str, Any], processes: Processes) -> None:
+    """
+    Warn, on the main process, of prompts of plain text for a model whose tokenizer has a chat template, unless they
+    hold special tokens, as after `apply_chat_template`.
+
+    Args:
+        tokenizer: that of the model, or its processor.
+        row (`Mapping`): a row of the training dataset.
+        processes ([`Processes`]): of the run.
+    """
+    prompt = row.get("prompt")
+    if not isinstance(prompt, str) or getattr(tokenizer, "chat_template", None) is None or not processes.is_main:
+        return
+    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # of a processor
+    ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+    if not set(tokenizer.all_special_ids).intersection(ids):
+        logger.warning(
+            "The prompts are plain text, which the model gets as it is, although its tokenizer has a chat template. "
+            "If it is an instruct model, give conversations: `dataset.map(lambda row: {'prompt': [{'role': 'user', "
+            "'content': row['prompt']}]})`, or `prompt_as_chat: true` in a recipe."
         )
 
 

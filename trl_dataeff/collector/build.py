@@ -171,6 +171,12 @@ def plan_runs(
         replays=replays,
         reserved=reserved,
     )
+    if selects and not is_uniform:
+        validation.warn_of_small_batches(config, processes)
+    if replays:
+        validation.warn_of_replayed_sequences(trainer.importance_sampling_level, processes)
+    if dataset is not None and not has_environments:
+        validation.warn_of_raw_prompts(trainer.processing_class, first_row(dataset), processes)
     return Plan(
         selector=selector,
         selects=selects,
