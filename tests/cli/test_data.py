@@ -47,6 +47,24 @@ def test_local_datasets(name, save, tmp_path):
     assert evaluation is None
 
 
+@pytest.mark.parametrize("name", [".", "./", "../here", "sub/.."])
+def test_the_current_folder_is_a_dataset(name, tmp_path, monkeypatch):
+    folder = tmp_path / "here"
+    (folder / "sub").mkdir(parents=True)
+    jsonl(folder / "train.jsonl")
+    monkeypatch.chdir(folder)
+    train, _ = load("--dataset_name", name)
+    assert train["prompt"][:] == [row["prompt"] for row in ROWS]
+
+
+@pytest.mark.parametrize("args", [[], ["--prompt_as_chat"], ["--system_prompt", "s"]], ids=str)
+@pytest.mark.parametrize("prompts", [[0, 1], [0.0, 1.5], [False, True], [1, None]], ids=str)
+def test_prompts_that_are_no_text_are_called_so(prompts, args, tmp_path):
+    path = jsonl(tmp_path / "a.jsonl", [{"prompt": prompt} for prompt in prompts])
+    with pytest.raises(UserError, match=rf"has prompts such as '{prompts[0]}\S*' \(\w+\)"):
+        load("--dataset_name", path, *args)
+
+
 def test_splits_and_evaluation(tmp_path):
     parts = DatasetDict({"mine": Dataset.from_list(ROWS), "dev": Dataset.from_list(ROWS[:2])})
     parts.save_to_disk(tmp_path / "d")

@@ -168,7 +168,7 @@ def shape_row(row: dict[str, Any], script: DataEfficientGRPOScriptArguments) -> 
     """
     prompt = row.get(script.prompt_column or "prompt")
     if script.prompt_as_chat or script.system_prompt is not None:
-        if not prompt:
+        if prompt in ("", []):
             prompt = None
         elif isinstance(prompt, str):
             prompt = [{"role": "user", "content": prompt}]
@@ -280,7 +280,9 @@ def find_source(given: DatasetConfig) -> DatasetConfig:
         if saved:
             files = {split: f"{glob.escape(str(folder))}/data-*.arrow" for split, folder in saved.items()}
             return replace(given, path="arrow", data_files=files)
-        return replace(given, path=str(local))
+        is_current = local == Path()
+        folder = local.absolute() if is_current else local  # 🤗 Datasets takes "." for no name
+        return replace(given, path=str(folder))
     if local.is_file():
         if loader is None:
             raise UserError(
