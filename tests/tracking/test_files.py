@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from functools import partial
 from itertools import pairwise
 
@@ -157,3 +158,19 @@ def test_training_imports_no_plotting_and_no_pandas_of_ours():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip().endswith("[]")
+
+
+def test_a_write_of_the_table_takes_no_longer_for_the_number_of_writes_before(tmp_path):
+    """Rows of 600 writes in pieces took 15 times as long to write as the first ones; in one piece 1.5 times."""
+    log = GroupLog(tmp_path / "groups.parquet")
+    log.begin(0, "", RewardScale())
+    groups = [make_group()] * 8
+    columns = {"success_rates": [0.5] * 8, "predicted": [0.5] * 8, "seconds": [0.1] * 8}
+    seconds = []
+    for _ in range(600):
+        log.add(groups, **columns, origins=["fresh"] * 8, dispositions=["trained"] * 8)
+        started = time.process_time()
+        log.flush(force=True)
+        seconds.append(time.process_time() - started)
+    assert min(seconds[-20:]) < 6 * min(seconds[:20])
+    assert len(read_groups(tmp_path / "groups.parquet")) == 600 * 8
