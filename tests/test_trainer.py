@@ -313,3 +313,24 @@ def test_a_run_that_begins_late_does_so_without_the_schedulers_method(tmp_path, 
         checkpoint = str(tmp_path / "b" / "checkpoint-3")
         resumed = run(tmp_path / "b", OwnScheduler, **options, max_steps=6, save_steps=3, resume=checkpoint)
         assert_same_end(whole, resumed)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("replay", "off"), ("selection", "uniform"), ("compact_update", False), ("selector_args", {})]
+)
+def test_a_field_of_ours_that_changes_after_the_trainer_was_made_is_an_error(tmp_path, name, value):
+    trainer = run(tmp_path, train=False, selection="dots", replay="fill", compact_update=True, max_steps=2)
+    setattr(trainer.args, name, value)
+    with pytest.raises(ValueError, match=f"`{name}="):
+        trainer.train()
+    assert trainer.state.global_step == 0
+
+
+def test_a_loss_type_that_changes_within_a_compacted_batch_is_an_error(tmp_path):
+    options = {"rewards": partly_learnable_reward, "steps_per_generation": 4, "compact_update": True}
+    trainer = run(tmp_path, train=False, **options)
+    callback = Changes(loss_type="grpo")
+    callback.trainer = trainer
+    trainer.add_callback(callback)
+    with pytest.raises(RuntimeError, match="`loss_type` is 'grpo'"):
+        trainer.train()

@@ -248,6 +248,16 @@ def _reward_range_problem(reward_range: Any) -> str | None:
     return takes if low >= high else None
 
 
+def own_fields(config: DataEfficientGRPOConfig) -> dict[str, Any]:
+    """
+    The values of the fields of this package that are read when a trainer is made, by name: all but `save_on_signal`,
+    which is read when training begins.
+    """
+    others = {trl_field.name for trl_field in fields(GRPOConfig)} | {"save_on_signal"}
+    names = [own_field.name for own_field in fields(DataEfficientGRPOConfig) if own_field.name not in others]
+    return {name: copy.deepcopy(getattr(config, name)) for name in names}
+
+
 def with_own_fields(args: Any, model: Any = None) -> DataEfficientGRPOConfig:
     """
     Return a configuration that has the fields of this package.

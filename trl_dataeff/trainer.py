@@ -27,7 +27,7 @@ from trl_dataeff.checkpoint.folder import own_folder
 from trl_dataeff.checkpoint.resume import Run, complete_checkpoint, failure_notes, remove_older, resolve_run
 from trl_dataeff.checkpoint.state import check_agreement, check_fits, load_run, save_run
 from trl_dataeff.collector import GenerationBatch, check_same_settings, hash_same_prompts, make_collector, plan_runs
-from trl_dataeff.config import DataEfficientGRPOConfig, with_own_fields
+from trl_dataeff.config import DataEfficientGRPOConfig, own_fields, with_own_fields
 from trl_dataeff.difficulty.embedding import embed_for
 from trl_dataeff.generation import trl_state
 from trl_dataeff.generation.pregenerated import PregeneratedGroups
@@ -106,6 +106,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     Args:
         model, reward_funcs, args, train_dataset, ...: see [`~trl.GRPOTrainer`]. `args` may be a
             [`DataEfficientGRPOConfig`] or a [`~trl.GRPOConfig`], which is copied and gets the fields of the former.
+            The fields of this package are read when the trainer is made, but for `save_on_signal`.
         selector ([`Selector`], *optional*): selects prompts, in place of the one that `args.selection` names.
 
     Attributes:
@@ -142,6 +143,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         given = call.arguments
         config = with_own_fields(given.get("args"), given["model"])
         given["args"] = config
+        self._dataeff_fields = own_fields(config)
         validation.resolve_selector(config, selector)
         validation.check_dataset(config, given.get("train_dataset"), given.get("environment_factory"), selector)
         super().__init__(*call.args[1:], **call.kwargs)
@@ -178,6 +180,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             self, config, processes, replays=plan.replays, max_rounds=plan.max_rounds
         )
         self._dataeff_advised_on_checkpointing = False
+        self._dataeff_compacted_for: str | None = None  # the loss type of the present generation batch
         self._dataeff_can_score_completions: bool | None = None  # of the model, which does not change in a run
         self._dataeff_timer = StepTimer()
         self._dataeff_run = Run()
@@ -236,6 +239,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     def _dataeff_begin_run(self) -> None:
         """State of a run. A second call of `train` starts again, with the dataset that is there then."""
         config = self.args
+        validation.check_unchanged(self._dataeff_fields, own_fields(config))
         dataset = cast(Dataset, self.train_dataset)  # any other is read by TRL alone
         self._dataeff_begins_late = False
         trl_state.forget_last_run(self)
@@ -508,6 +512,13 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         if self._dataeff_correction is None:
             return super()._compute_loss(model, inputs)
         factor = inputs.get(FACTOR)
+        if factor is not None and self.loss_type != (self._dataeff_compacted_for or self.loss_type):
+            raise RuntimeError(
+                f"`loss_type` is {self.loss_type!r}, and was {self._dataeff_compacted_for!r} when the generation "
+                "batch began, by which the rows that are left out of the update count in the loss. Change it where a "
+                "generation batch begins (every `steps_per_generation` x `num_iterations` micro-batches), or set "
+                "`compact_update=False`."
+            )
         with (
             self._dataeff_correction.micro_batch(inputs, LossOptions.of(self)) as micro_batch,
             self._dataeff_compact_forward(model, inputs),
@@ -540,6 +551,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             parts = self._dataeff_exact_parts(gradient_checkpointing=False)
             self._dataeff_advised_on_checkpointing = compactor.advise_on_checkpointing(batches, parts, compacted)
         self._buffered_inputs = compacted.batches
+        self._dataeff_compacted_for = self.loss_type
         metrics = {
             "update/tokens": compacted.tokens,
             "update/tokens_saved": 1 - compacted.tokens / compacted.tokens_of_trl,

@@ -110,6 +110,27 @@ def unsupported_reason(
     return None
 
 
+def check_unchanged(fields_of_init: Mapping[str, Any], fields_now: Mapping[str, Any]) -> None:
+    """
+    Check that the fields of this package are those with which the trainer was made, when a run begins.
+
+    Args:
+        fields_of_init (`Mapping`): values of the fields when the trainer was made, by name.
+        fields_now (`Mapping`): their present values.
+
+    Raises:
+        `UserError`: names the fields that have changed.
+    """
+    changed = [name for name, value in fields_of_init.items() if fields_now[name] != value]
+    if changed:
+        now = ", ".join(f"`{name}={fields_now[name]!r}`" for name in changed)
+        before = ", ".join(repr(fields_of_init[name]) for name in changed)
+        raise UserError(
+            f"{now} would have no effect: the trainer was made with {before}. Change fields of this package before "
+            "the trainer is made. TRL's own fields may change until training begins."
+        )
+
+
 def check_dataset(
     args: DataEfficientGRPOConfig, dataset: Any, environment_factory: Any, selector: Selector | None = None
 ) -> None:
