@@ -30,6 +30,7 @@ WRONG = {
     "replay_ratio_cap": [0.5, 0, NAN],
     "compact_update": ["yes", 1, None],
     "save_on_signal": ["yes", 1, None],
+    "max_unscored_completions": [0, -1, 2.5, "512", True],
 }
 INHERITED = {field.name for field in dataclasses.fields(GRPOConfig)}
 OWN = [field for field in dataclasses.fields(DataEfficientGRPOConfig) if field.name not in INHERITED]

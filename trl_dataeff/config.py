@@ -168,6 +168,14 @@ class DataEfficientGRPOConfig(GRPOConfig):
             "`SystemExit(143)` or `KeyboardInterrupt`."
         },
     )
+    max_unscored_completions: int | None = field(
+        default=512,
+        metadata={
+            "help": "Completions, from the start of training, to which no reward function has given a score, after "
+            "which a run with selection, replay or several rounds ends with an error. `None` (`null` in a recipe) "
+            "sets no limit, for rewards that begin later."
+        },
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -214,6 +222,9 @@ def problems_of_fields(config: Any) -> Iterator[str]:
         )
     problems = [
         _reward_range_problem(config.reward_range),
+        number_problem(
+            "max_unscored_completions", config.max_unscored_completions, "[1, inf)", integer=True, none=True
+        ),
         number_problem("max_rollout_rounds", config.max_rollout_rounds, "[1, inf)", integer=True),
         number_problem("rollout_margin", config.rollout_margin, "[1, inf)"),
         choice_problem("replay", config.replay, ("fill", "share", "off")),

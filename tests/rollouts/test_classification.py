@@ -159,6 +159,29 @@ def test_rewards_that_score_nothing(tmp_path, caplog_transformers):
         run(tmp_path, **fields, selection="greso")
 
 
+def test_a_run_without_any_score_is_to_start_again_and_not_to_resume(tmp_path):
+    """Its checkpoints have learned nothing."""
+    options = {"selection": "greso", "max_unscored_completions": 32, "save_strategy": "steps", "save_steps": 1}
+    with pytest.raises(ValueError, match="start the run again") as error:
+        run(tmp_path, rewards=silent_reward, **options)
+    assert (tmp_path / "checkpoint-1").exists()
+    assert not any("resume" in note for note in error.value.__notes__)
+
+
+@pytest.mark.parametrize("limit", [None, 48])
+def test_a_warm_up_without_scores_may_be_as_long_as_the_limit(tmp_path, limit):
+    """Five batches of 8 completions without a score, and then seven with."""
+
+    def warmed_up(completion_ids, trainer_state, **kwargs):
+        is_warm = trainer_state.global_step >= 5
+        return even_length_reward(completion_ids) if is_warm else [None] * len(completion_ids)
+
+    trainer = run(tmp_path, rewards=warmed_up, selection="greso", max_unscored_completions=limit)
+    assert trainer.state.global_step == 12
+    with pytest.raises(ValueError, match="`max_unscored_completions=None`"):
+        run(tmp_path, rewards=warmed_up, selection="greso", max_unscored_completions=40)
+
+
 def reward_array(*scored: bool) -> np.ndarray:
     """Rewards of 2 groups of 3 completions, `(2, 3, F)`: of each function all or none."""
     return np.stack([np.full((2, 3), 0.5 if given else np.nan) for given in scored], axis=-1)
@@ -166,17 +189,17 @@ def reward_array(*scored: bool) -> np.ndarray:
 
 @pytest.mark.parametrize("is_main_process", [True, False])
 def test_completions_without_any_score_end_the_run_in_all_processes(caplog_transformers, is_main_process):
-    checks = RewardChecks(["a", "b"], most_unscored=18, is_main_process=is_main_process)
-    checks.check(reward_array(False, False))
-    checks.check(reward_array(False, False))
+    checks = RewardChecks(["a", "b"], max_unscored=18, is_main_process=is_main_process)
+    checks.check(reward_array(False, False), np.ones(2))
+    checks.check(reward_array(False, False), np.ones(2))
     with pytest.raises(ValueError, match=r"\b18\b.*`a`, `b`"):
         checks.check(reward_array(False, False))
     assert len(messages(caplog_transformers)) == is_main_process
 
 
 def test_one_score_is_enough(caplog_transformers):
-    checks = RewardChecks(["a", "b"], most_unscored=12)
-    checks.check(reward_array(True, False))
+    checks = RewardChecks(["a", "b"], max_unscored=12)
+    checks.check(reward_array(True, False), np.ones(2))
     for _ in range(10):
         checks.check(reward_array(False, False))
     checks.check(reward_array(False, True))
@@ -191,8 +214,7 @@ def test_infinite_rewards_are_warned_of_once(caplog_transformers):
     assert [message[:3] for message in messages(caplog_transformers)] == ["`a`"]
 
 
-def test_a_resumed_run_knows_that_there_were_scores(tmp_path, monkeypatch):
-    monkeypatch.setattr("trl_dataeff.collector.collector.MOST_UNSCORED", 32)
+def test_a_resumed_run_knows_that_there_were_scores(tmp_path):
     steps = []
 
     def failing_judge(completion_ids, trainer_state, **kwargs):
@@ -200,6 +222,7 @@ def test_a_resumed_run_knows_that_there_were_scores(tmp_path, monkeypatch):
         return even_length_reward(completion_ids) if trainer_state.global_step < 2 else [None] * len(completion_ids)
 
     options = {"rewards": failing_judge, "selection": "greso", "save_strategy": "steps", "save_steps": 2}
+    options |= {"max_unscored_completions": 32}
     run(tmp_path, **options, max_steps=2)
     run(tmp_path, **options, max_steps=10, resume=True)
     assert steps == list(range(10))

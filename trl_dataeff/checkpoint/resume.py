@@ -19,6 +19,7 @@ from transformers.utils import logging
 
 from trl_dataeff.checkpoint.manifest import MANIFEST, check_checkpoint, completion_order, is_complete, write_manifest
 from trl_dataeff.checkpoint.state import FOLDER, CheckpointError
+from trl_dataeff.rollouts.checks import NothingScoredError
 from trl_dataeff.rollouts.distributed import Processes, all_gather
 
 
@@ -238,7 +239,7 @@ def failure_notes(run: Run, prompt_ids: Sequence[int], flush: Callable[[], None]
             more = f" and {others} more" if others else ""
             error.add_note(f"The last prompts of this process were the dataset's rows {named}{more}.")
         how = run.how_to_resume("After fixing the cause, resume")
-        if how and not isinstance(error, CheckpointError):
+        if how and not isinstance(error, (CheckpointError, NothingScoredError)):
             error.add_note(how)
         raise
 

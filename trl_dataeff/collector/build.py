@@ -228,7 +228,7 @@ def make_collector(trainer: GRPOTrainer, plan: Plan, processes: Processes) -> Ro
         buffer=buffer,
         reserved=plan.reserved,
         generates_before_trl=plan.generates_before_trl,
-        requires_scores=plan.requires_scores,
+        max_unscored=config.max_unscored_completions if plan.requires_scores else None,
         logs=RunLogs(config.output_dir) if processes.is_main else None,
         seed=config.seed,
         processes=processes,

@@ -39,7 +39,6 @@ from trl_dataeff.utils import __version__
 logger = logging.get_logger(__name__)
 #: Generates and scores G completions of prompts `(n,)`
 GenerateGroups: TypeAlias = Callable[[np.ndarray], GeneratedRound]
-MOST_UNSCORED = 512  # completions without any score, after which training without one is an error
 
 
 @dataclass
@@ -80,8 +79,8 @@ class RolloutCollector:
             round, even where a single one is configured.
         generates_before_trl (`bool`, *optional*, defaults to `True`): whether groups are generated before TRL's pass
             over them. If not, a batch is trained on as its single round gave it.
-        requires_scores (`bool`, *optional*, defaults to `True`): whether completions without any score, from the start
-            of training, are an error.
+        max_unscored (`int`, *optional*): so many completions without any score, from the start of training, are an
+            error; `None`: never.
         logs ([`RunLogs`], *optional*): files that the run writes; on the main process alone.
         seed (`int`, *optional*, defaults to `0`): of proposals and of replay.
         processes ([`Processes`], *optional*): of the run; by default a single one.
@@ -100,7 +99,7 @@ class RolloutCollector:
         buffer: ReplayBuffer | None = None,
         reserved: int = 0,
         generates_before_trl: bool = True,
-        requires_scores: bool = True,
+        max_unscored: int | None = None,
         logs: RunLogs | None = None,
         seed: int = 0,
         processes: Processes = Processes(),  # noqa: B008 (immutable)
@@ -116,7 +115,7 @@ class RolloutCollector:
         self.reserved = reserved
         self.normalizes_over_batch = False  # whether TRL divides advantages by the deviation over the batch
         self.generates_before_trl = generates_before_trl
-        self.requires_scores = requires_scores
+        self.max_unscored = max_unscored
         self.logs = logs
         self.seed = seed
         self.processes = processes
@@ -138,7 +137,7 @@ class RolloutCollector:
         self._prompts_in_step: set[int] = set()  # of the generation batches of that step so far
         self.reward_checks = RewardChecks(
             self.reward_names,
-            most_unscored=MOST_UNSCORED if self.requires_scores else None,
+            max_unscored=self.max_unscored,
             is_main_process=self.processes.is_main,
         )
         # TRL seeds the sampler of `GRPOTrainer` in the same way

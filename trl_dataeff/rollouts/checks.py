@@ -94,7 +94,7 @@ def check_images(rows: Sequence[dict[str, Any]]) -> None:
         `UserError`: names the column of the images.
     """
     columns = [name for name in ("images", "image") if name in rows[0]]
-    if not columns or is_conversational(rows[0]):
+    if not columns or is_conversational(dict(rows[0])):
         return
     column = columns[0]
     # As in TRL, whose batch has no images only if each list of them is empty
@@ -191,20 +191,24 @@ def check_reward_arguments(reward_funcs: Sequence[Any], row: Mapping[str, Any]) 
             ) from error
 
 
+class NothingScoredError(ValueError):
+    """No completion of a run has got a score, so none of its checkpoints has learned anything."""
+
+
 class RewardChecks:
     """
     Finds rewards that are most likely a mistake, and warns of them once, on the main process.
 
     Args:
         names (`Sequence[str]`): names of the reward functions.
-        most_unscored (`int`, *optional*): so many completions without any score, from the start of training, are an
+        max_unscored (`int`, *optional*): so many completions without any score, from the start of training, are an
             error; `None`: never.
         is_main_process (`bool`, *optional*, defaults to `True`): whether this process warns.
     """
 
-    def __init__(self, names: Sequence[str], *, most_unscored: int | None = None, is_main_process: bool = True):
+    def __init__(self, names: Sequence[str], *, max_unscored: int | None = None, is_main_process: bool = True):
         self.names = list(names)
-        self.most_unscored = most_unscored
+        self.max_unscored = max_unscored
         self.is_main_process = is_main_process
         self.scores = np.zeros(len(self.names), dtype=bool)  # functions that gave a score so far
         self.completions = 0  # checked so far
@@ -222,7 +226,7 @@ class RewardChecks:
                 weight 0 is only logged.
 
         Raises:
-            `ValueError`: `most_unscored` completions have no score, and none before them has one.
+            [`NothingScoredError`]: `max_unscored` completions have no score, and none before them has one.
         """
         infinite = np.isinf(rewards).any(axis=(0, 1))
         if weights is not None:
@@ -240,10 +244,11 @@ class RewardChecks:
             return
         names = self._listed(~self.scores)
         nothing_scored = not self.scores.any()
-        if nothing_scored and self.most_unscored is not None and self.completions >= self.most_unscored:
-            raise ValueError(
+        if nothing_scored and self.max_unscored is not None and self.completions >= self.max_unscored:
+            raise NothingScoredError(
                 f"No reward function gave a score for any of the first {self.completions} completions: {names} "
-                f"returned only None or NaN. {ADVICE}"
+                f"returned only None or NaN. {ADVICE} Then start the run again: nothing has been learned. If rewards "
+                "begin later on purpose, set `max_unscored_completions=None`."
             )
         self._warn_once(
             names, f"{names} returned only None or NaN for the first {self.completions} completions. {ADVICE}"
