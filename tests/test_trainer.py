@@ -109,12 +109,62 @@ def test_evaluation_touches_nothing_of_ours(tmp_path):
     np.testing.assert_equal(trainer.collector.state_dict(), before)
 
 
-@pytest.mark.parametrize("returned", [None, 0.5, ["good", "bad"]])
-def test_a_reward_function_that_returns_no_list_of_numbers_is_told_what_to_return(tmp_path, returned):
-    trainer = make_trainer(tmp_path, "off", rewards=[lambda completions, **kwargs: returned], selection="dots")
-    with pytest.raises((TypeError, ValueError)) as error:
+async def waits_for(value):
+    return value
+
+
+def error_of_reward(folder, reward) -> Exception:
+    """The error of a run with this reward function."""
+    trainer = make_trainer(folder, "off", rewards=[reward], selection="dots")
+    with pytest.raises((TypeError, ValueError, RuntimeError)) as error:
         trainer.train()
-    assert any("a number or None for each completion" in note for note in error.value.__notes__)
+    return error.value
+
+
+def says_what_to_return(error: Exception) -> bool:
+    return any("a number or None for each completion" in note for note in error.__notes__)
+
+
+@pytest.mark.parametrize("returned", [None, 0.5, ["good"] * 8, [{"score": 1.0}] * 8, [[0.5, 0.5]] * 7 + [[]], [0.5]])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_reward_function_that_returns_no_list_of_numbers_is_told_what_to_return(tmp_path, returned, is_async):
+    async def slowly(completions, **kwargs):
+        return await waits_for(returned)
+
+    def at_once(completions, **kwargs):
+        return returned
+
+    assert says_what_to_return(error_of_reward(tmp_path, slowly if is_async else at_once))
+
+
+@pytest.mark.parametrize("error", [ValueError("math domain error"), TypeError("unhashable type: 'list'")])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_error_within_a_reward_function_is_left_as_it_is(tmp_path, error, is_async):
+    async def slowly(completions, **kwargs):
+        raise error
+
+    def at_once(completions, **kwargs):
+        raise error
+
+    raised = error_of_reward(tmp_path, slowly if is_async else at_once)
+    assert raised is error
+    assert not says_what_to_return(raised)
+
+
+def test_a_reward_function_that_cannot_be_called_is_not_told_what_to_return(tmp_path):
+    """TRL raises this error, too, and it is about the call."""
+
+    def with_first(index, completions, **kwargs):
+        return [0.0] * len(completions)
+
+    # A transform makes columns, so arguments cannot be checked by the first row alone
+    rows = plain_dataset().with_transform(lambda batch: {**batch, "index": [0] * len(batch["prompt"])})
+    assert rows[0]["index"] == 0
+    trainer = make_trainer(tmp_path, "off", rewards=[with_first], selection="dots", trainer={"train_dataset": rows})
+    trainer.train_dataset = plain_dataset()
+    with pytest.raises(TypeError, match="missing 1 required") as error:
+        trainer.train()
+    assert not says_what_to_return(error.value)
 
 
 class Curriculum(TrainerCallback):

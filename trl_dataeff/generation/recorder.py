@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
@@ -107,8 +108,9 @@ class RoundRecorder:
         started = time.perf_counter()
         try:
             self.rewards = trls_calculate(*args)
-        except (TypeError, ValueError) as error:
-            error.add_note("A reward function must return a list with a number or None for each completion.")
+        except Exception as error:
+            if _is_about_returned_rewards(error):
+                error.add_note("A reward function must return a list with a number or None for each completion.")
             raise
         self.seconds += time.perf_counter() - started
         return self.rewards
@@ -138,6 +140,16 @@ class RoundRecorder:
             seconds=self.seconds,
             rollouts=rollouts,
         )
+
+
+def _is_about_returned_rewards(error: Exception) -> bool:
+    """
+    Whether an error is raised by TRL's own lines over what a reward function returned: not within that function, and
+    not by its call, whose errors speak of arguments.
+    """
+    innermost_frame, _ = list(traceback.walk_tb(error.__traceback__))[-1]
+    is_in_trl = innermost_frame.f_code.co_filename == inspect.getfile(GRPOTrainer)
+    return is_in_trl and "argument" not in str(error)
 
 
 def generate_rollouts(trainer: GRPOTrainer, rows: list[dict[str, Any]]) -> list[Rollouts]:
