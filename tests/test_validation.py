@@ -6,7 +6,7 @@ import pytest
 from datasets import Dataset
 from peft import LoraConfig
 
-from tests.factories.comparison import messages
+from tests.factories.comparison import OFF, messages
 from tests.factories.configurations import DYNAMIC, FILL, make_trainer, train_briefly
 from tests.factories.tiny import CHAT_TEMPLATE, chat_dataset, even_length_reward, plain_dataset, run, tiny_tokenizer
 from tests.factories.training import Watched
@@ -37,14 +37,22 @@ def build(dataset, selector=None, **fields):
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [
-        (Dataset.from_dict({"prompt": []}), r"\b0\b.*\b4\b"),
-        (plain_dataset(3), r"\b3\b.*\b4\b.*`generation_batch_size` 16"),
+        (Dataset.from_dict({"prompt": []}), r"\b0 prompts"),
         (plain_dataset(4).rename_column("prompt", "question"), "'question'"),
     ],
 )
 def test_datasets_that_cannot_be_used(dataset, message):
     with pytest.raises(ValueError, match=message):
         build(dataset, per_device_train_batch_size=16, num_generations=4)
+
+
+@pytest.mark.parametrize("fields", [{"selection": "dots"}, {"selection": "uniform", "max_rollout_rounds": 3}, OFF])
+def test_a_trainer_that_only_evaluates_needs_no_prompts_for_a_batch(tmp_path, fields):
+    datasets = {"train_dataset": plain_dataset(3), "eval_dataset": plain_dataset(4)}
+    trainer = run(tmp_path, train=False, trainer=datasets, per_device_train_batch_size=16, **fields)
+    assert "eval_reward" in trainer.evaluate()
+    with pytest.raises(ValueError, match=r"\b3\b.*\b4\b.*`generation_batch_size` 16"):
+        trainer.train()
 
 
 @pytest.mark.parametrize(

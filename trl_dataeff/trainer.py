@@ -248,6 +248,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         dataset_hash = ""
         if self._dataeff_map_style:
             validation.check_dataset(config, dataset, self.environment_factories, self.selector)
+            validation.check_size(config, dataset)
             num_prompts = len(dataset)
             dataset_hash = hash_same_prompts(dataset, self._dataeff_processes)
         checkpoint = self._dataeff_run.checkpoint

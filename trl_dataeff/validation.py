@@ -155,13 +155,8 @@ def check_dataset(
                 "`selection='uniform'` and `max_rollout_rounds=1`."
             )
         return  # TRL rejects other types, and `None` without an environment
-    batch_groups = args.generation_batch_size // args.num_generations
-    if len(dataset) < batch_groups:
-        raise UserError(
-            f"`train_dataset` has {len(dataset)} prompts, and each batch takes {batch_groups} different ones "
-            f"(`generation_batch_size` {args.generation_batch_size} / `num_generations` {args.num_generations}). Use "
-            "more prompts, or a smaller `per_device_train_batch_size` x `steps_per_generation`."
-        )
+    if len(dataset) == 0:
+        raise UserError("`train_dataset` has 0 prompts. Give at least as many as a generation batch takes.")
     if environment_factory is not None:
         return
     row = first_row(dataset)
@@ -172,6 +167,27 @@ def check_dataset(
         )
     check_images([row])
     check_prompts(dataset)
+
+
+def check_size(args: DataEfficientGRPOConfig, dataset: Dataset) -> None:
+    """
+    Check that the training dataset has enough prompts for a generation batch. A trainer that only evaluates needs
+    none.
+
+    Args:
+        args ([`DataEfficientGRPOConfig`]): the configuration.
+        dataset ([`~datasets.Dataset`]): the training dataset.
+
+    Raises:
+        `UserError`: it has too few.
+    """
+    batch_groups = args.generation_batch_size // args.num_generations
+    if len(dataset) < batch_groups:
+        raise UserError(
+            f"`train_dataset` has {len(dataset)} prompts, and each batch takes {batch_groups} different ones "
+            f"(`generation_batch_size` {args.generation_batch_size} / `num_generations` {args.num_generations}). Use "
+            "more prompts, or a smaller `per_device_train_batch_size` x `steps_per_generation`."
+        )
 
 
 def check_steps(config: DataEfficientGRPOConfig, trains_on_other_groups: bool, max_rounds: int) -> None:

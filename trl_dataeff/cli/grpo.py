@@ -121,9 +121,11 @@ def make_trainer(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
     Raises:
         UserError: If the arguments do not fit this machine, the data or each other.
     """
+    from datasets import Dataset
     from trl import get_peft_config, get_quantization_config
 
     from trl_dataeff.trainer import DataEfficientGRPOTrainer
+    from trl_dataeff.validation import check_size
 
     script, training, model, mixture = arguments
     check(arguments)
@@ -137,6 +139,8 @@ def make_trainer(arguments: GRPOArguments) -> DataEfficientGRPOTrainer:
         train_dataset, eval_dataset = load_data(script, mixture, evaluates)
         first_row = next(iter(train_dataset))
         check_columns(script.reward_funcs, first_row)
+        if isinstance(train_dataset, Dataset):
+            check_size(training, train_dataset)  # again when training starts, but then the model is loaded
         assert not isinstance(training.model_init_kwargs, str)  # TrainingArguments parses JSON text
         training.model_init_kwargs = {
             "revision": model.model_revision,
