@@ -207,6 +207,36 @@ def test_what_is_on_and_what_has_no_effect(tmp_path, caplog_transformers, fields
     assert all(named in text for text, named in zip(shown, said))
 
 
+#: Ends of turns that are no end of a completion, as in the tokenizer of a base model
+TEMPLATE_OF_A_BASE_MODEL = CHAT_TEMPLATE.replace("<eos>", "<|tool|>")
+
+
+def chat_of(text):
+    return [{"role": "user", "content": text}]
+
+
+@pytest.mark.parametrize(
+    ("template", "shape", "warns"),
+    [
+        (CHAT_TEMPLATE, str, True),
+        (CHAT_TEMPLATE.replace("<eos>", "{{ eos_token }}"), str, True),
+        (CHAT_TEMPLATE, chat_of, False),
+        (CHAT_TEMPLATE, "<|user|>{}<eos><|assistant|>".format, False),  # as a script may have applied it
+        (TEMPLATE_OF_A_BASE_MODEL, str, False),
+        (None, str, False),
+    ],
+    ids=["instruct", "eos", "chat", "applied", "base", "none"],
+)
+@pytest.mark.parametrize("fields", [{}, {"selection": "dots", **FILL}], ids=["off", "on"])
+def test_an_instruct_model_that_gets_plain_text_is_warned_of(
+    tmp_path, caplog_transformers, fields, template, shape, warns
+):
+    dataset = Dataset.from_dict({"prompt": [shape(prompt) for prompt in plain_dataset()["prompt"]]})
+    trainer = {"processing_class": tiny_tokenizer(chat_template=template), "train_dataset": dataset}
+    make_trainer(tmp_path, "off", **fields, trainer=trainer)
+    assert len(messages(caplog_transformers, "chat template")) == warns
+
+
 @pytest.mark.parametrize(
     ("fraction", "places", "processes", "expected"),
     [
@@ -244,20 +274,3 @@ def test_batches_of_few_groups_are_said_where_prompts_are_selected(tmp_path, cap
 def test_replay_with_ratios_of_sequences_is_advised_against(tmp_path, caplog_transformers, level, replay, is_said):
     run(tmp_path, train=False, importance_sampling_level=level, replay=replay)
     assert bool(messages(caplog_transformers, "set `replay='off'`")) == is_said
-
-
-@pytest.mark.parametrize(
-    ("template", "dataset", "is_said"),
-    [
-        (CHAT_TEMPLATE, plain_dataset(), True),
-        (None, plain_dataset(), False),
-        (CHAT_TEMPLATE, chat_dataset(), False),
-        (CHAT_TEMPLATE, Dataset.from_dict({"prompt": ["<|user|>1+1<eos><|assistant|>"] * 9}), False),
-    ],
-)
-def test_plain_prompts_for_a_model_with_a_chat_template_are_said(
-    tmp_path, caplog_transformers, template, dataset, is_said
-):
-    tokenizer = tiny_tokenizer(chat_template=template)
-    run(tmp_path, train=False, trainer={"train_dataset": dataset, "processing_class": tokenizer})
-    assert bool(messages(caplog_transformers, "chat template")) == is_said

@@ -372,29 +372,6 @@ def warn_of_replayed_sequences(level: str, processes: Processes) -> None:
         )
 
 
-def warn_of_raw_prompts(tokenizer: Any, row: Mapping[str, Any], processes: Processes) -> None:
-    """
-    Warn, on the main process, of prompts of plain text for a model whose tokenizer has a chat template, unless they
-    hold special tokens, as after `apply_chat_template`.
-
-    Args:
-        tokenizer: that of the model, or its processor.
-        row (`Mapping`): a row of the training dataset.
-        processes ([`Processes`]): of the run.
-    """
-    prompt = row.get("prompt")
-    if not isinstance(prompt, str) or getattr(tokenizer, "chat_template", None) is None or not processes.is_main:
-        return
-    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # of a processor
-    ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
-    if not set(tokenizer.all_special_ids).intersection(ids):
-        logger.warning(
-            "The prompts are plain text, which the model gets as it is, although its tokenizer has a chat template. "
-            "If it is an instruct model, give conversations: `dataset.map(lambda row: {'prompt': [{'role': 'user', "
-            "'content': row['prompt']}]})`, or `prompt_as_chat: true` in a recipe."
-        )
-
-
 def announce(
     args: DataEfficientGRPOConfig,
     selector: Selector,

@@ -20,8 +20,8 @@ from trl_dataeff.collector.rounds import RoundSizes
 from trl_dataeff.compat import overrides_rewards
 from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.difficulty import PREDICTORS
-from trl_dataeff.generation.trl_state import has_tool_images
-from trl_dataeff.rollouts.checks import check_reward_arguments, first_row
+from trl_dataeff.generation.trl_state import has_tool_images, tokenizer_of
+from trl_dataeff.rollouts.checks import check_reward_arguments, first_row, warn_of_raw_text
 from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.distributed import Processes, all_gather
 from trl_dataeff.selection import Selector, UniformSelector
@@ -161,6 +161,8 @@ def plan_runs(
 
     if dataset is not None and _trl_calls_reward_functions(trainer):
         check_reward_arguments(trainer.reward_funcs, first_row(dataset))
+    if dataset is not None and not has_environments and trainer.rollout_func is None and processes.is_main:
+        warn_of_raw_text(first_row(dataset)["prompt"], tokenizer_of(trainer), trainer.eos_token_ids)
     validation.announce(
         config,
         selector,
@@ -175,8 +177,6 @@ def plan_runs(
         validation.warn_of_small_batches(config, processes)
     if replays:
         validation.warn_of_replayed_sequences(trainer.importance_sampling_level, processes)
-    if dataset is not None and not has_environments:
-        validation.warn_of_raw_prompts(trainer.processing_class, first_row(dataset), processes)
     return Plan(
         selector=selector,
         selects=selects,

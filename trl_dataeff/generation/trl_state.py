@@ -35,6 +35,11 @@ def has_tool_images(trainer: GRPOTrainer) -> bool:
     return trainer._is_vlm and bool(trainer.tools)
 
 
+def tokenizer_of(trainer: GRPOTrainer) -> Any:
+    """The tokenizer of a trainer's policy; of a vision-language model, that of its processor."""
+    return trainer._tokenizer
+
+
 # The training loop
 
 

@@ -107,6 +107,34 @@ def check_images(rows: Sequence[dict[str, Any]]) -> None:
     )
 
 
+def warn_of_raw_text(prompt: Any, tokenizer: Any, end_tokens: Sequence[int]) -> None:
+    """
+    Warn if an instruct model gets plain text: it would continue the text, and not answer as it does in a chat.
+
+    A tokenizer of a base model may have a chat template too, but its texts do not end as the turns of a chat do.
+
+    Args:
+        prompt (`Any`): a prompt of the training dataset: text or a conversation.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): of the policy.
+        end_tokens (`Sequence[int]`): tokens that end a completion.
+    """
+    template = str(tokenizer.chat_template or "")
+    if not isinstance(prompt, str) or not template:
+        return
+    known_ends = [token for token in end_tokens if token is not None]
+    ends = filter(None, tokenizer.convert_ids_to_tokens(known_ends))
+    is_instruct = "eos_token" in template or any(end in template for end in ends)
+    special_tokens = {*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}
+    has_template_applied = any(token in prompt for token in special_tokens)
+    if is_instruct and not has_template_applied:
+        logger.warning(
+            f"Prompts are plain text such as {prompt[:40]!r}, although the tokenizer has the chat template of an "
+            "instruct model, which is not applied to text. Make prompts conversations, "
+            "`[{'role': 'user', 'content': text}]` (`prompt_as_chat` of the command), if the model is to answer as "
+            "in a chat."
+        )
+
+
 def without_prompt(column: pa.ChunkedArray) -> NDArray[np.bool_]:
     """Which prompts of a column of texts or conversations are missing or empty, `(n,)`."""
     chunks = [_is_empty(chunk) for chunk in column.chunks]
