@@ -245,6 +245,11 @@ def tokens_of(batch: dict) -> int:
     return num_prompts * batch["prompt_ids"].size(1) + batch["completion_ids"].numel()
 
 
+def largest(batches: list[dict]) -> int:
+    """Rows times columns of the largest micro-batch."""
+    return max(len(batch["row"]) * (batch["prompt_ids"].size(1) + columns_of(batch)) for batch in batches)
+
+
 @given(
     loss_type=st.sampled_from(LOSSES),
     parts=st.integers(1, 6),
@@ -258,8 +263,8 @@ def tokens_of(batch: dict) -> int:
 )
 def test_any_micro_batches(loss_type, parts, size, accumulated, share, seed, masked, kept, other):
     """
-    The losses of a step add up to what they were, every row with a gradient is there once, what is cut is padding, and
-    processes keep step.
+    The losses of a step add up to what they were, every row with a gradient is there once, what is cut is padding,
+    no micro-batch is larger than TRL's, and processes keep step.
     """
     joined = batch_of_rows(np.random.default_rng(seed), parts * size, share, masked)
     is_by_row = {key: isinstance(value, torch.Tensor) and value.dim() > 0 for key, value in joined.items()}
@@ -294,7 +299,8 @@ def test_any_micro_batches(loss_type, parts, size, accumulated, share, seed, mas
         assert set(needed) <= set(seen) <= set(all_rows)
         assert len(seen) == max(len(needed), peak[start // width], width)
         sizes = [len(batch["row"]) for batch in found[own]]
-        assert max(sizes) - min(sizes) <= 1
+        assert other is None or max(sizes) - min(sizes) <= 1
+        assert largest(found[own]) <= largest(batches[own])
         before, after = ([loss_of(batch, loss_type) for batch in each[own]] for each in (batches, found))
         assert sum(after) == pytest.approx(sum(before), abs=1e-5)
     for batch in found:

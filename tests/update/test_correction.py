@@ -127,7 +127,7 @@ BY_HAND = ["grpo", "dapo", "dr_grpo", "bnpo", "cispo"]
 RUNS = {
     "replayed, aligned": {**REPLAY, "steps_per_generation": 1},
     "replayed, misaligned": {**REPLAY, "steps_per_generation": 2},
-    "leftover, aligned": {"rollout_margin": 2.0, "steps_per_generation": 1, "max_steps": 24},
+    "leftover, aligned": {"rollout_margin": 3.0, "steps_per_generation": 1, "max_steps": 24},
     "leftover, misaligned": {"rollout_margin": 2.0, "steps_per_generation": 2},
 }
 LOSSES = {
@@ -142,7 +142,7 @@ def test_loss_and_gradient_by_hand(tmp_path, name, clip):
     """Aligned: pi_old is that of the loss's own forward pass. Misaligned: TRL has put it into the batch."""
     options = {"replay_clip": clip, "replay_ratio_cap": 1.1, "learning_rate": 3e-2, **LOSSES[name]}
     trainer = dynamic(tmp_path, trainer_class=Checked, **options)
-    assert trainer.checked >= 2
+    assert trainer.checked >= 1
     assert trainer.largest > 1.1, "the cap was never reached"
     if clip == "behavior" and name != "sequences":  # whose means stay below the cap
         assert trainer.held, "no ratio was held at the cap"
