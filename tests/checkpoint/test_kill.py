@@ -36,15 +36,15 @@ PARTS = (
 )
 
 
-def train_slowly(folder: str) -> None:
+def train_slowly(folder: str, name: str) -> None:
     """
     Resume the run in `folder`, or begin it, as the same command would each time; at the end write `history.json`.
     Before and after each part of a save it waits a little, as it would for the gigabytes of a real model.
     """
     rng = random.Random(os.getpid())
-    for owner, name in PARTS:
-        slow_down(owner, name, rng)
-    trainer = train(folder, "greso, dynamic", resume=True, **OPTIONS)
+    for owner, part in PARTS:
+        slow_down(owner, part, rng)
+    trainer = train(folder, name, resume=True, **OPTIONS)
     text = json.dumps(history(trainer.state.log_history))
     write_atomically(Path(folder) / "history.json", lambda path: path.write_text(text))
 
@@ -74,9 +74,9 @@ def in_a_save(folder: Path) -> bool:
     return any(not is_complete(path) for path in checkpoints(folder))
 
 
-def ends(processes, folder: Path, rng: random.Random, seconds: float) -> bool:
+def ends(processes, folder: Path, name: str, rng: random.Random, seconds: float) -> bool:
     """Have a process go on with the run for up to `seconds`, then kill it, half of the time in its next save."""
-    process = processes.Process(target=train_slowly, args=(str(folder),))
+    process = processes.Process(target=train_slowly, args=(str(folder), name))
     process.start()
     process.join(seconds)
     if rng.random() < 0.5:
@@ -94,12 +94,20 @@ def seconds_to_live(rng: random.Random, longest: float, more: bool) -> float:
     return rng.random() * longest if more else LONGEST
 
 
-@pytest.mark.parametrize("wanted", [5, pytest.param(30, marks=pytest.mark.slow)], ids=["some", "many"])
-def test_a_killed_run_ends_as_if_it_had_never_been_killed(processes, tmp_path, wanted):
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("greso, dynamic", 5),
+        pytest.param("greso, dynamic", 30, marks=pytest.mark.slow),
+        pytest.param("all three", 30, marks=pytest.mark.slow),
+        pytest.param("fill, batches of 2 steps", 30, marks=pytest.mark.slow),
+    ],
+)
+def test_a_killed_run_ends_as_if_it_had_never_been_killed(processes, tmp_path, name, wanted):
     rng = random.Random(0)
     whole = tmp_path / "whole"
     started = time.monotonic()
-    assert ends(processes, whole, rng, LONGEST), "it hangs"
+    assert ends(processes, whole, name, rng, LONGEST), "it hangs"
     longest = time.monotonic() - started
     expected = json.loads((whole / "history.json").read_text())
     assert len(expected) == 12
@@ -108,7 +116,7 @@ def test_a_killed_run_ends_as_if_it_had_never_been_killed(processes, tmp_path, w
     for i in itertools.count():
         folder = tmp_path / str(i)
         kills_before = kills
-        while not ends(processes, folder, rng, seconds_to_live(rng, longest, more=kills < wanted)):
+        while not ends(processes, folder, name, rng, seconds_to_live(rng, longest, more=kills < wanted)):
             kills += 1
             kills_in_a_save += in_a_save(folder)
         assert json.loads((folder / "history.json").read_text()) == expected
