@@ -28,7 +28,17 @@ HASHED = 2**26  # bytes; a larger file is compared by its size
 #: Files of the Trainer without which it resumes: what they hold then begins anew
 OPTIONAL = ("optimizer.pt", "optimizer.bin", "scheduler.pt", "scaler.pt", "rng_state*.pth")
 #: Files that decide how a run continues. All others, such as the tokenizer's, are not read when it resumes
-DECISIVE = (*OPTIONAL, "trainer_state.json", "*.safetensors", "pytorch_model*.bin", "adapter_model.bin", "*.distcp")
+DECISIVE = (
+    *OPTIONAL,
+    "trainer_state.json",
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "pytorch_model*.bin",
+    "pytorch_model.bin.index.json",
+    "adapter_model.bin",
+    "*.distcp",
+    "latest",
+)
 #: Beginnings of the names of folders in which DeepSpeed and FSDP keep shards
 _SHARDS = ("global_step", "pytorch_model_fsdp", "optimizer_")
 _EARLIER = "Resume from an earlier checkpoint, such as out/checkpoint-100."

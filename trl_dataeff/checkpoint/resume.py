@@ -312,7 +312,7 @@ def _is_disk_full(error: Exception, folder: Path) -> bool:
     """Whether an error comes from a full disk. What `torch.save` and safetensors raise does not always say so."""
     if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error):
         return True
-    return shutil.disk_usage(folder).free < LITTLE_SPACE
+    return folder.is_dir() and shutil.disk_usage(folder).free < LITTLE_SPACE
 
 
 def remove_older(checkpoint: Path, limit: int | None, keep: Iterable[str | os.PathLike[str] | None]) -> None:
