@@ -295,8 +295,6 @@ class Methods:
     def late_without_name(self, *rows):
         return super()._prepare_inputs(*rows)
 
-    late_lambda = lambda self, rows: [rows, super()._prepare_inputs(rows)]  # noqa: E731
-
     def early_read(self, rows):
         gold = [row["answer"] for row in rows]
         return super()._prepare_inputs(rows), gold
@@ -326,6 +324,23 @@ def test_methods_that_use_rows_before_they_pass_them_on_are_found(name):
     trainer_class = type("Own", (DataEfficientGRPOTrainer,), {"_prepare_inputs": vars(Methods)[name]})
     found = compat.row_hooks(trainer_class, DataEfficientGRPOTrainer)
     assert found == (["_prepare_inputs"] if name.startswith("early") else [])
+
+
+def test_a_lambda_is_taken_to_pass_rows_on():
+    """Its source may be a part of a statement."""
+    members = {"_prepare_inputs": lambda self, rows: [rows, GRPOTrainer._prepare_inputs(self, rows)]}
+    trainer_class = type("Own", (DataEfficientGRPOTrainer,), members)
+    assert compat.row_hooks(trainer_class, DataEfficientGRPOTrainer) == []
+
+
+def test_methods_below_ours_are_no_hooks(monkeypatch):
+    """Unsloth's class in the place of TRL's has its own, which decide nothing for a subclass."""
+
+    def get_train_dataloader(self):
+        raise NotImplementedError
+
+    monkeypatch.setattr(GRPOTrainer, "get_train_dataloader", get_train_dataloader)
+    assert compat.row_hooks(DataEfficientGRPOTrainer, DataEfficientGRPOTrainer) == []
 
 
 def test_rows_hold_what_a_rollout_func_returned_for_their_completions(tmp_path):

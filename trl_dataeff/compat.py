@@ -252,13 +252,12 @@ def row_hooks(trainer_class: type, own: type) -> list[str]:
     Returns:
         `list[str]`: their names. A method without source is taken to pass its rows on as they are.
     """
-    hooks = [name for name in ORDER_METHODS if overrides(trainer_class, name)]
-    for base in _above(trainer_class, own):
-        method = vars(base).get("_prepare_inputs")
-        if method is not None and _uses_before_passing_on(
-            method, ("_prepare_inputs", "_generate_and_score_completions")
-        ):
-            hooks.append("_prepare_inputs")
+    above = _above(trainer_class, own)
+    hooks = [name for name in ORDER_METHODS if any(name in vars(base) for base in above)]
+    methods = [vars(base)["_prepare_inputs"] for base in above if "_prepare_inputs" in vars(base)]
+    next_methods = ("_prepare_inputs", "_generate_and_score_completions")
+    if any(_uses_before_passing_on(method, next_methods) for method in methods):
+        hooks.append("_prepare_inputs")
     return hooks
 
 

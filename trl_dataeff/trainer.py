@@ -513,7 +513,9 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         if self._dataeff_correction is None:
             return super()._compute_loss(model, inputs)
         factor = inputs.get(FACTOR)
-        if factor is not None and self.loss_type != (self._dataeff_compacted_for or self.loss_type):
+        # It is `None` for the half-used batch of a checkpoint
+        has_changed = self._dataeff_compacted_for not in (None, self.loss_type)
+        if factor is not None and has_changed:
             raise RuntimeError(
                 f"`loss_type` is {self.loss_type!r}, and was {self._dataeff_compacted_for!r} when the generation "
                 "batch began, by which the rows that are left out of the update count in the loss. Change it where a "

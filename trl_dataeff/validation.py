@@ -23,6 +23,7 @@ from trl_dataeff.utils import UserError
 
 
 logger = logging.get_logger(__name__)
+FEW_GROUPS = 8  # of a batch, below which a selector has little choice
 
 
 # The selector
@@ -333,10 +334,6 @@ def warn_of_unused_rows(names: Sequence[str], processes: Processes) -> None:
             "`super()`. Or set `selection='uniform'`, `replay='off'` and `max_rollout_rounds=1`, which train on the "
             "rows that `GRPOTrainer` trains on."
         )
-
-
-#: Groups of a batch below which a selector has little to choose
-FEW_GROUPS = 8
 
 
 def warn_of_small_batches(config: DataEfficientGRPOConfig, processes: Processes) -> None:

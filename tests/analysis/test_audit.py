@@ -180,7 +180,7 @@ def test_of_our_own_run(tmp_path):
             "All 4 prompts (column 'question')",
         ),
         (["sorted.jsonl", "--step_column", "place"], "no groups. Name the step"),
-        (["torn.jsonl"], "The groups cannot be told"),
+        (["torn.jsonl"], "cannot be found without a column of steps"),
         (["without.jsonl"], "No row has a prompt"),
         (["lines"], "It has 2 .jsonl files: if they hold completions, give lines/*.jsonl"),
         (["trainer_state.json", "rows.jsonl"], "describes one run"),

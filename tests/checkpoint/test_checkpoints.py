@@ -292,6 +292,20 @@ def test_one_flipped_bit_of_what_decides_the_run_costs_one_checkpoint(tmp_path, 
         resolve_run(str(tmp_path / "checkpoint-3"), tmp_path)
 
 
+class Sharded(DataEfficientGRPOTrainer):
+    """Writes an index of shards, as for a large model."""
+
+    def save_model(self, output_dir=None, **kwargs):
+        super().save_model(output_dir, **kwargs)
+        Path(output_dir, "model.safetensors.index.json").write_text(json.dumps({"weight_map": {}}))
+
+
+def test_a_damaged_index_of_shards_costs_one_checkpoint(tmp_path):
+    train(tmp_path, max_steps=2, trainer_class=Sharded)
+    (tmp_path / "checkpoint-2" / "model.safetensors.index.json").write_text('{"weight_map": {]}')
+    assert resolve_run(True, tmp_path).checkpoint == str(tmp_path / "checkpoint-1")
+
+
 # A folder has one run at a time
 
 
@@ -340,6 +354,26 @@ def test_a_process_that_has_ended_is_named_and_room_is_not_asked_for(tmp_path):
         pass
     assert "room" not in str(raised.value)
     assert not (tmp_path / "checkpoint-1").exists()
+
+
+def test_a_folder_that_vanishes_during_a_save_does_not_hide_the_cause(tmp_path):
+    checkpoint = tmp_path / "run" / "checkpoint-1"
+    context = resume.complete_checkpoint(Run(), checkpoint, 1, True, True, Processes())
+
+    def write_where_nothing_is():
+        shutil.rmtree(tmp_path / "run")
+        (checkpoint / "model.safetensors").write_bytes(b"")
+
+    with pytest.raises(CheckpointError, match="No such file"), context:
+        write_where_nothing_is()
+
+
+@pytest.mark.parametrize("text", ["mat1 and mat2 shapes cannot be multiplied", "CUDA out of memory", "lost a peer"])
+def test_an_error_that_is_not_about_files_stays_what_it_is(tmp_path, text):
+    context = resume.complete_checkpoint(Run(), tmp_path / "checkpoint-1", 1, True, True, Processes())
+    with pytest.raises(RuntimeError, match=text), context:
+        raise RuntimeError(text)
+    assert not is_complete(tmp_path / "checkpoint-1")
 
 
 @pytest.mark.parametrize(

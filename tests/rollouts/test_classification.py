@@ -193,7 +193,7 @@ def test_completions_without_any_score_end_the_run_in_all_processes(caplog_trans
     checks.check(reward_array(False, False), np.ones(2))
     checks.check(reward_array(False, False), np.ones(2))
     with pytest.raises(ValueError, match=r"\b18\b.*`a`, `b`"):
-        checks.check(reward_array(False, False))
+        checks.check(reward_array(False, False), np.ones(2))
     assert len(messages(caplog_transformers)) == is_main_process
 
 
@@ -201,8 +201,8 @@ def test_one_score_is_enough(caplog_transformers):
     checks = RewardChecks(["a", "b"], max_unscored=12)
     checks.check(reward_array(True, False), np.ones(2))
     for _ in range(10):
-        checks.check(reward_array(False, False))
-    checks.check(reward_array(False, True))
+        checks.check(reward_array(False, False), np.ones(2))
+    checks.check(reward_array(False, True), np.ones(2))
     (message,) = messages(caplog_transformers)
     assert re.match(r"`b`.*\b6\b", message)
 
@@ -210,7 +210,7 @@ def test_one_score_is_enough(caplog_transformers):
 def test_infinite_rewards_are_warned_of_once(caplog_transformers):
     checks = RewardChecks(["a", "b"])
     for _ in range(2):
-        checks.check(np.array([[[1, 0], [np.inf, 0]]]))
+        checks.check(np.array([[[1, 0], [np.inf, 0]]]), np.ones(2))
     assert [message[:3] for message in messages(caplog_transformers)] == ["`a`"]
 
 

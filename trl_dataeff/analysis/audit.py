@@ -62,15 +62,16 @@ def audit(
         prompt (`str`, *optional*, defaults to `"prompt"`): column of the prompts.
         reward (`str`, *optional*): column of the rewards; by default, `"reward"` or, in TRL's tables, the total of all
             rewards.
-        step (`str`, *optional*): column of the steps; by default, `"step"` if there is one. Files without steps are
-            grouped as [`_parts_without_steps`] says.
+        step (`str`, *optional*): column of the steps; by default, `"step"` if there is one. Without steps, completions
+            of a prompt that follow each other are a group if all such runs of rows are equally long. Otherwise all
+            completions of a prompt in a file are a group.
 
     Returns:
         [`Audit`]: shares of groups.
 
     Raises:
-        [`UserError`]: there is nothing to read, it does not fit into memory, a column is missing, or the groups
-            cannot be told.
+        [`UserError`]: there is nothing to read, it does not fit into memory, a column is missing, or groups
+            cannot be found.
     """
     files = [Path(path).expanduser() for path in paths]
     try:
@@ -230,8 +231,8 @@ def _parts_without_steps(prompts: pd.Series) -> tuple[pd.Series, str]:
     """
     Divide completions without steps into parts, in each of which those of a prompt are a group.
 
-    Rows of a prompt that follow each other are a part if all such runs are equally long: a prompt that comes back then
-    has another group. Otherwise a file is a part, if every prompt has equally many rows in it, or none comes back.
+    Rows of a prompt that follow each other are a part if all such runs are equally long: a prompt that occurs again
+    then has another group. Otherwise a file is a part, if every prompt has equally many rows in it, or none occurs again.
 
     Args:
         prompts (`pd.Series` of n rows): the prompts as text. The first level of the index is the number of the file.
@@ -240,7 +241,7 @@ def _parts_without_steps(prompts: pd.Series) -> tuple[pd.Series, str]:
         `tuple[pd.Series, str]`: the number of each row's part, and a sentence that says how the groups were found.
 
     Raises:
-        [`UserError`]: prompts come back after runs of different lengths, so that the groups cannot be told.
+        [`UserError`]: prompts occur again after runs of different lengths, so that groups cannot be found.
     """
     files = pd.Series(prompts.index.get_level_values(0), index=prompts.index) + 1
     begins_run = (prompts != prompts.shift()) | (files != files.shift())
@@ -254,11 +255,11 @@ def _parts_without_steps(prompts: pd.Series) -> tuple[pd.Series, str]:
             f"Without a column of steps, {shortest_run} completions of a prompt that follow each other are a group. "
             "If groups are larger, name the step: --step_column."
         )
-    comes_back = len(prompt_sizes) < len(run_sizes)
-    if comes_back and prompt_sizes.nunique() > 1:
+    occurs_again = len(prompt_sizes) < len(run_sizes)
+    if occurs_again and prompt_sizes.nunique() > 1:
         raise UserError(
-            f"The groups cannot be told: there is no column of steps, and prompts come back after {shortest_run} to "
-            f"{longest_run} rows. Name the step: --step_column, or give a file for each step."
+            f"Groups cannot be found without a column of steps: a prompt has {shortest_run} to {longest_run} rows in "
+            "succession, and occurs again later. Name the step: --step_column, or give a file for each step."
         )
     return files, (
         f"Without a column of steps, all completions of a prompt in a file (up to {prompt_sizes.max()}) are a group. "
@@ -272,11 +273,11 @@ def _no_groups(prompts: pd.Series, column: str) -> UserError:
         return UserError(f"No row has a prompt (column {column!r}). Name the column: --prompt_column.")
     if prompts.is_unique:
         return UserError(
-            f"All {len(prompts):,} prompts (column {column!r}) are different, so there are no groups: completions of "
-            "one prompt need equal texts. Name the column that holds the prompt alone: --prompt_column."
+            f"All {len(prompts):,} prompts (column {column!r}) are different: this gives no groups. Name "
+            "the column that holds the prompt alone: --prompt_column."
         )
     return UserError(
-        "No prompt has several completions in a step, so there are no groups. Name the step: --step_column."
+        "No prompt has several completions in a step: this gives no groups. Name the step: --step_column."
     )
 
 

@@ -133,13 +133,13 @@ def check_checkpoint(checkpoint: Path, *, needs_all: bool = True) -> dict[str, A
         if _decides(name) and (needs_all or not _is_left_out(checkpoint, name)):
             raise CheckpointError(f"{checkpoint} is corrupt: {problem}. {_EARLIER}")
         changed.append(problem)
-    if changed:
-        logger.warning(f"{checkpoint} was changed after it was written: {'; '.join(changed)}. The run continues.")
     if not manifest["resumable"]:
         raise CheckpointError(
             f"{checkpoint} was written with `save_only_model=True`, so no run can resume from it. Start a new run "
             "with it as the model."
         )
+    if changed:
+        logger.warning(f"{checkpoint} was changed after it was written: {'; '.join(changed)}. The run continues.")
     return manifest
 
 

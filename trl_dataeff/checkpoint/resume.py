@@ -13,7 +13,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from transformers.utils import logging
 
@@ -24,8 +23,10 @@ from trl_dataeff.rollouts.distributed import Processes, all_gather
 
 
 logger = logging.get_logger(__name__)
-#: What `torch.save` and safetensors raise on a full disk
+#: What `torch.save` and safetensors raise where they cannot write; the first one raises it for much else as well
 _WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)
+#: What `torch.save` says then
+_OF_TORCH_SAVE = re.compile(r"PytorchStreamWriter|inline_container|unexpected pos|Parent directory .* does not exist")
 LITTLE_SPACE = 2**20  # bytes
 #: Most prompts that a note of a failure names
 _NOTED_PROMPTS = 16
@@ -99,10 +100,12 @@ def resolve_run(
             )
         return Run()
     rejected: list[str] = []
-    # Of several, one with all of its files; else one without those that the Trainer can do without
-    candidates = [(Path(path), False) for path in (present if wanted is True else [wanted])]
     if wanted is True:
-        candidates = [(path, True) for path in present] + candidates
+        # First those with all of their files, then those without a file that the Trainer can do without
+        candidates = [(path, True) for path in present]
+        candidates += [(path, False) for path in present]
+    else:
+        candidates = [(Path(wanted), False)]
     for candidate, needs_all in candidates:
         manifest, problem = _check_on_every_process(candidate, checks, needs_all)
         if problem is None:
@@ -265,6 +268,7 @@ def complete_checkpoint(
 
     Raises:
         [`CheckpointError`]: it could not be written; the message says what to resume from.
+        `RuntimeError`: one that has nothing to do with files. The checkpoint stays incomplete.
     """
     try:
         if writes:
@@ -280,8 +284,8 @@ def complete_checkpoint(
             _remove(checkpoint)
         raise
     except _WRITE_ERRORS as error:
-        if isinstance(error, torch.OutOfMemoryError):  # a `RuntimeError` that has nothing to do with the disk
-            raise
+        if isinstance(error, RuntimeError) and not _OF_TORCH_SAVE.search(str(error)):
+            raise  # it has nothing to do with files
         is_full = _is_disk_full(error, checkpoint.parent)
         if writes:
             _remove(checkpoint)

@@ -209,8 +209,8 @@ def check_fits(checkpoint: Path, settings: dict[str, Any], num_prompts: int, dat
         raise CheckpointError(
             f"{checkpoint} was written for a dataset of {dataset['size']} prompts with the content hash "
             f"{dataset['hash']}; this one has {num_prompts} prompts and {dataset_hash}. Prompts are known by their "
-            "row: resume with the same dataset, in the same order. A script that splits or shuffles it has to give a "
-            f"seed (`train_test_split(..., seed=0)`, `shuffle(seed=0)`). Or {_NEW_RUN.removeprefix('or ')}"
+            "row. A script that splits or shuffles them has to give a seed (`train_test_split(..., seed=0)`, "
+            f"`shuffle(seed=0)`). Resume with the same dataset in the same order, {_NEW_RUN}"
         )
     _check_settings(checkpoint, "the selection state", saved["settings"], settings, SELECTION)
     if saved["holds_rollouts"]:

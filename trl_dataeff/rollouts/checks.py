@@ -244,21 +244,19 @@ class RewardChecks:
         self.effective = False  # whether any group so far was effective
         self._warned: set[str] = set()
 
-    def check(self, rewards: np.ndarray, weights: np.ndarray | None = None) -> None:
+    def check(self, rewards: np.ndarray, weights: np.ndarray) -> None:
         """
         Check the rewards of a round.
 
         Args:
             rewards (`np.ndarray` of shape `(n, G, F)`): NaN where a function gave no score.
-            weights (`np.ndarray` of shape `(F,)`, *optional*): weights of the functions. An infinite reward with
-                weight 0 is only logged.
+            weights (`np.ndarray` of shape `(F,)`): weights of the functions. An infinite reward with weight 0 is only
+                logged.
 
         Raises:
             [`NothingScoredError`]: `max_unscored` completions have no score, and none before them has one.
         """
-        infinite = np.isinf(rewards).any(axis=(0, 1))
-        if weights is not None:
-            infinite &= weights != 0
+        infinite = np.isinf(rewards).any(axis=(0, 1)) & (weights != 0)
         if infinite.any():
             self._warn_once(
                 "infinite",
