@@ -232,7 +232,8 @@ def _parts_without_steps(prompts: pd.Series) -> tuple[pd.Series, str]:
     Divide completions without steps into parts, in each of which those of a prompt are a group.
 
     Rows of a prompt that follow each other are a part if all such runs are equally long: a prompt that occurs again
-    then has another group. Otherwise a file is a part, if every prompt has equally many rows in it, or none occurs again.
+    then has another group. Otherwise a file is a part, if every prompt has equally many rows in it, or none occurs
+    again.
 
     Args:
         prompts (`pd.Series` of n rows): the prompts as text. The first level of the index is the number of the file.
