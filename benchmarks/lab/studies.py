@@ -90,7 +90,14 @@ CONDITIONS: dict[str, tuple[str, dict[str, float]]] = {
     "a tenth of the rewards is wrong": ("noisy", HALF_RATE),
     "all prompts learnable": ("learnable", {}),
 }
+#: By which each method's learning rate was chosen. `compact` stands for plain GRPO, too: its weights are the same but
+#: for rounding
+TRIED_METHODS: dict[str, Fields] = {"compact": {}, "selection": {}, "default": {}, "share": {"steps": 200}}
+TRIED_RATES = (2.5e-5, 5e-5, 1e-4, 2e-4)
 STUDIES: dict[str, tuple[Part, ...]] = {
+    "trials": tuple(
+        Part(("first",), (48, 49), with_fields(TRIED_METHODS, {"learning_rate": rate})) for rate in TRIED_RATES
+    ),
     "methods": (Part(("first",), range(52, 62), with_fields(FIRST_POOL, HALF_RATE)),),
     # Which learning rate is plain GRPO's best
     "best": (
