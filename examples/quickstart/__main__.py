@@ -35,12 +35,7 @@ ENVIRONMENT = {
 
 def main(argv: list[str] | None = None) -> int:
     """Run the quickstart and return its exit code."""
-    parser = _parser()
-    args, overrides = parser.parse_known_args(argv)
-    if args.record and (args.recipe != "uniform" or args.no_measuring):
-        parser.error(
-            "--record keeps a measured run of plain GRPO: give it with `--recipe uniform`, without --no-measuring."
-        )
+    args, overrides = _parser().parse_known_args(argv)
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     # A newcomer cannot act on the libraries' future warnings; the command inherits this setting
     os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")
@@ -50,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.prepare_only:
             print(f"Ready: the model is in {MODEL}, the data in {TRAIN.parent}.")
             return 0
-        return train_and_sum_up(args.recipe, overrides, measured=not args.no_measuring, record=args.record)
+        return train_and_sum_up(args.recipe, overrides, measured=not args.no_measuring)
     except (FileNotFoundError, ImportError) as error:
         print(f"quickstart: error: {error}", file=sys.stderr)
         return 1
@@ -72,9 +67,9 @@ def prepare() -> None:
         write_jsonl(HELD_OUT, held_out)
 
 
-def train_and_sum_up(recipe: str, overrides: list[str], measured: bool, record: bool = False) -> int:
+def train_and_sum_up(recipe: str, overrides: list[str], measured: bool) -> int:
     """Train with a recipe of the quickstart, and print a summary."""
-    from examples.quickstart.summary import Recorded, count_kinds, render, sum_up
+    from examples.quickstart.summary import count_kinds, render, sum_up
     from trl_dataeff.cli.grpo import parse
     from trl_dataeff.tracking.metrics import METRICS_FILE, read_metrics
     from trl_dataeff.utils import UserError
@@ -105,14 +100,8 @@ def train_and_sum_up(recipe: str, overrides: list[str], measured: bool, record: 
     except ValueError as error:
         print(f"quickstart: error: {error}", file=sys.stderr)
         return 1
-    if record and after is not None:
-        words = ["python -m examples.quickstart --recipe", recipe, "--record", *overrides]
-        Recorded(" ".join(words), run.generated, after).save()
-    plain = None
-    if recipe == DEFAULT and not overrides:
-        plain = Recorded.load()
     n = len(HELD_OUT.read_text(encoding="utf-8").splitlines())
-    print(render(run, seconds, output_dir, before, after, n, count_kinds(output_dir), plain))
+    print(render(run, seconds, output_dir, before, after, n, count_kinds(output_dir)))
     print(next_steps(recipe))
     return 0
 
@@ -220,9 +209,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--prepare-only", action="store_true", help="make the model and the data, and stop")
     parser.add_argument(
         "--no-measuring", action="store_true", help="leave out the held-out questions before and after training"
-    )
-    parser.add_argument(
-        "--record", action="store_true", help="keep the result as the plain GRPO run that others are compared with"
     )
     return parser
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +10,6 @@ import pyarrow.parquet as pq
 from trl_dataeff.tracking.metrics import PREFIX
 
 
-RECORDED = Path(__file__).with_name("plain_grpo.json")
 #: Kinds of groups, in words
 KINDS = {
     "effective": "in groups with right and wrong answers, which carry a gradient",
@@ -21,7 +19,10 @@ KINDS = {
 
 
 class Run(NamedTuple):
-    """Steps, completions (generated = trained + dropped + waiting for a next step), and success rates of rollouts."""
+    """
+    Steps, completions (generated = trained + dropped + waiting for a next step), success rates of rollouts, and the
+    mean over the steps of the share of the tokens of TRL's update that ours computed; None if that was not logged.
+    """
 
     steps: int
     generated: int
@@ -30,25 +31,11 @@ class Run(NamedTuple):
     dropped: int
     first_success: float
     last_success: float
+    tokens_computed: float | None
 
     @property
     def waiting(self) -> int:
         return self.generated - self.trained - self.dropped
-
-
-class Recorded(NamedTuple):
-    """What plain GRPO reached: from `python -m examples.quickstart`, with the recipe's seed and as many rollouts."""
-
-    command: str
-    rollouts: int
-    success: dict[str, float]
-
-    @classmethod
-    def load(cls) -> Recorded:
-        return cls(**json.loads(RECORDED.read_text(encoding="utf-8")))
-
-    def save(self) -> None:
-        RECORDED.write_text(json.dumps(self._asdict(), indent=2) + "\n", encoding="utf-8")
 
 
 def count_kinds(output_dir: str | Path) -> dict[str, int]:
@@ -80,6 +67,8 @@ def sum_up(logs: list[dict[str, Any]], window: int = 5) -> Run:
     replayed = last.get(PREFIX + "rollouts_replayed", 0)
     rates = [log[PREFIX + "success_rate"] for log in steps if PREFIX + "success_rate" in log]
     n = max(1, min(window, len(rates) // 2))
+    saved = [log[PREFIX + "update/tokens_saved"] for log in steps if PREFIX + "update/tokens_saved" in log]
+    tokens_computed = 1 - _mean(saved) if saved else None
     return Run(
         steps=last["step"],
         generated=round(last[PREFIX + "rollouts_generated"]),
@@ -88,6 +77,7 @@ def sum_up(logs: list[dict[str, Any]], window: int = 5) -> Run:
         dropped=round(last.get(PREFIX + "rollouts_discarded", 0)),
         first_success=_mean(rates[:n]),
         last_success=_mean(rates[-n:]),
+        tokens_computed=tokens_computed,
     )
 
 
@@ -99,7 +89,6 @@ def render(
     after: dict[str, float] | None,
     n: int,
     groups: dict[str, int],
-    plain: Recorded | None = None,
 ) -> str:
     """Return the summary as text.
 
@@ -112,7 +101,6 @@ def render(
         after (`dict`, *optional*): The same after training.
         n (`int`): Number of held-out questions.
         groups (`dict`): Number of groups of each kind.
-        plain ([`Recorded`], *optional*): What to compare with.
     """
     lines = _training_lines(run, seconds, groups)
     lines.append("")
@@ -122,7 +110,7 @@ def render(
             f"           {run.first_success:4.0%} at the start, {run.last_success:.0%} at the end",
         ]
     else:
-        lines += _success_lines(before, after, n, plain)
+        lines += _success_lines(before, after, n)
     lines += ["", f"Model      {model}  (a LoRA adapter)"]
     return "\n".join(lines)
 
@@ -146,27 +134,22 @@ def _training_lines(run: Run, seconds: float, groups: dict[str, int]) -> list[st
         lines.append(f"           {run.dropped:,} dropped: their groups carry no gradient")
     if run.waiting:
         lines.append(f"           {run.waiting:,} waiting: kept for a next step that was not reached")
+    if run.tokens_computed is not None:
+        lines += [
+            "",
+            f"Update     {run.tokens_computed:4.0%} of the tokens that TRL's would compute: no padding, no rows",
+            "                without a gradient, and each prompt once",
+        ]
     return lines
 
 
-def _success_lines(before: dict[str, float], after: dict[str, float], n: int, plain: Recorded | None) -> list[str]:
-    columns = {"before": before, "after": after}
-    if plain is not None:
-        columns["plain GRPO"] = plain.success
-    names = "".join(f"   {name}" for name in columns)
+def _success_lines(before: dict[str, float], after: dict[str, float], n: int) -> list[str]:
     lines = [
         f"Success    on {n} questions that were not trained on, one sampled answer each",
-        f"           {'':10}{names}",
+        f"           {'':10}   before   after",
     ]
     for task in before:
-        cells = [f"{rates[task]:>{len(name) + 3}.0%}" for name, rates in columns.items()]
-        lines.append(f"           {task:10}{''.join(cells)}")
-    if plain is not None:
-        lines += [
-            "",
-            f"           plain GRPO: GRPOTrainer with the same seed and {plain.rollouts:,} rollouts, recorded by",
-            f"           {plain.command}",
-        ]
+        lines.append(f"           {task:10}{before[task]:>9.0%}{after[task]:>8.0%}")
     return lines
 
 

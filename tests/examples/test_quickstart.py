@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from examples.quickstart import __main__ as quickstart
 from examples.quickstart.evaluate import success_rates
-from examples.quickstart.summary import Recorded, render, sum_up
+from examples.quickstart.summary import render, sum_up
 from examples.quickstart.tasks import Question, make_questions
 from examples.quickstart.weights import convert, find_gguf
 from tests.factories.tiny import tiny_model, tiny_tokenizer
@@ -89,29 +89,30 @@ def log(step: int, success: float, **rollouts: int) -> dict:
     return {"step": step, "dataeff/success_rate": success, **counts}
 
 
-def test_the_recorded_run_is_of_the_recipe_for_plain_grpo_and_as_many_rollouts_as_the_default_generates():
-    folder, plain = Path("recipes", quickstart.RECIPES), Recorded.load()
-    default, uniform = (yaml.safe_load((folder / f"{name}.yaml").read_text()) for name in ("default", "uniform"))
-    assert plain.rollouts == uniform["max_steps"] * uniform["per_device_train_batch_size"]
-    assert plain.command.endswith("--recipe uniform --record")
-    assert set(plain.success) == {"gcd", "largest", "letters", "sums", "all"}
+def test_the_recipes_of_the_methods_differ_in_the_method_alone():
+    folder = Path("recipes", quickstart.RECIPES)
+    default = yaml.safe_load((folder / "default.yaml").read_text())
+    uniform = yaml.safe_load((folder / "uniform.yaml").read_text())
     assert {name for name in default if default[name] != uniform[name]} == {"selection", "replay", "output_dir"}
 
 
-def test_the_summary_has_the_numbers_of_the_run_and_of_the_recorded_one():
+def test_the_summary_has_the_numbers_of_the_run():
     logs = [
-        log(1, 0.1, generated=64, trained=48, discarded=24, replayed=9),
-        log(3, 0.5, generated=200, trained=196, discarded=80, replayed=100),
+        {**log(1, 0.1, generated=64, trained=48, discarded=24, replayed=9), "dataeff/update/tokens_saved": 0.5},
+        {**log(3, 0.5, generated=200, trained=196, discarded=80, replayed=100), "dataeff/update/tokens_saved": 0.9},
         {"step": 3, "train_runtime": 9.0},
     ]
     run = sum_up(logs)
     assert (run.steps, run.generated, run.trained, run.replayed, run.dropped, run.waiting) == (3, 200, 96, 100, 80, 24)
-    before, after = {"largest": 0.2, "all": 0.21}, {"largest": 0.6, "all": 0.58}
-    plain = Recorded("the command", 400, {"largest": 0.4, "all": 0.45})
-    text = render(run, 247.4, "runs/x", before, after, 160, {"effective": 16, "hard": 9}, plain)
-    for part in ("3 steps in 4 min 07 s", "64% in groups with right and wrong", "400 rollouts, recorded by"):
+    before = {"largest": 0.2, "all": 0.21}
+    after = {"largest": 0.6, "all": 0.58}
+    groups = {"effective": 16, "hard": 9}
+    text = render(run, 247.4, "runs/x", before, after, 160, groups)
+    for part in ("3 steps in 4 min 07 s", "64% in groups with right and wrong", "30% of the tokens that TRL's would"):
         assert part in text
-    assert re.search(r"largest +20% +60% +40%\n", text)
+    assert re.search(r"largest +20% +60%\n", text)
+    without_update = render(sum_up([log(1, 0.1, generated=64, trained=48)]), 1.0, "runs/x", before, after, 160, groups)
+    assert "tokens" not in without_update
 
 
 @pytest.fixture(autouse=True)
