@@ -167,7 +167,7 @@ def fill(page: str) -> str:
 
 
 def draw(curves: list[Curve], path: Path) -> None:
-    """Draw accuracy over rollouts and over steps, as far as all seeds go.
+    """Draw accuracy over rollouts, as far as all seeds go. All methods have equally many rollouts in a step.
 
     Args:
         curves (`list[Curve]`): The runs. Each method of `COLOURS` is shown by its mean over seeds, with the 95 % band,
@@ -192,11 +192,10 @@ def draw(curves: list[Curve], path: Path) -> None:
         "svg.hashsalt": path.stem,
     }
     with matplotlib.rc_context(style):
-        figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.8), sharey=True, layout="constrained")
-        _draw_methods(left, curves, "rollouts", "rollouts")
-        _draw_methods(right, curves, "step", "optimizer steps")
-        left.set(ylabel="accuracy on held-out prompts", ylim=(0, None))
-        figure.legend(*left.get_legend_handles_labels(), frameon=False, loc="outside lower center", ncols=3)
+        figure, axis = plt.subplots(figsize=(6, 3.8), layout="constrained")
+        _draw_methods(axis, curves, "rollouts", "rollouts")
+        axis.set(ylabel="accuracy on held-out prompts", ylim=(0, None))
+        axis.legend(frameon=False, loc="upper left")
         figure.savefig(path, format="svg", metadata={"Date": None}, transparent=True)
         plt.close(figure)
 

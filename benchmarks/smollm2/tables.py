@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from benchmarks import tables
+from benchmarks.curves import band
 from benchmarks.lab.ratios import ACCURACY, BASELINE, TIME, Curve, cost, curves_of
 from benchmarks.lab.store import read_rows
 from benchmarks.smollm2 import RUNS
@@ -232,19 +233,22 @@ def mean_leads(pairs: Sequence[Pair]) -> list[list[float]]:
     return leads
 
 
-def mean_over_pools(settings: Settings) -> list[list[float]]:
-    """[`mean_leads`] over plain GRPO at its best rate, of each pool's longest runs with the usual number of groups.
-
-    Nothing with fewer than two pools.
-    """
+def longest_at_best_rate(settings: Settings) -> list[Pair]:
+    """[`at_best_rate`], of each pool its longest runs with the usual number of groups, in the order of the tables."""
     longest: dict[int, Pair] = {}
     for pair in sorted(at_best_rate(settings), key=lambda pair: Setting.of(pair.other[0]).longer):
         setting = Setting.of(pair.default[0])
         if setting.groups == GROUPS:
             longest.setdefault(setting.pool, pair)
-    if len(longest) < 2:
+    return [longest[pool] for pool in sorted(longest)]
+
+
+def mean_over_pools(settings: Settings) -> list[list[float]]:
+    """[`mean_leads`] over [`longest_at_best_rate`]. Nothing with fewer than two pools."""
+    pairs = longest_at_best_rate(settings)
+    if len(pairs) < 2:
         return []
-    return mean_leads(list(longest.values()))
+    return mean_leads(pairs)
 
 
 # Tables
@@ -320,25 +324,36 @@ def claims_table(settings: Settings) -> str:
 
 
 def readme_table(settings: Settings) -> str:
-    """The main columns of the table of the claims."""
+    """For readers in a hurry: of each pool the longest runs, in percent, and the mean lead in points."""
     rows = []
-    for default, baseline in at_best_rate(settings):
+    pairs = longest_at_best_rate(settings)
+    for default, baseline in pairs:
         rows.append(
             [
                 questions(default),
-                str(len(default)),
                 steps(default),
-                tables.mean(ends(baseline)),
-                tables.mean(ends(default)),
-                tables.difference(above(default, baseline)),
+                str(len(default)),
+                percent(ends(baseline)),
+                percent(ends(default)),
             ]
         )
-    means = mean_over_pools(settings)
-    if means:
-        at_temperature_1 = means[0]
-        rows.append([OVER_POOLS, str(len(at_temperature_1)), "-", "-", "-", tables.difference(at_temperature_1)])
-    header = ["questions", "seeds", "steps", "plain GRPO", "default", "difference"]
-    return tables.markdown(header, rows)
+    if len(pairs) > 1:
+        at_temperature_1, _ = mean_leads(pairs)
+        rows.append(["mean lead, with its 95 % interval", "", "", "", points(at_temperature_1)])
+    return tables.markdown(["questions", "steps", "seeds", "`GRPOTrainer`", "`trl_dataeff`"], rows)
+
+
+def percent(values: Sequence[float]) -> str:
+    """The mean of shares."""
+    return f"{100 * np.mean(values):.1f} %"
+
+
+def points(paired: Sequence[float]) -> str:
+    """Mean and 95 % interval of differences between shares; the mean alone of one or two."""
+    (lead,), (half_width,) = band(100 * np.array(paired, dtype=float)[:, None])
+    if len(paired) < tables.FEWEST_FOR_AN_INTERVAL:
+        return f"{lead:+.1f} points"
+    return f"{lead:+.1f} points ({lead - half_width:.1f} to {lead + half_width:.1f})"
 
 
 def full_table(settings: Settings) -> str:

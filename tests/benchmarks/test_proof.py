@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from benchmarks import proof, tables, theorem, time_model
 from benchmarks.curves import band, final, isotonic, on_grid, reach
 from benchmarks.lab.ratios import Curve, cost, curves_of, ratio_table, ratios
-from benchmarks.smollm2.tables import claims_table, full_table, kinds_table, readme_table, settings_of
+from benchmarks.smollm2.tables import claims_table, full_table, kinds_table, points, readme_table, settings_of
 
 
 def run(method: str, seed: int, slope: float, steps: int = 100, per_step: int = 128, pool: str = "first") -> Curve:
@@ -157,12 +157,13 @@ def test_the_table_of_the_pretrained_model_by_hand():
     assert rows[3][7:10] == ["0.435", "0.25", "1.00"]
     assert {tuple(row[-2:]) for row in rows} == {("-", "-")}, "one evaluation does not say when a run arrived"
     (short,) = cells(readme_table(settings))
-    assert short == ["a third unsolvable", "2", "16", "0.350", "0.425", "+0.075"]
+    assert short == ["a third unsolvable", "16", "2", "35.0 %", "42.5 %"]
     both = settings_of(curves_of([*ends, end("uniform", 0, 0.8, pool="learnable")]))
     leads = [["plain GRPO", "2", "1", "+0.100", "+0.100"], ["selection alone", "1", "1", "+0.020", "+0.020"]]
     assert cells(proof.rivals_table(both)) == leads, "0.1 on two kinds, 0.4 instead of 0.38 on one"
     *_, mean = cells(readme_table(both))
-    assert mean[1:] == ["1", "-", "-", "-", "+0.100"], "of the seed that both pools have"
+    assert mean[-1] == "+10.0 points", "of the seed that both pools have"
+    assert points([0.1, 0.2, 0.3]) == "+20.0 points (-4.8 to 44.8)", "4.30 standard errors on both sides"
     assert cells(kinds_table(settings)) == [["sums", "+0.150"], ["*entropy*", "+0.075"]]
     same_seed = [end("default", 0, 0.4), {**end("default", 0, 0.5), "run": "other"}]
     with pytest.raises(ValueError, match="same seed"):
