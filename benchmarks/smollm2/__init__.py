@@ -5,17 +5,21 @@ A pretrained model: SmolLM2-135M-Instruct with LoRA, on questions of many kinds.
     python -m benchmarks.smollm2 run --methods default,replay=off --seeds 100    # runs of your own choice
     python -m benchmarks.smollm2 pools    # initial success rates of the pools
     python -m benchmarks.smollm2 step     # CPU time of whole training steps
-    python -m benchmarks.proof            # the tables of the runs that are finished
+    python -m benchmarks.proof            # the tables of the pages
 
-A finished run is a line of `benchmarks/results/smollm2.jsonl`, so a study grows over days and machines. On a CPU a run
-takes one core for some minutes. The learning rate falls linearly to 0, so runs are compared at their ends. With a CUDA
-GPU, `run --prompts 32` takes more groups a step. Plain GRPO is TRL's own trainer, as it comes.
+A finished run is a line of `benchmarks/results/pretrained.jsonl`, so a study grows over days and machines. On a CPU a
+run takes one core for some minutes. The learning rate falls linearly to 0, so runs are compared at their ends. With a
+CUDA GPU, `run --prompts 32` takes more groups a step. Plain GRPO is TRL's own trainer, as it comes.
 """
 
 from pathlib import Path
 
 
-#: The committed runs
-RUNS = Path(__file__).resolve().parents[1] / "results" / "smollm2.jsonl"
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+#: The runs of the study
+RUNS = RESULTS / "pretrained.jsonl"
+#: The committed runs of an earlier version of this benchmark, of which the pages have tables: for all methods, it
+#: computed a batch's equal prompts once
+EARLIER_RUNS = RESULTS / "smollm2.jsonl"
 #: The committed times of steps
-STEPS = Path(__file__).resolve().parents[1] / "results" / "update" / "step.jsonl"
+STEPS = RESULTS / "update" / "step.jsonl"

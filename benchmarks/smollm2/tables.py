@@ -12,7 +12,7 @@ from benchmarks import tables
 from benchmarks.curves import band
 from benchmarks.lab.ratios import ACCURACY, BASELINE, TIME, Curve, cost, curves_of
 from benchmarks.lab.store import read_rows
-from benchmarks.smollm2 import RUNS
+from benchmarks.smollm2 import EARLIER_RUNS
 
 
 GREEDY = "accuracy_greedy"
@@ -84,7 +84,7 @@ class Pair(NamedTuple):
 
 def committed_runs() -> list[Curve]:
     """The committed runs on the pretrained model."""
-    return curves_of(read_rows(RUNS))
+    return curves_of(read_rows(EARLIER_RUNS))
 
 
 def settings_of(runs: Iterable[Curve]) -> Settings:
