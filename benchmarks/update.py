@@ -536,6 +536,37 @@ def device_name(device: str) -> str:
     return platform.processor()
 
 
+def measure_and_record(
+    row: Row, size: Size, groups: Sequence[dict[str, Any]], device: str, repetitions: int, path: Path | None
+) -> dict[str, Any] | None:
+    """Measure a row, print its ratio of times, and append it to a file.
+
+    Args:
+        row ([`Row`]): See [`measure`].
+        size ([`Size`]): See [`measure`].
+        groups (`Sequence[dict]`): See [`measure`].
+        device (`str`): See [`measure`].
+        repetitions (`int`): See [`measure`].
+        path (`Path`, *optional*): The file; without it, nothing is recorded.
+
+    Returns:
+        The line of the results; nothing if the GPU has too little memory.
+    """
+    try:
+        updates = measure(row, size, groups, device, repetitions)
+    except torch.cuda.OutOfMemoryError:
+        print(f"\n{size.name}, {row.name}: out of memory", flush=True)
+        return None
+    finally:
+        free_memory()
+    result = result_of(row, size, device, updates)
+    if path is not None:
+        with path.open("a") as file:
+            file.write(json.dumps(result) + "\n")
+    print(f"{size.name}, {row.name}: {time_ratio(result)}", flush=True)
+    return result
+
+
 # The table
 
 
@@ -658,19 +689,11 @@ def main() -> None:
     results = []
     for size in sizes:
         for row in rows:
-            try:
-                updates = measure(row, size, groups, arguments.device, arguments.repetitions)
-            except torch.cuda.OutOfMemoryError:
-                print(f"\n{size.name}, {row.name}: out of memory", flush=True)
-                continue
-            finally:
-                free_memory()
-            result = result_of(row, size, arguments.device, updates)
-            results.append(result)
-            if not arguments.quick:
-                with path.open("a") as file:
-                    file.write(json.dumps(result) + "\n")
-            print(f"{size.name}, {row.name}: {time_ratio(result)}", flush=True)
+            result = measure_and_record(
+                row, size, groups, arguments.device, arguments.repetitions, path=None if arguments.quick else path
+            )
+            if result is not None:
+                results.append(result)
     print_tables(results)
 
 

@@ -137,7 +137,8 @@ def config_options(spec: Spec, folder: str) -> dict[str, Any]:
         "max_completion_length": POOLS[spec.pool].max_completion,
         "temperature": POOLS[spec.pool].temperature,
         "beta": 0.0,
-        "bf16": False,  # few CPUs compute in it: without, a run is the same, and as fast, on all of them
+        # Few CPUs compute in it: without, a run is the same, and as fast, on all of them
+        "bf16": torch.cuda.is_available(),
         "use_cpu": not torch.cuda.is_available(),
         "gradient_checkpointing": False,
         "dataloader_pin_memory": False,

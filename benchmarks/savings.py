@@ -1,0 +1,125 @@
+"""
+What methods need to reach plain GRPO's end, and where they are after plain GRPO's time, each at its own learning rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from benchmarks import tables
+from benchmarks.curves import final
+from benchmarks.lab.ratios import ACCURACY, BASELINE, TIME, Curve, cost
+
+
+HEADER = [
+    "method",
+    "learning rate",
+    "seeds",
+    "CPU time",
+    "rollouts",
+    "after the same CPU time",
+    "at the end",
+    "effective groups",
+]
+
+
+class Setting(NamedTuple):
+    """What runs share that differ in the seed alone."""
+
+    pool: str
+    prompts: int  # groups a step
+    group_size: int
+    method: str
+    rate: float
+
+    @classmethod
+    def of(cls, run: Curve) -> Setting:
+        """The setting of a run."""
+        first = run.rows[0]
+        return cls(run.pool, first["prompts"], first["group_size"], run.method, run.learning_rate)
+
+    @property
+    def suite(self) -> tuple[str, int, int]:
+        """What settings share that are compared."""
+        return self.pool, self.prompts, self.group_size
+
+
+Settings: TypeAlias = dict[Setting, list[Curve]]
+
+
+def by_setting(runs: Iterable[Curve]) -> Settings:
+    """Runs by what they share, in the order in which they stand.
+
+    Raises:
+        ValueError: If two runs of a setting have the same seed.
+    """
+    settings: Settings = {}
+    for run in runs:
+        own = settings.setdefault(Setting.of(run), [])
+        if any(other.seed == run.seed for other in own):
+            raise ValueError(f"Two runs of {Setting.of(run)} have the seed {run.seed}: keep one of them.")
+        own.append(run)
+    return settings
+
+
+def best_of(method: str, settings: Settings) -> list[Curve]:
+    """The runs of a method at the rate at which they end highest, in the mean.
+
+    Raises:
+        ValueError: If there are none.
+    """
+    candidates = [runs for setting, runs in settings.items() if setting.method == method]
+    if not candidates:
+        raise ValueError(f"There is no run of {method!r}.")
+    return max(candidates, key=lambda runs: np.mean([final(run.column(ACCURACY)) for run in runs]))
+
+
+def after_same_time(runs: Sequence[Curve], baseline: Sequence[Curve]) -> list[float]:
+    """By how much runs are above the end of plain GRPO's run with their seed, after as much CPU time as that took.
+
+    Args:
+        runs (`Sequence[Curve]`): The runs. Of one that ended earlier, the end counts.
+        baseline (`Sequence[Curve]`): The runs of plain GRPO, made on the same machines.
+    """
+    baseline_of = {(run.seed, run.machine()): run for run in baseline}
+    differences = []
+    for run in runs:
+        other = baseline_of.get((run.seed, run.machine()))
+        if other is None:
+            continue
+        own = np.interp(other.column(TIME)[-1], run.column(TIME), run.column(ACCURACY))
+        differences.append(float(own - other.column(ACCURACY)[-1]))
+    return differences
+
+
+def savings_table(settings: Settings, baseline_method: str = BASELINE) -> str:
+    """A table with a row for each setting of a suite.
+
+    Args:
+        settings (`Settings`): Runs of one suite, see [`by_setting`].
+        baseline_method (`str`, *optional*, defaults to plain GRPO): Others are compared with its runs at its best
+            rate.
+
+    Returns:
+        The CPU time and the rollouts that a method needs to reach the baseline's end, as a share of what that needed;
+        its lead after the CPU time of the baseline's run, and at the end. Paired by seed, with 95 % intervals.
+    """
+    baseline = best_of(baseline_method, settings)
+    rows = []
+    for setting, runs in settings.items():
+        rows.append(
+            [
+                tables.title(setting.method),
+                f"{setting.rate:g}",
+                str(len(runs)),
+                cost(runs, baseline, TIME),
+                cost(runs, baseline, "rollouts"),
+                tables.difference(after_same_time(runs, baseline)),
+                tables.mean([run.column(ACCURACY)[-1] for run in runs]),
+                tables.mean([run.effective_share() for run in runs], digits=2),
+            ]
+        )
+    return tables.markdown(HEADER, rows)

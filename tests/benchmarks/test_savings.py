@@ -1,0 +1,71 @@
+"""What methods need to reach plain GRPO's end, each at its own learning rate."""
+
+import pytest
+
+from benchmarks.lab.ratios import curves_of
+from benchmarks.savings import after_same_time, best_of, by_setting, savings_table
+
+
+def run(method: str, seed: int, rate: float, accuracies: list[float], seconds: float, machine: str = "here") -> list:
+    """A run that takes so many seconds and 100 rollouts from one evaluation to the next."""
+    rows = []
+    for i, accuracy in enumerate(accuracies):
+        rows.append(
+            {
+                "run": f"{method} {seed} {rate}",
+                "pool": "first",
+                "method": method,
+                "seed": seed,
+                "learning_rate": rate,
+                "prompts": 8,
+                "group_size": 8,
+                "machine": machine,
+                "rollouts": 100 * i,
+                "cpu_s": seconds * i,
+                "accuracy_sampled": accuracy,
+                "groups": 10,
+                "effective_groups": 4,
+            }
+        )
+    return rows
+
+
+ROWS = [
+    *run("uniform", 0, 0.1, [0.1, 0.2, 0.3], seconds=10),
+    *run("uniform", 0, 0.2, [0.1, 0.2, 0.5], seconds=10),
+    *run("default", 0, 0.1, [0.1, 0.5, 0.6], seconds=12),
+    *run("default", 0, 0.2, [0.1, 0.3, 0.5], seconds=5),
+]
+
+
+def cells(table: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
+
+
+def test_each_method_at_each_rate_is_compared_with_plain_grpo_at_its_best():
+    rows = cells(savings_table(by_setting(curves_of(ROWS))))
+    found = {(row[0], row[1]): row[3:6] for row in rows}
+    assert found["plain GRPO", "0.2"] == ["1.00", "1.00", "+0.000"]
+    assert found["plain GRPO", "0.1"] == ["not in 1 of 1", "not in 1 of 1", "-0.200"]
+    # 12 of 20 seconds, 100 of 200 rollouts; two thirds of the way from 0.5 to 0.6 after 20 seconds
+    assert found["default", "0.1"] == ["0.60", "0.50", "+0.067"]
+    assert found["default", "0.2"] == ["0.50", "1.00", "+0.000"], "its end counts after more time than it took"
+
+
+def test_the_best_rate_is_the_one_with_the_highest_end():
+    settings = by_setting(curves_of(ROWS))
+    (best,) = best_of("uniform", settings)
+    assert best.learning_rate == 0.2
+    with pytest.raises(ValueError, match="share"):
+        best_of("share", settings)
+
+
+def test_time_is_compared_on_one_machine_alone():
+    own = curves_of(run("default", 0, 0.1, [0.1, 0.5], seconds=1, machine="there"))
+    assert after_same_time(own, curves_of(ROWS[3:6])) == []
+
+
+def test_two_runs_of_a_setting_with_one_seed_are_refused():
+    again = [{**row, "run": "again"} for row in ROWS[:3]]
+    with pytest.raises(ValueError, match="seed 0"):
+        by_setting(curves_of([*ROWS, *again]))
