@@ -94,9 +94,40 @@ CONDITIONS: dict[str, tuple[str, dict[str, float]]] = {
 #: for rounding
 TRIED_METHODS: dict[str, Fields] = {"compact": {}, "selection": {}, "default": {}, "share": {"steps": 200}}
 TRIED_RATES = (2.5e-5, 5e-5, 1e-4, 2e-4)
+#: Plain GRPO's best rate of those, and that of the methods that select
+PLAIN_RATE = {"learning_rate": 5e-5}
+SELECTION_RATE = {"learning_rate": 1e-4}
+#: Completions of a group, and groups of a step, with equally many rollouts in it
+GROUP_SIZES = {2: 64, 4: 32, 16: 8}
 STUDIES: dict[str, tuple[Part, ...]] = {
     "trials": tuple(
         Part(("first",), (48, 49), with_fields(TRIED_METHODS, {"learning_rate": rate})) for rate in TRIED_RATES
+    ),
+    # Time and rollouts to plain GRPO's end, each method at its best rate, and the default at plain GRPO's, too
+    "time": (
+        Part(
+            ("first",),
+            range(62, 72),
+            {
+                "uniform": PLAIN_RATE,
+                "compact": PLAIN_RATE,
+                "selection": SELECTION_RATE,
+                "default": SELECTION_RATE,
+                "share": {"steps": 200, **SELECTION_RATE},
+            },
+        ),
+        Part(("first",), range(62, 72), {"default": PLAIN_RATE}),
+    ),
+    "groups": tuple(
+        Part(
+            ("first",),
+            range(62, 72),
+            {
+                "uniform": {"group_size": size, "prompts": groups, **PLAIN_RATE},
+                "default": {"group_size": size, "prompts": groups, **SELECTION_RATE},
+            },
+        )
+        for size, groups in GROUP_SIZES.items()
     ),
     "methods": (Part(("first",), range(52, 62), with_fields(FIRST_POOL, HALF_RATE)),),
     # Which learning rate is plain GRPO's best

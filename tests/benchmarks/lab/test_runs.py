@@ -128,7 +128,17 @@ def test_a_table_has_what_is_finished_and_nothing_that_was_made_with_other_setti
 
 
 def test_the_studies_have_each_run_once_seed_by_seed():
-    expected = {"trials": 32, "methods": 120, "best": 58, "pools": 480, "conditions": 100, "rates": 20, "text": 20}
+    expected = {
+        "trials": 32,
+        "time": 60,
+        "groups": 60,
+        "methods": 120,
+        "best": 58,
+        "pools": 480,
+        "conditions": 100,
+        "rates": 20,
+        "text": 20,
+    }
     assert STUDIES.keys() == expected.keys()
     for name, n in expected.items():
         specs = specs_of(name, "key")
