@@ -13,7 +13,6 @@ begins nothing that would take longer than what is left of the minutes.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import tempfile
 import time
@@ -55,9 +54,7 @@ def update_jobs(path: Path, tiny: bool) -> Iterator[tuple[str, Job]]:
         rows, groups = update.smaller(rows, groups)
     measured = set()
     if path.exists():
-        for line in path.read_text().splitlines():
-            result = json.loads(line)
-            measured.add((result["model"], result["name"]))
+        measured = {(result["model"], result["name"]) for result in update.read_results(path)}
     for size in sizes:
         for row in rows:
             if (size.name, row.name) not in measured:
@@ -129,7 +126,7 @@ def main() -> None:
         if options.part != "update" and all_done:
             work(run_jobs(runs, options.tiny), deadline)
         if updates.exists():
-            update.print_tables([json.loads(line) for line in updates.read_text().splitlines()])
+            update.print_tables(update.read_results(updates))
         ends = [rows[-1] for rows in read_runs(runs).values()]
         for end in ends:
             print(f"{end['run']}: {end['accuracy_sampled']:.3f} after {end['wall_s']:.0f} s")

@@ -16,11 +16,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import tables, time_model
+from benchmarks import tables, time_model, update
 from benchmarks.curves import band, on_grid
-from benchmarks.lab.ratios import ACCURACY, BASELINE, Curve, ratio_table
-from benchmarks.lab.studies import CONDITIONS, runs_of_study
+from benchmarks.lab.ratios import ACCURACY, BASELINE, TIME, Curve, ratio_table
+from benchmarks.lab.studies import CONDITIONS, PLAIN_RATE, SELECTION_RATE, runs_of_study
 from benchmarks.lab.train import RunSpec
+from benchmarks.savings import Settings as SyntheticSettings
+from benchmarks.savings import by_setting, group_sizes_table, savings_table
+from benchmarks.smollm2 import STEPS, step
 from benchmarks.smollm2.tables import (
     FIRST_SEED,
     GROUPS,
@@ -48,11 +51,14 @@ PICTURES = ROOT / "docs" / "img"
 PAGES = (
     ROOT / "README.md",
     ROOT / "docs" / "results.md",
+    ROOT / "docs" / "update.md",
     ROOT / "benchmarks" / "RESULTS.md",
 )
-#: Grey, vermilion and blue, which colour-blind readers can tell apart; each is legible on white and on black
+UPDATES = update.RESULTS / "cpu.jsonl"
+#: Which colour-blind readers can tell apart; each is legible on white and on black
 COLOURS = {
     BASELINE: "#808080",
+    "compact": "#C49A00",
     "selection": "#D55E00",
     "default": "#2F8FD8",
 }
@@ -113,6 +119,27 @@ def _has_setting(run: Curve, spec: RunSpec) -> bool:
     return all(end[field] == getattr(spec, field) for field in shared)
 
 
+def runs_at_best_rates() -> list[Curve]:
+    """The study `time`, each method at the rate that the trials gave it."""
+    runs = []
+    for run in runs_of_study("time"):
+        best = PLAIN_RATE if run.method in (BASELINE, "compact") else SELECTION_RATE
+        if run.learning_rate == best["learning_rate"]:
+            runs.append(run)
+    return runs
+
+
+def runs_by_group_size() -> SyntheticSettings:
+    """The study `groups`, and those runs of the study `time` that have the same methods and rates."""
+    groups = by_setting(runs_of_study("groups"))
+    chosen = {(setting.method, setting.rate) for setting in groups}
+    found = dict(groups)
+    for setting, runs in by_setting(runs_of_study("time")).items():
+        if (setting.method, setting.rate) in chosen:
+            found[setting] = runs
+    return found
+
+
 # The pretrained model
 
 
@@ -139,6 +166,12 @@ def longest_runs() -> list[Curve]:
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "savings": lambda: savings_table(by_setting(runs_of_study("time"))),
+    "tried rates": lambda: savings_table(by_setting(runs_of_study("trials")), baseline_method="compact"),
+    "group sizes": lambda: group_sizes_table(runs_by_group_size(), target=0.5),
+    "update": lambda: update.page_table(update.read_results(UPDATES)),
+    "update in short": lambda: update.short_table(update.read_results(UPDATES)),
+    "steps": lambda: step.table(step.read_rows(STEPS)),
     "methods": lambda: ratio_table(runs_of_study("methods"), rivals=("default", BASELINE), budget=12_800),
     "conditions": conditions_table,
     "best": best_table,
@@ -153,7 +186,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "trials": lambda: trials_table(settings(trials=True)),
     "readme": lambda: readme_table(settings()),
 }
-MARKED = re.compile(r"<!-- table (?P<name>[\w-]+) -->\n(?P<body>.*?)<!-- end -->", re.DOTALL)
+MARKED = re.compile(r"<!-- table (?P<name>[\w -]+) -->\n(?P<body>.*?)<!-- end -->", re.DOTALL)
 
 
 def fill(page: str) -> str:
@@ -166,13 +199,15 @@ def fill(page: str) -> str:
     return MARKED.sub(replacement, page)
 
 
-def draw(curves: list[Curve], path: Path) -> None:
-    """Draw accuracy over rollouts, as far as all seeds go. All methods have equally many rollouts in a step.
+def draw(curves: list[Curve], path: Path, x: str, label: str) -> None:
+    """Draw accuracy over the rollouts or the time of a run, as far as all seeds go.
 
     Args:
         curves (`list[Curve]`): The runs. Each method of `COLOURS` is shown by its mean over seeds, with the 95 % band,
             or with the single runs where they are few.
         path (`Path`): Where the picture goes, an SVG without background.
+        x (`str`): The column that is the horizontal axis.
+        label (`str`): What that axis is called.
     """
     import matplotlib
 
@@ -193,9 +228,9 @@ def draw(curves: list[Curve], path: Path) -> None:
     }
     with matplotlib.rc_context(style):
         figure, axis = plt.subplots(figsize=(6, 3.8), layout="constrained")
-        _draw_methods(axis, curves, "rollouts", "rollouts")
+        _draw_methods(axis, curves, x, label)
         axis.set(ylabel="accuracy on held-out prompts", ylim=(0, None))
-        axis.legend(frameon=False, loc="upper left")
+        axis.legend(frameon=False, loc="lower right")
         figure.savefig(path, format="svg", metadata={"Date": None}, transparent=True)
         plt.close(figure)
 
@@ -228,12 +263,8 @@ def print_tables() -> None:
 def write_pages_and_pictures() -> None:
     for page in PAGES:
         page.write_text(fill(page.read_text(encoding="utf-8")), encoding="utf-8")
-    pictures = {
-        "readme": runs_of_study("methods"),
-        "pretrained": longest_runs(),
-    }
-    for name, curves in pictures.items():
-        draw(curves, PICTURES / f"{name}.svg")
+    draw(runs_at_best_rates(), PICTURES / "readme.svg", TIME, "CPU time in seconds")
+    draw(longest_runs(), PICTURES / "pretrained.svg", "rollouts", "rollouts")
 
 
 def main() -> None:

@@ -4,13 +4,14 @@ What methods need to reach plain GRPO's end, and where they are after plain GRPO
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from benchmarks import tables
-from benchmarks.curves import final
+from benchmarks.curves import final, geometric_mean, reach
 from benchmarks.lab.ratios import ACCURACY, BASELINE, TIME, Curve, cost
 
 
@@ -123,3 +124,48 @@ def savings_table(settings: Settings, baseline_method: str = BASELINE) -> str:
             ]
         )
     return tables.markdown(HEADER, rows)
+
+
+def group_sizes_table(settings: Settings, target: float) -> str:
+    """A table with a row for each size of a group.
+
+    Args:
+        settings (`Settings`): Runs of plain GRPO and of the default, each at one rate, with equally many rollouts a
+            step, see [`by_setting`].
+        target (`float`): An accuracy.
+
+    Returns:
+        The rollouts until the accuracy is reached, and the accuracy at the end, of both methods.
+    """
+    runs_of: dict[tuple[int, int], dict[str, list[Curve]]] = {}
+    for setting, runs in settings.items():
+        runs_of.setdefault((setting.group_size, setting.prompts), {})[setting.method] = runs
+    rows = []
+    for (group_size, prompts), runs in sorted(runs_of.items()):
+        row = [str(group_size), str(prompts)]
+        for method in (BASELINE, "default"):
+            needs = [reach(run.column("rollouts"), run.column(ACCURACY), target) for run in runs[method]]
+            row.append(rollouts(needs))
+        for method in (BASELINE, "default"):
+            row.append(tables.mean([run.column(ACCURACY)[-1] for run in runs[method]]))
+        rows.append(row)
+    header = [
+        "completions of a group",
+        "groups a step",
+        f"plain GRPO: rollouts to {target:g}",
+        f"default: rollouts to {target:g}",
+        "plain GRPO: end",
+        "default: end",
+    ]
+    return tables.markdown(header, rows)
+
+
+def rollouts(needs: Sequence[float]) -> str:
+    """The geometric mean of numbers of rollouts with its 95 % interval; or how many of the runs did not arrive."""
+    late = sum(math.isinf(need) for need in needs)
+    if late:
+        return f"not in {late} of {len(needs)}"
+    middle, low, high = geometric_mean(needs)
+    if len(needs) < tables.FEWEST_FOR_AN_INTERVAL:
+        return f"{middle:,.0f}"
+    return f"{middle:,.0f} ({low:,.0f}-{high:,.0f})"

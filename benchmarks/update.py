@@ -629,6 +629,71 @@ def _cells(result: dict[str, Any]) -> list[str]:
     ]
 
 
+def read_results(path: Path) -> list[dict[str, Any]]:
+    """What is recorded: of a row that was measured again, the last line, in the order of `ROWS`."""
+    latest: dict[tuple[str, str], dict[str, Any]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        result = json.loads(line)
+        latest[result["model"], result["name"]] = result
+    places = {row.name: place for place, row in enumerate(ROWS)}
+    return sorted(latest.values(), key=lambda result: (result["model"], places[result["name"]]))
+
+
+def page_table(results: Sequence[dict[str, Any]]) -> str:
+    """Results for a page: shares of TRL's tokens and time, and the peak memory."""
+    rows = []
+    for result in results:
+        tokens = sum(result[COMPACT]["tokens"]) / sum(result[TRL]["tokens"])
+        ours, theirs = (result[name]["peak_bytes"] / 2**30 for name in (COMPACT, TRL))
+        rows.append(
+            [
+                GROUPS_IN_WORDS[result["one_in"]],
+                f"{result['prompt']:,} tokens" if result["prompt"] else "as recorded",
+                setting_in_words(result),
+                f"{tokens:.2f}",
+                time_ratio(result),
+                f"{ours:.2f} instead of {theirs:.2f} GiB",
+            ]
+        )
+    return markdown(["groups with a gradient", "prompts", "setting", "tokens", "time", "memory"], rows)
+
+
+GROUPS_IN_WORDS = {1: "all", 2: "half", 3: "a third"}
+
+
+def setting_in_words(result: dict[str, Any]) -> str:
+    """In what a row differs from the first one, its groups and prompts aside."""
+    words = []
+    if result["replay"]:
+        words.append("stored groups in the places of the others")
+    if result["checkpointing"]:
+        words.append("gradient checkpointing")
+    if result["micro_batch"] != ROWS[0].micro_batch:
+        words.append(f"micro-batches of {result['micro_batch']}")
+    if result["cap"] != ROWS[0].cap:
+        words.append(f"at most {result['cap']:,} tokens of a completion")
+    if result["every_position"]:
+        words.append("TRL's loss scores prompts, too")
+    return ", ".join(words)
+
+
+#: Rows of the table for readers in a hurry, with what they are called there
+IN_SHORT = {
+    "checkpointing": "all, gradient checkpointing (TRL's default)",
+    "checkpointing, half effective": "half, gradient checkpointing",
+    "all effective": "all",
+    "half effective": "half",
+    "prompts of 1,500": "all, prompts of 1,500 tokens",
+}
+
+
+def short_table(results: Sequence[dict[str, Any]]) -> str:
+    """The time of some rows."""
+    by_name = {result["name"]: result for result in results}
+    rows = [[words, time_ratio(by_name[name])] for name, words in IN_SHORT.items()]
+    return markdown(["groups with a gradient", "time"], rows)
+
+
 def print_tables(results: Sequence[dict[str, Any]]) -> None:
     """A table of each model."""
     by_model: dict[str, list[dict[str, Any]]] = {}
@@ -670,7 +735,7 @@ def main() -> None:
     arguments = parse_arguments()
     path = RESULTS / f"{arguments.device}.jsonl"
     if arguments.recorded:
-        print_tables([json.loads(line) for line in path.read_text().splitlines()])
+        print_tables(read_results(path))
         return
 
     torch.set_num_threads(1)

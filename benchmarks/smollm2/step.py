@@ -216,6 +216,11 @@ def append_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
             file.write(json.dumps(row) + "\n")
 
 
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file, see [`append_rows`]."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Rows as Markdown: means over all measured steps, and ratios with the least and the largest of the turns."""
     header = [

@@ -300,14 +300,12 @@ def claims_table(settings: Settings) -> str:
                 tables.mean(ends(default)),
                 tables.difference(above(default, baseline)),
                 tables.difference(above(default, baseline, GREEDY)),
-                costs(default, baseline, "rollouts"),
-                times(default, baseline),
             ]
         )
     means = mean_over_pools(settings)
     if means:
         cells = [tables.difference(mean) for mean in means]
-        rows.append([OVER_POOLS, "-", str(len(means[0])), "-", "-", "-", *cells, "-", "-"])
+        rows.append([OVER_POOLS, "-", str(len(means[0])), "-", "-", "-", *cells])
     header = [
         "questions",
         "steps",
@@ -317,8 +315,6 @@ def claims_table(settings: Settings) -> str:
         "default",
         "difference",
         "greedy difference",
-        "rollouts and steps",
-        "CPU time of the run",
     ]
     return tables.markdown(header, rows)
 
