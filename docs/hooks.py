@@ -18,9 +18,11 @@ INCLUDE = re.compile(r"<!-- include ([\w.]+) -->\n?")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.+?)\\[)\]]</\1>', re.DOTALL)
 #: How docstrings name other parts of the package: [`Name`] or [`~module.Name`]
 NAMED = re.compile(r"\[<code>~?([\w.]+)</code>\](?!\()")
-#: A type in a docstring's list of arguments, which is Markdown in the source and code on the page
-MARKUP = re.compile(r"[`*~]|\[(?=`)|(?<=`)\]")  # of a type, in a docstring
-TYPE = re.compile(r"<code>([^<]*`[^<]*)</code>")
+#: A row of a docstring's arguments, attributes or results. Its first cells are a name and a type, which is Markdown in
+#: the source and code on the page; a description follows, whose code stays as it is.
+ARGUMENT = re.compile(r'(?s)<tr class="doc-section-item">.*?</tr>')
+TYPE = re.compile(r"(<td[^>]*>\s*<code>)([^<]*)(</code>\s*</td>)")
+MARKUP = re.compile(r"[`*~]|\[(?=`)|(?<=`)\]")
 
 
 def on_page_markdown(markdown: str, **kwargs: Any) -> str:
@@ -35,7 +37,12 @@ def _links_from_docs(markdown: str) -> str:
 
 def on_page_content(content: str, **kwargs: Any) -> str:
     content = NAMED.sub(r"<code>\1</code>", FORMULA.sub(_mathml, content))
-    return TYPE.sub(lambda found: f"<code>{MARKUP.sub('', found[1])}</code>", content)
+    return ARGUMENT.sub(lambda row: TYPE.sub(_plain_type, row[0]), content)
+
+
+def _plain_type(found: re.Match[str]) -> str:
+    start, markdown, end = found.groups()
+    return start + MARKUP.sub("", markdown) + end
 
 
 def _mathml(found: re.Match[str]) -> str:

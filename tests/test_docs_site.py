@@ -29,7 +29,7 @@ def test_what_programs_write_is_current():
     page = (DOCS / "configuration.md").read_text(encoding="utf-8")
     assert page == reference.configuration(), "python docs/reference.py --write"
     own = {field.name for field in fields(DataEfficientGRPOConfig)} - {field.name for field in fields(GRPOConfig)}
-    assert set(re.findall(r"^\| `(\w+)` \|", page, re.M)) == own
+    assert set(re.findall(r"^\| `(\w+)`<br>", page, re.M)) == own
     texts = [path.read_text(encoding="utf-8") for path in DOCS.glob("*.md")]
     assert [text for text in texts if reference.filled(text) != text] == [], "python docs/reference.py --write"
     assert sorted(name for text in texts for name in reference.MARKED.findall(text)) == ["metrics", "recipes"]
@@ -71,3 +71,16 @@ def test_formulas_become_mathml_and_files_of_the_root_are_included_with_their_li
     made = hooks.on_page_markdown("<!-- include CONTRIBUTING.md -->\n")
     assert made.startswith("# Contributing")
     assert "](selectors.md)" in made
+
+
+def test_markup_is_taken_from_the_types_of_docstrings_alone():
+    pytest.importorskip("latex2mathml")
+    hooks = module(DOCS / "hooks.py")
+    row = """<tr class="doc-section-item"><td><code>a</code></td><td>
+        <code>`str` or [`Name`], *optional*</code> </td>
+        <td><p>a <code>2 * b</code>, <code>~/c</code></p></td></tr>"""
+    made = hooks.on_page_content(row)
+    assert "<code>str or Name, optional</code>" in made
+    assert "<code>2 * b</code>, <code>~/c</code>" in made
+    code = "<p><code>`a` ** b</code></p><table><tr><td><code>~/`c`</code></td></tr></table><pre><code># *`x`*</code></pre>"
+    assert hooks.on_page_content(code) == code
