@@ -1,5 +1,6 @@
 """
-The pictures of a healthy and of an unhealthy run on the page *Read a run*: two short runs of one model, on one task.
+The pictures of a healthy and of an unhealthy run on the page *Read a run*, two short runs of one model on one task;
+and the ranges of metrics in the committed runs of the pretrained benchmark.
 
     python -m benchmarks.pictures        # half a minute on one core; needs matplotlib (extra `report`)
 
@@ -10,8 +11,10 @@ high, and constant.
 
 from __future__ import annotations
 
+import json
 import string
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,9 @@ RUNS: dict[str, dict[str, Any]] = {
     "healthy": {"learning_rate": 1e-3, "lr_scheduler_type": "linear"},
     "unhealthy": {"learning_rate": 2e-2, "lr_scheduler_type": "constant"},
 }
+COMMITTED = Path(__file__).parent / "results" / "smollm2.jsonl"
+#: Metrics of the committed runs, as means between two evaluations
+RECORDED = ("entropy", "replay_ess", "replay_clipped")
 STEPS = 120
 SOLVABLE = "abc"
 LETTERS = string.ascii_lowercase[:10]
@@ -180,8 +186,35 @@ def sentence(run: RecordedRun, first: int, last: int) -> str:
     return f"steps {first} to {last}: {', '.join(facts)}"
 
 
+def ranges(lines: Iterable[str]) -> dict[str, tuple[float, float]]:
+    """
+    Return where nine of ten values of each metric lie, in runs of the default.
+
+    Args:
+        lines (`Iterable[str]`): JSON objects, a run each; its `evaluations` have means since the one before.
+
+    Returns:
+        `dict[str, tuple[float, float]]`: 5 % and 95 % quantile by name; `effective` is the share of effective groups.
+    """
+    values: dict[str, list[float]] = {name: [] for name in ("effective", *RECORDED)}
+    for line in lines:
+        run = json.loads(line)
+        if run["method"] != "default":
+            continue
+        evaluations = run["evaluations"]
+        for groups, effective in zip(evaluations["groups"], evaluations["effective_groups"], strict=True):
+            if groups:
+                values["effective"].append(effective / groups)
+        for name in RECORDED:
+            values[name] += [value for value in evaluations[name] if value is not None]
+    return {name: (float(np.quantile(found, 0.05)), float(np.quantile(found, 0.95))) for name, found in values.items()}
+
+
 def main() -> None:
     torch.set_num_threads(1)
+    with open(COMMITTED, encoding="utf-8") as lines:
+        for name, (low, high) in ranges(lines).items():
+            print(f"pretrained benchmark: {name} {low:.2f} to {high:.2f}")
     for name, options in RUNS.items():
         with tempfile.TemporaryDirectory() as folder:
             run = train(folder, **options)

@@ -1,6 +1,6 @@
 """
-What MkDocs does to the pages: files of the repository's root are included, and formulas become MathML, which browsers
-draw without scripts and without a network.
+What MkDocs does to the pages: files of the repository's root are included, notebooks go along with the site, and
+formulas become MathML, which browsers draw without scripts and without a network.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from latex2mathml.converter import convert
+from mkdocs.structure.files import File, Files
 
 
 ROOT = Path(__file__).parents[1]
@@ -25,7 +26,14 @@ TYPE = re.compile(r"(<td[^>]*>\s*<code>)([^<]*)(</code>\s*</td>)")
 MARKUP = re.compile(r"[`*~]|\[(?=`)|(?<=`)\]")
 
 
+def on_files(files: Files, config: Any, **kwargs: Any) -> Files:
+    for path in ROOT.glob("examples/*.ipynb"):
+        files.append(File(f"examples/{path.name}", str(ROOT), config.site_dir, use_directory_urls=False))
+    return files
+
+
 def on_page_markdown(markdown: str, **kwargs: Any) -> str:
+    markdown = markdown.replace("](../examples/", "](examples/")
     return INCLUDE.sub(lambda found: _links_from_docs((ROOT / found[1]).read_text(encoding="utf-8")), markdown)
 
 

@@ -4,6 +4,7 @@ import importlib.util
 import re
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from trl import GRPOConfig
@@ -57,6 +58,15 @@ def test_links_to_files_of_the_repository_lead_somewhere(page):
         target = (page.parent / path).resolve() if path else page
         assert target.exists(), link
         assert not anchor or anchor in anchors(target), link
+
+
+def test_a_notebook_goes_along_with_the_site():
+    pytest.importorskip("latex2mathml")
+    structure = pytest.importorskip("mkdocs.structure.files")
+    hooks = module(DOCS / "hooks.py")
+    files = hooks.on_files(structure.Files([]), config=SimpleNamespace(site_dir="site"))
+    page = hooks.on_page_markdown("[notebook](../examples/first_run.ipynb)")
+    assert page == f"[notebook]({files.get_file_from_path('examples/first_run.ipynb').src_uri})"
 
 
 def test_formulas_become_mathml_and_files_of_the_root_are_included_with_their_links():
