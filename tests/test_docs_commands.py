@@ -52,7 +52,8 @@ def commands_of(text: str) -> list[str]:
 
 #: A page that is followed from its top to its end by a test of its own
 ONE_GPU = ROOT / "docs" / "one_gpu.md"
-COMMANDS = {command: None for page in PAGES if page != ONE_GPU for block in blocks(page, "bash") for command in commands_of(block)}
+BLOCKS = [block for page in PAGES if page != ONE_GPU for block in blocks(page, "bash")]
+COMMANDS = {command: None for block in BLOCKS for command in commands_of(block)}
 LAUNCH = re.compile(r"^ +((?:python examples/|trl-dataeff ).*)$", re.M)
 
 

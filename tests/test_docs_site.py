@@ -92,5 +92,6 @@ def test_markup_is_taken_from_the_types_of_docstrings_alone():
     made = hooks.on_page_content(row)
     assert "<code>str or Name, optional</code>" in made
     assert "<code>2 * b</code>, <code>~/c</code>" in made
-    code = "<p><code>`a` ** b</code></p><table><tr><td><code>~/`c`</code></td></tr></table><pre><code># *`x`*</code></pre>"
+    cell = "<table><tr><td><code>~/`c`</code></td></tr></table>"
+    code = f"<p><code>`a` ** b</code></p>{cell}<pre><code># *`x`*</code></pre>"
     assert hooks.on_page_content(code) == code
