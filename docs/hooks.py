@@ -1,6 +1,6 @@
 """
-What MkDocs does to the pages: files of the repository's root are included, and formulas become MathML, which browsers
-draw without scripts and without a network.
+What MkDocs does to the pages: files of the repository's root are included, notebooks go along with the site, and
+formulas become MathML, which browsers draw without scripts and without a network.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from latex2mathml.converter import convert
+from mkdocs.structure.files import File, Files
 
 
 ROOT = Path(__file__).parents[1]
@@ -18,12 +19,21 @@ INCLUDE = re.compile(r"<!-- include ([\w.]+) -->\n?")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.+?)\\[)\]]</\1>', re.DOTALL)
 #: How docstrings name other parts of the package: [`Name`] or [`~module.Name`]
 NAMED = re.compile(r"\[<code>~?([\w.]+)</code>\](?!\()")
-#: A type in a docstring's list of arguments, which is Markdown in the source and code on the page
-MARKUP = re.compile(r"[`*~]|\[(?=`)|(?<=`)\]")  # of a type, in a docstring
-TYPE = re.compile(r"<code>([^<]*`[^<]*)</code>")
+#: A row of a docstring's arguments, attributes or results. Its first cells are a name and a type, which is Markdown in
+#: the source and code on the page; a description follows, whose code stays as it is.
+ARGUMENT = re.compile(r'(?s)<tr class="doc-section-item">.*?</tr>')
+TYPE = re.compile(r"(<td[^>]*>\s*<code>)([^<]*)(</code>\s*</td>)")
+MARKUP = re.compile(r"[`*~]|\[(?=`)|(?<=`)\]")
+
+
+def on_files(files: Files, config: Any, **kwargs: Any) -> Files:
+    for path in ROOT.glob("examples/*.ipynb"):
+        files.append(File(f"examples/{path.name}", str(ROOT), config.site_dir, use_directory_urls=False))
+    return files
 
 
 def on_page_markdown(markdown: str, **kwargs: Any) -> str:
+    markdown = markdown.replace("](../examples/", "](examples/")
     return INCLUDE.sub(lambda found: _links_from_docs((ROOT / found[1]).read_text(encoding="utf-8")), markdown)
 
 
@@ -35,7 +45,12 @@ def _links_from_docs(markdown: str) -> str:
 
 def on_page_content(content: str, **kwargs: Any) -> str:
     content = NAMED.sub(r"<code>\1</code>", FORMULA.sub(_mathml, content))
-    return TYPE.sub(lambda found: f"<code>{MARKUP.sub('', found[1])}</code>", content)
+    return ARGUMENT.sub(lambda row: TYPE.sub(_plain_type, row[0]), content)
+
+
+def _plain_type(found: re.Match[str]) -> str:
+    start, markdown, end = found.groups()
+    return start + MARKUP.sub("", markdown) + end
 
 
 def _mathml(found: re.Match[str]) -> str:

@@ -43,7 +43,7 @@ def configuration() -> str:
     ]
     for title, rows in _sections().items():
         parts.append(f"## {title}")
-        parts.append(_table(["field", "type and default", "what it does"], rows))
+        parts.append(_table(["field, type and default", "what it does"], rows))
     return "\n\n".join(parts) + "\n"
 
 
@@ -57,7 +57,7 @@ def _sections() -> dict[str, list[list[str]]]:
             continue
         title = SECTIONS.get(field.name, title)
         text = field.metadata["help"].replace("%%", "%")  # as argparse prints it
-        row = [f"`{field.name}`", _type(own_types[field.name], field.default), text]
+        row = [f"`{field.name}`<br>{_type(own_types[field.name], field.default)}", text]
         sections.setdefault(title, []).append(row)
     return sections
 
@@ -94,8 +94,8 @@ def metrics() -> str:
     rows = []
     for name, metric in METRICS.items():
         unit = f"{metric.unit}, cumulative" if metric.is_cumulative else metric.unit
-        rows.append([f"`{PREFIX}{name}`", unit, metric.meaning])
-    return _table(["metric", "unit", "meaning"], rows)
+        rows.append([f"`{PREFIX}{name}`<br>{unit}", metric.meaning])
+    return _table(["metric and unit", "meaning"], rows)
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

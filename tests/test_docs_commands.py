@@ -3,6 +3,7 @@ Every command of README, pages and examples is one that works, and every Python 
 """
 
 import importlib
+import json
 import re
 import shlex
 import shutil
@@ -14,6 +15,8 @@ from unittest.mock import MagicMock
 
 import pytest
 import trl
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import ModelConfig, ScriptArguments, TrlParser
 
 import trl_dataeff
@@ -47,7 +50,10 @@ def commands_of(text: str) -> list[str]:
     return [" ".join(line.split()) for line in lines if line.strip() and not line.strip().startswith("#")]
 
 
-COMMANDS = {command: None for page in PAGES for block in blocks(page, "bash") for command in commands_of(block)}
+#: A page that is followed from its top to its end by a test of its own
+ONE_GPU = ROOT / "docs" / "one_gpu.md"
+BLOCKS = [block for page in PAGES if page != ONE_GPU for block in blocks(page, "bash")]
+COMMANDS = {command: None for block in BLOCKS for command in commands_of(block)}
 LAUNCH = re.compile(r"^ +((?:python examples/|trl-dataeff ).*)$", re.M)
 
 
@@ -183,7 +189,9 @@ def tiny(here, tiny_path, monkeypatch):
     }
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "selectors.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.name != "selectors.md" and page != ONE_GPU], ids=lambda page: page.name
+)
 def test_the_python_blocks_of_a_page_run(page, tiny):
     for block in blocks(page, "python"):
         exec(compile(block, str(page), "exec"), tiny)
@@ -213,3 +221,51 @@ def test_the_page_on_selectors_runs_with_its_steps_and_its_own_test_passes(tmp_p
     (mark,) = [mark for mark in names["test_last_rate_selector"].pytestmark if mark.name == "parametrize"]
     for make, check in mark.args[1]:
         check(make)
+
+
+#: What makes the recipe of the page a run on a CPU in seconds
+ON_A_CPU = """
+    --use_cpu --bf16 false --dtype float32 --use_vllm false --max_steps 2 --per_device_train_batch_size 8
+    --gradient_accumulation_steps 1 --num_generations 4 --max_completion_length 6 --gradient_checkpointing false
+    --eval_steps 2 --disable_tqdm true --lora_target_modules all-linear --dataset_config default
+"""
+
+
+def check_served(arguments: list[str], served: set[str]) -> None:
+    """Whether vLLM is given models that are there: the merged one, or a base model with the adapter."""
+    assert arguments[0] == "serve"
+    adapters = [argument.partition("=")[2] for argument in arguments if "=" in argument]
+    for adapter in adapters:
+        assert (Path(adapter) / "adapter_config.json").is_file()
+    if not adapters:
+        AutoModelForCausalLM.from_pretrained(arguments[1])
+        AutoTokenizer.from_pretrained(arguments[1])
+    served.add(arguments[1])
+
+
+def test_the_page_on_one_gpu_leads_to_a_model_that_can_be_served(tmp_path, tiny_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    row = {"question": "Tom has 5 eggs and buys 2.", "answer": "5 + 2 = 7\n#### 7"}
+    for split, count in (("train", 8), ("test", 300)):
+        Dataset.from_list([row] * count).to_json(tmp_path / "data" / f"{split}.jsonl")
+    stand_ins = ["--model_name_or_path", tiny_path, "--dataset_name", str(tmp_path / "data"), *ON_A_CPU.split()]
+    names = {"__name__": "page"}
+    served: set[str] = set()
+    for language, block in re.findall(r"```(bash|python)\n(.*?)```", ONE_GPU.read_text(encoding="utf-8"), re.S):
+        if language == "python":
+            exec(compile(block, str(ONE_GPU), "exec"), names)
+            continue
+        for command in commands_of(block):
+            program, *arguments = shlex.split(command)
+            if program == "trl-dataeff":
+                added = stand_ins if arguments[0] == "grpo" else []
+                assert main([*arguments, *added]) == 0, capsys.readouterr().err
+            elif program == "vllm":
+                check_served(arguments, served)
+            elif program == "curl":
+                assert json.loads(arguments[-1])["model"] in served
+            else:
+                check_pip(arguments)
+    assert (tmp_path / "run.png").is_file()
+    assert not (tmp_path / "outputs" / "merged" / "adapter_config.json").exists()

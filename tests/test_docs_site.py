@@ -4,6 +4,7 @@ import importlib.util
 import re
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from trl import GRPOConfig
@@ -29,7 +30,7 @@ def test_what_programs_write_is_current():
     page = (DOCS / "configuration.md").read_text(encoding="utf-8")
     assert page == reference.configuration(), "python docs/reference.py --write"
     own = {field.name for field in fields(DataEfficientGRPOConfig)} - {field.name for field in fields(GRPOConfig)}
-    assert set(re.findall(r"^\| `(\w+)` \|", page, re.M)) == own
+    assert set(re.findall(r"^\| `(\w+)`<br>", page, re.M)) == own
     texts = [path.read_text(encoding="utf-8") for path in DOCS.glob("*.md")]
     assert [text for text in texts if reference.filled(text) != text] == [], "python docs/reference.py --write"
     assert sorted(name for text in texts for name in reference.MARKED.findall(text)) == ["metrics", "recipes"]
@@ -60,6 +61,15 @@ def test_links_to_files_of_the_repository_lead_somewhere(page):
         assert not anchor or anchor in anchors(target), link
 
 
+def test_a_notebook_goes_along_with_the_site():
+    pytest.importorskip("latex2mathml")
+    structure = pytest.importorskip("mkdocs.structure.files")
+    hooks = module(DOCS / "hooks.py")
+    files = hooks.on_files(structure.Files([]), config=SimpleNamespace(site_dir="site"))
+    page = hooks.on_page_markdown("[notebook](../examples/first_run.ipynb)")
+    assert page == f"[notebook]({files.get_file_from_path('examples/first_run.ipynb').src_uri})"
+
+
 def test_formulas_become_mathml_and_files_of_the_root_are_included_with_their_links():
     pytest.importorskip("latex2mathml")
     hooks = module(DOCS / "hooks.py")
@@ -72,3 +82,17 @@ def test_formulas_become_mathml_and_files_of_the_root_are_included_with_their_li
     made = hooks.on_page_markdown("<!-- include CONTRIBUTING.md -->\n")
     assert made.startswith("# Contributing")
     assert "](selectors.md)" in made
+
+
+def test_markup_is_taken_from_the_types_of_docstrings_alone():
+    pytest.importorskip("latex2mathml")
+    hooks = module(DOCS / "hooks.py")
+    row = """<tr class="doc-section-item"><td><code>a</code></td><td>
+        <code>`str` or [`Name`], *optional*</code> </td>
+        <td><p>a <code>2 * b</code>, <code>~/c</code></p></td></tr>"""
+    made = hooks.on_page_content(row)
+    assert "<code>str or Name, optional</code>" in made
+    assert "<code>2 * b</code>, <code>~/c</code>" in made
+    cell = "<table><tr><td><code>~/`c`</code></td></tr></table>"
+    code = f"<p><code>`a` ** b</code></p>{cell}<pre><code># *`x`*</code></pre>"
+    assert hooks.on_page_content(code) == code

@@ -9,7 +9,7 @@ from datasets import Dataset
 
 from tests.cli.conftest import own_cache  # noqa: F401 (a fixture)
 from trl_dataeff import DataEfficientGRPOTrainer
-from trl_dataeff.cli.data import load_reward
+from trl_dataeff.cli.data import load_data, load_reward
 from trl_dataeff.cli.grpo import parse, problems_of, train
 from trl_dataeff.cli.parser import read
 from trl_dataeff.cli.recipes import description_of
@@ -19,6 +19,8 @@ ROOT = Path(__file__).resolve().parents[1] / "recipes"
 RECIPES = sorted(ROOT.glob("**/*.yaml"))
 NAMES = [path.relative_to(ROOT).with_suffix("").as_posix() for path in RECIPES]
 ADDED = re.compile(r"^#   .*, add: +(--.*?)(?: \(.*)?$", re.M)
+#: `4 x 32 on 16 GB`: rows of a micro-batch, steps of accumulation, memory of the card
+MICRO_BATCH = re.compile(r"(\d+) x (\d+) on (\d+) GB")
 each_recipe = pytest.mark.parametrize("path", RECIPES, ids=NAMES)
 
 #: Columns of the published datasets. Every other task has its data made by the package, as
@@ -64,6 +66,41 @@ def test_recipe_is_valid_and_named_by_model_task_and_method(path):
 def test_no_two_recipes_write_to_the_same_folder():
     folders = [yaml.safe_load(path.read_text())["output_dir"] for path in RECIPES]
     assert len(set(folders)) == len(folders)
+
+
+@each_recipe
+def test_the_learning_rate_decays_except_where_a_paper_is_followed(path):
+    follows_a_paper = path.stem.endswith("_paper")
+    scheduler = yaml.safe_load(path.read_text())["lr_scheduler_type"]
+    assert scheduler == ("constant" if follows_a_paper else "linear")
+
+
+@each_recipe
+def test_micro_batches_for_other_cards_make_the_same_batch(path):
+    recipe = yaml.safe_load(path.read_text())
+    here = recipe["per_device_train_batch_size"], recipe["gradient_accumulation_steps"]
+    on_cards = [tuple(map(int, found)) for found in MICRO_BATCH.findall(path.read_text())]
+    assert on_cards or recipe.get("use_cpu") or not recipe["use_peft"]
+    for rows, accumulation, _ in on_cards:
+        assert rows * accumulation == here[0] * here[1]
+    assert not on_cards or here in [(rows, accumulation) for rows, accumulation, _ in on_cards]
+    by_memory = [rows for rows, _, _ in sorted(on_cards, key=lambda card: card[2])]
+    assert by_memory == sorted(by_memory)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in RECIPES if yaml.safe_load(path.read_text()).get("eval_strategy") == "steps"],
+    ids=lambda path: path.relative_to(ROOT).as_posix(),
+)
+def test_an_evaluation_has_two_hundred_prompts(path, tmp_path):
+    row = {name: text.format(i=5, j=7) for name, text in COLUMNS[path.parent.name].items()}
+    for split, count in (("train", 8), ("test", 1319)):
+        Dataset.from_list([row] * count).to_json(tmp_path / f"{split}.jsonl")
+    script, _, _, mixture = parse(["--config", str(path), *SMALL.split(), "--dataset_name", str(tmp_path)])
+    script.dataset_config = None
+    _, held_out = load_data(script, mixture, evaluates=True)
+    assert len(held_out) == 200
 
 
 @pytest.mark.parametrize(("name", "prompts", "batches"), [("dots_rr_paper", 512, 60), ("greso_paper", 256, 1000)])

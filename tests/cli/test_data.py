@@ -73,6 +73,31 @@ def test_splits_and_evaluation(tmp_path):
     assert (len(train), len(evaluation)) == (6, 2)
 
 
+@pytest.mark.parametrize(
+    ("name", "prompts"),
+    [("dev[:2]", ["0+1=", "1+1="]), ("dev[4:]", ["4+1=", "5+1="]), ("dev[:50%]", ["0+1=", "1+1=", "2+1="])],
+)
+def test_a_split_may_be_a_slice(name, prompts, tmp_path):
+    DatasetDict({"train": Dataset.from_list(ROWS), "dev": Dataset.from_list(ROWS)}).save_to_disk(tmp_path / "d")
+    options = ["--dataset_test_split", name, "--eval_strategy", "epoch"]
+    train, evaluation = load("--dataset_name", str(tmp_path / "d"), *options)
+    assert len(train) == len(ROWS)
+    assert evaluation["prompt"][:] == prompts
+
+
+def test_a_slice_longer_than_its_split_is_the_split(tmp_path):
+    DatasetDict({"train": Dataset.from_list(ROWS), "test": Dataset.from_list(ROWS)}).save_to_disk(tmp_path / "d")
+    options = ["--dataset_test_split", "test[:200]", "--eval_strategy", "epoch"]
+    _, evaluation = load("--dataset_name", str(tmp_path / "d"), *options)
+    assert len(evaluation) == len(ROWS)
+
+
+def test_a_stream_has_no_slices(tmp_path):
+    options = ["--dataset_streaming", "--dataset_train_split", "train[:2]"]
+    with pytest.raises(UserError, match="not streamed"):
+        load("--dataset_name", jsonl(tmp_path / "a.jsonl"), *options)
+
+
 def test_streaming(tmp_path):
     train, _ = load("--dataset_name", jsonl(tmp_path / "a.jsonl"), "--dataset_streaming", "--prompt_as_chat")
     assert isinstance(train, IterableDataset)
@@ -156,6 +181,8 @@ def test_a_path_that_is_a_pattern_is_the_one_that_is_loaded(name, tmp_path):
         ("empty", None, [], ["'empty' cannot be loaded", "doesn't contain any data files"]),
         ("train.jsonl", None, ["--dataset_train_split", "dev"], ["no split `dev`", "has `train`"]),
         ("train.jsonl", None, ["--eval_strategy", "epoch"], ["no split `test`", "`eval_strategy`"]),
+        ("train.jsonl", None, ["--dataset_train_split", "dev[:2]"], ["no split `dev[:2]`", "has `train`"]),
+        ("train.jsonl", None, ["--dataset_train_split", "train[:"], ["no split `train[:`", "has `train`"]),
         ("train.jsonl", None, ["--prompt_column", "promt"], ["'promt'. Did you mean `prompt`", "`prompt_column`"]),
         ("train.jsonl", None, ["--answer_column", "gold"], ["no column 'gold'", "`answer_column`"]),
     ],

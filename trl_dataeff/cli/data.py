@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict, load_dataset
+from datasets import (
+    Dataset,
+    DatasetDict,
+    IterableDataset,
+    IterableDatasetDict,
+    ReadInstruction,
+    concatenate_datasets,
+    load_dataset,
+)
 from datasets.exceptions import DatasetGenerationError, DatasetsError
 from trl import DatasetMixtureConfig, get_dataset
 from trl.import_utils import is_math_verify_available
@@ -102,17 +110,46 @@ def load_data(
     if not evaluates:
         names = names[:1]
     splits = _load(script, mixture)
+    parts = []
     for name in names:
-        if name not in splits:
+        part = split_of(splits, name)
+        if part is None:
             raise UserError(
                 f"{given} has no split `{name}`; it has {listed(map(str, splits))}. Name them as "
                 "`dataset_train_split` and `dataset_test_split` (a mixture has `test_split_size`), or set "
-                "`eval_strategy` to 'no' to train without the second."
+                "`eval_strategy` to 'no' to train without the second. A slice, as in `test[:200]`, is for datasets "
+                "that are not streamed."
             )
-    prepared = [prepare(splits[name], script, given) for name in names]
+        parts.append(part)
+    prepared = [prepare(part, script, given) for part in parts]
     train = prepared[0]
     evaluation = prepared[1] if evaluates else None
     return train, evaluation
+
+
+def split_of(splits: DatasetDict | IterableDatasetDict, name: str) -> Dataset | IterableDataset | None:
+    """
+    Return a split by its name, or a part of it.
+
+    Args:
+        splits (`DatasetDict` or `IterableDatasetDict`):
+            The splits of a dataset.
+        name (`str`):
+            Name of a split, or a slice as 🤗 Datasets writes it, such as `test[:200]`. A stream has no slices.
+
+    Returns:
+        `Dataset`, `IterableDataset` or `None`: The rows; `None` if there is no such split.
+    """
+    if name in splits:
+        return splits[name]
+    if isinstance(splits, IterableDatasetDict):
+        return None
+    lengths = {str(split): len(rows) for split, rows in splits.items()}
+    try:
+        slices = ReadInstruction.from_spec(name).to_absolute(lengths)
+    except ValueError:  # neither a slice nor a split of this dataset
+        return None
+    return concatenate_datasets([splits[part.splitname].select(range(part.from_, part.to)) for part in slices])
 
 
 def prepare(
