@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pyarrow.parquet as pq
 
-from trl_dataeff.tracking.metrics import PREFIX
+from trl_dataeff.tracking.files import PREFIX
 
 
 RECORDED = Path(__file__).with_name("plain_grpo.json")
