@@ -10,7 +10,7 @@ import pytest
 from trl import GRPOTrainer
 
 from tests.factories.tiny import even_length_reward, plain_dataset, run
-from trl_dataeff.analysis.figures import panels_of, running_mean, success_rates, where_rollouts_went
+from trl_dataeff.analysis.figures import flow, panels_of, running_mean, success_rates, where_rollouts_went
 from trl_dataeff.analysis.recorded import RecordedRun, facts, read_run, read_runs, shortest_names, summary
 from trl_dataeff.cli.main import main
 
@@ -151,6 +151,17 @@ def test_every_success_rate_of_a_group_has_a_row_of_its_own(tmp_path, size):
     counts = groups.groupby(["success_rate", "step"]).size().unstack(fill_value=0)
     np.testing.assert_allclose(shown, counts / counts.sum())
     assert axes.get_xlim() == (0, 12)
+
+
+def test_the_legend_of_the_bars_is_beside_them(ours):
+    figure = pytest.importorskip("matplotlib.figure").Figure(figsize=(5, 3), layout="constrained")
+    axes = figure.add_subplot()
+    flow([read_run(ours[0])], axes)
+    figure.draw_without_rendering()
+    legend = axes.get_legend().get_window_extent()
+    assert not legend.overlaps(axes.get_window_extent())
+    assert not legend.overlaps(axes.xaxis.label.get_window_extent())
+    assert legend.y0 >= 0, "within the figure"
 
 
 def test_groups_without_a_success_rate_have_no_heat_map(tmp_path):
