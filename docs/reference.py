@@ -17,7 +17,8 @@ from pathlib import Path
 
 from trl_dataeff import DataEfficientGRPOConfig
 from trl_dataeff.cli.recipes import description_of
-from trl_dataeff.tracking.metrics import METRICS, PREFIX
+from trl_dataeff.tracking.files import PREFIX
+from trl_dataeff.tracking.metrics import METRICS
 
 
 DOCS = Path(__file__).parent

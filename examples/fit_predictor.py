@@ -28,7 +28,7 @@ from trl_dataeff.difficulty.embedding import embed_dataset
 from trl_dataeff.difficulty.logistic import LogisticDifficultyPredictor
 from trl_dataeff.difficulty.online import newest, pearson
 from trl_dataeff.difficulty.predictor import DifficultyPredictor, Embeddings, Groups, PredictorError, take
-from trl_dataeff.tracking.groups import read_groups
+from trl_dataeff.tracking.files import read_groups
 
 
 SLICE = 512  # groups

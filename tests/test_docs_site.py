@@ -10,7 +10,7 @@ import pytest
 from trl import GRPOConfig
 
 from trl_dataeff import DataEfficientGRPOConfig
-from trl_dataeff.tracking.groups import SCHEMA
+from trl_dataeff.tracking.files import SCHEMA
 
 
 ROOT = Path(__file__).parents[1]

@@ -13,7 +13,8 @@ from transformers.utils import logging
 from trl_dataeff.checkpoint.resume import Run
 from trl_dataeff.collector.collector import RolloutCollector
 from trl_dataeff.signals import StopSignals
-from trl_dataeff.tracking.metrics import END, PREFIX, StepTimer, record
+from trl_dataeff.tracking.files import PREFIX
+from trl_dataeff.tracking.metrics import END, StepTimer, record
 
 
 logger = logging.get_logger(__name__)

@@ -1,4 +1,6 @@
-"""The version, errors that only the user can fix, checks of arguments, atomic files, and content hashes."""
+"""
+The version, errors that only the user can fix, the terminal, checks of arguments, atomic files, and content hashes.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ import json
 import math
 import os
 import re
+import shutil
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -68,6 +71,11 @@ def closest(name: str, known: Iterable[str]) -> str:
 def listed(names: Iterable[str]) -> str:
     """Return the names in backquotes, separated by commas."""
     return ", ".join(f"`{name}`" for name in names)
+
+
+def terminal_width() -> int | None:
+    """Columns of the terminal, or those that the variable `COLUMNS` says; `None` if a file or a program reads."""
+    return shutil.get_terminal_size(fallback=(0, 0)).columns or None
 
 
 # Checks of values

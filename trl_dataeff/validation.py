@@ -18,7 +18,7 @@ from trl_dataeff.rollouts.checks import check_images, check_prompts, first_row
 from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.selection import Selector, UniformSelector, make_selector
 from trl_dataeff.selection.base import uses_references
-from trl_dataeff.tracking.card import selection_title
+from trl_dataeff.tracking.methods import selection_title
 from trl_dataeff.utils import UserError
 
 

@@ -71,7 +71,7 @@ def train_and_sum_up(recipe: str, overrides: list[str], measured: bool) -> int:
     """Train with a recipe of the quickstart, and print a summary."""
     from examples.quickstart.summary import count_kinds, render, sum_up
     from trl_dataeff.cli.grpo import parse
-    from trl_dataeff.tracking.metrics import METRICS_FILE, read_metrics
+    from trl_dataeff.tracking.files import METRICS_FILE, read_metrics
     from trl_dataeff.utils import UserError
 
     command = ["grpo", "--config", f"{RECIPES}/{recipe}", *overrides]

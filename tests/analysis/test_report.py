@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -9,8 +10,8 @@ import pytest
 from trl import GRPOTrainer
 
 from tests.factories.tiny import even_length_reward, plain_dataset, run
-from trl_dataeff.analysis.figures import panels_of, running_mean, where_rollouts_went
-from trl_dataeff.analysis.recorded import facts, read_run, summary
+from trl_dataeff.analysis.figures import flow, panels_of, running_mean, success_rates, where_rollouts_went
+from trl_dataeff.analysis.recorded import RecordedRun, facts, read_run, read_runs, shortest_names, summary
 from trl_dataeff.cli.main import main
 
 
@@ -58,14 +59,115 @@ def test_facts_are_what_happened(ours, plain):
     own, other = map(facts, runs)
     counts = ours[1].collector.counters
     assert (own["rollouts generated"], other["rollouts generated"]) == (f"{counts['rollouts_generated']:,}", "96")
-    share = counts["rollouts_replayed"] / counts["rollouts_trained"]
-    assert own["method"] == f"DOTS selection, {share:.0%} of the trained rollouts replayed"
+    assert own["method"] == "DOTS selection"
+    assert own["rollouts replayed"] == f"{counts['rollouts_replayed']:,}"
     assert own["optimizer steps"] == other["optimizer steps"] == "12"
     timed = [replace(run, logs=run.logs.assign(step_time=600.0)) for run in runs]
     assert [facts(run)["hours"] for run in timed] == ["2.00", "2.00"], "of the 12 steps alone"
-    assert "method" not in other
-    assert runs[0].name != runs[1].name
-    assert len(summary(runs).splitlines()) == 1 + len(own | other)
+    assert other["method"] == ""
+    known = [name for name in own if own[name] or other[name]]
+    lines = summary(runs).splitlines()[1:]
+    assert [line.partition("  ")[0] for line in lines] == known
+    assert max(map(len, summary(runs, width=60).splitlines())) <= 60
+
+
+def test_the_reward_in_training_is_shown_where_no_other_is(ours, plain):
+    rows = facts(read_run(ours[0]))
+    held_out = pd.DataFrame(ours[1].state.log_history).groupby("step")["eval_reward"].mean().dropna()
+    assert rows["held-out reward"] == f"{held_out.iloc[0]:.3f} to {held_out.iloc[-1]:.3f}"
+    assert rows["reward in training"] == ""
+    rewards = [log["reward"] for log in plain[1].state.log_history if "loss" in log]
+    assert facts(read_run(plain[0]))["reward in training"] == f"{rewards[0]:.3f} to {rewards[-1]:.3f}"
+
+
+@pytest.mark.parametrize(
+    ("model", "shown"),
+    [("Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B"), ("gpt2", "gpt2"), ("/data/of/mine/model", "mine/model"), ("", "")],
+)
+def test_a_model_is_shown_by_its_last_two_names(ours, model, shown):
+    assert facts(replace(read_run(ours[0]), about={"model": model}))["model"] == shown
+
+
+@pytest.mark.parametrize(
+    ("typed", "names"),
+    [
+        (["out"], ["out"]),
+        (["runs/a", "runs/b"], ["a", "b"]),
+        (["x/out", "y/out", "y/other"], ["x/out", "y/out", "other"]),
+        (["out", "old/out"], ["out", "old/out"]),
+        (["/x/a/out", "/y/a/out"], ["x/a/out", "y/a/out"]),
+        (["out", "out"], ["out", "out"]),
+        ([".", "sibling"], ["here", "sibling"]),
+        ([".."], ["parent"]),
+    ],
+)
+def test_runs_are_called_as_they_were_typed(tmp_path, monkeypatch, typed, names):
+    folder = tmp_path / "parent" / "here"
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    assert shortest_names([Path(text) for text in typed]) == names
+
+
+def test_a_run_whose_rollouts_are_not_known_is_named(ours, plain, tmp_path, capsys):
+    command = ["report", str(ours[0]), str(plain[0]), "--figure", str(tmp_path / "a.svg")]
+    name = read_runs([ours[0], plain[0]])[1].name
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    assert f"Rollouts of {name} are not known" in printed
+    assert "--rollouts_per_step" in printed
+    assert main([*command, "--rollouts_per_step", "8"]) == 0
+    assert "not known" not in capsys.readouterr().out
+    assert main([*command, "--rollouts_per_step", "0"]) == 2
+    assert "`rollouts_per_step` is 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("factors", "pictures"), [((8,), 1), ((8, 8), 1), ((8, 16), 2), ((8, None), 2), ((None,), 1)])
+def test_two_axes_that_give_one_picture_are_drawn_once(tmp_path, factors, pictures):
+    runs = []
+    for rollouts_per_step in factors:
+        logs = pd.DataFrame({"step": range(1, 101), "reward": 0.5})
+        if rollouts_per_step:
+            logs["rollouts"] = logs["step"] * rollouts_per_step
+        runs.append(RecordedRun(tmp_path, {}, logs, None))
+    assert len(panels_of(runs)) == pictures
+
+
+@pytest.mark.parametrize("size", [2, 4, 5, 16])
+def test_every_success_rate_of_a_group_has_a_row_of_its_own(tmp_path, size):
+    """And every batch a column, if there are few."""
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    groups = pd.DataFrame(
+        [
+            {"step": step, "success_rate": np.float32(k / size), "completions": size}
+            for step in (0, 4, 8)
+            for k in range(size + 1)
+            if k != step
+        ]
+    )
+    run = RecordedRun(tmp_path, {}, pd.DataFrame({"step": [12]}), groups)
+    axes = figure.add_subplot()
+    success_rates(run, axes)
+    shown = axes.collections[0].get_array()
+    counts = groups.groupby(["success_rate", "step"]).size().unstack(fill_value=0)
+    np.testing.assert_allclose(shown, counts / counts.sum())
+    assert axes.get_xlim() == (0, 12)
+
+
+def test_the_legend_of_the_bars_is_beside_them(ours):
+    figure = pytest.importorskip("matplotlib.figure").Figure(figsize=(5, 3), layout="constrained")
+    axes = figure.add_subplot()
+    flow([read_run(ours[0])], axes)
+    figure.draw_without_rendering()
+    legend = axes.get_legend().get_window_extent()
+    assert not legend.overlaps(axes.get_window_extent())
+    assert not legend.overlaps(axes.xaxis.label.get_window_extent())
+    assert legend.y0 >= 0, "within the figure"
+
+
+def test_groups_without_a_success_rate_have_no_heat_map(tmp_path):
+    logs = pd.DataFrame({"step": [1], "reward": [0.5]})
+    groups = pd.DataFrame({"step": [0], "success_rate": [np.nan], "completions": [4]})
+    assert len(panels_of([RecordedRun(tmp_path, {}, logs, groups)])) == 1
 
 
 @pytest.mark.parametrize(("name", "begins"), [("new/a.png", b"\x89PNG"), ("a.svg", b"<?xml"), ("a.pdf", b"%PDF")])

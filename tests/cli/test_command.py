@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -15,6 +17,8 @@ from trl_dataeff import DataEfficientGRPOConfig
 from trl_dataeff.cli import grpo as launching
 from trl_dataeff.cli.grpo import make_trainer, parse
 from trl_dataeff.cli.main import main
+from trl_dataeff.tracking.files import GROUPS_FILE, METRICS_FILE, SCHEMA
+from trl_dataeff.tracking.metrics import MetricsLog
 
 
 def test_training_from_a_recipe(recipe, tmp_path, capsys):
@@ -164,12 +168,49 @@ def test_the_command_and_python_have_the_same_defaults():
     assert differ == {}
 
 
-@pytest.mark.parametrize("command", [["--help"], ["recipes", "list"], ["recipes", "--help"]])
-def test_what_only_prints_imports_no_torch(command):
-    code = "import atexit, os, sys, trl_dataeff\nfrom trl_dataeff.cli.main import main\ndir(trl_dataeff)\n"
-    code += f"atexit.register(lambda: os._exit('torch' in sys.modules))\nmain({command})"
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+@pytest.fixture
+def recorded(tmp_path, monkeypatch):
+    """In the current folder, completions in a table, and a run of this package."""
+    monkeypatch.chdir(tmp_path)
+    rows = {"prompt": ["a", "a"], "reward": [0, 1], "step": [1, 1]}
+    pq.write_table(pa.table(rows), "rows.parquet")
+    logs = MetricsLog(tmp_path / "out" / METRICS_FILE)
+    logs.add({"reward": 0.5, "loss": 0.0}, step=1, rollouts=8, tokens=80)
+    group = {"step": 0, "success_rate": 0.5, "kind": "effective", "completions": 4}
+    pq.write_table(pa.Table.from_pylist([group], schema=SCHEMA), tmp_path / "out" / GROUPS_FILE)
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        (["--help"], 0),
+        (["--version"], 0),
+        (["adit"], 2),
+        (["audit", "--help"], 0),
+        (["audit", "rows.parquet", "--figre"], 2),
+        (["recipes", "list"], 0),
+        (["recipes", "--help"], 0),
+        (["audit", "rows.parquet"], 0),
+        (["audit", "out"], 0),
+        (["audit", "rows.parqet"], 2),
+        (["report", "out", "--figure", "out.svg"], 0),
+        (["report", "uot"], 2),
+    ],
+)
+def test_what_only_reads_and_prints_imports_no_torch(command, code, recorded):
+    program = (
+        "import sys, trl_dataeff\n"
+        "from trl_dataeff.cli.main import main\n"
+        "dir(trl_dataeff)\n"
+        "try:\n"
+        f"    code = main({command})\n"
+        "except SystemExit as ended:\n"
+        "    code = ended.code\n"
+        "heavy = {'torch', 'transformers', 'trl', 'peft', 'datasets', 'accelerate'} & set(sys.modules)\n"
+        "print(code, *heavy)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1:] == [str(code)], done.stderr
 
 
 def test_versions_for_a_bug_report_in_a_console_that_knows_only_ascii():

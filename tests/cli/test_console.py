@@ -13,12 +13,19 @@ from trl_dataeff.cli.main import main
 
 
 def log(**values):
-    names = {title: name for name, (title, _, _) in COLUMNS.items()}
+    names = {column.title: name for name, column in COLUMNS.items()}
     return {"loss": 0.0123456, **{names.get(name, name): value for name, value in values.items()}}
 
 
 def state(step: int, of: int = 300) -> TrainerState:
     return TrainerState(global_step=step, max_steps=of)
+
+
+@pytest.fixture(autouse=True)
+def no_terminal(monkeypatch):
+    """The width of the terminal in which tests run does not count."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr("sys.__stdout__", None)
 
 
 @pytest.mark.parametrize("bar", ["--disable_tqdm=true", "--disable_tqdm=false"])
@@ -93,11 +100,40 @@ def test_a_metric_that_comes_later_gets_its_column_then():
     assert lines == [*[1] * (REPEAT_HEADER - 2), 2], "the header is repeated"
 
 
+@pytest.mark.parametrize(("width", "steps"), [(40, 99), (80, 300), (80, 9999), (100, 300), (130, 99_999)])
+def test_rows_fit_into_the_terminal(monkeypatch, width, steps):
+    everything = log(**{column.title: 0.5 for column in COLUMNS.values()})
+    table = TableCallback()
+    monkeypatch.setenv("COLUMNS", str(width))
+    header, row = table.lines(everything, state(steps, of=steps))
+    assert len(header) == len(row) <= width
+    shown = [column for column in COLUMNS.values() if column.title in header]
+    left_out = sorted((column for column in COLUMNS.values() if column not in shown), key=lambda column: column.rank)
+    assert {"reward", "effective"} <= {column.title for column in shown}
+    if left_out:
+        assert max(column.rank for column in shown) < left_out[0].rank
+        assert len(header) + 1 + left_out[0].width > width, "there was room"
+    monkeypatch.setenv("COLUMNS", "300")
+    assert len(table.lines(everything, state(steps, of=steps))) == 1 + bool(left_out), "a header for new columns"
+
+
 def test_evaluation_and_what_a_callback_logs_have_lines_of_their_own():
     table = TableCallback()
     values = {"eval_loss": 0.5, "eval_rewards/f/mean": 0.25, "eval_runtime": 1.0, "eval_clip_ratio/low_mean": 0.0}
-    assert table.lines(values, state(4)) == ["step 4: eval_loss 0.5, eval_rewards/f/mean 0.25, eval_runtime 1"]
+    one = {**values, "eval_reward": 0.125}
+    assert table.lines(one, state(4)) == ["step 4: eval_reward 0.125, eval_runtime 1, eval_loss 0.5"]
+    two = {**one, "eval_rewards/g/mean": 0.0}
+    assert table.lines(two, state(4)) == ["step 4: eval_reward 0.125, f 0.25, g 0, eval_runtime 1, eval_loss 0.5"]
     assert table.lines({"my/metric": 0.123456, "note": "text"}, state(4)) == ["step 4: my/metric 0.1235, note text"]
+
+
+def test_the_line_of_an_evaluation_fits_into_the_terminal(monkeypatch):
+    values = {"eval_loss": 0.5, "eval_reward": 0.125, "eval_runtime": 1.0, "eval_completions/mean_length": 100.0}
+    for width, shown in ((90, 4), (89, 3), (60, 2), (30, 1)):
+        monkeypatch.setenv("COLUMNS", str(width))
+        (line,) = TableCallback().lines(values, state(4))
+        assert line.startswith("step 4: eval_reward 0.125")
+        assert (len(line) <= width, line.count(",") + 1) == (True, shown)
 
 
 def test_future_warnings_of_libraries_are_silenced_unless_python_is_told_to_show_them(monkeypatch):

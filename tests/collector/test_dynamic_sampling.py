@@ -5,7 +5,7 @@ import pandas as pd
 
 from tests.factories.tiny import logged
 from tests.factories.training import dynamic, mixed_reward
-from trl_dataeff.tracking.groups import SCHEMA, about_groups
+from trl_dataeff.tracking.files import SCHEMA, about_groups
 
 
 def test_every_rollout_is_counted_and_accounted_for(tmp_path):

@@ -27,7 +27,7 @@ from tests.factories.vision import save_tiny_vision
 from trl_dataeff import DataEfficientGRPOTrainer, SelectorContext
 from trl_dataeff.difficulty import load_predictor
 from trl_dataeff.testing import check_selector, make_groups
-from trl_dataeff.tracking.groups import SCHEMA
+from trl_dataeff.tracking.files import SCHEMA
 
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -16,7 +16,8 @@ from tests.factories.groups import make_group
 from tests.factories.tiny import even_length_reward, plain_dataset, run
 from tests.factories.training import mixed_reward
 from trl_dataeff.rollouts.scale import RewardScale
-from trl_dataeff.tracking.groups import GroupLog, read_groups
+from trl_dataeff.tracking.files import read_groups
+from trl_dataeff.tracking.groups import GroupLog
 from trl_dataeff.tracking.metrics import MetricsLog
 from trl_dataeff.utils import UserError
 

@@ -14,7 +14,7 @@ import pandas as pd
 
 from trl_dataeff.analysis.recorded import is_state_file, read_run
 from trl_dataeff.rollouts.group import KINDS
-from trl_dataeff.tracking.groups import GROUPS_FILE, read_groups
+from trl_dataeff.tracking.files import GROUPS_FILE, read_groups
 from trl_dataeff.utils import UserError, closest
 
 

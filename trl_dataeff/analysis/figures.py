@@ -4,6 +4,7 @@ The figure of `trl-dataeff report --figure`: panels that compare runs, for a pap
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from trl_dataeff.analysis.recorded import RecordedRun
-from trl_dataeff.tracking.metrics import PREFIX
+from trl_dataeff.tracking.files import PREFIX
 from trl_dataeff.utils import UserError
 
 
@@ -24,6 +25,12 @@ STYLE: Any = {"axes.prop_cycle": f"cycler('color', {COLOURS})", "font.size": 9, 
 AXES = {"rollouts": "rollouts generated", "step": "optimizer steps"}
 #: Points of a curve: its running mean is over a 60th of it
 POINTS = 60
+#: Two axes give one picture if no point is further from its place on the other axis than this share of the axis
+SAME_WITHIN = 0.02
+#: Success rates of a heat map that have a tick each
+MOST_TICKS = 8
+#: Columns of a heat map at most
+COLUMNS = 40
 
 
 def save_figure(runs: Sequence[RecordedRun], path: Path) -> None:
@@ -40,6 +47,7 @@ def save_figure(runs: Sequence[RecordedRun], path: Path) -> None:
     try:
         import matplotlib as mpl
         from matplotlib.figure import Figure
+        from matplotlib.lines import Line2D
     except ImportError as error:
         raise UserError("A figure needs matplotlib, which is not installed: pip install matplotlib.") from error
     panels = panels_of(runs)
@@ -51,7 +59,9 @@ def save_figure(runs: Sequence[RecordedRun], path: Path) -> None:
         for place, draw_panel in enumerate(panels, start=1):
             draw_panel(figure.add_subplot(num_rows, 2, place))
         if len(runs) > 1:
-            figure.axes[0].legend(frameon=False)
+            lines = [Line2D([], [], color=f"C{i}") for i in range(len(runs))]
+            names = [_label(run) for run in runs]
+            figure.legend(lines, names, loc="outside upper center", ncols=min(len(runs), 4), frameon=False)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             figure.savefig(path, dpi=150)
@@ -70,7 +80,8 @@ def panels_of(runs: Sequence[RecordedRun]) -> list[Callable[[Any], None]]:
         `list[Callable]`: functions that draw a panel into matplotlib `Axes`.
     """
     panels: list[Callable[[Any], None]] = []
-    for x in AXES:
+    axes = ["step"] if _are_proportional(runs) else list(AXES)
+    for x in axes:
         if any(_has_points(run.series("reward", x)) for run in runs):
             panels.append(partial(rewards, runs, x))
     if any(_has_points(run.effective_share()) for run in runs):
@@ -79,9 +90,21 @@ def panels_of(runs: Sequence[RecordedRun]) -> list[Callable[[Any], None]]:
     if own_runs:
         panels.append(partial(flow, own_runs))
     for run in runs:
-        if run.groups is not None:
+        if run.groups is not None and run.groups["success_rate"].notna().any():
             panels.append(partial(success_rates, run))
     return panels
+
+
+def _are_proportional(runs: Sequence[RecordedRun]) -> bool:
+    """Whether all runs generated equally many rollouts in each step, so that both axes give one picture."""
+    positions = pd.concat([run.logs.reindex(columns=list(AXES)) for run in runs])
+    places = positions / positions.max()
+    distances = (places["rollouts"] - places["step"]).abs()
+    return bool((distances <= SAME_WITHIN).all())  # not if rollouts are not known
+
+
+def _label(run: RecordedRun) -> str:
+    return run.name.lstrip("_")  # matplotlib hides labels that begin with it
 
 
 def _has_points(curve: tuple[np.ndarray, np.ndarray]) -> bool:
@@ -93,14 +116,15 @@ def rewards(runs: Sequence[RecordedRun], x: str, axes: Any) -> None:
     """Draw the reward in training as a running mean, and the reward on held-out data, over an axis `x` of `AXES`."""
     for i, run in enumerate(runs):
         colour = f"C{i}"
-        label = run.name.lstrip("_")  # matplotlib hides labels that begin with it
         positions, values = run.series("reward", x)
-        axes.plot(positions, running_mean(values), color=colour, label=label)
+        axes.plot(positions, running_mean(values), color=colour)
         if run.held_out:
             positions, values = run.series(run.held_out, x)
             axes.plot(positions, values, color=colour, ls="--", marker="o", markersize=4)
     held_out = " (dashed: held-out data)" if any(run.held_out for run in runs) else ""
-    axes.set(title=f"Reward by {AXES[x]}", xlabel=AXES[x], ylabel=f"mean reward{held_out}")
+    absent = [run.name for run in runs if x not in run.logs]
+    without = f"\nnot known: {', '.join(absent)}" if absent else ""
+    axes.set(title=f"Reward by {AXES[x]}", xlabel=AXES[x] + without, ylabel=f"mean reward{held_out}")
 
 
 def effective(runs: Sequence[RecordedRun], axes: Any) -> None:
@@ -120,7 +144,8 @@ def flow(runs: Sequence[RecordedRun], axes: Any) -> None:
     axes.set_yticks(table.index, [run.name for run in runs])
     axes.set(title="Where rollouts went", xlabel="completions")
     axes.invert_yaxis()
-    axes.legend(frameon=False)
+    # Below the bars, of which some are as dark as its letters
+    axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=len(GREYS))
 
 
 def where_rollouts_went(run: RecordedRun) -> dict[str, float]:
@@ -145,16 +170,30 @@ def where_rollouts_went(run: RecordedRun) -> dict[str, float]:
 
 
 def success_rates(run: RecordedRun, axes: Any) -> None:
-    """Draw the distribution of the groups' success rates over time, of a run that has groups."""
+    """
+    Draw the distribution of the groups' success rates over time.
+
+    A column of the heat map has the groups of one or several generation batches. A row has one of the rates k / G, for
+    G completions a group, and what is nearer to it than to others.
+
+    Args:
+        run ([`RecordedRun`]): a run with at least one success rate.
+        axes (`matplotlib.axes.Axes`): where to draw.
+    """
     assert run.groups is not None
     known = run.groups.dropna(subset="success_rate")
-    end = int(run.groups["step"].max()) + 1
-    step_edges = np.linspace(0, end, min(40, end) + 1)
-    rate_edges = np.linspace(0, 1, 10)
+    batches = np.unique(known["step"])
+    batches_per_column = math.ceil(len(batches) / COLUMNS)
+    end = max(batches[-1] + 1, run.logs["step"].max())
+    step_edges = [*batches[::batches_per_column], end]
+    group_size = int(known["completions"].max())
+    rate_edges = (np.arange(group_size + 2) - 0.5) / group_size
     counts, _, _ = np.histogram2d(known["step"], known["success_rate"], bins=(step_edges, rate_edges))
     groups_by_time = np.maximum(counts.sum(axis=1), 1)
     mesh = axes.pcolormesh(step_edges, rate_edges, counts.T / groups_by_time, cmap="cividis", vmin=0)
     axes.figure.colorbar(mesh, ax=axes, label="share of groups")
+    if group_size <= MOST_TICKS:
+        axes.set_yticks(np.arange(group_size + 1) / group_size)
     axes.set(title=f"Success rates of {run.name}", xlabel=AXES["step"], ylabel="success rate")
 
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from trl_dataeff.tracking.card import methods_used
-from trl_dataeff.tracking.groups import GROUPS_FILE, read_groups
-from trl_dataeff.tracking.metrics import METRICS_FILE, PREFIX, RUN_FILE, read_metrics
-from trl_dataeff.utils import UserError, is_number
+from trl_dataeff.tracking.files import GROUPS_FILE, METRICS_FILE, PREFIX, RUN_FILE, read_groups, read_metrics
+from trl_dataeff.tracking.methods import selection_title
+from trl_dataeff.utils import UserError, is_number, number_problem
 
 
 STATE_FILE = "trainer_state.json"
@@ -31,17 +30,14 @@ class RecordedRun:
         logs (`pd.DataFrame`): a row for each log, in order: `step`, metrics, and `rollouts` where it is known; NaN
             where a log has no finite number.
         groups (`pd.DataFrame` or `None`): of `groups.parquet`.
+        name (`str`): what a table or a figure calls it.
     """
 
     path: Path
     about: dict[str, Any]
     logs: pd.DataFrame
     groups: pd.DataFrame | None
-
-    @property
-    def name(self) -> str:
-        """The names of the run's folder and of its parent: several runs may be called `default` or `out`."""
-        return "/".join(self.path.resolve().parts[-2:])
+    name: str = ""
 
     def series(self, metric: str, x: str = "step") -> tuple[np.ndarray, np.ndarray]:
         """
@@ -88,6 +84,52 @@ class RecordedRun:
         return steps, 1 - zero_variance
 
 
+def read_runs(paths: Sequence[str | Path], rollouts_per_step: int | None = None) -> list[RecordedRun]:
+    """
+    Read what several runs have left, and give them names that differ.
+
+    Args:
+        paths (`Sequence[str | Path]`): see [`read_run`].
+        rollouts_per_step (`int`, *optional*): see [`read_run`].
+
+    Returns:
+        `list[RecordedRun]`: the runs, in order.
+
+    Raises:
+        [`UserError`]: see [`read_run`].
+    """
+    runs = [read_run(path, rollouts_per_step) for path in paths]
+    names = shortest_names([run.path for run in runs])
+    return [replace(run, name=name) for run, name in zip(runs, names, strict=True)]
+
+
+def shortest_names(paths: Sequence[Path]) -> list[str]:
+    """
+    Name each path by its last parts, as few as distinguish it from the others.
+
+    Args:
+        paths (`Sequence[Path]`): the paths as they were typed.
+
+    Returns:
+        `list[str]`: a name for each. Those of equal paths are equal.
+    """
+    parts = [_parts_with_name(path) for path in paths]
+    names = []
+    for i, own in enumerate(parts):
+        others = parts[:i] + parts[i + 1 :]
+        lengths = range(1, len(own) + 1)
+        distinct = (n for n in lengths if all(own[-n:] != other[-n:] for other in others))
+        length = next(distinct, len(own))
+        names.append(Path(*own[-length:]).as_posix())
+    return names
+
+
+def _parts_with_name(path: Path) -> tuple[str, ...]:
+    """The parts of a path as it was typed; of the absolute path if that was `.` or ends with `..`."""
+    is_named = path.name not in ("", "..")
+    return path.parts if is_named else path.resolve().parts
+
+
 def read_run(path: str | Path, rollouts_per_step: int | None = None) -> RecordedRun:
     """
     Read what a run has left.
@@ -100,8 +142,11 @@ def read_run(path: str | Path, rollouts_per_step: int | None = None) -> Recorded
         [`RecordedRun`]: the run.
 
     Raises:
-        [`UserError`]: nothing of a run is there, or a file is corrupt.
+        [`UserError`]: nothing of a run is there, a file is corrupt, or `rollouts_per_step` is not positive.
     """
+    problem = number_problem("rollouts_per_step", rollouts_per_step, "[1, inf)", integer=True, none=True)
+    if problem is not None:
+        raise UserError(problem)
     folder = Path(path).expanduser()
     if not folder.is_dir() and not is_state_file(folder):
         raise UserError(f"{path} is not a folder. Give the `output_dir` of a run, or its `{STATE_FILE}`.")
@@ -119,7 +164,7 @@ def read_run(path: str | Path, rollouts_per_step: int | None = None) -> Recorded
         logs["rollouts"] = logs["step"] * rollouts_per_step
     groups_file = folder / GROUPS_FILE
     groups = read_groups(groups_file).to_pandas() if groups_file.exists() else None
-    return RecordedRun(folder, about, logs, groups)
+    return RecordedRun(folder, about, logs, groups, name=folder.name)
 
 
 def _numbers(line: dict[str, Any]) -> dict[str, float]:
@@ -166,10 +211,20 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def summary(runs: Sequence[RecordedRun]) -> str:
-    """A table for the terminal, with a column of facts for each run."""
+def summary(runs: Sequence[RecordedRun], width: int | None = None) -> str:
+    """
+    Make a table for the terminal, with a column of facts for each run.
+
+    Args:
+        runs (`Sequence[RecordedRun]`): the runs.
+        width (`int`, *optional*): characters of a line; runs for which there is no room follow in a table below.
+
+    Returns:
+        `str`: the table.
+    """
     table = pd.DataFrame([facts(run) for run in runs], index=[run.name for run in runs])
-    return table.fillna("").T.to_string()
+    is_known = (table != "").any()
+    return table.loc[:, is_known].T.to_string(line_width=width)
 
 
 def facts(run: RecordedRun) -> dict[str, str]:
@@ -180,27 +235,36 @@ def facts(run: RecordedRun) -> dict[str, str]:
         run ([`RecordedRun`]): the run.
 
     Returns:
-        `dict[str, str]`: facts by what they are about. What its files do not tell is left out.
+        `dict[str, str]`: facts by what they are about; empty where its files do not tell.
     """
     last = run.last
-    all_facts = {
-        "model": str(run.about.get("model") or ""),
-        "method": ", ".join(methods_used(run.about, last)),
+    selector = run.about.get("selector")
+    known = {
+        "model": _short_model(run.about.get("model") or ""),
+        "method": selection_title(selector) if selector else "",
         "prompts": _formatted(run.about.get("prompts") or None, ",.0f"),
         "optimizer steps": _formatted(run.logs["step"].max(), ",.0f"),
         "rollouts generated": _formatted(last.get("rollouts"), ",.0f"),
         "rollouts replayed": _formatted(last.get(f"{PREFIX}rollouts_replayed"), ",.0f"),
+        "rollouts dropped": _formatted(last.get(f"{PREFIX}rollouts_discarded"), ",.0f"),
         "effective groups": _formatted(_mean_effective_share(run), ".0%"),
-        "tokens of the update, of TRL's": _formatted(_share_computed(run), ".0%"),
+        "tokens of the update": _formatted(_share_computed(run), ".0%", " of TRL's"),
         "hours": _formatted(_hours(run), ".2f"),
-        "reward in training, first and last": _ends(run, "reward"),
-        "held-out reward, first and last": _ends(run, run.held_out),
     }
-    return {name: text for name, text in all_facts.items() if text}
+    # The reward in training is one of selected prompts, of which a step has few
+    known["reward in training"] = "" if run.held_out else _ends(run, "reward")
+    known["held-out reward"] = _ends(run, run.held_out)
+    return known
 
 
-def _formatted(value: float | None, form: str) -> str:
-    return "" if value is None else format(value, form)
+def _short_model(name: str) -> str:
+    """The owner and the name of a model on the Hub; of a path, its last two parts."""
+    parts = Path(name).parts
+    return Path(*parts[-2:]).as_posix() if parts else ""
+
+
+def _formatted(value: float | None, form: str, unit: str = "") -> str:
+    return "" if value is None else format(value, form) + unit
 
 
 def _mean_effective_share(run: RecordedRun) -> float | None:
@@ -228,4 +292,4 @@ def _ends(run: RecordedRun, metric: str) -> str:
     if len(values) == 0:
         return ""
     tenth = max(1, len(values) // 10)
-    return f"{values[:tenth].mean():.3f}, {values[-tenth:].mean():.3f}"
+    return f"{values[:tenth].mean():.3f} to {values[-tenth:].mean():.3f}"

@@ -1,20 +1,21 @@
 """
-What a run prints: a row for each log, and in a terminal a progress bar below the rows. All metrics go to trackers and
-to files.
+What a run prints: a row for each log, and in a terminal a progress bar below the rows. No row is longer than a line of
+the terminal. All metrics go to trackers and to files.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 from typing import Any, NamedTuple
 
 from tqdm.auto import tqdm
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainerState
 
-from trl_dataeff.tracking.metrics import END, PREFIX
-from trl_dataeff.utils import is_number
+from trl_dataeff.tracking.files import PREFIX
+from trl_dataeff.tracking.metrics import END
+from trl_dataeff.utils import is_number, terminal_width
 
 
 REPEAT_HEADER = 20  # rows
@@ -22,39 +23,51 @@ TOKENS_SAVED = PREFIX + "update/tokens_saved"
 
 
 class Column(NamedTuple):
-    """Title, width in characters and number format of a column."""
+    """
+    A column of the table.
+
+    Attributes:
+        title (`str`): its title.
+        width (`int`): its width in characters.
+        form (`str`): format of its numbers.
+        rank (`int`): its place by importance, from 1. In a narrow terminal the last ones are left out.
+    """
 
     title: str
     width: int
     form: str
+    rank: int
 
 
-#: Columns of the table by their metrics' names in the logs
+#: Columns of the table by their metrics' names in the logs. In 80 characters there is room for ranks 1 to 8
 COLUMNS = {
-    "loss": Column("loss", 9, ".3g"),  # "-1.23e-05"
-    "reward": Column("reward", 7, ".4g"),
-    PREFIX + "success_rate": Column("success", 7, ".0%"),
-    PREFIX + "effective_ratio": Column("effective", 9, ".0%"),
-    PREFIX + "rollouts_generated": Column("rollouts", 9, ",.0f"),
-    PREFIX + "rollouts_replayed": Column("replayed", 9, ",.0f"),
-    "completions/mean_length": Column("length", 6, ",.0f"),
-    "completions/clipped_ratio": Column("cut off", 7, ".0%"),
-    "entropy": Column("entropy", 7, ".3g"),
-    "kl": Column("kl", 8, ".3g"),
-    "grad_norm": Column("grad norm", 9, ".3g"),
-    "learning_rate": Column("lr", 8, ".3g"),
-    "step_time": Column("s/step", 6, ".3g"),
+    "loss": Column("loss", 9, ".3g", rank=10),  # "-1.23e-05"; says little in GRPO
+    "reward": Column("reward", 7, ".4g", rank=1),
+    PREFIX + "success_rate": Column("success", 7, ".0%", rank=11),  # often the reward on another scale
+    PREFIX + "effective_ratio": Column("effective", 9, ".0%", rank=2),
+    PREFIX + "rollouts_generated": Column("rollouts", 9, ",.0f", rank=8),
+    PREFIX + "rollouts_replayed": Column("replayed", 9, ",.0f", rank=12),
+    "completions/mean_length": Column("length", 6, ",.0f", rank=6),
+    "completions/clipped_ratio": Column("cut off", 7, ".0%", rank=3),
+    "entropy": Column("entropy", 7, ".3g", rank=5),
+    "kl": Column("kl", 8, ".3g", rank=9),
+    "grad_norm": Column("grad norm", 9, ".3g", rank=4),
+    "learning_rate": Column("lr", 8, ".3g", rank=13),
+    "step_time": Column("s/step", 6, ".3g", rank=7),
 }
-#: What is shown of an evaluation and of the end of training; everything is in the trackers
+#: Means of single reward functions, which say nothing new if there is one function
+REWARD_MEANS = "eval_rewards/*/mean"
+#: What is shown of an evaluation and of the end of training, the most important first; everything is in the trackers.
+#: With several held-out datasets, their names stand in the name of the time
 SUMMARIES = (
-    "eval_loss",
     "eval_reward",
-    "eval_rewards/*/mean",
+    REWARD_MEANS,
+    "eval_*runtime",
     "eval_completions/mean_length",
-    "eval_runtime",
-    "train_loss",
+    "eval_loss",
     "train_runtime",
     "train_steps_per_second",
+    "train_loss",
 )
 
 
@@ -62,7 +75,8 @@ class TableCallback(TrainerCallback):
     """Prints what the Trainer logs as rows of a table. A column appears with the first log that has its metric."""
 
     def __init__(self) -> None:
-        self._shown: list[str] = []  # metrics of the columns so far
+        self._known: list[str] = []  # metrics of `COLUMNS` so far
+        self._shown: list[str] = []  # those of the last header
         self._rows = 0  # since the last header
         self._tokens_saved: list[float] = []  # of the update, by log
 
@@ -88,17 +102,17 @@ class TableCallback(TrainerCallback):
             if TOKENS_SAVED in logs:
                 self._tokens_saved.append(logs[TOKENS_SAVED])
             return self._row(logs, state)
-        summarized = [name for name in logs if any(fnmatch(name, pattern) for pattern in SUMMARIES)]
-        shown = summarized or logs  # a callback's own log is shown whole
-        pairs = [f"{name} {_cell(logs[name], '.4g')}" for name in shown]
-        lines = [f"step {state.global_step}: {', '.join(pairs)}"]
+        lines = [_line(logs, state.global_step)]
         if END in logs and self._tokens_saved:
             computed = 1 - sum(self._tokens_saved) / len(self._tokens_saved)
             lines.append(f"The update computed {computed:.0%} of the tokens that TRL's would (`compact_update`).")
         return lines
 
     def _row(self, logs: Mapping[str, Any], state: TrainerState) -> list[str]:
-        shown = [name for name in COLUMNS if name in self._shown or name in logs]
+        longest_step = f"{state.max_steps}/{state.max_steps}"
+        width_of_step = max(6, len(longest_step))
+        self._known = [name for name in COLUMNS if name in self._known or name in logs]
+        shown = _that_fit(self._known, width_of_step)
         needs_header = shown != self._shown or self._rows % REPEAT_HEADER == 0
         self._shown = shown
         if needs_header:
@@ -107,8 +121,7 @@ class TableCallback(TrainerCallback):
 
         titles = ["step"]
         cells = [f"{state.global_step}/{state.max_steps}"]
-        longest_step = f"{state.max_steps}/{state.max_steps}"
-        widths = [max(6, len(longest_step))]
+        widths = [width_of_step]
         for name in shown:
             column = COLUMNS[name]
             titles.append(column.title)
@@ -116,6 +129,67 @@ class TableCallback(TrainerCallback):
             widths.append(column.width)
         rows = [titles, cells] if needs_header else [cells]
         return [" ".join(map(str.rjust, row, widths)) for row in rows]
+
+
+def _that_fit(names: Sequence[str], width_of_step: int) -> list[str]:
+    """
+    Leave out the least important columns for which a line of the terminal has no room.
+
+    Args:
+        names (`Sequence[str]`): names of `COLUMNS`.
+        width_of_step (`int`): characters of the first column.
+
+    Returns:
+        `list[str]`: the others, in their order.
+    """
+    room = terminal_width()
+    if room is None:
+        return list(names)
+    kept = set()
+    needed = width_of_step
+    for name in sorted(names, key=lambda name: COLUMNS[name].rank):
+        needed += 1 + COLUMNS[name].width
+        if needed > room:
+            break
+        kept.add(name)
+    return [name for name in names if name in kept]
+
+
+def _line(logs: Mapping[str, Any], step: int) -> str:
+    """
+    Show a log that is no row of the table.
+
+    Args:
+        logs (`Mapping`): metrics and their values: of an evaluation, of the end of training, or of a callback.
+        step (`int`): the optimizer step.
+
+    Returns:
+        `str`: what `SUMMARIES` names, as much as a line of the terminal has room for. A log of which it names nothing
+        is shown whole.
+    """
+    names = [name for pattern in SUMMARIES for name in logs if fnmatch(name, pattern)]
+    rewards = [name for name in names if fnmatch(name, REWARD_MEANS)]
+    if len(rewards) == 1:
+        names.remove(rewards[0])
+    room = terminal_width() if names else None
+    line = f"step {step}:"
+    separator = " "
+    for name in names or logs:
+        pair = f"{_title(name)} {_cell(logs[name], '.4g')}"
+        longer_line = f"{line}{separator}{pair}"
+        if room is not None and len(longer_line) > room:
+            break
+        line = longer_line
+        separator = ", "
+    return line
+
+
+def _title(name: str) -> str:
+    """The name of a metric; of a mean in an evaluation, that of the reward function alone."""
+    if not fnmatch(name, REWARD_MEANS):
+        return name
+    before, after = REWARD_MEANS.split("*")
+    return name.removeprefix(before).removesuffix(after)
 
 
 def _cell(value: Any, form: str) -> str:

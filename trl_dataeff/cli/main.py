@@ -18,7 +18,7 @@ import warnings
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from pathlib import Path
 
-from trl_dataeff.utils import UserError, __version__, closest
+from trl_dataeff.utils import UserError, __version__, closest, terminal_width
 
 
 DESCRIPTION = "Data-efficient GRPO for Hugging Face TRL: generate fewer rollouts that carry no gradient."
@@ -197,10 +197,16 @@ def print_audit(args: Namespace) -> None:
 def print_report(args: Namespace) -> None:
     """`trl-dataeff report`: what runs did, as a table in the terminal and, with `--figure`, as a figure."""
     from trl_dataeff.analysis.figures import save_figure
-    from trl_dataeff.analysis.recorded import read_run, summary
+    from trl_dataeff.analysis.recorded import read_runs, summary
 
-    runs = [read_run(path, args.rollouts_per_step) for path in args.runs]
-    print(_printable(summary(runs)))
+    runs = read_runs(args.runs, args.rollouts_per_step)
+    print(_printable(summary(runs, terminal_width())))
+    without_rollouts = [run.name for run in runs if "rollouts" not in run.logs]
+    if without_rollouts:
+        print(
+            f"Rollouts of {_printable(', '.join(without_rollouts))} are not known: plain TRL does not log them. Give "
+            "--rollouts_per_step N, the completions of an optimizer step over all processes."
+        )
     if args.figure is not None:
         save_figure(runs, args.figure)
         print(f"Figure: {args.figure}")

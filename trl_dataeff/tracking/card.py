@@ -6,18 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trl_dataeff.tracking.metrics import PREFIX, try_to_write
+from trl_dataeff.tracking.files import PREFIX
+from trl_dataeff.tracking.methods import methods_used
+from trl_dataeff.tracking.metrics import try_to_write
 from trl_dataeff.utils import __version__, is_number
 
 
 #: A heading of TRL's card, before which ours is put
 NEXT_HEADING = "### Framework versions"
-SELECTORS = {
-    "UniformSelector": "uniform selection",
-    "DotsSelector": "DOTS selection",
-    "GresoSelector": "GRESO selection",
-    "PaperDotsSelector": "DOTS selection as published",
-}
 #: arXiv numbers by a word in which `methods_used` names a paper's method
 PAPERS = {
     "DOTS": "2506.05316",
@@ -25,36 +21,6 @@ PAPERS = {
     "GRESO": "2506.02177",
     "dynamic sampling": "2503.14476",
 }
-
-
-def selection_title(selector: str) -> str:
-    """What a selector of this class does, in two words; for a class of another package, its name."""
-    return SELECTORS.get(selector, selector)
-
-
-def methods_used(about: Mapping[str, Any], last: Mapping[str, float]) -> list[str]:
-    """
-    What set a run apart from plain GRPO, in words.
-
-    Args:
-        about (`Mapping`): its `run.json`; empty for a run of plain TRL.
-        last (`Mapping`): the last value of each of its metrics.
-
-    Returns:
-        `list[str]`: a phrase for each method.
-    """
-    methods = []
-    selector = about.get("selector")
-    if selector:
-        methods.append(selection_title(selector))
-    replayed = last.get(f"{PREFIX}rollouts_replayed", 0)
-    if replayed > 0:
-        share = replayed / last[f"{PREFIX}rollouts_trained"]
-        methods.append(f"{share:.0%} of the trained rollouts replayed")
-    if last.get(f"{PREFIX}rounds", 0) >= 1:
-        dropped = last[f"{PREFIX}rollouts_discarded"]
-        methods.append(f"{dropped:,.0f} rollouts dropped by dynamic sampling")
-    return methods
 
 
 def complete_card(path: Path, about: Mapping[str, Any], logs: Sequence[Mapping[str, Any]]) -> None:

@@ -17,34 +17,16 @@ from transformers.utils import logging
 
 from trl_dataeff.rollouts.group import KINDS, RolloutGroup
 from trl_dataeff.rollouts.scale import RewardScale
-from trl_dataeff.tracking.metrics import METRICS_FILE, RUN_FILE, MetricsLog, try_to_write
-from trl_dataeff.utils import UserError, write_atomically
+from trl_dataeff.tracking.files import ABOUT, GROUPS_FILE, METRICS_FILE, RUN_FILE, SCHEMA
+from trl_dataeff.tracking.metrics import MetricsLog, try_to_write
+from trl_dataeff.utils import write_atomically
 
 
 logger = logging.get_logger(__name__)
-GROUPS_FILE = "dataeff/groups.parquet"
 #: Least seconds between two writes, each of which rewrites the whole file
 FLUSH_SECONDS = 10.0
 #: A write also waits until there is one new row for this many that are written
 FLUSH_FRACTION = 20
-#: Key of the file's metadata, whose value is what [`about_groups`] returns, as JSON
-ABOUT = b"trl_dataeff"
-SCHEMA = pa.schema(
-    {
-        "step": pa.int32(),  # optimizer steps that were done when the group was generated
-        "prompt_id": pa.int64(),  # row of the training dataset; -1 if not known
-        "round": pa.int16(),  # of its generation batch, from 0
-        "success_rate": pa.float32(),  # in [0, 1]; null if no completion was scorable
-        "reward": pa.float32(),  # mean total reward of the scorable completions
-        "kind": pa.string(),  # of `KINDS`
-        "predicted": pa.float32(),  # success rate predicted before the rollout
-        "origin": pa.string(),  # fresh | reference
-        "disposition": pa.string(),  # trained | leftover | dropped, in its own batch
-        "completions": pa.int16(),  # generated for it
-        "tokens": pa.int32(),  # generated for its completions
-        "seconds": pa.float32(),  # its share of the time its round took
-    }
-)
 
 
 class GroupLog:
@@ -191,41 +173,3 @@ class RunLogs:
             write_atomically(self._run_file, lambda temporary: temporary.write_text(text))
 
         try_to_write(self._run_file, write)
-
-
-def read_groups(path: Path) -> pa.Table:
-    """
-    Read the table of groups of a run.
-
-    Args:
-        path (`Path`): its `groups.parquet`.
-
-    Returns:
-        `pa.Table`: the columns of `SCHEMA`. Where a group has no success rate, it is NaN.
-
-    Raises:
-        [`UserError`]: the table cannot be read.
-    """
-    try:
-        table = pq.read_table(path).select(SCHEMA.names)
-        rates = table["success_rate"].cast(pa.float64())
-        column = SCHEMA.get_field_index("success_rate")
-        return table.set_column(column, "success_rate", pc.fill_null(rates, math.nan))
-    except (OSError, KeyError, ValueError, pa.ArrowException) as error:
-        raise UserError(f"{path} is no table of groups of this package ({type(error).__name__}: {error}).") from error
-
-
-def about_groups(path: Path) -> dict[str, Any]:
-    """
-    Read what a table of groups says of its run.
-
-    Args:
-        path (`Path`): its `groups.parquet`.
-
-    Returns:
-        `dict`: `dataset`, the content hash of the prompts, and `reward_range`, the last range of total rewards with
-        its ends `low` and `high`. Empty for a table that does not say.
-    """
-    metadata: dict[bytes, bytes] = pq.read_schema(path).metadata or {}
-    about: dict[str, Any] = json.loads(metadata.get(ABOUT, b"{}"))
-    return about

@@ -22,14 +22,12 @@ from trl.trainer.utils import nanstd
 
 from trl_dataeff.rollouts.classification import total_rewards
 from trl_dataeff.rollouts.group import RolloutGroup
+from trl_dataeff.tracking.files import PREFIX, read_metrics
 from trl_dataeff.utils import write_atomically
 
 
 logger = logging.get_logger(__name__)
-PREFIX = "dataeff/"
 SELECTOR_PREFIX = PREFIX + "selector/"
-METRICS_FILE = "dataeff/metrics.jsonl"
-RUN_FILE = "dataeff/run.json"
 #: The Trainer logs this name when a call of `train` ends, and at no other time
 END = "train_runtime"
 
@@ -325,27 +323,3 @@ class MetricsLog:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with open(self.path, "a", encoding="utf-8") as file:
             file.write("".join(self._waiting))
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """
-    Read the complete lines of a `metrics.jsonl`.
-
-    Args:
-        path (`Path`): the file, which need not exist.
-
-    Returns:
-        `list[dict]`: a dictionary for each line. Other lines are left out: a process that is killed while it writes
-        leaves half a line.
-    """
-    if not path.exists():
-        return []
-    lines = []
-    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            line = json.loads(text)
-        except ValueError:
-            continue
-        if isinstance(line, dict) and "step" in line and "seconds" in line:
-            lines.append(line)
-    return lines

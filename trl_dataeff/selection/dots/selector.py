@@ -33,7 +33,7 @@ from trl_dataeff.selection.base import SelectorContext, check_request, register_
 from trl_dataeff.selection.dots.estimator import HALF_LIVES, PromptEstimator
 from trl_dataeff.selection.dots.predicting import PredictingSelector
 from trl_dataeff.selection.dots.sampling import PromptPass, chance_effective, gumbel_top_k, log_weight
-from trl_dataeff.tracking.groups import GROUPS_FILE, about_groups, read_groups
+from trl_dataeff.tracking.files import GROUPS_FILE, about_groups, read_groups
 from trl_dataeff.utils import UserError, check_number
 
 

@@ -1,0 +1,47 @@
+"""What a run does that plain GRPO does not, in words: for the model card, the table of `report`, and a run's start."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trl_dataeff.tracking.files import PREFIX
+
+
+#: Titles by the class of the selector
+SELECTORS = {
+    "UniformSelector": "uniform selection",
+    "DotsSelector": "DOTS selection",
+    "GresoSelector": "GRESO selection",
+    "PaperDotsSelector": "DOTS selection as published",
+}
+
+
+def selection_title(selector: str) -> str:
+    """What a selector of this class does, in two words; for a class of another package, its name."""
+    return SELECTORS.get(selector, selector)
+
+
+def methods_used(about: Mapping[str, Any], last: Mapping[str, float]) -> list[str]:
+    """
+    What set a run apart from plain GRPO, in words.
+
+    Args:
+        about (`Mapping`): its `run.json`; empty for a run of plain TRL.
+        last (`Mapping`): the last value of each of its metrics.
+
+    Returns:
+        `list[str]`: a phrase for each method.
+    """
+    methods = []
+    selector = about.get("selector")
+    if selector:
+        methods.append(selection_title(selector))
+    replayed = last.get(f"{PREFIX}rollouts_replayed", 0)
+    if replayed > 0:
+        share = replayed / last[f"{PREFIX}rollouts_trained"]
+        methods.append(f"{share:.0%} of the trained rollouts replayed")
+    if last.get(f"{PREFIX}rounds", 0) >= 1:
+        dropped = last[f"{PREFIX}rollouts_discarded"]
+        methods.append(f"{dropped:,.0f} rollouts dropped by dynamic sampling")
+    return methods
