@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.lab.ratios import curves_of
-from benchmarks.savings import after_same_time, best_of, by_setting, savings_table
+from benchmarks.savings import after_same_time, best_of, by_setting, group_sizes_table, savings_table
 
 
 def run(method: str, seed: int, rate: float, accuracies: list[float], seconds: float, machine: str = "here") -> list:
@@ -69,3 +69,16 @@ def test_two_runs_of_a_setting_with_one_seed_are_refused():
     again = [{**row, "run": "again"} for row in ROWS[:3]]
     with pytest.raises(ValueError, match="seed 0"):
         by_setting(curves_of([*ROWS, *again]))
+
+
+def test_sizes_of_groups_by_the_rollouts_to_an_accuracy():
+    rows = []
+    for size in (4, 2):
+        for method, accuracies in (("uniform", [0.1, 0.3, 0.3]), ("default", [0.1, 0.3, 0.7])):
+            own = run(method, 0, 0.1, accuracies, seconds=1)
+            rows += [{**row, "group_size": size, "prompts": 8 // size, "run": f"{method} {size}"} for row in own]
+    table = cells(group_sizes_table(by_setting(curves_of(rows)), target=0.5))
+    assert table == [
+        ["2", "4", "not in 1 of 1", "150", "0.300", "0.700"],
+        ["4", "2", "not in 1 of 1", "150", "0.300", "0.700"],
+    ]

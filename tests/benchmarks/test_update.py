@@ -1,11 +1,25 @@
 """The benchmark of the update: recorded lengths, and what it counts."""
 
+import json
+
 import pytest
 import torch
 
 from benchmarks.lab.model import make_tokenizer
 from benchmarks.lengths import at_cap, complete
-from benchmarks.update import COMPACT, GROUP_SIZE, GROUPS, TRL, Row, measure, result_of, smollm2, table
+from benchmarks.update import (
+    COMPACT,
+    GROUP_SIZE,
+    GROUPS,
+    TRL,
+    Row,
+    measure,
+    page_table,
+    read_results,
+    result_of,
+    smollm2,
+    table,
+)
 
 
 class EndsAfter:
@@ -66,3 +80,32 @@ def test_trls_tokens_are_those_of_the_widest_rows(name):
     assert trls.seconds > 0
     text = table([result_of(row, size, "cpu", updates)])
     assert f"| {ours.tokens / trls.tokens:.3f} " in text
+
+
+def test_a_page_shows_the_latest_measurement_of_each_row_in_their_order(tmp_path):
+    def result(name: str, seconds: float, **conditions) -> dict:
+        row = {"one_in": 1, "prompt": 0, "micro_batch": 8, "checkpointing": False, "replay": False, "cap": 512}
+        return {
+            **row,
+            **conditions,
+            "name": name,
+            "model": "tiny",
+            "every_position": False,
+            TRL: {"seconds": [10.0, 10.0], "tokens": [100, 300], "peak_bytes": 2**31},
+            COMPACT: {"seconds": [seconds, seconds + 1], "tokens": [50, 50], "peak_bytes": 2**30},
+        }
+
+    results = [
+        result("half effective", 2.0, one_in=2),
+        result("all effective", 9.0),
+        result("all effective", 4.0),
+        result("checkpointing, prompts of 1,500", 5.0, prompt=1500, checkpointing=True),
+    ]
+    path = tmp_path / "cpu.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in results))
+    lines = page_table(read_results(path)).splitlines()[2:]
+    assert [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines] == [
+        ["all", "as recorded", "", "0.25", "0.45 (0.40-0.50)", "1.00 instead of 2.00 GiB"],
+        ["half", "as recorded", "", "0.25", "0.25 (0.20-0.30)", "1.00 instead of 2.00 GiB"],
+        ["all", "1,500 tokens", "gradient checkpointing", "0.25", "0.55 (0.50-0.60)", "1.00 instead of 2.00 GiB"],
+    ]
