@@ -130,14 +130,11 @@ def runs_at_best_rates() -> list[Curve]:
 
 
 def runs_by_group_size() -> SyntheticSettings:
-    """The study `groups`, and those runs of the study `time` that have the same methods and rates."""
-    groups = by_setting(runs_of_study("groups"))
-    chosen = {(setting.method, setting.rate) for setting in groups}
-    found = dict(groups)
-    for setting, runs in by_setting(runs_of_study("time")).items():
-        if (setting.method, setting.rate) in chosen:
-            found[setting] = runs
-    return found
+    """The study `groups`, and those runs of the study `time` that have the same methods, rates and seeds."""
+    runs = runs_of_study("groups")
+    chosen = {(run.method, run.learning_rate, run.seed) for run in runs}
+    of_groups_of_8 = [run for run in runs_of_study("time") if (run.method, run.learning_rate, run.seed) in chosen]
+    return by_setting([*runs, *of_groups_of_8])
 
 
 # The pretrained model

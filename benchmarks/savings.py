@@ -142,7 +142,7 @@ def group_sizes_table(settings: Settings, target: float) -> str:
         runs_of.setdefault((setting.group_size, setting.prompts), {})[setting.method] = runs
     rows = []
     for (group_size, prompts), runs in sorted(runs_of.items()):
-        row = [str(group_size), str(prompts)]
+        row = [str(group_size), str(prompts), str(len(runs[BASELINE]))]
         for method in (BASELINE, "default"):
             needs = [reach(run.column("rollouts"), run.column(ACCURACY), target) for run in runs[method]]
             row.append(rollouts(needs))
@@ -152,6 +152,7 @@ def group_sizes_table(settings: Settings, target: float) -> str:
     header = [
         "completions of a group",
         "groups a step",
+        "seeds",
         f"plain GRPO: rollouts to {target:g}",
         f"default: rollouts to {target:g}",
         "plain GRPO: end",

@@ -121,7 +121,7 @@ STUDIES: dict[str, tuple[Part, ...]] = {
     "groups": tuple(
         Part(
             ("first",),
-            range(62, 72),
+            range(62, 67),
             {
                 "uniform": {"group_size": size, "prompts": groups, **PLAIN_RATE},
                 "default": {"group_size": size, "prompts": groups, **SELECTION_RATE},

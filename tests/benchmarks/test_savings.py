@@ -79,6 +79,6 @@ def test_sizes_of_groups_by_the_rollouts_to_an_accuracy():
             rows += [{**row, "group_size": size, "prompts": 8 // size, "run": f"{method} {size}"} for row in own]
     table = cells(group_sizes_table(by_setting(curves_of(rows)), target=0.5))
     assert table == [
-        ["2", "4", "not in 1 of 1", "150", "0.300", "0.700"],
-        ["4", "2", "not in 1 of 1", "150", "0.300", "0.700"],
+        ["2", "4", "1", "not in 1 of 1", "150", "0.300", "0.700"],
+        ["4", "2", "1", "not in 1 of 1", "150", "0.300", "0.700"],
     ]

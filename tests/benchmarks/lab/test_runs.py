@@ -131,7 +131,7 @@ def test_the_studies_have_each_run_once_seed_by_seed():
     expected = {
         "trials": 32,
         "time": 60,
-        "groups": 60,
+        "groups": 30,
         "methods": 120,
         "best": 58,
         "pools": 480,
