@@ -242,6 +242,7 @@ def test_rows_of_a_half_used_batch_are_those_that_are_trained_on_after_a_resume(
     resumed = run(tmp_path, trainer_class, **options, resume=str(tmp_path / "checkpoint-4"))
     assert resumed.in_rows == whole.in_rows[4:]
     assert resumed.trained == whole.trained[4:]
+    assert all(trained <= rows for trained, rows in zip(resumed.trained, resumed.in_rows))
 
 
 def test_a_subclass_that_does_not_read_the_state_of_a_run_is_told_before_it_trains(tmp_path):

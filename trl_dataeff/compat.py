@@ -297,8 +297,8 @@ def _uses_before_passing_on(method: FunctionType, place: int, next_methods: Sequ
             ends_of_calls.append((cast(int, node.end_lineno), cast(int, node.end_col_offset)))
     for node in ast.walk(function):
         if isinstance(node, ast.Name) and node.id == argument and node not in passed_on:
-            place = (node.lineno, node.col_offset)
-            if not ends_of_calls or place < max(ends_of_calls):
+            position = (node.lineno, node.col_offset)
+            if not ends_of_calls or position < max(ends_of_calls):
                 return True
     return False
 
