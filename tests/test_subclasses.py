@@ -49,6 +49,21 @@ class ChangedInPrepareInputs:
         return super()._prepare_inputs(rows)
 
 
+class ChangedInTrainingStep:
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        for row in inputs:
+            row["prompt"] += "?"
+        return super().training_step(model, inputs, num_items_in_batch)
+
+
+class ChangedInBatchSamples:
+    def get_batch_samples(self, *args):
+        batches, num_items = super().get_batch_samples(*args)
+        for batch in batches:
+            batch.sort(key=lambda row: row["prompt"])
+        return batches, num_items
+
+
 class OwnSampler:
     """Takes prompts from the last to the first."""
 
@@ -109,6 +124,8 @@ PATTERNS = (
     ChangedBefore,
     OtherListBefore,
     ChangedInPrepareInputs,
+    ChangedInTrainingStep,
+    ChangedInBatchSamples,
     OwnSampler,
     OwnDataloader,
     ShapedRewards,
@@ -191,14 +208,79 @@ def test_rows_after_super_are_those_that_are_trained_on(name, tmp_path):
     assert trainer.rows == trainer.prompts
 
 
+class ReadsRowsOfMicroBatches:
+    """Notes the prompts of the rows that came in, and those of the micro-batch, after TRL has prepared it."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.in_rows = []
+        self.trained = []
+
+    def _prepare_inputs(self, generation_batch):
+        inputs = super()._prepare_inputs(generation_batch)
+        if self.model.training:
+            self.in_rows.append({row["prompt"] for row in generation_batch})
+            prompts = [ids[mask.bool()] for ids, mask in zip(inputs["prompt_ids"], inputs["prompt_mask"])]
+            self.trained.append({"".join(self.processing_class.batch_decode(ids)) for ids in prompts})
+            generation_batch.clear()  # is delivered again for the next micro-batch
+        return inputs
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_rows_of_every_micro_batch_are_those_that_are_trained_on(name, tmp_path):
+    options = {**OPTIONS, "rewards": even_length_reward, **OFF, **SETTINGS[name], "steps_per_generation": 3}
+    trainer = run(tmp_path, named("Our", ReadsRowsOfMicroBatches, DataEfficientGRPOTrainer), **options)
+    assert len(trainer.trained) == 6
+    assert all(trained <= rows for trained, rows in zip(trainer.trained, trainer.in_rows))
+    assert trainer.in_rows[0] == trainer.in_rows[1] == trainer.in_rows[2]
+
+
+def test_rows_of_a_half_used_batch_are_those_that_are_trained_on_after_a_resume(tmp_path):
+    options = {**OPTIONS, "selection": "dots", "replay": "fill", "steps_per_generation": 3, "save_steps": 4}
+    trainer_class = named("Our", ReadsRowsOfMicroBatches, DataEfficientGRPOTrainer)
+    whole = run(tmp_path, trainer_class, **options, save_strategy="steps")
+    resumed = run(tmp_path, trainer_class, **options, resume=str(tmp_path / "checkpoint-4"))
+    assert resumed.in_rows == whole.in_rows[4:]
+    assert resumed.trained == whole.trained[4:]
+    assert all(trained <= rows for trained, rows in zip(resumed.trained, resumed.in_rows))
+
+
+def test_a_subclass_that_does_not_read_the_state_of_a_run_is_told_before_it_trains(tmp_path):
+    class OwnOptimizerState(DataEfficientGRPOTrainer):
+        def _load_optimizer_and_scheduler(self, checkpoint):
+            pass
+
+    options = {**OPTIONS, "save_strategy": "steps", "save_steps": 2, "max_steps": 2}
+    run(tmp_path, OwnOptimizerState, **options)
+    calls = []
+
+    def reward(completion_ids, **kwargs):
+        calls.append(len(completion_ids))
+        return even_length_reward(completion_ids)
+
+    reward.__name__ = partly_learnable_reward.__name__
+    with pytest.raises(ValueError, match="_load_optimizer_and_scheduler"):
+        run(tmp_path, OwnOptimizerState, **{**options, "max_steps": 4, "rewards": reward}, resume=True)
+    assert not calls
+
+
 @pytest.mark.parametrize(
-    "pattern", [ChangedBefore, OtherListBefore, ChangedInPrepareInputs, OwnSampler, OwnDataloader]
+    "pattern",
+    [
+        ChangedBefore,
+        OtherListBefore,
+        ChangedInPrepareInputs,
+        ChangedInTrainingStep,
+        ChangedInBatchSamples,
+        OwnSampler,
+        OwnDataloader,
+    ],
 )
 def test_rows_that_selection_does_not_use_are_named_once(pattern, tmp_path, caplog_transformers):
     options = {**OPTIONS, "selection": "dots", "replay": "fill", "max_steps": 3}
     trainer = run(tmp_path, named("Our", pattern, DataEfficientGRPOTrainer), **options)
     (found,) = messages(caplog_transformers, "are not trained on")
-    method = next(name for name in vars(pattern) if name.strip("_")[:3] in ("gen", "pre", "get"))
+    method = next(name for name in vars(pattern) if name.strip("_")[:3] in ("gen", "pre", "get", "tra"))
     assert f"`{method}`" in found
     assert all_finite(trainer)
 

@@ -213,7 +213,13 @@ def _takes(parameters: list[inspect.Parameter], expected: list[str]) -> bool:
 
 
 #: Methods that decide which rows TRL's dataloader gives, and in which order
-ORDER_METHODS = ("get_train_dataloader", "_get_train_sampler")
+ORDER_METHODS = ("get_train_dataloader", "_get_train_sampler", "get_batch_samples")
+#: Methods that get these rows before TRL generates: the place of the rows among their arguments, `self` being the
+#: first, and the methods to which they pass the rows on
+ROW_METHODS = {
+    "training_step": (2, ("training_step", "_prepare_inputs")),
+    "_prepare_inputs": (1, ("_prepare_inputs", "_generate_and_score_completions")),
+}
 
 
 def overrides(trainer_class: type, name: str) -> bool:
@@ -254,19 +260,20 @@ def row_hooks(trainer_class: type, own: type) -> list[str]:
     """
     above = _above(trainer_class, own)
     hooks = [name for name in ORDER_METHODS if any(name in vars(base) for base in above)]
-    methods = [vars(base)["_prepare_inputs"] for base in above if "_prepare_inputs" in vars(base)]
-    next_methods = ("_prepare_inputs", "_generate_and_score_completions")
-    if any(_uses_before_passing_on(method, next_methods) for method in methods):
-        hooks.append("_prepare_inputs")
+    for name, (place, next_methods) in ROW_METHODS.items():
+        methods = [vars(base)[name] for base in above if name in vars(base)]
+        if any(_uses_before_passing_on(method, place, next_methods) for method in methods):
+            hooks.append(name)
     return hooks
 
 
-def _uses_before_passing_on(method: FunctionType, next_methods: Sequence[str]) -> bool:
+def _uses_before_passing_on(method: FunctionType, place: int, next_methods: Sequence[str]) -> bool:
     """
-    Whether a method uses its first argument before its last call of the next methods, or passes on something else.
+    Whether a method uses an argument before its last call of the next methods, or passes on something else.
 
     Args:
         method (`FunctionType`): the method.
+        place (`int`): place of the argument among those of the method, `self` being at 0.
         next_methods (`Sequence[str]`): names of the methods to which the argument is to be passed on.
     """
     method = inspect.unwrap(method)
@@ -279,9 +286,9 @@ def _uses_before_passing_on(method: FunctionType, next_methods: Sequence[str]) -
     if source[0].isspace():
         source = "if True:\n" + source  # not dedented: a text of several lines may begin further left
     function = next(node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef))
-    if len(function.args.args) < 2:
+    if len(function.args.args) <= place:
         return False  # `*args`
-    argument = function.args.args[1].arg
+    argument = function.args.args[place].arg
     passed_on: list[ast.expr] = []
     ends_of_calls = []
     for node in ast.walk(function):
@@ -290,8 +297,8 @@ def _uses_before_passing_on(method: FunctionType, next_methods: Sequence[str]) -
             ends_of_calls.append((cast(int, node.end_lineno), cast(int, node.end_col_offset)))
     for node in ast.walk(function):
         if isinstance(node, ast.Name) and node.id == argument and node not in passed_on:
-            place = (node.lineno, node.col_offset)
-            if not ends_of_calls or place < max(ends_of_calls):
+            position = (node.lineno, node.col_offset)
+            if not ends_of_calls or position < max(ends_of_calls):
                 return True
     return False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import reprlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -217,8 +218,8 @@ def problems_of_fields(config: Any) -> Iterator[str]:
             yield f"`{name}` is {value!r}; it takes a name or a path."
     if not isinstance(config.selector_args, (dict, type(None))):
         yield (
-            f"`selector_args` is {config.selector_args!r}; it takes a mapping of keyword arguments (on the command "
-            "line as JSON: '{\"threshold\": 0.5}'; '{}' is none)."
+            f"`selector_args` is {reprlib.repr(config.selector_args)}; it takes a mapping of keyword arguments (on "
+            "the command line as JSON: '{\"threshold\": 0.5}'; '{}' is none)."
         )
     problems = [
         _reward_range_problem(config.reward_range),

@@ -32,7 +32,7 @@ from trl_dataeff.difficulty.embedding import embed_for
 from trl_dataeff.generation import trl_state
 from trl_dataeff.generation.pregenerated import PregeneratedGroups
 from trl_dataeff.generation.recorder import GeneratedRound, RoundRecorder, generate_rollouts
-from trl_dataeff.rollouts.distributed import Processes
+from trl_dataeff.rollouts.distributed import Processes, all_gather
 from trl_dataeff.rollouts.group import RolloutGroup
 from trl_dataeff.selection import Selector
 from trl_dataeff.signals import StopSignals, exception_of
@@ -71,6 +71,7 @@ from trl_dataeff.update.logprobs import (
 from trl_dataeff.update.padding import forward_by_length
 from trl_dataeff.update.parts import Parts
 from trl_dataeff.update.prompts import completions_alone
+from trl_dataeff.utils import UserError
 
 
 compat.check(GRPOTrainer)
@@ -91,7 +92,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
       Without selection, replay and several rounds, rows that a subclass has changed are trained on as they are.
     - `_generate`, `_calculate_rewards`: record what is generated; return groups that were generated before TRL's
       method runs.
-    - `_prepare_inputs`: leaves out of the micro-batches what has no gradient.
+    - `_prepare_inputs`: leaves out of the micro-batches what has no gradient. The list of rows that came in holds
+      those of the present generation batch afterwards.
     - `_compute_loss`, `_get_per_token_logps_and_entropies`: correct the loss of earlier rollouts; compute completions
       alone. TRL's loss calls the second of these for its log-probs, and only then reads the advantages and old
       log-probs of its micro-batch. So that is where they are rewritten: within the loss, and no line of it is copied.
@@ -167,6 +169,9 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         self._dataeff_trls_collator = self.data_collator
         self._dataeff_warned_of_rows = False
         self._dataeff_rows_of_dataloader: list[dict[str, Any]] = []  # of a subclass that may change them
+        # Of this process in the present generation batch, if the collector has chosen them
+        self._dataeff_trained_rows: list[dict[str, Any]] | None = None
+        self._dataeff_trained_prompts: list[int] | None = None
         if plan.compacts:
             policy = self._dataeff_policy(self.model)
             self._dataeff_compactor = UpdateCompactor(
@@ -242,6 +247,9 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         validation.check_unchanged(self._dataeff_fields, own_fields(config))
         dataset = cast(Dataset, self.train_dataset)  # any other is read by TRL alone
         self._dataeff_begins_late = False
+        self._dataeff_loop = None
+        self._dataeff_trained_rows = None
+        self._dataeff_trained_prompts = None
         trl_state.forget_last_run(self)
         cast(LossCorrection, self._dataeff_correction).begin()
         num_prompts = 0
@@ -308,6 +316,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             return super()._generate_and_score_completions(inputs)
         self._dataeff_read_options()
         self._dataeff_rows_read.clear()
+        self._dataeff_trained_rows = None
+        self._dataeff_trained_prompts = None
         if self._dataeff_takes_trls_rows or self._dataeff_changed_by_subclass(inputs):
             return self._dataeff_train_on_trls_rows(inputs)
         if self._dataeff_generates_before_trl:
@@ -369,7 +379,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             # any of these makes `plan_runs` have groups generated before TRL's pass
             assert not tensors, "a second round would replace the rows of the first"
             if not takes_rows:
-                inputs[:] = self._dataeff_rows(self._dataeff_processes.share(ids))
+                self._dataeff_choose_rows(inputs, self._dataeff_processes.share(ids))
             with (
                 self._dataeff_recorded() as recorder,
                 trl_state.temporarily(self, _dataeff_compacts_pass=not self._is_vlm),
@@ -396,7 +406,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             batch = collector.collect(self._dataeff_generate_round, self.state.global_step)
             own = collector.groups_of_this_process(batch)
             groups = [member.group for member in own]
-            inputs[:] = self._dataeff_rows(np.array([group.prompt_id for group in groups]))
+            self._dataeff_choose_rows(inputs, np.array([group.prompt_id for group in groups]))
         # Of all processes, as TRL's `_calculate_rewards` returns them
         rewards = np.concatenate([group.rewards for group in batch.trained])
         pregenerated = PregeneratedGroups(groups, rewards)
@@ -497,6 +507,12 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             rows += [_copy_of(row) for _ in range(cast(int, self.num_generations))]
         return rows
 
+    def _dataeff_choose_rows(self, inputs: list[dict[str, Any]], ids: np.ndarray) -> None:
+        """Replace the rows of TRL's dataloader by those of prompts `ids`, on which the generation batch is trained."""
+        inputs[:] = self._dataeff_rows(ids)
+        self._dataeff_trained_rows = list(inputs)
+        self._dataeff_trained_prompts = ids.tolist()
+
     # The loss
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
@@ -504,6 +520,10 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         if is_training and compat.overrides(type(self), "_generate_and_score_completions"):
             self._dataeff_rows_of_dataloader = [_copy_of(row) for row in generation_batch]
         inputs: dict[str, Any] = super()._prepare_inputs(generation_batch)
+        # TRL's dataloader delivers the rows of a generation batch again for each of its micro-batches
+        rows = self._dataeff_trained_rows
+        if is_training and rows is not None and compat.overrides(type(self), "_prepare_inputs"):
+            generation_batch[:] = [_copy_of(row) for row in rows]
         if self._dataeff_compactor is None or not is_training:
             return inputs
         self.model.train()  # a reward function that asks the policy may have left it in evaluation mode
@@ -692,6 +712,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         state: dict[str, Any] = {}
         if is_resumable:
             state = {"collector": collector.state_dict(), "loop": trl_state.loop_state(self), **collector.about()}
+            state["prompts"] = all_gather(self._dataeff_trained_prompts)
             state["update"] = None if self._dataeff_compactor is None else self._dataeff_compactor.state_dict()
             check_agreement(state["collector"], self._dataeff_processes, collector.own_state())
         writing = complete_checkpoint(
@@ -731,6 +752,9 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             self._step = 0
         else:
             self._step = state["loop"]["micro_step"]
+            prompts = state.get("prompts")  # a checkpoint of an earlier version has none
+            if prompts is not None and prompts[self._dataeff_processes.rank] is not None:
+                self._dataeff_choose_rows([], np.array(prompts[self._dataeff_processes.rank]))
             # Completions of a half-used batch are in the table of the run that made it. TRL would replace the table
             # with an empty one. `_generate_and_score_completions` turns this on again
             self._dataeff_logs_completions_again = self.log_completions
@@ -741,6 +765,13 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         Name the run in its folder, and continue the logging interval of a checkpoint, as the Trainer has begun one.
         """
         self._dataeff_begin_late_run()
+        checkpoint = self._dataeff_run.checkpoint
+        if checkpoint is not None and self._dataeff_loop is None:
+            raise UserError(
+                f"The state of the run in {checkpoint} was not read: {type(self).__name__} has a "
+                "`_load_optimizer_and_scheduler` that does not call `super()`. Let it call it, or start a new run "
+                "with this checkpoint's weights as the model."
+            )
         self.collector.begin_logs(self.state.global_step, str(self.model.config._name_or_path))
         if self._dataeff_loop is not None:
             trl_state.continue_interval(self, self._dataeff_loop, self._dataeff_processes)

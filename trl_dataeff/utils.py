@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import reprlib
 import shutil
 import sys
 import uuid
@@ -120,7 +121,7 @@ def number_problem(name: str, value: Any, interval: str, *, integer: bool = Fals
         return None
     kind = "an integer" if integer else "a number"
     or_none = " or None" if none else ""
-    return f"`{name}` is {value!r}; it takes {kind} in {interval}{or_none}."
+    return f"`{name}` is {reprlib.repr(value)}; it takes {kind} in {interval}{or_none}."
 
 
 def choice_problem(name: str, value: Any, choices: Sequence[Any]) -> str | None:

@@ -2,10 +2,12 @@
 
 import errno
 import json
+import os
 import re
 import resource
 import shutil
 import signal
+import socket
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -306,6 +308,14 @@ def test_a_damaged_index_of_shards_costs_one_checkpoint(tmp_path):
     assert resolve_run(True, tmp_path).checkpoint == str(tmp_path / "checkpoint-1")
 
 
+def test_a_later_checkpoint_whose_manifest_cannot_be_read_is_named(tmp_path, caplog_transformers):
+    train(tmp_path, max_steps=2)
+    (tmp_path / "checkpoint-2" / MANIFEST).write_text('{"step": 2')
+    assert resolve_run(True, tmp_path).checkpoint == str(tmp_path / "checkpoint-1")
+    (found,) = messages(caplog_transformers, "Rejected")
+    assert "checkpoint-2 is corrupt" in found
+
+
 # A folder has one run at a time
 
 
@@ -322,6 +332,8 @@ def test_a_second_run_in_a_folder_is_an_error_until_the_first_has_ended(tmp_path
     before_reward(trainer, 1, start_another)
     trainer.train()
     assert len(refused) == 1
+    holder = f"process {os.getpid()} on {socket.gethostname()}"
+    assert holder in str(refused[0].value)
     second.train()
 
 

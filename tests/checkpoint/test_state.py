@@ -72,6 +72,18 @@ def test_a_dataset_with_another_prompt_is_rejected(tmp_path):
             train(tmp_path, resume=True, trainer={"train_dataset": dataset})
 
 
+def test_a_split_without_a_seed_is_named_as_the_cause(tmp_path):
+    def split(seed):
+        return plain_dataset(30).train_test_split(6, seed=seed)["train"]
+
+    train(tmp_path, max_steps=1, trainer={"train_dataset": split(0)})
+    # Without a seed each start of a script draws another one
+    with pytest.raises(CheckpointError, match=r"train_test_split\(.*seed="):
+        train(tmp_path, resume=True, trainer={"train_dataset": split(1)})
+    resumed = train(tmp_path, resume=True, max_steps=2, trainer={"train_dataset": split(0)})
+    assert resumed.state.global_step == 2
+
+
 @pytest.mark.parametrize(
     ("before", "after", "named"),
     [

@@ -175,6 +175,8 @@ class ByTheRule:
         candidates = sorted((s for p, s in stored.items() if p not in present), key=lambda s: (s[2], -s[1]))
         references = [g for g in batch.generated if batch.origins[g] == "reference" and g.effective]
         fresh = [g for g in batch.generated if batch.origins[g] == "fresh"]
+        # A prompt with a leftover group has no second place while others are free
+        references = [g for g in references if g.prompt_id not in prompts(before)]
         effective = [*before, *([] if self.replays else references[: self.places // 2])]
         effective += [g for g in fresh if g.effective]
         zero_variance = [g for g in fresh if not g.effective]

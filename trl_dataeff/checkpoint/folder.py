@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,8 @@ from trl_dataeff.utils import UserError, remove_temporary_files
 
 logger = logging.get_logger(__name__)
 LOCK = "_dataeff/lock"  # the underscore keeps a folder from being pushed to the Hub
+#: Names the process that holds the lock. A file of its own: a process that tries to lock may empty the lock file
+HOLDER = "_dataeff/holder.txt"
 #: Folders of this package within that of a run
 FOLDERS = (FOLDER, LOCK.partition("/")[0])
 
@@ -40,9 +43,11 @@ def own_folder(output_dir: str | os.PathLike[str], processes: Processes) -> Iter
         try:
             Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
             lock.acquire(timeout=0)
+            Path(output_dir, HOLDER).write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
         except Timeout:
             problem = (
-                f"Another run trains in {output_dir} now. Set another `output_dir`, or wait until that run has ended."
+                f"Another run trains in {output_dir} now{_holder(output_dir)}. Set another `output_dir`, or wait "
+                "until that run has ended."
             )
         except (OSError, NotImplementedError) as error:
             logger.warning(
@@ -58,3 +63,11 @@ def own_folder(output_dir: str | os.PathLike[str], processes: Processes) -> Iter
         yield
     finally:
         lock.release()
+
+
+def _holder(output_dir: str | os.PathLike[str]) -> str:
+    """Say which process holds the lock of a folder, in parentheses; empty if it has not said so yet."""
+    path = Path(output_dir, HOLDER)
+    if not path.is_file():
+        return ""
+    return f" ({path.read_text(encoding='utf-8', errors='replace')})"

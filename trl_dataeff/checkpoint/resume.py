@@ -101,9 +101,13 @@ def resolve_run(
         return Run()
     rejected: list[str] = []
     if wanted is True:
+        # Those whose manifest cannot be read may be the latest: they are rejected first, and so they are named
+        unreadable = [path for path in present if is_complete(path) and completion_order(path) == (0, 0.0)]
+        unreadable = all_gather(unreadable)[0]
+        ordered = [*unreadable, *(path for path in present if path not in unreadable)]
         # First those with all of their files, then those without a file that the Trainer can do without
-        candidates = [(path, True) for path in present]
-        candidates += [(path, False) for path in present]
+        candidates = [(path, True) for path in ordered]
+        candidates += [(path, False) for path in ordered]
     else:
         candidates = [(Path(wanted), False)]
     for candidate, needs_all in candidates:

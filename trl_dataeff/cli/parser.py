@@ -186,13 +186,17 @@ def read_recipe(path: Path) -> Recipe:
     recipe = Recipe(path)
     loader, root = _parse_yaml(path)
     for key_node, value_node in root.value:
-        name = str(key_node.value)
         line = key_node.start_mark.line + 1
+        if not isinstance(key_node, yaml.ScalarNode):
+            recipe.problems.append(f"{path}:{line}: a list or a mapping is used as a field's name.")
+            continue
+        name = str(key_node.value)
         try:
             value = loader.construct_object(value_node, deep=True)
             repr(value)  # fails for an integer with too many digits, which hexadecimal notation gets past `int`
             repeated = list(_repeated_keys(loader, value_node))
-        except (yaml.YAMLError, ValueError, RecursionError) as error:
+        # AttributeError and TypeError: of a value that does not fit its tag, such as `!!timestamp soon`
+        except (yaml.YAMLError, ValueError, RecursionError, AttributeError, TypeError) as error:
             reason = " ".join(str(error).split())
             recipe.problems.append(f"{path}:{line}: `{name}` has a value that cannot be read: {reason}.")
             recipe.lines[name] = line

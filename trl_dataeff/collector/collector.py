@@ -350,11 +350,13 @@ class RolloutCollector:
     def _candidates(self, so_far: _BatchSoFar) -> list[RolloutGroup]:
         """
         Groups generated for this batch that may take places. With a buffer, reference groups go there; without,
-        effective ones take up to half of the batch, and the rest is selected.
+        effective ones take up to half of the batch, and the rest is selected. A prompt with a leftover group has its
+        place by that.
         """
         if self.buffer is not None:
             return so_far.fresh
-        references = [group for group in so_far.references if group.effective]
+        left_over = {group.prompt_id for group in self.leftover}
+        references = [group for group in so_far.references if group.effective and group.prompt_id not in left_over]
         return [*references[: self.batch_groups // 2], *so_far.fresh]
 
     def _prompts_not_replayed(self, so_far: _BatchSoFar) -> set[int]:
