@@ -28,6 +28,7 @@ from trl_dataeff.selection import Selector, UniformSelector
 from trl_dataeff.selection.base import CheckedSelector, uses_references
 from trl_dataeff.tracking.groups import RunLogs
 from trl_dataeff.update.compaction import can_skip_rows
+from trl_dataeff.update.correction import LossOptions
 from trl_dataeff.utils import UserError, hash_prompts
 
 
@@ -176,7 +177,7 @@ def plan_runs(
     if selects and not is_uniform:
         validation.warn_of_small_batches(config, processes)
     if replays:
-        validation.warn_of_replayed_sequences(trainer.importance_sampling_level, processes)
+        validation.warn_of_replayed_sequences(LossOptions.of(trainer), config.replay_clip, processes)
     return Plan(
         selector=selector,
         selects=selects,
