@@ -21,7 +21,7 @@ from trl_dataeff.compat import overrides_rewards
 from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.difficulty import PREDICTORS
 from trl_dataeff.generation.trl_state import has_tool_images, tokenizer_of
-from trl_dataeff.rollouts.checks import check_reward_arguments, first_row, warn_of_raw_text
+from trl_dataeff.rollouts.checks import check_reward_arguments, first_row, warn_of_changing_rewards, warn_of_raw_text
 from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.distributed import Processes, all_gather
 from trl_dataeff.selection import Selector, UniformSelector
@@ -176,6 +176,8 @@ def plan_runs(
     )
     if selects and not is_uniform:
         validation.warn_of_small_batches(config, processes)
+    if (replays or max_rounds > 1) and processes.is_main:
+        warn_of_changing_rewards(trainer.reward_funcs)
     if replays:
         validation.warn_of_replayed_sequences(LossOptions.of(trainer), config.replay_clip, processes)
     return Plan(
