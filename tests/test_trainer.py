@@ -408,6 +408,19 @@ def test_a_field_of_ours_that_changes_after_the_trainer_was_made_is_an_error(tmp
     assert trainer.state.global_step == 0
 
 
+def test_a_field_of_ours_that_a_callback_changes_is_an_error_before_the_next_batch(tmp_path):
+    class ChangesField(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 2:
+                args.replay = "off"
+
+    trainer = run(tmp_path, train=False, selection="dots", replay="fill", max_steps=4)
+    trainer.add_callback(ChangesField())
+    with pytest.raises(ValueError, match="`replay='off'`"):
+        trainer.train()
+    assert trainer.state.global_step == 2
+
+
 def test_a_loss_type_that_changes_within_a_compacted_batch_is_an_error(tmp_path):
     options = {"rewards": partly_learnable_reward, "steps_per_generation": 4, "compact_update": True}
     trainer = run(tmp_path, train=False, **options)

@@ -346,6 +346,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
 
     def _dataeff_read_options(self) -> None:
         """Read what decides rewards and advantages in TRL's pass. A callback may have changed it."""
+        validation.check_unchanged(self._dataeff_fields, own_fields(self.args))
         self._dataeff_collector.read_options(
             self.reward_funcs,
             weights=self.reward_weights.float().cpu().numpy(),

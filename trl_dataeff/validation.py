@@ -116,7 +116,8 @@ def unsupported_reason(
 
 def check_unchanged(fields_of_init: Mapping[str, Any], fields_now: Mapping[str, Any]) -> None:
     """
-    Check that the fields of this package are those with which the trainer was made, when a run begins.
+    Check that the fields of this package are those with which the trainer was made, when a run or a generation batch
+    begins.
 
     Args:
         fields_of_init (`Mapping`): values of the fields when the trainer was made, by name.
