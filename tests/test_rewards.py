@@ -263,14 +263,14 @@ def test_math_verify_stops_a_slow_completion_outside_of_the_main_thread(monkeypa
 
 
 def test_math_verify_limits_a_batch(monkeypatch):
-    """Of slow completions; those that are left count as wrong."""
+    """Of slow completions. Those that are left get no score, because they may be right."""
     monkeypatch.setattr(rewards, "MAX_SECONDS_PER_COMPLETION", 60.0)
     monkeypatch.setattr(rewards, "SECONDS_PER_BATCH", 2.0)
     monkeypatch.setattr(rewards, "MEAN_SECONDS_PER_COMPLETION", 0.001)
     start = time.monotonic()
-    with pytest.warns(RuntimeWarning, match="not compared count as wrong"):
+    with pytest.warns(RuntimeWarning, match="get no score"):
         scores = math_verify_reward(["34", *[SLOW] * 20, "34"], answer=["34"] * 22)
-    assert scores == [1.0] + [0.0] * 21
+    assert scores == [1.0] + [None] * 21
     assert time.monotonic() - start < 20
 
 

@@ -339,6 +339,38 @@ def test_a_subclass_may_use_its_own_private_names(tmp_path):
     assert_same_end(plain, own)
 
 
+class OwnPublicNames(DataEfficientGRPOTrainer):
+    """Uses names for itself that the trainer shows to its callers."""
+
+    selector = "of tokens"
+
+    def collector(self):
+        return "a collector of gold answers"
+
+    def stopped_by(self):
+        return "an early stop"
+
+    def clear_replay_buffer(self, reason):
+        raise AssertionError("this is the subclass's own")
+
+
+def test_a_subclass_may_use_the_public_names(tmp_path):
+    options = {"selection": "dots", "replay": "share", "save_on_signal": True, "max_steps": 4}
+    plain = run(tmp_path / "a", **options)
+    own = run(tmp_path / "b", OwnPublicNames, **options)
+    for a, b in zip(plain.model.parameters(), own.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert own.collector() == "a collector of gold answers"
+    assert own.selector == "of tokens"
+
+
+@pytest.mark.parametrize("name", ["collector", "selector", "stopped_by"])
+def test_a_public_name_that_is_assigned_is_an_error_where_it_is_assigned(tmp_path, name):
+    trainer = run(tmp_path, train=False)
+    with pytest.raises(AttributeError, match=name):
+        setattr(trainer, name, "mine")
+
+
 def test_private_names_of_ours_have_a_prefix():
     """TRL's and the Trainer's own names are overridden; all else of ours is out of a subclass's way."""
     own = [name for name in vars(DataEfficientGRPOTrainer) if not hasattr(GRPOTrainer, name)]
@@ -374,6 +406,19 @@ def test_a_field_of_ours_that_changes_after_the_trainer_was_made_is_an_error(tmp
     with pytest.raises(ValueError, match=f"`{name}="):
         trainer.train()
     assert trainer.state.global_step == 0
+
+
+def test_a_field_of_ours_that_a_callback_changes_is_an_error_before_the_next_batch(tmp_path):
+    class ChangesField(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 2:
+                args.replay = "off"
+
+    trainer = run(tmp_path, train=False, selection="dots", replay="fill", max_steps=4)
+    trainer.add_callback(ChangesField())
+    with pytest.raises(ValueError, match="`replay='off'`"):
+        trainer.train()
+    assert trainer.state.global_step == 2
 
 
 def test_a_loss_type_that_changes_within_a_compacted_batch_is_an_error(tmp_path):

@@ -269,8 +269,19 @@ def test_batches_of_few_groups_are_said_where_prompts_are_selected(tmp_path, cap
 
 
 @pytest.mark.parametrize(
-    ("level", "replay", "is_said"), [("sequence", "fill", True), ("sequence", "off", False), ("token", "fill", False)]
+    ("fields", "is_said"),
+    [
+        ({}, True),
+        ({"epsilon": 0.2, "epsilon_high": 4e-4}, True),
+        ({"epsilon": 0.2}, False),
+        ({"replay": "share"}, True),
+        ({"replay": "off"}, False),
+        ({"replay_clip": "proximal"}, False),
+        ({"importance_sampling_level": "token"}, False),
+        ({"loss_type": "cispo"}, False),
+    ],
 )
-def test_replay_with_ratios_of_sequences_is_advised_against(tmp_path, caplog_transformers, level, replay, is_said):
-    run(tmp_path, train=False, importance_sampling_level=level, replay=replay)
+def test_replay_with_a_narrow_clip_of_sequences_is_advised_against(tmp_path, caplog_transformers, fields, is_said):
+    options = {"importance_sampling_level": "sequence", "epsilon": 3e-4, "replay": "fill", **fields}
+    run(tmp_path, train=False, **options)
     assert bool(messages(caplog_transformers, "set `replay='off'`")) == is_said

@@ -181,8 +181,8 @@ def math_verify_reward(
 
     Ordinary completions take milliseconds. One that takes more than 5 seconds (`MAX_SECONDS_PER_COMPLETION`) counts as
     wrong, with a warning. A batch of n completions takes at most 60 + n / 4 seconds (`SECONDS_PER_BATCH` and
-    `MEAN_SECONDS_PER_COMPLETION`); those that are not compared by then count as wrong too, with a warning. math-verify
-    runs in a process of its own, so these limits hold in every thread. On Windows a comparison cannot be stopped.
+    `MEAN_SECONDS_PER_COMPLETION`); those that are not compared by then get no score, with a warning. math-verify runs
+    in a process of its own, so these limits hold in every thread. On Windows a comparison cannot be stopped.
 
     Args:
         completions (`list[str]` or `list[list[dict]]`):
@@ -196,7 +196,7 @@ def math_verify_reward(
 
     Returns:
         `list[float | None]`: 1.0 or 0.0 for each completion; `None` for a row whose gold answer is missing or cannot
-        be parsed.
+        be parsed, or for which no time is left.
 
     Raises:
         `ValueError`: the dataset has neither `answer` nor `solution`.
@@ -215,22 +215,22 @@ def math_verify_reward(
     deadline = time.monotonic() + batch_seconds
 
     def score(text: str, gold: str) -> float | None:
-        seconds_left = deadline - time.monotonic()
-        if seconds_left <= 0:
-            _warn(
-                f"math-verify has taken {batch_seconds:g} seconds for a batch of {len(completions)} completions. "
-                "Those that it has not compared count as wrong."
-            )
-            return 0.0
-        try:
-            seconds = min(MAX_SECONDS_PER_COMPLETION, seconds_left)
-            return _math_verifier.compare(_for_math_verify(text), _in_dollars(_answer(gold)), seconds)
-        except TimeoutError:
-            _warn(
-                f"math-verify took too long for a completion (limit: {MAX_SECONDS_PER_COMPLETION:g} seconds), or "
-                "crashed. Such completions count as wrong. This warning is shown once."
-            )
-            return 0.0
+        seconds = min(MAX_SECONDS_PER_COMPLETION, deadline - time.monotonic())
+        if seconds > 0:
+            try:
+                return _math_verifier.compare(_for_math_verify(text), _in_dollars(_answer(gold)), seconds)
+            except TimeoutError:
+                if seconds == MAX_SECONDS_PER_COMPLETION:
+                    _warn(
+                        f"math-verify took too long for a completion (limit: {MAX_SECONDS_PER_COMPLETION:g} seconds), "
+                        "or crashed. Such completions count as wrong. This warning is shown once."
+                    )
+                    return 0.0
+        _warn(
+            f"math-verify has taken {batch_seconds:g} seconds for a batch of {len(completions)} completions. Those "
+            "that it has not compared get no score."
+        )
+        return None
 
     return _scores(score, completions, answer, solution)
 

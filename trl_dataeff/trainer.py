@@ -26,7 +26,14 @@ from trl_dataeff.callback import DataEfficientCallback
 from trl_dataeff.checkpoint.folder import own_folder
 from trl_dataeff.checkpoint.resume import Run, complete_checkpoint, failure_notes, remove_older, resolve_run
 from trl_dataeff.checkpoint.state import check_agreement, check_fits, load_run, save_run
-from trl_dataeff.collector import GenerationBatch, check_same_settings, hash_same_prompts, make_collector, plan_runs
+from trl_dataeff.collector import (
+    GenerationBatch,
+    RolloutCollector,
+    check_same_settings,
+    hash_same_prompts,
+    make_collector,
+    plan_runs,
+)
 from trl_dataeff.config import DataEfficientGRPOConfig, own_fields, with_own_fields
 from trl_dataeff.difficulty.embedding import embed_for
 from trl_dataeff.generation import trl_state
@@ -113,6 +120,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
 
     Attributes:
         collector ([`RolloutCollector`]): makes the generation batches, and holds the state of the run.
+        selector ([`Selector`]): selects prompts, where the run selects any.
         stopped_by (`signal.Signals` or `None`): the signal that ended the last call of `train` early, if one did.
 
     Example:
@@ -161,8 +169,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             corrects_loss=corrects_loss,
             replaces_generation=compat.replaces_generation(type(self), DataEfficientGRPOTrainer),
         )
-        self.selector = plan.selector  # as it was given; the collector calls it as a `CheckedSelector`
-        self.collector = make_collector(self, plan, processes)
+        self._dataeff_selector = plan.selector  # as it was given; the collector calls it as a `CheckedSelector`
+        self._dataeff_collector = make_collector(self, plan, processes)
         self._dataeff_generates_before_trl = plan.generates_before_trl
         self._dataeff_can_take_trls_rows = plan.can_take_trls_rows
         self._dataeff_takes_trls_rows = False  # in this run
@@ -196,7 +204,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         self._dataeff_rows_read: dict[int, dict[str, Any]] = {}  # rows of the present generation batch
         self._dataeff_loop: dict[str, Any] | None = None  # of the training loop, as a checkpoint has it
         self._dataeff_callback = DataEfficientCallback(
-            self.collector,
+            self._dataeff_collector,
             self._dataeff_timer,
             self._metrics["train"],
             on_begin=self._dataeff_continue_interval,
@@ -213,13 +221,14 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
         with own_folder(self.args.output_dir, self._dataeff_processes):
             output = self._dataeff_train(resume_from_checkpoint, *args, **kwargs)
-        if self.stopped_by is not None:
-            raise exception_of(self.stopped_by)
+        stopped_by = self._dataeff_callback.stopped_by
+        if stopped_by is not None:
+            raise exception_of(stopped_by)
         return output
 
     def _dataeff_train(self, resume_from_checkpoint: str | bool | None, *args: Any, **kwargs: Any) -> TrainOutput:
         config = self.args
-        check_same_settings(self, self.selector, resume_from_checkpoint, self._dataeff_processes)
+        check_same_settings(self, self._dataeff_selector, resume_from_checkpoint, self._dataeff_processes)
         self._dataeff_run = resolve_run(
             resume_from_checkpoint, config.output_dir, self._dataeff_processes, config.should_save
         )
@@ -235,7 +244,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             "load_best_model_at_end": config.load_best_model_at_end,
             "save_total_limit": config.save_total_limit,
         }
-        notes = failure_notes(self._dataeff_run, self._dataeff_prompts_at_work, self.collector.flush_logs)
+        notes = failure_notes(self._dataeff_run, self._dataeff_prompts_at_work, self._dataeff_collector.flush_logs)
         with notes, signals or nullcontext(), trl_state.temporarily(config, **changed_by_callback):
             if not self._dataeff_begins_late:
                 self._dataeff_begin_run()
@@ -255,27 +264,38 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         num_prompts = 0
         dataset_hash = ""
         if self._dataeff_map_style:
-            validation.check_dataset(config, dataset, self.environment_factories, self.selector)
+            validation.check_dataset(config, dataset, self.environment_factories, self._dataeff_selector)
             validation.check_size(config, dataset)
             num_prompts = len(dataset)
             dataset_hash = hash_same_prompts(dataset, self._dataeff_processes)
         checkpoint = self._dataeff_run.checkpoint
         if checkpoint is not None:
             check_fits(
-                Path(checkpoint), self.collector.settings, num_prompts, dataset_hash, self._dataeff_processes.is_main
+                Path(checkpoint),
+                self._dataeff_collector.settings,
+                num_prompts,
+                dataset_hash,
+                self._dataeff_processes.is_main,
             )
         row_hooks = compat.row_hooks(type(self), DataEfficientGRPOTrainer)
         if self.data_collator is not self._dataeff_trls_collator:
             row_hooks.append("data_collator")
         self._dataeff_takes_trls_rows = self._dataeff_can_take_trls_rows and bool(row_hooks)
-        if self.collector.selector is not None and not self._dataeff_can_take_trls_rows:
+        if self._dataeff_collector.selector is not None and not self._dataeff_can_take_trls_rows:
             validation.warn_of_unused_rows(row_hooks, self._dataeff_processes)
         self._dataeff_rows_dataset = dataset
         if self._dataeff_map_style and config.remove_unused_columns:
             self._dataeff_rows_dataset = self._remove_unused_columns(dataset, description="training")
         is_resumed = checkpoint is not None
-        embed = partial(embed_for, self, dataset, config.prompt_embedding, resumed=is_resumed)
-        self.collector.bind(num_prompts, embed=embed, dataset_hash=dataset_hash, resumed=is_resumed)
+        embed = partial(
+            embed_for,
+            self,
+            dataset,
+            config.prompt_embedding,
+            dataset_hash=dataset_hash,
+            resumed=is_resumed,
+        )
+        self._dataeff_collector.bind(num_prompts, embed=embed, dataset_hash=dataset_hash, resumed=is_resumed)
 
     def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
         scheduler = super().create_scheduler(*args, **kwargs)
@@ -288,9 +308,19 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             self._dataeff_begin_run()
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> Any:
-        if self.state.global_step < self.state.max_steps and self.stopped_by is None:
+        if self.state.global_step < self.state.max_steps and self._dataeff_callback.stopped_by is None:
             return super()._run_epoch(*args, **kwargs)
         self.control.should_training_stop = True  # the Trainer would check that after one more step
+
+    # The public names. No method here reads them, so that a subclass may have its own
+
+    @property
+    def collector(self) -> RolloutCollector:
+        return self._dataeff_collector
+
+    @property
+    def selector(self) -> Selector:
+        return self._dataeff_selector
 
     @property
     def stopped_by(self) -> signal.Signals | None:
@@ -304,7 +334,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         that the trainer cannot see: a reward function that depends on the step, or that was edited before a resume. If
         `reward_funcs` holds other objects, the trainer drops the groups itself.
         """
-        self.collector.drop_rollouts()
+        self._dataeff_collector.drop_rollouts()
 
     # Generating
 
@@ -326,7 +356,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
 
     def _dataeff_read_options(self) -> None:
         """Read what decides rewards and advantages in TRL's pass. A callback may have changed it."""
-        self.collector.read_options(
+        validation.check_unchanged(self._dataeff_fields, own_fields(self.args))
+        self._dataeff_collector.read_options(
             self.reward_funcs,
             weights=self.reward_weights.float().cpu().numpy(),
             scale_rewards=self.scale_rewards,
@@ -340,7 +371,8 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         Whether rows are to be trained on as they came in, because a subclass has changed them before this method. A
         collective if a subclass has a method of this name.
         """
-        if self.collector.selector is None or not compat.overrides(type(self), "_generate_and_score_completions"):
+        overrides_generation = compat.overrides(type(self), "_generate_and_score_completions")
+        if self._dataeff_collector.selector is None or not overrides_generation:
             return False
         values, structure = tree_flatten(inputs)
         values_before, structure_before = tree_flatten(self._dataeff_rows_of_dataloader)
@@ -356,7 +388,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
 
     def _dataeff_train_on_trls_rows(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """Train on rows that TRL's dataloader, or a subclass, has chosen or changed. Their prompts are not known."""
-        with trl_state.temporarily(self.collector, generates_before_trl=False):
+        with trl_state.temporarily(self._dataeff_collector, generates_before_trl=False):
             return self._dataeff_generate_within_trls_pass(rows, takes_rows=True)
 
     def _dataeff_generate_within_trls_pass(
@@ -370,7 +402,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             takes_rows (`bool`, *optional*, defaults to `False`): whether they are trained on as they are, in the place
                 of the selector's prompts.
         """
-        takes_rows = takes_rows or self.collector.selector is None
+        takes_rows = takes_rows or self._dataeff_collector.selector is None
         tensors: dict[str, Any] = {}
         make_batch = super()._generate_and_score_completions
 
@@ -388,7 +420,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             return replace(recorder.complete(self._dataeff_processes), is_as_proposed=not takes_rows)
 
         with self._dataeff_timer.selection():
-            batch = self.collector.collect(generate_groups, self.state.global_step)
+            batch = self._dataeff_collector.collect(generate_groups, self.state.global_step)
             self._dataeff_log_batch(batch)
         return tensors
 
@@ -400,7 +432,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             inputs (`list[dict]`): rows of TRL's dataloader. They become those that are trained on, which a subclass
                 may read after `super()`.
         """
-        collector = self.collector
+        collector = self._dataeff_collector
         metrics = self._metrics["train"]
         with self._dataeff_timer.selection(), discarding_logs_of_rounds(metrics, self.state):
             batch = collector.collect(self._dataeff_generate_round, self.state.global_step)
@@ -699,13 +731,13 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         replace_last(metrics, batch.trl_metrics)
         any_effective = any(group.effective for group in batch.generated)
         progress = self.state.global_step / self.state.max_steps
-        self.collector.reward_checks.check_gradient(any_effective, progress)
+        self._dataeff_collector.reward_checks.check_gradient(any_effective, progress)
         record(metrics, batch.metrics)
         record_selector(metrics, batch.selector_metrics)
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         config = self.args
-        collector = self.collector
+        collector = self._dataeff_collector
         step = self.state.global_step
         checkpoint = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{step}"
         is_resumable = not config.save_only_model
@@ -731,7 +763,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         super().create_model_card(*args, **kwargs)
-        logs = self.collector.logs
+        logs = self._dataeff_collector.logs
         if logs is not None and logs.about:
             complete_card(Path(self.args.output_dir, "README.md"), logs.about, self.state.log_history)
 
@@ -741,7 +773,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
             return
         self._dataeff_begin_late_run()
         state, unused_batch = load_run(Path(checkpoint), self._dataeff_processes)
-        self.collector.load_state_dict(state["collector"])
+        self._dataeff_collector.load_state_dict(state["collector"])
         checks = state.get("update")  # a checkpoint of an earlier version has none
         if self._dataeff_compactor is not None and checks is not None:
             self._dataeff_compactor.load_state_dict(checks)
@@ -772,7 +804,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
                 "`_load_optimizer_and_scheduler` that does not call `super()`. Let it call it, or start a new run "
                 "with this checkpoint's weights as the model."
             )
-        self.collector.begin_logs(self.state.global_step, str(self.model.config._name_or_path))
+        self._dataeff_collector.begin_logs(self.state.global_step, str(self.model.config._name_or_path))
         if self._dataeff_loop is not None:
             trl_state.continue_interval(self, self._dataeff_loop, self._dataeff_processes)
             self._dataeff_loop = None

@@ -19,11 +19,14 @@ from trl_dataeff.rollouts.distributed import Processes
 from trl_dataeff.selection import Selector, UniformSelector, make_selector
 from trl_dataeff.selection.base import uses_references
 from trl_dataeff.tracking.methods import selection_title
+from trl_dataeff.update.correction import UNCLIPPED_LOSSES, LossOptions
 from trl_dataeff.utils import UserError
 
 
 logger = logging.get_logger(__name__)
 FEW_GROUPS = 8  # of a batch, below which a selector has little choice
+# `epsilon` of ratios of sequences: between GSPO's, 3e-4, and TRL's default for tokens, 0.2
+NARROW_CLIP = 0.01
 
 
 # The selector
@@ -113,7 +116,8 @@ def unsupported_reason(
 
 def check_unchanged(fields_of_init: Mapping[str, Any], fields_now: Mapping[str, Any]) -> None:
     """
-    Check that the fields of this package are those with which the trainer was made, when a run begins.
+    Check that the fields of this package are those with which the trainer was made, when a run or a generation batch
+    begins.
 
     Args:
         fields_of_init (`Mapping`): values of the fields when the trainer was made, by name.
@@ -354,18 +358,22 @@ def warn_of_small_batches(config: DataEfficientGRPOConfig, processes: Processes)
     )
 
 
-def warn_of_replayed_sequences(level: str, processes: Processes) -> None:
+def warn_of_replayed_sequences(options: LossOptions, replay_clip: str, processes: Processes) -> None:
     """
-    Warn, on the main process, of replay in a loss whose ratio is by sequence.
+    Warn, on the main process, of a narrow clip around the ratio of a replayed sequence, which is 1 only as long as the
+    policy is the one that sampled it.
 
     Args:
-        level (`str`): TRL's `importance_sampling_level`, in a run that replays groups.
+        options ([`LossOptions`]): of the loss, in a run that replays groups.
+        replay_clip (`str`): where the clip of replayed groups is centred.
         processes ([`Processes`]): of the run.
     """
-    if level == "sequence" and processes.is_main:
+    is_clipped = replay_clip == "behavior" and options.loss_type not in UNCLIPPED_LOSSES
+    narrowest = min(options.epsilon)
+    if options.level == "sequence" and is_clipped and narrowest < NARROW_CLIP and processes.is_main:
         logger.warning(
-            "With `importance_sampling_level='sequence'` and a clip as narrow as GSPO's (3e-4), most replayed "
-            "sequences have no gradient: set `replay='off'`."
+            f"With `importance_sampling_level='sequence'` and a clip of {narrowest:g}, most replayed sequences may "
+            f"have no gradient: set `replay='off'`, or `epsilon` to {NARROW_CLIP} or more."
         )
 
 

@@ -422,7 +422,9 @@ def test_a_batch_that_no_number_of_processes_was_given_for_is_that_of_one(write,
         ("max_prompt_length", "It was removed in TRL 0.28. Leave prompts that are too long out of the dataset."),
         ("torch_dtype", "It was renamed to `dtype` in TRL 0.27."),
         ("vllm_guided_decoding_regex", "It was renamed to `vllm_structured_outputs_regex` in TRL 0.28."),
-        ("warmup_ratio", "It was removed in Transformers 5. Set `warmup_steps`"),
+        ("vllm_max_model_len", "It was removed in TRL 0.18. Set `vllm_max_model_length`"),
+        ("evaluation_strategy", "It was renamed to `eval_strategy` in Transformers 4.51."),
+        ("warmup_ratio", "It was removed in Transformers 5.15. Set `warmup_steps`"),
     ],
 )
 def test_a_key_of_an_older_trl_is_told_what_became_of_it(name, says, tmp_path):
@@ -471,3 +473,18 @@ def test_a_configuration_of_accelerate_is_not_taken_for_a_recipe(tmp_path):
     _, path = resolve_accelerate_config_argument(["--accelerate_config", "fsdp2"])
     (problem,) = validate(Path(path)).problems
     assert f"`--accelerate_config {path}`" in problem
+
+
+@pytest.mark.parametrize(
+    ("text", "way_out"),
+    [
+        ("distributed_type: MULTI_GPU\nnum_processes: 8\nmixed_precision: bf16\n", "--accelerate_config"),
+        ('{"zero_optimization": {"stage": 3}, "train_micro_batch_size_per_gpu": "auto"}', "deepspeed:"),
+    ],
+)
+def test_another_configuration_is_one_problem_with_its_way_out(text, way_out, write, capsys):
+    write("other.yaml", text)
+    assert main(["recipes", "validate", "other.yaml"]) == 1
+    (problem,) = capsys.readouterr().err.splitlines()
+    assert f"`{way_out} other.yaml`" in problem
+    assert problem.count("other.yaml") == 2

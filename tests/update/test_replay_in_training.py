@@ -92,6 +92,46 @@ def test_no_step_trains_on_a_former_reward(tmp_path, caplog_transformers, reward
     assert len(messages(caplog_transformers, "Stored rollouts were dropped")) == is_seen
 
 
+class Reward:
+    """A method of an object is another object at each access."""
+
+    def even_length_reward(self, completion_ids, **kwargs):
+        return even_length_reward(completion_ids)
+
+
+@pytest.mark.parametrize("is_another", [False, True])
+def test_the_method_of_one_object_stays_the_same_reward(tmp_path, is_another):
+    reward = Reward()
+    other = Reward() if is_another else reward
+
+    def exchange_method(trainer):
+        trainer.reward_funcs[0] = other.even_length_reward
+        num_stored.append(len(trainer.collector.buffer))
+
+    num_stored = []
+    callback = ChangesReward(6, exchange_method)
+    trainer = replaying(
+        tmp_path, rewards=[reward.even_length_reward], trainer={"callbacks": [callback]}, max_steps=7, train=False
+    )
+    callback.trainer = trainer
+    trainer.train()
+    ages = [6 - group.step for group in trainer.collector.buffer.groups]
+    assert num_stored[0] > 0
+    assert (max(ages) == 0) == is_another
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_said"), [({}, True), ({"replay": "off"}, False), ({**DYNAMIC, "replay": "off"}, True)]
+)
+def test_rewards_that_may_change_are_warned_of_with_groups_of_earlier_batches(
+    tmp_path, caplog_transformers, fields, is_said
+):
+    replaying(tmp_path, rewards=[until_step_6, even_length_reward], **fields, train=False)
+    found = messages(caplog_transformers, "`trainer_state`")
+    assert len(found) == is_said
+    assert all("until_step_6" in message and "even_length_reward" not in message for message in found)
+
+
 def test_a_share_of_the_batch_is_not_generated_once_the_buffer_can_give_it(tmp_path):
     trainer = replaying(tmp_path, **SHARE, max_steps=20, replay_max_age=None)
     assert [(len(b.generated), len(b.replayed)) for b in trainer.batches] == [(4, 0)] + [(2, 2)] * 9

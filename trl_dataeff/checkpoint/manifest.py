@@ -166,6 +166,8 @@ def _difference(checkpoint: Path, name: str, size: int, digest: str | None) -> s
             return f"{name} has {present_size} bytes instead of {size}"
         if digest is not None and _hash(path) != digest:
             return f"{name} is not what was written"
+    except FileNotFoundError:
+        return f"{name} is missing"
     except OSError as error:
         return f"{name} cannot be read ({error})"
     return None

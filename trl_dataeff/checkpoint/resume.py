@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,7 @@ def resolve_run(
                 "continue that run."
             )
         return Run()
-    rejected: list[str] = []
+    rejected: dict[Path, str] = {}  # in the order of the candidates
     if wanted is True:
         # Those whose manifest cannot be read may be the latest: they are rejected first, and so they are named
         unreadable = [path for path in present if is_complete(path) and completion_order(path) == (0, 0.0)]
@@ -114,13 +115,15 @@ def resolve_run(
         manifest, problem = _check_on_every_process(candidate, checks, needs_all)
         if problem is None:
             if processes.is_main and manifest is not None:
-                _report_resumption(candidate, manifest, rejected, processes.world_size)
+                later = takewhile(candidate.__ne__, rejected)
+                reasons = [rejected[path] for path in later]
+                _report_resumption(candidate, manifest, reasons, processes.world_size)
             return Run(str(candidate))
-        if problem not in rejected:
-            rejected.append(problem)
+        rejected[candidate] = problem
+    reasons = list(rejected.values())
     if wanted is not True:
-        raise CheckpointError(rejected[0])
-    _check_nothing_is_lost(folder, present, rejected)
+        raise CheckpointError(reasons[0])
+    _check_nothing_is_lost(folder, present, reasons)
     if processes.is_main:
         incomplete = f" Incomplete ones are replaced: {_names(present)}." if present else ""
         logger.warning(f"There is no complete checkpoint in {folder}: training starts from step 0.{incomplete}")

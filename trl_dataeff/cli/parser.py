@@ -61,6 +61,9 @@ MACHINE: dict[str, Any] = {
     "deepspeed": None,
     "ddp_backend": None,
 }
+#: Keys that no recipe has, by which configurations of accelerate and of DeepSpeed are known
+ACCELERATE_KEYS = frozenset({"compute_environment", "distributed_type"})
+DEEPSPEED_KEYS = frozenset({"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"})
 #: Bytes of a recipe, and values in it with aliases written out: more would take long to read
 LARGEST_RECIPE = 200_000
 MOST_VALUES = 10_000
@@ -533,13 +536,9 @@ def apply_recipe(recipe: Recipe, parser: TrlParser, launcher: argparse.ArgumentP
         `list[str]`: The options of `accelerate launch` that the recipe gives.
 
     Raises:
-        UserError: If the file is a configuration of accelerate.
+        UserError: If the file is a configuration of accelerate or of DeepSpeed.
     """
-    if "compute_environment" in recipe.values:
-        raise UserError(
-            f"{recipe.path} is a configuration of accelerate, not a recipe. Give it as "
-            f"`--accelerate_config {recipe.path}`, beside `--config RECIPE`."
-        )
+    _check_is_recipe(recipe)
     types = _field_types()
     defaults: dict[str, Any] = {}
     launch_options: list[str] = []
@@ -566,6 +565,20 @@ def apply_recipe(recipe: Recipe, parser: TrlParser, launcher: argparse.ArgumentP
     recipe.problems += problems
     parser.set_defaults_with_config(**defaults)
     return launch_options
+
+
+def _check_is_recipe(recipe: Recipe) -> None:
+    """Raise a [`UserError`] for a configuration of accelerate or of DeepSpeed."""
+    if not ACCELERATE_KEYS.isdisjoint(recipe.values):
+        raise UserError(
+            f"{recipe.path}: a configuration of accelerate, not a recipe. Give it as "
+            f"`--accelerate_config {recipe.path}`, beside `--config RECIPE`."
+        )
+    if not DEEPSPEED_KEYS.isdisjoint(recipe.values):
+        raise UserError(
+            f"{recipe.path}: a configuration of DeepSpeed, not a recipe. Name it in a recipe, as "
+            f"`deepspeed: {recipe.path}`."
+        )
 
 
 def _problems_of_datasets(recipe: Recipe, entries: list[Any]) -> Iterator[str]:

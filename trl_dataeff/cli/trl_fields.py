@@ -96,16 +96,16 @@ def _is_in_help(name: str, value: Any) -> bool:
     return f"'{value}'" in help_text or (isinstance(value, bool) and f"`{value}`" in help_text)
 
 
-# Former names, from the deprecations in TRL's history and the migration guide of Transformers 5
+# Former names, and the first release that does not know them: from the configurations in the releases of TRL and
+# Transformers on PyPI
 
-#: Present name, and the release that knows the former one no more
+#: Present name, and the first release that does not know the former one
 RENAMED = {
-    "vllm_max_model_len": ("vllm_max_model_length", "TRL 0.18"),
     "wandb_log_unique_prompts": ("log_unique_prompts", "TRL 0.27"),
     "torch_dtype": ("dtype", "TRL 0.27"),
     "use_liger_loss": ("use_liger_kernel", "TRL 0.28"),
     "vllm_guided_decoding_regex": ("vllm_structured_outputs_regex", "TRL 0.28"),
-    "evaluation_strategy": ("eval_strategy", "Transformers 4.46"),
+    "evaluation_strategy": ("eval_strategy", "Transformers 4.51"),
     "no_cuda": ("use_cpu", "Transformers 5"),
     "include_tokens_per_second": ("include_num_input_tokens_seen", "Transformers 5"),
     "include_inputs_for_metrics": ("include_for_metrics", "Transformers 5"),
@@ -115,23 +115,24 @@ RENAMED = {
     "push_to_hub_model_id": ("hub_model_id", "Transformers 5"),
     "push_to_hub_organization": ("hub_model_id", "Transformers 5"),
     "tpu_metrics_debug": ("debug", "Transformers 5"),
+    "torchdynamo": ("torch_compile_backend", "Transformers 5"),
 }
-#: The release that knows a field no more, and what to do instead
+#: The first release that does not know a field, and what to do instead
 REMOVED = {
     "max_prompt_length": ("TRL 0.28", "Leave prompts that are too long out of the dataset."),
-    "token_entropy_percentile_threshold": ("TRL 0.20", "Set `top_entropy_quantile` to 1 minus its value."),
     "vllm_device": ("TRL 0.18", "vLLM shares the GPU of the training (`vllm_mode: colocate`), or is a server."),
+    "vllm_max_model_len": ("TRL 0.18", "Set `vllm_max_model_length`, which TRL has since 0.26."),
     "vllm_dtype": ("TRL 0.18", "It is an option of the vLLM server."),
     "vllm_enable_prefix_caching": ("TRL 0.18", "It is an option of the vLLM server."),
     "gradient_checkpointing_use_reentrant": (
         "TRL 0.27",
         "Set `gradient_checkpointing_kwargs` to {use_reentrant: true} or {use_reentrant: false}.",
     ),
-    "warmup_ratio": ("Transformers 5", "Set `warmup_steps`, which takes a share of the steps too, such as 0.1."),
+    "warmup_ratio": ("Transformers 5.15", "Set `warmup_steps`, which takes a share of the steps too, such as 0.1."),
     "overwrite_output_dir": ("Transformers 5", "Leave it out; `resume_from_checkpoint` continues a run."),
-    "logging_dir": ("Transformers 5", "Set the environment variable TENSORBOARD_LOGGING_DIR (key `env`)."),
+    "logging_dir": ("Transformers 5.15", "Set the environment variable TENSORBOARD_LOGGING_DIR (key `env`)."),
     "save_safetensors": ("Transformers 5", "Leave it out: models are always saved so."),
-    "group_by_length": ("Transformers 5", "Leave it out: it has no effect on GRPO, which orders prompts itself."),
+    "group_by_length": ("Transformers 5.2", "Leave it out: it has no effect on GRPO, which orders prompts itself."),
     "use_mps_device": ("Transformers 5", "Leave it out: the device is found by itself."),
     "fp16_backend": ("Transformers 5", "Leave it out."),
     "half_precision_backend": ("Transformers 5", "Leave it out."),
@@ -143,8 +144,8 @@ REMOVED = {
     "adafactor": ("Transformers 5", "Set `optim` to 'adafactor'."),
     "fsdp_min_num_params": ("Transformers 5", "Set it in `fsdp_config`."),
     "fsdp_transformer_layer_cls_to_wrap": ("Transformers 5", "Set it in `fsdp_config`."),
-    "dispatch_batches": ("Transformers 5", "Set it in `accelerator_config`."),
-    "split_batches": ("Transformers 5", "Set it in `accelerator_config`."),
+    "dispatch_batches": ("Transformers 4.51", "Set it in `accelerator_config`."),
+    "split_batches": ("Transformers 4.51", "Set it in `accelerator_config`."),
     "tpu_num_cores": ("Transformers 5", "Set the environment variable TPU_NUM_CORES (key `env`)."),
     "ray_scope": ("Transformers 5", "Set the environment variable RAY_SCOPE (key `env`)."),
 }

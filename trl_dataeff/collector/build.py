@@ -21,13 +21,14 @@ from trl_dataeff.compat import overrides_rewards
 from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.difficulty import PREDICTORS
 from trl_dataeff.generation.trl_state import has_tool_images, tokenizer_of
-from trl_dataeff.rollouts.checks import check_reward_arguments, first_row, warn_of_raw_text
+from trl_dataeff.rollouts.checks import check_reward_arguments, first_row, warn_of_changing_rewards, warn_of_raw_text
 from trl_dataeff.rollouts.classification import GroupClassifier
 from trl_dataeff.rollouts.distributed import Processes, all_gather
 from trl_dataeff.selection import Selector, UniformSelector
 from trl_dataeff.selection.base import CheckedSelector, uses_references
 from trl_dataeff.tracking.groups import RunLogs
 from trl_dataeff.update.compaction import can_skip_rows
+from trl_dataeff.update.correction import LossOptions
 from trl_dataeff.utils import UserError, hash_prompts
 
 
@@ -175,8 +176,10 @@ def plan_runs(
     )
     if selects and not is_uniform:
         validation.warn_of_small_batches(config, processes)
+    if (replays or max_rounds > 1) and processes.is_main:
+        warn_of_changing_rewards(trainer.reward_funcs)
     if replays:
-        validation.warn_of_replayed_sequences(trainer.importance_sampling_level, processes)
+        validation.warn_of_replayed_sequences(LossOptions.of(trainer), config.replay_clip, processes)
     return Plan(
         selector=selector,
         selects=selects,

@@ -9,6 +9,7 @@ last bits (the main process's proposals count).
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -185,7 +186,8 @@ class RolloutCollector:
         dropped. Weights may change: totals are formed from the rewards of each function when a group is trained on.
 
         Args:
-            functions (`Sequence`): the reward functions. Another object is another reward.
+            functions (`Sequence`): the reward functions. Another object is another reward, but for a method, of which
+                the object counts that it belongs to.
             weights (`np.ndarray` of shape `(F,)`): their weights.
             scale_rewards (`str`): TRL's option of that name.
             aggregation (`str`): TRL's `multi_objective_aggregation`.
@@ -631,5 +633,12 @@ class RolloutCollector:
 
 
 def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
-    """Whether two sequences hold the same objects."""
-    return len(some) == len(others) and all(one is other for one, other in zip(some, others, strict=True))
+    """Whether two sequences hold the same functions."""
+    return len(some) == len(others) and all(_is_same(one, other) for one, other in zip(some, others, strict=True))
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether two functions are one object, or a method of one object, which Python makes anew at each access."""
+    if inspect.ismethod(one):
+        return one == other
+    return one is other

@@ -125,7 +125,7 @@ def _gather_rows(ids: np.ndarray, values: np.ndarray, size: int) -> np.ndarray:
     return gathered
 
 
-def embed_for(trainer: Any, dataset: Dataset, embedding: str, *, resumed: bool) -> np.ndarray:
+def embed_for(trainer: Any, dataset: Dataset, embedding: str, *, dataset_hash: str, resumed: bool) -> np.ndarray:
     """
     Embed the prompts of a run. Embeddings are kept in the output folder, in a file that processes of one machine
     share, and a resumed run reads them again, because the policy has changed by then. A collective.
@@ -134,6 +134,7 @@ def embed_for(trainer: Any, dataset: Dataset, embedding: str, *, resumed: bool) 
         trainer ([`~trl.GRPOTrainer`]): the trainer.
         dataset ([`~datasets.Dataset`]): its training dataset, N rows.
         embedding (`str`): `"policy"`, or the id or path of a model, see [`embed_dataset`].
+        dataset_hash (`str`): content hash of the dataset's prompts, which names the file.
         resumed (`bool`): whether the run is resumed.
 
     Returns:
@@ -142,7 +143,6 @@ def embed_for(trainer: Any, dataset: Dataset, embedding: str, *, resumed: bool) 
     Raises:
         EmbeddingError: see [`embed_dataset`].
     """
-    dataset_hash = trainer.collector.dataset_hash
     # The underscore keeps the folder from being pushed to the Hub
     name = f"_dataeff/embeddings-{hash_json(embedding, dataset_hash)[:8]}.npy"
     path = Path(trainer.args.output_dir, name)

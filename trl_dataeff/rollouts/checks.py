@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -211,12 +211,41 @@ def check_reward_arguments(reward_funcs: Sequence[Any], row: Mapping[str, Any]) 
                 raise TypeError(f"it would get two values for `{given_twice[0]}`, of TRL and of the dataset's column")
             signature.bind(**arguments)
         except TypeError as error:
-            name = getattr(function, "__name__", type(function).__name__)
             raise UserError(
-                f"The reward function `{name}` cannot be called: {error}. TRL passes "
+                f"The reward function `{_name_of(function)}` cannot be called: {error}. TRL passes "
                 f"{listed([*PASSED_BY_TRL, *columns])}. Rename a column or the argument, and let the function take "
                 "`**kwargs`."
             ) from error
+
+
+def warn_of_changing_rewards(reward_funcs: Sequence[Any]) -> None:
+    """
+    Warn of reward functions that take `trainer_state`, in a run that trains on groups of earlier batches: rewards that
+    depend on the step would not be those of these groups any more.
+
+    Args:
+        reward_funcs (`Sequence`): reward functions, and reward models, which do not take it.
+    """
+    names = [_name_of(function) for function in reward_funcs if "trainer_state" in _parameters_of(function)]
+    if names:
+        verb = "takes" if len(names) == 1 else "take"
+        logger.warning(
+            f"{listed(names)} {verb} `trainer_state`. Groups of earlier batches keep the rewards that they got: if "
+            "rewards change during the run, call `trainer.clear_replay_buffer()` when they do, or set `replay='off'` "
+            "and `max_rollout_rounds=1`."
+        )
+
+
+def _parameters_of(function: Any) -> Collection[str]:
+    """The names of a function's parameters; none if it has no signature."""
+    try:
+        return inspect.signature(function).parameters
+    except ValueError:
+        return ()
+
+
+def _name_of(function: Any) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))
 
 
 class NothingScoredError(ValueError):
