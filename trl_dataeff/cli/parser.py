@@ -25,6 +25,7 @@ from trl.scripts.utils import DatasetConfig
 
 from trl_dataeff.cli.checks import problems_of_values
 from trl_dataeff.cli.data import DataEfficientGRPOScriptArguments
+from trl_dataeff.cli.help import DESCRIPTION, USAGE, GRPOParser, HelpFormatter
 from trl_dataeff.cli.main import find_recipe
 from trl_dataeff.cli.trl_fields import refused_values, what_became_of
 from trl_dataeff.config import DataEfficientGRPOConfig, problems_of_fields
@@ -37,23 +38,6 @@ TYPES: list[Any] = [
     ModelConfig,
     DatasetMixtureConfig,
 ]
-USAGE = "trl-dataeff grpo --config RECIPE [--field VALUE ...] [accelerate launch options]"
-DESCRIPTION = """\
-Train a language model with GRPO (TRL's GRPOTrainer), and generate fewer rollouts that carry no gradient.
-
-A recipe is a YAML file of the fields below; a field on the command line overrides the recipe. RECIPE is a file, or a
-name from `trl-dataeff recipes list`. `--num_processes 4`, `--accelerate_config zero2` and every other option of
-`accelerate launch` are passed on. `dataset_name` also takes a local .parquet, .jsonl, .json or .csv file, or a folder
-from `save_to_disk`. `reward_funcs` also takes `exact_answer_reward`, `numeric_answer_reward` and `math_verify_reward`.
-
-examples:
-  # a recipe that comes with the package, for 20 steps
-  trl-dataeff grpo --config Qwen2.5-0.5B-Instruct/gsm8k/dots --max_steps 20
-
-  # your own data, without a recipe: a file with the columns `prompt` and `answer`
-  trl-dataeff grpo --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct --dataset_name train.jsonl \\
-      --prompt_as_chat --reward_funcs numeric_answer_reward --use_peft --lora_dropout 0 --output_dir out
-"""
 #: Fields of which a value can be rejected because of the machine, and values that are valid on every machine
 MACHINE: dict[str, Any] = {
     "use_cpu": True,
@@ -77,18 +61,14 @@ class GRPOArguments(NamedTuple):
     dataset: DatasetMixtureConfig
 
 
-class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    pass
-
-
-def grpo_parser() -> TrlParser:
+def grpo_parser() -> GRPOParser:
     """Return the parser of all fields and of `--config`. It raises an `ArgumentError` for a wrong value."""
-    parser = TrlParser(
+    parser = GRPOParser(
         TYPES,
         prog="trl-dataeff grpo",
         usage=USAGE,
         description=DESCRIPTION,
-        formatter_class=_Help,
+        formatter_class=HelpFormatter,
         allow_abbrev=False,
         exit_on_error=False,
     )
