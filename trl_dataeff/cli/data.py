@@ -104,15 +104,32 @@ def load_data(
     splits = _load(script, mixture)
     for name in names:
         if name not in splits:
-            raise UserError(
-                f"{given} has no split `{name}`; it has {listed(map(str, splits))}. Name them as "
-                "`dataset_train_split` and `dataset_test_split` (a mixture has `test_split_size`), or set "
-                "`eval_strategy` to 'no' to train without the second."
-            )
+            advice = "Name another one as `dataset_train_split`."
+            if evaluates and name == names[1]:
+                advice = _how_to_evaluate(script, mixture)
+            raise UserError(f"{given} has no split `{name}`; it has {listed(map(str, splits))}. {advice}")
     prepared = [prepare(splits[name], script, given) for name in names]
     train = prepared[0]
     evaluation = prepared[1] if evaluates else None
     return train, evaluation
+
+
+def _how_to_evaluate(script: DataEfficientGRPOScriptArguments, mixture: DatasetMixtureConfig) -> str:
+    """Return the ways out for a run that evaluates, and has no split of prompts to evaluate on."""
+    train_only = "To train without evaluation, set `eval_strategy` to 'no'."
+    if mixture.datasets:
+        return f"To hold out a tenth of its rows, set `test_split_size` to 0.1. {train_only}"
+    path = Path(str(script.dataset_name))
+    another = "Name another one as `dataset_test_split`."
+    if path.expanduser().is_file():
+        another = (
+            f"To evaluate on another file, put both into a folder, as train{path.suffix} and test{path.suffix}, and "
+            "give the folder as `dataset_name`."
+        )
+    return (
+        f"{another} To hold out a tenth of its rows, give it in a recipe as a mixture, `datasets: [{{path: {path}}}]` "
+        f"and `test_split_size: 0.1`. {train_only}"
+    )
 
 
 def prepare(
