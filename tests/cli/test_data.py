@@ -98,6 +98,24 @@ def test_a_stream_has_no_slices(tmp_path):
         load("--dataset_name", jsonl(tmp_path / "a.jsonl"), *options)
 
 
+def test_a_file_that_is_to_be_evaluated_on_too_and_the_ways_out(tmp_path):
+    path = jsonl(tmp_path / "mine.jsonl")
+    evaluates = ["--eval_strategy", "epoch"]
+    with pytest.raises(UserError) as error:
+        load("--dataset_name", path, *evaluates)
+    assert "as train.jsonl and test.jsonl" in str(error.value)
+    assert f"`datasets: [{{path: {path}}}]` and `test_split_size: 0.1`" in str(error.value)
+    (tmp_path / "folder").mkdir()
+    jsonl(tmp_path / "folder" / "train.jsonl")
+    jsonl(tmp_path / "folder" / "test.jsonl", ROWS[:2])
+    assert [len(part) for part in load("--dataset_name", str(tmp_path / "folder"), *evaluates)] == [6, 2]
+    (tmp_path / "r.yaml").write_text(f"dataset_name: {path}\ndatasets: [{{path: {path}}}]\ntest_split_size: 0.1\n")
+    assert [len(part) for part in load("--config", str(tmp_path / "r.yaml"), *evaluates)] == [5, 1]
+    (tmp_path / "r.yaml").write_text(f"datasets: [{{path: {path}}}]\n")
+    with pytest.raises(UserError, match="`test_split_size`"):
+        load("--config", str(tmp_path / "r.yaml"), *evaluates)
+
+
 def test_streaming(tmp_path):
     train, _ = load("--dataset_name", jsonl(tmp_path / "a.jsonl"), "--dataset_streaming", "--prompt_as_chat")
     assert isinstance(train, IterableDataset)

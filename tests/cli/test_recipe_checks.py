@@ -4,12 +4,16 @@ import os
 import re
 import sys
 import time
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
-from trl import GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer
 
 from tests.factories.tiny import run
+from trl_dataeff.cli import grpo as launching
+from trl_dataeff.cli.checks import problems_of_batches, problems_of_lists
 from trl_dataeff.cli.grpo import checkpoint_of
 from trl_dataeff.cli.main import main
 from trl_dataeff.cli.parser import grpo_parser, read
@@ -44,11 +48,20 @@ def problems(text: str, tmp_path: Path) -> list[str]:
         ("env: 3", "1: `env` is 3; it takes a mapping of environment variables"),
         ("selection: grso", "`selection` is 'grso'"),
         ("selection: greso\nselector_args: {p_start: 1}", "no argument `p_start`"),
-        ("selector_args: \"{'p': 1}\"", "\"{'p': 1}\" is not JSON: Expecting property name enclosed in double quotes"),
+        (
+            "selector_args: \"{'p': 1}\"",
+            "1: `selector_args` is \"{'p': 1}\", which is not JSON: Expecting property name",
+        ),
+        ("model_init_kwargs: '[1]'", "1: `model_init_kwargs` is '[1]'; it takes a JSON object"),
+        ("accelerator_config: no.json", "1: `accelerator_config`: [Errno 2] No such file or directory: 'no.json'"),
+        ("num_processes: 0", "1: `num_processes` is 0; it takes an integer in [1, inf)"),
         ("max_rollout_rounds: 0", "1: `max_rollout_rounds` is 0"),
         ("bf16: true\nfp16: true", "At most one of fp16 and bf16"),
         ("num_generations: 7", "num_generations"),
-        ("reward_funcs: [exact_awnser_reward]", "'exact_awnser_reward' is unknown. Did you mean"),
+        (
+            "reward_funcs: [exact_awnser_reward]",
+            "1: `reward_funcs`: The reward function 'exact_awnser_reward' is",
+        ),
         ("reward_weights: [1, 2]", "`reward_weights` has 2 numbers for 1 rewards"),
         ("reward_funcs:", "No reward: set `reward_funcs`"),
         ("model_name_or_path:", "No model: set `model_name_or_path`"),
@@ -91,9 +104,20 @@ def test_all_problems_of_a_file_are_named_at_once(tmp_path):
         "max_rollout_rounds: 0\nselection: grso\nreward_funcs: [exact_awnser_reward]\nfp16: true\nbf16: true\n"
         "datasets: [{path: a, type: chat}]\n"
     )
-    *located, reward = problems(text, tmp_path)
-    assert [problem.partition(":")[0] for problem in located] == ["1", "2", "4", "5", "6", "7", "8", "10", "12"]
-    assert "'exact_awnser_reward' is unknown" in reward
+    found = problems(text, tmp_path)
+    assert [problem.partition(":")[0] for problem in found] == ["1", "2", "4", "5", "6", "7", "8", "9", "10", "12"]
+
+
+def test_all_that_the_configuration_refuses_is_named_at_once(tmp_path):
+    """TRL and Transformers name the first of them."""
+    text = (
+        "num_generations: 4\nper_device_train_batch_size: 6\nbf16: true\nfp16: true\nmodel_init_kwargs: '{a}'\n"
+        "lr_scheduler_kwargs: '{b}'\neval_strategy: steps\nsave_strategy: steps\nload_best_model_at_end: true\n"
+        "save_steps: 7\neval_steps: 5\nnum_generations_eval: 3\nlog_completions_hub_repo: a/b\n"
+    )
+    found = problems(text, tmp_path)
+    lines = sorted(int(problem.partition(":")[0]) for problem in found)
+    assert lines == [2, 4, 5, 6, 9, 12, 13]
 
 
 def test_what_follows_from_a_problem_is_not_named(tmp_path):
@@ -116,7 +140,7 @@ REFUSED = {
     "min_p": ([-0.1, 1.5], [0.0, 1.0]),
     "repetition_penalty": ([0.0], [0.1]),
     "top_entropy_quantile": ([-0.5], [0.0, 1.0]),
-    "num_generations": ([0], [2]),
+    "num_generations": ([0, 1], [2]),
     "max_completion_length": ([0], [1]),
     "per_device_train_batch_size": ([0, -8], [16]),
     "gradient_accumulation_steps": ([0], [2]),
@@ -292,7 +316,56 @@ def test_a_tracker_that_is_not_installed_is_said_before_anything_is_loaded(write
     write("r.yaml", complete("use_cpu: true\nbf16: false\nreport_to: wandb\noutput_dir: out\n"))
     assert main(["recipes", "validate", "r.yaml"]) == 0
     assert main(["grpo", "--config", "r.yaml"]) == 2
-    assert "`report_to` is 'wandb'; no tracker is installed here" in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert "`report_to` is 'wandb'; no tracker is installed here" in message
+    assert 'pip install ".[wandb]"' in message
+    assert main(["grpo", "--config", "r.yaml", "--report_to", "wandbb"]) == 2
+    assert "Did you mean `wandb`" in capsys.readouterr().err
+
+
+def test_extras_that_messages_name_exist():
+    extras = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert set(launching.TRACKER_EXTRAS) <= set(extras["optional-dependencies"])
+
+
+def test_a_recipe_for_a_gpu_on_a_machine_without_one(write, monkeypatch, capsys):
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
+    monkeypatch.setattr(launching, "train", lambda arguments: None)
+    write("r.yaml", complete("bf16: true\ndtype: bfloat16\nuse_vllm: true\noutput_dir: out\nreport_to: none\n"))
+    assert main(["grpo", "--config", "r.yaml"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "`bf16`, `use_vllm`" in line
+    flags = line.partition(" add ")[2].split()
+    assert len(flags) == 2 * 4
+    assert main(["grpo", "--config", "r.yaml", *flags]) == 0
+    assert main(["grpo", "--config", "r.yaml", "--bf16=false", "--fp16=true"]) == 2
+    flags = capsys.readouterr().err.partition(" add ")[2].split()
+    assert main(["grpo", "--config", "r.yaml", "--fp16=true", *flags]) == 0
+
+
+@pytest.mark.parametrize("separated", ["q_proj;v_proj", "q_proj, v_proj", "q_proj v_proj", "q_proj ; v_proj"])
+def test_a_list_that_was_written_as_one_text_is_named_with_the_way_to_write_it(separated, tmp_path):
+    (problem,) = problems(f"use_peft: true\nlora_target_modules: {separated}\n", tmp_path)
+    assert problem.startswith("2: `lora_target_modules`")
+    advised = re.findall(r"`--(\w+ [\w ]+)`|`(\w+: \[[\w, ]+\])`", problem)
+    assert [way for ways in advised for way in ways if way] == [
+        "lora_target_modules q_proj v_proj",
+        "lora_target_modules: [q_proj, v_proj]",
+    ]
+    (problem,) = problems("reward_weights: 1;2\n", tmp_path)
+    assert "`reward_weights: [1, 2]`" in problem
+
+
+@pytest.mark.parametrize("name", ["reward_funcs", "report_to", "lora_modules_to_save", "include_for_metrics"])
+def test_every_list_of_names_is_looked_at(name, tmp_path):
+    (problem,) = problems(f"{name}: a.b;c.d\n", tmp_path)
+    assert problem.startswith(f"1: `{name}`")
+
+
+@pytest.mark.parametrize("one", ["all-linear", r".*\.layers\.(1|2)\.(q|v)_proj", "model.layers.0.mlp", "h{1,2}"])
+def test_a_single_name_or_regular_expression_is_no_list(one):
+    values = vars(grpo_parser().parse_args([])) | {"lora_target_modules": [one]}
+    assert list(problems_of_lists(values)) == []
 
 
 def test_each_problem_of_several_recipes_names_its_file(write, capsys):
@@ -354,7 +427,7 @@ def aliases_of_aliases(levels: int = 30) -> str:
             "selector_args: {[a]: 1}",
             "1: `selector_args` has a value that cannot be read: while constructing a mapping",
         ),
-        ("selector_args: '" + '{"a": ' * 5000 + "'", "A value is nested too deeply"),
+        ("selector_args: '" + '{"a": ' * 5000 + "'", '1: `selector_args` is \'{"a": {"a":'),
         ("env: {A=B: 1}", "1: `env` has 'A=B': 1, which cannot be set (illegal environment variable name)"),
         ('env: {A: "\\0"}', "1: `env` has 'A': '\\x00', which cannot be set (embedded null byte)"),
         ("# " + "x" * 200_000, "a recipe has at most 200,000"),
@@ -407,13 +480,65 @@ def test_the_batch_is_that_of_the_processes_that_will_be_started(more, options, 
         assert main(["recipes", "validate", "r.yaml"]) == 0
 
 
-def test_a_batch_that_no_number_of_processes_was_given_for_is_that_of_one(write, capsys):
-    write("r.yaml", complete(HALF_GROUPS))
+@pytest.mark.parametrize(("more", "processes"), [("", "1 process"), ("num_processes: 3\n", "3 processes")])
+def test_a_batch_that_no_number_of_processes_was_given_for_is_that_of_one(more, processes, write, capsys):
+    write("r.yaml", complete(HALF_GROUPS + more))
     assert main(["recipes", "validate", "r.yaml"]) == 1
-    assert "(2) must be divisible by num_generations (4)" in capsys.readouterr().err
-    write("r.yaml", complete(f"{HALF_GROUPS}num_processes: 3\n"))
-    assert main(["recipes", "validate", "r.yaml"]) == 1
-    assert "(6) must be divisible by num_generations (4)" in capsys.readouterr().err
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"x {processes}" in line
+
+
+@pytest.mark.parametrize("options", [["--per_device_train_batch_size=2"], ["--num_generations", "6"]])
+def test_the_flag_that_breaks_a_batch_is_named_and_no_line_of_the_recipe(options, write):
+    write("r.yaml", complete("num_generations: 4\nper_device_train_batch_size: 4\n"))
+    with pytest.raises(UserError) as error:
+        read(["--config", "r.yaml", *options], portable=True)
+    (message,) = error.value.messages
+    assert "r.yaml" not in message
+    flag, _, _ = options[0].removeprefix("--").partition("=")
+    assert f"`{flag}`" in message
+
+
+def _is_a_batch_of_trl(values: dict[str, Any], num_processes: int) -> bool:
+    class Launched(GRPOConfig):
+        world_size = num_processes
+
+    try:
+        Launched("out", use_cpu=True, bf16=False, report_to="none", **values)
+    except ValueError:
+        return False
+    return True
+
+
+EVALUATES = {"eval_strategy": "steps", "eval_steps": 1}
+
+
+def _batch(rows, steps, group, **others):
+    values = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": steps, "num_generations": group}
+    return values | others
+
+
+@pytest.mark.parametrize(
+    ("values", "num_processes"),
+    [(_batch(rows, steps, group), n) for rows in (1, 2, 6) for steps in (1, 3) for group in (2, 4, 6) for n in (1, 3)]
+    + [(_batch(4, 8, group, steps_per_generation=3), 2) for group in (2, 5, 16)]
+    + [(_batch(4, 1, group, generation_batch_size=size), 2) for group in (2, 3) for size in (6, 8, 24)]
+    + [
+        (_batch(4, 1, 4, num_generations_eval=n, per_device_eval_batch_size=3, eval_strategy="steps"), 2)
+        for n in (3, 4)
+    ]
+    + [(_batch(4, 1, 4, per_device_eval_batch_size=n, eval_strategy="steps"), 2) for n in (3, 6)],
+)
+def test_a_batch_is_refused_exactly_if_trl_refuses_it_and_the_advice_helps(values, num_processes):
+    defaults = vars(grpo_parser().parse_args([]))
+    found = list(problems_of_batches(defaults | values, num_processes))
+    assert (found == []) is _is_a_batch_of_trl(values, num_processes)
+    for message in found:
+        advice = re.findall(r"`(\w+)` to a multiple of (\d+)|`(\w+)` is \d+; it takes a multiple of (\d+)", message)
+        assert advice
+        for names_and_numbers in advice:
+            name, number = filter(None, names_and_numbers)
+            assert _is_a_batch_of_trl(values | {name: int(number)}, num_processes)
 
 
 @pytest.mark.parametrize(

@@ -114,12 +114,12 @@ def load_data(
     for name in names:
         part = split_of(splits, name)
         if part is None:
-            raise UserError(
-                f"{given} has no split `{name}`; it has {listed(map(str, splits))}. Name them as "
-                "`dataset_train_split` and `dataset_test_split` (a mixture has `test_split_size`), or set "
-                "`eval_strategy` to 'no' to train without the second. A slice, as in `test[:200]`, is for datasets "
-                "that are not streamed."
-            )
+            advice = "Name another one as `dataset_train_split`."
+            if evaluates and name == names[1]:
+                advice = _how_to_evaluate(script, mixture)
+            if "[" in name:
+                advice += " A slice, as in `test[:200]`, is for datasets that are not streamed."
+            raise UserError(f"{given} has no split `{name}`; it has {listed(map(str, splits))}. {advice}")
         parts.append(part)
     prepared = [prepare(part, script, given) for part in parts]
     train = prepared[0]
@@ -150,6 +150,24 @@ def split_of(splits: DatasetDict | IterableDatasetDict, name: str) -> Dataset | 
     except ValueError:  # neither a slice nor a split of this dataset
         return None
     return concatenate_datasets([splits[part.splitname].select(range(part.from_, part.to)) for part in slices])
+
+
+def _how_to_evaluate(script: DataEfficientGRPOScriptArguments, mixture: DatasetMixtureConfig) -> str:
+    """Return the ways out for a run that evaluates, and has no split of prompts to evaluate on."""
+    train_only = "To train without evaluation, set `eval_strategy` to 'no'."
+    if mixture.datasets:
+        return f"To hold out a tenth of its rows, set `test_split_size` to 0.1. {train_only}"
+    path = Path(str(script.dataset_name))
+    another = "Name another one as `dataset_test_split`."
+    if path.expanduser().is_file():
+        another = (
+            f"To evaluate on another file, put both into a folder, as train{path.suffix} and test{path.suffix}, and "
+            "give the folder as `dataset_name`."
+        )
+    return (
+        f"{another} To hold out a tenth of its rows, give it in a recipe as a mixture, `datasets: [{{path: {path}}}]` "
+        f"and `test_split_size: 0.1`. {train_only}"
+    )
 
 
 def prepare(

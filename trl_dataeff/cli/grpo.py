@@ -19,11 +19,16 @@ from trl_dataeff.cli.checks import message_of, problems_of_values
 from trl_dataeff.cli.data import check_columns, load_data, load_reward
 from trl_dataeff.cli.parser import GRPOArguments, Recipe, launch_parser, read
 from trl_dataeff.config import DataEfficientGRPOConfig
-from trl_dataeff.utils import UserError
+from trl_dataeff.utils import UserError, closest, listed
 
 
 if TYPE_CHECKING:
     from trl_dataeff.trainer import DataEfficientGRPOTrainer
+
+#: Trackers that are extras of this package
+TRACKER_EXTRAS = ("wandb", "trackio", "tensorboard")
+#: What makes a recipe for a GPU run on a CPU
+_FLAGS_FOR_CPU = "--use_cpu true --bf16 false --dtype float32 --use_vllm false"
 
 
 def run(argv: list[str]) -> int:
@@ -191,18 +196,52 @@ def check(arguments: GRPOArguments, recipe: Recipe | None = None) -> None:
         problems.append(f"`output_dir` is {training.output_dir!r}, where nothing can be saved: {error}.")
     if recipe is not None:
         problems = [recipe.located(problem) for problem in problems]
+    problems += _missing_gpu(training)  # of which no line of the recipe is the cause
     if problems:
         raise UserError(*problems)
 
 
 def _missing_trackers(training: DataEfficientGRPOConfig) -> Iterator[str]:
-    from transformers.integrations.integration_utils import get_available_reporting_integrations
+    from transformers.integrations.integration_utils import (
+        INTEGRATION_TO_CALLBACK,
+        get_available_reporting_integrations,
+    )
 
     installed = get_available_reporting_integrations()
     known = f"installed here: {', '.join(installed)}" if installed else "no tracker is installed here"
     for name in training.report_to or []:
-        if name not in installed:
-            yield f"`report_to` is {name!r}; {known}. Install its package, or set `report_to` to 'none'."
+        if name in installed:
+            continue
+        if name in TRACKER_EXTRAS:
+            advice = f'Install it (in a clone: pip install ".[{name}]")'
+        elif name in INTEGRATION_TO_CALLBACK:
+            advice = "Install its package"
+        else:
+            advice = (
+                f"It takes one of {listed(INTEGRATION_TO_CALLBACK)}.{closest(name, INTEGRATION_TO_CALLBACK)} Change it"
+            )
+        yield f"`report_to` is {name!r}; {known}. {advice}, or set `report_to` to 'none'."
+
+
+def _missing_gpu(training: DataEfficientGRPOConfig) -> Iterator[str]:
+    """Find a run that asks for a GPU on a machine without one, before Transformers names one field after the other."""
+    import torch
+    from transformers.utils import is_torch_xla_available
+
+    if training.use_cpu or torch.accelerator.is_available() or is_torch_xla_available():
+        return
+    precisions = [name for name in ("bf16", "fp16", "tf32") if getattr(training, name)]
+    if not precisions:
+        return
+    asked = [*precisions, "use_vllm"] if training.use_vllm else precisions
+    flags = _FLAGS_FOR_CPU
+    for name in ("fp16", "tf32"):
+        if name in asked:
+            flags += f" --{name} false"
+    yield (
+        f"The run asks for a GPU ({listed(asked)}), and torch finds none on this machine. To train on the CPU, "
+        f"slowly, add {flags}"
+    )
 
 
 def problems_of(arguments: GRPOArguments) -> Iterator[str]:

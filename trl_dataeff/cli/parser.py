@@ -6,7 +6,6 @@ accelerate. What is added to them: file and line of what is wrong in a recipe, a
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import re
@@ -23,12 +22,19 @@ from accelerate.utils import patch_environment
 from trl import DatasetMixtureConfig, ModelConfig, TrlParser
 from trl.scripts.utils import DatasetConfig
 
-from trl_dataeff.cli.checks import problems_of_values
+from trl_dataeff.cli.checks import (
+    how_to_list,
+    problems_of_batches,
+    problems_of_json,
+    problems_of_lists,
+    problems_of_values,
+)
 from trl_dataeff.cli.data import DataEfficientGRPOScriptArguments
+from trl_dataeff.cli.help import DESCRIPTION, USAGE, GRPOParser, HelpFormatter
 from trl_dataeff.cli.main import find_recipe
 from trl_dataeff.cli.trl_fields import refused_values, what_became_of
 from trl_dataeff.config import DataEfficientGRPOConfig, problems_of_fields
-from trl_dataeff.utils import UserError, closest, listed
+from trl_dataeff.utils import UserError, closest, listed, number_problem
 
 
 TYPES: list[Any] = [
@@ -37,23 +43,6 @@ TYPES: list[Any] = [
     ModelConfig,
     DatasetMixtureConfig,
 ]
-USAGE = "trl-dataeff grpo --config RECIPE [--field VALUE ...] [accelerate launch options]"
-DESCRIPTION = """\
-Train a language model with GRPO (TRL's GRPOTrainer), and generate fewer rollouts that carry no gradient.
-
-A recipe is a YAML file of the fields below; a field on the command line overrides the recipe. RECIPE is a file, or a
-name from `trl-dataeff recipes list`. `--num_processes 4`, `--accelerate_config zero2` and every other option of
-`accelerate launch` are passed on. `dataset_name` also takes a local .parquet, .jsonl, .json or .csv file, or a folder
-from `save_to_disk`. `reward_funcs` also takes `exact_answer_reward`, `numeric_answer_reward` and `math_verify_reward`.
-
-examples:
-  # a recipe that comes with the package, for 20 steps
-  trl-dataeff grpo --config Qwen2.5-0.5B-Instruct/gsm8k/dots --max_steps 20
-
-  # your own data, without a recipe: a file with the columns `prompt` and `answer`
-  trl-dataeff grpo --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct --dataset_name train.jsonl \\
-      --prompt_as_chat --reward_funcs numeric_answer_reward --use_peft --lora_dropout 0 --output_dir out
-"""
 #: Fields of which a value can be rejected because of the machine, and values that are valid on every machine
 MACHINE: dict[str, Any] = {
     "use_cpu": True,
@@ -80,18 +69,14 @@ class GRPOArguments(NamedTuple):
     dataset: DatasetMixtureConfig
 
 
-class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    pass
-
-
-def grpo_parser() -> TrlParser:
+def grpo_parser() -> GRPOParser:
     """Return the parser of all fields and of `--config`. It raises an `ArgumentError` for a wrong value."""
-    parser = TrlParser(
+    parser = GRPOParser(
         TYPES,
         prog="trl-dataeff grpo",
         usage=USAGE,
         description=DESCRIPTION,
-        formatter_class=_Help,
+        formatter_class=HelpFormatter,
         allow_abbrev=False,
         exit_on_error=False,
     )
@@ -130,7 +115,8 @@ class Recipe:
     Attributes:
         path (`Path` or `None`): its file; `None` without a recipe.
         values (`dict`): value of every key.
-        lines (`dict[str, int]`): line of every key.
+        lines (`dict[str, int]`): line of every key that the command line does not override.
+        overridden (`set[str]`): names of the options on the command line.
         problems (`list[str]`): what cannot be read in it.
         warnings (`list[str]`): what may be a mistake, and is read.
     """
@@ -138,6 +124,7 @@ class Recipe:
     path: Path | None = None
     values: dict[str, Any] = field(default_factory=dict)
     lines: dict[str, int] = field(default_factory=dict)
+    overridden: set[str] = field(default_factory=set)
     problems: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
@@ -148,10 +135,16 @@ class Recipe:
         return f"{self.path}:{self.lines[name]}: "
 
     def located(self, message: str) -> str:
-        """The message, with file and line of the first field in it that the recipe gives."""
+        """
+        The message, with file and line of the first field in it that the recipe gives. A message that names an option
+        of the command line stays as it is: the option is what was changed last.
+        """
         if self.path is not None and message.startswith(f"{self.path}:"):
             return message
-        for word in _words(message):
+        words = _words(message)
+        if not self.overridden.isdisjoint(words):
+            return message
+        for word in words:
             if word in self.lines:
                 return self.at(word) + message
         return message
@@ -162,10 +155,10 @@ class Recipe:
         number, _, _ = rest.partition(":")
         return int(number) if number.isdecimal() else math.inf
 
-    def without(self, names: set[str]) -> Recipe:
-        """The recipe without the lines of some keys, which the command line overrides."""
+    def overridden_by(self, names: set[str]) -> Recipe:
+        """The recipe beside options of the command line, without the lines that they override."""
         lines = {name: line for name, line in self.lines.items() if name not in names}
-        return replace(self, lines=lines)
+        return replace(self, lines=lines, overridden=names)
 
 
 def _words(message: str) -> list[str]:
@@ -353,27 +346,26 @@ def read(argv: list[str], portable: bool = False) -> Command:
     parsed = _parse_command(argv)
     recipe = parsed.recipe
     values = vars(parsed.fields)
-    problems = [*recipe.problems, *map(recipe.located, _refused(parsed.fields))]
-    consequences: list[str] = []  # of these problems, or problems of their own
-    try:
-        num_processes = _num_processes(parsed.launch, parsed.fields.use_cpu) if portable else None
-        arguments = _arguments(values, num_processes)
-        if not problems:
-            return Command(arguments, parsed.launch_options, recipe)
-    except UserError as error:
-        consequences += error.messages
-    except json.JSONDecodeError as error:
-        consequences.append(f"{error.doc!r} is not JSON: {error}.")
-    except RecursionError:
-        consequences.append("A value is nested too deeply.")
-    except ZeroDivisionError:  # of TRL, with a batch of 0 or `num_generations=0`, which is among the problems
-        assert problems
-    except (ValueError, TypeError, ImportError, OSError, yaml.YAMLError) as error:
-        consequences.append(str(error))
-    consequences += problems_of_values(values)
-    fields_with_problems = set(_field_types()).intersection(_words(" ".join(problems)))
-    independent = [message for message in consequences if fields_with_problems.isdisjoint(_words(message))]
+    problems = [*recipe.problems, *map(recipe.located, _refused(values))]
+    num_processes: int | None = None
+    if portable:
+        try:
+            num_processes = _num_processes(parsed.launch, parsed.fields.use_cpu)
+        except UserError as error:
+            problems.append(recipe.located(str(error)))
+            num_processes = 1
+    wrong = _fields_in(problems)
+    arguments, refusals = _make_arguments(values, num_processes, wrong)
+    if arguments is not None and not problems and not refusals:
+        return Command(arguments, parsed.launch_options, recipe)
+    possible = [*refusals, *problems_of_values(values)]
+    independent = [message for message in possible if wrong.isdisjoint(_words(message))]
     raise UserError(*sorted([*problems, *map(recipe.located, independent)], key=recipe.line_of))
+
+
+def _fields_in(messages: list[str]) -> set[str]:
+    """Return the fields that messages name."""
+    return set(_field_types()).intersection(_words(" ".join(messages)))
 
 
 class _Parsed(NamedTuple):
@@ -411,13 +403,15 @@ def _parse_command(argv: list[str]) -> _Parsed:
     if first != _SCRIPT:
         raise UserError(f"{first!r} stands alone: every value follows its option, as in `--config recipe.yaml`.")
     overridden = {name.replace("-", "_") for name in given}
-    return _Parsed(namespace, launch, launch_options, recipe.without(overridden))
+    return _Parsed(namespace, launch, launch_options, recipe.overridden_by(overridden))
 
 
-def _refused(values: argparse.Namespace) -> Iterator[str]:
+def _refused(values: dict[str, Any]) -> Iterator[str]:
     """Find values that are wrong by themselves: of TRL's fields and of those of this package."""
-    yield from refused_values(vars(values))
-    own = argparse.Namespace(**vars(values))
+    yield from refused_values(values)
+    yield from problems_of_lists(values)
+    yield from problems_of_json(values)
+    own = argparse.Namespace(**values)
     if isinstance(own.selector_args, str):
         own.selector_args = None  # JSON text, which becomes a mapping later
     yield from problems_of_fields(own)
@@ -435,14 +429,24 @@ def _num_processes(launch: argparse.Namespace, use_cpu: bool) -> int:
 
     Returns:
         `int`: The number that is given as an option or in the configuration of accelerate, else that of devices here.
+
+    Raises:
+        UserError: If the number is not positive, or the configuration cannot be read.
     """
     import torch
     from accelerate.commands.config.config_args import default_config_file, load_config_from_file
 
     if launch.num_processes is not None:
+        problem = number_problem("num_processes", launch.num_processes, "[1, inf)", integer=True)
+        if problem is not None:
+            raise UserError(problem)
         return int(launch.num_processes)
     if launch.config_file is not None or os.path.isfile(default_config_file):
-        return max(1, load_config_from_file(launch.config_file).num_processes)
+        path = launch.config_file or default_config_file
+        try:
+            return max(1, load_config_from_file(path).num_processes)
+        except (ValueError, TypeError, AttributeError, OSError, yaml.YAMLError) as error:  # AttributeError: empty
+            raise UserError(f"{path} cannot be read as a configuration of accelerate: {error}.") from error
     return 1 if use_cpu else max(1, torch.accelerator.device_count())
 
 
@@ -480,7 +484,65 @@ def _unknown_fields(names: list[str], recipe: Recipe, launcher: argparse.Argumen
 
 def _wrong_value(option: str, error: argparse.ArgumentError) -> str:
     """Return the message for a value that an option does not take."""
-    return f"`{option}`: {error.message.rstrip('.')}."
+    message = f"`{option}`: {error.message.rstrip('.')}."
+    name = option.removeprefix("--")
+    value = re.search(r"value: '(.*)'", error.message, re.DOTALL)
+    if value is not None and list in _field_types().get(name, ()):
+        message = f"{message} {how_to_list(name, value[1])}".rstrip()
+    return message
+
+
+def _make_arguments(
+    values: dict[str, Any], num_processes: int | None, wrong: set[str]
+) -> tuple[GRPOArguments | None, list[str]]:
+    """
+    Make the arguments of a run, and find all that the configurations refuse, of which they name only the first.
+
+    Args:
+        values (`dict[str, Any]`):
+            All fields and their values.
+        num_processes (`int` or `None`):
+            Processes that will train, as in [`_arguments`].
+        wrong (`set[str]`):
+            Fields whose values are known to be wrong.
+
+    Returns:
+        `tuple[GRPOArguments | None, list[str]]`: The arguments, with defaults for all fields that are wrong; `None` if
+            they cannot be made. And one message for each refusal.
+    """
+    values = _with_defaults(values, wrong)
+    refusals: list[str] = []
+    if num_processes is not None:
+        refusals += problems_of_batches(values, num_processes)
+        wrong = wrong | _fields_in(refusals)
+        values = _with_defaults(values, wrong)
+    while True:
+        try:
+            return _arguments(values, num_processes), refusals
+        except UserError as error:
+            found = list(error.messages)
+        except RecursionError:
+            found = ["A value is nested too deeply."]
+        except OSError as error:  # of a file that a field names
+            names = [name for name, value in values.items() if value is not None and value == error.filename]
+            found = [f"{listed(names)}: {error}." if names else str(error)]
+        except (ValueError, TypeError, ImportError) as error:
+            found = [str(error)]
+        named = _fields_in(found)
+        if named.isdisjoint(wrong):
+            refusals += found
+        if named <= wrong:
+            return None, refusals
+        wrong = wrong | named
+        values = _with_defaults(values, named)
+
+
+def _with_defaults(values: dict[str, Any], names: set[str]) -> dict[str, Any]:
+    """Return the values with the defaults of some fields."""
+    if not names:
+        return values
+    defaults = vars(grpo_parser().parse_args([]))
+    return values | {name: defaults[name] for name in names}
 
 
 def _arguments(values: dict[str, Any], num_processes: int | None) -> GRPOArguments:

@@ -15,7 +15,7 @@ from trl_dataeff.utils import choice_problem, number_problem
 
 #: Intervals of integers
 _INTEGERS = {
-    "num_generations": "[1, inf)",  # 1 is refused by TRL's configuration
+    "num_generations": "[2, inf)",
     "max_completion_length": "[1, inf)",
     "per_device_train_batch_size": "[1, inf)",
     "gradient_accumulation_steps": "[1, inf)",
