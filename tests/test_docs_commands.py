@@ -25,8 +25,9 @@ from tests.cli.conftest import RECIPE, own_cache  # noqa: F401 (a fixture)
 from tests.factories.tiny import SMALL, plain_dataset, tiny_model, tiny_tokenizer
 from tests.factories.training import mixed_reward
 from trl_dataeff.cli import grpo
+from trl_dataeff.cli.help import DESCRIPTION
 from trl_dataeff.cli.main import main
-from trl_dataeff.cli.parser import DESCRIPTION, read
+from trl_dataeff.cli.parser import read
 
 
 ROOT = Path(__file__).parents[1]

@@ -6,7 +6,7 @@ import pytest
 
 from trl_dataeff.cli.data import DataEfficientGRPOScriptArguments
 from trl_dataeff.cli.help import plain_text
-from trl_dataeff.cli.parser import TYPES, grpo_parser
+from trl_dataeff.cli.options import TYPES, grpo_parser
 from trl_dataeff.config import DataEfficientGRPOConfig
 
 

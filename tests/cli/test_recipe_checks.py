@@ -16,7 +16,8 @@ from trl_dataeff.cli import grpo as launching
 from trl_dataeff.cli.checks import problems_of_batches, problems_of_lists
 from trl_dataeff.cli.grpo import checkpoint_of
 from trl_dataeff.cli.main import main
-from trl_dataeff.cli.parser import grpo_parser, read
+from trl_dataeff.cli.options import grpo_parser
+from trl_dataeff.cli.parser import read
 from trl_dataeff.cli.recipes import validate
 from trl_dataeff.cli.trl_fields import REMOVED, RENAMED
 from trl_dataeff.config import DataEfficientGRPOConfig

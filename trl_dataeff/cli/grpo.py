@@ -15,9 +15,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trl_dataeff.cli.arguments import GRPOArguments
 from trl_dataeff.cli.checks import message_of, problems_of_values
 from trl_dataeff.cli.data import check_columns, load_data, load_reward
-from trl_dataeff.cli.parser import GRPOArguments, Recipe, launch_parser, read
+from trl_dataeff.cli.options import launch_parser
+from trl_dataeff.cli.parser import read
+from trl_dataeff.cli.recipe_file import Recipe
 from trl_dataeff.config import DataEfficientGRPOConfig
 from trl_dataeff.utils import UserError, closest, listed
 
