@@ -177,6 +177,33 @@ def test_a_value_is_refused_exactly_if_trl_refuses_it(name, tmp_path):
         assert not _is_refused_by_trl(tmp_path, name, value)
 
 
+TOGETHER = [
+    ("sync_ref_model", {"sync_ref_model": True}, True),
+    ("sync_ref_model", {"sync_ref_model": True, "beta": 0.1}, False),
+    ("save_strategy", {"save_strategy": "best"}, True),
+    ("lr_scheduler_type", {"lr_scheduler_type": "cosine_with_min_lr"}, True),
+    (
+        "lr_scheduler_type",
+        {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.1}},
+        False,
+    ),
+    ("lr_scheduler_type", {"lr_scheduler_type": "warmup_stable_decay"}, True),
+    ("lr_scheduler_type", {"lr_scheduler_type": "linear", "lr_scheduler_kwargs": {"min_lr": 0.1}}, True),
+]
+
+
+@pytest.mark.parametrize(("name", "fields", "is_refused"), TOGETHER)
+def test_fields_are_refused_together_exactly_if_trl_refuses_them(name, fields, is_refused, tmp_path):
+    found = problems("\n".join(f"{key}: {value}" for key, value in fields.items()), tmp_path)
+    assert [f"`{name}` is" in problem for problem in found] == [True] * is_refused
+    try:
+        run(tmp_path, GRPOTrainer, **{"max_steps": 1, **fields})
+    except (ValueError, TypeError):
+        assert is_refused
+    else:
+        assert not is_refused
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

@@ -40,7 +40,7 @@ LOADERS = {
     ".csv": "csv",
 }
 #: What 🤗 Datasets raises for data that it cannot load; `StopIteration` for a .jsonl file without a line.
-LOADING_ERRORS = (OSError, ValueError, TypeError, DatasetsError, StopIteration)
+LOADING_ERRORS = (OSError, ValueError, TypeError, IndexError, DatasetsError, StopIteration)  # IndexError: of `/`
 
 #: Rewards of TRL that compare with the column `solution`.
 _OF_SOLUTION = (

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
+from transformers import get_scheduler
 from trl import GRPOConfig
 
 from trl_dataeff.utils import choice_problem, number_problem
@@ -88,6 +90,35 @@ def refused_values(values: Mapping[str, Any]) -> Iterator[str]:
         elif name in choices and not _is_in_help(name, value):
             problems.append(choice_problem(name, value, choices[name]))
     yield from filter(None, problems)
+    yield from _refused_together(values)
+
+
+def _refused_together(values: Mapping[str, Any]) -> Iterator[str]:
+    """Find fields of which each is right, and which TRL or the Trainer refuse together after the model is loaded."""
+    if values["sync_ref_model"] and values["beta"] == 0.0:
+        yield "`sync_ref_model` is set, but with `beta` at 0 there is no reference model. Set `beta` above 0."
+    if values["sync_ref_model"] and values["use_peft"]:
+        yield "`sync_ref_model` is set, but with `use_peft` the reference is the model without its adapter. Unset it."
+    if values["save_strategy"] == "best" and values["metric_for_best_model"] is None:
+        yield "`save_strategy` is 'best', but `metric_for_best_model` is not set. Set it, such as to 'eval_reward'."
+    schedule = values["lr_scheduler_type"]
+    options = values["lr_scheduler_kwargs"]
+    if options is None or isinstance(options, dict):  # JSON text is parsed later
+        parameter = torch.nn.Parameter(torch.zeros(1))
+        try:
+            get_scheduler(
+                schedule,
+                torch.optim.SGD([parameter]),
+                num_warmup_steps=0,
+                num_training_steps=1,
+                scheduler_specific_kwargs=options or {},
+            )
+        except (TypeError, ValueError) as error:
+            name = str(getattr(schedule, "value", schedule))  # of a member of an enumeration
+            yield (
+                f"`lr_scheduler_type` is {name!r}, which cannot be made with `lr_scheduler_kwargs` "
+                f"{options or 'not set'}: {error}."
+            )
 
 
 def _is_in_help(name: str, value: Any) -> bool:

@@ -17,7 +17,7 @@ from trl_dataeff.difficulty.predictor import Embeddings
 from trl_dataeff.rollouts.distributed import Processes, broadcast_from_main
 from trl_dataeff.rollouts.group import RolloutGroup
 from trl_dataeff.rollouts.scale import RewardScale
-from trl_dataeff.utils import closest
+from trl_dataeff.utils import closest, listed
 
 
 C = TypeVar("C", bound=type)
@@ -250,11 +250,13 @@ def _check_arguments(cls: type[Selector], arguments: dict[str, Any]) -> None:
     parameters = inspect.signature(cls).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
-    for argument in arguments:
-        if argument not in parameters:
-            hint = closest(argument, parameters)
-            known = ", ".join(parameters) or "none"
-            raise ValueError(f"{cls.__name__} has no argument `{argument}`.{hint} It takes {known}.")
+    unknown = [argument for argument in arguments if argument not in parameters]
+    if unknown:
+        hints = "".join(closest(argument, parameters) for argument in unknown)
+        known = ", ".join(parameters) or "none"
+        raise ValueError(
+            f"{cls.__name__} has no argument {listed(unknown)} (`selector_args`).{hints} It takes {known}."
+        )
 
 
 def _selector_class(name: str) -> type[Selector]:
