@@ -188,6 +188,7 @@ def test_of_our_own_run(tmp_path):
         (["escapes.jsonl"], r"The columns are \x1b[2Jprompt, \u202escore"),
         (["text.jsonl"], "cannot be read"),
         (["nothing.jsonl"], "cannot be read"),
+        (["empty.jsonl"], "have no rows"),
         (["."], "has no logs of a run"),
         ([".", "rows.jsonl"], "describes one run"),
     ],
@@ -198,6 +199,7 @@ def test_what_cannot_be_read_is_one_sentence(tmp_path, monkeypatch, capsys, argu
     single = table(*((s, f"p{s}", [1]) for s in range(4)))
     (tmp_path / "single.jsonl").write_text("\n".join(json.dumps(row) for row in single))
     (tmp_path / "text.jsonl").write_text("not json")
+    (tmp_path / "empty.jsonl").touch()
     write(tmp_path / "sorted.jsonl", completions("aabb", [0] * 4, place=[1, 2, 3, 4]))
     write(tmp_path / "torn.jsonl", completions("aabbbba", [0] * 7))
     write(tmp_path / "without.jsonl", [{"prompt": None, "reward": 0}])

@@ -184,6 +184,8 @@ def groups_of(
     Raises:
         [`UserError`]: a column is missing or non-numeric, or there are no groups.
     """
+    if rows.empty:
+        raise UserError("No completions: the files have no rows. Give files of a run that has generated some.")
     rewards = [reward] if reward else _reward_columns(rows)
     _check_column(rows, "prompt", prompt)
     _check_column(rows, "reward", rewards[0] if rewards else "reward")
