@@ -228,6 +228,17 @@ def test_a_resumed_run_knows_that_there_were_scores(tmp_path):
     assert steps == list(range(10))
 
 
+def test_with_other_functions_than_before_their_completions_count_anew():
+    before = RewardChecks(["a"], max_unscored=12)
+    for _ in range(3):
+        before.check(reward_array(True), np.ones(1))
+    after = RewardChecks(["a", "b"], max_unscored=12)
+    after.load_state_dict(before.state_dict())
+    after.check(reward_array(False, False), np.ones(2))
+    with pytest.raises(ValueError, match=r"\b12\b"):
+        after.check(reward_array(False, False), np.ones(2))
+
+
 def test_the_warning_counts_from_the_start_of_the_run(caplog_transformers):
     before, after = RewardChecks(["a"]), RewardChecks(["a"])
     for batch in range(19):

@@ -332,10 +332,11 @@ class RewardChecks:
         return [self.scores.tolist(), self.completions, self.batches, self.effective]
 
     def load_state_dict(self, state: list[Any]) -> None:
-        """Restore what [`state_dict`] returned; scores only if the functions are as many as then."""
-        scores, self.completions, self.batches, self.effective = state
+        """Restore what [`state_dict`] returned; with another number of functions, their completions count anew."""
+        scores, completions, self.batches, self.effective = state
         if len(scores) == len(self.names):
             self.scores = np.array(scores, dtype=bool)
+            self.completions = completions
 
     def _listed(self, chosen: np.ndarray) -> str:
         names = [name for name, is_chosen in zip(self.names, chosen, strict=True) if is_chosen]
