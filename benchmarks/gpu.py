@@ -35,7 +35,7 @@ from benchmarks.smollm2.train import Spec, planned, run
 RUNS = Path(__file__).resolve().parent / "results" / "gpu.jsonl"
 METHODS = ("uniform", "selection", "default")
 SEEDS = (41, 42, 43, 44, 45)
-#: Of each pool, plain GRPO's best of those tried on a CPU
+#: On a CPU, plain GRPO was best at 2e-3 in 38 steps of *gym*; of *mixed* at 2e-3 in 16 steps, and at 2.5e-4 in 150
 RATES = {"mixed": 1e-3, "gym": 2e-3}
 ROLLOUTS = 2400  # of a run
 REPETITIONS = 5  # of an update
@@ -108,7 +108,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=8.0, help="begin nothing that takes longer (default: 8)")
     parser.add_argument("--part", choices=("update", "runs"), help="this one alone")
-    parser.add_argument("--tiny", action="store_true", help="a tiny model, short texts, one step; nothing is kept")
+    parser.add_argument(
+        "--tiny", action="store_true", help="updates of a tiny model, runs of one step; nothing is kept"
+    )
     options = parser.parse_args()
     if not options.tiny and not torch.cuda.is_available():
         parser.error("there is no CUDA GPU; --tiny tries the script out without one")

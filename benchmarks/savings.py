@@ -145,7 +145,7 @@ def group_sizes_table(settings: Settings, target: float) -> str:
         row = [str(group_size), str(prompts), str(len(runs[BASELINE]))]
         for method in (BASELINE, "default"):
             needs = [reach(run.column("rollouts"), run.column(ACCURACY), target) for run in runs[method]]
-            row.append(rollouts(needs))
+            row.append(rollouts_cell(needs))
         for method in (BASELINE, "default"):
             row.append(tables.mean([run.column(ACCURACY)[-1] for run in runs[method]]))
         rows.append(row)
@@ -161,7 +161,7 @@ def group_sizes_table(settings: Settings, target: float) -> str:
     return tables.markdown(header, rows)
 
 
-def rollouts(needs: Sequence[float]) -> str:
+def rollouts_cell(needs: Sequence[float]) -> str:
     """The geometric mean of numbers of rollouts with its 95 % interval; or how many of the runs did not arrive."""
     late = sum(math.isinf(need) for need in needs)
     if late:

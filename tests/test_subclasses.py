@@ -173,6 +173,12 @@ def test_rows_of_a_data_collator_that_is_set_afterwards_are_those_of_trl_with_ev
     assert_identical(*trainers, least=80)
 
 
+def prompts_of(batch: dict, tokenizer) -> list[str]:
+    """The prompts of a batch's rows as text."""
+    prompts = [ids[mask.bool()] for ids, mask in zip(batch["prompt_ids"], batch["prompt_mask"], strict=True)]
+    return ["".join(tokenizer.batch_decode(ids)) for ids in prompts]
+
+
 class ReadsRows:
     """Notes the rows that it finds after TRL's method, and the prompts that are trained on."""
 
@@ -185,8 +191,7 @@ class ReadsRows:
         output = super()._generate_and_score_completions(inputs)
         if self.model.training:
             self.rows.append([row["prompt"] for row in inputs])
-            prompts = [ids[mask.bool()] for ids, mask in zip(output["prompt_ids"], output["prompt_mask"])]
-            self.prompts.append(["".join(self.processing_class.batch_decode(ids)) for ids in prompts])
+            self.prompts.append(prompts_of(output, self.processing_class))
         return output
 
 
@@ -220,8 +225,7 @@ class ReadsRowsOfMicroBatches:
         inputs = super()._prepare_inputs(generation_batch)
         if self.model.training:
             self.in_rows.append({row["prompt"] for row in generation_batch})
-            prompts = [ids[mask.bool()] for ids, mask in zip(inputs["prompt_ids"], inputs["prompt_mask"])]
-            self.trained.append({"".join(self.processing_class.batch_decode(ids)) for ids in prompts})
+            self.trained.append(set(prompts_of(inputs, self.processing_class)))
             generation_batch.clear()  # is delivered again for the next micro-batch
         return inputs
 

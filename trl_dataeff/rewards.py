@@ -182,7 +182,7 @@ def math_verify_reward(
     Ordinary completions take milliseconds. One that takes more than 5 seconds (`MAX_SECONDS_PER_COMPLETION`) counts as
     wrong, with a warning. A batch of n completions takes at most 60 + n / 4 seconds (`SECONDS_PER_BATCH` and
     `MEAN_SECONDS_PER_COMPLETION`); those that are not compared by then get no score, with a warning. math-verify runs
-    in a process of its own, so these limits hold in every thread. On Windows a comparison cannot be stopped.
+    in another process, so these limits hold in every thread. On Windows a comparison cannot be stopped.
 
     Args:
         completions (`list[str]` or `list[list[dict]]`):
@@ -214,23 +214,29 @@ def math_verify_reward(
     batch_seconds = SECONDS_PER_BATCH + len(completions) * MEAN_SECONDS_PER_COMPLETION
     deadline = time.monotonic() + batch_seconds
 
-    def score(text: str, gold: str) -> float | None:
-        seconds = min(MAX_SECONDS_PER_COMPLETION, deadline - time.monotonic())
-        if seconds > 0:
-            try:
-                return _math_verifier.compare(_for_math_verify(text), _in_dollars(_answer(gold)), seconds)
-            except TimeoutError:
-                if seconds == MAX_SECONDS_PER_COMPLETION:
-                    _warn(
-                        f"math-verify took too long for a completion (limit: {MAX_SECONDS_PER_COMPLETION:g} seconds), "
-                        "or crashed. Such completions count as wrong. This warning is shown once."
-                    )
-                    return 0.0
+    def warn_of_the_batch() -> None:
         _warn(
             f"math-verify has taken {batch_seconds:g} seconds for a batch of {len(completions)} completions. Those "
             "that it has not compared get no score."
         )
-        return None
+
+    def score(text: str, gold: str) -> float | None:
+        seconds_left = deadline - time.monotonic()
+        if seconds_left <= 0:
+            warn_of_the_batch()
+            return None
+        seconds = min(MAX_SECONDS_PER_COMPLETION, seconds_left)
+        try:
+            return _math_verifier.compare(_for_math_verify(text), _in_dollars(_answer(gold)), seconds)
+        except TimeoutError:
+            if seconds_left < MAX_SECONDS_PER_COMPLETION:
+                warn_of_the_batch()
+                return None
+            _warn(
+                f"math-verify took too long for a completion (limit: {MAX_SECONDS_PER_COMPLETION:g} seconds), or "
+                "crashed. Such completions count as wrong. This warning is shown once."
+            )
+            return 0.0
 
     return _scores(score, completions, answer, solution)
 

@@ -120,7 +120,7 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
 
     Attributes:
         collector ([`RolloutCollector`]): makes the generation batches, and holds the state of the run.
-        selector ([`Selector`]): selects prompts, where the run selects any.
+        selector ([`Selector`]): selects the prompts; not called in a run that selects none.
         stopped_by (`signal.Signals` or `None`): the signal that ended the last call of `train` early, if one did.
 
     Example:

@@ -217,7 +217,7 @@ def summary(runs: Sequence[RecordedRun], width: int | None = None) -> str:
 
     Args:
         runs (`Sequence[RecordedRun]`): the runs.
-        width (`int`, *optional*): characters of a line; runs for which there is no room follow in a table below.
+        width (`int`, *optional*): characters of a line; runs that do not fit follow in a second table.
 
     Returns:
         `str`: the table.

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -115,8 +114,11 @@ def resolve_run(
         manifest, problem = _check_on_every_process(candidate, checks, needs_all)
         if problem is None:
             if processes.is_main and manifest is not None:
-                later = takewhile(candidate.__ne__, rejected)
-                reasons = [rejected[path] for path in later]
+                # In the second pass, the first one has rejected this candidate and those after it, too
+                rejected_before = list(rejected)
+                if candidate in rejected:
+                    rejected_before = rejected_before[: rejected_before.index(candidate)]
+                reasons = [rejected[path] for path in rejected_before]
                 _report_resumption(candidate, manifest, reasons, processes.world_size)
             return Run(str(candidate))
         rejected[candidate] = problem

@@ -157,7 +157,7 @@ def _that_fit(names: Sequence[str], width_of_step: int) -> list[str]:
 
 def _line(logs: Mapping[str, Any], step: int) -> str:
     """
-    Show a log that is no row of the table.
+    Show a log that is not a row of the table.
 
     Args:
         logs (`Mapping`): metrics and their values: of an evaluation, of the end of training, or of a callback.

@@ -39,8 +39,9 @@ LOADERS = {
     ".json": "json",
     ".csv": "csv",
 }
-#: What 🤗 Datasets raises for data that it cannot load; `StopIteration` for a .jsonl file without a line.
-LOADING_ERRORS = (OSError, ValueError, TypeError, IndexError, DatasetsError, StopIteration)  # IndexError: of `/`
+#: What 🤗 Datasets raises for data that it cannot load: `StopIteration` for a .jsonl file without a line, `IndexError`
+#: for the path `/`
+LOADING_ERRORS = (OSError, ValueError, TypeError, IndexError, DatasetsError, StopIteration)
 
 #: Rewards of TRL that compare with the column `solution`.
 _OF_SOLUTION = (

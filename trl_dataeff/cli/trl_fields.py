@@ -98,27 +98,25 @@ def _refused_together(values: Mapping[str, Any]) -> Iterator[str]:
     if values["sync_ref_model"] and values["beta"] == 0.0:
         yield "`sync_ref_model` is set, but with `beta` at 0 there is no reference model. Set `beta` above 0."
     if values["sync_ref_model"] and values["use_peft"]:
-        yield "`sync_ref_model` is set, but with `use_peft` the reference is the model without its adapter. Unset it."
+        yield "`sync_ref_model` is set, but TRL does not support it with `use_peft`. Unset it."
     if values["save_strategy"] == "best" and values["metric_for_best_model"] is None:
-        yield "`save_strategy` is 'best', but `metric_for_best_model` is not set. Set it, such as to 'eval_reward'."
-    schedule = values["lr_scheduler_type"]
+        yield "`save_strategy` is 'best', but `metric_for_best_model` is not set. Set it, to 'eval_reward' for one."
     options = values["lr_scheduler_kwargs"]
     if options is None or isinstance(options, dict):  # JSON text is parsed later
-        parameter = torch.nn.Parameter(torch.zeros(1))
-        try:
-            get_scheduler(
-                schedule,
-                torch.optim.SGD([parameter]),
-                num_warmup_steps=0,
-                num_training_steps=1,
-                scheduler_specific_kwargs=options or {},
-            )
-        except (TypeError, ValueError) as error:
-            name = str(getattr(schedule, "value", schedule))  # of a member of an enumeration
-            yield (
-                f"`lr_scheduler_type` is {name!r}, which cannot be made with `lr_scheduler_kwargs` "
-                f"{options or 'not set'}: {error}."
-            )
+        yield from _problem_of_schedule(values["lr_scheduler_type"], options or {})
+
+
+def _problem_of_schedule(schedule: Any, options: dict[str, Any]) -> Iterator[str]:
+    """Find a schedule of the learning rate that Transformers does not make with its options, by making it."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
+    try:
+        get_scheduler(schedule, optimizer, num_warmup_steps=0, num_training_steps=1, scheduler_specific_kwargs=options)
+    except (TypeError, ValueError) as error:
+        name = getattr(schedule, "value", schedule)  # of a member of an enumeration
+        yield (
+            f"`lr_scheduler_type` is {name!r}, which cannot be made with `lr_scheduler_kwargs` "
+            f"{options or 'not set'}: {error}."
+        )
 
 
 def _is_in_help(name: str, value: Any) -> bool:
