@@ -36,11 +36,11 @@ def configuration() -> str:
     """The whole page, as Markdown, from the fields of the configuration."""
     parts = [
         "# Configuration",
-        "The fields that `DataEfficientGRPOConfig` adds to TRL's `GRPOConfig`. Each is also a flag of "
-        "`trl-dataeff grpo` and a key of a recipe. Values are checked when the configuration is created; names and "
-        "arguments of selectors, when the trainer is. `docs/reference.py` writes this page.",
-        "B is the number of groups of a generation batch, G is `num_generations`. Arguments of the selectors are on "
-        "the page of the [API](api.md).",
+        "This page lists the fields that `DataEfficientGRPOConfig` adds to TRL's `GRPOConfig`. Each is also a flag of "
+        "`trl-dataeff grpo` and a key of a recipe. Values are checked when the configuration is created. Names and "
+        "arguments of selectors are checked when the trainer is created. `docs/reference.py` writes this page.",
+        "B is the number of groups in a generation batch, and G is `num_generations`. The [glossary](how_it_works.md"
+        "#glossary) explains all terms. The arguments of the selectors are on the page [API](api.md).",
     ]
     for title, rows in _sections().items():
         parts.append(f"## {title}")

@@ -45,20 +45,21 @@ class DataEfficientGRPOConfig(GRPOConfig):
     selection: str = field(
         default="auto",
         metadata={
-            "help": '`"uniform"` (shuffled passes, as in `GRPOTrainer`), `"dots"` (prompts whose groups are likely to '
-            "carry a gradient, after [arXiv 2506.05316](https://huggingface.co/papers/2506.05316)), "
-            '`"dots_paper"` (as published there, with reference rollouts), `"greso"` (skip prompts with repeated '
-            "zero-variance groups, [arXiv 2506.02177](https://huggingface.co/papers/2506.02177)), the name of a "
-            'registered selector, the dotted path of a `Selector` class (`"my_module.MySelector"`), or `"auto"`: '
-            '`"dots"`; `"uniform"` for a stream, prompts from an environment or tools that may answer with images, '
-            '`"greso"` for a policy whose shards cannot embed prompts.'
+            "help": 'Selector of the prompts. `"auto"`: `"dots"` where prompts can be chosen and embedded; '
+            '`"uniform"` for a streaming dataset, prompts from an environment, or tools that may answer with images; '
+            '`"greso"` for a policy that is sharded so that it cannot embed prompts. `"uniform"`: shuffled passes, as '
+            'in `GRPOTrainer`. `"dots"`: prefers prompts whose groups are likely to have a gradient, after [arXiv '
+            '2506.05316](https://huggingface.co/papers/2506.05316). `"dots_paper"`: the method as published there, '
+            'with reference rollouts. `"greso"`: skips prompts with repeated zero-variance groups, [arXiv '
+            "2506.02177](https://huggingface.co/papers/2506.02177). Any other value is the name of a registered "
+            'selector, or the dotted path of a `Selector` class (`"my_module.MySelector"`).'
         },
     )
     selector_args: dict[str, Any] | str | None = field(
         default=None,
         metadata={
-            "help": "Keyword arguments of the selector, JSON values: see `DotsSelector`, `PaperDotsSelector` and "
-            "`GresoSelector`."
+            "help": "Keyword arguments of the selector, as JSON values. `DotsSelector`, `PaperDotsSelector` and "
+            "`GresoSelector` document them."
         },
     )
     prompt_embedding: str = field(
@@ -71,25 +72,25 @@ class DataEfficientGRPOConfig(GRPOConfig):
     reward_range: list[float] | None = field(
         default=None,
         metadata={
-            "help": "Lowest and highest total reward, which map to success rates 0 and 1; if unset, the lowest and "
+            "help": "Lowest and highest total reward. They map to success rates 0 and 1. If unset, the lowest and "
             "highest seen so far."
         },
     )
     max_rollout_rounds: int = field(
         default=1,
         metadata={
-            "help": "Rounds of rollouts per generation batch. Above 1, further rounds replace zero-variance groups "
-            "until the batch is full (dynamic sampling, DAPO, "
-            "[arXiv 2503.14476](https://huggingface.co/papers/2503.14476)): fewer optimizer steps at the price of "
-            "more rollouts per step."
+            "help": "Largest number of rounds of rollouts in a generation batch. Above 1, further rounds replace "
+            "zero-variance groups until the batch is full (dynamic sampling, DAPO, [arXiv "
+            "2503.14476](https://huggingface.co/papers/2503.14476)). Training needs fewer optimizer steps, and a step "
+            "generates more rollouts."
         },
     )
     rollout_margin: float = field(
         default=1.0,
         metadata={
-            "help": "With `max_rollout_rounds` above 1: oversampling factor, at least 1. A round rolls out "
-            "`ceil(margin * missing / (1 - z))` groups, where z is the running share of zero-variance groups, within "
-            "0.25 B and 1.5 B (the GRESO paper uses 1.25)."
+            "help": "Oversampling factor, at least 1, with `max_rollout_rounds` above 1. A round generates "
+            "`ceil(margin * missing / (1 - z))` groups, at least 0.25 B and at most 1.5 B, where z is the running "
+            "share of zero-variance groups. The GRESO paper uses 1.25."
         },
     )
 
@@ -97,56 +98,56 @@ class DataEfficientGRPOConfig(GRPOConfig):
     replay: Literal["fill", "share", "off"] = field(
         default="fill",
         metadata={
-            "help": '`"fill"`: stored groups take the places of zero-variance groups, so that a step generates as '
-            'many rollouts as with `GRPOTrainer`. `"share"`: `replay_fraction` of the places is replayed and only the '
-            "others are generated, as in [arXiv 2506.05316](https://huggingface.co/papers/2506.05316). "
-            '`"off"`: nothing is replayed.'
+            "help": '`"fill"`: stored groups take the places of zero-variance groups. A step generates as many '
+            'rollouts as with `GRPOTrainer`. `"share"`: stored groups take `replay_fraction` of the places, and only '
+            'the others are generated, as in [arXiv 2506.05316](https://huggingface.co/papers/2506.05316). `"off"`: '
+            "nothing is replayed."
         },
     )
     replay_fraction: float = field(
         default=0.5,
         metadata={
-            "help": 'With `replay="share"`: share of the places that is replayed, in (0, 1), once the buffer holds '
-            "enough groups."
+            "help": 'With `replay="share"`: share of the places that stored groups take, in (0, 1), once the buffer '
+            "holds enough of them."
         },
     )
     replay_capacity: int = field(
         default=512,
         metadata={
-            "help": "Maximum number of groups in the replay buffer, which holds the newest group of each prompt if it "
-            "is effective."
+            "help": "Maximum number of groups in the replay buffer. The buffer holds the newest group of each prompt, "
+            "if that group is effective."
         },
     )
     replay_max_age: int | None = field(
         default=5,
         metadata={
-            "help": "Generation batches after which a stored group is no longer replayed; `None` (`null` in a recipe) "
-            "sets no limit other than `replay_capacity`."
+            "help": "Age in generation batches beyond which a stored group is not replayed. `None` (`null` in a "
+            "recipe) sets no limit other than `replay_capacity`."
         },
     )
     replay_order: Literal["newest", "random"] = field(
         default="newest",
         metadata={
-            "help": 'Which stored groups are replayed: `"newest"` (the least replayed first, then the newest) or '
-            '`"random"` (as in the DOTS paper).'
+            "help": 'Which stored groups are replayed first. `"newest"`: those that were replayed least, and of these '
+            'the newest. `"random"`: any, as in the DOTS paper.'
         },
     )
     replay_clip: Literal["proximal", "behavior"] = field(
         default="behavior",
         metadata={
-            "help": 'Where the clip of groups from an earlier policy is centred: `"proximal"`, on the policy at the '
-            'start of the generation batch (pi_old), or `"behavior"`, on the policy that sampled them '
-            "([arXiv 2506.05316](https://huggingface.co/papers/2506.05316))."
+            "help": 'Policy on which the clip of replayed groups is centred. `"behavior"`: the policy that sampled '
+            'them ([arXiv 2506.05316](https://huggingface.co/papers/2506.05316)). `"proximal"`: the policy at the '
+            "start of the generation batch (pi_old)."
         },
     )
     replay_ratio_cap: float | None = field(
         default=2.0,
         metadata={
-            "help": 'Bound on the ratio of a replayed token, at least 1: with `"behavior"`, a token with a negative '
-            "advantage has no gradient beyond it (dual clip, "
-            '[arXiv 1912.09729](https://huggingface.co/papers/1912.09729); not for `loss_type="vespo"`, whose weight '
-            'vanishes by itself); with `"proximal"`, pi_old / pi_behavior is truncated at it. `None` (`null` in a '
-            "recipe) sets no bound."
+            "help": 'Upper bound on the ratio of a replayed token, at least 1. With `replay_clip="behavior"`, a token '
+            "with a negative advantage has no gradient beyond it (dual clip, [arXiv "
+            '1912.09729](https://huggingface.co/papers/1912.09729)). With `"proximal"`, pi_old / pi_behavior is '
+            'truncated at it. `loss_type="vespo"` with `"behavior"` ignores it, because its weight vanishes by '
+            "itself. `None` (`null` in a recipe) sets no bound."
         },
     )
 
@@ -155,9 +156,9 @@ class DataEfficientGRPOConfig(GRPOConfig):
         default=True,
         metadata={
             "help": "Leave out of the update what cannot change the gradient: rows whose advantage is 0, padding, and "
-            "all but one computation of a prompt in a micro-batch. The weights are TRL's but for rounding. What is "
-            "not exact with a loss or a model is off by itself; the first update computes a micro-batch both ways, "
-            "and warns of what differs. `gradient_checkpointing=True`, TRL's default, excludes shared prompts."
+            "all but one computation of a prompt in a micro-batch. The weights are TRL's up to rounding. A part that "
+            "is not exact with a loss or a model is off. The first update computes a micro-batch both ways, and warns "
+            "of a part that differs. `gradient_checkpointing=True`, TRL's default, excludes shared prompts."
         },
     )
 
@@ -172,9 +173,9 @@ class DataEfficientGRPOConfig(GRPOConfig):
     max_unscored_completions: int | None = field(
         default=512,
         metadata={
-            "help": "Completions, from the start of training, to which no reward function has given a score, after "
-            "which a run with selection, replay or several rounds ends with an error. `None` (`null` in a recipe) "
-            "sets no limit, for rewards that begin later."
+            "help": "Number of completions after which a run ends with an error if no reward function has given any "
+            "of them a score. It applies to runs with selection, replay or several rounds. `None` (`null` in a "
+            "recipe) sets no limit, for rewards that begin later."
         },
     )
 
