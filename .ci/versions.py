@@ -51,12 +51,15 @@ INTRODUCTION = """\
 
 <!-- Written by `make test-versions`. -->
 
-Each row is an environment of its own, in which the tests that depend on TRL ran on a CPU. *Lowest* has the lowest \
-versions allowed, but for torch, and *newest* the newest of everything. Tests that
-a version cannot run are left out, such as sharding with Transformers 5.3. Tools need `jmespath` with Transformers \
-below 5.13.
-TRL 1.15.0 trains on GPUs only, because its loss needs Triton, and is not in the table. Other versions of Python are \
-tested by the project's CI.
+This page lists the versions of TRL and other libraries with which the package was tested. Each row is an environment \
+of its own, in which the tests that depend on TRL ran on a CPU.
+
+- *lowest* has the lowest versions that the package allows, except for torch.
+- *newest* has the newest version of everything.
+- Tests that a version cannot run are left out, such as sharding with Transformers 5.3.
+- With Transformers below 5.13, tools need the package `jmespath`.
+- TRL 1.15.0 is not in the table, because its loss needs Triton, and so a GPU.
+- The project's CI tests other versions of Python.
 """
 SHOWN = ["trl", "transformers", "datasets", "accelerate", "peft", "torch", "pyarrow", "safetensors", "numpy"]
 
