@@ -64,7 +64,6 @@ from trl_dataeff.update.compaction import (
     exact_parts,
     rows_for_old_logps,
     shared_prompts_of,
-    tolerance_of,
     uses_checkpointing,
 )
 from trl_dataeff.update.correction import LossCorrection, LossOptions
@@ -78,6 +77,7 @@ from trl_dataeff.update.logprobs import (
 from trl_dataeff.update.padding import forward_by_length
 from trl_dataeff.update.parts import Parts
 from trl_dataeff.update.prompts import completions_alone
+from trl_dataeff.update.rounding import computing_type, embeddings_rounded_otherwise
 from trl_dataeff.utils import UserError
 
 
@@ -186,7 +186,6 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
                 accumulated=config.gradient_accumulation_steps,
                 processes=processes,
                 multiple=cast(int | None, self.pad_to_multiple_of),
-                tolerance=tolerance_of(self, policy),
                 model_name=type(policy).__name__,
             )
         self._dataeff_correction = LossCorrection.of(
@@ -644,15 +643,22 @@ class DataEfficientGRPOTrainer(GRPOTrainer):
         width = inputs["completion_ids"].size(1)
         return completions_alone(cast(PreTrainedModel, self._dataeff_policy(model)), width, shared_prompts_of(inputs))
 
-    def _dataeff_logps_of_micro_batch(self, inputs: dict[str, Any], scores_completions: bool) -> torch.Tensor:
-        """Log-probs `(rows, T)` of a micro-batch under the policy, without gradient and dropout."""
+    def _dataeff_logps_of_micro_batch(
+        self, inputs: dict[str, Any], *, scores_completions: bool = False, rounds_otherwise: bool = False
+    ) -> torch.Tensor:
+        """
+        Log-probs `(rows, T)` of a micro-batch under the policy, without gradient and dropout. For the arguments, see
+        [`LogprobsOf`].
+        """
+        policy = cast(PreTrainedModel, self._dataeff_policy(self.model))
         input_ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
         attention_mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
         width = inputs["completion_ids"].size(1)
         forward: AbstractContextManager[None] = nullcontext()
         if scores_completions:
-            policy = cast(PreTrainedModel, self._dataeff_policy(self.model))
             forward = completions_alone(policy, width, shared_prompts_of(inputs))
+        elif rounds_otherwise:
+            forward = embeddings_rounded_otherwise(policy, computing_type(self, policy))
         with torch.no_grad(), evaluating(self.model), forward:
             outputs = super()._get_per_token_logps_and_entropies(self.model, input_ids, attention_mask, width)
         logps: torch.Tensor = outputs[0]

@@ -35,15 +35,13 @@ class Part(NamedTuple):
     rollouts: int  # planned
     methods: tuple[str, ...]
     seeds: tuple[int, ...]
+    eval_every: int = 800  # rollouts
 
 
 STUDY = (
     Part("mixed", 8, 5e-4, 2400, TRIED, TRIAL),
     Part("mixed", 8, 1e-3, 2400, TRIED, TRIAL),
     Part("mixed", 8, 2e-3, 2400, TRIED, TRIAL),
-    Part("gym", 8, 1e-3, 2400, TRIED, TRIAL),
-    Part("gym", 8, 2e-3, 2400, TRIED, TRIAL),
-    Part("gym", 8, 4e-3, 2400, TRIED, TRIAL),
 )
 
 
@@ -121,7 +119,7 @@ def study_specs(options: argparse.Namespace | None = None) -> list[Spec]:
         for seed in part.seeds:
             for method in part.methods:
                 spec = planned(method, seed, part.pool, part.learning_rate, part.rollouts, part.prompts)
-                specs.append(spec)
+                specs.append(replace(spec, eval_every=part.eval_every))
     if options is None:
         return specs
     return [spec for spec in specs if _is_chosen(spec, options)]

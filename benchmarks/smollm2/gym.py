@@ -129,20 +129,31 @@ class Gym:
         by_length = sorted(range(len(scores)), key=lambda i: len(self.held_out[i].prompt))
         questions_at_once = ROWS // samples
         for start in range(0, len(scores), questions_at_once):
-            rows = []
-            for i in by_length[start : start + questions_at_once]:
-                rows += [i] * samples
-            texts = self._completions(model, tokenizer, [self.held_out[i] for i in rows], **sampling)
-            for i, text in zip(rows, texts, strict=True):
+            chosen = by_length[start : start + questions_at_once]
+            texts = self._completions(model, tokenizer, [self.held_out[i] for i in chosen], samples, **sampling)
+            for place, text in enumerate(texts):
+                i = chosen[place // samples]
                 scores[i] += self.score(text, self.held_out[i]) / samples
         return scores
 
-    def _completions(self, model, tokenizer, questions: list[Asked], **sampling: Any) -> list[str]:
+    def _completions(self, model, tokenizer, questions: list[Asked], samples: int, **sampling: Any) -> list[str]:
+        """So many completions of each question. Its prompt is computed once."""
         texts = [self.text_of(asked, tokenizer) for asked in questions]
         inputs = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left").to(model.device)
-        ids = model.generate(**inputs, max_new_tokens=self.max_completion, **sampling)
-        prompt_width = inputs["input_ids"].shape[1]
-        return tokenizer.batch_decode(ids[:, prompt_width:], skip_special_tokens=True)
+        ids, mask = inputs["input_ids"], inputs["attention_mask"]
+        # All but the last token: `generate` computes that itself
+        positions = (mask.cumsum(1) - 1).clamp(min=0)[:, :-1]
+        known = model(ids[:, :-1], attention_mask=mask[:, :-1], position_ids=positions, logits_to_keep=1)
+        cache = known.past_key_values
+        cache.batch_repeat_interleave(samples)
+        generated = model.generate(
+            input_ids=ids.repeat_interleave(samples, dim=0),
+            attention_mask=mask.repeat_interleave(samples, dim=0),
+            past_key_values=cache,
+            max_new_tokens=self.max_completion,
+            **sampling,
+        )
+        return tokenizer.batch_decode(generated[:, ids.shape[1] :], skip_special_tokens=True)
 
     def _questions(self, seed: int, of_a_task: int, without: set[str]) -> list[Asked]:
         """So many different questions of each task, none of them with a prompt in `without`."""

@@ -89,9 +89,9 @@ class CountedRows(Watched):
         self.is_in_loss = False
         return loss
 
-    def _dataeff_logps_of_micro_batch(self, *args):
-        self.is_checking = True  # a micro-batch is computed both ways
-        logps = super()._dataeff_logps_of_micro_batch(*args)
+    def _dataeff_logps_of_micro_batch(self, inputs, **how):
+        self.is_checking = True  # a micro-batch is computed several ways
+        logps = super()._dataeff_logps_of_micro_batch(inputs, **how)
         self.is_checking = False
         return logps
 

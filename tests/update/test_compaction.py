@@ -333,15 +333,21 @@ def columns_of(batch: dict) -> int:
 
 
 class Model:
-    """A model whose log-probs depend on `what` of a micro-batch. Notes the micro-batches that it is asked about."""
+    """
+    A model whose log-probs depend on `what` of a micro-batch, and on how it rounds. Notes the micro-batches that it is
+    asked about.
+    """
 
-    def __init__(self, what: str):
+    def __init__(self, what: str, effect_of_rounding: float = 0.0):
         self.what = what
+        self.effect_of_rounding = effect_of_rounding
         self.asked = []
 
-    def logps_of(self, batch: dict, scores_completions: bool) -> torch.Tensor:
+    def logps_of(
+        self, batch: dict, *, scores_completions: bool = False, rounds_otherwise: bool = False
+    ) -> torch.Tensor:
         self.asked.append(batch)
-        logps = batch["completion_ids"].double()
+        logps = batch["completion_ids"].double() + self.effect_of_rounding * rounds_otherwise
         if self.what == "left_padding":  # as with learned positions
             return logps + batch["prompt_ids"].size(1)
         if self.what == "right_padding":
@@ -376,13 +382,23 @@ def test_a_part_that_changes_log_probs_is_switched_off_when_it_matters(what, cap
             assert {completion for _, completion in widths} == {5}
         if what == "shared_prompts":
             assert not any(FIRST_ROWS in batch for batch in compacted.batches)
-    assert len(model.asked) == 2 * 4, "each part is checked once"
+    assert len(model.asked) == 3 * 4, "each part is checked once"
     warnings = messages(caplog_transformers, "of Tiny by")
     assert len(warnings) == (what != "nothing")
     assert compactor.checked(PARTS) == (PARTS if what == "nothing" else PARTS.without([what]))
     resumed = UpdateCompactor(4, Processes())
     resumed.load_state_dict(json.loads(json.dumps(compactor.state_dict())))
     assert resumed.checked(PARTS) == compactor.checked(PARTS)
+
+
+@pytest.mark.parametrize(("effect_of_rounding", "is_kept"), [(0.2, False), (0.7, True)])
+def test_what_counts_as_rounding_is_measured_on_the_model(effect_of_rounding, is_kept, caplog_transformers):
+    """Sharing prompts changes the log-probs by 1."""
+    model = Model("shared_prompts", effect_of_rounding)
+    compactor = UpdateCompactor(1, Processes())
+    compactor.compact(micro_batches([8, 8, 2, 2], [9, 9, 9, 9], [1, 1, 2, 3]), IN_ORDER, "dapo", model.logps_of)
+    assert compactor.kept.shared_prompts == is_kept
+    assert bool(messages(caplog_transformers, "switched off")) == (not is_kept)
 
 
 def test_widths_of_passes_are_multiples_of_what_trl_pads_to():
@@ -426,7 +442,7 @@ def micro_batches(prompt_lengths, completion_lengths, prompts, size=2) -> list[d
 IN_ORDER = PARTS.without(["exchange"])
 
 
-def logps_by_width(batch, scores_completions):
+def logps_by_width(batch, **how):
     """Those of a model whose log-probs depend on the padding of prompts, and on whether prompts are shared."""
     value = batch["prompt_ids"].size(1) + 100.0 * (FIRST_ROWS in batch)
     return torch.full(batch["completion_ids"].shape, value)

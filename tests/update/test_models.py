@@ -45,6 +45,7 @@ LAYERS = ["sliding_attention", "full_attention"]
 #: Configurations, and what is switched off
 MODELS = {
     "llama": (LlamaConfig, SIZES, ()),
+    "llama, 16 layers": (LlamaConfig, {**SIZES, "num_hidden_layers": 16}, ()),
     "qwen2": (Qwen2Config, SIZES, ()),
     "qwen3": (Qwen3Config, {**SIZES, "head_dim": 8}, ()),
     "mistral, window of 6": (MistralConfig, {**SIZES, "sliding_window": 6}, ()),
@@ -201,3 +202,24 @@ def test_adapters_that_work_on_whole_rows(tmp_path, name):
     plain = train(tmp_path / "a", GRPOTrainer, model, peft_config=copy.deepcopy(ADAPTERS[name]))
     ours = train(tmp_path / "b", CountedRows, model, peft_config=ADAPTERS[name], compact_update=True)
     assert_same_weights(plain, ours)
+
+
+def trained_like(model):
+    """The model with logits that are four times as large: a pretrained model is surer than one of random weights."""
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(4.0)
+    return model
+
+
+@pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["llama, 16 layers", "llama", "gpt2"])
+def test_in_bfloat16_what_changes_no_more_than_rounding_is_left_out(name, weights, tmp_path, caplog_transformers):
+    """With many layers, rounding changes log-probs by several hundredths; learned positions change them by more."""
+    model = trained_like(model_of(name)).to(weights)
+    ours = train(tmp_path, CountedRows, model, compact_update=True, bf16=True, max_steps=1)
+    switched_off = MODELS[name][2]
+    warnings = messages(caplog_transformers, "compact_update")
+    assert len(warnings) == len(switched_off)
+    assert all(part in text for part, text in zip(switched_off, warnings, strict=True))
+    (saved,) = logged(ours, "dataeff/update/tokens_saved")
+    assert max(saved) > 0.4

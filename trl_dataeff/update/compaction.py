@@ -5,9 +5,9 @@ rounding alone, once the loss is divided by the rows or tokens of the whole micr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from trl_dataeff.update.dealing import Deal, Limits, deal_rows
 from trl_dataeff.update.padding import RowLengths, rows_of
 from trl_dataeff.update.parts import Parts
 from trl_dataeff.update.prompts import SharedPrompts, can_share_prompts
+from trl_dataeff.update.rounding import LEAST_TOLERANCE, TOLERATED_EFFECTS
 
 
 logger = logging.get_logger(__name__)
@@ -44,6 +45,21 @@ TOKEN_MEANS_OF_RATIOS = (
     "clip_ratio/region_mean",
     "cispo_clip_ratio",
 )
+
+
+class LogprobsOf(Protocol):
+    """Gives the log-probs `(rows, T)` of a micro-batch under the policy, without gradient."""
+
+    def __call__(
+        self, batch: dict[str, Any], /, *, scores_completions: bool = False, rounds_otherwise: bool = False
+    ) -> torch.Tensor:
+        """
+        Args:
+            batch (`dict`): the micro-batch.
+            scores_completions (`bool`, *optional*, defaults to `False`): whether prompt tokens get no scores.
+            rounds_otherwise (`bool`, *optional*, defaults to `False`): whether it is computed with other rounding, see
+                [`embeddings_rounded_otherwise`].
+        """
 
 
 # What is exact
@@ -119,16 +135,6 @@ def uses_checkpointing(trainer: GRPOTrainer, model: torch.nn.Module) -> bool:
     return trainer.args.gradient_checkpointing or of_model
 
 
-def tolerance_of(trainer: GRPOTrainer, model: torch.nn.Module) -> float:
-    """Mean difference of log-probs that rounding explains, by the type in which a trainer's policy is computed."""
-    dtype = next(model.parameters()).dtype
-    if trainer.args.bf16 or dtype == torch.bfloat16:
-        return 0.05
-    if trainer.args.fp16 or dtype == torch.float16:
-        return 0.01
-    return 1e-4
-
-
 def can_skip_rows(trainer: GRPOTrainer) -> bool:
     """Whether rows with an advantage of 0 have no gradient in a trainer's loss, so that skipping them is exact."""
     has_kl_term = trainer.beta != 0.0
@@ -186,14 +192,13 @@ class UpdateCompactor:
     their widths may differ.
 
     Whether a model's log-probs depend on padding, or on whether a prompt is computed with its completions, is checked
-    at the first update in which it matters: one micro-batch is computed both ways, without gradient. What changes them
-    by more than rounding explains is switched off, with a warning.
+    at the first update in which it matters: one micro-batch is computed both ways, without gradient, and once more to
+    see what rounding does to it. What changes them by more than rounding explains is switched off, with a warning.
 
     Args:
         accumulated (`int`): micro-batches of an optimizer step.
         processes ([`Processes`]): of the run.
         multiple (`int`, *optional*): TRL's `pad_to_multiple_of`.
-        tolerance (`float`, *optional*, defaults to `1e-4`): mean difference of log-probs that rounding explains.
         model_name (`str`, *optional*): the model's class, for the warning.
     """
 
@@ -203,14 +208,12 @@ class UpdateCompactor:
         processes: Processes,
         *,
         multiple: int | None = None,
-        tolerance: float = 1e-4,
         model_name: str = "the model",
     ):
         self.kept = Parts(*[True] * len(fields(Parts)))  # but for what a check has switched off
         self.accumulated = accumulated
         self.processes = processes
         self.multiple = multiple
-        self.tolerance = tolerance
         self.model_name = model_name
         self._unchecked = {"left_padding", "right_padding", "shared_prompts", "prompt_scores"}
 
@@ -219,7 +222,7 @@ class UpdateCompactor:
         batches: Sequence[dict[str, Any]],
         parts: Parts,
         loss_type: str,
-        logps_of: Callable[[dict[str, Any], bool], torch.Tensor] | None = None,
+        logps_of: LogprobsOf | None = None,
     ) -> Compacted:
         """
         The micro-batches without what may be left out. A collective if there are several processes.
@@ -229,8 +232,7 @@ class UpdateCompactor:
                 as with images, all processes keep all of their rows, and nothing is cut.
             parts ([`Parts`]): what may be left out.
             loss_type (`str`): TRL's loss type.
-            logps_of (`Callable`, *optional*): log-probs `(rows, T)` of a micro-batch by the policy, without gradient,
-                with or without scores of prompt tokens. Without it nothing is checked.
+            logps_of (`LogprobsOf`, *optional*): the policy's log-probs. Without it nothing is checked.
         """
         allowed = self.kept & parts
         holds_list = any(isinstance(value, list) for value in batches[0].values())
@@ -383,7 +385,7 @@ class UpdateCompactor:
         lengths: RowLengths | None,
         deals: Sequence[Deal],
         parts: Parts,
-        logps_of: Callable[[dict[str, Any], bool], torch.Tensor],
+        logps_of: LogprobsOf,
     ) -> list[str]:
         """
         Compute a micro-batch both ways for each part, and switch off what changes its log-probs. A collective.
@@ -399,13 +401,15 @@ class UpdateCompactor:
         if not checked or lengths is None:
             return []
         differences = []
+        tolerances = []
         compares = []  # 1 where a part changes what is computed of a token, else 0
         for name in checked:
             deal = max(deals, key=lambda deal: _evidence(name, deal, lengths))
             rows = torch.tensor(deal.rows, dtype=torch.int64, device=joined["advantages"].device)
             whole = rows_of(joined, rows)
             # Also where it is computed for another part: processes make equally many passes
-            expected = logps_of(whole, False)
+            expected = logps_of(whole)
+            otherwise_rounded = logps_of(whole, rounds_otherwise=True)
             changed = whole
             if name == "left_padding":
                 changed = rows_of(joined, rows, prompt_width=deal.prompt_width)
@@ -414,32 +418,50 @@ class UpdateCompactor:
             elif name == "shared_prompts" and deal.shares:
                 changed = {**whole, **_shared_keys(deal, lengths, rows.device)}
             scores_completions = name in ("shared_prompts", "prompt_scores") and parts.prompt_scores
-            found = logps_of(changed, scores_completions)
-            width = found.size(1)
-            is_token = whole["completion_mask"][:, :width] != 0
-            errors = (found - expected[:, :width]).abs()[is_token]
-            mean_error = errors.float().mean() if errors.numel() else found.new_zeros((), dtype=torch.float32)
-            differences.append(mean_error.nan_to_num(nan=torch.inf))
+            found = logps_of(changed, scores_completions=scores_completions)
+            is_token = whole["completion_mask"] != 0
+            differences.append(_mean_difference(found, expected, is_token).nan_to_num(nan=torch.inf))
+            of_rounding = _mean_difference(otherwise_rounded, expected, is_token).nan_to_num(nan=0.0)
+            tolerances.append((TOLERATED_EFFECTS * of_rounding).clamp(min=LEAST_TOLERANCE))
             compares.append(float(_evidence(name, deal, lengths) > 0))
-        own = torch.stack(differences).unsqueeze(0)
-        largest = self.processes.gather(own).amax(0).tolist()
-        evidence = torch.tensor([compares], dtype=torch.float32, device=own.device)
-        has_evidence = self.processes.gather(evidence).amax(0).tolist()
+        difference_of = torch.stack(differences)
+        tolerance_of = torch.stack(tolerances)
+        evidence = torch.tensor(compares, dtype=torch.float32, device=difference_of.device)
+        own = torch.stack([difference_of, tolerance_of, difference_of / tolerance_of, evidence]).unsqueeze(0)
+        of_processes = self.processes.gather(own)  # (processes, 4, checked)
         failed = []
-        for name, difference, is_checked in zip(checked, largest, has_evidence, strict=True):
+        for i, name in enumerate(checked):
             # Where all completions are masked, there is neither a gradient nor something to compare
-            if is_checked:
+            if of_processes[:, 3, i].amax() > 0:
                 self._unchecked.remove(name)
-            if difference > self.tolerance:
+            worst = of_processes[:, 2, i].argmax()
+            difference, tolerance, excess, _ = of_processes[worst, :, i].tolist()
+            if excess > 1:
                 failed.append(name)
                 if self.processes.is_main:
                     logger.warning(
                         f"`compact_update`: {_WORDS[name]} is switched off, because it changes the log-probs of "
-                        f"{self.model_name} by {difference:.2g} in the mean, more than rounding explains. Training is "
-                        "exact."
+                        f"{self.model_name} by {difference:.2g} in the mean; rounding explains {tolerance:.2g}. "
+                        "Training is exact."
                     )
         self.kept = self.kept.without(failed)
         return failed
+
+
+def _mean_difference(logps: torch.Tensor, expected: torch.Tensor, is_token: torch.Tensor) -> torch.Tensor:
+    """
+    The mean of `|logps - expected|` over the tokens of completions, in float32; 0 without any.
+
+    Args:
+        logps (`torch.Tensor`): `(rows, T)`, or without its last columns.
+        expected (`torch.Tensor`): `(rows, T)`.
+        is_token (`torch.Tensor`): bool `(rows, T)`.
+    """
+    width = logps.size(1)
+    differences = (logps - expected[:, :width]).abs()[is_token[:, :width]]
+    if not differences.numel():
+        return differences.new_zeros((), dtype=torch.float32)
+    return differences.float().mean()
 
 
 _WORDS = {
